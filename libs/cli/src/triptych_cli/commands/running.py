@@ -1,0 +1,54 @@
+"""Clients of the running system, for the commands that look into it."""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any
+
+from triptych_cli.console import fail
+from triptych_cli.launch import lasting_layout
+from triptych_cli.settings import CliSettings
+from triptych_cli.supervisor.state import SystemStatus, read_status
+from triptych_common.bus import AsyncBus
+from triptych_common.domain.errors import TriptychError
+from triptych_common.region import AsyncStoreSession
+
+
+class NothingRunningError(Exception):
+    """No system of `up` is there to look into."""
+
+
+def running_system() -> SystemStatus:
+    """Raises NothingRunningError."""
+    status = read_status(lasting_layout(CliSettings()).state_file)
+    if status is None:
+        raise NothingRunningError
+    return status
+
+
+@asynccontextmanager
+async def store_session() -> AsyncIterator[AsyncStoreSession]:
+    """A session with the store of the running system."""
+    status = running_system()
+    async with await AsyncStoreSession.connect(status.store_socket, f"cli/{os.getpid()}") as session:
+        yield session
+
+
+@asynccontextmanager
+async def message_bus() -> AsyncIterator[AsyncBus]:
+    """The bus of the running system."""
+    status = running_system()
+    async with await AsyncBus.connect(status.redis_url, status.deployment, client_name="cli") as bus:
+        yield bus
+
+
+def run(work: Callable[[], Coroutine[Any, Any, int]]) -> int:
+    """Run a command's coroutine; what it cannot reach becomes a message and exit code 1."""
+    try:
+        return asyncio.run(work())
+    except NothingRunningError:
+        fail("nothing is running; start it with ./triptych up")
+    except (TriptychError, OSError) as error:
+        fail(str(error))
+    return 1

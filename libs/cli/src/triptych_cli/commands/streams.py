@@ -1,0 +1,80 @@
+"""`streams peek | lag | dead`: what is on the bus of the running system, without taking part."""
+
+import time
+
+from rich.markup import escape
+from rich.table import Table
+
+from triptych_cli.commands.running import message_bus, run
+from triptych_cli.console import out
+from triptych_common.bus.inspection import RawEntry, list_lags
+from triptych_common.bus.inspection import peek as peek_entries
+
+DEAD_LETTERS = "dead-letters"
+LONGEST_FIELD = 400
+
+
+def lag() -> int:
+    """One row per group of each stream."""
+
+    async def work() -> int:
+        async with message_bus() as bus:
+            lags = await list_lags(bus)
+        table = Table(box=None, pad_edge=False, header_style="dim")
+        for column in ("stream", "entries", "group", "consumers", "pending"):
+            table.add_column(column, justify="left" if column in ("stream", "group") else "right")
+        for each in lags:
+            table.add_row(
+                each.stream,
+                str(each.num_entries),
+                each.group or "-",
+                str(each.num_consumers),
+                str(each.num_pending),
+            )
+        out.print(table if lags else "no streams yet")
+        return 0
+
+    return run(work)
+
+
+def peek(stream: str, count: int) -> int:
+    """Entries that are still in `stream`, newest first."""
+
+    async def work() -> int:
+        async with message_bus() as bus:
+            entries = await peek_entries(bus, stream, count)
+        for entry in entries:
+            _show(entry)
+        if not entries:
+            out.print(f"{escape(stream)} is empty: what was handled is deleted")
+        return 0
+
+    return run(work)
+
+
+def dead(count: int) -> int:
+    """The newest dead letters."""
+
+    async def work() -> int:
+        async with message_bus() as bus:
+            entries = await peek_entries(bus, DEAD_LETTERS, count)
+        for entry in entries:
+            _show(entry)
+        if not entries:
+            out.print("no dead letters")
+        return 0
+
+    return run(work)
+
+
+def _show(entry: RawEntry) -> None:
+    """The known fields by name; media as their size alone."""
+    kind = entry.fields.get("type", b"?").decode(errors="replace")
+    out.print(f"[bold]{entry.entry_id}[/] {escape(kind)} [dim]{time.time() - entry.published_s:.0f} s ago[/]")
+    for name, value in entry.fields.items():
+        if name in ("type", "v"):
+            continue
+        text = f"{len(value)} bytes" if name == "blob" else value.decode(errors="replace")
+        if len(text) > LONGEST_FIELD:
+            text = f"{text[:LONGEST_FIELD]} ..."
+        out.print(f"  {name}: {text}", markup=False, soft_wrap=True)

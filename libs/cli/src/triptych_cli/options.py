@@ -1,0 +1,60 @@
+"""Options that `demo`, `up` and the daemon share."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import typer
+
+from triptych_cli.settings import DEFAULT_MODEL
+
+Model = Annotated[str, typer.Option(help="Model folder, or a name on the model hub.")]
+Encoders = Annotated[int, typer.Option(min=1, help="Number of encoders.")]
+PrefillDecodes = Annotated[
+    int, typer.Option("--prefill-decodes", min=1, help="Number of prefill_decode instances.")
+]
+RedisUrl = Annotated[
+    str | None,
+    typer.Option(help="Use this Redis (redis://, rediss:// or unix://) instead of the embedded one."),
+]
+Port = Annotated[int, typer.Option(min=1, max=65535, help="The gateway's port on 127.0.0.1.")]
+RegionBytes = Annotated[
+    int | None,
+    typer.Option(min=1 << 20, help="Shared memory for tensors [default: 256 MiB, less on a small tmpfs]."),
+]
+EncoderArgs = Annotated[
+    str, typer.Option(help='Passed through to the encoders\' vLLM, e.g. "--max-model-len 4096".')
+]
+PrefillDecodeArgs = Annotated[str, typer.Option(help="Passed through to the prefill_decode instances' vLLM.")]
+
+DEFAULT_MODEL_TEXT = str(DEFAULT_MODEL)
+DEFAULT_PORT = 8000
+
+
+@dataclass(frozen=True)
+class Wish:
+    """The shared options as they were given."""
+
+    model: str
+    encoders: int
+    prefill_decodes: int
+    redis_url: str | None
+    port: int
+    region_bytes: int | None
+    encoder_args: str
+    prefill_decode_args: str
+
+    def arguments(self) -> list[str]:
+        """The same options as command line words, for the daemon."""
+        words = [
+            f"--model={self.model}",
+            f"--encoders={self.encoders}",
+            f"--prefill-decodes={self.prefill_decodes}",
+            f"--port={self.port}",
+            f"--encoder-args={self.encoder_args}",
+            f"--prefill-decode-args={self.prefill_decode_args}",
+        ]
+        if self.redis_url is not None:
+            words.append(f"--redis-url={self.redis_url}")
+        if self.region_bytes is not None:
+            words.append(f"--region-bytes={self.region_bytes}")
+        return words

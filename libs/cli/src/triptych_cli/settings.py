@@ -1,0 +1,43 @@
+"""What the command line takes from the environment; the same names as the services use."""
+
+import os
+import shutil
+from pathlib import Path
+
+from pydantic import Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from triptych_common.runtime.settings import default_run_dir
+
+CHECKOUT = Path(__file__).resolve().parents[4]
+DEFAULT_MODEL = CHECKOUT / "models" / "digits-vl"
+
+
+class CliSettings(BaseSettings):
+    """Read once per command. Each field is `TRIPTYCH_<NAME>` in the environment."""
+
+    model_config = SettingsConfigDict(env_prefix="TRIPTYCH_", env_ignore_empty=True, extra="ignore")
+
+    run_dir: Path = Field(default_factory=default_run_dir)
+    """Sockets and the region of the system that `up` starts; on a tmpfs. Goes with the system."""
+    state_dir: Path = Field(default_factory=lambda: Path.home() / ".local" / "state" / "triptych")
+    """Logs and traces of the system that `up` starts; they stay."""
+    deployment: str = "default"
+    """Prefix of everything in Redis: several systems can share one."""
+
+
+class GpuSettings(BaseSettings):
+    """The GPUs that the user allows, in CUDA's own variable."""
+
+    model_config = SettingsConfigDict(extra="ignore")
+
+    cuda_visible_devices: str | None = None
+
+
+def caller_environment() -> dict[str, str]:
+    """The environment of this process, to be handed on to children."""
+    return dict(os.environ)  # noqa: TID251 -- handed on, not read
+
+
+def find_program(name: str) -> str | None:
+    return shutil.which(name)

@@ -1,0 +1,1 @@
+"""Runs a topology: child processes with readiness, restarts and a stop that leaves nothing behind."""

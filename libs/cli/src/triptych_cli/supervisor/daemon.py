@@ -1,0 +1,153 @@
+"""The supervisor as a process of its own: what `up` leaves behind, and how `down` ends it.
+
+`up` starts it with one end of a pipe. Until the system is ready, or has failed, the daemon writes what
+happens there, one JSON object per line; then it closes the pipe and goes on.
+"""
+
+import asyncio
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Literal
+
+from pydantic import BaseModel
+
+from triptych_cli.launch import Launch, LaunchError
+from triptych_cli.supervisor.process import is_same_session, session_members
+from triptych_cli.supervisor.service import StartFailedError
+from triptych_cli.supervisor.state import SystemStatus, read_status, write_status
+from triptych_cli.supervisor.supervisor import (
+    AlreadyRunningError,
+    clear_leftovers,
+    ended_by_signals,
+    is_supervised,
+    run_directory,
+)
+from triptych_cli.topology import RunLayout
+from triptych_common.domain.errors import TriptychError
+
+SUPERVISOR_LOG = "supervisor.log"
+STOP_LIMIT_S = 180.0  # longer than the stop limits of all waves together
+
+
+class Progress(BaseModel):
+    """One line on the pipe."""
+
+    kind: Literal["status", "ready", "failed"]
+    status: SystemStatus | None = None
+    message: str = ""
+    log_file: str | None = None
+
+
+class ProgressPipe:
+    """The daemon's end. Whoever listened may be gone: then nothing is written any more."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor: int | None = descriptor
+
+    def send(self, progress: Progress) -> None:
+        if self._descriptor is not None:
+            try:
+                os.write(self._descriptor, progress.model_dump_json().encode() + b"\n")
+            except BrokenPipeError:
+                self.close()
+
+    def close(self) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+
+async def supervise(launch: Launch, pipe: ProgressPipe) -> int:
+    """Run the system until SIGTERM or SIGINT; the exit code."""
+    layout = launch.layout
+
+    def on_change(status: SystemStatus) -> None:
+        if layout.run_dir.exists():
+            write_status(layout.state_file, status)
+        pipe.send(Progress(kind="status", status=status))
+
+    try:
+        with run_directory(layout):
+            supervisor = launch.supervisor(on_change)
+            with ended_by_signals(supervisor):
+                async with supervisor.running():
+                    pipe.send(Progress(kind="ready", status=supervisor.status()))
+                    pipe.close()
+                    await asyncio.Event().wait()  # a signal ends it
+    except StartFailedError as error:
+        pipe.send(Progress(kind="failed", message=str(error), log_file=str(error.log_file)))
+        return 1
+    except (AlreadyRunningError, LaunchError, TriptychError, ValueError, OSError) as error:
+        pipe.send(Progress(kind="failed", message=str(error)))
+        return 1
+    except asyncio.CancelledError:
+        return 0
+    finally:
+        pipe.close()
+    return 0
+
+
+def spawn(arguments: Sequence[str], layout: RunLayout) -> tuple[subprocess.Popen[bytes], int]:
+    """Start the daemon in a session of its own: (the process, the reading end of its pipe)."""
+    layout.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    reading, writing = os.pipe()
+    with (layout.state_dir / SUPERVISOR_LOG).open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "triptych_cli", "supervise", "--progress-fd", str(writing), *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            pass_fds=[writing],
+            start_new_session=True,
+            cwd=layout.state_dir,
+        )
+    os.close(writing)
+    return process, reading
+
+
+def progress_of(reading: int) -> Iterator[Progress]:
+    """What the daemon reports, until it closes its end."""
+    with os.fdopen(reading, "rb") as pipe:
+        for line in pipe:
+            yield Progress.model_validate_json(line)
+
+
+def stop(layout: RunLayout) -> list[str]:
+    """End the system, whether its supervisor lives or was killed. What is left after all, in words."""
+    status = read_status(layout.state_file)
+    if status is not None and is_supervised(layout):
+        _end_process(status.supervisor_pid)
+    if layout.run_dir.is_dir() and not is_supervised(layout):
+        clear_leftovers(layout)
+        shutil.rmtree(layout.run_dir, ignore_errors=True)
+    left = [
+        f"process {member.pid} of {service.name}"
+        for service in (status.services if status else ())
+        if service.pid is not None and is_same_session(service.pid, service.pid_started_at)
+        for member in session_members(service.pid)
+    ]
+    if layout.run_dir.exists():
+        left.append(str(layout.run_dir))
+    return left
+
+
+def _end_process(pid: int) -> None:
+    """SIGTERM and wait for the end; SIGKILL after `STOP_LIMIT_S`."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    try:
+        for number, limit_s in ((signal.SIGTERM, STOP_LIMIT_S), (signal.SIGKILL, 10.0)):
+            signal.pidfd_send_signal(descriptor, number)
+            if select.select([descriptor], [], [], limit_s)[0]:  # readable when the process has ended
+                return
+    except ProcessLookupError:
+        return
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,147 @@
+"""One child process: its own session, its own log, killed with everything it started.
+
+A service may start processes of its own (an engine has three). They stay in the session of the child,
+so the session is what is stopped: SIGTERM to the child, which ends its own processes in order; after a
+limit, or when it is gone, SIGKILL to whoever is left in the session.
+"""
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import signal
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import psutil
+
+POSIX_SHARED_MEMORY = Path("/dev/shm")
+KILL_ROUNDS = 50
+
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def _ask_for_parent_death_signal() -> None:
+    """In the child, before exec: SIGTERM when the supervisor dies, however it dies."""
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+
+
+def session_members(session: int) -> list[psutil.Process]:
+    """Living processes of the session whose leader was `session`, the leader itself included."""
+    members = []
+    for pid in psutil.pids():
+        with contextlib.suppress(OSError, psutil.Error):
+            if os.getsid(pid) == session:
+                process = psutil.Process(pid)
+                if process.status() != psutil.STATUS_ZOMBIE:
+                    members.append(process)
+    return members
+
+
+def is_same_session(session: int, leader_started_at: float | None) -> bool:
+    """False when the number was given to another process since `leader_started_at` (Unix seconds).
+
+    While any member lives, the kernel gives the number to nobody else; so a leader of another age
+    means that the session is gone.
+    """
+    try:
+        started_at = psutil.Process(session).create_time()
+    except psutil.NoSuchProcess:
+        return True
+    return leader_started_at is not None and abs(started_at - leader_started_at) < 1.0
+
+
+def shared_memory_of(members: Sequence[psutil.Process]) -> set[Path]:
+    """POSIX shared memory that `members` have mapped; a process that is killed cannot remove its own."""
+    found: set[Path] = set()
+    for member in members:
+        with contextlib.suppress(OSError):
+            for line in Path(f"/proc/{member.pid}/maps").read_text().splitlines():
+                path = Path(line.partition("/")[2] and f"/{line.partition('/')[2]}")
+                if path.parent == POSIX_SHARED_MEMORY:
+                    found.add(path)
+    return found
+
+
+def kill_members(session: int) -> list[psutil.Process]:
+    """SIGKILL everything in `session` and remove the shared memory that it had. Who was killed."""
+    members = session_members(session)
+    memory = shared_memory_of(members)
+    for member in members:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            member.kill()
+    for path in memory:
+        path.unlink(missing_ok=True)
+    return members
+
+
+def end_session(session: int) -> int:
+    """End a session of another supervisor's; the number of processes killed. Blocks for seconds at most."""
+    num_killed = 0
+    for _ in range(KILL_ROUNDS):  # a member can have started another meanwhile
+        killed = kill_members(session)
+        if not killed:
+            break
+        num_killed += len(killed)
+        psutil.wait_procs(killed, timeout=1.0)
+    return num_killed
+
+
+class ChildProcess:
+    """A started child. `stop` may be called from several places; it always ends."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+
+    @classmethod
+    async def start(
+        cls, argv: Sequence[str], *, env: Mapping[str, str], cwd: Path, log_file: Path
+    ) -> "ChildProcess":
+        """Raises OSError when `argv[0]` cannot be executed."""
+        with log_file.open("ab") as log:
+            process = await asyncio.create_subprocess_exec(
+                *argv,
+                env=dict(env),
+                cwd=cwd,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                preexec_fn=_ask_for_parent_death_signal,
+            )
+        return cls(process)
+
+    @property
+    def pid(self) -> int:
+        """Also the id of its session."""
+        return self._process.pid
+
+    async def wait(self) -> int:
+        return await self._process.wait()
+
+    async def ends_within(self, timeout_s: float) -> bool:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._process.wait()
+        return self._process.returncode is not None
+
+    async def stop(self, timeout_s: float) -> int:
+        """End the child and its session; the number of processes that had to be killed."""
+        if self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.terminate()
+            await self.ends_within(timeout_s)
+        num_killed = 0
+        for _ in range(KILL_ROUNDS):  # a member can have started another meanwhile
+            killed = kill_members(self.pid)
+            num_killed += len(killed)
+            await self._process.wait()
+            if not killed:
+                break
+            await asyncio.sleep(0.02)  # until the kernel has taken them down; init is told, not we
+        return num_killed
+
+    def kill_now(self) -> None:
+        """SIGKILL the whole session; a `stop` in progress ends at once."""
+        kill_members(self.pid)

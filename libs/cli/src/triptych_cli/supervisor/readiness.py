@@ -1,0 +1,129 @@
+"""Checks the conditions of `topology.Readiness`: one probe per start of a service.
+
+A probe answers quickly: every check is bounded by `CHECK_TIMEOUT_S`, and a peer that is not there yet
+means "not met", never an error.
+"""
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Protocol
+
+import httpx
+
+from triptych_cli.topology import HttpReady, Readiness, RedisAnswers, Registered, StoreAnswers
+from triptych_common.bus import AsyncBus, Registry
+from triptych_common.domain.errors import TriptychError
+from triptych_common.protocol.messages import InstanceRecord
+from triptych_common.protocol.store import Ping
+from triptych_common.region import AsyncStoreSession
+
+CHECK_TIMEOUT_S = 2.0
+_NOT_MET = (TriptychError, OSError, TimeoutError, httpx.TransportError)
+
+
+class Probe(Protocol):
+    """One condition of one start."""
+
+    condition: str  # what is missing while it is not met, for people
+
+    async def is_met(self) -> bool: ...
+
+
+@asynccontextmanager
+async def probe_for(readiness: Readiness) -> AsyncIterator[Probe]:
+    """The probe for `readiness`. Enter it before the service is started: it remembers what was there."""
+    async with AsyncExitStack() as stack:
+        match readiness:
+            case RedisAnswers(url):
+                yield RedisProbe(url)
+            case StoreAnswers(socket):
+                yield StoreProbe(str(socket))
+            case HttpReady(url):
+                yield HttpProbe(url, await stack.enter_async_context(httpx.AsyncClient(trust_env=False)))
+            case Registered(url, deployment, instance):
+                yield await RegistryProbe.before_start(url, deployment, instance)
+
+
+class RedisProbe:
+    """Redis accepts a connection and a command."""
+
+    condition = "Redis does not answer"
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+
+    async def is_met(self) -> bool:
+        return await list_instances(self._url, "default") is not None
+
+
+class StoreProbe:
+    """The cache_store answers a ping on its socket."""
+
+    condition = "the store's socket does not answer"
+
+    def __init__(self, socket: str) -> None:
+        self._socket = socket
+
+    async def is_met(self) -> bool:
+        try:
+            async with asyncio.timeout(CHECK_TIMEOUT_S):
+                # A name of its own per check: the store keeps names unique among live sessions.
+                name = f"supervisor/{uuid.uuid4().hex[:8]}"
+                async with await AsyncStoreSession.connect(self._socket, name) as session:
+                    await session.request(Ping(seq=0))
+        except _NOT_MET:
+            return False
+        return True
+
+
+class HttpProbe:
+    """A GET of `url` answers 200."""
+
+    def __init__(self, url: str, client: httpx.AsyncClient) -> None:
+        self.condition = f"{url} was never asked"
+        self._url, self._client = url, client
+
+    async def is_met(self) -> bool:
+        try:
+            answer = await self._client.get(self._url, timeout=CHECK_TIMEOUT_S)
+        except _NOT_MET as error:
+            self.condition = f"{self._url} does not answer ({type(error).__name__})"
+            return False
+        self.condition = f"{self._url} answers {answer.status_code}: {answer.text[:200]}"
+        return answer.status_code == httpx.codes.OK
+
+
+class RegistryProbe:
+    """`instance` has registered since the probe was made: its boot id is a new one."""
+
+    def __init__(self, url: str, deployment: str, instance: str, old_boots: frozenset[str]) -> None:
+        self.condition = f"{instance} has not registered in Redis"
+        self._url, self._deployment, self._instance = url, deployment, instance
+        self._old_boots = old_boots
+
+    @classmethod
+    async def before_start(cls, url: str, deployment: str, instance: str) -> "RegistryProbe":
+        records = await list_instances(url, deployment) or []
+        old = frozenset(record.boot_id for record in records if record.instance == instance)
+        return cls(url, deployment, instance, old)
+
+    async def is_met(self) -> bool:
+        records = await list_instances(self._url, self._deployment) or []
+        return any(
+            record.instance == self._instance and record.boot_id not in self._old_boots for record in records
+        )
+
+
+async def list_instances(url: str, deployment: str) -> list[InstanceRecord] | None:
+    """Who is registered; None while Redis does not answer."""
+    try:
+        async with asyncio.timeout(CHECK_TIMEOUT_S):
+            bus = await AsyncBus.connect(url, deployment, client_name="supervisor")
+            try:
+                return await Registry(bus).list_instances()
+            finally:
+                await bus.close()
+    except _NOT_MET:
+        return None

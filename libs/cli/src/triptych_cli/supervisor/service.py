@@ -1,0 +1,167 @@
+"""Keeps one service running: start, readiness, restart with growing delays, stop."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import psutil
+
+from triptych_cli.supervisor.process import ChildProcess
+from triptych_cli.supervisor.readiness import Probe, probe_for
+from triptych_cli.supervisor.state import ServiceState, ServiceStatus
+from triptych_cli.topology import ServiceSpec
+
+PROBE_INTERVAL_S = 0.1
+FAILED_STOP_TIMEOUT_S = 5.0
+
+
+class StartFailedError(Exception):
+    """A service could not be brought up the first time; restarting would only hide why."""
+
+    def __init__(self, service: str, reason: str, log_file: Path) -> None:
+        super().__init__(f"{service} {reason}")
+        self.service, self.reason, self.log_file = service, reason, log_file
+
+
+class Backoff:
+    """Delays of 0.5, 1, 2, … 30 s; from the start again after `calm_s` of good running."""
+
+    def __init__(self, first_s: float = 0.5, limit_s: float = 30.0, calm_s: float = 60.0) -> None:
+        self._first_s, self._limit_s, self._calm_s = first_s, limit_s, calm_s
+        self._next_s = first_s
+
+    def next_delay_s(self, ready_s: float) -> float:
+        """How long to wait after a life in which the service was ready for `ready_s`."""
+        if ready_s >= self._calm_s:
+            self._next_s = self._first_s
+        delay_s, self._next_s = self._next_s, min(self._next_s * 2, self._limit_s)
+        return delay_s
+
+
+class Service:
+    """One `ServiceSpec` under supervision. `keep` is its task; `stop` makes that task end."""
+
+    def __init__(
+        self,
+        spec: ServiceSpec,
+        *,
+        env: Mapping[str, str],
+        cwd: Path,
+        log_file: Path,
+        on_change: Callable[[], None],
+        backoff: Backoff | None = None,
+    ) -> None:
+        self.spec = spec
+        self.ready = asyncio.Event()  # set when it is ready for the first time, and then for good
+        self.start_failure: StartFailedError | None = None
+        self._env, self._cwd, self._log_file = env, cwd, log_file
+        self._on_change = on_change
+        self._backoff = backoff or Backoff()
+        self._stopping = asyncio.Event()
+        self._child: ChildProcess | None = None
+        self.status = ServiceStatus(
+            name=spec.name, state=ServiceState.WAITING, since=time.time(), log_file=str(log_file)
+        )
+
+    async def keep(self, dependencies: Sequence["Service"]) -> None:
+        """Run the service until `stop`, or until it fails to get ready the first time."""
+        for dependency in dependencies:
+            await first_of(dependency.ready, self._stopping)
+        while not self._stopping.is_set():
+            failure, ready_s = await self._live_once()
+            if self._stopping.is_set():
+                return
+            if not self.ready.is_set():
+                self.start_failure = StartFailedError(self.spec.name, failure, self._log_file)
+                self._set(ServiceState.STOPPED, failure)
+                return
+            delay_s = self._backoff.next_delay_s(ready_s)
+            self._set(ServiceState.BACKOFF, f"{failure}; starts again after {delay_s:g} s", num_restarts=1)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(delay_s):
+                    await self._stopping.wait()
+
+    async def stop(self) -> None:
+        """Bounded: SIGTERM, then SIGKILL of the whole session."""
+        self._stopping.set()
+        if self._child is not None:
+            self._set(ServiceState.STOPPING)
+            await self._child.stop(self.spec.stop_timeout_s)
+            self._child = None
+        self._set(ServiceState.STOPPED, self.status.detail)
+
+    def kill_now(self) -> None:
+        """SIGKILL the session: a `stop` that is waiting ends at once."""
+        self._stopping.set()
+        if self._child is not None:
+            self._child.kill_now()
+
+    async def _live_once(self) -> tuple[str, float]:
+        """One life of the process: (why it ended, seconds for which it was ready)."""
+        async with probe_for(self.spec.ready) as probe:
+            try:
+                child = await ChildProcess.start(
+                    self.spec.argv, env=self._env, cwd=self._cwd, log_file=self._log_file
+                )
+            except OSError as error:
+                return f"could not be started: {error}", 0.0
+            self._child = child
+            self._set(ServiceState.STARTING)
+            failure = await self._until_ready(child, probe)
+        ready_at = time.monotonic()
+        if not failure:
+            self._set(ServiceState.READY)
+            self.ready.set()
+            failure = _ended(await child.wait())
+        ready_s = time.monotonic() - ready_at
+        if not self._stopping.is_set():
+            self._child = None
+            await child.stop(FAILED_STOP_TIMEOUT_S)  # what it left behind, or itself if it is stuck
+        return failure, ready_s
+
+    async def _until_ready(self, child: ChildProcess, probe: Probe) -> str:
+        """Empty when the condition is met; otherwise why it will not be."""
+        deadline = time.monotonic() + self.spec.start_timeout_s
+        while not await probe.is_met():
+            if time.monotonic() > deadline:
+                return f"was not ready after {self.spec.start_timeout_s:g} s: {probe.condition}"
+            # The condition is in other processes and wakes nobody; the end of the child does.
+            if await child.ends_within(PROBE_INTERVAL_S):
+                return _ended(await child.wait())
+        return ""
+
+    def _set(self, state: ServiceState, detail: str = "", *, num_restarts: int = 0) -> None:
+        pid = self._child.pid if self._child else None
+        self.status = ServiceStatus(
+            name=self.spec.name,
+            state=state,
+            pid=pid,
+            pid_started_at=_started_at(pid) if pid else None,
+            num_restarts=self.status.num_restarts + num_restarts,
+            since=time.time(),
+            detail=detail,
+            log_file=str(self._log_file),
+        )
+        self._on_change()
+
+
+async def first_of(*events: asyncio.Event) -> None:
+    """Return when one of `events` is set."""
+    async with asyncio.TaskGroup() as group:
+        waits = [group.create_task(event.wait()) for event in events]
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()
+
+
+def _ended(returncode: int) -> str:
+    return f"was ended by signal {-returncode}" if returncode < 0 else f"exited with code {returncode}"
+
+
+def _started_at(pid: int) -> float | None:
+    try:
+        return float(psutil.Process(pid).create_time())
+    except psutil.NoSuchProcess:
+        return None

@@ -1,0 +1,67 @@
+"""What the supervisor knows, as a file: `status`, `down` and the next start read it.
+
+WAITING --dependencies ready--> STARTING --condition met--> READY
+   ^                             |    ^                       |
+   |                      failed |    | delay over     exited |
+   |                             v    |                       |
+   |                            BACKOFF <---------------------'
+(any) --stop--> STOPPING --gone--> STOPPED
+"""
+
+import os
+from enum import StrEnum
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+
+class ServiceState(StrEnum):
+    WAITING = "waiting"
+    STARTING = "starting"
+    READY = "ready"
+    BACKOFF = "backoff"
+    STOPPING = "stopping"
+    STOPPED = "stopped"
+
+
+class ServiceStatus(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+    name: str
+    state: ServiceState
+    pid: int | None = None  # leader of the service's session
+    pid_started_at: float | None = None  # Unix seconds; tells the pid from a later one
+    num_restarts: int = 0
+    since: float  # Unix seconds of the last change of state
+    detail: str = ""  # why it is not ready
+    log_file: str
+
+
+class SystemStatus(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+    supervisor_pid: int
+    endpoint: str
+    redis_url: str
+    deployment: str
+    store_socket: str
+    traces_dir: str
+    model: str
+    services: tuple[ServiceStatus, ...]
+
+
+def write_status(file: Path, status: SystemStatus) -> None:
+    """Atomic, readable by the owner alone (a Redis URL can hold a password)."""
+    temporary = file.with_suffix(".new")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w") as handle:
+        handle.write(status.model_dump_json())
+    temporary.replace(file)
+
+
+def read_status(file: Path) -> SystemStatus | None:
+    """None when there is no (readable) state: nothing was started here."""
+    try:
+        return SystemStatus.model_validate_json(file.read_text())
+    except (OSError, ValidationError):
+        return None

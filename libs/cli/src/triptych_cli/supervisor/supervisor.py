@@ -1,0 +1,213 @@
+"""Brings a topology up in order, keeps it up, takes it down in the opposite order."""
+
+import asyncio
+import fcntl
+import os
+import shutil
+import signal
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+
+from triptych_cli.supervisor.process import end_session, is_same_session
+from triptych_cli.supervisor.service import Service
+from triptych_cli.supervisor.state import SystemStatus, read_status
+from triptych_cli.topology import MAX_SOCKET_PATH_BYTES, Options, RunLayout, Topology
+from triptych_common.runtime import ensure_run_dir
+
+OnChange = Callable[[SystemStatus], None]
+
+
+class AlreadyRunningError(Exception):
+    """Another supervisor holds the run directory."""
+
+
+class Supervisor:
+    """One system on this machine. Everything it starts has ended when `running` is left."""
+
+    def __init__(
+        self,
+        topology: Topology,
+        layout: RunLayout,
+        options: Options,
+        *,
+        env: Mapping[str, str],
+        cwd: Path,
+        on_change: OnChange,
+    ) -> None:
+        self._topology, self._layout, self._options = topology, layout, options
+        self._on_change = on_change
+        self._changed = asyncio.Event()
+        self.is_stopping = False
+        self._services = {
+            spec.name: Service(
+                spec,
+                env={**spec.env_defaults, **env, **spec.env},
+                cwd=cwd,
+                log_file=layout.log_file(spec.name),
+                on_change=self._report,
+            )
+            for spec in topology.services
+        }
+
+    @property
+    def endpoint(self) -> str:
+        return self._topology.endpoint
+
+    def status(self) -> SystemStatus:
+        return SystemStatus(
+            supervisor_pid=os.getpid(),
+            endpoint=self._topology.endpoint,
+            redis_url=self._options.redis_url or f"unix://{self._layout.redis_socket}",
+            deployment=self._options.deployment,
+            store_socket=str(self._layout.store_socket),
+            traces_dir=str(self._layout.traces_dir),
+            model=self._options.model,
+            services=tuple(service.status for service in self._services.values()),
+        )
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Yields when every service is ready; leaving it stops them all, in an order of their own.
+
+        Raises:
+            StartFailedError: a service did not get ready; what had been started is stopped again.
+        """
+        failure: Exception | None = None
+        async with asyncio.TaskGroup() as group:
+            for service in self._services.values():
+                dependencies = [self._services[name] for name in sorted(service.spec.after)]
+                group.create_task(service.keep(dependencies))
+            # Inside the group: the tasks end by `stop`, they are never cancelled between fork and record.
+            try:
+                await self._wait_until_ready()
+                yield
+            except Exception as error:  # kept out of the group, which would wrap it
+                failure = error
+            finally:
+                await self._stop()
+        if failure is not None:
+            raise failure
+
+    def kill_now(self) -> None:
+        """End everything at once, without grace."""
+        for service in self._services.values():
+            service.kill_now()
+
+    async def _wait_until_ready(self) -> None:
+        while not all(service.ready.is_set() for service in self._services.values()):
+            for service in self._services.values():
+                if service.start_failure is not None:
+                    raise service.start_failure
+            self._changed.clear()
+            await self._changed.wait()  # each start is bounded by its own time limit
+
+    async def _stop(self) -> None:
+        self.is_stopping = True
+        for wave in self._topology.stop_waves():
+            async with asyncio.TaskGroup() as group:
+                for spec in wave:
+                    group.create_task(self._services[spec.name].stop())
+
+    def _report(self) -> None:
+        self._changed.set()
+        self._on_change(self.status())
+
+
+@contextmanager
+def ended_by_signals(supervisor: Supervisor) -> Iterator[None]:
+    """SIGINT, SIGTERM and SIGHUP cancel the current task, which so leaves `running`; a second one kills.
+
+    To be entered in the event loop's main thread.
+    """
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    was_asked = False
+
+    def on_signal() -> None:
+        nonlocal was_asked
+        if was_asked or supervisor.is_stopping:
+            supervisor.kill_now()
+        elif task is not None:
+            was_asked = True
+            task.cancel()
+
+    for number in signals:
+        loop.add_signal_handler(number, on_signal)
+    try:
+        yield
+    finally:
+        for number in signals:
+            loop.remove_signal_handler(number)
+
+
+@contextmanager
+def run_directory(layout: RunLayout) -> Iterator[None]:
+    """The run directory, ours alone while entered and gone afterwards; the logs' folder, which stays.
+
+    What a supervisor that was killed left there (processes, sockets, region) is cleared first.
+
+    Raises:
+        AlreadyRunningError: another supervisor is alive in it.
+        RunDirError: it cannot be made, or is open to others.
+        ValueError: its path is too long for sockets.
+    """
+    longest = max(len(os.fsencode(path)) for path in (layout.redis_socket, layout.ipc_dir / ("0" * 36)))
+    if longest > MAX_SOCKET_PATH_BYTES:
+        raise ValueError(
+            f"{layout.run_dir} is too long a path for sockets; name a shorter one: TRIPTYCH_RUN_DIR"
+        )
+    ensure_run_dir(layout.run_dir)
+    with layout.lock_file.open("a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise AlreadyRunningError(
+                f"a system is running already (run directory {layout.run_dir})"
+            ) from None
+        if os.fstat(lock.fileno()).st_nlink == 0:
+            raise AlreadyRunningError("a system is being stopped here just now; try again")
+        clear_leftovers(layout)
+        layout.ipc_dir.mkdir(mode=0o700)
+        for folder in (layout.logs_dir, layout.traces_dir):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        rotate_logs(layout.logs_dir)
+        try:
+            yield
+        finally:
+            shutil.rmtree(layout.run_dir, ignore_errors=True)
+
+
+def is_supervised(layout: RunLayout) -> bool:
+    """A supervisor is alive in the run directory."""
+    try:
+        with layout.lock_file.open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def clear_leftovers(layout: RunLayout) -> int:
+    """End what a supervisor that was killed left running, and remove its files. How many processes."""
+    num_killed = 0
+    status = read_status(layout.state_file)
+    for service in status.services if status else ():
+        if service.pid is not None and is_same_session(service.pid, service.pid_started_at):
+            num_killed += end_session(service.pid)
+    for left in layout.run_dir.iterdir():
+        if left == layout.lock_file:
+            continue
+        if left.is_dir() and not left.is_symlink():
+            shutil.rmtree(left, ignore_errors=True)
+        else:
+            left.unlink(missing_ok=True)
+    return num_killed
+
+
+def rotate_logs(logs_dir: Path) -> None:
+    """Keep the logs of the run before as `NAME.log.1`."""
+    for file in logs_dir.glob("*.log"):
+        file.replace(file.with_suffix(".log.1"))

@@ -1,0 +1,18 @@
+"""Redis Streams: the conversation between services. The only package that imports redis."""
+
+from triptych_common.bus.asyncbus import AsyncBus
+from triptych_common.bus.consumer import Consumer, ConsumerOptions, Delivery
+from triptych_common.bus.presence import is_registered
+from triptych_common.bus.registry import Registration, Registry
+from triptych_common.bus.threaded import ThreadedBus
+
+__all__ = [
+    "AsyncBus",
+    "Consumer",
+    "ConsumerOptions",
+    "Delivery",
+    "Registration",
+    "Registry",
+    "ThreadedBus",
+    "is_registered",
+]

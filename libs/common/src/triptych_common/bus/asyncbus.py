@@ -1,0 +1,142 @@
+"""The bus for asyncio services."""
+
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self, cast
+
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from triptych_common.bus.connection import command_client, limited, reader_client
+from triptych_common.bus.consumer import Consumer, ConsumerOptions, OnDeadLetter
+from triptych_common.bus.group import Group
+from triptych_common.domain.errors import BusUnavailableError
+from triptych_common.protocol import codec
+from triptych_common.protocol.messages import Message
+from triptych_common.protocol.names import StreamNames
+
+StreamEntry = tuple[str, Mapping[bytes, bytes]]
+
+
+class AsyncBus:
+    """Publishes to, and makes consumers of, one deployment's streams. Belongs to one event loop.
+
+    Every command is bounded by `COMMAND_LIMIT_S` and raises `BusUnavailableError` when it fails.
+    """
+
+    def __init__(self, url: str, deployment: str, *, client_name: str) -> None:
+        """Does not connect yet; see `connect`."""
+        self.names = StreamNames(deployment)
+        self._url = url
+        self._client_name = client_name
+        self._client = command_client(url, client_name)
+
+    @classmethod
+    async def connect(cls, url: str, deployment: str, *, client_name: str) -> Self:
+        """A bus that has reached Redis once.
+
+        Raises:
+            BusUnavailableError: Redis cannot be reached, or refuses us.
+        """
+        bus = cls(url, deployment, client_name=client_name)
+        try:
+            await bus.ping()
+        except BaseException:
+            await bus.close()
+            raise
+        return bus
+
+    async def close(self) -> None:
+        """Close the connections; consumers close their own."""
+        await self._client.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    @property
+    def client(self) -> Redis:
+        """For the other modules of this package."""
+        return self._client
+
+    async def ping(self) -> None:
+        """One round trip."""
+        async with limited("ping"):
+            await cast("Any", self._client.ping())
+
+    async def publish(
+        self,
+        stream: str,
+        message: Message,
+        *,
+        traceparent: str | None = None,
+        remaining_ms: int | None = None,
+        blob: bytes | None = None,
+    ) -> str:
+        """Append `message` to `stream`. At least once: after an error it may have been appended.
+
+        Returns:
+            The entry's id.
+        """
+        fields = codec.encode(message, traceparent=traceparent, remaining_ms=remaining_ms, blob=blob)
+        async with limited("publish"):
+            entry_id = await self._client.xadd(stream, cast("dict[Any, Any]", fields))
+        return _text(entry_id)
+
+    async def publish_encoded(self, entries: Sequence[StreamEntry]) -> list[StreamEntry]:
+        """Append entries in one round trip.
+
+        Returns:
+            Those that Redis refused, in order; they can be tried again.
+        """
+        async with limited("publish"), self._client.pipeline(transaction=False) as pipe:
+            for stream, fields in entries:
+                pipe.xadd(stream, cast("dict[Any, Any]", fields))
+            replies = await pipe.execute(raise_on_error=False)
+        return [entry for entry, reply in zip(entries, replies, strict=True) if isinstance(reply, RedisError)]
+
+    def consumer(
+        self,
+        stream: str,
+        *,
+        group: str,
+        consumer: str,
+        prefetch: int = 1,
+        min_idle_ms: int | None = None,
+        max_deliveries: int | None = None,
+        on_dead_letter: OnDeadLetter | None = None,
+    ) -> Consumer:
+        """A consumer named `consumer` of `group`; see `ConsumerOptions` for the rest.
+
+        The name must be stable over restarts of its owner, and unique among living ones: what was
+        delivered to it and never acked comes first.
+        """
+        options = ConsumerOptions(prefetch, min_idle_ms, max_deliveries, on_dead_letter)
+        reader = reader_client(self._url, f"{self._client_name}/{consumer}")
+        return Consumer(
+            reader, Group(self._client, reader, stream, group, consumer), self.names.dead_letters, options
+        )
+
+    # ---- placeholder sizes of items that were encoded before ----
+    async def sizes_get(self, mm_hash: str) -> bytes | None:
+        """The JSON that `sizes_set` kept for `mm_hash`."""
+        async with limited("sizes_get"):
+            value = await cast("Any", self._client.get(self.names.sizes(mm_hash)))
+        return None if value is None else bytes(value)
+
+    async def sizes_set(self, mm_hash: str, value: bytes, ttl_s: float) -> None:
+        """Keep `value` (JSON) for `ttl_s`."""
+        async with limited("sizes_set"):
+            await self._client.set(self.names.sizes(mm_hash), value, px=max(1, int(ttl_s * 1000)))
+
+
+def _text(value: object) -> str:
+    if isinstance(value, bytes):
+        return value.decode()
+    if isinstance(value, str):
+        return value
+    raise BusUnavailableError(f"Redis answered {type(value).__name__} where an entry id was due")

@@ -1,0 +1,176 @@
+"""One consumer's place in one group of one stream: the Redis commands, typed, and nothing more.
+
+Entries that somebody holds but does not work on any more are found with XPENDING and taken with
+XCLAIM. Unlike XAUTOCLAIM this leaves out what this very consumer is working on, tells how often
+each entry was delivered, and sees entries whose content is gone.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from redis.asyncio import Redis
+from redis.exceptions import ResponseError
+
+from triptych_common.bus.connection import COMMAND_LIMIT_S, READ_LIMIT_S, is_existing_group
+
+DEAD_LETTERS_MAX_ENTRIES = 10_000
+DEAD_LETTER_MAX_FIELD_BYTES = 8192  # longer fields (media) are cut: dead letters stay small
+_HAND_BACK_IDLE_MS = 1_000_000_000
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One entry of a stream, delivered to this consumer."""
+
+    entry_id: bytes
+    fields: Mapping[bytes, bytes]
+    num_deliveries: int = 1
+
+    @property
+    def published_s(self) -> float:
+        """When Redis took it, seconds on Redis' clock."""
+        return int(self.entry_id.split(b"-")[0]) / 1000
+
+
+@dataclass(frozen=True)
+class _PendingEntry:
+    entry_id: bytes
+    num_deliveries: int
+
+
+class Group:
+    """`reader` is used for blocking reads only, `client` for all else.
+
+    Every method raises redis-py's errors, and TimeoutError when it takes too long.
+    """
+
+    def __init__(self, client: Redis, reader: Redis, stream: str, group: str, consumer: str) -> None:
+        self._client = client
+        self._reader = reader
+        self.stream = stream
+        self.group = group
+        self.consumer = consumer
+        self._redis_clock_offset_s = 0.0
+
+    async def ensure(self) -> None:
+        """Create stream and group where they are missing, from the stream's start; learn Redis' clock."""
+        try:
+            await _any(self._client.xgroup_create(self.stream, self.group, id="0", mkstream=True))
+        except ResponseError as error:
+            if not is_existing_group(error):
+                raise
+        before = time.monotonic()
+        seconds, micros = await _any(self._client.time())
+        middle = (before + time.monotonic()) / 2
+        self._redis_clock_offset_s = seconds + micros / 1e6 - middle
+
+    def queued_s(self, entry: Entry) -> float:
+        """How long ago `entry` was published, without trusting that our clock and Redis' agree."""
+        return max(0.0, time.monotonic() + self._redis_clock_offset_s - entry.published_s)
+
+    async def read_new(self, count: int, block_ms: int) -> list[Entry]:
+        """Entries that no consumer of the group has had; empty after `block_ms` without any."""
+        reply = await _any(
+            self._reader.xreadgroup(
+                self.group, self.consumer, {self.stream: ">"}, count=count, block=block_ms
+            ),
+            READ_LIMIT_S,
+        )
+        return [Entry(entry_id, fields) for _, entries in reply or [] for entry_id, fields in entries]
+
+    async def take_own(self, count: int, holding: Collection[bytes]) -> list[Entry]:
+        """Entries that were delivered to this consumer's name, but are not in `holding`."""
+        pending = await self._pending(count + len(holding), consumer=self.consumer)
+        return await self._claim([each for each in pending if each.entry_id not in holding][:count], 0)
+
+    async def take_over(self, count: int, min_idle_ms: int, holding: Collection[bytes]) -> list[Entry]:
+        """Entries that their consumer has not touched for `min_idle_ms`."""
+        pending = await self._pending(count + len(holding), min_idle_ms=min_idle_ms)
+        wanted = [each for each in pending if each.entry_id not in holding][:count]
+        return await self._claim(wanted, min_idle_ms)
+
+    async def renew(self, holding: Collection[bytes]) -> None:
+        """Restart the idle time of those of `holding` that are still ours."""
+        own = await self._pending(max(100, 2 * len(holding)), consumer=self.consumer)
+        ours = [each.entry_id for each in own if each.entry_id in holding]
+        if ours:
+            await _any(
+                self._client.xclaim(self.stream, self.group, self.consumer, 0, _ids(ours), justid=True)
+            )
+
+    async def hand_back(self, entry_ids: Sequence[bytes]) -> None:
+        """Let any consumer take these over at once."""
+        if entry_ids:
+            await _any(
+                self._client.xclaim(
+                    self.stream, self.group, self.consumer, 0, _ids(entry_ids),
+                    idle=_HAND_BACK_IDLE_MS, justid=True,
+                )
+            )  # fmt: skip
+
+    async def ack(self, entry_ids: Iterable[bytes]) -> None:
+        """These are done: drop them from the group and the stream, in one round trip."""
+        ids = list(entry_ids)
+        async with self._client.pipeline(transaction=True) as pipe:
+            pipe.xack(self.stream, self.group, *ids)
+            pipe.xdel(self.stream, *ids)
+            await _any(pipe.execute())
+
+    async def bury(self, entry: Entry, reason: str, dead_letters: str) -> None:
+        """Move `entry` to the dead letters, with `reason`, in one round trip."""
+        letter = {name: value[:DEAD_LETTER_MAX_FIELD_BYTES] for name, value in entry.fields.items()}
+        letter[b"source_stream"] = self.stream.encode()
+        letter[b"source_id"] = entry.entry_id
+        letter[b"reason"] = reason.encode()[:DEAD_LETTER_MAX_FIELD_BYTES]
+        async with self._client.pipeline(transaction=True) as pipe:
+            pipe.xadd(dead_letters, cast("dict[Any, Any]", letter), maxlen=DEAD_LETTERS_MAX_ENTRIES)
+            pipe.xack(self.stream, self.group, entry.entry_id)
+            pipe.xdel(self.stream, entry.entry_id)
+            await _any(pipe.execute())
+
+    async def _pending(
+        self, count: int, *, consumer: str | None = None, min_idle_ms: int | None = None
+    ) -> list[_PendingEntry]:
+        reply = await _any(
+            self._client.xpending_range(
+                self.stream, self.group, "-", "+", count, consumername=consumer, idle=min_idle_ms
+            )
+        )
+        return [_PendingEntry(each["message_id"], each["times_delivered"]) for each in reply]
+
+    async def _claim(self, pending: Sequence[_PendingEntry], min_idle_ms: int) -> list[Entry]:
+        """Take `pending`; those whose content is gone are acked and left out."""
+        if not pending:
+            return []
+        ids = [each.entry_id for each in pending]
+        reply = await _any(
+            self._client.xclaim(self.stream, self.group, self.consumer, min_idle_ms, _ids(ids))
+        )
+        contents = {entry_id: fields for entry_id, fields in reply if entry_id is not None and fields}
+        taken = [
+            Entry(each.entry_id, contents[each.entry_id], each.num_deliveries + 1)
+            for each in pending
+            if each.entry_id in contents
+        ]
+        if len(taken) < len(pending):
+            await self._ack_vanished([entry_id for entry_id in ids if entry_id not in contents])
+        return taken
+
+    async def _ack_vanished(self, entry_ids: Sequence[bytes]) -> None:
+        """Ack those of `entry_ids` that the stream no longer holds; others were taken by somebody else."""
+        for entry_id in entry_ids:
+            if not await _any(self._client.xrange(self.stream, entry_id, entry_id, count=1)):
+                await self.ack([entry_id])
+
+
+async def _any(reply: Awaitable[Any], limit_s: float = COMMAND_LIMIT_S) -> Any:
+    """The reply, in time. redis-py's types do not say what it holds; the callers here know."""
+    async with asyncio.timeout(limit_s):
+        return await reply
+
+
+def _ids(entry_ids: Iterable[bytes]) -> list[Any]:
+    return list(entry_ids)

@@ -1,0 +1,81 @@
+"""Looking into the streams of one deployment without taking part: for operators' tools."""
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+from triptych_common.bus.asyncbus import AsyncBus
+from triptych_common.bus.connection import COMMAND_LIMIT_S, bus_errors
+
+_SCAN_BATCH = 500
+
+
+@dataclass(frozen=True)
+class GroupLag:
+    """One consumer group of one stream."""
+
+    stream: str  # without the deployment's prefix
+    num_entries: int  # in the stream; handled ones are deleted
+    group: str | None  # None: nobody reads the stream
+    num_consumers: int = 0
+    num_pending: int = 0  # delivered, not acked
+
+
+@dataclass(frozen=True)
+class RawEntry:
+    """One entry as it is in Redis."""
+
+    entry_id: str
+    fields: Mapping[str, bytes]
+
+    @property
+    def published_s(self) -> float:
+        """When Redis took it, seconds on Redis' clock."""
+        return int(self.entry_id.split("-")[0]) / 1000
+
+
+async def list_lags(bus: AsyncBus) -> list[GroupLag]:
+    """Every stream of the deployment with its groups, by name.
+
+    Raises:
+        BusUnavailableError
+    """
+    prefix = _prefix(bus)
+    lags: list[GroupLag] = []
+    with bus_errors("list_lags"):
+        async with asyncio.timeout(COMMAND_LIMIT_S):
+            keys = [
+                key
+                async for key in bus.client.scan_iter(match=f"{prefix}*", count=_SCAN_BATCH, _type="stream")
+            ]
+            for key in sorted(keys):
+                name = key.decode().removeprefix(prefix)
+                num_entries = await cast("Any", bus.client.xlen(key))
+                groups = await cast("Any", bus.client.xinfo_groups(key))
+                lags += [
+                    GroupLag(name, num_entries, each["name"].decode(), each["consumers"], each["pending"])
+                    for each in groups
+                ]
+                if not groups:
+                    lags.append(GroupLag(name, num_entries, None))
+    return lags
+
+
+async def peek(bus: AsyncBus, stream: str, count: int) -> list[RawEntry]:
+    """Up to `count` entries of `stream` (named without the deployment's prefix), newest first.
+
+    Raises:
+        BusUnavailableError
+    """
+    with bus_errors("peek"):
+        async with asyncio.timeout(COMMAND_LIMIT_S):
+            found = await cast("Any", bus.client.xrevrange(_prefix(bus) + stream, count=count))
+    return [
+        RawEntry(entry_id.decode(), {name.decode(): value for name, value in fields.items()})
+        for entry_id, fields in found
+    ]
+
+
+def _prefix(bus: AsyncBus) -> str:
+    return bus.names.dead_letters.removesuffix("dead-letters")

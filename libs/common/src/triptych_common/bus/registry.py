@@ -1,0 +1,132 @@
+"""Who is alive: one record per instance, kept fresh by heartbeats, gone soon after they stop."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, cast
+
+from triptych_common.bus.asyncbus import AsyncBus
+from triptych_common.bus.connection import limited
+from triptych_common.domain.errors import BusUnavailableError, ProtocolError
+from triptych_common.protocol import codec
+from triptych_common.protocol.messages import InstanceRecord
+from triptych_common.telemetry.logs import get_logger
+
+log = get_logger(__name__)
+
+INTERVAL_S = 1.0
+TTL_S = 4.0
+_FORGET_AFTER_S = 3600.0  # generous: scores are the writers' wall clocks, which need not agree
+
+# Remove an instance unless a later boot of it has registered meanwhile.
+_DEREGISTER = """
+local value = redis.call('GET', KEYS[1])
+if value and cjson.decode(value)['record']['boot_id'] ~= ARGV[1] then return 0 end
+redis.call('DEL', KEYS[1])
+redis.call('ZREM', KEYS[2], ARGV[2])
+return 1
+"""
+
+
+class Registration:
+    """This instance's record while it is registered."""
+
+    def __init__(self, registry: "Registry", record: InstanceRecord, ttl_s: float) -> None:
+        self._registry = registry
+        self._ttl_s = ttl_s
+        self.record = record
+
+    async def update(self, **changes: Any) -> None:
+        """Change fields of the record (e.g. `draining=True`) and publish it at once.
+
+        Raises:
+            ValidationError: a change is not valid.
+            BusUnavailableError: the change is kept, and goes out with the next heartbeat.
+        """
+        self.record = InstanceRecord.model_validate({**self.record.model_dump(), **changes})
+        await self.beat()
+
+    async def beat(self) -> None:
+        """Publish the record now."""
+        await self._registry.register(self.record, ttl_s=self._ttl_s)
+
+
+class Registry:
+    """Records of the living instances of one deployment."""
+
+    def __init__(self, bus: AsyncBus) -> None:
+        self._bus = bus
+        self._names = bus.names
+
+    @asynccontextmanager
+    async def keep_registered(
+        self, record: InstanceRecord, *, interval_s: float = INTERVAL_S, ttl_s: float = TTL_S
+    ) -> AsyncIterator[Registration]:
+        """Registered inside the body, removed at its end. Survives losses of Redis.
+
+        Raises:
+            BusUnavailableError: the first registration failed.
+        """
+        registration = Registration(self, record, ttl_s)
+        await registration.beat()
+        heartbeat = asyncio.get_running_loop().create_task(self._heartbeat(registration, interval_s))
+        try:
+            yield registration
+        finally:
+            heartbeat.cancel()
+            await asyncio.gather(heartbeat, return_exceptions=True)
+            try:
+                await self.deregister(registration.record)
+            except BusUnavailableError as error:
+                log.warning("not deregistered", error=str(error))  # the record expires by itself
+
+    async def register(self, record: InstanceRecord, *, ttl_s: float = TTL_S) -> None:
+        """One heartbeat."""
+        now = time.time()
+        async with limited("register"), self._bus.client.pipeline(transaction=True) as pipe:
+            pipe.set(
+                self._names.instance(record.instance), codec.encode_record(record), px=int(ttl_s * 1000)
+            )
+            pipe.zadd(self._names.instances, {record.instance: now})
+            pipe.zremrangebyscore(self._names.instances, "-inf", now - _FORGET_AFTER_S)
+            await pipe.execute()
+
+    async def deregister(self, record: InstanceRecord) -> None:
+        """Remove `record`, unless a later boot of the same instance has registered."""
+        async with limited("deregister"):
+            await cast(
+                "Any",
+                self._bus.client.eval(
+                    _DEREGISTER,
+                    2,
+                    self._names.instance(record.instance),
+                    self._names.instances,
+                    record.boot_id,
+                    record.instance,
+                ),
+            )
+
+    async def list_instances(self) -> list[InstanceRecord]:
+        """The living instances, by name. Records of another version are left out (and logged)."""
+        async with limited("list_instances"):
+            names = sorted(await cast("Any", self._bus.client.zrange(self._names.instances, 0, -1)))
+            keys = [self._names.instance(name.decode()) for name in names]
+            values = await cast("Any", self._bus.client.mget(keys)) if keys else []
+        records: list[InstanceRecord] = []
+        for name, value in zip(names, values, strict=True):
+            if value is None:
+                continue
+            try:
+                records.append(codec.decode_record(value))
+            except ProtocolError as error:
+                log.warning("instance record refused", instance=name.decode(), error=str(error))
+        return records
+
+    async def _heartbeat(self, registration: Registration, interval_s: float) -> None:
+        while True:
+            await asyncio.sleep(interval_s)
+            try:
+                await registration.beat()
+            except BusUnavailableError as error:
+                log.warning("heartbeat failed", instance=registration.record.instance, error=str(error))

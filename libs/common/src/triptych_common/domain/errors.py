@@ -1,0 +1,153 @@
+"""All errors of Triptych in one hierarchy.
+
+    TriptychError
+     ├─ ProtocolError                  a peer sent what is not a message
+     │   ├─ UnsupportedVersionError
+     │   └─ MalformedMessageError
+     ├─ IllegalTransitionError         a state machine was asked for a step that its table forbids
+     ├─ BusUnavailableError            Redis cannot be reached, or refuses to work
+     ├─ StoreError                     the cache_store, `code` as in `StoreFailure`
+     │   ├─ StoreUnavailableError      no session, or no answer in time
+     │   ├─ StoreFullError             no space now; retryable
+     │   ├─ ItemTooLargeError          never fits
+     │   ├─ UnknownHandleError         reservation, pin or writer that the store does not (any longer) know
+     │   ├─ NotOwnerError              another session's reservation or pin
+     │   ├─ SpecMismatchError          shape, dtype and bytes disagree
+     │   └─ StoreProtocolError         version, order or form of frames
+     └─ RequestError                   what the gateway's caller sees
+
+The protocol's errors are defined next to the codec, below this layer.
+"""
+
+from typing import Any
+
+from triptych_common.protocol.errors import (
+    MalformedMessageError,
+    ProtocolError,
+    TriptychError,
+    UnsupportedVersionError,
+)
+from triptych_common.protocol.store import StoreFailure
+
+__all__ = [
+    "BusUnavailableError",
+    "IllegalTransitionError",
+    "ItemTooLargeError",
+    "MalformedMessageError",
+    "NotOwnerError",
+    "ProtocolError",
+    "RequestError",
+    "SpecMismatchError",
+    "StoreError",
+    "StoreFullError",
+    "StoreProtocolError",
+    "StoreUnavailableError",
+    "TriptychError",
+    "UnknownHandleError",
+    "UnsupportedVersionError",
+    "store_error",
+]
+
+
+class IllegalTransitionError(TriptychError):
+    """`subject` may not go from `origin` to `target`."""
+
+    def __init__(self, subject: str, origin: object, target: object) -> None:
+        super().__init__(f"{subject}: {origin} -> {target} is not allowed")
+        self.subject = subject
+        self.origin = origin
+        self.target = target
+
+
+class BusUnavailableError(TriptychError):
+    """Redis cannot be reached, or refuses to work (out of memory, wrong password, read only)."""
+
+
+class StoreError(TriptychError):
+    """The store refused a command. `code` is stable, `detail` for people."""
+
+    def __init__(self, code: str, detail: str) -> None:
+        super().__init__(f"{code}: {detail}")
+        self.code = code
+        self.detail = detail
+
+
+class StoreUnavailableError(StoreError):
+    """The session is gone, or the store did not answer in time."""
+
+    def __init__(self, detail: str, *, code: str = "unavailable") -> None:
+        super().__init__(code, detail)
+
+
+class StoreFullError(StoreError):
+    """No space now. Retryable."""
+
+
+class ItemTooLargeError(StoreError):
+    """More bytes than the region can ever hold for one item."""
+
+
+class UnknownHandleError(StoreError):
+    """A reservation, pin or writer that the store does not know, or no longer."""
+
+
+class NotOwnerError(StoreError):
+    """The reservation or pin belongs to another session."""
+
+
+class SpecMismatchError(StoreError):
+    """Shape, dtype and number of bytes disagree, or differ from the entry's."""
+
+
+class StoreProtocolError(StoreError):
+    """A frame of the wrong version, order or form."""
+
+
+_BY_CODE: dict[str, type[StoreError]] = {
+    "bad_frame": StoreProtocolError,
+    "bad_version": StoreProtocolError,
+    "not_hello": StoreProtocolError,
+    "full": StoreFullError,
+    "too_large": ItemTooLargeError,
+    "unknown_reservation": UnknownHandleError,
+    "unknown_pin": UnknownHandleError,
+    "unknown_writer": UnknownHandleError,
+    "not_owner": NotOwnerError,
+    "spec_mismatch": SpecMismatchError,
+    "internal": StoreError,
+}
+
+
+def store_error(failure: StoreFailure) -> StoreError:
+    """The exception that stands for the store's answer `failure`."""
+    return _BY_CODE[failure.code](failure.code, failure.detail)
+
+
+class RequestError(TriptychError):
+    """Becomes the HTTP answer to the gateway's caller, in OpenAI's error format.
+
+    `message` is shown to the caller: it names the faulty item, and holds no path, address or secret.
+    """
+
+    def __init__(
+        self,
+        status_code: int,
+        code: str,
+        message: str,
+        param: str | None = None,
+        *,
+        retry_after_s: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status_code = status_code
+        self.code = code
+        self.message = message
+        self.param = param
+        self.retry_after_s = retry_after_s
+
+    def body(self) -> dict[str, Any]:
+        """The JSON body in OpenAI's error format."""
+        kind = "invalid_request_error" if self.status_code < 500 else "server_error"
+        if self.status_code == 429:
+            kind = "rate_limit_error"
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}

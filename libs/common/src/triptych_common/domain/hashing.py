@@ -1,0 +1,72 @@
+"""Content identity: what makes two media items, or two encoders, the same.
+
+Every part is framed by its length before it is hashed, so that no two different lists of parts can
+give the same bytes.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import orjson
+from blake3 import blake3
+
+from triptych_common.protocol.ids import MmHash
+
+_NAMESPACE_TAG = b"triptych.namespace.v1"
+_ITEM_TAG = b"triptych.item.v1"
+
+
+def namespace_digest(parts: Mapping[str, str]) -> str:
+    """Digest of everything that the engines of one namespace share (weights, processor, dtype, vLLM version).
+
+    The order of `parts` does not matter. Returns 64 hex digits.
+    """
+    framed: list[bytes] = []
+    for key in sorted(parts):
+        framed += (key.encode(), parts[key].encode())
+    return _digest(_NAMESPACE_TAG, framed)
+
+
+def mm_hash(
+    *,
+    modality: str,
+    media: bytes,
+    namespace_digest: str,
+    processor_options: Mapping[str, Any],
+    media_io_options: Mapping[str, Any],
+    tenant_salt: str = "",
+) -> MmHash:
+    """Identity of one media item: equal if and only if the encoder's output must be equal.
+
+    Args:
+        modality: e.g. "image"; the same bytes read as another modality are another item.
+        media: the media's bytes as received, not decoded.
+        namespace_digest: from `namespace_digest`.
+        processor_options: what the request says to the processor (`mm_processor_kwargs`), JSON values.
+        media_io_options: what the request says to the media reader (`media_io_kwargs`), JSON values.
+        tenant_salt: keeps tenants from seeing each other's items.
+
+    Raises:
+        TypeError: an option is not a JSON value.
+    """
+    parts = (
+        modality.encode(),
+        namespace_digest.encode(),
+        _canonical(processor_options),
+        _canonical(media_io_options),
+        tenant_salt.encode(),
+        media,
+    )
+    return MmHash(_digest(_ITEM_TAG, parts))
+
+
+def _canonical(options: Mapping[str, Any]) -> bytes:
+    return orjson.dumps(dict(options), option=orjson.OPT_SORT_KEYS)
+
+
+def _digest(tag: bytes, parts: Iterable[bytes]) -> str:
+    hasher = blake3(tag)
+    for part in parts:
+        hasher.update(len(part).to_bytes(8, "little"))
+        hasher.update(part)
+    return hasher.hexdigest()

@@ -1,0 +1,1 @@
+"""The wire: identifiers, messages, stream names, codec. The only place where wire types live."""

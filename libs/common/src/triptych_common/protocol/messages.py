@@ -1,0 +1,206 @@
+"""Every message that travels on Redis Streams. docs/protocol.md lists who sends which, when.
+
+Commands are imperative (`EncodeJob`), events past tense (`EncodeCompleted`). A message is immutable,
+refuses unknown fields, and is validated when it is read (`codec.decode`). Tensors never travel here.
+"""
+
+from enum import StrEnum
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveInt
+
+from triptych_common.protocol.ids import MmHashText, Name
+
+SCHEMA_VERSION = 1
+
+
+class Message(BaseModel):
+    """Base of every wire message. `TYPE` names it in the envelope."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    TYPE: ClassVar[str]
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls.TYPE = cls.__name__
+
+
+class Modality(StrEnum):
+    IMAGE = "image"
+    VIDEO = "video"
+    AUDIO = "audio"
+
+
+class Requester(Message):
+    """Who waits for an item: one (request, item) at one gateway, bound for one prefill_decode."""
+
+    request_id: Name
+    item_index: NonNegativeInt  # position among the request's media items
+    gateway: Name
+    prefill_decode: Name
+
+
+class EncodeJob(Message):
+    """Gateway -> encoders (`encode-jobs`): encode one media item.
+
+    The media travel in the envelope's `blob` when small; otherwise `media_url` names where the
+    gateway serves them (an unguessable path, valid while the request lives).
+    """
+
+    job_id: Name
+    mm_hash: MmHashText
+    modality: Modality
+    media_num_bytes: PositiveInt
+    media_url: str | None = None
+    mm_processor_kwargs: dict[str, Any] = Field(default_factory=dict)
+    media_io_kwargs: dict[str, Any] = Field(default_factory=dict)
+    requesters: tuple[Requester, ...]
+    attempt: PositiveInt = 1
+
+
+class EncoderCacheMetadata(Message):
+    """Encoder -> prefill_decode (`metadata:{instance}`) and gateway (`encode-results:{instance}`).
+
+    Sent once the placeholder sizes are exact and the region is reserved, before the encoder has run.
+    """
+
+    job_id: Name
+    mm_hash: MmHashText
+    modality: Modality
+    num_embeds: PositiveInt     # rows of the encoder output; can be less than the placeholder's length
+    width: PositiveInt          # columns; exceeds the hidden size with DeepStack
+    dtype: Literal["float32", "bfloat16", "float16"]
+    num_bytes: PositiveInt
+    placeholder_metadata: dict[str, Any]  # what PD's processor needs, e.g. {"image_grid_thw": [1, 8, 8]}
+    encoder: Name
+    store: Name
+    sealed: bool                # True: the entry was in the store already, nothing will be encoded
+    requesters: tuple[Requester, ...]
+
+
+class EncodeCompleted(Message):
+    """Encoder -> gateway (`encode-results:{instance}`): the entry is sealed."""
+
+    job_id: Name
+    mm_hash: MmHashText
+    encoder: Name
+    encode_s: NonNegativeFloat
+
+
+class FailureKind(StrEnum):
+    BAD_MEDIA = "bad_media"          # the media cannot be decoded or processed: never retried
+    TOO_LARGE = "too_large"          # more rows than a consumer or the store can ever hold: never retried
+    MEDIA_GONE = "media_gone"        # the gateway no longer serves the media
+    STORE_FULL = "store_full"        # no space within the deadline: retryable
+    ENCODER_ERROR = "encoder_error"  # the engine failed: retryable
+    EXPIRED = "expired"              # the deadline passed before the job was started
+    DEAD_LETTER = "dead_letter"      # given up after too many deliveries
+
+
+class EncodeFailed(Message):
+    """Encoder -> gateway (`encode-results:{instance}`): this job will produce nothing."""
+
+    job_id: Name
+    mm_hash: MmHashText
+    encoder: Name
+    kind: FailureKind
+    detail: str = Field(max_length=2000)  # for the caller; holds no path, address or secret
+
+
+class Decision(StrEnum):
+    GRANTED = "granted"
+    DECLINED = "declined"
+
+
+class Preallocation(Message):
+    """prefill_decode -> encoder (`preallocations:{instance}`): may this (request, item) be sent?"""
+
+    request_id: Name
+    item_index: NonNegativeInt
+    job_id: Name
+    mm_hash: MmHashText
+    prefill_decode: Name
+    decision: Decision
+    reason: Literal["", "prefix_cached", "request_gone", "too_large"] = ""
+
+
+class Outcome(StrEnum):
+    INJECTED = "injected"
+    SKIPPED = "skipped"
+    FAILED = "failed"
+
+
+class ItemAck(Message):
+    """prefill_decode -> encoder (`acks:{instance}`): the last word about one (request, item)."""
+
+    request_id: Name
+    item_index: NonNegativeInt
+    job_id: Name
+    mm_hash: MmHashText
+    prefill_decode: Name
+    outcome: Outcome
+    detail: str = Field(default="", max_length=500)
+
+
+class EncodeNeeded(Message):
+    """prefill_decode -> gateway (`encode-results:{instance}`): the store lacks an item whose sizes were known."""
+
+    request_id: Name
+    item_index: NonNegativeInt
+    mm_hash: MmHashText
+    prefill_decode: Name
+    reason: Literal["absent", "writer_lost", "evicted"]
+
+
+class Role(StrEnum):
+    ENCODE = "encode"
+    PREFILL = "prefill"
+    DECODE = "decode"
+    ENCODE_PREFILL = "encode-prefill"
+    PREFILL_DECODE = "prefill-decode"
+    ENCODE_PREFILL_DECODE = "encode-prefill-decode"
+    GATEWAY = "gateway"
+
+
+class InstanceRecord(Message):
+    """Any service -> registry: who is alive, kept fresh by heartbeats (a key with a time to live)."""
+
+    instance: Name
+    boot_id: Name
+    role: Role
+    url: str | None = None              # HTTP base, for roles that are called by HTTP
+    model: str | None = None            # served model name
+    namespace_digest: str | None = None  # weights, processor, dtype, vLLM version
+    width: PositiveInt | None = None
+    dtype: str | None = None
+    max_item_embeds: PositiveInt | None = None  # largest item this instance can hold
+    store: Name | None = None
+    num_slots: NonNegativeInt = 0       # jobs or requests it works on at once
+    draining: bool = False
+
+
+class ItemTransfer(Message):
+    """One item inside `ECTransferParams`."""
+
+    item_index: NonNegativeInt
+    mm_hash: MmHashText
+    num_embeds: PositiveInt
+
+
+class ECTransferParams(Message):
+    """Gateway -> prefill_decode, as the request field `ec_transfer_params` (HTTP): names the request's items."""
+
+    request_id: Name
+    gateway: Name
+    traceparent: str | None = None
+    remaining_ms: PositiveInt
+    items: tuple[ItemTransfer, ...]
+
+
+BusMessage = Annotated[
+    EncodeJob | EncoderCacheMetadata | EncodeCompleted | EncodeFailed | Preallocation | ItemAck | EncodeNeeded,
+    Field(),
+]
+BUS_MESSAGES: tuple[type[Message], ...] = (
+    EncodeJob, EncoderCacheMetadata, EncodeCompleted, EncodeFailed, Preallocation, ItemAck, EncodeNeeded,
+)

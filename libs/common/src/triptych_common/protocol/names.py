@@ -1,0 +1,75 @@
+"""Names of streams, groups and keys in Redis. All start with `triptych:<deployment>:`."""
+
+import re
+from dataclasses import dataclass
+
+ENCODERS_GROUP = "encoders"
+"""Consumer group of `encode-jobs`: whichever encoder is free takes the next job."""
+
+OWNER_GROUP = "owner"
+"""Consumer group of a stream that only one instance reads."""
+
+_DEPLOYMENT = re.compile(r"[A-Za-z0-9._-]{1,100}")
+
+
+@dataclass(frozen=True)
+class StreamNames:
+    """Names inside one deployment; deployments share a Redis without seeing each other.
+
+    Raises:
+        ValueError: `deployment` is empty, too long, or holds other characters than letters, digits, `._-`.
+    """
+
+    deployment: str
+
+    def __post_init__(self) -> None:
+        if _DEPLOYMENT.fullmatch(self.deployment) is None:
+            raise ValueError(f"deployment name {self.deployment!r} must match {_DEPLOYMENT.pattern}")
+
+    def _key(self, *parts: str) -> str:
+        return ":".join(("triptych", self.deployment, *parts))
+
+    # ---- streams ----
+    @property
+    def encode_jobs(self) -> str:
+        """Gateways -> encoders, group `ENCODERS_GROUP`."""
+        return self._key("encode-jobs")
+
+    def metadata(self, instance: str) -> str:
+        """Encoders -> one prefill_decode."""
+        return self._key("metadata", instance)
+
+    def preallocations(self, instance: str) -> str:
+        """prefill_decode instances -> one encoder."""
+        return self._key("preallocations", instance)
+
+    def acks(self, instance: str) -> str:
+        """prefill_decode instances -> one encoder."""
+        return self._key("acks", instance)
+
+    def encode_results(self, instance: str) -> str:
+        """Encoders and prefill_decode instances -> one gateway."""
+        return self._key("encode-results", instance)
+
+    @property
+    def dead_letters(self) -> str:
+        """Entries that nobody could handle, with the reason."""
+        return self._key("dead-letters")
+
+    # ---- keys ----
+    @property
+    def instances(self) -> str:
+        """Sorted set of instance names by their last heartbeat (Redis time, seconds)."""
+        return self._key("instances")
+
+    def instance(self, instance: str) -> str:
+        """One `InstanceRecord`; expires when its heartbeats stop."""
+        return self._key("instance", instance)
+
+    def sizes(self, mm_hash: str) -> str:
+        """Placeholder sizes of an item that was encoded before."""
+        return self._key("sizes", mm_hash)
+
+    def inflight(self, mm_hash: str) -> str:
+        """Who encodes an item now, and who waits for it."""
+        return self._key("inflight", mm_hash)

@@ -1,0 +1,240 @@
+"""Messages on the cache_store's Unix socket: length-prefixed JSON frames (`codec.frame`).
+
+A client sends `StoreCommand`s, each with a `seq` of its own; the store answers each with one
+`StoreReply` of the same `seq`, in any order. Pushes (`EntrySealed`, `WriterLost`) have `seq` 0.
+Bytes of tensors never travel here: a `Descriptor` says where in the region they are.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, NonNegativeInt, PositiveInt
+
+from triptych_common.protocol.ids import MmHashText, Name
+from triptych_common.protocol.messages import Message
+
+STORE_PROTOCOL_VERSION = 1
+MAX_FRAME_BYTES = 1 << 20
+
+DType = Literal["float32", "bfloat16", "float16"]
+
+
+class TensorSpec(Message):
+    """What a tensor is, apart from where it is."""
+
+    shape: tuple[PositiveInt, PositiveInt]  # (num_embeds, width)
+    dtype: DType
+    num_bytes: PositiveInt
+
+
+class Descriptor(Message):
+    """Where a sealed tensor is. Valid while the pin that came with it is held."""
+
+    mm_hash: MmHashText
+    spec: TensorSpec
+    offset: NonNegativeInt  # bytes from the start of the region file; aligned to the block size
+    generation: PositiveInt  # fences descriptors from before a store restart
+
+
+class StoreFrame(Message):
+    seq: NonNegativeInt
+
+
+# ---- commands, client -> store -------------------------------------------------------------------
+class Hello(StoreFrame):
+    """First frame of every session."""
+
+    kind: Literal["hello"] = "hello"
+    version: PositiveInt
+    client: Name  # e.g. "encoder-0/worker-0"; unique among live sessions
+    namespace_digest: str | None = None
+
+
+class Ping(StoreFrame):
+    kind: Literal["ping"] = "ping"
+
+
+class Reserve(StoreFrame):
+    """Hold blocks for a tensor that does not exist yet.
+
+    `writer` names the session (by `client`) that will write; the reservation is its lease, not the
+    caller's, so blocks stay untouchable until the process that may write them is gone.
+    """
+
+    kind: Literal["reserve"] = "reserve"
+    mm_hash: MmHashText
+    spec: TensorSpec
+    writer: Name | None = None      # None: the caller
+    may_use_reserve: bool = False   # granted preallocations may use the store's reserve
+
+
+class Seal(StoreFrame):
+    """The writer: the tensor is complete. The first seal of an mm_hash wins."""
+
+    kind: Literal["seal"] = "seal"
+    reservation_id: PositiveInt
+
+
+class Cancel(StoreFrame):
+    """The writer or the one who reserved: the tensor will not be written; nobody writes any more."""
+
+    kind: Literal["cancel"] = "cancel"
+    reservation_id: PositiveInt
+
+
+class PinOrWatch(StoreFrame):
+    """Atomic: a pinned descriptor now, or `EntrySealed` (already pinned) pushed when it is sealed."""
+
+    kind: Literal["pin_or_watch"] = "pin_or_watch"
+    mm_hash: MmHashText
+    num_holders: PositiveInt = 1    # unpins needed until the pin ends (tensor-parallel ranks)
+
+
+class Unwatch(StoreFrame):
+    kind: Literal["unwatch"] = "unwatch"
+    mm_hash: MmHashText
+
+
+class Unpin(StoreFrame):
+    """May come from another session of the same instance (the worker that dropped the view)."""
+
+    kind: Literal["unpin"] = "unpin"
+    pin_id: PositiveInt
+
+
+class Lookup(StoreFrame):
+    """State of entries, without touching their recency."""
+
+    kind: Literal["lookup"] = "lookup"
+    mm_hashes: tuple[MmHashText, ...] = Field(max_length=1000)
+
+
+class StatsQuery(StoreFrame):
+    kind: Literal["stats"] = "stats"
+
+
+class ListEntries(StoreFrame):
+    kind: Literal["list"] = "list"
+    limit: PositiveInt = 1000
+
+
+class Evict(StoreFrame):
+    """Operator: evict one unpinned entry, or all (`mm_hash` None)."""
+
+    kind: Literal["evict"] = "evict"
+    mm_hash: MmHashText | None = None
+
+
+StoreCommand = Annotated[
+    Hello | Ping | Reserve | Seal | Cancel | PinOrWatch | Unwatch | Unpin | Lookup | StatsQuery | ListEntries | Evict,
+    Field(discriminator="kind"),
+]
+
+
+# ---- replies and pushes, store -> client ---------------------------------------------------------
+class Welcome(StoreFrame):
+    kind: Literal["welcome"] = "welcome"
+    store: Name
+    generation: PositiveInt
+    region_path: str
+    region_num_bytes: PositiveInt
+    block_num_bytes: PositiveInt
+
+
+class Done(StoreFrame):
+    """Success without a value (ping, seal, cancel, unpin, unwatch, evict)."""
+
+    kind: Literal["done"] = "done"
+
+
+class Reserved(StoreFrame):
+    kind: Literal["reserved"] = "reserved"
+    reservation_id: PositiveInt
+    offset: NonNegativeInt
+    generation: PositiveInt
+
+
+class AlreadySealed(StoreFrame):
+    """Answer to `Reserve`: nothing to write, the entry is READY."""
+
+    kind: Literal["already_sealed"] = "already_sealed"
+    spec: TensorSpec
+
+
+class Pinned(StoreFrame):
+    kind: Literal["pinned"] = "pinned"
+    pin_id: PositiveInt
+    descriptor: Descriptor
+
+
+class Watching(StoreFrame):
+    """Answer to `PinOrWatch`: not sealed. `writing`: somebody holds a reservation for it."""
+
+    kind: Literal["watching"] = "watching"
+    mm_hash: MmHashText
+    writing: bool
+
+
+class EntrySealed(StoreFrame):
+    """Push to a watcher: the entry was sealed and is pinned for you."""
+
+    kind: Literal["entry_sealed"] = "entry_sealed"
+    pin_id: PositiveInt
+    descriptor: Descriptor
+
+
+class WriterLost(StoreFrame):
+    """Push to a watcher: the last reservation for this mm_hash ended without a seal. The watch goes on."""
+
+    kind: Literal["writer_lost"] = "writer_lost"
+    mm_hash: MmHashText
+
+
+class EntryState(Message):
+    mm_hash: MmHashText
+    state: Literal["absent", "writing", "ready", "pinned"]
+    spec: TensorSpec | None = None
+    num_pins: NonNegativeInt = 0
+    age_s: float = 0.0
+
+
+class Entries(StoreFrame):
+    """Answer to `Lookup` and `ListEntries`."""
+
+    kind: Literal["entries"] = "entries"
+    entries: tuple[EntryState, ...]
+
+
+class StoreStats(StoreFrame):
+    kind: Literal["store_stats"] = "store_stats"
+    generation: PositiveInt
+    region_num_bytes: PositiveInt
+    free_num_bytes: NonNegativeInt
+    writing_num_bytes: NonNegativeInt
+    ready_num_bytes: NonNegativeInt
+    pinned_num_bytes: NonNegativeInt
+    abandoned_num_bytes: NonNegativeInt
+    num_entries: NonNegativeInt
+    num_reservations: NonNegativeInt
+    num_pins: NonNegativeInt
+    num_watches: NonNegativeInt
+    num_sessions: NonNegativeInt
+    num_seals_total: NonNegativeInt
+    num_hits_total: NonNegativeInt
+    num_misses_total: NonNegativeInt
+    num_evictions_total: NonNegativeInt
+
+
+class StoreFailure(StoreFrame):
+    """The command failed. `code` is stable, `detail` for people."""
+
+    kind: Literal["failure"] = "failure"
+    code: Literal["bad_frame", "bad_version", "not_hello", "full", "too_large", "unknown_reservation", "unknown_pin",
+                  "unknown_writer", "not_owner", "spec_mismatch", "internal"]
+    detail: str
+
+
+StoreReply = Annotated[
+    Welcome | Done | Reserved | AlreadySealed | Pinned | Watching | EntrySealed | WriterLost | Entries | StoreStats
+    | StoreFailure,
+    Field(discriminator="kind"),
+]

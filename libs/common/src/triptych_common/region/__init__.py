@@ -1,0 +1,16 @@
+"""Shared memory and the store's client: what a process needs to read and write tensors in the region.
+
+layout       where things are in the region file, and its headers (pure, on any buffer)
+mapping      one process's mapping of the region
+tensor_view  torch tensors on a mapping (the only module of common that imports torch)
+session      requests, replies and pushes of one session, matched (pure)
+threaded     StoreSession: for inside vLLM, one reader thread
+aio          AsyncStoreSession: the same for asyncio services
+"""
+
+from triptych_common.region.aio import AsyncStoreSession
+from triptych_common.region.mapping import RegionMapping
+from triptych_common.region.session import Push
+from triptych_common.region.threaded import StoreSession
+
+__all__ = ["AsyncStoreSession", "Push", "RegionMapping", "StoreSession"]

@@ -1,0 +1,107 @@
+"""One process's mapping of the region file. Owns memory only: who may touch what is the store's to say."""
+
+import ctypes
+import mmap
+import os
+from pathlib import Path
+
+from triptych_common.domain.errors import StoreUnavailableError
+
+
+class RegionMapping:
+    """The region, mapped shared. Memory stays mapped while any view of it lives, `close` or not."""
+
+    def __init__(self, memory: mmap.mmap, *, writable: bool) -> None:
+        self._memory: mmap.mmap | None = memory
+        self.num_bytes = len(memory)
+        self.writable = writable
+        self.address = _address_of(memory)
+
+    @classmethod
+    def open(cls, path: str | Path, num_bytes: int, writable: bool = True) -> "RegionMapping":
+        """Map the first `num_bytes` of the file at `path`.
+
+        A mapping is writable in the memory-management sense by default even for consumers: torch warns
+        about tensors on read-only memory. Nobody but a reservation's writer writes.
+
+        Raises:
+            StoreUnavailableError: the file is missing, not ours to open, or shorter than `num_bytes`.
+        """
+        try:
+            fd = os.open(path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC)
+        except OSError as error:
+            raise StoreUnavailableError(f"cannot open the region: {error.strerror}") from error
+        try:
+            if os.fstat(fd).st_size < num_bytes:
+                raise StoreUnavailableError("the region file is shorter than the store says")
+            protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
+            return cls(mmap.mmap(fd, num_bytes, mmap.MAP_SHARED, protection), writable=writable)
+        except (OSError, ValueError) as error:
+            raise StoreUnavailableError(f"cannot map the region: {error}") from error
+        finally:
+            os.close(fd)
+
+    def view(self, offset: int, num_bytes: int) -> memoryview:
+        """Bytes [offset, offset + num_bytes) of the region, without a copy.
+
+        Raises:
+            ValueError: outside the region, or the mapping is closed.
+        """
+        return memoryview(self._checked(offset, num_bytes))[offset : offset + num_bytes]
+
+    def exporter(self, offset: int, num_bytes: int) -> "ctypes.Array[ctypes.c_char]":
+        """The same bytes as an object of its own: it lives as long as anything made from its buffer.
+
+        Raises:
+            ValueError: outside the region, the mapping is closed or not writable.
+        """
+        if not self.writable:
+            raise ValueError("the mapping is read-only")
+        return (ctypes.c_char * num_bytes).from_buffer(self._checked(offset, num_bytes), offset)
+
+    def close(self) -> None:
+        """No new views. The memory goes when the last view does. May be called twice."""
+        self._memory = None
+
+    def _checked(self, offset: int, num_bytes: int) -> mmap.mmap:
+        if self._memory is None:
+            raise ValueError("the mapping is closed")
+        if offset < 0 or num_bytes <= 0 or offset + num_bytes > self.num_bytes:
+            raise ValueError(f"bytes {offset} to {offset + num_bytes} are outside the region")
+        return self._memory
+
+
+def _address_of(memory: mmap.mmap) -> int:
+    """Where `memory` starts in this process's address space."""
+    holder = ctypes.py_object(memory)
+    buffer = _PyBuffer()
+    _get_buffer(holder, ctypes.byref(buffer), 0)
+    try:
+        return int(buffer.buf)
+    finally:
+        _release_buffer(ctypes.byref(buffer))
+
+
+class _PyBuffer(ctypes.Structure):
+    """CPython's `Py_buffer`: the one way to the address of a mapping that may be read-only."""
+
+    _fields_ = (
+        ("buf", ctypes.c_void_p),
+        ("obj", ctypes.py_object),
+        ("len", ctypes.c_ssize_t),
+        ("itemsize", ctypes.c_ssize_t),
+        ("readonly", ctypes.c_int),
+        ("ndim", ctypes.c_int),
+        ("format", ctypes.c_char_p),
+        ("shape", ctypes.c_void_p),
+        ("strides", ctypes.c_void_p),
+        ("suboffsets", ctypes.c_void_p),
+        ("internal", ctypes.c_void_p),
+    )
+
+
+_get_buffer = ctypes.pythonapi.PyObject_GetBuffer
+_get_buffer.argtypes = (ctypes.py_object, ctypes.c_void_p, ctypes.c_int)
+_release_buffer = ctypes.pythonapi.PyBuffer_Release
+_release_buffer.argtypes = (ctypes.c_void_p,)
+_release_buffer.restype = None

@@ -1,0 +1,6 @@
+"""What a service's process needs: settings, signals, a bounded end."""
+
+from triptych_common.runtime.service import StopSignal, run_service
+from triptych_common.runtime.settings import RunDirError, ServiceSettings, ensure_run_dir
+
+__all__ = ["RunDirError", "ServiceSettings", "StopSignal", "ensure_run_dir", "run_service"]

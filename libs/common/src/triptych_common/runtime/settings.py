@@ -1,0 +1,145 @@
+"""Settings that every service has, read from `TRIPTYCH_*` and the command line, nowhere else."""
+
+import os
+import stat
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, NoReturn, Self
+
+from pydantic import AliasChoices, Field, ValidationError, field_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
+
+from triptych_common.domain.errors import TriptychError
+from triptych_common.protocol.ids import Name
+from triptych_common.protocol.names import StreamNames
+
+INVALID_SETTINGS_EXIT_CODE = 2
+
+
+class RunDirError(TriptychError):
+    """The run directory is not ours alone, so sockets and shared memory in it would not be safe."""
+
+
+def default_run_dir() -> Path:
+    """A directory of this user on a tmpfs where there is one."""
+    shared_memory = Path("/dev/shm")
+    base = shared_memory if shared_memory.is_dir() else Path(tempfile.gettempdir())
+    return base / f"triptych-{os.getuid()}"
+
+
+def ensure_run_dir(path: Path) -> None:
+    """Create `path` as 0700, or check that it is.
+
+    Raises:
+        RunDirError: not a directory, owned by another user, or open to group or world.
+    """
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        info = path.lstat()
+    except OSError as error:
+        raise RunDirError(f"run directory {path} cannot be made: {error.strerror}") from error
+    if not stat.S_ISDIR(info.st_mode):
+        raise RunDirError(f"run directory {path} is not a directory")
+    if info.st_uid != os.getuid():
+        raise RunDirError(f"run directory {path} belongs to user {info.st_uid}, not to {os.getuid()}")
+    if stat.S_IMODE(info.st_mode) & 0o077:
+        raise RunDirError(f"run directory {path} is open to other users; make it so: chmod 700 {path}")
+
+
+class ServiceSettings(BaseSettings):
+    """What every service needs to know. A service adds its own fields in a subclass.
+
+    Each field is `TRIPTYCH_<NAME>` in the environment and `--<name-in-kebab-case>` on the command line,
+    which wins. Use `load()` in a `__main__`; build it directly, with keywords, in tests.
+    """
+
+    model_config = SettingsConfigDict(
+        env_prefix="TRIPTYCH_",
+        env_ignore_empty=True,
+        cli_kebab_case=True,
+        cli_implicit_flags=True,
+        cli_avoid_json=True,
+        cli_hide_none_type=True,
+        extra="forbid",
+        populate_by_name=True,
+    )
+
+    redis_url: str = Field(
+        default="redis://127.0.0.1:6379/0", repr=False, description="redis://, rediss:// or unix:// URL"
+    )
+    deployment: str = Field(default="default", description="deployments on one Redis do not see each other")
+    run_dir: Path = Field(default_factory=default_run_dir, description="sockets, shared memory, traces; 0700")
+    store_socket: Path = Field(
+        default_factory=lambda data: data.get("run_dir", default_run_dir()) / "store.sock",
+        description="the cache_store's socket [default: RUN_DIR/store.sock]",
+    )
+    instance: Name = Field(default="default", description="name of this instance, unique in the deployment")
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
+    otlp_endpoint: str | None = Field(
+        default=None,
+        validation_alias=AliasChoices(
+            "otlp_endpoint", "TRIPTYCH_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"
+        ),
+        description="base URL of an OTLP/HTTP collector; without it, spans go to files",
+    )
+    traces_dir: Path = Field(
+        default_factory=lambda data: data.get("run_dir", default_run_dir()) / "traces",
+        description="where spans go as files [default: RUN_DIR/traces]",
+    )
+    drain_timeout_s: float = Field(default=15.0, ge=0, description="time to finish what runs at the end")
+
+    @field_validator("redis_url")
+    @classmethod
+    def _known_scheme(cls, value: str) -> str:
+        if not value.startswith(("redis://", "rediss://", "unix://")):
+            raise ValueError("must start with redis://, rediss:// or unix://")
+        return value
+
+    @field_validator("deployment")
+    @classmethod
+    def _valid_deployment(cls, value: str) -> str:
+        StreamNames(value)
+        return value
+
+    @field_validator("log_level", mode="before")
+    @classmethod
+    def _any_case(cls, value: Any) -> Any:
+        return value.upper() if isinstance(value, str) else value
+
+    @property
+    def names(self) -> StreamNames:
+        """Stream names of this deployment."""
+        return StreamNames(self.deployment)
+
+    @classmethod
+    def load(cls, argv: Sequence[str] | None = None) -> Self:
+        """Settings from the environment and `argv` (None: the process's own); makes the run directory.
+
+        On invalid settings: one line per fault on stderr, exit code 2.
+        """
+        try:
+            settings = cls(_cli_parse_args=list(sys.argv[1:] if argv is None else argv))
+            ensure_run_dir(settings.run_dir)
+        except ValidationError as error:
+            _refuse(_explain(error))
+        except SettingsError as error:
+            _refuse(f"  {error}")
+        except RunDirError as error:
+            _refuse(f"  {error}")
+        return settings
+
+
+def _explain(error: ValidationError) -> str:
+    """One line per fault, without the values: they may be secret."""
+    return "\n".join(
+        f"  {'.'.join(map(str, fault['loc'])) or 'settings'}: {fault['msg']}"
+        for fault in error.errors(include_url=False, include_input=False, include_context=False)
+        if fault["type"] != "default_factory_not_called"  # only follows from another fault
+    )
+
+
+def _refuse(faults: str) -> NoReturn:
+    sys.stderr.write(f"invalid settings:\n{faults}\n")
+    raise SystemExit(INVALID_SETTINGS_EXIT_CODE)

@@ -1,0 +1,142 @@
+"""Structured logs: constant text plus fields, as JSON lines or for people, on stderr.
+
+    log = get_logger(__name__)
+    log.info("job taken", job_id=job.job_id, attempt=2)
+
+Every line also carries service, instance and, inside a span, the trace id.
+"""
+
+import logging
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any, LiteralString, TextIO
+
+import orjson
+from opentelemetry import trace
+
+_FIELDS = "triptych_fields"
+
+
+class Logger:
+    """Thin front of a standard logger whose methods take constant text and keyword fields."""
+
+    def __init__(self, logger: logging.Logger) -> None:
+        self._logger = logger
+
+    def debug(self, text: LiteralString, /, **fields: object) -> None:
+        self._log(logging.DEBUG, text, fields)
+
+    def info(self, text: LiteralString, /, **fields: object) -> None:
+        self._log(logging.INFO, text, fields)
+
+    def warning(self, text: LiteralString, /, **fields: object) -> None:
+        self._log(logging.WARNING, text, fields)
+
+    def error(self, text: LiteralString, /, **fields: object) -> None:
+        self._log(logging.ERROR, text, fields)
+
+    def exception(self, text: LiteralString, /, **fields: object) -> None:
+        """Like `error`, with the traceback of the exception being handled."""
+        self._log(logging.ERROR, text, fields, exc_info=True)
+
+    def _log(self, level: int, text: str, fields: Mapping[str, object], *, exc_info: bool = False) -> None:
+        if self._logger.isEnabledFor(level):
+            self._logger.log(level, text, exc_info=exc_info, extra={_FIELDS: fields}, stacklevel=3)
+
+
+def get_logger(name: str) -> Logger:
+    """The logger called `name` (pass `__name__`)."""
+    return Logger(logging.getLogger(name))
+
+
+def setup_logging(
+    service: str,
+    instance: str,
+    level: str = "INFO",
+    *,
+    json_lines: bool | None = None,
+    stream: TextIO | None = None,
+) -> None:
+    """Send this process's log lines to `stream` (stderr). Replaces what an earlier call set up.
+
+    Args:
+        json_lines: None: JSON unless the stream is a terminal.
+
+    Raises:
+        ValueError: unknown `level`.
+    """
+    target = sys.stderr if stream is None else stream
+    if json_lines is None:
+        json_lines = not target.isatty()
+    handler = _TriptychHandler(target)
+    formatter = JsonFormatter if json_lines else HumanFormatter
+    handler.setFormatter(formatter(service, instance))
+    root = logging.getLogger()
+    root.setLevel(level.upper())
+    for old in [h for h in root.handlers if isinstance(h, _TriptychHandler)]:
+        root.removeHandler(old)
+    root.addHandler(handler)
+
+
+class _TriptychHandler(logging.StreamHandler[TextIO]):
+    """Marks the handler that `setup_logging` owns."""
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object per line."""
+
+    def __init__(self, service: str, instance: str) -> None:
+        super().__init__()
+        self._service = service
+        self._instance = instance
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, object] = {
+            "time": _utc(record.created),
+            "level": record.levelname.lower(),
+            "service": self._service,
+            "instance": self._instance,
+            "logger": record.name,
+            "text": record.getMessage(),
+        }
+        trace_id = _trace_id()
+        if trace_id is not None:
+            line["trace_id"] = trace_id
+        for key, value in _fields(record).items():
+            line[f"field_{key}" if key in line else key] = value
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return orjson.dumps(line, default=str, option=orjson.OPT_NON_STR_KEYS).decode()
+
+
+class HumanFormatter(logging.Formatter):
+    """`12:00:00.123 warning  encoder-0 job taken  job_id=j-1 attempt=2`."""
+
+    def __init__(self, service: str, instance: str) -> None:
+        super().__init__()
+        self._name = instance or service
+
+    def format(self, record: logging.LogRecord) -> str:
+        clock = time.strftime("%H:%M:%S", time.localtime(record.created))
+        fields = "".join(f" {key}={value}" for key, value in _fields(record).items())
+        level = record.levelname.lower()
+        lines = f"{clock}.{int(record.msecs):03d} {level:8} {self._name} {record.getMessage()}"
+        lines += f" {fields}" if fields else ""
+        if record.exc_info:
+            lines += "\n" + self.formatException(record.exc_info)
+        return lines
+
+
+def _fields(record: logging.LogRecord) -> Mapping[str, Any]:
+    fields: Mapping[str, Any] = getattr(record, _FIELDS, {})
+    return fields
+
+
+def _trace_id() -> str | None:
+    context = trace.get_current_span().get_span_context()
+    return f"{context.trace_id:032x}" if context.is_valid else None
+
+
+def _utc(seconds: float) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds)) + f".{int(seconds % 1 * 1000):03d}Z"

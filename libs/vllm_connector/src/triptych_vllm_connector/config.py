@@ -1,0 +1,45 @@
+"""Options of the connector, carried in vLLM's `ec_connector_extra_config`. The environment is never read here."""
+
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, NonNegativeFloat, PositiveInt
+
+
+class ConnectorConfig(BaseModel):
+    """One for all three parts inside vLLM (scheduler, workers, plugin); `engine_options` writes it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    instance: str
+    deployment: str
+    redis_url: str
+    store_socket: Path
+    log_level: str = "INFO"
+    traces_dir: Path | None = None
+    otlp_endpoint: str | None = None
+    namespace_digest: str
+    preallocation: Literal["sync", "async"] = "sync"
+    budget_embeds: PositiveInt | None = None  # None: the size of vLLM's encoder cache
+    has_encoder: bool = False                 # PD: the vision tower is loaded, so local encode is possible
+    store_timeout_s: NonNegativeFloat = 5.0
+    debug_encode_delay_s: NonNegativeFloat = 0.0  # test option: a slow encoder
+
+    @classmethod
+    def from_vllm(cls, vllm_config: Any) -> "ConnectorConfig":
+        """Raises pydantic's ValidationError when an option is missing or unknown."""
+        return cls.model_validate(vllm_config.ec_transfer_config.ec_connector_extra_config)
+
+
+ENGINE_SESSION = "engine"
+WORKER_SESSION = "worker"
+
+
+def engine_session_name(instance: str) -> str:
+    """Name of the store session that PD's EngineCore opens."""
+    return f"{instance}/{ENGINE_SESSION}"
+
+
+def worker_session_name(instance: str, rank: int = 0) -> str:
+    """Name of the store session that a worker opens; the writer of the encoder's reservations is rank 0."""
+    return f"{instance}/{WORKER_SESSION}-{rank}"

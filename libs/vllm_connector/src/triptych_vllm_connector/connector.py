@@ -1,0 +1,156 @@
+"""The one EC connector class, producer and consumer, scheduler side and worker side.
+
+vLLM makes one object in EngineCore and one in each worker; each delegates to the part that belongs
+there (`Consumer`, `WriteOrders`, `workers.WritingWorker`, `workers.LoadingWorker`).
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from vllm.distributed.ec_transfer.ec_connector.base import ECConnectorBase, ECConnectorMetadata, ECConnectorRole
+
+from triptych_common.bus import ThreadedBus
+from triptych_common.protocol.codec import Envelope
+from triptych_common.protocol.messages import EncoderCacheMetadata
+from triptych_common.protocol.names import OWNER_GROUP, StreamNames
+from triptych_common.telemetry import setup_tracing
+from triptych_common.telemetry.logs import get_logger, setup_logging
+from triptych_vllm_connector.config import ConnectorConfig
+from triptych_vllm_connector.consumer import Consumer, PinReply, StoreLost
+from triptych_vllm_connector.items import LoadOrder
+from triptych_vllm_connector.links import BusTalkLink, StorePinLink
+from triptych_vllm_connector.orders import WriteOrder
+from triptych_vllm_connector.preallocator import make_preallocator
+from triptych_vllm_connector.workers import LoadingWorker, WritingWorker
+
+log = get_logger(__name__)
+
+
+@dataclass
+class StepOrders(ECConnectorMetadata):
+    """Scheduler -> worker, with each step: what to write to the region, and what to load from it."""
+
+    writes: dict[str, WriteOrder] = field(default_factory=dict)  # by mm_hash
+    loads: list[LoadOrder] = field(default_factory=list)
+
+
+class TriptychECConnector(ECConnectorBase):
+    """Loaded by `ec_connector_module_path`; options are a `ConnectorConfig`."""
+
+    def __init__(self, vllm_config: Any, role: ECConnectorRole) -> None:
+        super().__init__(vllm_config, role)
+        self.config = ConnectorConfig.from_vllm(vllm_config)
+        service = "prefill_decode" if self.is_consumer else "encoder"
+        setup_logging(service, self.config.instance, self.config.log_level)
+        self._tracing = setup_tracing(
+            service,
+            self.config.instance,
+            otlp_endpoint=self.config.otlp_endpoint,
+            traces_dir=self.config.traces_dir,
+        )
+        self._num_ranks: int = vllm_config.parallel_config.world_size
+        self._writes: dict[str, WriteOrder] = {}
+        self._consumer: Consumer | None = None
+        self._closers: list[Any] = []
+        self.writer: WritingWorker | None = None
+        self.loader: LoadingWorker | None = None
+        if role is ECConnectorRole.WORKER:
+            rank: int = vllm_config.parallel_config.rank
+            if self.is_producer:
+                self.writer = WritingWorker(self.config, rank)
+                self._closers.append(self.writer)
+            if self.is_consumer:
+                self.loader = LoadingWorker(self.config, rank)
+                self._closers.append(self.loader)
+
+    # ---- scheduler side: consumer ----------------------------------------------------------------
+    def open_consumer(self, cache_size: int) -> Consumer:
+        """Connect to the store and the bus. `cache_size` is vLLM's encoder cache, in rows."""
+        config = self.config
+        names = StreamNames(config.deployment)
+        budget = config.budget_embeds or max(cache_size, 1)
+        bus = ThreadedBus(config.redis_url, config.deployment, client_name=f"{config.instance}/engine")
+        pins = StorePinLink(
+            config,
+            self._num_ranks,
+            on_reply=lambda mm_hash, reply: consumer.post(PinReply(mm_hash, reply)),
+            on_push=lambda push: consumer.post(push),
+            on_lost=lambda: consumer.post(StoreLost()),
+        )
+        consumer = Consumer(
+            config.instance, pins, BusTalkLink(bus, names), make_preallocator(config.preallocation, budget)
+        )
+
+        def on_metadata(envelope: Envelope) -> None:
+            if isinstance(envelope.message, EncoderCacheMetadata):
+                consumer.post(envelope.message)
+
+        bus.subscribe(
+            names.metadata(config.instance), group=OWNER_GROUP, consumer=config.instance, callback=on_metadata
+        )
+        self._closers += [pins, bus]
+        self._consumer = consumer
+        log.info("consumer ready", instance=config.instance, budget_embeds=budget, strategy=config.preallocation)
+        return consumer
+
+    def _is_remote(self, request: Any) -> bool:
+        return self._consumer is not None and (
+            not self.config.has_encoder or request.ec_transfer_params is not None
+        )
+
+    def ensure_cache_available(self, request: Any, num_computed_tokens: int) -> bool:
+        if self._consumer is None or not self._is_remote(request):
+            return True
+        return self._consumer.admit(request, num_computed_tokens)
+
+    def has_cache_item(self, identifier: str) -> bool:
+        return self._consumer is not None and self._consumer.must_load(identifier)
+
+    def take_unavailable_requests(self) -> set[str]:
+        return self._consumer.take_failed() if self._consumer is not None else set()
+
+    def update_state_after_free(self, request: Any, index: int) -> None:
+        """vLLM's word that the item's placeholder is computed."""
+        if self._consumer is not None and self._is_remote(request):
+            self._consumer.computed(request.request_id, index)
+
+    # ---- scheduler side: both --------------------------------------------------------------------
+    def update_state_after_alloc(self, request: Any, index: int) -> None:
+        mm_hash = request.mm_features[index].identifier
+        if self._consumer is not None and self._is_remote(request):
+            self._consumer.load(request.request_id, mm_hash)
+        elif self.is_producer and request.ec_transfer_params is not None:
+            order = WriteOrder(**request.ec_transfer_params)
+            self._writes[order.mm_hash] = order
+
+    def build_connector_meta(self, scheduler_output: Any) -> StepOrders:
+        writes, self._writes = self._writes, {}
+        return StepOrders(writes, self._consumer.take_loads() if self._consumer is not None else [])
+
+    def request_finished(self, request: Any) -> tuple[bool, dict[str, Any] | None]:
+        if self._consumer is not None and request.mm_features:
+            self._consumer.finished(request.request_id, request.num_computed_tokens)
+        return False, None  # True would never be cleared by vLLM
+
+    # ---- worker side -----------------------------------------------------------------------------
+    def orders(self) -> StepOrders:
+        """What the scheduler sent with this step."""
+        metadata = self._get_connector_metadata()
+        if not isinstance(metadata, StepOrders):
+            raise TypeError(f"expected StepOrders, got {type(metadata).__name__}")
+        return metadata
+
+    def start_load_caches(self, encoder_cache: dict[str, torch.Tensor], **kwargs: Any) -> None:
+        if self.loader is not None:
+            self.loader.load(encoder_cache, self.orders().loads)
+
+    def save_caches(self, encoder_cache: dict[str, torch.Tensor], mm_hash: str, **kwargs: Any) -> None:
+        if self.writer is not None:
+            self.writer.write(self.orders().writes.get(mm_hash), mm_hash, encoder_cache[mm_hash])
+
+    def shutdown(self) -> None:
+        for closer in self._closers:
+            closer.close()
+        self._closers.clear()
+        self._tracing.shutdown()

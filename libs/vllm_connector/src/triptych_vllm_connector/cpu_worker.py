@@ -1,0 +1,14 @@
+"""Worker class for the CPU, given to vLLM by `--worker-cls`."""
+
+from vllm.v1.worker.cpu_worker import CPUWorker
+
+from triptych_vllm_connector.runner_wrappers import wrap
+from triptych_vllm_connector.worker_rpc import WorkerRpc
+
+
+class TriptychCPUWorker(WorkerRpc, CPUWorker):
+    """vLLM's CPU worker builds its runner inside `init_device`; the wrapper comes right after."""
+
+    def init_device(self) -> None:
+        super().init_device()
+        self.model_runner = wrap(self.model_runner, self.vllm_config.ec_transfer_config.is_ec_producer)

@@ -1,0 +1,77 @@
+"""vLLM general plugin: loaded by vLLM in each of its processes, before anything else of ours.
+
+It touches vLLM in three places, each because no option exists for it:
+1. vLLM's tracer: its spans go where ours go (`_use_our_tracing`).
+2. the worker's message queue, which spins for a second after each message (`_stop_spinning`).
+3. EngineCore's loop: the parking scheduler learns how to wake it (`_let_scheduler_wake_engine`).
+Without Triptych's connector in the configuration each of these changes nothing that a user could see.
+"""
+
+import functools
+from typing import Any
+
+BUSY_LOOP_S = 0.001  # vLLM spins 1 s after each message; one step would cost a second of CPU when idle
+
+
+def register() -> None:
+    """Entry point `vllm.general_plugins`."""
+    _use_our_tracing()
+    _stop_spinning()
+    _let_scheduler_wake_engine()
+
+
+def _use_our_tracing() -> None:
+    """vLLM would make a provider of its own, and a process can have one only."""
+    from opentelemetry import trace
+    from vllm import tracing
+
+    backends = tracing._REGISTERED_TRACING_BACKENDS
+    is_available, _, _, instrument, instrument_manual = backends["otel"]
+
+    def init_tracer(name: str, endpoint: str, extra_attributes: dict[str, str] | None = None) -> Any:
+        return trace.get_tracer(name)
+
+    def init_worker_tracer(name: str, process_kind: str, process_name: str) -> Any:
+        return trace.get_tracer(name)
+
+    backends["otel"] = (is_available, init_tracer, init_worker_tracer, instrument, instrument_manual)
+
+
+def _stop_spinning() -> None:
+    from vllm.distributed.device_communicators import shm_broadcast
+
+    original = shm_broadcast.SpinCondition.__init__
+    if getattr(original, "_triptych", False):
+        return
+
+    @functools.wraps(original)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        if self.is_reader:
+            self.busy_loop_s = BUSY_LOOP_S
+
+    init._triptych = True  # type: ignore[attr-defined]
+    shm_broadcast.SpinCondition.__init__ = init
+
+
+def _let_scheduler_wake_engine() -> None:
+    from vllm.v1.engine import EngineCoreRequestType
+    from vllm.v1.engine.core import DPEngineCoreProc, EngineCoreProc
+
+    def wrap_loop(cls: Any) -> None:
+        original = cls.__dict__.get("run_busy_loop")
+        if original is None or getattr(original, "_triptych", False):
+            return
+
+        @functools.wraps(original)
+        def run_busy_loop(self: Any, *args: Any, **kwargs: Any) -> Any:
+            attach = getattr(self.scheduler, "attach_waker", None)
+            if attach is not None:
+                attach(lambda: self.input_queue.put_nowait((EngineCoreRequestType.WAKEUP, None)))
+            return original(self, *args, **kwargs)
+
+        run_busy_loop._triptych = True  # type: ignore[attr-defined]
+        cls.run_busy_loop = run_busy_loop
+
+    wrap_loop(EngineCoreProc)
+    wrap_loop(DPEngineCoreProc)

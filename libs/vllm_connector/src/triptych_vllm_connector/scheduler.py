@@ -1,0 +1,106 @@
+"""Schedulers that park: a request that waits for its tensors costs no engine step.
+
+vLLM asks its connector about each waiting request in every step, and steps a thousand times a second
+while the answer is no. `ParkingMixin` takes such a request out of the waiting queue until the consumer
+says that its items are pinned, or that they will never be. Loaded by `--scheduler-cls`.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.request import Request, RequestStatus
+
+from triptych_vllm_connector.connector import TriptychECConnector
+from triptych_vllm_connector.consumer import Consumer
+from triptych_vllm_connector.encoder_cache_manager import PreallocatingEncoderCacheManager
+
+
+class ParkingMixin:
+    """In front of one of vLLM's schedulers. All methods run on EngineCore's thread."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        connector = self.ec_connector  # type: ignore[attr-defined]
+        manager = self.encoder_cache_manager  # type: ignore[attr-defined]
+        if not isinstance(connector, TriptychECConnector) or not isinstance(
+            manager, PreallocatingEncoderCacheManager
+        ):
+            raise TypeError("the parking scheduler needs Triptych's connector and encoder cache manager")
+        self.consumer: Consumer = connector.open_consumer(manager.budget_embeds)
+        self.consumer.bind(manager.evict)
+        manager.bind(self.consumer, connector.config.has_encoder)
+        self._parked: dict[str, Request] = {}
+        self._deferred: list[Request] = []
+        self.num_steps = 0
+
+    def attach_waker(self, wake_engine: Callable[[], None]) -> None:
+        """Called by the plugin once EngineCore can be woken."""
+        self.consumer.attach_waker(wake_engine)
+
+    # ---- scheduling ------------------------------------------------------------------------------
+    def schedule(self, *args: Any, **kwargs: Any) -> Any:
+        self._resume_ready()
+        self.num_steps += 1
+        self._deferred.clear()
+        output = super().schedule(*args, **kwargs)  # type: ignore[misc]
+        for request in self._deferred:
+            self._park(request)
+        return output
+
+    def _ec_transfer_pending(self, request: Request, num_computed_tokens: int) -> bool:
+        pending: bool = super()._ec_transfer_pending(request, num_computed_tokens)  # type: ignore[misc]
+        if pending and not self._holds_kv_blocks(request):  # type: ignore[attr-defined]
+            self._deferred.append(request)
+        return pending
+
+    def _park(self, request: Request) -> None:
+        if self.consumer.has_failed(request.request_id):
+            return  # stays in the queue: this step's output ends it
+        self.waiting.remove_requests([request])  # type: ignore[attr-defined]
+        self.deferred_waiting.discard(request)  # type: ignore[attr-defined]
+        self._parked[request.request_id] = request
+        self.consumer.parked(request.request_id, self.num_steps)
+
+    def _resume_ready(self) -> None:
+        ready = [self._parked.pop(rid) for rid in self.consumer.drain() if rid in self._parked]
+        for request in reversed(ready):  # first come, first served: each goes in front of the next
+            self.consumer.unparked(request.request_id, self.num_steps)
+            self.waiting.prepend_request(request)  # type: ignore[attr-defined]
+
+    # ---- what the engine asks --------------------------------------------------------------------
+    def has_requests(self) -> bool:
+        self._resume_ready()
+        has_requests: bool = super().has_requests()  # type: ignore[misc]
+        return has_requests
+
+    def has_finished_requests(self) -> bool:
+        """Parked requests are in `requests` and in no queue; they are not finished."""
+        if self.finished_req_ids:  # type: ignore[attr-defined]
+            return True
+        if self.connector is None:  # type: ignore[attr-defined]
+            return False
+        num_running, num_waiting = self.get_request_counts()  # type: ignore[attr-defined]
+        return len(self.requests) > num_running + num_waiting + len(self._parked)  # type: ignore[attr-defined]
+
+    def finish_requests(
+        self, request_ids: str | Iterable[str] | None, finished_status: RequestStatus
+    ) -> list[Request]:
+        finished: list[Request] = super().finish_requests(request_ids, finished_status)  # type: ignore[misc]
+        for request in finished:
+            self._parked.pop(request.request_id, None)
+        return finished
+
+    def _preempt_request(self, request: Request, *args: Any, **kwargs: Any) -> None:
+        super()._preempt_request(request, *args, **kwargs)  # type: ignore[misc]
+        if request.mm_features:
+            self.consumer.preempted(request.request_id)
+
+
+class ParkingScheduler(ParkingMixin, Scheduler):
+    """For the CPU, and wherever scheduling is synchronous."""
+
+
+class ParkingAsyncScheduler(ParkingMixin, AsyncScheduler):
+    """For GPUs: vLLM schedules the next step while the last one runs."""

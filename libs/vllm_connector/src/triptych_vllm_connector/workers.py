@@ -1,0 +1,164 @@
+"""The worker's two ends of the hand-over: write and seal (encoder), view and release (prefill_decode).
+
+Both run inside vLLM's step, on its thread. Neither waits for the store: commands are sent, answers are
+read by the session's thread.
+"""
+
+import queue
+import threading
+import time
+from concurrent.futures import Future
+
+import torch
+
+from triptych_common.protocol.store import Done, Seal, StoreReply, Unpin
+from triptych_common.region import RegionMapping, StoreSession
+from triptych_common.region.tensor_view import tensor_view, write_tensor
+from triptych_common.telemetry import record_span
+from triptych_common.telemetry.logs import get_logger
+from triptych_vllm_connector.config import ConnectorConfig, worker_session_name
+from triptych_vllm_connector.items import LoadOrder
+from triptych_vllm_connector.orders import WriteOrder
+
+log = get_logger(__name__)
+
+
+class _RegionWorker:
+    """A store session and the region's mapping, of one worker."""
+
+    def __init__(self, config: ConnectorConfig, rank: int) -> None:
+        self._config = config
+        self._session = StoreSession.connect(
+            config.store_socket,
+            worker_session_name(config.instance, rank),
+            on_push=lambda push: None,
+            on_disconnect=self._on_disconnect,
+            timeout_s=config.store_timeout_s,
+            namespace_digest=config.namespace_digest,
+        )
+        welcome = self._session.welcome
+        self._mapping = RegionMapping.open(welcome.region_path, welcome.region_num_bytes, writable=True)
+        self._generation = welcome.generation
+        self._rank = rank
+
+    def close(self) -> None:
+        self._session.close()
+
+    def _on_disconnect(self, error: Exception | None) -> None:
+        if error is not None:
+            log.error("store session lost", instance=self._config.instance, error=str(error))
+
+    def _span(
+        self, name: str, start_ns: int, end_ns: int, traceparent: str | None, mm_hash: str, **attributes: str | int
+    ) -> None:
+        record_span(
+            name,
+            start_ns,
+            end_ns,
+            traceparent=traceparent,
+            attributes={
+                "triptych.instance": self._config.instance,
+                "triptych.mm_hash": mm_hash,
+                **{f"triptych.{key}": value for key, value in attributes.items()},
+            },
+        )
+
+
+class WritingWorker(_RegionWorker):
+    """Encoder: one copy into the reservation, then the seal. Rank 0 writes; every rank has the same rows."""
+
+    def __init__(self, config: ConnectorConfig, rank: int) -> None:
+        super().__init__(config, rank)
+        self._encode_start_ns = 0
+        self._encode_end_ns = 0
+        self.num_transferred = 0
+
+    def encode_started(self) -> None:
+        """The runner wrapper: the encoder runs now, for every item of this step."""
+        self._encode_start_ns, self._encode_end_ns = time.time_ns(), 0
+
+    def write(self, order: WriteOrder | None, mm_hash: str, tensor: torch.Tensor) -> None:
+        """Copy `tensor` [num_embeds, width] into the region and seal it.
+
+        A tensor that does not fit its reservation is not written: the host learns it from the store,
+        where the reservation stays unsealed, and fails the job.
+        """
+        if self._rank != 0 or order is None:
+            return
+        if self._encode_end_ns == 0:  # the first write of a step: all its items are encoded by now
+            self._encode_end_ns = time.time_ns()
+        start_ns = self._encode_start_ns or self._encode_end_ns
+        self._span("encoder.encode", start_ns, self._encode_end_ns, order.traceparent, mm_hash)
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        if tuple(tensor.shape) != (order.num_embeds, order.width) or dtype != order.dtype:
+            log.error(
+                "encoder output does not fit its reservation",
+                mm_hash=mm_hash,
+                shape=list(tensor.shape),
+                dtype=dtype,
+                expected=[order.num_embeds, order.width],
+                expected_dtype=order.dtype,
+            )
+            return
+        if order.generation != self._generation:
+            log.error("reservation from before a store restart", mm_hash=mm_hash, job_id=order.job_id)
+            return
+        start_ns = time.time_ns()
+        write_tensor(self._mapping, order.offset, tensor)
+        written_ns = time.time_ns()
+        self._span("encoder.write", start_ns, written_ns, order.traceparent, mm_hash, num_bytes=tensor.nbytes)
+        future = self._session.submit(Seal(seq=0, reservation_id=order.reservation_id))
+        future.add_done_callback(lambda done: self._sealed(done, order, written_ns))
+        self.num_transferred += 1
+
+    def _sealed(self, done: "Future[StoreReply]", order: WriteOrder, start_ns: int) -> None:
+        error: object = done.exception() or done.result()
+        if not isinstance(error, Done):
+            log.error("seal failed", mm_hash=order.mm_hash, job_id=order.job_id, error=str(error))
+            return
+        self._span("encoder.seal", start_ns, time.time_ns(), order.traceparent, order.mm_hash)
+
+
+class LoadingWorker(_RegionWorker):
+    """prefill_decode: puts views of the region into vLLM's encoder cache, and ends their pins.
+
+    A pin ends when the last slice of its view is gone: the finalizer sits on the view's exporter. It
+    may run anywhere, even inside the session's own code, so it only drops the pin's id into a
+    `SimpleQueue` (whose `put` is reentrant); a thread sends it on.
+    """
+
+    def __init__(self, config: ConnectorConfig, rank: int) -> None:
+        super().__init__(config, rank)
+        self._released: queue.SimpleQueue[int | None] = queue.SimpleQueue()
+        self._releaser = threading.Thread(target=self._release, name="triptych-release", daemon=True)
+        self._releaser.start()
+        self.num_injected = 0
+
+    def load(self, encoder_cache: dict[str, torch.Tensor], orders: list[LoadOrder]) -> None:
+        """Inject one view per order. No tensor is copied on the CPU."""
+        for order in orders:
+            start_ns = time.time_ns()
+            pin_id = order.pin_id
+            view = tensor_view(self._mapping, order.descriptor, lambda pin_id=pin_id: self._released.put(pin_id))
+            encoder_cache[order.mm_hash] = view
+            self.num_injected += 1
+            self._span(
+                "prefill.inject",
+                start_ns,
+                time.time_ns(),
+                order.traceparent,
+                order.mm_hash,
+                num_bytes=view.nbytes,
+                view_address=view.data_ptr(),
+                region_address=self._mapping.address,
+                region_num_bytes=self._session.welcome.region_num_bytes,
+            )
+
+    def _release(self) -> None:
+        while (pin_id := self._released.get()) is not None:
+            self._session.submit(Unpin(seq=0, pin_id=pin_id))  # a store that is gone has no pins either
+
+    def close(self) -> None:
+        self._released.put(None)
+        self._releaser.join(timeout=2)
+        super().close()

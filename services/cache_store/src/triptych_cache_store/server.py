@@ -1,0 +1,194 @@
+"""The socket around the core: frames in, frames out. One connection is one session."""
+
+import asyncio
+import contextlib
+import os
+import select
+import socket
+import struct
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import cast
+
+from triptych_cache_store.core import Outgoing, StoreCore
+from triptych_cache_store.leases import SessionId
+from triptych_common.domain.errors import MalformedMessageError, StoreUnavailableError
+from triptych_common.protocol.codec import FrameDecoder, decode_command, frame
+from triptych_common.protocol.store import StoreFailure, StoreReply
+from triptych_common.telemetry.logs import get_logger
+
+log = get_logger(__name__)
+
+CREDENTIALS = struct.Struct("3i")  # pid, uid, gid: the kernel's struct ucred
+
+
+class Connection(asyncio.Protocol):
+    """One client. Reading pauses while it does not read its replies; past the limit it is cut off."""
+
+    def __init__(self, server: "StoreServer", session_id: SessionId) -> None:
+        self._server = server
+        self.session_id = session_id
+        self._decoder = FrameDecoder()
+        self._transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        peer_uid = _peer_uid(self._transport)
+        if peer_uid != os.getuid():
+            log.warning("client of another user refused", uid=peer_uid)
+            self._transport.abort()
+            return
+        self._transport.set_write_buffer_limits(high=self._server.max_unsent_bytes // 4)
+        self._server.opened(self)
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            bodies = self._decoder.feed(data)
+        except MalformedMessageError as error:
+            self._refuse(str(error))
+            return
+        for body in bodies:
+            if self._transport is None or self._transport.is_closing():
+                return
+            try:
+                command = decode_command(body)
+            except MalformedMessageError as error:
+                self._refuse(str(error))
+                return
+            self._server.deliver(self._server.core.handle(self.session_id, command, time.monotonic()))
+
+    def pause_writing(self) -> None:
+        if self._transport is not None:
+            self._transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        if self._transport is not None:
+            self._transport.resume_reading()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        self._server.closed(self)
+
+    def send(self, reply: StoreReply, *, closes: bool) -> None:
+        """Send without waiting. A client that lets too much pile up is cut off: it lives on no promise."""
+        if self._transport is None or self._transport.is_closing():
+            return
+        self._transport.write(frame(reply))
+        if self._transport.get_write_buffer_size() > self._server.max_unsent_bytes:
+            log.warning("client does not read its replies, cut off", session_id=self.session_id)
+            self._transport.abort()
+        elif closes:
+            self._transport.close()
+
+    def is_alive(self) -> bool:
+        """Whether the peer still holds its end, as the kernel sees it now."""
+        if self._transport is None or self._transport.is_closing():
+            return False
+        poll = select.poll()
+        poll.register(_socket_of(self._transport).fileno(), select.POLLRDHUP)
+        return not poll.poll(0)
+
+    def abort(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _refuse(self, detail: str) -> None:
+        """What the client sent is no frame or no command; what follows could mean anything."""
+        log.warning("malformed frame, session closed", session_id=self.session_id, detail=detail)
+        self.send(StoreFailure(seq=0, code="bad_frame", detail=detail), closes=True)
+
+
+class StoreServer:
+    """Listens, and carries frames between connections and the core."""
+
+    def __init__(self, *, max_unsent_bytes: int) -> None:
+        self.core: StoreCore  # set before `serve`
+        self.max_unsent_bytes = max_unsent_bytes
+        self._connections: dict[SessionId, Connection] = {}
+        self._next_session = 1
+        self._server: asyncio.Server | None = None
+        self._path: Path | None = None
+
+    def is_connected(self, session_id: SessionId) -> bool:
+        connection = self._connections.get(session_id)
+        return connection is not None and connection.is_alive()
+
+    async def serve(self, path: Path) -> None:
+        """Listen at `path`, 0600.
+
+        Raises:
+            StoreUnavailableError: another store listens there, or the socket cannot be made.
+        """
+        _remove_stale(path)
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            old_mask = os.umask(0o177)
+            try:
+                listener.bind(str(path))
+            finally:
+                os.umask(old_mask)
+            listener.listen(128)
+            listener.setblocking(False)
+            loop = asyncio.get_running_loop()
+            self._server = await loop.create_unix_server(self._new_connection, sock=listener)
+        except OSError as error:
+            listener.close()
+            raise StoreUnavailableError(f"cannot listen at {path}: {error.strerror}") from error
+        self._path = path
+
+    async def close(self) -> None:
+        """Stop listening, end all sessions, remove the socket."""
+        if self._server is not None:
+            self._server.close()
+        for connection in list(self._connections.values()):
+            connection.abort()
+        if self._server is not None:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._server.wait_closed(), 5.0)
+        if self._path is not None:
+            self._path.unlink(missing_ok=True)
+
+    def deliver(self, outgoing: Iterable[Outgoing]) -> None:
+        """Send what the core wants sent."""
+        for session_id, reply, closes in outgoing:
+            connection = self._connections.get(session_id)
+            if connection is not None:
+                connection.send(reply, closes=closes)
+
+    def opened(self, connection: Connection) -> None:
+        self._connections[connection.session_id] = connection
+
+    def closed(self, connection: Connection) -> None:
+        if self._connections.pop(connection.session_id, None) is not None:
+            self.deliver(self.core.disconnect(connection.session_id, time.monotonic()))
+
+    def _new_connection(self) -> Connection:
+        session_id = SessionId(self._next_session)
+        self._next_session += 1
+        return Connection(self, session_id)
+
+
+def _socket_of(transport: asyncio.Transport) -> socket.socket:
+    return cast(socket.socket, transport.get_extra_info("socket"))
+
+
+def _peer_uid(transport: asyncio.Transport) -> int:
+    raw = _socket_of(transport).getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
+    return int(CREDENTIALS.unpack(raw)[1])
+
+
+def _remove_stale(path: Path) -> None:
+    """Remove a socket that nobody listens at."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(1.0)
+        try:
+            probe.connect(str(path))
+        except FileNotFoundError:
+            return
+        except ConnectionRefusedError:
+            path.unlink(missing_ok=True)
+            return
+        except OSError as error:
+            raise StoreUnavailableError(f"{path} is in the way: {error}") from error
+    raise StoreUnavailableError(f"another store listens at {path}")

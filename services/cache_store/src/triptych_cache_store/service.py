@@ -1,0 +1,72 @@
+"""The daemon put together: region, core, server; and its end."""
+
+import asyncio
+
+from triptych_cache_store.block_pool import BestFitPool
+from triptych_cache_store.core import StoreCore, StoreIdentity
+from triptych_cache_store.entry_table import EntryTable
+from triptych_cache_store.eviction import RecencyPolicy
+from triptych_cache_store.region_file import RegionFile
+from triptych_cache_store.server import StoreServer
+from triptych_cache_store.settings import StoreSettings
+from triptych_cache_store.space import Space
+from triptych_common.domain.errors import StoreUnavailableError, TriptychError
+from triptych_common.protocol.store import Ping
+from triptych_common.region.aio import AsyncStoreSession
+from triptych_common.region.layout import RegionLayout
+from triptych_common.runtime import StopSignal
+from triptych_common.telemetry.logs import get_logger
+
+log = get_logger(__name__)
+
+
+async def run_store(settings: StoreSettings, stop: StopSignal) -> None:
+    """Serve until `stop`.
+
+    Raises:
+        RegionLayoutError: the region cannot be made, or the tmpfs has not enough memory for it.
+        StoreUnavailableError: the socket cannot be made.
+    """
+    layout = RegionLayout.fit(settings.region_bytes, settings.block_bytes)
+    region = RegionFile.create(settings.region_path, layout)
+    server = StoreServer(max_unsent_bytes=settings.max_unsent_bytes)
+    server.core = _core(settings, layout, server)
+    failure: list[str] = []
+    loop = asyncio.get_running_loop()
+
+    def on_prefault_failure(detail: str) -> None:
+        failure.append(detail)
+        loop.call_soon_threadsafe(stop.set, "prefault failed")
+
+    try:
+        region.start_prefault(on_prefault_failure)
+        await server.serve(settings.store_socket)
+        log.info("store is up", num_blocks=layout.num_blocks, block_num_bytes=layout.block_num_bytes)
+        await stop.wait()
+    finally:
+        await server.close()
+        await asyncio.to_thread(region.close, unlink=True)
+    if failure:
+        raise StoreUnavailableError(failure[0])
+    log.info("store is down", reason=stop.reason)
+
+
+def _core(settings: StoreSettings, layout: RegionLayout, server: StoreServer) -> StoreCore:
+    identity = StoreIdentity(
+        store=settings.instance, region_path=str(settings.region_path), generation=1, layout=layout
+    )
+    space = Space(EntryTable(layout.block_num_bytes), BestFitPool(layout.num_blocks), RecencyPolicy())
+    return StoreCore(identity, space, is_connected=server.is_connected)
+
+
+async def is_healthy(settings: StoreSettings, client_name: str) -> bool:
+    """Whether the store of `settings` answers a ping."""
+    try:
+        async with await AsyncStoreSession.connect(
+            settings.store_socket, client_name, timeout_s=2.0
+        ) as session:
+            await session.request(Ping(seq=0), timeout_s=2.0)
+    except TriptychError as error:
+        log.warning("store is not healthy", error=str(error))
+        return False
+    return True

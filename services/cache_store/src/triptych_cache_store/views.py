@@ -1,0 +1,78 @@
+"""What the store tells about its state: descriptors, entry states, statistics. Changes nothing."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from triptych_cache_store.entry_table import Entry, EntryState, EntryTable
+from triptych_cache_store.leases import LeaseTable
+from triptych_cache_store.space import Space
+from triptych_common.protocol.ids import MmHash
+from triptych_common.protocol.store import Descriptor, StoreStats
+from triptych_common.protocol.store import EntryState as EntryStateMessage
+from triptych_common.region.layout import RegionLayout
+
+if TYPE_CHECKING:
+    from triptych_cache_store.core import StoreIdentity
+
+
+@dataclass(slots=True)
+class Counters:
+    """Totals since the start. Hits and misses are those of `PinOrWatch`."""
+
+    num_seals: int = 0
+    num_hits: int = 0
+    num_misses: int = 0
+
+
+def describe(entry: Entry, layout: RegionLayout) -> Descriptor:
+    """Where a sealed entry's tensor is."""
+    return Descriptor(
+        mm_hash=entry.mm_hash,
+        spec=entry.spec,
+        offset=layout.offset_of(entry.blocks.start),
+        generation=entry.generation,
+    )
+
+
+def entry_state(table: EntryTable, mm_hash: MmHash, now: float) -> EntryStateMessage:
+    """State of one mm_hash; the sealed entry counts before reservations. `age_s`: since its last use."""
+    entry = table.sealed(mm_hash)
+    if entry is not None:
+        return EntryStateMessage(
+            mm_hash=mm_hash,
+            state="pinned" if entry.state is EntryState.PINNED else "ready",
+            spec=entry.spec,
+            num_pins=entry.num_pins,
+            age_s=max(0.0, now - entry.last_used_at),
+        )
+    entry = table.first_writing(mm_hash)
+    if entry is not None:
+        age_s = max(0.0, now - entry.reserved_at)
+        return EntryStateMessage(mm_hash=mm_hash, state="writing", spec=entry.spec, age_s=age_s)
+    return EntryStateMessage(mm_hash=mm_hash, state="absent")
+
+
+def stats(
+    seq: int, identity: "StoreIdentity", space: Space, leases: LeaseTable, counters: Counters
+) -> StoreStats:
+    """Bytes are whole blocks: free and those of all states add up to `region_num_bytes` (without headers)."""
+    num_bytes = space.table.num_bytes
+    return StoreStats(
+        seq=seq,
+        generation=identity.generation,
+        region_num_bytes=identity.layout.data_num_bytes,
+        free_num_bytes=space.pool.num_free_blocks * identity.layout.block_num_bytes,
+        writing_num_bytes=num_bytes[EntryState.WRITING],
+        ready_num_bytes=num_bytes[EntryState.READY],
+        pinned_num_bytes=num_bytes[EntryState.PINNED],
+        abandoned_num_bytes=num_bytes[EntryState.ABANDONED],
+        num_entries=space.table.num_entries,
+        num_reservations=space.table.num_reservations,
+        num_pins=leases.num_pins,
+        num_watches=leases.num_watches,
+        num_sessions=leases.num_sessions,
+        num_seals_total=counters.num_seals,
+        num_hits_total=counters.num_hits,
+        num_misses_total=counters.num_misses,
+        num_evictions_total=space.num_evictions,
+    )

@@ -1,0 +1,159 @@
+"""The vLLM engine of the encoder: preprocess in this process, encode in vLLM's.
+
+Preprocessing comes first and apart, so that an item's rows are exact before vLLM schedules anything.
+"""
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from triptych_common.domain.errors import TriptychError
+from triptych_common.protocol.messages import EncodeJob, Modality
+from triptych_common.telemetry.logs import get_logger
+from triptych_vllm_connector.orders import WriteOrder
+from triptych_vllm_connector.worker_rpc import ENCODER_WIDTHS
+from vllm import SamplingParams
+from vllm.distributed.ec_transfer.ec_connector.utils import PlaceholderMetadataResolver, collect_ec_item_metadata
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.entrypoints.launchers.cli_args import make_arg_parser
+from vllm.model_executor.model_loader.utils import get_model_cls
+from vllm.multimodal.inputs import MultiModalFeatureSpec
+from vllm.multimodal.media.image import ImageMediaIO
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.exceptions import EngineDeadError
+
+log = get_logger(__name__)
+
+
+class BadMediaError(TriptychError):
+    """The media cannot be decoded or processed. Trying again gives the same."""
+
+
+class EngineFailedError(TriptychError):
+    """vLLM's engine is dead: this process must be restarted."""
+
+
+@dataclass(frozen=True)
+class PreparedItem:
+    """One item, preprocessed: what vLLM will be given, and how large its result will be."""
+
+    engine_input: Mapping[str, Any]
+    num_embeds: int  # rows
+    placeholder_metadata: dict[str, Any]
+
+
+class EncodeEngine:
+    """Owns the `AsyncLLM`. `width` and `dtype` describe every output it makes: [num_embeds, width]."""
+
+    def __init__(self, llm: AsyncLLM) -> None:
+        self._llm = llm
+        model_config = llm.vllm_config.model_config
+        self._resolver = PlaceholderMetadataResolver(model_config)
+        self._model_cls: Any = get_model_cls(model_config)
+        self.dtype = str(model_config.dtype).removeprefix("torch.")
+        self.width = 0
+
+    @property
+    def max_num_tokens(self) -> int:
+        """Longest prompt, so longest item, that the engine takes."""
+        return int(self._llm.vllm_config.model_config.max_model_len)
+
+    async def measure_width(self) -> None:
+        """Ask the engine's workers for the columns of an encoder output (wider than hidden with DeepStack).
+
+        Raises:
+            EngineFailedError: the engine could not encode a dummy item.
+        """
+        reports = [widths for widths in await self._llm.collective_rpc(ENCODER_WIDTHS) if widths]
+        widths = {width for report in reports for width in report.values()}
+        if len(widths) != 1:
+            raise EngineFailedError(f"expected one encoder output width, measured {sorted(widths)}")
+        self.width = widths.pop()
+
+    async def preprocess(self, job: EncodeJob, media: bytes) -> PreparedItem:
+        """Decode the media and run the model's processor, off the event loop.
+
+        Raises:
+            BadMediaError: not media of the job's modality, or the processor refuses it.
+        """
+        if job.modality is not Modality.IMAGE:
+            raise BadMediaError(f"media of type {job.modality} cannot be encoded yet")
+        modality = job.modality.value
+        loop_input = {
+            "prompt": self._model_cls.get_placeholder_str(modality, 1),
+            "multi_modal_data": {modality: [await _load_image(media, job.media_io_kwargs)]},
+            "multi_modal_uuids": {modality: [job.mm_hash]},
+            "mm_processor_kwargs": job.mm_processor_kwargs,
+        }
+        try:
+            (engine_input,) = await self._llm.renderer.render_cmpl_async([loop_input])
+        except (ValueError, TypeError, RuntimeError) as error:
+            raise BadMediaError(f"the processor refused the {modality}: {error}") from error
+        # vLLM rehashes a uuid that comes with processor options; ours has them folded in already.
+        engine_input["mm_hashes"] = {modality: [job.mm_hash]}
+        (position,) = engine_input["mm_placeholders"][modality]
+        feature = MultiModalFeatureSpec(
+            data=engine_input["mm_kwargs"][modality][0],
+            modality=modality,
+            identifier=job.mm_hash,
+            mm_position=position,
+            mm_hash=job.mm_hash,
+        )
+        metadata = collect_ec_item_metadata([feature], self._resolver)[job.mm_hash]["metadata"]
+        return PreparedItem(engine_input, position.get_num_embeds(), _unwrap(metadata))
+
+    async def encode(self, prepared: PreparedItem, order: WriteOrder) -> None:
+        """Run the encoder; its worker writes into the reservation and seals it.
+
+        Raises:
+            EngineFailedError: the engine is dead.
+        """
+        params = SamplingParams(max_tokens=1, detokenize=False, extra_args={"ec_transfer_params": asdict(order)})
+        try:
+            async for _ in self._llm.generate(prepared.engine_input, params, order.job_id):
+                pass
+        except EngineDeadError as error:
+            raise EngineFailedError(f"the encoder's engine died: {error}") from error
+
+    async def check_health(self) -> None:
+        """Raises EngineFailedError when the engine is dead."""
+        try:
+            await self._llm.check_health()
+        except EngineDeadError as error:
+            raise EngineFailedError(f"the encoder's engine died: {error}") from error
+
+
+def _unwrap(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """One item's fields: vLLM publishes `[[t, h, w]]`-like batches of one; the request wants the item."""
+    return {key: value[0] if _is_batch_of_one(value) else value for key, value in metadata.items()}
+
+
+def _is_batch_of_one(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 1 and isinstance(value[0], list)
+
+
+async def _load_image(media: bytes, options: Mapping[str, Any]) -> Any:
+    """Decode as vLLM's own server would, so that the results are equal to the bit."""
+    import asyncio
+
+    try:
+        return await asyncio.to_thread(ImageMediaIO(**{"image_mode": "RGB", **options}).load_bytes, media)
+    except (ValueError, TypeError, OSError, SyntaxError) as error:
+        raise BadMediaError("the bytes are not an image that can be decoded") from error
+
+
+@asynccontextmanager
+async def run_engine(options: list[str]) -> AsyncIterator[EncodeEngine]:
+    """Start vLLM with these command-line options; shut it down in the end."""
+    args = make_arg_parser(FlexibleArgumentParser()).parse_args(options)
+    llm = AsyncLLM.from_engine_args(AsyncEngineArgs.from_cli_args(args))
+    try:
+        engine = EncodeEngine(llm)
+        await engine.measure_width()
+        log.info("engine ready", width=engine.width, dtype=engine.dtype, torch=torch.__version__)
+        yield engine
+    finally:
+        llm.shutdown()

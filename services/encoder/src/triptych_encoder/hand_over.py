@@ -1,0 +1,131 @@
+"""The encoder's end of the store: reservations for the worker to write, and the producer's pins."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+from triptych_common.domain.errors import StoreError, StoreFullError, StoreProtocolError
+from triptych_common.protocol.store import (
+    AlreadySealed,
+    Cancel,
+    EntrySealed,
+    Pinned,
+    PinOrWatch,
+    Reserve,
+    Reserved,
+    TensorSpec,
+    Unpin,
+    Unwatch,
+    Watching,
+    WriterLost,
+)
+from triptych_common.region import AsyncStoreSession
+from triptych_common.telemetry.logs import get_logger
+from triptych_vllm_connector.config import worker_session_name
+
+log = get_logger(__name__)
+
+FIRST_RETRY_S = 0.02
+LONGEST_RETRY_S = 0.5
+
+
+class HandOver:
+    """One store session of the encoder's host. For one event loop."""
+
+    def __init__(self, instance: str) -> None:
+        self._writer = worker_session_name(instance)
+        self._session: AsyncStoreSession
+        self._sealed: dict[str, asyncio.Future[int]] = {}  # mm_hash -> pin id, for who waits for the seal
+
+    @classmethod
+    async def connect(
+        cls, socket: Path, instance: str, digest: str, on_disconnect: Callable[[Exception | None], None]
+    ) -> "HandOver":
+        """Raises StoreError when there is no store, or it refuses us."""
+        hand_over = cls(instance)
+        hand_over._session = await AsyncStoreSession.connect(
+            socket,
+            f"{instance}/host",
+            on_push=hand_over._on_push,
+            on_disconnect=on_disconnect,
+            namespace_digest=digest,
+        )
+        return hand_over
+
+    @property
+    def store(self) -> str:
+        return self._session.welcome.store
+
+    async def reserve(
+        self, mm_hash: str, spec: TensorSpec, is_granted: Callable[[], bool], timeout_s: float
+    ) -> Reserved | AlreadySealed:
+        """Hold blocks that the worker will write. While the store is full: tries again, until `timeout_s`.
+
+        Raises:
+            StoreFullError: no space within `timeout_s` seconds.
+            StoreError: the store refuses, or is gone.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_s
+        retry_s = FIRST_RETRY_S
+        while True:
+            command = Reserve(
+                seq=0, mm_hash=mm_hash, spec=spec, writer=self._writer, may_use_reserve=is_granted()
+            )
+            try:
+                reply = await self._session.request(command)
+            except StoreFullError:
+                if loop.time() + retry_s >= deadline:
+                    raise
+                await asyncio.sleep(retry_s)  # backoff: space comes from other processes' pins
+                retry_s = min(retry_s * 2, LONGEST_RETRY_S)
+                continue
+            if isinstance(reply, Reserved | AlreadySealed):
+                return reply
+            raise StoreProtocolError("bad_frame", f"the store answered {reply.kind!r} to reserve")
+
+    async def watch(self, mm_hash: str) -> "asyncio.Future[int]":
+        """A future of our pin of the entry: at once if it is sealed, else when it is."""
+        future = self._sealed.get(mm_hash)
+        if future is None:
+            future = self._sealed[mm_hash] = asyncio.get_running_loop().create_future()
+        reply = await self._session.request(PinOrWatch(seq=0, mm_hash=mm_hash))
+        if isinstance(reply, Pinned):
+            self._pinned(mm_hash, reply.pin_id)
+        elif not isinstance(reply, Watching):
+            raise StoreProtocolError("bad_frame", f"the store answered {reply.kind!r} to pin_or_watch")
+        return future
+
+    async def give_up(self, mm_hash: str, reservation_id: int | None) -> None:
+        """The job failed: nobody of ours waits, and nobody will write."""
+        self._sealed.pop(mm_hash, None)
+        try:
+            await self._session.request(Unwatch(seq=0, mm_hash=mm_hash))
+            if reservation_id is not None:
+                await self._session.request(Cancel(seq=0, reservation_id=reservation_id))
+        except StoreError as error:  # its end of the session frees both
+            log.warning("could not give up a reservation", mm_hash=mm_hash, error=str(error))
+
+    def unpin(self, pin_ids: list[int]) -> None:
+        """End producer pins. The store's answer does not matter: its end of the session ends them too."""
+        for pin_id in pin_ids:
+            self._session.submit(Unpin(seq=0, pin_id=pin_id))
+
+    async def close(self) -> None:
+        await self._session.close()
+
+    def _on_push(self, push: EntrySealed | WriterLost) -> None:
+        if isinstance(push, EntrySealed):
+            self._pinned(push.descriptor.mm_hash, push.pin_id)
+        else:
+            future = self._sealed.pop(push.mm_hash, None)
+            if future is not None and not future.done():
+                future.set_exception(StoreError("unknown_reservation", "the writer went away before the seal"))
+                future.exception()  # seen here; who waits sees it too
+
+    def _pinned(self, mm_hash: str, pin_id: int) -> None:
+        future = self._sealed.pop(mm_hash, None)
+        if future is None or future.done():
+            self.unpin([pin_id])
+        else:
+            future.set_result(pin_id)

@@ -1,0 +1,203 @@
+"""One encode job, from the stream to the seal.
+
+    taken -> media -> preprocessed -> reserved -> announced -> encoding -> sealed
+       `-------`------------`------------`------------`------------`--> failed (one clear message)
+"""
+
+import asyncio
+import time
+from dataclasses import dataclass
+
+from triptych_common.bus import Delivery
+from triptych_common.domain.errors import ItemTooLargeError, StoreError, StoreFullError
+from triptych_common.protocol.codec import Envelope
+from triptych_common.protocol.messages import EncodeJob, EncoderCacheMetadata, FailureKind
+from triptych_common.protocol.store import AlreadySealed, TensorSpec
+from triptych_common.telemetry import record_span, span
+from triptych_common.telemetry.logs import get_logger
+from triptych_encoder.engine import BadMediaError, EncodeEngine, EngineFailedError, PreparedItem
+from triptych_encoder.hand_over import HandOver
+from triptych_encoder.ledger import Ledger
+from triptych_encoder.media_source import MediaGoneError, MediaSource
+from triptych_encoder.reporter import Reporter
+from triptych_vllm_connector.orders import WriteOrder
+
+log = get_logger(__name__)
+
+DEFAULT_DEADLINE_S = 60.0
+SEAL_TIMEOUT_S = 5.0  # from the engine's answer to the store's push: a message on a local socket
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+@dataclass
+class _Failure(Exception):
+    kind: FailureKind
+    detail: str
+
+
+class JobRunner:
+    """Handles deliveries of `encode-jobs`, several at once, each `mm_hash` by one of them at a time."""
+
+    def __init__(
+        self, engine: EncodeEngine, media: MediaSource, hand_over: HandOver, reporter: Reporter, ledger: Ledger,
+        instance: str,
+    ) -> None:
+        self._engine = engine
+        self._media = media
+        self._hand_over = hand_over
+        self._reporter = reporter
+        self._ledger = ledger
+        self._instance = instance
+        self._under_way: dict[str, asyncio.Lock] = {}
+        self._num_waiting: dict[str, int] = {}
+        self.num_encodes = 0
+
+    async def run(self, delivery: Delivery) -> None:
+        """Handle one delivery to its end, and ack it.
+
+        Raises:
+            EngineFailedError: the engine is dead; the delivery stays pending for another encoder.
+            BusUnavailableError: the outcome could not be published; likewise.
+        """
+        envelope = delivery.envelope
+        job = envelope.message
+        if not isinstance(job, EncodeJob):
+            await delivery.ack()
+            return
+        self._record_queue_time(envelope, job)
+        try:
+            await self._once_per_hash(job, envelope)
+        except _Failure as failure:
+            log.info("job failed", job_id=job.job_id, kind=failure.kind.value, detail=failure.detail)
+            self._hand_over.unpin(self._ledger.dropped(job.mm_hash))
+            await self._reporter.failed(job, envelope, failure.kind, failure.detail)
+        await delivery.ack()
+
+    async def give_up(self, envelope: Envelope, reason: str) -> None:
+        """The job was delivered too often: tell those who wait before it goes to the dead letters."""
+        if isinstance(envelope.message, EncodeJob):
+            await self._reporter.failed(envelope.message, envelope, FailureKind.DEAD_LETTER, reason)
+
+    async def _once_per_hash(self, job: EncodeJob, envelope: Envelope) -> None:
+        lock = self._under_way.setdefault(job.mm_hash, asyncio.Lock())
+        self._num_waiting[job.mm_hash] = self._num_waiting.get(job.mm_hash, 0) + 1
+        try:
+            async with lock:
+                await self._encode(job, envelope)
+        finally:
+            self._num_waiting[job.mm_hash] -= 1
+            if not self._num_waiting[job.mm_hash]:
+                del self._num_waiting[job.mm_hash], self._under_way[job.mm_hash]
+
+    async def _encode(self, job: EncodeJob, envelope: Envelope) -> None:
+        prepared = await self._prepare(job, envelope)
+        spec = self._spec(prepared)
+        remaining_s = self._remaining_s(envelope)
+        self._ledger.add(
+            job.mm_hash,
+            {(r.request_id, r.item_index) for r in job.requesters},
+            time.monotonic() + remaining_s,
+        )
+        with span("encoder.reserve", traceparent=envelope.traceparent, attributes=self._attributes(job)):
+            reservation = await self._reserve(job, spec, remaining_s)
+        sealed = await self._watch(job)
+        metadata = EncoderCacheMetadata(
+            job_id=job.job_id,
+            mm_hash=job.mm_hash,
+            modality=job.modality,
+            num_embeds=prepared.num_embeds,
+            width=self._engine.width,
+            dtype=spec.dtype,
+            num_bytes=spec.num_bytes,
+            placeholder_metadata=prepared.placeholder_metadata,
+            encoder=self._instance,
+            store=self._hand_over.store,
+            sealed=isinstance(reservation, AlreadySealed),
+            requesters=job.requesters,
+        )
+        await self._reporter.metadata(job, envelope, metadata)
+        started = time.monotonic()
+        if not isinstance(reservation, AlreadySealed):
+            order = WriteOrder(
+                mm_hash=job.mm_hash,
+                job_id=job.job_id,
+                reservation_id=reservation.reservation_id,
+                offset=reservation.offset,
+                num_embeds=prepared.num_embeds,
+                width=self._engine.width,
+                dtype=spec.dtype,
+                generation=reservation.generation,
+                traceparent=envelope.traceparent,
+            )
+            self.num_encodes += 1
+            await self._engine.encode(prepared, order)
+        pin_id = await self._sealed_pin(job, sealed, reservation)
+        self._hand_over.unpin(self._ledger.sealed(job.mm_hash, pin_id))
+        await self._reporter.completed(job, envelope, time.monotonic() - started)
+
+    async def _prepare(self, job: EncodeJob, envelope: Envelope) -> PreparedItem:
+        if self._remaining_s(envelope) <= 0:
+            raise _Failure(FailureKind.EXPIRED, "the deadline passed before the item was encoded")
+        with span("encoder.preprocess", traceparent=envelope.traceparent, attributes=self._attributes(job)):
+            try:
+                media = await self._media.fetch(job, envelope)
+                prepared = await self._engine.preprocess(job, media)
+            except MediaGoneError as error:
+                raise _Failure(FailureKind.MEDIA_GONE, str(error)) from error
+            except BadMediaError as error:
+                raise _Failure(FailureKind.BAD_MEDIA, str(error)) from error
+        if prepared.num_embeds >= self._engine.max_num_tokens:
+            raise _Failure(
+                FailureKind.TOO_LARGE,
+                f"the item needs {prepared.num_embeds} tokens; the model takes {self._engine.max_num_tokens}",
+            )
+        return prepared
+
+    async def _reserve(self, job: EncodeJob, spec: TensorSpec, timeout_s: float):  # type: ignore[no-untyped-def]
+        try:
+            return await self._hand_over.reserve(
+                job.mm_hash, spec, lambda: self._ledger.is_granted(job.mm_hash), timeout_s
+            )
+        except StoreFullError as error:
+            raise _Failure(FailureKind.STORE_FULL, "the cache store has no space") from error
+        except ItemTooLargeError as error:
+            raise _Failure(FailureKind.TOO_LARGE, "the item is larger than the cache store can hold") from error
+        except StoreError as error:
+            raise _Failure(FailureKind.ENCODER_ERROR, f"the cache store refused: {error.code}") from error
+
+    async def _watch(self, job: EncodeJob) -> "asyncio.Future[int]":
+        try:
+            return await self._hand_over.watch(job.mm_hash)
+        except StoreError as error:
+            raise _Failure(FailureKind.ENCODER_ERROR, f"the cache store refused: {error.code}") from error
+
+    async def _sealed_pin(self, job: EncodeJob, sealed: "asyncio.Future[int]", reservation: object) -> int:
+        try:
+            return await asyncio.wait_for(asyncio.shield(sealed), SEAL_TIMEOUT_S)
+        except (TimeoutError, StoreError) as error:
+            reservation_id = getattr(reservation, "reservation_id", None)
+            await self._hand_over.give_up(job.mm_hash, reservation_id)
+            raise _Failure(FailureKind.ENCODER_ERROR, "the encoder's output was not written") from error
+
+    def _spec(self, prepared: PreparedItem) -> TensorSpec:
+        dtype = self._engine.dtype
+        num_bytes = prepared.num_embeds * self._engine.width * DTYPE_BYTES[dtype]
+        return TensorSpec.model_validate(
+            {"shape": (prepared.num_embeds, self._engine.width), "dtype": dtype, "num_bytes": num_bytes}
+        )
+
+    def _remaining_s(self, envelope: Envelope) -> float:
+        return DEFAULT_DEADLINE_S if envelope.deadline is None else envelope.deadline - time.monotonic()
+
+    def _attributes(self, job: EncodeJob) -> dict[str, str | int]:
+        return {"triptych.instance": self._instance, "triptych.mm_hash": job.mm_hash, "triptych.job_id": job.job_id}
+
+    def _record_queue_time(self, envelope: Envelope, job: EncodeJob) -> None:
+        now_ns = time.time_ns()
+        record_span(
+            "queue.encode_job",
+            now_ns - int(envelope.queued_s * 1e9),
+            now_ns,
+            traceparent=envelope.traceparent,
+            attributes=self._attributes(job),
+        )

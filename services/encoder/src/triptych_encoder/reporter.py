@@ -1,0 +1,54 @@
+"""What the encoder tells the others about a job, each in the job's own trace."""
+
+import asyncio
+from collections.abc import Iterable
+
+from triptych_common.bus import AsyncBus
+from triptych_common.protocol.codec import Envelope
+from triptych_common.protocol.messages import (
+    EncodeCompleted,
+    EncodeFailed,
+    EncodeJob,
+    EncoderCacheMetadata,
+    FailureKind,
+    Message,
+)
+from triptych_common.protocol.names import StreamNames
+
+
+class Reporter:
+    """Publishes to the gateways and prefill_decodes that wait for a job. Errors: BusUnavailableError."""
+
+    def __init__(self, bus: AsyncBus, names: StreamNames, instance: str) -> None:
+        self._bus = bus
+        self._names = names
+        self._instance = instance
+
+    async def metadata(self, job: EncodeJob, envelope: Envelope, metadata: EncoderCacheMetadata) -> None:
+        """To every waiting prefill_decode, then to every waiting gateway."""
+        consumers = [self._names.metadata(name) for name in _distinct(r.prefill_decode for r in job.requesters)]
+        await self._publish([*consumers, *self._gateways(job)], metadata, envelope)
+
+    async def completed(self, job: EncodeJob, envelope: Envelope, encode_s: float) -> None:
+        message = EncodeCompleted(
+            job_id=job.job_id, mm_hash=job.mm_hash, encoder=self._instance, encode_s=encode_s
+        )
+        await self._publish(self._gateways(job), message, envelope)
+
+    async def failed(self, job: EncodeJob, envelope: Envelope, kind: FailureKind, detail: str) -> None:
+        message = EncodeFailed(
+            job_id=job.job_id, mm_hash=job.mm_hash, encoder=self._instance, kind=kind, detail=detail[:2000]
+        )
+        await self._publish(self._gateways(job), message, envelope)
+
+    def _gateways(self, job: EncodeJob) -> list[str]:
+        return [self._names.encode_results(name) for name in _distinct(r.gateway for r in job.requesters)]
+
+    async def _publish(self, streams: list[str], message: Message, envelope: Envelope) -> None:
+        await asyncio.gather(
+            *(self._bus.publish(stream, message, traceparent=envelope.traceparent) for stream in streams)
+        )
+
+
+def _distinct(names: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(names))

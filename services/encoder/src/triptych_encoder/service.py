@@ -1,0 +1,148 @@
+"""The encoder's life: engine, store, bus, registry; then jobs until it is told to stop."""
+
+import asyncio
+import uuid
+
+import httpx
+from triptych_common.bus import AsyncBus, Registry
+from triptych_common.domain.errors import TriptychError
+from triptych_common.protocol.messages import InstanceRecord, Role
+from triptych_common.protocol.names import ENCODERS_GROUP
+from triptych_common.runtime import StopSignal
+from triptych_common.telemetry import setup_logging, setup_tracing
+from triptych_common.telemetry.logs import get_logger
+from triptych_encoder.engine import EncodeEngine, EngineFailedError, run_engine
+from triptych_encoder.hand_over import HandOver
+from triptych_encoder.job import JobRunner
+from triptych_encoder.ledger import Ledger
+from triptych_encoder.media_source import MediaSource
+from triptych_encoder.replies import ReplyListener
+from triptych_encoder.reporter import Reporter
+from triptych_encoder.settings import EncoderSettings
+from triptych_vllm_connector.config import ConnectorConfig
+from triptych_vllm_connector.engine_options import encoder_options, option_value
+from triptych_vllm_connector.namespace import digest_of_model
+from triptych_vllm_connector.platform import has_gpu
+
+log = get_logger(__name__)
+
+MEDIA_TIMEOUT_S = 10.0
+
+
+async def serve(settings: EncoderSettings, stop: StopSignal) -> None:
+    """Run until `stop` is set, then finish the jobs in hand within the drain timeout.
+
+    Raises:
+        TriptychError: vLLM, the store or Redis cannot be used; the caller exits and is restarted.
+    """
+    setup_logging("encoder", settings.instance, settings.log_level)
+    digest = await asyncio.to_thread(
+        digest_of_model, settings.model, option_value(settings.engine_args, "--dtype", "auto")
+    )
+    config = ConnectorConfig(
+        instance=settings.instance,
+        deployment=settings.deployment,
+        redis_url=settings.redis_url,
+        store_socket=settings.store_socket,
+        log_level=settings.log_level,
+        traces_dir=settings.traces_dir,
+        otlp_endpoint=settings.otlp_endpoint,
+        namespace_digest=digest,
+        has_encoder=True,
+        debug_encode_delay_s=settings.debug_encode_delay_ms / 1000,
+    )
+    options = encoder_options(config, settings.model, settings.num_slots, has_gpu(), settings.engine_args)
+    async with run_engine(options) as engine:  # first: vLLM may fork, and nothing of ours runs yet
+        tracing = setup_tracing(
+            "encoder", settings.instance, otlp_endpoint=settings.otlp_endpoint, traces_dir=settings.traces_dir
+        )
+        try:
+            await _work(settings, digest, engine, stop)
+        finally:
+            await asyncio.to_thread(tracing.shutdown)
+
+
+async def _work(settings: EncoderSettings, digest: str, engine: EncodeEngine, stop: StopSignal) -> None:
+    names = settings.names
+    store_lost = asyncio.Event()
+    hand_over = await HandOver.connect(
+        settings.store_socket, settings.instance, digest, lambda error: store_lost.set()
+    )
+    bus = await AsyncBus.connect(settings.redis_url, settings.deployment, client_name=settings.instance)
+    ledger = Ledger()
+    record = InstanceRecord(
+        instance=settings.instance,
+        boot_id=uuid.uuid4().hex,
+        role=Role.ENCODE,
+        model=settings.model,
+        namespace_digest=digest,
+        width=engine.width,
+        dtype=engine.dtype,
+        max_item_embeds=engine.max_num_tokens,
+        store=hand_over.store,
+        num_slots=settings.num_slots,
+    )
+    try:
+        async with httpx.AsyncClient(timeout=MEDIA_TIMEOUT_S, trust_env=False) as http:
+            runner = JobRunner(
+                engine,
+                MediaSource(http, settings.max_media_bytes),
+                hand_over,
+                Reporter(bus, names, settings.instance),
+                ledger,
+                settings.instance,
+            )
+            listener = ReplyListener(bus, names, settings.instance, ledger, hand_over)
+            async with Registry(bus).keep_registered(record):
+                log.info("encoder ready", instance=settings.instance, num_slots=settings.num_slots)
+                await _until_stopped(settings, bus, runner, listener, engine, stop, store_lost)
+    finally:
+        await hand_over.close()
+        await bus.close()
+
+
+async def _until_stopped(
+    settings: EncoderSettings,
+    bus: AsyncBus,
+    runner: JobRunner,
+    listener: ReplyListener,
+    engine: EncodeEngine,
+    stop: StopSignal,
+    store_lost: asyncio.Event,
+) -> None:
+    replies = asyncio.ensure_future(listener.run())
+    jobs = asyncio.ensure_future(_take_jobs(settings, bus, runner, stop))
+    lost = asyncio.ensure_future(store_lost.wait())
+    try:
+        await asyncio.wait({replies, jobs, lost}, return_when=asyncio.FIRST_COMPLETED)
+        for task in (jobs, replies):
+            if task.done():
+                task.result()
+        if lost.done() and not stop.is_set:
+            raise TriptychError("the cache store went away")
+        await engine.check_health()
+    except* EngineFailedError as failures:
+        raise failures.exceptions[0] from failures
+    finally:
+        for task in (replies, jobs, lost):
+            task.cancel()
+        await asyncio.gather(replies, jobs, lost, return_exceptions=True)
+
+
+async def _take_jobs(settings: EncoderSettings, bus: AsyncBus, runner: JobRunner, stop: StopSignal) -> None:
+    """Take a job whenever a slot is free; on `stop` take no more, and finish those in hand."""
+    consumer = bus.consumer(
+        settings.names.encode_jobs,
+        group=ENCODERS_GROUP,
+        consumer=settings.instance,
+        prefetch=settings.num_slots,
+        min_idle_ms=settings.takeover_idle_ms,
+        max_deliveries=settings.max_deliveries,
+        on_dead_letter=runner.give_up,
+    )
+    async with consumer, asyncio.TaskGroup() as group:
+        stopping = group.create_task(stop.wait())
+        stopping.add_done_callback(lambda _: consumer.stop())
+        async for delivery in consumer:
+            group.create_task(runner.run(delivery))
+        stopping.cancel()

@@ -1,0 +1,30 @@
+"""`python -m triptych_gateway`: the service. `… healthcheck`: exit 0 when it is ready, else 1."""
+
+import sys
+
+from triptych_common.runtime import run_service
+from triptych_common.telemetry import setup_logging, setup_tracing
+from triptych_gateway.media import quiet_pillow
+from triptych_gateway.service import is_healthy, run
+from triptych_gateway.settings import GatewaySettings
+
+
+def main() -> None:
+    arguments = sys.argv[1:]
+    checks_health = arguments[:1] == ["healthcheck"]
+    settings = GatewaySettings.load(arguments[1:] if checks_health else arguments)
+    if checks_health:
+        sys.exit(0 if is_healthy(settings) else 1)
+    setup_logging("gateway", settings.instance, settings.log_level)
+    quiet_pillow()
+    provider = setup_tracing(
+        "gateway", settings.instance, otlp_endpoint=settings.otlp_endpoint, traces_dir=settings.traces_dir
+    )
+    try:
+        run_service(lambda stop: run(settings, stop))
+    finally:
+        provider.shutdown()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,123 @@
+"""Content parts of chat messages: which are text, which are media, which are refused.
+
+vLLM reads a part that has a `uuid` by whatever media key it carries, whatever its `type` says, so a
+text part may carry no media key at all, and `uuid` is never passed on.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from triptych_common.domain.errors import RequestError
+from triptych_common.protocol.messages import Modality
+
+# type -> key that holds the text
+TEXT_KEYS = {
+    "text": "text",
+    "input_text": "text",
+    "output_text": "text",
+    "refusal": "refusal",
+    "thinking": "thinking",
+}
+IMAGE_TYPES = frozenset({"image_url", "input_image"})
+UNSUPPORTED_TYPES = frozenset({"video_url", "audio_url", "input_audio", "input_video", "file", "input_file"})
+EMBEDS_TYPES = frozenset({"image_embeds", "audio_embeds", "video_embeds", "prompt_embeds"})
+MEDIA_KEYS = (IMAGE_TYPES | UNSUPPORTED_TYPES | EMBEDS_TYPES | {"image_pil", "image", "video", "audio"}) - {
+    "file"
+}
+
+
+@dataclass(frozen=True, slots=True)
+class MediaPart:
+    """One media item of a request, in the order of the prompt."""
+
+    item_index: int
+    message_index: int
+    part_index: int
+    modality: Modality
+    url: str
+    path: str  # of the URL, e.g. `messages[0].content[1].image_url.url`; errors carry it as `param`
+
+    @property
+    def part_path(self) -> str:
+        return f"messages[{self.message_index}].content[{self.part_index}]"
+
+
+def text_of(part: Any) -> str | None:
+    """Text that a content part renders as; None for anything that is no text part."""
+    if isinstance(part, str):
+        return part
+    if not isinstance(part, dict):
+        return None
+    part_type = part.get("type")
+    text = part.get(TEXT_KEYS[part_type]) if isinstance(part_type, str) and part_type in TEXT_KEYS else None
+    return text if isinstance(text, str) else None
+
+
+def find_media(message_index: int, content: list[Any], first_item: int) -> Iterator[MediaPart]:
+    """Check every part of one message's content and yield its media.
+
+    Raises:
+        RequestError: 400 naming the part.
+    """
+    item_index = first_item
+    for part_index, part in enumerate(content):
+        path = f"messages[{message_index}].content[{part_index}]"
+        if isinstance(part, str):
+            continue
+        if not isinstance(part, dict):
+            raise RequestError(400, "invalid_type", f"{path} must be an object", path)
+        part_type = part.get("type")
+        if not isinstance(part_type, str):
+            raise RequestError(400, "invalid_type", f"{path}.type must be a string", f"{path}.type")
+        if part_type in IMAGE_TYPES:
+            url_path, url = _image_url(part, path)
+            yield MediaPart(item_index, message_index, part_index, Modality.IMAGE, url, url_path)
+            item_index += 1
+        else:
+            _check_other(part, part_type, path)
+
+
+def _image_url(part: dict[str, Any], path: str) -> tuple[str, str]:
+    value = part.get("image_url")
+    url_path = f"{path}.image_url"
+    if isinstance(value, dict):
+        url_path, value = f"{url_path}.url", value.get("url")
+    if not isinstance(value, str) or not value:
+        raise RequestError(
+            400, "missing_image_url", f"{path} is an image without a URL: {url_path} is missing", url_path
+        )
+    return url_path, value
+
+
+def _check_other(part: dict[str, Any], part_type: str, path: str) -> None:
+    if part_type in EMBEDS_TYPES:
+        raise RequestError(
+            400, "embeds_not_allowed", f"{path}: embeddings may not be sent by callers", f"{path}.type"
+        )
+    if part_type in UNSUPPORTED_TYPES:
+        raise RequestError(
+            400,
+            "unsupported_content_part",
+            f"{path}: content of type {part_type!r} is not served",
+            f"{path}.type",
+        )
+    if part_type == "tool_reference":
+        text_key = "name"
+    elif part_type in TEXT_KEYS:
+        text_key = TEXT_KEYS[part_type]
+    else:
+        raise RequestError(
+            400,
+            "unknown_content_part",
+            f"{path}: unknown content part type {part_type[:50]!r}",
+            f"{path}.type",
+        )
+    if not isinstance(part.get(text_key), str):
+        raise RequestError(400, "invalid_type", f"{path}.{text_key} must be a string", f"{path}.{text_key}")
+    smuggled = MEDIA_KEYS.intersection(part)
+    if smuggled:
+        name = min(smuggled)
+        raise RequestError(
+            400, "unexpected_field", f"{path} is a text part and may not have {name!r}", f"{path}.{name}"
+        )

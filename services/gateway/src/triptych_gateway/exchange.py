@@ -1,0 +1,197 @@
+"""One chat completion, from its first byte to its last.
+
+    admitted -> read -> parsed -> [media taken -> sizes known] -> sent to prefill_decode -> first chunk -> end
+
+Until the first chunk nothing is sent to the client, so every failure is a proper HTTP error; after
+it, an error event in the stream. A client that goes away cancels all of it, which aborts the request
+at prefill_decode and gives back the places and the media that it held.
+"""
+
+import asyncio
+import time
+from contextlib import ExitStack
+from uuid import uuid4
+
+from opentelemetry.trace import Span, StatusCode
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope
+from starlette.types import Send as AsgiSend
+
+from triptych_common.domain.errors import RequestError
+from triptych_common.protocol.ids import RequestId
+from triptych_common.telemetry import current_traceparent, get_logger, span
+from triptych_gateway.chat_request import ChatRequest, parse_chat_request
+from triptych_gateway.dispatch import check_fits, media_body, text_body
+from triptych_gateway.gateway import Gateway, unknown_model
+from triptych_gateway.media import TakenItem, take_media
+from triptych_gateway.openai_errors import error_response, unavailable
+from triptych_gateway.race import race
+from triptych_gateway.request_body import announced_bytes, read_body, wait_disconnect
+from triptych_gateway.router import choose_namespace
+from triptych_gateway.serving import Dispatch, serve
+from triptych_gateway.streaming import ClientStream, end_with_error
+from triptych_gateway.tickets import Ticket
+
+log = get_logger(__name__)
+
+CLIENT_CLOSED_REQUEST = 499
+
+
+class ChatExchange(Response):
+    """The response object of the chat route; all the work happens when it is called."""
+
+    def __init__(self, gateway: Gateway, request: Request) -> None:
+        super().__init__()
+        self._gateway = gateway
+        self._settings = gateway.settings
+        self._request = request
+        self._arrived_at = time.monotonic()
+        self._request_id = RequestId(f"req-{uuid4().hex}")
+        self._echo: dict[str, str] = {"X-Request-Id": self._request_id}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: AsgiSend) -> None:
+        client = ClientStream(send)
+        status = 200
+        attributes = {"triptych.request_id": self._request_id}
+        # traceparent="": a root of its own, whatever the client sends
+        with span("gateway.request", attributes=attributes, traceparent="") as root:
+            try:
+                await self._run(client, root)
+            except ClientDisconnect:
+                status = CLIENT_CLOSED_REQUEST
+                self._gateway.metrics.disconnects.inc()
+                log.info("client went away", request_id=self._request_id)
+            except RequestError as error:
+                status = await self._answer_error(error, client, scope, receive, send)
+            except Exception:
+                log.exception("request failed", request_id=self._request_id)
+                internal = RequestError(500, "internal_error", "the gateway failed to serve this request")
+                status = await self._answer_error(internal, client, scope, receive, send)
+            root.set_attribute("http.response.status_code", status)
+            if status >= 500:
+                root.set_status(StatusCode.ERROR)
+        self._gateway.metrics.requests.labels(str(status)).inc()
+        self._gateway.metrics.duration_s.observe(time.monotonic() - self._arrived_at)
+
+    async def _answer_error(
+        self, error: RequestError, client: ClientStream, scope: Scope, receive: Receive, send: AsgiSend
+    ) -> int:
+        log.info(
+            "request refused",
+            request_id=self._request_id,
+            status=error.status_code,
+            code=error.code,
+            param=error.param,
+        )
+        if client.has_begun:
+            await end_with_error(client, error)
+        else:
+            await error_response(error, self._echo)(scope, receive, send)
+        return error.status_code
+
+    async def _run(self, client: ClientStream, root: Span) -> None:
+        gateway, settings = self._gateway, self._settings
+        gateway.api_keys.check(self._request.headers.get("authorization"))
+        with ExitStack() as held:
+            held.enter_context(gateway.admission.request())
+            held.enter_context(gateway.metrics.in_flight.track_inprogress())
+            expected = min(announced_bytes(self._request) or settings.max_body_bytes, settings.max_body_bytes)
+            held.enter_context(gateway.admission.media(expected))
+            raw = await read_body(
+                self._request, max_bytes=settings.max_body_bytes, timeout_s=settings.body_timeout_s
+            )
+            request = parse_chat_request(raw, gateway.placeholder_guard, settings.max_items)
+            del raw
+            root.set_attribute("triptych.num_items", len(request.media))
+            root.set_attribute("triptych.stream", request.stream)
+            await race(self._serve(request, client), wait_disconnect(self._request))
+
+    async def _serve(self, request: ChatRequest, client: ClientStream) -> None:
+        try:
+            async with asyncio.timeout(self._settings.request_timeout_s):
+                if request.media:
+                    await self._serve_media(request, client)
+                else:
+                    await serve(self._gateway, self._dispatch(request, None, text_body(request)), client)
+        except TimeoutError as error:
+            raise RequestError(504, "deadline_exceeded", "the request took longer than is allowed") from error
+
+    async def _serve_media(self, request: ChatRequest, client: ClientStream) -> None:
+        gateway = self._gateway
+        digest = choose_namespace(gateway.view.records, request.model)
+        if digest is None:
+            raise unknown_model(gateway, request.model)
+        with span("gateway.media", attributes={"triptych.num_items": len(request.media)}):
+            items = await take_media(
+                request.media,
+                namespace_digest=digest,
+                processor_options=request.processor_options,
+                media_io_options=request.media_io_options,
+                limits=gateway.media_limits,
+                threads=gateway.media_threads,
+            )
+        await self._serve_items(request, items, digest, client)
+
+    async def _serve_items(
+        self, request: ChatRequest, items: tuple[TakenItem, ...], digest: str, client: ClientStream
+    ) -> None:
+        gateway, now = self._gateway, time.monotonic()
+        chosen = gateway.router.pick(
+            gateway.view.records, model=request.model, namespace_digest=digest, exclude=frozenset(), now=now
+        )
+        if chosen is None:
+            raise unknown_model(gateway, request.model)
+        traceparent = current_traceparent()
+        ticket = Ticket(self._request_id, chosen.instance, items, self._first_token_deadline, traceparent)
+        async with gateway.orders.open(ticket):
+            with span("gateway.encode_wait"):
+                await self._wait_sizes(ticket, digest)
+            check_fits(items, ticket.sizes, chosen)
+            body = media_body(
+                request,
+                items,
+                ticket.sizes,
+                request_id=self._request_id,
+                gateway=self._settings.instance,
+                traceparent=traceparent,
+                remaining_ms=int((ticket.deadline - time.monotonic()) * 1000),
+            )
+            dispatch = self._dispatch(request, digest, body)
+            dispatch.ticket, dispatch.first_choice = ticket, chosen
+            await race(serve(gateway, dispatch, client), ticket.wait_failure())
+
+    async def _wait_sizes(self, ticket: Ticket, digest: str) -> None:
+        try:
+            async with asyncio.timeout_at(_loop_time(ticket.deadline)):
+                await race(ticket.wait_sizes(), ticket.wait_failure(), self._guard_encoder(ticket, digest))
+        except TimeoutError as error:
+            raise unavailable("deadline_exceeded", "the media could not be encoded in time") from error
+
+    async def _guard_encoder(self, ticket: Ticket, digest: str) -> None:
+        """A guard: without any encoder there is little sense in waiting for long."""
+        try:
+            async with asyncio.timeout(self._settings.encoder_grace_s):
+                await self._gateway.view.wait_for_encoder(digest)
+        except TimeoutError as error:
+            raise unavailable("no_encoder", "no encoder is available") from error
+
+    @property
+    def _first_token_deadline(self) -> float:
+        return self._arrived_at + self._settings.first_token_timeout_s
+
+    def _dispatch(self, request: ChatRequest, digest: str | None, body: bytes) -> Dispatch:
+        return Dispatch(
+            request_id=self._request_id,
+            model=request.model,
+            stream=request.stream,
+            namespace_digest=digest,
+            body=body,
+            response_headers=self._echo,
+            arrived_at=self._arrived_at,
+            first_token_deadline=self._first_token_deadline,
+        )
+
+
+def _loop_time(monotonic_s: float) -> float:
+    return asyncio.get_running_loop().time() + monotonic_s - time.monotonic()

@@ -1,0 +1,166 @@
+"""The parts of one running gateway, put together. Owns what must be closed and the tasks that must run."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from uuid import uuid4
+
+import httpx
+
+from triptych_common.bus import AsyncBus, Registry
+from triptych_common.domain.errors import RequestError
+from triptych_common.protocol.messages import InstanceRecord, Role
+from triptych_common.protocol.names import OWNER_GROUP
+from triptych_common.telemetry.logs import get_logger
+from triptych_gateway.admission import Admission
+from triptych_gateway.auth import ApiKeys
+from triptych_gateway.encode_orders import EncodeOrders, OrderLimits
+from triptych_gateway.media import MediaLimits
+from triptych_gateway.media_shelf import MediaShelf
+from triptych_gateway.metrics import GatewayMetrics
+from triptych_gateway.placeholder_tokens import PlaceholderGuard
+from triptych_gateway.registry_view import RegistryView
+from triptych_gateway.router import Router
+from triptych_gateway.settings import GatewaySettings
+from triptych_gateway.sizes import SizesCache
+from triptych_gateway.upstream import new_client
+
+log = get_logger(__name__)
+
+RESULTS_PREFETCH = 64
+
+
+@dataclass
+class Gateway:
+    """Everything that serving a request needs."""
+
+    settings: GatewaySettings
+    bus: AsyncBus
+    view: RegistryView
+    router: Router
+    orders: EncodeOrders
+    shelf: MediaShelf
+    admission: Admission
+    api_keys: ApiKeys
+    placeholder_guard: PlaceholderGuard
+    media_limits: MediaLimits
+    media_threads: ThreadPoolExecutor
+    http: httpx.AsyncClient
+    metrics: GatewayMetrics
+    is_draining: bool = False
+
+    async def listen(self) -> None:
+        """Take what encoders and prefill_decode instances say. Never returns."""
+        names, instance = self.bus.names, self.settings.instance
+        async with self.bus.consumer(
+            names.encode_results(instance), group=OWNER_GROUP, consumer=instance, prefetch=RESULTS_PREFETCH
+        ) as consumer:
+            async for delivery in consumer:
+                try:
+                    await self.orders.handle(delivery.envelope.message)
+                except Exception:  # one bad message must not stop the listener
+                    log.exception("encode result could not be handled", entry_id=delivery.entry_id)
+                await delivery.ack()
+
+    def on_look(self, now: float) -> None:
+        """After each look at the registry (`now`: monotonic seconds)."""
+        self.router.forget({record.instance for record in self.view.records})
+        self.orders.expire(now)
+
+
+@asynccontextmanager
+async def run_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
+    """A gateway with its tasks running, registered; all of it ended when the block ends.
+
+    Raises:
+        BusUnavailableError: Redis could not be reached at the start.
+    """
+    bus = await AsyncBus.connect(settings.redis_url, settings.deployment, client_name=settings.instance)
+    try:
+        registry = Registry(bus)
+        with ThreadPoolExecutor(settings.num_media_threads, thread_name_prefix="media") as threads:
+            async with new_client(settings.connect_timeout_s, settings.chunk_timeout_s) as http:
+                gateway = _assemble(settings, bus, registry, threads, http)
+                await gateway.view.refresh()
+                async with _running(gateway), registry.keep_registered(_record(settings)):
+                    yield gateway
+    finally:
+        await bus.close()
+
+
+@asynccontextmanager
+async def _running(gateway: Gateway) -> AsyncIterator[None]:
+    """The background tasks. A task that fails cancels the block: the service ends, and is restarted."""
+    async with asyncio.TaskGroup() as group:
+        tasks = [
+            group.create_task(gateway.view.run(gateway.on_look), name="registry-view"),
+            group.create_task(gateway.listen(), name="results"),
+        ]
+        tasks += [
+            group.create_task(gateway.orders.run_publisher(), name=f"publisher-{index}")
+            for index in range(gateway.settings.num_publishers)
+        ]
+        try:
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
+
+
+def _assemble(
+    settings: GatewaySettings,
+    bus: AsyncBus,
+    registry: Registry,
+    threads: ThreadPoolExecutor,
+    http: httpx.AsyncClient,
+) -> Gateway:
+    metrics = GatewayMetrics()
+    shelf = MediaShelf()
+    orders = EncodeOrders(
+        bus=bus,
+        names=bus.names,
+        gateway=settings.instance,
+        shelf=shelf,
+        sizes=SizesCache(bus, settings.sizes_cache_items, settings.sizes_ttl_s),
+        limits=OrderLimits(
+            inline_media_bytes=settings.inline_media_bytes,
+            media_base_url=settings.media_base_url,
+            max_attempts=settings.max_encode_attempts,
+            publish_timeout_s=settings.publish_timeout_s,
+        ),
+        metrics=metrics,
+    )
+    return Gateway(
+        settings=settings,
+        bus=bus,
+        view=RegistryView(registry, settings.registry_interval_s),
+        router=Router(settings.suspect_s),
+        orders=orders,
+        shelf=shelf,
+        admission=Admission(settings.max_requests_in_flight, settings.max_media_in_flight_bytes),
+        api_keys=ApiKeys(settings.api_keys),
+        placeholder_guard=PlaceholderGuard(settings.placeholder_tokens),
+        media_limits=MediaLimits(settings.max_item_bytes, settings.max_image_pixels, settings.image_formats),
+        media_threads=threads,
+        http=http,
+        metrics=metrics,
+    )
+
+
+def _record(settings: GatewaySettings) -> InstanceRecord:
+    return InstanceRecord(
+        instance=settings.instance,
+        boot_id=uuid4().hex,
+        role=Role.GATEWAY,
+        url=settings.media_base_url,
+        num_slots=settings.max_requests_in_flight,
+    )
+
+
+def unknown_model(gateway: Gateway, model: str) -> RequestError:
+    """For a model that nobody serves now: 404; 503 if somebody did before, or nothing is served at all."""
+    if gateway.view.models and model not in gateway.view.models_seen:
+        return RequestError(404, "model_not_found", f"the model {model[:200]!r} does not exist", "model")
+    return RequestError(503, "no_instance", "no instance that serves this model is available", "model")

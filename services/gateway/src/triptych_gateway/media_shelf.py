@@ -1,0 +1,57 @@
+"""Media bytes, kept while a request needs them, reachable by encoders under an unguessable path."""
+
+import secrets
+from dataclasses import dataclass, field
+
+from triptych_common.protocol.ids import MmHash, RequestId
+
+MEDIA_PATH = "/internal/media"
+_TOKEN_BYTES = 32
+
+
+@dataclass(slots=True)
+class _Slot:
+    token: str
+    content: bytes = field(repr=False)
+    holders: set[RequestId] = field(default_factory=set)
+
+
+class MediaShelf:
+    """One slot per mm_hash; it is emptied when the last request that holds it has ended."""
+
+    def __init__(self) -> None:
+        self._slots: dict[MmHash, _Slot] = {}
+        self._by_token: dict[str, _Slot] = {}
+
+    def put(self, mm_hash: MmHash, content: bytes, holder: RequestId) -> str:
+        """Keep `content` until `holder` (and all others) let go. Returns its token."""
+        slot = self._slots.get(mm_hash)
+        if slot is None:
+            slot = _Slot(secrets.token_urlsafe(_TOKEN_BYTES), content)
+            self._slots[mm_hash] = slot
+            self._by_token[slot.token] = slot
+        slot.holders.add(holder)
+        return slot.token
+
+    def release(self, mm_hash: MmHash, holder: RequestId) -> None:
+        """`holder` needs it no more. Harmless when it never did."""
+        slot = self._slots.get(mm_hash)
+        if slot is None:
+            return
+        slot.holders.discard(holder)
+        if not slot.holders:
+            del self._slots[mm_hash]
+            del self._by_token[slot.token]
+
+    def get(self, mm_hash: MmHash) -> tuple[str, bytes] | None:
+        """(token, content), or None when no request holds it."""
+        slot = self._slots.get(mm_hash)
+        return None if slot is None else (slot.token, slot.content)
+
+    def fetch(self, token: str) -> bytes | None:
+        """What an encoder asks for by its token."""
+        slot = self._by_token.get(token)
+        return None if slot is None else slot.content
+
+    def __len__(self) -> int:
+        return len(self._slots)

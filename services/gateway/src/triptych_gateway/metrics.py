@@ -1,0 +1,27 @@
+"""Metrics of the gateway (`GET /metrics`)."""
+
+from triptych_common.telemetry.metrics import Metrics
+
+
+class GatewayMetrics:
+    """One object per app, with a registry of its own."""
+
+    def __init__(self) -> None:
+        self.metrics = Metrics()
+        self.requests = self.metrics.counter("gateway_requests", "Answers by HTTP status", ("status",))
+        self.in_flight = self.metrics.gauge("gateway_requests_in_flight", "Requests being served")
+        self.items = self.metrics.counter(
+            "gateway_items", "Media items: ordered, joined, sizes_known", ("how",)
+        )
+        self.retries = self.metrics.counter(
+            "gateway_encode_retries", "Encode jobs ordered again after a failure"
+        )
+        self.disconnects = self.metrics.counter(
+            "gateway_disconnects", "Clients that went away before the end"
+        )
+        self.first_token_s = self.metrics.histogram(
+            "gateway_first_token_seconds", "Arrival to the first chunk (streamed requests)", ("media",)
+        )
+        self.duration_s = self.metrics.histogram(
+            "gateway_request_seconds", "Arrival to the end of the answer"
+        )

@@ -1,0 +1,52 @@
+"""Reading a request's body, bounded in size and time."""
+
+import asyncio
+
+from starlette.requests import ClientDisconnect, Request
+
+from triptych_common.domain.errors import RequestError
+
+
+async def read_body(request: Request, *, max_bytes: int, timeout_s: float) -> bytes:
+    """The whole body.
+
+    Raises:
+        RequestError: 413 too large; 408 the client stopped sending.
+        ClientDisconnect: the client went away.
+    """
+    announced = announced_bytes(request)
+    if announced is not None and announced > max_bytes:
+        raise _too_large(max_bytes)
+    chunks: list[bytes] = []
+    num_bytes = 0
+    try:
+        async with asyncio.timeout(timeout_s):
+            async for chunk in request.stream():
+                num_bytes += len(chunk)
+                if num_bytes > max_bytes:
+                    raise _too_large(max_bytes)
+                chunks.append(chunk)
+    except TimeoutError as error:
+        raise RequestError(408, "body_timeout", "the body of the request did not arrive in time") from error
+    return b"".join(chunks)
+
+
+def _too_large(max_bytes: int) -> RequestError:
+    return RequestError(413, "body_too_large", f"the body of the request is larger than {max_bytes} bytes")
+
+
+def announced_bytes(request: Request) -> int | None:
+    """Content-Length; None when the body is chunked."""
+    value = request.headers.get("content-length", "")
+    return int(value) if value.isascii() and value.isdigit() else None
+
+
+async def wait_disconnect(request: Request) -> None:
+    """A guard, for when the body has been read: raises when the client goes away.
+
+    Raises:
+        ClientDisconnect: it did.
+    """
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+    raise ClientDisconnect

@@ -1,0 +1,107 @@
+"""Router: which prefill_decode serves a request. Pure; `now` is an argument.
+
+Fewest requests in flight from this gateway, then the one picked least recently. An instance that
+could not be reached is avoided for a while, unless there is no other.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Set
+from itertools import count
+
+from triptych_common.protocol.messages import InstanceRecord, Role
+
+SERVING_ROLES = frozenset({Role.PREFILL_DECODE})
+ENCODING_ROLES = frozenset({Role.ENCODE})
+
+
+class Router:
+    """Knows the load that this gateway put on each instance."""
+
+    def __init__(self, suspect_s: float) -> None:
+        self._suspect_s = suspect_s
+        self._num_in_flight: Counter[str] = Counter()
+        self._picked_at: dict[str, int] = {}
+        self._suspect_until: dict[str, float] = {}
+        self._tick = count(1)
+
+    def pick(
+        self,
+        records: Iterable[InstanceRecord],
+        *,
+        model: str,
+        namespace_digest: str | None,
+        exclude: Set[str],
+        now: float,
+    ) -> InstanceRecord | None:
+        """The instance for one request; None: none can take it.
+
+        Args:
+            namespace_digest: only instances of this namespace; None: any (text only).
+            exclude: instances that were tried for this request.
+            now: monotonic seconds.
+        """
+        able = [
+            record
+            for record in records
+            if can_serve(record, model)
+            and (namespace_digest is None or record.namespace_digest == namespace_digest)
+            and record.instance not in exclude
+        ]
+        if not able:
+            return None
+        chosen = min(
+            able,
+            key=lambda record: (
+                self._suspect_until.get(record.instance, 0.0) > now,
+                self._num_in_flight[record.instance],
+                self._picked_at.get(record.instance, 0),
+            ),
+        )
+        self._picked_at[chosen.instance] = next(self._tick)
+        return chosen
+
+    def begin(self, instance: str) -> None:
+        """A request goes to `instance`."""
+        self._num_in_flight[instance] += 1
+
+    def end(self, instance: str) -> None:
+        """Its answer has ended, in whatever way."""
+        self._num_in_flight[instance] -= 1
+        if self._num_in_flight[instance] <= 0:
+            del self._num_in_flight[instance]
+
+    def suspect(self, instance: str, now: float) -> None:
+        """`instance` could not be reached."""
+        self._suspect_until[instance] = now + self._suspect_s
+
+    def num_in_flight(self, instance: str) -> int:
+        return self._num_in_flight[instance]
+
+    def forget(self, alive: Set[str]) -> None:
+        """Drop what is known of instances that have left the registry."""
+        for known in (self._picked_at, self._suspect_until):
+            for instance in known.keys() - alive:
+                del known[instance]
+
+
+def can_serve(record: InstanceRecord, model: str) -> bool:
+    """Whether `record` answers requests for `model`."""
+    return (
+        record.role in SERVING_ROLES
+        and record.url is not None
+        and record.model == model
+        and not record.draining
+    )
+
+
+def choose_namespace(records: Iterable[InstanceRecord], model: str) -> str | None:
+    """The namespace digest for an image request: one that encoders and serving instances share.
+
+    Without any live encoder, that of a serving instance: an encoder may come back. None: nobody
+    serves the model's images.
+    """
+    records = list(records)
+    serving = [r.namespace_digest for r in records if can_serve(r, model) and r.namespace_digest is not None]
+    encoding = {r.namespace_digest for r in records if r.role in ENCODING_ROLES and not r.draining}
+    shared = [digest for digest in serving if digest in encoding]
+    return next(iter(shared or serving), None)

@@ -1,0 +1,21 @@
+"""GET /internal/media/{token}: for encoders, while a request that needs the media lives."""
+
+from fastapi import APIRouter
+from starlette.responses import Response
+
+from triptych_common.domain.errors import RequestError
+from triptych_gateway.gateway import Gateway
+from triptych_gateway.media_shelf import MEDIA_PATH
+
+
+def media_routes(gateway: Gateway) -> APIRouter:
+    router = APIRouter()
+
+    @router.get(MEDIA_PATH + "/{token}")
+    async def fetch(token: str) -> Response:
+        content = gateway.shelf.fetch(token)
+        if content is None:
+            raise RequestError(404, "media_gone", "no living request holds this media")
+        return Response(content, media_type="application/octet-stream", headers={"Cache-Control": "no-store"})
+
+    return router

@@ -1,0 +1,144 @@
+"""A prepared request goes to prefill_decode, its answer to the client.
+
+An instance that cannot be reached, or goes away before its first chunk, costs the caller nothing
+but time: another one is tried.
+"""
+
+import asyncio
+import time
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+
+from triptych_common.domain.errors import RequestError
+from triptych_common.protocol.ids import RequestId
+from triptych_common.protocol.messages import InstanceRecord
+from triptych_common.telemetry import current_traceparent, get_logger, span
+from triptych_gateway.gateway import Gateway, unknown_model
+from triptych_gateway.openai_errors import unavailable
+from triptych_gateway.streaming import ClientStream, relay_stream
+from triptych_gateway.tickets import Ticket
+from triptych_gateway.upstream import Answer, UnreachableError, open_answer
+
+log = get_logger(__name__)
+
+ITEM_FAILURE_GRACE_S = 0.1
+
+
+@dataclass
+class Dispatch:
+    """What is sent, and how."""
+
+    request_id: RequestId
+    model: str
+    stream: bool
+    namespace_digest: str | None  # None: text only, any namespace
+    body: bytes
+    response_headers: dict[str, str]
+    arrived_at: float  # monotonic seconds
+    first_token_deadline: float  # monotonic seconds; streamed requests only
+    ticket: Ticket | None = None  # with media
+    first_choice: InstanceRecord | None = None
+
+
+async def serve(gateway: Gateway, dispatch: Dispatch, client: ClientStream) -> None:
+    """Send, wait for the first chunk, relay to the end.
+
+    Raises:
+        RequestError: whatever went wrong; `client.has_begun` says whether it must go into the stream.
+    """
+    tried: set[str] = set()
+    async with AsyncExitStack() as held:
+        with span("gateway.first_token") as waiting:
+            while True:
+                record = _next_instance(gateway, dispatch, tried)
+                tried.add(record.instance)
+                try:
+                    answer = await _begin(gateway, dispatch, record, held)
+                    break
+                except UnreachableError as error:
+                    log.warning(
+                        "prefill_decode not reachable",
+                        instance=record.instance,
+                        error=str(error),
+                        request_id=dispatch.request_id,
+                    )
+                    gateway.router.suspect(record.instance, time.monotonic())
+            waiting.set_attribute("triptych.prefill_decode", record.instance)
+        await _relay(gateway, dispatch, answer, client)
+
+
+def _next_instance(gateway: Gateway, dispatch: Dispatch, tried: set[str]) -> InstanceRecord:
+    if not tried and dispatch.first_choice is not None:
+        return dispatch.first_choice
+    if len(tried) < gateway.settings.max_dispatch_attempts:
+        record = gateway.router.pick(
+            gateway.view.records,
+            model=dispatch.model,
+            namespace_digest=dispatch.namespace_digest,
+            exclude=tried,
+            now=time.monotonic(),
+        )
+        if record is not None:
+            return record
+    if tried:
+        raise unavailable("instance_unreachable", "the serving instance cannot be reached")
+    raise unknown_model(gateway, dispatch.model)
+
+
+async def _begin(
+    gateway: Gateway, dispatch: Dispatch, record: InstanceRecord, held: AsyncExitStack
+) -> Answer:
+    """The answer at its first chunk. `held` keeps it open; on failure nothing stays open."""
+    headers: dict[str, str] = {"X-Request-Id": dispatch.request_id}
+    traceparent = current_traceparent()
+    if traceparent is not None:
+        headers["traceparent"] = traceparent
+    async with AsyncExitStack() as trial:
+        gateway.router.begin(record.instance)
+        trial.callback(gateway.router.end, record.instance)
+        try:
+            # Only a stream shows its first token; a whole answer is bound by the request's own limit.
+            async with asyncio.timeout(
+                dispatch.first_token_deadline - time.monotonic() if dispatch.stream else None
+            ):
+                answer = await trial.enter_async_context(
+                    open_answer(
+                        gateway.http, record.url or "", dispatch.body, headers, stream=dispatch.stream
+                    )
+                )
+        except TimeoutError as error:
+            raise RequestError(504, "deadline_exceeded", "no token came in time") from error
+        except RequestError as error:
+            await _prefer_item_failure(dispatch, error)
+            raise
+        held.push_async_exit(trial.pop_all())
+        return answer
+
+
+async def _prefer_item_failure(dispatch: Dispatch, error: RequestError) -> None:
+    """When prefill_decode gave up because an item failed, the item's failure is the better answer.
+
+    Both come from the same event by different ways; the one over the bus may be a little later.
+    """
+    if dispatch.ticket is None or error.status_code < 500:
+        return
+    try:
+        async with asyncio.timeout(ITEM_FAILURE_GRACE_S):
+            await dispatch.ticket.wait_failure()
+    except TimeoutError:
+        return
+
+
+async def _relay(gateway: Gateway, dispatch: Dispatch, answer: Answer, client: ClientStream) -> None:
+    headers = dispatch.response_headers
+    if not dispatch.stream:
+        await client.begin(
+            200, {**headers, "Content-Type": answer.content_type, "Content-Length": str(len(answer.first))}
+        )
+        await client.end(answer.first)
+        return
+    kind = "none" if dispatch.ticket is None else "image"
+    gateway.metrics.first_token_s.labels(kind).observe(time.monotonic() - dispatch.arrived_at)
+    with span("gateway.stream") as streaming:
+        num_chunks = await relay_stream(answer, client, headers, gateway.settings.chunk_timeout_s)
+        streaming.set_attribute("triptych.num_chunks", num_chunks)

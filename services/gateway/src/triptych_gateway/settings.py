@@ -1,0 +1,74 @@
+"""Settings of the gateway. The only place of the package that reads the environment (`TRIPTYCH_*`)."""
+
+import socket
+
+from pydantic import Field, PositiveFloat, PositiveInt, SecretStr
+
+from triptych_common.runtime import ServiceSettings
+
+QWEN_VISION_TOKENS = (
+    "<|vision_start|>",
+    "<|vision_end|>",
+    "<|vision_pad|>",
+    "<|image_pad|>",
+    "<|video_pad|>",
+)
+
+ANY_ADDRESS = ("0.0.0.0", "::", "")
+
+
+class GatewaySettings(ServiceSettings):
+    """Everything an operator can set."""
+
+    instance: str = "gateway-0"
+    host: str = "127.0.0.1"
+    port: int = Field(default=8000, ge=0, le=65535)
+    advertise_url: str | None = None
+    """Base under which encoders reach this gateway for media; default: its own host and port."""
+    api_keys: tuple[SecretStr, ...] = ()
+    """Plain keys, or `sha256:<hex>`. Empty: no authentication."""
+
+    max_requests_in_flight: PositiveInt = 256
+    max_body_bytes: PositiveInt = 64 << 20
+    max_media_in_flight_bytes: PositiveInt = 1 << 30
+    max_items: PositiveInt = 16
+    max_item_bytes: PositiveInt = 20 << 20
+    max_image_pixels: PositiveInt = 64_000_000
+    image_formats: tuple[str, ...] = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
+    placeholder_tokens: tuple[str, ...] = QWEN_VISION_TOKENS
+    """Special tokens of the served model that no text may contain; add `<image>` for LLaVA-like models."""
+    inline_media_bytes: int = Field(default=256 << 10, ge=0)
+    """Media up to this size travel inside the job; larger ones are fetched from the gateway."""
+
+    first_token_timeout_s: PositiveFloat = 60.0
+    request_timeout_s: PositiveFloat = 600.0
+    body_timeout_s: PositiveFloat = 30.0
+    chunk_timeout_s: PositiveFloat = 60.0
+    connect_timeout_s: PositiveFloat = 2.0
+    publish_timeout_s: PositiveFloat = 5.0
+    encoder_grace_s: PositiveFloat = 5.0
+    """How long an image request waits for an encoder to appear in the registry before 503."""
+    retry_after_s: PositiveInt = 1
+
+    max_encode_attempts: PositiveInt = 2
+    max_dispatch_attempts: PositiveInt = 2
+    suspect_s: PositiveFloat = 2.0
+    """A prefill_decode that could not be reached is avoided this long."""
+    registry_interval_s: PositiveFloat = 0.5
+    sizes_cache_items: PositiveInt = 10_000
+    sizes_ttl_s: PositiveInt = 86_400
+    num_publishers: PositiveInt = 4
+    num_media_threads: PositiveInt = 2
+
+    @property
+    def media_base_url(self) -> str:
+        """Where encoders fetch media: `advertise_url`, else this address (by host name when bound to all)."""
+        if self.advertise_url is not None:
+            return self.advertise_url.rstrip("/")
+        host = socket.gethostname() if self.host in ANY_ADDRESS else self.host
+        return f"http://{host}:{self.port}"
+
+    @property
+    def local_url(self) -> str:
+        """Where this machine reaches the gateway (health check)."""
+        return f"http://{'127.0.0.1' if self.host in ANY_ADDRESS else self.host}:{self.port}"

@@ -1,0 +1,42 @@
+"""Server-sent events as bytes: cut into whole events, never rewritten."""
+
+from typing import Any
+
+import orjson
+
+_END = b"\n\n"
+DONE = b"data: [DONE]"
+
+
+class EventCutter:
+    """Lets only whole events through, so that an error event can follow a stream that broke off."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self.is_done = False  # the closing `[DONE]` has passed
+
+    def feed(self, chunk: bytes) -> bytes:
+        """The whole events in what was fed so far and not yet returned; may be empty."""
+        data = self._rest + chunk if self._rest else chunk
+        if data.endswith(_END):
+            whole, self._rest = data, b""
+        else:
+            cut = data.rfind(_END)
+            end = cut + len(_END) if cut >= 0 else 0
+            whole, self._rest = data[:end], data[end:]
+        if DONE in whole and whole.rstrip().endswith(DONE):
+            self.is_done = True
+        return whole
+
+
+def error_in_first_event(events: bytes) -> dict[str, Any] | None:
+    """The error object when the first event is an error, as vLLM sends one before any token."""
+    first = events.split(_END, 1)[0]
+    if not first.startswith(b"data:") or b'"error"' not in first:
+        return None
+    try:
+        data = orjson.loads(first[len(b"data:") :])
+    except orjson.JSONDecodeError:
+        return None
+    error = data.get("error") if isinstance(data, dict) else None
+    return error if isinstance(error, dict) else None

@@ -1,0 +1,87 @@
+"""Relay of an answer to the client, from the moment its first chunk is there."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+import httpx
+
+from triptych_common.domain.errors import RequestError
+from triptych_common.telemetry.logs import get_logger
+from triptych_gateway.openai_errors import error_event, unavailable
+from triptych_gateway.upstream import Answer
+
+log = get_logger(__name__)
+
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+
+class ClientStream:
+    """The response being sent. Knows whether the client has seen its headers."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self.has_begun = False
+        self._has_ended = False
+
+    async def begin(self, status: int, headers: dict[str, str]) -> None:
+        raw = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
+        self.has_begun = True
+        await self._send({"type": "http.response.start", "status": status, "headers": raw})
+
+    async def write(self, chunk: bytes) -> None:
+        await self._send({"type": "http.response.body", "body": chunk, "more_body": True})
+
+    async def end(self, chunk: bytes = b"") -> None:
+        """Send the last bytes. The second call does nothing."""
+        if not self._has_ended:
+            self._has_ended = True
+            await self._send({"type": "http.response.body", "body": chunk, "more_body": False})
+
+
+async def relay_stream(
+    answer: Answer, client: ClientStream, headers: dict[str, str], chunk_timeout_s: float
+) -> int:
+    """Pass whole events through, untouched. A stream that breaks off ends with an error event.
+
+    Returns:
+        Number of chunks that were passed on.
+
+    Raises:
+        RequestError: the stream broke off; nothing was sent about it yet.
+    """
+    await client.begin(
+        200,
+        {
+            **headers,
+            "Content-Type": answer.content_type,
+            "Cache-Control": "no-cache",
+            "X-Accel-Buffering": "no",
+        },
+    )
+    await client.write(answer.first)
+    num_chunks = 1
+    try:
+        while (chunk := await _next(answer, chunk_timeout_s)) is not None:
+            await client.write(chunk)
+            num_chunks += 1
+    except (httpx.HTTPError, TimeoutError) as error:
+        log.warning("stream broke off", error=repr(error), num_chunks=num_chunks)
+        raise unavailable(
+            "stream_interrupted", "the answer broke off: the serving instance went away"
+        ) from error
+    if not answer.cutter.is_done:
+        log.warning("stream ended early", num_chunks=num_chunks)
+        raise unavailable("stream_interrupted", "the answer broke off: the serving instance went away")
+    await client.end()
+    return num_chunks
+
+
+async def _next(answer: Answer, timeout_s: float) -> bytes | None:
+    async with asyncio.timeout(timeout_s):
+        return await anext(answer.rest, None)
+
+
+async def end_with_error(client: ClientStream, error: RequestError) -> None:
+    """Say in the stream what went wrong, then end it: no silent truncation."""
+    await client.end(error_event(error))

@@ -1,0 +1,87 @@
+"""Ticket: one request's wait for its media items."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from triptych_common.domain.errors import RequestError
+from triptych_common.protocol.ids import MmHash, RequestId
+from triptych_common.protocol.messages import FailureKind
+from triptych_gateway.item_table import ItemFailure
+from triptych_gateway.media import TakenItem
+from triptych_gateway.openai_errors import unavailable
+from triptych_gateway.sizes import ItemSizes
+
+
+@dataclass(eq=False)
+class Ticket:
+    """Filled in by EncodeOrders, awaited by the exchange that owns the request."""
+
+    request_id: RequestId
+    prefill_decode: str
+    items: Sequence[TakenItem]
+    deadline: float  # monotonic seconds; after it nobody waits for the first token
+    traceparent: str | None
+    sizes: dict[MmHash, ItemSizes] = field(default_factory=dict)
+    _all_sized: asyncio.Event = field(default_factory=asyncio.Event)
+    _failed: asyncio.Event = field(default_factory=asyncio.Event)
+    _error: RequestError | None = None
+
+    @property
+    def mm_hashes(self) -> tuple[MmHash, ...]:
+        """Distinct, in the order of the prompt."""
+        return tuple(dict.fromkeys(item.mm_hash for item in self.items))
+
+    @property
+    def has_failed(self) -> bool:
+        return self._error is not None
+
+    def set_sizes(self, mm_hash: MmHash, sizes: ItemSizes) -> None:
+        self.sizes[mm_hash] = sizes
+        if all(needed in self.sizes for needed in self.mm_hashes):
+            self._all_sized.set()
+
+    def fail(self, mm_hash: MmHash, failure: ItemFailure) -> None:
+        """An item will not come. The first failure is the answer."""
+        if self._error is None:
+            path = next((item.part.path for item in self.items if item.mm_hash == mm_hash), None)
+            self._error = error_for(failure, path)
+            self._failed.set()
+
+    async def wait_sizes(self) -> None:
+        """Return when the sizes of all items are known. Bound it with `wait_failure` and a deadline."""
+        await self._all_sized.wait()
+
+    async def wait_failure(self) -> None:
+        """A guard: raises when an item failed.
+
+        Raises:
+            RequestError: what the caller shall see.
+        """
+        await self._failed.wait()
+        self.raise_failure()
+
+    def raise_failure(self) -> None:
+        """Raises the failure, if there is one."""
+        if self._error is not None:
+            raise self._error
+
+
+def error_for(failure: ItemFailure, path: str | None) -> RequestError:
+    """What the caller sees when the item at `path` failed.
+
+    `detail` of bad media is the encoder's and names the fault; other details are for the log.
+    """
+    if failure.kind is FailureKind.BAD_MEDIA:
+        return RequestError(400, "invalid_image", f"{path}: {failure.detail}"[:1000], path)
+    if failure.kind is FailureKind.TOO_LARGE:
+        return RequestError(413, "image_too_large", f"{path}: {failure.detail}"[:1000], path)
+    if failure.kind is FailureKind.STORE_FULL:
+        return unavailable("store_full", "no room for the encoder's output at the moment", path)
+    if failure.kind is FailureKind.EXPIRED:
+        return unavailable("deadline_exceeded", f"{path} could not be encoded in time", path)
+    if failure.kind is None:
+        return unavailable("bus_unavailable", failure.detail, path)
+    return unavailable(
+        "encode_failed", f"{path} could not be encoded; nothing is known to be wrong with it", path
+    )

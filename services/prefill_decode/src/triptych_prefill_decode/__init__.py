@@ -1,0 +1,1 @@
+"""prefill_decode service: vLLM's own OpenAI server, hosted in this process, on an engine that never encodes."""

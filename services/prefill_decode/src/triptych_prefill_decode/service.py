@@ -1,0 +1,162 @@
+"""prefill_decode's life: vLLM's engine and its OpenAI server in this process, and a place in the registry."""
+
+import asyncio
+import contextlib
+import socket
+import uuid
+from collections.abc import AsyncIterator
+from typing import Any
+
+import uvicorn
+from triptych_common.bus import AsyncBus, Registry
+from triptych_common.domain.errors import TriptychError
+from triptych_common.protocol.messages import InstanceRecord, Role
+from triptych_common.runtime import StopSignal
+from triptych_common.telemetry import setup_logging, setup_tracing
+from triptych_common.telemetry.logs import get_logger
+from triptych_prefill_decode.settings import PrefillDecodeSettings
+from triptych_vllm_connector.config import ConnectorConfig
+from triptych_vllm_connector.engine_options import option_value, prefill_decode_options
+from triptych_vllm_connector.namespace import digest_of_model
+from triptych_vllm_connector.platform import has_gpu
+from vllm.entrypoints.launchers.api_server.app_state import init_app_state
+from vllm.entrypoints.launchers.api_server.entry import build_async_engine_client
+from vllm.entrypoints.launchers.app import build_app
+from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+from vllm.v1.engine.exceptions import EngineDeadError
+
+log = get_logger(__name__)
+
+HEALTH_CHECK_S = 1.0
+
+
+class EngineGoneError(TriptychError):
+    """vLLM's engine is dead: this process must be restarted."""
+
+
+async def serve(settings: PrefillDecodeSettings, stop: StopSignal) -> None:
+    """Run until `stop` is set, then let running requests end within the drain timeout.
+
+    Raises:
+        TriptychError: vLLM, the store or Redis cannot be used; the caller exits and is restarted.
+    """
+    setup_logging("prefill_decode", settings.instance, settings.log_level)
+    digest = await asyncio.to_thread(
+        digest_of_model, settings.model, option_value(settings.engine_args, "--dtype", "auto")
+    )
+    config = ConnectorConfig(
+        instance=settings.instance,
+        deployment=settings.deployment,
+        redis_url=settings.redis_url,
+        store_socket=settings.store_socket,
+        log_level=settings.log_level,
+        traces_dir=settings.traces_dir,
+        otlp_endpoint=settings.otlp_endpoint,
+        namespace_digest=digest,
+        preallocation=settings.preallocation,
+        budget_embeds=settings.budget_embeds,
+    )
+    options = [
+        *prefill_decode_options(config, settings.model, has_gpu(), settings.engine_args),
+        f"--served-model-name={settings.model_name}",
+        "--disable-uvicorn-access-log",
+    ]
+    args = make_arg_parser(FlexibleArgumentParser()).parse_args(options)
+    validate_parsed_serve_args(args)
+    sock = _listen(settings)
+    with contextlib.closing(sock):
+        async with build_async_engine_client(args) as engine:  # first: vLLM may fork, nothing of ours runs yet
+            tracing = setup_tracing(
+                "prefill_decode",
+                settings.instance,
+                otlp_endpoint=settings.otlp_endpoint,
+                traces_dir=settings.traces_dir,
+            )
+            try:
+                await _serve_engine(settings, digest, engine, args, sock, stop)
+            finally:
+                await asyncio.to_thread(tracing.shutdown)
+
+
+def _listen(settings: PrefillDecodeSettings) -> socket.socket:
+    """The listening socket, made before the engine: a port that is taken fails at once."""
+    sock = socket.socket(socket.AF_INET6 if ":" in settings.host else socket.AF_INET)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        sock.bind((settings.host, settings.port))
+    except OSError as error:
+        sock.close()
+        raise TriptychError(f"cannot listen on {settings.host}:{settings.port}: {error.strerror}") from error
+    return sock
+
+
+async def _serve_engine(
+    settings: PrefillDecodeSettings, digest: str, engine: Any, args: Any, sock: socket.socket, stop: StopSignal
+) -> None:
+    supported_tasks = await engine.get_supported_tasks()
+    app = build_app(args, supported_tasks, engine.model_config)
+    await init_app_state(engine, app.state, args, supported_tasks)
+    server = _Server(
+        uvicorn.Config(
+            app,
+            log_level="warning",
+            access_log=False,
+            timeout_keep_alive=75,
+            timeout_graceful_shutdown=int(settings.drain_timeout_s),
+            lifespan="on",
+        )
+    )
+    port = sock.getsockname()[1]
+    record = InstanceRecord(
+        instance=settings.instance,
+        boot_id=uuid.uuid4().hex,
+        role=Role.PREFILL_DECODE,
+        url=f"http://{settings.advertised_host or settings.host}:{port}",
+        model=settings.model_name,
+        namespace_digest=digest,
+        dtype=str(engine.model_config.dtype).removeprefix("torch."),
+        max_item_embeds=settings.budget_embeds,
+        num_slots=engine.vllm_config.scheduler_config.max_num_seqs,
+    )
+    bus = await AsyncBus.connect(settings.redis_url, settings.deployment, client_name=settings.instance)
+    async with bus, _running(server, sock):
+        async with Registry(bus).keep_registered(record):
+            log.info("prefill_decode ready", instance=settings.instance, port=port, model=settings.model_name)
+            await _until_stopped(engine, server, stop)
+        server.should_exit = True  # out of the registry: requests in hand end now
+
+
+class _Server(uvicorn.Server):
+    """The service owns the signals."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Any:
+        yield
+
+
+@contextlib.asynccontextmanager
+async def _running(server: uvicorn.Server, sock: socket.socket) -> AsyncIterator[None]:
+    serving = asyncio.ensure_future(server.serve(sockets=[sock]))
+    try:
+        yield
+    finally:
+        server.should_exit = True
+        await serving
+
+
+async def _until_stopped(engine: Any, server: uvicorn.Server, stop: StopSignal) -> None:
+    """Return when asked to stop.
+
+    Raises:
+        EngineGoneError: the engine died.
+    """
+    while not stop.is_set:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(stop.wait(), HEALTH_CHECK_S)
+        if server.should_exit and not stop.is_set:
+            raise EngineGoneError("vLLM's HTTP server ended by itself")
+        try:
+            await engine.check_health()
+        except EngineDeadError as error:
+            raise EngineGoneError(f"vLLM's engine died: {error}") from error

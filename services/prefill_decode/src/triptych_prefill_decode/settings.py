@@ -1,0 +1,27 @@
+"""Settings of prefill_decode. Environment: `TRIPTYCH_*`."""
+
+from typing import Literal
+
+from pydantic import Field, PositiveInt
+from triptych_common.runtime import ServiceSettings
+
+
+class PrefillDecodeSettings(ServiceSettings):
+    """`engine_args` go to vLLM as they are, after ours, so they win."""
+
+    instance: str = "prefill_decode-0"
+    model: str = Field(description="model folder or hub name")
+    served_model_name: str | None = Field(default=None, description="[default: the folder's name]")
+    engine_args: list[str] = Field(default_factory=list, description="options passed through to vLLM")
+    host: str = Field(default="127.0.0.1", description="address that vLLM's HTTP server listens on")
+    port: int = Field(default=8100, ge=0, le=65535, description="0: any free port")
+    advertised_host: str | None = Field(default=None, description="what the gateway calls [default: host]")
+    preallocation: Literal["sync", "async"] = "sync"
+    budget_embeds: PositiveInt | None = Field(
+        default=None, description="rows of encoder output kept for requests at once [default: vLLM's encoder cache]"
+    )
+
+    @property
+    def model_name(self) -> str:
+        """The name that clients ask for."""
+        return self.served_model_name or self.model.rstrip("/").rsplit("/", 1)[-1]

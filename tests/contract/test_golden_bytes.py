@@ -1,0 +1,212 @@
+"""The bytes of every message on every wire. A change here is a change of the protocol.
+
+If a change is meant: raise the version if old readers cannot take the new bytes, delete the golden
+file concerned, run this test once (it writes the missing file and fails), and review the diff.
+"""
+
+from pathlib import Path
+from typing import get_args
+
+import orjson
+import pytest
+
+from triptych_common.protocol import codec, messages, store
+from triptych_common.protocol.messages import BUS_MESSAGES, SCHEMA_VERSION, Message
+from triptych_common.protocol.store import STORE_PROTOCOL_VERSION, StoreFrame
+
+GOLDEN = Path(__file__).parent / "golden"
+HASH = "0123456789abcdef" * 4
+TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+_REQUESTER = messages.Requester(request_id="req-1", item_index=0, gateway="gateway-0", prefill_decode="pd-0")
+_SPEC = store.TensorSpec(shape=(16, 128), dtype="bfloat16", num_bytes=4096)
+_DESCRIPTOR = store.Descriptor(mm_hash=HASH, spec=_SPEC, offset=65536, generation=2)
+
+BUS_SAMPLES: tuple[Message, ...] = (
+    messages.EncodeJob(
+        job_id="job-1",
+        mm_hash=HASH,
+        modality=messages.Modality.IMAGE,
+        media_num_bytes=3,
+        media_url="http://gateway-0:8000/internal/media/token",
+        mm_processor_kwargs={"max_pixels": 1003520, "größe": 1.5},
+        media_io_kwargs={},
+        requesters=(_REQUESTER,),
+        attempt=2,
+    ),
+    messages.EncoderCacheMetadata(
+        job_id="job-1",
+        mm_hash=HASH,
+        modality=messages.Modality.IMAGE,
+        num_embeds=16,
+        width=128,
+        dtype="bfloat16",
+        num_bytes=4096,
+        placeholder_metadata={"image_grid_thw": [1, 8, 8]},
+        encoder="encoder-0",
+        store="store-0",
+        sealed=False,
+        requesters=(_REQUESTER,),
+    ),
+    messages.EncodeCompleted(job_id="job-1", mm_hash=HASH, encoder="encoder-0", encode_s=0.125),
+    messages.EncodeFailed(
+        job_id="job-1", mm_hash=HASH, encoder="encoder-0", kind=messages.FailureKind.BAD_MEDIA, detail="cut off"
+    ),
+    messages.Preallocation(
+        request_id="req-1",
+        item_index=0,
+        job_id="job-1",
+        mm_hash=HASH,
+        prefill_decode="pd-0",
+        decision=messages.Decision.DECLINED,
+        reason="prefix_cached",
+    ),
+    messages.ItemAck(
+        request_id="req-1",
+        item_index=0,
+        job_id="job-1",
+        mm_hash=HASH,
+        prefill_decode="pd-0",
+        outcome=messages.Outcome.INJECTED,
+    ),
+    messages.EncodeNeeded(
+        request_id="req-1", item_index=0, mm_hash=HASH, prefill_decode="pd-0", reason="writer_lost"
+    ),
+)
+
+COMMAND_SAMPLES: tuple[StoreFrame, ...] = (
+    store.Hello(seq=1, version=STORE_PROTOCOL_VERSION, client="encoder-0/worker-0", namespace_digest=HASH),
+    store.Ping(seq=2),
+    store.Reserve(seq=3, mm_hash=HASH, spec=_SPEC, writer="encoder-0/worker-0", may_use_reserve=True),
+    store.Seal(seq=4, reservation_id=7),
+    store.Cancel(seq=5, reservation_id=7),
+    store.PinOrWatch(seq=6, mm_hash=HASH, num_holders=2),
+    store.Unwatch(seq=7, mm_hash=HASH),
+    store.Unpin(seq=8, pin_id=9),
+    store.Lookup(seq=9, mm_hashes=(HASH,)),
+    store.StatsQuery(seq=10),
+    store.ListEntries(seq=11),
+    store.Evict(seq=12, mm_hash=None),
+)
+
+REPLY_SAMPLES: tuple[StoreFrame, ...] = (
+    store.Welcome(
+        seq=1,
+        store="store-0",
+        generation=2,
+        region_path="/run/triptych/region",
+        region_num_bytes=1 << 28,
+        block_num_bytes=65536,
+    ),
+    store.Done(seq=2),
+    store.Reserved(seq=3, reservation_id=7, offset=65536, generation=2),
+    store.AlreadySealed(seq=3, spec=_SPEC),
+    store.Pinned(seq=6, pin_id=9, descriptor=_DESCRIPTOR),
+    store.Watching(seq=6, mm_hash=HASH, writing=True),
+    store.EntrySealed(seq=0, pin_id=9, descriptor=_DESCRIPTOR),
+    store.WriterLost(seq=0, mm_hash=HASH),
+    store.Entries(
+        seq=9, entries=(store.EntryState(mm_hash=HASH, state="ready", spec=_SPEC, num_pins=0, age_s=1.5),)
+    ),
+    store.StoreStats(
+        seq=10,
+        generation=2,
+        region_num_bytes=1 << 28,
+        free_num_bytes=1,
+        writing_num_bytes=2,
+        ready_num_bytes=3,
+        pinned_num_bytes=4,
+        abandoned_num_bytes=5,
+        num_entries=6,
+        num_reservations=7,
+        num_pins=8,
+        num_watches=9,
+        num_sessions=10,
+        num_seals_total=11,
+        num_hits_total=12,
+        num_misses_total=13,
+        num_evictions_total=14,
+    ),
+    store.StoreFailure(seq=3, code="full", detail="no 4096 bytes free"),
+)
+
+RECORD_SAMPLE = messages.InstanceRecord(
+    instance="pd-0",
+    boot_id="b-1",
+    role=messages.Role.PREFILL_DECODE,
+    url="http://pd-0:8000",
+    model="digits-vl",
+    namespace_digest=HASH,
+    width=128,
+    dtype="bfloat16",
+    max_item_embeds=4096,
+    store="store-0",
+    num_slots=8,
+)
+
+TRANSFER_SAMPLE = messages.ECTransferParams(
+    request_id="req-1",
+    gateway="gateway-0",
+    traceparent=TRACEPARENT,
+    remaining_ms=29000,
+    items=(messages.ItemTransfer(item_index=0, mm_hash=HASH, num_embeds=16),),
+)
+
+
+def _names(samples: tuple[Message, ...]) -> list[str]:
+    return [sample.TYPE for sample in samples]
+
+
+def check_golden(name: str, data: bytes) -> None:
+    path = GOLDEN / name
+    if not path.exists():
+        path.write_bytes(data)
+        pytest.fail(f"{path.name} was missing and has been written; review it")
+    assert data == path.read_bytes()
+
+
+def envelope_text(fields: dict[bytes, bytes]) -> bytes:
+    return b"".join(name + b"\t" + value + b"\n" for name, value in fields.items())
+
+
+@pytest.mark.parametrize("message", BUS_SAMPLES, ids=_names(BUS_SAMPLES))
+def test_bus_message(message: Message) -> None:
+    fields = codec.encode(message, traceparent=TRACEPARENT, remaining_ms=1500, blob=b"PNG")
+    check_golden(f"bus_{message.TYPE}_v{SCHEMA_VERSION}.txt", envelope_text(fields))
+    envelope = codec.decode(fields)
+    assert envelope.message == message
+    assert (envelope.traceparent, envelope.remaining_ms, envelope.blob) == (TRACEPARENT, 1500, b"PNG")
+
+
+@pytest.mark.parametrize("command", COMMAND_SAMPLES, ids=_names(COMMAND_SAMPLES))
+def test_store_command(command: StoreFrame) -> None:
+    framed = codec.frame(command)
+    check_golden(f"command_{command.TYPE}_v{STORE_PROTOCOL_VERSION}.bin", framed)
+    (body,) = codec.FrameDecoder().feed(framed)
+    assert codec.decode_command(body) == command
+
+
+@pytest.mark.parametrize("reply", REPLY_SAMPLES, ids=_names(REPLY_SAMPLES))
+def test_store_reply(reply: StoreFrame) -> None:
+    framed = codec.frame(reply)
+    check_golden(f"reply_{reply.TYPE}_v{STORE_PROTOCOL_VERSION}.bin", framed)
+    (body,) = codec.FrameDecoder().feed(framed)
+    assert codec.decode_reply(body) == reply
+
+
+def test_instance_record() -> None:
+    value = codec.encode_record(RECORD_SAMPLE)
+    check_golden(f"registry_InstanceRecord_v{SCHEMA_VERSION}.json", value)
+    assert codec.decode_record(value) == RECORD_SAMPLE
+
+
+def test_transfer_params() -> None:
+    value = orjson.dumps(TRANSFER_SAMPLE.model_dump(mode="json"))
+    check_golden(f"http_ECTransferParams_v{SCHEMA_VERSION}.json", value)
+    assert messages.ECTransferParams.model_validate_json(value, strict=True) == TRANSFER_SAMPLE
+
+
+def test_every_message_has_a_sample() -> None:
+    assert {type(sample) for sample in BUS_SAMPLES} == set(BUS_MESSAGES)
+    assert {type(sample) for sample in COMMAND_SAMPLES} == set(get_args(get_args(store.StoreCommand)[0]))
+    assert {type(sample) for sample in REPLY_SAMPLES} == set(get_args(get_args(store.StoreReply)[0]))

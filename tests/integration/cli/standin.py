@@ -1,0 +1,54 @@
+"""A stand-in for a service, for tests of the supervisor: an HTTP server that can be told to misbehave.
+
+    python standin.py PORT [--exit-after-s S] [--exit-at-once CODE] [--child] [--deaf] [--never-ready]
+
+`--child`: starts a process of its own that outlives it. `--deaf`: ignores SIGTERM.
+"""
+
+import argparse
+import signal
+import subprocess
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+
+class Answer(BaseHTTPRequestHandler):
+    status = 200
+
+    def do_GET(self) -> None:  # noqa: N802 -- the base class's name
+        self.send_response(self.status)
+        self.end_headers()
+
+    def log_message(self, *args: object) -> None:
+        pass
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("port", type=int)
+    parser.add_argument("--exit-after-s", type=float)
+    parser.add_argument("--exit-at-once", type=int)
+    parser.add_argument("--child", action="store_true")
+    parser.add_argument("--deaf", action="store_true")
+    parser.add_argument("--never-ready", action="store_true")
+    args = parser.parse_args()
+    if args.exit_at_once is not None:
+        sys.stderr.write("standin: cannot go on\n")
+        sys.exit(args.exit_at_once)
+    if args.child:
+        subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
+    signal.signal(signal.SIGTERM, signal.SIG_IGN if args.deaf else lambda *_: sys.exit(0))
+    Answer.status = 503 if args.never_ready else 200
+    HTTPServer.allow_reuse_address = True
+    server = HTTPServer(("127.0.0.1", args.port), Answer)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    if args.exit_after_s is not None:
+        threading.Event().wait(args.exit_after_s)
+        sys.exit(3)
+    while True:
+        signal.pause()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,238 @@
+"""The supervisor with real processes (stand-ins): order, readiness, restarts, an end that leaves nothing."""
+
+import asyncio
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from triptych_cli.launch import free_ports
+from triptych_cli.supervisor.process import session_members
+from triptych_cli.supervisor.service import StartFailedError
+from triptych_cli.supervisor.state import ServiceState, SystemStatus, write_status
+from triptych_cli.supervisor.supervisor import (
+    AlreadyRunningError,
+    Supervisor,
+    clear_leftovers,
+    is_supervised,
+    run_directory,
+)
+from triptych_cli.topology import HttpReady, Options, RunLayout, ServiceSpec, Topology
+
+STANDIN = Path(__file__).parent / "standin.py"
+OPTIONS = Options(model="m", model_is_local=False, gateway_port=1)
+LIMIT_S = 20.0
+
+
+@pytest.fixture
+def layout(tmp_path: Path) -> Iterator[RunLayout]:
+    with tempfile.TemporaryDirectory(prefix="tt-") as short:  # sockets need short paths
+        yield RunLayout(Path(short) / "run", tmp_path / "state")
+
+
+def standin(name: str, *words: str, after: frozenset[str] = frozenset(), **changes: float) -> ServiceSpec:
+    port = free_ports(1)[0]
+    spec = ServiceSpec(
+        name=name,
+        argv=(sys.executable, "-S", str(STANDIN), str(port), *words),
+        ready=HttpReady(f"http://127.0.0.1:{port}/"),
+        after=after,
+        start_timeout_s=10.0,
+        stop_timeout_s=5.0,
+    )
+    return replace(spec, **changes)  # type: ignore[arg-type]
+
+
+class Watched:
+    """A supervisor whose every report is kept."""
+
+    def __init__(self, layout: RunLayout, *services: ServiceSpec) -> None:
+        self.reports: list[SystemStatus] = []
+        self._changed = asyncio.Event()
+        self.supervisor = Supervisor(
+            Topology(services, "http://x/v1"),
+            layout,
+            OPTIONS,
+            env=dict(os.environ),
+            cwd=layout.state_dir,
+            on_change=self._keep,
+        )
+
+    def _keep(self, status: SystemStatus) -> None:
+        self.reports.append(status)
+        self._changed.set()
+
+    def states(self, name: str) -> list[ServiceState]:
+        """Without repetitions."""
+        found: list[ServiceState] = []
+        for report in self.reports:
+            state = next(service.state for service in report.services if service.name == name)
+            if not found or found[-1] is not state:
+                found.append(state)
+        return found
+
+    def pid(self, name: str) -> int:
+        pid = next(s.pid for s in self.supervisor.status().services if s.name == name)
+        assert pid is not None
+        return pid
+
+    async def until(self, condition: Callable[[SystemStatus], bool]) -> None:
+        async with asyncio.timeout(LIMIT_S):
+            while not condition(self.supervisor.status()):
+                self._changed.clear()
+                await self._changed.wait()
+
+
+async def test_services_start_when_what_they_need_is_ready_and_stop_the_other_way(layout: RunLayout) -> None:
+    with run_directory(layout):
+        watched = Watched(layout, standin("low"), standin("high", after=frozenset({"low"})))
+        async with watched.supervisor.running():
+            pids = [watched.pid("low"), watched.pid("high")]
+            for report in watched.reports:
+                low, high = report.services
+                if high.state is ServiceState.STARTING:
+                    assert low.state is ServiceState.READY
+        for report in watched.reports:
+            low, high = report.services
+            if low.state is ServiceState.STOPPING:
+                assert high.state is ServiceState.STOPPED
+        assert all(not session_members(pid) for pid in pids)
+    assert not layout.run_dir.exists()
+
+
+async def test_a_service_that_dies_is_started_again(layout: RunLayout) -> None:
+    with run_directory(layout):
+        watched = Watched(layout, standin("one"))
+        async with watched.supervisor.running():
+            first = watched.pid("one")
+            os.kill(first, signal.SIGKILL)
+            await watched.until(lambda s: s.services[0].num_restarts == 1 and s.services[0].state == "ready")
+            assert watched.pid("one") != first
+            details = [report.services[0].detail for report in watched.reports]
+            assert any("ended by signal 9" in detail for detail in details)
+
+
+async def test_a_service_that_cannot_start_fails_the_system_and_the_rest_is_stopped(layout: RunLayout) -> None:
+    with run_directory(layout):
+        watched = Watched(layout, standin("good"), standin("bad", "--exit-at-once=7", after=frozenset({"good"})))
+        with pytest.raises(StartFailedError, match="bad exited with code 7") as caught:
+            async with watched.supervisor.running():
+                pytest.fail("it is not running")
+        assert caught.value.log_file.read_text() == "standin: cannot go on\n"
+        assert watched.states("good")[-1] is ServiceState.STOPPED
+        assert [s.pid for s in watched.supervisor.status().services] == [None, None]
+
+
+async def test_a_service_that_never_gets_ready_is_given_up(layout: RunLayout) -> None:
+    with run_directory(layout):
+        watched = Watched(layout, standin("slow", "--never-ready", start_timeout_s=1.0))
+        with pytest.raises(StartFailedError, match=r"not ready after 1 s: .* answers 503"):
+            async with watched.supervisor.running():
+                pytest.fail("it is not running")
+
+
+async def test_an_executable_that_is_not_there_fails_at_once(layout: RunLayout) -> None:
+    with run_directory(layout):
+        watched = Watched(layout, replace(standin("none"), argv=("/nowhere/program",)))
+        with pytest.raises(StartFailedError, match="could not be started"):
+            async with watched.supervisor.running():
+                pytest.fail("it is not running")
+
+
+async def test_what_a_service_started_ends_with_it(layout: RunLayout) -> None:
+    with run_directory(layout):
+        watched = Watched(layout, standin("parent", "--child"))
+        async with watched.supervisor.running():
+            session = watched.pid("parent")
+            assert len(session_members(session)) == 2
+        assert session_members(session) == []
+
+
+async def test_what_a_service_started_does_not_survive_its_restart(layout: RunLayout) -> None:
+    with run_directory(layout):
+        watched = Watched(layout, standin("parent", "--child"))
+        async with watched.supervisor.running():
+            session = watched.pid("parent")
+            os.kill(session, signal.SIGKILL)
+            await watched.until(lambda s: s.services[0].num_restarts == 1 and s.services[0].state == "ready")
+            assert session_members(session) == []
+
+
+async def test_a_service_deaf_to_sigterm_is_killed_after_its_limit(layout: RunLayout) -> None:
+    with run_directory(layout):
+        watched = Watched(layout, standin("deaf", "--deaf", stop_timeout_s=0.3))
+        async with watched.supervisor.running():
+            session, start = watched.pid("deaf"), time.monotonic()
+        assert session_members(session) == []
+        assert time.monotonic() - start < 5.0
+
+
+async def test_an_error_inside_comes_out_as_it_is_and_everything_is_stopped(layout: RunLayout) -> None:
+    with run_directory(layout):
+        watched = Watched(layout, standin("one"))
+        with pytest.raises(LookupError, match="inside"):
+            async with watched.supervisor.running():
+                session = watched.pid("one")
+                raise LookupError("inside")
+        assert session_members(session) == []
+
+
+async def test_cancelled_while_starting_it_stops_what_had_started(layout: RunLayout) -> None:
+    with run_directory(layout):
+        watched = Watched(layout, standin("ready"), standin("slow", "--never-ready"))
+
+        async def run() -> None:
+            async with watched.supervisor.running():
+                pytest.fail("it is not running")
+
+        async with asyncio.TaskGroup() as group:
+            task = group.create_task(run())
+            await watched.until(lambda s: s.services[0].state == "ready" and s.services[1].pid is not None)
+            sessions = [watched.pid("ready"), watched.pid("slow")]
+            task.cancel()
+        assert all(not session_members(session) for session in sessions)
+
+
+async def test_kill_now_cuts_a_slow_stop_short(layout: RunLayout) -> None:
+    with run_directory(layout):
+        watched = Watched(layout, standin("deaf", "--deaf", stop_timeout_s=60.0))
+        async with watched.supervisor.running():
+            start = time.monotonic()
+            asyncio.get_running_loop().call_later(0.2, watched.supervisor.kill_now)
+        assert time.monotonic() - start < 10.0
+
+
+def test_one_supervisor_per_run_directory(layout: RunLayout) -> None:
+    assert not is_supervised(layout)
+    with run_directory(layout):
+        assert is_supervised(layout)
+        with pytest.raises(AlreadyRunningError), run_directory(layout):
+            pass
+        assert layout.run_dir.exists()
+    assert not is_supervised(layout)
+
+
+async def test_what_a_killed_supervisor_left_is_cleared(layout: RunLayout) -> None:
+    """Its state file names the sessions; they are ended, and the directory is empty again."""
+    with run_directory(layout):
+        watched = Watched(layout, standin("orphan", "--child", "--deaf"))
+        async with watched.supervisor.running():
+            session = watched.pid("orphan")
+            write_status(layout.state_file, watched.supervisor.status())
+            (layout.run_dir / "region").write_bytes(b"x")
+            num_killed = await asyncio.to_thread(clear_leftovers, layout)
+            assert num_killed >= 2
+            assert session_members(session) == []
+            assert list(layout.run_dir.iterdir()) == [layout.lock_file]
+
+
+def test_a_path_too_long_for_sockets_is_refused(tmp_path: Path) -> None:
+    layout = RunLayout(tmp_path / ("x" * 90), tmp_path / "state")
+    with pytest.raises(ValueError, match="too long a path"), run_directory(layout):
+        pass

@@ -1,0 +1,82 @@
+"""A real gateway on a real Redis, between a fake encoder and a fake prefill_decode."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from tests.integration.gateway.fakes import MODEL, FakeEncoder, FakePrefillDecode, free_port, served
+from triptych_common.bus import AsyncBus
+from triptych_gateway.app import create_app
+from triptych_gateway.gateway import Gateway, run_gateway
+from triptych_gateway.settings import GatewaySettings
+
+
+@dataclass
+class System:
+    """What a test talks to."""
+
+    gateway: Gateway
+    bus: AsyncBus
+    encoder: FakeEncoder
+    prefill_decode: FakePrefillDecode
+    openai: openai.AsyncOpenAI
+    http: httpx.AsyncClient
+    stack: AsyncExitStack = field(repr=False)
+
+    async def ask(self, content: Any, **options: Any) -> Any:
+        """One chat completion by the openai client."""
+        return await self.openai.chat.completions.create(
+            model=MODEL, messages=[{"role": "user", "content": content}], **options
+        )
+
+    async def post(self, body: Any, **options: Any) -> httpx.Response:
+        """One raw request."""
+        if isinstance(body, bytes):
+            return await self.http.post("/v1/chat/completions", content=body, **options)
+        return await self.http.post("/v1/chat/completions", json=body, **options)
+
+    async def look(self) -> None:
+        """The gateway looks at the registry now."""
+        await self.gateway.view.refresh()
+
+    async def assert_idle(self) -> None:
+        """Nothing of any request is left, at the latest a moment after its answer."""
+        async with asyncio.timeout(2):
+            while self.gateway.admission.num_requests:
+                await asyncio.sleep(0.005)
+        assert self.gateway.admission.media_bytes == 0
+        assert len(self.gateway.shelf) == 0
+        assert self.gateway.router.num_in_flight("pd-0") == 0
+        assert not [item for item in self.gateway.orders.table if item.waiters]
+
+
+@pytest.fixture
+async def system(
+    redis_url: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> AsyncIterator[System]:
+    """Parametrise indirectly with a dict of settings to change."""
+    values: dict[str, Any] = {
+        "redis_url": redis_url, "run_dir": tmp_path, "port": free_port(), "registry_interval_s": 0.05,
+        "first_token_timeout_s": 10.0, "encoder_grace_s": 1.0, "connect_timeout_s": 1.0, "suspect_s": 0.2,
+    } | getattr(request, "param", {})  # fmt: skip
+    settings = GatewaySettings(**values)
+    async with AsyncExitStack() as stack:
+        bus = await stack.enter_async_context(await AsyncBus.connect(redis_url, "default", client_name="test"))
+        encoder = await stack.enter_async_context(FakeEncoder(bus).running())
+        prefill_decode = await stack.enter_async_context(FakePrefillDecode().running(bus))
+        gateway = await stack.enter_async_context(run_gateway(settings))
+        await stack.enter_async_context(served(create_app(gateway), settings.port))
+        client = await stack.enter_async_context(
+            openai.AsyncOpenAI(base_url=f"{settings.local_url}/v1", api_key="none", max_retries=0, timeout=20)
+        )
+        http = await stack.enter_async_context(
+            httpx.AsyncClient(base_url=settings.local_url, trust_env=False, timeout=20)
+        )
+        yield System(gateway, bus, encoder, prefill_decode, client, http, stack)

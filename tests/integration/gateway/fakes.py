@@ -1,0 +1,300 @@
+"""FAKES: an encoder and a prefill_decode that speak the protocol and compute nothing.
+
+They let the gateway's own behaviour be tested without engines. What real engines do is tested in
+tests/engine.
+"""
+
+import asyncio
+import io
+import json
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+import uvicorn
+from fastapi import FastAPI, Request
+from PIL import Image
+from starlette.responses import JSONResponse, Response, StreamingResponse
+
+from triptych_common.bus import AsyncBus, Registry
+from triptych_common.protocol.messages import (
+    ECTransferParams,
+    EncodeCompleted,
+    EncodeFailed,
+    EncodeJob,
+    EncodeNeeded,
+    EncoderCacheMetadata,
+    FailureKind,
+    InstanceRecord,
+    Message,
+    Role,
+)
+from triptych_common.protocol.names import ENCODERS_GROUP
+
+MODEL = "fake-vl"
+DIGEST = "f" * 64
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class QuietServer(uvicorn.Server):
+    """uvicorn without signal handlers, for a test's own event loop."""
+
+    @contextmanager
+    def capture_signals(self) -> Any:
+        yield
+
+
+@asynccontextmanager
+async def served(app: Any, port: int) -> AsyncIterator[QuietServer]:
+    server = QuietServer(uvicorn.Config(app, host="127.0.0.1", port=port, lifespan="off", log_config=None,
+                                        ws="none", timeout_graceful_shutdown=1))  # fmt: skip
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(server.serve())
+        while not server.started:
+            await asyncio.sleep(0.005)
+        try:
+            yield server
+        finally:
+            server.should_exit = True
+            await asyncio.wait({task}, timeout=3)
+
+
+@dataclass
+class FakeEncoder:
+    """Takes jobs; the sizes are the picture's size; 'the tensor' is the mm_hash in `sealed`."""
+
+    bus: AsyncBus
+    name: str = "encoder-0"
+    jobs: list[EncodeJob] = field(default_factory=list)
+    traceparents: list[str | None] = field(default_factory=list)
+    media: list[bytes] = field(default_factory=list)
+    sealed: set[str] = field(default_factory=set)
+    failures: list[FailureKind] = field(default_factory=list)  # of the next jobs, before their metadata
+    fail_after_metadata: FailureKind | None = None
+    before_metadata: asyncio.Event = field(default_factory=asyncio.Event)  # cleared: jobs wait here
+    before_seal: asyncio.Event = field(default_factory=asyncio.Event)
+    num_encodes: int = 0
+
+    def __post_init__(self) -> None:
+        self.before_metadata.set()
+        self.before_seal.set()
+
+    def record(self) -> InstanceRecord:
+        return InstanceRecord(instance=self.name, boot_id="boot", role=Role.ENCODE, model=MODEL,
+                              namespace_digest=DIGEST, num_slots=4)  # fmt: skip
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator["FakeEncoder"]:
+        async with Registry(self.bus).keep_registered(self.record()), asyncio.TaskGroup() as group:
+            task = group.create_task(self._consume(group))
+            try:
+                yield self
+            finally:
+                task.cancel()
+                self.before_metadata.set()
+                self.before_seal.set()
+
+    async def _consume(self, group: asyncio.TaskGroup) -> None:
+        stream = self.bus.names.encode_jobs
+        async with self.bus.consumer(stream, group=ENCODERS_GROUP, consumer=self.name, prefetch=8) as consumer:
+            async for delivery in consumer:
+                job = delivery.envelope.message
+                assert isinstance(job, EncodeJob)
+                self.jobs.append(job)
+                self.traceparents.append(delivery.envelope.traceparent)
+                group.create_task(self._work(job, delivery.envelope.blob))
+                await delivery.ack()
+
+    async def _work(self, job: EncodeJob, blob: bytes | None) -> None:
+        await self.before_metadata.wait()
+        if self.failures:
+            await self._tell(job, EncodeFailed(job_id=job.job_id, mm_hash=job.mm_hash, encoder=self.name,
+                                               kind=self.failures.pop(0), detail="a fake failure"))  # fmt: skip
+            return
+        media = blob if blob is not None else await self._fetch(job)
+        self.media.append(media)
+        with Image.open(io.BytesIO(media)) as image:
+            width, height = image.size
+        is_known = job.mm_hash in self.sealed
+        metadata = EncoderCacheMetadata(
+            job_id=job.job_id, mm_hash=job.mm_hash, modality=job.modality, num_embeds=width * height, width=4,
+            dtype="float32", num_bytes=width * height * 16,
+            placeholder_metadata={"image_grid_thw": [1, height, width]}, encoder=self.name, store="store-0",
+            sealed=is_known, requesters=job.requesters,
+        )  # fmt: skip
+        await self._tell(job, metadata)
+        for instance in {requester.prefill_decode for requester in job.requesters}:
+            await self.bus.publish(self.bus.names.metadata(instance), metadata)
+        if is_known:
+            return
+        if self.fail_after_metadata is not None:
+            await self._tell(job, EncodeFailed(job_id=job.job_id, mm_hash=job.mm_hash, encoder=self.name,
+                                               kind=self.fail_after_metadata, detail="a fake failure"))  # fmt: skip
+            return
+        await self.before_seal.wait()
+        self.num_encodes += 1
+        self.sealed.add(job.mm_hash)
+        await self._tell(job, EncodeCompleted(job_id=job.job_id, mm_hash=job.mm_hash, encoder=self.name,
+                                              encode_s=0.001))  # fmt: skip
+
+    async def _fetch(self, job: EncodeJob) -> bytes:
+        assert job.media_url is not None
+        async with httpx.AsyncClient(trust_env=False) as client:
+            answer = await client.get(job.media_url)
+            answer.raise_for_status()
+            return answer.content
+
+    async def _tell(self, job: EncodeJob, message: Message) -> None:
+        for gateway in {requester.gateway for requester in job.requesters}:
+            await self.bus.publish(self.bus.names.encode_results(gateway), message)
+
+
+@dataclass
+class FakePrefillDecode:
+    """Answers with what it was sent: grids of the items, then the last text, word by word.
+
+    `waits_for`: called with the request's parameters before the first token; like the real one, it
+    may wait for tensors.
+    """
+
+    name: str = "pd-0"
+    port: int = field(default_factory=free_port)
+    behaviour: str = "ok"
+    bodies: list[dict[str, Any]] = field(default_factory=list)
+    headers: list[dict[str, str]] = field(default_factory=list)
+    num_disconnects: int = 0
+    num_finished: int = 0
+    waits_for: Callable[[ECTransferParams], Any] | None = None
+    release: asyncio.Event = field(default_factory=asyncio.Event)
+    max_item_embeds: int | None = None
+    words: int = 3
+
+    def record(self) -> InstanceRecord:
+        return InstanceRecord(
+            instance=self.name, boot_id="boot", role=Role.PREFILL_DECODE, model=MODEL, namespace_digest=DIGEST,
+            url=f"http://127.0.0.1:{self.port}", max_item_embeds=self.max_item_embeds, num_slots=8,
+        )  # fmt: skip
+
+    @asynccontextmanager
+    async def running(self, bus: AsyncBus) -> AsyncIterator["FakePrefillDecode"]:
+        async with served(self.app(), self.port), Registry(bus).keep_registered(self.record()):
+            yield self
+
+    def app(self) -> FastAPI:
+        app = FastAPI()
+
+        @app.post("/v1/chat/completions")
+        async def chat(request: Request) -> Response:
+            body = await request.json()
+            self.bodies.append(body)
+            self.headers.append(dict(request.headers))
+            return await self._answer(request, body)
+
+        return app
+
+    async def _answer(self, request: Request, body: dict[str, Any]) -> Response:
+        if self.behaviour == "refuse":
+            error = {"message": "max_tokens is too large", "type": "BadRequestError", "param": "max_tokens",
+                     "code": 400}  # fmt: skip
+            return JSONResponse({"error": error}, 400)
+        if self.behaviour == "fail":
+            return Response("Internal Server Error", 500)
+        if self.behaviour == "busy":
+            return Response("not now", 503)
+        if not body.get("stream"):
+            if not await self._until_ready(request, body):
+                return Response(status_code=499)
+            self.num_finished += 1
+            return JSONResponse(_completion(body, self._text(body)))
+        return StreamingResponse(self._events(request, body), media_type="text/event-stream; charset=utf-8")
+
+    async def _until_ready(self, request: Request, body: dict[str, Any]) -> bool:
+        """False: the client went away first."""
+        waits: set[asyncio.Task[Any]] = set()
+        loop = asyncio.get_running_loop()
+        if self.behaviour == "hang":
+            waits.add(loop.create_task(self.release.wait()))
+        elif self.waits_for is not None and "ec_transfer_params" in body:
+            params = ECTransferParams.model_validate_json(json.dumps(body["ec_transfer_params"]))
+            waits.add(loop.create_task(self.waits_for(params)))
+        if not waits:
+            return True
+        gone = loop.create_task(_disconnected(request))
+        await asyncio.wait({*waits, gone}, return_when=asyncio.FIRST_COMPLETED)
+        is_gone = gone.done()
+        for task in (*waits, gone):
+            task.cancel()
+        await asyncio.gather(*waits, gone, return_exceptions=True)
+        self.num_disconnects += is_gone
+        return not is_gone
+
+    async def _events(self, request: Request, body: dict[str, Any]) -> AsyncIterator[bytes]:
+        try:
+            if not await self._until_ready(request, body):
+                return
+            if self.behaviour == "error_first":
+                yield b'data: {"error": {"message": "Internal server error", "type": "x", "code": 500}}\n\n'
+                yield b"data: [DONE]\n\n"
+                return
+            yield _chunk(body, {"role": "assistant", "content": ""})
+            for index, word in enumerate(self._text(body).split(" ")):
+                if self.behaviour == "die" and index == 2:
+                    yield b'data: {"id": "half an ev'
+                    raise ConnectionError("the fake dies")
+                if self.behaviour == "stall" and index == 2:
+                    await self.release.wait()
+                yield _chunk(body, {"content": word + " "})
+                await asyncio.sleep(0)
+            yield _chunk(body, {}, "stop")
+            yield b"data: [DONE]\n\n"
+            self.num_finished += 1
+        except (asyncio.CancelledError, GeneratorExit):
+            self.num_disconnects += 1
+            raise
+
+    def _text(self, body: dict[str, Any]) -> str:
+        grids = [
+            "x".join(map(str, part["image_embeds"]["image_grid_thw"]))
+            for message in body["messages"] if isinstance(message.get("content"), list)
+            for part in message["content"] if part["type"] == "image_embeds"
+        ]  # fmt: skip
+        return " ".join([*grids, *(f"word{index}" for index in range(self.words))])
+
+
+async def _disconnected(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _completion(body: dict[str, Any], text: str) -> dict[str, Any]:
+    return {
+        "id": "chatcmpl-x", "object": "chat.completion", "created": 1, "model": body["model"],
+        "choices": [{"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}],
+        "usage": {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2},
+    }  # fmt: skip
+
+
+def _chunk(body: dict[str, Any], delta: dict[str, Any], finish_reason: str | None = None) -> bytes:
+    chunk = {
+        "id": "chatcmpl-x", "object": "chat.completion.chunk", "created": 1, "model": body["model"],
+        "choices": [{"index": 0, "delta": delta, "finish_reason": finish_reason}],
+    }  # fmt: skip
+    return b"data: " + json.dumps(chunk).encode() + b"\n\n"
+
+
+async def say_encode_needed(bus: AsyncBus, params: ECTransferParams, instance: str) -> None:
+    """What prefill_decode says when the store lacks the request's first item."""
+    item = params.items[0]
+    await bus.publish(
+        bus.names.encode_results(params.gateway),
+        EncodeNeeded(request_id=params.request_id, item_index=item.item_index, mm_hash=item.mm_hash,
+                     prefill_decode=instance, reason="absent"),
+    )  # fmt: skip

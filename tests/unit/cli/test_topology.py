@@ -1,0 +1,134 @@
+"""Which services, with which environment, in which order."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from triptych_cli.topology import HttpReady, Options, RedisAnswers, Registered, RunLayout, ServiceSpec, Topology, plan
+
+LAYOUT = RunLayout(Path("/run/t"), Path("/state/t"))
+OPTIONS = Options(model="/models/m", model_is_local=True, gateway_port=8000)
+
+
+def planned(options: Options = OPTIONS) -> Topology:
+    ports = range(9000, 9000 + options.num_prefill_decodes)
+    return plan(options, LAYOUT, prefill_decode_ports=ports, python="python", redis_server="redis-server")
+
+
+def by_name(topology: Topology) -> dict[str, ServiceSpec]:
+    return {service.name: service for service in topology.services}
+
+
+def test_the_default_is_one_of_each_behind_an_embedded_redis() -> None:
+    topology = planned()
+    assert [service.name for service in topology.services] == [
+        "redis",
+        "cache_store-0",
+        "encoder-0",
+        "prefill_decode-0",
+        "gateway-0",
+    ]
+    assert topology.endpoint == "http://127.0.0.1:8000/v1"
+
+
+def test_every_service_comes_after_what_it_needs() -> None:
+    topology = planned(replace(OPTIONS, num_encoders=2, num_prefill_decodes=3))
+    seen: set[str] = set()
+    for service in topology.services:
+        assert service.after <= seen
+        seen.add(service.name)
+    gateway = topology.services[-1]
+    assert gateway.after == seen - {"gateway-0"}
+
+
+def test_dependents_stop_before_what_they_depend_on() -> None:
+    waves = [[service.name for service in wave] for wave in planned().stop_waves()]
+    assert waves == [["gateway-0"], ["encoder-0", "prefill_decode-0"], ["cache_store-0"], ["redis"]]
+
+
+def test_an_existing_redis_replaces_the_embedded_one() -> None:
+    services = by_name(planned(replace(OPTIONS, redis_url="redis://there:6379/0")))
+    assert "redis" not in services
+    assert services["cache_store-0"].after == frozenset()
+    assert services["encoder-0"].env["TRIPTYCH_REDIS_URL"] == "redis://there:6379/0"
+    ready = services["encoder-0"].ready
+    assert isinstance(ready, Registered)
+    assert ready.redis_url == "redis://there:6379/0"
+
+
+def test_the_embedded_redis_listens_on_its_private_socket_alone() -> None:
+    redis = by_name(planned())["redis"]
+    arguments = dict(zip(redis.argv[1::2], redis.argv[2::2], strict=True))
+    assert arguments["--port"] == "0"
+    assert arguments["--unixsocketperm"] == "600"
+    assert arguments["--unixsocket"] == "/run/t/redis.sock"
+    assert arguments["--maxmemory-policy"] == "noeviction"
+    assert arguments["--save"] == ""
+    assert redis.ready == RedisAnswers("unix:///run/t/redis.sock")
+
+
+def test_instances_have_names_ports_and_options_of_their_own() -> None:
+    services = by_name(
+        planned(
+            replace(
+                OPTIONS,
+                num_encoders=2,
+                num_prefill_decodes=2,
+                encoder_args=("--dtype", "float32"),
+                prefill_decode_args=("--max-model-len", "2048"),
+            )
+        )
+    )
+    assert services["encoder-1"].env["TRIPTYCH_INSTANCE"] == "encoder-1"
+    assert json.loads(services["encoder-1"].env["TRIPTYCH_ENGINE_ARGS"]) == ["--dtype", "float32"]
+    assert [services[f"prefill_decode-{n}"].env["TRIPTYCH_PORT"] for n in (0, 1)] == ["9000", "9001"]
+    assert json.loads(services["prefill_decode-0"].env["TRIPTYCH_ENGINE_ARGS"]) == ["--max-model-len", "2048"]
+
+
+def test_the_gateway_is_ready_when_it_says_so() -> None:
+    gateway = by_name(planned())["gateway-0"]
+    assert gateway.ready == HttpReady("http://127.0.0.1:8000/health/ready")
+    assert gateway.env["TRIPTYCH_PORT"] == "8000"
+    assert "TRIPTYCH_MODEL" not in gateway.env
+
+
+def test_cpu_engines_share_the_cores_and_stay_offline_with_a_local_model() -> None:
+    services = by_name(planned())
+    defaults = services["encoder-0"].env_defaults
+    assert defaults["OMP_WAIT_POLICY"] == "passive"
+    assert defaults["HF_HUB_OFFLINE"] == "1"
+    assert services["cache_store-0"].env_defaults == {}
+    remote = by_name(planned(replace(OPTIONS, model="org/model", model_is_local=False)))
+    assert "HF_HUB_OFFLINE" not in remote["encoder-0"].env_defaults
+
+
+class TestGpus:
+    def test_engines_that_share_a_gpu_share_its_memory_and_start_in_turn(self) -> None:
+        services = by_name(planned(replace(OPTIONS, gpus=("0",))))
+        for name in ("encoder-0", "prefill_decode-0"):
+            arguments = json.loads(services[name].env["TRIPTYCH_ENGINE_ARGS"])
+            assert arguments == ["--gpu-memory-utilization", "0.45"]
+            assert services[name].env["CUDA_VISIBLE_DEVICES"] == "0"
+            assert "VLLM_CPU_KVCACHE_SPACE" not in services[name].env_defaults
+        assert "encoder-0" in services["prefill_decode-0"].after
+
+    def test_engines_spread_over_gpus(self) -> None:
+        services = by_name(planned(replace(OPTIONS, gpus=("2", "5"))))
+        assert services["encoder-0"].env["CUDA_VISIBLE_DEVICES"] == "2"
+        assert services["prefill_decode-0"].env["CUDA_VISIBLE_DEVICES"] == "5"
+        assert json.loads(services["encoder-0"].env["TRIPTYCH_ENGINE_ARGS"]) == []
+        assert "encoder-0" not in services["prefill_decode-0"].after
+
+    @pytest.mark.parametrize(
+        "arguments", [("--gpu-memory-utilization=0.2",), ("--gpu-memory-utilization", "0.2")]
+    )
+    def test_the_users_share_wins(self, arguments: tuple[str, ...]) -> None:
+        services = by_name(planned(replace(OPTIONS, gpus=("0",), encoder_args=arguments)))
+        assert json.loads(services["encoder-0"].env["TRIPTYCH_ENGINE_ARGS"]) == list(arguments)
+
+    def test_an_engine_over_several_gpus_places_itself(self) -> None:
+        arguments = ("--tensor-parallel-size", "2")
+        services = by_name(planned(replace(OPTIONS, gpus=("0", "1"), prefill_decode_args=arguments)))
+        assert "CUDA_VISIBLE_DEVICES" not in services["prefill_decode-0"].env

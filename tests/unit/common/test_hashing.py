@@ -1,0 +1,57 @@
+from typing import Any
+
+import pytest
+
+from triptych_common.domain.hashing import mm_hash, namespace_digest
+
+BASE: dict[str, Any] = {
+    "modality": "image",
+    "media": b"bytes",
+    "namespace_digest": "ns",
+    "processor_options": {"a": 1, "b": [1, 2]},
+    "media_io_options": {},
+    "tenant_salt": "",
+}
+
+
+def test_known_values_do_not_drift() -> None:
+    """Hashes live in stores and caches longer than a process: a change of these makes them all miss."""
+    assert namespace_digest({"weights": "w", "dtype": "bfloat16"}) == KNOWN_NAMESPACE
+    assert mm_hash(**BASE) == KNOWN_ITEM
+
+
+KNOWN_NAMESPACE = "7eb7d09d42cc120a3bd1589b72b06404831389ae476c4d57636b40dad0bb8783"
+KNOWN_ITEM = "fc39afa253fe0ea820b5ae07c5896f2afff499c6c8191ee902b00ca3bb796ab8"
+
+
+def test_order_of_options_does_not_matter() -> None:
+    assert mm_hash(**{**BASE, "processor_options": {"b": [1, 2], "a": 1}}) == mm_hash(**BASE)
+    assert namespace_digest({"a": "1", "b": "2"}) == namespace_digest({"b": "2", "a": "1"})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"modality": "video"},
+        {"media": b"byteS"},
+        {"namespace_digest": "ns2"},
+        {"processor_options": {"a": 1}},
+        {"processor_options": {}, "media_io_options": {"a": 1, "b": [1, 2]}},
+        {"media_io_options": {"a": 1}},
+        {"tenant_salt": "t"},
+        {"namespace_digest": "n", "modality": "images"},
+        {"media": b"", "tenant_salt": "bytes"},
+    ],
+)
+def test_everything_that_changes_the_result_changes_the_hash(change: dict[str, Any]) -> None:
+    assert mm_hash(**{**BASE, **change}) != mm_hash(**BASE)
+
+
+def test_parts_cannot_run_into_each_other() -> None:
+    assert namespace_digest({"ab": "c"}) != namespace_digest({"a": "bc"})
+    assert namespace_digest({"a": "b", "c": "d"}) != namespace_digest({"a": "bcd"})
+
+
+def test_options_must_be_json() -> None:
+    with pytest.raises(TypeError):
+        mm_hash(**{**BASE, "processor_options": {"a": object()}})

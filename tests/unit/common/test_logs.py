@@ -1,0 +1,74 @@
+import io
+import logging
+from collections.abc import Iterator
+
+import orjson
+import pytest
+from opentelemetry import trace
+from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags
+
+from triptych_common.telemetry.logs import get_logger, setup_logging
+
+
+@pytest.fixture(autouse=True)
+def _restore_root() -> Iterator[None]:
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
+
+def test_json_line_has_text_and_fields() -> None:
+    out = io.StringIO()
+    setup_logging("encoder", "encoder-0", "debug", json_lines=True, stream=out)
+    get_logger("triptych.test").info("100% taken", job_id="j-1", attempt=2, text="clash")
+    line = orjson.loads(out.getvalue())
+    assert line.pop("time").endswith("Z")
+    assert line == {
+        "level": "info", "service": "encoder", "instance": "encoder-0", "logger": "triptych.test",
+        "text": "100% taken", "job_id": "j-1", "attempt": 2, "field_text": "clash",
+    }  # fmt: skip
+
+
+def test_line_inside_a_span_has_its_trace_id() -> None:
+    out = io.StringIO()
+    setup_logging("encoder", "encoder-0", json_lines=True, stream=out)
+    context = SpanContext(trace_id=255, span_id=1, is_remote=False, trace_flags=TraceFlags(1))
+    with trace.use_span(NonRecordingSpan(context)):
+        get_logger("triptych.test").warning("slow")
+    assert orjson.loads(out.getvalue())["trace_id"] == f"{255:032x}"
+
+
+def test_exception_and_unserialisable_field() -> None:
+    out = io.StringIO()
+    setup_logging("encoder", "encoder-0", json_lines=True, stream=out)
+    try:
+        raise ValueError("no")
+    except ValueError:
+        get_logger("triptych.test").exception("failed", what=object)
+    line = orjson.loads(out.getvalue())
+    assert "ValueError: no" in line["exception"]
+    assert line["what"] == "<class 'object'>"
+
+
+def test_lines_for_people() -> None:
+    out = io.StringIO()
+    setup_logging("encoder", "encoder-0", json_lines=False, stream=out)
+    get_logger("triptych.test").error("job failed", job_id="j-1")
+    assert out.getvalue().rstrip().endswith("error    encoder-0 job failed  job_id=j-1")
+
+
+def test_setting_up_twice_writes_once_and_level_holds() -> None:
+    first, second = io.StringIO(), io.StringIO()
+    setup_logging("a", "a-0", stream=first)
+    setup_logging("a", "a-0", "WARNING", stream=second)
+    get_logger("triptych.test").info("quiet")
+    get_logger("triptych.test").warning("loud")
+    assert first.getvalue() == ""
+    assert second.getvalue().count("\n") == 1
+
+
+def test_unknown_level_is_refused() -> None:
+    with pytest.raises(ValueError, match="Unknown level"):
+        setup_logging("a", "a-0", "LOUD", stream=io.StringIO())

@@ -1,0 +1,17 @@
+"""Images for the gateway's tests."""
+
+import base64
+import io
+
+from PIL import Image
+
+
+def image_bytes(color: int = 128, size: tuple[int, int] = (8, 8), image_format: str = "PNG") -> bytes:
+    """A plain gray picture."""
+    buffer = io.BytesIO()
+    Image.new("L", size, color).save(buffer, image_format)
+    return buffer.getvalue()
+
+
+def data_url(content: bytes, media_type: str = "image/png") -> str:
+    return f"data:{media_type};base64,{base64.b64encode(content).decode()}"

@@ -1,0 +1,144 @@
+"""Validation: what is refused, with which status and which `param`."""
+
+from typing import Any
+
+import orjson
+import pytest
+
+from triptych_common.domain.errors import RequestError
+from triptych_gateway.chat_request import format_path, parse_chat_request
+from triptych_gateway.placeholder_tokens import PlaceholderGuard
+from triptych_gateway.settings import QWEN_VISION_TOKENS
+
+GUARD = PlaceholderGuard(QWEN_VISION_TOKENS)
+IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+
+
+def parse(body: Any, max_items: int = 4) -> Any:
+    raw = body if isinstance(body, bytes) else orjson.dumps(body)
+    return parse_chat_request(raw, GUARD, max_items)
+
+
+def refusal(body: Any, max_items: int = 4) -> RequestError:
+    with pytest.raises(RequestError) as caught:
+        parse(body, max_items)
+    return caught.value
+
+
+def chat(content: Any, **fields: Any) -> dict[str, Any]:
+    return {"model": "m", "messages": [{"role": "user", "content": content}], **fields}
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "param"),
+    [
+        (b"{not json", "invalid_json", None),
+        (b"", "invalid_json", None),
+        (b'{"model": "\xff"}', "invalid_json", None),
+        ([1], "invalid_json", None),
+        ({"messages": [{"role": "user", "content": "x"}]}, "missing_field", "model"),
+        ({"model": 3, "messages": [{"role": "user", "content": "x"}]}, "invalid_value", "model"),
+        ({"model": "m"}, "missing_field", "messages"),
+        ({"model": "m", "messages": []}, "invalid_value", "messages"),
+        ({"model": "m", "messages": "hello"}, "invalid_value", "messages"),
+        ({"model": "m", "messages": ["hello"]}, "invalid_value", "messages[0]"),
+        ({"model": "m", "messages": [{"content": "x"}]}, "missing_field", "messages[0].role"),
+        ({"model": "m", "messages": [{"role": "pope", "content": "x"}]}, "unknown_role", "messages[0].role"),
+        ({"model": "m", "messages": [{"role": "user"}]}, "missing_field", "messages[0].content"),
+        (chat({"text": "x"}), "invalid_type", "messages[0].content"),
+        (chat([7]), "invalid_type", "messages[0].content[0]"),
+        (chat([{"text": "x"}]), "invalid_type", "messages[0].content[0].type"),
+        (chat([{"type": "image_url"}]), "missing_image_url", "messages[0].content[0].image_url"),
+        (chat([{"type": "image_url", "image_url": {}}]), "missing_image_url",
+         "messages[0].content[0].image_url.url"),
+        (chat([{"type": "image_url", "image_url": {"url": ""}}]), "missing_image_url",
+         "messages[0].content[0].image_url.url"),
+        (chat([{"type": "text", "text": None}]), "invalid_type", "messages[0].content[0].text"),
+        (chat([{"type": "hologram"}]), "unknown_content_part", "messages[0].content[0].type"),
+        (chat([{"type": "video_url", "video_url": {"url": "x"}}]), "unsupported_content_part",
+         "messages[0].content[0].type"),
+        (chat([{"type": "image_embeds", "image_embeds": {}, "uuid": "a"}]), "embeds_not_allowed",
+         "messages[0].content[0].type"),
+        (chat([{"type": "text", "text": "x", "uuid": "a", "image_embeds": {}}]), "unexpected_field",
+         "messages[0].content[0].image_embeds"),
+        (chat("x", ec_transfer_params={"request_id": "r"}), "field_not_allowed", "ec_transfer_params"),
+        (chat("x", kv_transfer_params={"do_remote_decode": True}), "field_not_allowed", "kv_transfer_params"),
+        (chat("x", cache_salt="mine"), "field_not_allowed", "cache_salt"),
+        (chat("x", vllm_xargs={"ec_transfer_params": "x"}), "field_not_allowed",
+         "vllm_xargs.ec_transfer_params"),
+        (chat("x", stream="yes"), "invalid_value", "stream"),
+        (chat([IMAGE], media_io_kwargs={"image": 1}), "invalid_value", "media_io_kwargs.image"),
+        (chat([IMAGE], use_beam_search=True), "unsupported", "use_beam_search"),
+    ],
+)  # fmt: skip
+def test_refused(body: Any, code: str, param: str | None) -> None:
+    error = refusal(body)
+    assert (error.status_code, error.code, error.param) == (400, code, param)
+
+
+@pytest.mark.parametrize("token", QWEN_VISION_TOKENS)
+def test_placeholder_in_text_is_refused(token: str) -> None:
+    assert refusal(chat(f"look: {token}")).param == "messages[0].content"
+    assert refusal(chat([IMAGE, {"type": "text", "text": token}])).code == "placeholder_in_text"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"tools": [{"type": "function", "function": {"name": "f", "description": "<|image_pad|>"}}]},
+        {"tools": [{"type": "function", "function": {"parameters": {"<|image_pad|>": 1}}}]},
+        {"chat_template_kwargs": {"note": "<|vision_start|>"}},
+    ],
+)
+def test_placeholder_is_found_wherever_a_template_may_render_it(fields: dict[str, Any]) -> None:
+    assert refusal(chat("x", **fields)).code == "placeholder_in_text"
+
+
+def test_placeholder_split_over_neighbouring_parts_is_refused() -> None:
+    parts = [{"type": "text", "text": "<|image_"}, {"type": "text", "text": "pad|>"}]
+    assert refusal(chat(parts)).param == "messages[0].content"
+
+
+def test_other_markup_is_text() -> None:
+    assert parse(chat("<image> <svg> <|im_start|>")).media == ()
+
+
+def test_too_many_items_names_the_first_one_too_many() -> None:
+    error = refusal(chat([IMAGE] * 3), max_items=2)
+    assert (error.code, error.param) == ("too_many_items", "messages[0].content[2].image_url.url")
+
+
+def test_media_are_found_in_the_order_of_the_prompt() -> None:
+    body = {"model": "m", "messages": [
+        {"role": "system", "content": "read"},
+        {"role": "user", "content": [{"type": "text", "text": "a"}, IMAGE, "b", IMAGE]},
+        {"role": "assistant", "content": None, "tool_calls": []},
+        {"role": "user", "content": [{"type": "input_image", "image_url": "data:image/png;base64,BBBB"}]},
+    ]}  # fmt: skip
+    media = parse(body).media
+    assert [part.item_index for part in media] == [0, 1, 2]
+    assert [part.path for part in media] == [
+        "messages[1].content[1].image_url.url",
+        "messages[1].content[3].image_url.url",
+        "messages[3].content[0].image_url",
+    ]
+
+
+def test_unknown_fields_pass_and_ours_are_stripped() -> None:
+    request = parse(chat("x", top_k=3, seed=1, request_id="mine", cache_salt=None, mm_processor_kwargs={"a": 1},
+                         media_io_kwargs={"image": {"b": 2}}, stream=True))  # fmt: skip
+    assert set(request.body) == {"model", "messages", "top_k", "seed", "stream"}
+    assert request.stream
+    assert request.processor_options == {"a": 1}
+    assert request.media_io_options == {"image": {"b": 2}}
+
+
+def test_deep_nesting_is_no_recursion_error() -> None:
+    deep: Any = "x"
+    for _ in range(200):
+        deep = [deep]
+    assert parse(chat("x", tools=deep)).media == ()
+
+
+def test_format_path() -> None:
+    assert format_path(("messages", 0, "content", 2, "text")) == "messages[0].content[2].text"

@@ -1,0 +1,121 @@
+"""Media intake: strict data URLs, header check, identity."""
+
+import struct
+import warnings
+import zlib
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from tests.unit.gateway.media_samples import data_url, image_bytes
+from triptych_common.domain.errors import RequestError
+from triptych_common.protocol.messages import Modality
+from triptych_gateway.content_parts import MediaPart
+from triptych_gateway.data_url import decode_data_url
+from triptych_gateway.media import MediaLimits, check_image, take_media
+
+PATH = "messages[0].content[0].image_url.url"
+LIMITS = MediaLimits(max_item_bytes=10_000, max_image_pixels=10_000, image_formats=("PNG", "JPEG"))
+DIGEST = "d" * 64
+
+
+@pytest.fixture
+def threads() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(1) as pool:
+        yield pool
+
+
+def refusal(url: str, max_bytes: int = 100) -> RequestError:
+    with pytest.raises(RequestError) as caught:
+        decode_data_url(url, PATH, max_bytes)
+    assert caught.value.param == PATH
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("url", "code"),
+    [
+        ("http://example.org/a.png", "remote_media_disabled"),
+        ("HTTPS://example.org/a.png", "remote_media_disabled"),
+        ("file:///etc/passwd", "invalid_image_url"),
+        ("a.png", "invalid_image_url"),
+        ("data:image/png;base64", "invalid_image_url"),
+        ("data:image/png,AAAA", "invalid_image_url"),
+        ("data:text/plain;base64,AAAA", "invalid_image_url"),
+        ("data:;base64,AAAA", "invalid_image_url"),
+        ("data:image/png;base64,", "invalid_image"),
+        ("data:image/png;base64,AAA", "invalid_base64"),
+        ("data:image/png;base64,AA==AA==", "invalid_base64"),
+        ("data:image/png;base64,AAA!", "invalid_base64"),
+        ("data:image/png;base64,AAA\n", "invalid_base64"),
+        ("data:image/png;base64,_-8=", "invalid_base64"),
+        ("data:image/png;base64,ÄÖÜß", "invalid_base64"),
+    ],
+)
+def test_data_url_refused(url: str, code: str) -> None:
+    error = refusal(url)
+    assert (error.status_code, error.code) == (400, code)
+
+
+def test_data_url_size_limit() -> None:
+    assert decode_data_url(data_url(b"x" * 100), PATH, 100) == b"x" * 100
+    assert refusal(data_url(b"x" * 101)).status_code == 413
+    assert refusal(data_url(b"x" * 10_000)).status_code == 413
+
+
+def test_data_url_with_parameters_and_capitals() -> None:
+    assert decode_data_url("DATA:image/PNG;charset=utf-8;BASE64,AAAA", PATH, 100) == b"\0\0\0"
+
+
+@pytest.mark.parametrize("image_format", ["PNG", "JPEG"])
+def test_images_pass(image_format: str) -> None:
+    check_image(image_bytes(image_format=image_format), PATH, LIMITS)
+
+
+def png_header(width: int, height: int) -> bytes:
+    header = b"IHDR" + struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
+    chunk = struct.pack(">I", 13) + header + struct.pack(">I", zlib.crc32(header))
+    return b"\x89PNG\r\n\x1a\n" + chunk + struct.pack(">I", 8) + b"IDAT" + bytes(12)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"not an image", b"\x89PNG\r\n\x1a\n", image_bytes()[:20], png_header(0, 5), image_bytes(image_format="GIF"),
+     b"\xff\xd8\xff", b"<svg/>"],
+)  # fmt: skip
+def test_not_an_image(content: bytes) -> None:
+    with pytest.raises(RequestError) as caught:
+        check_image(content, PATH, LIMITS)
+    assert (caught.value.status_code, caught.value.code, caught.value.param) == (400, "invalid_image", PATH)
+
+
+@pytest.mark.parametrize("size", [(101, 100), (30_000, 30_000), (10_000, 10_000)])
+def test_bombs_are_refused_by_their_header(size: tuple[int, int]) -> None:
+    with warnings.catch_warnings(), pytest.raises(RequestError) as caught:
+        check_image(png_header(*size), PATH, LIMITS)
+    assert (caught.value.status_code, caught.value.code) == (413, "image_too_large")
+
+
+async def take(threads: ThreadPoolExecutor, url: str, **options: Any) -> Any:
+    part = MediaPart(0, 0, 0, Modality.IMAGE, url, PATH)
+    return (await take_media([part], namespace_digest=options.get("digest", DIGEST),
+                             processor_options=options.get("processor", {}),
+                             media_io_options=options.get("media_io", {}), limits=LIMITS, threads=threads))[0]  # fmt: skip
+
+
+async def test_identity_follows_content_options_and_namespace(threads: ThreadPoolExecutor) -> None:
+    url = data_url(image_bytes())
+    plain = await take(threads, url)
+    assert plain.mm_hash == (await take(threads, url)).mm_hash
+    others = [
+        await take(threads, data_url(image_bytes(1))),
+        await take(threads, url, digest="e" * 64),
+        await take(threads, url, processor={"min_pixels": 4}),
+        await take(threads, url, media_io={"image": {"image_mode": "RGBA"}}),
+    ]
+    assert len({plain.mm_hash, *(other.mm_hash for other in others)}) == 5
+    unrelated = await take(threads, url, media_io={"video": {"num_frames": 2}})
+    assert unrelated.mm_hash == plain.mm_hash
+    assert others[3].media_io_options == {"image_mode": "RGBA"}
