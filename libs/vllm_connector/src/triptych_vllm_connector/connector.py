@@ -61,7 +61,7 @@ class TriptychECConnector(ECConnectorBase):
                 self.writer = WritingWorker(self.config, rank)
                 self._closers.append(self.writer)
             if self.is_consumer:
-                self.loader = LoadingWorker(self.config, rank)
+                self.loader = LoadingWorker(self.config, rank, vllm_config.device_config.device_type)
                 self._closers.append(self.loader)
 
     # ---- scheduler side: consumer ----------------------------------------------------------------
@@ -91,7 +91,7 @@ class TriptychECConnector(ECConnectorBase):
         )
         self._closers += [pins, bus]
         self._consumer = consumer
-        log.info("consumer ready", instance=config.instance, budget_embeds=budget, strategy=config.preallocation)
+        log.info("consumer ready", budget_embeds=budget, strategy=config.preallocation)
         return consumer
 
     def _is_remote(self, request: Any) -> bool:

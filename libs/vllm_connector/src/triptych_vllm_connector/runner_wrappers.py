@@ -35,19 +35,20 @@ def connector_of_worker() -> TriptychECConnector:
 
 
 class DisaggEncodeGPURunnerWrapper:
-    """Encoder: marks when the encoder starts, so that each item's encode, write and seal are timed.
+    """Encoder: marks when a step's encoding starts, so that each item's encode, write and seal are timed.
 
-    The name says GPU because vLLM's own runner class does, on every platform.
+    The name says GPU because vLLM's own runner class does, on every platform. `execute_model` is the
+    runner's one entry, in both of vLLM's generations of runners.
     """
 
-    def _execute_mm_encoder(self, scheduler_output: Any) -> Any:
+    def execute_model(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
         if scheduler_output.scheduled_encoder_inputs:
             connector = connector_of_worker()
             if connector.writer is not None:
                 connector.writer.encode_started()
             if connector.config.debug_encode_delay_s > 0:
-                time.sleep(connector.config.debug_encode_delay_s)  # the test option's purpose
-        return super()._execute_mm_encoder(scheduler_output)  # type: ignore[misc]
+                time.sleep(connector.config.debug_encode_delay_s)  # noqa: TID251 -- the test option's purpose
+        return super().execute_model(scheduler_output, *args, **kwargs)  # type: ignore[misc]
 
 
 class DisaggPrefillDecodeGPURunnerWrapper:
@@ -56,11 +57,11 @@ class DisaggPrefillDecodeGPURunnerWrapper:
     Injection is timed where it happens, in `workers.LoadingWorker`.
     """
 
-    def _execute_mm_encoder(self, scheduler_output: Any) -> Any:
+    def execute_model(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
         planned = scheduler_output.scheduled_encoder_inputs
         if planned and not connector_of_worker().config.has_encoder:
             raise EncoderNotAllowedError(f"this instance has no encoder, but a step plans to encode {planned}")
-        return super()._execute_mm_encoder(scheduler_output)  # type: ignore[misc]
+        return super().execute_model(scheduler_output, *args, **kwargs)  # type: ignore[misc]
 
 
 def wrap(runner: Runner, is_producer: bool) -> Runner:

@@ -125,22 +125,27 @@ class LoadingWorker(_RegionWorker):
     A pin ends when the last slice of its view is gone: the finalizer sits on the view's exporter. It
     may run anywhere, even inside the session's own code, so it only drops the pin's id into a
     `SimpleQueue` (whose `put` is reentrant); a thread sends it on.
+
+    With `pinned_shm` on a GPU vLLM cannot use a CPU tensor: one copy to the device is due, and the view
+    ends with it.
     """
 
-    def __init__(self, config: ConnectorConfig, rank: int) -> None:
+    def __init__(self, config: ConnectorConfig, rank: int, device_type: str) -> None:
         super().__init__(config, rank)
+        self._device_type = device_type
         self._released: queue.SimpleQueue[int | None] = queue.SimpleQueue()
         self._releaser = threading.Thread(target=self._release, name="triptych-release", daemon=True)
         self._releaser.start()
         self.num_injected = 0
 
     def load(self, encoder_cache: dict[str, torch.Tensor], orders: list[LoadOrder]) -> None:
-        """Inject one view per order. No tensor is copied on the CPU."""
+        """Inject one tensor per order: on the CPU a view, without a copy."""
         for order in orders:
             start_ns = time.time_ns()
             pin_id = order.pin_id
             view = tensor_view(self._mapping, order.descriptor, lambda pin_id=pin_id: self._released.put(pin_id))
-            encoder_cache[order.mm_hash] = view
+            injected = view if self._device_type == "cpu" else view.to(self._device_type)
+            encoder_cache[order.mm_hash] = injected
             self.num_injected += 1
             self._span(
                 "prefill.inject",
@@ -149,7 +154,7 @@ class LoadingWorker(_RegionWorker):
                 order.traceparent,
                 order.mm_hash,
                 num_bytes=view.nbytes,
-                view_address=view.data_ptr(),
+                view_address=injected.data_ptr(),
                 region_address=self._mapping.address,
                 region_num_bytes=self._session.welcome.region_num_bytes,
             )

@@ -71,6 +71,9 @@ class JobRunner:
             log.info("job failed", job_id=job.job_id, kind=failure.kind.value, detail=failure.detail)
             self._hand_over.unpin(self._ledger.dropped(job.mm_hash))
             await self._reporter.failed(job, envelope, failure.kind, failure.detail)
+        except asyncio.CancelledError:
+            await delivery.hand_back()
+            raise
         await delivery.ack()
 
     async def give_up(self, envelope: Envelope, reason: str) -> None:

@@ -1,17 +1,18 @@
 """The encoder's life: engine, store, bus, registry; then jobs until it is told to stop."""
 
 import asyncio
+import contextlib
 import uuid
 
 import httpx
 from triptych_common.bus import AsyncBus, Registry
-from triptych_common.domain.errors import TriptychError
+from triptych_common.domain.errors import StoreUnavailableError, TriptychError
 from triptych_common.protocol.messages import InstanceRecord, Role
 from triptych_common.protocol.names import ENCODERS_GROUP
 from triptych_common.runtime import StopSignal
 from triptych_common.telemetry import setup_logging, setup_tracing
 from triptych_common.telemetry.logs import get_logger
-from triptych_encoder.engine import EncodeEngine, EngineFailedError, run_engine
+from triptych_encoder.engine import EncodeEngine, run_engine
 from triptych_encoder.hand_over import HandOver
 from triptych_encoder.job import JobRunner
 from triptych_encoder.ledger import Ledger
@@ -27,6 +28,7 @@ from triptych_vllm_connector.platform import has_gpu
 log = get_logger(__name__)
 
 MEDIA_TIMEOUT_S = 10.0
+HEALTH_CHECK_S = 1.0  # vLLM tells of a dead engine only when asked
 
 
 async def serve(settings: EncoderSettings, stop: StopSignal) -> None:
@@ -74,7 +76,7 @@ async def _work(settings: EncoderSettings, digest: str, engine: EncodeEngine, st
         instance=settings.instance,
         boot_id=uuid.uuid4().hex,
         role=Role.ENCODE,
-        model=settings.model,
+        model=settings.model.rstrip("/").rsplit("/", 1)[-1],
         namespace_digest=digest,
         width=engine.width,
         dtype=engine.dtype,
@@ -94,7 +96,7 @@ async def _work(settings: EncoderSettings, digest: str, engine: EncodeEngine, st
             )
             listener = ReplyListener(bus, names, settings.instance, ledger, hand_over)
             async with Registry(bus).keep_registered(record):
-                log.info("encoder ready", instance=settings.instance, num_slots=settings.num_slots)
+                log.info("encoder ready", num_slots=settings.num_slots)
                 await _until_stopped(settings, bus, runner, listener, engine, stop, store_lost)
     finally:
         await hand_over.close()
@@ -110,27 +112,34 @@ async def _until_stopped(
     stop: StopSignal,
     store_lost: asyncio.Event,
 ) -> None:
-    replies = asyncio.ensure_future(listener.run())
-    jobs = asyncio.ensure_future(_take_jobs(settings, bus, runner, stop))
-    lost = asyncio.ensure_future(store_lost.wait())
     try:
-        await asyncio.wait({replies, jobs, lost}, return_when=asyncio.FIRST_COMPLETED)
-        for task in (jobs, replies):
-            if task.done():
-                task.result()
-        if lost.done() and not stop.is_set:
-            raise TriptychError("the cache store went away")
+        async with asyncio.TaskGroup() as group:
+            others = [group.create_task(listener.run()), group.create_task(_watch_health(engine, store_lost))]
+            await _take_jobs(settings, bus, runner, stop)
+            for other in others:
+                other.cancel()
+    except* TriptychError as failures:
+        raise failures.exceptions[0] from None
+
+
+async def _watch_health(engine: EncodeEngine, store_lost: asyncio.Event) -> None:
+    """Until cancelled.
+
+    Raises:
+        TriptychError: the engine died, also while idle, or the store went away.
+    """
+    while not store_lost.is_set():
         await engine.check_health()
-    except* EngineFailedError as failures:
-        raise failures.exceptions[0] from failures
-    finally:
-        for task in (replies, jobs, lost):
-            task.cancel()
-        await asyncio.gather(replies, jobs, lost, return_exceptions=True)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(store_lost.wait(), HEALTH_CHECK_S)
+    raise StoreUnavailableError("the cache store went away")
 
 
 async def _take_jobs(settings: EncoderSettings, bus: AsyncBus, runner: JobRunner, stop: StopSignal) -> None:
-    """Take a job whenever a slot is free; on `stop` take no more, and finish those in hand."""
+    """Take a job whenever a slot is free; on `stop` take no more, and finish those in hand in bounded time.
+
+    What is not finished is handed back: another encoder has it at once.
+    """
     consumer = bus.consumer(
         settings.names.encode_jobs,
         group=ENCODERS_GROUP,
@@ -140,9 +149,17 @@ async def _take_jobs(settings: EncoderSettings, bus: AsyncBus, runner: JobRunner
         max_deliveries=settings.max_deliveries,
         on_dead_letter=runner.give_up,
     )
-    async with consumer, asyncio.TaskGroup() as group:
-        stopping = group.create_task(stop.wait())
-        stopping.add_done_callback(lambda _: consumer.stop())
-        async for delivery in consumer:
-            group.create_task(runner.run(delivery))
-        stopping.cancel()
+    loop = asyncio.get_running_loop()
+    try:
+        async with asyncio.timeout(None) as limit, consumer, asyncio.TaskGroup() as group:
+
+            async def end_on_stop() -> None:
+                await stop.wait()
+                consumer.stop()
+                limit.reschedule(loop.time() + settings.drain_timeout_s)
+
+            group.create_task(end_on_stop())
+            async for delivery in consumer:
+                group.create_task(runner.run(delivery))
+    except TimeoutError:
+        log.warning("jobs in hand were not finished in time, and were handed back")

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import socket
 import uuid
-from collections.abc import AsyncIterator
 from typing import Any
 
 import uvicorn
@@ -94,13 +93,14 @@ def _listen(settings: PrefillDecodeSettings) -> socket.socket:
 async def _serve_engine(
     settings: PrefillDecodeSettings, digest: str, engine: Any, args: Any, sock: socket.socket, stop: StopSignal
 ) -> None:
+    setup_logging("prefill_decode", settings.instance, settings.log_level)  # again: vLLM's start changes levels
     supported_tasks = await engine.get_supported_tasks()
     app = build_app(args, supported_tasks, engine.model_config)
     await init_app_state(engine, app.state, args, supported_tasks)
     server = _Server(
         uvicorn.Config(
             app,
-            log_level="warning",
+            log_config=None,
             access_log=False,
             timeout_keep_alive=75,
             timeout_graceful_shutdown=int(settings.drain_timeout_s),
@@ -120,11 +120,17 @@ async def _serve_engine(
         num_slots=engine.vllm_config.scheduler_config.max_num_seqs,
     )
     bus = await AsyncBus.connect(settings.redis_url, settings.deployment, client_name=settings.instance)
-    async with bus, _running(server, sock):
-        async with Registry(bus).keep_registered(record):
-            log.info("prefill_decode ready", instance=settings.instance, port=port, model=settings.model_name)
-            await _until_stopped(engine, server, stop)
-        server.should_exit = True  # out of the registry: requests in hand end now
+    try:
+        async with bus, asyncio.TaskGroup() as group:
+            group.create_task(server.serve(sockets=[sock]))
+            try:
+                async with Registry(bus).keep_registered(record):
+                    log.info("prefill_decode ready", port=port, model=settings.model_name)
+                    await _until_stopped(engine, server, stop)
+            finally:
+                server.should_exit = True  # out of the registry: requests in hand end now
+    except* TriptychError as failures:
+        raise failures.exceptions[0] from None
 
 
 class _Server(uvicorn.Server):
@@ -133,16 +139,6 @@ class _Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Any:
         yield
-
-
-@contextlib.asynccontextmanager
-async def _running(server: uvicorn.Server, sock: socket.socket) -> AsyncIterator[None]:
-    serving = asyncio.ensure_future(server.serve(sockets=[sock]))
-    try:
-        yield
-    finally:
-        server.should_exit = True
-        await serving
 
 
 async def _until_stopped(engine: Any, server: uvicorn.Server, stop: StopSignal) -> None:

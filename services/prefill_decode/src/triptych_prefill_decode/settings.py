@@ -1,9 +1,12 @@
 """Settings of prefill_decode. Environment: `TRIPTYCH_*`."""
 
+import socket
 from typing import Literal
 
 from pydantic import Field, PositiveInt
 from triptych_common.runtime import ServiceSettings
+
+ANY_ADDRESS = ("0.0.0.0", "::", "")
 
 
 class PrefillDecodeSettings(ServiceSettings):
@@ -15,7 +18,10 @@ class PrefillDecodeSettings(ServiceSettings):
     engine_args: list[str] = Field(default_factory=list, description="options passed through to vLLM")
     host: str = Field(default="127.0.0.1", description="address that vLLM's HTTP server listens on")
     port: int = Field(default=8100, ge=0, le=65535, description="0: any free port")
-    advertised_host: str | None = Field(default=None, description="what the gateway calls [default: host]")
+    advertised_host: str | None = Field(
+        default_factory=lambda data: socket.gethostname() if data.get("host") in ANY_ADDRESS else None,
+        description="what the gateway calls [default: host; this machine's name when bound to all addresses]",
+    )
     preallocation: Literal["sync", "async"] = "sync"
     budget_embeds: PositiveInt | None = Field(
         default=None, description="rows of encoder output kept for requests at once [default: vLLM's encoder cache]"

@@ -7,7 +7,7 @@ from typing import Any, Self, cast
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from triptych_common.bus.connection import command_client, limited, reader_client
+from triptych_common.bus.connection import command, command_client, execute
 from triptych_common.bus.consumer import Consumer, ConsumerOptions, OnDeadLetter
 from triptych_common.bus.group import Group
 from triptych_common.domain.errors import BusUnavailableError
@@ -65,8 +65,7 @@ class AsyncBus:
 
     async def ping(self) -> None:
         """One round trip."""
-        async with limited("ping"):
-            await cast("Any", self._client.ping())
+        await command("ping", lambda: execute(self._client, "PING"))
 
     async def publish(
         self,
@@ -83,8 +82,7 @@ class AsyncBus:
             The entry's id.
         """
         fields = codec.encode(message, traceparent=traceparent, remaining_ms=remaining_ms, blob=blob)
-        async with limited("publish"):
-            entry_id = await self._client.xadd(stream, cast("dict[Any, Any]", fields))
+        entry_id = await command("publish", lambda: self._client.xadd(stream, cast("dict[Any, Any]", fields)))
         return _text(entry_id)
 
     async def publish_encoded(self, entries: Sequence[StreamEntry]) -> list[StreamEntry]:
@@ -93,10 +91,14 @@ class AsyncBus:
         Returns:
             Those that Redis refused, in order; they can be tried again.
         """
-        async with limited("publish"), self._client.pipeline(transaction=False) as pipe:
-            for stream, fields in entries:
-                pipe.xadd(stream, cast("dict[Any, Any]", fields))
-            replies = await pipe.execute(raise_on_error=False)
+
+        async def send() -> list[Any]:
+            async with self._client.pipeline(transaction=False) as pipe:
+                for stream, fields in entries:
+                    pipe.xadd(stream, cast("dict[Any, Any]", fields))
+                return await pipe.execute(raise_on_error=False)
+
+        replies = await command("publish", send)
         return [entry for entry, reply in zip(entries, replies, strict=True) if isinstance(reply, RedisError)]
 
     def consumer(
@@ -116,7 +118,7 @@ class AsyncBus:
         delivered to it and never acked comes first.
         """
         options = ConsumerOptions(prefetch, min_idle_ms, max_deliveries, on_dead_letter)
-        reader = reader_client(self._url, f"{self._client_name}/{consumer}")
+        reader = command_client(self._url, f"{self._client_name}/{consumer}")
         return Consumer(
             reader, Group(self._client, reader, stream, group, consumer), self.names.dead_letters, options
         )
@@ -124,14 +126,14 @@ class AsyncBus:
     # ---- placeholder sizes of items that were encoded before ----
     async def sizes_get(self, mm_hash: str) -> bytes | None:
         """The JSON that `sizes_set` kept for `mm_hash`."""
-        async with limited("sizes_get"):
-            value = await cast("Any", self._client.get(self.names.sizes(mm_hash)))
-        return None if value is None else bytes(value)
+        key = self.names.sizes(mm_hash)
+        value: bytes | None = await command("sizes_get", lambda: execute(self._client, "GET", key))
+        return value
 
     async def sizes_set(self, mm_hash: str, value: bytes, ttl_s: float) -> None:
         """Keep `value` (JSON) for `ttl_s`."""
-        async with limited("sizes_set"):
-            await self._client.set(self.names.sizes(mm_hash), value, px=max(1, int(ttl_s * 1000)))
+        key, px = self.names.sizes(mm_hash), max(1, int(ttl_s * 1000))
+        await command("sizes_set", lambda: self._client.set(key, value, px=px))
 
 
 def _text(value: object) -> str:

@@ -60,7 +60,7 @@ class Delivery:
     envelope: Envelope
     entry_id: str
     num_deliveries: int  # 1: nobody had it before
-    published_ns: int    # wall clock of this machine, nanoseconds; resolution 1 ms
+    published_ns: int  # wall clock of this machine, nanoseconds; resolution 1 ms
     entry: Entry = field(repr=False)
     consumer: "Consumer" = field(repr=False)
 
@@ -87,9 +87,7 @@ class Consumer:
     is gone, and takes up what was delivered to this consumer's name but never reached it.
     """
 
-    def __init__(
-        self, reader: Redis, group: Group, dead_letters: str, options: ConsumerOptions
-    ) -> None:
+    def __init__(self, reader: Redis, group: Group, dead_letters: str, options: ConsumerOptions) -> None:
         self._reader = reader
         self._group = group
         self._dead_letters = dead_letters
@@ -130,8 +128,8 @@ class Consumer:
             await self._wait_for_room()
             if self._stopping:
                 raise StopAsyncIteration
-            for entry in await self._fetch(self._options.prefetch - len(self._outstanding)):
-                await self._take(entry)
+            for entry, queued_s in await self._fetch(self._options.prefetch - len(self._outstanding)):
+                await self._take(entry, queued_s)
         return self._ready.popleft()
 
     def stop(self) -> None:
@@ -155,14 +153,19 @@ class Consumer:
             self._room.clear()
             await self._room.wait()
 
-    async def _fetch(self, count: int) -> list[Entry]:
+    async def _fetch(self, count: int) -> list[tuple[Entry, float]]:
+        """Entries, each with the seconds it waited."""
         try:
-            return await self._fetch_once(count)
+            entries = await self._fetch_once(count)
+            return [(entry, await self._group.queued_s(entry)) for entry in entries]
         except _UNAVAILABLE as error:
             self._lost(error)
             if not (isinstance(error, ResponseError) and is_missing_group(error)):
                 await self._back_off()
             return []
+        except BaseException:
+            self._own_checked = False  # cancelled: Redis may have delivered what we no longer read
+            raise
 
     async def _fetch_once(self, count: int) -> list[Entry]:
         if not self._ensured:
@@ -191,9 +194,8 @@ class Consumer:
             self._num_failures = 0
         return entries
 
-    async def _take(self, entry: Entry) -> None:
+    async def _take(self, entry: Entry, queued_s: float) -> None:
         """Make `entry` ready for the caller, or bury it."""
-        queued_s = self._group.queued_s(entry)
         try:
             envelope = codec.decode(entry.fields, queued_s=queued_s)
         except ProtocolError as error:

@@ -18,6 +18,7 @@ from triptych_common.bus.connection import COMMAND_LIMIT_S, READ_LIMIT_S, is_exi
 
 DEAD_LETTERS_MAX_ENTRIES = 10_000
 DEAD_LETTER_MAX_FIELD_BYTES = 8192  # longer fields (media) are cut: dead letters stay small
+CLOCK_CHECK_AGE_S = 1.0
 _HAND_BACK_IDLE_MS = 1_000_000_000
 
 
@@ -62,14 +63,24 @@ class Group:
         except ResponseError as error:
             if not is_existing_group(error):
                 raise
+        await self._learn_clock()
+
+    async def queued_s(self, entry: Entry) -> float:
+        """How long ago `entry` was published, whether or not our clock and Redis' agree."""
+        age_s = self._age_s(entry)
+        if age_s > CLOCK_CHECK_AGE_S:  # so old, or Redis' clock was set: a wrong age would expire jobs
+            await self._learn_clock()
+            age_s = self._age_s(entry)
+        return age_s
+
+    def _age_s(self, entry: Entry) -> float:
+        return max(0.0, time.monotonic() + self._redis_clock_offset_s - entry.published_s)
+
+    async def _learn_clock(self) -> None:
         before = time.monotonic()
         seconds, micros = await _any(self._client.time())
         middle = (before + time.monotonic()) / 2
         self._redis_clock_offset_s = seconds + micros / 1e6 - middle
-
-    def queued_s(self, entry: Entry) -> float:
-        """How long ago `entry` was published, without trusting that our clock and Redis' agree."""
-        return max(0.0, time.monotonic() + self._redis_clock_offset_s - entry.published_s)
 
     async def read_new(self, count: int, block_ms: int) -> list[Entry]:
         """Entries that no consumer of the group has had; empty after `block_ms` without any."""
@@ -166,9 +177,9 @@ class Group:
                 await self.ack([entry_id])
 
 
-async def _any(reply: Awaitable[Any], limit_s: float = COMMAND_LIMIT_S) -> Any:
+async def _any(reply: Awaitable[Any], limit_s: float | None = None) -> Any:
     """The reply, in time. redis-py's types do not say what it holds; the callers here know."""
-    async with asyncio.timeout(limit_s):
+    async with asyncio.timeout(COMMAND_LIMIT_S if limit_s is None else limit_s):
         return await reply
 
 

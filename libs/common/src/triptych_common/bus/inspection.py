@@ -1,12 +1,11 @@
 """Looking into the streams of one deployment without taking part: for operators' tools."""
 
-import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
 from triptych_common.bus.asyncbus import AsyncBus
-from triptych_common.bus.connection import COMMAND_LIMIT_S, bus_errors
+from triptych_common.bus.connection import command
 
 _SCAN_BATCH = 500
 
@@ -41,24 +40,23 @@ async def list_lags(bus: AsyncBus) -> list[GroupLag]:
     Raises:
         BusUnavailableError
     """
+    return await command("list_lags", lambda: _lags(bus))
+
+
+async def _lags(bus: AsyncBus) -> list[GroupLag]:
     prefix = _prefix(bus)
+    scan = bus.client.scan_iter(match=f"{prefix}*", count=_SCAN_BATCH, _type="stream")
     lags: list[GroupLag] = []
-    with bus_errors("list_lags"):
-        async with asyncio.timeout(COMMAND_LIMIT_S):
-            keys = [
-                key
-                async for key in bus.client.scan_iter(match=f"{prefix}*", count=_SCAN_BATCH, _type="stream")
-            ]
-            for key in sorted(keys):
-                name = key.decode().removeprefix(prefix)
-                num_entries = await cast("Any", bus.client.xlen(key))
-                groups = await cast("Any", bus.client.xinfo_groups(key))
-                lags += [
-                    GroupLag(name, num_entries, each["name"].decode(), each["consumers"], each["pending"])
-                    for each in groups
-                ]
-                if not groups:
-                    lags.append(GroupLag(name, num_entries, None))
+    for key in sorted([key async for key in scan]):
+        name = key.decode().removeprefix(prefix)
+        num_entries = await cast("Any", bus.client.xlen(key))
+        groups = await cast("Any", bus.client.xinfo_groups(key))
+        lags += [
+            GroupLag(name, num_entries, each["name"].decode(), each["consumers"], each["pending"])
+            for each in groups
+        ]
+        if not groups:
+            lags.append(GroupLag(name, num_entries, None))
     return lags
 
 
@@ -68,9 +66,9 @@ async def peek(bus: AsyncBus, stream: str, count: int) -> list[RawEntry]:
     Raises:
         BusUnavailableError
     """
-    with bus_errors("peek"):
-        async with asyncio.timeout(COMMAND_LIMIT_S):
-            found = await cast("Any", bus.client.xrevrange(_prefix(bus) + stream, count=count))
+    found = await command(
+        "peek", lambda: cast("Any", bus.client.xrevrange(_prefix(bus) + stream, count=count))
+    )
     return [
         RawEntry(entry_id.decode(), {name.decode(): value for name, value in fields.items()})
         for entry_id, fields in found

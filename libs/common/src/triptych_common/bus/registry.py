@@ -4,10 +4,10 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any, cast
+from typing import Any
 
 from triptych_common.bus.asyncbus import AsyncBus
-from triptych_common.bus.connection import limited
+from triptych_common.bus.connection import command, execute
 from triptych_common.domain.errors import BusUnavailableError, ProtocolError
 from triptych_common.protocol import codec
 from triptych_common.protocol.messages import InstanceRecord
@@ -35,6 +35,7 @@ class Registration:
     def __init__(self, registry: "Registry", record: InstanceRecord, ttl_s: float) -> None:
         self._registry = registry
         self._ttl_s = ttl_s
+        self._is_registered = False
         self.record = record
 
     async def update(self, **changes: Any) -> None:
@@ -49,7 +50,12 @@ class Registration:
 
     async def beat(self) -> None:
         """Publish the record now."""
-        await self._registry.register(self.record, ttl_s=self._ttl_s)
+        previous = await self._registry.register(self.record, ttl_s=self._ttl_s)
+        if self._is_registered and previous not in (None, self.record.boot_id):
+            log.warning(
+                "another process uses this instance's name", instance=self.record.instance, boot_id=previous
+            )
+        self._is_registered = True
 
 
 class Registry:
@@ -81,38 +87,48 @@ class Registry:
             except BusUnavailableError as error:
                 log.warning("not deregistered", error=str(error))  # the record expires by itself
 
-    async def register(self, record: InstanceRecord, *, ttl_s: float = TTL_S) -> None:
-        """One heartbeat."""
-        now = time.time()
-        async with limited("register"), self._bus.client.pipeline(transaction=True) as pipe:
-            pipe.set(
-                self._names.instance(record.instance), codec.encode_record(record), px=int(ttl_s * 1000)
-            )
-            pipe.zadd(self._names.instances, {record.instance: now})
-            pipe.zremrangebyscore(self._names.instances, "-inf", now - _FORGET_AFTER_S)
-            await pipe.execute()
+    async def register(self, record: InstanceRecord, *, ttl_s: float = TTL_S) -> str | None:
+        """One heartbeat.
+
+        Returns:
+            The boot id that was registered under this name before, if any.
+        """
+        key, value, now = self._names.instance(record.instance), codec.encode_record(record), time.time()
+
+        async def send() -> bytes | None:
+            async with self._bus.client.pipeline(transaction=True) as pipe:
+                pipe.set(key, value, px=int(ttl_s * 1000), get=True)
+                pipe.zadd(self._names.instances, {record.instance: now})
+                pipe.zremrangebyscore(self._names.instances, "-inf", now - _FORGET_AFTER_S)
+                previous: bytes | None = (await pipe.execute())[0]
+                return previous
+
+        previous = await command("register", send)
+        if previous is None:
+            return None
+        try:
+            return codec.decode_record(previous).boot_id
+        except ProtocolError:
+            return None
 
     async def deregister(self, record: InstanceRecord) -> None:
         """Remove `record`, unless a later boot of the same instance has registered."""
-        async with limited("deregister"):
-            await cast(
-                "Any",
-                self._bus.client.eval(
-                    _DEREGISTER,
-                    2,
-                    self._names.instance(record.instance),
-                    self._names.instances,
-                    record.boot_id,
-                    record.instance,
-                ),
-            )
+        keys = (self._names.instance(record.instance), self._names.instances)
+        arguments = (record.boot_id, record.instance)
+        client = self._bus.client
+        await command("deregister", lambda: execute(client, "EVAL", _DEREGISTER, 2, *keys, *arguments))
 
     async def list_instances(self) -> list[InstanceRecord]:
         """The living instances, by name. Records of another version are left out (and logged)."""
-        async with limited("list_instances"):
-            names = sorted(await cast("Any", self._bus.client.zrange(self._names.instances, 0, -1)))
-            keys = [self._names.instance(name.decode()) for name in names]
-            values = await cast("Any", self._bus.client.mget(keys)) if keys else []
+        client = self._bus.client
+        reply: list[bytes] = await command(
+            "list_instances", lambda: execute(client, "ZRANGE", self._names.instances, 0, -1)
+        )
+        names = sorted(reply)
+        keys = [self._names.instance(name.decode()) for name in names]
+        values: list[bytes | None] = []
+        if keys:
+            values = await command("list_instances", lambda: execute(client, "MGET", *keys))
         records: list[InstanceRecord] = []
         for name, value in zip(names, values, strict=True):
             if value is None:

@@ -143,7 +143,7 @@ class ItemAck(Message):
 
 
 class EncodeNeeded(Message):
-    """prefill_decode -> gateway (`encode-results:{instance}`): the store lacks an item whose sizes were known."""
+    """prefill_decode -> gateway (`encode-results:{instance}`): the store lacks an item of known sizes."""
 
     request_id: Name
     item_index: NonNegativeInt
@@ -188,7 +188,7 @@ class ItemTransfer(Message):
 
 
 class ECTransferParams(Message):
-    """Gateway -> prefill_decode, as the request field `ec_transfer_params` (HTTP): names the request's items."""
+    """Gateway -> prefill_decode (HTTP, request field `ec_transfer_params`): names the request's items."""
 
     request_id: Name
     gateway: Name
@@ -198,7 +198,13 @@ class ECTransferParams(Message):
 
 
 BusMessage = Annotated[
-    EncodeJob | EncoderCacheMetadata | EncodeCompleted | EncodeFailed | Preallocation | ItemAck | EncodeNeeded,
+    EncodeJob
+    | EncoderCacheMetadata
+    | EncodeCompleted
+    | EncodeFailed
+    | Preallocation
+    | ItemAck
+    | EncodeNeeded,
     Field(),
 ]
 BUS_MESSAGES: tuple[type[Message], ...] = (

@@ -40,13 +40,26 @@ class StoreFrame(Message):
 
 
 # ---- commands, client -> store -------------------------------------------------------------------
+class Resume(Message):
+    """What a client says that lost its connection, not its life: its lease is still its own.
+
+    Carried out but unanswered are undone, so that the client can send them again: reservations and pins
+    that came of the commands in `undo_seqs` (`Reserve`, `PinOrWatch`, watches without their push).
+    """
+
+    region_id: str
+    lease_id: PositiveInt
+    undo_seqs: tuple[PositiveInt, ...] = Field(default=(), max_length=50_000)
+
+
 class Hello(StoreFrame):
-    """First frame of every session."""
+    """First frame of every connection."""
 
     kind: Literal["hello"] = "hello"
     version: PositiveInt
     client: Name  # e.g. "encoder-0/worker-0"; unique among live sessions
     namespace_digest: str | None = None
+    resume: Resume | None = None
 
 
 class Ping(StoreFrame):
@@ -138,6 +151,10 @@ class Welcome(StoreFrame):
     region_path: str
     region_num_bytes: PositiveInt
     block_num_bytes: PositiveInt
+    region_id: str = ""             # fresh for every region file; another one: every lease is gone
+    lease_id: NonNegativeInt = 0    # the same as before: the lease was resumed
+    client_slot: NonNegativeInt = 0  # to lock in the region file, while anything of the region is in use
+    last_seq: NonNegativeInt = 0    # of a resumed lease: commands up to this seq were carried out
 
 
 class Done(StoreFrame):

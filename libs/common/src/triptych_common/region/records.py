@@ -18,12 +18,12 @@ MAX_NAMESPACE_BYTES = 64
 WRITING, READY, ABANDONED = 1, 2, 3  # states of an entry header; 0: none
 DTYPES: tuple[DType, ...] = ("float32", "bfloat16", "float16")
 
-_REGION = struct.Struct("<8sIQQQQQ16s")     # magic, version, block bytes, blocks, pins, slots, generation, id
+_REGION = struct.Struct("<8sIQQQQQ16s")  # magic, version, block bytes, blocks, pins, slots, generation, id
 _CRC = struct.Struct("<I")
-_SLOT = struct.Struct("<BxxxIQ200s64s")     # used, crc of the names, last seq, client, namespace
-_PIN = struct.Struct("<BBHIIIQQ")           # used, by watch, slot, block, holders, 0, pin id, origin seq
-_ENTRY_MARKS = struct.Struct("<BBxxId")     # state, has checksum, payload checksum, last used
-_ENTRY_BODY = struct.Struct("<IHHBxxxQQQQQQd32s64s")
+_SLOT = struct.Struct("<BxxxIQQ200s64s")  # used, crc, last seq, lease id, client, namespace
+_PIN = struct.Struct("<BxHIIxxxxQQ")  # used, slot, block, holders, pin id, origin seq
+_ENTRY_MARKS = struct.Struct("<BBxxId")  # state, has checksum, payload checksum, last used
+_ENTRY_BODY = struct.Struct("<IHBxQQQQQQQd32s64s")
 _U32, _U64, _F64 = struct.Struct("<I"), struct.Struct("<Q"), struct.Struct("<d")
 _BODY_CRC_AT = _ENTRY_MARKS.size
 _BODY_AT = _BODY_CRC_AT + _CRC.size
@@ -42,6 +42,7 @@ class RegionHeader:
 class SlotRecord:
     """A session that holds, or held when its store died, a slot."""
 
+    lease_id: int
     client: str
     namespace: str
     last_seq: int  # commands up to this seq were carried out
@@ -55,8 +56,7 @@ class PinRecord:
     slot: int
     block: int
     num_holders: int
-    origin_seq: int  # seq of the command that led to it
-    by_watch: bool   # it was pushed, not answered
+    origin_seq: int  # seq of the `PinOrWatch` that led to it
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,13 +65,13 @@ class EntryRecord:
 
     num_blocks: int
     writer_slot: int
-    requester_slot: int
     dtype: DType
     shape: tuple[int, int]
     num_bytes: int
     generation: int
     reservation_id: int
-    requester_seq: int
+    requester_lease: int  # lease id of the session that asked for the reservation
+    origin_seq: int  # seq of its `Reserve`
     reserved_at: float  # monotonic seconds of this boot, as `last_used_at`
     mm_hash: str
     namespace: str
@@ -103,7 +103,9 @@ def read_region_header(buffer: memoryview) -> RegionHeader | None:
         RegionLayoutError: not a region, of another version, or damaged.
     """
     body = bytes(buffer[: _REGION.size])
-    magic, version, block_num_bytes, num_blocks, num_pins, num_slots, generation, region_id = _REGION.unpack(body)
+    magic, version, block_num_bytes, num_blocks, num_pins, num_slots, generation, region_id = _REGION.unpack(
+        body
+    )
     if magic == bytes(len(MAGIC)):
         return None
     if magic != MAGIC:
@@ -118,8 +120,8 @@ def read_region_header(buffer: memoryview) -> RegionHeader | None:
 # ---- client slots --------------------------------------------------------------------------------
 def write_slot(buffer: memoryview, offset: int, slot: SlotRecord) -> None:
     client, namespace = slot.client.encode(), slot.namespace.encode()
-    crc = _names_crc(client, namespace)
-    _SLOT.pack_into(buffer, offset, 0, crc, slot.last_seq, client, namespace)
+    crc = _slot_crc(slot.lease_id, client, namespace)
+    _SLOT.pack_into(buffer, offset, 0, crc, slot.last_seq, slot.lease_id, client, namespace)
     buffer[offset] = 1
 
 
@@ -129,22 +131,20 @@ def write_last_seq(buffer: memoryview, offset: int, last_seq: int) -> None:
 
 def read_slot(buffer: memoryview, offset: int) -> SlotRecord | None:
     """None: unused, or not written to its end."""
-    used, crc, last_seq, client, namespace = _SLOT.unpack_from(buffer, offset)
+    used, crc, last_seq, lease_id, client, namespace = _SLOT.unpack_from(buffer, offset)
     client, namespace = client.rstrip(b"\0"), namespace.rstrip(b"\0")
-    if used != 1 or crc != _names_crc(client, namespace):
+    if used != 1 or crc != _slot_crc(lease_id, client, namespace):
         return None
-    return SlotRecord(client.decode(), namespace.decode(), last_seq)
+    return SlotRecord(lease_id, client.decode(), namespace.decode(), last_seq)
 
 
-def _names_crc(client: bytes, namespace: bytes) -> int:
-    return zlib.crc32(client + b"\0" + namespace)
+def _slot_crc(lease_id: int, client: bytes, namespace: bytes) -> int:
+    return zlib.crc32(b"%d\0%b\0%b" % (lease_id, client, namespace))
 
 
 # ---- pins ----------------------------------------------------------------------------------------
 def write_pin(buffer: memoryview, offset: int, pin: PinRecord) -> None:
-    _PIN.pack_into(
-        buffer, offset, 0, pin.by_watch, pin.slot, pin.block, pin.num_holders, 0, pin.pin_id, pin.origin_seq
-    )
+    _PIN.pack_into(buffer, offset, 0, pin.slot, pin.block, pin.num_holders, pin.pin_id, pin.origin_seq)
     buffer[offset] = 1
 
 
@@ -153,8 +153,8 @@ def write_num_holders(buffer: memoryview, offset: int, num_holders: int) -> None
 
 
 def read_pin(buffer: memoryview, offset: int) -> PinRecord | None:
-    used, by_watch, slot, block, num_holders, _, pin_id, origin_seq = _PIN.unpack_from(buffer, offset)
-    return PinRecord(pin_id, slot, block, num_holders, origin_seq, bool(by_watch)) if used == 1 else None
+    used, slot, block, num_holders, pin_id, origin_seq = _PIN.unpack_from(buffer, offset)
+    return PinRecord(pin_id, slot, block, num_holders, origin_seq) if used == 1 else None
 
 
 def clear(buffer: memoryview, offset: int) -> None:
@@ -166,8 +166,8 @@ def clear(buffer: memoryview, offset: int) -> None:
 def write_entry(buffer: memoryview, offset: int, entry: EntryRecord) -> None:
     """A reservation: state WRITING."""
     body = _ENTRY_BODY.pack(
-        entry.num_blocks, entry.writer_slot, entry.requester_slot, DTYPES.index(entry.dtype), *entry.shape,
-        entry.num_bytes, entry.generation, entry.reservation_id, entry.requester_seq, entry.reserved_at,
+        entry.num_blocks, entry.writer_slot, DTYPES.index(entry.dtype), *entry.shape, entry.num_bytes,
+        entry.generation, entry.reservation_id, entry.requester_lease, entry.origin_seq, entry.reserved_at,
         bytes.fromhex(entry.mm_hash), entry.namespace.encode(),
     )  # fmt: skip
     _ENTRY_MARKS.pack_into(buffer, offset, 0, 0, 0, 0.0)
@@ -200,14 +200,14 @@ def read_entry(buffer: memoryview, offset: int) -> EntryRecord | None:
     if _CRC.unpack_from(buffer, offset + _BODY_CRC_AT)[0] != zlib.crc32(body):
         return None
     (
-        num_blocks, writer_slot, requester_slot, dtype, rows, width, num_bytes, generation, reservation_id,
-        requester_seq, reserved_at, mm_hash, namespace,
+        num_blocks, writer_slot, dtype, rows, width, num_bytes, generation, reservation_id, requester_lease,
+        origin_seq, reserved_at, mm_hash, namespace,
     ) = _ENTRY_BODY.unpack(body)  # fmt: skip
     if num_blocks == 0 or dtype >= len(DTYPES):
         return None
     return EntryRecord(
-        num_blocks, writer_slot, requester_slot, DTYPES[dtype], (rows, width), num_bytes, generation,
-        reservation_id, requester_seq, reserved_at, mm_hash.hex(), namespace.rstrip(b"\0").decode(),
+        num_blocks, writer_slot, DTYPES[dtype], (rows, width), num_bytes, generation, reservation_id,
+        requester_lease, origin_seq, reserved_at, mm_hash.hex(), namespace.rstrip(b"\0").decode(),
     )  # fmt: skip
 
 

@@ -1,6 +1,7 @@
 """Settings that every service has, read from `TRIPTYCH_*` and the command line, nowhere else."""
 
 import os
+import socket
 import stat
 import sys
 import tempfile
@@ -75,7 +76,10 @@ class ServiceSettings(BaseSettings):
         default_factory=lambda data: data.get("run_dir", default_run_dir()) / "store.sock",
         description="the cache_store's socket [default: RUN_DIR/store.sock]",
     )
-    instance: Name = Field(default="default", description="name of this instance, unique in the deployment")
+    instance: Name = Field(
+        default="default",
+        description="name of this instance, unique in the deployment; {hostname} stands for the host's name",
+    )
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     otlp_endpoint: str | None = Field(
         default=None,
@@ -96,6 +100,12 @@ class ServiceSettings(BaseSettings):
         if not value.startswith(("redis://", "rediss://", "unix://")):
             raise ValueError("must start with redis://, rediss:// or unix://")
         return value
+
+    @field_validator("instance", mode="before")
+    @classmethod
+    def _with_hostname(cls, value: Any) -> Any:
+        """Replicas of one container share their environment, but each has a host name of its own."""
+        return value.replace("{hostname}", socket.gethostname()) if isinstance(value, str) else value
 
     @field_validator("deployment")
     @classmethod

@@ -21,13 +21,13 @@ AttributeValue = str | bool | int | float | list[str]
 class SpanRecord:
     """One finished span."""
 
-    trace_id: str               # 32 hex digits
-    span_id: str                # 16 hex digits
+    trace_id: str  # 32 hex digits
+    span_id: str  # 16 hex digits
     parent_id: str | None
     name: str
-    start_ns: int               # wall clock, nanoseconds since the epoch
+    start_ns: int  # wall clock, nanoseconds since the epoch
     end_ns: int
-    status: str                 # "unset", "ok" or "error"
+    status: str  # "unset", "ok" or "error"
     service: str
     instance: str
     attributes: dict[str, AttributeValue]
@@ -110,4 +110,4 @@ def _plain(value: object) -> AttributeValue:
 
 def _write_all(fd: int, data: bytes) -> None:
     while data:
-        data = data[os.write(fd, data):]
+        data = data[os.write(fd, data) :]

@@ -1,0 +1,125 @@
+"""What a session remembers to survive a restart of the store. Pure.
+
+A session that lost its connection connects again, resumes its lease, and sends again what was not
+answered. The store has first undone every `Reserve` and `PinOrWatch` whose answer (or push) did not
+arrive, so that nothing is held twice and nothing is held by nobody.
+
+    unanswered command    carried out (seq <= last_seq)       not carried out
+    Reserve, PinOrWatch   undone by the store, sent again     sent again
+    Unpin, Unwatch        a ping is sent, for the answer      sent again
+    Seal, Cancel          sent again; unknown_reservation     sent again
+                          then means: done
+    others                sent again                          sent again
+    (open watches)        PinOrWatch sent again; its answer becomes the push
+"""
+
+from dataclasses import dataclass, replace
+from typing import Generic, NamedTuple, TypeVar
+
+from triptych_common.protocol.store import (
+    Cancel,
+    Done,
+    EntrySealed,
+    Ping,
+    Pinned,
+    PinOrWatch,
+    Reserve,
+    Resume,
+    Seal,
+    StoreCommand,
+    StoreFailure,
+    StoreReply,
+    Unpin,
+    Unwatch,
+    Watching,
+    Welcome,
+    WriterLost,
+)
+
+Pending = TypeVar("Pending")
+MAX_UNDO_SEQS = 50_000
+
+
+@dataclass(frozen=True, slots=True)
+class Request(Generic[Pending]):
+    """A command to send. `pending` None: a watch, sent again, whose answer becomes a push."""
+
+    command: StoreCommand
+    pending: Pending | None
+    is_repeated_end: bool = False  # a seal or cancel that was perhaps carried out before
+
+
+class Watched(NamedTuple):
+    """A watch that the store holds for us."""
+
+    seq: int
+    num_holders: int
+
+
+class WatchLog:
+    """The watches of a session, as far as answers and pushes have told."""
+
+    def __init__(self) -> None:
+        self._watches: dict[str, Watched] = {}
+
+    def note_sent(self, command: StoreCommand) -> None:
+        if isinstance(command, Unwatch):
+            self._watches.pop(command.mm_hash, None)
+
+    def note_answer(self, command: StoreCommand, reply: StoreReply) -> None:
+        if isinstance(command, PinOrWatch) and isinstance(reply, Watching):
+            self._watches[command.mm_hash] = Watched(reply.seq, command.num_holders)
+
+    def note_push(self, push: EntrySealed | WriterLost) -> None:
+        if isinstance(push, EntrySealed):
+            self._watches.pop(push.descriptor.mm_hash, None)
+
+    def all(self) -> dict[str, Watched]:
+        return dict(self._watches)
+
+    def take_all(self) -> dict[str, Watched]:
+        taken, self._watches = self._watches, {}
+        return taken
+
+
+def resume_of(welcome: Welcome, requests: dict[int, Request[Pending]], watches: dict[str, Watched]) -> Resume:
+    """What to say at hello."""
+    undo = [seq for seq, each in requests.items() if isinstance(each.command, Reserve | PinOrWatch)]
+    undo += [watched.seq for watched in watches.values()]
+    return Resume(
+        region_id=welcome.region_id, lease_id=welcome.lease_id, undo_seqs=tuple(undo[:MAX_UNDO_SEQS])
+    )
+
+
+def is_resumed(before: Welcome, after: Welcome) -> bool:
+    """Whether everything that the session held is still its own."""
+    return (before.region_id, before.lease_id) == (after.region_id, after.lease_id)
+
+
+def to_repeat(request: Request[Pending], was_carried_out: bool) -> Request[Pending]:
+    """What to send in place of an unanswered request."""
+    if was_carried_out and isinstance(request.command, Unpin | Unwatch):
+        return replace(request, command=Ping(seq=0))
+    if was_carried_out and isinstance(request.command, Seal | Cancel):
+        return replace(request, is_repeated_end=True)
+    return request
+
+
+def watch_again(mm_hash: str, watched: Watched) -> Request[Pending]:
+    command = PinOrWatch(seq=0, mm_hash=mm_hash, num_holders=watched.num_holders)
+    return Request(command, pending=None)
+
+
+def final_reply(request: Request[Pending], reply: StoreReply) -> StoreReply:
+    """The reply to a request that may have been carried out before."""
+    was_unknown = isinstance(reply, StoreFailure) and reply.code == "unknown_reservation"
+    return Done(seq=reply.seq) if request.is_repeated_end and was_unknown else reply
+
+
+def push_of(command: StoreCommand, reply: StoreReply) -> EntrySealed | WriterLost | None:
+    """What the answer to a watch that was sent again means to who watches; None: go on waiting."""
+    if not isinstance(command, PinOrWatch) or (isinstance(reply, Watching) and reply.writing):
+        return None
+    if isinstance(reply, Pinned):
+        return EntrySealed(seq=0, pin_id=reply.pin_id, descriptor=reply.descriptor)
+    return WriterLost(seq=0, mm_hash=command.mm_hash)

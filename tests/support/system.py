@@ -1,0 +1,196 @@
+"""Real engines for tests: the system as `./triptych up` starts it, and a monolithic vLLM beside it."""
+
+import base64
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from openai import OpenAI
+from triptych_common.protocol.store import StatsQuery, StoreStats
+from triptych_common.region import StoreSession
+from triptych_common.telemetry.tracefile import SpanRecord
+from triptych_common.telemetry.traces import read_trace
+
+ROOT = Path(__file__).resolve().parents[2]
+MODEL = Path(os.environ.get("TRIPTYCH_TEST_MODEL", ROOT / "models" / "digits-vl"))
+START_TIMEOUT_S = 600
+STOP_TIMEOUT_S = 120
+SPANS_TIMEOUT_S = 10
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float, what: str) -> None:
+    """Wait for something that another process does, and that wakes nobody here."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > deadline:
+            pytest.fail(f"not within {timeout_s} s: {what}")
+        time.sleep(0.05)
+
+
+def image_part(png: bytes) -> dict[str, Any]:
+    """An image as a content part of a chat message."""
+    return {
+        "type": "image_url",
+        "image_url": {"url": f"data:image/png;base64,{base64.b64encode(png).decode()}"},
+    }
+
+
+@dataclass(frozen=True)
+class Answer:
+    request_id: str
+    text: str
+    token_ids: list[int]
+
+
+@dataclass(frozen=True)
+class Server:
+    """Anything that speaks OpenAI's API."""
+
+    base_url: str
+
+    @property
+    def openai(self) -> OpenAI:
+        return OpenAI(base_url=self.base_url, api_key="none", max_retries=0, timeout=120)
+
+    def ask(self, content: Any, *, stream: bool = False, max_tokens: int = 24, **extra: Any) -> Answer:
+        """One user message, at temperature 0, with the ids of the answer's tokens."""
+        with self.openai as client:
+            raw = client.chat.completions.with_raw_response.create(
+                model=MODEL.name,
+                messages=[{"role": "user", "content": content}],
+                temperature=0,
+                max_tokens=max_tokens,
+                stream=stream,
+                extra_body={"return_token_ids": True, **extra},
+            )
+            request_id = raw.headers.get("x-request-id", "")
+            if not stream:
+                choice = raw.parse().choices[0]
+                return Answer(request_id, choice.message.content or "", list(choice.model_extra["token_ids"]))
+            text, token_ids = "", []
+            for chunk in raw.parse():
+                for choice in chunk.choices:
+                    text += choice.delta.content or ""
+                    token_ids += (choice.model_extra or {}).get("token_ids") or []
+            return Answer(request_id, text, token_ids)
+
+
+@dataclass(frozen=True)
+class System(Server):
+    """Triptych, as `./triptych up` left it running."""
+
+    run_dir: Path
+    state_dir: Path
+    env: Mapping[str, str]
+
+    def trace(self, request_id: str, *names: str) -> list[SpanRecord]:
+        """The spans of a request; waits until spans called `names` are among them."""
+        folder = self.state_dir / self.run_dir.name / "traces"
+        found: list[SpanRecord] = []
+
+        def is_complete() -> bool:
+            found[:] = read_trace(folder, request_id)
+            return {"gateway.request", *names} <= {span.name for span in found}
+
+        wait_until(is_complete, SPANS_TIMEOUT_S, f"spans {names} of {request_id}")
+        return found
+
+    def store_stats(self) -> StoreStats:
+        session = StoreSession.connect(self.run_dir / "store.sock", f"test-{time.monotonic_ns()}/stats")
+        try:
+            stats = session.request(StatsQuery(seq=0))
+        finally:
+            session.close()
+        assert isinstance(stats, StoreStats)
+        return stats
+
+    def command(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """A command of the launcher, on this system."""
+        return subprocess.run(
+            [sys.executable, "-m", "triptych_cli", *words],
+            env=dict(self.env), capture_output=True, text=True, timeout=START_TIMEOUT_S, check=False,
+        )  # fmt: skip
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextlib.contextmanager
+def running_system(*options: str, **env: str) -> Iterator[System]:
+    """`up`, and in the end `down`."""
+    shared_memory = Path("/dev/shm") if Path("/dev/shm").is_dir() else None
+    run_dir = Path(tempfile.mkdtemp(prefix="triptych-t-", dir=shared_memory))
+    state_dir = Path(tempfile.mkdtemp(prefix="triptych-state-"))
+    port = free_port()
+    system = System(
+        base_url=f"http://127.0.0.1:{port}/v1",
+        run_dir=run_dir,
+        state_dir=state_dir,
+        env={**os.environ, "TRIPTYCH_RUN_DIR": str(run_dir), "TRIPTYCH_STATE_DIR": str(state_dir), **env},
+    )
+    try:
+        up = system.command("up", f"--model={MODEL}", f"--port={port}", *options)
+        assert up.returncode == 0, f"up failed:\n{up.stdout}\n{up.stderr}"
+        yield system
+    finally:
+        down = system.command("down")
+        left = [path for path in run_dir.rglob("*") if path.is_socket() or path.name.startswith("region")]
+        shutil.rmtree(run_dir, ignore_errors=True)
+        shutil.rmtree(state_dir, ignore_errors=True)
+        assert down.returncode == 0, f"down failed:\n{down.stdout}\n{down.stderr}"
+        assert not left, f"down left {left}"
+
+
+@contextlib.contextmanager
+def running_monolith(folder: Path) -> Iterator[Server]:
+    """vLLM as it comes: the same weights, everything in one engine."""
+    port = free_port()
+    log = folder / "monolith.log"
+    defaults = {
+        "HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "OMP_NUM_THREADS": "1", "VLLM_NO_USAGE_STATS": "1",
+    }  # fmt: skip
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [
+                sys.executable, "-m", "vllm.entrypoints.openai.api_server", f"--model={MODEL}",
+                f"--served-model-name={MODEL.name}", f"--port={port}", "--host=127.0.0.1", "--enforce-eager",
+            ],
+            env={**defaults, **os.environ}, stdout=output, stderr=output, start_new_session=True,
+        )  # fmt: skip
+        try:
+            wait_until(lambda: _answers(port, process, log), START_TIMEOUT_S, "the monolith answers")
+            yield Server(f"http://127.0.0.1:{port}/v1")
+        finally:
+            os.killpg(process.pid, signal.SIGTERM)
+            try:
+                process.wait(STOP_TIMEOUT_S)
+            finally:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+
+
+def _answers(port: int, process: "subprocess.Popen[bytes]", log: Path) -> bool:
+    if process.poll() is not None:
+        pytest.fail(f"the monolith ended:\n{log.read_text(errors='replace')[-3000:]}")
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=2) as answer:
+            return bool(answer.status == 200)
+    except (urllib.error.URLError, OSError):
+        return False
