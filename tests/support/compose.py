@@ -40,9 +40,7 @@ class Compose:
         self.has_started = True
         self.run(*UP, *arguments, limit_s=UP_LIMIT_S)
 
-    def attempt(
-        self, *arguments: str, limit_s: float = COMMAND_LIMIT_S
-    ) -> subprocess.CompletedProcess[str]:
+    def attempt(self, *arguments: str, limit_s: float = COMMAND_LIMIT_S) -> subprocess.CompletedProcess[str]:
         command = ["docker", "compose", "--project-name", self.project, "--ansi", "never", *arguments]
         return subprocess.run(
             command, cwd=ROOT, env=self.env, capture_output=True, text=True, timeout=limit_s, check=False

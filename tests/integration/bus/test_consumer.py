@@ -49,7 +49,9 @@ def num_pending(raw: Any) -> int:
 
 async def test_in_order_with_everything_that_travels(bus: AsyncBus, raw: Any) -> None:
     for number in range(3):
-        await bus.publish(STREAM, message(number), traceparent="00-tp", remaining_ms=5000, blob=bytes([number, 255]))
+        await bus.publish(
+            STREAM, message(number), traceparent="00-tp", remaining_ms=5000, blob=bytes([number, 255])
+        )
     async with bus.consumer(STREAM, group=GROUP, consumer="e-0") as consumer:
         for number in range(3):
             delivery = await take(consumer)
@@ -71,6 +73,15 @@ async def test_publication_time_survives_the_queue(bus: AsyncBus) -> None:
     assert 0.15 < envelope.queued_s < 5
     assert envelope.deadline is not None
     assert 0 < envelope.deadline - envelope.received_at < 4.85
+
+
+async def test_a_clock_that_was_set_back_does_not_age_entries(bus: AsyncBus) -> None:
+    async with bus.consumer(STREAM, group=GROUP, consumer="e-0") as consumer:
+        await bus.publish(STREAM, message(1))
+        await (await take(consumer)).ack()
+        consumer._group._redis_clock_offset_s += 3600  # what we learned before Redis' clock was set back
+        await bus.publish(STREAM, message(2))
+        assert (await take(consumer)).envelope.queued_s < 5
 
 
 async def test_takes_no_more_than_it_can_hold(bus: AsyncBus, raw: Any) -> None:
@@ -185,8 +196,14 @@ class TestDeadLetters:
     @pytest.mark.parametrize(
         ("entry", "reason"),
         [
-            ({"v": "1", "type": "EncodeCompleted", "body": "{}"}, "MalformedMessageError: EncodeCompleted: job_id"),
-            ({"v": "99", "type": "EncodeCompleted", "body": "{}"}, "UnsupportedVersionError: message has schema version 99"),
+            (
+                {"v": "1", "type": "EncodeCompleted", "body": "{}"},
+                "MalformedMessageError: EncodeCompleted: job_id",
+            ),
+            (
+                {"v": "99", "type": "EncodeCompleted", "body": "{}"},
+                "UnsupportedVersionError: message has schema version 99",
+            ),
             ({"foreign": "entry"}, "MalformedMessageError: field v is missing"),
         ],
     )
@@ -203,7 +220,7 @@ class TestDeadLetters:
         ((_, letter),) = raw.xrange(bus.names.dead_letters)
         assert letter[b"source_stream"].decode() == STREAM
         assert letter[b"reason"].decode().startswith(reason)
-        assert {name.decode(): letter[name.encode()].decode() for name in entry} == entry
+        assert {name: letter[name.encode()].decode() for name in entry} == entry
         assert len(letter[b"blob"]) < 10_000
 
     async def test_given_up_after_too_many_deliveries(self, bus: AsyncBus, raw: Any) -> None:
@@ -239,7 +256,10 @@ class TestDeadLetters:
 
 class TestLossOfData:
     async def test_group_is_made_again_from_the_start(self, bus: AsyncBus, raw: Any) -> None:
-        async with bus.consumer(STREAM, group=GROUP, consumer="e-0") as consumer, asyncio.TaskGroup() as tasks:
+        async with (
+            bus.consumer(STREAM, group=GROUP, consumer="e-0") as consumer,
+            asyncio.TaskGroup() as tasks,
+        ):
             waiting = tasks.create_task(take(consumer))
             await asyncio.sleep(0.1)
             raw.flushall()
@@ -287,7 +307,7 @@ class TestLossOfData:
 async def test_cancelled_reader_loses_nothing(bus: AsyncBus) -> None:
     async with bus.consumer(STREAM, group=GROUP, consumer="e-0") as consumer:
         for number in range(20):
-            reading = asyncio.get_running_loop().create_task(anext(consumer))  # type: ignore[arg-type]
+            reading = asyncio.get_running_loop().create_task(consumer.__anext__())
             await asyncio.sleep(0.001 * (number % 5))
             await bus.publish(STREAM, message(number))
             reading.cancel()

@@ -1,6 +1,7 @@
 """A stand-in for a service, for tests of the supervisor: an HTTP server that can be told to misbehave.
 
     python standin.py PORT [--exit-after-s S] [--exit-at-once CODE] [--child] [--deaf] [--never-ready]
+                       [--shared-memory NAME]
 
 `--child`: starts a process of its own that outlives it. `--deaf`: ignores SIGTERM.
 """
@@ -11,12 +12,13 @@ import subprocess
 import sys
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from multiprocessing.shared_memory import SharedMemory
 
 
 class Answer(BaseHTTPRequestHandler):
     status = 200
 
-    def do_GET(self) -> None:  # noqa: N802 -- the base class's name
+    def do_GET(self) -> None:
         self.send_response(self.status)
         self.end_headers()
 
@@ -32,12 +34,14 @@ def main() -> None:
     parser.add_argument("--child", action="store_true")
     parser.add_argument("--deaf", action="store_true")
     parser.add_argument("--never-ready", action="store_true")
+    parser.add_argument("--shared-memory")
     args = parser.parse_args()
     if args.exit_at_once is not None:
         sys.stderr.write("standin: cannot go on\n")
         sys.exit(args.exit_at_once)
     if args.child:
         subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
+    memory = SharedMemory(args.shared_memory, create=True, size=4096) if args.shared_memory else None
     signal.signal(signal.SIGTERM, signal.SIG_IGN if args.deaf else lambda *_: sys.exit(0))
     Answer.status = 503 if args.never_ready else 200
     HTTPServer.allow_reuse_address = True
@@ -46,7 +50,7 @@ def main() -> None:
     if args.exit_after_s is not None:
         threading.Event().wait(args.exit_after_s)
         sys.exit(3)
-    while True:
+    while memory is None or memory.size:
         signal.pause()
 
 

@@ -3,28 +3,33 @@
 import asyncio
 import os
 import signal
+import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from triptych_cli.launch import free_ports
+from triptych_cli.layout import Options, RunLayout
+from triptych_cli.supervisor import daemon
+from triptych_cli.supervisor import supervisor as supervisor_module
 from triptych_cli.supervisor.process import session_members
 from triptych_cli.supervisor.service import StartFailedError
-from triptych_cli.supervisor.state import ServiceState, SystemStatus, write_status
+from triptych_cli.supervisor.state import ServiceState, SystemStatus, read_status
 from triptych_cli.supervisor.supervisor import (
     AlreadyRunningError,
     Supervisor,
-    clear_leftovers,
     is_supervised,
     run_directory,
 )
-from triptych_cli.topology import HttpReady, Options, RunLayout, ServiceSpec, Topology
+from triptych_cli.topology import HttpReady, ServiceSpec, Topology
 
+SUPERVISED = Path(__file__).parent / "supervised.py"
 STANDIN = Path(__file__).parent / "standin.py"
 OPTIONS = Options(model="m", model_is_local=False, gateway_port=1)
 LIMIT_S = 20.0
@@ -118,9 +123,13 @@ async def test_a_service_that_dies_is_started_again(layout: RunLayout) -> None:
             assert any("ended by signal 9" in detail for detail in details)
 
 
-async def test_a_service_that_cannot_start_fails_the_system_and_the_rest_is_stopped(layout: RunLayout) -> None:
+async def test_a_service_that_cannot_start_fails_the_system_and_the_rest_is_stopped(
+    layout: RunLayout,
+) -> None:
     with run_directory(layout):
-        watched = Watched(layout, standin("good"), standin("bad", "--exit-at-once=7", after=frozenset({"good"})))
+        watched = Watched(
+            layout, standin("good"), standin("bad", "--exit-at-once=7", after=frozenset({"good"}))
+        )
         with pytest.raises(StartFailedError, match="bad exited with code 7") as caught:
             async with watched.supervisor.running():
                 pytest.fail("it is not running")
@@ -164,6 +173,16 @@ async def test_what_a_service_started_does_not_survive_its_restart(layout: RunLa
             assert session_members(session) == []
 
 
+async def test_shared_memory_of_a_killed_service_is_removed(layout: RunLayout) -> None:
+    with run_directory(layout):
+        watched = Watched(
+            layout, standin("mapper", "--shared-memory=tt-test-memory", "--deaf", stop_timeout_s=0.2)
+        )
+        async with watched.supervisor.running():
+            assert "tt-test-memory" in os.listdir("/dev/shm")
+        assert "tt-test-memory" not in os.listdir("/dev/shm")
+
+
 async def test_a_service_deaf_to_sigterm_is_killed_after_its_limit(layout: RunLayout) -> None:
     with run_directory(layout):
         watched = Watched(layout, standin("deaf", "--deaf", stop_timeout_s=0.3))
@@ -176,11 +195,16 @@ async def test_a_service_deaf_to_sigterm_is_killed_after_its_limit(layout: RunLa
 async def test_an_error_inside_comes_out_as_it_is_and_everything_is_stopped(layout: RunLayout) -> None:
     with run_directory(layout):
         watched = Watched(layout, standin("one"))
-        with pytest.raises(LookupError, match="inside"):
+        sessions: list[int] = []
+
+        async def run() -> None:
             async with watched.supervisor.running():
-                session = watched.pid("one")
+                sessions.append(watched.pid("one"))
                 raise LookupError("inside")
-        assert session_members(session) == []
+
+        with pytest.raises(LookupError, match="inside"):
+            await run()
+        assert session_members(sessions[0]) == []
 
 
 async def test_cancelled_while_starting_it_stops_what_had_started(layout: RunLayout) -> None:
@@ -218,18 +242,58 @@ def test_one_supervisor_per_run_directory(layout: RunLayout) -> None:
     assert not is_supervised(layout)
 
 
-async def test_what_a_killed_supervisor_left_is_cleared(layout: RunLayout) -> None:
-    """Its state file names the sessions; they are ended, and the directory is empty again."""
-    with run_directory(layout):
-        watched = Watched(layout, standin("orphan", "--child", "--deaf"))
-        async with watched.supervisor.running():
-            session = watched.pid("orphan")
-            write_status(layout.state_file, watched.supervisor.status())
-            (layout.run_dir / "region").write_bytes(b"x")
-            num_killed = await asyncio.to_thread(clear_leftovers, layout)
-            assert num_killed >= 2
-            assert session_members(session) == []
-            assert list(layout.run_dir.iterdir()) == [layout.lock_file]
+@contextmanager
+def supervised(layout: RunLayout) -> Iterator[subprocess.Popen[str]]:
+    """A supervisor in a process of its own, with a deaf service that has a child; ready."""
+    words = [str(layout.run_dir), str(layout.state_dir), str(free_ports(1)[0])]
+    process = subprocess.Popen(
+        [sys.executable, str(SUPERVISED), *words], stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
+
+
+def test_what_a_killed_supervisor_left_is_cleared(layout: RunLayout, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its state file names the sessions; they are ended, and the directory can be used again."""
+    monkeypatch.setattr(supervisor_module, "LEFTOVERS_GRACE_S", 0.3)
+    with supervised(layout) as process:
+        process.kill()
+        process.wait()
+    assert not is_supervised(layout)
+    status = read_status(layout.state_file)
+    assert status is not None
+    session = status.services[0].pid
+    assert session is not None
+    assert len(session_members(session)) == 2
+    assert daemon.stop(layout) == []
+    assert session_members(session) == []
+    assert not layout.run_dir.exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_everything(layout: RunLayout, number: signal.Signals) -> None:
+    with supervised(layout) as process:
+        status = read_status(layout.state_file)
+        assert status is not None
+        session = status.services[0].pid
+        assert session is not None
+        process.send_signal(number)
+        assert process.wait(LIMIT_S) == 0
+    assert session_members(session) == []
+    assert not layout.run_dir.exists()
+
+
+def test_down_ends_a_living_supervisor(layout: RunLayout) -> None:
+    with supervised(layout) as process:
+        assert daemon.stop(layout) == []
+        assert process.wait(LIMIT_S) == 0
 
 
 def test_a_path_too_long_for_sockets_is_refused(tmp_path: Path) -> None:

@@ -1,8 +1,7 @@
 """A real gateway on a real Redis, between a fake encoder and a fake prefill_decode."""
 
-import asyncio
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ import httpx
 import openai
 import pytest
 
-from tests.integration.gateway.fakes import MODEL, FakeEncoder, FakePrefillDecode, free_port, served
+from tests.integration.gateway.fakes import MODEL, FakeEncoder, FakePrefillDecode, free_port, served, until
 from triptych_common.bus import AsyncBus
 from triptych_gateway.app import create_app
 from triptych_gateway.gateway import Gateway, run_gateway
@@ -48,27 +47,31 @@ class System:
 
     async def assert_idle(self) -> None:
         """Nothing of any request is left, at the latest a moment after its answer."""
-        async with asyncio.timeout(2):
-            while self.gateway.admission.num_requests:
-                await asyncio.sleep(0.005)
+        await until(lambda: not self.gateway.admission.num_requests)
         assert self.gateway.admission.media_bytes == 0
         assert len(self.gateway.shelf) == 0
         assert self.gateway.router.num_in_flight("pd-0") == 0
         assert not [item for item in self.gateway.orders.table if item.waiters]
 
 
-@pytest.fixture
-async def system(
-    redis_url: str, tmp_path: Path, request: pytest.FixtureRequest
-) -> AsyncIterator[System]:
-    """Parametrise indirectly with a dict of settings to change."""
+@asynccontextmanager
+async def opened_system(redis_url: str, run_dir: Path, **changes: Any) -> AsyncIterator[System]:
+    """Everything started and known to each other."""
     values: dict[str, Any] = {
-        "redis_url": redis_url, "run_dir": tmp_path, "port": free_port(), "registry_interval_s": 0.05,
-        "first_token_timeout_s": 10.0, "encoder_grace_s": 1.0, "connect_timeout_s": 1.0, "suspect_s": 0.2,
-    } | getattr(request, "param", {})  # fmt: skip
+        "redis_url": redis_url,
+        "run_dir": run_dir,
+        "port": free_port(),
+        "registry_interval_s": 0.05,
+        "first_token_timeout_s": 10.0,
+        "encoder_grace_s": 1.0,
+        "connect_timeout_s": 1.0,
+        "suspect_s": 0.2,
+    } | changes
     settings = GatewaySettings(**values)
     async with AsyncExitStack() as stack:
-        bus = await stack.enter_async_context(await AsyncBus.connect(redis_url, "default", client_name="test"))
+        bus = await stack.enter_async_context(
+            await AsyncBus.connect(redis_url, "default", client_name="test")
+        )
         encoder = await stack.enter_async_context(FakeEncoder(bus).running())
         prefill_decode = await stack.enter_async_context(FakePrefillDecode().running(bus))
         gateway = await stack.enter_async_context(run_gateway(settings))
@@ -80,3 +83,10 @@ async def system(
             httpx.AsyncClient(base_url=settings.local_url, trust_env=False, timeout=20)
         )
         yield System(gateway, bus, encoder, prefill_decode, client, http, stack)
+
+
+@pytest.fixture
+async def system(redis_url: str, tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[System]:
+    """Parametrise indirectly with a dict of settings to change."""
+    async with opened_system(redis_url, tmp_path, **getattr(request, "param", {})) as opened:
+        yield opened

@@ -38,6 +38,13 @@ MODEL = "fake-vl"
 DIGEST = "f" * 64
 
 
+async def until(condition: Callable[[], object], limit_s: float = 5.0) -> None:
+    """Return once `condition` holds; for what a test can only look at."""
+    async with asyncio.timeout(limit_s):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+
+
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -54,12 +61,20 @@ class QuietServer(uvicorn.Server):
 
 @asynccontextmanager
 async def served(app: Any, port: int) -> AsyncIterator[QuietServer]:
-    server = QuietServer(uvicorn.Config(app, host="127.0.0.1", port=port, lifespan="off", log_config=None,
-                                        ws="none", timeout_graceful_shutdown=1))  # fmt: skip
+    server = QuietServer(
+        uvicorn.Config(
+            app,
+            host="127.0.0.1",
+            port=port,
+            lifespan="off",
+            log_config=None,
+            ws="none",
+            timeout_graceful_shutdown=1,
+        )
+    )
     async with asyncio.TaskGroup() as group:
         task = group.create_task(server.serve())
-        while not server.started:
-            await asyncio.sleep(0.005)
+        await until(lambda: server.started)
         try:
             yield server
         finally:
@@ -88,8 +103,14 @@ class FakeEncoder:
         self.before_seal.set()
 
     def record(self) -> InstanceRecord:
-        return InstanceRecord(instance=self.name, boot_id="boot", role=Role.ENCODE, model=MODEL,
-                              namespace_digest=DIGEST, num_slots=4)  # fmt: skip
+        return InstanceRecord(
+            instance=self.name,
+            boot_id="boot",
+            role=Role.ENCODE,
+            model=MODEL,
+            namespace_digest=DIGEST,
+            num_slots=4,
+        )
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator["FakeEncoder"]:
@@ -104,7 +125,9 @@ class FakeEncoder:
 
     async def _consume(self, group: asyncio.TaskGroup) -> None:
         stream = self.bus.names.encode_jobs
-        async with self.bus.consumer(stream, group=ENCODERS_GROUP, consumer=self.name, prefetch=8) as consumer:
+        async with self.bus.consumer(
+            stream, group=ENCODERS_GROUP, consumer=self.name, prefetch=8
+        ) as consumer:
             async for delivery in consumer:
                 job = delivery.envelope.message
                 assert isinstance(job, EncodeJob)
@@ -116,8 +139,16 @@ class FakeEncoder:
     async def _work(self, job: EncodeJob, blob: bytes | None) -> None:
         await self.before_metadata.wait()
         if self.failures:
-            await self._tell(job, EncodeFailed(job_id=job.job_id, mm_hash=job.mm_hash, encoder=self.name,
-                                               kind=self.failures.pop(0), detail="a fake failure"))  # fmt: skip
+            await self._tell(
+                job,
+                EncodeFailed(
+                    job_id=job.job_id,
+                    mm_hash=job.mm_hash,
+                    encoder=self.name,
+                    kind=self.failures.pop(0),
+                    detail="a fake failure",
+                ),
+            )
             return
         media = blob if blob is not None else await self._fetch(job)
         self.media.append(media)
@@ -125,25 +156,42 @@ class FakeEncoder:
             width, height = image.size
         is_known = job.mm_hash in self.sealed
         metadata = EncoderCacheMetadata(
-            job_id=job.job_id, mm_hash=job.mm_hash, modality=job.modality, num_embeds=width * height, width=4,
-            dtype="float32", num_bytes=width * height * 16,
-            placeholder_metadata={"image_grid_thw": [1, height, width]}, encoder=self.name, store="store-0",
-            sealed=is_known, requesters=job.requesters,
-        )  # fmt: skip
+            job_id=job.job_id,
+            mm_hash=job.mm_hash,
+            modality=job.modality,
+            num_embeds=width * height,
+            width=4,
+            dtype="float32",
+            num_bytes=width * height * 16,
+            placeholder_metadata={"image_grid_thw": [1, height, width]},
+            encoder=self.name,
+            store="store-0",
+            sealed=is_known,
+            requesters=job.requesters,
+        )
         await self._tell(job, metadata)
         for instance in {requester.prefill_decode for requester in job.requesters}:
             await self.bus.publish(self.bus.names.metadata(instance), metadata)
         if is_known:
             return
-        if self.fail_after_metadata is not None:
-            await self._tell(job, EncodeFailed(job_id=job.job_id, mm_hash=job.mm_hash, encoder=self.name,
-                                               kind=self.fail_after_metadata, detail="a fake failure"))  # fmt: skip
-            return
         await self.before_seal.wait()
+        if self.fail_after_metadata is not None:
+            await self._tell(
+                job,
+                EncodeFailed(
+                    job_id=job.job_id,
+                    mm_hash=job.mm_hash,
+                    encoder=self.name,
+                    kind=self.fail_after_metadata,
+                    detail="a fake failure",
+                ),
+            )
+            return
         self.num_encodes += 1
         self.sealed.add(job.mm_hash)
-        await self._tell(job, EncodeCompleted(job_id=job.job_id, mm_hash=job.mm_hash, encoder=self.name,
-                                              encode_s=0.001))  # fmt: skip
+        await self._tell(
+            job, EncodeCompleted(job_id=job.job_id, mm_hash=job.mm_hash, encoder=self.name, encode_s=0.001)
+        )
 
     async def _fetch(self, job: EncodeJob) -> bytes:
         assert job.media_url is not None
@@ -179,13 +227,25 @@ class FakePrefillDecode:
 
     def record(self) -> InstanceRecord:
         return InstanceRecord(
-            instance=self.name, boot_id="boot", role=Role.PREFILL_DECODE, model=MODEL, namespace_digest=DIGEST,
-            url=f"http://127.0.0.1:{self.port}", max_item_embeds=self.max_item_embeds, num_slots=8,
-        )  # fmt: skip
+            instance=self.name,
+            boot_id="boot",
+            role=Role.PREFILL_DECODE,
+            model=MODEL,
+            namespace_digest=DIGEST,
+            url=f"http://127.0.0.1:{self.port}",
+            max_item_embeds=self.max_item_embeds,
+            num_slots=8,
+        )
 
     @asynccontextmanager
     async def running(self, bus: AsyncBus) -> AsyncIterator["FakePrefillDecode"]:
         async with served(self.app(), self.port), Registry(bus).keep_registered(self.record()):
+            yield self
+
+    @asynccontextmanager
+    async def running_nowhere(self, bus: AsyncBus) -> AsyncIterator["FakePrefillDecode"]:
+        """Registered, but nobody listens."""
+        async with Registry(bus).keep_registered(self.record()):
             yield self
 
     def app(self) -> FastAPI:
@@ -202,8 +262,12 @@ class FakePrefillDecode:
 
     async def _answer(self, request: Request, body: dict[str, Any]) -> Response:
         if self.behaviour == "refuse":
-            error = {"message": "max_tokens is too large", "type": "BadRequestError", "param": "max_tokens",
-                     "code": 400}  # fmt: skip
+            error = {
+                "message": "max_tokens is too large",
+                "type": "BadRequestError",
+                "param": "max_tokens",
+                "code": 400,
+            }
             return JSONResponse({"error": error}, 400)
         if self.behaviour == "fail":
             return Response("Internal Server Error", 500)
@@ -263,9 +327,11 @@ class FakePrefillDecode:
     def _text(self, body: dict[str, Any]) -> str:
         grids = [
             "x".join(map(str, part["image_embeds"]["image_grid_thw"]))
-            for message in body["messages"] if isinstance(message.get("content"), list)
-            for part in message["content"] if part["type"] == "image_embeds"
-        ]  # fmt: skip
+            for message in body["messages"]
+            if isinstance(message.get("content"), list)
+            for part in message["content"]
+            if part["type"] == "image_embeds"
+        ]
         return " ".join([*grids, *(f"word{index}" for index in range(self.words))])
 
 
@@ -276,17 +342,23 @@ async def _disconnected(request: Request) -> None:
 
 def _completion(body: dict[str, Any], text: str) -> dict[str, Any]:
     return {
-        "id": "chatcmpl-x", "object": "chat.completion", "created": 1, "model": body["model"],
+        "id": "chatcmpl-x",
+        "object": "chat.completion",
+        "created": 1,
+        "model": body["model"],
         "choices": [{"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}],
         "usage": {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2},
-    }  # fmt: skip
+    }
 
 
 def _chunk(body: dict[str, Any], delta: dict[str, Any], finish_reason: str | None = None) -> bytes:
     chunk = {
-        "id": "chatcmpl-x", "object": "chat.completion.chunk", "created": 1, "model": body["model"],
+        "id": "chatcmpl-x",
+        "object": "chat.completion.chunk",
+        "created": 1,
+        "model": body["model"],
         "choices": [{"index": 0, "delta": delta, "finish_reason": finish_reason}],
-    }  # fmt: skip
+    }
     return b"data: " + json.dumps(chunk).encode() + b"\n\n"
 
 
@@ -295,6 +367,11 @@ async def say_encode_needed(bus: AsyncBus, params: ECTransferParams, instance: s
     item = params.items[0]
     await bus.publish(
         bus.names.encode_results(params.gateway),
-        EncodeNeeded(request_id=params.request_id, item_index=item.item_index, mm_hash=item.mm_hash,
-                     prefill_decode=instance, reason="absent"),
-    )  # fmt: skip
+        EncodeNeeded(
+            request_id=params.request_id,
+            item_index=item.item_index,
+            mm_hash=item.mm_hash,
+            prefill_decode=instance,
+            reason="absent",
+        ),
+    )

@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from tests.integration.gateway.conftest import System
-from tests.integration.gateway.fakes import MODEL, say_encode_needed
+from tests.integration.gateway.fakes import MODEL, say_encode_needed, until
 from tests.unit.gateway.media_samples import data_url, image_bytes
 from triptych_common.protocol.messages import ECTransferParams
 
@@ -42,7 +42,9 @@ async def test_stream_bytes_are_untouched(system: System) -> None:
     body = {"model": MODEL, "stream": True, "messages": [{"role": "user", "content": "x"}]}
     through = await system.post(body)
     async with httpx.AsyncClient(trust_env=False) as direct:
-        expected = await direct.post(f"http://127.0.0.1:{system.prefill_decode.port}/v1/chat/completions", json=body)
+        expected = await direct.post(
+            f"http://127.0.0.1:{system.prefill_decode.port}/v1/chat/completions", json=body
+        )
     assert through.content == expected.content
     assert through.headers["content-type"] == expected.headers["content-type"]
     assert through.headers["x-request-id"].startswith("req-")
@@ -54,10 +56,18 @@ async def test_images_in_their_places(system: System) -> None:
     assert answer.choices[0].message.content == "1x2x4 1x8x6 1x2x4 word0 word1 word2"
     (body,) = system.prefill_decode.bodies
     content = body["messages"][0]["content"]
-    assert [part["type"] for part in content] == ["text", "image_embeds", "text", "image_embeds", "image_embeds"]
+    assert [part["type"] for part in content] == [
+        "text",
+        "image_embeds",
+        "text",
+        "image_embeds",
+        "image_embeds",
+    ]
     assert content[1] == content[4]
     assert set(content[1]) == {"type", "image_embeds", "uuid"}
-    params = ECTransferParams.model_validate_json(httpx.Response(200, json=body["ec_transfer_params"]).content)
+    params = ECTransferParams.model_validate_json(
+        httpx.Response(200, json=body["ec_transfer_params"]).content
+    )
     assert [item.mm_hash for item in params.items] == [content[index]["uuid"] for index in (1, 3, 4)]
     assert [item.num_embeds for item in params.items] == [8, 48, 8]
     assert len(system.encoder.jobs) == 2  # the same picture twice is one job, with two requesters
@@ -87,7 +97,9 @@ async def test_prefill_decode_has_the_request_before_the_encoder_has_finished(sy
 
 async def test_sizes_known_from_before_need_no_job(system: System) -> None:
     await system.ask([image()])
-    assert await collect(await system.ask([text("again"), image()], stream=True)) == "1x8x8 word0 word1 word2 "
+    assert (
+        await collect(await system.ask([text("again"), image()], stream=True)) == "1x8x8 word0 word1 word2 "
+    )
     assert len(system.encoder.jobs) == 1
 
 
@@ -102,9 +114,7 @@ async def test_concurrent_requests_for_one_picture_are_one_job(system: System) -
     system.encoder.before_metadata.clear()
     async with asyncio.TaskGroup() as group:
         asked = [group.create_task(system.ask([image()])) for _ in range(5)]
-        async with asyncio.timeout(5):
-            while len(system.gateway.orders._tickets) < 5:
-                await asyncio.sleep(0.01)
+        await until(lambda: len(system.gateway.orders._tickets) == 5)
         system.encoder.before_metadata.set()
     assert {task.result().choices[0].message.content for task in asked} == {"1x8x8 word0 word1 word2"}
     assert len(system.encoder.jobs) == 1
@@ -115,17 +125,11 @@ async def test_first_client_that_goes_away_leaves_the_job_to_the_others(system: 
     system.encoder.before_metadata.clear()
     async with asyncio.TaskGroup() as group:
         first = group.create_task(system.ask([image()]))
-        async with asyncio.timeout(5):
-            while not system.encoder.jobs:
-                await asyncio.sleep(0.01)
+        await until(lambda: system.encoder.jobs)
         second = group.create_task(system.ask([image()]))
-        async with asyncio.timeout(5):
-            while len(system.gateway.orders._tickets) < 2:
-                await asyncio.sleep(0.01)
+        await until(lambda: len(system.gateway.orders._tickets) == 2)
         first.cancel()
-        async with asyncio.timeout(5):
-            while len(system.gateway.orders._tickets) > 1:
-                await asyncio.sleep(0.01)
+        await until(lambda: len(system.gateway.orders._tickets) == 1)
         system.encoder.before_metadata.set()
         assert (await second).choices[0].message.content.startswith("1x8x8")
     assert len(system.encoder.jobs) == 1
@@ -163,13 +167,22 @@ async def test_encode_needed_orders_the_item(system: System) -> None:
     async def until_sealed(params: ECTransferParams) -> None:
         await say_encode_needed(system.bus, params, "pd-0")
         await say_encode_needed(system.bus, params, "pd-0")
-        async with asyncio.timeout(5):
-            while mm_hash not in system.encoder.sealed:
-                await asyncio.sleep(0.01)
+        await until(lambda: mm_hash in system.encoder.sealed)
 
     system.prefill_decode.waits_for = until_sealed
     assert (await system.ask([image()])).choices[0].message.content.startswith("1x8x8")
     assert len(system.encoder.jobs) == 2
+
+
+async def test_an_answer_that_was_read_is_no_disconnect(system: System) -> None:
+    for stream in (True, False) * 10:
+        await system.ask("x", stream=stream) if not stream else await collect(
+            await system.ask("x", stream=True)
+        )
+    await system.assert_idle()
+    metrics = (await system.http.get("/metrics")).text
+    assert 'triptych_gateway_requests_total{status="200"} 20.0' in metrics
+    assert "triptych_gateway_disconnects_total 0.0" in metrics
 
 
 async def test_request_id_is_ours(system: System) -> None:
@@ -190,7 +203,9 @@ async def test_models_and_health(system: System) -> None:
     assert ready.status_code == 200
     report = ready.json()
     assert (report["redis"], report["encoder_available"]) == (True, True)
-    assert {"pd-0", "encoder-0", "gateway-0"} <= {record["instance"] for record in report["instances"]} | {"gateway-0"}
+    assert {"pd-0", "encoder-0", "gateway-0"} <= {record["instance"] for record in report["instances"]} | {
+        "gateway-0"
+    }
     assert (await system.http.get("/health/live")).status_code == 200
     await system.ask("x")
     metrics = (await system.http.get("/metrics")).text

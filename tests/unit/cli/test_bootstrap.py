@@ -12,7 +12,9 @@ from triptych_cli.settings import CHECKOUT
 def write_member(root: Path, folder: str, text: str) -> None:
     file = root / folder / "pyproject.toml"
     file.parent.mkdir(parents=True)
-    file.write_text(f'[build-system]\nrequires = ["hatchling>=1"]\n[project]\nname = "{file.parent.name}"\n{text}')
+    file.write_text(
+        f'[build-system]\nrequires = ["hatchling>=1"]\n[project]\nname = "{file.parent.name}"\n{text}'
+    )
 
 
 @pytest.fixture
@@ -21,7 +23,8 @@ def checkout(tmp_path: Path) -> Path:
     write_member(
         tmp_path,
         "libs/common",
-        'dependencies = ["orjson"]\n[project.optional-dependencies]\ndev = ["pytest"]\ncpu = ["v-cpu"]\ncuda = ["v"]\n',
+        'dependencies = ["orjson"]\n'
+        '[project.optional-dependencies]\ndev = ["pytest"]\ncpu = ["v-cpu"]\ncuda = ["v"]\n',
     )
     write_member(tmp_path, "services/gateway", 'dependencies = ["triptych-common", "fastapi", "orjson"]\n')
     return tmp_path
@@ -36,7 +39,9 @@ def test_the_build_backend_is_installed_once_with_what_editable_installs_need(ch
     assert bootstrap.build_requirements(checkout) == ["editables", "hatchling>=1"]
 
 
-@pytest.mark.parametrize("file", ["constraints.txt", "libs/common/pyproject.toml", "services/gateway/pyproject.toml"])
+@pytest.mark.parametrize(
+    "file", ["constraints.txt", "libs/common/pyproject.toml", "services/gateway/pyproject.toml"]
+)
 def test_the_recipe_changes_with_each_of_its_files(checkout: Path, file: str) -> None:
     before = bootstrap.recipe(checkout)
     with (checkout / file).open("a") as handle:
@@ -48,7 +53,9 @@ def test_the_launcher_and_the_bootstrap_read_the_same_recipe() -> None:
     text = (CHECKOUT / "triptych").read_text()
     body = text[text.index("recipe() (") : text.index("\n)\n") + 3]
     shell = subprocess.run(
-        ["sh", "-c", f'root=$1; LC_ALL=C; {body} recipe', "sh", str(CHECKOUT)], check=True, capture_output=True
+        ["sh", "-c", f"root=$1; LC_ALL=C; {body} recipe", "sh", str(CHECKOUT)],
+        check=True,
+        capture_output=True,
     )
     assert shell.stdout == bootstrap.recipe(CHECKOUT)
 
@@ -60,7 +67,9 @@ def test_a_folder_that_is_no_environment_is_left_alone(tmp_path: Path) -> None:
     assert (tmp_path / "precious").exists()
 
 
-def test_a_finished_environment_is_not_made_again(checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_finished_environment_is_not_made_again(
+    checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     venv = tmp_path / "venv"
     venv.mkdir()
     (venv / "triptych-recipe").write_bytes(bootstrap.recipe(checkout))

@@ -67,9 +67,16 @@ def test_a_picture_becomes_half_as_many_lines(tmp_path: Path) -> None:
 
 
 def test_longer_samples_are_shown_first(tmp_path: Path) -> None:
-    (tmp_path / "samples.json").write_text('[{"file": "a.png", "digits": "1"}, {"file": "b.png", "digits": "1 2 3"}]')
+    (tmp_path / "samples.json").write_text(
+        '[{"file": "a.png", "digits": "1"}, {"file": "b.png", "digits": "1 2 3"}]'
+    )
     assert [sample.digits for sample in load_samples(tmp_path, 2)] == ["1 2 3", "1"]
 
 
 def test_bytes_are_shown_with_binary_units() -> None:
-    assert [format_bytes(n) for n in (12, 1536, 3 << 20, 5 << 30)] == ["12 B", "1.5 KiB", "3.0 MiB", "5.0 GiB"]
+    assert [format_bytes(n) for n in (12, 1536, 3 << 20, 5 << 30)] == [
+        "12 B",
+        "1.5 KiB",
+        "3.0 MiB",
+        "5.0 GiB",
+    ]

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from triptych_cli.topology import HttpReady, Options, RedisAnswers, Registered, RunLayout, ServiceSpec, Topology, plan
+from triptych_cli.layout import Options, RunLayout
+from triptych_cli.topology import HttpReady, RedisAnswers, Registered, ServiceSpec, Topology, plan
 
 LAYOUT = RunLayout(Path("/run/t"), Path("/state/t"))
 OPTIONS = Options(model="/models/m", model_is_local=True, gateway_port=8000)

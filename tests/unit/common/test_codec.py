@@ -55,8 +55,14 @@ def test_another_version_is_refused_by_name() -> None:
         ({"body": None}, "field body is missing"),
         ({"body": b"{"}, "EncodeCompleted: body: Invalid JSON"),
         ({"body": b"[]"}, "EncodeCompleted: body"),
-        ({"body": b'{"job_id":1,"mm_hash":"x","encoder":"e","encode_s":-1}'}, "job_id: Input should be a valid string"),
-        ({"body": codec.encode(MESSAGE)[b"body"][:-1] + b',"extra":1}'}, "extra: Extra inputs are not permitted"),
+        (
+            {"body": b'{"job_id":1,"mm_hash":"x","encoder":"e","encode_s":-1}'},
+            "job_id: Input should be a valid string",
+        ),
+        (
+            {"body": codec.encode(MESSAGE)[b"body"][:-1] + b',"extra":1}'},
+            "extra: Extra inputs are not permitted",
+        ),
         ({"ttl_ms": b"soon"}, "field ttl_ms is not a whole number"),
         ({"ttl_ms": b"1" * 40}, "field ttl_ms is not a whole number"),
         ({"tp": b"\xff"}, "field tp is not UTF-8"),
@@ -79,7 +85,9 @@ def test_only_bus_messages_can_be_published() -> None:
         codec.encode(Ping(seq=1))
 
 
-@pytest.mark.parametrize("value", [b"", b"{}", b"[1]", b'{"v":1,"record":{"instance":"i"}}', b'{"v":1,"record":3}'])
+@pytest.mark.parametrize(
+    "value", [b"", b"{}", b"[1]", b'{"v":1,"record":{"instance":"i"}}', b'{"v":1,"record":3}']
+)
 def test_malformed_records_are_refused(value: bytes) -> None:
     with pytest.raises(MalformedMessageError):
         codec.decode_record(value)
@@ -96,7 +104,9 @@ class TestFrameDecoder:
         stream = codec.frame(Ping(seq=1)) + codec.frame(Ping(seq=2)) + codec.frame(Ping(seq=3))
         for size in range(1, len(stream) + 1):
             decoder = codec.FrameDecoder()
-            bodies = [body for at in range(0, len(stream), size) for body in decoder.feed(stream[at : at + size])]
+            bodies = [
+                body for at in range(0, len(stream), size) for body in decoder.feed(stream[at : at + size])
+            ]
             assert [codec.decode_command(body) for body in bodies] == [Ping(seq=n) for n in (1, 2, 3)]
             assert decoder.num_pending_bytes == 0
 
@@ -116,9 +126,20 @@ class TestFrameDecoder:
 
 @pytest.mark.parametrize(
     "body",
-    [b"", b"null", b"{}", b'{"kind":"ping"}', b'{"kind":"pong","seq":1}', b'{"kind":"ping","seq":"1"}',
-     b'{"kind":"ping","seq":1.5}', b'{"kind":"ping","seq":-1}', b'{"kind":"done","seq":1}', b"\xff\xfe", b"[" * 10_000],
-)  # fmt: skip
+    [
+        b"",
+        b"null",
+        b"{}",
+        b'{"kind":"ping"}',
+        b'{"kind":"pong","seq":1}',
+        b'{"kind":"ping","seq":"1"}',
+        b'{"kind":"ping","seq":1.5}',
+        b'{"kind":"ping","seq":-1}',
+        b'{"kind":"done","seq":1}',
+        b"\xff\xfe",
+        b"[" * 10_000,
+    ],
+)
 def test_bad_commands_are_refused(body: bytes) -> None:
     with pytest.raises(ProtocolError):
         codec.decode_command(body)

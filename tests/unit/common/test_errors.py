@@ -35,5 +35,10 @@ def test_all_errors_have_one_root() -> None:
 def test_request_error_has_openai_format(status_code: int, kind: str) -> None:
     error = errors.RequestError(status_code, "bad_image", "messages[0]: not an image", "messages[0]")
     assert error.body() == {
-        "error": {"message": "messages[0]: not an image", "type": kind, "param": "messages[0]", "code": "bad_image"}
+        "error": {
+            "message": "messages[0]: not an image",
+            "type": kind,
+            "param": "messages[0]",
+            "code": "bad_image",
+        }
     }

@@ -6,9 +6,17 @@ from triptych_common.protocol.names import StreamNames
 def test_every_name_is_distinct_and_inside_the_deployment() -> None:
     names = StreamNames("prod-1")
     all_names = [
-        names.encode_jobs, names.metadata("a"), names.preallocations("a"), names.acks("a"), names.encode_results("a"),
-        names.dead_letters, names.instances, names.instance("a"), names.sizes("a"), names.inflight("a"),
-    ]  # fmt: skip
+        names.encode_jobs,
+        names.metadata("a"),
+        names.preallocations("a"),
+        names.acks("a"),
+        names.encode_results("a"),
+        names.dead_letters,
+        names.instances,
+        names.instance("a"),
+        names.sizes("a"),
+        names.inflight("a"),
+    ]
     assert len(set(all_names)) == len(all_names)
     assert all(name.startswith("triptych:prod-1:") for name in all_names)
     assert names.metadata("pd-0") == "triptych:prod-1:metadata:pd-0"

@@ -11,8 +11,9 @@ READY = "ready\n"
 
 
 def start(body: str) -> subprocess.Popen[str]:
-    program = textwrap.dedent(
-        """
+    program = (
+        textwrap.dedent(
+            """
         import asyncio, sys
         from triptych_common.domain.errors import BusUnavailableError
         from triptych_common.runtime import StopSignal, run_service
@@ -20,9 +21,15 @@ def start(body: str) -> subprocess.Popen[str]:
             sys.stdout.write(text + "\\n"); sys.stdout.flush()
         async def main(stop: StopSignal) -> None:
         """
-    ) + textwrap.indent(textwrap.dedent(body), "    ") + "\nrun_service(main)\n"
+        )
+        + textwrap.indent(textwrap.dedent(body), "    ")
+        + "\nrun_service(main)\n"
+    )
     return subprocess.Popen(
-        [sys.executable, "-W", "error", "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-W", "error", "-c", program],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
 
 

@@ -36,6 +36,13 @@ def test_command_line_wins_over_environment(monkeypatch: pytest.MonkeyPatch) -> 
     assert settings.fail_fast
 
 
+def test_replicas_with_one_environment_get_names_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRIPTYCH_INSTANCE", "encoder-{hostname}")
+    for hostname in ("4be1", "77a0"):
+        monkeypatch.setattr("socket.gethostname", lambda hostname=hostname: hostname)
+        assert EncoderSettings.load([]).instance == f"encoder-{hostname}"
+
+
 @pytest.mark.parametrize("name", ["TRIPTYCH_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"])
 def test_collector_from_either_name(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setenv(name, "http://collector:4318")

@@ -34,21 +34,31 @@ def by_name(spans: list[SpanRecord]) -> dict[str, SpanRecord]:
     return {span.name: span for span in spans}
 
 
-def test_trace_goes_through_messages_and_comes_back_from_files(provider: TracerProvider, tmp_path: Path) -> None:
+def test_trace_goes_through_messages_and_comes_back_from_files(
+    provider: TracerProvider, tmp_path: Path
+) -> None:
     with telemetry.span("gateway.request", attributes={"triptych.request_id": "req-1", "n": 2}):
         carried = telemetry.current_traceparent()
         with telemetry.span("gateway.media"):
             pass
     with telemetry.span("encoder.encode", traceparent=carried):
         pass
-    inject = telemetry.record_span("prefill.inject", 5 * SECOND_NS, 6 * SECOND_NS, traceparent=carried, error="gone")
+    inject = telemetry.record_span(
+        "prefill.inject", 5 * SECOND_NS, 6 * SECOND_NS, traceparent=carried, error="gone"
+    )
     telemetry.record_span("prefill.wait", 4 * SECOND_NS, 3 * SECOND_NS, traceparent=inject)
     with telemetry.span("gateway.request", attributes={"triptych.request_id": "req-2"}):
         pass
     provider.force_flush()
 
     spans = by_name(read_trace(tmp_path, "req-1"))
-    assert set(spans) == {"gateway.request", "gateway.media", "encoder.encode", "prefill.inject", "prefill.wait"}
+    assert set(spans) == {
+        "gateway.request",
+        "gateway.media",
+        "encoder.encode",
+        "prefill.inject",
+        "prefill.wait",
+    }
     root = spans["gateway.request"]
     assert (root.parent_id, root.attributes["n"], root.status) == (None, 2, "unset")
     assert all(span.attributes["triptych.instance"] == "gateway-0" for span in spans.values())

@@ -6,7 +6,9 @@ from triptych_common.telemetry.waterfall import render_waterfall
 MS = 1_000_000
 
 
-def record(name: str, span_id: str, parent: str | None, start_ms: float, end_ms: float, **more: str) -> SpanRecord:
+def record(
+    name: str, span_id: str, parent: str | None, start_ms: float, end_ms: float, **more: str
+) -> SpanRecord:
     return SpanRecord(
         trace_id="t", span_id=span_id, parent_id=parent, name=name, start_ns=int(1e18 + start_ms * MS),
         end_ns=int(1e18 + end_ms * MS), status=more.get("status", "unset"), service="svc",

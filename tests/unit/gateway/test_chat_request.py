@@ -49,28 +49,46 @@ def chat(content: Any, **fields: Any) -> dict[str, Any]:
         (chat([7]), "invalid_type", "messages[0].content[0]"),
         (chat([{"text": "x"}]), "invalid_type", "messages[0].content[0].type"),
         (chat([{"type": "image_url"}]), "missing_image_url", "messages[0].content[0].image_url"),
-        (chat([{"type": "image_url", "image_url": {}}]), "missing_image_url",
-         "messages[0].content[0].image_url.url"),
-        (chat([{"type": "image_url", "image_url": {"url": ""}}]), "missing_image_url",
-         "messages[0].content[0].image_url.url"),
+        (
+            chat([{"type": "image_url", "image_url": {}}]),
+            "missing_image_url",
+            "messages[0].content[0].image_url.url",
+        ),
+        (
+            chat([{"type": "image_url", "image_url": {"url": ""}}]),
+            "missing_image_url",
+            "messages[0].content[0].image_url.url",
+        ),
         (chat([{"type": "text", "text": None}]), "invalid_type", "messages[0].content[0].text"),
         (chat([{"type": "hologram"}]), "unknown_content_part", "messages[0].content[0].type"),
-        (chat([{"type": "video_url", "video_url": {"url": "x"}}]), "unsupported_content_part",
-         "messages[0].content[0].type"),
-        (chat([{"type": "image_embeds", "image_embeds": {}, "uuid": "a"}]), "embeds_not_allowed",
-         "messages[0].content[0].type"),
-        (chat([{"type": "text", "text": "x", "uuid": "a", "image_embeds": {}}]), "unexpected_field",
-         "messages[0].content[0].image_embeds"),
+        (
+            chat([{"type": "video_url", "video_url": {"url": "x"}}]),
+            "unsupported_content_part",
+            "messages[0].content[0].type",
+        ),
+        (
+            chat([{"type": "image_embeds", "image_embeds": {}, "uuid": "a"}]),
+            "embeds_not_allowed",
+            "messages[0].content[0].type",
+        ),
+        (
+            chat([{"type": "text", "text": "x", "uuid": "a", "image_embeds": {}}]),
+            "unexpected_field",
+            "messages[0].content[0].image_embeds",
+        ),
         (chat("x", ec_transfer_params={"request_id": "r"}), "field_not_allowed", "ec_transfer_params"),
         (chat("x", kv_transfer_params={"do_remote_decode": True}), "field_not_allowed", "kv_transfer_params"),
         (chat("x", cache_salt="mine"), "field_not_allowed", "cache_salt"),
-        (chat("x", vllm_xargs={"ec_transfer_params": "x"}), "field_not_allowed",
-         "vllm_xargs.ec_transfer_params"),
+        (
+            chat("x", vllm_xargs={"ec_transfer_params": "x"}),
+            "field_not_allowed",
+            "vllm_xargs.ec_transfer_params",
+        ),
         (chat("x", stream="yes"), "invalid_value", "stream"),
         (chat([IMAGE], media_io_kwargs={"image": 1}), "invalid_value", "media_io_kwargs.image"),
         (chat([IMAGE], use_beam_search=True), "unsupported", "use_beam_search"),
     ],
-)  # fmt: skip
+)
 def test_refused(body: Any, code: str, param: str | None) -> None:
     error = refusal(body)
     assert (error.status_code, error.code, error.param) == (400, code, param)
@@ -109,12 +127,15 @@ def test_too_many_items_names_the_first_one_too_many() -> None:
 
 
 def test_media_are_found_in_the_order_of_the_prompt() -> None:
-    body = {"model": "m", "messages": [
-        {"role": "system", "content": "read"},
-        {"role": "user", "content": [{"type": "text", "text": "a"}, IMAGE, "b", IMAGE]},
-        {"role": "assistant", "content": None, "tool_calls": []},
-        {"role": "user", "content": [{"type": "input_image", "image_url": "data:image/png;base64,BBBB"}]},
-    ]}  # fmt: skip
+    body = {
+        "model": "m",
+        "messages": [
+            {"role": "system", "content": "read"},
+            {"role": "user", "content": [{"type": "text", "text": "a"}, IMAGE, "b", IMAGE]},
+            {"role": "assistant", "content": None, "tool_calls": []},
+            {"role": "user", "content": [{"type": "input_image", "image_url": "data:image/png;base64,BBBB"}]},
+        ],
+    }
     media = parse(body).media
     assert [part.item_index for part in media] == [0, 1, 2]
     assert [part.path for part in media] == [
@@ -125,8 +146,18 @@ def test_media_are_found_in_the_order_of_the_prompt() -> None:
 
 
 def test_unknown_fields_pass_and_ours_are_stripped() -> None:
-    request = parse(chat("x", top_k=3, seed=1, request_id="mine", cache_salt=None, mm_processor_kwargs={"a": 1},
-                         media_io_kwargs={"image": {"b": 2}}, stream=True))  # fmt: skip
+    request = parse(
+        chat(
+            "x",
+            top_k=3,
+            seed=1,
+            request_id="mine",
+            cache_salt=None,
+            mm_processor_kwargs={"a": 1},
+            media_io_kwargs={"image": {"b": 2}},
+            stream=True,
+        )
+    )
     assert set(request.body) == {"model", "messages", "top_k", "seed", "stream"}
     assert request.stream
     assert request.processor_options == {"a": 1}

@@ -22,37 +22,71 @@ SIZES = {
 
 
 def image(uuid: str | None = None) -> dict[str, Any]:
-    return {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}, "uuid": uuid, "detail": "low"}
+    return {
+        "type": "image_url",
+        "image_url": {"url": "data:image/png;base64,AAAA"},
+        "uuid": uuid,
+        "detail": "low",
+    }
 
 
 @pytest.fixture
 def request_() -> ChatRequest:
-    content = [{"type": "text", "text": "one"}, image("mine"), {"type": "text", "text": "two"}, image(), image()]
-    body = {"model": "m", "top_k": 5, "messages": [{"role": "system", "content": "s"},
-                                                   {"role": "user", "content": content, "name": "n"}]}  # fmt: skip
+    content = [
+        {"type": "text", "text": "one"},
+        image("mine"),
+        {"type": "text", "text": "two"},
+        image(),
+        image(),
+    ]
+    body = {
+        "model": "m",
+        "top_k": 5,
+        "messages": [{"role": "system", "content": "s"}, {"role": "user", "content": content, "name": "n"}],
+    }
     return parse_chat_request(orjson.dumps(body), PlaceholderGuard(()), 8)
 
 
 def items(request: ChatRequest, *hashes: MmHash) -> list[TakenItem]:
-    return [TakenItem(part, mm_hash, b"x", {}, {}) for part, mm_hash in zip(request.media, hashes, strict=True)]
+    return [
+        TakenItem(part, mm_hash, b"x", {}, {}) for part, mm_hash in zip(request.media, hashes, strict=True)
+    ]
 
 
 def test_media_are_replaced_in_their_places(request_: ChatRequest) -> None:
     before = orjson.dumps(request_.body)
-    body = orjson.loads(media_body(request_, items(request_, A, B, A), SIZES, request_id="r", gateway="g",
-                                   traceparent="tp", remaining_ms=-5))  # fmt: skip
+    body = orjson.loads(
+        media_body(
+            request_,
+            items(request_, A, B, A),
+            SIZES,
+            request_id="r",
+            gateway="g",
+            traceparent="tp",
+            remaining_ms=-5,
+        )
+    )
     content = body["messages"][1]["content"]
 
     def embeds(mm_hash: MmHash) -> dict[str, Any]:
         return {"type": "image_embeds", "image_embeds": SIZES[mm_hash].placeholder_metadata, "uuid": mm_hash}
 
-    assert content == [{"type": "text", "text": "one"}, embeds(A), {"type": "text", "text": "two"}, embeds(B),
-                       embeds(A)]  # fmt: skip
+    assert content == [
+        {"type": "text", "text": "one"},
+        embeds(A),
+        {"type": "text", "text": "two"},
+        embeds(B),
+        embeds(A),
+    ]
     assert body["top_k"] == 5
     assert body["messages"][1]["name"] == "n"
     params = ECTransferParams.model_validate_json(orjson.dumps(body["ec_transfer_params"]))
     assert (params.request_id, params.gateway, params.traceparent, params.remaining_ms) == ("r", "g", "tp", 1)
-    assert [(i.item_index, i.mm_hash, i.num_embeds) for i in params.items] == [(0, A, 4), (1, B, 9), (2, A, 4)]
+    assert [(i.item_index, i.mm_hash, i.num_embeds) for i in params.items] == [
+        (0, A, 4),
+        (1, B, 9),
+        (2, A, 4),
+    ]
     assert orjson.dumps(request_.body) == before
 
 

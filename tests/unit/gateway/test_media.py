@@ -82,9 +82,16 @@ def png_header(width: int, height: int) -> bytes:
 
 @pytest.mark.parametrize(
     "content",
-    [b"not an image", b"\x89PNG\r\n\x1a\n", image_bytes()[:20], png_header(0, 5), image_bytes(image_format="GIF"),
-     b"\xff\xd8\xff", b"<svg/>"],
-)  # fmt: skip
+    [
+        b"not an image",
+        b"\x89PNG\r\n\x1a\n",
+        image_bytes()[:20],
+        png_header(0, 5),
+        image_bytes(image_format="GIF"),
+        b"\xff\xd8\xff",
+        b"<svg/>",
+    ],
+)
 def test_not_an_image(content: bytes) -> None:
     with pytest.raises(RequestError) as caught:
         check_image(content, PATH, LIMITS)
@@ -100,9 +107,16 @@ def test_bombs_are_refused_by_their_header(size: tuple[int, int]) -> None:
 
 async def take(threads: ThreadPoolExecutor, url: str, **options: Any) -> Any:
     part = MediaPart(0, 0, 0, Modality.IMAGE, url, PATH)
-    return (await take_media([part], namespace_digest=options.get("digest", DIGEST),
-                             processor_options=options.get("processor", {}),
-                             media_io_options=options.get("media_io", {}), limits=LIMITS, threads=threads))[0]  # fmt: skip
+    return (
+        await take_media(
+            [part],
+            namespace_digest=options.get("digest", DIGEST),
+            processor_options=options.get("processor", {}),
+            media_io_options=options.get("media_io", {}),
+            limits=LIMITS,
+            threads=threads,
+        )
+    )[0]
 
 
 async def test_identity_follows_content_options_and_namespace(threads: ThreadPoolExecutor) -> None:

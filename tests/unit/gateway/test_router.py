@@ -7,13 +7,19 @@ from triptych_gateway.router import Router, choose_namespace
 
 
 def pd(name: str, digest: str = "d", **fields: Any) -> InstanceRecord:
-    values: dict[str, Any] = {"role": Role.PREFILL_DECODE, "url": "http://x", "model": "m",
-                              "namespace_digest": digest} | fields  # fmt: skip
+    values: dict[str, Any] = {
+        "role": Role.PREFILL_DECODE,
+        "url": "http://x",
+        "model": "m",
+        "namespace_digest": digest,
+    } | fields
     return InstanceRecord(instance=name, boot_id="b", **values)
 
 
 def encoder(digest: str, **fields: Any) -> InstanceRecord:
-    return InstanceRecord(instance=f"e-{digest}", boot_id="b", role=Role.ENCODE, namespace_digest=digest, **fields)
+    return InstanceRecord(
+        instance=f"e-{digest}", boot_id="b", role=Role.ENCODE, namespace_digest=digest, **fields
+    )
 
 
 def pick(router: Router, records: list[InstanceRecord], **options: Any) -> str | None:
@@ -37,7 +43,13 @@ def test_fewest_in_flight_then_round_robin() -> None:
 
 
 def test_only_those_that_can() -> None:
-    records = [pd("a", model="other"), pd("b", draining=True), pd("c", url=None), encoder("d"), pd("e", digest="z")]
+    records = [
+        pd("a", model="other"),
+        pd("b", draining=True),
+        pd("c", url=None),
+        encoder("d"),
+        pd("e", digest="z"),
+    ]
     assert pick(Router(2.0), records) == "e"
     assert pick(Router(2.0), records, namespace_digest="d") is None
     assert pick(Router(2.0), records, exclude={"e"}) is None

@@ -62,3 +62,12 @@ def test_what_cannot_be_mapped(path: Path) -> None:
         RegionMapping.open(path.with_name("missing"), SIZE)
     with pytest.raises(StoreUnavailableError, match="shorter"):
         RegionMapping.open(path, SIZE + 1)
+
+
+def test_populating_ends_and_changes_nothing(path: Path) -> None:
+    for writable in (True, False):
+        mapping = RegionMapping.open(path, SIZE, writable=writable)
+        assert mapping.wait_populated(5.0)
+        assert bytes(mapping.view(0, SIZE)) == path.read_bytes()
+        mapping.close()
+    assert RegionMapping.open(path, SIZE, populate=False).wait_populated(0.0)

@@ -155,6 +155,17 @@ def run_tests(
     raise typer.Exit(command.run_tests(layer, context.args))
 
 
+@app.command(context_settings=PASS_THROUGH)
+def bench(
+    context: typer.Context,
+    name: Annotated[str | None, typer.Argument(help="Without: what there is.")] = None,
+) -> None:
+    """Run one of benchmarks/; words after the name go to it."""
+    from triptych_cli.commands import bench as command
+
+    raise typer.Exit(command.bench(name, context.args))
+
+
 @app.command()
 def check() -> None:
     """Format, lint, types, import rules, unit and contract tests."""

@@ -25,9 +25,7 @@ NEEDED_GIB = {"cpu": 6, "cuda": 20}
 STAGE_LIMIT_S = 1800.0
 LOCK_LIMIT_S = 3600.0
 
-_LOCK_NAME = "triptych-setup.lock"
-_LOG_NAME = "triptych-setup.log"
-_RECIPE_NAME = "triptych-recipe"
+_LOCK_NAME, _LOG_NAME, _RECIPE_NAME = "triptych-setup.lock", "triptych-setup.log", "triptych-recipe"
 
 
 class SetupError(Exception):
@@ -41,8 +39,8 @@ def member_files(root: Path) -> list[Path]:
 
 def recipe(root: Path) -> bytes:
     """What an environment is made from. The launcher compares these bytes with the stored ones."""
-    parts = [os.fsencode(root) + b"\n", (root / "constraints.txt").read_bytes()]
-    return b"".join([*parts, *(file.read_bytes() for file in member_files(root))])
+    files = [root / "constraints.txt", *member_files(root)]
+    return os.fsencode(root) + b"\n" + b"".join(file.read_bytes() for file in files)
 
 
 def requirements(root: Path, engine: str) -> list[str]:
@@ -63,12 +61,10 @@ def requirements(root: Path, engine: str) -> list[str]:
 
 def build_requirements(root: Path) -> list[str]:
     """The members' build backend, installed once so that editable installs need no isolated build."""
-    found = {
-        name
-        for file in member_files(root)
-        for name in tomllib.loads(file.read_text())["build-system"]["requires"]
-    }
-    return sorted(found | {"editables"})
+    projects = [tomllib.loads(file.read_text()) for file in member_files(root)]
+    return sorted(
+        {name for project in projects for name in project["build-system"]["requires"]} | {"editables"}
+    )
 
 
 def detect_engine(override: str | None) -> str:
@@ -106,9 +102,8 @@ class Progress:
 
         tick()
         yield tick
-        end = f"{head} {time.monotonic() - start:4.0f} s\n"
-        sys.stderr.write(f"\r\033[K{end}" if self._is_terminal else end)
-        sys.stderr.flush()
+        erase = "\r\033[K" if self._is_terminal else ""
+        say(f"{erase}{head} {time.monotonic() - start:4.0f} s")
 
     def _activity(self) -> str:
         """What pip says it is doing: the last telling word of its log."""
@@ -126,8 +121,9 @@ class Progress:
 class Installer:
     """pip of one environment, its output kept in a log."""
 
-    def __init__(self, root: Path, venv: Path, log: Path) -> None:
-        self._root, self._venv, self._log = root, venv, log
+    def __init__(self, root: Path, venv: Path, log: Path, lock: int) -> None:
+        """`lock`: descriptor of the set-up lock; pip inherits it, so the lock outlives us if pip does."""
+        self._root, self._venv, self._log, self._lock = root, venv, log, lock
 
     def run(self, command: list[str], tick: Callable[[], None]) -> bool:
         """Run `command` to its end; False when it fails.
@@ -140,7 +136,12 @@ class Installer:
             log.write(f"\n$ {' '.join(command)}\n".encode())
             log.flush()
             process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=self._root
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=self._root,
+                pass_fds=[self._lock],
             )
             try:
                 while True:
@@ -166,8 +167,8 @@ class Installer:
 
 
 @contextmanager
-def exclusive(venv: Path) -> Iterator[None]:
-    """Hold the environment's set-up lock; the kernel drops it when this process ends, however it ends.
+def exclusive(venv: Path) -> Iterator[int]:
+    """Hold the environment's set-up lock; yields its descriptor. The kernel drops it with its last holder.
 
     Raises:
         SetupError: `venv` holds something that is no environment, or another set-up never ended.
@@ -189,7 +190,7 @@ def exclusive(venv: Path) -> Iterator[None]:
                 if time.monotonic() > deadline:
                     raise SetupError(f"another set-up of {venv} did not end within an hour.") from None
                 time.sleep(0.5)  # before anything is installed there is no better wake-up than flock's own
-        yield
+        yield lock.fileno()
 
 
 def make_venv(installer: Installer, venv: Path, tick: Callable[[], None]) -> bool:
@@ -263,7 +264,7 @@ def say(text: str) -> None:
 def main(root: Path, venv: Path) -> int:
     stored, log = venv / _RECIPE_NAME, venv / _LOG_NAME
     try:
-        with exclusive(venv):
+        with exclusive(venv) as lock:
             wanted = recipe(root)
             if stored.exists() and stored.read_bytes() == wanted:
                 return 0  # another call finished it while this one waited
@@ -273,7 +274,13 @@ def main(root: Path, venv: Path) -> int:
             log.unlink(missing_ok=True)
             say(f"triptych: setting up {venv} (details: {log})")
             start = time.monotonic()
-            set_up(root, venv, Installer(root, venv, log), Progress(log, 5 if engine == "cpu" else 4), engine)
+            set_up(
+                root,
+                venv,
+                Installer(root, venv, log, lock),
+                Progress(log, 5 if engine == "cpu" else 4),
+                engine,
+            )
             temporary = stored.with_suffix(".new")
             temporary.write_bytes(wanted)
             temporary.replace(stored)

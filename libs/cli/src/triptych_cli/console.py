@@ -1,7 +1,7 @@
 """What people see. The only package of Triptych that prints, and it prints through here."""
 
+import re
 import time
-from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,29 +12,37 @@ from triptych_cli.supervisor.state import ServiceState, ServiceStatus, SystemSta
 from triptych_common.telemetry.tracefile import SpanRecord
 from triptych_common.telemetry.waterfall import render_waterfall
 
+ERROR_LINE = re.compile(r"\b\w*(Error|Exception): ")
+MAX_CAUSES = 5
+LONGEST_LINE = 400
+
 out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)
 
 
 def fail(message: str) -> None:
-    err.print(f"[bold red]triptych:[/] {escape(message)}")
+    err.print(f"[bold red]triptych:[/] {escape(message)}", soft_wrap=True)
 
 
-def tail(file: Path, num_lines: int) -> list[str]:
-    """The last lines of a text file; empty when it is not there."""
+def show_tail(file: Path, num_lines: int = 25) -> None:
+    """The end of a service's log; before it the lines further up that name an error."""
     try:
-        with file.open(errors="replace") as handle:
-            return [line.rstrip("\n") for line in deque(handle, num_lines)]
+        lines = file.read_text(errors="replace").splitlines()
     except OSError:
-        return []
+        return
+    causes = list(dict.fromkeys(line.strip() for line in lines[:-num_lines] if ERROR_LINE.search(line)))
+    for title, chosen in (("errors in", causes[-MAX_CAUSES:]), ("end of", lines[-num_lines:])):
+        if chosen:
+            err.print(f"[dim]{title} {file}:[/]", soft_wrap=True)
+            for line in chosen:
+                err.print(f"  {shortened(line)}", markup=False, soft_wrap=True)
 
 
-def show_tail(file: Path, num_lines: int = 30) -> None:
-    """The end of a service's log, as it is."""
-    lines = tail(file, num_lines)
-    err.print(f"[dim]last {len(lines)} lines of {file}:[/]", soft_wrap=True)
-    for line in lines:
-        err.print(f"  {line}", markup=False, soft_wrap=True)
+def shortened(line: str) -> str:
+    """The beginning and the end of a long line: an exception in a JSON line has its cause last."""
+    if len(line) <= LONGEST_LINE:
+        return line
+    return f"{line[: LONGEST_LINE // 3]} ... {line[-LONGEST_LINE * 2 // 3 :]}"
 
 
 class StartProgress:

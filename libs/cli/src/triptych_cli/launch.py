@@ -9,10 +9,11 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from triptych_cli.layout import MIB, Options, RunLayout
 from triptych_cli.options import Wish
 from triptych_cli.settings import CliSettings, GpuSettings, caller_environment
 from triptych_cli.supervisor.supervisor import OnChange, Supervisor
-from triptych_cli.topology import MIB, Options, RunLayout, plan
+from triptych_cli.topology import plan
 
 DEFAULT_REGION_BYTES = 256 * MIB
 SMALLEST_REGION_BYTES = 16 * MIB

@@ -8,87 +8,11 @@ An arrow says: the right one starts when the left one is ready; stopping goes th
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
-MIB = 1 << 20
-MAX_SOCKET_PATH_BYTES = 100  # the kernel allows 107
-
-ENGINE_ENV: Mapping[str, str] = {
-    "VLLM_NO_USAGE_STATS": "1",
-}
-CPU_ENGINE_ENV: Mapping[str, str] = {
-    "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "OMP_NUM_THREADS": "1",
-    # Idle OpenMP threads sleep instead of spinning: several engines share the cores.
-    "OMP_WAIT_POLICY": "passive",
-    "GOMP_SPINCOUNT": "0",
-    "KMP_BLOCKTIME": "0",
-}
-"""Defaults for engines on a CPU; what the user has set in the environment wins."""
-
-
-@dataclass(frozen=True)
-class RunLayout:
-    """Where one running system keeps its files.
-
-    `run_dir` (tmpfs) holds what must vanish with it: sockets, region, state. `state_dir` (disk) holds
-    logs and traces, which may grow and may be looked at afterwards.
-    """
-
-    run_dir: Path
-    state_dir: Path
-
-    @property
-    def redis_socket(self) -> Path:
-        return self.run_dir / "redis.sock"
-
-    @property
-    def store_socket(self) -> Path:
-        return self.run_dir / "store.sock"
-
-    @property
-    def ipc_dir(self) -> Path:
-        """vLLM's sockets between its own processes."""
-        return self.run_dir / "ipc"
-
-    @property
-    def state_file(self) -> Path:
-        return self.run_dir / "supervisor.json"
-
-    @property
-    def lock_file(self) -> Path:
-        """Locked by the supervisor as long as it lives."""
-        return self.run_dir / "supervisor.lock"
-
-    @property
-    def logs_dir(self) -> Path:
-        return self.state_dir / "logs"
-
-    @property
-    def traces_dir(self) -> Path:
-        return self.state_dir / "traces"
-
-    def log_file(self, service: str) -> Path:
-        return self.logs_dir / f"{service}.log"
-
-
-@dataclass(frozen=True)
-class Options:
-    """What the user chose."""
-
-    model: str
-    model_is_local: bool
-    gateway_port: int
-    num_encoders: int = 1
-    num_prefill_decodes: int = 1
-    redis_url: str | None = None  # None: the embedded server
-    deployment: str = "default"
-    region_bytes: int = 256 * MIB
-    encoder_args: tuple[str, ...] = ()
-    prefill_decode_args: tuple[str, ...] = ()
-    gpus: tuple[str, ...] = ()  # as in CUDA_VISIBLE_DEVICES; empty: engines run on the CPU
+from triptych_cli.engines import engine_env_defaults, engine_hosts
+from triptych_cli.layout import Options, RunLayout
 
 
 # ---- readiness: conditions, checked by supervisor.readiness --------------------------------------
@@ -186,7 +110,7 @@ def plan(
         )
     )
     below |= {"cache_store-0"}
-    engines = _engines(options, layout, prefill_decode_ports)
+    engines = engine_hosts(options, layout, prefill_decode_ports)
     last_on_gpu: dict[str, str] = {}  # vLLM measures free memory at start: engines of one GPU start in turn
     for engine in engines:
         before = {last_on_gpu[engine.gpu]} if engine.gpu in last_on_gpu else set()
@@ -204,7 +128,7 @@ def plan(
                     "TRIPTYCH_INSTANCE": engine.instance,
                     "TRIPTYCH_ENGINE_ARGS": json.dumps(list(engine.arguments)),
                 },
-                env_defaults=_engine_env_defaults(options),
+                env_defaults=engine_env_defaults(options),
                 start_timeout_s=600.0,  # loading and compiling a large model
                 stop_timeout_s=45.0,  # drain, then the engine's own processes
             )
@@ -242,65 +166,3 @@ def _redis(layout: RunLayout, redis_server: str, url: str) -> ServiceSpec:
     }
     argv = [redis_server, *(word for key, value in arguments.items() for word in (f"--{key}", value))]
     return ServiceSpec("redis", tuple(argv), RedisAnswers(url))
-
-
-@dataclass(frozen=True)
-class _Engine:
-    """One engine host before it becomes a `ServiceSpec`."""
-
-    package: str
-    instance: str
-    arguments: tuple[str, ...]
-    env: dict[str, str]
-    gpu: str | None = None  # the one it runs on; None: CPU, or several GPUs
-
-
-def _engines(options: Options, layout: RunLayout, ports: Sequence[int]) -> list[_Engine]:
-    env = {"TRIPTYCH_MODEL": options.model, "VLLM_RPC_BASE_PATH": str(layout.ipc_dir)}
-    engines = [
-        _Engine("encoder", f"encoder-{number}", options.encoder_args, env)
-        for number in range(options.num_encoders)
-    ]
-    engines += [
-        _Engine(
-            "prefill_decode",
-            f"prefill_decode-{number}",
-            options.prefill_decode_args,
-            {**env, "TRIPTYCH_HOST": "127.0.0.1", "TRIPTYCH_PORT": str(ports[number])},
-        )
-        for number in range(options.num_prefill_decodes)
-    ]
-    return _placed_on_gpus(engines, options.gpus) if options.gpus else engines
-
-
-def _placed_on_gpus(engines: list[_Engine], gpus: Sequence[str]) -> list[_Engine]:
-    """Round robin. vLLM takes 90 % of a GPU unless told: engines that share one get equal parts."""
-    spread = ("--tensor-parallel-size", "-tp", "--pipeline-parallel-size", "-pp")
-    share = "--gpu-memory-utilization"
-    placed = []
-    for position, engine in enumerate(engines):
-        if _has_flag(engine.arguments, *spread):
-            placed.append(engine)  # places itself
-            continue
-        num_sharing = len(range(position % len(gpus), len(engines), len(gpus)))
-        arguments = engine.arguments
-        if num_sharing > 1 and not _has_flag(arguments, share):
-            arguments = (*arguments, share, f"{0.9 / num_sharing:.2f}")
-        gpu = gpus[position % len(gpus)]
-        placed.append(
-            replace(engine, arguments=arguments, env={**engine.env, "CUDA_VISIBLE_DEVICES": gpu}, gpu=gpu)
-        )
-    return placed
-
-
-def _has_flag(arguments: Sequence[str], *flags: str) -> bool:
-    return any(argument.split("=")[0] in flags for argument in arguments)
-
-
-def _engine_env_defaults(options: Options) -> dict[str, str]:
-    defaults = dict(ENGINE_ENV)
-    if not options.gpus:
-        defaults |= CPU_ENGINE_ENV
-    if options.model_is_local:
-        defaults["HF_HUB_OFFLINE"] = "1"
-    return defaults

@@ -4,8 +4,12 @@
                      |                    |
                      `------- fail -------+--> FAILED
     preempted, or a prefix that shrank: back to NEW, with nothing held
+
+Space is asked for and granted by place (`item_index`): one image may stand at several places of a prompt,
+and a request that is served item by item may be done with one of them long before it has the next.
 """
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,34 +36,54 @@ class Admission:
     traceparent: str | None
     features: tuple[Feature, ...]
     first_seen_ns: int
-    granted: set[str] = field(default_factory=set)  # mm_hashes with space in the encoder cache
-    is_first_pass: bool = True
+    asked: set[int] = field(default_factory=set)  # item indexes that space was asked for, until it ends
+    granted: set[int] = field(default_factory=set)  # those of them that have space in the encoder cache
+    may_run: bool = False  # admitted since it was new: a step of it may be under way
     failure: str | None = None
     grant_recorded: bool = False
     parked_ns: int | None = None
     parked_at_step: int = 0
+    _num_places: Counter[str] = field(default_factory=Counter)  # granted ones, by mm_hash
 
     @property
     def last_end(self) -> int:
         return self.features[-1].end
 
     def needs_after(self, num_computed_tokens: int) -> list[Need]:
-        """Distinct items whose placeholders the KV cache does not cover yet, in prompt order."""
-        needs: dict[str, Need] = {}
-        for feature in self.features:
-            if feature.end > num_computed_tokens and feature.mm_hash not in needs:
-                needs[feature.mm_hash] = Need(feature.mm_hash, feature.num_embeds)
-        return list(needs.values())
+        """Places that the KV cache does not cover yet, in prompt order."""
+        return [
+            Need(feature.mm_hash, feature.num_embeds, feature.item_index)
+            for feature in self.features
+            if feature.end > num_computed_tokens
+        ]
 
     def covered_by(self, num_computed_tokens: int) -> list[Feature]:
         return [feature for feature in self.features if feature.end <= num_computed_tokens]
 
-    def features_of(self, mm_hash: str) -> list[Feature]:
-        return [feature for feature in self.features if feature.mm_hash == mm_hash]
+    def grant(self, item_index: int) -> None:
+        """This place has space."""
+        if item_index not in self.granted:
+            self.granted.add(item_index)
+            self._num_places[self.features[item_index].mm_hash] += 1
 
-    def is_last_use(self, mm_hash: str, item_index: int) -> bool:
-        """Is this the last place in the prompt where the item stands?"""
-        return self.features_of(mm_hash)[-1].item_index == item_index
+    def drop(self, item_index: int) -> bool:
+        """This place is done with. True: it was the last one of its item that had space."""
+        self.asked.discard(item_index)
+        if item_index not in self.granted:
+            return False
+        self.granted.discard(item_index)
+        mm_hash = self.features[item_index].mm_hash
+        self._num_places[mm_hash] -= 1
+        if self._num_places[mm_hash]:
+            return False
+        del self._num_places[mm_hash]
+        return True
+
+    def drop_item(self, mm_hash: str) -> None:
+        """All places of the item are done with."""
+        for feature in self.features:
+            if feature.mm_hash == mm_hash:
+                self.drop(feature.item_index)
 
 
 def make_admission(
@@ -69,7 +93,9 @@ def make_admission(
     request's `ec_transfer_params` (see `protocol.messages.ECTransferParams`)."""
     params = transfer_params or {}
     features = tuple(
-        Feature(index, f.identifier, f.mm_position.get_num_embeds(), f.mm_position.offset + f.mm_position.length)
+        Feature(
+            index, f.identifier, f.mm_position.get_num_embeds(), f.mm_position.offset + f.mm_position.length
+        )
         for index, f in enumerate(mm_features)
     )
     return Admission(

@@ -1,4 +1,4 @@
-"""Options of the connector, carried in vLLM's `ec_connector_extra_config`. The environment is never read here."""
+"""Options of the connector, carried in vLLM's `ec_connector_extra_config`; the environment is not read."""
 
 from pathlib import Path
 from typing import Any, Literal
@@ -21,7 +21,7 @@ class ConnectorConfig(BaseModel):
     namespace_digest: str
     preallocation: Literal["sync", "async"] = "sync"
     budget_embeds: PositiveInt | None = None  # None: the size of vLLM's encoder cache
-    has_encoder: bool = False                 # PD: the vision tower is loaded, so local encode is possible
+    has_encoder: bool = False  # PD: the vision tower is loaded, so local encode is possible
     store_timeout_s: NonNegativeFloat = 5.0
     debug_encode_delay_s: NonNegativeFloat = 0.0  # test option: a slow encoder
 
@@ -30,6 +30,8 @@ class ConnectorConfig(BaseModel):
         """Raises pydantic's ValidationError when an option is missing or unknown."""
         return cls.model_validate(vllm_config.ec_transfer_config.ec_connector_extra_config)
 
+
+STORE_RECONNECT_S = 24 * 3600.0  # a store that restarts takes up our lease; meanwhile only tensors wait
 
 ENGINE_SESSION = "engine"
 WORKER_SESSION = "worker"

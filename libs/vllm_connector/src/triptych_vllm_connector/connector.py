@@ -8,7 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from vllm.distributed.ec_transfer.ec_connector.base import ECConnectorBase, ECConnectorMetadata, ECConnectorRole
+from vllm.distributed.ec_transfer.ec_connector.base import (
+    ECConnectorBase,
+    ECConnectorMetadata,
+    ECConnectorRole,
+)
 
 from triptych_common.bus import ThreadedBus
 from triptych_common.protocol.codec import Envelope
@@ -75,7 +79,7 @@ class TriptychECConnector(ECConnectorBase):
             config,
             self._num_ranks,
             on_reply=lambda mm_hash, reply: consumer.post(PinReply(mm_hash, reply)),
-            on_push=lambda push: consumer.post(push),
+            on_push=lambda push: consumer.post(push),  # noqa: PLW0108 - made below
             on_lost=lambda: consumer.post(StoreLost()),
         )
         consumer = Consumer(
@@ -129,8 +133,8 @@ class TriptychECConnector(ECConnectorBase):
         return StepOrders(writes, self._consumer.take_loads() if self._consumer is not None else [])
 
     def request_finished(self, request: Any) -> tuple[bool, dict[str, Any] | None]:
-        if self._consumer is not None and request.mm_features:
-            self._consumer.finished(request.request_id, request.num_computed_tokens)
+        if self._consumer is not None and request.mm_features and self._is_remote(request):
+            self._consumer.finished(request, request.num_computed_tokens)
         return False, None  # True would never be cleared by vLLM
 
     # ---- worker side -----------------------------------------------------------------------------

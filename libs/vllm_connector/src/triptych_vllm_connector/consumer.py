@@ -8,18 +8,19 @@ are no locks, and no wake-up is lost. `scheduler.ParkingMixin` and `connector` c
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Literal
 
 from triptych_common.domain.errors import StoreError
-from triptych_common.protocol.messages import Decision, EncodeNeeded, EncoderCacheMetadata, Outcome
+from triptych_common.protocol.messages import EncoderCacheMetadata
 from triptych_common.protocol.store import EntrySealed, Pinned, StoreFailure, StoreReply, Watching, WriterLost
 from triptych_common.telemetry import record_span
 from triptych_common.telemetry.logs import get_logger
 from triptych_vllm_connector.admission import Admission, make_admission
-from triptych_vllm_connector.conversation import Addressed, Conversation
-from triptych_vllm_connector.items import ItemState, ItemTable, LoadOrder
+from triptych_vllm_connector.holdings import Holdings
+from triptych_vllm_connector.items import Item, ItemState, LoadOrder
 from triptych_vllm_connector.links import PinLink, TalkLink
 from triptych_vllm_connector.preallocator import Need, Preallocator
+from triptych_vllm_connector.speech import Speech
 
 log = get_logger(__name__)
 
@@ -51,23 +52,20 @@ class Consumer:
         now_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         self._instance = instance
-        self._pins = pins
-        self._talk = talk
+        self._holdings = Holdings(pins)
+        self._items = self._holdings.items
+        self._speech = Speech(instance, talk)
         self._preallocator = preallocator
         self._now_ns = now_ns
-        self._items = ItemTable()
-        self._conversation = Conversation(instance)
         self._admissions: dict[str, Admission] = {}
         self._inbox: deque[Heard] = deque()
         self._to_wake: dict[str, None] = {}  # ordered set of engine request ids
         self._failed: set[str] = set()
-        self._loads: list[LoadOrder] = []
         self._wake_engine: Callable[[], None] = lambda: None
-        self._evict: Callable[[str], None] = lambda mm_hash: None
 
     def bind(self, evict: Callable[[str], None]) -> None:
         """`evict(mm_hash)` makes vLLM drop the item from its encoder cache."""
-        self._evict = evict
+        self._holdings.bind(evict)
 
     def attach_waker(self, wake_engine: Callable[[], None]) -> None:
         """`wake_engine` ends the engine's wait for input; called from other threads."""
@@ -87,43 +85,33 @@ class Consumer:
         """
         admission = self._admissions.get(request.request_id)
         if admission is None:
-            admission = make_admission(
-                request.request_id, request.mm_features, request.ec_transfer_params, self._now_ns()
-            )
-            self._admissions[request.request_id] = admission
-        if num_computed_tokens >= admission.last_end and not admission.is_first_pass:
-            return True
+            admission = self._open(request, num_computed_tokens)
         if admission.failure is not None:
             return False
-        if admission.is_first_pass:
-            admission.is_first_pass = False
-            for feature in admission.covered_by(num_computed_tokens):
-                key = (admission.wire_id, feature.item_index)
-                self._say(
-                    self._conversation.decided(key, feature.mm_hash, Decision.DECLINED, "prefix_cached"), admission
-                )
-                self._say(self._conversation.ended(key, feature.mm_hash, Outcome.SKIPPED), admission)
+        if not admission.asked and num_computed_tokens >= admission.last_end:
+            return True
         needs = admission.needs_after(num_computed_tokens)
-        self._preallocate(admission, needs)
-        return admission.failure is None and self._is_ready(admission, needs)
-
-    def is_ready(self, mm_hash: str) -> bool:
-        """May a step that needs this item be scheduled? (Pinned for us, or in the worker already.)"""
-        return self._items.is_ready(mm_hash)
+        if not self._ask(admission, needs) or not self._is_ready(admission, needs):
+            return False
+        admission.may_run = True
+        return True
 
     def must_load(self, mm_hash: str) -> bool:
         """Is the item pinned, so that the worker can load it?"""
-        return self._items.is_pinned(mm_hash)
+        return self._items.state(mm_hash) is ItemState.PINNED
+
+    def is_resident(self, mm_hash: str) -> bool:
+        """Has the worker a view of the item that a request of ours still needs?"""
+        return self._items.state(mm_hash) is ItemState.RESIDENT
 
     def load(self, request_id: str, mm_hash: str) -> None:
         """vLLM gave the item space in its cache: the worker shall load it in this step."""
         admission = self._admissions.get(request_id)
-        self._loads.append(self._items.load(mm_hash, admission.traceparent if admission else None))
+        self._holdings.load(mm_hash, admission.traceparent if admission else None)
         self._preallocator.finalize_allocation(mm_hash)
 
     def take_loads(self) -> list[LoadOrder]:
-        loads, self._loads = self._loads, []
-        return loads
+        return self._holdings.take_loads()
 
     # ---- the end of items and requests -----------------------------------------------------------
     def computed(self, request_id: str, item_index: int) -> None:
@@ -131,43 +119,36 @@ class Consumer:
         admission = self._admissions.get(request_id)
         if admission is None:
             return
-        feature = admission.features[item_index]
-        self._say(
-            self._conversation.ended((admission.wire_id, item_index), feature.mm_hash, Outcome.INJECTED), admission
-        )
-        if admission.is_last_use(feature.mm_hash, item_index):
-            self._release(admission, [feature.mm_hash])
+        self._speech.injected(admission, admission.features[item_index])
+        self._drop(admission, {item_index})
+        self._wake_granted()
 
     def preempted(self, request_id: str) -> None:
         """It starts again from nothing: give everything back; `admit` will ask anew."""
         admission = self._admissions.get(request_id)
         if admission is not None:
-            self._release(admission, list(admission.granted))
-            self._preallocator.depreallocate(request_id)
+            admission.may_run = False
+            self._give_back(admission)
 
-    def finished(self, request_id: str, num_computed_tokens: int) -> None:
-        """Answered, aborted or failed: say the last word about every item, and give everything back."""
-        admission = self._admissions.pop(request_id, None)
-        self._failed.discard(request_id)
-        self._to_wake.pop(request_id, None)
+    def finished(self, request: Any, num_computed_tokens: int) -> None:
+        """Answered, aborted or failed: say the last word about every item, and give everything back.
+
+        `request` may never have been admitted; its encoders wait for a word all the same.
+        """
+        admission = self._admissions.pop(request.request_id, None)
+        self._failed.discard(request.request_id)
+        self._to_wake.pop(request.request_id, None)
         if admission is None:
-            return
+            admission, num_computed_tokens = self._admission_of(request), 0
+        self._speech.closed(admission)
         for feature in admission.features:
-            key = (admission.wire_id, feature.item_index)
             if feature.end <= num_computed_tokens:
-                self._say(self._conversation.ended(key, feature.mm_hash, Outcome.INJECTED), admission)
+                self._speech.injected(admission, feature)
             elif admission.failure is not None:
-                self._say(
-                    self._conversation.ended(key, feature.mm_hash, Outcome.FAILED, admission.failure), admission
-                )
+                self._speech.failed(admission, feature)
             else:
-                self._say(
-                    self._conversation.decided(key, feature.mm_hash, Decision.DECLINED, "request_gone"), admission
-                )
-                self._say(self._conversation.ended(key, feature.mm_hash, Outcome.SKIPPED), admission)
-        self._release(admission, list(admission.granted))
-        self._preallocator.depreallocate(request_id)
-        self._wake_granted()
+                self._speech.unused(admission, feature, "request_gone")
+        self._give_back(admission)
 
     # ---- waiting and waking ----------------------------------------------------------------------
     def parked(self, request_id: str, step: int) -> None:
@@ -195,11 +176,11 @@ class Consumer:
                 case PinReply():
                     self._on_reply(heard.mm_hash, heard.reply)
                 case EntrySealed():
-                    self._on_pinned(heard.descriptor.mm_hash, heard.pin_id, heard)
+                    self._on_pinned(heard.descriptor.mm_hash, heard)
                 case WriterLost():
                     self._order_again(heard.mm_hash, "writer_lost")
                 case EncoderCacheMetadata():
-                    self._say(self._conversation.metadata(heard), None)
+                    self._speech.metadata(heard)
                 case StoreLost():
                     self._on_store_lost()
         to_wake, self._to_wake = self._to_wake, {}
@@ -221,145 +202,165 @@ class Consumer:
             "watching": self._items.count(ItemState.WATCHING),
             "pinned": self._items.count(ItemState.PINNED),
             "resident": self._items.count(ItemState.RESIDENT),
+            "pending": self._preallocator.num_pending,
+            "preallocated_embeds": self._preallocator.num_embeds_used,
         }
 
-    # ---- inside ----------------------------------------------------------------------------------
-    def _preallocate(self, admission: Admission, needs: list[Need]) -> None:
-        missing = [need for need in needs if need.mm_hash not in admission.granted]
-        if not missing or self._preallocator.is_pending(admission.engine_id):
-            return
-        for need in missing:
+    # ---- inside: requests ------------------------------------------------------------------------
+    def _admission_of(self, request: Any) -> Admission:
+        return make_admission(
+            request.request_id, request.mm_features, request.ec_transfer_params, self._now_ns()
+        )
+
+    def _open(self, request: Any, num_computed_tokens: int) -> Admission:
+        """First sight of a request: what the KV cache covers is not to be sent."""
+        admission = self._admissions[request.request_id] = self._admission_of(request)
+        self._speech.opened(admission)
+        for feature in admission.covered_by(num_computed_tokens):
+            self._speech.unused(admission, feature, "prefix_cached")
+        return admission
+
+    def _ask(self, admission: Admission, needs: list[Need]) -> bool:
+        """Have space asked for, for exactly `needs`. False: one of them can never have it.
+
+        The cached prefix may have shrunk since the last time: then it asks again as a whole, and holds
+        nothing meanwhile. Or it has grown: then what it covers is given back.
+        """
+        wanted = {need.item_index for need in needs}
+        unused = self._unused(admission, wanted)
+        is_short = not wanted <= admission.asked
+        if not is_short and not unused:
+            return True
+        for need in needs:
             if not self._preallocator.can_ever_hold(need):
+                self._speech.declined(admission, admission.features[need.item_index], "too_large")
                 self._fail(admission, f"an item of {need.num_embeds} rows is larger than the encoder cache")
-                return
-        if admission.granted:  # the cached prefix shrank: ask again as a whole, hold nothing meanwhile
-            self._release(admission, list(admission.granted))
-            self._preallocator.depreallocate(admission.engine_id)
-            missing = needs
-        self._granted(admission, self._preallocator.preallocate(admission.engine_id, missing))
+                self._wake_granted()
+                return False
+        for item_index in sorted(unused):
+            self._speech.unused(admission, admission.features[item_index], "prefix_cached")
+        self._drop(admission, set(admission.asked) if is_short else unused)
+        admission.asked |= wanted
+        rest = [need for need in needs if need.item_index not in admission.granted]
+        if rest or self._preallocator.is_pending(admission.engine_id):
+            self._granted(admission, self._preallocator.preallocate(admission.engine_id, rest))
+        self._wake_granted()
+        return True
+
+    def _unused(self, admission: Admission, wanted: set[int]) -> set[int]:
+        """Places that were asked for and are covered now, without that vLLM will say `computed` of them.
+
+        Of a request that runs, a covered item in the worker is most likely being computed right now.
+        """
+        return {
+            item_index
+            for item_index in admission.asked - wanted
+            if not (admission.may_run and self.is_resident(admission.features[item_index].mm_hash))
+        }
 
     def _granted(self, admission: Admission, needs: Iterable[Need]) -> None:
         for need in needs:
-            admission.granted.add(need.mm_hash)
-            for feature in admission.features_of(need.mm_hash):
-                key = (admission.wire_id, feature.item_index)
-                self._say(self._conversation.decided(key, feature.mm_hash, Decision.GRANTED), admission)
-            if self._items.acquire(need.mm_hash, admission.engine_id):
-                self._pins.pin_or_watch(need.mm_hash)
+            admission.grant(need.item_index)
+            self._speech.granted(admission, admission.features[need.item_index])
+            self._holdings.acquire(need.mm_hash, admission.engine_id)
         if admission.granted and not admission.grant_recorded:
             admission.grant_recorded = True
             self._record("prefill.preallocate", admission, admission.first_seen_ns, {})
 
     def _is_ready(self, admission: Admission, needs: list[Need]) -> bool:
-        if self._preallocator.is_pending(admission.engine_id):  # larger than the budget: item by item
-            needs = needs[:1]
-        return all(need.mm_hash in admission.granted and self._items.is_ready(need.mm_hash) for need in needs)
+        """Is every item here? Of a request larger than the budget: every item that it was granted so far?"""
+        granted = [need for need in needs if need.item_index in admission.granted]
+        if len(granted) < len(needs) and (not granted or granted[0] is not needs[0]):
+            return False
+        return all(self._items.is_ready(need.mm_hash) for need in granted)
+
+    def _give_back(self, admission: Admission) -> None:
+        self._preallocator.depreallocate(admission.engine_id)
+        self._drop(admission, set(admission.asked))
+        self._wake_granted()
+
+    def _drop(self, admission: Admission, item_indexes: set[int]) -> None:
+        """These places need no space. The caller lets others hear of it (`_wake_granted`)."""
+        for item_index in sorted(item_indexes):
+            if admission.drop(item_index):  # the item's last place
+                mm_hash = admission.features[item_index].mm_hash
+                self._preallocator.deallocate(admission.engine_id, mm_hash)
+                self._holdings.release(mm_hash, admission.engine_id)
+
+    def _wake_granted(self) -> None:
+        for engine_id, needs in self._preallocator.take_granted():
+            self._granted(self._admissions[engine_id], needs)  # who waits for space lives
+            self._wake_if_ready(engine_id)
 
     def _wake_if_ready(self, engine_id: str) -> None:
         admission = self._admissions.get(engine_id)
-        if admission is None:
+        if admission is None or not admission.granted:
             return
-        held = [need for need in admission.needs_after(0) if need.mm_hash in admission.granted]
-        if held and self._is_ready(admission, held):
+        if all(self._items.is_ready(admission.features[index].mm_hash) for index in admission.granted):
             self._to_wake[engine_id] = None
 
-    def _on_reply(self, mm_hash: str, reply: StoreReply | StoreError) -> None:
-        match reply:
-            case Pinned():
-                self._on_pinned(mm_hash, reply.pin_id, reply)
-            case Watching():
-                if not reply.writing:
-                    self._order_again(mm_hash, "absent")
-            case StoreError():
-                self._fail_holders(mm_hash, f"the cache store refused: {reply}")
-            case StoreFailure():
-                self._fail_holders(mm_hash, f"the cache store refused: {reply.code}")
-            case _:
-                self._fail_holders(mm_hash, f"the cache store answered {reply.kind!r} to pin_or_watch")
-
-    def _on_pinned(self, mm_hash: str, pin_id: int, pinned: Pinned | EntrySealed) -> None:
-        if not self._items.pinned(mm_hash, pin_id, pinned.descriptor):
-            self._pins.unpin(pin_id)
-            return
-        for engine_id in self._items.holders(mm_hash):
-            self._wake_if_ready(engine_id)
-
-    def _order_again(self, mm_hash: str, reason: Any) -> None:
-        """Nobody makes this item: ask a gateway that still has the media."""
-        for engine_id in self._items.holders(mm_hash):
-            admission = self._admissions.get(engine_id)
-            if admission is None or admission.gateway is None:
-                continue
-            feature = admission.features_of(mm_hash)[0]
-            message = EncodeNeeded(
-                request_id=admission.wire_id,
-                item_index=feature.item_index,
-                mm_hash=mm_hash,
-                prefill_decode=self._instance,
-                reason=reason,
-            )
-            log.info("encode needed", mm_hash=mm_hash, request_id=admission.wire_id, reason=reason)
-            self._talk.to_gateway(admission.gateway, message, admission.traceparent)
-            return
-        self._fail_holders(mm_hash, "the item is not in the cache store and nobody can encode it")
-
-    def _on_store_lost(self) -> None:
-        for item in self._items.lose_unloaded():
-            for engine_id in item.holders:
-                admission = self._admissions.get(engine_id)
-                if admission is not None:
-                    admission.granted.discard(item.mm_hash)
-                    self._preallocator.deallocate(engine_id, item.mm_hash)
-                    self._fail(admission, "the cache store went away")
-
-    def _fail_holders(self, mm_hash: str, why: str) -> None:
-        for engine_id in self._items.holders(mm_hash):
-            admission = self._admissions.get(engine_id)
-            if admission is not None:
-                self._fail(admission, why)
-
     def _fail(self, admission: Admission, why: str) -> None:
-        """End the request with an error at the next step. It is woken for that."""
+        """End the request with an error at the next step; it is woken for that, and waits for nothing."""
         if admission.failure is None:
             admission.failure = why
+            self._preallocator.preallocate(admission.engine_id, [])
+            admission.asked &= admission.granted
             self._failed.add(admission.engine_id)
             self._to_wake[admission.engine_id] = None
             log.warning("request failed", request_id=admission.wire_id, reason=why)
 
-    def _release(self, admission: Admission, mm_hashes: list[str]) -> None:
-        for mm_hash in mm_hashes:
-            admission.granted.discard(mm_hash)
-            self._preallocator.deallocate(admission.engine_id, mm_hash)
-            item = self._items.release(mm_hash, admission.engine_id)
-            if item is None:
-                continue
-            if item.state is ItemState.WATCHING:
-                self._pins.unwatch(mm_hash)
-            elif item.state is ItemState.PINNED and item.pin_id is not None:
-                self._pins.unpin(item.pin_id)
-            else:
-                self._withdraw_load(mm_hash)
-                self._evict(mm_hash)
+    # ---- inside: what was heard ------------------------------------------------------------------
+    def _on_reply(self, mm_hash: str, reply: StoreReply | StoreError) -> None:
+        match reply:
+            case Pinned():
+                self._on_pinned(mm_hash, reply)
+            case Watching():
+                if not reply.writing:
+                    self._order_again(mm_hash, "absent")
+            case StoreError():
+                self._will_not_come(mm_hash, f"the cache store refused: {reply}")
+            case StoreFailure():
+                self._will_not_come(mm_hash, f"the cache store refused: {reply.code}")
+            case _:
+                self._will_not_come(mm_hash, f"the cache store answered {reply.kind!r} to pin_or_watch")
+
+    def _on_pinned(self, mm_hash: str, pinned: Pinned | EntrySealed) -> None:
+        if self._holdings.pinned(mm_hash, pinned.pin_id, pinned.descriptor):
+            for engine_id in self._items.holders(mm_hash):
+                self._wake_if_ready(engine_id)
+
+    def _order_again(self, mm_hash: str, reason: Literal["absent", "writer_lost", "evicted"]) -> None:
+        """Nobody makes this item: ask a gateway that still has the media."""
+        if self._items.state(mm_hash) is not ItemState.WATCHING:
+            return  # nobody needs it any more, or it came meanwhile
+        for engine_id in self._items.holders(mm_hash):
+            admission = self._admissions[engine_id]
+            if admission.failure is None and admission.gateway is not None:
+                log.info("encode needed", mm_hash=mm_hash, request_id=admission.wire_id, reason=reason)
+                self._items.ordered(mm_hash, engine_id)
+                self._speech.encode_needed(admission, mm_hash, reason)
+                return
+        self._will_not_come(mm_hash, "the item is not in the cache store and nobody can encode it")
+
+    def _on_store_lost(self) -> None:
+        for item in self._items.lose_unloaded():
+            self._fail_holders(item, "the cache store went away")
         self._wake_granted()
 
-    def _withdraw_load(self, mm_hash: str) -> None:
-        """A request that was scheduled and preempted in one pass: no worker will see the load."""
-        for order in [order for order in self._loads if order.mm_hash == mm_hash]:
-            self._loads.remove(order)
-            self._pins.unpin(order.pin_id)
+    def _will_not_come(self, mm_hash: str, why: str) -> None:
+        """Fail those that wait for the item. Of one that came meanwhile this is an old story."""
+        item = self._holdings.lose_watched(mm_hash)
+        if item is not None:
+            self._fail_holders(item, why)
+            self._wake_granted()
 
-    def _wake_granted(self) -> None:
-        for engine_id, needs in self._preallocator.take_granted():
-            admission = self._admissions.get(engine_id)
-            if admission is None:
-                self._preallocator.depreallocate(engine_id)
-                continue
-            self._granted(admission, needs)
-            self._wake_if_ready(engine_id)
-
-    def _say(self, words: list[Addressed], admission: Admission | None) -> None:
-        for word in words:
-            self._talk.to_encoder(word.encoder, word.message, admission.traceparent if admission else None)
+    def _fail_holders(self, item: Item, why: str) -> None:
+        """The item is out of the table: they do not hold it any more."""
+        for engine_id in item.holders:
+            admission = self._admissions[engine_id]
+            admission.drop_item(item.mm_hash)
+            self._preallocator.deallocate(engine_id, item.mm_hash)
+            self._fail(admission, why)
 
     def _record(self, name: str, admission: Admission, start_ns: int, attributes: dict[str, Any]) -> None:
         record_span(

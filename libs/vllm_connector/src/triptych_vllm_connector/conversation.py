@@ -1,28 +1,37 @@
 """Conversation about each (request, item) with the encoder that makes it. Pure.
 
 PD decides about an item when it admits the request, the encoder introduces itself with its metadata,
-and either may come first. Each word is said once: a `Preallocation` when decision and metadata are
-both known, an `ItemAck` when outcome and metadata are both known. An item that nobody encodes (it was
-in the store all along) has no metadata, and then nobody is told.
+and either may come first. A `Preallocation` is said when decision and metadata are both known, an
+`ItemAck` when outcome and metadata are both known; again only when it changed, or when metadata come
+again: the job was delivered twice, or another encoder took it over and knows nothing. An item that nobody
+encodes (it was in the store all along) has no metadata, and then nobody is told.
 """
 
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Literal
 
-from triptych_common.protocol.messages import Decision, EncoderCacheMetadata, ItemAck, Message, Outcome, Preallocation
+from triptych_common.protocol.messages import Decision, EncoderCacheMetadata, ItemAck, Outcome, Preallocation
 
 Key = tuple[str, int]  # (wire request id, item index)
 Reason = Literal["", "prefix_cached", "request_gone", "too_large"]
 
 
 @dataclass
+class _Job:
+    """An encoder that makes the item, and what it was told."""
+
+    encoder: str
+    told_decision: Preallocation | None = None
+    told_outcome: ItemAck | None = None
+
+
+@dataclass
 class _Talk:
     mm_hash: str
-    metadata: EncoderCacheMetadata | None = None
+    jobs: dict[str, _Job] = field(default_factory=dict)  # by job id: usually one, two after `EncodeNeeded`
     decision: tuple[Decision, Reason] | None = None
     outcome: tuple[Outcome, str] | None = None
-    told: list[Message] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -51,18 +60,22 @@ class Conversation:
             if requester.prefill_decode != self._instance:
                 continue
             talk = self._talk((requester.request_id, requester.item_index), metadata.mm_hash)
-            talk.metadata = metadata
+            talk.jobs[metadata.job_id] = _Job(metadata.encoder)
             out += self._say((requester.request_id, requester.item_index), talk)
         return out
 
     def decided(self, key: Key, mm_hash: str, decision: Decision, reason: Reason = "") -> list[Addressed]:
+        """The latest decision counts. One that grants takes back an earlier last word: it is needed again."""
         talk = self._talk(key, mm_hash)
         talk.decision = (decision, reason)
+        if decision is Decision.GRANTED:
+            talk.outcome = None
         return self._say(key, talk)
 
     def ended(self, key: Key, mm_hash: str, outcome: Outcome, detail: str = "") -> list[Addressed]:
+        """The first last word counts."""
         talk = self._talk(key, mm_hash)
-        if talk.outcome is None:  # the last word is said once
+        if talk.outcome is None:
             talk.outcome = (outcome, detail)
         return self._say(key, talk)
 
@@ -75,34 +88,39 @@ class Conversation:
         return talk
 
     def _say(self, key: Key, talk: _Talk) -> list[Addressed]:
-        if talk.metadata is None:
-            return []
-        words: list[Preallocation | ItemAck] = []
-        request_id, item_index = key
-        if talk.decision is not None:
-            words.append(
-                Preallocation(
-                    request_id=request_id,
-                    item_index=item_index,
-                    job_id=talk.metadata.job_id,
-                    mm_hash=talk.mm_hash,
-                    prefill_decode=self._instance,
-                    decision=talk.decision[0],
-                    reason=talk.decision[1],
-                )
-            )
-        if talk.outcome is not None:
-            words.append(
-                ItemAck(
-                    request_id=request_id,
-                    item_index=item_index,
-                    job_id=talk.metadata.job_id,
-                    mm_hash=talk.mm_hash,
-                    prefill_decode=self._instance,
-                    outcome=talk.outcome[0],
-                    detail=talk.outcome[1][:500],
-                )
-            )
-        new = [word for word in words if word not in talk.told]
-        talk.told += new
-        return [Addressed(talk.metadata.encoder, word) for word in new]
+        words: list[Addressed] = []
+        for job_id, job in talk.jobs.items():
+            decision, outcome = self._decision(key, talk, job_id), self._outcome(key, talk, job_id)
+            if decision is not None and decision != job.told_decision:
+                job.told_decision = decision
+                words.append(Addressed(job.encoder, decision))
+            if outcome is not None and outcome != job.told_outcome:
+                job.told_outcome = outcome
+                words.append(Addressed(job.encoder, outcome))
+        return words
+
+    def _decision(self, key: Key, talk: _Talk, job_id: str) -> Preallocation | None:
+        if talk.decision is None:
+            return None
+        return Preallocation(
+            request_id=key[0],
+            item_index=key[1],
+            job_id=job_id,
+            mm_hash=talk.mm_hash,
+            prefill_decode=self._instance,
+            decision=talk.decision[0],
+            reason=talk.decision[1],
+        )
+
+    def _outcome(self, key: Key, talk: _Talk, job_id: str) -> ItemAck | None:
+        if talk.outcome is None:
+            return None
+        return ItemAck(
+            request_id=key[0],
+            item_index=key[1],
+            job_id=job_id,
+            mm_hash=talk.mm_hash,
+            prefill_decode=self._instance,
+            outcome=talk.outcome[0],
+            detail=talk.outcome[1][:500],
+        )

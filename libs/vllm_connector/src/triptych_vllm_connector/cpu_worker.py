@@ -1,5 +1,7 @@
 """Worker class for the CPU, given to vLLM by `--worker-cls`."""
 
+from typing import Any
+
 from vllm.v1.worker.cpu_worker import CPUWorker
 
 from triptych_vllm_connector.runner_wrappers import wrap
@@ -8,6 +10,8 @@ from triptych_vllm_connector.worker_rpc import WorkerRpc
 
 class TriptychCPUWorker(WorkerRpc, CPUWorker):
     """vLLM's CPU worker builds its runner inside `init_device`; the wrapper comes right after."""
+
+    model_runner: Any
 
     def init_device(self) -> None:
         super().init_device()

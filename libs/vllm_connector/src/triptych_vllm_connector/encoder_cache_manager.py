@@ -65,19 +65,34 @@ class PreallocatingEncoderCacheManager(_EvictingManager):
         return super().can_allocate(request, input_id, encoder_compute_budget, num_embeds_to_schedule)
 
     def free_encoder_input(self, request: Any, input_id: int) -> None:
-        """vLLM dropped its reference: either the placeholder is computed, or the request gives up the step."""
+        """vLLM dropped its reference. A view that a granted request needs stays until the consumer evicts it.
+
+        Everything else goes with its last reference: what this instance encoded itself, and what the
+        consumer is done with already.
+        """
         super().free_encoder_input(request, input_id)
         mm_hash = request.mm_features[input_id].identifier
-        if self.consumer is None or not self._is_remote(request):
-            if mm_hash in self.freeable:
-                self.evict(mm_hash)
+        if mm_hash in self.freeable and (self.consumer is None or not self.consumer.is_resident(mm_hash)):
+            self.evict(mm_hash)
 
 
 class ForgettingEncoderCacheManager(_EvictingManager):
     """Encoder: no cache at all. The store is the cache; a hit here would skip the hand-over."""
 
     def check_and_update_cache(self, request: Any, input_id: int) -> bool:
-        return False
+        """Only what this very request has: a prompt longer than a step is encoded once all the same."""
+        return input_id in self.get_cached_input_ids(request)
+
+    def allocate(self, request: Any, input_id: int) -> None:
+        """Two requests with the same item share one entry: its space is counted once."""
+        mm_hash = request.mm_features[input_id].identifier
+        if mm_hash not in self.cached:
+            super().allocate(request, input_id)
+            return
+        if self.freeable.pop(mm_hash, None) is not None:
+            self.num_freeable_slots -= self.num_embeds_by_hash[mm_hash]
+        self.cached[mm_hash].add(request.request_id)
+        self.request_cached_ids.setdefault(request.request_id, set()).add(input_id)
 
     def free_encoder_input(self, request: Any, input_id: int) -> None:
         super().free_encoder_input(request, input_id)

@@ -14,7 +14,10 @@ def _json(value: object) -> str:
 
 
 def _common(config: ConnectorConfig, model: str, ec_role: str, manager: str, on_gpu: bool) -> list[str]:
-    worker = f"{_PACKAGE}.gpu_worker.TriptychGPUWorker" if on_gpu else f"{_PACKAGE}.cpu_worker.TriptychCPUWorker"
+    worker = (
+        f"{_PACKAGE}.gpu_worker.TriptychGPUWorker" if on_gpu else f"{_PACKAGE}.cpu_worker.TriptychCPUWorker"
+    )
+    cache_manager = {"encoder_cache_manager_cls": f"{_PACKAGE}.encoder_cache_manager.{manager}"}
     transfer = {
         "ec_connector": "TriptychECConnector",
         "ec_connector_module_path": f"{_PACKAGE}.connector",
@@ -24,9 +27,9 @@ def _common(config: ConnectorConfig, model: str, ec_role: str, manager: str, on_
     options = [
         f"--model={model}",
         f"--ec-transfer-config={_json(transfer)}",
-        f"--ec-manager-config={_json({'encoder_cache_manager_cls': f'{_PACKAGE}.encoder_cache_manager.{manager}'})}",
+        f"--ec-manager-config={_json(cache_manager)}",
         f"--worker-cls={worker}",
-        "--mm-processor-cache-gb=0",  # an item without its data cannot be handed over, nor encoded as a fallback
+        "--mm-processor-cache-gb=0",  # an item without its data cannot be encoded, here or as a fallback
     ]
     return options if on_gpu else [*options, "--enforce-eager"]
 

@@ -33,10 +33,11 @@ ALLOWED: dict[ItemState, frozenset[ItemState]] = {
 @dataclass
 class Item:
     mm_hash: str
-    holders: set[str] = field(default_factory=set)  # engine request ids
+    holders: dict[str, None] = field(default_factory=dict)  # engine request ids, first come first
     state: ItemState = ItemState.WATCHING
     pin_id: int | None = None
     descriptor: Descriptor | None = None
+    ordered_by: str | None = None  # the holder in whose name a gateway was asked to have it encoded
 
 
 @dataclass(frozen=True)
@@ -61,27 +62,31 @@ class ItemTable:
     def count(self, state: ItemState) -> int:
         return sum(1 for item in self._items.values() if item.state is state)
 
-    def holders(self, mm_hash: str) -> frozenset[str]:
+    def holders(self, mm_hash: str) -> tuple[str, ...]:
+        """In the order they came."""
         item = self._items.get(mm_hash)
-        return frozenset(item.holders) if item else frozenset()
+        return tuple(item.holders) if item else ()
+
+    def state(self, mm_hash: str) -> ItemState | None:
+        item = self._items.get(mm_hash)
+        return None if item is None else item.state
 
     def is_ready(self, mm_hash: str) -> bool:
         """May a step that needs this item be scheduled?"""
-        item = self._items.get(mm_hash)
-        return item is not None and item.state is not ItemState.WATCHING
-
-    def is_pinned(self, mm_hash: str) -> bool:
-        """Must a step that needs this item load it first?"""
-        item = self._items.get(mm_hash)
-        return item is not None and item.state is ItemState.PINNED
+        return self.state(mm_hash) in (ItemState.PINNED, ItemState.RESIDENT)
 
     def acquire(self, mm_hash: str, holder: str) -> bool:
         """Add a holder. True: the item is new, ask the store for it."""
         item = self._items.get(mm_hash)
+        is_new = item is None
         if item is None:
             item = self._items[mm_hash] = Item(mm_hash)
-        item.holders.add(holder)
-        return len(item.holders) == 1 and item.state is ItemState.WATCHING
+        item.holders[holder] = None
+        return is_new
+
+    def ordered(self, mm_hash: str, holder: str) -> None:
+        """A gateway was asked for the item, in the name of `holder`."""
+        self._items[mm_hash].ordered_by = holder
 
     def pinned(self, mm_hash: str, pin_id: int, descriptor: Descriptor) -> bool:
         """The store pinned it for us. False: nobody needs it any more, give the pin back."""
@@ -109,10 +114,22 @@ class ItemTable:
         item = self._items.get(mm_hash)
         if item is None or holder not in item.holders:
             return None
-        item.holders.discard(holder)
+        del item.holders[holder]
         if item.holders:
             return None
         return self._items.pop(mm_hash)
+
+    def take_orphaned_order(self, mm_hash: str) -> bool:
+        """Has the holder in whose name the item was ordered left it, while others wait? Said once."""
+        item = self._items.get(mm_hash)
+        if item is None or item.state is not ItemState.WATCHING or item.ordered_by in (None, *item.holders):
+            return False
+        item.ordered_by = None
+        return True
+
+    def lose_watched(self, mm_hash: str) -> Item | None:
+        """It will not come: forget it, so that who needs it later asks anew. None: it is not awaited."""
+        return self._items.pop(mm_hash) if self.state(mm_hash) is ItemState.WATCHING else None
 
     def lose_unloaded(self) -> list[Item]:
         """The store is gone: forget every item that no worker holds, and say which they were."""

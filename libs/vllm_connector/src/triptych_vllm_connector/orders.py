@@ -14,5 +14,4 @@ class WriteOrder:
     num_embeds: int
     width: int
     dtype: str
-    generation: int
     traceparent: str | None = None

@@ -4,8 +4,11 @@ The two-step bookkeeping has the field's names: space is `preallocate`d for a re
 an allocation when vLLM schedules the item (`finalize_allocation`), and ends with `deallocate`, or with
 `depreallocate` when the item was never scheduled. Whole requests only: two requests that each held half
 of what the other needs would wait for ever. First come, first served: a large request is not overtaken.
-A request that is larger than the whole budget is served item by item: it gets the longest prefix of its
-items that fits, and the rest as it frees them.
+
+A request that is larger than the whole budget is served item by item, and alone: when nobody else holds
+space it gets the longest prefix of its items that fits, and the rest as it frees them. Alone, because it
+runs with a part of its items: it holds KV blocks while it waits for space, and whoever held that space
+could be waiting for its KV blocks.
 
 `sync` keeps a budget in rows; `async` is the same interface without a budget.
 """
@@ -18,14 +21,21 @@ from typing import Protocol
 
 @dataclass(frozen=True)
 class Need:
-    """One item of one request."""
+    """One item at one place of one request."""
 
     mm_hash: str
     num_embeds: int  # rows
+    item_index: int = 0  # position among the request's media items
 
 
 class Preallocator(Protocol):
     """See the module docstring. `request_id` is vLLM's engine request id."""
+
+    @property
+    def num_embeds_used(self) -> int: ...
+
+    @property
+    def num_pending(self) -> int: ...
 
     def can_ever_hold(self, need: Need) -> bool: ...
 
@@ -77,24 +87,29 @@ class SyncPreallocator:
 
     def can_preallocate(self, needs: Sequence[Need]) -> bool:
         """Is there space now for all of `needs`? Items that are held already cost nothing."""
-        return self._budget is None or self._cost(needs) <= self._budget - self._used
+        return len(self._fitting(needs)) == len(needs)
 
     def preallocate(self, request_id: str, needs: Sequence[Need]) -> list[Need]:
         """Grant what may be granted now; the request queues up for the rest.
 
+        A request that waits already asks anew: `needs` replace what it waited for, its place is kept.
         Returns the granted needs: all of them, or, for a request larger than the budget, a prefix;
         or none, and `take_granted` names the request later.
         """
-        if self._pending:  # nobody overtakes
-            self._pending[request_id] = tuple(needs)
-            return []
-        granted = self._grant(request_id, needs)
-        if len(granted) < len(needs):
-            self._pending[request_id] = tuple(needs[len(granted) :])
+        is_first = not self._pending or next(iter(self._pending)) == request_id  # nobody overtakes
+        granted = self._grant(request_id, needs) if is_first else []
+        rest = tuple(needs[len(granted) :])
+        if rest:
+            self._pending[request_id] = rest
+        else:
+            self._pending.pop(request_id, None)
         return granted
 
     def take_granted(self) -> list[tuple[str, list[Need]]]:
-        """Requests at the head of the queue that fit by now, in order, with what each was granted."""
+        """Requests at the head of the queue that fit by now, in order, with what each was granted.
+
+        To be called whenever something was given back.
+        """
         out: list[tuple[str, list[Need]]] = []
         while self._pending:
             request_id, needs = next(iter(self._pending.items()))
@@ -130,16 +145,9 @@ class SyncPreallocator:
             self._used -= hold.num_embeds
             del self._holds[mm_hash]
 
-    def _cost(self, needs: Sequence[Need]) -> int:
-        new = {need.mm_hash: need.num_embeds for need in needs if need.mm_hash not in self._holds}
-        return sum(new.values())
-
     def _grant(self, request_id: str, needs: Sequence[Need]) -> list[Need]:
-        if self.can_preallocate(needs):
-            granted = list(needs)
-        elif self._budget is not None and self._request_size(needs) > self._budget:
-            granted = self._longest_prefix(needs)
-        else:
+        granted = self._fitting(needs)
+        if len(granted) < len(needs) and not self._may_go_by_items(request_id, needs):
             return []
         for need in granted:
             hold = self._holds.get(need.mm_hash)
@@ -149,14 +157,28 @@ class SyncPreallocator:
             hold.request_ids.add(request_id)
         return granted
 
-    def _request_size(self, needs: Sequence[Need]) -> int:
-        return sum({need.mm_hash: need.num_embeds for need in needs}.values())
-
-    def _longest_prefix(self, needs: Sequence[Need]) -> list[Need]:
-        for end in range(len(needs) - 1, 0, -1):
-            if self.can_preallocate(needs[:end]):
+    def _fitting(self, needs: Sequence[Need]) -> list[Need]:
+        """The longest prefix of `needs` that there is space for now."""
+        if self._budget is None:
+            return list(needs)
+        free, new = self._budget - self._used, set[str]()
+        for end, need in enumerate(needs):
+            if need.mm_hash in self._holds or need.mm_hash in new:
+                continue
+            if need.num_embeds > free:
                 return list(needs[:end])
-        return []
+            free -= need.num_embeds
+            new.add(need.mm_hash)
+        return list(needs)
+
+    def _may_go_by_items(self, request_id: str, needs: Sequence[Need]) -> bool:
+        """Larger than the budget, and nobody else holds space."""
+        size = sum({need.mm_hash: need.num_embeds for need in needs}.values())
+        return (
+            self._budget is not None
+            and size > self._budget
+            and all(hold.request_ids == {request_id} for hold in self._holds.values())
+        )
 
 
 class AsyncPreallocator(SyncPreallocator):

@@ -60,7 +60,9 @@ class DisaggPrefillDecodeGPURunnerWrapper:
     def execute_model(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
         planned = scheduler_output.scheduled_encoder_inputs
         if planned and not connector_of_worker().config.has_encoder:
-            raise EncoderNotAllowedError(f"this instance has no encoder, but a step plans to encode {planned}")
+            raise EncoderNotAllowedError(
+                f"this instance has no encoder, but a step plans to encode {planned}"
+            )
         return super().execute_model(scheduler_output, *args, **kwargs)  # type: ignore[misc]
 
 

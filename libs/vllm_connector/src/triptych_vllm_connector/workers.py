@@ -4,6 +4,7 @@ Both run inside vLLM's step, on its thread. Neither waits for the store: command
 read by the session's thread.
 """
 
+import functools
 import queue
 import threading
 import time
@@ -16,7 +17,7 @@ from triptych_common.region import RegionMapping, StoreSession
 from triptych_common.region.tensor_view import tensor_view, write_tensor
 from triptych_common.telemetry import record_span
 from triptych_common.telemetry.logs import get_logger
-from triptych_vllm_connector.config import ConnectorConfig, worker_session_name
+from triptych_vllm_connector.config import STORE_RECONNECT_S, ConnectorConfig, worker_session_name
 from triptych_vllm_connector.items import LoadOrder
 from triptych_vllm_connector.orders import WriteOrder
 
@@ -34,11 +35,11 @@ class _RegionWorker:
             on_push=lambda push: None,
             on_disconnect=self._on_disconnect,
             timeout_s=config.store_timeout_s,
+            reconnect_timeout_s=STORE_RECONNECT_S,
             namespace_digest=config.namespace_digest,
         )
         welcome = self._session.welcome
         self._mapping = RegionMapping.open(welcome.region_path, welcome.region_num_bytes, writable=True)
-        self._generation = welcome.generation
         self._rank = rank
 
     def close(self) -> None:
@@ -49,7 +50,13 @@ class _RegionWorker:
             log.error("store session lost", instance=self._config.instance, error=str(error))
 
     def _span(
-        self, name: str, start_ns: int, end_ns: int, traceparent: str | None, mm_hash: str, **attributes: str | int
+        self,
+        name: str,
+        start_ns: int,
+        end_ns: int,
+        traceparent: str | None,
+        mm_hash: str,
+        **attributes: str | int,
     ) -> None:
         record_span(
             name,
@@ -100,9 +107,6 @@ class WritingWorker(_RegionWorker):
                 expected_dtype=order.dtype,
             )
             return
-        if order.generation != self._generation:
-            log.error("reservation from before a store restart", mm_hash=mm_hash, job_id=order.job_id)
-            return
         start_ns = time.time_ns()
         write_tensor(self._mapping, order.offset, tensor)
         written_ns = time.time_ns()
@@ -142,8 +146,8 @@ class LoadingWorker(_RegionWorker):
         """Inject one tensor per order: on the CPU a view, without a copy."""
         for order in orders:
             start_ns = time.time_ns()
-            pin_id = order.pin_id
-            view = tensor_view(self._mapping, order.descriptor, lambda pin_id=pin_id: self._released.put(pin_id))
+            on_release = functools.partial(self._released.put, order.pin_id)
+            view = tensor_view(self._mapping, order.descriptor, on_release)
             injected = view if self._device_type == "cpu" else view.to(self._device_type)
             encoder_cache[order.mm_hash] = injected
             self.num_injected += 1

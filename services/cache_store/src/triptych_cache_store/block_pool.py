@@ -1,6 +1,7 @@
 """Block pool: which blocks of the region are free. Pure; hands out contiguous ranges only."""
 
 from bisect import bisect_left, insort
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -36,8 +37,17 @@ class BlockPool(Protocol):
             ValueError: part of it is free already, or outside the pool.
         """
 
+    def restore(self, allocated: Iterable[BlockRange]) -> None:
+        """Forget everything; exactly these ranges, in ascending order and without overlap, are allocated."""
+
     def largest_free_range(self) -> int:
         """Blocks in the largest free range; 0 when nothing is free."""
+
+    def num_free_from(self, start: int) -> int:
+        """Blocks in the free range that starts at `start`; 0 when none does."""
+
+    def num_free_before(self, end: int) -> int:
+        """Blocks in the free range that ends at `end`; 0 when none does."""
 
 
 class BestFitPool:
@@ -49,11 +59,11 @@ class BestFitPool:
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
-        self._num_free_blocks = num_blocks
+        self._num_free_blocks = 0
         self._by_start: dict[int, int] = {}  # start -> num_blocks
         self._by_end: dict[int, int] = {}  # end -> start
         self._by_size: list[tuple[int, int]] = []  # (num_blocks, start), sorted
-        self._insert(0, num_blocks)
+        self.restore(())
 
     @property
     def num_free_blocks(self) -> int:
@@ -92,9 +102,33 @@ class BestFitPool:
         self._insert(start, num_blocks)
         self._num_free_blocks += blocks.num_blocks
 
+    def restore(self, allocated: Iterable[BlockRange]) -> None:
+        """Forget everything; exactly these ranges, in ascending order and without overlap, are allocated.
+
+        Raises:
+            ValueError: they overlap, or are not in order, or outside the pool.
+        """
+        self._by_start, self._by_end, self._by_size, self._num_free_blocks = {}, {}, [], 0
+        start = 0
+        for blocks in (*allocated, BlockRange(self.num_blocks, 0)):
+            if blocks.start < start or blocks.end > self.num_blocks:
+                raise ValueError(f"{blocks} overlaps another range, or the end of the pool")
+            if blocks.start > start:
+                self._insert(start, blocks.start - start)
+                self._num_free_blocks += blocks.start - start
+            start = blocks.end
+
     def largest_free_range(self) -> int:
         """Blocks in the largest free range; 0 when nothing is free."""
         return self._by_size[-1][0] if self._by_size else 0
+
+    def num_free_from(self, start: int) -> int:
+        """Blocks in the free range that starts at `start`; 0 when none does."""
+        return self._by_start.get(start, 0)
+
+    def num_free_before(self, end: int) -> int:
+        """Blocks in the free range that ends at `end`; 0 when none does."""
+        return end - self._by_end.get(end, end)
 
     def _insert(self, start: int, num_blocks: int) -> None:
         self._by_start[start] = num_blocks

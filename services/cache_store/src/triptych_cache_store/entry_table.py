@@ -45,6 +45,9 @@ class Entry:
     generation: int
     namespace: str  # digest announced by the writer's session; "" when it announced none
     reserved_at: float  # monotonic seconds, as all times here
+    requester_lease: int = 0  # lease id of the session that asked for the reservation
+    origin_seq: int = 0  # seq of its command
+    tenant: str = ""
     last_used_at: float = 0.0
     num_pins: int = 0
     state: EntryState = field(default=EntryState.WRITING)

@@ -11,8 +11,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import cast
 
-from triptych_cache_store.core import Outgoing, StoreCore
+from triptych_cache_store.core import StoreCore
 from triptych_cache_store.leases import SessionId
+from triptych_cache_store.state import Outgoing
 from triptych_common.domain.errors import MalformedMessageError, StoreUnavailableError
 from triptych_common.protocol.codec import FrameDecoder, decode_command, frame
 from triptych_common.protocol.store import StoreFailure, StoreReply
@@ -20,6 +21,9 @@ from triptych_common.telemetry.logs import get_logger
 
 log = get_logger(__name__)
 
+FIRST_REAP_S = 0.001
+LAST_REAP_S = 1.0
+EVICTIONS_PER_STEP = 16
 CREDENTIALS = struct.Struct("3i")  # pid, uid, gid: the kernel's struct ucred
 
 
@@ -56,7 +60,15 @@ class Connection(asyncio.Protocol):
             except MalformedMessageError as error:
                 self._refuse(str(error))
                 return
-            self._server.deliver(self._server.core.handle(self.session_id, command, time.monotonic()))
+            try:
+                out = self._server.core.handle(self.session_id, command, time.monotonic())
+            except Exception:  # a fault of ours: it costs this session, not the store
+                log.exception("command failed", session_id=self.session_id, kind=command.kind)
+                failure = StoreFailure(seq=command.seq, code="internal", detail="a fault in the store")
+                self.send(failure, closes=True)
+                return
+            self._server.deliver(out)
+        self._server.relieve_soon()
 
     def pause_writing(self) -> None:
         if self._transport is not None:
@@ -108,6 +120,8 @@ class StoreServer:
         self._connections: dict[SessionId, Connection] = {}
         self._next_session = 1
         self._server: asyncio.Server | None = None
+        self._reaper: asyncio.TimerHandle | None = None
+        self._relief: asyncio.Handle | None = None
         self._path: Path | None = None
 
     def is_connected(self, session_id: SessionId) -> bool:
@@ -139,6 +153,10 @@ class StoreServer:
 
     async def close(self) -> None:
         """Stop listening, end all sessions, remove the socket."""
+        if self._reaper is not None:
+            self._reaper.cancel()
+        if self._relief is not None:
+            self._relief.cancel()
         if self._server is not None:
             self._server.close()
         for connection in list(self._connections.values()):
@@ -162,6 +180,34 @@ class StoreServer:
     def closed(self, connection: Connection) -> None:
         if self._connections.pop(connection.session_id, None) is not None:
             self.deliver(self.core.disconnect(connection.session_id, time.monotonic()))
+            self.watch_detached()
+
+    def watch_detached(self, delay_s: float = FIRST_REAP_S) -> None:
+        """Look after clients without a connection: the kernel tells nobody when one lets go of its lock.
+
+        A dying process closes its socket an instant before its lock, hence the short first look.
+        """
+        if self._reaper is not None:
+            self._reaper.cancel()
+            self._reaper = None
+        if self.core.num_detached:
+            loop = asyncio.get_running_loop()
+            self._reaper = loop.call_later(delay_s, self._reap, delay_s)
+
+    def relieve_soon(self) -> None:
+        """Evict in the background, a little at a time, while the region is fuller than it should be."""
+        if self._relief is None and self.core.space.needs_relief:
+            self._relief = asyncio.get_running_loop().call_soon(self._relieve)
+
+    def _relieve(self) -> None:
+        self._relief = None
+        if self.core.space.relieve(EVICTIONS_PER_STEP):
+            self._relief = asyncio.get_running_loop().call_soon(self._relieve)
+
+    def _reap(self, delay_s: float) -> None:
+        self._reaper = None
+        self.deliver(self.core.reap(time.monotonic()))
+        self.watch_detached(min(2 * delay_s, LAST_REAP_S))
 
     def _new_connection(self) -> Connection:
         session_id = SessionId(self._next_session)

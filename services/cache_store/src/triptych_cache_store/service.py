@@ -1,15 +1,20 @@
 """The daemon put together: region, core, server; and its end."""
 
 import asyncio
+import time
+from dataclasses import asdict
 
+from triptych_cache_store.adoption import adopt
 from triptych_cache_store.block_pool import BestFitPool
-from triptych_cache_store.core import StoreCore, StoreIdentity
+from triptych_cache_store.core import StoreCore
 from triptych_cache_store.entry_table import EntryTable
-from triptych_cache_store.eviction import RecencyPolicy
+from triptych_cache_store.eviction import RecencyAndCostPolicy
+from triptych_cache_store.journal import RegionJournal
 from triptych_cache_store.region_file import RegionFile
 from triptych_cache_store.server import StoreServer
 from triptych_cache_store.settings import StoreSettings
 from triptych_cache_store.space import Space
+from triptych_cache_store.state import StoreIdentity, StoreState
 from triptych_common.domain.errors import StoreUnavailableError, TriptychError
 from triptych_common.protocol.store import Ping
 from triptych_common.region.aio import AsyncStoreSession
@@ -24,13 +29,11 @@ async def run_store(settings: StoreSettings, stop: StopSignal) -> None:
     """Serve until `stop`.
 
     Raises:
-        RegionLayoutError: the region cannot be made, or the tmpfs has not enough memory for it.
+        RegionLayoutError: the region cannot be used, or the tmpfs has not enough memory for it.
         StoreUnavailableError: the socket cannot be made.
     """
     layout = RegionLayout.fit(settings.region_bytes, settings.block_bytes)
-    region = RegionFile.create(settings.region_path, layout)
-    server = StoreServer(max_unsent_bytes=settings.max_unsent_bytes)
-    server.core = _core(settings, layout, server)
+    region = RegionFile.open(settings.region_path, layout, time.time())
     failure: list[str] = []
     loop = asyncio.get_running_loop()
 
@@ -38,25 +41,42 @@ async def run_store(settings: StoreSettings, stop: StopSignal) -> None:
         failure.append(detail)
         loop.call_soon_threadsafe(stop.set, "prefault failed")
 
+    server = StoreServer(max_unsent_bytes=settings.max_unsent_bytes)
     try:
+        server.core = make_core(settings, region, server)
         region.start_prefault(on_prefault_failure)
         await server.serve(settings.store_socket)
+        server.watch_detached()
         log.info("store is up", num_blocks=layout.num_blocks, block_num_bytes=layout.block_num_bytes)
         await stop.wait()
     finally:
         await server.close()
-        await asyncio.to_thread(region.close, unlink=True)
+        await asyncio.to_thread(region.close, unlink=not settings.keep_region)
     if failure:
         raise StoreUnavailableError(failure[0])
     log.info("store is down", reason=stop.reason)
 
 
-def _core(settings: StoreSettings, layout: RegionLayout, server: StoreServer) -> StoreCore:
+def make_core(settings: StoreSettings, region: RegionFile, server: StoreServer) -> StoreCore:
+    """The core on `region`, with what an earlier store left there."""
+    layout = region.header.layout
     identity = StoreIdentity(
-        store=settings.instance, region_path=str(settings.region_path), generation=1, layout=layout
+        store=settings.instance,
+        region_path=str(settings.region_path),
+        region_id=region.header.region_id.hex(),
+        generation=region.header.generation,
+        layout=layout,
     )
-    space = Space(EntryTable(layout.block_num_bytes), BestFitPool(layout.num_blocks), RecencyPolicy())
-    return StoreCore(identity, space, is_connected=server.is_connected)
+    journal = RegionJournal(region.buffer, layout)
+    table, pool = EntryTable(layout.block_num_bytes), BestFitPool(layout.num_blocks)
+    space = Space(table, pool, RecencyAndCostPolicy(), journal, settings.limits(layout))
+    state = StoreState(identity, space, journal)
+    if not region.is_new:
+        adopted = adopt(
+            state, is_alive=region.is_client_alive, namespace=settings.namespace_digest, now=time.monotonic()
+        )
+        log.info("region adopted", **asdict(adopted))
+    return StoreCore(state, is_connected=server.is_connected, is_alive=region.is_client_alive)
 
 
 async def is_healthy(settings: StoreSettings, client_name: str) -> bool:

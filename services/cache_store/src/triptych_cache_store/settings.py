@@ -2,8 +2,10 @@
 
 from pathlib import Path
 
-from pydantic import Field, PositiveInt
+from pydantic import Field, PositiveInt, ValidationInfo, field_validator
 
+from triptych_cache_store.limits import Limits
+from triptych_common.region.layout import RegionLayout
 from triptych_common.runtime import ServiceSettings
 
 MIB = 1 << 20
@@ -19,9 +21,49 @@ class StoreSettings(ServiceSettings):
     )
     region_bytes: PositiveInt = Field(default=1024 * MIB, description="size of the region file")
     block_bytes: PositiveInt = Field(default=64 << 10, description="unit of allocation; a multiple of 4096")
+    reserve_fraction: float = Field(
+        default=0.05, ge=0, lt=1, description="of the region, kept for granted preallocations"
+    )
+    high_watermark: float = Field(
+        default=0.98, gt=0, le=1, description="when more of the region is in use, evict in the background ..."
+    )
+    low_watermark: float = Field(default=0.95, ge=0, le=1, description="... until no more than this is")
+    tenant_quota_bytes: PositiveInt | None = Field(
+        default=None,
+        description="bytes that a tenant may hold [default: all]",
+    )
+    tenant_quotas: dict[str, PositiveInt] = Field(
+        default_factory=dict, description='bytes that the named tenants may hold, e.g. {"acme": 1073741824}'
+    )
+    keep_region: bool = Field(
+        default=False,
+        description="leave the region file at a clean stop, for the next start [after a crash it always is]",
+    )
+    namespace_digest: str | None = Field(
+        default=None, description="at start, drop entries of every other namespace [default: drop none]"
+    )
     max_unsent_bytes: PositiveInt = Field(
         default=8 * MIB, description="a client that leaves more replies unread is disconnected"
     )
+
+    @field_validator("low_watermark")
+    @classmethod
+    def _watermarks_in_order(cls, value: float, info: ValidationInfo) -> float:
+        if value > info.data.get("high_watermark", 1.0):
+            raise ValueError("low_watermark is above high_watermark")
+        return value
+
+    def limits(self, layout: RegionLayout) -> Limits:
+        """In blocks of `layout`."""
+        block = layout.block_num_bytes
+        default_quota = self.tenant_quota_bytes
+        return Limits(
+            num_reserve_blocks=int(self.reserve_fraction * layout.num_blocks),
+            high_watermark=int(self.high_watermark * layout.num_blocks),
+            low_watermark=int(self.low_watermark * layout.num_blocks),
+            tenant_quotas={tenant: quota // block for tenant, quota in self.tenant_quotas.items()},
+            default_tenant_quota=None if default_quota is None else default_quota // block,
+        )
 
     @property
     def region_path(self) -> Path:

@@ -1,19 +1,50 @@
-"""A cache_store as a child process, and a collector of pushes: for tests, benchmarks and soak runs."""
+"""For tests, benchmarks and soak runs: a cache_store as a child process, its core alone, a log of pushes."""
 
 import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from triptych_cache_store.adoption import adopt
+from triptych_cache_store.block_pool import BestFitPool
+from triptych_cache_store.core import StoreCore
+from triptych_cache_store.entry_table import EntryTable
+from triptych_cache_store.eviction import RecencyAndCostPolicy
+from triptych_cache_store.journal import RegionJournal
+from triptych_cache_store.leases import SessionId
+from triptych_cache_store.limits import Limits
+from triptych_cache_store.space import Space
+from triptych_cache_store.state import StoreIdentity, StoreState
 from triptych_common.domain.errors import StoreError, StoreUnavailableError
 from triptych_common.protocol.store import StatsQuery, StoreStats
 from triptych_common.region import Push, StoreSession
+from triptych_common.region.layout import RegionLayout
 
 START_TIMEOUT_S = 20.0
 STOP_TIMEOUT_S = 15.0
 RETRY_S = 0.02
+
+
+def core_on(
+    region: bytearray,
+    layout: RegionLayout,
+    *,
+    generation: int = 1,
+    limits: Limits | None = None,
+    is_alive: Callable[[int], bool] = lambda slot: False,
+    is_connected: Callable[[SessionId], bool] = lambda session_id: True,
+    now: float = 0.0,
+) -> StoreCore:
+    """The store's logic on any buffer that has room for the headers, with what it finds there."""
+    journal = RegionJournal(memoryview(region), layout)
+    table, pool = EntryTable(layout.block_num_bytes), BestFitPool(layout.num_blocks)
+    space = Space(table, pool, RecencyAndCostPolicy(), journal, limits or Limits())
+    state = StoreState(StoreIdentity("store-0", "/nowhere", "region", generation, layout), space, journal)
+    adopt(state, is_alive=is_alive, namespace=None, now=now)
+    return StoreCore(state, is_connected=is_connected, is_alive=is_alive)
 
 
 class StoreProcess:

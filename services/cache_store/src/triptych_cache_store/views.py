@@ -1,37 +1,14 @@
-"""What the store tells about its state: descriptors, entry states, statistics. Changes nothing."""
+"""What the store tells about its state: entry states, statistics. Changes nothing."""
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from triptych_cache_store.entry_table import Entry, EntryState, EntryTable
-from triptych_cache_store.leases import LeaseTable
-from triptych_cache_store.space import Space
+from triptych_cache_store.entry_table import EntryState, EntryTable
 from triptych_common.protocol.ids import MmHash
-from triptych_common.protocol.store import Descriptor, StoreStats
 from triptych_common.protocol.store import EntryState as EntryStateMessage
-from triptych_common.region.layout import RegionLayout
+from triptych_common.protocol.store import StoreStats
 
 if TYPE_CHECKING:
-    from triptych_cache_store.core import StoreIdentity
-
-
-@dataclass(slots=True)
-class Counters:
-    """Totals since the start. Hits and misses are those of `PinOrWatch`."""
-
-    num_seals: int = 0
-    num_hits: int = 0
-    num_misses: int = 0
-
-
-def describe(entry: Entry, layout: RegionLayout) -> Descriptor:
-    """Where a sealed entry's tensor is."""
-    return Descriptor(
-        mm_hash=entry.mm_hash,
-        spec=entry.spec,
-        offset=layout.offset_of(entry.blocks.start),
-        generation=entry.generation,
-    )
+    from triptych_cache_store.state import StoreState
 
 
 def entry_state(table: EntryTable, mm_hash: MmHash, now: float) -> EntryStateMessage:
@@ -52,16 +29,15 @@ def entry_state(table: EntryTable, mm_hash: MmHash, now: float) -> EntryStateMes
     return EntryStateMessage(mm_hash=mm_hash, state="absent")
 
 
-def stats(
-    seq: int, identity: "StoreIdentity", space: Space, leases: LeaseTable, counters: Counters
-) -> StoreStats:
+def stats(seq: int, state: "StoreState") -> StoreStats:
     """Bytes are whole blocks: free and those of all states add up to `region_num_bytes` (without headers)."""
+    layout, space, leases, counters = state.identity.layout, state.space, state.leases, state.counters
     num_bytes = space.table.num_bytes
     return StoreStats(
         seq=seq,
-        generation=identity.generation,
-        region_num_bytes=identity.layout.data_num_bytes,
-        free_num_bytes=space.pool.num_free_blocks * identity.layout.block_num_bytes,
+        generation=state.identity.generation,
+        region_num_bytes=layout.data_num_bytes,
+        free_num_bytes=space.pool.num_free_blocks * layout.block_num_bytes,
         writing_num_bytes=num_bytes[EntryState.WRITING],
         ready_num_bytes=num_bytes[EntryState.READY],
         pinned_num_bytes=num_bytes[EntryState.PINNED],

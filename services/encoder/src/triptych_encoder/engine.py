@@ -5,19 +5,18 @@ Preprocessing comes first and apart, so that an item's rows are exact before vLL
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 import torch
-from triptych_common.domain.errors import TriptychError
-from triptych_common.protocol.messages import EncodeJob, Modality
-from triptych_common.telemetry.logs import get_logger
-from triptych_vllm_connector.orders import WriteOrder
-from triptych_vllm_connector.worker_rpc import ENCODER_WIDTHS
 from vllm import SamplingParams
-from vllm.distributed.ec_transfer.ec_connector.utils import PlaceholderMetadataResolver, collect_ec_item_metadata
+from vllm.distributed.ec_transfer.ec_connector.utils import (
+    PlaceholderMetadataResolver,
+    collect_ec_item_metadata,
+)
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.entrypoints.launchers.cli_args import make_arg_parser
+from vllm.exceptions import VLLMError
 from vllm.model_executor.model_loader.utils import get_model_cls
 from vllm.multimodal.inputs import MultiModalFeatureSpec
 from vllm.multimodal.media.image import ImageMediaIO
@@ -25,24 +24,13 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 
+from triptych_common.protocol.messages import EncodeJob, Modality
+from triptych_common.telemetry.logs import get_logger
+from triptych_encoder.encoding import BadMediaError, EncodeRefusedError, EngineFailedError, PreparedItem
+from triptych_vllm_connector.orders import WriteOrder
+from triptych_vllm_connector.worker_rpc import ENCODER_WIDTHS
+
 log = get_logger(__name__)
-
-
-class BadMediaError(TriptychError):
-    """The media cannot be decoded or processed. Trying again gives the same."""
-
-
-class EngineFailedError(TriptychError):
-    """vLLM's engine is dead: this process must be restarted."""
-
-
-@dataclass(frozen=True)
-class PreparedItem:
-    """One item, preprocessed: what vLLM will be given, and how large its result will be."""
-
-    engine_input: Mapping[str, Any]
-    num_embeds: int  # rows
-    placeholder_metadata: dict[str, Any]
 
 
 class EncodeEngine:
@@ -90,7 +78,7 @@ class EncodeEngine:
         }
         try:
             (engine_input,) = await self._llm.renderer.render_cmpl_async([loop_input])
-        except (ValueError, TypeError, RuntimeError) as error:
+        except Exception as error:  # whatever third-party code makes of a stranger's media
             raise BadMediaError(f"the processor refused the {modality}: {error}") from error
         # vLLM rehashes a uuid that comes with processor options; ours has them folded in already.
         engine_input["mm_hashes"] = {modality: [job.mm_hash]}
@@ -109,14 +97,19 @@ class EncodeEngine:
         """Run the encoder; its worker writes into the reservation and seals it.
 
         Raises:
+            EncodeRefusedError: vLLM does not take the item.
             EngineFailedError: the engine is dead.
         """
-        params = SamplingParams(max_tokens=1, detokenize=False, extra_args={"ec_transfer_params": asdict(order)})
+        params = SamplingParams(
+            max_tokens=1, detokenize=False, extra_args={"ec_transfer_params": asdict(order)}
+        )
         try:
             async for _ in self._llm.generate(prepared.engine_input, params, order.job_id):
                 pass
         except EngineDeadError as error:
             raise EngineFailedError(f"the encoder's engine died: {error}") from error
+        except (VLLMError, ValueError) as error:
+            raise EncodeRefusedError(f"the encoder's engine refused the item: {error}") from error
 
     async def check_health(self) -> None:
         """Raises EngineFailedError when the engine is dead."""
@@ -141,7 +134,7 @@ async def _load_image(media: bytes, options: Mapping[str, Any]) -> Any:
 
     try:
         return await asyncio.to_thread(ImageMediaIO(**{"image_mode": "RGB", **options}).load_bytes, media)
-    except (ValueError, TypeError, OSError, SyntaxError) as error:
+    except Exception as error:  # decoders raise whatever they like, `DecompressionBombError` too
         raise BadMediaError("the bytes are not an image that can be decoded") from error
 
 

@@ -21,7 +21,7 @@ from triptych_common.protocol.store import (
 )
 from triptych_common.region import AsyncStoreSession
 from triptych_common.telemetry.logs import get_logger
-from triptych_vllm_connector.config import worker_session_name
+from triptych_vllm_connector.config import STORE_RECONNECT_S, worker_session_name
 
 log = get_logger(__name__)
 
@@ -48,6 +48,7 @@ class HandOver:
             f"{instance}/host",
             on_push=hand_over._on_push,
             on_disconnect=on_disconnect,
+            reconnect_timeout_s=STORE_RECONNECT_S,
             namespace_digest=digest,
         )
         return hand_over
@@ -120,7 +121,9 @@ class HandOver:
         else:
             future = self._sealed.pop(push.mm_hash, None)
             if future is not None and not future.done():
-                future.set_exception(StoreError("unknown_reservation", "the writer went away before the seal"))
+                future.set_exception(
+                    StoreError("unknown_reservation", "the writer went away before the seal")
+                )
                 future.exception()  # seen here; who waits sees it too
 
     def _pinned(self, mm_hash: str, pin_id: int) -> None:

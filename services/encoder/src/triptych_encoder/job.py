@@ -1,7 +1,7 @@
 """One encode job, from the stream to the seal.
 
-    taken -> media -> preprocessed -> reserved -> announced -> encoding -> sealed
-       `-------`------------`------------`------------`------------`--> failed (one clear message)
+taken -> media -> preprocessed -> reserved -> announced -> encoding -> sealed
+   `-------`------------`------------`------------`------------`--> failed (one clear message)
 """
 
 import asyncio
@@ -12,12 +12,12 @@ from triptych_common.bus import Delivery
 from triptych_common.domain.errors import ItemTooLargeError, StoreError, StoreFullError
 from triptych_common.protocol.codec import Envelope
 from triptych_common.protocol.messages import EncodeJob, EncoderCacheMetadata, FailureKind
-from triptych_common.protocol.store import AlreadySealed, TensorSpec
+from triptych_common.protocol.store import AlreadySealed, Reserved, TensorSpec
 from triptych_common.telemetry import record_span, span
 from triptych_common.telemetry.logs import get_logger
-from triptych_encoder.engine import BadMediaError, EncodeEngine, EngineFailedError, PreparedItem
+from triptych_encoder.encoding import BadMediaError, Encoder, EncodeRefusedError, PreparedItem
 from triptych_encoder.hand_over import HandOver
-from triptych_encoder.ledger import Ledger
+from triptych_encoder.ledger import Key, Ledger
 from triptych_encoder.media_source import MediaGoneError, MediaSource
 from triptych_encoder.reporter import Reporter
 from triptych_vllm_connector.orders import WriteOrder
@@ -26,6 +26,7 @@ log = get_logger(__name__)
 
 DEFAULT_DEADLINE_S = 60.0
 SEAL_TIMEOUT_S = 5.0  # from the engine's answer to the store's push: a message on a local socket
+MAX_RESERVE_ATTEMPTS = 5
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
@@ -39,7 +40,12 @@ class JobRunner:
     """Handles deliveries of `encode-jobs`, several at once, each `mm_hash` by one of them at a time."""
 
     def __init__(
-        self, engine: EncodeEngine, media: MediaSource, hand_over: HandOver, reporter: Reporter, ledger: Ledger,
+        self,
+        engine: Encoder,
+        media: MediaSource,
+        hand_over: HandOver,
+        reporter: Reporter,
+        ledger: Ledger,
         instance: str,
     ) -> None:
         self._engine = engine
@@ -69,7 +75,7 @@ class JobRunner:
             await self._once_per_hash(job, envelope)
         except _Failure as failure:
             log.info("job failed", job_id=job.job_id, kind=failure.kind.value, detail=failure.detail)
-            self._hand_over.unpin(self._ledger.dropped(job.mm_hash))
+            self._hand_over.unpin(self._ledger.dropped(job.mm_hash, _keys(job)))
             await self._reporter.failed(job, envelope, failure.kind, failure.detail)
         except asyncio.CancelledError:
             await delivery.hand_back()
@@ -98,12 +104,11 @@ class JobRunner:
         remaining_s = self._remaining_s(envelope)
         self._ledger.add(
             job.mm_hash,
-            {(r.request_id, r.item_index) for r in job.requesters},
+            _keys(job),
             time.monotonic() + remaining_s,
         )
         with span("encoder.reserve", traceparent=envelope.traceparent, attributes=self._attributes(job)):
-            reservation = await self._reserve(job, spec, remaining_s)
-        sealed = await self._watch(job)
+            reservation, sealed = await self._reserve_and_watch(job, spec, remaining_s)
         metadata = EncoderCacheMetadata(
             job_id=job.job_id,
             mm_hash=job.mm_hash,
@@ -129,11 +134,10 @@ class JobRunner:
                 num_embeds=prepared.num_embeds,
                 width=self._engine.width,
                 dtype=spec.dtype,
-                generation=reservation.generation,
                 traceparent=envelope.traceparent,
             )
             self.num_encodes += 1
-            await self._engine.encode(prepared, order)
+            await self._run_encoder(prepared, order)
         pin_id = await self._sealed_pin(job, sealed, reservation)
         self._hand_over.unpin(self._ledger.sealed(job.mm_hash, pin_id))
         await self._reporter.completed(job, envelope, time.monotonic() - started)
@@ -156,7 +160,20 @@ class JobRunner:
             )
         return prepared
 
-    async def _reserve(self, job: EncodeJob, spec: TensorSpec, timeout_s: float):  # type: ignore[no-untyped-def]
+    async def _reserve_and_watch(
+        self, job: EncodeJob, spec: TensorSpec, timeout_s: float
+    ) -> tuple[Reserved | AlreadySealed, "asyncio.Future[int]"]:
+        """Blocks to write, or an entry that is there; and our pin of it, once it is sealed."""
+        for _ in range(MAX_RESERVE_ATTEMPTS):
+            reservation = await self._reserve(job, spec, timeout_s)
+            sealed = await self._watch(job, reservation)
+            if isinstance(reservation, Reserved) or sealed.done():
+                return reservation, sealed
+            # It was evicted between the two answers, and nobody writes it: that is for us now.
+        await self._hand_over.give_up(job.mm_hash, None)
+        raise _Failure(FailureKind.STORE_FULL, "the cache store evicts the item as soon as it is sealed")
+
+    async def _reserve(self, job: EncodeJob, spec: TensorSpec, timeout_s: float) -> Reserved | AlreadySealed:
         try:
             return await self._hand_over.reserve(
                 job.mm_hash, spec, lambda: self._ledger.is_granted(job.mm_hash), timeout_s
@@ -164,22 +181,33 @@ class JobRunner:
         except StoreFullError as error:
             raise _Failure(FailureKind.STORE_FULL, "the cache store has no space") from error
         except ItemTooLargeError as error:
-            raise _Failure(FailureKind.TOO_LARGE, "the item is larger than the cache store can hold") from error
+            raise _Failure(
+                FailureKind.TOO_LARGE, "the item is larger than the cache store can hold"
+            ) from error
         except StoreError as error:
             raise _Failure(FailureKind.ENCODER_ERROR, f"the cache store refused: {error.code}") from error
 
-    async def _watch(self, job: EncodeJob) -> "asyncio.Future[int]":
+    async def _watch(self, job: EncodeJob, reservation: Reserved | AlreadySealed) -> "asyncio.Future[int]":
         try:
             return await self._hand_over.watch(job.mm_hash)
         except StoreError as error:
+            await self._hand_over.give_up(job.mm_hash, _reservation_id(reservation))
             raise _Failure(FailureKind.ENCODER_ERROR, f"the cache store refused: {error.code}") from error
 
-    async def _sealed_pin(self, job: EncodeJob, sealed: "asyncio.Future[int]", reservation: object) -> int:
+    async def _run_encoder(self, prepared: PreparedItem, order: WriteOrder) -> None:
+        try:
+            await self._engine.encode(prepared, order)
+        except EncodeRefusedError as error:
+            await self._hand_over.give_up(order.mm_hash, order.reservation_id)
+            raise _Failure(FailureKind.ENCODER_ERROR, str(error)) from error
+
+    async def _sealed_pin(
+        self, job: EncodeJob, sealed: "asyncio.Future[int]", reservation: Reserved | AlreadySealed
+    ) -> int:
         try:
             return await asyncio.wait_for(asyncio.shield(sealed), SEAL_TIMEOUT_S)
         except (TimeoutError, StoreError) as error:
-            reservation_id = getattr(reservation, "reservation_id", None)
-            await self._hand_over.give_up(job.mm_hash, reservation_id)
+            await self._hand_over.give_up(job.mm_hash, _reservation_id(reservation))
             raise _Failure(FailureKind.ENCODER_ERROR, "the encoder's output was not written") from error
 
     def _spec(self, prepared: PreparedItem) -> TensorSpec:
@@ -193,7 +221,11 @@ class JobRunner:
         return DEFAULT_DEADLINE_S if envelope.deadline is None else envelope.deadline - time.monotonic()
 
     def _attributes(self, job: EncodeJob) -> dict[str, str | int]:
-        return {"triptych.instance": self._instance, "triptych.mm_hash": job.mm_hash, "triptych.job_id": job.job_id}
+        return {
+            "triptych.instance": self._instance,
+            "triptych.mm_hash": job.mm_hash,
+            "triptych.job_id": job.job_id,
+        }
 
     def _record_queue_time(self, envelope: Envelope, job: EncodeJob) -> None:
         now_ns = time.time_ns()
@@ -204,3 +236,11 @@ class JobRunner:
             traceparent=envelope.traceparent,
             attributes=self._attributes(job),
         )
+
+
+def _keys(job: EncodeJob) -> set[Key]:
+    return {(requester.request_id, requester.item_index) for requester in job.requesters}
+
+
+def _reservation_id(reservation: Reserved | AlreadySealed) -> int | None:
+    return reservation.reservation_id if isinstance(reservation, Reserved) else None

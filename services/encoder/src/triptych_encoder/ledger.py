@@ -61,12 +61,19 @@ class Ledger:
         if entry is None:
             return []
         entry.waiting.discard(key)
+        entry.granted.discard(key)
         return self._end_if_done(entry)
 
-    def dropped(self, mm_hash: str) -> list[int]:
-        """The job failed: nobody will ack."""
-        entry = self._entries.pop(mm_hash, None)
-        return [] if entry is None or entry.pin_id is None else [entry.pin_id]
+    def dropped(self, mm_hash: str, requesters: set[Key]) -> list[int]:
+        """A job failed: these will not ack. Others may still, for an earlier job that did not."""
+        entry = self._entries.get(mm_hash)
+        if entry is None:
+            return []
+        entry.waiting -= requesters
+        entry.granted -= requesters
+        if entry.pin_id is None and not entry.waiting:
+            del self._entries[mm_hash]
+        return self._end_if_done(entry)
 
     def expire(self, now: float) -> list[int]:
         """Entries whose requesters never answered."""

@@ -1,9 +1,15 @@
 """Where a job's media come from: inside the job, or from the gateway that keeps them."""
 
+import asyncio
+import time
+
 import httpx
+
 from triptych_common.domain.errors import TriptychError
 from triptych_common.protocol.codec import Envelope
 from triptych_common.protocol.messages import EncodeJob
+
+FETCH_TIMEOUT_S = 30.0  # for one item as a whole, whatever the client's limits for single reads are
 
 
 class MediaGoneError(TriptychError):
@@ -24,19 +30,26 @@ class MediaSource:
             MediaGoneError: neither inline nor to be had, or not of the announced length.
         """
         if envelope.blob is not None:
-            return envelope.blob
-        if job.media_url is None or job.media_num_bytes > self._max_bytes:
+            media = envelope.blob
+        elif job.media_url is None or job.media_num_bytes > self._max_bytes:
             raise MediaGoneError("the job carries no media that can be fetched")
+        else:
+            media = await self._download(job.media_url, job.media_num_bytes, envelope.deadline)
+        if len(media) != job.media_num_bytes:
+            raise MediaGoneError("the media are not of the announced length")
+        return media
+
+    async def _download(self, url: str, num_bytes: int, deadline: float | None) -> bytes:
+        """At most little more than `num_bytes`."""
+        left_s = FETCH_TIMEOUT_S if deadline is None else min(FETCH_TIMEOUT_S, deadline - time.monotonic())
+        media = bytearray()
         try:
-            async with self._client.stream("GET", job.media_url) as response:
+            async with asyncio.timeout(left_s), self._client.stream("GET", url) as response:
                 response.raise_for_status()
-                media = bytearray()
                 async for chunk in response.aiter_bytes():
                     media += chunk
-                    if len(media) > job.media_num_bytes:
+                    if len(media) > num_bytes:
                         break
-        except httpx.HTTPError as error:
+        except (httpx.HTTPError, httpx.InvalidURL, TimeoutError) as error:
             raise MediaGoneError(f"the gateway did not serve the media: {type(error).__name__}") from error
-        if len(media) != job.media_num_bytes:
-            raise MediaGoneError("the gateway served media of another length")
         return bytes(media)

@@ -15,7 +15,9 @@ EXPIRY_CHECK_S = 5.0  # pins of requests that never answered; time to live, not 
 class ReplyListener:
     """Owns the ledger's inputs from the bus."""
 
-    def __init__(self, bus: AsyncBus, names: StreamNames, instance: str, ledger: Ledger, hand_over: HandOver) -> None:
+    def __init__(
+        self, bus: AsyncBus, names: StreamNames, instance: str, ledger: Ledger, hand_over: HandOver
+    ) -> None:
         self._bus = bus
         self._names = names
         self._instance = instance
@@ -30,7 +32,9 @@ class ReplyListener:
             group.create_task(self._expire())
 
     async def _listen(self, stream: str) -> None:
-        async with self._bus.consumer(stream, group=OWNER_GROUP, consumer=self._instance, prefetch=64) as consumer:
+        async with self._bus.consumer(
+            stream, group=OWNER_GROUP, consumer=self._instance, prefetch=64
+        ) as consumer:
             async for delivery in consumer:
                 self._handle(delivery.envelope.message)
                 await delivery.ack()

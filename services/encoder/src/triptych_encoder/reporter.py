@@ -26,8 +26,9 @@ class Reporter:
 
     async def metadata(self, job: EncodeJob, envelope: Envelope, metadata: EncoderCacheMetadata) -> None:
         """To every waiting prefill_decode, then to every waiting gateway."""
-        consumers = [self._names.metadata(name) for name in _distinct(r.prefill_decode for r in job.requesters)]
-        await self._publish([*consumers, *self._gateways(job)], metadata, envelope)
+        consumers = _distinct(requester.prefill_decode for requester in job.requesters)
+        await self._publish([self._names.metadata(name) for name in consumers], metadata, envelope)
+        await self._publish(self._gateways(job), metadata, envelope)
 
     async def completed(self, job: EncodeJob, envelope: Envelope, encode_s: float) -> None:
         message = EncodeCompleted(
@@ -45,9 +46,14 @@ class Reporter:
         return [self._names.encode_results(name) for name in _distinct(r.gateway for r in job.requesters)]
 
     async def _publish(self, streams: list[str], message: Message, envelope: Envelope) -> None:
-        await asyncio.gather(
-            *(self._bus.publish(stream, message, traceparent=envelope.traceparent) for stream in streams)
+        """Tells everybody that can be told, also when telling one of them fails."""
+        results = await asyncio.gather(
+            *(self._bus.publish(stream, message, traceparent=envelope.traceparent) for stream in streams),
+            return_exceptions=True,
         )
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
 
 
 def _distinct(names: Iterable[str]) -> list[str]:

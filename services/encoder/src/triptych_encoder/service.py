@@ -5,6 +5,7 @@ import contextlib
 import uuid
 
 import httpx
+
 from triptych_common.bus import AsyncBus, Registry
 from triptych_common.domain.errors import StoreUnavailableError, TriptychError
 from triptych_common.protocol.messages import InstanceRecord, Role

@@ -1,6 +1,7 @@
 """Settings of the encoder. Environment: `TRIPTYCH_*`."""
 
 from pydantic import Field, NonNegativeInt, PositiveInt
+
 from triptych_common.runtime import ServiceSettings
 
 
@@ -12,6 +13,12 @@ class EncoderSettings(ServiceSettings):
     engine_args: list[str] = Field(default_factory=list, description="options passed through to vLLM")
     num_slots: PositiveInt = Field(default=4, description="jobs worked on at once")
     max_media_bytes: PositiveInt = Field(default=64 << 20, description="largest media item that is fetched")
-    takeover_idle_ms: PositiveInt = Field(default=10_000, description="a job untouched for so long is taken over")
-    max_deliveries: PositiveInt = Field(default=3, description="a job delivered more often goes to dead-letters")
-    debug_encode_delay_ms: NonNegativeInt = Field(default=0, description="test option: sleep before each encode")
+    takeover_idle_ms: PositiveInt = Field(
+        default=2_000, description="a job untouched for so long is taken over"
+    )
+    max_deliveries: PositiveInt = Field(
+        default=3, description="a job delivered more often goes to dead-letters"
+    )
+    debug_encode_delay_ms: NonNegativeInt = Field(
+        default=0, description="test option: sleep before each encode"
+    )

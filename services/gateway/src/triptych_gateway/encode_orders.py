@@ -111,9 +111,12 @@ class EncodeOrders:
                 self.table.recall(mm_hash, sizes)
             elif (item := self.table.get(mm_hash)) is not None and item.state is ItemState.UNKNOWN:
                 unknown.append(mm_hash)
-        for mm_hash, sizes in zip(
-            unknown, await asyncio.gather(*map(self._sizes.fetch, unknown)), strict=True
-        ):
+        try:
+            async with asyncio.timeout(self._limits.publish_timeout_s):
+                found = await asyncio.gather(*map(self._sizes.fetch, unknown))
+        except TimeoutError:
+            return
+        for mm_hash, sizes in zip(unknown, found, strict=True):
             if sizes is not None:
                 self.table.recall(mm_hash, sizes)
 

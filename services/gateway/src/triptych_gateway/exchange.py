@@ -105,7 +105,7 @@ class ChatExchange(Response):
             del raw
             root.set_attribute("triptych.num_items", len(request.media))
             root.set_attribute("triptych.stream", request.stream)
-            await race(self._serve(request, client), wait_disconnect(self._request))
+            await race(self._serve(request, client), wait_disconnect(self._request, lambda: client.has_ended))
 
     async def _serve(self, request: ChatRequest, client: ClientStream) -> None:
         try:

@@ -1,6 +1,7 @@
 """Reading a request's body, bounded in size and time."""
 
 import asyncio
+from collections.abc import Callable
 
 from starlette.requests import ClientDisconnect, Request
 
@@ -41,12 +42,15 @@ def announced_bytes(request: Request) -> int | None:
     return int(value) if value.isascii() and value.isdigit() else None
 
 
-async def wait_disconnect(request: Request) -> None:
-    """A guard, for when the body has been read: raises when the client goes away.
+async def wait_disconnect(request: Request, has_ended: Callable[[], bool]) -> None:
+    """A guard, for when the body has been read: raises when the client goes away before the answer's end.
+
+    The server says `http.disconnect` too once the answer is complete, which `has_ended` tells apart.
 
     Raises:
         ClientDisconnect: it did.
     """
     while (await request.receive())["type"] != "http.disconnect":
         pass
-    raise ClientDisconnect
+    if not has_ended():
+        raise ClientDisconnect

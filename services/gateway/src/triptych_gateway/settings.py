@@ -48,7 +48,6 @@ class GatewaySettings(ServiceSettings):
     publish_timeout_s: PositiveFloat = 5.0
     encoder_grace_s: PositiveFloat = 5.0
     """How long an image request waits for an encoder to appear in the registry before 503."""
-    retry_after_s: PositiveInt = 1
 
     max_encode_attempts: PositiveInt = 2
     max_dispatch_attempts: PositiveInt = 2

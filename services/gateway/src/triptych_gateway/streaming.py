@@ -17,12 +17,12 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 
 class ClientStream:
-    """The response being sent. Knows whether the client has seen its headers."""
+    """The response being sent. Knows whether it has begun, and whether it has ended."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
         self.has_begun = False
-        self._has_ended = False
+        self.has_ended = False
 
     async def begin(self, status: int, headers: dict[str, str]) -> None:
         raw = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
@@ -34,8 +34,8 @@ class ClientStream:
 
     async def end(self, chunk: bytes = b"") -> None:
         """Send the last bytes. The second call does nothing."""
-        if not self._has_ended:
-            self._has_ended = True
+        if not self.has_ended:
+            self.has_ended = True
             await self._send({"type": "http.response.body", "body": chunk, "more_body": False})
 
 

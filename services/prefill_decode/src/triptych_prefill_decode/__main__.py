@@ -6,12 +6,16 @@ from triptych_common.bus import is_registered
 from triptych_common.runtime import run_service
 from triptych_prefill_decode.settings import PrefillDecodeSettings
 
+
 def main() -> None:
     if sys.argv[1:2] == ["healthcheck"]:
         settings = PrefillDecodeSettings.load(sys.argv[2:])
-        raise SystemExit(0 if is_registered(settings.redis_url, settings.deployment, settings.instance) else 1)
+        raise SystemExit(
+            0 if is_registered(settings.redis_url, settings.deployment, settings.instance) else 1
+        )
     settings = PrefillDecodeSettings.load()
-    from triptych_prefill_decode.service import serve  # vLLM takes seconds to import: settings are refused before
+    # vLLM takes seconds to import: settings are refused before.
+    from triptych_prefill_decode.service import serve
 
     run_service(lambda stop: serve(settings, stop))
 

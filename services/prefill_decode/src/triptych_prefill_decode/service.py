@@ -7,6 +7,15 @@ import uuid
 from typing import Any
 
 import uvicorn
+from vllm.entrypoints.launchers.api_server.app_state import init_app_state
+from vllm.entrypoints.launchers.api_server.entry import build_async_engine_client
+from vllm.entrypoints.launchers.app import build_app
+from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
+from vllm.multimodal import MULTIMODAL_REGISTRY
+from vllm.multimodal.encoder_budget import MultiModalBudget
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+from vllm.v1.engine.exceptions import EngineDeadError
+
 from triptych_common.bus import AsyncBus, Registry
 from triptych_common.domain.errors import TriptychError
 from triptych_common.protocol.messages import InstanceRecord, Role
@@ -18,12 +27,6 @@ from triptych_vllm_connector.config import ConnectorConfig
 from triptych_vllm_connector.engine_options import option_value, prefill_decode_options
 from triptych_vllm_connector.namespace import digest_of_model
 from triptych_vllm_connector.platform import has_gpu
-from vllm.entrypoints.launchers.api_server.app_state import init_app_state
-from vllm.entrypoints.launchers.api_server.entry import build_async_engine_client
-from vllm.entrypoints.launchers.app import build_app
-from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
-from vllm.utils.argparse_utils import FlexibleArgumentParser
-from vllm.v1.engine.exceptions import EngineDeadError
 
 log = get_logger(__name__)
 
@@ -65,7 +68,9 @@ async def serve(settings: PrefillDecodeSettings, stop: StopSignal) -> None:
     validate_parsed_serve_args(args)
     sock = _listen(settings)
     with contextlib.closing(sock):
-        async with build_async_engine_client(args) as engine:  # first: vLLM may fork, nothing of ours runs yet
+        async with build_async_engine_client(
+            args
+        ) as engine:  # first: vLLM may fork, nothing of ours runs yet
             tracing = setup_tracing(
                 "prefill_decode",
                 settings.instance,
@@ -91,9 +96,16 @@ def _listen(settings: PrefillDecodeSettings) -> socket.socket:
 
 
 async def _serve_engine(
-    settings: PrefillDecodeSettings, digest: str, engine: Any, args: Any, sock: socket.socket, stop: StopSignal
+    settings: PrefillDecodeSettings,
+    digest: str,
+    engine: Any,
+    args: Any,
+    sock: socket.socket,
+    stop: StopSignal,
 ) -> None:
-    setup_logging("prefill_decode", settings.instance, settings.log_level)  # again: vLLM's start changes levels
+    setup_logging(
+        "prefill_decode", settings.instance, settings.log_level
+    )  # again: vLLM's start changes levels
     supported_tasks = await engine.get_supported_tasks()
     app = build_app(args, supported_tasks, engine.model_config)
     await init_app_state(engine, app.state, args, supported_tasks)
@@ -108,6 +120,9 @@ async def _serve_engine(
         )
     )
     port = sock.getsockname()[1]
+    max_item_embeds = settings.budget_embeds or await asyncio.to_thread(
+        _encoder_cache_embeds, engine.vllm_config
+    )
     record = InstanceRecord(
         instance=settings.instance,
         boot_id=uuid.uuid4().hex,
@@ -116,7 +131,7 @@ async def _serve_engine(
         model=settings.model_name,
         namespace_digest=digest,
         dtype=str(engine.model_config.dtype).removeprefix("torch."),
-        max_item_embeds=settings.budget_embeds,
+        max_item_embeds=max_item_embeds,
         num_slots=engine.vllm_config.scheduler_config.max_num_seqs,
     )
     bus = await AsyncBus.connect(settings.redis_url, settings.deployment, client_name=settings.instance)
@@ -131,6 +146,11 @@ async def _serve_engine(
                 server.should_exit = True  # out of the registry: requests in hand end now
     except* TriptychError as failures:
         raise failures.exceptions[0] from None
+
+
+def _encoder_cache_embeds(vllm_config: Any) -> int | None:
+    """Rows that vLLM's encoder cache holds, so the largest item; counted as vLLM's scheduler does."""
+    return MultiModalBudget(vllm_config, MULTIMODAL_REGISTRY, enable_cache=False).encoder_cache_size or None
 
 
 class _Server(uvicorn.Server):

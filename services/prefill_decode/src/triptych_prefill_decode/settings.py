@@ -4,6 +4,7 @@ import socket
 from typing import Literal
 
 from pydantic import Field, PositiveInt
+
 from triptych_common.runtime import ServiceSettings
 
 ANY_ADDRESS = ("0.0.0.0", "::", "")
@@ -24,7 +25,8 @@ class PrefillDecodeSettings(ServiceSettings):
     )
     preallocation: Literal["sync", "async"] = "sync"
     budget_embeds: PositiveInt | None = Field(
-        default=None, description="rows of encoder output kept for requests at once [default: vLLM's encoder cache]"
+        default=None,
+        description="rows of encoder output kept for requests at once [default: vLLM's encoder cache]",
     )
 
     @property

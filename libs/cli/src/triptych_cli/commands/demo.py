@@ -17,6 +17,7 @@ from rich.markup import escape
 
 from triptych_cli.console import StartProgress, err, fail, out, show_tail, show_waterfall
 from triptych_cli.launch import Launch, LaunchError, prepare
+from triptych_cli.layout import RunLayout
 from triptych_cli.options import Wish
 from triptych_cli.picture import half_blocks
 from triptych_cli.settings import CHECKOUT
@@ -29,7 +30,8 @@ from triptych_cli.supervisor.supervisor import (
     is_supervised,
     run_directory,
 )
-from triptych_cli.topology import RunLayout
+from triptych_common.bus import AsyncBus
+from triptych_common.bus.inspection import delete_deployment
 from triptych_common.domain.errors import TriptychError
 from triptych_common.runtime.settings import default_run_dir
 from triptych_common.telemetry.tracefile import SpanRecord
@@ -148,8 +150,16 @@ async def _run(launch: Launch, samples: list[Sample]) -> int:
         except (DemoFailedError, OpenAIError):
             show_tail(layout.log_file("gateway-0"), 15)
             raise
+    if launch.options.redis_url is not None:
+        await _tidy_redis(launch.options.redis_url, launch.options.deployment)
     out.print("every process has ended; sockets and shared memory are gone")
     return 0
+
+
+async def _tidy_redis(url: str, deployment: str) -> None:
+    """The demo's deployment is its own; in a Redis of somebody else nothing of it shall stay."""
+    async with await AsyncBus.connect(url, deployment, client_name="demo") as bus:
+        await delete_deployment(bus)
 
 
 async def _show(supervisor: Supervisor, layout: RunLayout, samples: list[Sample]) -> None:

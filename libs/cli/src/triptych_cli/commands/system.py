@@ -14,12 +14,12 @@ from rich.table import Table
 
 from triptych_cli.console import StartProgress, err, fail, out, show_tail
 from triptych_cli.launch import LaunchError, lasting_layout, prepare
+from triptych_cli.layout import RunLayout
 from triptych_cli.options import Wish
 from triptych_cli.settings import CliSettings
 from triptych_cli.supervisor import daemon
 from triptych_cli.supervisor.state import ServiceState, SystemStatus, read_status
 from triptych_cli.supervisor.supervisor import is_supervised
-from triptych_cli.topology import RunLayout
 
 STATE_COLOURS = {
     ServiceState.READY: "green",

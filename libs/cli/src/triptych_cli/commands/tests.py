@@ -24,8 +24,9 @@ def run_tests(layer: str | None, extra: list[str]) -> int:
         if not layer.startswith("-") and not Path(layer).exists():
             fail(f"no layer {layer!r}; there are: {', '.join(LAYERS)}, all")
             return 2
-        layer, extra = None, [layer, *extra]  # a word for pytest
-    chosen = [name for name in LAYERS if layer in (None, "all", name)]
+        extra = [layer, *extra]  # a word for pytest
+        layer = None
+    chosen = list(LAYERS) if layer is None else [name for name in LAYERS if layer in ("all", name)]
     names_tests = any(not word.startswith("-") and Path(word.split("::")[0]).exists() for word in extra)
     paths: list[str] = []
     for name in () if names_tests else chosen:

@@ -17,6 +17,7 @@ from typing import Literal
 from pydantic import BaseModel
 
 from triptych_cli.launch import Launch, LaunchError
+from triptych_cli.layout import RunLayout
 from triptych_cli.supervisor.process import is_same_session, session_members
 from triptych_cli.supervisor.service import StartFailedError
 from triptych_cli.supervisor.state import SystemStatus, read_status, write_status
@@ -27,7 +28,6 @@ from triptych_cli.supervisor.supervisor import (
     is_supervised,
     run_directory,
 )
-from triptych_cli.topology import RunLayout
 from triptych_common.domain.errors import TriptychError
 
 SUPERVISOR_LOG = "supervisor.log"

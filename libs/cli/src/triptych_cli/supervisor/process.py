@@ -10,13 +10,16 @@ import contextlib
 import ctypes
 import os
 import signal
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import psutil
 
 POSIX_SHARED_MEMORY = Path("/dev/shm")
 KILL_ROUNDS = 50
+SESSION_INTERVAL_S = 0.1
+LAST_WORDS_S = 3.0  # Python's resource tracker outlives those whom it tidies up for
 
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -71,20 +74,35 @@ def kill_members(session: int) -> list[psutil.Process]:
     for member in members:
         with contextlib.suppress(psutil.NoSuchProcess):
             member.kill()
-    for path in memory:
-        path.unlink(missing_ok=True)
+    remove(memory)
     return members
 
 
-def end_session(session: int) -> int:
-    """End a session of another supervisor's; the number of processes killed. Blocks for seconds at most."""
+def remove(files: Iterable[Path]) -> None:
+    for path in files:
+        path.unlink(missing_ok=True)
+
+
+def end_sessions(sessions: Sequence[int], grace_s: float) -> int:
+    """End sessions that a supervisor which is no more has left; how many processes had to be killed.
+
+    Blocks for little more than `grace_s`, which the processes have to end by themselves.
+    """
+    members = [member for session in sessions for member in session_members(session)]
+    memory = shared_memory_of(members)
+    for leader in [member for member in members if member.pid in sessions]:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            leader.terminate()
+    psutil.wait_procs(members, timeout=grace_s)
     num_killed = 0
-    for _ in range(KILL_ROUNDS):  # a member can have started another meanwhile
-        killed = kill_members(session)
-        if not killed:
-            break
-        num_killed += len(killed)
-        psutil.wait_procs(killed, timeout=1.0)
+    for session in sessions:
+        for _ in range(KILL_ROUNDS):  # a member can have started another meanwhile
+            killed = kill_members(session)
+            if not killed:
+                break
+            num_killed += len(killed)
+            psutil.wait_procs(killed, timeout=1.0)
+    remove(memory)
     return num_killed
 
 
@@ -127,11 +145,24 @@ class ChildProcess:
         return self._process.returncode is not None
 
     async def stop(self, timeout_s: float) -> int:
-        """End the child and its session; the number of processes that had to be killed."""
+        """End the child and its session; the number of processes that had to be killed.
+
+        What they have mapped is noted while they end: an engine kills its own processes after a while,
+        and who should tidy up for them may be killed here.
+        """
+        memory: set[Path] = set()
         if self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 self._process.terminate()
-            await self.ends_within(timeout_s)
+        else:
+            timeout_s = LAST_WORDS_S
+        limit = time.monotonic() + timeout_s
+        while (members := session_members(self.pid)) and time.monotonic() < limit:
+            memory |= shared_memory_of(members)
+            if self._process.returncode is not None:
+                await asyncio.sleep(SESSION_INTERVAL_S)  # of their end, init alone is told
+            elif await self.ends_within(SESSION_INTERVAL_S):
+                limit = time.monotonic() + LAST_WORDS_S
         num_killed = 0
         for _ in range(KILL_ROUNDS):  # a member can have started another meanwhile
             killed = kill_members(self.pid)
@@ -139,7 +170,8 @@ class ChildProcess:
             await self._process.wait()
             if not killed:
                 break
-            await asyncio.sleep(0.02)  # until the kernel has taken them down; init is told, not we
+            await asyncio.sleep(SESSION_INTERVAL_S)
+        remove(memory)
         return num_killed
 
     def kill_now(self) -> None:

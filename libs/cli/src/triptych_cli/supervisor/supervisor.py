@@ -9,11 +9,14 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
-from triptych_cli.supervisor.process import end_session, is_same_session
+from triptych_cli.layout import MAX_SOCKET_PATH_BYTES, Options, RunLayout
+from triptych_cli.supervisor.process import end_sessions, is_same_session
 from triptych_cli.supervisor.service import Service
 from triptych_cli.supervisor.state import SystemStatus, read_status
-from triptych_cli.topology import MAX_SOCKET_PATH_BYTES, Options, RunLayout, Topology
+from triptych_cli.topology import Topology
 from triptych_common.runtime import ensure_run_dir
+
+LEFTOVERS_GRACE_S = 20.0
 
 OnChange = Callable[[SystemStatus], None]
 
@@ -152,7 +155,7 @@ def run_directory(layout: RunLayout) -> Iterator[None]:
         RunDirError: it cannot be made, or is open to others.
         ValueError: its path is too long for sockets.
     """
-    longest = max(len(os.fsencode(path)) for path in (layout.redis_socket, layout.ipc_dir / ("0" * 36)))
+    longest = max(len(os.fsencode(path)) for path in (layout.redis_socket, layout.tmp_dir / ("0" * 36)))
     if longest > MAX_SOCKET_PATH_BYTES:
         raise ValueError(
             f"{layout.run_dir} is too long a path for sockets; name a shorter one: TRIPTYCH_RUN_DIR"
@@ -168,7 +171,7 @@ def run_directory(layout: RunLayout) -> Iterator[None]:
         if os.fstat(lock.fileno()).st_nlink == 0:
             raise AlreadyRunningError("a system is being stopped here just now; try again")
         clear_leftovers(layout)
-        layout.ipc_dir.mkdir(mode=0o700)
+        layout.tmp_dir.mkdir(mode=0o700)
         for folder in (layout.logs_dir, layout.traces_dir):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         rotate_logs(layout.logs_dir)
@@ -192,11 +195,13 @@ def is_supervised(layout: RunLayout) -> bool:
 
 def clear_leftovers(layout: RunLayout) -> int:
     """End what a supervisor that was killed left running, and remove its files. How many processes."""
-    num_killed = 0
     status = read_status(layout.state_file)
-    for service in status.services if status else ():
-        if service.pid is not None and is_same_session(service.pid, service.pid_started_at):
-            num_killed += end_session(service.pid)
+    sessions = [
+        service.pid
+        for service in (status.services if status else ())
+        if service.pid is not None and is_same_session(service.pid, service.pid_started_at)
+    ]
+    num_killed = end_sessions(sessions, LEFTOVERS_GRACE_S)
     for left in layout.run_dir.iterdir():
         if left == layout.lock_file:
             continue

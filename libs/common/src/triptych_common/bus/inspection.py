@@ -75,5 +75,21 @@ async def peek(bus: AsyncBus, stream: str, count: int) -> list[RawEntry]:
     ]
 
 
+async def delete_deployment(bus: AsyncBus) -> int:
+    """Delete every stream and key of the deployment; their number. For systems that will not come back.
+
+    Raises:
+        BusUnavailableError
+    """
+    return await command("delete_deployment", lambda: _delete_all(bus))
+
+
+async def _delete_all(bus: AsyncBus) -> int:
+    keys = [key async for key in bus.client.scan_iter(match=f"{_prefix(bus)}*", count=_SCAN_BATCH)]
+    if keys:
+        await cast("Any", bus.client.unlink(*keys))
+    return len(keys)
+
+
 def _prefix(bus: AsyncBus) -> str:
     return bus.names.dead_letters.removesuffix("dead-letters")

@@ -14,6 +14,7 @@ from triptych_common.protocol.messages import Message
 
 STORE_PROTOCOL_VERSION = 1
 MAX_FRAME_BYTES = 1 << 20
+MAX_HOLDERS = 1024
 
 DType = Literal["float32", "bfloat16", "float16"]
 
@@ -36,7 +37,7 @@ class Descriptor(Message):
 
 
 class StoreFrame(Message):
-    seq: NonNegativeInt
+    seq: Annotated[int, Field(ge=0, lt=2**63)]
 
 
 # ---- commands, client -> store -------------------------------------------------------------------
@@ -78,6 +79,7 @@ class Reserve(StoreFrame):
     spec: TensorSpec
     writer: Name | None = None      # None: the caller
     may_use_reserve: bool = False   # granted preallocations may use the store's reserve
+    tenant: Annotated[Name, Field(max_length=64)] | None = None  # whose quota it counts against
 
 
 class Seal(StoreFrame):
@@ -99,7 +101,7 @@ class PinOrWatch(StoreFrame):
 
     kind: Literal["pin_or_watch"] = "pin_or_watch"
     mm_hash: MmHashText
-    num_holders: PositiveInt = 1    # unpins needed until the pin ends (tensor-parallel ranks)
+    num_holders: Annotated[int, Field(ge=1, le=MAX_HOLDERS)] = 1    # unpins needed until the pin ends (tensor-parallel ranks)
 
 
 class Unwatch(StoreFrame):

@@ -20,10 +20,11 @@ DTYPES: tuple[DType, ...] = ("float32", "bfloat16", "float16")
 
 _REGION = struct.Struct("<8sIQQQQQ16s")  # magic, version, block bytes, blocks, pins, slots, generation, id
 _CRC = struct.Struct("<I")
+REGION_HEADER_NUM_BYTES = _REGION.size + _CRC.size
 _SLOT = struct.Struct("<BxxxIQQ200s64s")  # used, crc, last seq, lease id, client, namespace
 _PIN = struct.Struct("<BxHIIxxxxQQ")  # used, slot, block, holders, pin id, origin seq
 _ENTRY_MARKS = struct.Struct("<BBxxId")  # state, has checksum, payload checksum, last used
-_ENTRY_BODY = struct.Struct("<IHBxQQQQQQQd32s64s")
+_ENTRY_BODY = struct.Struct("<IHBxQQQQQQQd32s64s64s")
 _U32, _U64, _F64 = struct.Struct("<I"), struct.Struct("<Q"), struct.Struct("<d")
 _BODY_CRC_AT = _ENTRY_MARKS.size
 _BODY_AT = _BODY_CRC_AT + _CRC.size
@@ -75,6 +76,7 @@ class EntryRecord:
     reserved_at: float  # monotonic seconds of this boot, as `last_used_at`
     mm_hash: str
     namespace: str
+    tenant: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +170,7 @@ def write_entry(buffer: memoryview, offset: int, entry: EntryRecord) -> None:
     body = _ENTRY_BODY.pack(
         entry.num_blocks, entry.writer_slot, DTYPES.index(entry.dtype), *entry.shape, entry.num_bytes,
         entry.generation, entry.reservation_id, entry.requester_lease, entry.origin_seq, entry.reserved_at,
-        bytes.fromhex(entry.mm_hash), entry.namespace.encode(),
+        bytes.fromhex(entry.mm_hash), entry.namespace.encode(), entry.tenant.encode(),
     )  # fmt: skip
     _ENTRY_MARKS.pack_into(buffer, offset, 0, 0, 0, 0.0)
     _CRC.pack_into(buffer, offset + _BODY_CRC_AT, zlib.crc32(body))
@@ -201,13 +203,14 @@ def read_entry(buffer: memoryview, offset: int) -> EntryRecord | None:
         return None
     (
         num_blocks, writer_slot, dtype, rows, width, num_bytes, generation, reservation_id, requester_lease,
-        origin_seq, reserved_at, mm_hash, namespace,
+        origin_seq, reserved_at, mm_hash, namespace, tenant,
     ) = _ENTRY_BODY.unpack(body)  # fmt: skip
     if num_blocks == 0 or dtype >= len(DTYPES):
         return None
     return EntryRecord(
         num_blocks, writer_slot, DTYPES[dtype], (rows, width), num_bytes, generation, reservation_id,
-        requester_lease, origin_seq, reserved_at, mm_hash.hex(), namespace.rstrip(b"\0").decode(),
+        requester_lease, origin_seq, reserved_at, mm_hash.hex(),
+        namespace.rstrip(b"\0").decode(), tenant.rstrip(b"\0").decode(),
     )  # fmt: skip
 
 

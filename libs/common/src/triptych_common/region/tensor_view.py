@@ -8,6 +8,7 @@ import torch
 
 from triptych_common.domain.errors import SpecMismatchError
 from triptych_common.protocol.store import Descriptor, DType, TensorSpec
+from triptych_common.region.fence import check_descriptor
 from triptych_common.region.mapping import RegionMapping
 
 TORCH_DTYPES: dict[DType, torch.dtype] = {
@@ -27,9 +28,11 @@ def tensor_view(
     called when the interpreter exits: the store sees the session end.
 
     Raises:
+        StaleDescriptorError: the entry is no longer there.
         SpecMismatchError: shape, dtype and bytes of the descriptor disagree.
         ValueError: the descriptor points outside the mapping.
     """
+    check_descriptor(mapping, descriptor)
     dtype = _checked_dtype(descriptor.spec)
     exporter = mapping.exporter(descriptor.offset, descriptor.spec.num_bytes)
     if on_release is not None:

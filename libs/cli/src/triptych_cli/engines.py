@@ -1,0 +1,87 @@
+"""The engine hosts of a topology: their options, environment and GPUs. Pure."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from triptych_cli.layout import Options, RunLayout
+
+ENGINE_ENV: Mapping[str, str] = {
+    "VLLM_NO_USAGE_STATS": "1",
+}
+CPU_ENGINE_ENV: Mapping[str, str] = {
+    "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "OMP_NUM_THREADS": "1",
+    # Idle OpenMP threads sleep instead of spinning: several engines share the cores.
+    "OMP_WAIT_POLICY": "passive",
+    "GOMP_SPINCOUNT": "0",
+    "KMP_BLOCKTIME": "0",
+}
+"""Defaults for engines on a CPU; what the user has set in the environment wins."""
+
+
+@dataclass(frozen=True)
+class Engine:
+    """One engine host before it becomes a `ServiceSpec`."""
+
+    package: str
+    instance: str
+    arguments: tuple[str, ...]
+    env: dict[str, str]
+    gpu: str | None = None  # the one it runs on; None: CPU, or several GPUs
+
+
+def engine_hosts(options: Options, layout: RunLayout, ports: Sequence[int]) -> list[Engine]:
+    """Encoders first. `ports`: one for each prefill_decode."""
+    env = {
+        "TRIPTYCH_MODEL": options.model,
+        "TMPDIR": str(layout.tmp_dir),
+        "VLLM_RPC_BASE_PATH": str(layout.tmp_dir),
+    }
+    engines = [
+        Engine("encoder", f"encoder-{number}", options.encoder_args, env)
+        for number in range(options.num_encoders)
+    ]
+    engines += [
+        Engine(
+            "prefill_decode",
+            f"prefill_decode-{number}",
+            options.prefill_decode_args,
+            {**env, "TRIPTYCH_HOST": "127.0.0.1", "TRIPTYCH_PORT": str(ports[number])},
+        )
+        for number in range(options.num_prefill_decodes)
+    ]
+    return _placed_on_gpus(engines, options.gpus) if options.gpus else engines
+
+
+def _placed_on_gpus(engines: list[Engine], gpus: Sequence[str]) -> list[Engine]:
+    """Round robin. vLLM takes 90 % of a GPU unless told: engines that share one get equal parts."""
+    spread = ("--tensor-parallel-size", "-tp", "--pipeline-parallel-size", "-pp")
+    share = "--gpu-memory-utilization"
+    placed = []
+    for position, engine in enumerate(engines):
+        if _has_flag(engine.arguments, *spread):
+            placed.append(engine)  # places itself
+            continue
+        num_sharing = len(range(position % len(gpus), len(engines), len(gpus)))
+        arguments = engine.arguments
+        if num_sharing > 1 and not _has_flag(arguments, share):
+            arguments = (*arguments, share, f"{0.9 / num_sharing:.2f}")
+        gpu = gpus[position % len(gpus)]
+        placed.append(
+            replace(engine, arguments=arguments, env={**engine.env, "CUDA_VISIBLE_DEVICES": gpu}, gpu=gpu)
+        )
+    return placed
+
+
+def _has_flag(arguments: Sequence[str], *flags: str) -> bool:
+    return any(argument.split("=")[0] in flags for argument in arguments)
+
+
+def engine_env_defaults(options: Options) -> dict[str, str]:
+    defaults = dict(ENGINE_ENV)
+    if not options.gpus:
+        defaults |= CPU_ENGINE_ENV
+    if options.model_is_local:
+        defaults["HF_HUB_OFFLINE"] = "1"
+    return defaults

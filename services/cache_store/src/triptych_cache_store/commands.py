@@ -1,0 +1,174 @@
+"""What each command does. Pure; a command that is refused has changed nothing, but may have evicted."""
+
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from triptych_cache_store.entry_table import Entry, EntryState
+from triptych_cache_store.leases import Lease, Watch
+from triptych_cache_store.state import Out, Refusal, StoreState
+from triptych_cache_store.views import entry_state, stats
+from triptych_common.protocol import store as wire
+from triptych_common.protocol.ids import MmHash, PinId, ReservationId
+
+MAX_LISTED = 2000  # what fits into one frame
+ITEM_BYTES: dict[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
+Handler = Callable[[Lease, Any, float, Out], wire.StoreReply]
+
+
+class Commands:
+    """The commands of an attached session, by their type in `handlers`."""
+
+    def __init__(self, state: StoreState) -> None:
+        self._state = state
+        self.handlers: dict[type[wire.StoreFrame], Handler] = {
+            wire.Ping: self._ping,
+            wire.Reserve: self._reserve,
+            wire.Seal: self._seal,
+            wire.Cancel: self._cancel,
+            wire.PinOrWatch: self._pin_or_watch,
+            wire.Unwatch: self._unwatch,
+            wire.Unpin: self._unpin,
+            wire.Lookup: self._lookup,
+            wire.StatsQuery: self._stats,
+            wire.ListEntries: self._list,
+            wire.Evict: self._evict,
+        }
+
+    def _ping(self, lease: Lease, command: wire.Ping, now: float, out: Out) -> wire.StoreReply:
+        return wire.Done(seq=command.seq)
+
+    # ---- producing -------------------------------------------------------------------------------
+    def _reserve(self, lease: Lease, command: wire.Reserve, now: float, out: Out) -> wire.StoreReply:
+        state, spec, mm_hash = self._state, command.spec, MmHash(command.mm_hash)
+        if math.prod(spec.shape) * ITEM_BYTES[spec.dtype] != spec.num_bytes:
+            raise Refusal("spec_mismatch", f"{spec.dtype} {spec.shape} is not {spec.num_bytes} bytes")
+        present = state.table.sealed(mm_hash) or state.table.first_writing(mm_hash)
+        if present is not None and present.spec != spec:
+            raise Refusal("spec_mismatch", f"the entry is {present.spec.dtype} {present.spec.shape}")
+        if present is not None and present.state is not EntryState.WRITING:
+            return wire.AlreadySealed(seq=command.seq, spec=present.spec)
+        writer = lease if command.writer is None else state.leases.of_client(command.writer)
+        if writer is None:
+            raise Refusal("unknown_writer", f"{command.writer} has no session")
+        num_blocks = state.identity.layout.num_blocks_for(spec.num_bytes)
+        if num_blocks > state.space.pool.num_blocks:
+            raise Refusal("too_large", f"{spec.num_bytes} bytes exceed the region")
+        if not state.space.may_take(num_blocks, may_use_reserve=command.may_use_reserve):
+            raise Refusal("full", f"{spec.num_bytes} bytes are not free, or kept for granted preallocations")
+        tenant = command.tenant or ""
+        if not state.space.fit_quota(tenant, num_blocks):
+            raise Refusal("full", f"{spec.num_bytes} bytes exceed the quota of the tenant")
+        blocks = state.space.try_allocate(num_blocks, now)
+        if blocks is None:
+            raise Refusal("full", f"no {spec.num_bytes} bytes in one range that nobody uses")
+        entry = Entry(
+            reservation_id=ReservationId(next(state.ids)),
+            mm_hash=mm_hash,
+            spec=spec,
+            blocks=blocks,
+            generation=state.identity.generation,
+            namespace=writer.namespace,
+            reserved_at=now,
+            requester_lease=lease.lease_id,
+            origin_seq=command.seq,
+            tenant=tenant,
+        )
+        state.space.reserve(entry, writer.slot)
+        state.leases.add_reservation(writer, entry)
+        return wire.Reserved(
+            seq=command.seq,
+            reservation_id=entry.reservation_id,
+            offset=state.identity.layout.offset_of(blocks.start),
+            generation=entry.generation,
+        )
+
+    def _seal(self, lease: Lease, command: wire.Seal, now: float, out: Out) -> wire.StoreReply:
+        entry = self._reservation(command.reservation_id)
+        if self._state.leases.writer_of(entry.reservation_id) is not lease:
+            raise Refusal("not_owner", f"reservation {entry.reservation_id} is written by another session")
+        if entry.state is EntryState.ABANDONED or self._state.table.sealed(entry.mm_hash) is not None:
+            self._state.release_reservation(entry, out)  # cancelled, or another was sealed first
+        else:
+            self._state.seal(entry, now, out)
+        return wire.Done(seq=command.seq)
+
+    def _cancel(self, lease: Lease, command: wire.Cancel, now: float, out: Out) -> wire.StoreReply:
+        entry = self._reservation(command.reservation_id)
+        writer = self._state.leases.writer_of(entry.reservation_id)
+        if lease is writer:
+            self._state.release_reservation(entry, out)
+            return wire.Done(seq=command.seq)
+        if lease.lease_id != entry.requester_lease and lease.instance != writer.instance:
+            raise Refusal("not_owner", f"reservation {entry.reservation_id} belongs to another instance")
+        if entry.state is EntryState.WRITING:  # the writer may be writing now: its blocks wait for it
+            self._state.space.abandon(entry)
+            self._state.tell_writer_lost(entry.mm_hash, out)
+        return wire.Done(seq=command.seq)
+
+    # ---- consuming -------------------------------------------------------------------------------
+    def _pin_or_watch(self, lease: Lease, command: wire.PinOrWatch, now: float, out: Out) -> wire.StoreReply:
+        state, mm_hash = self._state, MmHash(command.mm_hash)
+        if not state.has_room_for_pin():
+            raise Refusal("full", "the store has no free pin record")
+        entry = state.table.sealed(mm_hash)
+        if entry is None:
+            state.counters.num_misses += 1
+            state.leases.add_watch(lease, mm_hash, Watch(command.num_holders, command.seq))
+            return wire.Watching(seq=command.seq, mm_hash=mm_hash, writing=state.table.is_writing(mm_hash))
+        state.counters.num_hits += 1
+        pin = state.pin(lease, entry, command.num_holders, command.seq, now)
+        return wire.Pinned(seq=command.seq, pin_id=pin.pin_id, descriptor=state.describe(entry))
+
+    def _unwatch(self, lease: Lease, command: wire.Unwatch, now: float, out: Out) -> wire.StoreReply:
+        self._state.leases.end_watch(lease, MmHash(command.mm_hash))
+        return wire.Done(seq=command.seq)
+
+    def _unpin(self, lease: Lease, command: wire.Unpin, now: float, out: Out) -> wire.StoreReply:
+        pin = self._state.leases.pin(PinId(command.pin_id))
+        if pin is None:
+            raise Refusal("unknown_pin", f"no pin {command.pin_id}")
+        if lease.instance != pin.lease.instance:
+            raise Refusal("not_owner", f"pin {pin.pin_id} belongs to another instance")
+        if pin.num_holders == 1:
+            self._state.end_pin(pin, now)
+        else:
+            pin.num_holders -= 1
+            self._state.journal.holders_changed(pin.pin_id, pin.num_holders)
+        return wire.Done(seq=command.seq)
+
+    # ---- looking, and the operator ---------------------------------------------------------------
+    def _lookup(self, lease: Lease, command: wire.Lookup, now: float, out: Out) -> wire.StoreReply:
+        entries = tuple(entry_state(self._state.table, MmHash(each), now) for each in command.mm_hashes)
+        return wire.Entries(seq=command.seq, entries=entries)
+
+    def _stats(self, lease: Lease, command: wire.StatsQuery, now: float, out: Out) -> wire.StoreReply:
+        return stats(command.seq, self._state)
+
+    def _list(self, lease: Lease, command: wire.ListEntries, now: float, out: Out) -> wire.StoreReply:
+        mm_hashes = itertools.islice(self._mm_hashes(), min(command.limit, MAX_LISTED))
+        entries = tuple(entry_state(self._state.table, each, now) for each in mm_hashes)
+        return wire.Entries(seq=command.seq, entries=entries)
+
+    def _evict(self, lease: Lease, command: wire.Evict, now: float, out: Out) -> wire.StoreReply:
+        space = self._state.space
+        if command.mm_hash is None:
+            space.evict_all()
+        elif (entry := space.sealed_unpinned(MmHash(command.mm_hash))) is not None:
+            space.evict(entry)
+        return wire.Done(seq=command.seq)
+
+    def _mm_hashes(self) -> Iterator[MmHash]:
+        table = self._state.table
+        seen: set[MmHash] = set()
+        for entry in itertools.chain(table.all_sealed(), table.all_unsealed()):
+            if entry.state is not EntryState.ABANDONED and entry.mm_hash not in seen:
+                seen.add(entry.mm_hash)
+                yield entry.mm_hash
+
+    def _reservation(self, reservation_id: int) -> Entry:
+        entry = self._state.table.reservation(ReservationId(reservation_id))
+        if entry is None:
+            raise Refusal("unknown_reservation", f"no reservation {reservation_id}")
+        return entry

@@ -1,0 +1,48 @@
+"""What encodes, as a job sees it: so that jobs can be tested, and imported, without vLLM."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from triptych_common.domain.errors import TriptychError
+from triptych_common.protocol.messages import EncodeJob
+from triptych_vllm_connector.orders import WriteOrder
+
+
+class BadMediaError(TriptychError):
+    """The media cannot be decoded or processed. Trying again gives the same."""
+
+
+class EncodeRefusedError(TriptychError):
+    """The engine does not encode this item; it goes on with others."""
+
+
+class EngineFailedError(TriptychError):
+    """vLLM's engine is dead: this process must be restarted."""
+
+
+@dataclass(frozen=True)
+class PreparedItem:
+    """One item, preprocessed: what vLLM will be given, and how large its result will be."""
+
+    engine_input: Mapping[str, Any]
+    num_embeds: int  # rows
+    placeholder_metadata: dict[str, Any]
+
+
+class Encoder(Protocol):
+    """`engine.EncodeEngine`. Its outputs are [num_embeds, width] of `dtype`."""
+
+    dtype: str
+    width: int
+
+    @property
+    def max_num_tokens(self) -> int: ...
+
+    async def preprocess(self, job: EncodeJob, media: bytes) -> PreparedItem:
+        """Raises BadMediaError."""
+        ...
+
+    async def encode(self, prepared: PreparedItem, order: WriteOrder) -> None:
+        """Raises EncodeRefusedError or EngineFailedError."""
+        ...

@@ -1,0 +1,49 @@
+"""What operators' tools see of the streams, on a real Redis."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from triptych_common.bus import AsyncBus
+from triptych_common.bus.inspection import delete_deployment, list_lags, peek
+from triptych_common.protocol.messages import EncodeNeeded
+
+MESSAGE = EncodeNeeded(
+    request_id="r", item_index=0, mm_hash="0" * 64, prefill_decode="prefill_decode-0", reason="absent"
+)
+
+
+@pytest.fixture
+async def bus(redis_url: str) -> AsyncIterator[AsyncBus]:
+    async with await AsyncBus.connect(redis_url, "inspected", client_name="test") as connected:
+        yield connected
+
+
+async def test_every_stream_is_listed_with_its_groups(bus: AsyncBus) -> None:
+    await bus.publish(bus.names.encode_results("gateway-0"), MESSAGE)
+    async with bus.consumer(bus.names.encode_jobs, group="encoders", consumer="encoder-0") as consumer:
+        await bus.publish(bus.names.encode_jobs, MESSAGE)
+        async for _ in consumer:
+            break
+        lags = {lag.stream: lag for lag in await list_lags(bus)}
+    assert (lags["encode-jobs"].group, lags["encode-jobs"].num_pending) == ("encoders", 1)
+    assert (lags["encode-results:gateway-0"].group, lags["encode-results:gateway-0"].num_entries) == (None, 1)
+
+
+async def test_peek_shows_the_newest_first_and_takes_nothing(bus: AsyncBus) -> None:
+    stream = bus.names.encode_results("gateway-0")
+    ids = [await bus.publish(stream, MESSAGE) for _ in range(3)]
+    entries = await peek(bus, "encode-results:gateway-0", 2)
+    assert [entry.entry_id for entry in entries] == ids[:0:-1]
+    assert entries[0].fields["type"] == b"EncodeNeeded"
+    assert entries[0].published_s > 1e9
+    assert len(await peek(bus, "encode-results:gateway-0", 10)) == 3
+
+
+async def test_a_deployment_is_deleted_alone(bus: AsyncBus, redis_url: str) -> None:
+    await bus.publish(bus.names.encode_jobs, MESSAGE)
+    async with await AsyncBus.connect(redis_url, "other", client_name="test") as other:
+        await other.publish(other.names.encode_jobs, MESSAGE)
+        assert await delete_deployment(bus) == 1
+        assert await list_lags(bus) == []
+        assert len(await list_lags(other)) == 1

@@ -1,0 +1,99 @@
+"""The system of compose.yaml on a real Docker engine. Skipped, with the reason, where there is none.
+
+Images stay afterwards (the next run builds on them); containers, networks and volumes go.
+
+    TRIPTYCH_MODEL    another model folder
+    TRIPTYCH_WHEELS   an image with wheels for the build; else wheels of a local PIP_FIND_LINKS are handed in
+"""
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from support.compose import ROOT, Compose
+
+SAMPLES = ROOT / "models" / "digits-vl" / "samples"
+BUILD_LIMIT_S = 1800.0
+
+
+@pytest.fixture(scope="session")
+def _docker_engine() -> None:
+    """Skip where no engine with compose answers."""
+    if shutil.which("docker") is None:
+        pytest.skip("no Docker here: the docker command is missing")
+    for command in (["docker", "info"], ["docker", "compose", "version"]):
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+        except subprocess.TimeoutExpired:
+            pytest.skip(f"no Docker here: `{' '.join(command)}` does not answer")
+        if done.returncode:
+            reason = (done.stderr or done.stdout).strip().splitlines()[-1:]
+            pytest.skip(f"no Docker here: `{' '.join(command)}` says {reason}")
+
+
+@pytest.fixture(scope="session")
+def compose(_docker_engine: None) -> Iterator[Compose]:
+    """The project, not started yet; taken down at the end, whatever happened."""
+    model = Path(os.environ.get("TRIPTYCH_MODEL", ROOT / "models" / "digits-vl"))
+    if not any(model.glob("*.safetensors")):
+        pytest.skip(f"no weights in {model}; name a model folder with TRIPTYCH_MODEL")
+    port = _free_port()
+    env = {
+        **os.environ,
+        "TRIPTYCH_MODEL": str(model.resolve()),
+        "TRIPTYCH_PORT": str(port),
+        "TRIPTYCH_WHEELS": os.environ.get("TRIPTYCH_WHEELS") or _image_of_local_wheels(),
+        "OTEL_EXPORTER_OTLP_ENDPOINT": "",
+    }
+    project = Compose(f"triptych-test-{os.getpid()}", port, env)
+    try:
+        yield project
+    finally:
+        project.attempt("down", "--volumes", "--remove-orphans", "--timeout", "20")
+
+
+@pytest.fixture(scope="session")
+def system(compose: Compose) -> Compose:
+    """The project, built and up: every service healthy."""
+    compose.run("build", limit_s=BUILD_LIMIT_S)
+    compose.up()
+    return compose
+
+
+@pytest.fixture(scope="session")
+def samples() -> Callable[[int], tuple[bytes, str]]:
+    """Held-out handwriting by number: a PNG, and what is to be read in it, e.g. `7 7 2`."""
+    listing = json.loads((SAMPLES / "samples.json").read_text())
+
+    def sample(number: int) -> tuple[bytes, str]:
+        return (SAMPLES / listing[number]["file"]).read_bytes(), listing[number]["digits"]
+
+    return sample
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _image_of_local_wheels() -> str:
+    """`scratch`, or an image with the wheels of the folder where this machine's pip looks first."""
+    folder = Path(os.environ.get("PIP_FIND_LINKS", ""))
+    if not (folder.is_absolute() and any(folder.glob("*.whl"))):
+        return "scratch"
+    subprocess.run(
+        ["docker", "build", "--quiet", "--tag", "triptych-wheels", "--file", "-", str(folder)],
+        input="FROM scratch\nCOPY *.whl /\n",
+        env={**os.environ, "DOCKER_BUILDKIT": "1"},
+        capture_output=True,
+        text=True,
+        timeout=BUILD_LIMIT_S,
+        check=True,
+    )
+    return "triptych-wheels"

@@ -1,0 +1,233 @@
+"""When parts fail: what the caller sees, and that nothing is left behind."""
+
+import asyncio
+from typing import Any
+
+import openai
+import pytest
+
+from tests.integration.gateway.conftest import System
+from tests.integration.gateway.fakes import MODEL, FakePrefillDecode, until
+from tests.unit.gateway.media_samples import data_url, image_bytes
+from triptych_common.protocol.messages import ECTransferParams, FailureKind
+
+IMAGE = {"type": "image_url", "image_url": {"url": data_url(image_bytes(3))}}
+URL = "messages[0].content[0].image_url.url"
+
+
+async def collect_into(words: list[str], stream: Any) -> None:
+    async for chunk in stream:
+        words.append(chunk.choices[0].delta.content or "")  # noqa: PERF401
+
+
+async def second_instance(system: System) -> FakePrefillDecode:
+    """Another prefill_decode, and the gateway knows it."""
+    other = await system.stack.enter_async_context(FakePrefillDecode("pd-1").running(system.bus))
+    await system.look()
+    return other
+
+
+@pytest.mark.parametrize(
+    ("kind", "status", "code", "num_jobs"),
+    [
+        (FailureKind.BAD_MEDIA, 400, "invalid_image", 1),
+        (FailureKind.TOO_LARGE, 413, "image_too_large", 1),
+        (FailureKind.STORE_FULL, 503, "store_full", 1),
+        (FailureKind.DEAD_LETTER, 503, "encode_failed", 1),
+        (FailureKind.ENCODER_ERROR, 503, "encode_failed", 2),
+    ],
+)
+async def test_encode_failure(
+    system: System, kind: FailureKind, status: int, code: str, num_jobs: int
+) -> None:
+    system.encoder.failures = [kind] * 2
+    with pytest.raises(openai.APIStatusError) as caught:
+        await system.ask([IMAGE])
+    assert (caught.value.status_code, caught.value.code, caught.value.param) == (status, code, URL)
+    assert ("retry-after" in caught.value.response.headers) == (status == 503)
+    assert len(system.encoder.jobs) == num_jobs
+    assert [job.attempt for job in system.encoder.jobs] == list(range(1, num_jobs + 1))
+    assert system.prefill_decode.bodies == []
+    system.encoder.failures = []
+    assert (await system.ask([IMAGE])).choices  # nothing is remembered against the picture
+    await system.assert_idle()
+
+
+async def test_encoder_error_is_tried_once_more(system: System) -> None:
+    system.encoder.failures = [FailureKind.ENCODER_ERROR]
+    assert (await system.ask([IMAGE])).choices[0].message.content.startswith("1x8x8")
+    assert len(system.encoder.jobs) == 2
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_encode_failure_while_prefill_decode_waits_aborts_its_request(
+    system: System, stream: bool
+) -> None:
+    system.encoder.fail_after_metadata = FailureKind.BAD_MEDIA
+    system.encoder.before_seal.clear()
+
+    async def for_ever(params: ECTransferParams) -> None:
+        system.encoder.before_seal.set()
+        await asyncio.Event().wait()
+
+    system.prefill_decode.waits_for = for_ever
+    with pytest.raises(openai.BadRequestError) as caught:
+        await system.ask([IMAGE], stream=stream)
+    assert caught.value.param == URL
+    await until(lambda: system.prefill_decode.num_disconnects == 1)
+    await system.assert_idle()
+
+
+@pytest.mark.parametrize("stage", ["encode", "prefill", "stream"])
+async def test_client_that_goes_away_leaves_nothing(system: System, stage: str) -> None:
+    body: dict[str, Any] = {
+        "model": MODEL,
+        "stream": True,
+        "messages": [{"role": "user", "content": [IMAGE]}],
+    }
+    if stage == "encode":
+        system.encoder.before_metadata.clear()
+    elif stage == "prefill":
+        system.prefill_decode.behaviour = "hang"
+    else:
+        system.prefill_decode.behaviour = "stall"
+
+    async def read() -> None:
+        async with system.http.stream("POST", "/v1/chat/completions", json=body) as answer:
+            async for _ in answer.aiter_bytes():
+                pass
+
+    async with asyncio.TaskGroup() as group:
+        reader = group.create_task(read())
+        if stage == "encode":
+            await until(lambda: system.encoder.jobs)
+        else:
+            await until(lambda: system.prefill_decode.bodies)
+            await asyncio.sleep(0.1)
+        reader.cancel()
+    await system.assert_idle()
+    if stage != "encode":
+        await until(lambda: system.prefill_decode.num_disconnects == 1, limit_s=1.0)
+
+
+@pytest.mark.parametrize("content", ["hello", [IMAGE]])
+async def test_prefill_decode_that_cannot_be_reached_costs_only_time(system: System, content: Any) -> None:
+    other = await second_instance(system)
+    await system.stack.enter_async_context(FakePrefillDecode("pd-2", port=1).running_nowhere(system.bus))
+    await system.look()
+    for _ in range(4):
+        assert (await system.ask(content)).choices
+    assert other.bodies
+
+
+async def test_busy_instance_another_takes_it(system: System) -> None:
+    other = await second_instance(system)
+    system.prefill_decode.behaviour = "busy"
+    for _ in range(3):
+        assert (await system.ask([IMAGE])).choices
+    assert len(other.bodies) == 3
+
+
+async def test_no_other_instance_is_503(system: System) -> None:
+    system.prefill_decode.behaviour = "busy"
+    with pytest.raises(openai.InternalServerError) as caught:
+        await system.ask("x")
+    assert (caught.value.status_code, caught.value.code) == (503, "instance_unreachable")
+    assert caught.value.response.headers["retry-after"] == "1"
+    await system.assert_idle()
+
+
+@pytest.mark.parametrize(("behaviour", "stream"), [("fail", False), ("fail", True), ("error_first", True)])
+async def test_failure_before_the_first_token_is_a_proper_error(
+    system: System, behaviour: str, stream: bool
+) -> None:
+    system.prefill_decode.behaviour = behaviour
+    with pytest.raises(openai.InternalServerError) as caught:
+        await system.ask("x", stream=stream)
+    assert (caught.value.status_code, caught.value.code) == (503, "generation_failed")
+    await system.assert_idle()
+
+
+async def test_refusal_of_prefill_decode_passes(system: System) -> None:
+    system.prefill_decode.behaviour = "refuse"
+    with pytest.raises(openai.BadRequestError) as caught:
+        await system.ask("x", stream=True)
+    assert caught.value.param == "max_tokens"
+    assert "max_tokens is too large" in caught.value.message
+
+
+async def test_failure_after_the_first_token_ends_the_stream_with_an_error(system: System) -> None:
+    system.prefill_decode.behaviour = "die"
+    words: list[str] = []
+    stream = await system.ask("x", stream=True)
+    with pytest.raises(openai.APIError, match="broke off"):
+        await collect_into(words, stream)
+    assert words == ["", "word0 ", "word1 "]
+    await system.assert_idle()
+
+
+@pytest.mark.parametrize("system", [{"first_token_timeout_s": 0.3}], indirect=True)
+async def test_deadlines(system: System) -> None:
+    system.encoder.before_metadata.clear()
+    with pytest.raises(openai.InternalServerError) as caught:
+        await system.ask([IMAGE])
+    assert (caught.value.status_code, caught.value.code) == (503, "deadline_exceeded")
+    system.encoder.before_metadata.set()
+    system.prefill_decode.behaviour = "hang"
+    with pytest.raises(openai.InternalServerError) as caught:
+        await system.ask("x", stream=True)
+    assert (caught.value.status_code, caught.value.code) == (504, "deadline_exceeded")
+    await until(lambda: system.prefill_decode.num_disconnects == 1)
+    await system.assert_idle()
+
+
+@pytest.mark.parametrize("system", [{"request_timeout_s": 0.3}], indirect=True)
+async def test_whole_answer_has_a_limit(system: System) -> None:
+    system.prefill_decode.behaviour = "hang"
+    with pytest.raises(openai.InternalServerError) as caught:
+        await system.ask("x")
+    assert caught.value.status_code == 504
+    await until(lambda: system.prefill_decode.num_disconnects == 1)
+
+
+@pytest.mark.parametrize("system", [{"chunk_timeout_s": 0.3}], indirect=True)
+async def test_stream_that_stalls_ends_with_an_error(system: System) -> None:
+    system.prefill_decode.behaviour = "stall"
+    stream = await system.ask("x", stream=True)
+    with pytest.raises(openai.APIError, match="broke off"):
+        await collect_into([], stream)
+
+
+@pytest.mark.parametrize("system", [{"max_requests_in_flight": 1}], indirect=True)
+async def test_overload_is_429(system: System) -> None:
+    system.prefill_decode.behaviour = "hang"
+    async with asyncio.TaskGroup() as group:
+        first = group.create_task(system.ask("x"))
+        await until(lambda: system.prefill_decode.bodies)
+        with pytest.raises(openai.RateLimitError) as caught:
+            await system.ask("y")
+        assert caught.value.response.headers["retry-after"] == "1"
+        system.prefill_decode.release.set()
+        await first
+    await system.assert_idle()
+
+
+@pytest.mark.parametrize("system", [{"encoder_grace_s": 0.2}], indirect=True)
+async def test_without_any_encoder(system: System) -> None:
+    await system.ask([IMAGE])
+    await system.gateway.bus.client.delete(system.bus.names.instance("encoder-0"))
+    await system.gateway.bus.client.zrem(system.bus.names.instances, "encoder-0")
+    records = [record for record in system.gateway.view.records if record.instance != "encoder-0"]
+    system.encoder.before_metadata.clear()
+    system.gateway.view._registry.list_instances = lambda: _answer(records)  # type: ignore[method-assign]
+    await system.look()
+    with pytest.raises(openai.InternalServerError) as caught:
+        await system.ask([{"type": "image_url", "image_url": {"url": data_url(image_bytes(99))}}])
+    assert (caught.value.status_code, caught.value.code) == (503, "no_encoder")
+    assert (await system.ask([IMAGE])).choices  # its sizes are known, its tensor may well be there
+    ready = await system.http.get("/health/ready")
+    assert (ready.status_code, ready.json()["encoder_available"]) == (200, False)
+
+
+async def _answer(records: Any) -> Any:
+    return records

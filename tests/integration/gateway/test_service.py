@@ -1,0 +1,100 @@
+"""`python -m triptych_gateway` as a process: starts, is healthy, drains, ends."""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import httpx
+
+from tests.integration.gateway.fakes import MODEL, FakePrefillDecode, free_port, until
+from triptych_common.bus import AsyncBus, Registry
+
+
+def environment(redis_url: str, run_dir: Path, port: int) -> dict[str, str]:
+    run_dir.chmod(0o700)
+    return os.environ | {
+        "TRIPTYCH_REDIS_URL": redis_url,
+        "TRIPTYCH_RUN_DIR": str(run_dir),
+        "TRIPTYCH_PORT": str(port),
+        "TRIPTYCH_REGISTRY_INTERVAL_S": "0.1",
+        "TRIPTYCH_DRAIN_TIMEOUT_S": "5",
+    }
+
+
+async def run_module(*arguments: str, env: dict[str, str]) -> asyncio.subprocess.Process:
+    return await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "triptych_gateway",
+        *arguments,
+        env=env,
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.PIPE,
+    )
+
+
+@asynccontextmanager
+async def process_of(env: dict[str, str]) -> AsyncIterator[asyncio.subprocess.Process]:
+    process = await run_module(env=env)
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.communicate()
+
+
+async def exit_code(*arguments: str, env: dict[str, str]) -> int | None:
+    process = await run_module(*arguments, env=env)
+    async with asyncio.timeout(20):
+        await process.communicate()
+    return process.returncode
+
+
+async def test_life_of_the_process(redis_url: str, tmp_path: Path) -> None:
+    port = free_port()
+    env = environment(redis_url, tmp_path, port)
+    assert await exit_code("healthcheck", env=env) == 1
+    async with (
+        await AsyncBus.connect(redis_url, "default", client_name="test") as bus,
+        FakePrefillDecode().running(bus) as prefill_decode,
+        process_of(env) as process,
+        httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=20) as http,
+    ):
+        async with asyncio.timeout(20):
+            while await _ready(http) != 200:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+        assert await exit_code("healthcheck", env=env) == 0
+        registered = {record.instance: record for record in await Registry(bus).list_instances()}
+        assert registered["gateway-0"].url == f"http://127.0.0.1:{port}"
+
+        prefill_decode.behaviour = "hang"
+        async with asyncio.TaskGroup() as group:
+            body = {"model": MODEL, "messages": [{"role": "user", "content": "x"}]}
+            asked = group.create_task(http.post("/v1/chat/completions", json=body))
+            await until(lambda: prefill_decode.bodies)
+            process.send_signal(signal.SIGTERM)
+            await asyncio.sleep(0.3)
+            prefill_decode.release.set()
+        assert asked.result().status_code == 200  # what was running was finished
+        async with asyncio.timeout(10):
+            assert await process.wait() == 0
+        assert "gateway-0" not in {record.instance for record in await Registry(bus).list_instances()}
+    assert list((tmp_path / "traces").glob("*.jsonl"))
+
+
+async def _ready(http: httpx.AsyncClient) -> int:
+    try:
+        return (await http.get("/health/ready")).status_code
+    except httpx.HTTPError:
+        return 0
+
+
+async def test_without_redis_it_ends_with_an_error(tmp_path: Path) -> None:
+    env = environment(f"unix://{tmp_path}/nothing.sock", tmp_path, free_port())
+    assert await exit_code(env=env) == 1
+    assert await exit_code("--port", "nonsense", env=env) == 2

@@ -1,0 +1,178 @@
+"""Stand-ins for what surrounds the consumer inside EngineCore: vLLM's requests, the store, the bus. No vLLM."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from triptych_common.protocol.messages import (
+    EncodeNeeded,
+    EncoderCacheMetadata,
+    ItemAck,
+    Message,
+    Modality,
+    Preallocation,
+    Requester,
+)
+from triptych_common.protocol.store import Descriptor, EntrySealed, Pinned, TensorSpec, Watching, WriterLost
+
+INSTANCE = "pd-0"
+ENCODER = "encoder-0"
+GATEWAY = "gateway-0"
+
+
+def mm_hash(name: str | int) -> str:
+    """64 hex digits, recognisable."""
+    return f"{name:0>64}" if isinstance(name, str) else f"{name:064x}"
+
+
+@dataclass(frozen=True)
+class FakePosition:
+    """`PlaceholderRange`."""
+
+    offset: int
+    length: int
+    num_embeds: int
+
+    def get_num_embeds(self) -> int:
+        return self.num_embeds
+
+
+@dataclass(frozen=True)
+class FakeFeature:
+    """`MultiModalFeatureSpec`."""
+
+    identifier: str
+    mm_position: FakePosition
+
+
+@dataclass
+class FakeRequest:
+    """`vllm.v1.request.Request`, as far as our scheduler side reads it."""
+
+    request_id: str
+    mm_features: list[FakeFeature]
+    ec_transfer_params: dict[str, Any] | None = None
+    num_computed_tokens: int = 0
+
+    def get_num_encoder_embeds(self, input_id: int) -> int:
+        return self.mm_features[input_id].mm_position.get_num_embeds()
+
+
+def fake_request(
+    request_id: str,
+    items: list[tuple[str, int]],
+    *,
+    wire_id: str | None = None,
+    gateway: str | None = GATEWAY,
+    gap: int = 2,
+) -> FakeRequest:
+    """`items` are (mm_hash, rows); before each placeholder stand `gap` tokens of text, behind it 2 marks."""
+    features, offset = [], 0
+    for identifier, num_embeds in items:
+        offset += gap
+        features.append(FakeFeature(identifier, FakePosition(offset, num_embeds + 2, num_embeds)))
+        offset += num_embeds + 2
+    params = {"request_id": wire_id or f"wire-{request_id}", "traceparent": None}
+    if gateway is not None:
+        params["gateway"] = gateway
+    return FakeRequest(request_id, features, params)
+
+
+def descriptor(identifier: str, num_embeds: int = 1) -> Descriptor:
+    spec = TensorSpec(shape=(num_embeds, 4), dtype="float32", num_bytes=num_embeds * 16)
+    return Descriptor(mm_hash=identifier, spec=spec, offset=0, generation=1)
+
+
+def pinned(identifier: str, pin_id: int) -> Pinned:
+    return Pinned(seq=1, pin_id=pin_id, descriptor=descriptor(identifier))
+
+
+def sealed(identifier: str, pin_id: int) -> EntrySealed:
+    return EntrySealed(seq=0, pin_id=pin_id, descriptor=descriptor(identifier))
+
+
+def watching(identifier: str, *, writing: bool = True) -> Watching:
+    return Watching(seq=1, mm_hash=identifier, writing=writing)
+
+
+def writer_lost(identifier: str) -> WriterLost:
+    return WriterLost(seq=0, mm_hash=identifier)
+
+
+def metadata(
+    identifier: str,
+    *requesters: tuple[str, int],
+    job_id: str = "job-1",
+    encoder: str = ENCODER,
+    prefill_decode: str = INSTANCE,
+) -> EncoderCacheMetadata:
+    """Of an item of one row, for these (wire id, item index)s."""
+    return EncoderCacheMetadata(
+        job_id=job_id,
+        mm_hash=identifier,
+        modality=Modality.IMAGE,
+        num_embeds=1,
+        width=4,
+        dtype="float32",
+        num_bytes=16,
+        placeholder_metadata={},
+        encoder=encoder,
+        store="store-0",
+        sealed=False,
+        requesters=tuple(
+            Requester(request_id=request_id, item_index=index, gateway=GATEWAY, prefill_decode=prefill_decode)
+            for request_id, index in requesters
+        ),
+    )
+
+
+@dataclass
+class FakePinLink:
+    """`PinLink`: remembers what it was told."""
+
+    commands: list[tuple[str, str | int]] = field(default_factory=list)
+
+    def pin_or_watch(self, mm_hash: str) -> None:
+        self.commands.append(("pin_or_watch", mm_hash))
+
+    def unpin(self, pin_id: int) -> None:
+        self.commands.append(("unpin", pin_id))
+
+    def unwatch(self, mm_hash: str) -> None:
+        self.commands.append(("unwatch", mm_hash))
+
+    def take(self) -> list[tuple[str, str | int]]:
+        taken, self.commands = self.commands, []
+        return taken
+
+
+@dataclass
+class FakeTalkLink:
+    """`TalkLink`: remembers what was said, to whom."""
+
+    said: list[tuple[str, Message]] = field(default_factory=list)
+
+    def to_encoder(self, encoder: str, message: Message, traceparent: str | None) -> None:
+        self.said.append((encoder, message))
+
+    def to_gateway(self, gateway: str, message: Message, traceparent: str | None) -> None:
+        self.said.append((gateway, message))
+
+    def take(self) -> list[tuple[str, Message]]:
+        taken, self.said = self.said, []
+        return taken
+
+    def words(self) -> list[str]:
+        """What was said since the last look, in short, e.g. `granted 0`, `injected 1`, `encode needed 0`."""
+        return [_word(message) for _, message in self.take()]
+
+
+def _word(message: Message) -> str:
+    match message:
+        case Preallocation():
+            return f"{message.decision} {message.item_index}"
+        case ItemAck():
+            return f"{message.outcome} {message.item_index}"
+        case EncodeNeeded():
+            return f"encode needed {message.item_index}"
+        case _:
+            return message.TYPE

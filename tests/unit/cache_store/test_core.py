@@ -1,0 +1,198 @@
+"""Single behaviours of the core; what holds always is in tests/property/test_store_core.py."""
+
+from collections.abc import Callable
+
+import pytest
+
+from triptych_cache_store.core import StoreCore
+from triptych_cache_store.leases import SessionId
+from triptych_cache_store.limits import Limits
+from triptych_cache_store.testing import core_on
+from triptych_common.protocol import store as wire
+from triptych_common.region import records
+from triptych_common.region.layout import RegionLayout
+
+BLOCK, NUM_BLOCKS = 4096, 16
+LAYOUT = RegionLayout(BLOCK, NUM_BLOCKS, num_pin_records=4, num_client_slots=3)
+HASHES = [f"{n:064x}" for n in range(40)]
+ENCODER, ENGINE = SessionId(1), SessionId(2)
+
+
+def spec(num_blocks: int) -> wire.TensorSpec:
+    return wire.TensorSpec(shape=(num_blocks, BLOCK // 2), dtype="float16", num_bytes=num_blocks * BLOCK)
+
+
+class Client:
+    """Sends commands of one session and hands back the reply; pushes go to `pushes`."""
+
+    def __init__(self, core: StoreCore, session_id: SessionId, name: str) -> None:
+        self.core, self.session_id, self.now = core, session_id, 0.0
+        self.pushes: list[wire.StoreReply] = []
+        self.welcome = self.send(wire.Hello(seq=1, version=1, client=name))
+
+    def send(self, command: wire.StoreCommand) -> wire.StoreReply:
+        first, *rest = self.core.handle(self.session_id, command, self.now)
+        self.pushes += [each.reply for each in rest]
+        return first.reply
+
+    def reserve(self, number: int, num_blocks: int = 1, **fields: object) -> wire.StoreReply:
+        fields = {"seq": 2, "mm_hash": HASHES[number], "spec": spec(num_blocks)} | fields
+        return self.send(wire.Reserve.model_validate(fields))
+
+    def put(self, number: int, num_blocks: int = 1, **fields: object) -> int:
+        """Reserve and seal; the first block."""
+        reserved = self.reserve(number, num_blocks, **fields)
+        assert isinstance(reserved, wire.Reserved), reserved
+        self.send(wire.Seal(seq=3, reservation_id=reserved.reservation_id))
+        return (reserved.offset - LAYOUT.data_offset) // BLOCK
+
+    def pin(self, number: int) -> wire.StoreReply:
+        return self.send(wire.PinOrWatch(seq=4, mm_hash=HASHES[number]))
+
+    def states(self) -> str:
+        """One letter for each number: r(eady), p(inned), w(riting), a(bsent)."""
+        reply = self.send(wire.Lookup(seq=5, mm_hashes=tuple(HASHES[:NUM_BLOCKS])))
+        assert isinstance(reply, wire.Entries)
+        return "".join(entry.state[0] for entry in reply.entries)
+
+
+@pytest.fixture
+def make_client() -> Callable[..., Client]:
+    def make(limits: Limits | None = None) -> Client:
+        return Client(
+            core_on(bytearray(LAYOUT.data_offset), LAYOUT, limits=limits), ENCODER, "encoder-0/worker-0"
+        )
+
+    return make
+
+
+def code(reply: wire.StoreReply) -> str:
+    assert isinstance(reply, wire.StoreFailure), reply
+    return reply.code
+
+
+def test_hello_comes_first_and_once() -> None:
+    core = core_on(bytearray(LAYOUT.data_offset), LAYOUT)
+    [out] = core.handle(ENCODER, wire.Ping(seq=1), 0.0)
+    assert (code(out.reply), out.closes) == ("not_hello", True)
+    [out] = core.handle(ENCODER, wire.Hello(seq=1, version=9, client="a"), 0.0)
+    assert (code(out.reply), out.closes) == ("bad_version", True)
+    client = Client(core, ENCODER, "a")
+    [out] = core.handle(ENCODER, wire.Hello(seq=1, version=1, client="a"), 0.0)
+    assert (code(out.reply), out.closes) == ("bad_frame", True)
+    assert isinstance(client.send(wire.Ping(seq=2)), wire.Done)
+
+
+def test_no_more_clients_than_slots(make_client: Callable[..., Client]) -> None:
+    first = make_client()
+    for number in (2, 3):
+        assert isinstance(Client(first.core, SessionId(number), f"c{number}").welcome, wire.Welcome)
+    assert code(Client(first.core, SessionId(4), "c4").welcome) == "full"
+    first.core.disconnect(SessionId(3), 0.0)
+    assert isinstance(Client(first.core, SessionId(5), "c5").welcome, wire.Welcome)
+
+
+def test_watches_keep_the_records_of_their_pins(make_client: Callable[..., Client]) -> None:
+    client = make_client()
+    client.put(0)
+    assert [type(client.pin(number)) for number in (0, 0, 1, 2)] == [
+        wire.Pinned,
+        wire.Pinned,
+        wire.Watching,
+        wire.Watching,
+    ]
+    assert code(client.pin(0)) == code(client.pin(3)) == "full"
+    client.put(1)
+    client.put(2)
+    assert [type(push) for push in client.pushes] == [wire.EntrySealed, wire.EntrySealed]
+
+
+def test_shape_and_bytes_must_agree(make_client: Callable[..., Client]) -> None:
+    client = make_client()
+    wrong = wire.TensorSpec(shape=(2, 2), dtype="float32", num_bytes=17)
+    assert code(client.reserve(0, spec=wrong)) == "spec_mismatch"
+    client.reserve(1, 2)
+    assert code(client.reserve(1, 3)) == "spec_mismatch"
+    client.put(2, 2)
+    assert code(client.reserve(2, 3)) == "spec_mismatch"
+    assert isinstance(client.reserve(2, 2), wire.AlreadySealed)
+
+
+def test_a_large_tensor_takes_the_place_of_cheap_neighbours(make_client: Callable[..., Client]) -> None:
+    """Not of the oldest ones wherever they are: 0 is old, but its neighbour 1 is pinned."""
+    client = make_client()
+    for number in range(NUM_BLOCKS):
+        client.now = float(number)
+        assert client.put(number) == number
+    client.now = 100.0
+    client.pin(1)
+    assert client.put(20, 4) == 2
+    assert client.states() == "rp" + "aaaa" + "r" * 10
+
+
+def test_the_reserve_is_for_granted_ones(make_client: Callable[..., Client]) -> None:
+    client = make_client(Limits(num_reserve_blocks=4))
+    for number in range(12):
+        client.reserve(number)
+    assert code(client.reserve(13)) == "full"
+    assert isinstance(client.reserve(13, may_use_reserve=True), wire.Reserved)
+
+
+def test_what_can_be_evicted_counts_as_free_for_the_reserve(make_client: Callable[..., Client]) -> None:
+    client = make_client(Limits(num_reserve_blocks=4))
+    for number in range(30):
+        client.put(number)
+    assert client.core.space.num_evictions == 14
+
+
+def test_a_tenant_evicts_its_own(make_client: Callable[..., Client]) -> None:
+    client = make_client(Limits(tenant_quotas={"small": 3}))
+    client.put(0)
+    for number in range(1, 6):
+        client.put(number, tenant="small")
+    assert client.states()[:6] == "raarrr"
+    client.pin(5)
+    client.pin(4)
+    client.pin(3)
+    assert code(client.reserve(6, tenant="small")) == "full"
+    assert isinstance(client.reserve(6, tenant="other"), wire.Reserved)
+
+
+def test_relief_goes_from_the_high_to_the_low_watermark(make_client: Callable[..., Client]) -> None:
+    client = make_client(Limits(high_watermark=12, low_watermark=8))
+    for number in range(12):
+        client.put(number)
+    assert not client.core.space.needs_relief
+    client.put(12)
+    assert client.core.space.needs_relief
+    assert client.core.space.relieve(2)
+    assert not client.core.space.relieve(100)
+    assert client.states() == "aaaaa" + "r" * 8 + "aaa"
+
+
+def test_a_damaged_region_gives_back_what_is_whole() -> None:
+    region = bytearray(LAYOUT.data_offset)
+    client = Client(core_on(region, LAYOUT), ENCODER, "encoder-0/worker-0")
+    for number in range(6):
+        client.put(number, 2)
+    region[records.entry_offset(LAYOUT, 0) + 40] ^= 1  # its body
+    region[records.entry_offset(LAYOUT, 2)] = 77  # its state
+    records.write_state(memoryview(region), records.entry_offset(LAYOUT, 5), records.READY)  # inside another
+    region[LAYOUT.slots_offset + 30] ^= 1  # the client's name
+    core = core_on(region, LAYOUT, generation=2, is_alive=lambda slot: True)
+    assert core.num_detached == 0
+    assert Client(core, ENGINE, "pd-0/engine").states()[:7] == "aarrrra"
+    assert core.space.pool.num_free_blocks == NUM_BLOCKS - 8
+    again = core_on(region, LAYOUT, generation=3)
+    assert again.table.num_entries == 4
+
+
+def test_ids_never_come_again_after_a_restart() -> None:
+    region = bytearray(LAYOUT.data_offset)
+    first = Client(core_on(region, LAYOUT), ENCODER, "encoder-0/worker-0")
+    reserved = first.reserve(0)
+    assert isinstance(reserved, wire.Reserved)
+    core = core_on(region, LAYOUT, generation=1, is_alive=lambda slot: True)
+    other = Client(core, ENGINE, "pd-0/engine").reserve(1)
+    assert isinstance(other, wire.Reserved)
+    assert other.reservation_id > reserved.reservation_id

