@@ -1,4 +1,4 @@
-"""Whole requests, side by side in one run: text streams beside large images, Triptych against one vLLM engine.
+"""Whole requests, side by side in one run: text streams beside large images, Triptych and one vLLM engine.
 
     python benchmarks/whole_requests.py [--rounds 4] [--seconds 20] [--json FILE]
 
@@ -54,8 +54,12 @@ class Sample:
             "itl_p90_ms": percentile(self.gaps_ms, 0.9),
             "itl_p99_ms": percentile(self.gaps_ms, 0.99),
             "text_tokens_per_s": self.num_tokens / self.seconds if self.seconds else float("nan"),
-            "image_ttft_p50_ms": statistics.median(self.image_ttft_ms) if self.image_ttft_ms else float("nan"),
-            "again_ttft_p50_ms": statistics.median(self.again_ttft_ms) if self.again_ttft_ms else float("nan"),
+            "image_ttft_p50_ms": statistics.median(self.image_ttft_ms)
+            if self.image_ttft_ms
+            else float("nan"),
+            "again_ttft_p50_ms": statistics.median(self.again_ttft_ms)
+            if self.again_ttft_ms
+            else float("nan"),
             "num_images": float(self.num_images),
         }
 
@@ -102,7 +106,13 @@ async def _image_request(client: AsyncOpenAI, model: str, url: str, into: list[f
 
 
 async def _image_load(
-    client: AsyncOpenAI, model: str, until: float, every_s: float, side: int, rng: random.Random, sample: Sample
+    client: AsyncOpenAI,
+    model: str,
+    until: float,
+    every_s: float,
+    side: int,
+    rng: random.Random,
+    sample: Sample,
 ) -> None:
     async with asyncio.TaskGroup() as group:
         while time.monotonic() < until:
@@ -117,7 +127,9 @@ async def _first_and_again(client: AsyncOpenAI, model: str, url: str, sample: Sa
     sample.num_images += 1
 
 
-async def run_round(base_url: str, model: str, options: argparse.Namespace, rng: random.Random, sample: Sample) -> None:
+async def run_round(
+    base_url: str, model: str, options: argparse.Namespace, rng: random.Random, sample: Sample
+) -> None:
     """One round of load on one system."""
     async with AsyncOpenAI(base_url=base_url, api_key="none", timeout=120, max_retries=0) as client:
         start = time.monotonic()
@@ -153,13 +165,16 @@ def pin(pid: int, cores: list[int]) -> None:
 def triptych(model: Path) -> Iterator[str]:
     """The system of `./triptych up`, its engines on a half of the cores each."""
     port = free_port()
-    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="triptych-bench-") as run_dir, tempfile.TemporaryDirectory() as state:
+    with (
+        tempfile.TemporaryDirectory(dir="/dev/shm", prefix="triptych-bench-") as run_dir,
+        tempfile.TemporaryDirectory() as state,
+    ):
         env = {**os.environ, "TRIPTYCH_RUN_DIR": run_dir, "TRIPTYCH_STATE_DIR": state}
         cli = [sys.executable, "-m", "triptych_cli"]
         try:
             subprocess.run(
-                [*cli, "up", f"--model={model}", f"--port={port}"], env=env, check=True, timeout=START_TIMEOUT_S,
-                stdout=sys.stderr,
+                [*cli, "up", f"--model={model}", f"--port={port}"], env=env, check=True,
+                timeout=START_TIMEOUT_S, stdout=sys.stderr,
             )  # fmt: skip
             cores = sorted(os.sched_getaffinity(0))
             half = max(1, len(cores) // 2)
@@ -184,8 +199,8 @@ def monolith(model: Path) -> Iterator[str]:
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(
             [
-                sys.executable, "-m", "vllm.entrypoints.openai.api_server", f"--model={model}", "--host=127.0.0.1",
-                f"--port={port}", f"--served-model-name={model.name}", "--enforce-eager",
+                sys.executable, "-m", "vllm.entrypoints.openai.api_server", f"--model={model}",
+                "--host=127.0.0.1", f"--port={port}", f"--served-model-name={model.name}", "--enforce-eager",
             ],
             env={**defaults, **os.environ}, stdout=log, stderr=log,
         )  # fmt: skip
@@ -214,10 +229,13 @@ def report(results: dict[str, dict[str, float]], options: argparse.Namespace) ->
         ("first token about the same image again, p50 ms", "again_ttft_p50_ms"),
         ("images answered", "num_images"),
     ]
-    lines = [
+    load = (
         f"{options.texts} text streams, one {options.image_side}×{options.image_side} image every "
         f"{options.image_every:g} s, {options.rounds} rounds of {options.seconds:g} s each, "
-        f"{len(os.sched_getaffinity(0))} cores",
+        f"{len(os.sched_getaffinity(0))} cores"
+    )
+    lines = [
+        load,
         "",
         f"| {'':<46} | vLLM monolith | Triptych | Triptych ÷ monolith |",
         f"|{'-' * 48}|---------------|----------|---------------------|",
@@ -229,7 +247,7 @@ def report(results: dict[str, dict[str, float]], options: argparse.Namespace) ->
 
 
 async def measure(options: argparse.Namespace, urls: dict[str, str], model: str) -> dict[str, Sample]:
-    rng = random.Random(options.seed)  # noqa: S311 -- pictures, not secrets
+    rng = random.Random(options.seed)
     samples = {name: Sample() for name in urls}
     warm_up = argparse.Namespace(**{**vars(options), "seconds": min(5.0, options.seconds)})
     for url in urls.values():

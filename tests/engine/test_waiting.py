@@ -29,7 +29,10 @@ def test_a_request_is_parked_while_its_image_is_encoded(slow_system: System, str
         while not asked.done():
             text_ids.append(slow_system.ask("hello", max_tokens=4).request_id)
         image_id = asked.result().request_id
-    spans = {span.name: span for span in slow_system.trace(image_id, "prefill.wait", "encoder.encode", "llm_request")}
+    spans = {
+        span.name: span
+        for span in slow_system.trace(image_id, "prefill.wait", "encoder.encode", "llm_request")
+    }
     wait, encode = spans["prefill.wait"], spans["encoder.encode"]
     assert wait.start_ns < encode.end_ns, "PD had the request before the encoder was done"
     assert encode.end_ns <= wait.end_ns, "and waited for it"
@@ -46,7 +49,9 @@ def test_a_request_is_parked_while_its_image_is_encoded(slow_system: System, str
 def test_a_parked_request_costs_no_engine_steps(slow_system: System, strips: ModuleType) -> None:
     (strip,) = strips.held_out_strips(1, seed=32)
     answer = slow_system.ask([image_part(strip.png), {"type": "text", "text": "read the digits"}])
-    spans = {span.name: span for span in slow_system.trace(answer.request_id, "prefill.wait", "encoder.encode")}
+    spans = {
+        span.name: span for span in slow_system.trace(answer.request_id, "prefill.wait", "encoder.encode")
+    }
     wait = spans["prefill.wait"]
     assert wait.start_ns < spans["encoder.encode"].end_ns
     assert int(wait.attributes["triptych.num_engine_steps"]) < MAX_STEPS

@@ -8,6 +8,7 @@ from typing import Any
 import openai
 import pytest
 from support.system import MODEL, Answer, Server, System, image_part, wait_until
+
 from triptych_common.telemetry.tracefile import SpanRecord
 
 pytestmark = pytest.mark.engine
@@ -44,7 +45,9 @@ def ask_all(server: Server, requests: list[list[dict[str, Any]]], *, stream: boo
         return list(pool.map(lambda content: server.ask(content, stream=stream), requests))
 
 
-def test_answers_equal_the_monoliths_token_for_token(system: System, monolith: Server, strips: ModuleType) -> None:
+def test_answers_equal_the_monoliths_token_for_token(
+    system: System, monolith: Server, strips: ModuleType
+) -> None:
     requests = contents(strips)
     expected = ask_all(monolith, requests, stream=False)
     for stream in (False, True):
@@ -71,9 +74,12 @@ def test_every_stage_is_in_the_trace(system: System, strips: ModuleType) -> None
     answer = system.ask([image_part(strip.png), QUESTION], stream=True)
     spans = system.trace(answer.request_id, *STAGES)
     assert len({span.trace_id for span in spans}) == 1
-    assert {by_name(spans, name)[0].instance for name in ("encoder.encode", "prefill.inject", "gateway.request")} == {
-        "encoder-0", "prefill_decode-0", "gateway-0",
-    }  # fmt: skip
+    places = {
+        "encoder.encode": "encoder-0",
+        "prefill.inject": "prefill_decode-0",
+        "gateway.request": "gateway-0",
+    }
+    assert {name: by_name(spans, name)[0].instance for name in places} == places
 
 
 def test_the_injected_tensor_lies_in_the_region(system: System, strips: ModuleType) -> None:
@@ -103,7 +109,9 @@ def test_the_same_image_again_is_not_encoded(system: System, strips: ModuleType)
     assert first.text.split() == second.text.split()
 
 
-def test_the_same_image_twice_in_one_request_is_encoded_once(system: System, monolith: Server, strips: ModuleType) -> None:
+def test_the_same_image_twice_in_one_request_is_encoded_once(
+    system: System, monolith: Server, strips: ModuleType
+) -> None:
     (strip,) = strips.held_out_strips(1, seed=24)
     content = [image_part(strip.png), QUESTION, image_part(strip.png)]
     before = system.store_stats().num_seals_total
@@ -199,7 +207,12 @@ def test_bad_input_is_refused_and_named(system: System, name: str) -> None:
 
 def test_a_body_that_is_no_json_is_refused(system: System) -> None:
     with system.openai as client, pytest.raises(openai.APIStatusError) as caught:
-        client.post("/chat/completions", cast_to=object, body=None, options={"headers": {"content-type": "application/json"}})
+        client.post(
+            "/chat/completions",
+            cast_to=object,
+            body=None,
+            options={"headers": {"content-type": "application/json"}},
+        )
     assert caught.value.status_code == 400
     assert caught.value.response.json()["error"]["type"] == "invalid_request_error"
 

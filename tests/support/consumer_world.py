@@ -26,12 +26,12 @@ from triptych_vllm_connector.consumer import Consumer, Heard, PinReply, StoreLos
 from triptych_vllm_connector.items import ItemState, LoadOrder
 from triptych_vllm_connector.preallocator import make_preallocator
 
-ROWS = {mm_hash(index): rows for index, rows in enumerate((1, 2, 3, 5, 7))}  # the items there are
+ROWS = {mm_hash(index): rows for index, rows in enumerate((2, 3, 5, 7))}  # the items there are
 HASHES = sorted(ROWS)
 
 
 class StoreModel:
-    """`PinLink`, and the store behind it: commands wait until `run_next`, answers until they are delivered."""
+    """`PinLink`, and the store behind it: commands wait for `run_next`, answers for delivery."""
 
     def __init__(self) -> None:
         self.commands: deque[tuple[str, str | int]] = deque()
@@ -173,7 +173,7 @@ Window = tuple[str, int, int, int]  # (request id, epoch, first token, end)
 
 
 class World:
-    """See the module docstring. `kv_tokens`: what the KV cache holds; a request runs only if it fits whole."""
+    """See the module docstring. `kv_tokens`: the KV cache's size; a request runs if it fits whole."""
 
     def __init__(self, strategy: str, budget: int, kv_tokens: int, max_in_flight: int) -> None:
         self.store = StoreModel()
@@ -198,13 +198,16 @@ class World:
         self.expected_acks: set[tuple[str, str, int]] = set()  # (job, wire id, place)
 
     # ---- gateway and encoders --------------------------------------------------------------------
-    def add(self, items: list[str], *, has_gateway: bool, wire_id: str | None, is_ordered: bool) -> None:
+    def add(
+        self, items: list[str], *, has_gateway: bool, wire_id: str | None, is_ordered: bool, prefix: int = 0
+    ) -> None:
         self.num_requests += 1
         gateway = "gateway-0" if has_gateway else None
         rows = [(item, ROWS[item]) for item in items]
         request = fake_request(f"r{self.num_requests}", rows, wire_id=wire_id, gateway=gateway, gap=1)
         last = request.mm_features[-1].mm_position
-        added = Running(request, last.offset + last.length + 2)
+        prompt_len = last.offset + last.length + 2
+        added = Running(request, prompt_len, min(prefix, prompt_len - 1))
         self.live[added.rid] = added
         self.waiting.append(added.rid)
         if is_ordered:
@@ -252,11 +255,11 @@ class World:
         for rid in list(self.running):
             windows += self._schedule_running(self.live[rid], chunk)
         deferred: list[str] = []
-        if preempts in self.running:
+        if preempts is None:
+            windows += self._schedule_waiting(chunk, kv_fails, deferred)
+        else:  # it was scheduled in this very pass, perhaps
             self._preempt(self.live[preempts])
             windows = [window for window in windows if window[0] != preempts]
-        else:
-            windows += self._schedule_waiting(chunk, kv_fails, deferred)
         for rid in deferred:
             if not self.consumer.has_failed(rid):
                 self.waiting.remove(rid)
@@ -304,7 +307,10 @@ class World:
         self.waiting = woken + self.waiting
 
     def _schedule_running(self, each: Running, chunk: int) -> list[Window]:
-        if not self.consumer.admit(each.request, each.computed):
+        is_admitted = self.consumer.admit(each.request, each.computed)
+        for place in each.inputs:  # steps under way may read it, vLLM says when they do not
+            assert each.request.mm_features[place].identifier in self.cached, "evicted under a running step"
+        if not is_admitted:
             return []
         start = each.computed
         if start >= each.prompt_len:

@@ -1,4 +1,4 @@
-"""Stand-ins for what surrounds the consumer inside EngineCore: vLLM's requests, the store, the bus. No vLLM."""
+"""Stand-ins for what surrounds the consumer inside EngineCore: vLLM's requests, the store, the bus."""
 
 from dataclasses import dataclass, field
 from typing import Any

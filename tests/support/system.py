@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 from openai import OpenAI
+
 from triptych_common.protocol.store import StatsQuery, StoreStats
 from triptych_common.region import StoreSession
 from triptych_common.telemetry.tracefile import SpanRecord

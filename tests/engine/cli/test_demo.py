@@ -12,6 +12,8 @@ import psutil
 import pytest
 from support.system import MODEL
 
+from triptych_cli.supervisor.process import shared_memory_of
+
 LIMIT_S = 400
 SAMPLES = Path(__file__).parents[3] / "models" / "digits-vl" / "samples" / "samples.json"
 COMMAND = [sys.executable, "-m", "triptych_cli", "demo", f"--model={MODEL}", "--images=2"]
@@ -37,15 +39,8 @@ def no_shared_memory_is_left() -> Iterator[None]:
     """Names that appear in /dev/shm during the test, and that nobody has mapped after it."""
     before = set(os.listdir("/dev/shm"))
     yield
-    mapped = "".join(maps_of(process.pid) for process in psutil.process_iter())
-    assert [name for name in set(os.listdir("/dev/shm")) - before if f"/dev/shm/{name}" not in mapped] == []
-
-
-def maps_of(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/maps").read_text()
-    except OSError:
-        return ""
+    in_use = {path.name for path in shared_memory_of(list(psutil.process_iter()))}
+    assert set(os.listdir("/dev/shm")) - before - in_use == set()
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
+from _multiprocessing import SemLock
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from multiprocessing.shared_memory import SharedMemory
 
@@ -42,6 +43,7 @@ def main() -> None:
     if args.child:
         subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
     memory = SharedMemory(args.shared_memory, create=True, size=4096) if args.shared_memory else None
+    semaphore = SemLock(1, 1, 1, f"/{args.shared_memory}", False) if args.shared_memory else None
     signal.signal(signal.SIGTERM, signal.SIG_IGN if args.deaf else lambda *_: sys.exit(0))
     Answer.status = 503 if args.never_ready else 200
     HTTPServer.allow_reuse_address = True
@@ -50,7 +52,7 @@ def main() -> None:
     if args.exit_after_s is not None:
         threading.Event().wait(args.exit_after_s)
         sys.exit(3)
-    while memory is None or memory.size:
+    while memory is None or semaphore:
         signal.pause()
 
 

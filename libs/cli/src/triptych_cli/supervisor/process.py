@@ -56,15 +56,22 @@ def is_same_session(session: int, leader_started_at: float | None) -> bool:
 
 
 def shared_memory_of(members: Sequence[psutil.Process]) -> set[Path]:
-    """POSIX shared memory that `members` have mapped; a process that is killed cannot remove its own."""
-    found: set[Path] = set()
+    """POSIX shared memory that `members` have mapped; a process that is killed cannot remove its own.
+
+    By inode: a semaphore is mapped under a temporary name, which is linked to its own one afterwards.
+    """
+    inodes: set[int] = set()
     for member in members:
         with contextlib.suppress(OSError):
             for line in Path(f"/proc/{member.pid}/maps").read_text().splitlines():
-                path = Path(line.partition("/")[2] and f"/{line.partition('/')[2]}")
-                if path.parent == POSIX_SHARED_MEMORY:
-                    found.add(path)
-    return found
+                # address, permissions, offset, device, inode, path
+                fields = line.split(maxsplit=5)
+                if len(fields) == 6 and fields[5].startswith(f"{POSIX_SHARED_MEMORY}/"):
+                    inodes.add(int(fields[4]))
+    if not inodes:
+        return set()
+    with os.scandir(POSIX_SHARED_MEMORY) as names:
+        return {Path(name.path) for name in names if name.inode() in inodes and name.is_file()}
 
 
 def kill_members(session: int) -> list[psutil.Process]:

@@ -67,14 +67,14 @@ class EncoderCacheMetadata(Message):
     job_id: Name
     mm_hash: MmHashText
     modality: Modality
-    num_embeds: PositiveInt     # rows of the encoder output; can be less than the placeholder's length
-    width: PositiveInt          # columns; exceeds the hidden size with DeepStack
+    num_embeds: PositiveInt  # rows of the encoder output; can be less than the placeholder's length
+    width: PositiveInt  # columns; exceeds the hidden size with DeepStack
     dtype: Literal["float32", "bfloat16", "float16"]
     num_bytes: PositiveInt
     placeholder_metadata: dict[str, Any]  # what PD's processor needs, e.g. {"image_grid_thw": [1, 8, 8]}
     encoder: Name
     store: Name
-    sealed: bool                # True: the entry was in the store already, nothing will be encoded
+    sealed: bool  # True: the entry was in the store already, nothing will be encoded
     requesters: tuple[Requester, ...]
 
 
@@ -88,13 +88,13 @@ class EncodeCompleted(Message):
 
 
 class FailureKind(StrEnum):
-    BAD_MEDIA = "bad_media"          # the media cannot be decoded or processed: never retried
-    TOO_LARGE = "too_large"          # more rows than a consumer or the store can ever hold: never retried
-    MEDIA_GONE = "media_gone"        # the gateway no longer serves the media
-    STORE_FULL = "store_full"        # no space within the deadline: retryable
+    BAD_MEDIA = "bad_media"  # the media cannot be decoded or processed: never retried
+    TOO_LARGE = "too_large"  # more rows than a consumer or the store can ever hold: never retried
+    MEDIA_GONE = "media_gone"  # the gateway no longer serves the media
+    STORE_FULL = "store_full"  # no space within the deadline: retryable
     ENCODER_ERROR = "encoder_error"  # the engine failed: retryable
-    EXPIRED = "expired"              # the deadline passed before the job was started
-    DEAD_LETTER = "dead_letter"      # given up after too many deliveries
+    EXPIRED = "expired"  # the deadline passed before the job was started
+    DEAD_LETTER = "dead_letter"  # given up after too many deliveries
 
 
 class EncodeFailed(Message):
@@ -168,14 +168,14 @@ class InstanceRecord(Message):
     instance: Name
     boot_id: Name
     role: Role
-    url: str | None = None              # HTTP base, for roles that are called by HTTP
-    model: str | None = None            # served model name
+    url: str | None = None  # HTTP base, for roles that are called by HTTP
+    model: str | None = None  # served model name
     namespace_digest: str | None = None  # weights, processor, dtype, vLLM version
     width: PositiveInt | None = None
     dtype: str | None = None
     max_item_embeds: PositiveInt | None = None  # largest item this instance can hold
     store: Name | None = None
-    num_slots: NonNegativeInt = 0       # jobs or requests it works on at once
+    num_slots: NonNegativeInt = 0  # jobs or requests it works on at once
     draining: bool = False
 
 
@@ -208,5 +208,11 @@ BusMessage = Annotated[
     Field(),
 ]
 BUS_MESSAGES: tuple[type[Message], ...] = (
-    EncodeJob, EncoderCacheMetadata, EncodeCompleted, EncodeFailed, Preallocation, ItemAck, EncodeNeeded,
+    EncodeJob,
+    EncoderCacheMetadata,
+    EncodeCompleted,
+    EncodeFailed,
+    Preallocation,
+    ItemAck,
+    EncodeNeeded,
 )

@@ -77,8 +77,8 @@ class Reserve(StoreFrame):
     kind: Literal["reserve"] = "reserve"
     mm_hash: MmHashText
     spec: TensorSpec
-    writer: Name | None = None      # None: the caller
-    may_use_reserve: bool = False   # granted preallocations may use the store's reserve
+    writer: Name | None = None  # None: the caller
+    may_use_reserve: bool = False  # granted preallocations may use the store's reserve
     tenant: Annotated[Name, Field(max_length=64)] | None = None  # whose quota it counts against
 
 
@@ -101,7 +101,9 @@ class PinOrWatch(StoreFrame):
 
     kind: Literal["pin_or_watch"] = "pin_or_watch"
     mm_hash: MmHashText
-    num_holders: Annotated[int, Field(ge=1, le=MAX_HOLDERS)] = 1    # unpins needed until the pin ends (tensor-parallel ranks)
+    num_holders: Annotated[int, Field(ge=1, le=MAX_HOLDERS)] = (
+        1  # unpins needed until the pin ends (tensor-parallel ranks)
+    )
 
 
 class Unwatch(StoreFrame):
@@ -140,7 +142,18 @@ class Evict(StoreFrame):
 
 
 StoreCommand = Annotated[
-    Hello | Ping | Reserve | Seal | Cancel | PinOrWatch | Unwatch | Unpin | Lookup | StatsQuery | ListEntries | Evict,
+    Hello
+    | Ping
+    | Reserve
+    | Seal
+    | Cancel
+    | PinOrWatch
+    | Unwatch
+    | Unpin
+    | Lookup
+    | StatsQuery
+    | ListEntries
+    | Evict,
     Field(discriminator="kind"),
 ]
 
@@ -153,10 +166,10 @@ class Welcome(StoreFrame):
     region_path: str
     region_num_bytes: PositiveInt
     block_num_bytes: PositiveInt
-    region_id: str = ""             # fresh for every region file; another one: every lease is gone
-    lease_id: NonNegativeInt = 0    # the same as before: the lease was resumed
+    region_id: str = ""  # fresh for every region file; another one: every lease is gone
+    lease_id: NonNegativeInt = 0  # the same as before: the lease was resumed
     client_slot: NonNegativeInt = 0  # to lock in the region file, while anything of the region is in use
-    last_seq: NonNegativeInt = 0    # of a resumed lease: commands up to this seq were carried out
+    last_seq: NonNegativeInt = 0  # of a resumed lease: commands up to this seq were carried out
 
 
 class Done(StoreFrame):
@@ -247,13 +260,33 @@ class StoreFailure(StoreFrame):
     """The command failed. `code` is stable, `detail` for people."""
 
     kind: Literal["failure"] = "failure"
-    code: Literal["bad_frame", "bad_version", "not_hello", "full", "too_large", "unknown_reservation", "unknown_pin",
-                  "unknown_writer", "not_owner", "spec_mismatch", "internal"]
+    code: Literal[
+        "bad_frame",
+        "bad_version",
+        "not_hello",
+        "full",
+        "too_large",
+        "unknown_reservation",
+        "unknown_pin",
+        "unknown_writer",
+        "not_owner",
+        "spec_mismatch",
+        "internal",
+    ]
     detail: str
 
 
 StoreReply = Annotated[
-    Welcome | Done | Reserved | AlreadySealed | Pinned | Watching | EntrySealed | WriterLost | Entries | StoreStats
+    Welcome
+    | Done
+    | Reserved
+    | AlreadySealed
+    | Pinned
+    | Watching
+    | EntrySealed
+    | WriterLost
+    | Entries
+    | StoreStats
     | StoreFailure,
     Field(discriminator="kind"),
 ]
