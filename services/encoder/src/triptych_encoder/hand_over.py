@@ -1,7 +1,7 @@
 """The encoder's end of the store: reservations for the worker to write, and the producer's pins."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from triptych_common.domain.errors import StoreError, StoreFullError, StoreProtocolError
@@ -58,9 +58,17 @@ class HandOver:
         return self._session.welcome.store
 
     async def reserve(
-        self, mm_hash: str, spec: TensorSpec, is_granted: Callable[[], bool], timeout_s: float
+        self,
+        mm_hash: str,
+        spec: TensorSpec,
+        is_granted: Callable[[], bool],
+        on_full: Callable[[], Awaitable[None]],
+        timeout_s: float,
     ) -> Reserved | AlreadySealed:
         """Hold blocks that the worker will write. While the store is full: tries again, until `timeout_s`.
+
+        `on_full` is awaited each time the store was full: it tells the consumers, whose grant opens the
+        store's reserve.
 
         Raises:
             StoreFullError: no space within `timeout_s` seconds.
@@ -76,6 +84,7 @@ class HandOver:
             try:
                 reply = await self._session.request(command)
             except StoreFullError:
+                await on_full()
                 if loop.time() + retry_s >= deadline:
                     raise
                 await asyncio.sleep(retry_s)  # backoff: space comes from other processes' pins

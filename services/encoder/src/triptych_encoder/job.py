@@ -36,6 +36,29 @@ class _Failure(Exception):
     detail: str
 
 
+class _Announcement:
+    """A job's metadata, sent once: with the reservation, or before it when the store is full.
+
+    Below the store's reserve only granted items are written, and a grant answers the metadata.
+    """
+
+    def __init__(
+        self, reporter: Reporter, job: EncodeJob, envelope: Envelope, metadata: EncoderCacheMetadata
+    ) -> None:
+        self._reporter = reporter
+        self._job = job
+        self._envelope = envelope
+        self._metadata = metadata
+        self._is_made = False
+
+    async def make(self, *, sealed: bool) -> None:
+        """`sealed`: the entry was in the store already."""
+        if not self._is_made:
+            metadata = self._metadata.model_copy(update={"sealed": sealed})
+            await self._reporter.metadata(self._job, self._envelope, metadata)
+            self._is_made = True
+
+
 class JobRunner:
     """Handles deliveries of `encode-jobs`, several at once, each `mm_hash` by one of them at a time."""
 
@@ -107,23 +130,10 @@ class JobRunner:
             _keys(job),
             time.monotonic() + remaining_s,
         )
+        announcement = _Announcement(self._reporter, job, envelope, self._metadata(job, prepared, spec))
         with span("encoder.reserve", traceparent=envelope.traceparent, attributes=self._attributes(job)):
-            reservation, sealed = await self._reserve_and_watch(job, spec, remaining_s)
-        metadata = EncoderCacheMetadata(
-            job_id=job.job_id,
-            mm_hash=job.mm_hash,
-            modality=job.modality,
-            num_embeds=prepared.num_embeds,
-            width=self._engine.width,
-            dtype=spec.dtype,
-            num_bytes=spec.num_bytes,
-            placeholder_metadata=prepared.placeholder_metadata,
-            encoder=self._instance,
-            store=self._hand_over.store,
-            sealed=isinstance(reservation, AlreadySealed),
-            requesters=job.requesters,
-        )
-        await self._reporter.metadata(job, envelope, metadata)
+            reservation, sealed = await self._reserve_and_watch(job, spec, announcement, remaining_s)
+        await announcement.make(sealed=isinstance(reservation, AlreadySealed))
         started = time.monotonic()
         if not isinstance(reservation, AlreadySealed):
             order = WriteOrder(
@@ -160,12 +170,28 @@ class JobRunner:
             )
         return prepared
 
+    def _metadata(self, job: EncodeJob, prepared: PreparedItem, spec: TensorSpec) -> EncoderCacheMetadata:
+        return EncoderCacheMetadata(
+            job_id=job.job_id,
+            mm_hash=job.mm_hash,
+            modality=job.modality,
+            num_embeds=prepared.num_embeds,
+            width=self._engine.width,
+            dtype=spec.dtype,
+            num_bytes=spec.num_bytes,
+            placeholder_metadata=prepared.placeholder_metadata,
+            encoder=self._instance,
+            store=self._hand_over.store,
+            sealed=False,
+            requesters=job.requesters,
+        )
+
     async def _reserve_and_watch(
-        self, job: EncodeJob, spec: TensorSpec, timeout_s: float
+        self, job: EncodeJob, spec: TensorSpec, announcement: "_Announcement", timeout_s: float
     ) -> tuple[Reserved | AlreadySealed, "asyncio.Future[int]"]:
         """Blocks to write, or an entry that is there; and our pin of it, once it is sealed."""
         for _ in range(MAX_RESERVE_ATTEMPTS):
-            reservation = await self._reserve(job, spec, timeout_s)
+            reservation = await self._reserve(job, spec, announcement, timeout_s)
             sealed = await self._watch(job, reservation)
             if isinstance(reservation, Reserved) or sealed.done():
                 return reservation, sealed
@@ -173,10 +199,16 @@ class JobRunner:
         await self._hand_over.give_up(job.mm_hash, None)
         raise _Failure(FailureKind.STORE_FULL, "the cache store evicts the item as soon as it is sealed")
 
-    async def _reserve(self, job: EncodeJob, spec: TensorSpec, timeout_s: float) -> Reserved | AlreadySealed:
+    async def _reserve(
+        self, job: EncodeJob, spec: TensorSpec, announcement: "_Announcement", timeout_s: float
+    ) -> Reserved | AlreadySealed:
         try:
             return await self._hand_over.reserve(
-                job.mm_hash, spec, lambda: self._ledger.is_granted(job.mm_hash), timeout_s
+                job.mm_hash,
+                spec,
+                lambda: self._ledger.is_granted(job.mm_hash),
+                lambda: announcement.make(sealed=False),
+                timeout_s,
             )
         except StoreFullError as error:
             raise _Failure(FailureKind.STORE_FULL, "the cache store has no space") from error
