@@ -66,8 +66,10 @@ class Consumer:
         self._is_in_use: Callable[[str, int], bool] = lambda request_id, item_index: False
 
     def bind(self, evict: Callable[[str], None], is_in_use: Callable[[str, int], bool]) -> None:
-        """`evict(mm_hash)` makes vLLM drop the item from its encoder cache; `is_in_use(request_id, item_index)`
-        tells whether vLLM scheduled the item there, so that it will say `computed`."""
+        """`evict(mm_hash)` makes vLLM drop the item from its encoder cache.
+
+        `is_in_use(request_id, item_index)`: has vLLM scheduled the item there, so will it say `computed`?
+        """
         self._holdings.bind(evict)
         self._is_in_use = is_in_use
 

@@ -236,11 +236,11 @@ class JobRunner:
     async def _sealed_pin(
         self, job: EncodeJob, sealed: "asyncio.Future[int]", reservation: Reserved | AlreadySealed
     ) -> int:
-        try:
-            return await asyncio.wait_for(asyncio.shield(sealed), SEAL_TIMEOUT_S)
-        except (TimeoutError, StoreError) as error:
-            await self._hand_over.give_up(job.mm_hash, _reservation_id(reservation))
-            raise _Failure(FailureKind.ENCODER_ERROR, "the encoder's output was not written") from error
+        await asyncio.wait({sealed}, timeout=SEAL_TIMEOUT_S)
+        if sealed.done() and sealed.exception() is None:
+            return sealed.result()
+        await self._hand_over.give_up(job.mm_hash, _reservation_id(reservation))
+        raise _Failure(FailureKind.ENCODER_ERROR, "the encoder's output was not written")
 
     def _spec(self, prepared: PreparedItem) -> TensorSpec:
         dtype = self._engine.dtype
