@@ -186,6 +186,7 @@ class Bench:
             self.reporter,  # type: ignore[arg-type]
             self.ledger,
             "encoder-0",
+            "digest",
         )
 
     async def run(self, delivery: FakeDelivery) -> None:
@@ -202,6 +203,7 @@ def delivery_of(
     request_id: str = "req-1",
     remaining_ms: int | None = 10_000,
     blob: bytes | None = MEDIA,
+    namespace_digest: str | None = "digest",
 ) -> FakeDelivery:
     job = EncodeJob(
         job_id=job_id,
@@ -210,6 +212,7 @@ def delivery_of(
         media_num_bytes=len(MEDIA),
         media_url=None if blob else "http://gateway/media",
         requesters=(Requester(request_id=request_id, item_index=0, gateway="g-0", prefill_decode="pd-0"),),
+        namespace_digest=namespace_digest,
     )
     return FakeDelivery(Envelope(job, blob=blob, remaining_ms=remaining_ms, received_at=time.monotonic()))
 
@@ -307,6 +310,13 @@ async def test_bad_media(bench: Bench) -> None:
     bench.engine.preprocess_error = BadMediaError("not an image")
     await bench.run(delivery_of())
     assert bench.reporter.said == [("job-1", FailureKind.BAD_MEDIA, "not an image")]
+    assert bench.hand_over.num_reservations == 0
+
+
+async def test_a_job_of_another_model_is_refused(bench: Bench) -> None:
+    await bench.run(delivery_of(namespace_digest="another"))
+    assert bench.reporter.kinds == [FailureKind.ENCODER_ERROR]
+    assert bench.engine.orders == []
     assert bench.hand_over.num_reservations == 0
 
 

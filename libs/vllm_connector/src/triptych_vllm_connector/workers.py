@@ -12,7 +12,7 @@ from concurrent.futures import Future
 
 import torch
 
-from triptych_common.protocol.store import Done, Seal, StoreReply, Unpin
+from triptych_common.protocol.store import Cancel, Done, Seal, StoreReply, Unpin
 from triptych_common.region import RegionMapping, StoreSession
 from triptych_common.region.tensor_view import tensor_view, write_tensor
 from triptych_common.telemetry import record_span
@@ -87,8 +87,8 @@ class WritingWorker(_RegionWorker):
     def write(self, order: WriteOrder | None, mm_hash: str, tensor: torch.Tensor) -> None:
         """Copy `tensor` [num_embeds, width] into the region and seal it.
 
-        A tensor that does not fit its reservation is not written: the host learns it from the store,
-        where the reservation stays unsealed, and fails the job.
+        A tensor that does not fit its reservation is not written, and the reservation is cancelled: the
+        host learns it from the store, and fails the job.
         """
         if self._rank != 0 or order is None:
             return
@@ -106,6 +106,7 @@ class WritingWorker(_RegionWorker):
                 expected=[order.num_embeds, order.width],
                 expected_dtype=order.dtype,
             )
+            self._session.submit(Cancel(seq=0, reservation_id=order.reservation_id))  # the blocks are free now
             return
         start_ns = time.time_ns()
         write_tensor(self._mapping, order.offset, tensor)

@@ -70,7 +70,9 @@ class JobRunner:
         reporter: Reporter,
         ledger: Ledger,
         instance: str,
+        namespace_digest: str,
     ) -> None:
+        self._namespace_digest = namespace_digest
         self._engine = engine
         self._media = media
         self._hand_over = hand_over
@@ -153,6 +155,8 @@ class JobRunner:
         await self._reporter.completed(job, envelope, time.monotonic() - started)
 
     async def _prepare(self, job: EncodeJob, envelope: Envelope) -> PreparedItem:
+        if job.namespace_digest not in (None, self._namespace_digest):
+            raise _Failure(FailureKind.ENCODER_ERROR, "an encoder of another model or version took the job")
         if self._remaining_s(envelope) <= 0:
             raise _Failure(FailureKind.EXPIRED, "the deadline passed before the item was encoded")
         with span("encoder.preprocess", traceparent=envelope.traceparent, attributes=self._attributes(job)):

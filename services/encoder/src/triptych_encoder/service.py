@@ -94,6 +94,7 @@ async def _work(settings: EncoderSettings, digest: str, engine: EncodeEngine, st
                 Reporter(bus, names, settings.instance),
                 ledger,
                 settings.instance,
+                digest,
             )
             listener = ReplyListener(bus, names, settings.instance, ledger, hand_over)
             async with Registry(bus).keep_registered(record):
