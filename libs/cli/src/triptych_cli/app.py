@@ -184,10 +184,20 @@ def doctor() -> None:
 
 @store_app.command("stats")
 def store_stats() -> None:
-    """Bytes and counters."""
+    """The store's metrics: bytes by state, counters, ages, seal to pin."""
     from triptych_cli.commands import store
 
     raise typer.Exit(store.stats())
+
+
+@store_app.command("verify")
+def store_verify(
+    evict: Annotated[bool, typer.Option("--evict", help="Damaged entries go.")] = False,
+) -> None:
+    """Check header and checksum of every sealed entry."""
+    from triptych_cli.commands import store
+
+    raise typer.Exit(store.verify(evict))
 
 
 @store_app.command("ls")

@@ -7,7 +7,7 @@ import select
 import socket
 import struct
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import cast
 
@@ -69,6 +69,7 @@ class Connection(asyncio.Protocol):
                 return
             self._server.deliver(out)
         self._server.relieve_soon()
+        self._server.on_commands()
 
     def pause_writing(self) -> None:
         if self._transport is not None:
@@ -115,6 +116,7 @@ class StoreServer:
     """Listens, and carries frames between connections and the core."""
 
     def __init__(self, *, max_unsent_bytes: int) -> None:
+        self.on_commands: Callable[[], None] = lambda: None  # after the commands of one read
         self.core: StoreCore  # set before `serve`
         self.max_unsent_bytes = max_unsent_bytes
         self._connections: dict[SessionId, Connection] = {}

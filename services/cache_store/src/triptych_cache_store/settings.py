@@ -1,6 +1,7 @@
 """Settings of the cache_store, from `TRIPTYCH_*` and the command line."""
 
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field, PositiveInt, ValidationInfo, field_validator
 
@@ -9,6 +10,7 @@ from triptych_common.region.layout import RegionLayout
 from triptych_common.runtime import ServiceSettings
 
 MIB = 1 << 20
+VerifyMode = Literal["off", "adopt", "always"]
 
 
 class StoreSettings(ServiceSettings):
@@ -41,6 +43,18 @@ class StoreSettings(ServiceSettings):
     )
     namespace_digest: str | None = Field(
         default=None, description="at start, drop entries of every other namespace [default: drop none]"
+    )
+    verify: VerifyMode = Field(
+        default="off",
+        description="adopt: take checksums in the background, check them after a restart; always: check "
+        "them every VERIFY_INTERVAL_S too",
+    )
+    verify_interval_s: float = Field(default=600.0, gt=0, description="between two checks of all entries")
+    metrics_socket: Path | None = Field(
+        default=None, description="answer Prometheus at this Unix socket, /metrics [default: do not]"
+    )
+    metrics_port: int | None = Field(
+        default=None, ge=1, le=65535, description="... at this port of 127.0.0.1 [default: do not]"
     )
     max_unsent_bytes: PositiveInt = Field(
         default=8 * MIB, description="a client that leaves more replies unread is disconnected"
