@@ -41,7 +41,7 @@ class ScrapeServer:
                 server = await asyncio.start_server(self._answer, "127.0.0.1", port, limit=MAX_HEAD_BYTES)
                 self._servers.append(server)
         except OSError as error:
-            raise StoreUnavailableError(f"cannot serve metrics: {error.strerror}") from error
+            raise StoreUnavailableError(f"cannot serve metrics: {error.strerror or error}") from error
 
     async def close(self) -> None:
         for server in self._servers:

@@ -150,7 +150,7 @@ class StoreServer:
             self._server = await loop.create_unix_server(self._new_connection, sock=listener)
         except OSError as error:
             listener.close()
-            raise StoreUnavailableError(f"cannot listen at {path}: {error.strerror}") from error
+            raise StoreUnavailableError(f"cannot listen at {path}: {error.strerror or error}") from error
         self._path = path
 
     async def close(self) -> None:
@@ -238,5 +238,5 @@ def _remove_stale(path: Path) -> None:
             path.unlink(missing_ok=True)
             return
         except OSError as error:
-            raise StoreUnavailableError(f"{path} is in the way: {error}") from error
+            raise StoreUnavailableError(f"cannot listen at {path}: {error}") from error
     raise StoreUnavailableError(f"another store listens at {path}")

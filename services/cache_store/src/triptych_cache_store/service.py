@@ -58,7 +58,7 @@ async def run_store(settings: StoreSettings, stop: StopSignal) -> None:
         )
         verifier.start()
         server.on_commands = verifier.wake
-        region.start_prefault(on_prefault_failure)
+        region.start_prefault(on_prefault_failure, large_pages=settings.large_pages)
         await server.serve(settings.store_socket)
         server.watch_detached()
         await scrapes.serve(settings.metrics_socket, settings.metrics_port)

@@ -37,6 +37,9 @@ class StoreSettings(ServiceSettings):
     tenant_quotas: dict[str, PositiveInt] = Field(
         default_factory=dict, description='bytes that the named tenants may hold, e.g. {"acme": 1073741824}'
     )
+    large_pages: bool = Field(
+        default=False, description="ask for large pages; a tmpfs mounted with huge=advise has them"
+    )
     keep_region: bool = Field(
         default=False,
         description="leave the region file at a clean stop, for the next start [after a crash it always is]",
