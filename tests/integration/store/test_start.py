@@ -63,7 +63,7 @@ def test_a_socket_that_cannot_be_made(run_dir: Path) -> None:
     assert "cannot listen at" in refused(run_dir, f"--store-socket={run_dir / ('long' * 40)}")
     assert "cannot serve metrics: " in refused(run_dir, f"--metrics-socket={run_dir / 'none' / 'm'}")
     (run_dir / "in-the-way").write_text("a file")
-    assert "in-the-way" in refused(run_dir, f"--store-socket={run_dir / 'in-the-way'}")
+    assert "it is not a socket" in refused(run_dir, f"--store-socket={run_dir / 'in-the-way'}")
     assert (run_dir / "in-the-way").read_text() == "a file"
 
 

@@ -234,7 +234,9 @@ def _remove_stale(path: Path) -> None:
             probe.connect(str(path))
         except FileNotFoundError:
             return
-        except ConnectionRefusedError:
+        except ConnectionRefusedError:  # also by what is no socket
+            if not path.is_socket():
+                raise StoreUnavailableError(f"cannot listen at {path}: it is not a socket") from None
             path.unlink(missing_ok=True)
             return
         except OSError as error:
