@@ -175,14 +175,13 @@ def main() -> None:
     load = Path("/proc/loadavg").read_text().split()[0]
     costs = run(options.entries, options.clients, options.cycles)
     print(f"microseconds; load average at the start {load}")
-    print(
-        f"{'entries':>9} {'clients':>8} {'at once':>8} {'ping':>8} {'p99':>8} {'r+s+p':>8} {'p99':>8} {'pings':>6}"
-    )
+    titles = ("entries", "clients", "at once", "ping", "p99", "r+s+p", "p99", "pings")
+    print(" ".join(f"{title:>8}" for title in titles))
     for each in costs:
         print(
-            f"{each.num_entries:>9} {each.num_clients:>8} {'yes' if each.at_once else 'no':>8} "
+            f"{each.num_entries:>8} {each.num_clients:>8} {'yes' if each.at_once else 'no':>8} "
             f"{each.ping_us:>8.0f} {each.ping_p99_us:>8.0f} {each.cycle_us:>8.0f} {each.cycle_p99_us:>8.0f} "
-            f"{each.ratio:>6.2f}"
+            f"{each.ratio:>8.2f}"
         )
     if options.json is not None:
         report = {

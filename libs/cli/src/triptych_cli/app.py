@@ -167,6 +167,18 @@ def bench(
 
 
 @app.command()
+def soak(
+    part: Annotated[str, typer.Argument(help="What to wear out: store.")],
+    minutes: Annotated[float, typer.Option(min=0.01, help="How long.")] = 10.0,
+    seed: Annotated[int, typer.Option(help="The same seed kills in the same order.")] = 0,
+) -> None:
+    """Work one part hard while its processes are killed at random; 1 if anything was wrong."""
+    from triptych_cli.commands import bench as command
+
+    raise typer.Exit(command.soak(part, minutes, seed))
+
+
+@app.command()
 def check() -> None:
     """Format, lint, types, import rules, unit and contract tests."""
     from triptych_cli.commands import check as command
