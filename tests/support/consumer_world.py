@@ -152,8 +152,8 @@ class Running:
 
     @property
     def wire_id(self) -> str:
-        assert self.request.ec_transfer_params is not None
-        return str(self.request.ec_transfer_params["request_id"])
+        params = self.request.ec_transfer_params
+        return self.request.request_id if params is None else str(params["request_id"])
 
     def end_of(self, place: int) -> int:
         position = self.request.mm_features[place].mm_position

@@ -71,13 +71,27 @@ def fake_request(
         offset += gap
         features.append(FakeFeature(identifier, FakePosition(offset, num_embeds + 2, num_embeds)))
         offset += num_embeds + 2
-    params = {"request_id": wire_id or f"wire-{request_id}", "traceparent": None}
-    if gateway is not None:
-        params["gateway"] = gateway
+    _ROWS.update(items)
+    if gateway is None:  # straight to the HTTP port, without a gateway
+        return FakeRequest(request_id, features)
+    params = {
+        "request_id": wire_id or f"wire-{request_id}",
+        "gateway": gateway,
+        "traceparent": None,
+        "remaining_ms": 1000,
+        "items": [
+            {"item_index": index, "mm_hash": identifier, "num_embeds": num_embeds}
+            for index, (identifier, num_embeds) in enumerate(items)
+        ],
+    }
     return FakeRequest(request_id, features, params)
 
 
-def descriptor(identifier: str, num_embeds: int = 1) -> Descriptor:
+_ROWS: dict[str, int] = {}  # what the fake encoders make: what the latest request for the item expects
+
+
+def descriptor(identifier: str, num_embeds: int | None = None) -> Descriptor:
+    num_embeds = num_embeds or _ROWS.get(identifier, 1)
     spec = TensorSpec(shape=(num_embeds, 4), dtype="float32", num_bytes=num_embeds * 16)
     return Descriptor(mm_hash=identifier, spec=spec, offset=0, generation=1)
 

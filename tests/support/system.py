@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from openai import OpenAI
+from openai import DefaultHttpxClient, OpenAI
 
 from triptych_common.protocol.store import StatsQuery, StoreStats
 from triptych_common.region import StoreSession
@@ -66,7 +66,10 @@ class Server:
 
     @property
     def openai(self) -> OpenAI:
-        return OpenAI(base_url=self.base_url, api_key="none", max_retries=0, timeout=120)
+        http_client = DefaultHttpxClient(trust_env=False)  # this machine alone: no proxy
+        return OpenAI(
+            base_url=self.base_url, api_key="none", max_retries=0, timeout=120, http_client=http_client
+        )
 
     def ask(self, content: Any, *, stream: bool = False, max_tokens: int = 24, **extra: Any) -> Answer:
         """One user message, at temperature 0, with the ids of the answer's tokens."""

@@ -7,18 +7,21 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from triptych_cli.launch import free_ports
 from triptych_cli.layout import Options, RunLayout
 from triptych_cli.supervisor import daemon
+from triptych_cli.supervisor import service as service_module
 from triptych_cli.supervisor import supervisor as supervisor_module
 from triptych_cli.supervisor.process import session_members
+from triptych_cli.supervisor.readiness import Probe
 from triptych_cli.supervisor.service import StartFailedError
 from triptych_cli.supervisor.state import ServiceState, SystemStatus, read_status
 from triptych_cli.supervisor.supervisor import (
@@ -27,7 +30,7 @@ from triptych_cli.supervisor.supervisor import (
     is_supervised,
     run_directory,
 )
-from triptych_cli.topology import HttpReady, ServiceSpec, Topology
+from triptych_cli.topology import HttpReady, Readiness, ServiceSpec, Topology
 
 SUPERVISED = Path(__file__).parent / "supervised.py"
 STANDIN = Path(__file__).parent / "standin.py"
@@ -221,6 +224,50 @@ async def test_cancelled_while_starting_it_stops_what_had_started(layout: RunLay
             sessions = [watched.pid("ready"), watched.pid("slow")]
             task.cancel()
         assert all(not session_members(session) for session in sessions)
+
+
+@pytest.mark.parametrize("where", ["probe", "start"])
+async def test_stopped_between_the_decision_to_start_and_the_start(
+    layout: RunLayout, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """`stop` knows of no child yet; none must outlive it."""
+    at_work, go_on = asyncio.Event(), asyncio.Event()
+    sessions: list[int] = []
+    start, probe_for = service_module.ChildProcess.start, service_module.probe_for
+
+    @asynccontextmanager
+    async def slow_probe(readiness: Readiness) -> AsyncIterator[Probe]:
+        if where == "probe":
+            at_work.set()
+            await go_on.wait()
+        async with probe_for(readiness) as probe:
+            yield probe
+
+    async def slow_start(*args: Any, **kwargs: Any) -> service_module.ChildProcess:
+        child = await start(*args, **kwargs)
+        sessions.append(child.pid)
+        at_work.set()
+        await go_on.wait()
+        return child
+
+    monkeypatch.setattr(service_module, "probe_for", slow_probe)
+    monkeypatch.setattr(service_module.ChildProcess, "start", slow_start)
+    with run_directory(layout):
+        watched = Watched(layout, standin("one"))
+
+        async def give_up() -> None:
+            await at_work.wait()
+            asyncio.get_running_loop().call_later(0.1, go_on.set)
+            raise LookupError("another one failed")
+
+        monkeypatch.setattr(watched.supervisor, "_wait_until_ready", give_up)
+        with pytest.raises(LookupError):
+            async with asyncio.timeout(LIMIT_S), watched.supervisor.running():
+                pytest.fail("it is not running")
+        assert len(sessions) == (where == "start")
+        assert all(not session_members(session) for session in sessions)
+        assert watched.states("one")[-1] is ServiceState.STOPPED
+        assert watched.supervisor.status().services[0].pid is None
 
 
 async def test_kill_now_cuts_a_slow_stop_short(layout: RunLayout) -> None:

@@ -1,15 +1,20 @@
 """When parts fail: what the caller sees, and that nothing is left behind."""
 
 import asyncio
+import time
 from typing import Any
 
 import openai
+import orjson
 import pytest
+from starlette.requests import Request
 
 from tests.integration.gateway.conftest import System
-from tests.integration.gateway.fakes import MODEL, FakePrefillDecode, until
+from tests.integration.gateway.fakes import DIGEST, MODEL, FakePrefillDecode, until
 from tests.unit.gateway.media_samples import data_url, image_bytes
-from triptych_common.protocol.messages import ECTransferParams, FailureKind
+from triptych_common.protocol.ids import MmHash
+from triptych_common.protocol.messages import ECTransferParams, EncodeFailed, FailureKind
+from triptych_gateway.exchange import ChatExchange
 
 IMAGE = {"type": "image_url", "image_url": {"url": data_url(image_bytes(3))}}
 URL = "messages[0].content[0].image_url.url"
@@ -227,6 +232,107 @@ async def test_without_any_encoder(system: System) -> None:
     assert (await system.ask([IMAGE])).choices  # its sizes are known, its tensor may well be there
     ready = await system.http.get("/health/ready")
     assert (ready.status_code, ready.json()["encoder_available"]) == (200, False)
+
+
+async def queued_jobs(system: System) -> int:
+    return await system.bus.stream_length(system.bus.names.encode_jobs)
+
+
+@pytest.mark.parametrize("system", [{"encoder_grace_s": 0.2}], indirect=True)
+async def test_nothing_is_queued_without_an_encoder(system: System) -> None:
+    records = [record for record in system.gateway.view.records if record.instance != "encoder-0"]
+    system.gateway.view._registry.list_instances = lambda: _answer(records)  # type: ignore[method-assign]
+    await asyncio.sleep(0.1)  # a look that had begun before
+    await system.look()
+    with pytest.raises(openai.InternalServerError) as caught:
+        await system.ask([IMAGE])
+    assert caught.value.code == "no_encoder"
+    assert system.encoder.jobs == []
+    assert await queued_jobs(system) == 0
+    await system.assert_idle()
+
+
+@pytest.mark.parametrize("system", [{"max_queued_jobs": 2}], indirect=True)
+async def test_full_job_queue_is_429(system: System) -> None:
+    stream = system.bus.names.encode_jobs
+    await until(lambda: system.gateway.view.encoding)
+    await system.bus.client.xgroup_setid(stream, "encoders", "9999999999999-0")  # the encoder sees no job
+    await system.bus.client.xadd(stream, {"x": "1"}, id="1-1")
+    await system.bus.client.xadd(stream, {"x": "2"}, id="1-2")
+    with pytest.raises(openai.RateLimitError) as caught:
+        await system.ask([IMAGE])
+    assert (caught.value.code, caught.value.param) == ("encode_queue_full", URL)
+    assert caught.value.response.headers["retry-after"] == "1"
+    assert await queued_jobs(system) == 2
+    assert (await system.ask("text goes on")).choices
+    await system.bus.client.xtrim(stream, maxlen=0)
+    await system.bus.client.xgroup_setid(stream, "encoders", "0")
+    await asyncio.sleep(0.11)
+    assert (await system.ask([IMAGE])).choices
+    await system.assert_idle()
+
+
+@pytest.mark.parametrize("how", ["failed", "expired"])
+async def test_a_stream_that_has_its_tensors_outlives_the_failure_of_a_later_job(
+    system: System, how: str
+) -> None:
+    """Somebody else's job for the same item, or one whose completion was lost."""
+    system.prefill_decode.behaviour = "stall"
+    system.encoder.before_seal.clear()  # the job stays in flight
+    words: list[str] = []
+    stream = await system.ask([IMAGE], stream=True)
+    reading = asyncio.ensure_future(collect_into(words, stream))
+    await until(lambda: words)
+    item = next(iter(system.gateway.orders.table))
+    assert item.job_id is not None
+    if how == "failed":
+        failed = EncodeFailed(
+            job_id=item.job_id,
+            mm_hash=item.mm_hash,
+            encoder="encoder-0",
+            kind=FailureKind.ENCODER_ERROR,
+            detail="x",
+        )
+        await system.gateway.orders.handle(failed)
+    else:
+        system.gateway.orders.expire(time.monotonic() + 1000)
+    assert system.gateway.orders.table.get(MmHash(item.mm_hash)) is item
+    assert not item.in_flight  # and not ordered again: nobody needs it
+    system.prefill_decode.release.set()
+    await reading
+    assert words[-2:] == ["word2 ", ""]
+    system.encoder.before_seal.set()
+    await system.assert_idle()
+
+
+async def test_the_job_names_its_namespace(system: System) -> None:
+    await system.ask([IMAGE])
+    assert [job.namespace_digest for job in system.encoder.jobs] == [DIGEST]
+
+
+async def test_a_large_body_does_not_block_the_event_loop(system: System) -> None:
+    parts = [{"type": "text", "text": "x"}] * 60_000
+    body = orjson.dumps({"model": MODEL, "messages": [{"role": "user", "content": parts}]})
+    longest, ended = 0.0, False
+
+    async def watch() -> None:
+        nonlocal longest
+        while not ended:
+            began = time.monotonic()
+            await asyncio.sleep(0.005)
+            longest = max(longest, time.monotonic() - began)
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(watch())
+        raw = await group.create_task(_parse(system, body))
+        ended = True
+    assert raw == 0
+    assert longest < 1.0
+
+
+async def _parse(system: System, body: bytes) -> int:
+    exchange = ChatExchange(system.gateway, Request({"type": "http", "headers": []}))
+    return len((await exchange._parse(body)).media)
 
 
 async def _answer(records: Any) -> Any:

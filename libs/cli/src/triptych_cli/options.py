@@ -7,6 +7,8 @@ import typer
 
 from triptych_cli.settings import DEFAULT_MODEL
 
+REDIS_URL_VARIABLE = "TRIPTYCH_REDIS_URL"
+
 Model = Annotated[str, typer.Option(help="Model folder, or a name on the model hub.")]
 Encoders = Annotated[int, typer.Option(min=1, help="Number of encoders.")]
 PrefillDecodes = Annotated[
@@ -14,7 +16,10 @@ PrefillDecodes = Annotated[
 ]
 RedisUrl = Annotated[
     str | None,
-    typer.Option(help="Use this Redis (redis://, rediss:// or unix://) instead of the embedded one."),
+    typer.Option(
+        envvar=REDIS_URL_VARIABLE,
+        help="Use this Redis (redis://, rediss:// or unix://) instead of the embedded one.",
+    ),
 ]
 Port = Annotated[int, typer.Option(min=1, max=65535, help="The gateway's port on 127.0.0.1.")]
 RegionBytes = Annotated[
@@ -44,7 +49,7 @@ class Wish:
     prefill_decode_args: str
 
     def arguments(self) -> list[str]:
-        """The same options as command line words, for the daemon."""
+        """As command line words, for the daemon; without the Redis URL, which can hold a password."""
         words = [
             f"--model={self.model}",
             f"--encoders={self.encoders}",
@@ -53,8 +58,10 @@ class Wish:
             f"--encoder-args={self.encoder_args}",
             f"--prefill-decode-args={self.prefill_decode_args}",
         ]
-        if self.redis_url is not None:
-            words.append(f"--redis-url={self.redis_url}")
         if self.region_bytes is not None:
             words.append(f"--region-bytes={self.region_bytes}")
         return words
+
+    def environment(self) -> dict[str, str]:
+        """What of it is handed to the daemon as environment, which other users cannot read."""
+        return {REDIS_URL_VARIABLE: self.redis_url or ""}

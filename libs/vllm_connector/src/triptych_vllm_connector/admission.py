@@ -9,11 +9,17 @@ Space is asked for and granted by place (`item_index`): one image may stand at s
 and a request that is served item by item may be done with one of them long before it has the next.
 """
 
+import re
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
+from pydantic import ValidationError
+
+from triptych_common.protocol.messages import ECTransferParams
 from triptych_vllm_connector.preallocator import Need
+
+_MM_HASH = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
@@ -38,6 +44,7 @@ class Admission:
     first_seen_ns: int
     asked: set[int] = field(default_factory=set)  # item indexes that space was asked for, until it ends
     granted: set[int] = field(default_factory=set)  # those of them that have space in the encoder cache
+    fault: str | None = None  # why it cannot be served at all (see `fault_of`)
     failure: str | None = None
     grant_recorded: bool = False
     parked_ns: int | None = None
@@ -83,6 +90,19 @@ class Admission:
         for feature in self.features:
             if feature.mm_hash == mm_hash:
                 self.drop(feature.item_index)
+
+
+def fault_of(mm_features: list[Any], transfer_params: dict[str, Any] | None) -> str | None:
+    """Why a request cannot be served at all; None: it can. Our HTTP port takes anything from anybody."""
+    for feature in mm_features:
+        if _MM_HASH.fullmatch(feature.identifier) is None:
+            return f"the uuid {feature.identifier[:80]!r} is no mm_hash"
+    if transfer_params is not None:
+        try:
+            ECTransferParams.model_validate(transfer_params)
+        except ValidationError as error:
+            return f"ec_transfer_params are not valid: {error.error_count()} faults"
+    return None
 
 
 def make_admission(

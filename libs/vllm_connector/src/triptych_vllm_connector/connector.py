@@ -53,7 +53,9 @@ class TriptychECConnector(ECConnectorBase):
             otlp_endpoint=self.config.otlp_endpoint,
             traces_dir=self.config.traces_dir,
         )
-        self._num_ranks: int = vllm_config.parallel_config.world_size
+        if vllm_config.parallel_config.data_parallel_size > 1:
+            raise ValueError("data parallel engines need an instance of prefill_decode or encoder each")
+        self._num_ranks: int = vllm_config.parallel_config.tensor_parallel_size
         self._writes: dict[str, WriteOrder] = {}
         self._consumer: Consumer | None = None
         self._closers: list[Any] = []

@@ -15,7 +15,7 @@ from triptych_common.protocol.messages import EncoderCacheMetadata
 from triptych_common.protocol.store import EntrySealed, Pinned, StoreFailure, StoreReply, Watching, WriterLost
 from triptych_common.telemetry import record_span
 from triptych_common.telemetry.logs import get_logger
-from triptych_vllm_connector.admission import Admission, make_admission
+from triptych_vllm_connector.admission import Admission, fault_of, make_admission
 from triptych_vllm_connector.holdings import Holdings
 from triptych_vllm_connector.items import Item, ItemState, LoadOrder
 from triptych_vllm_connector.links import PinLink, TalkLink
@@ -210,14 +210,19 @@ class Consumer:
 
     # ---- inside: requests ------------------------------------------------------------------------
     def _admission_of(self, request: Any) -> Admission:
-        return make_admission(
-            request.request_id, request.mm_features, request.ec_transfer_params, self._now_ns()
-        )
+        fault = fault_of(request.mm_features, request.ec_transfer_params)
+        params = request.ec_transfer_params if fault is None else None
+        admission = make_admission(request.request_id, request.mm_features, params, self._now_ns())
+        admission.fault = fault
+        return admission
 
     def _open(self, request: Any, num_computed_tokens: int) -> Admission:
         """First sight of a request: what the KV cache covers is not to be sent."""
         admission = self._admissions[request.request_id] = self._admission_of(request)
         self._speech.opened(admission)
+        if admission.fault is not None:
+            self._fail(admission, admission.fault)
+            return admission
         for feature in admission.covered_by(num_computed_tokens):
             self._speech.unused(admission, feature, "prefix_cached")
         return admission
@@ -259,6 +264,8 @@ class Consumer:
             admission.grant(need.item_index)
             self._speech.granted(admission, admission.features[need.item_index])
             self._holdings.acquire(need.mm_hash, admission.engine_id)
+            if self._items.num_rows(need.mm_hash) not in (None, need.num_embeds):
+                self._fail(admission, f"the item has other rows than the {need.num_embeds} that are expected")
         if admission.granted and not admission.grant_recorded:
             admission.grant_recorded = True
             self._record("prefill.preallocate", admission, admission.first_seen_ns, {})
@@ -320,6 +327,18 @@ class Consumer:
                 self._will_not_come(mm_hash, f"the cache store answered {reply.kind!r} to pin_or_watch")
 
     def _on_pinned(self, mm_hash: str, pinned: Pinned | EntrySealed) -> None:
+        num_embeds = pinned.descriptor.spec.shape[0]
+        if any(
+            feature.num_embeds != num_embeds
+            for engine_id in self._items.holders(mm_hash)
+            for feature in self._admissions[engine_id].features
+            if feature.mm_hash == mm_hash
+        ):  # wrong rows would be wrong answers, or the engine's end
+            self._holdings.give_back(pinned.pin_id)
+            self._will_not_come(
+                mm_hash, f"the encoder made {num_embeds} rows, and the request expects others"
+            )
+            return
         if self._holdings.pinned(mm_hash, pinned.pin_id, pinned.descriptor):
             for engine_id in self._items.holders(mm_hash):
                 self._wake_if_ready(engine_id)

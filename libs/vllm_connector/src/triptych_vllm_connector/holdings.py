@@ -35,6 +35,10 @@ class Holdings:
         self._pins.unpin(pin_id)
         return False
 
+    def give_back(self, pin_id: int) -> None:
+        """A pin of a tensor that cannot be used."""
+        self._pins.unpin(pin_id)
+
     def load(self, mm_hash: str, traceparent: str | None) -> None:
         """vLLM gave the item space in its cache.
 

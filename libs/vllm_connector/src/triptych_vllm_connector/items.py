@@ -75,6 +75,11 @@ class ItemTable:
         """May a step that needs this item be scheduled?"""
         return self.state(mm_hash) in (ItemState.PINNED, ItemState.RESIDENT)
 
+    def num_rows(self, mm_hash: str) -> int | None:
+        """Rows of the tensor, once it is known."""
+        item = self._items.get(mm_hash)
+        return item.descriptor.spec.shape[0] if item is not None and item.descriptor is not None else None
+
     def acquire(self, mm_hash: str, holder: str) -> bool:
         """Add a holder. True: the item is new, ask the store for it."""
         item = self._items.get(mm_hash)

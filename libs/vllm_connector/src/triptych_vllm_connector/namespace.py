@@ -4,6 +4,7 @@ Weights, processor, dtype and vLLM's version. Engines announce it when they regi
 it into every mm_hash and pairs only engines that agree.
 """
 
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from blake3 import blake3
 
 from triptych_common.domain.errors import TriptychError
 from triptych_common.domain.hashing import namespace_digest
+from triptych_vllm_connector.engine_options import option_value
 
 SUPPORTED_VLLM = "0.32.0"
 _WHOLE_FILE_BYTES = 64 << 20  # larger files are sampled: a digest of 100 GB would double the start
@@ -23,6 +25,16 @@ _PATTERNS = (
     "*.safetensors.index.json",
     "*.bin",
     "*.pt",
+)
+
+
+RESULT_OPTIONS = (
+    "--dtype",
+    "--revision",
+    "--quantization",
+    "--hf-overrides",
+    "--mm-processor-kwargs",
+    "--media-io-kwargs",
 )
 
 
@@ -62,12 +74,14 @@ def _file_digest(path: Path) -> str:
     return hasher.hexdigest()
 
 
-def digest_of_model(model: str, dtype: str, revision: str | None = None) -> str:
-    """Digest of a local model folder, or of a hub name with its revision. 64 hex digits.
+def digest_of_model(model: str, engine_args: Sequence[str]) -> str:
+    """Digest (64 hex digits) of a model folder, or of a hub name, and of the options that change results.
 
-    `dtype` is the engine's option as given (`auto` included): equal folders and options give equal dtypes.
+    Options count as they are given (`auto` included): equal folders and options give equal results.
     """
-    parts = {"vllm": vllm_version(), "dtype": dtype}
+    parts = {"vllm": vllm_version()}
+    for name in RESULT_OPTIONS:
+        parts[name] = option_value(engine_args, name, "")
     folder = Path(model)
     if folder.is_dir():
         for pattern in _PATTERNS:
@@ -75,5 +89,4 @@ def digest_of_model(model: str, dtype: str, revision: str | None = None) -> str:
                 parts[f"file:{path.name}"] = _file_digest(path)
     else:
         parts["model"] = model
-        parts["revision"] = revision or ""
     return namespace_digest(parts)

@@ -106,7 +106,7 @@ class WritingWorker(_RegionWorker):
                 expected=[order.num_embeds, order.width],
                 expected_dtype=order.dtype,
             )
-            self._session.submit(Cancel(seq=0, reservation_id=order.reservation_id))  # the blocks are free now
+            self._session.submit(Cancel(seq=0, reservation_id=order.reservation_id))
             return
         start_ns = time.time_ns()
         write_tensor(self._mapping, order.offset, tensor)

@@ -106,7 +106,9 @@ class Commands:
             return wire.Done(seq=command.seq)
         if lease.lease_id != entry.requester_lease and lease.instance != writer.instance:
             raise Refusal("not_owner", f"reservation {entry.reservation_id} belongs to another instance")
-        if entry.state is EntryState.WRITING:  # the writer may be writing now: its blocks wait for it
+        if command.is_unwritten and lease.instance == writer.instance:
+            self._state.release_reservation(entry, out)
+        elif entry.state is EntryState.WRITING:  # the writer may be writing now: its blocks wait for it
             self._state.space.abandon(entry)
             self._state.tell_writer_lost(entry.mm_hash, out)
         return wire.Done(seq=command.seq)

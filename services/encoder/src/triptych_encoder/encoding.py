@@ -27,6 +27,7 @@ class PreparedItem:
 
     engine_input: Mapping[str, Any]
     num_embeds: int  # rows
+    num_tokens: int  # of the encoder's prompt: placeholders, and what the model puts around them
     placeholder_metadata: dict[str, Any]
 
 
@@ -38,6 +39,9 @@ class Encoder(Protocol):
 
     @property
     def max_num_tokens(self) -> int: ...
+
+    @property
+    def max_item_embeds(self) -> int: ...
 
     async def preprocess(self, job: EncodeJob, media: bytes) -> PreparedItem:
         """Raises BadMediaError."""

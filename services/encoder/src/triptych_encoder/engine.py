@@ -27,6 +27,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from triptych_common.protocol.messages import EncodeJob, Modality
 from triptych_common.telemetry.logs import get_logger
 from triptych_encoder.encoding import BadMediaError, EncodeRefusedError, EngineFailedError, PreparedItem
+from triptych_vllm_connector.limits import encoder_cache_embeds
 from triptych_vllm_connector.orders import WriteOrder
 from triptych_vllm_connector.worker_rpc import ENCODER_WIDTHS
 
@@ -43,11 +44,17 @@ class EncodeEngine:
         self._model_cls: Any = get_model_cls(model_config)
         self.dtype = str(model_config.dtype).removeprefix("torch.")
         self.width = 0
+        self._max_item_embeds = encoder_cache_embeds(llm.vllm_config)
 
     @property
     def max_num_tokens(self) -> int:
-        """Longest prompt, so longest item, that the engine takes."""
+        """A prompt must be shorter than this."""
         return int(self._llm.vllm_config.model_config.max_model_len)
+
+    @property
+    def max_item_embeds(self) -> int:
+        """Rows of the largest item that the engine takes."""
+        return self._max_item_embeds
 
     async def measure_width(self) -> None:
         """Ask the engine's workers for the columns of an encoder output (wider than hidden with DeepStack).
@@ -91,7 +98,8 @@ class EncodeEngine:
             mm_hash=job.mm_hash,
         )
         metadata = collect_ec_item_metadata([feature], self._resolver)[job.mm_hash]["metadata"]
-        return PreparedItem(engine_input, position.get_num_embeds(), _unwrap(metadata))
+        num_tokens = len(engine_input["prompt_token_ids"])
+        return PreparedItem(engine_input, position.get_num_embeds(), num_tokens, _unwrap(metadata))
 
     async def encode(self, prepared: PreparedItem, order: WriteOrder) -> None:
         """Run the encoder; its worker writes into the reservation and seals it.

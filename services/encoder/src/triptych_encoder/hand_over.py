@@ -4,7 +4,13 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from triptych_common.domain.errors import StoreError, StoreFullError, StoreProtocolError
+from triptych_common.domain.errors import (
+    StoreError,
+    StoreFullError,
+    StoreProtocolError,
+    StoreUnavailableError,
+    store_error,
+)
 from triptych_common.protocol.store import (
     AlreadySealed,
     Cancel,
@@ -13,6 +19,9 @@ from triptych_common.protocol.store import (
     PinOrWatch,
     Reserve,
     Reserved,
+    StoreCommand,
+    StoreFailure,
+    StoreReply,
     TensorSpec,
     Unpin,
     Unwatch,
@@ -27,6 +36,7 @@ log = get_logger(__name__)
 
 FIRST_RETRY_S = 0.02
 LONGEST_RETRY_S = 0.5
+ANSWER_TIMEOUT_S = 10.0
 
 
 class HandOver:
@@ -82,7 +92,7 @@ class HandOver:
                 seq=0, mm_hash=mm_hash, spec=spec, writer=self._writer, may_use_reserve=is_granted()
             )
             try:
-                reply = await self._session.request(command)
+                reply = await self._request(command)
             except StoreFullError:
                 await on_full()
                 if loop.time() + retry_s >= deadline:
@@ -99,27 +109,56 @@ class HandOver:
         future = self._sealed.get(mm_hash)
         if future is None:
             future = self._sealed[mm_hash] = asyncio.get_running_loop().create_future()
-        reply = await self._session.request(PinOrWatch(seq=0, mm_hash=mm_hash))
+        reply = await self._request(PinOrWatch(seq=0, mm_hash=mm_hash))
         if isinstance(reply, Pinned):
             self._pinned(mm_hash, reply.pin_id)
         elif not isinstance(reply, Watching):
             raise StoreProtocolError("bad_frame", f"the store answered {reply.kind!r} to pin_or_watch")
         return future
 
-    async def give_up(self, mm_hash: str, reservation_id: int | None) -> None:
-        """The job failed: nobody of ours waits, and nobody will write."""
+    def give_up(self, mm_hash: str, reservation_id: int | None) -> None:
+        """The job failed: nobody of ours waits, and our worker does not write, or not any more."""
         self._sealed.pop(mm_hash, None)
+        self._session.submit(Unwatch(seq=0, mm_hash=mm_hash)).add_done_callback(_ignore)
+        if reservation_id is not None:
+            self._cancel(reservation_id)
+
+    def _cancel(self, reservation_id: int) -> None:
+        command = Cancel(seq=0, reservation_id=reservation_id, is_unwritten=True)
+        self._session.submit(command).add_done_callback(_ignore)
+
+    async def _request(self, command: StoreCommand) -> StoreReply:
+        """The store's answer. One that comes too late, or to nobody, is undone: nothing is held by nobody.
+
+        Raises:
+            StoreError: the store refused, is gone, or did not answer in time.
+        """
+        future = self._session.submit(command)
         try:
-            await self._session.request(Unwatch(seq=0, mm_hash=mm_hash))
-            if reservation_id is not None:
-                await self._session.request(Cancel(seq=0, reservation_id=reservation_id))
-        except StoreError as error:  # its end of the session frees both
-            log.warning("could not give up a reservation", mm_hash=mm_hash, error=str(error))
+            await asyncio.wait({future}, timeout=ANSWER_TIMEOUT_S)
+        finally:
+            if not future.done():
+                future.add_done_callback(self._undo)
+        if not future.done():
+            raise StoreUnavailableError(f"no answer in {ANSWER_TIMEOUT_S} s", code="timeout")
+        reply = future.result()
+        if isinstance(reply, StoreFailure):
+            raise store_error(reply)
+        return reply
+
+    def _undo(self, future: "asyncio.Future[StoreReply]") -> None:
+        if future.cancelled() or future.exception() is not None:
+            return
+        match future.result():
+            case Reserved(reservation_id=reservation_id):
+                self._cancel(reservation_id)
+            case Pinned(pin_id=pin_id):
+                self.unpin([pin_id])
 
     def unpin(self, pin_ids: list[int]) -> None:
         """End producer pins. The store's answer does not matter: its end of the session ends them too."""
         for pin_id in pin_ids:
-            self._session.submit(Unpin(seq=0, pin_id=pin_id))
+            self._session.submit(Unpin(seq=0, pin_id=pin_id)).add_done_callback(_ignore)
 
     async def close(self) -> None:
         await self._session.close()
@@ -141,3 +180,9 @@ class HandOver:
             self.unpin([pin_id])
         else:
             future.set_result(pin_id)
+
+
+def _ignore(future: "asyncio.Future[StoreReply]") -> None:
+    """An end that the store could not be told of: its end of the session tells it."""
+    if not future.cancelled() and future.exception() is not None:
+        log.warning("the store was not told", error=str(future.exception()))

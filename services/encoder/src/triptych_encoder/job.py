@@ -167,10 +167,17 @@ class JobRunner:
                 raise _Failure(FailureKind.MEDIA_GONE, str(error)) from error
             except BadMediaError as error:
                 raise _Failure(FailureKind.BAD_MEDIA, str(error)) from error
-        if prepared.num_embeds >= self._engine.max_num_tokens:
+        if prepared.num_tokens >= self._engine.max_num_tokens:
             raise _Failure(
                 FailureKind.TOO_LARGE,
-                f"the item needs {prepared.num_embeds} tokens; the model takes {self._engine.max_num_tokens}",
+                f"the item needs {prepared.num_tokens} tokens; "
+                f"the model takes {self._engine.max_num_tokens - 1}",
+            )
+        if prepared.num_embeds > self._engine.max_item_embeds:
+            raise _Failure(
+                FailureKind.TOO_LARGE,
+                f"the item needs {prepared.num_embeds} rows; "
+                f"the encoder takes {self._engine.max_item_embeds}",
             )
         return prepared
 
@@ -194,13 +201,18 @@ class JobRunner:
         self, job: EncodeJob, spec: TensorSpec, announcement: "_Announcement", timeout_s: float
     ) -> tuple[Reserved | AlreadySealed, "asyncio.Future[int]"]:
         """Blocks to write, or an entry that is there; and our pin of it, once it is sealed."""
-        for _ in range(MAX_RESERVE_ATTEMPTS):
-            reservation = await self._reserve(job, spec, announcement, timeout_s)
+        for attempt in range(MAX_RESERVE_ATTEMPTS):
+            try:
+                reservation = await self._reserve(job, spec, announcement, timeout_s)
+            except _Failure:
+                if attempt:  # the watch of the round before
+                    self._hand_over.give_up(job.mm_hash, None)
+                raise
             sealed = await self._watch(job, reservation)
             if isinstance(reservation, Reserved) or sealed.done():
                 return reservation, sealed
             # It was evicted between the two answers, and nobody writes it: that is for us now.
-        await self._hand_over.give_up(job.mm_hash, None)
+        self._hand_over.give_up(job.mm_hash, None)
         raise _Failure(FailureKind.STORE_FULL, "the cache store evicts the item as soon as it is sealed")
 
     async def _reserve(
@@ -227,14 +239,14 @@ class JobRunner:
         try:
             return await self._hand_over.watch(job.mm_hash)
         except StoreError as error:
-            await self._hand_over.give_up(job.mm_hash, _reservation_id(reservation))
+            self._hand_over.give_up(job.mm_hash, _reservation_id(reservation))
             raise _Failure(FailureKind.ENCODER_ERROR, f"the cache store refused: {error.code}") from error
 
     async def _run_encoder(self, prepared: PreparedItem, order: WriteOrder) -> None:
         try:
             await self._engine.encode(prepared, order)
         except EncodeRefusedError as error:
-            await self._hand_over.give_up(order.mm_hash, order.reservation_id)
+            self._hand_over.give_up(order.mm_hash, order.reservation_id)
             raise _Failure(FailureKind.ENCODER_ERROR, str(error)) from error
 
     async def _sealed_pin(
@@ -243,7 +255,7 @@ class JobRunner:
         await asyncio.wait({sealed}, timeout=SEAL_TIMEOUT_S)
         if sealed.done() and sealed.exception() is None:
             return sealed.result()
-        await self._hand_over.give_up(job.mm_hash, _reservation_id(reservation))
+        self._hand_over.give_up(job.mm_hash, _reservation_id(reservation))
         raise _Failure(FailureKind.ENCODER_ERROR, "the encoder's output was not written")
 
     def _spec(self, prepared: PreparedItem) -> TensorSpec:

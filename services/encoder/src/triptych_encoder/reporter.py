@@ -1,9 +1,11 @@
 """What the encoder tells the others about a job, each in the job's own trace."""
 
 import asyncio
+import time
 from collections.abc import Iterable
 
 from triptych_common.bus import AsyncBus
+from triptych_common.domain.errors import BusUnavailableError
 from triptych_common.protocol.codec import Envelope
 from triptych_common.protocol.messages import (
     EncodeCompleted,
@@ -14,6 +16,10 @@ from triptych_common.protocol.messages import (
     Message,
 )
 from triptych_common.protocol.names import StreamNames
+
+FIRST_RETRY_S = 0.05
+LONGEST_RETRY_S = 1.0
+DEFAULT_PATIENCE_S = 60.0
 
 
 class Reporter:
@@ -46,14 +52,31 @@ class Reporter:
         return [self._names.encode_results(name) for name in _distinct(r.gateway for r in job.requesters)]
 
     async def _publish(self, streams: list[str], message: Message, envelope: Envelope) -> None:
-        """Tells everybody that can be told, also when telling one of them fails."""
+        """Tells everybody, also when telling one of them fails; a Redis that is away is waited for.
+
+        Raises:
+            BusUnavailableError: it was away until the job's deadline.
+        """
+        deadline = envelope.deadline or time.monotonic() + DEFAULT_PATIENCE_S
         results = await asyncio.gather(
-            *(self._bus.publish(stream, message, traceparent=envelope.traceparent) for stream in streams),
+            *(self._publish_one(stream, message, envelope, deadline) for stream in streams),
             return_exceptions=True,
         )
         for result in results:
             if isinstance(result, BaseException):
                 raise result
+
+    async def _publish_one(self, stream: str, message: Message, envelope: Envelope, deadline: float) -> None:
+        retry_s = FIRST_RETRY_S
+        while True:
+            try:
+                await self._bus.publish(stream, message, traceparent=envelope.traceparent)
+                return
+            except BusUnavailableError:
+                if time.monotonic() + retry_s > deadline:
+                    raise
+                await asyncio.sleep(retry_s)  # backoff
+                retry_s = min(retry_s * 2, LONGEST_RETRY_S)
 
 
 def _distinct(names: Iterable[str]) -> list[str]:

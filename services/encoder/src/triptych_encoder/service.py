@@ -22,7 +22,7 @@ from triptych_encoder.replies import ReplyListener
 from triptych_encoder.reporter import Reporter
 from triptych_encoder.settings import EncoderSettings
 from triptych_vllm_connector.config import ConnectorConfig
-from triptych_vllm_connector.engine_options import encoder_options, option_value
+from triptych_vllm_connector.engine_options import encoder_options
 from triptych_vllm_connector.namespace import digest_of_model
 from triptych_vllm_connector.platform import has_gpu
 
@@ -39,9 +39,7 @@ async def serve(settings: EncoderSettings, stop: StopSignal) -> None:
         TriptychError: vLLM, the store or Redis cannot be used; the caller exits and is restarted.
     """
     setup_logging("encoder", settings.instance, settings.log_level)
-    digest = await asyncio.to_thread(
-        digest_of_model, settings.model, option_value(settings.engine_args, "--dtype", "auto")
-    )
+    digest = await asyncio.to_thread(digest_of_model, settings.model, settings.engine_args)
     config = ConnectorConfig(
         instance=settings.instance,
         deployment=settings.deployment,

@@ -4,14 +4,14 @@ Everything else passes through to vLLM, which validates it again.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import orjson
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictStr, ValidationError
+from pydantic import BaseModel, ConfigDict, FailFast, Field, StrictBool, StrictStr, ValidationError
 
 from triptych_common.domain.errors import RequestError
 from triptych_gateway.content_parts import MediaPart, find_media
-from triptych_gateway.placeholder_tokens import PlaceholderGuard
+from triptych_gateway.placeholder_tokens import MAX_NODES, PlaceholderGuard, too_complex
 
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
 # Set by the gateway and the engines alone. `cache_salt` is not dropped in silence: a caller that
@@ -21,6 +21,8 @@ REFUSED_FIELDS = ("ec_transfer_params", "kv_transfer_params", "cache_salt")
 # vLLM rehash the item's uuid.
 STRIPPED_FIELDS = (*REFUSED_FIELDS, "request_id", "mm_processor_kwargs", "media_io_kwargs")
 
+MAX_MODALITIES = 16  # in media_io_kwargs; each faulty one would cost an error object
+
 
 class ChatBody(BaseModel):
     """The fields that the gateway reads. Unknown ones are kept for vLLM."""
@@ -28,7 +30,7 @@ class ChatBody(BaseModel):
     model_config = ConfigDict(extra="allow")
 
     model: StrictStr = Field(min_length=1)
-    messages: list[dict[str, Any]] = Field(min_length=1)
+    messages: Annotated[list[dict[str, Any]], FailFast()] = Field(min_length=1)
     stream: StrictBool | None = None
     use_beam_search: StrictBool | None = None
     mm_processor_kwargs: dict[str, Any] | None = None
@@ -38,7 +40,7 @@ class ChatBody(BaseModel):
 
 @dataclass(frozen=True)
 class ChatRequest:
-    """A valid request."""
+    """A valid request. The text of its media can be dropped once they were taken (`drop_text`)."""
 
     body: dict[str, Any]  # as sent, without STRIPPED_FIELDS; media parts still in place
     model: str
@@ -47,9 +49,14 @@ class ChatRequest:
     processor_options: dict[str, Any]
     media_io_options: dict[str, dict[str, Any]]  # keyed by modality, as in vLLM
 
+    def drop_text(self, part: MediaPart) -> None:
+        """Let go of the text of a part whose bytes were taken; the part's place stays."""
+        part.url = ""
+        self.body["messages"][part.message_index]["content"][part.part_index] = None
+
 
 def parse_chat_request(raw: bytes, guard: PlaceholderGuard, max_items: int) -> ChatRequest:
-    """Validate one body.
+    """Validate one body. Takes a while for a large one: tens of milliseconds per MB of small values.
 
     Raises:
         RequestError: 400, `param` names the field.
@@ -58,7 +65,7 @@ def parse_chat_request(raw: bytes, guard: PlaceholderGuard, max_items: int) -> C
     body = _validate(fields)
     _refuse_privileged(fields)
     media = _check_messages(body.messages, max_items)
-    guard.check(fields, frozenset(part.part_path for part in media))
+    guard.check(fields, [body.messages[m.message_index]["content"][m.part_index] for m in media])
     if media and body.use_beam_search:
         raise RequestError(
             400, "unsupported", "use_beam_search is not served together with media", "use_beam_search"
@@ -84,6 +91,9 @@ def _parse_object(raw: bytes) -> dict[str, Any]:
 
 
 def _validate(fields: dict[str, Any]) -> ChatBody:
+    io_options = fields.get("media_io_kwargs")
+    if isinstance(io_options, dict) and len(io_options) > MAX_MODALITIES:
+        raise RequestError(400, "invalid_value", "media_io_kwargs has too many keys", "media_io_kwargs")
     try:
         return ChatBody.model_validate(fields)
     except ValidationError as error:
@@ -113,6 +123,7 @@ def _refuse_privileged(fields: dict[str, Any]) -> None:
 
 def _check_messages(messages: list[dict[str, Any]], max_items: int) -> tuple[MediaPart, ...]:
     media: list[MediaPart] = []
+    num_parts = len(messages)
     for index, message in enumerate(messages):
         path = f"messages[{index}]"
         role = message.get("role")
@@ -124,6 +135,9 @@ def _check_messages(messages: list[dict[str, Any]], max_items: int) -> tuple[Med
             )
         content = message.get("content")
         if isinstance(content, list):
+            num_parts += len(content)
+            if num_parts > MAX_NODES:
+                raise too_complex()
             media.extend(find_media(index, content, len(media)))
         elif content is not None and not isinstance(content, str):
             raise RequestError(

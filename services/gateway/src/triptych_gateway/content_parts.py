@@ -27,7 +27,7 @@ MEDIA_KEYS = (IMAGE_TYPES | UNSUPPORTED_TYPES | EMBEDS_TYPES | {"image_pil", "im
 }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class MediaPart:
     """One media item of a request, in the order of the prompt."""
 
@@ -35,12 +35,8 @@ class MediaPart:
     message_index: int
     part_index: int
     modality: Modality
-    url: str
+    url: str  # emptied once its bytes were taken
     path: str  # of the URL, e.g. `messages[0].content[1].image_url.url`; errors carry it as `param`
-
-    @property
-    def part_path(self) -> str:
-        return f"messages[{self.message_index}].content[{self.part_index}]"
 
 
 def text_of(part: Any) -> str | None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from uuid import uuid4
 
 from triptych_common.bus import AsyncBus
-from triptych_common.domain.errors import BusUnavailableError
+from triptych_common.domain.errors import BusUnavailableError, RequestError
 from triptych_common.protocol.ids import JobId, MmHash, RequestId
 from triptych_common.protocol.messages import (
     EncodeCompleted,
@@ -27,6 +27,7 @@ from triptych_common.protocol.messages import (
 from triptych_common.protocol.names import StreamNames
 from triptych_common.telemetry.logs import get_logger
 from triptych_gateway.item_table import Item, ItemFailure, ItemState, ItemTable
+from triptych_gateway.job_queue import JobQueue
 from triptych_gateway.media_shelf import MEDIA_PATH, MediaShelf
 from triptych_gateway.metrics import GatewayMetrics
 from triptych_gateway.sizes import ItemSizes, SizesCache
@@ -45,6 +46,7 @@ class OrderLimits:
     media_base_url: str
     max_attempts: int
     publish_timeout_s: float
+    max_queued_jobs: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +70,7 @@ class EncodeOrders:
         limits: OrderLimits,
         metrics: GatewayMetrics,
     ) -> None:
-        self._bus = bus
-        self._names = names
+        self._queue = JobQueue(bus, names.encode_jobs, limits.max_queued_jobs)
         self._gateway = gateway
         self._shelf = shelf
         self._sizes = sizes
@@ -83,9 +84,9 @@ class EncodeOrders:
     # ---- a request's side ----
     @asynccontextmanager
     async def open(self, ticket: Ticket) -> AsyncIterator[None]:
-        """Order what `ticket` needs; keep its media and its place until the block ends.
+        """Keep the media of `ticket` and its place until the block ends.
 
-        On entry every item is sized or ordered; `ticket` is told the rest.
+        On entry `ticket` has the sizes that are known; `order` must be called for the others.
         """
         self._tickets[ticket.request_id] = ticket
         try:
@@ -94,7 +95,10 @@ class EncodeOrders:
                 self.table.join(item.mm_hash, ticket.request_id)
             await self._recall(ticket)
             for mm_hash in ticket.mm_hashes:
-                self._order_unless_known(mm_hash, ticket)
+                known = self.table.get(mm_hash)
+                if known is not None and known.sizes is not None:
+                    self._metrics.items.labels("sizes_known").inc()
+                    ticket.set_sizes(mm_hash, known.sizes)
             yield
         finally:
             del self._tickets[ticket.request_id]
@@ -120,17 +124,23 @@ class EncodeOrders:
             if sizes is not None:
                 self.table.recall(mm_hash, sizes)
 
-    def _order_unless_known(self, mm_hash: MmHash, ticket: Ticket) -> None:
-        item = self.table.get(mm_hash)
-        if item is None:
-            return
-        if item.sizes is not None:
-            self._metrics.items.labels("sizes_known").inc()
-            ticket.set_sizes(mm_hash, item.sizes)
-        elif item.in_flight:
-            self._metrics.items.labels("joined").inc()
-        else:
-            self._order(item)
+    def lacks_job(self, ticket: Ticket) -> bool:
+        """Whether an item of `ticket` has no sizes, and nobody asked an encoder for them."""
+        items = [self.table.get(mm_hash) for mm_hash in ticket.mm_hashes if mm_hash not in ticket.sizes]
+        return any(item is not None and not item.in_flight for item in items)
+
+    def order(self, ticket: Ticket) -> None:
+        """Order the items of `ticket` that have no sizes yet; it is told what becomes of them."""
+        for mm_hash in ticket.mm_hashes:
+            item = self.table.get(mm_hash)
+            if item is None or mm_hash in ticket.sizes:
+                continue
+            if item.sizes is not None:  # came in the meantime
+                ticket.set_sizes(mm_hash, item.sizes)
+            elif item.in_flight:
+                self._metrics.items.labels("joined").inc()
+            else:
+                self._order(item)
 
     def _order(self, item: Item) -> None:
         job_id = JobId(f"job-{uuid4().hex}")
@@ -179,12 +189,12 @@ class EncodeOrders:
             media_io_kwargs=dict(first.media_io_options),
             requesters=requesters,
             attempt=order.attempt,
+            namespace_digest=tickets[0].namespace_digest,
         )
         remaining_s = max(max(ticket.deadline for ticket in tickets) - time.monotonic(), _MIN_REMAINING_S)
         try:
             async with asyncio.timeout(min(self._limits.publish_timeout_s, remaining_s)):
-                await self._bus.publish(
-                    self._names.encode_jobs,
+                await self._queue.put(
                     job,
                     traceparent=tickets[0].traceparent,
                     remaining_ms=int(remaining_s * 1000),
@@ -193,6 +203,9 @@ class EncodeOrders:
         except (BusUnavailableError, TimeoutError) as error:
             log.warning("encode job not published", job_id=order.job_id, error=repr(error))
             self._fail(order.mm_hash, order.job_id, ItemFailure(None, "the control plane cannot be reached"))
+        except RequestError as error:
+            log.warning("encode job refused", job_id=order.job_id, code=error.code)
+            self._fail(order.mm_hash, order.job_id, ItemFailure(None, error.message, error))
 
     # ---- from the encoders and prefill_decode ----
     async def handle(self, message: Message) -> None:
@@ -239,12 +252,13 @@ class EncodeOrders:
         if ticket is None or item is None or ticket.request_id not in item.waiters:
             log.info("encode needed by a request that has ended", request_id=message.request_id)
             return
+        ticket.need_again(mm_hash)
         if not item.in_flight:
             log.info("encode needed", request_id=message.request_id, mm_hash=mm_hash, reason=message.reason)
             self._order(item)
 
     def _fail(self, mm_hash: MmHash, job_id: JobId, failure: ItemFailure) -> None:
-        waiters = self._waiting(self.table.fail(mm_hash, job_id, failure))
+        waiters = [t for t in self._waiting(self.table.fail(mm_hash, job_id, failure)) if t.needs(mm_hash)]
         item = self.table.get(mm_hash)
         if item is None:
             return

@@ -10,6 +10,7 @@ at prefill_decode and gives back the places and the media that it held.
 import asyncio
 import time
 from contextlib import ExitStack
+from functools import partial
 from uuid import uuid4
 
 from opentelemetry.trace import Span, StatusCode
@@ -36,6 +37,7 @@ from triptych_gateway.tickets import Ticket
 log = get_logger(__name__)
 
 CLIENT_CLOSED_REQUEST = 499
+PARSE_INLINE_BYTES = 32 << 10  # larger bodies are parsed in a thread: the event loop goes on
 
 
 class ChatExchange(Response):
@@ -101,11 +103,18 @@ class ChatExchange(Response):
             raw = await read_body(
                 self._request, max_bytes=settings.max_body_bytes, timeout_s=settings.body_timeout_s
             )
-            request = parse_chat_request(raw, gateway.placeholder_guard, settings.max_items)
+            request = await self._parse(raw)
             del raw
             root.set_attribute("triptych.num_items", len(request.media))
             root.set_attribute("triptych.stream", request.stream)
             await race(self._serve(request, client), wait_disconnect(self._request, lambda: client.has_ended))
+
+    async def _parse(self, raw: bytes) -> ChatRequest:
+        gateway = self._gateway
+        parse = partial(parse_chat_request, raw, gateway.placeholder_guard, self._settings.max_items)
+        if len(raw) <= PARSE_INLINE_BYTES:
+            return parse()
+        return await asyncio.get_running_loop().run_in_executor(gateway.media_threads, parse)
 
     async def _serve(self, request: ChatRequest, client: ClientStream) -> None:
         try:
@@ -142,6 +151,7 @@ class ChatExchange(Response):
                 media_io_options=request.media_io_options,
                 limits=gateway.media_limits,
                 threads=gateway.media_threads,
+                on_taken=request.drop_text,
             )
         await self._serve_items(request, items, digest, client)
 
@@ -155,7 +165,9 @@ class ChatExchange(Response):
         if chosen is None:
             raise unknown_model(gateway, request.model)
         traceparent = current_traceparent()
-        ticket = Ticket(self._request_id, chosen.instance, items, self._first_token_deadline, traceparent)
+        ticket = Ticket(
+            self._request_id, chosen.instance, items, self._first_token_deadline, traceparent, digest
+        )
         async with gateway.orders.open(ticket):
             with span("gateway.encode_wait"):
                 await self._wait_sizes(ticket, digest)
@@ -176,12 +188,16 @@ class ChatExchange(Response):
     async def _wait_sizes(self, ticket: Ticket, digest: str) -> None:
         try:
             async with asyncio.timeout_at(_loop_time(ticket.deadline)):
-                await race(ticket.wait_sizes(), ticket.wait_failure(), self._guard_encoder(ticket, digest))
+                orders = self._gateway.orders
+                if orders.lacks_job(ticket):  # without an encoder, jobs would pile up in Redis
+                    await race(self._wait_encoder(digest), ticket.wait_failure())
+                orders.order(ticket)
+                await race(ticket.wait_sizes(), ticket.wait_failure(), self._wait_encoder(digest))
         except TimeoutError as error:
             raise unavailable("deadline_exceeded", "the media could not be encoded in time") from error
 
-    async def _guard_encoder(self, ticket: Ticket, digest: str) -> None:
-        """A guard: without any encoder there is little sense in waiting for long."""
+    async def _wait_encoder(self, digest: str) -> None:
+        """Also a guard: without any encoder there is little sense in waiting for long."""
         try:
             async with asyncio.timeout(self._settings.encoder_grace_s):
                 await self._gateway.view.wait_for_encoder(digest)

@@ -129,6 +129,7 @@ def _assemble(
             media_base_url=settings.media_base_url,
             max_attempts=settings.max_encode_attempts,
             publish_timeout_s=settings.publish_timeout_s,
+            max_queued_jobs=settings.max_queued_jobs,
         ),
         metrics=metrics,
     )

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from triptych_common.domain.errors import IllegalTransitionError
+from triptych_common.domain.errors import IllegalTransitionError, RequestError
 from triptych_common.protocol.ids import JobId, MmHash, RequestId
 from triptych_common.protocol.messages import FailureKind
 from triptych_gateway.sizes import ItemSizes
@@ -43,10 +43,14 @@ ALLOWED: dict[ItemState, frozenset[ItemState]] = {
 
 @dataclass(frozen=True, slots=True)
 class ItemFailure:
-    """Why an item will not come. `kind` None: the job could not even be published."""
+    """Why an item will not come. `kind` None: the job could not even be published.
+
+    `answer`: what the caller shall see, where `kind` does not say it.
+    """
 
     kind: FailureKind | None
     detail: str
+    answer: RequestError | None = None
 
 
 @dataclass(slots=True)

@@ -7,9 +7,9 @@ run in a small pool of threads. Pixels are never decoded here: that is the encod
 import asyncio
 import io
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from PIL import Image
@@ -47,10 +47,12 @@ async def take_media(
     media_io_options: Mapping[str, Mapping[str, Any]],
     limits: MediaLimits,
     threads: Executor,
+    on_taken: Callable[[MediaPart], None],
 ) -> tuple[TakenItem, ...]:
-    """Take every item of a request.
+    """Take every item of a request, one after the other.
 
     Args:
+        on_taken: called after each, so that its text is not held beside its bytes.
         media_io_options: by modality, as in the request's `media_io_kwargs`.
 
     Raises:
@@ -79,7 +81,13 @@ async def take_media(
             ) from error
         return TakenItem(part, identity, content, processor_options, io_options)
 
-    return tuple([await loop.run_in_executor(threads, take, part) for part in parts])
+    taken: list[TakenItem] = []
+    contents: dict[MmHash, bytes] = {}
+    for part in parts:
+        item = await loop.run_in_executor(threads, take, part)
+        taken.append(replace(item, content=contents.setdefault(item.mm_hash, item.content)))
+        on_taken(part)
+    return tuple(taken)
 
 
 def check_image(content: bytes, path: str, limits: MediaLimits) -> None:

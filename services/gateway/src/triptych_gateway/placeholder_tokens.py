@@ -4,6 +4,7 @@ One more `<|image_pad|>` than there are images would put an image's embeddings i
 or make the engine refuse the prompt. So it is a 400 that names where the token stands.
 """
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -12,6 +13,14 @@ from triptych_gateway.content_parts import text_of
 
 # Fields of the body that a chat template may render.
 RENDERED_FIELDS = ("messages", "tools", "functions", "documents", "chat_template", "chat_template_kwargs")
+# vLLM parses this field of a tool call before it renders it, so JSON's escapes hide nothing there.
+PARSED_FIELD = "arguments"
+MAX_NODES = 200_000
+MAX_DEPTH = 256  # of a rendered field; vLLM and orjson take little more
+_MAX_PATH_CHARS = 300
+
+# Where a value stands: its own step and its parent's place. Written out only when something is found.
+Place = tuple["Place | None", str | int]
 
 
 class PlaceholderGuard:
@@ -20,33 +29,85 @@ class PlaceholderGuard:
     def __init__(self, tokens: Sequence[str]) -> None:
         self._tokens = tuple(tokens)
 
-    def check(self, body: Mapping[str, Any], media_paths: frozenset[str]) -> None:
-        """Look through everything that a template may render, except the media parts at `media_paths`.
+    def check(self, body: Mapping[str, Any], media_parts: Sequence[Mapping[str, Any]]) -> None:
+        """Look through everything that a template may render, except `media_parts` (parts of `body`).
+
+        Takes time and memory in proportion to the body.
 
         Raises:
-            RequestError: 400, a token was found; `param` says where.
+            RequestError: 400: a token was found, `param` says where; or too many values, or too deep.
         """
-        for path, text in _texts(body, media_paths):
+        for place, text in _texts(body, {id(part) for part in media_parts}):
             found = next((token for token in self._tokens if token in text), None)
             if found is not None:
+                path = format_place(place)
                 message = f"{path} contains {found!r}, a placeholder that only media parts may produce"
                 raise RequestError(400, "placeholder_in_text", message, path)
 
 
-def _texts(body: Mapping[str, Any], skip: frozenset[str]) -> Iterator[tuple[str, str]]:
-    """(path, text) of every string and key. Iterative: a body may be nested deeply."""
-    stack: list[tuple[str, Any]] = [(name, body[name]) for name in RENDERED_FIELDS if name in body]
+def _texts(body: Mapping[str, Any], skip: set[int]) -> Iterator[tuple[Place, str]]:
+    """Every string and key with its place. Iterative: a body may be nested deeply."""
+    stack: list[tuple[Place, int, Any]] = [
+        ((None, name), 1, body[name])
+        for name in RENDERED_FIELDS
+        if isinstance(body.get(name), (str, dict, list))
+    ]
+    num_nodes = 0
     while stack:
-        path, value = stack.pop()
-        if path in skip:
-            continue
+        place, depth, value = stack.pop()
         if isinstance(value, str):
-            yield path, value
-        elif isinstance(value, dict):
+            yield place, value
+            continue
+        if id(value) in skip:
+            continue
+        num_nodes += len(value)
+        if num_nodes > MAX_NODES or depth > MAX_DEPTH:
+            raise too_complex()
+        if isinstance(value, dict):
             for key, child in value.items():
-                yield path, key
-                stack.append((f"{path}.{key}", child))
-        elif isinstance(value, list):
+                yield place, key
+                if isinstance(child, (str, dict, list)):
+                    stack.append(((place, key), depth + 1, child))
+                if key == PARSED_FIELD and isinstance(child, str):
+                    parsed = _parse(child)
+                    if isinstance(parsed, (str, dict, list)):
+                        stack.append(((place, key), depth + 1, parsed))
+        else:
             # A token split over neighbouring text parts is whole again once it is rendered.
-            yield path, "".join(text_of(part) or "" for part in value)
-            stack.extend((f"{path}[{index}]", child) for index, child in enumerate(value))
+            yield place, "".join(text_of(part) or "" for part in value)
+            stack.extend(
+                ((place, index), depth + 1, child)
+                for index, child in enumerate(value)
+                if isinstance(child, (str, dict, list))
+            )
+
+
+def _parse(text: str) -> Any:
+    """As vLLM does it, with the same parser; None for what it refuses."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return None
+    except RecursionError as error:
+        raise too_complex() from error
+
+
+def too_complex() -> RequestError:
+    """400 for a body that would take too long to look through."""
+    return RequestError(
+        400,
+        "body_too_complex",
+        f"the body has more than {MAX_NODES} values, or is nested more than {MAX_DEPTH} deep",
+        None,
+    )
+
+
+def format_place(place: Place) -> str:
+    """((None, 'messages'), 0) -> 'messages[0]'; cut where it is very long."""
+    steps: list[str] = []
+    link: Place | None = place
+    while link is not None:
+        link, step = link
+        dot = "." if link is not None else ""
+        steps.append(f"[{step}]" if isinstance(step, int) else f"{dot}{step[:_MAX_PATH_CHARS]}")
+    return "".join(reversed(steps))[:_MAX_PATH_CHARS]

@@ -54,6 +54,8 @@ async def serve(gateway: Gateway, dispatch: Dispatch, client: ClientStream) -> N
                 tried.add(record.instance)
                 try:
                     answer = await _begin(gateway, dispatch, record, held)
+                    if dispatch.ticket is not None:
+                        dispatch.ticket.settle()
                     break
                 except UnreachableError as error:
                     log.warning(

@@ -39,6 +39,8 @@ class GatewaySettings(ServiceSettings):
     """Special tokens of the served model that no text may contain; add `<image>` for LLaVA-like models."""
     inline_media_bytes: int = Field(default=256 << 10, ge=0)
     """Media up to this size travel inside the job; larger ones are fetched from the gateway."""
+    max_queued_jobs: PositiveInt = 1000
+    """Jobs that no encoder has finished; with more, requests that need another one are refused with 429."""
 
     first_token_timeout_s: PositiveFloat = 60.0
     request_timeout_s: PositiveFloat = 600.0

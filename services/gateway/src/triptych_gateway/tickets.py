@@ -1,6 +1,7 @@
 """Ticket: one request's wait for its media items."""
 
 import asyncio
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -12,20 +13,32 @@ from triptych_gateway.media import TakenItem
 from triptych_gateway.openai_errors import unavailable
 from triptych_gateway.sizes import ItemSizes
 
+RENEWED_WAIT_S = 30.0  # for an item that prefill_decode needs again, after the first token
+
 
 @dataclass(eq=False)
 class Ticket:
-    """Filled in by EncodeOrders, awaited by the exchange that owns the request."""
+    """Filled in by EncodeOrders, awaited by the exchange that owns the request.
+
+    Until the first chunk of the answer every item is needed. From then on prefill_decode has had them
+    all: what becomes of somebody else's job for one of them is no concern of this request, unless
+    prefill_decode asks for it again.
+    """
 
     request_id: RequestId
     prefill_decode: str
     items: Sequence[TakenItem]
     deadline: float  # monotonic seconds; after it nobody waits for the first token
     traceparent: str | None
+    namespace_digest: str | None = None  # that the items' mm_hash were made with
     sizes: dict[MmHash, ItemSizes] = field(default_factory=dict)
     _all_sized: asyncio.Event = field(default_factory=asyncio.Event)
     _failed: asyncio.Event = field(default_factory=asyncio.Event)
     _error: RequestError | None = None
+    _needed: set[MmHash] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self._needed.update(self.mm_hashes)
 
     @property
     def mm_hashes(self) -> tuple[MmHash, ...]:
@@ -41,9 +54,24 @@ class Ticket:
         if all(needed in self.sizes for needed in self.mm_hashes):
             self._all_sized.set()
 
+    def needs(self, mm_hash: MmHash) -> bool:
+        return mm_hash in self._needed
+
+    def settle(self) -> None:
+        """The first chunk is there: the items were all used."""
+        self._needed.clear()
+        self._error = None
+        self._failed.clear()
+
+    def need_again(self, mm_hash: MmHash) -> None:
+        """prefill_decode says that it lacks the item (after the first token: it had to start over)."""
+        if not self.needs(mm_hash):
+            self._needed.add(mm_hash)
+            self.deadline = max(self.deadline, time.monotonic() + RENEWED_WAIT_S)
+
     def fail(self, mm_hash: MmHash, failure: ItemFailure) -> None:
-        """An item will not come. The first failure is the answer."""
-        if self._error is None:
+        """An item will not come. The first failure is the answer; one of an item in hand is none."""
+        if self._error is None and self.needs(mm_hash):
             path = next((item.part.path for item in self.items if item.mm_hash == mm_hash), None)
             self._error = error_for(failure, path)
             self._failed.set()
@@ -58,8 +86,9 @@ class Ticket:
         Raises:
             RequestError: what the caller shall see.
         """
-        await self._failed.wait()
-        self.raise_failure()
+        while True:
+            await self._failed.wait()
+            self.raise_failure()  # else settled in the same moment: go on watching
 
     def raise_failure(self) -> None:
         """Raises the failure, if there is one."""
@@ -72,6 +101,9 @@ def error_for(failure: ItemFailure, path: str | None) -> RequestError:
 
     `detail` of bad media is the encoder's and names the fault; other details are for the log.
     """
+    if failure.answer is not None:
+        answer = failure.answer
+        return RequestError(answer.status_code, answer.code, answer.message, path)
     if failure.kind is FailureKind.BAD_MEDIA:
         return RequestError(400, "invalid_image", f"{path}: {failure.detail}"[:1000], path)
     if failure.kind is FailureKind.TOO_LARGE:

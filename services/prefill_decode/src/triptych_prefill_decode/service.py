@@ -11,8 +11,6 @@ from vllm.entrypoints.launchers.api_server.app_state import init_app_state
 from vllm.entrypoints.launchers.api_server.entry import build_async_engine_client
 from vllm.entrypoints.launchers.app import build_app
 from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
-from vllm.multimodal import MULTIMODAL_REGISTRY
-from vllm.multimodal.encoder_budget import MultiModalBudget
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.v1.engine.exceptions import EngineDeadError
 
@@ -24,7 +22,8 @@ from triptych_common.telemetry import setup_logging, setup_tracing
 from triptych_common.telemetry.logs import get_logger
 from triptych_prefill_decode.settings import PrefillDecodeSettings
 from triptych_vllm_connector.config import ConnectorConfig
-from triptych_vllm_connector.engine_options import option_value, prefill_decode_options
+from triptych_vllm_connector.engine_options import prefill_decode_options
+from triptych_vllm_connector.limits import encoder_cache_embeds
 from triptych_vllm_connector.namespace import digest_of_model
 from triptych_vllm_connector.platform import has_gpu
 
@@ -44,9 +43,7 @@ async def serve(settings: PrefillDecodeSettings, stop: StopSignal) -> None:
         TriptychError: vLLM, the store or Redis cannot be used; the caller exits and is restarted.
     """
     setup_logging("prefill_decode", settings.instance, settings.log_level)
-    digest = await asyncio.to_thread(
-        digest_of_model, settings.model, option_value(settings.engine_args, "--dtype", "auto")
-    )
+    digest = await asyncio.to_thread(digest_of_model, settings.model, settings.engine_args)
     config = ConnectorConfig(
         instance=settings.instance,
         deployment=settings.deployment,
@@ -119,9 +116,10 @@ async def _serve_engine(
             lifespan="on",
         )
     )
+    app.state.server = server  # vLLM's handler of engine errors looks for it
     port = sock.getsockname()[1]
     max_item_embeds = settings.budget_embeds or await asyncio.to_thread(
-        _encoder_cache_embeds, engine.vllm_config
+        encoder_cache_embeds, engine.vllm_config
     )
     record = InstanceRecord(
         instance=settings.instance,
@@ -146,11 +144,6 @@ async def _serve_engine(
                 server.should_exit = True  # out of the registry: requests in hand end now
     except* TriptychError as failures:
         raise failures.exceptions[0] from None
-
-
-def _encoder_cache_embeds(vllm_config: Any) -> int | None:
-    """Rows that vLLM's encoder cache holds, so the largest item; counted as vLLM's scheduler does."""
-    return MultiModalBudget(vllm_config, MULTIMODAL_REGISTRY, enable_cache=False).encoder_cache_size or None
 
 
 class _Server(uvicorn.Server):

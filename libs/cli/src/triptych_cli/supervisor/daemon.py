@@ -11,13 +11,14 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
 from pydantic import BaseModel
 
 from triptych_cli.launch import Launch, LaunchError
 from triptych_cli.layout import RunLayout
+from triptych_cli.settings import caller_environment
 from triptych_cli.supervisor.process import is_same_session, session_members
 from triptych_cli.supervisor.service import StartFailedError
 from triptych_cli.supervisor.state import SystemStatus, read_status, write_status
@@ -92,8 +93,13 @@ async def supervise(launch: Launch, pipe: ProgressPipe) -> int:
     return 0
 
 
-def spawn(arguments: Sequence[str], layout: RunLayout) -> tuple[subprocess.Popen[bytes], int]:
-    """Start the daemon in a session of its own: (the process, the reading end of its pipe)."""
+def spawn(
+    arguments: Sequence[str], layout: RunLayout, *, env: Mapping[str, str]
+) -> tuple[subprocess.Popen[bytes], int]:
+    """Start the daemon in a session of its own: (the process, the reading end of its pipe).
+
+    `env` is set over the caller's environment.
+    """
     layout.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     reading, writing = os.pipe()
     with (layout.state_dir / SUPERVISOR_LOG).open("wb") as log:
@@ -105,6 +111,7 @@ def spawn(arguments: Sequence[str], layout: RunLayout) -> tuple[subprocess.Popen
             pass_fds=[writing],
             start_new_session=True,
             cwd=layout.state_dir,
+            env={**caller_environment(), **env},
         )
     os.close(writing)
     return process, reading

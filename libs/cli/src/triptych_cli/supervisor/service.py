@@ -60,6 +60,9 @@ class Service:
         self._on_change = on_change
         self._backoff = backoff or Backoff()
         self._stopping = asyncio.Event()
+        self._kills = False  # what is started from now on is killed at once
+        self._at_rest = asyncio.Event()  # `keep` is not at work: it starts nothing, and has left nothing
+        self._at_rest.set()
         self._child: ChildProcess | None = None
         self.status = ServiceStatus(
             name=spec.name, state=ServiceState.WAITING, since=time.time(), log_file=str(log_file)
@@ -67,6 +70,13 @@ class Service:
 
     async def keep(self, dependencies: Sequence["Service"]) -> None:
         """Run the service until `stop`, or until it fails to get ready the first time."""
+        self._at_rest.clear()
+        try:
+            await self._keep(dependencies)
+        finally:
+            self._at_rest.set()
+
+    async def _keep(self, dependencies: Sequence["Service"]) -> None:
         for dependency in dependencies:
             await first_of(dependency.ready, self._stopping)
         while not self._stopping.is_set():
@@ -84,23 +94,27 @@ class Service:
                     await self._stopping.wait()
 
     async def stop(self) -> None:
-        """Bounded: SIGTERM, then SIGKILL of the whole session."""
+        """Bounded: SIGTERM, then SIGKILL of the whole session. `keep` has ended, or never starts a child."""
         self._stopping.set()
         if self._child is not None:
             self._set(ServiceState.STOPPING)
             await self._child.stop(self.spec.stop_timeout_s)
-            self._child = None
+        await self._at_rest.wait()  # it may be about to start a child, and ends that one itself
+        self._child = None
         self._set(ServiceState.STOPPED, self.status.detail)
 
     def kill_now(self) -> None:
         """SIGKILL the session: a `stop` that is waiting ends at once."""
         self._stopping.set()
+        self._kills = True
         if self._child is not None:
             self._child.kill_now()
 
     async def _live_once(self) -> tuple[str, float]:
         """One life of the process: (why it ended, seconds for which it was ready)."""
         async with probe_for(self.spec.ready) as probe:
+            if self._stopping.is_set():
+                return "", 0.0
             try:
                 child = await ChildProcess.start(
                     self.spec.argv, env=self._env, cwd=self._cwd, log_file=self._log_file
@@ -108,23 +122,26 @@ class Service:
             except OSError as error:
                 return f"could not be started: {error}", 0.0
             self._child = child
+            if self._stopping.is_set():  # `stop` came while it was being started, and knew of no child
+                await child.stop(0.0 if self._kills else self.spec.stop_timeout_s)
+                return "", 0.0
             self._set(ServiceState.STARTING)
             failure = await self._until_ready(child, probe)
         ready_at = time.monotonic()
-        if not failure:
+        if not failure and not self._stopping.is_set():
             self._set(ServiceState.READY)
             self.ready.set()
             failure = _ended(await child.wait())
         ready_s = time.monotonic() - ready_at
         if not self._stopping.is_set():
-            self._child = None
             await child.stop(FAILED_STOP_TIMEOUT_S)  # what it left behind, or itself if it is stuck
+            self._child = None
         return failure, ready_s
 
     async def _until_ready(self, child: ChildProcess, probe: Probe) -> str:
-        """Empty when the condition is met; otherwise why it will not be."""
+        """Empty when the condition is met, or on `stop`; otherwise why it will not be."""
         deadline = time.monotonic() + self.spec.start_timeout_s
-        while not await probe.is_met():
+        while not self._stopping.is_set() and not await probe.is_met():
             if time.monotonic() > deadline:
                 return f"was not ready after {self.spec.start_timeout_s:g} s: {probe.condition}"
             # The condition is in other processes and wakes nobody; the end of the child does.

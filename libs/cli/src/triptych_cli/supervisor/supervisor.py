@@ -158,7 +158,8 @@ def run_directory(layout: RunLayout) -> Iterator[None]:
     longest = max(len(os.fsencode(path)) for path in (layout.redis_socket, layout.tmp_dir / ("0" * 36)))
     if longest > MAX_SOCKET_PATH_BYTES:
         raise ValueError(
-            f"{layout.run_dir} is too long a path for sockets; name a shorter one: TRIPTYCH_RUN_DIR"
+            f"{layout.run_dir} is too long a path for sockets; name a shorter one: TRIPTYCH_RUN_DIR "
+            "(demo makes one of its own beside it)"
         )
     ensure_run_dir(layout.run_dir)
     with layout.lock_file.open("a") as lock:

@@ -101,6 +101,11 @@ class AsyncBus:
         replies = await command("publish", send)
         return [entry for entry, reply in zip(entries, replies, strict=True) if isinstance(reply, RedisError)]
 
+    async def stream_length(self, stream: str) -> int:
+        """Number of entries in `stream`: not yet read, or read and not yet acked."""
+        length: int = await command("stream_length", lambda: execute(self._client, "XLEN", stream))
+        return length
+
     def consumer(
         self,
         stream: str,

@@ -133,7 +133,9 @@ class Group:
     async def bury(self, entry: Entry, reason: str, dead_letters: str) -> None:
         """Move `entry` to the dead letters, with `reason`, in one round trip. Users' media stay behind."""
         letter = {
-            name: value[:DEAD_LETTER_MAX_FIELD_BYTES] for name, value in entry.fields.items() if name != b"blob"
+            name: value[:DEAD_LETTER_MAX_FIELD_BYTES]
+            for name, value in entry.fields.items()
+            if name != b"blob"
         }
         letter[b"blob_num_bytes"] = str(len(entry.fields.get(b"blob", b""))).encode()
         letter[b"source_stream"] = self.stream.encode()

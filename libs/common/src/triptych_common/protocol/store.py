@@ -90,10 +90,15 @@ class Seal(StoreFrame):
 
 
 class Cancel(StoreFrame):
-    """The writer or the one who reserved: the tensor will not be written; nobody writes any more."""
+    """The writer or the one who reserved: the tensor will not be written; nobody writes any more.
+
+    From anybody but the writer the blocks wait until the writer is gone, unless `is_unwritten`: the
+    instance knows that its writer was never told, or is done with it.
+    """
 
     kind: Literal["cancel"] = "cancel"
     reservation_id: PositiveInt
+    is_unwritten: bool = False
 
 
 class PinOrWatch(StoreFrame):

@@ -1,0 +1,86 @@
+"""Tickets: whose failures count, and until when."""
+
+import asyncio
+
+import pytest
+
+from triptych_common.domain.errors import RequestError
+from triptych_common.protocol.ids import MmHash, RequestId
+from triptych_common.protocol.messages import FailureKind, Modality
+from triptych_gateway.content_parts import MediaPart
+from triptych_gateway.item_table import ItemFailure
+from triptych_gateway.media import TakenItem
+from triptych_gateway.tickets import Ticket
+
+A, B = MmHash("a" * 64), MmHash("b" * 64)
+BROKEN = ItemFailure(FailureKind.ENCODER_ERROR, "x")
+
+
+def ticket() -> Ticket:
+    items = [
+        TakenItem(MediaPart(index, 0, index, Modality.IMAGE, "", f"part {index}"), mm_hash, b"x", {}, {})
+        for index, mm_hash in enumerate((A, B))
+    ]
+    return Ticket(RequestId("r"), "pd-0", items, 0.0, None)
+
+
+async def raises_now(waiting: Ticket) -> bool:
+    try:
+        async with asyncio.timeout(0.01):
+            await waiting.wait_failure()
+    except TimeoutError:
+        return False
+    except RequestError:
+        return True
+    return False
+
+
+async def test_a_failure_before_the_first_chunk_counts() -> None:
+    waiting = ticket()
+    waiting.fail(B, BROKEN)
+    with pytest.raises(RequestError) as caught:
+        await waiting.wait_failure()
+    assert caught.value.param == "part 1"
+
+
+async def test_from_the_first_chunk_on_it_does_not() -> None:
+    waiting = ticket()
+    waiting.settle()
+    waiting.fail(A, BROKEN)
+    assert not waiting.has_failed
+    assert not await raises_now(waiting)
+
+
+async def test_a_failure_in_the_moment_of_the_first_chunk_does_not_end_the_watch() -> None:
+    waiting = ticket()
+    async with asyncio.TaskGroup() as group:
+        guard = group.create_task(waiting.wait_failure())
+        await asyncio.sleep(0)
+        waiting.fail(A, BROKEN)
+        waiting.settle()
+        await asyncio.sleep(0.01)
+        assert not guard.done()
+        guard.cancel()
+
+
+async def test_what_is_needed_again_counts_again() -> None:
+    waiting = ticket()
+    waiting.settle()
+    waiting.need_again(A)
+    assert waiting.deadline > 0.0
+    waiting.fail(B, BROKEN)
+    assert not waiting.has_failed
+    waiting.fail(A, BROKEN)
+    assert await raises_now(waiting)
+
+
+async def test_the_answer_of_a_failure_goes_before_its_kind() -> None:
+    waiting = ticket()
+    waiting.fail(A, ItemFailure(None, "x", RequestError(429, "encode_queue_full", "full")))
+    with pytest.raises(RequestError) as caught:
+        waiting.raise_failure()
+    assert (caught.value.status_code, caught.value.code, caught.value.param) == (
+        429,
+        "encode_queue_full",
+        "part 0",
+    )
