@@ -172,7 +172,8 @@ class Pair:
 
     def finish(self) -> Passage:
         """Raises RuntimeError: the tensor that arrived is another."""
-        produced, consumed = receive(self._producer), receive(self._consumer)
+        consumed = receive(self._consumer)  # first: nothing wakes this process before the end
+        produced = receive(self._producer)
         send(self._producer, {})
         receive(self._producer)
         if consumed["sum"] not in (None, produced["sum"]):

@@ -163,6 +163,17 @@ def test_always_looks_again_by_itself(make_daemon: Callable[..., StoreProcess]) 
     assert "entry is damaged" in daemon.log()
 
 
+def test_requests_that_pile_up_are_refused(make_daemon: Callable[..., StoreProcess]) -> None:
+    daemon = make_daemon(region_bytes=300 * MIB)
+    session = daemon.connect("operator")
+    for mm_hash in HASHES[:4]:
+        put(session, mm_hash, 32 * MIB)
+    pending = [session.submit(Verify(seq=0)) for _ in range(40)]
+    kinds = [each.result(60).kind for each in pending]
+    assert set(kinds) == {"verified", "failure"}
+    assert kinds.count("verified") >= 16
+
+
 @pytest.mark.parametrize("kill", [False, True])
 def test_the_store_answers_others_meanwhile(make_daemon: Callable[..., StoreProcess], kill: bool) -> None:
     daemon = make_daemon(region_bytes=300 * MIB)
