@@ -89,18 +89,18 @@ def test_with_an_encoder_its_limits_stay() -> None:
 @pytest.mark.parametrize(
     ("options", "value"),
     [
-        ([], []),
-        (["--dtype=float32"], ["--dtype", "float32"]),
-        (["--dtype", "float32"], ["--dtype", "float32"]),
+        ([], "auto"),
+        (["--dtype=float32"], "float32"),
+        (["--dtype", "float32"], "float32"),
         (["--dtype=float32", "--dtype", "bfloat16"], "bfloat16"),
-        (["--dtype", "bfloat16", "--dtype=float32"], ["--dtype", "float32"]),
-        (["--dtypes=float32"], []),
-        (["--dtype"], []),
+        (["--dtype", "bfloat16", "--dtype=float32"], "float32"),
+        (["--dtypes=float32"], "auto"),
+        (["--dtype"], "auto"),
         (["--dtype=a=b"], "a=b"),
     ],
 )
 def test_option_value(options: list[str], value: str) -> None:
-    assert option_value(options, "--dtype", []) == value
+    assert option_value(options, "--dtype", "auto") == value
 
 
 # ---- namespace -----------------------------------------------------------------------------------
