@@ -12,6 +12,7 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request, RequestStatus
 
+from triptych_vllm_connector import lost_loads
 from triptych_vllm_connector.connector import TriptychECConnector
 from triptych_vllm_connector.consumer import Consumer
 from triptych_vllm_connector.encoder_cache_manager import PreallocatingEncoderCacheManager
@@ -68,6 +69,12 @@ class ParkingMixin:
         for request in reversed(ready):  # first come, first served: each goes in front of the next
             self.consumer.unparked(request.request_id, self.num_steps)
             self.waiting.prepend_request(request)  # type: ignore[attr-defined]
+
+    def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
+        lost = lost_loads.lost_in(model_runner_output)
+        if lost:
+            lost_loads.undo(lost, self.consumer, self, model_runner_output)
+        return super().update_from_output(scheduler_output, model_runner_output)  # type: ignore[misc]
 
     # ---- what the engine asks --------------------------------------------------------------------
     def has_requests(self) -> bool:

@@ -1,10 +1,10 @@
 """The encoder's end of the store: reservations for the worker to write, and the producer's pins."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from triptych_common.domain.errors import StoreError, StoreFullError, StoreProtocolError
+from triptych_common.domain.errors import ItemTooLargeError, StoreError, StoreFullError, StoreProtocolError
 from triptych_common.protocol.store import (
     AlreadySealed,
     Cancel,
@@ -13,6 +13,8 @@ from triptych_common.protocol.store import (
     PinOrWatch,
     Reserve,
     Reserved,
+    SlabInfo,
+    StoreReply,
     TensorSpec,
     Unpin,
     Unwatch,
@@ -57,10 +59,21 @@ class HandOver:
     def store(self) -> str:
         return self._session.welcome.store
 
+    @property
+    def slab(self) -> SlabInfo | None:
+        return self._session.welcome.slab
+
     async def reserve(
-        self, mm_hash: str, spec: TensorSpec, is_granted: Callable[[], bool], timeout_s: float
+        self,
+        mm_hash: str,
+        spec: TensorSpec,
+        memories: Sequence[str],
+        is_granted: Callable[[], bool],
+        timeout_s: float,
     ) -> Reserved | AlreadySealed:
-        """Hold blocks that the worker will write. While the store is full: tries again, until `timeout_s`.
+        """Hold blocks that the worker will write, in the first of `memories` that has room.
+
+        While the last of them is full: tries again, until `timeout_s`.
 
         Raises:
             StoreFullError: no space within `timeout_s` seconds.
@@ -74,7 +87,7 @@ class HandOver:
                 seq=0, mm_hash=mm_hash, spec=spec, writer=self._writer, may_use_reserve=is_granted()
             )
             try:
-                reply = await self._session.request(command)
+                reply = await self._request_in(memories, command)
             except StoreFullError:
                 if loop.time() + retry_s >= deadline:
                     raise
@@ -84,6 +97,14 @@ class HandOver:
             if isinstance(reply, Reserved | AlreadySealed):
                 return reply
             raise StoreProtocolError("bad_frame", f"the store answered {reply.kind!r} to reserve")
+
+    async def _request_in(self, memories: Sequence[str], command: Reserve) -> StoreReply:
+        for memory in memories[:-1]:
+            try:
+                return await self._session.request(command.model_copy(update={"memory": memory}))
+            except (StoreFullError, ItemTooLargeError):
+                continue
+        return await self._session.request(command.model_copy(update={"memory": memories[-1]}))
 
     async def watch(self, mm_hash: str) -> "asyncio.Future[int]":
         """A future of our pin of the entry: at once if it is sealed, else when it is."""

@@ -6,6 +6,7 @@ taken -> media -> preprocessed -> reserved -> announced -> encoding -> sealed
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from triptych_common.bus import Delivery
@@ -21,6 +22,7 @@ from triptych_encoder.ledger import Key, Ledger
 from triptych_encoder.media_source import MediaGoneError, MediaSource
 from triptych_encoder.reporter import Reporter
 from triptych_vllm_connector.orders import WriteOrder
+from triptych_vllm_connector.transport_choice import transport_of
 
 log = get_logger(__name__)
 
@@ -47,6 +49,7 @@ class JobRunner:
         reporter: Reporter,
         ledger: Ledger,
         instance: str,
+        memories: Callable[[], Awaitable[list[str]]],
     ) -> None:
         self._engine = engine
         self._media = media
@@ -54,6 +57,7 @@ class JobRunner:
         self._reporter = reporter
         self._ledger = ledger
         self._instance = instance
+        self._memories = memories
         self._under_way: dict[str, asyncio.Lock] = {}
         self._num_waiting: dict[str, int] = {}
         self.num_encodes = 0
@@ -122,6 +126,7 @@ class JobRunner:
             store=self._hand_over.store,
             sealed=isinstance(reservation, AlreadySealed),
             requesters=job.requesters,
+            transport=transport_of(reservation.memory),
         )
         await self._reporter.metadata(job, envelope, metadata)
         started = time.monotonic()
@@ -135,6 +140,8 @@ class JobRunner:
                 width=self._engine.width,
                 dtype=spec.dtype,
                 traceparent=envelope.traceparent,
+                generation=reservation.generation,
+                memory=reservation.memory,
             )
             self.num_encodes += 1
             await self._run_encoder(prepared, order)
@@ -176,7 +183,11 @@ class JobRunner:
     async def _reserve(self, job: EncodeJob, spec: TensorSpec, timeout_s: float) -> Reserved | AlreadySealed:
         try:
             return await self._hand_over.reserve(
-                job.mm_hash, spec, lambda: self._ledger.is_granted(job.mm_hash), timeout_s
+                job.mm_hash,
+                spec,
+                await self._memories(),
+                lambda: self._ledger.is_granted(job.mm_hash),
+                timeout_s,
             )
         except StoreFullError as error:
             raise _Failure(FailureKind.STORE_FULL, "the cache store has no space") from error

@@ -1,6 +1,7 @@
 """Redis Streams: the conversation between services. The only package that imports redis."""
 
 from triptych_common.bus.asyncbus import AsyncBus
+from triptych_common.bus.blobs import BlobMissingError, BlobStore
 from triptych_common.bus.consumer import Consumer, ConsumerOptions, Delivery
 from triptych_common.bus.presence import is_registered
 from triptych_common.bus.registry import Registration, Registry
@@ -8,6 +9,8 @@ from triptych_common.bus.threaded import ThreadedBus
 
 __all__ = [
     "AsyncBus",
+    "BlobMissingError",
+    "BlobStore",
     "Consumer",
     "ConsumerOptions",
     "Delivery",
