@@ -1,6 +1,11 @@
 """Which kind of vLLM runs here."""
 
+import importlib.util
+from collections.abc import Sequence
+
 import torch
+
+from triptych_vllm_connector.engine_options import option_value
 
 
 def has_gpu() -> bool:
@@ -8,9 +13,15 @@ def has_gpu() -> bool:
     return torch.version.cuda is not None and torch.cuda.is_available()
 
 
-def gpu_uuid() -> str | None:
-    """UUID ("GPU-...") of the first GPU that vLLM will use; None without one. Makes no CUDA context."""
-    if not has_gpu():
+def slab_device(engine_args: Sequence[str]) -> str | None:
+    """UUID ("GPU-...") of the GPU whose memory this instance can share; makes no CUDA context.
+
+    None without a GPU or NVIDIA's bindings, and for an engine that is spread over several GPUs.
+    """
+    parallel = {"--tensor-parallel-size", "-tp", "--pipeline-parallel-size", "-pp"}
+    if any(option_value(engine_args, name, "1") != "1" for name in parallel):
+        return None
+    if not has_gpu() or importlib.util.find_spec("cuda") is None:
         return None
     from vllm.platforms import current_platform
 

@@ -3,10 +3,14 @@
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from triptych_common.bus import BlobStore
 from triptych_common.domain.errors import StoreUnavailableError
 from triptych_common.protocol.store import REDIS, SHM
 from triptych_common.region import RegionMapping, StoreSession
+from triptych_common.region.cuda.driver import CudaError, load_driver
+from triptych_common.region.cuda.transports import TorchDevice
 from triptych_common.region.transport import (
     SharedMemoryReader,
     SharedMemoryWriter,
@@ -15,6 +19,7 @@ from triptych_common.region.transport import (
 )
 from triptych_common.telemetry.logs import get_logger
 from triptych_vllm_connector.config import ConnectorConfig
+from triptych_vllm_connector.gpu_transports import GpuTransports
 from triptych_vllm_connector.redis_transport import RedisReader, RedisWriter
 
 log = get_logger(__name__)
@@ -28,7 +33,7 @@ class WorkerTransports:
         self._session = session
         self._device_type = device_type
         self._region: RegionMapping | None = None
-        self._gpu: Any = None  # GpuTransports, where there is a GPU
+        self._gpu = None if device_type == "cpu" else self._make_gpu()
         self._made: dict[tuple[str, str], Any] = {}
         if config.transport != "redis":
             self.region()  # now: its pages are entered into the page table meanwhile
@@ -55,12 +60,14 @@ class WorkerTransports:
         """Address and bytes of `memory` as it is mapped here; None: it is not."""
         if memory == SHM and self._region is not None:
             return self._region.address, self._region.num_bytes
-        return None
+        return None if self._gpu is None or memory in (SHM, REDIS) else self._gpu.slab_extent()
 
     def close(self) -> None:
         for each in self._made.values():
             each.close()
         self._made.clear()
+        if self._gpu is not None:
+            self._gpu.close()
 
     def _get(self, end: str, memory: str, make: Callable[[str], Any]) -> Any:
         key = (end, memory)
@@ -71,6 +78,8 @@ class WorkerTransports:
     def _make_writer(self, memory: str) -> TensorWriter:
         if memory == REDIS:
             return RedisWriter(self._blobs())
+        if self._gpu is not None:
+            return self._gpu.region_writer() if memory == SHM else self._gpu.slab_writer()
         if memory == SHM:
             return SharedMemoryWriter(self.region())
         raise StoreUnavailableError(f"memory {memory} cannot be written from here")
@@ -78,9 +87,23 @@ class WorkerTransports:
     def _make_reader(self, memory: str) -> TensorReader:
         if memory == REDIS:
             return RedisReader(self._blobs(), self._device_type)
+        if self._gpu is not None:
+            return self._gpu.region_reader() if memory == SHM else self._gpu.slab_reader()
         if memory == SHM:
             return SharedMemoryReader(self.region())
         raise StoreUnavailableError(f"memory {memory} cannot be read from here")
+
+    def _make_gpu(self) -> GpuTransports:
+        """On the GPU that vLLM has chosen for this worker."""
+        index = torch.cuda.current_device()
+        try:
+            driver = load_driver(index)
+        except CudaError as error:
+            log.warning("only plain copies to the GPU", error=str(error))
+            driver = None
+        return GpuTransports(
+            driver, TorchDevice(index), self._device_type, self.region, lambda: self._session.welcome
+        )
 
     def _blobs(self) -> BlobStore:
         config = self._config

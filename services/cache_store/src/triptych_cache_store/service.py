@@ -7,6 +7,7 @@ from dataclasses import asdict
 from triptych_cache_store.adoption import adopt
 from triptych_cache_store.block_pool import BestFitPool
 from triptych_cache_store.core import StoreCore
+from triptych_cache_store.device import open_slab, slab_of
 from triptych_cache_store.entry_table import EntryTable
 from triptych_cache_store.eviction import RecencyAndCostPolicy
 from triptych_cache_store.journal import RegionJournal
@@ -16,8 +17,9 @@ from triptych_cache_store.settings import StoreSettings
 from triptych_cache_store.space import Space
 from triptych_cache_store.state import StoreIdentity, StoreState
 from triptych_common.domain.errors import StoreUnavailableError, TriptychError
-from triptych_common.protocol.store import Ping
+from triptych_common.protocol.store import Ping, SlabInfo
 from triptych_common.region.aio import AsyncStoreSession
+from triptych_common.region.cuda.slab import DeviceSlab
 from triptych_common.region.layout import RegionLayout
 from triptych_common.runtime import StopSignal
 from triptych_common.telemetry.logs import get_logger
@@ -42,8 +44,10 @@ async def run_store(settings: StoreSettings, stop: StopSignal) -> None:
         loop.call_soon_threadsafe(stop.set, "prefault failed")
 
     server = StoreServer(max_unsent_bytes=settings.max_unsent_bytes)
+    slab: DeviceSlab | None = None
     try:
-        server.core = make_core(settings, region, server)
+        slab = await asyncio.to_thread(open_slab, settings)
+        server.core = make_core(settings, region, server, None if slab is None else slab.info)
         region.start_prefault(on_prefault_failure)
         await server.serve(settings.store_socket)
         server.watch_detached()
@@ -51,13 +55,17 @@ async def run_store(settings: StoreSettings, stop: StopSignal) -> None:
         await stop.wait()
     finally:
         await server.close()
+        if slab is not None:
+            slab.close()
         await asyncio.to_thread(region.close, unlink=not settings.keep_region)
     if failure:
         raise StoreUnavailableError(failure[0])
     log.info("store is down", reason=stop.reason)
 
 
-def make_core(settings: StoreSettings, region: RegionFile, server: StoreServer) -> StoreCore:
+def make_core(
+    settings: StoreSettings, region: RegionFile, server: StoreServer, slab: SlabInfo | None = None
+) -> StoreCore:
     """The core on `region`, with what an earlier store left there."""
     layout = region.header.layout
     identity = StoreIdentity(
@@ -71,6 +79,8 @@ def make_core(settings: StoreSettings, region: RegionFile, server: StoreServer) 
     table, pool = EntryTable(layout.block_num_bytes), BestFitPool(layout.num_blocks)
     space = Space(table, pool, RecencyAndCostPolicy(), journal, settings.limits(layout))
     state = StoreState(identity, space, journal)
+    if slab is not None:
+        state.slab = slab_of(slab, table, layout.block_num_bytes, settings.reserve_fraction)
     if not region.is_new:
         adopted = adopt(
             state, is_alive=region.is_client_alive, namespace=settings.namespace_digest, now=time.monotonic()

@@ -25,7 +25,7 @@ from triptych_encoder.settings import EncoderSettings
 from triptych_vllm_connector.config import ConnectorConfig
 from triptych_vllm_connector.engine_options import encoder_options, option_value
 from triptych_vllm_connector.namespace import digest_of_model
-from triptych_vllm_connector.platform import gpu_uuid, has_gpu
+from triptych_vllm_connector.platform import has_gpu, slab_device
 from triptych_vllm_connector.probing import has_region
 from triptych_vllm_connector.transport_choice import ability
 
@@ -56,7 +56,7 @@ async def serve(settings: EncoderSettings, stop: StopSignal) -> None:
         namespace_digest=digest,
         has_encoder=True,
         transport=settings.transport,
-        device=gpu_uuid(),
+        device=slab_device(settings.engine_args),
         debug_encode_delay_s=settings.debug_encode_delay_ms / 1000,
     )
     options = encoder_options(config, settings.model, settings.num_slots, has_gpu(), settings.engine_args)

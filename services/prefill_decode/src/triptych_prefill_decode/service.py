@@ -26,7 +26,7 @@ from triptych_prefill_decode.settings import PrefillDecodeSettings
 from triptych_vllm_connector.config import ConnectorConfig
 from triptych_vllm_connector.engine_options import option_value, prefill_decode_options
 from triptych_vllm_connector.namespace import digest_of_model
-from triptych_vllm_connector.platform import gpu_uuid, has_gpu
+from triptych_vllm_connector.platform import has_gpu, slab_device
 from triptych_vllm_connector.probing import has_region
 from triptych_vllm_connector.transport_choice import ability
 
@@ -61,7 +61,7 @@ async def serve(settings: PrefillDecodeSettings, stop: StopSignal) -> None:
         preallocation=settings.preallocation,
         budget_embeds=settings.budget_embeds,
         transport=settings.transport,
-        device=gpu_uuid(),
+        device=slab_device(settings.engine_args),
     )
     options = [
         *prefill_decode_options(config, settings.model, has_gpu(), settings.engine_args),
