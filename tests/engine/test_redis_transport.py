@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from types import ModuleType
 
+import openai
 import pytest
 import redis
 from support.system import Server, System, image_part, running_system, wait_until
@@ -70,3 +71,24 @@ def test_bytes_that_redis_lost_are_made_again(
     assert again.text.split() == first.text.split()
     stats = redis_system.store_stats()
     assert stats.num_watches == 0
+
+
+def test_a_tensor_that_cannot_be_read_fails_its_request_and_nothing_else(
+    redis_system: System, strips: ModuleType, tensors: "redis.Redis[bytes]"
+) -> None:
+    """Redis says that it has the bytes, and refuses them when the engine's step needs them."""
+    (strip,) = strips.held_out_strips(1, seed=35)
+    first = redis_system.ask([image_part(strip.png), QUESTION])
+    content = [{"type": "text", "text": "What digits are these?"}, image_part(strip.png)]
+    tensors.execute_command("ACL", "SETUSER", "default", "-get")
+    try:
+        with pytest.raises(openai.InternalServerError):
+            redis_system.ask(content)
+    finally:
+        tensors.execute_command("ACL", "SETUSER", "default", "+get")
+    again = redis_system.ask(content)  # not from what the failed step left in the prefix cache
+    assert again.text.split() == first.text.split()
+    assert "prefill.inject" in {
+        span.name for span in redis_system.trace(again.request_id, "prefill.inject", "llm_request")
+    }
+    wait_until(lambda: redis_system.store_stats().num_pins == 0, 10, "all pins end")

@@ -12,6 +12,7 @@ from vllm.distributed.ec_transfer.ec_connector.base import (
     ECConnectorBase,
     ECConnectorMetadata,
     ECConnectorRole,
+    ECConnectorWorkerMetadata,
 )
 
 from triptych_common.bus import BlobStore, ThreadedBus
@@ -24,7 +25,6 @@ from triptych_vllm_connector.config import ConnectorConfig
 from triptych_vllm_connector.consumer import Consumer, PinReply, StoreLost
 from triptych_vllm_connector.items import LoadOrder
 from triptych_vllm_connector.links import BusTalkLink, StorePinLink
-from triptych_vllm_connector.lost_loads import LostLoads
 from triptych_vllm_connector.orders import WriteOrder
 from triptych_vllm_connector.preallocator import make_preallocator
 from triptych_vllm_connector.readable_pins import ReadablePins
@@ -40,6 +40,16 @@ class StepOrders(ECConnectorMetadata):
 
     writes: dict[str, WriteOrder] = field(default_factory=dict)  # by mm_hash
     loads: list[LoadOrder] = field(default_factory=list)
+
+
+@dataclass
+class LostLoads(ECConnectorWorkerMetadata):
+    """Worker -> scheduler, with a step's output: tensors that could not be had (`lost_loads`)."""
+
+    mm_hashes: frozenset[str]
+
+    def aggregate(self, other: ECConnectorWorkerMetadata) -> "LostLoads":
+        return LostLoads(self.mm_hashes | other.mm_hashes) if isinstance(other, LostLoads) else self
 
 
 class TriptychECConnector(ECConnectorBase):

@@ -1,14 +1,11 @@
-"""Worker -> scheduler, with a step's output: tensors that could not be had, and what is to be undone.
+"""Tensors that a worker could not have, as its step's output tells the scheduler; what is to be undone then.
 
 The step ran with zeros in their place. Before its tokens are told to anybody, the requests that it was for
 are failed, their tokens dropped, and the blocks of the KV cache that may be wrong are taken out of the
 prefix cache, with every other request that uses one of them.
 """
 
-from dataclasses import dataclass
 from typing import Any
-
-from vllm.distributed.ec_transfer.ec_connector.base import ECConnectorWorkerMetadata
 
 from triptych_common.telemetry.logs import get_logger
 from triptych_vllm_connector.consumer import Consumer
@@ -16,25 +13,8 @@ from triptych_vllm_connector.consumer import Consumer
 log = get_logger(__name__)
 
 
-@dataclass
-class LostLoads(ECConnectorWorkerMetadata):
-    """One worker's, or after `aggregate` all ranks'."""
-
-    mm_hashes: frozenset[str]
-
-    def aggregate(self, other: ECConnectorWorkerMetadata) -> "LostLoads":
-        return LostLoads(self.mm_hashes | other.mm_hashes) if isinstance(other, LostLoads) else self
-
-
-def lost_in(runner_output: Any) -> frozenset[str]:
-    """The mm_hashes that `runner_output` (vLLM's `ModelRunnerOutput`) says were lost."""
-    told = runner_output.ec_connector_output
-    metadata = None if told is None else told.ec_connector_worker_meta
-    return metadata.mm_hashes if isinstance(metadata, LostLoads) else frozenset()
-
-
 def undo(lost: frozenset[str], consumer: Consumer, scheduler: Any, runner_output: Any) -> None:
-    """See the module docstring. `scheduler` is vLLM's, before `update_from_output`."""
+    """`lost` are mm_hashes; `scheduler` is vLLM's before its `update_from_output(…, runner_output)`."""
     first_tokens = consumer.load_lost(lost)
     wrong: set[int] = set()
     for request_id, first_token in first_tokens.items():

@@ -43,7 +43,7 @@ class ReadablePins:
         self._on_reply = on_reply
         self._on_push = on_push
         self._refused: set[str] = set()  # asked for again; a second time it fails
-        self._unwanted: set[str] = set()  # given up while they were checked
+        self._wanted: set[str] = set()  # asked for and not given up
         self._queue: queue.SimpleQueue[tuple[Descriptor, int, Deliver] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="triptych-readable", daemon=True)
         self._thread.start()
@@ -51,15 +51,14 @@ class ReadablePins:
 
     # ---- the consumer's side ---------------------------------------------------------------------
     def pin_or_watch(self, mm_hash: str) -> None:
-        self._unwanted.discard(mm_hash)
+        self._wanted.add(mm_hash)
         self._link.pin_or_watch(mm_hash)
 
     def unpin(self, pin_id: int) -> None:
         self._link.unpin(pin_id)
 
     def unwatch(self, mm_hash: str) -> None:
-        if mm_hash in self._refused:
-            self._unwanted.add(mm_hash)
+        self._wanted.discard(mm_hash)
         self._link.unwatch(mm_hash)
 
     def close(self) -> None:
@@ -84,6 +83,8 @@ class ReadablePins:
 
     def _check(self, descriptor: Descriptor, pin_id: int, deliver: Deliver) -> None:
         if descriptor.memory == SHM:
+            self._wanted.discard(descriptor.mm_hash)
+            self._refused.discard(descriptor.mm_hash)
             deliver()
         else:
             self._queue.put((descriptor, pin_id, deliver))
@@ -95,10 +96,12 @@ class ReadablePins:
             try:
                 is_readable = self._can_read(descriptor)
             except TriptychError as error:
+                self._refused.discard(mm_hash)
                 self._link.unpin(pin_id)
                 self._on_reply(mm_hash, StoreError("unreadable", str(error)))
                 continue
             if is_readable:
+                self._wanted.discard(mm_hash)
                 self._refused.discard(mm_hash)
                 deliver()
             else:
@@ -112,9 +115,10 @@ class ReadablePins:
             self._refused.discard(mm_hash)
             self._on_reply(mm_hash, StoreError("unreadable", f"memory {descriptor.memory} cannot be read"))
             return
-        self._refused.add(mm_hash)
         self._link.evict(mm_hash)
+        if mm_hash not in self._wanted:
+            return
+        self._refused.add(mm_hash)
         self._link.pin_or_watch(mm_hash)
-        if mm_hash in self._unwanted:
-            self._unwanted.discard(mm_hash)
+        if mm_hash not in self._wanted:  # given up this instant
             self._link.unwatch(mm_hash)

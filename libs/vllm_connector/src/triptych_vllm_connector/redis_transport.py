@@ -29,7 +29,7 @@ class Readable:
     def __call__(self, descriptor: Descriptor) -> bool:
         """Raises BusUnavailableError when Redis cannot be asked."""
         if descriptor.memory == REDIS:
-            return self._blobs.touch(blob_place(descriptor))
+            return self._blobs.touch(blob_place(descriptor), descriptor.spec.num_bytes)
         if descriptor.memory == SHM:
             return True
         return self._device is not None and descriptor.memory == device_memory(self._device)

@@ -12,10 +12,10 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request, RequestStatus
 
-from triptych_vllm_connector import lost_loads
-from triptych_vllm_connector.connector import TriptychECConnector
+from triptych_vllm_connector.connector import LostLoads, TriptychECConnector
 from triptych_vllm_connector.consumer import Consumer
 from triptych_vllm_connector.encoder_cache_manager import PreallocatingEncoderCacheManager
+from triptych_vllm_connector.lost_loads import undo
 
 
 class ParkingMixin:
@@ -71,9 +71,10 @@ class ParkingMixin:
             self.waiting.prepend_request(request)  # type: ignore[attr-defined]
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
-        lost = lost_loads.lost_in(model_runner_output)
-        if lost:
-            lost_loads.undo(lost, self.consumer, self, model_runner_output)
+        told = model_runner_output.ec_connector_output
+        metadata = None if told is None else told.ec_connector_worker_meta
+        if isinstance(metadata, LostLoads):
+            undo(metadata.mm_hashes, self.consumer, self, model_runner_output)
         return super().update_from_output(scheduler_output, model_runner_output)  # type: ignore[misc]
 
     # ---- what the engine asks --------------------------------------------------------------------

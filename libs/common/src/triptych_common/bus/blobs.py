@@ -68,14 +68,18 @@ class BlobStore:
             raise BlobMissingError(f"no tensor of {num_bytes} bytes at {place}")
         return data
 
-    def touch(self, place: str) -> bool:
-        """Whether the bytes are there; if so, they stay for another `TTL_S` seconds.
+    def touch(self, place: str, num_bytes: int) -> bool:
+        """Whether `num_bytes` are there; if so, they stay for another `TTL_S` seconds.
 
         Raises:
             BusUnavailableError: Redis cannot be reached.
         """
         key = self._names.tensor(place)
-        return bool(self._call("touch tensor", lambda: self._client.expire(key, TTL_S)))
+        with self._client.pipeline(transaction=False) as pipe:
+            pipe.strlen(key)
+            pipe.expire(key, TTL_S)
+            found, _ = self._call("touch tensor", pipe.execute)
+        return bool(found == num_bytes)
 
     def close(self) -> None:
         self._client.close()
