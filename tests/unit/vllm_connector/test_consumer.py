@@ -1,4 +1,4 @@
-"""The consumer: decide, pin, wait, wake, release. Fake store and bus; the scheduler is played by the tests."""
+"""The consumer: decide, pin, wait, wake, release. Fake store and bus; tests play the scheduler."""
 
 from collections.abc import Callable
 from types import SimpleNamespace

@@ -64,6 +64,8 @@ def choose_memories(producer: Ability, consumers: Iterable[Ability], slab: SlabI
         if all(each in consumer.transports for consumer in able)
         and (each is not Transport.CUDA_IPC or _share_device(slab_memory, [producer, *able]))
     ]
+    if SHM in memories and REDIS in memories:
+        memories.remove(REDIS)  # it takes blocks of the region as well: no way out when that is full
     # Nothing in common: whoever cannot read it has the entry made again, and says so.
     return memories or [_memory(producer.transports[-1], slab_memory)]
 

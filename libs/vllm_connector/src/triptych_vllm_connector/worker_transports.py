@@ -37,7 +37,7 @@ class WorkerTransports:
         self._made: dict[tuple[str, str], Any] = {}
         if config.transport != "redis":
             self.region()  # now: its pages are entered into the page table meanwhile
-        log.info("transport ready", transport=config.transport, device=device_type)
+        log.info("transports ready", transport=config.transport, device=device_type)
 
     def writer(self, memory: str) -> TensorWriter:
         """Raises TriptychError where this memory cannot be written from here."""

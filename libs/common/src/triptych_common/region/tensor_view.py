@@ -1,4 +1,4 @@
-"""Torch tensors on a mapping of the region. The only module of common that imports torch."""
+"""Torch tensors on a mapping of the region."""
 
 import math
 import weakref
