@@ -47,13 +47,13 @@ class GpuTransports:
         self._releaser = None if driver is None else EventReleaser(driver)
 
     def region_writer(self) -> TensorWriter:
-        registered = self._try_register()
+        registered = self.try_register()
         if self._driver is None or registered is None:
             return SharedMemoryWriter(self._region())
         return PinnedWriter(self._driver, self._device, registered)
 
     def region_reader(self) -> TensorReader:
-        registered = self._try_register()
+        registered = self.try_register()
         if self._driver is None or registered is None or self._releaser is None:
             return CopyingReader(self._region(), self._device_type)
         return PinnedReader(self._driver, self._device, registered, self._releaser)
@@ -95,7 +95,8 @@ class GpuTransports:
             raise CudaError("NVIDIA's Python bindings are not installed")
         return self._driver
 
-    def _try_register(self) -> RegisteredRegion | None:
+    def try_register(self) -> RegisteredRegion | None:
+        """Once for the process. None: it cannot be, or there are no bindings."""
         if self._registered is None and self._driver is not None:
             try:
                 self._registered = RegisteredRegion(self._driver, self._region())

@@ -36,7 +36,7 @@ class WorkerTransports:
         self._gpu = None if device_type == "cpu" else self._make_gpu()
         self._made: dict[tuple[str, str], Any] = {}
         if config.transport != "redis":
-            self.region()  # now: its pages are entered into the page table meanwhile
+            self._prepare_region()
         log.info("transports ready", transport=config.transport, device=device_type)
 
     def writer(self, memory: str) -> TensorWriter:
@@ -68,6 +68,18 @@ class WorkerTransports:
         self._made.clear()
         if self._gpu is not None:
             self._gpu.close()
+
+    def _prepare_region(self) -> None:
+        """Now, not with the first tensor: its pages are entered into the page table, a GPU locks them."""
+        try:
+            self.region()
+        except StoreUnavailableError as error:
+            if self._config.transport != "auto":
+                raise
+            log.warning("the region cannot be mapped", error=str(error))
+            return
+        if self._gpu is not None:
+            self._gpu.try_register()
 
     def _get(self, end: str, memory: str, make: Callable[[str], Any]) -> Any:
         key = (end, memory)
