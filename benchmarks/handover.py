@@ -1,292 +1,260 @@
 """From one process's tensor to another's: the store beside the usual ways, in one run.
 
-    python benchmarks/handover.py [--json FILE] [--sizes MIB ...] [--repeats N]
+    python benchmarks/handover.py [--json FILE] [--plot FILE.svg] [--sizes MIB ...] [--pairs N ...]
 
-For each size, a producer (this process) hands a bfloat16 tensor `[rows, 4096]` to a consumer process,
-which checks its first and last row and answers. Measured by the producer from the start of its write to
-the consumer's answer that the tensor is usable; the empty round trip between the two is shown apart.
-The runs of all ways alternate, so that a busy machine disturbs them alike; medians are reported.
+A producer process hands a bfloat16 tensor `[rows, 4096]` to a consumer process. The clock starts when the
+producer starts to write and is read when the consumer has a tensor, and again when it has read every byte
+of it (safetensors maps lazily: a tensor alone says little). The reservation is made before, as encoders
+do while the tensor is being computed, and shown apart. Every arrival is checked by its sum. The runs of
+all ways alternate, so that a busy machine disturbs them alike; medians are reported.
 
-    memcpy         one copy of the same bytes to private memory as cold as the region: the floor
-    store          reserve, copy into the region, seal; the consumer gets a view (no copy)
-    shm copy       multiprocessing.shared_memory: copy in, copy out
-    st tmpfs       safetensors file on the tmpfs, loaded by the consumer
-    st disk        safetensors file in the working directory, loaded by the consumer
-    redis          SET by the producer, GET by the consumer, through a Unix socket (--redis-url)
+    memcpy      libc's memmove of the same bytes within the producer, into warm memory: the floor
+    message     the message by which a consumer hears of a tensor, for all ways but the store
+    store       copy into warm blocks of the region, seal; the consumer gets a view, no copy
+    shm copy    multiprocessing.shared_memory: a block for each tensor, copied in and out
+    st tmpfs    a safetensors file on the tmpfs, as vLLM's ECExampleConnector saves and loads it
+    st disk     the same in the working directory
+    redis       SET and GET through a Unix socket; a server of its own, unless --redis-url is given
+
+With `--pairs`, that many producers and consumers work at once, each pair on its own tensor.
 """
 
 import argparse
+import contextlib
 import json
-import math
-import multiprocessing
 import shutil
 import statistics
+import subprocess
+import sys
 import tempfile
-import time
-from collections.abc import Callable
+import threading
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from multiprocessing.connection import Connection
-from multiprocessing.shared_memory import SharedMemory
+from multiprocessing import resource_tracker
 from pathlib import Path
-from typing import Any, cast
 
-import torch
-from safetensors.torch import load_file, save_file
+from handover_ways.peers import Pair, Passage, Places
+from handover_ways.svg import log_log_plot
+from handover_ways.ways import WIDTH
 
-from triptych_cache_store.testing import PushLog, StoreProcess
-from triptych_common.protocol.store import EntrySealed, Ping, PinOrWatch, Reserve, Reserved, Seal, Unpin
-from triptych_common.region import RegionMapping, StoreSession
-from triptych_common.region.tensor_view import tensor_spec, tensor_view, write_tensor
+from triptych_cache_store.testing import StoreProcess
 
 MIB = 1 << 20
-WIDTH = 4096
-DEFAULT_SIZES_MIB = (0.0625, 1, 4, 16, 64)
-
-
-def fingerprint(tensor: torch.Tensor) -> list[float]:
-    """Touches both ends of the tensor, so that "usable" means readable."""
-    return [float(tensor[0, 0]), float(tensor[-1, -1])]
-
-
-# ---- the consumer process ------------------------------------------------------------------------
-class Consumer:
-    """Answers each order with the fingerprint of the tensor it got."""
-
-    def __init__(self, pipe: Connection, socket: str, redis_url: str | None) -> None:
-        self._pipe = pipe
-        self._pushes = PushLog()
-        self._session = StoreSession.connect(socket, "consumer", on_push=self._pushes)
-        welcome = self._session.welcome
-        self._mapping = RegionMapping.open(welcome.region_path, welcome.region_num_bytes)
-        self._mapping.wait_populated(30)
-        self._redis = _redis(redis_url)
-
-    def serve(self) -> None:
-        while (order := self._pipe.recv()) is not None:
-            self._pipe.send(getattr(self, order[0])(*order[1:]))
-        self._session.close()
-
-    def nothing(self) -> None:
-        """The empty round trip."""
-
-    def watch(self, mm_hash: str) -> None:
-        self._session.request(PinOrWatch(seq=0, mm_hash=mm_hash))
-
-    def store(self) -> list[float]:
-        push = cast(EntrySealed, self._pushes.wait_next(30))
-        view = tensor_view(self._mapping, push.descriptor)
-        result = fingerprint(view)
-        del view
-        self._session.submit(Unpin(seq=0, pin_id=push.pin_id))
-        return result
-
-    def shm(self, name: str, rows: int) -> list[float]:
-        memory = SharedMemory(name)
-        tensor = torch.frombuffer(memory.buf, dtype=torch.bfloat16, count=rows * WIDTH).clone()
-        result = fingerprint(tensor.view(rows, WIDTH))
-        memory.close()
-        return result
-
-    def file(self, path: str) -> list[float]:
-        return fingerprint(load_file(path)["ec"])
-
-    def redis(self, key: str, rows: int) -> list[float]:
-        data = bytearray(self._redis.get(key))
-        return fingerprint(torch.frombuffer(data, dtype=torch.bfloat16).view(rows, WIDTH))
-
-
-def _redis(url: str | None) -> Any:
-    if url is None:
-        return None
-    import redis
-
-    return redis.Redis.from_url(url)
-
-
-def consume(pipe: Connection, socket: str, redis_url: str | None) -> None:
-    Consumer(pipe, socket, redis_url).serve()
-
-
-# ---- the producer, i.e. this process -------------------------------------------------------------
-class Producer:
-    """One method per way; each returns when the consumer has the tensor."""
-
-    def __init__(
-        self, session: StoreSession, pipe: Connection, directories: dict[str, Path], redis: Any
-    ) -> None:
-        self._session = session
-        self._mapping = RegionMapping.open(session.welcome.region_path, session.welcome.region_num_bytes)
-        self._mapping.wait_populated(30)
-        self._pipe = pipe
-        self._directories = directories
-        self._redis = redis
-        self._arena = torch.zeros(self._mapping.num_bytes // 2, dtype=torch.bfloat16)
-        self._count = 0
-
-    def prepare(self, tensor: torch.Tensor) -> None:
-        """Before the clock runs: the consumer waits for the tensor already."""
-        self._count += 1
-        self._ask("watch", self._mm_hash)
-
-    @property
-    def _mm_hash(self) -> str:
-        return f"{self._count:064x}"
-
-    def _ask(self, *order: object) -> Any:
-        self._pipe.send(order)
-        return self._pipe.recv()
-
-    def round_trip(self, tensor: torch.Tensor) -> Any:
-        return self._ask("nothing")
-
-    def memcpy(self, tensor: torch.Tensor) -> Any:
-        start = self._count * tensor.numel() % (self._arena.numel() - tensor.numel())
-        copy = self._arena[start : start + tensor.numel()].view(tensor.shape)
-        copy.copy_(tensor)
-        return fingerprint(copy)
-
-    def store(self, tensor: torch.Tensor) -> Any:
-        reserve = Reserve(seq=0, mm_hash=self._mm_hash, spec=tensor_spec(tensor))
-        reserved = cast(Reserved, self._session.request(reserve))
-        write_tensor(self._mapping, reserved.offset, tensor)
-        self._session.submit(Seal(seq=0, reservation_id=reserved.reservation_id))
-        return self._ask("store")
-
-    def shm_copy(self, tensor: torch.Tensor) -> Any:
-        memory = SharedMemory(create=True, size=tensor.nbytes)
-        try:
-            torch.frombuffer(memory.buf, dtype=torch.bfloat16, count=tensor.numel()).view(tensor.shape).copy_(
-                tensor
-            )
-            return self._ask("shm", memory.name, tensor.shape[0])
-        finally:
-            memory.close()
-            memory.unlink()
-
-    def safetensors_tmpfs(self, tensor: torch.Tensor) -> Any:
-        return self._file("tmpfs", tensor)
-
-    def safetensors_disk(self, tensor: torch.Tensor) -> Any:
-        return self._file("disk", tensor)
-
-    def redis(self, tensor: torch.Tensor) -> Any:
-        self._redis.set("ec", memoryview(tensor.view(torch.uint8).numpy()).cast("B"), ex=60)
-        return self._ask("redis", "ec", tensor.shape[0])
-
-    def _file(self, where: str, tensor: torch.Tensor) -> Any:
-        path = self._directories[where] / f"{self._count}.safetensors"
-        save_file({"ec": tensor}, path)
-        try:
-            return self._ask("file", str(path))
-        finally:
-            path.unlink()
-
-    def command_times(self, num_times: int) -> tuple[float, float]:
-        """Medians in seconds: one ping; reserve, seal and pin together (each waits for its answer)."""
-        spec = tensor_spec(torch.empty(8, 16, dtype=torch.bfloat16))
-        pings, cycles = [], []
-        for number in range(num_times):
-            mm_hash = f"{number + (1 << 200):064x}"
-            started_at = time.perf_counter()
-            self._session.request(Ping(seq=0))
-            pinged_at = time.perf_counter()
-            reserved = cast(Reserved, self._session.request(Reserve(seq=0, mm_hash=mm_hash, spec=spec)))
-            self._session.request(Seal(seq=0, reservation_id=reserved.reservation_id))
-            pinned: Any = self._session.request(PinOrWatch(seq=0, mm_hash=mm_hash))
-            cycles.append(time.perf_counter() - pinged_at)
-            pings.append(pinged_at - started_at)
-            self._session.request(Unpin(seq=0, pin_id=pinned.pin_id))
-        return statistics.median(pings), statistics.median(cycles)
+DEFAULT_SIZES_MIB = (0.0625, 0.25, 1, 4, 16, 64, 256)
+WARM_UPS = 2
+GOALS = {"st disk": 15, "st tmpfs": 8, "redis": 30}  # times slower than the store, at GOAL_MIB
+GOAL_MIB = 16
 
 
 @dataclass(frozen=True)
 class Result:
+    """Medians, in milliseconds."""
+
     way: str
     size_mib: float
-    median_ms: float
-    gib_per_s: float
+    num_pairs: int
+    prepare_ms: float  # before the start: the store's reservation, a file's directory
+    copy_ms: float
+    tensor_ms: float  # from the start of the write to the consumer's tensor
+    read_ms: float  # ... until the consumer has read all of it
+    after_write_ms: float  # from the end of the write to the consumer's tensor
+    gib_per_s: float  # of all pairs together, read included
+    of_memcpy: float  # bandwidth of the copy, in that of the memcpy just before it; 0: unknown
 
 
-Ways = dict[str, Callable[[torch.Tensor], Any]]
+def repeats_of(mib: float, most: int) -> int:
+    return max(3, min(most, int(most * 16 / max(mib, 16))))
 
 
-def measure(producer: Producer, ways: Ways, mib: float, repeats: int) -> list[Result]:
+def measure(pairs: list[Pair], ways: list[str], mib: float, repeats: int) -> list[Result]:
+    """All ways in turn, `repeats` times."""
     rows = max(1, int(mib * MIB) // (2 * WIDTH))
-    times: dict[str, list[float]] = {way: [] for way in ways}
-    for number in range(repeats + 2):
-        tensor = torch.randn(rows, WIDTH).bfloat16()
-        producer.prepare(tensor)
-        for way, run in ways.items():
-            started_at = time.perf_counter()
-            answer = run(tensor)
-            elapsed = time.perf_counter() - started_at
-            if way != "round trip" and answer != fingerprint(tensor):
-                raise RuntimeError(f"{way}: the tensor that arrived is another")
-            if number >= 2:  # the first ones warm up
-                times[way].append(elapsed)
-    medians = {way: statistics.median(values) for way, values in times.items()}
-    return [Result(way, mib, value * 1e3, rows * WIDTH * 2 / value / 2**30) for way, value in medians.items()]
+    passages: dict[str, list[Passage]] = {way: [] for way in ways}
+    rates: dict[str, list[float]] = {way: [] for way in ways}
+    for number in range(repeats + WARM_UPS):
+        for way in ways:
+            for pair in pairs:
+                pair.order(way, rows)
+            for pair in pairs:
+                pair.go()
+            arrived = [pair.finish() for pair in pairs]
+            if number >= WARM_UPS:
+                passages[way] += arrived
+                begin = min(each.started_at for each in arrived)
+                end = max(each.started_at + each.read_s for each in arrived)
+                rates[way].append(len(pairs) * rows * WIDTH * 2 / (end - begin) / 2**30)
+    return [
+        Result(
+            way,
+            mib,
+            len(pairs),
+            median_ms([each.prepare_s for each in passages[way]]),
+            median_ms([each.copy_s for each in passages[way]]),
+            median_ms([each.tensor_s for each in passages[way]]),
+            median_ms([each.read_s for each in passages[way]]),
+            median_ms([each.tensor_s - each.written_s for each in passages[way]]),
+            statistics.median(rates[way]),
+            of_memcpy(passages.get("memcpy", []), passages[way]),
+        )
+        for way in ways
+    ]
+
+
+def of_memcpy(memcpys: list[Passage], passages: list[Passage]) -> float:
+    """Each copy against the memcpy of its own repeat: what else the machine does hits both."""
+    ratios = [a.copy_s / b.copy_s for a, b in zip(memcpys, passages, strict=False) if b.copy_s]
+    return statistics.median(ratios) if ratios else 0.0
+
+
+def median_ms(seconds: list[float]) -> float:
+    return statistics.median(seconds) * 1e3
+
+
+# ---- what is needed around it --------------------------------------------------------------------
+@contextlib.contextmanager
+def redis_server(url: str | None, run_dir: Path) -> Iterator[str | None]:
+    """The server of `url`, or one of our own if there is a redis-server to be found."""
+    binary = shutil.which("redis-server") or shutil.which("redis-server", path=Path(sys.executable).parent)
+    if url is not None or binary is None:
+        yield url
+        return
+    socket = run_dir / "redis.sock"
+    command = [binary, "--port", "0", "--unixsocket", str(socket), "--save", "", "--appendonly", "no"]
+    process = subprocess.Popen([*command, "--dir", str(run_dir)], stdout=subprocess.DEVNULL)
+    try:
+        for _ in range(500):
+            if socket.exists():
+                break
+            threading.Event().wait(0.02)
+        yield f"unix://{socket}"
+    finally:
+        process.terminate()
+        process.wait(10)
+
+
+def load_average() -> float:
+    return float(Path("/proc/loadavg").read_text().split()[0])
+
+
+def run(options: argparse.Namespace, pairs: list[Pair]) -> dict[str, object]:
+    """All sizes with one pair, then all numbers of pairs with one size; prints tables."""
+    run_dir = Path(tempfile.mkdtemp(prefix="triptych-bench-", dir="/dev/shm"))
+    disk = Path(tempfile.mkdtemp(prefix="triptych-bench-", dir="."))
+    most_mib = max(*options.sizes, options.pairs_size * max(options.pairs, default=0))
+    settings = ["--reserve-fraction=0", "--high-watermark=1", "--log-level=INFO"]
+    settings += [f"--region-dir={options.region_dir}"] if options.region_dir is not None else []
+    settings += ["--large-pages"] if options.large_pages else []
+    store = StoreProcess(run_dir, *settings, region_bytes=int(most_mib * 1.1 + 64) * MIB)
+    load_before = load_average()
+    try:
+        with redis_server(options.redis_url, run_dir) as redis_url:
+            store.start()
+            places = Places(str(store.socket), run_dir, disk, redis_url)
+            for pair in pairs:
+                pair.connect(places)
+            for pair in pairs:
+                pair.wait_ready()
+            ways = ["message", "memcpy", "store", "shm copy", "st tmpfs", "st disk"]
+            ways += ["redis"] if redis_url is not None else []
+            single = one_pair(options, pairs[:1], ways)
+            results = single + many_pairs(options, pairs, ways[2:])
+            for pair in pairs:
+                pair.close()
+            has_large_pages = "region has large pages" in store.log()
+    finally:
+        store.close()
+        shutil.rmtree(run_dir)
+        shutil.rmtree(disk)
+    goals = goals_of(single)
+    print(*goals, sep="\n")
+    load = (load_before, load_average())
+    print(f"load average {load[0]} to {load[1]}; large pages: {'yes' if has_large_pages else 'no'}")
+    rows = [asdict(result) for result in results]
+    return {"results": rows, "goals": goals, "load_average": load, "large_pages": has_large_pages}
+
+
+def one_pair(options: argparse.Namespace, pairs: list[Pair], ways: list[str]) -> list[Result]:
+    results: list[Result] = []
+    print("milliseconds from the start of the write until every byte is read (until there is a tensor)")
+    print(f"{'MiB':>8} " + "".join(f"{way:>20}" for way in ways))
+    for mib in options.sizes:
+        measured = measure(pairs, ways, mib, repeats_of(mib, options.repeats))
+        results += measured
+        cells = [
+            f"{each.copy_ms:.3f}" if each.way == "memcpy" else f"{each.read_ms:.3f} ({each.tensor_ms:.3f})"
+            for each in measured
+        ]
+        print(f"{mib:>8g} " + "".join(f"{cell:>20}" for cell in cells), flush=True)
+    return results
+
+
+def many_pairs(options: argparse.Namespace, pairs: list[Pair], ways: list[str]) -> list[Result]:
+    results: list[Result] = []
+    print(f"GiB/s of all pairs together, {options.pairs_size:g} MiB tensors, reading included")
+    print(f"{'pairs':>8} " + "".join(f"{way:>20}" for way in ways))
+    for number in options.pairs:
+        measured = measure(pairs[:number], ways, options.pairs_size, max(3, options.repeats // 3))
+        results += measured
+        print(f"{number:>8} " + "".join(f"{each.gib_per_s:>20.2f}" for each in measured), flush=True)
+    return results
+
+
+def goals_of(results: list[Result]) -> list[str]:
+    """What was wanted, and what came out, in words."""
+    single = {(each.way, each.size_mib): each for each in results}
+    lines = []
+    for (way, mib), result in single.items():
+        if way == "store":
+            lines.append(
+                f"{mib:g} MiB: copy at {result.of_memcpy:.2f} of memcpy, "
+                f"from the end of the write to the consumer's tensor {result.after_write_ms:.3f} ms, "
+                f"reservation before {result.prepare_ms:.3f} ms"
+            )
+    store = single.get(("store", GOAL_MIB))
+    for way, goal in GOALS.items():
+        other = single.get((way, GOAL_MIB))
+        if store is not None and other is not None:
+            lines.append(
+                f"{GOAL_MIB} MiB: {way} takes {other.tensor_ms / store.tensor_ms:.1f} times as long "
+                f"to a tensor, {other.read_ms / store.read_ms:.1f} times until it is read (wanted: {goal})"
+            )
+    return lines
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", type=Path, help="write the results here too")
+    parser.add_argument("--plot", type=Path, help="draw them here, as SVG")
     parser.add_argument("--sizes", type=float, nargs="+", default=DEFAULT_SIZES_MIB, metavar="MIB")
-    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--pairs", type=int, nargs="*", default=(1, 2, 4, 8), help="producers and consumers")
+    parser.add_argument("--pairs-size", type=float, default=16, metavar="MIB", help="their tensors")
+    parser.add_argument("--repeats", type=int, default=15, help="fewer for tensors above 16 MiB")
     parser.add_argument("--redis-url", help="compare with the tensor through this Redis")
+    parser.add_argument("--region-dir", type=Path, help="a tmpfs for the region, e.g. one with huge=advise")
+    parser.add_argument("--large-pages", action="store_true", help="the store asks for large pages")
     options = parser.parse_args()
-    torch.set_num_threads(1)
-    run_dir = Path(tempfile.mkdtemp(prefix="triptych-bench-", dir="/dev/shm"))
-    disk = Path(tempfile.mkdtemp(prefix="triptych-bench-", dir="."))
-    region_bytes = 64 * MIB + 4 * math.ceil(max(options.sizes)) * MIB
-    store = StoreProcess(run_dir, region_bytes=region_bytes)
+    resource_tracker.ensure_running()  # one for all: they share the names of shared memory
+    pairs = [Pair(number) for number in range(max(*options.pairs, 1) if options.pairs else 1)]
     try:
-        store.start()
-        report = run(options, store, {"tmpfs": run_dir, "disk": disk})
+        report = run(options, pairs)
     finally:
-        store.close()
-        shutil.rmtree(run_dir)
-        shutil.rmtree(disk)
+        for pair in pairs:
+            pair.close()
     if options.json is not None:
         options.json.write_text(json.dumps(report, indent=1))
+    if options.plot is not None:
+        options.plot.write_text(plot(report))
 
 
-def run(options: argparse.Namespace, store: StoreProcess, directories: dict[str, Path]) -> dict[str, object]:
-    """All sizes, all ways; prints the tables."""
-    context = multiprocessing.get_context("spawn")
-    pipe, other = context.Pipe()
-    child = context.Process(target=consume, args=(other, str(store.socket), options.redis_url))
-    child.start()
-    producer = Producer(store.connect("producer"), pipe, directories, _redis(options.redis_url))
-    ways: Ways = {
-        "memcpy": producer.memcpy,
-        "round trip": producer.round_trip,
-        "store": producer.store,
-        "shm copy": producer.shm_copy,
-        "st tmpfs": producer.safetensors_tmpfs,
-        "st disk": producer.safetensors_disk,
-    }
-    if options.redis_url is not None:
-        ways["redis"] = producer.redis
-    results: list[Result] = []
-    print("milliseconds, median; in brackets: times slower than the store")
-    print(f"{'MiB':>8} " + "".join(f"{way:>18}" for way in ways))
-    for mib in options.sizes:
-        measured = measure(producer, ways, mib, options.repeats)
-        results += measured
-        base = next(result.median_ms for result in measured if result.way == "store")
-        cells = (f"{result.median_ms:.3f} ({result.median_ms / base:.1f})" for result in measured)
-        print(f"{mib:>8g} " + "".join(f"{cell:>18}" for cell in cells), flush=True)
-    ping_s, cycle_s = producer.command_times(500)
-    ratio = cycle_s / ping_s
-    print(f"ping {ping_s * 1e6:.0f} us; reserve + seal + pin {cycle_s * 1e6:.0f} us: {ratio:.1f} pings")
-    pipe.send(None)
-    child.join(30)
-    return {
-        "results": [asdict(result) for result in results],
-        "ping_us": ping_s * 1e6,
-        "reserve_seal_pin_us": cycle_s * 1e6,
-    }
+def plot(report: dict[str, object]) -> str:
+    lines: dict[str, list[tuple[float, float]]] = {}
+    rows = report["results"]
+    for each in rows if isinstance(rows, list) else []:
+        value = each["copy_ms"] if each["way"] == "memcpy" else each["read_ms"]
+        points = lines.setdefault(each["way"], [])
+        if each["num_pairs"] == 1 and each["size_mib"] not in dict(points):
+            points.append((each["size_mib"], value))
+    return log_log_plot("Handover between two processes", "MiB", "ms until every byte is read", lines)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Train the demo model and write its folder.
 
-    python train.py                              # into this folder; about 20 minutes on 2 cores
+    python train.py                              # into this folder; 10 to 40 minutes on one core
     python train.py --steps 200 --out other
     python train.py --hold-back 250 --out other  # watch generalisation without the held-out set
 

@@ -91,6 +91,8 @@ COMMAND_SAMPLES: tuple[StoreFrame, ...] = (
     store.StatsQuery(seq=10),
     store.ListEntries(seq=11),
     store.Evict(seq=12, mm_hash=None),
+    store.Verify(seq=13, evict=True),
+    store.MetricsQuery(seq=14),
 )
 
 REPLY_SAMPLES: tuple[StoreFrame, ...] = (
@@ -136,6 +138,17 @@ REPLY_SAMPLES: tuple[StoreFrame, ...] = (
         slab_num_bytes=1 << 30,
         slab_free_num_bytes=15,
     ),
+    store.Verified(
+        seq=13,
+        num_intact=1,
+        num_recorded=2,
+        num_gone=3,
+        num_damaged=1,
+        num_bytes=4096,
+        elapsed_s=0.5,
+        damaged=(store.EntryFault(mm_hash=HASH, fault="checksum", num_pins=1),),
+    ),
+    store.StoreMetrics(seq=14, text="triptych_store_pins 0.0\n"),
     store.StoreFailure(seq=3, code="full", detail="no 4096 bytes free"),
 )
 

@@ -6,12 +6,13 @@ from collections.abc import Iterator
 from types import ModuleType
 
 import pytest
-from support.system import ROOT, Server, System, running_monolith, running_system
+from support.system import EXACT, ROOT, Server, System, running_monolith, running_system
 
 
 @pytest.fixture(scope="session")
 def system() -> Iterator[System]:
-    with running_system() as running:
+    options = " ".join(EXACT)
+    with running_system(f"--encoder-args={options}", f"--prefill-decode-args={options}") as running:
         yield running
 
 

@@ -167,5 +167,5 @@ class ConsumerMachine(RuleBasedStateMachine):
         assert not self.world.store.watches
 
 
-ConsumerMachine.TestCase.settings = settings(max_examples=120, stateful_step_count=50, deadline=None)
+ConsumerMachine.TestCase.settings = settings(max_examples=200, stateful_step_count=60, deadline=None)
 TestConsumer = ConsumerMachine.TestCase

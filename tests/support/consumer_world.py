@@ -181,7 +181,9 @@ class World:
         self.budget = budget if strategy == "sync" else None
         self.preallocator = make_preallocator(strategy, budget)
         self.consumer = Consumer(INSTANCE, self.store, self.talk, self.preallocator, lambda: 0)
-        self.consumer.bind(self._evict)
+        self.consumer.bind(
+            self._evict, lambda rid, place: rid in self.live and place in self.live[rid].inputs
+        )
         self.kv_tokens = kv_tokens
         self.max_in_flight = max_in_flight
         self.live: dict[str, Running] = {}

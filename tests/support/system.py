@@ -27,6 +27,8 @@ from triptych_common.telemetry.traces import read_trace
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = Path(os.environ.get("TRIPTYCH_TEST_MODEL", ROOT / "models" / "digits-vl"))
+# Two engines that batch differently round differently in bfloat16: answers are compared in float32.
+EXACT = ("--dtype", "float32")
 START_TIMEOUT_S = 600
 STOP_TIMEOUT_S = 120
 SPANS_TIMEOUT_S = 10
@@ -172,6 +174,7 @@ def running_monolith(folder: Path) -> Iterator[Server]:
             [
                 sys.executable, "-m", "vllm.entrypoints.openai.api_server", f"--model={MODEL}",
                 f"--served-model-name={MODEL.name}", f"--port={port}", "--host=127.0.0.1", "--enforce-eager",
+                *EXACT,
             ],
             env={**defaults, **os.environ}, stdout=output, stderr=output, start_new_session=True,
         )  # fmt: skip

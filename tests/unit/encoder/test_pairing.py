@@ -32,6 +32,10 @@ def consumer(*transports: Transport, **fields: Any) -> InstanceRecord:
     )
 
 
+async def nothing() -> None:
+    """`on_full`: nobody is to be told."""
+
+
 class FakeRegistry:
     def __init__(self) -> None:
         self.records: list[InstanceRecord] = []
@@ -90,12 +94,12 @@ async def test_a_full_slab_is_passed_over_and_a_full_region_waited_for() -> None
     hand_over, session = HandOver("encoder-0"), FakeSession()
     hand_over._session = session  # type: ignore[assignment]
     memories = [SLAB.memory, "shm"]
-    reply = await hand_over.reserve("ab" * 32, SPEC, memories, lambda: False, 5.0)
+    reply = await hand_over.reserve("ab" * 32, SPEC, lambda: False, nothing, 5.0, memories)
     assert isinstance(reply, Reserved)
     assert reply.memory == "shm"
     session.full = {"shm", SLAB.memory}
     with pytest.raises(StoreFullError):
-        await hand_over.reserve("ab" * 32, SPEC, memories, lambda: False, 0.05)
+        await hand_over.reserve("ab" * 32, SPEC, lambda: False, nothing, 0.05, memories)
 
     async def room_comes() -> None:
         await asyncio.sleep(0.03)
@@ -103,5 +107,5 @@ async def test_a_full_slab_is_passed_over_and_a_full_region_waited_for() -> None
 
     async with asyncio.TaskGroup() as group:
         group.create_task(room_comes())
-        waiting = group.create_task(hand_over.reserve("ab" * 32, SPEC, memories, lambda: False, 5.0))
+        waiting = group.create_task(hand_over.reserve("ab" * 32, SPEC, lambda: False, nothing, 5.0, memories))
     assert waiting.result().memory == SLAB.memory

@@ -40,7 +40,8 @@ class Engine:
         self.consumer = Consumer(
             INSTANCE, self.pins, self.talk, make_preallocator(strategy, budget), lambda: 0
         )
-        self.consumer.bind(self.evicted.append)
+        self.in_use: set[tuple[str, int]] = set()
+        self.consumer.bind(self.evicted.append, lambda request_id, place: (request_id, place) in self.in_use)
         self.consumer.attach_waker(self._wake)
 
     def _wake(self) -> None:
@@ -196,11 +197,24 @@ def test_an_item_that_is_being_computed_is_not_taken_from_under_the_step(engine:
     engine.replies(B, pinned(B, 2))
     assert engine.consumer.admit(request, 0)
     assert engine.loads(request, A) == [1]
+    engine.in_use = {("r1", 0)}
     assert engine.consumer.admit(request, 8)
     assert engine.evicted == []
     assert engine.consumer.is_resident(A)
     engine.consumer.computed("r1", 0)
     assert engine.evicted == [A]
+
+
+def test_an_item_of_which_only_the_end_mark_is_not_covered_is_given_back_behind_it() -> None:
+    """vLLM wants it to be there, but never reads it, and never says `computed`."""
+    engine = Engine(budget=5)
+    request = fake_request("r1", [(A, 3), (B, 5)])
+    assert not engine.consumer.admit(request, 6)
+    assert engine.replies(A, pinned(A, 1)) == ["r1"]
+    assert engine.consumer.admit(request, 6)
+    engine.pins.take()
+    assert not engine.consumer.admit(request, 9)
+    assert engine.pins.take() == [("unpin", 1), ("pin_or_watch", B)]
 
 
 # ---- the same image twice, several requests ------------------------------------------------------
@@ -469,7 +483,7 @@ def test_old_bad_news_do_not_hurt_an_item_that_came_meanwhile(engine: Engine) ->
 
 def test_news_of_unknown_items_are_harmless(engine: Engine) -> None:
     engine.hears(writer_lost(A), PinReply(A, watching(A, writing=False)), PinReply(A, Done(seq=1)))
-    assert engine.pins.take() == []
+    assert engine.pins.take() == [("unwatch", A)]
     assert engine.talk.words() == []
 
 

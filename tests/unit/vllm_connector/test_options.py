@@ -1,5 +1,6 @@
 """What engines are started with: the connector's options, vLLM's options per role, the namespace digest."""
 
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -175,7 +176,7 @@ def test_an_empty_file_is_a_file(model: Path) -> None:
 def version_of(installed: dict[str, str]) -> object:
     def version(name: str) -> str:
         if name not in installed:
-            raise namespace.PackageNotFoundError(name)
+            raise PackageNotFoundError(name)
         return installed[name]
 
     return version

@@ -167,6 +167,18 @@ def bench(
 
 
 @app.command()
+def soak(
+    part: Annotated[str, typer.Argument(help="What to wear out: store.")],
+    minutes: Annotated[float, typer.Option(min=0.01, help="How long.")] = 10.0,
+    seed: Annotated[int, typer.Option(help="The same seed kills in the same order.")] = 0,
+) -> None:
+    """Work one part hard while its processes are killed at random; 1 if anything was wrong."""
+    from triptych_cli.commands import bench as command
+
+    raise typer.Exit(command.soak(part, minutes, seed))
+
+
+@app.command()
 def check() -> None:
     """Format, lint, types, import rules, unit and contract tests."""
     from triptych_cli.commands import check as command
@@ -184,10 +196,20 @@ def doctor() -> None:
 
 @store_app.command("stats")
 def store_stats() -> None:
-    """Bytes and counters."""
+    """The store's metrics: bytes by state, counters, ages, seal to pin."""
     from triptych_cli.commands import store
 
     raise typer.Exit(store.stats())
+
+
+@store_app.command("verify")
+def store_verify(
+    evict: Annotated[bool, typer.Option("--evict", help="Damaged entries go.")] = False,
+) -> None:
+    """Check header and checksum of every sealed entry."""
+    from triptych_cli.commands import store
+
+    raise typer.Exit(store.verify(evict))
 
 
 @store_app.command("ls")

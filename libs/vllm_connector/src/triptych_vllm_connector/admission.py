@@ -39,7 +39,6 @@ class Admission:
     first_seen_ns: int
     asked: set[int] = field(default_factory=set)  # item indexes that space was asked for, until it ends
     granted: set[int] = field(default_factory=set)  # those of them that have space in the encoder cache
-    may_run: bool = False  # admitted since it was new: a step of it may be under way
     failure: str | None = None
     grant_recorded: bool = False
     parked_ns: int | None = None

@@ -59,13 +59,19 @@ class Consumer:
         self._now_ns = now_ns
         self._admissions: dict[str, Admission] = {}
         self._inbox: deque[Heard] = deque()
+        self.is_store_lost = False  # the lease is gone for good: views may be overwritten
         self._to_wake: dict[str, None] = {}  # ordered set of engine request ids
         self._failed: set[str] = set()
         self._wake_engine: Callable[[], None] = lambda: None
+        self._is_in_use: Callable[[str, int], bool] = lambda request_id, item_index: False
 
-    def bind(self, evict: Callable[[str], None]) -> None:
-        """`evict(mm_hash)` makes vLLM drop the item from its encoder cache."""
+    def bind(self, evict: Callable[[str], None], is_in_use: Callable[[str, int], bool]) -> None:
+        """`evict(mm_hash)` makes vLLM drop the item from its encoder cache.
+
+        `is_in_use(request_id, item_index)`: has vLLM scheduled the item there, so will it say `computed`?
+        """
         self._holdings.bind(evict)
+        self._is_in_use = is_in_use
 
     def attach_waker(self, wake_engine: Callable[[], None]) -> None:
         """`wake_engine` ends the engine's wait for input; called from other threads."""
@@ -91,10 +97,7 @@ class Consumer:
         if not admission.asked and num_computed_tokens >= admission.last_end:
             return True
         needs = admission.needs_after(num_computed_tokens)
-        if not self._ask(admission, needs) or not self._is_ready(admission, needs):
-            return False
-        admission.may_run = True
-        return True
+        return self._ask(admission, needs) and self._is_ready(admission, needs)
 
     def must_load(self, mm_hash: str) -> bool:
         """Is the item pinned, so that the worker can load it?"""
@@ -148,7 +151,6 @@ class Consumer:
         """It starts again from nothing: give everything back; `admit` will ask anew."""
         admission = self._admissions.get(request_id)
         if admission is not None:
-            admission.may_run = False
             self._give_back(admission)
 
     def finished(self, request: Any, num_computed_tokens: int) -> None:
@@ -269,15 +271,9 @@ class Consumer:
         return True
 
     def _unused(self, admission: Admission, wanted: set[int]) -> set[int]:
-        """Places that were asked for and are covered now, without that vLLM will say `computed` of them.
-
-        Of a request that runs, a covered item in the worker is most likely being computed right now.
-        """
-        return {
-            item_index
-            for item_index in admission.asked - wanted
-            if not (admission.may_run and self.is_resident(admission.features[item_index].mm_hash))
-        }
+        """Places that were asked for, and that the KV cache covers without that they were ever scheduled."""
+        covered = admission.asked - wanted
+        return {index for index in covered if not self._is_in_use(admission.engine_id, index)}
 
     def _granted(self, admission: Admission, needs: Iterable[Need]) -> None:
         for need in needs:
@@ -336,8 +332,7 @@ class Consumer:
             case Pinned():
                 self._on_pinned(mm_hash, reply)
             case Watching():
-                if not reply.writing:
-                    self._order_again(mm_hash, "absent")
+                self._on_watching(mm_hash, reply)
             case StoreError():
                 self._will_not_come(mm_hash, f"the cache store refused: {reply}")
             case StoreFailure():
@@ -349,6 +344,12 @@ class Consumer:
         if self._holdings.pinned(mm_hash, pinned.pin_id, pinned.descriptor):
             for engine_id in self._items.holders(mm_hash):
                 self._wake_if_ready(engine_id)
+
+    def _on_watching(self, mm_hash: str, reply: Watching) -> None:
+        if self._items.state(mm_hash) is not ItemState.WATCHING:
+            self._holdings.unwatch(mm_hash)  # asked for by somebody who has left since
+        elif not reply.writing:
+            self._order_again(mm_hash, "absent")
 
     def _order_again(self, mm_hash: str, reason: Literal["absent", "writer_lost", "evicted"]) -> None:
         """Nobody makes this item: ask a gateway that still has the media."""
@@ -364,6 +365,7 @@ class Consumer:
         self._will_not_come(mm_hash, "the item is not in the cache store and nobody can encode it")
 
     def _on_store_lost(self) -> None:
+        self.is_store_lost = True
         for item in self._items.lose_unloaded():
             self._fail_holders(item, "the cache store went away")
         self._wake_granted()

@@ -54,6 +54,10 @@ class PreallocatingEncoderCacheManager(_EvictingManager):
     def _is_remote(self, request: Any) -> bool:
         return not self.has_encoder or request.ec_transfer_params is not None
 
+    def is_in_use(self, request_id: str, input_id: int) -> bool:
+        """Was the item scheduled at this place, so that a step under way may read it?"""
+        return input_id in self.request_cached_ids.get(request_id, ())
+
     def can_allocate(
         self, request: Any, input_id: int, encoder_compute_budget: int, num_embeds_to_schedule: int
     ) -> bool:

@@ -56,6 +56,10 @@ class Holdings:
         elif self.items.take_orphaned_order(mm_hash):
             self._pins.pin_or_watch(mm_hash)  # its gateway forgets the order: if nobody writes, order again
 
+    def unwatch(self, mm_hash: str) -> None:
+        """A watch that nobody needs."""
+        self._pins.unwatch(mm_hash)
+
     def lose_watched(self, mm_hash: str) -> Item | None:
         """The item will not come. None: it is not awaited, or came meanwhile."""
         item = self.items.lose_watched(mm_hash)

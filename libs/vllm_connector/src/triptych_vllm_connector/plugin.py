@@ -10,7 +10,11 @@ Without Triptych's connector in the configuration each of these changes nothing 
 import functools
 from typing import Any
 
-BUSY_LOOP_S = 0.001  # vLLM spins 1 s after each message; one step would cost a second of CPU when idle
+# vLLM's readers spin for 1 s after each message: one step would cost a second of CPU on an idle machine. Its
+# notifications can be lost when two messages come within about 1.5 ms, so a reader must spin longer than
+# that, and look again soon after it went to sleep: vLLM's own 5 s would be the answer's delay.
+BUSY_LOOP_S = 0.01
+RECHECK_INTERVAL_MS = 50
 
 
 def register() -> None:
@@ -52,6 +56,7 @@ def _stop_spinning() -> None:
 
     init._triptych = True  # type: ignore[attr-defined]
     shm_broadcast.SpinCondition.__init__ = init
+    shm_broadcast.SHM_READER_RECHECK_INTERVAL_MS = RECHECK_INTERVAL_MS
 
 
 def _let_scheduler_wake_engine() -> None:

@@ -12,6 +12,7 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request, RequestStatus
 
+from triptych_common.domain.errors import StoreUnavailableError
 from triptych_vllm_connector.connector import LostLoads, TriptychECConnector
 from triptych_vllm_connector.consumer import Consumer
 from triptych_vllm_connector.encoder_cache_manager import PreallocatingEncoderCacheManager
@@ -30,7 +31,7 @@ class ParkingMixin:
         ):
             raise TypeError("the parking scheduler needs Triptych's connector and encoder cache manager")
         self.consumer: Consumer = connector.open_consumer(manager.budget_embeds)
-        self.consumer.bind(manager.evict)
+        self.consumer.bind(manager.evict, manager.is_in_use)
         manager.bind(self.consumer, connector.config.has_encoder)
         self._parked: dict[str, Request] = {}
         self._deferred: list[Request] = []
@@ -65,7 +66,10 @@ class ParkingMixin:
         self.consumer.parked(request.request_id, self.num_steps)
 
     def _resume_ready(self) -> None:
-        ready = [self._parked.pop(rid) for rid in self.consumer.drain() if rid in self._parked]
+        woken = self.consumer.drain()
+        if self.consumer.is_store_lost:
+            raise StoreUnavailableError("the lease on the cache store is lost: its tensors cannot be trusted")
+        ready = [self._parked.pop(rid) for rid in woken if rid in self._parked]
         for request in reversed(ready):  # first come, first served: each goes in front of the next
             self.consumer.unparked(request.request_id, self.num_steps)
             self.waiting.prepend_request(request)  # type: ignore[attr-defined]

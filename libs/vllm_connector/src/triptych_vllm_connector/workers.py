@@ -90,8 +90,8 @@ class WritingWorker(_RegionWorker):
     def write(self, order: WriteOrder | None, mm_hash: str, tensor: torch.Tensor) -> None:
         """Copy `tensor` [num_embeds, width] to its place and seal it.
 
-        A tensor that does not fit its reservation is not written: the host learns it from the store,
-        where the reservation stays unsealed, and fails the job. Likewise one that the transport cannot take.
+        A tensor that does not fit its reservation, or that the transport cannot take, is not written, and the
+        reservation is cancelled: the host learns it from the store, and fails the job.
         """
         if self._rank != 0 or order is None:
             return
@@ -109,6 +109,9 @@ class WritingWorker(_RegionWorker):
                 expected=[order.num_embeds, order.width],
                 expected_dtype=order.dtype,
             )
+            self._session.submit(
+                Cancel(seq=0, reservation_id=order.reservation_id)
+            )  # the blocks are free now
             return
         start_ns = time.time_ns()
         try:

@@ -29,27 +29,49 @@ class Adopted:
     num_pins: int = 0
     num_clients: int = 0
     num_dropped: int = 0
+    num_damaged: int = 0  # their bytes are not what they were; of the dropped, or kept by a pin
+
+
+IsIntact = Callable[[Entry, int], bool]
+"""Whether the bytes of an entry still have this checksum."""
+
+
+def trust(entry: Entry, checksum: int) -> bool:
+    """Without a look."""
+    return True
 
 
 def adopt(
-    state: StoreState, *, is_alive: Callable[[int], bool], namespace: str | None, now: float
+    state: StoreState,
+    *,
+    is_alive: Callable[[int], bool],
+    namespace: str | None,
+    now: float,
+    is_intact: IsIntact = trust,
 ) -> Adopted:
     """Fill the empty `state` from its journal. `namespace`: entries of others are dropped; None: none are."""
-    return _Adoption(state, is_alive, namespace).run(now)
+    return _Adoption(state, is_alive, namespace, is_intact).run(now)
 
 
 class _Adoption:
-    def __init__(self, state: StoreState, is_alive: Callable[[int], bool], namespace: str | None) -> None:
+    def __init__(
+        self,
+        state: StoreState,
+        is_alive: Callable[[int], bool],
+        namespace: str | None,
+        is_intact: IsIntact,
+    ) -> None:
         self._state = state
         self._is_alive = is_alive
         self._namespace = namespace
+        self._is_intact = is_intact
         self._leases: dict[int, Lease] = {}  # slot -> lease
         self._last_id = 0
         self._result = Adopted()
 
     def run(self, now: float) -> Adopted:
         state, journal = self._state, self._state.journal
-        self._adopt_leases()
+        self._adopt_leases(now)
         pins = [(index, pin) for index, pin in journal.pin_records() if pin.slot in self._leases]
         entries = self._adopt_entries({pin.block for _, pin in pins})
         state.space.pool.restore(entry.blocks for entry in entries.values())
@@ -68,11 +90,11 @@ class _Adoption:
         self._result.num_pins = len(kept)
         return self._result
 
-    def _adopt_leases(self) -> None:
+    def _adopt_leases(self, now: float) -> None:
         for slot, record in self._state.journal.slots():
             if self._is_alive(slot) and self._state.leases.of_client(record.client) is None:
                 lease = Lease(record.lease_id, slot, None, record.client, record.namespace)
-                lease.last_seq = record.last_seq
+                lease.last_seq, lease.opened_at = record.last_seq, now
                 self._state.leases.add(lease)
                 self._leases[slot] = lease
                 self._last_id = max(self._last_id, record.lease_id)
@@ -85,7 +107,7 @@ class _Adoption:
         for block, record, marks in self._state.journal.entries():
             entry = None if record is None or block < end else self._entry(block, record, marks)
             writer = None if record is None else self._leases.get(record.writer_slot)
-            if entry is None or not self._take(entry, marks.state, writer, block in pinned_blocks):
+            if entry is None or not self._take(entry, marks, writer, block in pinned_blocks):
                 self._state.journal.drop_entry(block)
                 self._result.num_dropped += 1
                 continue
@@ -115,13 +137,20 @@ class _Adoption:
             memory=record.memory,
         )
 
-    def _take(self, entry: Entry, state: int, writer: Lease | None, is_pinned: bool) -> bool:
+    def _take(self, entry: Entry, marks: records.EntryMarks, writer: Lease | None, is_pinned: bool) -> bool:
         """Put `entry` into the tables; False: it is not to live on."""
         table = self._state.table
-        if state == records.READY:
+        if marks.state == records.READY:
             is_foreign = self._namespace is not None and entry.namespace != self._namespace
             if table.sealed(entry.mm_hash) is not None or (is_foreign and not is_pinned):
                 return False
+            if marks.checksum is None:
+                self._state.verify_queue.note_sealed(entry)
+            elif not self._is_intact(entry, marks.checksum):
+                self._result.num_damaged += 1
+                entry.is_damaged = True
+                if not is_pinned:
+                    return False
             table.add(entry)
             table.seal(entry, entry.last_used_at)
             self._result.num_entries += 1
@@ -129,7 +158,7 @@ class _Adoption:
         if writer is None:
             return False
         table.add(entry)
-        if state == records.ABANDONED:
+        if marks.state == records.ABANDONED:
             table.abandon(entry)
         self._state.leases.add_reservation(writer, entry)
         self._result.num_reservations += 1

@@ -7,14 +7,16 @@ from typing import Any
 
 from triptych_cache_store.entry_table import Entry, EntryState
 from triptych_cache_store.leases import Lease, Watch
-from triptych_cache_store.state import Out, Refusal, StoreState
+from triptych_cache_store.metrics import render
+from triptych_cache_store.state import MAX_VERIFY_REQUESTS, Out, Refusal, StoreState, VerifyRequest
 from triptych_cache_store.views import entry_state, stats
 from triptych_common.protocol import store as wire
 from triptych_common.protocol.ids import MmHash, PinId, ReservationId
 
 MAX_LISTED = 2000  # what fits into one frame
 ITEM_BYTES: dict[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
-Handler = Callable[[Lease, Any, float, Out], wire.StoreReply]
+Handler = Callable[[Lease, Any, float, Out], wire.StoreReply | None]
+"""None: the reply comes later."""
 
 
 class Commands:
@@ -34,6 +36,8 @@ class Commands:
             wire.StatsQuery: self._stats,
             wire.ListEntries: self._list,
             wire.Evict: self._evict,
+            wire.Verify: self._verify,
+            wire.MetricsQuery: self._metrics,
         }
 
     def _ping(self, lease: Lease, command: wire.Ping, now: float, out: Out) -> wire.StoreReply:
@@ -164,6 +168,16 @@ class Commands:
         elif (entry := state.space.sealed_unpinned(MmHash(command.mm_hash))) is not None:
             state.space_of(entry).evict(entry)
         return wire.Done(seq=command.seq)
+
+    def _verify(self, lease: Lease, command: wire.Verify, now: float, out: Out) -> None:
+        requests = self._state.verify_queue.requests
+        if len(requests) >= MAX_VERIFY_REQUESTS:
+            raise Refusal("full", f"{len(requests)} others wait for their report")
+        if lease.session_id is not None:
+            requests.append(VerifyRequest(lease.session_id, command))
+
+    def _metrics(self, lease: Lease, command: wire.MetricsQuery, now: float, out: Out) -> wire.StoreReply:
+        return wire.StoreMetrics(seq=command.seq, text=render(self._state, now))
 
     def _mm_hashes(self) -> Iterator[MmHash]:
         table = self._state.table

@@ -30,15 +30,17 @@ class StoreCore:
         self._sessions = Sessions(state, is_connected=is_connected, is_alive=is_alive)
 
     def handle(self, session_id: SessionId, command: StoreCommand, now: float) -> Out:
-        """Carry out `command`; the reply to it comes first."""
+        """Carry out `command`; the reply to it comes first, or later (`Verify`)."""
         out: Out = []
         try:
             reply = self._reply_to(session_id, command, now, out)
         except Refusal as refusal:
+            self.state.counters.num_refused[command.kind, refusal.code] += 1
             failure = StoreFailure(seq=command.seq, code=refusal.code, detail=refusal.detail)
             out.insert(0, Outgoing(session_id, failure, refusal.closes))
         else:
-            out.insert(0, Outgoing(session_id, reply))
+            if reply is not None:
+                out.insert(0, Outgoing(session_id, reply))
         return out
 
     def disconnect(self, session_id: SessionId, now: float) -> Out:
@@ -70,7 +72,9 @@ class StoreCore:
     def table(self) -> EntryTable:
         return self.state.table
 
-    def _reply_to(self, session_id: SessionId, command: StoreCommand, now: float, out: Out) -> StoreReply:
+    def _reply_to(
+        self, session_id: SessionId, command: StoreCommand, now: float, out: Out
+    ) -> StoreReply | None:
         if isinstance(command, Hello):
             return self._sessions.hello(session_id, command, now, out)
         lease = self.leases.of_session(session_id)

@@ -51,6 +51,8 @@ class Entry:
     memory: str = SHM
     last_used_at: float = 0.0
     num_pins: int = 0
+    sealed_at: float | None = None  # until its first pin
+    is_damaged: bool = False  # a pin keeps it; it goes with the last one
     state: EntryState = field(default=EntryState.WRITING)
 
 

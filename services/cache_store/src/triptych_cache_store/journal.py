@@ -130,6 +130,26 @@ class RegionJournal:
     def freed(self, entry: Entry) -> None:
         records.clear(self._buffer, self._entry_offset(entry))
 
+    def checksummed(self, entry: Entry, checksum: int) -> None:
+        """Of the entry's bytes."""
+        records.write_checksum(self._buffer, self._entry_offset(entry), checksum)
+
+    def checksum_of(self, entry: Entry) -> int | None:
+        return records.read_marks(self._buffer, self._entry_offset(entry)).checksum
+
+    def bears_out(self, entry: Entry) -> bool:
+        """Whether the header of a sealed `entry` says what the store knows."""
+        offset = self._entry_offset(entry)
+        record, marks = records.read_entry(self._buffer, offset), records.read_marks(self._buffer, offset)
+        return (
+            record is not None
+            and marks.state == records.READY
+            and (record.mm_hash, record.generation, record.reservation_id)
+            == (entry.mm_hash, entry.generation, entry.reservation_id)
+            and (record.num_blocks, record.num_bytes) == (entry.blocks.num_blocks, entry.spec.num_bytes)
+            and (record.dtype, record.shape) == (entry.spec.dtype, entry.spec.shape)
+        )
+
     # ---- reading what an earlier store left ------------------------------------------------------
     def slots(self) -> Iterator[tuple[int, records.SlotRecord]]:
         for slot in range(self._layout.num_client_slots):

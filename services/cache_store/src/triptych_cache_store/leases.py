@@ -6,6 +6,7 @@ belongs to the lease of the client that writes, whoever asked for it; a pin to t
 watch likewise, at most one per lease and mm_hash, and only while attached.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple, NewType
 
@@ -36,6 +37,7 @@ class Lease:
     pins: dict[PinId, "Pin"] = field(default_factory=dict)
     watches: dict[MmHash, Watch] = field(default_factory=dict)
     last_seq: int = 0
+    opened_at: float = 0.0  # monotonic seconds; adopted: when it was adopted
 
     @property
     def instance(self) -> str:
@@ -99,6 +101,9 @@ class LeaseTable:
 
     def of_client(self, client: str) -> Lease | None:
         return self._by_client.get(client)
+
+    def all(self) -> Iterable[Lease]:
+        return self._by_client.values()
 
     def detached(self) -> list[Lease]:
         if self.num_detached == 0:

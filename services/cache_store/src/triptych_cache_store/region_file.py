@@ -17,6 +17,7 @@ from pathlib import Path
 
 from triptych_common.region.layout import REGION_HEADER_BYTES, RegionLayout, RegionLayoutError
 from triptych_common.region.liveness import is_slot_locked
+from triptych_common.region.pages import num_large_page_bytes, try_populate, want_large_pages
 from triptych_common.region.records import RegionHeader, read_region_header, write_region_header
 from triptych_common.telemetry.logs import get_logger
 
@@ -67,14 +68,16 @@ class RegionFile:
         """Whether the client in `slot` holds its lock."""
         return is_slot_locked(self._fd, slot)
 
-    def start_prefault(self, on_failure: Callable[[str], None]) -> None:
+    def start_prefault(self, on_failure: Callable[[str], None], *, large_pages: bool = False) -> None:
         """Get the file's memory in a background thread, so that no client ever waits for it.
+
+        `large_pages`: ask for them first; the log says what came of it.
 
         `on_failure` is called in that thread when the tmpfs has not enough: writers would be killed
         by SIGBUS, so the store must end.
         """
         self._thread = threading.Thread(
-            target=self._prefault, args=(on_failure,), name="prefault", daemon=True
+            target=self._prefault, args=(on_failure, large_pages), name="prefault", daemon=True
         )
         self._thread.start()
 
@@ -95,12 +98,15 @@ class RegionFile:
         self._memory.close()
         os.close(self._fd)
 
-    def _prefault(self, on_failure: Callable[[str], None]) -> None:
+    def _prefault(self, on_failure: Callable[[str], None], large_pages: bool) -> None:
         started_at = time.monotonic()
+        touches = large_pages and want_large_pages(self._memory)
         for offset in range(0, self.header.layout.num_bytes, PREFAULT_STEP_BYTES):
             if self._stopping.is_set():
                 return
             num_bytes = min(PREFAULT_STEP_BYTES, self.header.layout.num_bytes - offset)
+            if touches and not try_populate(self._memory, offset, num_bytes):
+                touches = False  # the tmpfs is full, or the kernel too old: the next line tells
             try:
                 os.posix_fallocate(self._fd, offset, num_bytes)
             except OSError as error:
@@ -112,6 +118,17 @@ class RegionFile:
             num_bytes=self.header.layout.num_bytes,
             elapsed_s=round(time.monotonic() - started_at, 3),
         )
+        if large_pages:
+            self._tell_large_pages()
+
+    def _tell_large_pages(self) -> None:
+        num_bytes = num_large_page_bytes(self._memory)
+        if num_bytes:
+            log.info("region has large pages", num_bytes=num_bytes)
+        else:
+            log.warning(
+                "no large pages: mount the tmpfs with huge=advise, or see shmem_enabled", path=str(self.path)
+            )
 
 
 def _try_take_up(path: Path, layout: RegionLayout) -> tuple[int, RegionHeader] | None:

@@ -7,7 +7,7 @@ import select
 import socket
 import struct
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import cast
 
@@ -69,6 +69,7 @@ class Connection(asyncio.Protocol):
                 return
             self._server.deliver(out)
         self._server.relieve_soon()
+        self._server.on_commands()
 
     def pause_writing(self) -> None:
         if self._transport is not None:
@@ -115,6 +116,7 @@ class StoreServer:
     """Listens, and carries frames between connections and the core."""
 
     def __init__(self, *, max_unsent_bytes: int) -> None:
+        self.on_commands: Callable[[], None] = lambda: None  # after the commands of one read
         self.core: StoreCore  # set before `serve`
         self.max_unsent_bytes = max_unsent_bytes
         self._connections: dict[SessionId, Connection] = {}
@@ -148,7 +150,7 @@ class StoreServer:
             self._server = await loop.create_unix_server(self._new_connection, sock=listener)
         except OSError as error:
             listener.close()
-            raise StoreUnavailableError(f"cannot listen at {path}: {error.strerror}") from error
+            raise StoreUnavailableError(f"cannot listen at {path}: {error.strerror or error}") from error
         self._path = path
 
     async def close(self) -> None:
@@ -232,9 +234,11 @@ def _remove_stale(path: Path) -> None:
             probe.connect(str(path))
         except FileNotFoundError:
             return
-        except ConnectionRefusedError:
+        except ConnectionRefusedError:  # also by what is no socket
+            if not path.is_socket():
+                raise StoreUnavailableError(f"cannot listen at {path}: it is not a socket") from None
             path.unlink(missing_ok=True)
             return
         except OSError as error:
-            raise StoreUnavailableError(f"{path} is in the way: {error}") from error
+            raise StoreUnavailableError(f"cannot listen at {path}: {error}") from error
     raise StoreUnavailableError(f"another store listens at {path}")

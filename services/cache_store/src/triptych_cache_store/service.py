@@ -4,18 +4,22 @@ import asyncio
 import time
 from dataclasses import asdict
 
-from triptych_cache_store.adoption import adopt
+from triptych_cache_store.adoption import adopt, trust
 from triptych_cache_store.block_pool import BestFitPool
 from triptych_cache_store.core import StoreCore
 from triptych_cache_store.device import open_slab, slab_of
 from triptych_cache_store.entry_table import EntryTable
 from triptych_cache_store.eviction import RecencyAndCostPolicy
 from triptych_cache_store.journal import RegionJournal
+from triptych_cache_store.metrics import render
+from triptych_cache_store.payloads import Payloads
 from triptych_cache_store.region_file import RegionFile
+from triptych_cache_store.scrape import ScrapeServer
 from triptych_cache_store.server import StoreServer
 from triptych_cache_store.settings import StoreSettings
 from triptych_cache_store.space import Space
 from triptych_cache_store.state import StoreIdentity, StoreState
+from triptych_cache_store.verifier import Verifier
 from triptych_common.domain.errors import StoreUnavailableError, TriptychError
 from triptych_common.protocol.store import Ping, SlabInfo
 from triptych_common.region.aio import AsyncStoreSession
@@ -44,19 +48,33 @@ async def run_store(settings: StoreSettings, stop: StopSignal) -> None:
         loop.call_soon_threadsafe(stop.set, "prefault failed")
 
     server = StoreServer(max_unsent_bytes=settings.max_unsent_bytes)
+    verifier: Verifier | None = None
     slab: DeviceSlab | None = None
+    scrapes = ScrapeServer(lambda: render(server.core.state, time.monotonic()))
     try:
         slab = await asyncio.to_thread(open_slab, settings)
         server.core = make_core(settings, region, server, None if slab is None else slab.info)
-        region.start_prefault(on_prefault_failure)
+        verifier = Verifier(
+            server.core.state,
+            region.buffer,
+            server.deliver,
+            interval_s=settings.verify_interval_s if settings.verify == "always" else None,
+        )
+        verifier.start()
+        server.on_commands = verifier.wake
+        region.start_prefault(on_prefault_failure, large_pages=settings.large_pages)
         await server.serve(settings.store_socket)
         server.watch_detached()
+        await scrapes.serve(settings.metrics_socket, settings.metrics_port)
         log.info("store is up", num_blocks=layout.num_blocks, block_num_bytes=layout.block_num_bytes)
         await stop.wait()
     finally:
+        await scrapes.close()
         await server.close()
         if slab is not None:
             slab.close()
+        if verifier is not None:
+            await verifier.close()
         await asyncio.to_thread(region.close, unlink=not settings.keep_region)
     if failure:
         raise StoreUnavailableError(failure[0])
@@ -81,9 +99,14 @@ def make_core(
     state = StoreState(identity, space, journal)
     if slab is not None:
         state.slab = slab_of(slab, table, layout.block_num_bytes, settings.reserve_fraction)
+    state.verify_queue.takes_checksums = settings.verify != "off"
     if not region.is_new:
         adopted = adopt(
-            state, is_alive=region.is_client_alive, namespace=settings.namespace_digest, now=time.monotonic()
+            state,
+            is_alive=region.is_client_alive,
+            namespace=settings.namespace_digest,
+            now=time.monotonic(),
+            is_intact=Payloads(region.buffer, layout).has_checksum if settings.verify != "off" else trust,
         )
         log.info("region adopted", **asdict(adopted))
     return StoreCore(state, is_connected=server.is_connected, is_alive=region.is_client_alive)

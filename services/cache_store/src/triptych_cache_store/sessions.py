@@ -50,7 +50,7 @@ class Sessions:
             if self._is_alive(holder.slot):
                 raise Refusal("not_owner", f"{command.client} is alive and may come back", closes=True)
             self._state.end_lease(holder, now, out)
-        return self._welcome(command, self._open(session_id, command))
+        return self._welcome(command, self._open(session_id, command, now))
 
     def disconnect(self, session_id: SessionId, now: float, out: Out) -> None:
         """The connection is gone. A client that lives keeps what it holds; else all comes back."""
@@ -70,12 +70,12 @@ class Sessions:
                 self._state.end_lease(lease, now, out)
         return self._state.leases.num_detached
 
-    def _open(self, session_id: SessionId, command: Hello) -> Lease:
+    def _open(self, session_id: SessionId, command: Hello, now: float) -> Lease:
         lease_id, namespace = next(self._state.ids), short_namespace(command.namespace_digest)
         slot = self._state.journal.try_open_slot(lease_id, command.client, namespace)
         if slot is None:
             raise Refusal("full", "the store has no free client slot", closes=True)
-        lease = Lease(lease_id, slot, session_id, command.client, namespace)
+        lease = Lease(lease_id, slot, session_id, command.client, namespace, opened_at=now)
         self._state.leases.add(lease)
         return lease
 

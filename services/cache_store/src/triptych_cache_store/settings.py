@@ -1,6 +1,7 @@
 """Settings of the cache_store, from `TRIPTYCH_*` and the command line."""
 
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt, ValidationInfo, field_validator
 
@@ -9,6 +10,7 @@ from triptych_common.region.layout import RegionLayout
 from triptych_common.runtime import ServiceSettings
 
 MIB = 1 << 20
+VerifyMode = Literal["off", "adopt", "always"]
 
 
 class StoreSettings(ServiceSettings):
@@ -39,12 +41,27 @@ class StoreSettings(ServiceSettings):
     tenant_quotas: dict[str, PositiveInt] = Field(
         default_factory=dict, description='bytes that the named tenants may hold, e.g. {"acme": 1073741824}'
     )
+    large_pages: bool = Field(
+        default=False, description="ask for large pages; a tmpfs mounted with huge=advise has them"
+    )
     keep_region: bool = Field(
         default=False,
         description="leave the region file at a clean stop, for the next start [after a crash it always is]",
     )
     namespace_digest: str | None = Field(
         default=None, description="at start, drop entries of every other namespace [default: drop none]"
+    )
+    verify: VerifyMode = Field(
+        default="off",
+        description="adopt: take checksums in the background, check them after a restart; always: check "
+        "them every VERIFY_INTERVAL_S too",
+    )
+    verify_interval_s: float = Field(default=600.0, gt=0, description="between two checks of all entries")
+    metrics_socket: Path | None = Field(
+        default=None, description="answer Prometheus at this Unix socket, /metrics [default: do not]"
+    )
+    metrics_port: int | None = Field(
+        default=None, ge=1, le=65535, description="... at this port of 127.0.0.1 [default: do not]"
     )
     max_unsent_bytes: PositiveInt = Field(
         default=8 * MIB, description="a client that leaves more replies unread is disconnected"

@@ -1,11 +1,13 @@
 """All state of the store, and the steps that keep its parts in agreement. Pure."""
 
 import itertools
+from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from triptych_cache_store.entry_table import Entry, EntryState, EntryTable
 from triptych_cache_store.journal import RegionJournal
+from triptych_cache_store.latencies import Latencies
 from triptych_cache_store.leases import Lease, LeaseTable, Pin, SessionId
 from triptych_cache_store.space import Space
 from triptych_common.protocol.ids import MmHash, PinId
@@ -16,6 +18,7 @@ from triptych_common.protocol.store import (
     EntrySealed,
     SlabInfo,
     StoreReply,
+    Verify,
     WriterLost,
 )
 from triptych_common.region.layout import RegionLayout
@@ -29,6 +32,10 @@ FailureCode = Literal[
 IDS_PER_SECOND_BITS = 20
 """Ids start at generation << this. A generation is the second a store started in, so the ids of a store
 never meet those of the store before it, unless that one gave out a million a second all its life."""
+
+MAX_UNCHECKED = 100_000
+"""Entries that may wait for their checksum. The oldest of more are left without one."""
+MAX_VERIFY_REQUESTS = 16
 
 
 class Outgoing(NamedTuple):
@@ -78,6 +85,33 @@ class Counters:
     num_seals: int = 0
     num_hits: int = 0
     num_misses: int = 0
+    num_refused: Counter[tuple[str, str]] = field(default_factory=Counter)  # by command and code
+    seal_to_pin: Latencies = field(default_factory=Latencies)  # of an entry's first pin
+
+
+class VerifyRequest(NamedTuple):
+    """Somebody waits for the report."""
+
+    session_id: SessionId
+    command: Verify
+
+
+@dataclass(slots=True)
+class VerifyQueue:
+    """What the verifier is to do next. Without `takes_checksums`, entries are not queued by their seal."""
+
+    takes_checksums: bool = False
+    sealed: deque[Entry] = field(default_factory=lambda: deque(maxlen=MAX_UNCHECKED))
+    requests: deque[VerifyRequest] = field(default_factory=deque)
+
+    def note_sealed(self, entry: Entry) -> None:
+        """Its checksum is to be taken, some time."""
+        if self.takes_checksums:
+            self.sealed.append(entry)
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.sealed and not self.requests
 
 
 @dataclass(slots=True)
@@ -90,6 +124,7 @@ class StoreState:
     leases: LeaseTable = field(default_factory=LeaseTable)
     counters: Counters = field(default_factory=Counters)
     slab: Slab | None = None
+    verify_queue: VerifyQueue = field(default_factory=VerifyQueue)
     ids: "itertools.count[int]" = field(init=False)  # of reservations, pins and leases
 
     def __post_init__(self) -> None:
@@ -138,6 +173,9 @@ class StoreState:
         """Pin `entry` for `lease`; a pin record is free: see `has_room_for_pin`."""
         space = self.space_of(entry)
         space.pin(entry, now)
+        if entry.sealed_at is not None:
+            self.counters.seal_to_pin.add(max(0.0, now - entry.sealed_at))
+            entry.sealed_at = None
         pin = Pin(PinId(next(self.ids)), entry, lease, num_holders, origin_seq)
         self.leases.add_pin(pin)
         block = entry.blocks.start if space is self.space else NO_BLOCK
@@ -151,13 +189,18 @@ class StoreState:
     def end_pin(self, pin: Pin, now: float) -> None:
         self.leases.end_pin(pin)
         self.journal.unpinned(pin.pin_id)
-        self.space_of(pin.entry).unpin(pin.entry, now)
+        space = self.space_of(pin.entry)
+        space.unpin(pin.entry, now)
+        if pin.entry.is_damaged and pin.entry.state is EntryState.READY:
+            space.evict(pin.entry)
 
     def seal(self, entry: Entry, now: float, out: Out) -> None:
         """The entry is READY, and pinned for everybody who watched for it."""
         self.leases.end_reservation(entry.reservation_id)
         self.space_of(entry).seal(entry, now)
+        entry.sealed_at = now
         self.counters.num_seals += 1
+        self.verify_queue.note_sealed(entry)
         for lease, watch in self.leases.take_watchers(entry.mm_hash):
             pin = self.pin(lease, entry, watch.num_holders, watch.origin_seq, now)
             push = EntrySealed(seq=0, pin_id=pin.pin_id, descriptor=self.describe(entry))

@@ -1,11 +1,12 @@
 """The encoder's end of the store: reservations for the worker to write, and the producer's pins."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 from triptych_common.domain.errors import ItemTooLargeError, StoreError, StoreFullError, StoreProtocolError
 from triptych_common.protocol.store import (
+    SHM,
     AlreadySealed,
     Cancel,
     EntrySealed,
@@ -67,13 +68,17 @@ class HandOver:
         self,
         mm_hash: str,
         spec: TensorSpec,
-        memories: Sequence[str],
         is_granted: Callable[[], bool],
+        on_full: Callable[[], Awaitable[None]],
         timeout_s: float,
+        memories: Sequence[str] = (SHM,),
     ) -> Reserved | AlreadySealed:
         """Hold blocks that the worker will write, in the first of `memories` that has room.
 
         While the last of them is full: tries again, until `timeout_s`.
+
+        `on_full` is awaited each time the store was full: it tells the consumers, whose grant opens the
+        store's reserve.
 
         Raises:
             StoreFullError: no space within `timeout_s` seconds.
@@ -89,6 +94,7 @@ class HandOver:
             try:
                 reply = await self._request_in(memories, command)
             except StoreFullError:
+                await on_full()
                 if loop.time() + retry_s >= deadline:
                     raise
                 await asyncio.sleep(retry_s)  # backoff: space comes from other processes' pins

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from triptych_common.bus import Delivery
 from triptych_common.domain.errors import ItemTooLargeError, StoreError, StoreFullError
 from triptych_common.protocol.codec import Envelope
-from triptych_common.protocol.messages import EncodeJob, EncoderCacheMetadata, FailureKind
-from triptych_common.protocol.store import AlreadySealed, Reserved, TensorSpec
+from triptych_common.protocol.messages import EncodeJob, EncoderCacheMetadata, FailureKind, Transport
+from triptych_common.protocol.store import SHM, AlreadySealed, Reserved, TensorSpec
 from triptych_common.telemetry import record_span, span
 from triptych_common.telemetry.logs import get_logger
 from triptych_encoder.encoding import BadMediaError, Encoder, EncodeRefusedError, PreparedItem
@@ -38,6 +38,29 @@ class _Failure(Exception):
     detail: str
 
 
+class _Announcement:
+    """A job's metadata, sent once: with the reservation, or before it when the store is full.
+
+    Below the store's reserve only granted items are written, and a grant answers the metadata.
+    """
+
+    def __init__(
+        self, reporter: Reporter, job: EncodeJob, envelope: Envelope, metadata: EncoderCacheMetadata
+    ) -> None:
+        self._reporter = reporter
+        self._job = job
+        self._envelope = envelope
+        self._metadata = metadata
+        self._is_made = False
+
+    async def make(self, *, sealed: bool, transport: Transport = Transport.PINNED_SHM) -> None:
+        """`sealed`: the entry was in the store already. `transport` is not known while the store is full."""
+        if not self._is_made:
+            metadata = self._metadata.model_copy(update={"sealed": sealed, "transport": transport})
+            await self._reporter.metadata(self._job, self._envelope, metadata)
+            self._is_made = True
+
+
 class JobRunner:
     """Handles deliveries of `encode-jobs`, several at once, each `mm_hash` by one of them at a time."""
 
@@ -49,8 +72,10 @@ class JobRunner:
         reporter: Reporter,
         ledger: Ledger,
         instance: str,
-        memories: Callable[[], Awaitable[list[str]]],
+        namespace_digest: str,
+        memories: Callable[[], Awaitable[list[str]]] | None = None,
     ) -> None:
+        self._namespace_digest = namespace_digest
         self._engine = engine
         self._media = media
         self._hand_over = hand_over
@@ -111,24 +136,12 @@ class JobRunner:
             _keys(job),
             time.monotonic() + remaining_s,
         )
+        announcement = _Announcement(self._reporter, job, envelope, self._metadata(job, prepared, spec))
         with span("encoder.reserve", traceparent=envelope.traceparent, attributes=self._attributes(job)):
-            reservation, sealed = await self._reserve_and_watch(job, spec, remaining_s)
-        metadata = EncoderCacheMetadata(
-            job_id=job.job_id,
-            mm_hash=job.mm_hash,
-            modality=job.modality,
-            num_embeds=prepared.num_embeds,
-            width=self._engine.width,
-            dtype=spec.dtype,
-            num_bytes=spec.num_bytes,
-            placeholder_metadata=prepared.placeholder_metadata,
-            encoder=self._instance,
-            store=self._hand_over.store,
-            sealed=isinstance(reservation, AlreadySealed),
-            requesters=job.requesters,
-            transport=transport_of(reservation.memory),
+            reservation, sealed = await self._reserve_and_watch(job, spec, announcement, remaining_s)
+        await announcement.make(
+            sealed=isinstance(reservation, AlreadySealed), transport=transport_of(reservation.memory)
         )
-        await self._reporter.metadata(job, envelope, metadata)
         started = time.monotonic()
         if not isinstance(reservation, AlreadySealed):
             order = WriteOrder(
@@ -150,6 +163,8 @@ class JobRunner:
         await self._reporter.completed(job, envelope, time.monotonic() - started)
 
     async def _prepare(self, job: EncodeJob, envelope: Envelope) -> PreparedItem:
+        if job.namespace_digest not in (None, self._namespace_digest):
+            raise _Failure(FailureKind.ENCODER_ERROR, "an encoder of another model or version took the job")
         if self._remaining_s(envelope) <= 0:
             raise _Failure(FailureKind.EXPIRED, "the deadline passed before the item was encoded")
         with span("encoder.preprocess", traceparent=envelope.traceparent, attributes=self._attributes(job)):
@@ -167,12 +182,28 @@ class JobRunner:
             )
         return prepared
 
+    def _metadata(self, job: EncodeJob, prepared: PreparedItem, spec: TensorSpec) -> EncoderCacheMetadata:
+        return EncoderCacheMetadata(
+            job_id=job.job_id,
+            mm_hash=job.mm_hash,
+            modality=job.modality,
+            num_embeds=prepared.num_embeds,
+            width=self._engine.width,
+            dtype=spec.dtype,
+            num_bytes=spec.num_bytes,
+            placeholder_metadata=prepared.placeholder_metadata,
+            encoder=self._instance,
+            store=self._hand_over.store,
+            sealed=False,
+            requesters=job.requesters,
+        )
+
     async def _reserve_and_watch(
-        self, job: EncodeJob, spec: TensorSpec, timeout_s: float
+        self, job: EncodeJob, spec: TensorSpec, announcement: "_Announcement", timeout_s: float
     ) -> tuple[Reserved | AlreadySealed, "asyncio.Future[int]"]:
         """Blocks to write, or an entry that is there; and our pin of it, once it is sealed."""
         for _ in range(MAX_RESERVE_ATTEMPTS):
-            reservation = await self._reserve(job, spec, timeout_s)
+            reservation = await self._reserve(job, spec, announcement, timeout_s)
             sealed = await self._watch(job, reservation)
             if isinstance(reservation, Reserved) or sealed.done():
                 return reservation, sealed
@@ -180,14 +211,17 @@ class JobRunner:
         await self._hand_over.give_up(job.mm_hash, None)
         raise _Failure(FailureKind.STORE_FULL, "the cache store evicts the item as soon as it is sealed")
 
-    async def _reserve(self, job: EncodeJob, spec: TensorSpec, timeout_s: float) -> Reserved | AlreadySealed:
+    async def _reserve(
+        self, job: EncodeJob, spec: TensorSpec, announcement: "_Announcement", timeout_s: float
+    ) -> Reserved | AlreadySealed:
         try:
             return await self._hand_over.reserve(
                 job.mm_hash,
                 spec,
-                await self._memories(),
                 lambda: self._ledger.is_granted(job.mm_hash),
+                lambda: announcement.make(sealed=False),
                 timeout_s,
+                [SHM] if self._memories is None else await self._memories(),
             )
         except StoreFullError as error:
             raise _Failure(FailureKind.STORE_FULL, "the cache store has no space") from error
@@ -215,11 +249,11 @@ class JobRunner:
     async def _sealed_pin(
         self, job: EncodeJob, sealed: "asyncio.Future[int]", reservation: Reserved | AlreadySealed
     ) -> int:
-        try:
-            return await asyncio.wait_for(asyncio.shield(sealed), SEAL_TIMEOUT_S)
-        except (TimeoutError, StoreError) as error:
-            await self._hand_over.give_up(job.mm_hash, _reservation_id(reservation))
-            raise _Failure(FailureKind.ENCODER_ERROR, "the encoder's output was not written") from error
+        await asyncio.wait({sealed}, timeout=SEAL_TIMEOUT_S)
+        if sealed.done() and sealed.exception() is None:
+            return sealed.result()
+        await self._hand_over.give_up(job.mm_hash, _reservation_id(reservation))
+        raise _Failure(FailureKind.ENCODER_ERROR, "the encoder's output was not written")
 
     def _spec(self, prepared: PreparedItem) -> TensorSpec:
         dtype = self._engine.dtype

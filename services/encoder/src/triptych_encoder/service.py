@@ -110,6 +110,7 @@ async def _work(
                 Reporter(bus, names, settings.instance),
                 ledger,
                 settings.instance,
+                digest,
                 pairing.memories,
             )
             listener = ReplyListener(bus, names, settings.instance, ledger, hand_over)

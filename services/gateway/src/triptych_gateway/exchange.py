@@ -110,12 +110,24 @@ class ChatExchange(Response):
     async def _serve(self, request: ChatRequest, client: ClientStream) -> None:
         try:
             async with asyncio.timeout(self._settings.request_timeout_s):
+                await self._wait_served(request.model)
                 if request.media:
                     await self._serve_media(request, client)
                 else:
                     await serve(self._gateway, self._dispatch(request, None, text_body(request)), client)
         except TimeoutError as error:
             raise RequestError(504, "deadline_exceeded", "the request took longer than is allowed") from error
+
+    async def _wait_served(self, model: str) -> None:
+        """A model that was served before comes back soon: its instances restart, or Redis lost its data."""
+        view = self._gateway.view
+        if model in view.models or model not in view.models_seen:
+            return
+        try:
+            async with asyncio.timeout(self._settings.instance_grace_s):
+                await view.wait_for_model(model)
+        except TimeoutError as error:
+            raise unknown_model(self._gateway, model) from error
 
     async def _serve_media(self, request: ChatRequest, client: ClientStream) -> None:
         gateway = self._gateway

@@ -69,6 +69,11 @@ class RegistryView:
             on_look(time.monotonic())
             await asyncio.sleep(self._interval_s)
 
+    async def wait_for_model(self, model: str) -> None:
+        """Return once an instance that serves `model` is registered. Bound it."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: model in self.models)
+
     async def wait_for_encoder(self, namespace_digest: str) -> None:
         """Return once an encoder of this namespace is registered. Bound it."""
         async with self._changed:

@@ -48,6 +48,8 @@ class GatewaySettings(ServiceSettings):
     publish_timeout_s: PositiveFloat = 5.0
     encoder_grace_s: PositiveFloat = 5.0
     """How long an image request waits for an encoder to appear in the registry before 503."""
+    instance_grace_s: PositiveFloat = 5.0
+    """How long a request waits for an instance to come back that served its model before; then 503."""
 
     max_encode_attempts: PositiveInt = 2
     max_dispatch_attempts: PositiveInt = 2

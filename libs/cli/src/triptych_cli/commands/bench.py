@@ -1,8 +1,9 @@
-"""`bench`: the scripts of benchmarks/, each with options of its own."""
+"""`bench` and `soak`: the scripts of benchmarks/, each with options of its own."""
 
 import ast
 import subprocess
 import sys
+from pathlib import Path
 
 from triptych_cli.console import fail, out
 from triptych_cli.settings import CHECKOUT
@@ -10,7 +11,7 @@ from triptych_cli.settings import CHECKOUT
 
 def bench(name: str | None, extra: list[str]) -> int:
     """Run `benchmarks/NAME.py`; without a name, say what there is."""
-    scripts = {file.stem: file for file in sorted((CHECKOUT / "benchmarks").glob("[a-z]*.py"))}
+    scripts = scripts_there()
     if name is None:
         for stem, file in scripts.items():
             words = (ast.get_docstring(ast.parse(file.read_text())) or "").splitlines()
@@ -20,3 +21,20 @@ def bench(name: str | None, extra: list[str]) -> int:
         fail(f"no benchmark {name!r}; there are: {', '.join(scripts)}")
         return 2
     return subprocess.run([sys.executable, str(scripts[name]), *extra], check=False).returncode
+
+
+def soak(part: str, minutes: float, seed: int) -> int:
+    """Run `benchmarks/soak_PART.py`."""
+    scripts = {stem: file for stem, file in scripts_there().items() if stem.startswith("soak_")}
+    script = scripts.get(f"soak_{part}")
+    if script is None:
+        parts = ", ".join(stem.removeprefix("soak_") for stem in scripts)
+        fail(f"no soak of {part!r}; there are: {parts}")
+        return 2
+    command = [sys.executable, str(script), f"--minutes={minutes}", f"--seed={seed}"]
+    return subprocess.run(command, check=False).returncode
+
+
+def scripts_there() -> dict[str, Path]:
+    """By name."""
+    return {file.stem: file for file in sorted((CHECKOUT / "benchmarks").glob("[a-z]*.py"))}

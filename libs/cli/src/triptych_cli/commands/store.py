@@ -1,31 +1,99 @@
-"""`store stats | ls | evict`: a session of our own with the running cache_store."""
+"""`store stats | verify | ls | evict`: a session of our own with the running cache_store."""
 
+from prometheus_client import Metric
+from prometheus_client.parser import text_string_to_metric_families
 from rich.table import Table
 
 from triptych_cli.commands.running import run, store_session
 from triptych_cli.console import fail, out
-from triptych_common.protocol.store import Done, Entries, Evict, ListEntries, StatsQuery, StoreStats
+from triptych_common.protocol.store import (
+    Done,
+    Entries,
+    Evict,
+    ListEntries,
+    MetricsQuery,
+    StoreMetrics,
+    Verified,
+    Verify,
+)
 
 MOST_ENTRIES = 100_000
+VERIFY_TIMEOUT_S = 600.0
 
 
 def stats() -> int:
-    """Bytes by state, then counters."""
+    """What a scrape of the store's metrics gets, as a table."""
 
     async def work() -> int:
         async with store_session() as session:
-            reply = await session.request(StatsQuery(seq=0))
-        if not isinstance(reply, StoreStats):
+            reply = await session.request(MetricsQuery(seq=0))
+        if not isinstance(reply, StoreMetrics):
             fail(f"the store answered {reply.TYPE}")
             return 1
         table = Table(box=None, pad_edge=False, show_header=False)
         table.add_column()
         table.add_column(justify="right")
-        for name, value in reply.model_dump(exclude={"seq", "kind"}).items():
-            words = name.removeprefix("num_").removesuffix("_num_bytes").replace("_", " ")
-            table.add_row(words, format_bytes(value) if name.endswith("_num_bytes") else str(value))
+        for words, value in metric_rows(reply.text):
+            table.add_row(words, value)
         out.print(table)
         return 0
+
+    return run(work)
+
+
+def metric_rows(text: str) -> list[tuple[str, str]]:
+    """Name and value of each metric in Prometheus' text format; of a histogram its number and quantiles."""
+    rows: list[tuple[str, str]] = []
+    for family in text_string_to_metric_families(text):
+        words = family.name.removeprefix("triptych_store_").replace("_", " ")
+        if family.type == "histogram":
+            rows += histogram_rows(words.removesuffix(" seconds"), family)
+            continue
+        for sample in family.samples:
+            if not sample.name.endswith("_created"):
+                labels = " ".join(sample.labels.values())
+                rows.append((f"{words} {labels}".strip(), format_value(family.name, sample.value)))
+    return rows
+
+
+def histogram_rows(words: str, family: Metric) -> list[tuple[str, str]]:
+    """Number of values, and the bounds that half and 99 % of them do not exceed."""
+    buckets = [
+        (sample.labels["le"], sample.value) for sample in family.samples if sample.name.endswith("_bucket")
+    ]
+    total = buckets[-1][1]
+    rows = [(words, f"{total:.0f}")]
+    for part in (0.5, 0.99) if total else ():
+        bound = next(bound for bound, count in buckets if count >= part * total)
+        above = "more" if bound == "+Inf" else f"≤ {float(bound) * 1000:g} ms"
+        rows.append((f"{words}, {part:.0%} of them", above))
+    return rows
+
+
+def format_value(name: str, value: float) -> str:
+    if name.endswith("_bytes"):
+        return format_bytes(int(value))
+    return f"{value:.0f} s" if name.endswith("_seconds") else f"{value:.0f}"
+
+
+def verify(evict: bool) -> int:
+    """Check every sealed entry; 1 when one is damaged."""
+
+    async def work() -> int:
+        async with store_session() as session:
+            reply = await session.request(Verify(seq=0, evict=evict), timeout_s=VERIFY_TIMEOUT_S)
+        if not isinstance(reply, Verified):
+            fail(f"the store answered {reply.TYPE}")
+            return 1
+        out.print(
+            f"{reply.num_intact} intact, {reply.num_recorded} checksums taken now, {reply.num_gone} evicted "
+            f"meanwhile, {reply.num_damaged} damaged; "
+            f"{format_bytes(reply.num_bytes)} in {reply.elapsed_s:.2f} s"
+        )
+        for fault in reply.damaged:
+            pinned = f", held by {fault.num_pins} pins" if fault.num_pins else ""
+            out.print(f"damaged: {fault.mm_hash} ({fault.fault}{pinned})")
+        return 1 if reply.num_damaged else 0
 
     return run(work)
 

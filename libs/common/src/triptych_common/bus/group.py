@@ -17,7 +17,7 @@ from redis.exceptions import ResponseError
 from triptych_common.bus.connection import COMMAND_LIMIT_S, READ_LIMIT_S, is_existing_group
 
 DEAD_LETTERS_MAX_ENTRIES = 10_000
-DEAD_LETTER_MAX_FIELD_BYTES = 8192  # longer fields (media) are cut: dead letters stay small
+DEAD_LETTER_MAX_FIELD_BYTES = 8192  # longer fields are cut: dead letters stay small
 CLOCK_CHECK_AGE_S = 1.0
 _HAND_BACK_IDLE_MS = 1_000_000_000
 
@@ -131,8 +131,13 @@ class Group:
             await _any(pipe.execute())
 
     async def bury(self, entry: Entry, reason: str, dead_letters: str) -> None:
-        """Move `entry` to the dead letters, with `reason`, in one round trip."""
-        letter = {name: value[:DEAD_LETTER_MAX_FIELD_BYTES] for name, value in entry.fields.items()}
+        """Move `entry` to the dead letters, with `reason`, in one round trip. Users' media stay behind."""
+        letter = {
+            name: value[:DEAD_LETTER_MAX_FIELD_BYTES]
+            for name, value in entry.fields.items()
+            if name != b"blob"
+        }
+        letter[b"blob_num_bytes"] = str(len(entry.fields.get(b"blob", b""))).encode()
         letter[b"source_stream"] = self.stream.encode()
         letter[b"source_id"] = entry.entry_id
         letter[b"reason"] = reason.encode()[:DEAD_LETTER_MAX_FIELD_BYTES]

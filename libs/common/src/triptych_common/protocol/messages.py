@@ -62,6 +62,7 @@ class EncodeJob(Message):
     media_io_kwargs: dict[str, Any] = Field(default_factory=dict)
     requesters: tuple[Requester, ...]
     attempt: PositiveInt = 1
+    namespace_digest: str | None = None  # what mm_hash was made with; an encoder of another one refuses
 
 
 class EncoderCacheMetadata(Message):

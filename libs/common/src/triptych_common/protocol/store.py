@@ -161,6 +161,17 @@ class Evict(StoreFrame):
     mm_hash: MmHashText | None = None
 
 
+class Verify(StoreFrame):
+    """Operator: check header and checksum of every sealed entry. Answered when all are checked."""
+
+    kind: Literal["verify"] = "verify"
+    evict: bool = False  # damaged entries go: at once, or with their last pin
+
+
+class MetricsQuery(StoreFrame):
+    kind: Literal["metrics"] = "metrics"
+
+
 StoreCommand = Annotated[
     Hello
     | Ping
@@ -173,7 +184,9 @@ StoreCommand = Annotated[
     | Lookup
     | StatsQuery
     | ListEntries
-    | Evict,
+    | Evict
+    | Verify
+    | MetricsQuery,
     Field(discriminator="kind"),
 ]
 
@@ -282,6 +295,34 @@ class StoreStats(StoreFrame):
     slab_free_num_bytes: NonNegativeInt = 0
 
 
+class EntryFault(Message):
+    """What is wrong with a sealed entry: its header differs from what the store knows, or its bytes do."""
+
+    mm_hash: MmHashText
+    fault: Literal["header", "checksum"]
+    num_pins: NonNegativeInt = 0
+
+
+class Verified(StoreFrame):
+    """Answer to `Verify`."""
+
+    kind: Literal["verified"] = "verified"
+    num_intact: NonNegativeInt  # as when their checksum was taken
+    num_recorded: NonNegativeInt  # had no checksum; they have one now
+    num_gone: NonNegativeInt  # evicted meanwhile
+    num_damaged: NonNegativeInt
+    num_bytes: NonNegativeInt  # read
+    elapsed_s: float
+    damaged: tuple[EntryFault, ...] = ()  # the first 1000
+
+
+class StoreMetrics(StoreFrame):
+    """Answer to `MetricsQuery`: what a scrape would get, in Prometheus' text format."""
+
+    kind: Literal["store_metrics"] = "store_metrics"
+    text: str
+
+
 class StoreFailure(StoreFrame):
     """The command failed. `code` is stable, `detail` for people."""
 
@@ -313,6 +354,8 @@ StoreReply = Annotated[
     | WriterLost
     | Entries
     | StoreStats
+    | Verified
+    | StoreMetrics
     | StoreFailure,
     Field(discriminator="kind"),
 ]

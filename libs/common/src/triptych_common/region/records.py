@@ -87,7 +87,7 @@ class EntryMarks:
     """What of an entry changes while it lives."""
 
     state: int
-    checksum: int | None  # CRC-32 of the tensor's bytes, once computed
+    checksum: int | None  # first 4 bytes of the BLAKE3 of the tensor's bytes, little endian, once taken
     last_used_at: float
 
 

@@ -1,0 +1,211 @@
+"""Producer and consumer processes, and the pipes that steer them. JSON on the pipes, nothing pickled.
+
+Times are CLOCK_MONOTONIC, which all processes of a machine share: the producer notes when it begins, the
+consumer when it has the tensor and when it has read every byte of it.
+"""
+
+import gc
+import json
+import multiprocessing
+import time
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from handover_ways.ways import (
+    WIDTH,
+    Memcpy,
+    Message,
+    Redis,
+    SafetensorsFile,
+    SharedMemoryCopy,
+    Store,
+    Way,
+)
+
+FIRST_NUMBER_OF_PAIR = 1 << 40
+
+
+@dataclass(frozen=True)
+class Places:
+    """What the ways need."""
+
+    socket: str
+    tmpfs: Path
+    disk: Path
+    redis_url: str | None
+
+
+@dataclass(frozen=True)
+class Passage:
+    """One tensor's way, in seconds from the start of the producer's work."""
+
+    started_at: float
+    prepare_s: float  # before the start: a reservation, a directory
+    copy_s: float
+    written_s: float
+    tensor_s: float  # the consumer has the tensor
+    read_s: float  # the consumer has read every byte of it
+
+
+def ways_of(places: Places, name: str) -> dict[str, Way]:
+    ways: dict[str, Way] = {
+        "memcpy": Memcpy(),
+        "message": Way(),
+        "store": Store(places.socket, name),
+        "shm copy": SharedMemoryCopy(),
+        "st tmpfs": SafetensorsFile(places.tmpfs),
+        "st disk": SafetensorsFile(places.disk),
+    }
+    if places.redis_url is not None:
+        ways["redis"] = Redis(places.redis_url)
+    return ways
+
+
+def send(pipe: Connection, message: Mapping[str, Any]) -> None:
+    pipe.send_bytes(json.dumps(message).encode())
+
+
+def receive(pipe: Connection) -> Message:
+    message: Message = json.loads(pipe.recv_bytes())
+    return message
+
+
+def sum_of(tensor: torch.Tensor) -> int:
+    """Reads every byte."""
+    return int(tensor.reshape(-1).view(torch.int64).sum())
+
+
+def produce(steering: Connection, peer: Connection, places: Places, name: str) -> None:
+    """The producer process: one tensor for each order."""
+    torch.set_num_threads(1)
+    gc.disable()
+    ways = ways_of(places, name)
+    tensor = torch.empty(0, WIDTH, dtype=torch.bfloat16)
+    send(steering, {})
+    while "way" in (order := receive(steering)):
+        way = ways[order["way"]]
+        if tensor.shape[0] != order["rows"]:
+            tensor = torch.randn(order["rows"], WIDTH).bfloat16()
+        tensor.view(torch.int64)[0, 0] = order["number"]
+        expected = sum_of(tensor)
+        started_at = time.perf_counter()
+        way.prepare(tensor, order["number"])
+        prepared_at = time.perf_counter()
+        message = way.produce(tensor, order["number"])
+        written_at = way.written_at or time.perf_counter()
+        if message is not None:
+            send(peer, message)
+        times = {"started_at": prepared_at, "written_at": written_at, "copy_s": way.copy_s}
+        times["prepare_s"] = prepared_at - started_at
+        send(steering, times | {"sum": expected})
+        receive(steering)
+        way.retire(order["number"])
+        send(steering, {})
+    for way in ways.values():
+        way.close()
+
+
+def consume(steering: Connection, peer: Connection, places: Places, name: str) -> None:
+    """The consumer process: waits for each tensor, reads it whole, drops it."""
+    torch.set_num_threads(1)
+    gc.disable()
+    warnings.filterwarnings("ignore", "The given buffer is not writable")  # what Redis gives
+    ways = ways_of(places, name)
+    send(steering, {})
+    while "way" in (order := receive(steering)):
+        way = ways[order["way"]]
+        way.await_it(order["number"])
+        send(steering, {})
+        tensor = way.take(lambda: receive(peer), order["rows"])
+        tensor_at = way.tensor_at or time.perf_counter()
+        total = None if tensor is None else sum_of(tensor)
+        read_at = time.perf_counter()
+        has_tensor = tensor is not None
+        del tensor
+        if has_tensor:
+            way.let_go()
+        send(steering, {"tensor_at": tensor_at, "read_at": read_at, "sum": total})
+    for way in ways.values():
+        way.close()
+
+
+class Pair:
+    """A producer and its consumer, as seen by the one who steers them."""
+
+    def __init__(self, number: int) -> None:
+        context = multiprocessing.get_context("fork")  # before any thread: nothing is imported twice
+        self._number = number * FIRST_NUMBER_OF_PAIR
+        self._producer, other_producer = context.Pipe()
+        self._consumer, other_consumer = context.Pipe()
+        ends = context.Pipe()
+        self._processes = [
+            context.Process(target=_begin, args=(produce, other_producer, ends[0], f"producer-{number}")),
+            context.Process(target=_begin, args=(consume, other_consumer, ends[1], f"consumer-{number}")),
+        ]
+        for process in self._processes:
+            process.start()
+
+    def connect(self, places: Places) -> None:
+        """Begin; `wait_ready` ends it."""
+        for steering in (self._producer, self._consumer):
+            send(steering, {name: str(value) for name, value in vars(places).items() if value is not None})
+
+    def wait_ready(self) -> None:
+        receive(self._producer)
+        receive(self._consumer)
+
+    def order(self, way: str, rows: int) -> None:
+        """The consumer waits for the next tensor."""
+        self._number += 1
+        self._order = {"way": way, "rows": rows, "number": self._number}
+        send(self._consumer, self._order)
+
+    def go(self) -> None:
+        receive(self._consumer)
+        send(self._producer, self._order)
+
+    def finish(self) -> Passage:
+        """Raises RuntimeError: the tensor that arrived is another."""
+        produced, consumed = receive(self._producer), receive(self._consumer)
+        send(self._producer, {})
+        receive(self._producer)
+        if consumed["sum"] not in (None, produced["sum"]):
+            raise RuntimeError(f"{self._order['way']}: the tensor that arrived is another")
+        started_at = produced["started_at"]
+        return Passage(
+            started_at,
+            produced["prepare_s"],
+            produced["copy_s"],
+            produced["written_at"] - started_at,
+            consumed["tensor_at"] - started_at,
+            consumed["read_at"] - started_at,
+        )
+
+    def close(self) -> None:
+        for steering in (self._producer, self._consumer):
+            try:
+                send(steering, {})
+            except OSError:
+                continue  # it has ended already
+        for process in self._processes:
+            process.join(10)
+            if process.is_alive():
+                process.kill()
+                process.join(10)
+
+
+def _begin(work: Any, steering: Connection, peer: Connection, name: str) -> None:
+    told = receive(steering)
+    if told:
+        work(
+            steering,
+            peer,
+            Places(told["socket"], Path(told["tmpfs"]), Path(told["disk"]), told.get("redis_url")),
+            name,
+        )

@@ -1,0 +1,213 @@
+"""The ways a tensor can take from one process to another. Each has a producer's and a consumer's half.
+
+A producer's `produce` leaves the tensor somewhere and returns what the consumer must know; a pipe carries
+it, except for the store, whose own push does. `copy_s` is the time of the copy alone, `written_at` when
+the consumer is about to be told, `tensor_at` when it has the tensor; where 0, when `produce` and `take`
+return.
+"""
+
+import ctypes
+import queue
+import time
+from collections.abc import Callable
+from multiprocessing.shared_memory import SharedMemory
+from pathlib import Path
+from typing import Any
+
+import redis
+import torch
+from safetensors.torch import load_file, save_file
+
+from triptych_common.protocol.store import (
+    EntrySealed,
+    Evict,
+    PinOrWatch,
+    Reserve,
+    Reserved,
+    Seal,
+    Unpin,
+)
+from triptych_common.region import Push, RegionMapping, StoreSession
+from triptych_common.region.tensor_view import tensor_spec, tensor_view, write_tensor
+
+WIDTH = 4096
+TIMEOUT_S = 60.0
+Message = dict[str, Any]
+
+
+class Way:
+    """A way with nothing to it: the empty round trip."""
+
+    copy_s = 0.0
+    written_at = 0.0
+    tensor_at = 0.0
+
+    def prepare(self, tensor: torch.Tensor, number: int) -> None:
+        """The producer, before the clock runs: what can be done while the tensor is still being computed."""
+
+    def produce(self, tensor: torch.Tensor, number: int) -> Message | None:
+        """Leave the tensor (`[rows, WIDTH]`, bfloat16); None: the consumer hears of it by itself."""
+        return {}
+
+    def retire(self, number: int) -> None:
+        """The producer cleans up; the consumer is done."""
+
+    def await_it(self, number: int) -> None:
+        """Consumer, before the clock runs."""
+
+    def take(self, read_message: Callable[[], Message], rows: int) -> torch.Tensor | None:
+        """Consumer: the tensor, as soon as it is there."""
+        read_message()
+        return None
+
+    def let_go(self) -> None:
+        """Consumer, after the clock has stopped and the tensor was dropped."""
+
+    def close(self) -> None:
+        """The end of the process."""
+
+
+class Memcpy(Way):
+    """libc's memmove of the same bytes within the producer, to memory it has used before: the floor."""
+
+    def __init__(self) -> None:
+        self._warm = torch.empty(0, dtype=torch.bfloat16)
+
+    def prepare(self, tensor: torch.Tensor, number: int) -> None:
+        if self._warm.numel() != tensor.numel():
+            self._warm = torch.zeros_like(tensor)
+
+    def produce(self, tensor: torch.Tensor, number: int) -> Message | None:
+        started_at = time.perf_counter()
+        ctypes.memmove(self._warm.data_ptr(), tensor.data_ptr(), tensor.nbytes)
+        self.copy_s = time.perf_counter() - started_at
+        return {}
+
+
+class Store(Way):
+    """One copy into a reservation in the region, seal; the consumer gets a view of the region itself.
+
+    The view is made where the push arrives, in the session's thread, as the push may be used there.
+    """
+
+    def __init__(self, socket: str, name: str) -> None:
+        self._views: queue.SimpleQueue[tuple[torch.Tensor, int, float]] = queue.SimpleQueue()
+        self._session = StoreSession.connect(socket, name, on_push=self._on_push)
+        welcome = self._session.welcome
+        self._mapping = RegionMapping.open(welcome.region_path, welcome.region_num_bytes)
+        self._mapping.wait_populated(TIMEOUT_S)
+        self._pin_id = 0
+        self._reserved: Reserved | None = None
+
+    def prepare(self, tensor: torch.Tensor, number: int) -> None:
+        reserve = Reserve(seq=0, mm_hash=f"{number:064x}", spec=tensor_spec(tensor), may_use_reserve=True)
+        reserved = self._session.request(reserve)
+        if not isinstance(reserved, Reserved):
+            raise TypeError(f"{reserved.kind} is no reservation")
+        self._reserved = reserved
+
+    def produce(self, tensor: torch.Tensor, number: int) -> Message | None:
+        reserved = self._reserved
+        if reserved is None:
+            raise RuntimeError("nothing was reserved")
+        started_at = time.perf_counter()
+        write_tensor(self._mapping, reserved.offset, tensor)
+        self.written_at = time.perf_counter()
+        self.copy_s = self.written_at - started_at
+        self._session.submit(Seal(seq=0, reservation_id=reserved.reservation_id))
+        return None
+
+    def retire(self, number: int) -> None:
+        """So that the next one gets the same blocks: warm, as in a store that runs for long."""
+        self._session.request(Evict(seq=0, mm_hash=f"{number:064x}"))
+
+    def await_it(self, number: int) -> None:
+        self._session.request(PinOrWatch(seq=0, mm_hash=f"{number:064x}"))
+
+    def take(self, read_message: Callable[[], Message], rows: int) -> torch.Tensor | None:
+        tensor, self._pin_id, self.tensor_at = self._views.get(timeout=TIMEOUT_S)
+        return tensor
+
+    def _on_push(self, push: Push) -> None:
+        if isinstance(push, EntrySealed):
+            view = tensor_view(self._mapping, push.descriptor)
+            self._views.put((view, push.pin_id, time.perf_counter()))
+
+    def let_go(self) -> None:
+        self._session.request(Unpin(seq=0, pin_id=self._pin_id))
+
+    def close(self) -> None:
+        self._session.close()
+
+
+class SharedMemoryCopy(Way):
+    """multiprocessing.shared_memory: a block for each tensor, copied in, copied out."""
+
+    def __init__(self) -> None:
+        self._memory: SharedMemory | None = None
+
+    def produce(self, tensor: torch.Tensor, number: int) -> Message | None:
+        self._memory = SharedMemory(create=True, size=tensor.nbytes)
+        started_at = time.perf_counter()
+        target = torch.frombuffer(self._memory.buf, dtype=torch.bfloat16, count=tensor.numel())
+        target.view(tensor.shape).copy_(tensor)
+        self.copy_s = time.perf_counter() - started_at
+        return {"name": self._memory.name}
+
+    def retire(self, number: int) -> None:
+        if self._memory is not None:
+            self._memory.close()
+            self._memory.unlink()
+
+    def take(self, read_message: Callable[[], Message], rows: int) -> torch.Tensor | None:
+        memory = SharedMemory(read_message()["name"])
+        copy = torch.frombuffer(memory.buf, dtype=torch.bfloat16, count=rows * WIDTH).clone()
+        memory.close()
+        return copy.view(rows, WIDTH)
+
+
+class SafetensorsFile(Way):
+    """A file for each tensor, saved and loaded just as vLLM's ECExampleConnector does it."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    def prepare(self, tensor: torch.Tensor, number: int) -> None:
+        self._path(number).parent.mkdir()
+
+    def produce(self, tensor: torch.Tensor, number: int) -> Message | None:
+        path = self._path(number)
+        save_file({"ec_cache": tensor}, path)
+        return {"path": str(path)}
+
+    def retire(self, number: int) -> None:
+        self._path(number).unlink()
+        self._path(number).parent.rmdir()
+
+    def take(self, read_message: Callable[[], Message], rows: int) -> torch.Tensor | None:
+        tensor: torch.Tensor = load_file(read_message()["path"], device="cpu")["ec_cache"]
+        return tensor
+
+    def _path(self, number: int) -> Path:
+        return self._directory / f"{number:064x}" / "encoder_cache.safetensors"
+
+
+class Redis(Way):
+    """SET by the producer, GET by the consumer, through Redis' Unix socket."""
+
+    def __init__(self, url: str) -> None:
+        self._redis: Any = redis.Redis.from_url(url)
+
+    def produce(self, tensor: torch.Tensor, number: int) -> Message | None:
+        self._redis.set(str(number), memoryview(tensor.view(torch.uint8).numpy()).cast("B"))
+        return {"key": str(number)}
+
+    def retire(self, number: int) -> None:
+        self._redis.delete(str(number))
+
+    def take(self, read_message: Callable[[], Message], rows: int) -> torch.Tensor | None:
+        data = self._redis.get(read_message()["key"])
+        return torch.frombuffer(data, dtype=torch.bfloat16).view(rows, WIDTH)
+
+    def close(self) -> None:
+        self._redis.close()

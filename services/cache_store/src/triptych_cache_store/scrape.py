@@ -1,0 +1,92 @@
+"""Metrics over HTTP: `GET /metrics` on a Unix socket, or on a port of this host."""
+
+import asyncio
+import os
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+
+from triptych_common.domain.errors import StoreUnavailableError
+
+MAX_HEAD_BYTES = 8 << 10
+TIMEOUT_S = 5.0
+MAX_SCRAPES = 16
+
+
+class ScrapeServer:
+    """Answers scrapes with what `render` gives."""
+
+    def __init__(self, render: Callable[[], str]) -> None:
+        self._render = render
+        self._servers: list[asyncio.Server] = []
+        self._path: Path | None = None
+        self._num_open = 0
+
+    async def serve(self, path: Path | None, port: int | None) -> None:
+        """Listen at `path` (0600) and on `port` of 127.0.0.1, where given.
+
+        Raises:
+            StoreUnavailableError: it cannot.
+        """
+        try:
+            if path is not None:
+                listener = _listen_at(path)
+                self._path = path
+                server = await asyncio.start_unix_server(self._answer, sock=listener, limit=MAX_HEAD_BYTES)
+                self._servers.append(server)
+            if port is not None:
+                server = await asyncio.start_server(self._answer, "127.0.0.1", port, limit=MAX_HEAD_BYTES)
+                self._servers.append(server)
+        except OSError as error:
+            raise StoreUnavailableError(f"cannot serve metrics: {error.strerror or error}") from error
+
+    async def close(self) -> None:
+        for server in self._servers:
+            server.close()
+        for server in self._servers:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(server.wait_closed(), TIMEOUT_S)
+        if self._path is not None:
+            self._path.unlink(missing_ok=True)
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._num_open += 1
+        try:
+            if self._num_open <= MAX_SCRAPES:
+                async with asyncio.timeout(TIMEOUT_S):
+                    head = await reader.readuntil(b"\r\n\r\n")
+                    writer.write(self._response(head))
+                    await writer.drain()
+        except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):  # TimeoutError is one
+            pass  # the other side's loss
+        finally:
+            self._num_open -= 1
+            writer.close()
+
+    def _response(self, head: bytes) -> bytes:
+        method, _, rest = head.partition(b" ")
+        path = rest.partition(b" ")[0].partition(b"?")[0]
+        if method not in (b"GET", b"HEAD") or path != b"/metrics":
+            return b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+        body = self._render().encode()
+        lines = f"HTTP/1.1 200 OK\r\nContent-Type: {CONTENT_TYPE_LATEST}\r\nContent-Length: {len(body)}\r\n"
+        return lines.encode() + b"Connection: close\r\n\r\n" + (body if method == b"GET" else b"")
+
+
+def _listen_at(path: Path) -> socket.socket:
+    """In place of what a dead store left: the region's lock makes sure that no other store has it."""
+    if path.is_socket():
+        path.unlink()
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    old_mask = os.umask(0o177)
+    try:
+        listener.bind(str(path))
+        return listener
+    except BaseException:
+        listener.close()
+        raise
+    finally:
+        os.umask(old_mask)

@@ -1,0 +1,109 @@
+"""What the encoder says, and to whom."""
+
+from typing import Any
+
+import pytest
+
+from triptych_common.domain.errors import BusUnavailableError
+from triptych_common.protocol.codec import Envelope
+from triptych_common.protocol.messages import (
+    EncodeFailed,
+    EncodeJob,
+    EncoderCacheMetadata,
+    FailureKind,
+    Modality,
+    Requester,
+)
+from triptych_common.protocol.names import StreamNames
+from triptych_encoder.reporter import Reporter
+
+NAMES = StreamNames("d")
+
+
+class FakeBus:
+    """Remembers what was published; `broken` streams cannot be written."""
+
+    def __init__(self) -> None:
+        self.published: list[tuple[str, Any, str | None]] = []
+        self.broken: set[str] = set()
+
+    async def publish(self, stream: str, message: Any, *, traceparent: str | None = None) -> str:
+        if stream in self.broken:
+            raise BusUnavailableError("away")
+        self.published.append((stream, message, traceparent))
+        return "1-0"
+
+    @property
+    def streams(self) -> list[str]:
+        return [stream for stream, _, _ in self.published]
+
+
+@pytest.fixture
+def bus() -> FakeBus:
+    return FakeBus()
+
+
+@pytest.fixture
+def reporter(bus: FakeBus) -> Reporter:
+    return Reporter(bus, NAMES, "encoder-0")  # type: ignore[arg-type]
+
+
+def job_for(*requesters: tuple[str, str]) -> EncodeJob:
+    """(gateway, prefill_decode) of each."""
+    return EncodeJob(
+        job_id="job-1",
+        mm_hash="a" * 64,
+        modality=Modality.IMAGE,
+        media_num_bytes=1,
+        requesters=tuple(
+            Requester(request_id=f"req-{index}", item_index=0, gateway=gateway, prefill_decode=pd)
+            for index, (gateway, pd) in enumerate(requesters)
+        ),
+    )
+
+
+def metadata_of(job: EncodeJob) -> EncoderCacheMetadata:
+    return EncoderCacheMetadata(
+        job_id=job.job_id,
+        mm_hash=job.mm_hash,
+        modality=job.modality,
+        num_embeds=1,
+        width=1,
+        dtype="float32",
+        num_bytes=4,
+        placeholder_metadata={},
+        encoder="encoder-0",
+        store="store-0",
+        sealed=False,
+        requesters=job.requesters,
+    )
+
+
+async def test_metadata_go_to_everybody_once_and_to_the_consumers_first(
+    bus: FakeBus, reporter: Reporter
+) -> None:
+    job = job_for(("g-0", "pd-0"), ("g-0", "pd-1"), ("g-1", "pd-0"))
+    await reporter.metadata(job, Envelope(job, traceparent="tp"), metadata_of(job))
+    assert sorted(bus.streams[:2]) == [NAMES.metadata("pd-0"), NAMES.metadata("pd-1")]
+    assert sorted(bus.streams[2:]) == [NAMES.encode_results("g-0"), NAMES.encode_results("g-1")]
+    assert {traceparent for _, _, traceparent in bus.published} == {"tp"}
+
+
+async def test_results_go_to_the_gateways(bus: FakeBus, reporter: Reporter) -> None:
+    job = job_for(("g-0", "pd-0"), ("g-1", "pd-0"))
+    await reporter.completed(job, Envelope(job), 0.5)
+    await reporter.failed(job, Envelope(job), FailureKind.BAD_MEDIA, "x" * 5000)
+    assert sorted(bus.streams) == sorted([NAMES.encode_results("g-0"), NAMES.encode_results("g-1")] * 2)
+    failure = bus.published[-1][1]
+    assert isinstance(failure, EncodeFailed)
+    assert (failure.kind, len(failure.detail)) == (FailureKind.BAD_MEDIA, 2000)
+
+
+async def test_one_gateway_that_cannot_be_told_does_not_keep_the_others_from_hearing(
+    bus: FakeBus, reporter: Reporter
+) -> None:
+    job = job_for(("g-0", "pd-0"), ("g-1", "pd-0"))
+    bus.broken = {NAMES.encode_results("g-0")}
+    with pytest.raises(BusUnavailableError):
+        await reporter.completed(job, Envelope(job), 0.5)
+    assert bus.streams == [NAMES.encode_results("g-1")]
