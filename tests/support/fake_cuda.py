@@ -19,7 +19,7 @@ import torch
 
 from triptych_common.region.cuda.driver import CudaError
 from triptych_common.region.cuda.transports import DeviceRange
-from triptych_common.region.mapping import _address_of
+from triptych_common.region.mapping import address_of
 
 UUID = "GPU-00000000-0000-0000-0000-00000000000a"
 WAIT_S = 5.0
@@ -166,7 +166,7 @@ class FakeDriver:
 
     def _map(self, fd: int, num_bytes: int) -> int:
         memory = mmap.mmap(fd, num_bytes)
-        address = _address_of(memory)
+        address = address_of(memory)
         self._maps[address] = memory
         self.known[address] = num_bytes
         return address
