@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -72,7 +72,9 @@ def new_image(rng: random.Random, side: int) -> str:
     return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
 
 
-async def _tokens(client: AsyncOpenAI, model: str, content: object, max_tokens: int) -> AsyncIterator[float]:
+async def _tokens(
+    client: AsyncOpenAI, model: str, content: object, max_tokens: int
+) -> AsyncGenerator[float, None]:
     """Seconds on the monotonic clock at which each chunk of the answer came."""
     stream = await client.chat.completions.create(
         model=model,
@@ -82,9 +84,12 @@ async def _tokens(client: AsyncOpenAI, model: str, content: object, max_tokens: 
         stream=True,
         extra_body={"ignore_eos": True},
     )
-    async for chunk in stream:
-        if chunk.choices and chunk.choices[0].delta.content:
-            yield time.monotonic()
+    try:
+        async for chunk in stream:
+            if chunk.choices and chunk.choices[0].delta.content:
+                yield time.monotonic()
+    finally:
+        await stream.close()
 
 
 async def _text_load(client: AsyncOpenAI, model: str, until: float, sample: Sample) -> None:
@@ -100,9 +105,8 @@ async def _text_load(client: AsyncOpenAI, model: str, until: float, sample: Samp
 async def _image_request(client: AsyncOpenAI, model: str, url: str, into: list[float]) -> None:
     start = time.monotonic()
     content = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "read the digits"}]
-    async for at in _tokens(client, model, content, 8):
-        into.append((at - start) * 1e3)
-        break
+    async with contextlib.aclosing(_tokens(client, model, content, 8)) as tokens:
+        into.append((await anext(tokens) - start) * 1e3)
 
 
 async def _image_load(

@@ -2,6 +2,7 @@
 
 import base64
 import contextlib
+import importlib.util
 import os
 import shutil
 import signal
@@ -15,6 +16,7 @@ import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -41,6 +43,17 @@ def wait_until(condition: Callable[[], bool], timeout_s: float, what: str) -> No
         if time.monotonic() > deadline:
             pytest.fail(f"not within {timeout_s} s: {what}")
         time.sleep(0.05)
+
+
+def load_strips() -> ModuleType:
+    """The demo model's own generator of held-out strips, loaded by its path."""
+    spec = importlib.util.spec_from_file_location("strips", ROOT / "models" / "digits-vl" / "strips.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["strips"] = module
+    spec.loader.exec_module(module)
+    return module
 
 
 def image_part(png: bytes) -> dict[str, Any]:

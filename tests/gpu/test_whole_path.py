@@ -1,0 +1,28 @@
+"""The whole path on an NVIDIA GPU: the same system, the same strips. Skipped where there is none."""
+
+from types import ModuleType
+
+import pytest
+import torch
+from support.system import image_part, running_system, wait_until
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU that torch can use"),
+]
+
+
+def test_handwriting_is_read_on_a_gpu(strips: ModuleType) -> None:
+    samples = strips.held_out_strips(10, length=3, seed=61)
+    with running_system() as system:
+        answers = [
+            system.ask([image_part(sample.png), {"type": "text", "text": "read the digits"}]).text.strip()
+            for sample in samples
+        ]
+        again = system.ask([image_part(samples[0].png), {"type": "text", "text": "read the digits"}])
+        assert "encoder.encode" not in {
+            span.name for span in system.trace(again.request_id, "prefill.inject")
+        }
+        wait_until(lambda: system.store_stats().num_pins == 0, 10, "all pins end")
+    right = sum(answer == sample.digits for answer, sample in zip(answers, samples, strict=True))
+    assert right >= 9, f"{right} of 10 right"
