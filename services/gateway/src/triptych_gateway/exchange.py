@@ -9,8 +9,10 @@ at prefill_decode and gives back the places and the media that it held.
 
 import asyncio
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
+from typing import TypeVar
 from uuid import uuid4
 
 from opentelemetry.trace import Span, StatusCode
@@ -37,6 +39,7 @@ from triptych_gateway.tickets import Ticket
 log = get_logger(__name__)
 
 CLIENT_CLOSED_REQUEST = 499
+Chosen = TypeVar("Chosen")
 PARSE_INLINE_BYTES = 32 << 10  # larger bodies are parsed in a thread: the event loop goes on
 
 
@@ -119,7 +122,8 @@ class ChatExchange(Response):
     async def _serve(self, request: ChatRequest, client: ClientStream) -> None:
         try:
             async with asyncio.timeout(self._settings.request_timeout_s):
-                await self._wait_served(request.model)
+                view = self._gateway.view
+                await self._when_served(request.model, lambda: request.model in view.models or None)
                 if request.media:
                     await self._serve_media(request, client)
                 else:
@@ -127,22 +131,27 @@ class ChatExchange(Response):
         except TimeoutError as error:
             raise RequestError(504, "deadline_exceeded", "the request took longer than is allowed") from error
 
-    async def _wait_served(self, model: str) -> None:
-        """A model that was served before comes back soon: its instances restart, or Redis lost its data."""
+    async def _when_served(self, model: str, choose: Callable[[], Chosen | None]) -> Chosen:
+        """What `choose` finds, now or soon: a model that was served before comes back.
+
+        Its instances restart, or Redis lost its data and they register again.
+        """
         view = self._gateway.view
-        if model in view.models or model not in view.models_seen:
-            return
         try:
             async with asyncio.timeout(self._settings.instance_grace_s):
-                await view.wait_for_model(model)
+                while (chosen := choose()) is None:
+                    if model not in view.models_seen:
+                        raise unknown_model(self._gateway, model)
+                    await view.wait_for_look()
         except TimeoutError as error:
             raise unknown_model(self._gateway, model) from error
+        return chosen
 
     async def _serve_media(self, request: ChatRequest, client: ClientStream) -> None:
         gateway = self._gateway
-        digest = choose_namespace(gateway.view.records, request.model)
-        if digest is None:
-            raise unknown_model(gateway, request.model)
+        digest = await self._when_served(
+            request.model, lambda: choose_namespace(gateway.view.records, request.model)
+        )
         with span("gateway.media", attributes={"triptych.num_items": len(request.media)}):
             items = await take_media(
                 request.media,
@@ -158,12 +167,17 @@ class ChatExchange(Response):
     async def _serve_items(
         self, request: ChatRequest, items: tuple[TakenItem, ...], digest: str, client: ClientStream
     ) -> None:
-        gateway, now = self._gateway, time.monotonic()
-        chosen = gateway.router.pick(
-            gateway.view.records, model=request.model, namespace_digest=digest, exclude=frozenset(), now=now
+        gateway = self._gateway
+        chosen = await self._when_served(
+            request.model,
+            lambda: gateway.router.pick(
+                gateway.view.records,
+                model=request.model,
+                namespace_digest=digest,
+                exclude=frozenset(),
+                now=time.monotonic(),
+            ),
         )
-        if chosen is None:
-            raise unknown_model(gateway, request.model)
         traceparent = current_traceparent()
         ticket = Ticket(
             self._request_id, chosen.instance, items, self._first_token_deadline, traceparent, digest

@@ -69,10 +69,10 @@ class RegistryView:
             on_look(time.monotonic())
             await asyncio.sleep(self._interval_s)
 
-    async def wait_for_model(self, model: str) -> None:
-        """Return once an instance that serves `model` is registered. Bound it."""
+    async def wait_for_look(self) -> None:
+        """Return after the next look that succeeds. Bound it."""
         async with self._changed:
-            await self._changed.wait_for(lambda: model in self.models)
+            await self._changed.wait()
 
     async def wait_for_encoder(self, namespace_digest: str) -> None:
         """Return once an encoder of this namespace is registered. Bound it."""
