@@ -1,0 +1,69 @@
+"""The list of steps holds everything that travels, each under a name of its own."""
+
+import re
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from triptych_common.protocol import store
+from triptych_common.protocol.messages import BUS_MESSAGES, Decision, Message, Outcome
+from triptych_common.protocol.names import StreamNames
+from triptych_common.protocol.steps import STEPS, Channel, Occurs, Party, Step, step
+
+PROTOCOL = (Path(__file__).resolve().parents[2] / "docs" / "protocol.md").read_text()
+COMMANDS = set(get_args(get_args(store.StoreCommand)[0]))
+REPLIES = set(get_args(get_args(store.StoreReply)[0]))
+PUSHES = {store.EntrySealed, store.WriterLost}
+
+
+def sent(*channels: Channel) -> set[type[Message] | None]:
+    return {each.message for each in STEPS if each.channel in channels}
+
+
+def test_every_message_on_the_streams_is_a_step() -> None:
+    assert sent(Channel.STREAM) == set(BUS_MESSAGES)
+
+
+def test_every_command_of_the_store_is_a_step() -> None:
+    assert sent(Channel.STORE) == COMMANDS
+
+
+def test_every_push_and_reply_of_the_store_belongs_to_a_step() -> None:
+    assert sent(Channel.PUSH) == PUSHES
+    assert {reply for each in STEPS for reply in each.replies} | PUSHES | {store.StoreFailure} == REPLIES
+
+
+def test_decisions_and_outcomes_are_steps_of_their_own() -> None:
+    variants = [each.variant for each in STEPS if each.variant is not None]
+    assert sorted(variants) == sorted([*Decision, *Outcome])
+
+
+@pytest.mark.parametrize("each", STEPS, ids=lambda each: each.name)
+def test_a_step_names_its_stream(each: Step) -> None:
+    assert (each.stream is not None) == (each.channel is Channel.STREAM)
+    assert each.stream is None or hasattr(StreamNames, each.stream)
+
+
+@pytest.mark.parametrize("each", STEPS, ids=lambda each: each.name)
+def test_the_store_speaks_by_pushes_and_hears_commands(each: Step) -> None:
+    assert (each.receiver is Party.CACHE_STORE) == (each.channel is Channel.STORE)
+    assert (each.sender is Party.CACHE_STORE) == (each.channel is Channel.PUSH)
+
+
+def test_names_are_unique_and_found() -> None:
+    assert len({each.name for each in STEPS}) == len(STEPS)
+    assert step("seal").message is store.Seal
+    with pytest.raises(KeyError):
+        step("seel")
+
+
+def test_the_steps_of_a_new_item_come_first() -> None:
+    order = [each.occurs for each in STEPS if each.name != "fetch_media"]  # large media only
+    assert order == sorted(order, key=list(Occurs).index)
+
+
+def test_the_document_lists_exactly_the_steps() -> None:
+    section = PROTOCOL.split("\n## Steps\n")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| `([^`]+)` \| (\S+) → (\S+) \| (\S+) \|", section, re.MULTILINE)
+    assert rows == [(each.name, each.sender, each.receiver, each.channel) for each in STEPS]
