@@ -50,3 +50,7 @@ class Encoder(Protocol):
     async def encode(self, prepared: PreparedItem, order: WriteOrder) -> None:
         """Raises EncodeRefusedError or EngineFailedError."""
         ...
+
+    async def check_health(self) -> None:
+        """Raises EngineFailedError when the engine is dead, also while idle."""
+        ...

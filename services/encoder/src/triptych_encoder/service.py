@@ -13,7 +13,7 @@ from triptych_common.protocol.names import ENCODERS_GROUP
 from triptych_common.runtime import StopSignal
 from triptych_common.telemetry import setup_logging, setup_tracing
 from triptych_common.telemetry.logs import get_logger
-from triptych_encoder.engine import EncodeEngine, run_engine
+from triptych_encoder.encoding import Encoder
 from triptych_encoder.hand_over import HandOver
 from triptych_encoder.job import JobRunner
 from triptych_encoder.ledger import Ledger
@@ -38,6 +38,8 @@ async def serve(settings: EncoderSettings, stop: StopSignal) -> None:
     Raises:
         TriptychError: vLLM, the store or Redis cannot be used; the caller exits and is restarted.
     """
+    from triptych_encoder.engine import run_engine  # vLLM: `work` runs without it, on any `Encoder`
+
     setup_logging("encoder", settings.instance, settings.log_level)
     digest = await asyncio.to_thread(digest_of_model, settings.model, settings.engine_args)
     config = ConnectorConfig(
@@ -58,12 +60,17 @@ async def serve(settings: EncoderSettings, stop: StopSignal) -> None:
             "encoder", settings.instance, otlp_endpoint=settings.otlp_endpoint, traces_dir=settings.traces_dir
         )
         try:
-            await _work(settings, digest, engine, stop)
+            await work(settings, digest, engine, stop)
         finally:
             await asyncio.to_thread(tracing.shutdown)
 
 
-async def _work(settings: EncoderSettings, digest: str, engine: EncodeEngine, stop: StopSignal) -> None:
+async def work(settings: EncoderSettings, digest: str, engine: Encoder, stop: StopSignal) -> None:
+    """The life around a running engine.
+
+    Raises:
+        TriptychError: the engine, the store or Redis cannot be used.
+    """
     names = settings.names
     store_lost = asyncio.Event()
     hand_over = await HandOver.connect(
@@ -108,7 +115,7 @@ async def _until_stopped(
     bus: AsyncBus,
     runner: JobRunner,
     listener: ReplyListener,
-    engine: EncodeEngine,
+    engine: Encoder,
     stop: StopSignal,
     store_lost: asyncio.Event,
 ) -> None:
@@ -122,7 +129,7 @@ async def _until_stopped(
         raise failures.exceptions[0] from None
 
 
-async def _watch_health(engine: EncodeEngine, store_lost: asyncio.Event) -> None:
+async def _watch_health(engine: Encoder, store_lost: asyncio.Event) -> None:
     """Until cancelled.
 
     Raises:
