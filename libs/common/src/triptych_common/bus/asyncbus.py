@@ -10,6 +10,7 @@ from redis.exceptions import RedisError
 from triptych_common.bus.connection import command, command_client, execute
 from triptych_common.bus.consumer import Consumer, ConsumerOptions, OnDeadLetter
 from triptych_common.bus.group import Group
+from triptych_common.bus.server_watch import OnServerChanged, ServerWatch
 from triptych_common.domain.errors import BusUnavailableError
 from triptych_common.protocol import codec
 from triptych_common.protocol.messages import Message
@@ -29,7 +30,8 @@ class AsyncBus:
         self.names = StreamNames(deployment)
         self._url = url
         self._client_name = client_name
-        self._client = command_client(url, client_name)
+        self._watch = ServerWatch()
+        self._client = command_client(url, client_name, self._watch)
 
     @classmethod
     async def connect(cls, url: str, deployment: str, *, client_name: str) -> Self:
@@ -62,6 +64,15 @@ class AsyncBus:
     def client(self) -> Redis:
         """For the other modules of this package."""
         return self._client
+
+    def on_server_changed(self, callback: OnServerChanged) -> None:
+        """Call `callback` whenever another Redis answers than before (restarted, failed over, emptied).
+
+        What was published before may be lost: publish again what is still unanswered. It is called on
+        the bus's event loop, must not block, and may be called more than once for one change. A bus
+        notices a change with its next command; one that has a consumer, within the block time.
+        """
+        self._watch.on_changed(callback)
 
     async def ping(self) -> None:
         """One round trip."""
@@ -123,9 +134,13 @@ class AsyncBus:
         delivered to it and never acked comes first.
         """
         options = ConsumerOptions(prefetch, min_idle_ms, max_deliveries, on_dead_letter)
-        reader = command_client(self._url, f"{self._client_name}/{consumer}")
+        reader = command_client(self._url, f"{self._client_name}/{consumer}", self._watch)
         return Consumer(
-            reader, Group(self._client, reader, stream, group, consumer), self.names.dead_letters, options
+            reader,
+            Group(self._client, reader, stream, group, consumer),
+            self.names.dead_letters,
+            options,
+            self._watch,
         )
 
     # ---- placeholder sizes of items that were encoded before ----

@@ -19,6 +19,7 @@ from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import ExponentialWithJitterBackoff, NoBackoff
 
+from triptych_common.bus.server_watch import ServerWatch
 from triptych_common.domain.errors import BusUnavailableError
 
 CONNECT_TIMEOUT_S = 2.0
@@ -32,7 +33,7 @@ READ_LIMIT_S = BLOCK_MS / 1000 + COMMAND_LIMIT_S  # of the same: must exceed BLO
 T = TypeVar("T")
 
 
-def command_client(url: str, client_name: str) -> Redis:
+def command_client(url: str, client_name: str, watch: ServerWatch) -> Redis:
     """A client that connects on first use, and repeats nothing by itself.
 
     Raises:
@@ -47,6 +48,7 @@ def command_client(url: str, client_name: str) -> Redis:
         socket_timeout=None,
         socket_connect_timeout=CONNECT_TIMEOUT_S,
         retry=Retry(NoBackoff(), 0),
+        redis_connect_func=watch.on_connect,
     )
 
 

@@ -20,6 +20,7 @@ from redis.exceptions import RedisError, ResponseError
 
 from triptych_common.bus.connection import BLOCK_MS, is_missing_group, reconnect_backoff
 from triptych_common.bus.group import Entry, Group
+from triptych_common.bus.server_watch import ServerWatch
 from triptych_common.domain.errors import ProtocolError
 from triptych_common.protocol import codec
 from triptych_common.protocol.codec import Envelope
@@ -87,11 +88,16 @@ class Consumer:
     is gone, and takes up what was delivered to this consumer's name but never reached it.
     """
 
-    def __init__(self, reader: Redis, group: Group, dead_letters: str, options: ConsumerOptions) -> None:
+    def __init__(
+        self, reader: Redis, group: Group, dead_letters: str, options: ConsumerOptions, watch: ServerWatch
+    ) -> None:
         self._reader = reader
         self._group = group
         self._dead_letters = dead_letters
         self._options = options
+        self._watch = watch
+        self._had_group = False
+        self._had_group_at: str | None = None  # run id of the Redis that had it
         self._ready: deque[Delivery] = deque()
         self._outstanding: dict[bytes, Entry] = {}
         self._owed_acks: set[bytes] = set()
@@ -169,8 +175,7 @@ class Consumer:
 
     async def _fetch_once(self, count: int) -> list[Entry]:
         if not self._ensured:
-            await self._group.ensure()
-            self._ensured = True
+            await self._ensure_group()
         if self._owed_acks:
             owed = set(self._owed_acks)
             await self._group.ack(owed)
@@ -193,6 +198,13 @@ class Consumer:
             log.info("bus is back", stream=self._group.stream, num_failures=self._num_failures)
             self._num_failures = 0
         return entries
+
+    async def _ensure_group(self) -> None:
+        is_new = await self._group.ensure()
+        if is_new and self._had_group and self._had_group_at == self._watch.run_id:
+            self._watch.group_was_lost()  # another run id was told already
+        self._had_group, self._had_group_at = True, self._watch.run_id
+        self._ensured = True
 
     async def _take(self, entry: Entry, queued_s: float) -> None:
         """Make `entry` ready for the caller, or bury it."""

@@ -56,14 +56,21 @@ class Group:
         self.consumer = consumer
         self._redis_clock_offset_s = 0.0
 
-    async def ensure(self) -> None:
-        """Create stream and group where they are missing, from the stream's start; learn Redis' clock."""
+    async def ensure(self) -> bool:
+        """Create stream and group where they are missing, from the stream's start; learn Redis' clock.
+
+        Returns:
+            Whether the group was missing.
+        """
+        is_new = True
         try:
             await _any(self._client.xgroup_create(self.stream, self.group, id="0", mkstream=True))
         except ResponseError as error:
             if not is_existing_group(error):
                 raise
+            is_new = False
         await self._learn_clock()
+        return is_new
 
     async def queued_s(self, entry: Entry) -> float:
         """How long ago `entry` was published, whether or not our clock and Redis' agree."""

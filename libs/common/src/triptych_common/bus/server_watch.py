@@ -1,0 +1,68 @@
+"""Notices that another Redis answers than before: restarted, failed over, or emptied.
+
+    unknown --first connection--> known --connection to another run id--> known, callbacks told
+                                    `--a group that was there is gone------> known, callbacks told
+
+Every new connection asks for the server's run id, which no two lives of a Redis share. Whether data
+were lost with the change cannot be known (a replica or a snapshot may lack the last second), so those
+who listen do again what they still wait for; everything on the streams is idempotent.
+"""
+
+from collections.abc import Callable
+from typing import Any, cast
+
+from redis.asyncio.connection import AbstractConnection
+from redis.exceptions import ResponseError
+
+from triptych_common.telemetry.logs import get_logger
+
+log = get_logger(__name__)
+
+OnServerChanged = Callable[[], None]
+
+
+class ServerWatch:
+    """Shared by all connections of one bus. Belongs to its event loop."""
+
+    def __init__(self) -> None:
+        self._callbacks: list[OnServerChanged] = []
+        self.run_id: str | None = None  # None: not connected yet, or Redis does not let us ask
+
+    def on_changed(self, callback: OnServerChanged) -> None:
+        """Call `callback` at each change, on the bus's event loop. It must not block."""
+        self._callbacks.append(callback)
+
+    async def on_connect(self, connection: AbstractConnection) -> None:
+        """Log in on a new connection, as redis-py would, and look who answers."""
+        await cast("Any", connection).on_connect()
+        run_id = await _ask_run_id(connection)
+        before, self.run_id = self.run_id, run_id or self.run_id
+        if before is not None and run_id not in (None, before):
+            self._tell("another run id")
+
+    def group_was_lost(self) -> None:
+        """A consumer had to create a group again, on a server that had it before."""
+        self._tell("a consumer group is gone")
+
+    def _tell(self, cause: str) -> None:
+        log.warning("redis was replaced or emptied", cause=cause, run_id=self.run_id)
+        for callback in self._callbacks:
+            try:
+                callback()
+            except Exception:
+                log.exception("callback after a change of redis failed")
+
+
+async def _ask_run_id(connection: AbstractConnection) -> str | None:
+    link = cast("Any", connection)
+    await link.send_command("INFO", "server")
+    try:
+        reply: bytes = await link.read_response()
+    except ResponseError as error:  # a user without the right to ask: lost groups still tell
+        log.debug("run id of redis is not known", error=str(error))
+        return None
+    for line in reply.splitlines():
+        name, _, value = line.partition(b":")
+        if name == b"run_id":
+            return value.decode()
+    return None
