@@ -5,6 +5,7 @@ tests/engine.
 """
 
 import asyncio
+import base64
 import io
 import json
 import socket
@@ -215,6 +216,8 @@ class FakePrefillDecode:
 
     name: str = "pd-0"
     port: int = field(default_factory=free_port)
+    role: Role = Role.PREFILL_DECODE
+    digest: str = DIGEST
     behaviour: str = "ok"
     bodies: list[dict[str, Any]] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
@@ -229,9 +232,9 @@ class FakePrefillDecode:
         return InstanceRecord(
             instance=self.name,
             boot_id="boot",
-            role=Role.PREFILL_DECODE,
+            role=self.role,
             model=MODEL,
-            namespace_digest=DIGEST,
+            namespace_digest=self.digest,
             url=f"http://127.0.0.1:{self.port}",
             max_item_embeds=self.max_item_embeds,
             num_slots=8,
@@ -326,13 +329,22 @@ class FakePrefillDecode:
 
     def _text(self, body: dict[str, Any]) -> str:
         grids = [
-            "x".join(map(str, part["image_embeds"]["image_grid_thw"]))
+            "x".join(map(str, _grid(part)))
             for message in body["messages"]
             if isinstance(message.get("content"), list)
             for part in message["content"]
-            if part["type"] == "image_embeds"
+            if part["type"] in ("image_embeds", "image_url")
         ]
         return " ".join([*grids, *(f"word{index}" for index in range(self.words))])
+
+
+def _grid(part: dict[str, Any]) -> list[int]:
+    """Of metadata, or of raw media: the same."""
+    if part["type"] == "image_embeds":
+        return list(part["image_embeds"]["image_grid_thw"])
+    media = base64.b64decode(part["image_url"]["url"].partition(",")[2])
+    with Image.open(io.BytesIO(media)) as image:
+        return [1, image.height, image.width]
 
 
 async def _disconnected(request: Request) -> None:

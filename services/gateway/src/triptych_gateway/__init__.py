@@ -8,6 +8,7 @@ Life of a request, in the order of the modules it passes:
       media         data URL -> bytes, header check, mm_hash; media_shelf keeps them for the encoders
       router        which prefill_decode, over what registry_view knows
       encode_orders one job per mm_hash (item_table is its pure state), sizes when known
+      encode_wait   how long encoders are waited for
       dispatch      the body for prefill_decode: metadata instead of media
       upstream      HTTP to prefill_decode, up to its first chunk; then streaming to the client
 """

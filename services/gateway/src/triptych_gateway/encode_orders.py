@@ -129,6 +129,11 @@ class EncodeOrders:
         items = [self.table.get(mm_hash) for mm_hash in ticket.mm_hashes if mm_hash not in ticket.sizes]
         return any(item is not None and not item.in_flight for item in items)
 
+    def awaits_job(self, ticket: Ticket) -> bool:
+        """Whether a job is in flight for an item that `ticket` still needs."""
+        items = [self.table.get(mm_hash) for mm_hash in ticket.mm_hashes if ticket.needs(mm_hash)]
+        return any(item is not None and item.in_flight for item in items)
+
     def order(self, ticket: Ticket) -> None:
         """Order the items of `ticket` that have no sizes yet; it is told what becomes of them."""
         for mm_hash in ticket.mm_hashes:

@@ -1,6 +1,8 @@
 """One chat completion, from its first byte to its last.
 
     admitted -> read -> parsed -> [media taken -> sizes known] -> sent to prefill_decode -> first chunk -> end
+                                        |             |                    |
+                                        `-- encoders cannot be had --------+--> whole, to one with a tower
 
 Until the first chunk nothing is sent to the client, so every failure is a proper HTTP error; after
 it, an error event in the stream. A client that goes away cancels all of it, which aborts the request
@@ -23,12 +25,14 @@ from starlette.types import Send as AsgiSend
 
 from triptych_common.domain.errors import RequestError
 from triptych_common.protocol.ids import RequestId
+from triptych_common.protocol.messages import InstanceRecord
 from triptych_common.telemetry import current_traceparent, get_logger, span
 from triptych_gateway.chat_request import ChatRequest, parse_chat_request
-from triptych_gateway.dispatch import check_fits, media_body, text_body
+from triptych_gateway.dispatch import check_fits, media_body, text_body, whole_body
+from triptych_gateway.encode_wait import EncodeWait
 from triptych_gateway.gateway import Gateway, unknown_model
 from triptych_gateway.media import TakenItem, take_media
-from triptych_gateway.openai_errors import error_response, unavailable
+from triptych_gateway.openai_errors import EncodeUnavailableError, error_response
 from triptych_gateway.race import race
 from triptych_gateway.request_body import announced_bytes, read_body, wait_disconnect
 from triptych_gateway.router import choose_namespace
@@ -110,7 +114,9 @@ class ChatExchange(Response):
             del raw
             root.set_attribute("triptych.num_items", len(request.media))
             root.set_attribute("triptych.stream", request.stream)
-            await race(self._serve(request, client), wait_disconnect(self._request, lambda: client.has_ended))
+            await race(
+                self._serve(request, client, root), wait_disconnect(self._request, lambda: client.has_ended)
+            )
 
     async def _parse(self, raw: bytes) -> ChatRequest:
         gateway = self._gateway
@@ -119,13 +125,13 @@ class ChatExchange(Response):
             return parse()
         return await asyncio.get_running_loop().run_in_executor(gateway.media_threads, parse)
 
-    async def _serve(self, request: ChatRequest, client: ClientStream) -> None:
+    async def _serve(self, request: ChatRequest, client: ClientStream, root: Span) -> None:
         try:
             async with asyncio.timeout(self._settings.request_timeout_s):
                 view = self._gateway.view
                 await self._when_served(request.model, lambda: request.model in view.models or None)
                 if request.media:
-                    await self._serve_media(request, client)
+                    await self._serve_media(request, client, root)
                 else:
                     await serve(self._gateway, self._dispatch(request, None, text_body(request)), client)
         except TimeoutError as error:
@@ -147,7 +153,7 @@ class ChatExchange(Response):
             raise unknown_model(self._gateway, model) from error
         return chosen
 
-    async def _serve_media(self, request: ChatRequest, client: ClientStream) -> None:
+    async def _serve_media(self, request: ChatRequest, client: ClientStream, root: Span) -> None:
         gateway = self._gateway
         digest = await self._when_served(
             request.model, lambda: choose_namespace(gateway.view.records, request.model)
@@ -162,10 +168,15 @@ class ChatExchange(Response):
                 threads=gateway.media_threads,
                 on_taken=request.drop_text,
             )
-        await self._serve_items(request, items, digest, client)
+        await self._serve_items(request, items, digest, client, root)
 
     async def _serve_items(
-        self, request: ChatRequest, items: tuple[TakenItem, ...], digest: str, client: ClientStream
+        self,
+        request: ChatRequest,
+        items: tuple[TakenItem, ...],
+        digest: str,
+        client: ClientStream,
+        root: Span,
     ) -> None:
         gateway = self._gateway
         chosen = await self._when_served(
@@ -178,45 +189,76 @@ class ChatExchange(Response):
                 now=time.monotonic(),
             ),
         )
-        traceparent = current_traceparent()
         ticket = Ticket(
-            self._request_id, chosen.instance, items, self._first_token_deadline, traceparent, digest
+            self._request_id,
+            chosen.instance,
+            items,
+            self._first_token_deadline,
+            current_traceparent(),
+            digest,
+        )
+        wait = EncodeWait(
+            self._settings,
+            gateway.view,
+            gateway.orders,
+            ticket,
+            model=request.model,
+            namespace_digest=digest,
+            arrived_at=self._arrived_at,
         )
         async with gateway.orders.open(ticket):
-            with span("gateway.encode_wait"):
-                await self._wait_sizes(ticket, digest)
-            check_fits(items, ticket.sizes, chosen)
-            body = media_body(
-                request,
-                items,
-                ticket.sizes,
-                request_id=self._request_id,
-                gateway=self._settings.instance,
-                traceparent=traceparent,
-                remaining_ms=int((ticket.deadline - time.monotonic()) * 1000),
+            try:
+                await self._serve_encoded(request, ticket, wait, chosen, client)
+            except EncodeUnavailableError as error:
+                is_too_late = client.has_begun or time.monotonic() >= ticket.deadline
+                if is_too_late or not wait.has_other_way:
+                    raise
+                reason = error.code
+            else:
+                return
+            await self._serve_whole(request, ticket, client, root, reason)
+
+    async def _serve_encoded(
+        self,
+        request: ChatRequest,
+        ticket: Ticket,
+        wait: EncodeWait,
+        chosen: InstanceRecord,
+        client: ClientStream,
+    ) -> None:
+        """With the items that encoders make."""
+        with span("gateway.encode_wait"):
+            await wait.sizes()
+        check_fits(ticket.items, ticket.sizes, chosen)
+        body = media_body(
+            request,
+            ticket.items,
+            ticket.sizes,
+            request_id=self._request_id,
+            gateway=self._settings.instance,
+            traceparent=ticket.traceparent,
+            remaining_ms=int((ticket.deadline - time.monotonic()) * 1000),
+        )
+        dispatch = self._dispatch(request, ticket.namespace_digest, body)
+        dispatch.ticket, dispatch.first_choice = ticket, chosen
+        await race(serve(self._gateway, dispatch, client), ticket.wait_failure(), wait.hopeless())
+
+    async def _serve_whole(
+        self, request: ChatRequest, ticket: Ticket, client: ClientStream, root: Span, reason: str
+    ) -> None:
+        """With the raw media, by an instance that encodes them. What encoders still do is for others."""
+        gateway = self._gateway
+        log.warning("request is encoded by its prefill_decode", request_id=self._request_id, reason=reason)
+        gateway.metrics.local_encodes.labels(reason).inc()
+        root.set_attribute("triptych.local_encode", reason)
+        ticket.settle()
+        with span("gateway.local_encode", attributes={"triptych.reason": reason}):
+            body = await asyncio.get_running_loop().run_in_executor(
+                gateway.media_threads, whole_body, request, ticket.items
             )
-            dispatch = self._dispatch(request, digest, body)
-            dispatch.ticket, dispatch.first_choice = ticket, chosen
-            await race(serve(gateway, dispatch, client), ticket.wait_failure())
-
-    async def _wait_sizes(self, ticket: Ticket, digest: str) -> None:
-        try:
-            async with asyncio.timeout_at(_loop_time(ticket.deadline)):
-                orders = self._gateway.orders
-                if orders.lacks_job(ticket):  # without an encoder, jobs would pile up in Redis
-                    await race(self._wait_encoder(digest), ticket.wait_failure())
-                orders.order(ticket)
-                await race(ticket.wait_sizes(), ticket.wait_failure(), self._wait_encoder(digest))
-        except TimeoutError as error:
-            raise unavailable("deadline_exceeded", "the media could not be encoded in time") from error
-
-    async def _wait_encoder(self, digest: str) -> None:
-        """Also a guard: without any encoder there is little sense in waiting for long."""
-        try:
-            async with asyncio.timeout(self._settings.encoder_grace_s):
-                await self._gateway.view.wait_for_encoder(digest)
-        except TimeoutError as error:
-            raise unavailable("no_encoder", "no encoder is available") from error
+            dispatch = self._dispatch(request, ticket.namespace_digest, body)
+            dispatch.needs_tower = True
+            await serve(gateway, dispatch, client)
 
     @property
     def _first_token_deadline(self) -> float:
@@ -229,11 +271,8 @@ class ChatExchange(Response):
             stream=request.stream,
             namespace_digest=digest,
             body=body,
+            has_media=bool(request.media),
             response_headers=self._echo,
             arrived_at=self._arrived_at,
             first_token_deadline=self._first_token_deadline,
         )
-
-
-def _loop_time(monotonic_s: float) -> float:
-    return asyncio.get_running_loop().time() + monotonic_s - time.monotonic()

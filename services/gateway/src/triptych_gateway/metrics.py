@@ -16,6 +16,11 @@ class GatewayMetrics:
         self.retries = self.metrics.counter(
             "gateway_encode_retries", "Encode jobs ordered again after a failure"
         )
+        self.local_encodes = self.metrics.counter(
+            "gateway_local_encodes",
+            "Requests sent whole to an instance with a vision tower, by why no encoder served them",
+            ("reason",),
+        )
         self.disconnects = self.metrics.counter(
             "gateway_disconnects", "Clients that went away before the end"
         )

@@ -25,6 +25,16 @@ _RETRY_STATUSES = frozenset({429, 503})
 _CODES = {404: "not_found", 405: "method_not_allowed"}
 
 
+class EncodeUnavailableError(RequestError):
+    """503: no encoder made a media item, and nothing is known to be wrong with it.
+
+    An instance that has a vision tower may still serve the request, with its raw media.
+    """
+
+    def __init__(self, code: str, message: str, param: str | None = None) -> None:
+        super().__init__(503, code, message, param)
+
+
 def unavailable(code: str, message: str, param: str | None = None) -> RequestError:
     """503: nothing is wrong with the request; the caller may try again after `Retry-After`."""
     return RequestError(503, code, message, param)

@@ -74,9 +74,11 @@ class RegistryView:
         async with self._changed:
             await self._changed.wait()
 
+    def has_encoder(self, namespace_digest: str) -> bool:
+        """An encoder of this namespace is registered."""
+        return any(record.namespace_digest == namespace_digest for record in self.encoding)
+
     async def wait_for_encoder(self, namespace_digest: str) -> None:
         """Return once an encoder of this namespace is registered. Bound it."""
         async with self._changed:
-            await self._changed.wait_for(
-                lambda: any(record.namespace_digest == namespace_digest for record in self.encoding)
-            )
+            await self._changed.wait_for(lambda: self.has_encoder(namespace_digest))

@@ -10,8 +10,9 @@ from itertools import count
 
 from triptych_common.protocol.messages import InstanceRecord, Role
 
-SERVING_ROLES = frozenset({Role.PREFILL_DECODE})
-ENCODING_ROLES = frozenset({Role.ENCODE})
+SERVING_ROLES = frozenset({Role.PREFILL_DECODE, Role.ENCODE_PREFILL_DECODE})
+TOWER_ROLES = frozenset({Role.ENCODE_PREFILL_DECODE})  # serve requests with raw media, too
+ENCODING_ROLES = frozenset({Role.ENCODE})  # take encode jobs
 
 
 class Router:
@@ -32,6 +33,7 @@ class Router:
         namespace_digest: str | None,
         exclude: Set[str],
         now: float,
+        needs_tower: bool = False,
     ) -> InstanceRecord | None:
         """The instance for one request; None: none can take it.
 
@@ -39,6 +41,7 @@ class Router:
             namespace_digest: only instances of this namespace; None: any (text only).
             exclude: instances that were tried for this request.
             now: monotonic seconds.
+            needs_tower: only instances that can encode the request's media themselves.
         """
         able = [
             record
@@ -46,6 +49,7 @@ class Router:
             if can_serve(record, model)
             and (namespace_digest is None or record.namespace_digest == namespace_digest)
             and record.instance not in exclude
+            and (record.role in TOWER_ROLES or not needs_tower)
         ]
         if not able:
             return None
@@ -91,6 +95,16 @@ def can_serve(record: InstanceRecord, model: str) -> bool:
         and record.url is not None
         and record.model == model
         and not record.draining
+    )
+
+
+def has_tower(records: Iterable[InstanceRecord], model: str, namespace_digest: str) -> bool:
+    """Whether some instance could serve a request for `model` with its raw media."""
+    return any(
+        record.role in TOWER_ROLES
+        and can_serve(record, model)
+        and record.namespace_digest == namespace_digest
+        for record in records
     )
 
 

@@ -36,7 +36,9 @@ class Dispatch:
     response_headers: dict[str, str]
     arrived_at: float  # monotonic seconds
     first_token_deadline: float  # monotonic seconds; streamed requests only
-    ticket: Ticket | None = None  # with media
+    has_media: bool = False
+    needs_tower: bool = False  # the media are sent raw
+    ticket: Ticket | None = None  # the media are sent as metadata
     first_choice: InstanceRecord | None = None
 
 
@@ -79,6 +81,7 @@ def _next_instance(gateway: Gateway, dispatch: Dispatch, tried: set[str]) -> Ins
             namespace_digest=dispatch.namespace_digest,
             exclude=tried,
             now=time.monotonic(),
+            needs_tower=dispatch.needs_tower,
         )
         if record is not None:
             return record
@@ -139,7 +142,7 @@ async def _relay(gateway: Gateway, dispatch: Dispatch, answer: Answer, client: C
         )
         await client.end(answer.first)
         return
-    kind = "none" if dispatch.ticket is None else "image"
+    kind = "image" if dispatch.has_media else "none"
     gateway.metrics.first_token_s.labels(kind).observe(time.monotonic() - dispatch.arrived_at)
     with span("gateway.stream") as streaming:
         num_chunks = await relay_stream(answer, client, headers, gateway.settings.chunk_timeout_s)

@@ -10,7 +10,7 @@ from triptych_common.protocol.ids import MmHash, RequestId
 from triptych_common.protocol.messages import FailureKind
 from triptych_gateway.item_table import ItemFailure
 from triptych_gateway.media import TakenItem
-from triptych_gateway.openai_errors import unavailable
+from triptych_gateway.openai_errors import EncodeUnavailableError, unavailable
 from triptych_gateway.sizes import ItemSizes
 
 RENEWED_WAIT_S = 30.0  # for an item that prefill_decode needs again, after the first token
@@ -109,11 +109,12 @@ def error_for(failure: ItemFailure, path: str | None) -> RequestError:
     if failure.kind is FailureKind.TOO_LARGE:
         return RequestError(413, "image_too_large", f"{path}: {failure.detail}"[:1000], path)
     if failure.kind is FailureKind.STORE_FULL:
-        return unavailable("store_full", "no room for the encoder's output at the moment", path)
+        return EncodeUnavailableError("store_full", "no room for the encoder's output at the moment", path)
     if failure.kind is FailureKind.EXPIRED:
-        return unavailable("deadline_exceeded", f"{path} could not be encoded in time", path)
+        return EncodeUnavailableError("deadline_exceeded", f"{path} could not be encoded in time", path)
     if failure.kind is None:
-        return unavailable("bus_unavailable", failure.detail, path)
-    return unavailable(
-        "encode_failed", f"{path} could not be encoded; nothing is known to be wrong with it", path
-    )
+        return EncodeUnavailableError("bus_unavailable", failure.detail, path)
+    message = f"{path} could not be encoded; nothing is known to be wrong with it"
+    if failure.kind is FailureKind.DEAD_LETTER:  # it may have ended its encoders: no other engine gets it
+        return unavailable("encode_failed", message, path)
+    return EncodeUnavailableError("encode_failed", message, path)
