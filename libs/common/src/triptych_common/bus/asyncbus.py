@@ -1,22 +1,24 @@
 """The bus for asyncio services."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from types import TracebackType
-from typing import Any, Self, cast
+from typing import Self
 
 from redis.asyncio import Redis
-from redis.exceptions import RedisError
 
-from triptych_common.bus.connection import command, command_client, execute
-from triptych_common.bus.consumer import Consumer, ConsumerOptions, OnDeadLetter
+from triptych_common.bus.address import RedisAddress
+from triptych_common.bus.bounds import DEAD_LETTERS_MAX_ENTRIES, StreamBounds
+from triptych_common.bus.connection import command, execute
+from triptych_common.bus.consumer import Consumer
+from triptych_common.bus.consumer_options import ConsumerOptions, OnDeadLetter
 from triptych_common.bus.group import Group
+from triptych_common.bus.publisher import Publisher, Refusal, StreamEntry
 from triptych_common.bus.server_watch import OnServerChanged, ServerWatch
-from triptych_common.domain.errors import BusUnavailableError
 from triptych_common.protocol import codec
 from triptych_common.protocol.messages import Message
 from triptych_common.protocol.names import StreamNames
 
-StreamEntry = tuple[str, Mapping[bytes, bytes]]
+CONNECT_PATIENCE_S = 1.0  # a Redis that is not there yet: whoever started us starts us again
 
 
 class AsyncBus:
@@ -26,23 +28,30 @@ class AsyncBus:
     """
 
     def __init__(self, url: str, deployment: str, *, client_name: str) -> None:
-        """Does not connect yet; see `connect`."""
+        """Does not connect yet; see `connect`.
+
+        Raises:
+            ValueError: `url` or `deployment` cannot be used.
+        """
         self.names = StreamNames(deployment)
-        self._url = url
+        self._address = RedisAddress.parse(url)
         self._client_name = client_name
         self._watch = ServerWatch()
-        self._client = command_client(url, client_name, self._watch)
+        self._client = self._address.client(client_name, self._watch)
+        bounds = StreamBounds({self.names.encode_jobs, self.names.dead_letters})
+        self._publisher = Publisher(self._client, bounds)
 
     @classmethod
     async def connect(cls, url: str, deployment: str, *, client_name: str) -> Self:
-        """A bus that has reached Redis once.
+        """A bus that has reached Redis once, and may write there.
 
         Raises:
-            BusUnavailableError: Redis cannot be reached, or refuses us.
+            BusRefusedError: login, rights or certificate are wrong.
+            BusUnavailableError: Redis cannot be reached.
         """
         bus = cls(url, deployment, client_name=client_name)
         try:
-            await bus.ping()
+            await bus.check()
         except BaseException:
             await bus.close()
             raise
@@ -78,6 +87,11 @@ class AsyncBus:
         """One round trip."""
         await command("ping", lambda: execute(self._client, "PING"))
 
+    async def check(self) -> None:
+        """One round trip that needs the right to write: dead letters beyond their bound are dropped."""
+        arguments = ("XTRIM", self.names.dead_letters, "MAXLEN", "~", DEAD_LETTERS_MAX_ENTRIES)
+        await command("connect", lambda: execute(self._client, *arguments), patience_s=CONNECT_PATIENCE_S)
+
     async def publish(
         self,
         stream: str,
@@ -91,31 +105,28 @@ class AsyncBus:
 
         Returns:
             The entry's id.
+
+        Raises:
+            StreamFullError: its reader has stopped; nothing was appended.
+            BusUnavailableError
         """
         fields = codec.encode(message, traceparent=traceparent, remaining_ms=remaining_ms, blob=blob)
-        entry_id = await command("publish", lambda: self._client.xadd(stream, cast("dict[Any, Any]", fields)))
-        return _text(entry_id)
+        return await self._publisher.append(stream, fields)
 
-    async def publish_encoded(self, entries: Sequence[StreamEntry]) -> list[StreamEntry]:
-        """Append entries in one round trip.
+    async def publish_encoded(self, entries: Sequence[StreamEntry]) -> list[Refusal]:
+        """Append entries in one round trip, and try it once.
 
         Returns:
-            Those that Redis refused, in order; they can be tried again.
+            Those that were refused, in order.
+
+        Raises:
+            BusUnavailableError: nobody knows which of them were appended.
         """
-
-        async def send() -> list[Any]:
-            async with self._client.pipeline(transaction=False) as pipe:
-                for stream, fields in entries:
-                    pipe.xadd(stream, cast("dict[Any, Any]", fields))
-                return await pipe.execute(raise_on_error=False)
-
-        replies = await command("publish", send)
-        return [entry for entry, reply in zip(entries, replies, strict=True) if isinstance(reply, RedisError)]
+        return await self._publisher.append_all(entries)
 
     async def stream_length(self, stream: str) -> int:
         """Number of entries in `stream`: not yet read, or read and not yet acked."""
-        length: int = await command("stream_length", lambda: execute(self._client, "XLEN", stream))
-        return length
+        return await self._publisher.length(stream)
 
     def consumer(
         self,
@@ -134,7 +145,7 @@ class AsyncBus:
         delivered to it and never acked comes first.
         """
         options = ConsumerOptions(prefetch, min_idle_ms, max_deliveries, on_dead_letter)
-        reader = command_client(self._url, f"{self._client_name}/{consumer}", self._watch)
+        reader = self._address.client(f"{self._client_name}/{consumer}", self._watch)
         return Consumer(
             reader,
             Group(self._client, reader, stream, group, consumer),
@@ -154,11 +165,3 @@ class AsyncBus:
         """Keep `value` (JSON) for `ttl_s`."""
         key, px = self.names.sizes(mm_hash), max(1, int(ttl_s * 1000))
         await command("sizes_set", lambda: self._client.set(key, value, px=px))
-
-
-def _text(value: object) -> str:
-    if isinstance(value, bytes):
-        return value.decode()
-    if isinstance(value, str):
-        return value
-    raise BusUnavailableError(f"Redis answered {type(value).__name__} where an entry id was due")

@@ -1,4 +1,4 @@
-"""Connections to Redis: how long anything may take, how often it is tried again, what errors become.
+"""Commands on Redis: how long anything may take, how often it is tried again.
 
 Limits and repetitions are ours, around whole commands (`command`), not redis-py's:
 - its `socket_timeout` sends through `asyncio.wait_for`, which before Python 3.12 can swallow the
@@ -16,14 +16,11 @@ from typing import Any, TypeVar, cast
 
 from redis import exceptions
 from redis.asyncio import Redis
-from redis.asyncio.retry import Retry
-from redis.backoff import ExponentialWithJitterBackoff, NoBackoff
+from redis.backoff import ExponentialWithJitterBackoff
 
-from triptych_common.bus.server_watch import ServerWatch
+from triptych_common.bus.failures import is_passing, unavailable
 from triptych_common.domain.errors import BusUnavailableError
 
-CONNECT_TIMEOUT_S = 2.0
-COMMAND_ATTEMPTS = 3
 COMMAND_LIMIT_S = 5.0  # one command, all attempts and connecting included
 BACKOFF_BASE_S = 0.02
 BACKOFF_CAP_S = 1.0
@@ -33,49 +30,42 @@ READ_LIMIT_S = BLOCK_MS / 1000 + COMMAND_LIMIT_S  # of the same: must exceed BLO
 T = TypeVar("T")
 
 
-def command_client(url: str, client_name: str, watch: ServerWatch) -> Redis:
-    """A client that connects on first use, and repeats nothing by itself.
+async def command(action: str, call: Callable[[], Awaitable[T]], *, patience_s: float | None = None) -> T:
+    """Await `call()`, again while the connection breaks or cannot be made, for at most `COMMAND_LIMIT_S`.
+
+    A reply that is slow is waited for, never asked for twice.
+
+    Args:
+        patience_s: how long it is tried again; 0: never; None: as long as the limit allows.
 
     Raises:
-        ValueError: `url` has an unknown scheme.
-    """
-    return Redis.from_url(
-        url,
-        decode_responses=False,
-        protocol=2,
-        client_name=client_name.replace(" ", "_"),
-        driver_info=None,
-        socket_timeout=None,
-        socket_connect_timeout=CONNECT_TIMEOUT_S,
-        retry=Retry(NoBackoff(), 0),
-        redis_connect_func=watch.on_connect,
-    )
-
-
-async def command(action: str, call: Callable[[], Awaitable[T]]) -> T:
-    """Await `call()`, again when the connection breaks, for at most `COMMAND_LIMIT_S` in all.
-
-    Raises:
+        BusRefusedError: login, rights or certificate are wrong; at once.
         BusUnavailableError: whatever redis-py raised, or it took too long. It may have been done.
     """
-    backoff = reconnect_backoff()
-    attempt = 1
+    clock = asyncio.get_running_loop().time
+    give_up_at = clock() + (COMMAND_LIMIT_S if patience_s is None else patience_s)
+    backoff, num_failures = reconnect_backoff(), 0
+    failure: BaseException | None = None
     try:
         async with asyncio.timeout(COMMAND_LIMIT_S):
             while True:
                 try:
                     return await call()
-                except exceptions.ConnectionError as error:
-                    if attempt == COMMAND_ATTEMPTS or _is_refused_login(error):
+                except (exceptions.RedisError, OSError) as error:
+                    if not is_passing(error):
                         raise
-                await asyncio.sleep(backoff.compute(attempt))
-                attempt += 1
+                    failure = error
+                num_failures += 1
+                wait_s = backoff.compute(num_failures)
+                if clock() + wait_s > give_up_at:
+                    raise failure
+                await asyncio.sleep(wait_s)
     except TimeoutError as error:
-        raise BusUnavailableError(f"{action}: no answer from Redis in {COMMAND_LIMIT_S} s") from error
+        if failure is None:
+            raise BusUnavailableError(f"{action}: no answer from Redis in {COMMAND_LIMIT_S} s") from error
+        raise unavailable(action, failure) from error
     except (exceptions.RedisError, OSError) as error:
-        if _is_refused_login(error):
-            raise BusUnavailableError(f"{action}: Redis refused the user name or password") from error
-        raise BusUnavailableError(f"{action}: {str(error) or type(error).__name__}") from error
+        raise unavailable(action, error) from error
 
 
 async def execute(client: Redis, *arguments: str | bytes | int) -> Any:
@@ -95,13 +85,3 @@ def is_missing_group(error: exceptions.ResponseError) -> bool:
 
 def is_existing_group(error: exceptions.ResponseError) -> bool:
     return str(error).startswith("BUSYGROUP")
-
-
-def _is_refused_login(error: BaseException) -> bool:
-    """redis-py sometimes wraps what happened in the handshake."""
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, exceptions.AuthenticationError):
-            return True
-        cause = cause.__cause__
-    return False

@@ -10,7 +10,6 @@ At least once: an entry can come again (after a crash, or when Redis lost an ack
 import asyncio
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
@@ -19,6 +18,9 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError, ResponseError
 
 from triptych_common.bus.connection import BLOCK_MS, is_missing_group, reconnect_backoff
+from triptych_common.bus.consumer_options import ConsumerOptions
+from triptych_common.bus.dead_letters import bury
+from triptych_common.bus.failures import is_out_of_memory
 from triptych_common.bus.group import Entry, Group
 from triptych_common.bus.server_watch import ServerWatch
 from triptych_common.domain.errors import ProtocolError
@@ -28,30 +30,7 @@ from triptych_common.telemetry.logs import get_logger
 
 log = get_logger(__name__)
 
-OnDeadLetter = Callable[[Envelope, str], Awaitable[None]]
 _UNAVAILABLE = (RedisError, OSError)
-
-
-@dataclass(frozen=True)
-class ConsumerOptions:
-    """How a consumer takes entries.
-
-    Args:
-        prefetch: most entries taken but not acked; 1: one at a time.
-        min_idle_ms: take over entries that their consumer has not renewed for so long, and renew our
-            own; None: neither (streams with one reader).
-        max_deliveries: an entry delivered more often goes to the dead letters; None: no limit.
-        on_dead_letter: told of an entry given up for `max_deliveries`, before it is moved.
-    """
-
-    prefetch: int = 1
-    min_idle_ms: int | None = None
-    max_deliveries: int | None = None
-    on_dead_letter: OnDeadLetter | None = None
-
-    def __post_init__(self) -> None:
-        if self.prefetch < 1:
-            raise ValueError("prefetch must be at least 1")
 
 
 @dataclass(frozen=True)
@@ -166,7 +145,8 @@ class Consumer:
             return [(entry, await self._group.queued_s(entry)) for entry in entries]
         except _UNAVAILABLE as error:
             self._lost(error)
-            if not (isinstance(error, ResponseError) and is_missing_group(error)):
+            is_gone = isinstance(error, ResponseError) and is_missing_group(error)
+            if not is_gone or self._num_failures > 1:  # the first time, create it at once
                 await self._back_off()
             return []
         except BaseException:
@@ -200,7 +180,12 @@ class Consumer:
         return entries
 
     async def _ensure_group(self) -> None:
-        is_new = await self._group.ensure()
+        try:
+            is_new = await self._group.ensure()
+        except ResponseError as error:
+            if not is_out_of_memory(error):
+                raise
+            is_new = False  # refused before Redis looked: most likely it is there, and reading is allowed
         if is_new and self._had_group and self._had_group_at == self._watch.run_id:
             self._watch.group_was_lost()  # another run id was told already
         self._had_group, self._had_group_at = True, self._watch.run_id
@@ -253,7 +238,7 @@ class Consumer:
         self._outstanding.pop(entry.entry_id, None)
         self._room.set()
         try:
-            await self._group.bury(entry, reason, self._dead_letters)
+            await bury(self._group, entry, reason, self._dead_letters)
         except _UNAVAILABLE as error:
             self._lost(error)
             await self._back_off()

@@ -16,8 +16,6 @@ from redis.exceptions import ResponseError
 
 from triptych_common.bus.connection import COMMAND_LIMIT_S, READ_LIMIT_S, is_existing_group
 
-DEAD_LETTERS_MAX_ENTRIES = 10_000
-DEAD_LETTER_MAX_FIELD_BYTES = 8192  # longer fields are cut: dead letters stay small
 CLOCK_CHECK_AGE_S = 1.0
 _HAND_BACK_IDLE_MS = 1_000_000_000
 
@@ -130,28 +128,23 @@ class Group:
             )  # fmt: skip
 
     async def ack(self, entry_ids: Iterable[bytes]) -> None:
-        """These are done: drop them from the group and the stream, in one round trip."""
+        """These are done: drop them from the stream and the group, in one round trip.
+
+        No transaction: a Redis that is out of memory refuses to queue even what would free memory. An
+        entry that is deleted but still pending is noticed when it is claimed (`_ack_vanished`).
+        """
         ids = list(entry_ids)
-        async with self._client.pipeline(transaction=True) as pipe:
-            pipe.xack(self.stream, self.group, *ids)
+        async with self._client.pipeline(transaction=False) as pipe:
             pipe.xdel(self.stream, *ids)
+            pipe.xack(self.stream, self.group, *ids)
             await _any(pipe.execute())
 
-    async def bury(self, entry: Entry, reason: str, dead_letters: str) -> None:
-        """Move `entry` to the dead letters, with `reason`, in one round trip. Users' media stay behind."""
-        letter = {
-            name: value[:DEAD_LETTER_MAX_FIELD_BYTES]
-            for name, value in entry.fields.items()
-            if name != b"blob"
-        }
-        letter[b"blob_num_bytes"] = str(len(entry.fields.get(b"blob", b""))).encode()
-        letter[b"source_stream"] = self.stream.encode()
-        letter[b"source_id"] = entry.entry_id
-        letter[b"reason"] = reason.encode()[:DEAD_LETTER_MAX_FIELD_BYTES]
+    async def replace(self, entry_id: bytes, fields: Mapping[bytes, bytes], stream: str, maxlen: int) -> None:
+        """Done with `entry_id`, and `fields` appended to `stream` of about `maxlen`: in one step."""
         async with self._client.pipeline(transaction=True) as pipe:
-            pipe.xadd(dead_letters, cast("dict[Any, Any]", letter), maxlen=DEAD_LETTERS_MAX_ENTRIES)
-            pipe.xack(self.stream, self.group, entry.entry_id)
-            pipe.xdel(self.stream, entry.entry_id)
+            pipe.xadd(stream, cast("dict[Any, Any]", fields), maxlen=maxlen)
+            pipe.xack(self.stream, self.group, entry_id)
+            pipe.xdel(self.stream, entry_id)
             await _any(pipe.execute())
 
     async def _pending(

@@ -6,8 +6,11 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+from redis.exceptions import ResponseError
+
 from triptych_common.bus.asyncbus import AsyncBus
 from triptych_common.bus.connection import command, execute
+from triptych_common.bus.failures import is_out_of_memory
 from triptych_common.domain.errors import BusUnavailableError, ProtocolError
 from triptych_common.protocol import codec
 from triptych_common.protocol.messages import InstanceRecord
@@ -100,7 +103,12 @@ class Registry:
                 pipe.set(key, value, px=int(ttl_s * 1000), get=True)
                 pipe.zadd(self._names.instances, {record.instance: now})
                 pipe.zremrangebyscore(self._names.instances, "-inf", now - _FORGET_AFTER_S)
-                previous: bytes | None = (await pipe.execute())[0]
+                try:
+                    previous: bytes | None = (await pipe.execute())[0]
+                except ResponseError as error:
+                    if is_out_of_memory(error):  # nothing new is taken, but what is there may live on
+                        await execute(self._bus.client, "PEXPIRE", key, int(ttl_s * 1000))
+                    raise
                 return previous
 
         previous = await command("register", send)

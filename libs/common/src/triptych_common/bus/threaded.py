@@ -10,8 +10,9 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from triptych_common.bus.asyncbus import AsyncBus, StreamEntry
+from triptych_common.bus.asyncbus import AsyncBus
 from triptych_common.bus.connection import reconnect_backoff
+from triptych_common.bus.publisher import StreamEntry
 from triptych_common.domain.errors import BusUnavailableError
 from triptych_common.protocol import codec
 from triptych_common.protocol.codec import Envelope
@@ -22,6 +23,7 @@ log = get_logger(__name__)
 
 MAX_BATCH = 128
 READER_PREFETCH = 64
+MAX_QUEUED_S = 120.0  # of messages without a limit of their own; older ones mean nothing any more
 Callback = Callable[[Envelope], None]
 
 
@@ -29,7 +31,8 @@ Callback = Callable[[Envelope], None]
 class _Outgoing:
     stream: str
     fields: Mapping[bytes, bytes]
-    deadline: float | None  # monotonic seconds
+    deadline: float  # monotonic seconds
+    has_limit: bool  # tells the receiver how long it has
 
 
 @dataclass(frozen=True)
@@ -66,7 +69,7 @@ class ThreadedBus:
 
     @property
     def num_dropped(self) -> int:
-        """Messages that were never sent: queue full, deadline passed, or bus closed."""
+        """Messages that were never sent: queue or stream full, too old, or bus closed."""
         return self._num_dropped
 
     @property
@@ -85,11 +88,12 @@ class ThreadedBus:
     ) -> bool:
         """Queue `message` for `stream`; never blocks. False: it was dropped (and counted, and logged)."""
         fields = codec.encode(message, traceparent=traceparent, remaining_ms=remaining_ms, blob=blob)
-        deadline = None if remaining_ms is None else time.monotonic() + remaining_ms / 1000
+        limit_s = MAX_QUEUED_S if remaining_ms is None else remaining_ms / 1000
+        outgoing = _Outgoing(stream, fields, time.monotonic() + limit_s, remaining_ms is not None)
         try:
             if self._closed:
                 raise queue.Full
-            self._queue.put_nowait(_Outgoing(stream, fields, deadline))
+            self._queue.put_nowait(outgoing)
         except queue.Full:
             self._drop("message dropped, queue is full or closed", stream)
             return False
@@ -207,14 +211,20 @@ class ThreadedBus:
             refused = await self._bus.publish_encoded(entries)
         except BusUnavailableError:
             return batch
-        refused_ids = {id(fields) for _, fields in refused}
-        return [each for each, (_, fields) in zip(batch, entries, strict=True) if id(fields) in refused_ids]
+        is_final = {id(refusal.entry): refusal.is_final for refusal in refused}
+        again: list[_Outgoing] = []
+        for each, entry in zip(batch, entries, strict=True):
+            if is_final.get(id(entry)):
+                self._drop("the stream is full, its reader has stopped", each.stream)
+            elif id(entry) in is_final:
+                again.append(each)
+        return again
 
     def _without_expired(self, batch: list[_Outgoing]) -> list[_Outgoing]:
         now = time.monotonic()
-        kept = [each for each in batch if each.deadline is None or each.deadline > now]
+        kept = [each for each in batch if each.deadline > now]
         for each in batch:
-            if each.deadline is not None and each.deadline <= now:
+            if each.deadline <= now:
                 self._drop("deadline passed", each.stream)
         return kept
 
@@ -238,7 +248,7 @@ class ThreadedBus:
 
 def _with_remaining(outgoing: _Outgoing) -> Mapping[bytes, bytes]:
     """Fields with the time that is left now, not when the message was queued."""
-    if outgoing.deadline is None:
-        return dict(outgoing.fields)
+    if not outgoing.has_limit:
+        return outgoing.fields
     remaining_ms = max(0, int((outgoing.deadline - time.monotonic()) * 1000))
     return {**outgoing.fields, b"ttl_ms": str(remaining_ms).encode()}

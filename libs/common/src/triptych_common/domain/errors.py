@@ -5,7 +5,9 @@
      │   ├─ UnsupportedVersionError
      │   └─ MalformedMessageError
      ├─ IllegalTransitionError         a state machine was asked for a step that its table forbids
-     ├─ BusUnavailableError            Redis cannot be reached, or refuses to work
+     ├─ BusUnavailableError            Redis cannot be reached, or refuses to work; retryable
+     │   ├─ BusRefusedError            wrong login, rights or certificate: somebody must change a setting
+     │   └─ StreamFullError            its reader has stopped taking entries
      ├─ StoreError                     the cache_store, `code` as in `StoreFailure`
      │   ├─ StoreUnavailableError      no session, or no answer in time
      │   ├─ StoreFullError             no space now; retryable
@@ -30,6 +32,7 @@ from triptych_common.protocol.errors import (
 from triptych_common.protocol.store import StoreFailure
 
 __all__ = [
+    "BusRefusedError",
     "BusUnavailableError",
     "IllegalTransitionError",
     "ItemTooLargeError",
@@ -42,6 +45,7 @@ __all__ = [
     "StoreFullError",
     "StoreProtocolError",
     "StoreUnavailableError",
+    "StreamFullError",
     "TriptychError",
     "UnknownHandleError",
     "UnsupportedVersionError",
@@ -61,6 +65,17 @@ class IllegalTransitionError(TriptychError):
 
 class BusUnavailableError(TriptychError):
     """Redis cannot be reached, or refuses to work (out of memory, wrong password, read only)."""
+
+
+class BusRefusedError(BusUnavailableError):
+    """Redis refuses our login, lacks rights for us, or has a certificate that is not trusted.
+
+    At the start, the service ends. Later it goes on trying: somebody may be changing the password.
+    """
+
+
+class StreamFullError(BusUnavailableError):
+    """A stream holds as many entries as it may: whoever should read it has stopped."""
 
 
 class StoreError(TriptychError):

@@ -68,7 +68,9 @@ class ServiceSettings(BaseSettings):
     )
 
     redis_url: str = Field(
-        default="redis://127.0.0.1:6379/0", repr=False, description="redis://, rediss:// or unix:// URL"
+        default="redis://127.0.0.1:6379/0",
+        repr=False,
+        description="redis://, rediss:// or unix:// URL, or redis+sentinel://",
     )
     deployment: str = Field(default="default", description="deployments on one Redis do not see each other")
     run_dir: Path = Field(default_factory=default_run_dir, description="sockets, shared memory, traces; 0700")
@@ -96,9 +98,10 @@ class ServiceSettings(BaseSettings):
 
     @field_validator("redis_url")
     @classmethod
-    def _known_scheme(cls, value: str) -> str:
-        if not value.startswith(("redis://", "rediss://", "unix://")):
-            raise ValueError("must start with redis://, rediss:// or unix://")
+    def _usable_address(cls, value: str) -> str:
+        from triptych_common.bus.address import RedisAddress  # noqa: PLC0415 - the store needs no Redis
+
+        RedisAddress.parse(value)
         return value
 
     @field_validator("instance", mode="before")

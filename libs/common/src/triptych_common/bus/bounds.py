@@ -1,0 +1,40 @@
+"""How many entries a stream may hold: memory in Redis stays bounded, whatever stops.
+
+A stream of one instance grows only while its reader has stopped (handled entries are deleted). It is
+never trimmed, since what nobody has read would be lost without a word: it is full, and publishers hear
+it. The bound is soft by what publishers have under way when it is reached.
+
+`encode-jobs` has a bound of its own, at the gateway, with an answer for the caller; `dead-letters` is
+trimmed.
+"""
+
+from collections.abc import Collection
+
+from triptych_common.domain.errors import StreamFullError
+
+MAX_STREAM_ENTRIES = 10_000
+DEAD_LETTERS_MAX_ENTRIES = 10_000
+
+
+class StreamBounds:
+    """Which streams were full when last looked at."""
+
+    def __init__(self, unbounded: Collection[str]) -> None:
+        self._unbounded = frozenset(unbounded)
+        self._full: set[str] = set()
+
+    def is_full(self, stream: str) -> bool:
+        """Whether `stream` was full: its length must be asked for before anything is added."""
+        return stream in self._full
+
+    def saw(self, stream: str, num_entries: int) -> None:
+        """`stream` holds `num_entries` now."""
+        if num_entries < MAX_STREAM_ENTRIES or stream in self._unbounded:
+            self._full.discard(stream)
+        else:
+            self._full.add(stream)
+
+    def error(self, stream: str) -> StreamFullError:
+        return StreamFullError(
+            f"{stream} holds {MAX_STREAM_ENTRIES} entries or more: its reader has stopped taking them"
+        )

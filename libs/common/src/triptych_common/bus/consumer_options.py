@@ -1,0 +1,30 @@
+"""How a consumer takes entries."""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from triptych_common.protocol.codec import Envelope
+
+OnDeadLetter = Callable[[Envelope, str], Awaitable[None]]
+
+
+@dataclass(frozen=True)
+class ConsumerOptions:
+    """How a consumer takes entries.
+
+    Args:
+        prefetch: most entries taken but not acked; 1: one at a time.
+        min_idle_ms: take over entries that their consumer has not renewed for so long, and renew our
+            own; None: neither (streams with one reader).
+        max_deliveries: an entry delivered more often goes to the dead letters; None: no limit.
+        on_dead_letter: told of an entry given up for `max_deliveries`, before it is moved.
+    """
+
+    prefetch: int = 1
+    min_idle_ms: int | None = None
+    max_deliveries: int | None = None
+    on_dead_letter: OnDeadLetter | None = None
+
+    def __post_init__(self) -> None:
+        if self.prefetch < 1:
+            raise ValueError("prefetch must be at least 1")

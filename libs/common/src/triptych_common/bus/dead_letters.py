@@ -1,0 +1,52 @@
+"""Dead letters: entries that nobody can handle, kept with the reason for whoever is on call."""
+
+import asyncio
+from collections.abc import Mapping
+
+from redis.exceptions import ResponseError
+
+from triptych_common.bus.bounds import DEAD_LETTERS_MAX_ENTRIES
+from triptych_common.bus.connection import reconnect_backoff
+from triptych_common.bus.failures import is_out_of_memory
+from triptych_common.bus.group import Entry, Group
+from triptych_common.telemetry.logs import get_logger
+
+log = get_logger(__name__)
+
+MAX_FIELD_BYTES = 8192  # longer fields are cut: dead letters stay small
+ATTEMPTS = 8  # while Redis is out of memory; about three seconds
+
+
+async def bury(group: Group, entry: Entry, reason: str, dead_letters: str) -> None:
+    """Move `entry` to the stream `dead_letters`, in one step.
+
+    While Redis is out of memory this is tried a few times; then the letter is lost, but for the log:
+    the entry must not block what comes after it, and deleting it frees memory.
+
+    Raises:
+        RedisError, OSError: the entry stays pending.
+    """
+    letter = letter_of(entry, group.stream, reason)
+    backoff = reconnect_backoff()
+    for attempt in range(1, ATTEMPTS + 1):
+        try:
+            await group.replace(entry.entry_id, letter, dead_letters, DEAD_LETTERS_MAX_ENTRIES)
+        except ResponseError as error:
+            if not is_out_of_memory(error):
+                raise
+        else:
+            return
+        if attempt < ATTEMPTS:
+            await asyncio.sleep(backoff.compute(attempt))
+    log.error("dead letter lost, redis is out of memory", stream=group.stream, reason=reason)
+    await group.ack([entry.entry_id])
+
+
+def letter_of(entry: Entry, stream: str, reason: str) -> Mapping[bytes, bytes]:
+    """The fields of `entry`, cut, and where it came from and why. Users' media stay behind."""
+    letter = {name: value[:MAX_FIELD_BYTES] for name, value in entry.fields.items() if name != b"blob"}
+    letter[b"blob_num_bytes"] = str(len(entry.fields.get(b"blob", b""))).encode()
+    letter[b"source_stream"] = stream.encode()
+    letter[b"source_id"] = entry.entry_id
+    letter[b"reason"] = reason.encode()[:MAX_FIELD_BYTES]
+    return letter

@@ -1,0 +1,61 @@
+"""What errors of redis-py mean: try again, wait, or tell somebody; in words for people, without secrets."""
+
+import ssl
+from collections.abc import Iterator
+
+from redis import exceptions
+
+from triptych_common.domain.errors import BusRefusedError, BusUnavailableError
+
+SETTING = "TRIPTYCH_REDIS_URL"
+
+
+def is_passing(error: BaseException) -> bool:
+    """Whether the same command can work in a moment, on a new connection: nothing is wrong with us."""
+    if refusal(error) is not None:
+        return False
+    return isinstance(error, exceptions.ConnectionError | exceptions.TimeoutError | OSError)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Redis takes nothing new, but reads, acks and deletions go on."""
+    return isinstance(error, exceptions.OutOfMemoryError) or "OOM command not allowed" in str(error)
+
+
+def refusal(error: BaseException) -> str | None:
+    """Why Redis will refuse this again and again until somebody changes something; None: it will not."""
+    for cause in _chain(error):
+        if isinstance(cause, exceptions.NoPermissionError):
+            return f"the user of {SETTING} lacks a right: {cause}"
+        if isinstance(cause, exceptions.AuthenticationError):
+            if getattr(cause, "status_code", None) == "NOAUTH":
+                return f"Redis asks for a password, and {SETTING} has none"
+            return f"Redis refused the user name or password in {SETTING}"
+        if isinstance(cause, ssl.SSLCertVerificationError):
+            return (
+                f"Redis' certificate is not trusted ({cause.verify_message}): see ssl_ca_certs in {SETTING}"
+            )
+        if isinstance(cause, ssl.SSLError) and not isinstance(
+            cause, ssl.SSLEOFError | ssl.SSLZeroReturnError
+        ):
+            return f"TLS with Redis failed ({cause.reason or cause}): see the ssl_ options in {SETTING}"
+    return None
+
+
+def unavailable(action: str, error: BaseException) -> BusUnavailableError:
+    """`error`, for those who know no Redis."""
+    if (reason := refusal(error)) is not None:
+        return BusRefusedError(f"{action}: {reason}")
+    if is_out_of_memory(error):
+        return BusUnavailableError(f"{action}: Redis is out of memory (maxmemory), and takes nothing new")
+    return BusUnavailableError(f"{action}: {str(error) or type(error).__name__}")
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """`error` and what led to it. redis-py wraps what happened in a handshake, not always as the cause."""
+    seen: set[int] = set()
+    cause: BaseException | None = error
+    while cause is not None and id(cause) not in seen:
+        seen.add(id(cause))
+        yield cause
+        cause = cause.__cause__ or cause.__context__

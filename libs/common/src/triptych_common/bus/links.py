@@ -1,0 +1,72 @@
+"""Connections that are given up when their server is not, or not any more, the one that takes writes.
+
+A primary that was demoted, a replica, or a server that still loads its data answers READONLY,
+MASTERDOWN or TRYAGAIN. The remedy is the same as for a lost connection: connect again, a little later,
+to whatever the address then means. (LOADING redis-py takes for a lost connection by itself.)
+"""
+
+from typing import Any, cast
+
+from redis.asyncio.connection import (
+    AbstractConnection,
+    Connection,
+    SSLConnection,
+    UnixDomainSocketConnection,
+)
+from redis.asyncio.sentinel import (
+    Sentinel,
+    SentinelConnectionPool,
+    SentinelManagedConnection,
+    SentinelManagedSSLConnection,
+)
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import MasterDownError, ReadOnlyError, TryAgainError
+
+_NOT_PRIMARY = (ReadOnlyError, MasterDownError, TryAgainError)
+
+
+class _PrimaryOnly(AbstractConnection):
+    """Mixed into redis-py's connections."""
+
+    async def read_response(self, *args: Any, **options: Any) -> Any:
+        try:
+            return await super().read_response(*args, **options)
+        except _NOT_PRIMARY as error:
+            await self.disconnect(nowait=True)
+            raise RedisConnectionError(f"this Redis takes no writes now: {error}") from error
+
+
+class TcpLink(_PrimaryOnly, Connection): ...
+
+
+class TlsLink(_PrimaryOnly, SSLConnection): ...
+
+
+class UnixLink(_PrimaryOnly, UnixDomainSocketConnection): ...
+
+
+class _SentinelLink(_PrimaryOnly, SentinelManagedConnection): ...
+
+
+class _SentinelTlsLink(_PrimaryOnly, SentinelManagedSSLConnection): ...
+
+
+LINKS: dict[type[AbstractConnection], type[AbstractConnection]] = {
+    Connection: TcpLink,
+    SSLConnection: TlsLink,
+    UnixDomainSocketConnection: UnixLink,
+}
+"""By the class that redis-py derives from a URL."""
+
+
+class SentinelPool(SentinelConnectionPool):
+    """Asks the sentinels for the primary with each new connection; closes their connections with its own."""
+
+    def __init__(self, service: str, sentinel: Sentinel, *, is_tls: bool, **options: Any) -> None:
+        options["connection_class"] = _SentinelTlsLink if is_tls else _SentinelLink
+        cast("Any", super()).__init__(service, sentinel, **options)
+
+    async def disconnect(self, inuse_connections: bool = True) -> None:
+        await super().disconnect(inuse_connections)
+        if inuse_connections:  # closing, not a change of the primary
+            await self.sentinel_manager.aclose()

@@ -1,0 +1,93 @@
+"""Appends entries to streams, within their bounds: one round trip, which also tells how long each is."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from triptych_common.bus.bounds import StreamBounds
+from triptych_common.bus.connection import command, execute
+from triptych_common.bus.failures import unavailable
+from triptych_common.domain.errors import BusUnavailableError
+
+StreamEntry = tuple[str, Mapping[bytes, bytes]]
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """An entry that was not appended."""
+
+    entry: StreamEntry
+    is_final: bool  # the stream is full; everything else can be tried again
+
+
+class Publisher:
+    """See `AsyncBus.publish` and `AsyncBus.publish_encoded`."""
+
+    def __init__(self, client: Redis, bounds: StreamBounds) -> None:
+        self._client = client
+        self._bounds = bounds
+
+    async def append(self, stream: str, fields: Mapping[bytes, bytes]) -> str:
+        """Append one entry; its id."""
+        if stream in await self._find_full([stream]):
+            raise self._bounds.error(stream)
+        replies = await command("publish", lambda: self._send([(stream, fields)], [stream]))
+        for reply in replies:
+            if isinstance(reply, RedisError):
+                raise unavailable("publish", reply)
+        entry_id, num_entries = replies
+        self._bounds.saw(stream, num_entries)
+        return _text(entry_id)
+
+    async def append_all(self, entries: Sequence[StreamEntry]) -> list[Refusal]:
+        """Append `entries`, trying once; those that were refused."""
+        streams = list(dict.fromkeys(stream for stream, _ in entries))
+        full = await self._find_full(streams)
+        wanted = [entry for entry in entries if entry[0] not in full]
+        open_streams = [stream for stream in streams if stream not in full]
+        replies: list[Any] = []
+        if wanted:
+            replies = await command("publish", lambda: self._send(wanted, open_streams), patience_s=0)
+        for stream, num_entries in zip(open_streams, replies[len(wanted) :], strict=True):
+            if not isinstance(num_entries, RedisError):
+                self._bounds.saw(stream, num_entries)
+        refused = {
+            id(entry) for entry, reply in zip(wanted, replies, strict=False) if isinstance(reply, RedisError)
+        }
+        return [
+            Refusal(entry, is_final=entry[0] in full)
+            for entry in entries
+            if entry[0] in full or id(entry) in refused
+        ]
+
+    async def length(self, stream: str) -> int:
+        """Number of entries in `stream`."""
+        length: int = await command("stream_length", lambda: execute(self._client, "XLEN", stream))
+        return length
+
+    async def _find_full(self, streams: Sequence[str]) -> set[str]:
+        """Those of `streams` that were full, and still are."""
+        for stream in streams:
+            if self._bounds.is_full(stream):
+                self._bounds.saw(stream, await self.length(stream))
+        return {stream for stream in streams if self._bounds.is_full(stream)}
+
+    async def _send(self, entries: Sequence[StreamEntry], lengths_of: Sequence[str]) -> list[Any]:
+        """The entries' ids, then the streams' lengths; errors among them, but for the connection's."""
+        async with self._client.pipeline(transaction=False) as pipe:
+            for stream, fields in entries:
+                pipe.xadd(stream, cast("dict[Any, Any]", fields))
+            for stream in lengths_of:
+                pipe.xlen(stream)
+            return await pipe.execute(raise_on_error=False)
+
+
+def _text(value: object) -> str:
+    if isinstance(value, bytes):
+        return value.decode()
+    if isinstance(value, str):
+        return value
+    raise BusUnavailableError(f"Redis answered {type(value).__name__} where an entry id was due")
