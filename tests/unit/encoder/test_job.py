@@ -94,6 +94,7 @@ class FakeHandOver:
         self.futures: list[asyncio.Future[int]] = []
         self.unpinned: list[int] = []
         self.given_up: list[tuple[str, int | None]] = []
+        self.cancelled: list[int] = []
         self.num_reservations = 0
         self.num_pins = 0
 
@@ -143,6 +144,9 @@ class FakeHandOver:
     def give_up(self, mm_hash: str, reservation_id: int | None) -> None:
         self.given_up.append((mm_hash, reservation_id))
         self.futures.clear()
+
+    def cancel(self, reservation_id: int) -> None:
+        self.cancelled.append(reservation_id)
 
 
 class FakeReporter:
@@ -348,6 +352,36 @@ async def test_an_item_that_the_engine_refuses_gives_its_reservation_back(bench:
     assert bench.reporter.kinds == ["EncoderCacheMetadata", FailureKind.ENCODER_ERROR]
     assert bench.hand_over.given_up == [(HASH, 1)]
     assert delivery.num_acks == 1
+
+
+async def test_an_item_that_another_encoder_sealed_since_we_reserved_is_not_encoded(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watch = bench.hand_over.watch
+
+    async def sealed_before(mm_hash: str) -> "asyncio.Future[int]":
+        bench.hand_over.is_sealed = True
+        return await watch(mm_hash)
+
+    monkeypatch.setattr(bench.hand_over, "watch", sealed_before)
+    await bench.run(delivery_of())
+    assert bench.engine.orders == []
+    assert bench.hand_over.cancelled == [1]
+    assert bench.reporter.kinds == ["EncoderCacheMetadata", "EncodeCompleted"]
+    assert bench.reporter.said[0].sealed
+    assert bench.ledger.settled(HASH, ("req-1", 0)) == [1]
+
+
+async def test_a_refusal_of_what_another_encoder_sealed_meanwhile_does_not_matter(bench: Bench) -> None:
+    async def refuse_late(order: WriteOrder) -> None:
+        await bench.hand_over.seal(order)
+        raise EncodeRefusedError("too late to be needed")
+
+    bench.engine.on_encode = refuse_late
+    await bench.run(delivery_of())
+    assert bench.hand_over.cancelled == [1]
+    assert bench.reporter.kinds == ["EncoderCacheMetadata", "EncodeCompleted"]
+    assert bench.ledger.settled(HASH, ("req-1", 0)) == [1], "the pin is nobody's"
 
 
 async def test_an_output_that_is_not_written_fails_the_job_in_bounded_time(

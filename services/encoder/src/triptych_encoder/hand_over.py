@@ -121,9 +121,10 @@ class HandOver:
         self._sealed.pop(mm_hash, None)
         self._session.submit(Unwatch(seq=0, mm_hash=mm_hash)).add_done_callback(_ignore)
         if reservation_id is not None:
-            self._cancel(reservation_id)
+            self.cancel(reservation_id)
 
-    def _cancel(self, reservation_id: int) -> None:
+    def cancel(self, reservation_id: int) -> None:
+        """Nobody of ours writes into these blocks, or not any more."""
         command = Cancel(seq=0, reservation_id=reservation_id, is_unwritten=True)
         self._session.submit(command).add_done_callback(_ignore)
 
@@ -151,7 +152,7 @@ class HandOver:
             return
         match future.result():
             case Reserved(reservation_id=reservation_id):
-                self._cancel(reservation_id)
+                self.cancel(reservation_id)
             case Pinned(pin_id=pin_id):
                 self.unpin([pin_id])
 

@@ -135,9 +135,11 @@ class JobRunner:
         announcement = _Announcement(self._reporter, job, envelope, self._metadata(job, prepared, spec))
         with span("encoder.reserve", traceparent=envelope.traceparent, attributes=self._attributes(job)):
             reservation, sealed = await self._reserve_and_watch(job, spec, announcement, remaining_s)
-        await announcement.make(sealed=isinstance(reservation, AlreadySealed))
+        await announcement.make(sealed=_is_here(sealed))
         started = time.monotonic()
-        if not isinstance(reservation, AlreadySealed):
+        if isinstance(reservation, Reserved) and _is_here(sealed):  # by another encoder, since we reserved
+            self._hand_over.cancel(reservation.reservation_id)
+        elif isinstance(reservation, Reserved):
             order = WriteOrder(
                 mm_hash=job.mm_hash,
                 job_id=job.job_id,
@@ -149,7 +151,7 @@ class JobRunner:
                 traceparent=envelope.traceparent,
             )
             self.num_encodes += 1
-            await self._run_encoder(prepared, order)
+            await self._run_encoder(prepared, order, sealed)
         pin_id = await self._sealed_pin(job, sealed, reservation)
         self._hand_over.unpin(self._ledger.sealed(job.mm_hash, pin_id))
         await self._reporter.completed(job, envelope, time.monotonic() - started)
@@ -242,10 +244,15 @@ class JobRunner:
             self._hand_over.give_up(job.mm_hash, _reservation_id(reservation))
             raise _Failure(FailureKind.ENCODER_ERROR, f"the cache store refused: {error.code}") from error
 
-    async def _run_encoder(self, prepared: PreparedItem, order: WriteOrder) -> None:
+    async def _run_encoder(
+        self, prepared: PreparedItem, order: WriteOrder, sealed: "asyncio.Future[int]"
+    ) -> None:
         try:
             await self._engine.encode(prepared, order)
         except EncodeRefusedError as error:
+            if _is_here(sealed):  # another encoder made it meanwhile, and its pin is ours already
+                self._hand_over.cancel(order.reservation_id)
+                return
             self._hand_over.give_up(order.mm_hash, order.reservation_id)
             raise _Failure(FailureKind.ENCODER_ERROR, str(error)) from error
 
@@ -288,6 +295,11 @@ class JobRunner:
 
 def _keys(job: EncodeJob) -> set[Key]:
     return {(requester.request_id, requester.item_index) for requester in job.requesters}
+
+
+def _is_here(sealed: "asyncio.Future[int]") -> bool:
+    """Is the entry sealed, and pinned for us?"""
+    return sealed.done() and not sealed.cancelled() and sealed.exception() is None
 
 
 def _reservation_id(reservation: Reserved | AlreadySealed) -> int | None:
