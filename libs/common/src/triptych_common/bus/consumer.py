@@ -20,7 +20,7 @@ from redis.exceptions import RedisError, ResponseError
 from triptych_common.bus.connection import BLOCK_MS, is_missing_group, reconnect_backoff
 from triptych_common.bus.consumer_options import ConsumerOptions
 from triptych_common.bus.dead_letters import bury
-from triptych_common.bus.failures import is_out_of_memory
+from triptych_common.bus.failures import is_out_of_memory, unavailable
 from triptych_common.bus.group import Entry, Group
 from triptych_common.bus.server_watch import ServerWatch
 from triptych_common.domain.errors import ProtocolError
@@ -268,7 +268,7 @@ class Consumer:
     def _lost(self, error: Exception) -> None:
         """Start over: the group may be gone, and an answer to our read may have been lost."""
         if self._num_failures == 0:
-            log.warning("bus lost", stream=self._group.stream, error=str(error), kind=type(error).__name__)
+            log.warning("bus lost", stream=self._group.stream, error=str(unavailable("read", error)))
         self._num_failures += 1
         self._ensured = False
         self._own_checked = False
