@@ -103,6 +103,9 @@ REPLY_SAMPLES: tuple[StoreFrame, ...] = (
         region_path="/run/triptych/region",
         region_num_bytes=1 << 28,
         block_num_bytes=65536,
+        slab=store.SlabInfo(
+            memory="cuda:GPU-0123abcd-0123-0123-0123-0123456789ab", num_bytes=1 << 30, ipc_handle="ab" * 64
+        ),
     ),
     store.Done(seq=2),
     store.Reserved(seq=3, reservation_id=7, offset=65536, generation=2),
@@ -132,6 +135,8 @@ REPLY_SAMPLES: tuple[StoreFrame, ...] = (
         num_hits_total=12,
         num_misses_total=13,
         num_evictions_total=14,
+        slab_num_bytes=1 << 30,
+        slab_free_num_bytes=15,
     ),
     store.Verified(
         seq=13,
@@ -159,6 +164,8 @@ RECORD_SAMPLE = messages.InstanceRecord(
     max_item_embeds=4096,
     store="store-0",
     num_slots=8,
+    transports=(messages.Transport.CUDA_IPC, messages.Transport.PINNED_SHM),
+    device="GPU-0123abcd-0123-0123-0123-0123456789ab",
 )
 
 TRANSFER_SAMPLE = messages.ECTransferParams(

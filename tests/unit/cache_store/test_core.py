@@ -196,3 +196,78 @@ def test_ids_never_come_again_after_a_restart() -> None:
     other = Client(core, ENGINE, "pd-0/engine").reserve(1)
     assert isinstance(other, wire.Reserved)
     assert other.reservation_id > reserved.reservation_id
+
+
+# ---- device memory -------------------------------------------------------------------------------
+SLAB = wire.SlabInfo(
+    memory="cuda:GPU-00000000-0000-0000-0000-00000000000a", num_bytes=4 * BLOCK, ipc_handle="0" * 128
+)
+
+
+def with_slab(region: bytearray) -> Client:
+    return Client(core_on(region, LAYOUT, slab=SLAB), ENCODER, "encoder-0/worker-0")
+
+
+def test_the_slab_has_blocks_of_its_own() -> None:
+    client = with_slab(bytearray(LAYOUT.data_offset))
+    assert isinstance(client.welcome, wire.Welcome)
+    assert client.welcome.slab == SLAB
+    offsets = []
+    for number in range(4):
+        reserved = client.reserve(number, memory=SLAB.memory)
+        assert isinstance(reserved, wire.Reserved)
+        assert reserved.memory == SLAB.memory
+        client.send(wire.Seal(seq=3, reservation_id=reserved.reservation_id))
+        offsets.append(reserved.offset)
+    assert sorted(offsets) == [0, BLOCK, 2 * BLOCK, 3 * BLOCK]
+    pinned = client.pin(2)
+    assert isinstance(pinned, wire.Pinned)
+    assert (pinned.descriptor.memory, pinned.descriptor.offset) == (SLAB.memory, offsets[2])
+    stats = client.send(wire.StatsQuery(seq=9))
+    assert isinstance(stats, wire.StoreStats)
+    assert stats.free_num_bytes == stats.region_num_bytes == NUM_BLOCKS * BLOCK
+    assert (stats.slab_num_bytes, stats.slab_free_num_bytes, stats.num_entries) == (4 * BLOCK, 0, 4)
+    again = client.reserve(0)
+    assert isinstance(again, wire.AlreadySealed)
+    assert again.memory == SLAB.memory
+
+
+def test_the_slab_evicts_its_own_and_never_what_is_pinned() -> None:
+    client = with_slab(bytearray(LAYOUT.data_offset))
+    client.put(9)  # in the region
+    for number in range(4):
+        reserved = client.reserve(number, memory=SLAB.memory)
+        assert isinstance(reserved, wire.Reserved)
+        client.send(wire.Seal(seq=3, reservation_id=reserved.reservation_id))
+    for number in range(3):
+        client.pin(number)
+    assert isinstance(client.reserve(5, memory=SLAB.memory), wire.Reserved)
+    assert client.states()[:10] == "pppaawaaar"
+    assert code(client.reserve(6, memory=SLAB.memory)) == "full"
+    assert isinstance(client.reserve(6), wire.Reserved), "the region has room"
+    client.send(wire.Evict(seq=8))
+    assert client.states()[:3] == "ppp"
+
+
+def test_a_store_without_that_memory_says_so(make_client: Callable[..., Client]) -> None:
+    assert code(make_client().reserve(0, memory=SLAB.memory)) == "too_large"
+    other = SLAB.memory[:-1] + "b"
+    assert code(with_slab(bytearray(LAYOUT.data_offset)).reserve(0, memory=other)) == "too_large"
+    assert code(with_slab(bytearray(LAYOUT.data_offset)).reserve(0, 5, memory=SLAB.memory)) == "too_large"
+
+
+def test_the_slab_ends_with_its_store_and_redis_entries_stay() -> None:
+    region = bytearray(LAYOUT.data_offset)
+    client = with_slab(region)
+    for number, memory in enumerate((SLAB.memory, "redis", "shm")):
+        reserved = client.reserve(number, memory=memory)
+        assert isinstance(reserved, wire.Reserved)
+        client.send(wire.Seal(seq=3, reservation_id=reserved.reservation_id))
+        client.pin(number)
+    core = core_on(region, LAYOUT, generation=2, is_alive=lambda slot: True, slab=SLAB)
+    assert core.leases.num_pins == 2
+    later = Client(core, ENGINE, "pd-0/engine")
+    assert later.states()[:3] == "app"
+    pinned = later.pin(1)
+    assert isinstance(pinned, wire.Pinned)
+    assert pinned.descriptor.memory == "redis"

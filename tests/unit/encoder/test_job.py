@@ -4,7 +4,7 @@ import asyncio
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -105,6 +105,7 @@ class FakeHandOver:
         is_granted: Callable[[], bool],
         on_full: Callable[[], Awaitable[None]],
         timeout_s: float,
+        memories: Sequence[str],
     ) -> Reserved | AlreadySealed:
         while self.answers:
             answer = self.answers.pop(0)

@@ -30,6 +30,7 @@ class Feature:
     mm_hash: str
     num_embeds: int
     end: int  # first token position behind its placeholder
+    start: int = 0  # first token position of its placeholder
 
 
 @dataclass
@@ -113,7 +114,11 @@ def make_admission(
     params = transfer_params or {}
     features = tuple(
         Feature(
-            index, f.identifier, f.mm_position.get_num_embeds(), f.mm_position.offset + f.mm_position.length
+            index,
+            f.identifier,
+            f.mm_position.get_num_embeds(),
+            f.mm_position.offset + f.mm_position.length,
+            f.mm_position.offset,
         )
         for index, f in enumerate(mm_features)
     )

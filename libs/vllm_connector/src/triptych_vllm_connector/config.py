@@ -5,6 +5,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, NonNegativeFloat, PositiveInt
 
+TransportSetting = Literal["auto", "pinned_shm", "cuda_ipc", "redis"]
+
 
 class ConnectorConfig(BaseModel):
     """One for all three parts inside vLLM (scheduler, workers, plugin); `engine_options` writes it."""
@@ -22,6 +24,8 @@ class ConnectorConfig(BaseModel):
     preallocation: Literal["sync", "async"] = "sync"
     budget_embeds: PositiveInt | None = None  # None: the size of vLLM's encoder cache
     has_encoder: bool = False  # PD: the vision tower is loaded, so local encode is possible
+    transport: TransportSetting = "auto"
+    device: str | None = None  # UUID of this instance's GPU, "GPU-..."
     store_timeout_s: NonNegativeFloat = 5.0
     debug_encode_delay_s: NonNegativeFloat = 0.0  # test option: a slow encoder
 

@@ -12,9 +12,10 @@ from vllm.distributed.ec_transfer.ec_connector.base import (
     ECConnectorBase,
     ECConnectorMetadata,
     ECConnectorRole,
+    ECConnectorWorkerMetadata,
 )
 
-from triptych_common.bus import ThreadedBus
+from triptych_common.bus import BlobStore, ThreadedBus
 from triptych_common.protocol.codec import Envelope
 from triptych_common.protocol.messages import EncoderCacheMetadata
 from triptych_common.protocol.names import OWNER_GROUP, StreamNames
@@ -26,6 +27,8 @@ from triptych_vllm_connector.items import LoadOrder
 from triptych_vllm_connector.links import BusTalkLink, StorePinLink
 from triptych_vllm_connector.orders import WriteOrder
 from triptych_vllm_connector.preallocator import make_preallocator
+from triptych_vllm_connector.readable_pins import ReadablePins
+from triptych_vllm_connector.redis_transport import Readable
 from triptych_vllm_connector.workers import LoadingWorker, WritingWorker
 
 log = get_logger(__name__)
@@ -37,6 +40,16 @@ class StepOrders(ECConnectorMetadata):
 
     writes: dict[str, WriteOrder] = field(default_factory=dict)  # by mm_hash
     loads: list[LoadOrder] = field(default_factory=list)
+
+
+@dataclass
+class LostLoads(ECConnectorWorkerMetadata):
+    """Worker -> scheduler, with a step's output: tensors that could not be had (`lost_loads`)."""
+
+    mm_hashes: frozenset[str]
+
+    def aggregate(self, other: ECConnectorWorkerMetadata) -> "LostLoads":
+        return LostLoads(self.mm_hashes | other.mm_hashes) if isinstance(other, LostLoads) else self
 
 
 class TriptychECConnector(ECConnectorBase):
@@ -63,11 +76,12 @@ class TriptychECConnector(ECConnectorBase):
         self.loader: LoadingWorker | None = None
         if role is ECConnectorRole.WORKER:
             rank: int = vllm_config.parallel_config.rank
+            device_type: str = vllm_config.device_config.device_type
             if self.is_producer:
-                self.writer = WritingWorker(self.config, rank)
+                self.writer = WritingWorker(self.config, rank, device_type)
                 self._closers.append(self.writer)
             if self.is_consumer:
-                self.loader = LoadingWorker(self.config, rank, vllm_config.device_config.device_type)
+                self.loader = LoadingWorker(self.config, rank, device_type)
                 self._closers.append(self.loader)
 
     # ---- scheduler side: consumer ----------------------------------------------------------------
@@ -77,12 +91,18 @@ class TriptychECConnector(ECConnectorBase):
         names = StreamNames(config.deployment)
         budget = config.budget_embeds or max(cache_size, 1)
         bus = ThreadedBus(config.redis_url, config.deployment, client_name=f"{config.instance}/engine")
-        pins = StorePinLink(
-            config,
-            self._num_ranks,
+        blobs = BlobStore(config.redis_url, config.deployment, client_name=f"{config.instance}/pins")
+        pins = ReadablePins(
+            lambda on_reply, on_push: StorePinLink(
+                config,
+                self._num_ranks,
+                on_reply,
+                on_push,
+                on_lost=lambda: consumer.post(StoreLost()),
+            ),
+            Readable(config.device, blobs),
             on_reply=lambda mm_hash, reply: consumer.post(PinReply(mm_hash, reply)),
             on_push=lambda push: consumer.post(push),  # noqa: PLW0108 - made below
-            on_lost=lambda: consumer.post(StoreLost()),
         )
         consumer = Consumer(
             config.instance, pins, BusTalkLink(bus, names), make_preallocator(config.preallocation, budget)
@@ -95,7 +115,7 @@ class TriptychECConnector(ECConnectorBase):
         bus.subscribe(
             names.metadata(config.instance), group=OWNER_GROUP, consumer=config.instance, callback=on_metadata
         )
-        self._closers += [pins, bus]
+        self._closers += [pins, blobs, bus]
         self._consumer = consumer
         log.info("consumer ready", budget_embeds=budget, strategy=config.preallocation)
         return consumer
@@ -154,6 +174,10 @@ class TriptychECConnector(ECConnectorBase):
     def save_caches(self, encoder_cache: dict[str, torch.Tensor], mm_hash: str, **kwargs: Any) -> None:
         if self.writer is not None:
             self.writer.write(self.orders().writes.get(mm_hash), mm_hash, encoder_cache[mm_hash])
+
+    def build_connector_worker_meta(self) -> LostLoads | None:
+        lost = self.loader.take_lost() if self.loader is not None else frozenset()
+        return LostLoads(lost) if lost else None
 
     def shutdown(self) -> None:
         for closer in self._closers:

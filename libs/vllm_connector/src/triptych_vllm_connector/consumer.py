@@ -116,11 +116,32 @@ class Consumer:
     def take_loads(self) -> list[LoadOrder]:
         return self._holdings.take_loads()
 
+    def load_lost(self, mm_hashes: Iterable[str]) -> dict[str, int]:
+        """The worker had to put zeros in the place of these items: who holds them fails.
+
+        Returns:
+            Those requests, with the index of the first token whose key and value may be wrong.
+        """
+        first_tokens: dict[str, int] = {}
+        for mm_hash in mm_hashes:
+            for engine_id in self._items.holders(mm_hash):
+                admission = self._admissions[engine_id]
+                starts = [feature.start for feature in admission.features if feature.mm_hash == mm_hash]
+                first_tokens[engine_id] = min(starts[0], first_tokens.get(engine_id, starts[0]))
+                self._fail(admission, "the item could not be read")
+        return first_tokens
+
+    def fail(self, request_id: str, why: str) -> None:
+        """End the request with an error."""
+        admission = self._admissions.get(request_id)
+        if admission is not None:
+            self._fail(admission, why)
+
     # ---- the end of items and requests -----------------------------------------------------------
     def computed(self, request_id: str, item_index: int) -> None:
         """The item's placeholder is in the KV cache of `request_id`."""
         admission = self._admissions.get(request_id)
-        if admission is None:
+        if admission is None or admission.failure is not None:
             return
         self._speech.injected(admission, admission.features[item_index])
         self._drop(admission, {item_index})
@@ -144,10 +165,10 @@ class Consumer:
             admission, num_computed_tokens = self._admission_of(request), 0
         self._speech.closed(admission)
         for feature in admission.features:
-            if feature.end <= num_computed_tokens:
-                self._speech.injected(admission, feature)
-            elif admission.failure is not None:
+            if admission.failure is not None:
                 self._speech.failed(admission, feature)
+            elif feature.end <= num_computed_tokens:
+                self._speech.injected(admission, feature)
             else:
                 self._speech.unused(admission, feature, "request_gone")
         self._give_back(admission)

@@ -8,7 +8,15 @@ from triptych_common.bus import ThreadedBus
 from triptych_common.domain.errors import StoreError
 from triptych_common.protocol.messages import Message
 from triptych_common.protocol.names import StreamNames
-from triptych_common.protocol.store import EntrySealed, PinOrWatch, StoreReply, Unpin, Unwatch, WriterLost
+from triptych_common.protocol.store import (
+    EntrySealed,
+    Evict,
+    PinOrWatch,
+    StoreReply,
+    Unpin,
+    Unwatch,
+    WriterLost,
+)
 from triptych_common.region import StoreSession
 from triptych_vllm_connector.config import STORE_RECONNECT_S, ConnectorConfig, engine_session_name
 
@@ -74,6 +82,10 @@ class StorePinLink:
 
     def unwatch(self, mm_hash: str) -> None:
         self._session.submit(Unwatch(seq=0, mm_hash=mm_hash))
+
+    def evict(self, mm_hash: str) -> None:
+        """Have the entry made anew, unless somebody else uses it."""
+        self._session.submit(Evict(seq=0, mm_hash=mm_hash))
 
     def close(self) -> None:
         self._session.close()

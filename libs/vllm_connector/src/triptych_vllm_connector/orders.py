@@ -2,16 +2,20 @@
 
 from dataclasses import dataclass
 
+from triptych_common.protocol.store import SHM
+
 
 @dataclass(frozen=True)
 class WriteOrder:
-    """Host -> worker: write this item's embeddings into these blocks of the region, then seal them."""
+    """Host -> worker: write this item's embeddings to this place, then seal it."""
 
     mm_hash: str
     job_id: str
     reservation_id: int
-    offset: int  # bytes from the start of the region
+    offset: int  # bytes from the start of `memory`
     num_embeds: int
     width: int
     dtype: str
     traceparent: str | None = None
+    generation: int = 1
+    memory: str = SHM

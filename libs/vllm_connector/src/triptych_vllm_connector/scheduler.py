@@ -13,9 +13,10 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request, RequestStatus
 
 from triptych_common.domain.errors import StoreUnavailableError
-from triptych_vllm_connector.connector import TriptychECConnector
+from triptych_vllm_connector.connector import LostLoads, TriptychECConnector
 from triptych_vllm_connector.consumer import Consumer
 from triptych_vllm_connector.encoder_cache_manager import PreallocatingEncoderCacheManager
+from triptych_vllm_connector.lost_loads import undo
 
 
 class ParkingMixin:
@@ -72,6 +73,13 @@ class ParkingMixin:
         for request in reversed(ready):  # first come, first served: each goes in front of the next
             self.consumer.unparked(request.request_id, self.num_steps)
             self.waiting.prepend_request(request)  # type: ignore[attr-defined]
+
+    def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
+        told = model_runner_output.ec_connector_output
+        metadata = None if told is None else told.ec_connector_worker_meta
+        if isinstance(metadata, LostLoads):
+            undo(metadata.mm_hashes, self.consumer, self, model_runner_output)
+        return super().update_from_output(scheduler_output, model_runner_output)  # type: ignore[misc]
 
     # ---- what the engine asks --------------------------------------------------------------------
     def has_requests(self) -> bool:

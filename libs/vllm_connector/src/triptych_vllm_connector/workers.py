@@ -1,7 +1,7 @@
-"""The worker's two ends of the hand-over: write and seal (encoder), view and release (prefill_decode).
+"""The worker's two ends of the hand-over: write and seal (encoder), inject and release (prefill_decode).
 
 Both run inside vLLM's step, on its thread. Neither waits for the store: commands are sent, answers are
-read by the session's thread.
+read by the session's thread. How bytes travel is the transport's matter (`worker_transports`).
 """
 
 import functools
@@ -12,22 +12,25 @@ from concurrent.futures import Future
 
 import torch
 
+from triptych_common.domain.errors import TriptychError
 from triptych_common.protocol.store import Cancel, Done, Seal, StoreReply, Unpin
-from triptych_common.region import RegionMapping, StoreSession
-from triptych_common.region.tensor_view import tensor_view, write_tensor
+from triptych_common.region import StoreSession
+from triptych_common.region.tensor_view import TORCH_DTYPES
 from triptych_common.telemetry import record_span
 from triptych_common.telemetry.logs import get_logger
 from triptych_vllm_connector.config import STORE_RECONNECT_S, ConnectorConfig, worker_session_name
 from triptych_vllm_connector.items import LoadOrder
 from triptych_vllm_connector.orders import WriteOrder
+from triptych_vllm_connector.transport_choice import transport_of
+from triptych_vllm_connector.worker_transports import WorkerTransports
 
 log = get_logger(__name__)
 
 
 class _RegionWorker:
-    """A store session and the region's mapping, of one worker."""
+    """A store session and the transports, of one worker."""
 
-    def __init__(self, config: ConnectorConfig, rank: int) -> None:
+    def __init__(self, config: ConnectorConfig, rank: int, device_type: str) -> None:
         self._config = config
         self._session = StoreSession.connect(
             config.store_socket,
@@ -38,11 +41,11 @@ class _RegionWorker:
             reconnect_timeout_s=STORE_RECONNECT_S,
             namespace_digest=config.namespace_digest,
         )
-        welcome = self._session.welcome
-        self._mapping = RegionMapping.open(welcome.region_path, welcome.region_num_bytes, writable=True)
+        self._transports = WorkerTransports(config, self._session, device_type)
         self._rank = rank
 
     def close(self) -> None:
+        self._transports.close()
         self._session.close()
 
     def _on_disconnect(self, error: Exception | None) -> None:
@@ -74,8 +77,8 @@ class _RegionWorker:
 class WritingWorker(_RegionWorker):
     """Encoder: one copy into the reservation, then the seal. Rank 0 writes; every rank has the same rows."""
 
-    def __init__(self, config: ConnectorConfig, rank: int) -> None:
-        super().__init__(config, rank)
+    def __init__(self, config: ConnectorConfig, rank: int, device_type: str = "cpu") -> None:
+        super().__init__(config, rank, device_type)
         self._encode_start_ns = 0
         self._encode_end_ns = 0
         self.num_transferred = 0
@@ -85,10 +88,10 @@ class WritingWorker(_RegionWorker):
         self._encode_start_ns, self._encode_end_ns = time.time_ns(), 0
 
     def write(self, order: WriteOrder | None, mm_hash: str, tensor: torch.Tensor) -> None:
-        """Copy `tensor` [num_embeds, width] into the region and seal it.
+        """Copy `tensor` [num_embeds, width] to its place and seal it.
 
-        A tensor that does not fit its reservation is not written, and the reservation is cancelled: the
-        host learns it from the store, and fails the job.
+        A tensor that does not fit its reservation, or that the transport cannot take, is not written, and the
+        reservation is cancelled: the host learns it from the store, and fails the job.
         """
         if self._rank != 0 or order is None:
             return
@@ -109,9 +112,22 @@ class WritingWorker(_RegionWorker):
             self._session.submit(Cancel(seq=0, reservation_id=order.reservation_id))
             return
         start_ns = time.time_ns()
-        write_tensor(self._mapping, order.offset, tensor)
+        try:
+            self._transports.writer(order.memory).write(order, tensor)
+        except (TriptychError, ValueError) as error:
+            log.warning("encoder output not written", mm_hash=mm_hash, memory=order.memory, error=str(error))
+            self._session.submit(Cancel(seq=0, reservation_id=order.reservation_id))
+            return
         written_ns = time.time_ns()
-        self._span("encoder.write", start_ns, written_ns, order.traceparent, mm_hash, num_bytes=tensor.nbytes)
+        self._span(
+            "encoder.write",
+            start_ns,
+            written_ns,
+            order.traceparent,
+            mm_hash,
+            num_bytes=tensor.nbytes,
+            transport=transport_of(order.memory).value,
+        )
         future = self._session.submit(Seal(seq=0, reservation_id=order.reservation_id))
         future.add_done_callback(lambda done: self._sealed(done, order, written_ns))
         self.num_transferred += 1
@@ -125,44 +141,64 @@ class WritingWorker(_RegionWorker):
 
 
 class LoadingWorker(_RegionWorker):
-    """prefill_decode: puts views of the region into vLLM's encoder cache, and ends their pins.
+    """prefill_decode: puts what the transports give into vLLM's encoder cache, and ends the pins.
 
     A pin ends when the last slice of its view is gone: the finalizer sits on the view's exporter. It
     may run anywhere, even inside the session's own code, so it only drops the pin's id into a
     `SimpleQueue` (whose `put` is reentrant); a thread sends it on.
 
-    With `pinned_shm` on a GPU vLLM cannot use a CPU tensor: one copy to the device is due, and the view
-    ends with it.
+    A tensor that cannot be had must not end the engine, which has planned this step with it: zeros take its
+    place, and `take_lost` names it, so that the scheduler fails who waits for it before anything of theirs
+    is sent.
     """
 
     def __init__(self, config: ConnectorConfig, rank: int, device_type: str) -> None:
-        super().__init__(config, rank)
+        super().__init__(config, rank, device_type)
         self._device_type = device_type
+        self._lost: set[str] = set()
         self._released: queue.SimpleQueue[int | None] = queue.SimpleQueue()
         self._releaser = threading.Thread(target=self._release, name="triptych-release", daemon=True)
         self._releaser.start()
         self.num_injected = 0
 
     def load(self, encoder_cache: dict[str, torch.Tensor], orders: list[LoadOrder]) -> None:
-        """Inject one tensor per order: on the CPU a view, without a copy."""
+        """Inject one tensor per order."""
         for order in orders:
             start_ns = time.time_ns()
             on_release = functools.partial(self._released.put, order.pin_id)
-            view = tensor_view(self._mapping, order.descriptor, on_release)
-            injected = view if self._device_type == "cpu" else view.to(self._device_type)
+            descriptor = order.descriptor
+            try:
+                injected = self._transports.reader(descriptor.memory).open(descriptor, on_release)
+            except (TriptychError, ValueError) as error:
+                log.warning("tensor cannot be had", mm_hash=order.mm_hash, error=str(error))
+                encoder_cache[order.mm_hash] = self._stand_in(order)
+                on_release()
+                continue
             encoder_cache[order.mm_hash] = injected
             self.num_injected += 1
+            address, num_bytes = self._transports.extent(descriptor.memory) or (0, 0)
             self._span(
                 "prefill.inject",
                 start_ns,
                 time.time_ns(),
                 order.traceparent,
                 order.mm_hash,
-                num_bytes=view.nbytes,
+                num_bytes=injected.nbytes,
                 view_address=injected.data_ptr(),
-                region_address=self._mapping.address,
-                region_num_bytes=self._session.welcome.region_num_bytes,
+                region_address=address,
+                region_num_bytes=num_bytes,
+                transport=transport_of(descriptor.memory).value,
             )
+
+    def take_lost(self) -> frozenset[str]:
+        """The mm_hashes of this step that are zeros instead of what they should be."""
+        lost, self._lost = frozenset(self._lost), set()
+        return lost
+
+    def _stand_in(self, order: LoadOrder) -> torch.Tensor:
+        self._lost.add(order.mm_hash)
+        spec = order.descriptor.spec
+        return torch.zeros(spec.shape, dtype=TORCH_DTYPES[spec.dtype], device=self._device_type)
 
     def _release(self) -> None:
         while (pin_id := self._released.get()) is not None:

@@ -134,6 +134,7 @@ class _Adoption:
             requester_lease=record.requester_lease,
             origin_seq=record.origin_seq,
             tenant=record.tenant,
+            memory=record.memory,
         )
 
     def _take(self, entry: Entry, marks: records.EntryMarks, writer: Lease | None, is_pinned: bool) -> bool:

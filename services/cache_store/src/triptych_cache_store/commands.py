@@ -52,19 +52,22 @@ class Commands:
         if present is not None and present.spec != spec:
             raise Refusal("spec_mismatch", f"the entry is {present.spec.dtype} {present.spec.shape}")
         if present is not None and present.state is not EntryState.WRITING:
-            return wire.AlreadySealed(seq=command.seq, spec=present.spec)
+            return wire.AlreadySealed(seq=command.seq, spec=present.spec, memory=present.memory)
         writer = lease if command.writer is None else state.leases.of_client(command.writer)
         if writer is None:
             raise Refusal("unknown_writer", f"{command.writer} has no session")
+        space = state.space_in(command.memory)
+        if space is None:
+            raise Refusal("too_large", f"the store has no memory {command.memory}")
         num_blocks = state.identity.layout.num_blocks_for(spec.num_bytes)
-        if num_blocks > state.space.pool.num_blocks:
+        if num_blocks > space.pool.num_blocks:
             raise Refusal("too_large", f"{spec.num_bytes} bytes exceed the region")
-        if not state.space.may_take(num_blocks, may_use_reserve=command.may_use_reserve):
+        if not space.may_take(num_blocks, may_use_reserve=command.may_use_reserve):
             raise Refusal("full", f"{spec.num_bytes} bytes are not free, or kept for granted preallocations")
         tenant = command.tenant or ""
-        if not state.space.fit_quota(tenant, num_blocks):
+        if not space.fit_quota(tenant, num_blocks):
             raise Refusal("full", f"{spec.num_bytes} bytes exceed the quota of the tenant")
-        blocks = state.space.try_allocate(num_blocks, now)
+        blocks = space.try_allocate(num_blocks, now)
         if blocks is None:
             raise Refusal("full", f"no {spec.num_bytes} bytes in one range that nobody uses")
         entry = Entry(
@@ -78,14 +81,16 @@ class Commands:
             requester_lease=lease.lease_id,
             origin_seq=command.seq,
             tenant=tenant,
+            memory=command.memory,
         )
-        state.space.reserve(entry, writer.slot)
+        space.reserve(entry, writer.slot)
         state.leases.add_reservation(writer, entry)
         return wire.Reserved(
             seq=command.seq,
             reservation_id=entry.reservation_id,
-            offset=state.identity.layout.offset_of(blocks.start),
+            offset=state.offset_of(entry),
             generation=entry.generation,
+            memory=entry.memory,
         )
 
     def _seal(self, lease: Lease, command: wire.Seal, now: float, out: Out) -> wire.StoreReply:
@@ -109,7 +114,7 @@ class Commands:
         if command.is_unwritten and lease.instance == writer.instance:
             self._state.release_reservation(entry, out)
         elif entry.state is EntryState.WRITING:  # the writer may be writing now: its blocks wait for it
-            self._state.space.abandon(entry)
+            self._state.space_of(entry).abandon(entry)
             self._state.tell_writer_lost(entry.mm_hash, out)
         return wire.Done(seq=command.seq)
 
@@ -158,11 +163,12 @@ class Commands:
         return wire.Entries(seq=command.seq, entries=entries)
 
     def _evict(self, lease: Lease, command: wire.Evict, now: float, out: Out) -> wire.StoreReply:
-        space = self._state.space
+        state = self._state
         if command.mm_hash is None:
-            space.evict_all()
-        elif (entry := space.sealed_unpinned(MmHash(command.mm_hash))) is not None:
-            space.evict(entry)
+            for space in state.spaces:
+                space.evict_all()
+        elif (entry := state.space.sealed_unpinned(MmHash(command.mm_hash))) is not None:
+            state.space_of(entry).evict(entry)
         return wire.Done(seq=command.seq)
 
     def _verify(self, lease: Lease, command: wire.Verify, now: float, out: Out) -> None:

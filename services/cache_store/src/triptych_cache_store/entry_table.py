@@ -14,7 +14,7 @@ from enum import StrEnum
 from triptych_cache_store.block_pool import BlockRange
 from triptych_common.domain.errors import IllegalTransitionError
 from triptych_common.protocol.ids import MmHash, ReservationId
-from triptych_common.protocol.store import TensorSpec
+from triptych_common.protocol.store import REDIS, SHM, TensorSpec
 
 
 class EntryState(StrEnum):
@@ -48,6 +48,7 @@ class Entry:
     requester_lease: int = 0  # lease id of the session that asked for the reservation
     origin_seq: int = 0  # seq of its command
     tenant: str = ""
+    memory: str = SHM
     last_used_at: float = 0.0
     num_pins: int = 0
     sealed_at: float | None = None  # until its first pin
@@ -63,7 +64,8 @@ class EntryTable:
         self._writing: dict[MmHash, dict[ReservationId, Entry]] = {}
         self._unsealed: dict[ReservationId, Entry] = {}  # WRITING and ABANDONED
         self._sealed: dict[MmHash, Entry] = {}  # READY and PINNED
-        self.num_bytes: dict[EntryState, int] = dict.fromkeys(EntryState, 0)  # whole blocks
+        # Whole blocks, of the region only.
+        self.num_bytes: dict[EntryState, int] = dict.fromkeys(EntryState, 0)
 
     # ---- finding ---------------------------------------------------------------------------------
     def sealed(self, mm_hash: MmHash) -> Entry | None:
@@ -167,4 +169,4 @@ class EntryTable:
             del self._writing[entry.mm_hash]
 
     def _bytes_of(self, entry: Entry) -> int:
-        return entry.blocks.num_blocks * self._block_num_bytes
+        return entry.blocks.num_blocks * self._block_num_bytes if entry.memory in (SHM, REDIS) else 0

@@ -5,6 +5,7 @@ Every change is written before the reply that tells of it. `adoption` reads it b
 
 import hashlib
 from collections.abc import Iterator
+from typing import Protocol
 
 from triptych_cache_store.entry_table import Entry
 from triptych_common.region import records
@@ -14,6 +15,39 @@ from triptych_common.region.layout import (
     PIN_RECORD_BYTES,
     RegionLayout,
 )
+
+
+class EntryJournal(Protocol):
+    """What `Space` tells of its entries."""
+
+    def reserved(self, entry: Entry, writer_slot: int) -> None: ...
+
+    def sealed(self, entry: Entry) -> None: ...
+
+    def used(self, entry: Entry) -> None: ...
+
+    def abandoned(self, entry: Entry) -> None: ...
+
+    def freed(self, entry: Entry) -> None: ...
+
+
+class NoJournal:
+    """For memory that ends with the store, so that nothing of it can be taken up again."""
+
+    def reserved(self, entry: Entry, writer_slot: int) -> None:
+        pass
+
+    def sealed(self, entry: Entry) -> None:
+        pass
+
+    def used(self, entry: Entry) -> None:
+        pass
+
+    def abandoned(self, entry: Entry) -> None:
+        pass
+
+    def freed(self, entry: Entry) -> None:
+        pass
 
 
 class RegionJournal:
@@ -79,6 +113,7 @@ class RegionJournal:
             mm_hash=entry.mm_hash,
             namespace=entry.namespace,
             tenant=entry.tenant,
+            memory=entry.memory,
         )
         records.write_entry(self._buffer, self._entry_offset(entry), record)
 

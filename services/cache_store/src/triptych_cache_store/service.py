@@ -7,6 +7,7 @@ from dataclasses import asdict
 from triptych_cache_store.adoption import adopt, trust
 from triptych_cache_store.block_pool import BestFitPool
 from triptych_cache_store.core import StoreCore
+from triptych_cache_store.device import open_slab, slab_of
 from triptych_cache_store.entry_table import EntryTable
 from triptych_cache_store.eviction import RecencyAndCostPolicy
 from triptych_cache_store.journal import RegionJournal
@@ -20,8 +21,9 @@ from triptych_cache_store.space import Space
 from triptych_cache_store.state import StoreIdentity, StoreState
 from triptych_cache_store.verifier import Verifier
 from triptych_common.domain.errors import StoreUnavailableError, TriptychError
-from triptych_common.protocol.store import Ping
+from triptych_common.protocol.store import Ping, SlabInfo
 from triptych_common.region.aio import AsyncStoreSession
+from triptych_common.region.cuda.slab import DeviceSlab
 from triptych_common.region.layout import RegionLayout
 from triptych_common.runtime import StopSignal
 from triptych_common.telemetry.logs import get_logger
@@ -47,9 +49,11 @@ async def run_store(settings: StoreSettings, stop: StopSignal) -> None:
 
     server = StoreServer(max_unsent_bytes=settings.max_unsent_bytes)
     verifier: Verifier | None = None
+    slab: DeviceSlab | None = None
     scrapes = ScrapeServer(lambda: render(server.core.state, time.monotonic()))
     try:
-        server.core = make_core(settings, region, server)
+        slab = await asyncio.to_thread(open_slab, settings)
+        server.core = make_core(settings, region, server, None if slab is None else slab.info)
         verifier = Verifier(
             server.core.state,
             region.buffer,
@@ -67,6 +71,8 @@ async def run_store(settings: StoreSettings, stop: StopSignal) -> None:
     finally:
         await scrapes.close()
         await server.close()
+        if slab is not None:
+            slab.close()
         if verifier is not None:
             await verifier.close()
         await asyncio.to_thread(region.close, unlink=not settings.keep_region)
@@ -75,7 +81,9 @@ async def run_store(settings: StoreSettings, stop: StopSignal) -> None:
     log.info("store is down", reason=stop.reason)
 
 
-def make_core(settings: StoreSettings, region: RegionFile, server: StoreServer) -> StoreCore:
+def make_core(
+    settings: StoreSettings, region: RegionFile, server: StoreServer, slab: SlabInfo | None = None
+) -> StoreCore:
     """The core on `region`, with what an earlier store left there."""
     layout = region.header.layout
     identity = StoreIdentity(
@@ -89,6 +97,8 @@ def make_core(settings: StoreSettings, region: RegionFile, server: StoreServer) 
     table, pool = EntryTable(layout.block_num_bytes), BestFitPool(layout.num_blocks)
     space = Space(table, pool, RecencyAndCostPolicy(), journal, settings.limits(layout))
     state = StoreState(identity, space, journal)
+    if slab is not None:
+        state.slab = slab_of(slab, table, layout.block_num_bytes, settings.reserve_fraction)
     state.verify_queue.takes_checksums = settings.verify != "off"
     if not region.is_new:
         adopted = adopt(

@@ -111,4 +111,5 @@ class Sessions:
             lease_id=lease.lease_id,
             client_slot=lease.slot,
             last_seq=lease.last_seq,
+            slab=None if self._state.slab is None else self._state.slab.info,
         )

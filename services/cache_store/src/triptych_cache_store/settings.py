@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, PositiveInt, ValidationInfo, field_validator
+from pydantic import Field, NonNegativeInt, PositiveInt, ValidationInfo, field_validator
 
 from triptych_cache_store.limits import Limits
 from triptych_common.region.layout import RegionLayout
@@ -23,6 +23,10 @@ class StoreSettings(ServiceSettings):
     )
     region_bytes: PositiveInt = Field(default=1024 * MIB, description="size of the region file")
     block_bytes: PositiveInt = Field(default=64 << 10, description="unit of allocation; a multiple of 4096")
+    slab_bytes: NonNegativeInt = Field(
+        default=0, description="memory to take on a GPU, for the transport cuda_ipc"
+    )
+    slab_device: NonNegativeInt = Field(default=0, description="number of that GPU, of those to be seen")
     reserve_fraction: float = Field(
         default=0.05, ge=0, lt=1, description="of the region, kept for granted preallocations"
     )

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from triptych_cache_store.block_pool import BlockPool, BlockRange
 from triptych_cache_store.entry_table import Entry, EntryState, EntryTable
 from triptych_cache_store.eviction import EvictionPolicy
-from triptych_cache_store.journal import RegionJournal
+from triptych_cache_store.journal import EntryJournal
 from triptych_cache_store.limits import Limits
 from triptych_cache_store.room import EvictableMap, cheapest_victims
 from triptych_cache_store.tenants import TenantTable
@@ -19,7 +19,7 @@ class Space:
     table: EntryTable
     pool: BlockPool
     policy: EvictionPolicy
-    journal: RegionJournal
+    journal: EntryJournal
     limits: Limits = field(default_factory=Limits)
     tenants: TenantTable = field(default_factory=TenantTable)
     evictable: EvictableMap = field(default_factory=EvictableMap)

@@ -11,9 +11,18 @@ from triptych_cache_store.latencies import Latencies
 from triptych_cache_store.leases import Lease, LeaseTable, Pin, SessionId
 from triptych_cache_store.space import Space
 from triptych_common.protocol.ids import MmHash, PinId
-from triptych_common.protocol.store import Descriptor, EntrySealed, StoreReply, Verify, WriterLost
+from triptych_common.protocol.store import (
+    REDIS,
+    SHM,
+    Descriptor,
+    EntrySealed,
+    SlabInfo,
+    StoreReply,
+    Verify,
+    WriterLost,
+)
 from triptych_common.region.layout import RegionLayout
-from triptych_common.region.records import PinRecord
+from triptych_common.region.records import NO_BLOCK, PinRecord
 
 FailureCode = Literal[
     "bad_frame", "bad_version", "not_hello", "full", "too_large", "unknown_reservation", "unknown_pin",
@@ -61,6 +70,14 @@ class StoreIdentity:
     layout: RegionLayout
 
 
+@dataclass(frozen=True, slots=True)
+class Slab:
+    """Device memory of this store, with blocks of the region's size; its entries end with the store."""
+
+    info: SlabInfo
+    space: Space
+
+
 @dataclass(slots=True)
 class Counters:
     """Totals since the start. Hits and misses are those of `PinOrWatch`."""
@@ -106,6 +123,7 @@ class StoreState:
     journal: RegionJournal
     leases: LeaseTable = field(default_factory=LeaseTable)
     counters: Counters = field(default_factory=Counters)
+    slab: Slab | None = None
     verify_queue: VerifyQueue = field(default_factory=VerifyQueue)
     ids: "itertools.count[int]" = field(init=False)  # of reservations, pins and leases
 
@@ -120,25 +138,48 @@ class StoreState:
         """No id up to `last_id` is given out again."""
         self.ids = itertools.count(max(last_id, self.identity.generation << IDS_PER_SECOND_BITS) + 1)
 
+    def space_in(self, memory: str) -> Space | None:
+        """Whose blocks a tensor in `memory` takes; None: this store has no such memory."""
+        if memory in (SHM, REDIS):
+            return self.space
+        return self.slab.space if self.slab is not None and self.slab.info.memory == memory else None
+
+    @property
+    def spaces(self) -> tuple[Space, ...]:
+        return (self.space,) if self.slab is None else (self.space, self.slab.space)
+
+    def space_of(self, entry: Entry) -> Space:
+        return self.space if self.slab is None or entry.memory in (SHM, REDIS) else self.slab.space
+
+    def offset_of(self, entry: Entry) -> int:
+        """Of its first block, in its memory."""
+        layout = self.identity.layout
+        if self.space_of(entry) is self.space:
+            return layout.offset_of(entry.blocks.start)
+        return entry.blocks.start * layout.block_num_bytes
+
     def describe(self, entry: Entry) -> Descriptor:
         """Where a sealed entry's tensor is."""
         return Descriptor(
             mm_hash=entry.mm_hash,
             spec=entry.spec,
-            offset=self.identity.layout.offset_of(entry.blocks.start),
+            offset=self.offset_of(entry),
             generation=entry.generation,
+            memory=entry.memory,
         )
 
     # ---- steps -----------------------------------------------------------------------------------
     def pin(self, lease: Lease, entry: Entry, num_holders: int, origin_seq: int, now: float) -> Pin:
         """Pin `entry` for `lease`; a pin record is free: see `has_room_for_pin`."""
-        self.space.pin(entry, now)
+        space = self.space_of(entry)
+        space.pin(entry, now)
         if entry.sealed_at is not None:
             self.counters.seal_to_pin.add(max(0.0, now - entry.sealed_at))
             entry.sealed_at = None
         pin = Pin(PinId(next(self.ids)), entry, lease, num_holders, origin_seq)
         self.leases.add_pin(pin)
-        self.journal.pinned(PinRecord(pin.pin_id, lease.slot, entry.blocks.start, num_holders, origin_seq))
+        block = entry.blocks.start if space is self.space else NO_BLOCK
+        self.journal.pinned(PinRecord(pin.pin_id, lease.slot, block, num_holders, origin_seq))
         return pin
 
     def has_room_for_pin(self) -> bool:
@@ -148,14 +189,15 @@ class StoreState:
     def end_pin(self, pin: Pin, now: float) -> None:
         self.leases.end_pin(pin)
         self.journal.unpinned(pin.pin_id)
-        self.space.unpin(pin.entry, now)
+        space = self.space_of(pin.entry)
+        space.unpin(pin.entry, now)
         if pin.entry.is_damaged and pin.entry.state is EntryState.READY:
-            self.space.evict(pin.entry)
+            space.evict(pin.entry)
 
     def seal(self, entry: Entry, now: float, out: Out) -> None:
         """The entry is READY, and pinned for everybody who watched for it."""
         self.leases.end_reservation(entry.reservation_id)
-        self.space.seal(entry, now)
+        self.space_of(entry).seal(entry, now)
         entry.sealed_at = now
         self.counters.num_seals += 1
         self.verify_queue.note_sealed(entry)
@@ -168,7 +210,7 @@ class StoreState:
         """Its writer is done with it without a seal: the blocks are free."""
         was_writing = entry.state is EntryState.WRITING
         self.leases.end_reservation(entry.reservation_id)
-        self.space.release(entry)
+        self.space_of(entry).release(entry)
         if was_writing:
             self.tell_writer_lost(entry.mm_hash, out)
 

@@ -11,6 +11,7 @@ from typing import Any
 from triptych_cache_store.adoption import adopt
 from triptych_cache_store.block_pool import BestFitPool
 from triptych_cache_store.core import StoreCore
+from triptych_cache_store.device import slab_of
 from triptych_cache_store.entry_table import EntryTable
 from triptych_cache_store.eviction import RecencyAndCostPolicy
 from triptych_cache_store.journal import RegionJournal
@@ -19,7 +20,7 @@ from triptych_cache_store.limits import Limits
 from triptych_cache_store.space import Space
 from triptych_cache_store.state import StoreIdentity, StoreState
 from triptych_common.domain.errors import StoreError, StoreUnavailableError
-from triptych_common.protocol.store import StatsQuery, StoreStats
+from triptych_common.protocol.store import SlabInfo, StatsQuery, StoreStats
 from triptych_common.region import Push, StoreSession
 from triptych_common.region.layout import RegionLayout
 
@@ -37,12 +38,15 @@ def core_on(
     is_alive: Callable[[int], bool] = lambda slot: False,
     is_connected: Callable[[SessionId], bool] = lambda session_id: True,
     now: float = 0.0,
+    slab: SlabInfo | None = None,
 ) -> StoreCore:
     """The store's logic on any buffer that has room for the headers, with what it finds there."""
     journal = RegionJournal(memoryview(region), layout)
     table, pool = EntryTable(layout.block_num_bytes), BestFitPool(layout.num_blocks)
     space = Space(table, pool, RecencyAndCostPolicy(), journal, limits or Limits())
     state = StoreState(StoreIdentity("store-0", "/nowhere", "region", generation, layout), space, journal)
+    if slab is not None:
+        state.slab = slab_of(slab, table, layout.block_num_bytes)
     adopt(state, is_alive=is_alive, namespace=None, now=now)
     return StoreCore(state, is_connected=is_connected, is_alive=is_alive)
 

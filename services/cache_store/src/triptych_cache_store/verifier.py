@@ -1,5 +1,7 @@
 """The verifier: takes and checks the checksums of sealed entries, while the store goes on.
 
+Of those in the region: bytes in Redis or on a GPU are not the store's to read.
+
 The event loop chooses entries and looks at the outcome; one thread reads the bytes. A sealed entry does
 not change, and one that was freed meanwhile stays FREED for ever, so looking at its state afterwards is
 enough to know whether its checksum counts.
@@ -15,7 +17,7 @@ from dataclasses import dataclass, field
 from triptych_cache_store.entry_table import Entry, EntryState
 from triptych_cache_store.payloads import Payloads
 from triptych_cache_store.state import Out, Outgoing, StoreState, VerifyRequest
-from triptych_common.protocol.store import EntryFault, Verified
+from triptych_common.protocol.store import SHM, EntryFault, Verified
 from triptych_common.telemetry.logs import get_logger
 
 log = get_logger(__name__)
@@ -119,7 +121,7 @@ class Verifier:
     async def _look_at(self, entries: list[Entry], *, evict: bool) -> Report:
         """Check those that have a checksum, take it of the others. `evict`: damaged ones do not live on."""
         report, loop = Report(), asyncio.get_running_loop()
-        for batch in _batches(entries):
+        for batch in _batches(entry for entry in entries if entry.memory == SHM):
             sealed = [entry for entry in batch if self._is_readable(entry, report, evict)]
             checksums = await loop.run_in_executor(
                 self._thread, self._payloads.checksums, sealed, self._stopping.is_set

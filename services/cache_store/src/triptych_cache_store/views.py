@@ -19,13 +19,16 @@ def entry_state(table: EntryTable, mm_hash: MmHash, now: float) -> EntryStateMes
             mm_hash=mm_hash,
             state="pinned" if entry.state is EntryState.PINNED else "ready",
             spec=entry.spec,
+            memory=entry.memory,
             num_pins=entry.num_pins,
             age_s=max(0.0, now - entry.last_used_at),
         )
     entry = table.first_writing(mm_hash)
     if entry is not None:
         age_s = max(0.0, now - entry.reserved_at)
-        return EntryStateMessage(mm_hash=mm_hash, state="writing", spec=entry.spec, age_s=age_s)
+        return EntryStateMessage(
+            mm_hash=mm_hash, state="writing", spec=entry.spec, age_s=age_s, memory=entry.memory
+        )
     return EntryStateMessage(mm_hash=mm_hash, state="absent")
 
 
@@ -33,6 +36,7 @@ def stats(seq: int, state: "StoreState") -> StoreStats:
     """Bytes are whole blocks: free and those of all states add up to `region_num_bytes` (without headers)."""
     layout, space, leases, counters = state.identity.layout, state.space, state.leases, state.counters
     num_bytes = space.table.num_bytes
+    slab = state.slab
     return StoreStats(
         seq=seq,
         generation=state.identity.generation,
@@ -50,5 +54,7 @@ def stats(seq: int, state: "StoreState") -> StoreStats:
         num_seals_total=counters.num_seals,
         num_hits_total=counters.num_hits,
         num_misses_total=counters.num_misses,
-        num_evictions_total=space.num_evictions,
+        num_evictions_total=space.num_evictions + (0 if slab is None else slab.space.num_evictions),
+        slab_num_bytes=0 if slab is None else slab.space.pool.num_blocks * layout.block_num_bytes,
+        slab_free_num_bytes=0 if slab is None else slab.space.pool.num_free_blocks * layout.block_num_bytes,
     )

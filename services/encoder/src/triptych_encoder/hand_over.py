@@ -1,10 +1,11 @@
 """The encoder's end of the store: reservations for the worker to write, and the producer's pins."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 from triptych_common.domain.errors import (
+    ItemTooLargeError,
     StoreError,
     StoreFullError,
     StoreProtocolError,
@@ -12,6 +13,7 @@ from triptych_common.domain.errors import (
     store_error,
 )
 from triptych_common.protocol.store import (
+    SHM,
     AlreadySealed,
     Cancel,
     EntrySealed,
@@ -19,6 +21,7 @@ from triptych_common.protocol.store import (
     PinOrWatch,
     Reserve,
     Reserved,
+    SlabInfo,
     StoreCommand,
     StoreFailure,
     StoreReply,
@@ -67,6 +70,10 @@ class HandOver:
     def store(self) -> str:
         return self._session.welcome.store
 
+    @property
+    def slab(self) -> SlabInfo | None:
+        return self._session.welcome.slab
+
     async def reserve(
         self,
         mm_hash: str,
@@ -74,8 +81,11 @@ class HandOver:
         is_granted: Callable[[], bool],
         on_full: Callable[[], Awaitable[None]],
         timeout_s: float,
+        memories: Sequence[str] = (SHM,),
     ) -> Reserved | AlreadySealed:
-        """Hold blocks that the worker will write. While the store is full: tries again, until `timeout_s`.
+        """Hold blocks that the worker will write, in the first of `memories` that has room.
+
+        While the last of them is full: tries again, until `timeout_s`.
 
         `on_full` is awaited each time the store was full: it tells the consumers, whose grant opens the
         store's reserve.
@@ -92,7 +102,7 @@ class HandOver:
                 seq=0, mm_hash=mm_hash, spec=spec, writer=self._writer, may_use_reserve=is_granted()
             )
             try:
-                reply = await self._request(command)
+                reply = await self._request_in(memories, command)
             except StoreFullError:
                 await on_full()
                 if loop.time() + retry_s >= deadline:
@@ -103,6 +113,14 @@ class HandOver:
             if isinstance(reply, Reserved | AlreadySealed):
                 return reply
             raise StoreProtocolError("bad_frame", f"the store answered {reply.kind!r} to reserve")
+
+    async def _request_in(self, memories: Sequence[str], command: Reserve) -> StoreReply:
+        for memory in memories[:-1]:
+            try:
+                return await self._request(command.model_copy(update={"memory": memory}))
+            except (StoreFullError, ItemTooLargeError):
+                continue
+        return await self._request(command.model_copy(update={"memory": memories[-1]}))
 
     async def watch(self, mm_hash: str) -> "asyncio.Future[int]":
         """A future of our pin of the entry: at once if it is sealed, else when it is."""

@@ -6,13 +6,14 @@ taken -> media -> preprocessed -> reserved -> announced -> encoding -> sealed
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from triptych_common.bus import Delivery
 from triptych_common.domain.errors import ItemTooLargeError, StoreError, StoreFullError
 from triptych_common.protocol.codec import Envelope
-from triptych_common.protocol.messages import EncodeJob, EncoderCacheMetadata, FailureKind
-from triptych_common.protocol.store import AlreadySealed, Reserved, TensorSpec
+from triptych_common.protocol.messages import EncodeJob, EncoderCacheMetadata, FailureKind, Transport
+from triptych_common.protocol.store import SHM, AlreadySealed, Reserved, TensorSpec
 from triptych_common.telemetry import record_span, span
 from triptych_common.telemetry.logs import get_logger
 from triptych_encoder.encoding import BadMediaError, Encoder, EncodeRefusedError, PreparedItem
@@ -21,6 +22,7 @@ from triptych_encoder.ledger import Key, Ledger
 from triptych_encoder.media_source import MediaGoneError, MediaSource
 from triptych_encoder.reporter import Reporter
 from triptych_vllm_connector.orders import WriteOrder
+from triptych_vllm_connector.transport_choice import transport_of
 
 log = get_logger(__name__)
 
@@ -51,10 +53,10 @@ class _Announcement:
         self._metadata = metadata
         self._is_made = False
 
-    async def make(self, *, sealed: bool) -> None:
-        """`sealed`: the entry was in the store already."""
+    async def make(self, *, sealed: bool, transport: Transport = Transport.PINNED_SHM) -> None:
+        """`sealed`: the entry was in the store already. `transport` is not known while the store is full."""
         if not self._is_made:
-            metadata = self._metadata.model_copy(update={"sealed": sealed})
+            metadata = self._metadata.model_copy(update={"sealed": sealed, "transport": transport})
             await self._reporter.metadata(self._job, self._envelope, metadata)
             self._is_made = True
 
@@ -71,6 +73,7 @@ class JobRunner:
         ledger: Ledger,
         instance: str,
         namespace_digest: str,
+        memories: Callable[[], Awaitable[list[str]]] | None = None,
     ) -> None:
         self._namespace_digest = namespace_digest
         self._engine = engine
@@ -79,6 +82,7 @@ class JobRunner:
         self._reporter = reporter
         self._ledger = ledger
         self._instance = instance
+        self._memories = memories
         self._under_way: dict[str, asyncio.Lock] = {}
         self._num_waiting: dict[str, int] = {}
         self.num_encodes = 0
@@ -135,7 +139,8 @@ class JobRunner:
         announcement = _Announcement(self._reporter, job, envelope, self._metadata(job, prepared, spec))
         with span("encoder.reserve", traceparent=envelope.traceparent, attributes=self._attributes(job)):
             reservation, sealed = await self._reserve_and_watch(job, spec, announcement, remaining_s)
-        await announcement.make(sealed=_is_here(sealed))
+        transport = transport_of(reservation.memory)
+        await announcement.make(sealed=_is_here(sealed), transport=transport)
         started = time.monotonic()
         if isinstance(reservation, Reserved) and _is_here(sealed):  # by another encoder, since we reserved
             self._hand_over.cancel(reservation.reservation_id)
@@ -149,6 +154,8 @@ class JobRunner:
                 width=self._engine.width,
                 dtype=spec.dtype,
                 traceparent=envelope.traceparent,
+                generation=reservation.generation,
+                memory=reservation.memory,
             )
             self.num_encodes += 1
             await self._run_encoder(prepared, order, sealed)
@@ -227,6 +234,7 @@ class JobRunner:
                 lambda: self._ledger.is_granted(job.mm_hash),
                 lambda: announcement.make(sealed=False),
                 timeout_s,
+                [SHM] if self._memories is None else await self._memories(),
             )
         except StoreFullError as error:
             raise _Failure(FailureKind.STORE_FULL, "the cache store has no space") from error

@@ -18,13 +18,16 @@ from triptych_encoder.hand_over import HandOver
 from triptych_encoder.job import JobRunner
 from triptych_encoder.ledger import Ledger
 from triptych_encoder.media_source import MediaSource
+from triptych_encoder.pairing import Pairing
 from triptych_encoder.replies import ReplyListener
 from triptych_encoder.reporter import Reporter
 from triptych_encoder.settings import EncoderSettings
 from triptych_vllm_connector.config import ConnectorConfig
 from triptych_vllm_connector.engine_options import encoder_options
 from triptych_vllm_connector.namespace import digest_of_model
-from triptych_vllm_connector.platform import has_gpu
+from triptych_vllm_connector.platform import has_gpu, slab_device
+from triptych_vllm_connector.probing import has_region
+from triptych_vllm_connector.transport_choice import ability
 
 log = get_logger(__name__)
 
@@ -52,6 +55,8 @@ async def serve(settings: EncoderSettings, stop: StopSignal) -> None:
         otlp_endpoint=settings.otlp_endpoint,
         namespace_digest=digest,
         has_encoder=True,
+        transport=settings.transport,
+        device=slab_device(settings.engine_args),
         debug_encode_delay_s=settings.debug_encode_delay_ms / 1000,
     )
     options = encoder_options(config, settings.model, settings.num_slots, has_gpu(), settings.engine_args)
@@ -60,18 +65,25 @@ async def serve(settings: EncoderSettings, stop: StopSignal) -> None:
             "encoder", settings.instance, otlp_endpoint=settings.otlp_endpoint, traces_dir=settings.traces_dir
         )
         try:
-            await work(settings, digest, engine, stop)
+            await work(settings, digest, engine, stop, config.device)
         finally:
             await asyncio.to_thread(tracing.shutdown)
 
 
-async def work(settings: EncoderSettings, digest: str, engine: Encoder, stop: StopSignal) -> None:
-    """The life around a running engine.
+async def work(
+    settings: EncoderSettings, digest: str, engine: Encoder, stop: StopSignal, device: str | None = None
+) -> None:
+    """The life around a running engine. `device`: UUID of its GPU, where it has one of its own.
 
     Raises:
         TriptychError: the engine, the store or Redis cannot be used.
     """
     names = settings.names
+    own = ability(
+        settings.transport,
+        device=device,
+        has_region=await asyncio.to_thread(has_region, settings.store_socket, settings.instance),
+    )
     store_lost = asyncio.Event()
     hand_over = await HandOver.connect(
         settings.store_socket, settings.instance, digest, lambda error: store_lost.set()
@@ -89,7 +101,11 @@ async def work(settings: EncoderSettings, digest: str, engine: Encoder, stop: St
         max_item_embeds=engine.max_num_tokens,
         store=hand_over.store,
         num_slots=settings.num_slots,
+        transports=own.transports,
+        device=own.device,
     )
+    registry = Registry(bus)
+    pairing = Pairing(own, digest, registry, lambda: hand_over.slab)
     try:
         async with httpx.AsyncClient(timeout=MEDIA_TIMEOUT_S, trust_env=False) as http:
             runner = JobRunner(
@@ -100,10 +116,15 @@ async def work(settings: EncoderSettings, digest: str, engine: Encoder, stop: St
                 ledger,
                 settings.instance,
                 digest,
+                pairing.memories,
             )
             listener = ReplyListener(bus, names, settings.instance, ledger, hand_over)
-            async with Registry(bus).keep_registered(record):
-                log.info("encoder ready", num_slots=settings.num_slots)
+            async with registry.keep_registered(record):
+                log.info(
+                    "encoder ready",
+                    num_slots=settings.num_slots,
+                    transports=[each.value for each in own.transports],
+                )
                 await _until_stopped(settings, bus, runner, listener, engine, stop, store_lost)
     finally:
         await hand_over.close()

@@ -3,6 +3,7 @@
 from pydantic import Field, NonNegativeInt, PositiveInt
 
 from triptych_common.runtime import ServiceSettings
+from triptych_vllm_connector.config import TransportSetting
 
 
 class EncoderSettings(ServiceSettings):
@@ -13,6 +14,9 @@ class EncoderSettings(ServiceSettings):
     engine_args: list[str] = Field(default_factory=list, description="options passed through to vLLM")
     num_slots: PositiveInt = Field(default=4, description="jobs worked on at once")
     max_media_bytes: PositiveInt = Field(default=64 << 20, description="largest media item that is fetched")
+    transport: TransportSetting = Field(
+        default="auto", description="how tensors travel: auto, pinned_shm, cuda_ipc or redis"
+    )
     takeover_idle_ms: PositiveInt = Field(
         default=2_000, description="a job untouched for so long is taken over"
     )

@@ -25,7 +25,9 @@ from triptych_vllm_connector.config import ConnectorConfig
 from triptych_vllm_connector.engine_options import prefill_decode_options
 from triptych_vllm_connector.limits import encoder_cache_embeds
 from triptych_vllm_connector.namespace import digest_of_model
-from triptych_vllm_connector.platform import has_gpu
+from triptych_vllm_connector.platform import has_gpu, slab_device
+from triptych_vllm_connector.probing import has_region
+from triptych_vllm_connector.transport_choice import ability
 
 log = get_logger(__name__)
 
@@ -55,6 +57,8 @@ async def serve(settings: PrefillDecodeSettings, stop: StopSignal) -> None:
         namespace_digest=digest,
         preallocation=settings.preallocation,
         budget_embeds=settings.budget_embeds,
+        transport=settings.transport,
+        device=slab_device(settings.engine_args),
     )
     options = [
         *prefill_decode_options(config, settings.model, has_gpu(), settings.engine_args),
@@ -75,7 +79,7 @@ async def serve(settings: PrefillDecodeSettings, stop: StopSignal) -> None:
                 traces_dir=settings.traces_dir,
             )
             try:
-                await _serve_engine(settings, digest, engine, args, sock, stop)
+                await _serve_engine(settings, config, engine, args, sock, stop)
             finally:
                 await asyncio.to_thread(tracing.shutdown)
 
@@ -94,7 +98,7 @@ def _listen(settings: PrefillDecodeSettings) -> socket.socket:
 
 async def _serve_engine(
     settings: PrefillDecodeSettings,
-    digest: str,
+    config: ConnectorConfig,
     engine: Any,
     args: Any,
     sock: socket.socket,
@@ -121,16 +125,23 @@ async def _serve_engine(
     max_item_embeds = settings.budget_embeds or await asyncio.to_thread(
         encoder_cache_embeds, engine.vllm_config
     )
+    own = ability(
+        settings.transport,
+        device=config.device,
+        has_region=await asyncio.to_thread(has_region, settings.store_socket, settings.instance),
+    )
     record = InstanceRecord(
         instance=settings.instance,
         boot_id=uuid.uuid4().hex,
         role=Role.PREFILL_DECODE,
         url=f"http://{settings.advertised_host or settings.host}:{port}",
         model=settings.model_name,
-        namespace_digest=digest,
+        namespace_digest=config.namespace_digest,
         dtype=str(engine.model_config.dtype).removeprefix("torch."),
         max_item_embeds=max_item_embeds,
         num_slots=engine.vllm_config.scheduler_config.max_num_seqs,
+        transports=own.transports,
+        device=own.device,
     )
     bus = await AsyncBus.connect(settings.redis_url, settings.deployment, client_name=settings.instance)
     try:
@@ -138,7 +149,12 @@ async def _serve_engine(
             group.create_task(server.serve(sockets=[sock]))
             try:
                 async with Registry(bus).keep_registered(record):
-                    log.info("prefill_decode ready", port=port, model=settings.model_name)
+                    log.info(
+                        "prefill_decode ready",
+                        port=port,
+                        model=settings.model_name,
+                        transports=[each.value for each in own.transports],
+                    )
                     await _until_stopped(engine, server, stop)
             finally:
                 server.should_exit = True  # out of the registry: requests in hand end now

@@ -6,6 +6,7 @@ from typing import Literal
 from pydantic import Field, PositiveInt
 
 from triptych_common.runtime import ServiceSettings
+from triptych_vllm_connector.config import TransportSetting
 
 ANY_ADDRESS = ("0.0.0.0", "::", "")
 
@@ -22,6 +23,9 @@ class PrefillDecodeSettings(ServiceSettings):
     advertised_host: str | None = Field(
         default_factory=lambda data: socket.gethostname() if data.get("host") in ANY_ADDRESS else None,
         description="what the gateway calls [default: host; this machine's name when bound to all addresses]",
+    )
+    transport: TransportSetting = Field(
+        default="auto", description="how tensors travel: auto, pinned_shm, cuda_ipc or redis"
     )
     preallocation: Literal["sync", "async"] = "sync"
     budget_embeds: PositiveInt | None = Field(

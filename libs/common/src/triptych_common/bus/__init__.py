@@ -1,6 +1,7 @@
 """Redis Streams: the conversation between services. The only package that imports redis."""
 
 from triptych_common.bus.asyncbus import AsyncBus
+from triptych_common.bus.blobs import BlobMissingError, BlobStore
 from triptych_common.bus.consumer import Consumer, Delivery
 from triptych_common.bus.consumer_options import ConsumerOptions
 from triptych_common.bus.presence import is_registered
@@ -9,6 +10,8 @@ from triptych_common.bus.threaded import ThreadedBus
 
 __all__ = [
     "AsyncBus",
+    "BlobMissingError",
+    "BlobStore",
     "Consumer",
     "ConsumerOptions",
     "Delivery",

@@ -25,6 +25,12 @@ class Message(BaseModel):
         cls.TYPE = cls.__name__
 
 
+class Transport(StrEnum):
+    PINNED_SHM = "pinned_shm"  # the region; on a GPU one copy on each side
+    CUDA_IPC = "cuda_ipc"  # the store's slab on the GPU
+    REDIS = "redis"  # the bytes travel through Redis
+
+
 class Modality(StrEnum):
     IMAGE = "image"
     VIDEO = "video"
@@ -77,6 +83,7 @@ class EncoderCacheMetadata(Message):
     store: Name
     sealed: bool  # True: the entry was in the store already, nothing will be encoded
     requesters: tuple[Requester, ...]
+    transport: Transport = Transport.PINNED_SHM
 
 
 class EncodeCompleted(Message):
@@ -178,6 +185,8 @@ class InstanceRecord(Message):
     store: Name | None = None
     num_slots: NonNegativeInt = 0  # jobs or requests it works on at once
     draining: bool = False
+    transports: tuple[Transport, ...] = ()  # how tensors may come to it or go from it, best first
+    device: Name | None = None  # UUID of its GPU, for cuda_ipc
 
 
 class ItemTransfer(Message):

@@ -66,6 +66,10 @@ class StreamNames:
         """One `InstanceRecord`; expires when its heartbeats stop."""
         return self._key("instance", instance)
 
+    def tensor(self, place: str) -> str:
+        """Bytes of one tensor, transport `redis`; `place` is its mm_hash, generation and offset."""
+        return self._key("tensor", place)
+
     def sizes(self, mm_hash: str) -> str:
         """Placeholder sizes of an item that was encoded before."""
         return self._key("sizes", mm_hash)

@@ -7,7 +7,7 @@ Bytes of tensors never travel here: a `Descriptor` says where in the region they
 
 from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveInt, StringConstraints
 
 from triptych_common.protocol.ids import MmHashText, Name
 from triptych_common.protocol.messages import Message
@@ -17,6 +17,16 @@ MAX_FRAME_BYTES = 1 << 20
 MAX_HOLDERS = 1024
 
 DType = Literal["float32", "bfloat16", "float16"]
+
+SHM, REDIS = "shm", "redis"
+Memory = Annotated[str, StringConstraints(pattern=r"^(shm|redis|cuda:GPU-[0-9a-f-]{36})$")]
+"""Where bytes of tensors are: the region, Redis (the entry's blocks of the region are only accounted for),
+or the store's slab on the GPU of this UUID."""
+
+
+def device_memory(device_uuid: str) -> str:
+    """The `Memory` of a slab on the GPU `device_uuid` ("GPU-...")."""
+    return f"cuda:{device_uuid}"
 
 
 class TensorSpec(Message):
@@ -34,6 +44,15 @@ class Descriptor(Message):
     spec: TensorSpec
     offset: NonNegativeInt  # bytes from the start of the region file; aligned to the block size
     generation: PositiveInt  # fences descriptors from before a store restart
+    memory: Memory = SHM  # of a slab: `offset` counts from its start
+
+
+class SlabInfo(Message):
+    """Memory on a GPU that the store owns. It ends with the store: its entries are of one generation."""
+
+    memory: Memory
+    num_bytes: PositiveInt
+    ipc_handle: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{128}$")]  # `cudaIpcMemHandle_t`, in hex
 
 
 class StoreFrame(Message):
@@ -80,6 +99,7 @@ class Reserve(StoreFrame):
     writer: Name | None = None  # None: the caller
     may_use_reserve: bool = False  # granted preallocations may use the store's reserve
     tenant: Annotated[Name, Field(max_length=64)] | None = None  # whose quota it counts against
+    memory: Memory = SHM  # of the slab: refused as too_large by a store that has none there
 
 
 class Seal(StoreFrame):
@@ -188,6 +208,7 @@ class Welcome(StoreFrame):
     lease_id: NonNegativeInt = 0  # the same as before: the lease was resumed
     client_slot: NonNegativeInt = 0  # to lock in the region file, while anything of the region is in use
     last_seq: NonNegativeInt = 0  # of a resumed lease: commands up to this seq were carried out
+    slab: SlabInfo | None = None  # None: the store has no device memory
 
 
 class Done(StoreFrame):
@@ -201,6 +222,7 @@ class Reserved(StoreFrame):
     reservation_id: PositiveInt
     offset: NonNegativeInt
     generation: PositiveInt
+    memory: Memory = SHM
 
 
 class AlreadySealed(StoreFrame):
@@ -208,6 +230,7 @@ class AlreadySealed(StoreFrame):
 
     kind: Literal["already_sealed"] = "already_sealed"
     spec: TensorSpec
+    memory: Memory = SHM
 
 
 class Pinned(StoreFrame):
@@ -245,6 +268,7 @@ class EntryState(Message):
     spec: TensorSpec | None = None
     num_pins: NonNegativeInt = 0
     age_s: float = 0.0
+    memory: Memory = SHM
 
 
 class Entries(StoreFrame):
@@ -272,6 +296,8 @@ class StoreStats(StoreFrame):
     num_hits_total: NonNegativeInt
     num_misses_total: NonNegativeInt
     num_evictions_total: NonNegativeInt
+    slab_num_bytes: NonNegativeInt = 0
+    slab_free_num_bytes: NonNegativeInt = 0
 
 
 class EntryFault(Message):

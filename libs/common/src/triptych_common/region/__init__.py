@@ -2,7 +2,9 @@
 
 layout       where things are in the region file, and its headers (pure, on any buffer)
 mapping      one process's mapping of the region
-tensor_view  torch tensors on a mapping (the only module of common that imports torch)
+tensor_view  torch tensors on a mapping (imports torch)
+transport    the workers' interface to all transports, and shared memory (imports torch)
+cuda         GPUs: memory of the store there, fast copies
 session      requests, replies and pushes of one session, matched (pure)
 threaded     StoreSession: for inside vLLM, one reader thread
 aio          AsyncStoreSession: the same for asyncio services

@@ -21,7 +21,7 @@ class RegionMapping:
         self._populating: threading.Thread | None = None
         self.num_bytes = len(memory)
         self.writable = writable
-        self.address = _address_of(memory)
+        self.address = address_of(memory)
         if populate:
             self._populating = threading.Thread(
                 target=_populate,
@@ -107,11 +107,11 @@ def _populate(memory: mmap.mmap, address: int, writable: bool, closed: threading
     num_bytes = len(memory)
     for offset in range(0, num_bytes, POPULATE_STEP_BYTES):
         step = min(POPULATE_STEP_BYTES, num_bytes - offset)
-        if closed.is_set() or _madvise(address + offset, step, advice) != 0:
+        if closed.is_set() or madvise(address + offset, step, advice) != 0:
             return
 
 
-def _address_of(memory: mmap.mmap) -> int:
+def address_of(memory: mmap.mmap) -> int:
     """Where `memory` starts in this process's address space."""
     holder = ctypes.py_object(memory)
     buffer = _PyBuffer()
@@ -140,8 +140,8 @@ class _PyBuffer(ctypes.Structure):
     )
 
 
-_madvise = ctypes.CDLL(None, use_errno=True).madvise
-_madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+madvise = ctypes.CDLL(None, use_errno=True).madvise
+madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 _get_buffer = ctypes.pythonapi.PyObject_GetBuffer
 _get_buffer.argtypes = (ctypes.py_object, ctypes.c_void_p, ctypes.c_int)

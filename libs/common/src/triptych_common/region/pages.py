@@ -8,7 +8,7 @@ import mmap
 import re
 from pathlib import Path
 
-from triptych_common.region.mapping import MADV_POPULATE_WRITE, _address_of, _madvise
+from triptych_common.region.mapping import MADV_POPULATE_WRITE, address_of, madvise
 
 MADV_HUGEPAGE = 14
 SMAPS = Path("/proc/self/smaps")
@@ -18,12 +18,12 @@ _HUGE = re.compile(r"^(?:ShmemPmdMapped|FilePmdMapped): +(\d+) kB", re.MULTILINE
 
 def want_large_pages(memory: mmap.mmap) -> bool:
     """Ask for them, before the memory is touched. False: the kernel has none at all."""
-    return bool(_madvise(_address_of(memory), len(memory), MADV_HUGEPAGE) == 0)
+    return bool(madvise(address_of(memory), len(memory), MADV_HUGEPAGE) == 0)
 
 
 def try_populate(memory: mmap.mmap, offset: int, num_bytes: int) -> bool:
     """Get the memory of these bytes and enter it into our page table; False: it did not work."""
-    return bool(_madvise(_address_of(memory) + offset, num_bytes, MADV_POPULATE_WRITE) == 0)
+    return bool(madvise(address_of(memory) + offset, num_bytes, MADV_POPULATE_WRITE) == 0)
 
 
 def num_large_page_bytes(memory: mmap.mmap) -> int:
@@ -31,7 +31,7 @@ def num_large_page_bytes(memory: mmap.mmap) -> int:
     smaps = SMAPS.read_text()
     starts = list(_MAPPING.finditer(smaps))
     for start, following in zip(starts, [*starts[1:], None], strict=True):
-        if int(start[1], 16) == _address_of(memory):
+        if int(start[1], 16) == address_of(memory):
             body = smaps[start.end() : following.start() if following else len(smaps)]
             return sum(int(number) for number in _HUGE.findall(body)) << 10
     return 0

@@ -8,7 +8,7 @@ import struct
 import zlib
 from dataclasses import dataclass
 
-from triptych_common.protocol.store import DType
+from triptych_common.protocol.store import REDIS, SHM, DType
 from triptych_common.region.layout import ENTRY_HEADER_BYTES, RegionLayout, RegionLayoutError
 
 MAGIC = b"TRIPTYCH"
@@ -17,6 +17,8 @@ MAX_NAMESPACE_BYTES = 64
 
 WRITING, READY, ABANDONED = 1, 2, 3  # states of an entry header; 0: none
 DTYPES: tuple[DType, ...] = ("float32", "bfloat16", "float16")
+MEMORIES = (SHM, REDIS)  # what a header can say; entries of a slab have none
+NO_BLOCK = 2**32 - 1  # in the record of a pin on an entry of the slab, which ends with the store
 
 _REGION = struct.Struct("<8sIQQQQQ16s")  # magic, version, block bytes, blocks, pins, slots, generation, id
 _CRC = struct.Struct("<I")
@@ -24,7 +26,7 @@ REGION_HEADER_NUM_BYTES = _REGION.size + _CRC.size
 _SLOT = struct.Struct("<BxxxIQQ200s64s")  # used, crc, last seq, lease id, client, namespace
 _PIN = struct.Struct("<BxHIIxxxxQQ")  # used, slot, block, holders, pin id, origin seq
 _ENTRY_MARKS = struct.Struct("<BBxxId")  # state, has checksum, payload checksum, last used
-_ENTRY_BODY = struct.Struct("<IHBxQQQQQQQd32s64s64s")
+_ENTRY_BODY = struct.Struct("<IHBBQQQQQQQd32s64s64s")
 _U32, _U64, _F64 = struct.Struct("<I"), struct.Struct("<Q"), struct.Struct("<d")
 _BODY_CRC_AT = _ENTRY_MARKS.size
 _BODY_AT = _BODY_CRC_AT + _CRC.size
@@ -77,6 +79,7 @@ class EntryRecord:
     mm_hash: str
     namespace: str
     tenant: str
+    memory: str = SHM
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,8 +171,9 @@ def clear(buffer: memoryview, offset: int) -> None:
 def write_entry(buffer: memoryview, offset: int, entry: EntryRecord) -> None:
     """A reservation: state WRITING."""
     body = _ENTRY_BODY.pack(
-        entry.num_blocks, entry.writer_slot, DTYPES.index(entry.dtype), *entry.shape, entry.num_bytes,
-        entry.generation, entry.reservation_id, entry.requester_lease, entry.origin_seq, entry.reserved_at,
+        entry.num_blocks, entry.writer_slot, DTYPES.index(entry.dtype), MEMORIES.index(entry.memory),
+        *entry.shape, entry.num_bytes, entry.generation, entry.reservation_id, entry.requester_lease,
+        entry.origin_seq, entry.reserved_at,
         bytes.fromhex(entry.mm_hash), entry.namespace.encode(), entry.tenant.encode(),
     )  # fmt: skip
     _ENTRY_MARKS.pack_into(buffer, offset, 0, 0, 0, 0.0)
@@ -202,15 +206,15 @@ def read_entry(buffer: memoryview, offset: int) -> EntryRecord | None:
     if _CRC.unpack_from(buffer, offset + _BODY_CRC_AT)[0] != zlib.crc32(body):
         return None
     (
-        num_blocks, writer_slot, dtype, rows, width, num_bytes, generation, reservation_id, requester_lease,
-        origin_seq, reserved_at, mm_hash, namespace, tenant,
+        num_blocks, writer_slot, dtype, memory, rows, width, num_bytes, generation, reservation_id,
+        requester_lease, origin_seq, reserved_at, mm_hash, namespace, tenant,
     ) = _ENTRY_BODY.unpack(body)  # fmt: skip
-    if num_blocks == 0 or dtype >= len(DTYPES):
+    if num_blocks == 0 or dtype >= len(DTYPES) or memory >= len(MEMORIES):
         return None
     return EntryRecord(
         num_blocks, writer_slot, DTYPES[dtype], (rows, width), num_bytes, generation, reservation_id,
         requester_lease, origin_seq, reserved_at, mm_hash.hex(),
-        namespace.rstrip(b"\0").decode(), tenant.rstrip(b"\0").decode(),
+        namespace.rstrip(b"\0").decode(), tenant.rstrip(b"\0").decode(), MEMORIES[memory],
     )  # fmt: skip
 
 

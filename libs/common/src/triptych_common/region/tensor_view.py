@@ -1,4 +1,4 @@
-"""Torch tensors on a mapping of the region. The only module of common that imports torch."""
+"""Torch tensors on a mapping of the region."""
 
 import ctypes
 import math
@@ -34,7 +34,7 @@ def tensor_view(
         ValueError: the descriptor points outside the mapping.
     """
     check_descriptor(mapping, descriptor)
-    dtype = _checked_dtype(descriptor.spec)
+    dtype = checked_dtype(descriptor.spec)
     exporter = mapping.exporter(descriptor.offset, descriptor.spec.num_bytes)
     if on_release is not None:
         # On the exporter, not on the tensor: slices outlive the tensor they were taken from.
@@ -75,7 +75,8 @@ def tensor_spec(tensor: torch.Tensor) -> TensorSpec:
     raise SpecMismatchError("spec_mismatch", f"{tensor.dtype} of shape {tuple(tensor.shape)} does not travel")
 
 
-def _checked_dtype(spec: TensorSpec) -> torch.dtype:
+def checked_dtype(spec: TensorSpec) -> torch.dtype:
+    """Of the spec, whose numbers agree. Raises SpecMismatchError when they do not."""
     dtype = TORCH_DTYPES[spec.dtype]
     if math.prod(spec.shape) * dtype.itemsize != spec.num_bytes:
         raise SpecMismatchError(
@@ -90,4 +91,4 @@ def address_range(tensor: torch.Tensor) -> tuple[int, int]:
     return start, start + tensor.numel() * tensor.element_size()
 
 
-__all__ = ["TORCH_DTYPES", "address_range", "tensor_spec", "tensor_view", "write_tensor"]
+__all__ = ["TORCH_DTYPES", "address_range", "checked_dtype", "tensor_spec", "tensor_view", "write_tensor"]

@@ -33,6 +33,8 @@ def health_routes(gateway: Gateway) -> APIRouter:
                     "model": r.model,
                     "draining": r.draining,
                     "namespace_digest": r.namespace_digest,
+                    "transports": r.transports,
+                    "device": r.device,
                 }
                 for r in view.records
             ],

@@ -1,0 +1,8 @@
+"""GPUs: the region registered for fast copies, and the store's own device memory.
+
+driver      what is needed of CUDA, as one interface; nothing else here knows NVIDIA's bindings
+runtime     the interface over `cuda.bindings.runtime`, loaded on demand
+slab        device memory: the store's end, and a client's mapping of it
+release     waits for events, off the engine's thread
+transports  the workers' ends (imports torch)
+"""

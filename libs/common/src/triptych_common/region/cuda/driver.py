@@ -1,0 +1,84 @@
+"""What Triptych needs of CUDA, as one narrow interface. Tests have another implementation (`tests/support`).
+
+Addresses, streams and events are integers, as CUDA's handles are. Stream 0 is the default stream. Every
+method but `malloc`, `event_synchronize` and the host registrations returns at once.
+"""
+
+import importlib
+from typing import Protocol
+
+from triptych_common.domain.errors import TriptychError
+
+IPC_HANDLE_NUM_BYTES = 64
+
+
+class CudaError(TriptychError):
+    """CUDA cannot be used here, or refused a call."""
+
+
+class CudaDriver(Protocol):
+    """One GPU, as one process sees it. Methods raise CudaError."""
+
+    def bind_thread(self) -> None:
+        """Make the GPU the calling thread's current one; each thread calls it first."""
+
+    def device_uuid(self) -> str:
+        """ "GPU-" and the UUID, as NVIDIA's tools write it."""
+
+    # ---- memory ----
+    def malloc(self, num_bytes: int) -> int: ...
+
+    def free(self, address: int) -> None: ...
+
+    def ipc_get_handle(self, address: int) -> bytes:
+        """For another process to open: of memory that `malloc` gave."""
+
+    def ipc_open(self, handle: bytes) -> int:
+        """Where another process's memory is in this one."""
+
+    def ipc_close(self, address: int) -> None: ...
+
+    def host_register(self, address: int, num_bytes: int) -> None:
+        """Lock host memory in place, so that copies run at full speed and beside the host."""
+
+    def host_unregister(self, address: int) -> None: ...
+
+    def memcpy_async(self, target: int, source: int, num_bytes: int, stream: int) -> None:
+        """Between any two memories, in the order of `stream`."""
+
+    # ---- order ----
+    def stream_create(self) -> int:
+        """A stream that does not wait for the default stream."""
+
+    def stream_destroy(self, stream: int) -> None: ...
+
+    def stream_wait_event(self, stream: int, event: int) -> None:
+        """What is put on `stream` from now on runs after `event`."""
+
+    def event_create(self) -> int: ...
+
+    def event_record(self, event: int, stream: int) -> None: ...
+
+    def event_query(self, event: int) -> bool:
+        """Has everything before it been done?"""
+
+    def event_synchronize(self, event: int) -> None:
+        """Wait for it, without holding up other Python threads."""
+
+    def event_destroy(self, event: int) -> None: ...
+
+
+def load_driver(device: int = 0) -> CudaDriver:
+    """CUDA on GPU number `device` of those that this process may see.
+
+    Raises:
+        CudaError: NVIDIA's Python bindings are not installed, or there is no usable GPU; the text says which.
+    """
+    try:
+        runtime = importlib.import_module("triptych_common.region.cuda.runtime")
+    except ImportError as error:
+        raise CudaError(
+            f"NVIDIA's Python bindings cannot be loaded ({error}); pip install 'triptych-common[cuda]'"
+        ) from error
+    driver: CudaDriver = runtime.RuntimeDriver(device)
+    return driver

@@ -1,0 +1,58 @@
+"""Calls back when the GPU has passed a point, without anybody on the engine's thread waiting for it."""
+
+import queue
+import threading
+from collections.abc import Callable
+
+from triptych_common.region.cuda.driver import CudaDriver, CudaError
+from triptych_common.telemetry.logs import get_logger
+
+log = get_logger(__name__)
+
+CLOSE_TIMEOUT_S = 5.0
+
+
+class EventReleaser:
+    """One thread that waits for events, in the order they were recorded.
+
+    `release_after` may be called from anywhere, finalizers included: `SimpleQueue.put` is reentrant.
+    """
+
+    def __init__(self, driver: CudaDriver) -> None:
+        self._driver = driver
+        self._queue: queue.SimpleQueue[tuple[int, Callable[[], None]] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="triptych-events", daemon=True)
+        self._thread.start()
+
+    def release_after(self, stream: int, on_release: Callable[[], None]) -> None:
+        """Call `on_release` once everything that is on `stream` now has been done. Returns at once.
+
+        When CUDA itself has failed nothing runs any more that could read: it is called at once.
+        """
+        try:
+            event = self._driver.event_create()
+            self._driver.event_record(event, stream)
+        except CudaError as error:
+            log.warning("event not recorded", error=str(error))
+            on_release()
+            return
+        self._queue.put((event, on_release))
+
+    def close(self) -> None:
+        """Wait for what is under way, in bounded time."""
+        self._queue.put(None)
+        self._thread.join(CLOSE_TIMEOUT_S)
+
+    def _run(self) -> None:
+        is_bound = False
+        while (waiting := self._queue.get()) is not None:
+            event, on_release = waiting
+            try:
+                if not is_bound:
+                    self._driver.bind_thread()
+                    is_bound = True
+                self._driver.event_synchronize(event)
+                self._driver.event_destroy(event)
+            except CudaError as error:
+                log.warning("event not waited for", error=str(error))
+            on_release()

@@ -1,0 +1,217 @@
+"""The workers' ends on a GPU. What of torch they need is in `TorchDevice`.
+
+pinned_shm  writer: device -> region (registered)      reader: region -> device, on a stream of its own
+cuda_ipc    writer: device -> slab                     reader: the slab itself, without a copy
+"""
+
+import functools
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from triptych_common.protocol.store import Descriptor
+from triptych_common.region.cuda.driver import CudaDriver
+from triptych_common.region.cuda.release import EventReleaser
+from triptych_common.region.cuda.slab import SlabMapping
+from triptych_common.region.fence import check_descriptor
+from triptych_common.region.mapping import RegionMapping
+from triptych_common.region.tensor_view import checked_dtype, tensor_spec
+from triptych_common.region.transport import OnRelease, Place
+
+
+class DeviceRange:
+    """Bytes on a GPU that torch takes as they are. Lives as long as anything made from it."""
+
+    def __init__(self, owner: object, address: int, num_bytes: int) -> None:
+        self._owner = owner  # stays mapped
+        self.address = address
+        self.num_bytes = num_bytes
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        return {
+            "shape": (self.num_bytes,), "typestr": "|u1", "data": (self.address, False),
+            "strides": None, "version": 3,
+        }  # fmt: skip
+
+
+class TensorDevice(Protocol):
+    """The GPU as torch sees it."""
+
+    def current_stream(self) -> int:
+        """Handle of the stream that the caller's kernels go to."""
+
+    def empty(self, shape: tuple[int, int], dtype: torch.dtype) -> torch.Tensor: ...
+
+    def wrap(self, memory: DeviceRange) -> torch.Tensor:
+        """`memory` as uint8 [num_bytes], without a copy; it lives as long as the tensor."""
+
+
+@dataclass(frozen=True)
+class TorchDevice:
+    """GPU number `index` of this process."""
+
+    index: int = 0
+
+    def current_stream(self) -> int:
+        return int(torch.cuda.current_stream(self.index).cuda_stream)
+
+    def empty(self, shape: tuple[int, int], dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device=f"cuda:{self.index}")
+
+    def wrap(self, memory: DeviceRange) -> torch.Tensor:
+        return torch.as_tensor(memory, device=f"cuda:{self.index}")
+
+
+class RegisteredRegion:
+    """The region, registered with CUDA once for the process."""
+
+    def __init__(self, driver: CudaDriver, mapping: RegionMapping) -> None:
+        """Raises CudaError: too much memory to lock, or a limit is in the way."""
+        self.mapping = mapping
+        self._driver = driver
+        driver.host_register(mapping.address, mapping.num_bytes)
+        self._is_registered = True
+
+    def close(self) -> None:
+        """The mapping stays. May be called twice."""
+        if self._is_registered:
+            self._is_registered = False
+            self._driver.host_unregister(self.mapping.address)
+
+
+class PinnedWriter:
+    """One copy from the device into the region."""
+
+    def __init__(self, driver: CudaDriver, device: TensorDevice, region: RegisteredRegion) -> None:
+        self._driver = driver
+        self._device = device
+        self._region = region
+
+    def write(self, place: Place, tensor: torch.Tensor) -> None:
+        source = tensor.contiguous()
+        num_bytes = tensor_spec(source).num_bytes
+        self._region.mapping.view(place.offset, num_bytes)  # inside?
+        _copy_and_wait(
+            self._driver, self._device, self._region.mapping.address + place.offset, source, num_bytes
+        )
+
+    def close(self) -> None:
+        pass
+
+
+class PinnedReader:
+    """One copy from the region to the device, beside the engine's kernels; the pin ends with the copy."""
+
+    def __init__(
+        self,
+        driver: CudaDriver,
+        device: TensorDevice,
+        region: RegisteredRegion,
+        releaser: EventReleaser,
+    ) -> None:
+        self._driver = driver
+        self._device = device
+        self._region = region
+        self._releaser = releaser
+        self._stream = driver.stream_create()
+
+    def open(self, descriptor: Descriptor, on_release: OnRelease) -> torch.Tensor:
+        mapping, spec = self._region.mapping, descriptor.spec
+        check_descriptor(mapping, descriptor)
+        target = self._device.empty(spec.shape, checked_dtype(spec))
+        compute = self._device.current_stream()
+        # torch may have taken memory that kernels on the compute stream still use, and what comes there
+        # reads the copy: so the copy runs between the two.
+        self._order(compute, self._stream)
+        source = mapping.address + descriptor.offset
+        self._driver.memcpy_async(target.data_ptr(), source, spec.num_bytes, self._stream)
+        self._order(self._stream, compute)
+        self._releaser.release_after(self._stream, on_release)
+        return target
+
+    def close(self) -> None:
+        self._driver.stream_destroy(self._stream)
+
+    def _order(self, before: int, after: int) -> None:
+        """What comes on `after` runs when what is on `before` now has been done."""
+        event = self._driver.event_create()
+        self._driver.event_record(event, before)
+        self._driver.stream_wait_event(after, event)
+        self._driver.event_destroy(event)
+
+
+class SlabWriter:
+    """One copy on the device, into the reservation."""
+
+    def __init__(
+        self, driver: CudaDriver, device: TensorDevice, current_slab: Callable[[], SlabMapping]
+    ) -> None:
+        """`current_slab`: of the store as it is now; it changes with a restart."""
+        self._driver = driver
+        self._device = device
+        self._current_slab = current_slab
+
+    def write(self, place: Place, tensor: torch.Tensor) -> None:
+        source = tensor.contiguous()
+        num_bytes = tensor_spec(source).num_bytes
+        target = self._current_slab().address_of(place.offset, num_bytes)
+        _copy_and_wait(self._driver, self._device, target, source, num_bytes)
+
+    def close(self) -> None:
+        pass
+
+
+class SlabReader:
+    """The slab's own memory. The pin ends when the kernels that were given it have run."""
+
+    def __init__(
+        self, device: TensorDevice, current_slab: Callable[[], SlabMapping], releaser: EventReleaser
+    ) -> None:
+        self._device = device
+        self._current_slab = current_slab
+        self._releaser = releaser
+
+    def open(self, descriptor: Descriptor, on_release: OnRelease) -> torch.Tensor:
+        slab, spec = self._current_slab(), descriptor.spec
+        slab.check(descriptor)
+        dtype = checked_dtype(spec)
+        memory = DeviceRange(slab, slab.address_of(descriptor.offset, spec.num_bytes), spec.num_bytes)
+        tensor = self._device.wrap(memory).view(dtype).view(spec.shape)
+        # The stream of the reads is that of now: a finalizer may run in any thread, whose own is another.
+        # On the range, not on the tensor: slices outlive the tensor they were taken from.
+        release = functools.partial(self._releaser.release_after, self._device.current_stream(), on_release)
+        weakref.finalize(memory, release).atexit = False
+        return tensor
+
+    def close(self) -> None:
+        pass
+
+
+def _copy_and_wait(
+    driver: CudaDriver, device: TensorDevice, target: int, source: torch.Tensor, num_bytes: int
+) -> None:
+    """In the order of the stream that made `source`; on return the bytes are there, for every process."""
+    stream = device.current_stream()
+    driver.memcpy_async(target, source.data_ptr(), num_bytes, stream)
+    event = driver.event_create()
+    try:
+        driver.event_record(event, stream)
+        driver.event_synchronize(event)
+    finally:
+        driver.event_destroy(event)
+
+
+__all__ = [
+    "DeviceRange",
+    "PinnedReader",
+    "PinnedWriter",
+    "RegisteredRegion",
+    "SlabReader",
+    "SlabWriter",
+    "TensorDevice",
+    "TorchDevice",
+]

@@ -1,0 +1,87 @@
+"""The narrow interface between workers and transports, and the one that every machine has: shared memory.
+
+    producer   write(place, tensor)            the bytes are where `place` says when it returns; then the seal
+    consumer   open(descriptor, on_release)    a tensor on the consumer's device; `on_release` when the pin
+                                               may end: nothing reads the shared bytes any more
+
+Others: `region.cuda.transports`, and the connector's `redis_transport`.
+"""
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+
+from triptych_common.protocol.store import Descriptor
+from triptych_common.region.mapping import RegionMapping
+from triptych_common.region.tensor_view import tensor_view, write_tensor
+
+OnRelease = Callable[[], None]
+
+
+class Place(Protocol):
+    """Where a reservation is: an order to a worker."""
+
+    @property
+    def mm_hash(self) -> str: ...
+
+    @property
+    def generation(self) -> int: ...
+
+    @property
+    def offset(self) -> int: ...
+
+
+class TensorWriter(Protocol):
+    """A producer's end."""
+
+    def write(self, place: Place, tensor: torch.Tensor) -> None:
+        """Copy `tensor` [num_embeds, width] to `place`; on return every consumer would read it right.
+
+        Raises:
+            TriptychError: it could not be written. Nothing may be sealed.
+        """
+
+    def close(self) -> None: ...
+
+
+class TensorReader(Protocol):
+    """A consumer's end."""
+
+    def open(self, descriptor: Descriptor, on_release: OnRelease) -> torch.Tensor:
+        """The sealed tensor [num_embeds, width]. Never write to it.
+
+        `on_release` is called once, in any thread; it must neither block nor raise. When `open` raises, it
+        is not called.
+
+        Raises:
+            TriptychError: the tensor cannot be had; only what waits for it fails.
+        """
+
+    def close(self) -> None: ...
+
+
+class SharedMemoryWriter:
+    """One copy into the region, from any device."""
+
+    def __init__(self, mapping: RegionMapping) -> None:
+        self._mapping = mapping
+
+    def write(self, place: Place, tensor: torch.Tensor) -> None:
+        write_tensor(self._mapping, place.offset, tensor)
+
+    def close(self) -> None:
+        self._mapping.close()
+
+
+class SharedMemoryReader:
+    """The memory of the region itself, without a copy: for consumers that run on the CPU."""
+
+    def __init__(self, mapping: RegionMapping) -> None:
+        self._mapping = mapping
+
+    def open(self, descriptor: Descriptor, on_release: OnRelease) -> torch.Tensor:
+        return tensor_view(self._mapping, descriptor, on_release)
+
+    def close(self) -> None:
+        self._mapping.close()

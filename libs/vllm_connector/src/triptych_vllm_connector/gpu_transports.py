@@ -1,0 +1,119 @@
+"""A worker's ends on its GPU: one driver, one registered region, one slab mapping per store."""
+
+from collections.abc import Callable
+
+import torch
+
+from triptych_common.domain.errors import StoreUnavailableError
+from triptych_common.protocol.store import Descriptor, Welcome
+from triptych_common.region import RegionMapping
+from triptych_common.region.cuda.driver import CudaDriver, CudaError
+from triptych_common.region.cuda.release import EventReleaser
+from triptych_common.region.cuda.slab import SlabMapping
+from triptych_common.region.cuda.transports import (
+    PinnedReader,
+    PinnedWriter,
+    RegisteredRegion,
+    SlabReader,
+    SlabWriter,
+    TensorDevice,
+)
+from triptych_common.region.tensor_view import tensor_view
+from triptych_common.region.transport import OnRelease, SharedMemoryWriter, TensorReader, TensorWriter
+from triptych_common.telemetry.logs import get_logger
+
+log = get_logger(__name__)
+
+
+class GpuTransports:
+    """What is made here is closed here. For vLLM's thread."""
+
+    def __init__(
+        self,
+        driver: CudaDriver | None,
+        device: TensorDevice,
+        device_type: str,
+        region: Callable[[], RegionMapping],
+        welcome: Callable[[], Welcome],
+    ) -> None:
+        """`driver` None: NVIDIA's bindings are missing; then the region is copied by torch alone."""
+        self._driver = driver
+        self._device = device
+        self._device_type = device_type
+        self._region = region
+        self._welcome = welcome
+        self._registered: RegisteredRegion | None = None
+        self._slab: SlabMapping | None = None
+        self._releaser = None if driver is None else EventReleaser(driver)
+
+    def region_writer(self) -> TensorWriter:
+        registered = self.try_register()
+        if self._driver is None or registered is None:
+            return SharedMemoryWriter(self._region())
+        return PinnedWriter(self._driver, self._device, registered)
+
+    def region_reader(self) -> TensorReader:
+        registered = self.try_register()
+        if self._driver is None or registered is None or self._releaser is None:
+            return CopyingReader(self._region(), self._device_type)
+        return PinnedReader(self._driver, self._device, registered, self._releaser)
+
+    def slab_writer(self) -> TensorWriter:
+        return SlabWriter(self._need_driver(), self._device, self.slab)
+
+    def slab_reader(self) -> TensorReader:
+        self._need_driver()
+        if self._releaser is None:
+            raise CudaError("nothing waits for events")
+        return SlabReader(self._device, self.slab, self._releaser)
+
+    def slab(self) -> SlabMapping:
+        """Of the store as it is now. An earlier store's stays mapped as long as a view of it lives.
+
+        Raises:
+            StoreUnavailableError: this store has none.
+        """
+        welcome = self._welcome()
+        if welcome.slab is None:
+            raise StoreUnavailableError("the store has no device memory")
+        if self._slab is None or self._slab.info != welcome.slab:
+            self._slab = SlabMapping(self._need_driver(), welcome.slab, welcome.generation)
+        return self._slab
+
+    def slab_extent(self) -> tuple[int, int] | None:
+        return None if self._slab is None else (self._slab.address, self._slab.info.num_bytes)
+
+    def close(self) -> None:
+        """The slab stays mapped: vLLM may still hold views of it. It goes with the process."""
+        if self._releaser is not None:
+            self._releaser.close()
+        if self._registered is not None:
+            self._registered.close()
+
+    def _need_driver(self) -> CudaDriver:
+        if self._driver is None:
+            raise CudaError("NVIDIA's Python bindings are not installed")
+        return self._driver
+
+    def try_register(self) -> RegisteredRegion | None:
+        """Once for the process. None: it cannot be, or there are no bindings."""
+        if self._registered is None and self._driver is not None:
+            try:
+                self._registered = RegisteredRegion(self._driver, self._region())
+            except CudaError as error:
+                log.warning("region not registered with CUDA, copies are slower", error=str(error))
+        return self._registered
+
+
+class CopyingReader:
+    """One copy by torch, which the engine's thread waits for."""
+
+    def __init__(self, mapping: RegionMapping, device_type: str) -> None:
+        self._mapping = mapping
+        self._device_type = device_type
+
+    def open(self, descriptor: Descriptor, on_release: OnRelease) -> torch.Tensor:
+        return tensor_view(self._mapping, descriptor, on_release).to(self._device_type, copy=True)
+
+    def close(self) -> None:
+        pass

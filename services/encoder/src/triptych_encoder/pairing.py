@@ -1,0 +1,52 @@
+"""Where this encoder puts tensors, so that those who may want them can read them."""
+
+import time
+from collections.abc import Callable
+
+from triptych_common.bus import Registry
+from triptych_common.domain.errors import BusUnavailableError
+from triptych_common.protocol.messages import InstanceRecord
+from triptych_common.protocol.store import SlabInfo
+from triptych_common.telemetry.logs import get_logger
+from triptych_vllm_connector.transport_choice import CONSUMING_ROLES, Ability, choose_memories, transport_of
+
+log = get_logger(__name__)
+
+LOOK_INTERVAL_S = 1.0
+
+
+class Pairing:
+    """Knows the consumers of this namespace from the registry, not older than `LOOK_INTERVAL_S`."""
+
+    def __init__(
+        self, own: Ability, namespace_digest: str, registry: Registry, slab: Callable[[], SlabInfo | None]
+    ) -> None:
+        self._own = own
+        self._namespace_digest = namespace_digest
+        self._registry = registry
+        self._slab = slab
+        self._consumers: list[Ability] = []
+        self._looked_at = float("-inf")
+        self._told: list[str] = []
+
+    async def memories(self) -> list[str]:
+        """Best first; the next is for when the store has no room in the one before."""
+        if len(self._own.transports) > 1 and time.monotonic() - self._looked_at > LOOK_INTERVAL_S:
+            await self._look()
+        memories = choose_memories(self._own, self._consumers, self._slab())
+        if memories != self._told:
+            self._told = memories
+            log.info("transport chosen", transports=[transport_of(each).value for each in memories])
+        return memories
+
+    async def _look(self) -> None:
+        try:
+            records = await self._registry.list_instances()
+        except BusUnavailableError as error:
+            log.warning("consumers not known anew", error=str(error))
+            return
+        self._looked_at = time.monotonic()
+        self._consumers = [Ability.announced(record) for record in records if self._is_consumer(record)]
+
+    def _is_consumer(self, record: InstanceRecord) -> bool:
+        return record.role in CONSUMING_ROLES and record.namespace_digest == self._namespace_digest

@@ -1,0 +1,97 @@
+"""Tensors in a real Redis: they come back as they were, for a limited time; every fault is told in time."""
+
+import time
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from triptych_common.bus import BlobMissingError, BlobStore
+from triptych_common.bus.blobs import MAX_BLOB_BYTES, TTL_S
+from triptych_common.domain.errors import BusUnavailableError, ItemTooLargeError
+from triptych_common.protocol.store import Descriptor
+from triptych_common.region.tensor_view import tensor_spec
+from triptych_vllm_connector.orders import WriteOrder
+from triptych_vllm_connector.redis_transport import Readable, RedisReader, RedisWriter
+
+HASH = "ab" * 32
+
+
+@pytest.fixture
+def blobs(redis_url: str) -> Iterator[BlobStore]:
+    blobs = BlobStore(redis_url, "blobs", client_name="test")
+    yield blobs
+    blobs._client.flushdb()
+    blobs.close()
+
+
+def order(tensor: torch.Tensor, offset: int = 65536) -> tuple[WriteOrder, Descriptor]:
+    spec = tensor_spec(tensor)
+    written = WriteOrder(HASH, "job", 1, offset, *spec.shape, spec.dtype, None, generation=3, memory="redis")
+    return written, Descriptor(mm_hash=HASH, spec=spec, offset=offset, generation=3, memory="redis")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_tensor_comes_back_as_it_was(blobs: BlobStore, dtype: torch.dtype) -> None:
+    tensor = torch.randn(48, 33).to(dtype).t()
+    place, descriptor = order(tensor)
+    released: list[bool] = []
+    RedisWriter(blobs).write(place, tensor)
+    assert Readable(None, blobs)(descriptor)
+    read = RedisReader(blobs, "cpu").open(descriptor, lambda: released.append(True))
+    assert torch.equal(read, tensor)
+    assert released == [True]
+    (key,) = blobs._client.keys()
+    assert 0 < blobs._client.ttl(key) <= TTL_S
+
+
+def test_another_reservation_has_another_place(blobs: BlobStore) -> None:
+    tensor = torch.ones(2, 2)
+    RedisWriter(blobs).write(order(tensor)[0], tensor)
+    _, elsewhere = order(tensor, offset=0)
+    assert not Readable(None, blobs)(elsewhere)
+    with pytest.raises(BlobMissingError):
+        RedisReader(blobs, "cpu").open(elsewhere, lambda: None)
+
+
+def test_bytes_that_are_cut_off_do_not_count(blobs: BlobStore) -> None:
+    tensor = torch.ones(2, 2)
+    place, descriptor = order(tensor)
+    RedisWriter(blobs).write(place, tensor)
+    (key,) = blobs._client.keys()
+    blobs._client.set(key, b"short")
+    assert not Readable(None, blobs)(descriptor)
+    with pytest.raises(BlobMissingError):
+        RedisReader(blobs, "cpu").open(descriptor, lambda: None)
+
+
+def test_what_is_too_large_is_refused_before_it_is_sent(blobs: BlobStore) -> None:
+    class Large:
+        nbytes = MAX_BLOB_BYTES + 1
+
+    with pytest.raises(ItemTooLargeError):
+        blobs.put("place", Large())  # type: ignore[arg-type]
+
+
+def test_without_redis_everything_ends_soon() -> None:
+    blobs = BlobStore("redis://127.0.0.1:9/0", "blobs", client_name="test")
+    start = time.monotonic()
+    for call in (
+        lambda: blobs.get("p", 1),
+        lambda: blobs.touch("p", 1),
+        lambda: blobs.put("p", memoryview(b"x")),
+    ):
+        with pytest.raises(BusUnavailableError):
+            call()
+    assert time.monotonic() - start < 10
+    blobs.close()
+
+
+def test_only_the_right_gpu_can_read_a_slab(blobs: BlobStore) -> None:
+    _, descriptor = order(torch.ones(2, 2))
+    gpu = "GPU-00000000-0000-0000-0000-00000000000a"
+    in_slab = descriptor.model_copy(update={"memory": f"cuda:{gpu}"})
+    assert Readable(gpu, blobs)(in_slab)
+    assert not Readable(None, blobs)(in_slab)
+    assert not Readable(gpu[:-1] + "b", blobs)(in_slab)
+    assert Readable(None, blobs)(descriptor.model_copy(update={"memory": "shm"}))

@@ -1,0 +1,289 @@
+"""The GPU's transports on a fake GPU that keeps its streams' order: what is copied when, what ends when."""
+
+import gc
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from support.fake_cuda import UUID, FakeDevice, FakeDriver, FakeGpu
+
+from triptych_common.protocol.store import Descriptor, SlabInfo
+from triptych_common.region import RegionMapping
+from triptych_common.region.cuda.driver import CudaError, load_driver
+from triptych_common.region.cuda.release import EventReleaser
+from triptych_common.region.cuda.slab import DeviceSlab, SlabMapping
+from triptych_common.region.cuda.transports import (
+    PinnedReader,
+    PinnedWriter,
+    RegisteredRegion,
+    SlabReader,
+    SlabWriter,
+)
+from triptych_common.region.fence import StaleDescriptorError
+from triptych_common.region.tensor_view import address_range, tensor_spec
+
+HASH = "ab" * 32
+GENERATION = 7
+SLAB_BYTES, OFFSET = 1 << 20, 1 << 16
+WAIT_S = 5.0
+
+
+@dataclass(frozen=True)
+class Order:
+    mm_hash: str = HASH
+    generation: int = GENERATION
+    offset: int = OFFSET
+
+
+def descriptor(tensor: torch.Tensor, memory: str, generation: int = GENERATION) -> Descriptor:
+    return Descriptor(
+        mm_hash=HASH, spec=tensor_spec(tensor), offset=OFFSET, generation=generation, memory=memory
+    )
+
+
+@pytest.fixture
+def gpu() -> FakeGpu:
+    return FakeGpu()
+
+
+@pytest.fixture
+def slab(gpu: FakeGpu) -> Iterator[SlabInfo]:
+    """A store's."""
+    owned = DeviceSlab(FakeDriver(gpu), SLAB_BYTES)
+    yield owned.info
+    owned.close()
+
+
+@pytest.fixture
+def region(tmp_path: Path) -> RegionMapping:
+    path = tmp_path / "region"
+    path.write_bytes(bytes(SLAB_BYTES))
+    return RegionMapping.open(path, SLAB_BYTES, populate=False)
+
+
+@pytest.fixture
+def driver(gpu: FakeGpu) -> FakeDriver:
+    return FakeDriver(gpu)
+
+
+@pytest.fixture
+def device(driver: FakeDriver) -> FakeDevice:
+    return FakeDevice(driver)
+
+
+@pytest.fixture
+def releaser(gpu: FakeGpu, driver: FakeDriver) -> Iterator[EventReleaser]:
+    releaser = EventReleaser(driver)
+    yield releaser
+    gc.collect()
+    gpu.advance_all()
+    releaser.close()
+
+
+def written(gpu: FakeGpu, write: Callable[[], None]) -> None:
+    """Do `write`, which waits for the GPU."""
+    with ThreadPoolExecutor(1) as pool:
+        future = pool.submit(write)
+        for _ in range(1000):
+            gpu.advance_all()
+            if future.done():
+                break
+            threading.Event().wait(0.001)
+        future.result(WAIT_S)
+
+
+def put(gpu: FakeGpu, slab: SlabInfo, tensor: torch.Tensor) -> None:
+    """Another process writes `tensor`."""
+    producer = FakeDriver(gpu)
+    device, mapping = FakeDevice(producer), SlabMapping(producer, slab, GENERATION)
+    writer = SlabWriter(producer, device, lambda: mapping)
+    written(gpu, lambda: writer.write(Order(), device.own(tensor)))
+    mapping.close()
+
+
+# ---- cuda_ipc ------------------------------------------------------------------------------------
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_the_view_is_the_slab_itself(
+    gpu: FakeGpu, slab: SlabInfo, driver: FakeDriver, device: FakeDevice, releaser: EventReleaser,
+    dtype: torch.dtype,
+) -> None:  # fmt: skip
+    tensor = torch.randn(33, 48).to(dtype)
+    put(gpu, slab, tensor)
+    mapping = SlabMapping(driver, slab, GENERATION)
+    reader = SlabReader(device, lambda: mapping, releaser)
+
+    view = reader.open(descriptor(tensor, slab.memory), lambda: None)
+
+    assert view.shape == tensor.shape
+    assert torch.equal(view, tensor)
+    assert address_range(view)[0] == mapping.address + OFFSET
+    assert address_range(view)[1] <= mapping.address + SLAB_BYTES
+    reader.open(descriptor(tensor, slab.memory), lambda: None)
+    assert driver.num_opens == 1
+
+
+def test_a_write_returns_when_the_bytes_are_there(
+    gpu: FakeGpu, slab: SlabInfo, driver: FakeDriver, device: FakeDevice
+) -> None:
+    """Not before: a kernel that makes the tensor may still run."""
+    tensor = device.own(torch.zeros(16, 16))
+    is_made = threading.Event()
+
+    def make() -> bool:
+        if is_made.is_set():
+            tensor.fill_(3.0)
+        return is_made.is_set()
+
+    gpu.put(0, make)
+    mapping = SlabMapping(driver, slab, GENERATION)
+    writer = SlabWriter(driver, device, lambda: mapping)
+    with ThreadPoolExecutor(1) as pool:
+        future = pool.submit(writer.write, Order(), tensor)
+        threading.Event().wait(0.05)
+        gpu.advance_all()
+        assert not future.done()
+        is_made.set()
+        while not future.done():
+            gpu.advance_all()
+        future.result()
+    other = SlabMapping(FakeDriver(gpu), slab, GENERATION)
+    reader = SlabReader(device, lambda: other, EventReleaser(driver))
+    assert torch.equal(reader.open(descriptor(tensor, slab.memory), lambda: None), torch.full((16, 16), 3.0))
+
+
+def test_a_view_is_released_after_the_kernels_that_read_it(
+    gpu: FakeGpu, slab: SlabInfo, driver: FakeDriver, device: FakeDevice, releaser: EventReleaser
+) -> None:
+    tensor = torch.randn(8, 8)
+    put(gpu, slab, tensor)
+    mapping = SlabMapping(driver, slab, GENERATION)
+    released = threading.Event()
+    device.stream = driver.stream_create()
+    view = SlabReader(device, lambda: mapping, releaser).open(descriptor(tensor, slab.memory), released.set)
+    row, compute = view[2], device.stream
+    device.stream = 0  # whatever stream is current where the finalizer runs
+    read: list[bool] = []
+    gpu.put(compute, lambda: bool(read))
+
+    del view
+    gc.collect()
+    assert row.sum() == tensor[2].sum()
+    held = [row]
+    del row
+    thread = threading.Thread(target=held.clear)  # dropped in another thread
+    thread.start()
+    thread.join()
+    gpu.advance_all()
+    assert not released.wait(0.05), "a kernel still reads"
+    read.append(True)
+    gpu.advance(compute)
+    assert released.wait(WAIT_S)
+    assert driver.bound_threads, "the thread that waits has the GPU"
+
+
+def test_a_slice_holds_what_its_view_held(
+    gpu: FakeGpu, slab: SlabInfo, driver: FakeDriver, device: FakeDevice, releaser: EventReleaser
+) -> None:
+    tensor = torch.randn(8, 8)
+    put(gpu, slab, tensor)
+    mapping, released = SlabMapping(driver, slab, GENERATION), threading.Event()
+    view = SlabReader(device, lambda: mapping, releaser).open(descriptor(tensor, slab.memory), released.set)
+    row = view[2]
+    del view
+    gc.collect()
+    gpu.advance_all()
+    assert not released.wait(0.05)
+    assert torch.equal(row, tensor[2])
+    del row
+    gpu.advance_all()
+    assert released.wait(WAIT_S)
+
+
+def test_a_descriptor_of_an_earlier_store_is_refused(
+    gpu: FakeGpu, slab: SlabInfo, driver: FakeDriver, device: FakeDevice, releaser: EventReleaser
+) -> None:
+    tensor = torch.randn(8, 8)
+    reader = SlabReader(device, lambda: SlabMapping(driver, slab, GENERATION + 1), releaser)
+    with pytest.raises(StaleDescriptorError):
+        reader.open(descriptor(tensor, slab.memory), lambda: None)
+    other_device = f"cuda:{UUID[:-1]}b"
+    with pytest.raises(StaleDescriptorError):
+        reader.open(descriptor(tensor, other_device, GENERATION + 1), lambda: None)
+
+
+def test_nothing_is_written_outside_the_slab(
+    gpu: FakeGpu, slab: SlabInfo, driver: FakeDriver, device: FakeDevice
+) -> None:
+    writer = SlabWriter(driver, device, lambda: SlabMapping(driver, slab, GENERATION))
+    with pytest.raises(ValueError, match="outside"):
+        writer.write(Order(offset=SLAB_BYTES - 4), device.own(torch.zeros(4, 4)))
+
+
+def test_a_slab_that_cannot_be_shared_is_given_back(gpu: FakeGpu, driver: FakeDriver) -> None:
+    driver.fail = "ipc_get_handle"
+    with pytest.raises(CudaError):
+        DeviceSlab(driver, SLAB_BYTES)
+    assert not gpu.memory
+
+
+# ---- pinned_shm ----------------------------------------------------------------------------------
+def test_the_copy_to_the_device_is_ordered_and_not_waited_for(
+    gpu: FakeGpu, region: RegionMapping, driver: FakeDriver, device: FakeDevice, releaser: EventReleaser
+) -> None:
+    tensor = torch.randn(8, 8)
+    region.view(OFFSET, tensor.nbytes)[:] = tensor.numpy().tobytes()
+    device.stream = compute = driver.stream_create()
+    may_go: list[bool] = []
+    gpu.put(compute, lambda: bool(may_go))  # a kernel that still uses the memory torch hands out
+    released, seen = threading.Event(), []
+    reader = PinnedReader(driver, device, RegisteredRegion(driver, region), releaser)
+
+    target = reader.open(descriptor(tensor, "shm"), released.set)
+
+    gpu.put(compute, lambda: not seen.append(target.clone()))  # a kernel of the engine reads it
+    for stream in sorted(gpu.streams, reverse=True):
+        gpu.advance(stream)
+    assert not target.any(), "the copy waits for the kernel before it"
+    assert not released.wait(0.05), "the region is still to be read"
+    may_go.append(True)
+    gpu.advance_all()
+    assert torch.equal(seen[0], tensor), "the kernel behind it waits for the copy"
+    assert released.wait(WAIT_S)
+
+
+def test_the_region_is_registered_once_and_given_back(region: RegionMapping, driver: FakeDriver) -> None:
+    registered = RegisteredRegion(driver, region)
+    assert driver.registered == [region.address]
+    registered.close()
+    registered.close()
+    assert driver.registered == []
+
+
+def test_a_write_into_the_region_is_there_when_it_returns(
+    gpu: FakeGpu, region: RegionMapping, driver: FakeDriver, device: FakeDevice
+) -> None:
+    tensor = torch.randn(8, 8).t()
+    writer = PinnedWriter(driver, device, RegisteredRegion(driver, region))
+    contiguous = device.own(tensor.contiguous())
+    written(gpu, lambda: writer.write(Order(), contiguous))
+    assert region.view(OFFSET, tensor.nbytes) == contiguous.numpy().tobytes()
+
+
+# ---- the rest ------------------------------------------------------------------------------------
+def test_when_cuda_has_failed_pins_end_all_the_same(driver: FakeDriver, releaser: EventReleaser) -> None:
+    driver.fail = "event_create"
+    released = threading.Event()
+    releaser.release_after(0, released.set)
+    assert released.is_set()
+
+
+def test_without_the_bindings_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cuda", None)
+    monkeypatch.delitem(sys.modules, "triptych_common.region.cuda.runtime", raising=False)
+    with pytest.raises(CudaError, match=r"triptych-common\[cuda\]"):
+        load_driver()

@@ -1,0 +1,67 @@
+"""Which memory a pair uses: the best that all can, and never one that somebody cannot read."""
+
+import pytest
+
+from triptych_common.protocol.messages import InstanceRecord, Role, Transport
+from triptych_common.protocol.store import SlabInfo
+from triptych_vllm_connector.config import TransportSetting
+from triptych_vllm_connector.transport_choice import (
+    Ability,
+    TransportError,
+    ability,
+    choose_memories,
+    transport_of,
+)
+
+GPU, OTHER_GPU = (f"GPU-00000000-0000-0000-0000-00000000000{n}" for n in "ab")
+SLAB = SlabInfo(memory=f"cuda:{GPU}", num_bytes=1, ipc_handle="0" * 128)
+ON_GPU = ability("auto", device=GPU, has_region=True)
+ON_OTHER_GPU = ability("auto", device=OTHER_GPU, has_region=True)
+ON_CPU = ability("auto", device=None, has_region=True)
+NO_REGION = ability("auto", device=None, has_region=False)
+WANTS_REDIS = ability("redis", device=GPU, has_region=True)
+
+
+@pytest.mark.parametrize(
+    ("producer", "consumers", "slab", "memories"),
+    [
+        (ON_GPU, [ON_GPU], SLAB, [SLAB.memory, "shm"]),
+        (ON_GPU, [], SLAB, [SLAB.memory, "shm"]),
+        (ON_GPU, [ON_GPU], None, ["shm"]),
+        (ON_GPU, [ON_GPU, ON_OTHER_GPU], SLAB, ["shm"]),
+        (ON_OTHER_GPU, [ON_GPU], SLAB, ["shm"]),
+        (ON_GPU, [ON_GPU, ON_CPU], SLAB, ["shm"]),
+        (ON_CPU, [ON_CPU], None, ["shm"]),
+        (ON_CPU, [NO_REGION], None, ["redis"]),
+        (NO_REGION, [ON_CPU], None, ["redis"]),
+        (ON_GPU, [WANTS_REDIS], SLAB, ["redis"]),
+        (WANTS_REDIS, [ON_GPU], SLAB, ["redis"]),
+        (ability("pinned_shm", device=GPU, has_region=True), [ON_GPU], SLAB, ["shm"]),
+        (ability("pinned_shm", device=GPU, has_region=True), [WANTS_REDIS], SLAB, ["shm"]),
+        (ability("cuda_ipc", device=GPU, has_region=True), [ON_GPU], SLAB, [SLAB.memory]),
+        (ability("cuda_ipc", device=GPU, has_region=True), [ON_GPU], None, ["shm"]),
+    ],
+)
+def test_the_best_that_all_can(
+    producer: Ability, consumers: list[Ability], slab: SlabInfo | None, memories: list[str]
+) -> None:
+    assert choose_memories(producer, consumers, slab) == memories
+
+
+@pytest.mark.parametrize(("setting", "has_region"), [("cuda_ipc", True), ("pinned_shm", False)])
+def test_what_is_asked_for_and_not_there_is_an_error(setting: TransportSetting, has_region: bool) -> None:
+    with pytest.raises(TransportError, match=setting):
+        ability(setting, device=None, has_region=has_region)
+
+
+def test_an_instance_that_announces_nothing_reads_the_region() -> None:
+    record = InstanceRecord(instance="pd-0", boot_id="b", role=Role.PREFILL_DECODE)
+    assert Ability.announced(record).transports == (Transport.PINNED_SHM,)
+
+
+def test_the_transport_follows_from_the_memory() -> None:
+    assert [transport_of(memory) for memory in ("shm", "redis", SLAB.memory)] == [
+        Transport.PINNED_SHM,
+        Transport.REDIS,
+        Transport.CUDA_IPC,
+    ]
