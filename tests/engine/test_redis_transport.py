@@ -92,3 +92,12 @@ def test_a_tensor_that_cannot_be_read_fails_its_request_and_nothing_else(
         span.name for span in redis_system.trace(again.request_id, "prefill.inject", "llm_request")
     }
     wait_until(lambda: redis_system.store_stats().num_pins == 0, 10, "all pins end")
+
+
+def test_status_names_the_transport_of_the_pair(redis_system: System, strips: ModuleType) -> None:
+    (strip,) = strips.held_out_strips(1, seed=36)
+    redis_system.ask([image_part(strip.png), QUESTION])
+    rows = [line.split() for line in redis_system.command("status").stdout.splitlines()]
+    (pair,) = [row for row in rows if row[:2] == ["encoder-0", "prefill_decode-0"]]
+    assert pair[2] == "redis"
+    assert int(pair[3]) >= 1

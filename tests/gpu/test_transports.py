@@ -10,26 +10,29 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from support.gpu import why_no_gpu
 
-torch = pytest.importorskip("torch", reason="torch is not installed")
+if (reason := why_no_gpu()) is not None:
+    pytest.skip(reason, allow_module_level=True)
 
-from support.gpu_producer import SLEEP_CYCLES, pattern  # noqa: E402 - the module itself needs torch
+import torch
+from support.gpu_producer import SLEEP_CYCLES, pattern
 
-from triptych_cache_store.testing import PushLog, StoreProcess  # noqa: E402
-from triptych_common.protocol.store import EntrySealed, Pinned, PinOrWatch, Unpin  # noqa: E402
-from triptych_common.region import RegionMapping, StoreSession  # noqa: E402
-from triptych_common.region.cuda.driver import CudaDriver, load_driver  # noqa: E402
-from triptych_common.region.cuda.release import EventReleaser  # noqa: E402
-from triptych_common.region.cuda.slab import SlabMapping  # noqa: E402
-from triptych_common.region.cuda.transports import (  # noqa: E402
+from triptych_cache_store.testing import PushLog, StoreProcess
+from triptych_common.protocol.store import EntrySealed, Pinned, PinOrWatch, Unpin
+from triptych_common.region import RegionMapping, StoreSession
+from triptych_common.region.cuda.driver import CudaDriver, load_driver
+from triptych_common.region.cuda.release import EventReleaser
+from triptych_common.region.cuda.slab import SlabMapping
+from triptych_common.region.cuda.transports import (
     PinnedReader,
     RegisteredRegion,
     SlabReader,
     TorchDevice,
 )
-from triptych_common.region.fence import StaleDescriptorError  # noqa: E402
-from triptych_common.region.tensor_view import address_range  # noqa: E402
-from triptych_common.region.transport import TensorReader  # noqa: E402
+from triptych_common.region.fence import StaleDescriptorError
+from triptych_common.region.tensor_view import address_range
+from triptych_common.region.transport import TensorReader
 
 ROOT = Path(__file__).resolve().parents[2]
 SLAB_BYTES = 256 << 20

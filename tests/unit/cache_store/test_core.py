@@ -3,7 +3,9 @@
 from collections.abc import Callable
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
+from triptych_cache_store import state
 from triptych_cache_store.core import StoreCore
 from triptych_cache_store.leases import SessionId
 from triptych_cache_store.limits import Limits
@@ -254,6 +256,51 @@ def test_a_store_without_that_memory_says_so(make_client: Callable[..., Client])
     other = SLAB.memory[:-1] + "b"
     assert code(with_slab(bytearray(LAYOUT.data_offset)).reserve(0, memory=other)) == "too_large"
     assert code(with_slab(bytearray(LAYOUT.data_offset)).reserve(0, 5, memory=SLAB.memory)) == "too_large"
+
+
+def test_pins_are_counted_by_pair_and_transport(monkeypatch: pytest.MonkeyPatch) -> None:
+    producer = with_slab(bytearray(LAYOUT.data_offset))
+    consumer = Client(producer.core, ENGINE, "pd-0/engine")
+    for number, memory in enumerate((SLAB.memory, "shm", "redis")):
+        reserved = producer.reserve(number, memory=memory)
+        assert isinstance(reserved, wire.Reserved)
+        if memory == "redis":
+            consumer.pin(number)  # waits: pinned by the seal
+        producer.send(wire.Seal(seq=3, reservation_id=reserved.reservation_id))
+    consumer.pin(0)
+    consumer.pin(1)
+    own = producer.pin(1)
+    assert isinstance(own, wire.Pinned)
+    producer.send(wire.Unpin(seq=5, pin_id=own.pin_id))
+    expected = {
+        ("encoder-0", "pd-0", "cuda_ipc"): 1,
+        ("encoder-0", "pd-0", "pinned_shm"): 1,
+        ("encoder-0", "pd-0", "redis"): 1,
+        ("encoder-0", "encoder-0", "pinned_shm"): 1,
+    }
+    assert metrics_of(consumer) == expected
+    monkeypatch.setattr(state, "MAX_PAIRS", len(expected))
+    another = Client(producer.core, SessionId(3), "pd-1/engine")
+    for number in (0, 1):
+        pinned = another.pin(number)
+        assert isinstance(pinned, wire.Pinned)
+        another.send(wire.Unpin(seq=5, pin_id=pinned.pin_id))
+    assert metrics_of(consumer) == expected | {
+        ("other", "other", "cuda_ipc"): 1,
+        ("other", "other", "pinned_shm"): 1,
+    }
+
+
+def metrics_of(client: Client) -> dict[tuple[str, ...], float]:
+    reply = client.send(wire.MetricsQuery(seq=9))
+    assert isinstance(reply, wire.StoreMetrics)
+    return {
+        tuple(sample.labels[name] for name in ("producer", "consumer", "transport")): sample.value
+        for family in text_string_to_metric_families(reply.text)
+        if family.name == "triptych_store_handed_over"
+        for sample in family.samples
+        if sample.name.endswith("_total")
+    }
 
 
 def test_the_slab_ends_with_its_store_and_redis_entries_stay() -> None:

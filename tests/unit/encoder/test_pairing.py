@@ -11,7 +11,7 @@ from triptych_common.protocol.store import Reserve, Reserved, SlabInfo, StoreFai
 from triptych_encoder import pairing
 from triptych_encoder.hand_over import HandOver
 from triptych_encoder.pairing import Pairing
-from triptych_vllm_connector.transport_choice import ability
+from triptych_vllm_connector.abilities import ability
 
 GPU = "GPU-00000000-0000-0000-0000-00000000000a"
 SLAB = SlabInfo(memory=f"cuda:{GPU}", num_bytes=1, ipc_handle="0" * 128)

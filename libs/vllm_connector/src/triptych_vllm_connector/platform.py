@@ -1,10 +1,10 @@
 """Which kind of vLLM runs here."""
 
-import importlib.util
 from collections.abc import Sequence
 
 import torch
 
+from triptych_common.region.cuda.driver import has_bindings
 from triptych_vllm_connector.engine_options import option_value
 
 
@@ -21,7 +21,7 @@ def slab_device(engine_args: Sequence[str]) -> str | None:
     parallel = {"--tensor-parallel-size", "-tp", "--pipeline-parallel-size", "-pp"}
     if any(option_value(engine_args, name, "1") != "1" for name in parallel):
         return None
-    if not has_gpu() or importlib.util.find_spec("cuda") is None:
+    if not has_gpu() or not has_bindings():
         return None
     from vllm.platforms import current_platform
 

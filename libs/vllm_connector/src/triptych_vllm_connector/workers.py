@@ -13,6 +13,7 @@ from concurrent.futures import Future
 import torch
 
 from triptych_common.domain.errors import TriptychError
+from triptych_common.domain.transports import transport_of
 from triptych_common.protocol.store import Cancel, Done, Seal, StoreReply, Unpin
 from triptych_common.region import StoreSession
 from triptych_common.region.tensor_view import TORCH_DTYPES
@@ -21,7 +22,6 @@ from triptych_common.telemetry.logs import get_logger
 from triptych_vllm_connector.config import STORE_RECONNECT_S, ConnectorConfig, worker_session_name
 from triptych_vllm_connector.items import LoadOrder
 from triptych_vllm_connector.orders import WriteOrder
-from triptych_vllm_connector.transport_choice import transport_of
 from triptych_vllm_connector.worker_transports import WorkerTransports
 
 log = get_logger(__name__)

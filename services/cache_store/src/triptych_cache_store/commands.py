@@ -82,6 +82,7 @@ class Commands:
             origin_seq=command.seq,
             tenant=tenant,
             memory=command.memory,
+            producer=writer.instance,
         )
         space.reserve(entry, writer.slot)
         state.leases.add_reservation(writer, entry)

@@ -49,6 +49,7 @@ class Entry:
     origin_seq: int = 0  # seq of its command
     tenant: str = ""
     memory: str = SHM
+    producer: str = ""  # instance that writes it; "" of an entry that was taken up again
     last_used_at: float = 0.0
     num_pins: int = 0
     sealed_at: float | None = None  # until its first pin

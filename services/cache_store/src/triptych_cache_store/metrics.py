@@ -13,7 +13,7 @@ from prometheus_client.registry import Collector
 
 from triptych_cache_store.entry_table import EntryState
 from triptych_cache_store.latencies import BOUNDS_S
-from triptych_cache_store.state import StoreState
+from triptych_cache_store.state import HandedOver, Slab, StoreState
 
 STATES = (EntryState.WRITING, EntryState.READY, EntryState.PINNED, EntryState.ABANDONED)
 
@@ -35,6 +35,8 @@ class _Collector(Collector):
             self._state, self._state.space, self._state.leases, self._state.counters
         )  # fmt: skip
         yield self._bytes()
+        if state.slab is not None:
+            yield self._slab_bytes(state.slab)
         yield _gauge("entries", "Sealed entries.", space.table.num_entries)
         yield _gauge("reservations", "Reservations that wait for their seal.", space.table.num_reservations)
         yield _gauge("pins", "Pins held.", leases.num_pins)
@@ -49,7 +51,8 @@ class _Collector(Collector):
         yield _counter("seals", "Seals that made an entry.", counters.num_seals)
         yield _counter("hits", "Pins of an entry that was there.", counters.num_hits)
         yield _counter("misses", "Pins that had to wait.", counters.num_misses)
-        yield _counter("evictions", "Entries evicted.", space.num_evictions)
+        yield _counter("evictions", "Entries evicted.", sum(each.num_evictions for each in state.spaces))
+        yield self._pinned()
         refused = CounterMetricFamily(
             "triptych_store_refusals", "Commands refused.", labels=("command", "reason")
         )
@@ -67,6 +70,26 @@ class _Collector(Collector):
         family.add_metric(("free",), space.pool.num_free_blocks * layout.block_num_bytes)
         for each in STATES:
             family.add_metric((str(each),), space.table.num_bytes[each])
+        return family
+
+    def _slab_bytes(self, slab: Slab) -> Metric:
+        family = GaugeMetricFamily(
+            "triptych_store_slab_bytes", "Device memory, in whole blocks.", labels=("memory", "state")
+        )
+        block_num_bytes, pool = self._state.identity.layout.block_num_bytes, slab.space.pool
+        family.add_metric((slab.info.memory, "free"), pool.num_free_blocks * block_num_bytes)
+        used = pool.num_blocks - pool.num_free_blocks
+        family.add_metric((slab.info.memory, "used"), used * block_num_bytes)
+        return family
+
+    def _pinned(self) -> Metric:
+        family = CounterMetricFamily(
+            "triptych_store_handed_over",
+            "Pins given, by who wrote the entry, who pinned it, and how its bytes come to them.",
+            labels=HandedOver._fields,
+        )
+        for pair, number in sorted(self._state.counters.num_pinned.items()):
+            family.add_metric(pair, number)
         return family
 
     def _seal_to_pin(self) -> Metric:

@@ -10,6 +10,7 @@ from triptych_cache_store.journal import RegionJournal
 from triptych_cache_store.latencies import Latencies
 from triptych_cache_store.leases import Lease, LeaseTable, Pin, SessionId
 from triptych_cache_store.space import Space
+from triptych_common.domain.transports import transport_of
 from triptych_common.protocol.ids import MmHash, PinId
 from triptych_common.protocol.store import (
     REDIS,
@@ -36,6 +37,8 @@ never meet those of the store before it, unless that one gave out a million a se
 MAX_UNCHECKED = 100_000
 """Entries that may wait for their checksum. The oldest of more are left without one."""
 MAX_VERIFY_REQUESTS = 16
+MAX_PAIRS = 1_000
+"""Pairs of instances that are counted by name; names of instances may change for ever."""
 
 
 class Outgoing(NamedTuple):
@@ -78,6 +81,14 @@ class Slab:
     space: Space
 
 
+class HandedOver(NamedTuple):
+    """Label values: who wrote an entry ("" before the store's start), who pinned it, how its bytes come."""
+
+    producer: str
+    consumer: str
+    transport: str
+
+
 @dataclass(slots=True)
 class Counters:
     """Totals since the start. Hits and misses are those of `PinOrWatch`."""
@@ -87,6 +98,14 @@ class Counters:
     num_misses: int = 0
     num_refused: Counter[tuple[str, str]] = field(default_factory=Counter)  # by command and code
     seal_to_pin: Latencies = field(default_factory=Latencies)  # of an entry's first pin
+    num_pinned: Counter[HandedOver] = field(default_factory=Counter)
+
+    def note_pin(self, entry: Entry, consumer: str) -> None:
+        """`consumer` (an instance) pinned `entry`."""
+        pair = HandedOver(entry.producer, consumer, transport_of(entry.memory).value)
+        if pair not in self.num_pinned and len(self.num_pinned) >= MAX_PAIRS:
+            pair = HandedOver("other", "other", pair.transport)
+        self.num_pinned[pair] += 1
 
 
 class VerifyRequest(NamedTuple):
@@ -178,6 +197,7 @@ class StoreState:
             entry.sealed_at = None
         pin = Pin(PinId(next(self.ids)), entry, lease, num_holders, origin_seq)
         self.leases.add_pin(pin)
+        self.counters.note_pin(entry, lease.instance)
         block = entry.blocks.start if space is self.space else NO_BLOCK
         self.journal.pinned(PinRecord(pin.pin_id, lease.slot, block, num_holders, origin_seq))
         return pin

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from triptych_common.bus import Delivery
 from triptych_common.domain.errors import ItemTooLargeError, StoreError, StoreFullError
+from triptych_common.domain.transports import transport_of
 from triptych_common.protocol.codec import Envelope
 from triptych_common.protocol.messages import EncodeJob, EncoderCacheMetadata, FailureKind, Transport
 from triptych_common.protocol.store import SHM, AlreadySealed, Reserved, TensorSpec
@@ -22,7 +23,6 @@ from triptych_encoder.ledger import Key, Ledger
 from triptych_encoder.media_source import MediaGoneError, MediaSource
 from triptych_encoder.reporter import Reporter
 from triptych_vllm_connector.orders import WriteOrder
-from triptych_vllm_connector.transport_choice import transport_of
 
 log = get_logger(__name__)
 

@@ -5,10 +5,9 @@ from collections.abc import Callable
 
 from triptych_common.bus import Registry
 from triptych_common.domain.errors import BusUnavailableError
-from triptych_common.protocol.messages import InstanceRecord
+from triptych_common.domain.transports import Ability, choose_memories, consumers_of, transport_of
 from triptych_common.protocol.store import SlabInfo
 from triptych_common.telemetry.logs import get_logger
-from triptych_vllm_connector.transport_choice import CONSUMING_ROLES, Ability, choose_memories, transport_of
 
 log = get_logger(__name__)
 
@@ -46,7 +45,5 @@ class Pairing:
             log.warning("consumers not known anew", error=str(error))
             return
         self._looked_at = time.monotonic()
-        self._consumers = [Ability.announced(record) for record in records if self._is_consumer(record)]
-
-    def _is_consumer(self, record: InstanceRecord) -> bool:
-        return record.role in CONSUMING_ROLES and record.namespace_digest == self._namespace_digest
+        consumers = consumers_of(self._namespace_digest, records)
+        self._consumers = [Ability.announced(record) for record in consumers]

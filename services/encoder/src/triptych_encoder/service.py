@@ -22,12 +22,12 @@ from triptych_encoder.pairing import Pairing
 from triptych_encoder.replies import ReplyListener
 from triptych_encoder.reporter import Reporter
 from triptych_encoder.settings import EncoderSettings
+from triptych_vllm_connector.abilities import ability
 from triptych_vllm_connector.config import ConnectorConfig
 from triptych_vllm_connector.engine_options import encoder_options
 from triptych_vllm_connector.namespace import digest_of_model
 from triptych_vllm_connector.platform import has_gpu, slab_device
 from triptych_vllm_connector.probing import has_region
-from triptych_vllm_connector.transport_choice import ability
 
 log = get_logger(__name__)
 

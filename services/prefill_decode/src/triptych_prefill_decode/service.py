@@ -21,13 +21,13 @@ from triptych_common.runtime import StopSignal
 from triptych_common.telemetry import setup_logging, setup_tracing
 from triptych_common.telemetry.logs import get_logger
 from triptych_prefill_decode.settings import PrefillDecodeSettings
+from triptych_vllm_connector.abilities import ability
 from triptych_vllm_connector.config import ConnectorConfig
 from triptych_vllm_connector.engine_options import prefill_decode_options
 from triptych_vllm_connector.limits import encoder_cache_embeds
 from triptych_vllm_connector.namespace import digest_of_model
 from triptych_vllm_connector.platform import has_gpu, slab_device
 from triptych_vllm_connector.probing import has_region
-from triptych_vllm_connector.transport_choice import ability
 
 log = get_logger(__name__)
 

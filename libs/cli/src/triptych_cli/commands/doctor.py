@@ -27,6 +27,7 @@ from triptych_cli.launch import (
 from triptych_cli.options import DEFAULT_MODEL_TEXT, DEFAULT_PORT
 from triptych_cli.settings import CHECKOUT, CliSettings
 from triptych_cli.supervisor.supervisor import is_supervised
+from triptych_common.region.cuda.driver import has_bindings
 
 GIB = 1 << 30
 VLLM_VERSION = "0.32.0"
@@ -167,9 +168,17 @@ def check_gpu() -> Finding:
         )
     if not gpus and has_cuda_build:
         return Finding(Verdict.BAD, "gpu", "none answers, but the environment was made for one; rm -r .venv")
-    return Finding(
-        Verdict.GOOD, "gpu", f"{len(gpus)} NVIDIA GPUs" if gpus else "none; engines run on the CPU"
-    )
+    if not gpus:
+        return Finding(Verdict.GOOD, "gpu", "none; engines run on the CPU")
+    if not has_bindings():
+        return Finding(
+            Verdict.NOTE,
+            "gpu",
+            f"{len(gpus)} NVIDIA GPUs, without cuda-bindings: no transport cuda_ipc, and slower copies; "
+            "pip install 'cuda-bindings>=12.8'",
+        )
+    version = importlib.metadata.version("cuda-bindings")
+    return Finding(Verdict.GOOD, "gpu", f"{len(gpus)} NVIDIA GPUs, cuda-bindings {version}")
 
 
 def check_vllm() -> Finding:

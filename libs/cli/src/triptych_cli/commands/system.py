@@ -12,6 +12,7 @@ from pathlib import Path
 from rich.markup import escape
 from rich.table import Table
 
+from triptych_cli.commands.pairs import pairs_table
 from triptych_cli.console import StartProgress, err, fail, out, show_tail
 from triptych_cli.launch import LaunchError, lasting_layout, prepare
 from triptych_cli.layout import RunLayout
@@ -20,6 +21,7 @@ from triptych_cli.settings import CliSettings
 from triptych_cli.supervisor import daemon
 from triptych_cli.supervisor.state import ServiceState, SystemStatus, read_status
 from triptych_cli.supervisor.supervisor import is_supervised
+from triptych_common.domain.errors import TriptychError
 
 STATE_COLOURS = {
     ServiceState.READY: "green",
@@ -131,7 +133,16 @@ def status() -> int:
         f"[dim]{current.endpoint}  model {escape(current.model)}  supervisor {current.supervisor_pid}[/]"
     )
     ready = all(service.state is ServiceState.READY for service in current.services)
+    if supervised:
+        _show_pairs()
     return 0 if supervised and ready else 1
+
+
+def _show_pairs() -> None:
+    try:
+        out.print(asyncio.run(pairs_table()))
+    except (TriptychError, OSError) as error:
+        out.print(f"[dim]transports are not known: {escape(str(error))}[/]")
 
 
 def logs(service: str, follow: bool, num_lines: int) -> int:

@@ -5,6 +5,7 @@ method but `malloc`, `event_synchronize` and the host registrations returns at o
 """
 
 import importlib
+import importlib.util
 from typing import Protocol
 
 from triptych_common.domain.errors import TriptychError
@@ -66,6 +67,14 @@ class CudaDriver(Protocol):
         """Wait for it, without holding up other Python threads."""
 
     def event_destroy(self, event: int) -> None: ...
+
+
+def has_bindings() -> bool:
+    """Whether NVIDIA's Python bindings are installed; loads nothing."""
+    try:
+        return importlib.util.find_spec("cuda.bindings") is not None
+    except ModuleNotFoundError:  # nothing called `cuda` at all
+        return False
 
 
 def load_driver(device: int = 0) -> CudaDriver:

@@ -14,7 +14,10 @@ class RuntimeDriver:
 
     def __init__(self, device: int) -> None:
         self._device = device
-        count = _call("cudaGetDeviceCount", runtime.cudaGetDeviceCount())
+        try:
+            count = _call("cudaGetDeviceCount", runtime.cudaGetDeviceCount())
+        except RuntimeError as error:  # older bindings, where CUDA's own library is missing
+            raise CudaError(f"cudaGetDeviceCount: {error}") from error
         if device >= count:
             raise CudaError(f"there is no GPU number {device}: {count} can be seen")
         self.bind_thread()

@@ -2,16 +2,11 @@
 
 import pytest
 
+from triptych_common.domain.transports import Ability, Pair, choose_memories, choose_pairs, transport_of
 from triptych_common.protocol.messages import InstanceRecord, Role, Transport
 from triptych_common.protocol.store import SlabInfo
+from triptych_vllm_connector.abilities import TransportError, ability
 from triptych_vllm_connector.config import TransportSetting
-from triptych_vllm_connector.transport_choice import (
-    Ability,
-    TransportError,
-    ability,
-    choose_memories,
-    transport_of,
-)
 
 GPU, OTHER_GPU = (f"GPU-00000000-0000-0000-0000-00000000000{n}" for n in "ab")
 SLAB = SlabInfo(memory=f"cuda:{GPU}", num_bytes=1, ipc_handle="0" * 128)
@@ -65,3 +60,31 @@ def test_the_transport_follows_from_the_memory() -> None:
         Transport.REDIS,
         Transport.CUDA_IPC,
     ]
+
+
+def record(instance: str, role: Role, offer: Ability, namespace: str = "d" * 64) -> InstanceRecord:
+    return InstanceRecord(
+        instance=instance,
+        boot_id="b",
+        role=role,
+        namespace_digest=namespace,
+        transports=offer.transports,
+        device=offer.device,
+    )
+
+
+def test_every_pair_of_a_namespace_with_the_producers_choice() -> None:
+    records = [
+        record("encoder-0", Role.ENCODE, ON_GPU),
+        record("encoder-1", Role.ENCODE, ON_OTHER_GPU),
+        record("encoder-2", Role.ENCODE, ON_CPU, "e" * 64),
+        record("pd-0", Role.PREFILL_DECODE, ON_GPU),
+        record("pd-1", Role.PREFILL_DECODE, WANTS_REDIS, "e" * 64),
+        record("gateway-0", Role.GATEWAY, ON_CPU),
+    ]
+    assert choose_pairs(records, SLAB) == [
+        Pair("encoder-0", "pd-0", Transport.CUDA_IPC),
+        Pair("encoder-1", "pd-0", Transport.PINNED_SHM),
+        Pair("encoder-2", "pd-1", Transport.REDIS),
+    ]
+    assert choose_pairs(records[:1], SLAB) == []

@@ -7,17 +7,11 @@ of its namespace can do, as they announce it in the registry.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from triptych_common.domain.errors import TriptychError
 from triptych_common.protocol.messages import InstanceRecord, Role, Transport
 from triptych_common.protocol.store import REDIS, SHM, SlabInfo, device_memory
-from triptych_vllm_connector.config import TransportSetting
 
+PRODUCING_ROLES = (Role.ENCODE, Role.ENCODE_PREFILL)
 CONSUMING_ROLES = (Role.PREFILL, Role.PREFILL_DECODE, Role.ENCODE_PREFILL_DECODE)
-BEST_FIRST = (Transport.CUDA_IPC, Transport.PINNED_SHM, Transport.REDIS)
-
-
-class TransportError(TriptychError):
-    """The transport that was asked for cannot be used here."""
 
 
 @dataclass(frozen=True)
@@ -33,25 +27,13 @@ class Ability:
         return cls(record.transports or (Transport.PINNED_SHM,), record.device)
 
 
-def ability(setting: TransportSetting, *, device: str | None, has_region: bool) -> Ability:
-    """What this instance offers.
+@dataclass(frozen=True)
+class Pair:
+    """A producer, a consumer that may want its tensors, and how these travel between them now."""
 
-    `device`: UUID of its GPU; `has_region`: the store's region can be mapped here.
-
-    Raises:
-        TransportError: `setting` asks for what this machine does not have.
-    """
-    possible = {
-        Transport.CUDA_IPC: device is not None,
-        Transport.PINNED_SHM: has_region,
-        Transport.REDIS: True,
-    }
-    wanted = BEST_FIRST if setting == "auto" else (Transport(setting),)
-    transports = tuple(each for each in wanted if possible[each])
-    if not transports:
-        lacking = "a GPU" if setting == "cuda_ipc" else "a region that can be mapped"
-        raise TransportError(f"transport {setting} needs {lacking}")
-    return Ability(transports, device)
+    producer: str  # instances
+    consumer: str
+    transport: Transport
 
 
 def choose_memories(producer: Ability, consumers: Iterable[Ability], slab: SlabInfo | None) -> list[str]:
@@ -68,6 +50,26 @@ def choose_memories(producer: Ability, consumers: Iterable[Ability], slab: SlabI
         memories.remove(REDIS)  # it takes blocks of the region as well: no way out when that is full
     # Nothing in common: whoever cannot read it has the entry made again, and says so.
     return memories or [_memory(producer.transports[-1], slab_memory)]
+
+
+def choose_pairs(records: Iterable[InstanceRecord], slab: SlabInfo | None) -> list[Pair]:
+    """Every producer and consumer of one namespace, as each producer chooses now."""
+    known = list(records)
+    pairs = []
+    for producer in (each for each in known if each.role in PRODUCING_ROLES):
+        consumers = consumers_of(producer.namespace_digest, known)
+        memory = choose_memories(
+            Ability.announced(producer), [Ability.announced(each) for each in consumers], slab
+        )[0]
+        pairs += [Pair(producer.instance, each.instance, transport_of(memory)) for each in consumers]
+    return pairs
+
+
+def consumers_of(namespace_digest: str | None, records: Iterable[InstanceRecord]) -> list[InstanceRecord]:
+    """Who may want tensors of this namespace."""
+    return [
+        each for each in records if each.role in CONSUMING_ROLES and each.namespace_digest == namespace_digest
+    ]
 
 
 def transport_of(memory: str) -> Transport:

@@ -1,0 +1,55 @@
+"""The pairs of encoder and prefill_decode of the running system, with the transport between them."""
+
+from collections.abc import Mapping
+
+from prometheus_client.parser import text_string_to_metric_families
+from rich.markup import escape
+from rich.table import Table
+
+from triptych_cli.commands.running import message_bus, store_session
+from triptych_common.bus import Registry
+from triptych_common.domain.transports import Pair, choose_pairs
+from triptych_common.protocol.store import MetricsQuery, StoreMetrics
+
+HANDED_OVER = "triptych_store_handed_over"
+
+
+async def pairs_table() -> Table:
+    """One row per pair: what the producer chooses now, and how many tensors came by which transport.
+
+    Raises:
+        TriptychError: Redis or the store cannot be reached.
+    """
+    async with message_bus() as bus, store_session() as session:
+        pairs = choose_pairs(await Registry(bus).list_instances(), session.welcome.slab)
+        reply = await session.request(MetricsQuery(seq=0))
+    counted = num_handed_over(reply.text) if isinstance(reply, StoreMetrics) else {}
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for column in ("from", "to", "transport", "tensors so far"):
+        table.add_column(column)
+    for pair in pairs:
+        table.add_row(escape(pair.producer), escape(pair.consumer), pair.transport, told(pair, counted))
+    return table
+
+
+def num_handed_over(text: str) -> dict[tuple[str, str, str], int]:
+    """By producer, consumer and transport, from the store's metrics `text`."""
+    return {
+        (sample.labels["producer"], sample.labels["consumer"], sample.labels["transport"]): int(sample.value)
+        for family in text_string_to_metric_families(text)
+        if family.name == HANDED_OVER
+        for sample in family.samples
+        if sample.name.endswith("_total")
+    }
+
+
+def told(pair: Pair, counted: Mapping[tuple[str, str, str], int]) -> str:
+    """E.g. `12`, or `12 pinned_shm, 3 cuda_ipc` when not all came by the transport of now."""
+    by_transport = {
+        transport: number
+        for (producer, consumer, transport), number in sorted(counted.items())
+        if (producer, consumer) == (pair.producer, pair.consumer)
+    }
+    if set(by_transport) <= {pair.transport.value}:
+        return str(sum(by_transport.values()))
+    return ", ".join(f"{number} {transport}" for transport, number in by_transport.items())

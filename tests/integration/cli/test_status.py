@@ -1,0 +1,124 @@
+"""`./triptych status` on real Redis and a real store: each pair with its transport, and what came by it."""
+
+import asyncio
+import fcntl
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+
+from triptych_cache_store.testing import StoreProcess
+from triptych_cli.layout import RunLayout
+from triptych_cli.supervisor.state import SystemStatus, write_status
+from triptych_common.bus import AsyncBus, Registry
+from triptych_common.protocol.messages import InstanceRecord, Role, Transport
+from triptych_common.protocol.store import Pinned, PinOrWatch, Reserve, Reserved, Seal, TensorSpec
+
+SHARED_MEMORY = Path("/dev/shm")
+SPEC = TensorSpec(shape=(4, 4), dtype="float32", num_bytes=64)
+REGION = (Transport.PINNED_SHM, Transport.REDIS)
+
+
+@pytest.fixture
+def run_dir() -> Iterator[Path]:
+    directory = SHARED_MEMORY if SHARED_MEMORY.is_dir() else None
+    path = Path(tempfile.mkdtemp(prefix="triptych-test-", dir=directory))
+    yield path
+    shutil.rmtree(path)
+
+
+@pytest.fixture
+def layout(run_dir: Path, redis_url: str) -> Iterator[RunLayout]:
+    """As of a system that runs: its state file, and the lock that a supervisor holds."""
+    layout = RunLayout(run_dir, run_dir)
+    write_status(
+        layout.state_file,
+        SystemStatus(
+            supervisor_pid=os.getpid(),
+            endpoint="",
+            redis_url=redis_url,
+            deployment="default",
+            store_socket=str(run_dir / "store.sock"),
+            traces_dir="",
+            model="",
+            services=(),
+        ),
+    )
+    with layout.lock_file.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield layout
+
+
+async def shown(layout: RunLayout) -> list[list[str]]:
+    """Rows of `status`, while this process goes on registering."""
+    return rows((await asyncio.to_thread(status, layout)).stdout)
+
+
+def status(layout: RunLayout) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "TRIPTYCH_RUN_DIR": str(layout.run_dir), "COLUMNS": "200"}
+    command = [sys.executable, "-m", "triptych_cli", "status"]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+
+
+def rows(output: str) -> list[list[str]]:
+    """Words of the lines below the head of the pairs' table."""
+    lines = [line.split() for line in output.splitlines()]
+    return lines[lines.index(["from", "to", "transport", "tensors", "so", "far"]) + 1 :]
+
+
+def hand_over(daemon: StoreProcess, number: int, memory: str) -> None:
+    mm_hash = f"{number:064x}"
+    with_encoder = daemon.connect(f"encoder-0/worker-{number}")
+    reserved = with_encoder.request(Reserve(seq=0, mm_hash=mm_hash, spec=SPEC, memory=memory))
+    assert isinstance(reserved, Reserved)
+    with_encoder.request(Seal(seq=0, reservation_id=reserved.reservation_id))
+    with_engine = daemon.connect(f"prefill_decode-0/engine-{number}")
+    assert isinstance(with_engine.request(PinOrWatch(seq=0, mm_hash=mm_hash)), Pinned)
+
+
+async def test_each_pair_with_its_transport(layout: RunLayout, redis_url: str) -> None:
+    daemon = StoreProcess(layout.run_dir)
+    daemon.start()
+    try:
+        async with AsyncExitStack() as stack:
+            bus = await stack.enter_async_context(
+                await AsyncBus.connect(redis_url, "default", client_name="test")
+            )
+            for instance, role, transports in (
+                ("encoder-0", Role.ENCODE, REGION),
+                ("prefill_decode-0", Role.PREFILL_DECODE, REGION),
+                ("encoder-1", Role.ENCODE, (Transport.REDIS,)),
+            ):
+                record = InstanceRecord(
+                    instance=instance,
+                    boot_id="b",
+                    role=role,
+                    namespace_digest="d" * 64,
+                    transports=transports,
+                )
+                await stack.enter_async_context(Registry(bus).keep_registered(record))
+            assert await shown(layout) == [
+                ["encoder-0", "prefill_decode-0", "pinned_shm", "0"],
+                ["encoder-1", "prefill_decode-0", "redis", "0"],
+            ]
+            hand_over(daemon, 1, "shm")
+            hand_over(daemon, 2, "shm")
+            assert (await shown(layout))[0] == ["encoder-0", "prefill_decode-0", "pinned_shm", "2"]
+            hand_over(daemon, 3, "redis")
+            assert (await shown(layout))[0] == [
+                "encoder-0", "prefill_decode-0", "pinned_shm", "2", "pinned_shm,", "1", "redis",
+            ]  # fmt: skip
+    finally:
+        daemon.close()
+
+
+def test_a_store_that_is_away_is_a_note(layout: RunLayout) -> None:
+    answer = status(layout)
+    assert answer.returncode == 0, answer.stderr
+    assert "transports are not known" in answer.stdout
