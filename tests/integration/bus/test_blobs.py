@@ -6,9 +6,10 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from tests.conftest import EmbeddedRedis
 from triptych_common.bus import BlobMissingError, BlobStore
 from triptych_common.bus.blobs import MAX_BLOB_BYTES, TTL_S
-from triptych_common.domain.errors import BusUnavailableError, ItemTooLargeError
+from triptych_common.domain.errors import BusRefusedError, BusUnavailableError, ItemTooLargeError
 from triptych_common.protocol.store import Descriptor
 from triptych_common.region.tensor_view import tensor_spec
 from triptych_vllm_connector.orders import WriteOrder
@@ -85,6 +86,19 @@ def test_without_redis_everything_ends_soon() -> None:
             call()
     assert time.monotonic() - start < 10
     blobs.close()
+
+
+def test_a_redis_that_is_full_or_refuses_us_says_so(own_redis: EmbeddedRedis) -> None:
+    blobs = BlobStore(own_redis.url, "blobs", client_name="test")
+    blobs.put("p", memoryview(b"x"))
+    blobs._client.config_set("maxmemory", "1")
+    with pytest.raises(BusUnavailableError, match="put tensor: Redis is out of memory"):
+        blobs.put("q", memoryview(b"x"))
+    assert blobs.get("p", 1) == b"x"
+    blobs._client.config_set("requirepass", "secret")
+    blobs.close()
+    with pytest.raises(BusRefusedError, match="asks for a password"):
+        blobs.get("p", 1)
 
 
 def test_only_the_right_gpu_can_read_a_slab(blobs: BlobStore) -> None:

@@ -15,7 +15,7 @@ from tests.conftest import EmbeddedRedis, embedded_redis, redis_server_binary
 from tests.integration.bus.samples import LIMIT_S, STREAM, ids, message, take, take_queued
 from tests.support.system import free_port, wait_until
 from tests.support.tcp_proxy import TcpProxy, proxy_to
-from triptych_common.bus import AsyncBus, ThreadedBus
+from triptych_common.bus import AsyncBus, BlobStore, ThreadedBus
 from triptych_common.domain.errors import BusUnavailableError
 from triptych_common.protocol.codec import Envelope
 
@@ -173,6 +173,28 @@ async def test_sentinels_name_the_new_primary(pair: Pair, tmp_path: Any) -> None
             assert delivery.envelope.message == message(2)
         with raw(pair.replica) as client:
             assert client.info("replication")["role"] == "master"
+
+
+def test_tensors_go_on_at_the_new_primary(pair: Pair, address: TcpProxy) -> None:
+    blobs = BlobStore(address.url, "test", client_name="tests")
+    blobs.put("a", memoryview(b"one"))
+    pair.fail_over()
+    with pytest.raises(BusUnavailableError, match="read only"):
+        blobs.put("b", memoryview(b"two"))
+    address.turn_to(pair.primary.port)
+    blobs.put("b", memoryview(b"two"))
+    assert (blobs.get("a", 3), blobs.get("b", 3)) == (b"one", b"two")
+    blobs.close()
+
+
+def test_sentinels_name_the_primary_for_tensors(pair: Pair, tmp_path: Any) -> None:
+    with sentinel_of(pair.primary, tmp_path) as port:
+        url = f"redis+sentinel://127.0.0.1:{free_port()},127.0.0.1:{port}/mymaster/0"
+        blobs = BlobStore(url, "test", client_name="tests")
+        blobs.put("a", memoryview(b"one"))
+        with raw(pair.primary) as client:
+            assert client.keys() == [b"triptych:test:tensor:a"]
+        blobs.close()
 
 
 async def test_a_service_that_sentinels_do_not_know(pair: Pair, tmp_path: Any) -> None:

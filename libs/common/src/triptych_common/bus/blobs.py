@@ -7,17 +7,18 @@ limit on every wait for the network.
 from collections.abc import Callable
 from typing import TypeVar, cast
 
-from redis import Redis, exceptions
-from redis.backoff import NoBackoff
-from redis.retry import Retry
+from redis import exceptions
 
-from triptych_common.bus.connection import CONNECT_TIMEOUT_S
+from triptych_common.bus.address import RedisAddress
+from triptych_common.bus.blocking import blocking_client
+from triptych_common.bus.failures import refusal, unavailable
 from triptych_common.domain.errors import BusUnavailableError, ItemTooLargeError
 from triptych_common.protocol.names import StreamNames
 
 SOCKET_TIMEOUT_S = 2.0  # without any progress
 NUM_ATTEMPTS = 2
 TTL_S = 600  # renewed whenever somebody pins the tensor
+NOT_PRIMARY = exceptions.ReadOnlyError | exceptions.MasterDownError | exceptions.TryAgainError
 MAX_BLOB_BYTES = 256 << 20  # Redis itself takes no value above 512 MiB
 
 T = TypeVar("T")
@@ -32,15 +33,8 @@ class BlobStore:
 
     def __init__(self, url: str, deployment: str, *, client_name: str) -> None:
         self._names = StreamNames(deployment)
-        self._client = Redis.from_url(
-            url,
-            decode_responses=False,
-            protocol=2,
-            client_name=client_name.replace(" ", "_"),
-            driver_info=None,
-            socket_timeout=SOCKET_TIMEOUT_S,
-            socket_connect_timeout=CONNECT_TIMEOUT_S,
-            retry=Retry(NoBackoff(), 0),
+        self._client = blocking_client(
+            RedisAddress.parse(url), client_name, socket_timeout_s=SOCKET_TIMEOUT_S
         )
 
     def put(self, place: str, data: memoryview) -> None:
@@ -48,7 +42,7 @@ class BlobStore:
 
         Raises:
             ItemTooLargeError: more than `MAX_BLOB_BYTES`.
-            BusUnavailableError: Redis cannot be reached, or is full.
+            BusUnavailableError: Redis cannot be reached, or is out of memory.
         """
         if data.nbytes > MAX_BLOB_BYTES:
             raise ItemTooLargeError("too_large", f"{data.nbytes} bytes are too many for Redis")
@@ -88,9 +82,9 @@ class BlobStore:
         for attempt in range(NUM_ATTEMPTS):
             try:
                 return call()
-            except exceptions.ConnectionError as error:
-                if attempt + 1 == NUM_ATTEMPTS:
-                    raise BusUnavailableError(f"{action}: {error}") from error
             except (exceptions.RedisError, OSError) as error:
-                raise BusUnavailableError(f"{action}: {str(error) or type(error).__name__}") from error
+                is_lost = isinstance(error, exceptions.ConnectionError | NOT_PRIMARY)
+                if attempt + 1 == NUM_ATTEMPTS or not is_lost or refusal(error) is not None:
+                    raise unavailable(action, error) from error
+                self._client.connection_pool.disconnect()  # the address may mean another server now
         raise BusUnavailableError(f"{action}: not tried")
