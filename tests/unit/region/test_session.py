@@ -143,7 +143,8 @@ def test_open_watches_are_watched_again_and_their_answers_become_pushes(session:
     for mm_hash in HASHES[:5]:
         seqs.append(sent(session, PinOrWatch(seq=0, mm_hash=mm_hash, num_holders=2), mm_hash))
         fed(session, Watching(seq=seqs[-1], mm_hash=mm_hash, writing=False))
-    sent(session, Unwatch(seq=0, mm_hash=HASHES[3]), "unwatch")
+    ended = sent(session, Unwatch(seq=0, mm_hash=HASHES[3]), "unwatch")
+    fed(session, Done(seq=ended))
     fed(session, EntrySealed(seq=0, pin_id=1, descriptor=descriptor))  # of HASHES[4]
 
     [body] = FrameDecoder().feed(session.hello())
@@ -163,6 +164,53 @@ def test_open_watches_are_watched_again_and_their_answers_become_pushes(session:
     assert fed(session, Watching(seq=first[1], mm_hash=HASHES[1], writing=True)) == []
     lost = WriterLost(seq=0, mm_hash=HASHES[2])
     assert fed(session, Watching(seq=first[2], mm_hash=HASHES[2], writing=False)) == [(None, lost)]
+
+
+@pytest.mark.parametrize("is_answered", [False, True])
+def test_a_watch_whose_end_is_under_way_is_undone_but_not_watched_again(
+    session: SessionState[str], is_answered: bool
+) -> None:
+    """Its entry may have been sealed before the store heard of the end: then there is a pin."""
+    watch = sent(session, PinOrWatch(seq=0, mm_hash=HASHES[0]), "watch")
+    if is_answered:
+        fed(session, Watching(seq=watch, mm_hash=HASHES[0], writing=True))
+    sent(session, Unwatch(seq=0, mm_hash=HASHES[0]), "unwatch")
+    if not is_answered:  # late
+        fed(session, Watching(seq=watch, mm_hash=HASHES[0], writing=True))
+
+    [body] = FrameDecoder().feed(session.hello())
+    hello = decode_command(body)
+    assert isinstance(hello, Hello)
+    assert hello.resume is not None
+    assert hello.resume.undo_seqs == (watch,)
+    repeats = session.welcomed(frame(welcome(seq=hello.seq, last_seq=watch)))
+    assert repeats is not None
+    assert [request.command for request in repeats] == [Unwatch(seq=0, mm_hash=HASHES[0])]
+
+
+def test_a_watch_that_has_ended_is_forgotten(session: SessionState[str]) -> None:
+    watch = sent(session, PinOrWatch(seq=0, mm_hash=HASHES[0]), "watch")
+    unwatch = sent(session, Unwatch(seq=0, mm_hash=HASHES[0]), "unwatch")
+    again = sent(session, PinOrWatch(seq=0, mm_hash=HASHES[1]), "watch another")
+    fed(session, Watching(seq=watch, mm_hash=HASHES[0], writing=True), Done(seq=unwatch))
+    fed(session, Watching(seq=again, mm_hash=HASHES[1], writing=True))
+    [body] = FrameDecoder().feed(session.hello())
+    hello = decode_command(body)
+    assert isinstance(hello, Hello)
+    assert hello.resume is not None
+    assert hello.resume.undo_seqs == (again,)
+
+
+def test_a_watch_after_an_end_under_way_goes_on(session: SessionState[str]) -> None:
+    first = sent(session, PinOrWatch(seq=0, mm_hash=HASHES[0]), "watch")
+    fed(session, Watching(seq=first, mm_hash=HASHES[0], writing=True))
+    unwatch = sent(session, Unwatch(seq=0, mm_hash=HASHES[0]), "unwatch")
+    again = sent(session, PinOrWatch(seq=0, mm_hash=HASHES[0]), "watch")
+    fed(session, Done(seq=unwatch), Watching(seq=again, mm_hash=HASHES[0], writing=True))
+    session.hello()
+    repeats = session.welcomed(frame(welcome(seq=9, last_seq=again)))
+    assert repeats is not None
+    assert [request.command for request in repeats] == [PinOrWatch(seq=0, mm_hash=HASHES[0])]
 
 
 @pytest.mark.parametrize("fields", [{"region_id": "r2"}, {"lease_id": 8}])

@@ -57,29 +57,52 @@ class Watched(NamedTuple):
 
 
 class WatchLog:
-    """The watches of a session, as far as answers and pushes have told."""
+    """The watches of a session, as far as answers and pushes have told.
+
+    A watch whose end is under way is remembered until that is answered: its entry may have been sealed,
+    and pinned for us, before the store hears of the end. `note_sent` is called by who sends, the rest by the
+    session's one reader.
+    """
 
     def __init__(self) -> None:
         self._watches: dict[str, Watched] = {}
+        self._ending: dict[str, int] = {}  # mm_hash -> seq of its latest `Unwatch`, until it is answered
 
-    def note_sent(self, command: StoreCommand) -> None:
+    def note_sent(self, command: StoreCommand, seq: int) -> None:
         if isinstance(command, Unwatch):
-            self._watches.pop(command.mm_hash, None)
+            self._ending[command.mm_hash] = seq
 
     def note_answer(self, command: StoreCommand, reply: StoreReply) -> None:
         if isinstance(command, PinOrWatch) and isinstance(reply, Watching):
             self._watches[command.mm_hash] = Watched(reply.seq, command.num_holders)
+        elif isinstance(command, Unwatch):
+            if self._is_ended(command.mm_hash, reply.seq):
+                del self._watches[command.mm_hash]
+            if self._ending.get(command.mm_hash) == reply.seq:
+                del self._ending[command.mm_hash]
 
     def note_push(self, push: EntrySealed | WriterLost) -> None:
         if isinstance(push, EntrySealed):
             self._watches.pop(push.descriptor.mm_hash, None)
 
     def all(self) -> dict[str, Watched]:
+        """Also those whose end is under way."""
         return dict(self._watches)
 
     def take_all(self) -> dict[str, Watched]:
-        taken, self._watches = self._watches, {}
+        """Those that go on."""
+        ending, self._ending = self._ending, {}
+        taken = {
+            mm_hash: watched
+            for mm_hash, watched in self._watches.items()
+            if not self._is_ended(mm_hash, ending.get(mm_hash, 0))
+        }
+        self._watches = {}
         return taken
+
+    def _is_ended(self, mm_hash: str, unwatch_seq: int) -> bool:
+        watched = self._watches.get(mm_hash)
+        return watched is not None and watched.seq < unwatch_seq
 
 
 def resume_of(welcome: Welcome, requests: dict[int, Request[Pending]], watches: dict[str, Watched]) -> Resume:

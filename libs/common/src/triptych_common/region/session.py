@@ -116,7 +116,7 @@ class SessionState(Generic[Pending]):
         seq = next(self._seqs)
         data = frame(request.command.model_copy(update={"seq": seq}))
         self._requests[seq] = request
-        self._watches.note_sent(request.command)
+        self._watches.note_sent(request.command, seq)
         return data
 
     def feed(self, data: bytes) -> Iterator[Event[Pending]]:
