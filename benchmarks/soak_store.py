@@ -3,12 +3,14 @@
     python benchmarks/soak_store.py [--minutes N] [--seed N] [--producers N] [--consumers N]
 
 Every tensor that a consumer gets must hold the bytes that its mm_hash stands for, at the first look and
-again a moment later, just before it lets go. At the end, with everybody gone: no reservation, no pin,
-no watch, and every block is free or of an entry that can be evicted. Exit status 1 if not.
+again a moment later, just before it lets go; now and then one of them has the store verify all of them.
+At the end, with everybody gone: no reservation, no pin, no watch, and every block is free or of an entry
+that can be evicted. Meanwhile the store's own memory (the region apart) and its open files stay below a
+limit, however often clients come and go. Exit status 1 if not.
 """
 
 import argparse
-import queue
+import math
 import random
 import shutil
 import signal
@@ -17,147 +19,41 @@ import sys
 import tempfile
 import threading
 import time
+from collections import Counter
 from pathlib import Path
-from typing import cast
+
+from store_soak.workers import ROLES
 
 from triptych_cache_store.testing import StoreProcess
-from triptych_common.domain.errors import StoreError, TriptychError
-from triptych_common.protocol.store import (
-    AlreadySealed,
-    Cancel,
-    Descriptor,
-    EntrySealed,
-    Evict,
-    Pinned,
-    PinOrWatch,
-    Reserve,
-    Reserved,
-    Seal,
-    StoreStats,
-    TensorSpec,
-    Unpin,
-    Unwatch,
-)
-from triptych_common.region import Push, RegionMapping, StoreSession
-from triptych_common.region.fence import check_descriptor
+from triptych_common.domain.errors import TriptychError
+from triptych_common.protocol.store import Evict, StoreStats
 
 REGION_BYTES = 24 << 20
-NUM_HASHES = 60
-UNIT = 64  # bytes of the pattern of an mm_hash
-WRONG_BYTES_STATUS = 3
-TALLY_STEP = 5
+MAX_STORE_BYTES = 256 << 20  # memory of its own: Python, its tables; the region is not in it
+MAX_STORE_FILES = 64
+LONG_LIFE_SHARE = 0.2  # of the stores: these may live long enough to show a leak
 pause = threading.Event().wait
 
 
-def spec_of(number: int) -> TensorSpec:
-    """16 KiB to 4 MiB, always the same for a number."""
-    rows = int(4 * 256 ** (number / (NUM_HASHES - 1)))
-    return TensorSpec(shape=(rows, 2048), dtype="bfloat16", num_bytes=rows * 4096)
+class StoreUse:
+    """The most that any of the stores took: memory of its own, in bytes, and open files."""
 
+    def __init__(self) -> None:
+        self.most_bytes = self.most_files = 0
 
-def bytes_of(mm_hash: str, num_bytes: int) -> bytes:
-    return mm_hash.encode() * (num_bytes // UNIT)
+    def look(self, pid: int) -> None:
+        status = (Path("/proc") / str(pid) / "status").read_text()
+        own = sum(int(line.split()[1]) for line in status.splitlines() if line.startswith("RssAnon"))
+        self.most_bytes = max(self.most_bytes, own << 10)
+        self.most_files = max(self.most_files, len(list((Path("/proc") / str(pid) / "fd").iterdir())))
 
-
-class Worker:
-    """One process of the soak: a session, a mapping, and steps without end."""
-
-    def __init__(self, socket: str, name: str, seed: int, tally: Path) -> None:
-        self._socket, self._name, self._tally = socket, name, tally
-        self._random = random.Random(seed)
-        self._pushes: queue.SimpleQueue[Push] = queue.SimpleQueue()
-        self._count = 0
-
-    def run(self) -> None:
-        while True:
-            try:
-                self._session = StoreSession.connect(
-                    self._socket, self._name, on_push=self._pushes.put, reconnect_timeout_s=30
-                )
-            except StoreError:
-                pause(0.05)
-                continue
-            welcome = self._session.welcome
-            self._mapping = RegionMapping.open(welcome.region_path, welcome.region_num_bytes)
-            try:
-                while True:
-                    self.step(self._random.randrange(NUM_HASHES))
-            except StoreError as error:
-                with self._tally.open("a") as tally:
-                    tally.write(f"session {self._name} {error.code}\n")
-            finally:
-                self._session.close()
-
-    def step(self, number: int) -> None:
-        raise NotImplementedError
-
-    def count(self) -> None:
-        self._count += 1
-        if self._count % TALLY_STEP == 0:
-            with self._tally.open("a") as tally:
-                tally.write(f"done {self._name} {TALLY_STEP}\n")
-
-
-class ProducerWorker(Worker):
-    def step(self, number: int) -> None:
-        mm_hash, spec = f"{number:064x}", spec_of(number)
-        try:
-            reserved = self._session.request(Reserve(seq=0, mm_hash=mm_hash, spec=spec), 30)
-        except StoreError as error:
-            if error.code != "full":
-                raise
-            pause(0.005)
-            return
-        if isinstance(reserved, AlreadySealed):
-            pause(0.001)
-            return
-        reserved = cast(Reserved, reserved)
-        if self._random.random() < 0.1:
-            self._session.request(Cancel(seq=0, reservation_id=reserved.reservation_id), 30)
-            return
-        data = bytes_of(mm_hash, spec.num_bytes)
-        for start in range(0, len(data), 1 << 18):  # in pieces, so that a kill hits the middle
-            piece = data[start : start + (1 << 18)]
-            self._mapping.view(reserved.offset + start, len(piece))[:] = piece
-        self._session.request(Seal(seq=0, reservation_id=reserved.reservation_id), 30)
-        self.count()
-
-
-class ConsumerWorker(Worker):
-    def step(self, number: int) -> None:
-        mm_hash = f"{number:064x}"
-        reply = self._session.request(PinOrWatch(seq=0, mm_hash=mm_hash), 30)
-        if isinstance(reply, Pinned):
-            self._use(reply.pin_id, reply.descriptor)
-            return
-        self._take_pushes(time.monotonic() + 0.1)
-        self._session.request(Unwatch(seq=0, mm_hash=mm_hash), 30)
-        self._take_pushes(0.0)
-
-    def _take_pushes(self, deadline: float) -> None:
-        while True:
-            try:
-                push = self._pushes.get(timeout=max(0.0001, deadline - time.monotonic()))
-            except queue.Empty:
-                return
-            if isinstance(push, EntrySealed):
-                self._use(push.pin_id, push.descriptor)
-                deadline = 0.0
-
-    def _use(self, pin_id: int, descriptor: Descriptor) -> None:
-        check_descriptor(self._mapping, descriptor)
-        expected = bytes_of(descriptor.mm_hash, descriptor.spec.num_bytes)
-        for _ in range(2):
-            if self._mapping.view(descriptor.offset, len(expected)) != expected:
-                with self._tally.open("a") as tally:
-                    tally.write(f"wrong {self._name} {descriptor.mm_hash}\n")
-                sys.exit(WRONG_BYTES_STATUS)
-            pause(self._random.random() * 0.02)
-        self._session.request(Unpin(seq=0, pin_id=pin_id), 30)
-        self.count()
-
-
-ROLES: dict[str, type[Worker]] = {"producer": ProducerWorker, "consumer": ConsumerWorker}
+    def faults(self) -> list[str]:
+        lines = []
+        if self.most_bytes > MAX_STORE_BYTES:
+            lines.append(f"the store took {self.most_bytes} bytes")
+        if self.most_files > MAX_STORE_FILES:
+            lines.append(f"the store had {self.most_files} open files")
+        return lines
 
 
 class Soak:
@@ -168,10 +64,14 @@ class Soak:
         self._store = StoreProcess(run_dir, region_bytes=REGION_BYTES)
         self._tally = run_dir / "tally"
         self._tally.touch()
+        self._lines = self._tally.open()
         names = [f"producer-{n}/w" for n in range(num_producers)]
         names += [f"consumer-{n}/w" for n in range(num_consumers)]
         self._workers: dict[str, subprocess.Popen[bytes] | None] = dict.fromkeys(names)
-        self._num_kills = self._num_store_kills = 0
+        self._kills: Counter[str] = Counter()
+        self._counts: Counter[str] = Counter()  # from the tally: what was done, by role
+        self._tally_faults: list[str] = []
+        self._use = StoreUse()
 
     def run(self, seconds: float) -> list[str]:
         """What was wrong; empty: nothing."""
@@ -181,15 +81,16 @@ class Soak:
             deadline = time.monotonic() + seconds
             next_store_kill = time.monotonic() + 2
             while time.monotonic() < deadline:
-                pause(self._random.uniform(0.05, 0.4))
-                name = self._random.choice(list(self._workers))
-                self._kill(name)
+                pause(self._random.uniform(0.1, 0.8))
+                self._kill(self._random.choice(list(self._workers)))
+                self._use.look(self._store.pid)
                 if time.monotonic() > next_store_kill:
                     self._store.stop(signal.SIGKILL)
-                    self._num_store_kills += 1
+                    self._kills["store"] += 1
                     self._store.start()
-                    next_store_kill = time.monotonic() + self._random.uniform(1, 4)
+                    next_store_kill = time.monotonic() + self._store_life_s()
                 self._start_workers()
+                self._read_tally()
             for name in self._workers:
                 self._kill(name)
             return self._faults()
@@ -198,7 +99,12 @@ class Soak:
                 if worker is not None:
                     worker.kill()
                     worker.wait(10)
+            self._lines.close()
             self._store.close()
+
+    def _store_life_s(self) -> float:
+        lives_long = self._random.random() < LONG_LIFE_SHARE
+        return self._random.uniform(10, 40) if lives_long else self._random.uniform(1, 4)
 
     def _start_workers(self) -> None:
         for name, worker in self._workers.items():
@@ -213,30 +119,44 @@ class Soak:
             worker.kill()
             worker.wait(10)
             self._workers[name] = None
-            self._num_kills += 1
+            self._kills[name.split("-")[0]] += 1
+
+    def _read_tally(self) -> None:
+        """Take what the workers wrote since the last look."""
+        for line in self._lines.read().splitlines():
+            kind, name, rest = line.split(maxsplit=2)
+            if kind in ("done", "verified"):
+                self._counts[name.split("-")[0] if kind == "done" else kind] += int(rest)
+            else:
+                self._tally_faults.append(line)
 
     def _faults(self) -> list[str]:
+        """Prints the report."""
         stats = self._wait_until_quiet()
-        lines = self._tally.read_text().splitlines()
-        done = [line.split() for line in lines if line.startswith("done")]
-        counts = {
-            role: sum(int(number) for _, name, number in done if name.startswith(role)) for role in ROLES
-        }
+        self._use.look(self._store.pid)
+        self._read_tally()
+        self._store.connect("operator").request(Evict(seq=0))
+        after = self._store.stats()
+        num_leaked = math.ceil((after.region_num_bytes - after.free_num_bytes) / self._store.block_bytes)
+        print(f"tensors written: {self._counts['producer']}")
+        print(f"tensors checked: {self._counts['consumer']}, each twice")
+        print(f"whole stores verified: {self._counts['verified']}")
+        print("kills: " + ", ".join(f"{self._kills[role]} {role}s" for role in (*ROLES, "store")))
+        print(f"leaked blocks: {num_leaked}")
+        print(f"orphaned pins: {stats.num_pins}")
+        print(f"reservations and watches left: {stats.num_reservations + stats.num_watches}")
         print(
-            f"{counts['producer']} tensors written, {counts['consumer']} read; "
-            f"{self._num_kills} workers and {self._num_store_kills} stores killed"
+            f"the store took at most {self._use.most_bytes / (1 << 20):.0f} MiB of its own "
+            f"and {self._use.most_files} open files"
         )
-        faults = [line for line in lines if not line.startswith("done")]
+        faults = [*self._tally_faults, *self._use.faults()]
         held = (stats.num_reservations, stats.num_pins, stats.num_watches, stats.abandoned_num_bytes)
         if held != (0, 0, 0, 0):
             faults.append(f"left behind: reservations, pins, watches, abandoned bytes {held}")
-        if stats.free_num_bytes + stats.ready_num_bytes != stats.region_num_bytes:
-            faults.append("blocks leaked")
-        self._store.connect("operator").request(Evict(seq=0))
-        if self._store.stats().free_num_bytes != stats.region_num_bytes:
-            faults.append("blocks leaked in entries")
-        if not counts["producer"] or not counts["consumer"]:
-            faults.append(f"nothing was handed over: {counts}")
+        if stats.free_num_bytes + stats.ready_num_bytes != stats.region_num_bytes or num_leaked:
+            faults.append(f"{num_leaked} blocks leaked")
+        if not self._counts["producer"] or not self._counts["consumer"]:
+            faults.append(f"nothing was handed over: {dict(self._counts)}")
         return faults
 
     def _wait_until_quiet(self) -> StoreStats:

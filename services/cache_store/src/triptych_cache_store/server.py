@@ -67,6 +67,8 @@ class Connection(asyncio.Protocol):
                 failure = StoreFailure(seq=command.seq, code="internal", detail="a fault in the store")
                 self.send(failure, closes=True)
                 return
+            if len(out) > 1:  # others first: they wait for a tensor, the caller only for a confirmation
+                out.sort(key=lambda each: each.session_id == self.session_id)
             self._server.deliver(out)
         self._server.relieve_soon()
         self._server.on_commands()

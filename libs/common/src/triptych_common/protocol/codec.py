@@ -127,13 +127,16 @@ def decode_record(value: bytes) -> InstanceRecord:
 
 
 # ---- frames on the store's socket ----------------------------------------------------------------
-def frame(message: StoreFrame) -> bytes:
-    """`message` as one frame.
+def frame(message: StoreFrame, seq: int | None = None) -> bytes:
+    """`message` as one frame; with `seq` in place of its own, if one is given.
 
     Raises:
         MalformedMessageError: larger than `MAX_FRAME_BYTES`.
     """
-    body = _body(message)
+    fields = message.model_dump(mode="json")
+    if seq is not None:
+        fields["seq"] = seq
+    body = orjson.dumps(fields)
     if len(body) > MAX_FRAME_BYTES:
         raise MalformedMessageError(f"frame of {len(body)} bytes exceeds {MAX_FRAME_BYTES}")
     return len(body).to_bytes(FRAME_HEADER_BYTES, "big") + body

@@ -2,6 +2,7 @@
 
 layout       where things are in the region file, and its headers (pure, on any buffer)
 mapping      one process's mapping of the region
+streaming    large copies into it, around the caches
 tensor_view  torch tensors on a mapping (imports torch)
 transport    the workers' interface to all transports, and shared memory (imports torch)
 cuda         GPUs: memory of the store there, fast copies

@@ -3,7 +3,7 @@
 from triptych_common.domain.errors import StoreError
 from triptych_common.protocol.store import Descriptor
 from triptych_common.region import records
-from triptych_common.region.layout import RegionLayout
+from triptych_common.region.layout import ENTRY_HEADER_BYTES
 from triptych_common.region.mapping import RegionMapping
 
 
@@ -21,24 +21,13 @@ def check_descriptor(mapping: RegionMapping, descriptor: Descriptor) -> None:
         StaleDescriptorError: it is not.
         ValueError: the descriptor points outside the region.
     """
-    layout = _layout_of(mapping)
+    layout = mapping.layout
     if layout is None:  # a plain file, without headers
         return
     block, rest = divmod(descriptor.offset - layout.data_offset, layout.block_num_bytes)
     if rest or not 0 <= block < layout.num_blocks:
         raise ValueError(f"offset {descriptor.offset} is not the start of a block")
-    offset = records.entry_offset(layout, block)
-    header = mapping.view(0, layout.data_offset)
-    entry = records.read_entry(header, offset)
-    if (
-        entry is None
-        or records.read_marks(header, offset).state != records.READY
-        or (entry.mm_hash, entry.generation) != (descriptor.mm_hash, descriptor.generation)
-        or entry.num_bytes != descriptor.spec.num_bytes
-    ):
+    header = mapping.view(records.entry_offset(layout, block), ENTRY_HEADER_BYTES)
+    wanted = (records.READY, descriptor.mm_hash, descriptor.generation, descriptor.spec.num_bytes)
+    if records.read_identity(header) != wanted:
         raise StaleDescriptorError(descriptor)
-
-
-def _layout_of(mapping: RegionMapping) -> RegionLayout | None:
-    header = records.read_region_header(mapping.view(0, records.REGION_HEADER_NUM_BYTES))
-    return None if header is None else header.layout

@@ -7,6 +7,9 @@ import threading
 from pathlib import Path
 
 from triptych_common.domain.errors import StoreUnavailableError
+from triptych_common.region import records
+from triptych_common.region.layout import RegionLayout
+from triptych_common.region.streaming import Copier
 
 POPULATE_STEP_BYTES = 8 << 20
 MADV_POPULATE_READ, MADV_POPULATE_WRITE = 22, 23  # Linux 5.14; not among the constants of `mmap`
@@ -18,6 +21,8 @@ class RegionMapping:
     def __init__(self, memory: mmap.mmap, *, writable: bool, populate: bool = False) -> None:
         self._memory: mmap.mmap | None = memory
         self._closed = threading.Event()
+        self._copier = Copier()
+        self._layout: RegionLayout | None = None
         self._populating: threading.Thread | None = None
         self.num_bytes = len(memory)
         self.writable = writable
@@ -78,6 +83,31 @@ class RegionMapping:
         if not self.writable:
             raise ValueError("the mapping is read-only")
         return (ctypes.c_char * num_bytes).from_buffer(self._checked(offset, num_bytes), offset)
+
+    def write(self, offset: int, source: int, num_bytes: int) -> None:
+        """Copy `num_bytes` from the address `source` to `offset`. Lets go of the GIL.
+
+        Raises:
+            ValueError: outside the region, the mapping is closed or not writable.
+        """
+        target = self.exporter(offset, num_bytes)  # held while we copy: the memory stays mapped
+        self._copier.copy(ctypes.addressof(target), source, num_bytes)
+
+    def prepare_writes(self, timeout_s: float) -> bool:
+        """Whether large writes go around the caches, once that is made ready; else the first ones do not."""
+        return self._copier.wait_loaded(timeout_s)
+
+    @property
+    def layout(self) -> RegionLayout | None:
+        """Of the region file, which never changes it; None: a plain file, without headers.
+
+        Raises:
+            RegionLayoutError: the region's header is damaged.
+        """
+        if self._layout is None:
+            header = records.read_region_header(self.view(0, records.REGION_HEADER_NUM_BYTES))
+            self._layout = None if header is None else header.layout
+        return self._layout
 
     def close(self) -> None:
         """No new views. The memory goes when the last view does. May be called twice."""

@@ -218,6 +218,15 @@ def read_entry(buffer: memoryview, offset: int) -> EntryRecord | None:
     )  # fmt: skip
 
 
+def read_identity(header: memoryview) -> tuple[int, str, int, int] | None:
+    """State, mm_hash, generation and bytes of an entry, for who looks at nothing else; None: damaged."""
+    body = bytes(header[_BODY_AT : _BODY_AT + _ENTRY_BODY.size])
+    if _CRC.unpack_from(header, _BODY_CRC_AT)[0] != zlib.crc32(body):
+        return None
+    *_, num_bytes, generation, _, _, _, _, mm_hash, _, _ = _ENTRY_BODY.unpack(body)
+    return header[0], mm_hash.hex(), generation, num_bytes
+
+
 def entry_offset(layout: RegionLayout, block: int) -> int:
     """Where the header of the entry that starts at `block` is."""
     return layout.entries_offset + block * ENTRY_HEADER_BYTES

@@ -114,7 +114,7 @@ class SessionState(Generic[Pending]):
             MalformedMessageError: the frame would be too large.
         """
         seq = next(self._seqs)
-        data = frame(request.command.model_copy(update={"seq": seq}))
+        data = frame(request.command, seq)
         self._requests[seq] = request
         self._watches.note_sent(request.command, seq)
         return data

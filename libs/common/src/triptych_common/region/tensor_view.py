@@ -1,6 +1,5 @@
 """Torch tensors on a mapping of the region."""
 
-import ctypes
 import math
 import weakref
 from collections.abc import Callable
@@ -17,6 +16,9 @@ TORCH_DTYPES: dict[DType, torch.dtype] = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
+
+MAX_SLOW_THREADS = 2
+"""With so many threads, torch's own copy is slower than one thread that goes around the caches."""
 
 
 def tensor_view(
@@ -51,11 +53,10 @@ def write_tensor(mapping: RegionMapping, offset: int, tensor: torch.Tensor) -> N
     """
     if tensor.dtype not in TORCH_DTYPES.values():
         raise SpecMismatchError("spec_mismatch", f"dtype {tensor.dtype} does not travel")
-    exporter = mapping.exporter(offset, tensor.numel() * tensor.element_size())
-    if tensor.device.type == "cpu" and tensor.is_contiguous() and torch.get_num_threads() == 1:
-        # libc writes large copies around the cache; torch's loop does not (up to 30 % slower).
-        ctypes.memmove(exporter, tensor.data_ptr(), len(exporter))
+    if tensor.device.type == "cpu" and tensor.is_contiguous() and torch.get_num_threads() <= MAX_SLOW_THREADS:
+        mapping.write(offset, tensor.data_ptr(), tensor.numel() * tensor.element_size())
         return
+    exporter = mapping.exporter(offset, tensor.numel() * tensor.element_size())
     torch.frombuffer(exporter, dtype=tensor.dtype).view(tensor.shape).copy_(tensor)
 
 
