@@ -177,6 +177,20 @@ async def test_handed_back_job_goes_to_another_at_once(bus: AsyncBus) -> None:
         assert job_id(await take(other)) == "job-1"
 
 
+async def test_handing_back_is_no_failed_delivery(bus: AsyncBus, raw: Any) -> None:
+    """However often its consumers are restarted, a job is not given up for that."""
+    await bus.publish(STREAM, message(1))
+    for restart in range(4):
+        name = f"e-{restart}"
+        async with bus.consumer(
+            STREAM, group=GROUP, consumer=name, min_idle_ms=60_000, max_deliveries=2
+        ) as consumer:
+            delivery = await take(consumer)
+            assert delivery.num_deliveries == 1
+            await delivery.hand_back()
+    assert raw.xlen(bus.names.dead_letters) == 0
+
+
 async def test_prefetched_but_unseen_entries_are_handed_back(bus: AsyncBus) -> None:
     for number in range(3):
         await bus.publish(STREAM, message(number))

@@ -7,6 +7,7 @@ from triptych_common.bus.consumer_options import ConsumerOptions
 from triptych_common.bus.presence import is_registered
 from triptych_common.bus.registry import Registration, Registry
 from triptych_common.bus.threaded import ThreadedBus
+from triptych_common.bus.upkeep import drop_idle_consumers
 
 __all__ = [
     "AsyncBus",
@@ -18,5 +19,6 @@ __all__ = [
     "Registration",
     "Registry",
     "ThreadedBus",
+    "drop_idle_consumers",
     "is_registered",
 ]

@@ -39,7 +39,7 @@ class AsyncBus:
         self._watch = ServerWatch()
         self._client = self._address.client(client_name, self._watch)
         bounds = StreamBounds({self.names.encode_jobs, self.names.dead_letters})
-        self._publisher = Publisher(self._client, bounds)
+        self._publisher = Publisher(self._client, bounds, self.names.is_inbox)
 
     @classmethod
     async def connect(cls, url: str, deployment: str, *, client_name: str) -> Self:

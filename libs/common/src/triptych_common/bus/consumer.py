@@ -56,7 +56,10 @@ class Delivery:
         await self.consumer.reject(self.entry, reason)
 
     async def hand_back(self) -> None:
-        """Not done, and not by us: any consumer of the group that takes over may have it at once."""
+        """Not done, and not by us: any consumer of the group that takes over may have it at once.
+
+        It counts as never delivered to us: however often its consumers are restarted, it is not given up.
+        """
         await self.consumer.hand_back([self.entry])
 
 
@@ -249,7 +252,7 @@ class Consumer:
             self._outstanding.pop(entry.entry_id, None)
         self._room.set()
         try:
-            await self._group.hand_back([entry.entry_id for entry in entries])
+            await self._group.hand_back(entries)
         except _UNAVAILABLE as error:
             # They are taken over all the same, only later.
             log.warning("hand-back failed", stream=self._group.stream, error=str(error))

@@ -117,15 +117,17 @@ class Group:
                 self._client.xclaim(self.stream, self.group, self.consumer, 0, _ids(ours), justid=True)
             )
 
-    async def hand_back(self, entry_ids: Sequence[bytes]) -> None:
-        """Let any consumer take these over at once."""
-        if entry_ids:
-            await _any(
-                self._client.xclaim(
-                    self.stream, self.group, self.consumer, 0, _ids(entry_ids),
-                    idle=_HAND_BACK_IDLE_MS, justid=True,
-                )
-            )  # fmt: skip
+    async def hand_back(self, entries: Sequence[Entry]) -> None:
+        """Let any consumer take these over at once; this delivery does not count."""
+        if not entries:
+            return
+        async with self._client.pipeline(transaction=False) as pipe:
+            for entry in entries:
+                pipe.xclaim(
+                    self.stream, self.group, self.consumer, 0, [entry.entry_id],
+                    idle=_HAND_BACK_IDLE_MS, retrycount=entry.num_deliveries - 1, justid=True,
+                )  # fmt: skip
+            await _any(pipe.execute())
 
     async def ack(self, entry_ids: Iterable[bytes]) -> None:
         """These are done: drop them from the stream and the group, in one round trip.

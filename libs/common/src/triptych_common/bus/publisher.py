@@ -1,6 +1,6 @@
 """Appends entries to streams, within their bounds: one round trip, which also tells how long each is."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -11,6 +11,7 @@ from triptych_common.bus.bounds import StreamBounds
 from triptych_common.bus.connection import command, execute
 from triptych_common.bus.failures import unavailable
 from triptych_common.domain.errors import BusUnavailableError
+from triptych_common.protocol.names import INBOX_TTL_S
 
 StreamEntry = tuple[str, Mapping[bytes, bytes]]
 
@@ -26,8 +27,9 @@ class Refusal:
 class Publisher:
     """See `AsyncBus.publish` and `AsyncBus.publish_encoded`."""
 
-    def __init__(self, client: Redis, bounds: StreamBounds) -> None:
+    def __init__(self, client: Redis, bounds: StreamBounds, is_inbox: Callable[[str], bool]) -> None:
         self._client = client
+        self._is_inbox = is_inbox
         self._bounds = bounds
 
     async def append(self, stream: str, fields: Mapping[bytes, bytes]) -> str:
@@ -76,13 +78,20 @@ class Publisher:
         return {stream for stream in streams if self._bounds.is_full(stream)}
 
     async def _send(self, entries: Sequence[StreamEntry], lengths_of: Sequence[str]) -> list[Any]:
-        """The entries' ids, then the streams' lengths; errors among them, but for the connection's."""
+        """The entries' ids, then the streams' lengths; errors among them, but for the connection's.
+
+        An inbox gets its time to live with every message: its owner may be gone for good, and a sender
+        that does not know it yet must not bring its stream back for ever.
+        """
         async with self._client.pipeline(transaction=False) as pipe:
             for stream, fields in entries:
                 pipe.xadd(stream, cast("dict[Any, Any]", fields))
             for stream in lengths_of:
                 pipe.xlen(stream)
-            return await pipe.execute(raise_on_error=False)
+            for stream in filter(self._is_inbox, lengths_of):
+                pipe.expire(stream, INBOX_TTL_S)
+            replies: list[Any] = await pipe.execute(raise_on_error=False)
+        return replies[: len(entries) + len(lengths_of)]
 
 
 def _text(value: object) -> str:

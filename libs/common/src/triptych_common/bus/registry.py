@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+from redis.asyncio.client import Pipeline
 from redis.exceptions import ResponseError
 
 from triptych_common.bus.asyncbus import AsyncBus
@@ -14,6 +15,7 @@ from triptych_common.bus.failures import is_out_of_memory
 from triptych_common.domain.errors import BusUnavailableError, ProtocolError
 from triptych_common.protocol import codec
 from triptych_common.protocol.messages import InstanceRecord
+from triptych_common.protocol.names import INBOX_TTL_S
 from triptych_common.telemetry.logs import get_logger
 
 log = get_logger(__name__)
@@ -29,6 +31,13 @@ if value and cjson.decode(value)['record']['boot_id'] ~= ARGV[1] then return 0 e
 redis.call('DEL', KEYS[1])
 redis.call('ZREM', KEYS[2], ARGV[2])
 return 1
+"""
+
+
+# Delete the streams that only this instance reads, unless it has come back.
+_CLEAR_INBOXES = """
+if redis.call('EXISTS', KEYS[1]) == 1 then return 0 end
+return redis.call('UNLINK', unpack(KEYS, 2))
 """
 
 
@@ -103,11 +112,12 @@ class Registry:
                 pipe.set(key, value, px=int(ttl_s * 1000), get=True)
                 pipe.zadd(self._names.instances, {record.instance: now})
                 pipe.zremrangebyscore(self._names.instances, "-inf", now - _FORGET_AFTER_S)
+                self._renew_inboxes(pipe, record.instance)
                 try:
                     previous: bytes | None = (await pipe.execute())[0]
                 except ResponseError as error:
                     if is_out_of_memory(error):  # nothing new is taken, but what is there may live on
-                        await execute(self._bus.client, "PEXPIRE", key, int(ttl_s * 1000))
+                        await self._renew(record.instance, ttl_s)
                     raise
                 return previous
 
@@ -119,12 +129,34 @@ class Registry:
         except ProtocolError:
             return None
 
+    async def _renew(self, instance: str, ttl_s: float) -> None:
+        async with self._bus.client.pipeline(transaction=False) as pipe:
+            pipe.pexpire(self._names.instance(instance), int(ttl_s * 1000))
+            self._renew_inboxes(pipe, instance)
+            await pipe.execute()
+
+    def _renew_inboxes(self, pipe: Pipeline, instance: str) -> None:
+        for inbox in self._names.inboxes(instance):
+            pipe.expire(inbox, INBOX_TTL_S)
+
     async def deregister(self, record: InstanceRecord) -> None:
         """Remove `record`, unless a later boot of the same instance has registered."""
         keys = (self._names.instance(record.instance), self._names.instances)
         arguments = (record.boot_id, record.instance)
         client = self._bus.client
         await command("deregister", lambda: execute(client, "EVAL", _DEREGISTER, 2, *keys, *arguments))
+
+    async def clear_inboxes(self, instance: str) -> None:
+        """Delete the streams that only `instance` read, unless it is registered (again).
+
+        To be called when its readers have ended. Without this call they expire, `INBOX_TTL_S` later.
+
+        Raises:
+            BusUnavailableError: they may still be there.
+        """
+        keys = (self._names.instance(instance), *self._names.inboxes(instance))
+        client = self._bus.client
+        await command("clear_inboxes", lambda: execute(client, "EVAL", _CLEAR_INBOXES, len(keys), *keys))
 
     async def list_instances(self) -> list[InstanceRecord]:
         """The living instances, by name. Records of another version are left out (and logged)."""

@@ -9,6 +9,9 @@ ENCODERS_GROUP = "encoders"
 OWNER_GROUP = "owner"
 """Consumer group of a stream that only one instance reads."""
 
+INBOX_TTL_S = 300
+"""An inbox is gone this long after its owner's last heartbeat and the last message to it."""
+
 _DEPLOYMENT = re.compile(r"[A-Za-z0-9._-]{1,100}")
 
 
@@ -50,6 +53,19 @@ class StreamNames:
     def encode_results(self, instance: str) -> str:
         """Encoders and prefill_decode instances -> one gateway."""
         return self._key("encode-results", instance)
+
+    def inboxes(self, instance: str) -> tuple[str, ...]:
+        """Every stream that `instance` alone may read, whatever its role."""
+        return (
+            self.metadata(instance),
+            self.preallocations(instance),
+            self.acks(instance),
+            self.encode_results(instance),
+        )
+
+    def is_inbox(self, stream: str) -> bool:
+        """Whether `stream` belongs to one instance: it must not outlive its owner for long."""
+        return stream.startswith(self.inboxes(""))
 
     @property
     def dead_letters(self) -> str:
