@@ -8,6 +8,7 @@ import pytest
 
 from triptych_cli.layout import Options, RunLayout
 from triptych_cli.topology import HttpReady, RedisAnswers, Registered, ServiceSpec, Topology, plan
+from triptych_common.runtime import ServiceSettings
 
 LAYOUT = RunLayout(Path("/run/t"), Path("/state/t"))
 OPTIONS = Options(model="/models/m", model_is_local=True, gateway_port=8000)
@@ -133,3 +134,23 @@ class TestGpus:
         arguments = ("--tensor-parallel-size", "2")
         services = by_name(planned(replace(OPTIONS, gpus=("0", "1"), prefill_decode_args=arguments)))
         assert "CUDA_VISIBLE_DEVICES" not in services["prefill_decode-0"].env
+
+
+def test_several_gateways_have_ports_of_their_own_and_a_grace_for_the_balancer() -> None:
+    services = by_name(planned(replace(OPTIONS, num_gateways=2)))
+    assert services["gateway-1"].ready == HttpReady("http://127.0.0.1:8001/health/ready")
+    assert services["gateway-1"].env["TRIPTYCH_PORT"] == "8001"
+    assert services["gateway-1"].after == services["gateway-0"].after
+    assert "TRIPTYCH_DRAIN_GRACE_S" not in services["gateway-0"].env_defaults
+    assert by_name(planned())["gateway-0"].env_defaults["TRIPTYCH_DRAIN_GRACE_S"] == "0"
+
+
+def test_the_store_keeps_its_region_over_a_restart() -> None:
+    assert by_name(planned())["cache_store-0"].env["TRIPTYCH_KEEP_REGION"] == "true"
+
+
+def test_services_may_drain_before_they_are_killed() -> None:
+    bound_s = ServiceSettings.model_fields["drain_timeout_s"].default
+    for service in planned().services:
+        if service.name.startswith(("encoder", "prefill_decode", "gateway")):
+            assert service.stop_timeout_s > bound_s

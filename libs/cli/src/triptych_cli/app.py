@@ -9,6 +9,7 @@ from triptych_cli.options import (
     DEFAULT_PORT,
     EncoderArgs,
     Encoders,
+    Gateways,
     Model,
     Port,
     PrefillDecodeArgs,
@@ -67,6 +68,7 @@ def up(
     model: Model = DEFAULT_MODEL_TEXT,
     encoders: Encoders = 1,
     prefill_decodes: PrefillDecodes = 1,
+    gateways: Gateways = 1,
     redis_url: RedisUrl = None,
     port: Port = DEFAULT_PORT,
     region_bytes: RegionBytes = None,
@@ -77,7 +79,15 @@ def up(
     from triptych_cli.commands import system
 
     wish = Wish(
-        model, encoders, prefill_decodes, redis_url, port, region_bytes, encoder_args, prefill_decode_args
+        model,
+        encoders,
+        prefill_decodes,
+        redis_url,
+        port,
+        region_bytes,
+        encoder_args,
+        prefill_decode_args,
+        gateways,
     )
     raise typer.Exit(system.up(wish))
 
@@ -88,6 +98,7 @@ def supervise(
     model: Model = DEFAULT_MODEL_TEXT,
     encoders: Encoders = 1,
     prefill_decodes: PrefillDecodes = 1,
+    gateways: Gateways = 1,
     redis_url: RedisUrl = None,
     port: Port = DEFAULT_PORT,
     region_bytes: RegionBytes = None,
@@ -98,7 +109,15 @@ def supervise(
     from triptych_cli.commands import system
 
     wish = Wish(
-        model, encoders, prefill_decodes, redis_url, port, region_bytes, encoder_args, prefill_decode_args
+        model,
+        encoders,
+        prefill_decodes,
+        redis_url,
+        port,
+        region_bytes,
+        encoder_args,
+        prefill_decode_args,
+        gateways,
     )
     raise typer.Exit(system.supervise(wish, progress_fd))
 
@@ -109,6 +128,19 @@ def down() -> None:
     from triptych_cli.commands import system
 
     raise typer.Exit(system.down())
+
+
+@app.command()
+def restart(
+    services: Annotated[
+        list[str] | None,
+        typer.Argument(help="e.g. encoder-0, or encoder for all of them [default: all but redis]"),
+    ] = None,
+) -> None:
+    """Restart services one after the other, each when the one before is ready again."""
+    from triptych_cli.commands import restart as command
+
+    raise typer.Exit(command.restart(services or []))
 
 
 @app.command()

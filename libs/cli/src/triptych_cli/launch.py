@@ -67,7 +67,8 @@ def prepare(wish: Wish, layout: RunLayout, *, deployment: str) -> Launch:
     options = Options(
         model=model or wish.model,
         model_is_local=model is not None,
-        gateway_port=require_free(wish.port),
+        gateway_port=require_free(wish.port, wish.gateways),
+        num_gateways=wish.gateways,
         num_encoders=wish.encoders,
         num_prefill_decodes=wish.prefill_decodes,
         redis_url=wish.redis_url,
@@ -117,16 +118,18 @@ def fitting_region(wanted_bytes: int | None, folder: Path) -> int:
     return size
 
 
-def require_free(port: int) -> int:
-    """Raises LaunchError when the port is taken."""
-    try:
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(("127.0.0.1", port))
-    except OSError as error:
-        raise LaunchError(
-            f"port {port} of 127.0.0.1 cannot be used ({error.strerror}); choose --port"
-        ) from None
+def require_free(port: int, count: int = 1) -> int:
+    """`port`. Raises LaunchError when it, or one of the `count` from it on, is taken."""
+    for wanted in range(port, port + count):
+        try:
+            with socket.socket() as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind(("127.0.0.1", wanted))
+        except (OSError, OverflowError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "there is no such port"
+            raise LaunchError(
+                f"port {wanted} of 127.0.0.1 cannot be used ({reason}); choose --port"
+            ) from None
     return port
 
 

@@ -36,6 +36,11 @@ class RunLayout:
         return self.run_dir / "supervisor.json"
 
     @property
+    def control_socket(self) -> Path:
+        """Where the supervisor takes orders."""
+        return self.run_dir / "supervisor.sock"
+
+    @property
     def lock_file(self) -> Path:
         """Locked by the supervisor as long as it lives."""
         return self.run_dir / "supervisor.lock"
@@ -61,6 +66,7 @@ class Options:
     gateway_port: int
     num_encoders: int = 1
     num_prefill_decodes: int = 1
+    num_gateways: int = 1  # on gateway_port and the ports after it
     redis_url: str | None = None  # None: the embedded server
     deployment: str = "default"
     region_bytes: int = 256 * MIB

@@ -14,6 +14,9 @@ Encoders = Annotated[int, typer.Option(min=1, help="Number of encoders.")]
 PrefillDecodes = Annotated[
     int, typer.Option("--prefill-decodes", min=1, help="Number of prefill_decode instances.")
 ]
+Gateways = Annotated[
+    int, typer.Option(min=1, help="Number of gateways, on ports of their own from --port on.")
+]
 RedisUrl = Annotated[
     str | None,
     typer.Option(
@@ -47,6 +50,7 @@ class Wish:
     region_bytes: int | None
     encoder_args: str
     prefill_decode_args: str
+    gateways: int = 1
 
     def arguments(self) -> list[str]:
         """As command line words, for the daemon; without the Redis URL, which can hold a password."""
@@ -54,6 +58,7 @@ class Wish:
             f"--model={self.model}",
             f"--encoders={self.encoders}",
             f"--prefill-decodes={self.prefill_decodes}",
+            f"--gateways={self.gateways}",
             f"--port={self.port}",
             f"--encoder-args={self.encoder_args}",
             f"--prefill-decode-args={self.prefill_decode_args}",

@@ -1,6 +1,6 @@
 """Which processes make up the system on one machine: pure, nothing is started or looked up here.
 
-    redis ──▶ cache_store ──▶ encoder-0 …, prefill_decode-0 … ──▶ gateway-0
+    redis ──▶ cache_store ──▶ encoder-0 …, prefill_decode-0 … ──▶ gateway-0 …
 
 An arrow says: the right one starts when the left one is ready; stopping goes the other way. Without
 `redis` (an existing server is used) the others move up.
@@ -106,6 +106,7 @@ def plan(
                 **common,
                 "TRIPTYCH_INSTANCE": "cache_store-0",
                 "TRIPTYCH_REGION_BYTES": str(options.region_bytes),
+                "TRIPTYCH_KEEP_REGION": "true",  # for a restart alone; it goes with the run directory
             },
         )
     )
@@ -133,22 +134,30 @@ def plan(
                 stop_timeout_s=45.0,  # drain, then the engine's own processes
             )
         )
-    endpoint = f"http://127.0.0.1:{options.gateway_port}"
-    services.append(
-        ServiceSpec(
-            name="gateway-0",
-            argv=(python, "-m", "triptych_gateway"),
-            ready=HttpReady(f"{endpoint}/health/ready"),
-            after=below | {engine.instance for engine in engines},
-            env={
-                **common,
-                "TRIPTYCH_INSTANCE": "gateway-0",
-                "TRIPTYCH_HOST": "127.0.0.1",
-                "TRIPTYCH_PORT": str(options.gateway_port),
-            },
-        )
+    below |= {engine.instance for engine in engines}
+    services += [_gateway(python, options, number, common, below) for number in range(options.num_gateways)]
+    return Topology(tuple(services), f"http://127.0.0.1:{options.gateway_port}/v1")
+
+
+def _gateway(
+    python: str, options: Options, number: int, common: Mapping[str, str], after: frozenset[str]
+) -> ServiceSpec:
+    port = options.gateway_port + number
+    return ServiceSpec(
+        name=f"gateway-{number}",
+        argv=(python, "-m", "triptych_gateway"),
+        ready=HttpReady(f"http://127.0.0.1:{port}/health/ready"),
+        after=after,
+        env={
+            **common,
+            "TRIPTYCH_INSTANCE": f"gateway-{number}",
+            "TRIPTYCH_HOST": "127.0.0.1",
+            "TRIPTYCH_PORT": str(port),
+        },
+        # One gateway has no balancer in front of it that would have to notice its end.
+        env_defaults={"TRIPTYCH_DRAIN_GRACE_S": "0"} if options.num_gateways == 1 else {},
+        stop_timeout_s=30.0,
     )
-    return Topology(tuple(services), f"{endpoint}/v1")
 
 
 def _redis(layout: RunLayout, redis_server: str, url: str) -> ServiceSpec:

@@ -27,6 +27,7 @@ from triptych_vllm_connector.items import LoadOrder
 from triptych_vllm_connector.links import BusTalkLink, StorePinLink
 from triptych_vllm_connector.orders import WriteOrder
 from triptych_vllm_connector.preallocator import make_preallocator
+from triptych_vllm_connector.process_end import end_quickly, leave_signals_to_host
 from triptych_vllm_connector.readable_pins import ReadablePins
 from triptych_vllm_connector.redis_transport import Readable
 from triptych_vllm_connector.workers import LoadingWorker, WritingWorker
@@ -57,6 +58,8 @@ class TriptychECConnector(ECConnectorBase):
 
     def __init__(self, vllm_config: Any, role: ECConnectorRole) -> None:
         super().__init__(vllm_config, role)
+        leave_signals_to_host()
+        end_quickly()
         self.config = ConnectorConfig.from_vllm(vllm_config)
         service = "prefill_decode" if self.is_consumer else "encoder"
         setup_logging(service, self.config.instance, self.config.log_level)

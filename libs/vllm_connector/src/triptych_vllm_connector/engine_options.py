@@ -7,6 +7,7 @@ import orjson
 from triptych_vllm_connector.config import ConnectorConfig
 
 _PACKAGE = "triptych_vllm_connector"
+ENGINE_END_S = 5  # to say its last words, and to end its workers; by vLLM's default it is killed at once
 
 
 def _json(value: object) -> str:
@@ -55,6 +56,7 @@ def prefill_decode_options(
         *_common(config, model, "ec_consumer", "PreallocatingEncoderCacheManager", on_gpu),
         f"--scheduler-cls={_PACKAGE}.scheduler.{'ParkingAsyncScheduler' if on_gpu else 'ParkingScheduler'}",
         "--enable-mm-embeds",
+        f"--shutdown-timeout={ENGINE_END_S}",
         "--otlp-traces-endpoint=triptych",  # turns vLLM's request spans on; `plugin` says where they go
     ]
     if not config.has_encoder:

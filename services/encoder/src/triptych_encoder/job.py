@@ -85,7 +85,12 @@ class JobRunner:
         self._memories = memories
         self._under_way: dict[str, asyncio.Lock] = {}
         self._num_waiting: dict[str, int] = {}
+        self._begun: set[str] = set()  # job ids
         self.num_encodes = 0
+
+    def has_begun(self, job_id: str) -> bool:
+        """Whether the job has its blocks: it will soon be done. Before that another encoder may have it."""
+        return job_id in self._begun
 
     async def run(self, delivery: Delivery) -> None:
         """Handle one delivery to its end, and ack it.
@@ -107,8 +112,11 @@ class JobRunner:
             self._hand_over.unpin(self._ledger.dropped(job.mm_hash, _keys(job)))
             await self._reporter.failed(job, envelope, failure.kind, failure.detail)
         except asyncio.CancelledError:
+            self._hand_over.unpin(self._ledger.dropped(job.mm_hash, _keys(job)))
             await delivery.hand_back()
             raise
+        finally:
+            self._begun.discard(job.job_id)
         await delivery.ack()
 
     async def give_up(self, envelope: Envelope, reason: str) -> None:
@@ -139,6 +147,7 @@ class JobRunner:
         announcement = _Announcement(self._reporter, job, envelope, self._metadata(job, prepared, spec))
         with span("encoder.reserve", traceparent=envelope.traceparent, attributes=self._attributes(job)):
             reservation, sealed = await self._reserve_and_watch(job, spec, announcement, remaining_s)
+        self._begun.add(job.job_id)
         transport = transport_of(reservation.memory)
         await announcement.make(sealed=_is_here(sealed), transport=transport)
         started = time.monotonic()

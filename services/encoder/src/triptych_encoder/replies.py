@@ -23,6 +23,13 @@ class ReplyListener:
         self._instance = instance
         self._ledger = ledger
         self._hand_over = hand_over
+        self._changed = asyncio.Event()
+
+    async def wait_settled(self) -> None:
+        """Return when no requester's last word is awaited any more. `run` must run; bound it."""
+        while len(self._ledger):
+            self._changed.clear()
+            await self._changed.wait()
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -37,6 +44,7 @@ class ReplyListener:
         ) as consumer:
             async for delivery in consumer:
                 self._handle(delivery.envelope.message)
+                self._changed.set()
                 await delivery.ack()
 
     def _handle(self, message: object) -> None:
@@ -51,3 +59,4 @@ class ReplyListener:
         while True:
             await asyncio.sleep(EXPIRY_CHECK_S)
             self._hand_over.unpin(self._ledger.expire(time.monotonic()))
+            self._changed.set()

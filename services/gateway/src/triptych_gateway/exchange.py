@@ -115,7 +115,9 @@ class ChatExchange(Response):
             root.set_attribute("triptych.num_items", len(request.media))
             root.set_attribute("triptych.stream", request.stream)
             await race(
-                self._serve(request, client, root), wait_disconnect(self._request, lambda: client.has_ended)
+                self._serve(request, client, root),
+                wait_disconnect(self._request, lambda: client.has_ended),
+                gateway.wait_cut_off(),
             )
 
     async def _parse(self, raw: bytes) -> ChatRequest:

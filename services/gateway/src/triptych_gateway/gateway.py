@@ -4,12 +4,12 @@ import asyncio
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from uuid import uuid4
 
 import httpx
 
-from triptych_common.bus import AsyncBus, Registry
+from triptych_common.bus import AsyncBus, Registration, Registry
 from triptych_common.domain.errors import RequestError
 from triptych_common.protocol.messages import InstanceRecord, Role
 from triptych_common.protocol.names import OWNER_GROUP
@@ -20,6 +20,7 @@ from triptych_gateway.encode_orders import EncodeOrders, OrderLimits
 from triptych_gateway.media import MediaLimits
 from triptych_gateway.media_shelf import MediaShelf
 from triptych_gateway.metrics import GatewayMetrics
+from triptych_gateway.openai_errors import unavailable
 from triptych_gateway.placeholder_tokens import PlaceholderGuard
 from triptych_gateway.registry_view import RegistryView
 from triptych_gateway.router import Router
@@ -49,7 +50,24 @@ class Gateway:
     media_threads: ThreadPoolExecutor
     http: httpx.AsyncClient
     metrics: GatewayMetrics
+    registration: Registration | None = None
     is_draining: bool = False
+    cut_off: asyncio.Event = field(default_factory=asyncio.Event)  # the time to drain is over
+
+    async def announce_draining(self) -> None:
+        """Not ready any more, for balancers; draining in the registry."""
+        self.is_draining = True
+        if self.registration is not None:
+            await self.registration.announce_draining()
+
+    async def wait_cut_off(self) -> None:
+        """A guard: raises when the gateway waits for running requests no longer.
+
+        Raises:
+            RequestError: what the caller shall see.
+        """
+        await self.cut_off.wait()
+        raise unavailable("draining", "this gateway is going away; send the request again")
 
     async def listen(self) -> None:
         """Take what encoders and prefill_decode instances say. Never returns."""
@@ -74,6 +92,8 @@ class Gateway:
 async def run_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
     """A gateway with its tasks running, registered; all of it ended when the block ends.
 
+    Results are taken until then, so end the block after the last request.
+
     Raises:
         BusUnavailableError: Redis could not be reached at the start.
     """
@@ -84,8 +104,10 @@ async def run_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
             async with new_client(settings.connect_timeout_s, settings.chunk_timeout_s) as http:
                 gateway = _assemble(settings, bus, registry, threads, http)
                 await gateway.view.refresh()
-                async with _running(gateway), registry.keep_registered(_record(settings)):
+                async with _running(gateway), registry.keep_registered(_record(settings)) as registration:
+                    gateway.registration = registration
                     yield gateway
+        await registry.clear_inboxes(settings.instance)
     finally:
         await bus.close()
 

@@ -1,4 +1,10 @@
-"""Run the gateway: uvicorn in this process, until asked to stop; then drain within a bound."""
+"""Run the gateway: uvicorn in this process, until asked to stop; then drain within a bound.
+
+    serving --stop--> leaving --grace over--> refusing --last request ended, or bound--> closed
+
+Leaving: `/health/ready` says 503, requests are still served, each answer with `Connection: close`. The
+listener goes on until the last request has ended: encoders fetch its media there.
+"""
 
 import asyncio
 from collections.abc import Iterator
@@ -8,7 +14,7 @@ from http import HTTPStatus
 import httpx
 import uvicorn
 
-from triptych_common.runtime import StopSignal
+from triptych_common.runtime import DrainGate, StopSignal
 from triptych_common.telemetry.logs import get_logger
 from triptych_gateway.app import create_app
 from triptych_gateway.gateway import Gateway, run_gateway
@@ -18,6 +24,8 @@ log = get_logger(__name__)
 
 KEEPALIVE_S = 75
 HEALTH_TIMEOUT_S = 3.0
+CUT_OFF_S = 1  # for the last words of answers that are cut off, and for connections to close
+API_PATHS = "/v1/"
 
 
 class _Server(uvicorn.Server):
@@ -31,25 +39,36 @@ class _Server(uvicorn.Server):
 async def run(settings: GatewaySettings, stop: StopSignal) -> None:
     """Serve until `stop`, then finish what is running within `drain_timeout_s`."""
     async with run_gateway(settings) as gateway:
-        server = _Server(_config(gateway))
+        gate = DrainGate(create_app(gateway), lambda path: path.startswith(API_PATHS))
+        server = _Server(_config(gate, settings))
         async with asyncio.TaskGroup() as group:
-            stopper = group.create_task(_end_on_stop(gateway, server, stop))
+            stopper = group.create_task(_end_on_stop(gateway, gate, server, stop))
             log.info("gateway serves", host=settings.host, port=settings.port)
             await server.serve()
             stopper.cancel()
     log.info("gateway ended")
 
 
-async def _end_on_stop(gateway: Gateway, server: uvicorn.Server, stop: StopSignal) -> None:
+async def _end_on_stop(gateway: Gateway, gate: DrainGate, server: uvicorn.Server, stop: StopSignal) -> None:
     await stop.wait()
-    gateway.is_draining = True
+    settings = gateway.settings
+    gate.leave()
+    try:
+        async with asyncio.timeout(settings.drain_timeout_s):
+            await gateway.announce_draining()
+            log.info("draining", num_requests=gate.num_requests)
+            await asyncio.sleep(settings.drain_grace_s)  # balancers ask, they are not told
+            gate.refuse()
+            await gate.wait_idle()
+    except TimeoutError:
+        log.warning("requests are cut off: not finished in time", num_requests=gate.num_requests)
+        gateway.cut_off.set()
     server.should_exit = True
 
 
-def _config(gateway: Gateway) -> uvicorn.Config:
-    settings = gateway.settings
+def _config(gate: DrainGate, settings: GatewaySettings) -> uvicorn.Config:
     return uvicorn.Config(
-        create_app(gateway),
+        gate,
         host=settings.host,
         port=settings.port,
         http="httptools",
@@ -60,7 +79,7 @@ def _config(gateway: Gateway) -> uvicorn.Config:
         server_header=False,
         proxy_headers=False,
         timeout_keep_alive=KEEPALIVE_S,
-        timeout_graceful_shutdown=max(1, round(settings.drain_timeout_s)),
+        timeout_graceful_shutdown=CUT_OFF_S,
     )
 
 

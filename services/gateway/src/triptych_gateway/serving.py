@@ -13,11 +13,11 @@ from triptych_common.domain.errors import RequestError
 from triptych_common.protocol.ids import RequestId
 from triptych_common.protocol.messages import InstanceRecord
 from triptych_common.telemetry import current_traceparent, get_logger, span
-from triptych_gateway.gateway import Gateway, unknown_model
-from triptych_gateway.openai_errors import unavailable
+from triptych_gateway.choice import Choice
+from triptych_gateway.gateway import Gateway
 from triptych_gateway.streaming import ClientStream, relay_stream
 from triptych_gateway.tickets import Ticket
-from triptych_gateway.upstream import Answer, UnreachableError, open_answer
+from triptych_gateway.upstream import Answer, DrainingError, UnreachableError, open_answer
 
 log = get_logger(__name__)
 
@@ -48,17 +48,27 @@ async def serve(gateway: Gateway, dispatch: Dispatch, client: ClientStream) -> N
     Raises:
         RequestError: whatever went wrong; `client.has_begun` says whether it must go into the stream.
     """
-    tried: set[str] = set()
+    choice = Choice(
+        gateway,
+        dispatch.model,
+        dispatch.namespace_digest,
+        dispatch.first_choice,
+        needs_tower=dispatch.needs_tower,
+    )
     async with AsyncExitStack() as held:
         with span("gateway.first_token") as waiting:
             while True:
-                record = _next_instance(gateway, dispatch, tried)
-                tried.add(record.instance)
+                record = await choice.next()
                 try:
                     answer = await _begin(gateway, dispatch, record, held)
                     if dispatch.ticket is not None:
                         dispatch.ticket.settle()
                     break
+                except DrainingError:
+                    log.info(
+                        "prefill_decode is draining", instance=record.instance, request_id=dispatch.request_id
+                    )
+                    choice.refused()
                 except UnreachableError as error:
                     log.warning(
                         "prefill_decode not reachable",
@@ -66,28 +76,9 @@ async def serve(gateway: Gateway, dispatch: Dispatch, client: ClientStream) -> N
                         error=str(error),
                         request_id=dispatch.request_id,
                     )
-                    gateway.router.suspect(record.instance, time.monotonic())
+                    choice.failed(record)
             waiting.set_attribute("triptych.prefill_decode", record.instance)
         await _relay(gateway, dispatch, answer, client)
-
-
-def _next_instance(gateway: Gateway, dispatch: Dispatch, tried: set[str]) -> InstanceRecord:
-    if not tried and dispatch.first_choice is not None:
-        return dispatch.first_choice
-    if len(tried) < gateway.settings.max_dispatch_attempts:
-        record = gateway.router.pick(
-            gateway.view.records,
-            model=dispatch.model,
-            namespace_digest=dispatch.namespace_digest,
-            exclude=tried,
-            now=time.monotonic(),
-            needs_tower=dispatch.needs_tower,
-        )
-        if record is not None:
-            return record
-    if tried:
-        raise unavailable("instance_unreachable", "the serving instance cannot be reached")
-    raise unknown_model(gateway, dispatch.model)
 
 
 async def _begin(

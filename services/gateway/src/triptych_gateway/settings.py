@@ -2,7 +2,7 @@
 
 import socket
 
-from pydantic import Field, PositiveFloat, PositiveInt, SecretStr
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, SecretStr
 
 from triptych_common.runtime import ServiceSettings
 
@@ -28,6 +28,8 @@ class GatewaySettings(ServiceSettings):
     api_keys: tuple[SecretStr, ...] = ()
     """Plain keys, or `sha256:<hex>`. Empty: no authentication."""
 
+    drain_grace_s: NonNegativeFloat = 1.0
+    """How long requests are still taken after the stop was announced, until every balancer has noticed."""
     max_requests_in_flight: PositiveInt = 256
     max_body_bytes: PositiveInt = 64 << 20
     max_media_in_flight_bytes: PositiveInt = 1 << 30

@@ -13,6 +13,7 @@ import httpx
 import orjson
 
 from triptych_common.domain.errors import RequestError, TriptychError
+from triptych_common.runtime import DRAINING_HEADER
 from triptych_common.telemetry.logs import get_logger
 from triptych_gateway.openai_errors import unavailable
 from triptych_gateway.sse import EventCutter, error_in_first_event
@@ -27,6 +28,10 @@ KEEPALIVE_S = 2.0  # below the server's own, so that an idle connection is not u
 
 class UnreachableError(TriptychError):
     """The instance did not take the request, or went away before it answered anything."""
+
+
+class DrainingError(UnreachableError):
+    """The instance is going away: it has done nothing with the request."""
 
 
 @dataclass
@@ -59,6 +64,7 @@ async def open_answer(
 
     Raises:
         UnreachableError: no answer has begun; another instance may be tried.
+        DrainingError: likewise, and this one is going away.
         RequestError: prefill_decode refused the request (4xx), or failed at it (503).
     """
     request = client.build_request(
@@ -80,6 +86,8 @@ async def open_answer(
 async def _begin(response: httpx.Response, stream: bool) -> Answer:
     cutter = EventCutter()
     try:
+        if DRAINING_HEADER in response.headers:
+            raise DrainingError(f"status {response.status_code}")
         if response.status_code in _NOT_NOW:
             raise UnreachableError(f"status {response.status_code}")
         if response.status_code >= 300:

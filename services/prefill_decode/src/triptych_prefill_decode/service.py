@@ -1,4 +1,10 @@
-"""prefill_decode's life: vLLM's engine and its OpenAI server in this process, and a place in the registry."""
+"""prefill_decode's life: vLLM's engine and its OpenAI server in this process, and a place in the registry.
+
+    starting -> serving --stop--> draining -> deregistered -> engine ended -> inbox deleted
+
+Draining: announced, so that gateways choose others; new requests are refused, which a gateway that did
+not know yet takes elsewhere; what runs goes on, for `drain_timeout_s` at most.
+"""
 
 import asyncio
 import contextlib
@@ -14,10 +20,10 @@ from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from triptych_common.bus import AsyncBus, Registry
+from triptych_common.bus import AsyncBus, Registration, Registry
 from triptych_common.domain.errors import TriptychError
 from triptych_common.protocol.messages import InstanceRecord, Role
-from triptych_common.runtime import StopSignal
+from triptych_common.runtime import DrainGate, StopSignal
 from triptych_common.telemetry import setup_logging, setup_tracing
 from triptych_common.telemetry.logs import get_logger
 from triptych_prefill_decode.settings import PrefillDecodeSettings
@@ -28,10 +34,13 @@ from triptych_vllm_connector.limits import encoder_cache_embeds
 from triptych_vllm_connector.namespace import digest_of_model
 from triptych_vllm_connector.platform import has_gpu, slab_device
 from triptych_vllm_connector.probing import has_region
+from triptych_vllm_connector.process_end import end_quickly
 
 log = get_logger(__name__)
 
 HEALTH_CHECK_S = 1.0
+CUT_OFF_S = 1  # for answers that are cut off, and for connections to close
+UNGUARDED_PATHS = frozenset({"/health", "/metrics", "/ping", "/version"})
 
 
 class EngineGoneError(TriptychError):
@@ -45,6 +54,7 @@ async def serve(settings: PrefillDecodeSettings, stop: StopSignal) -> None:
         TriptychError: vLLM, the store or Redis cannot be used; the caller exits and is restarted.
     """
     setup_logging("prefill_decode", settings.instance, settings.log_level)
+    end_quickly()
     digest = await asyncio.to_thread(digest_of_model, settings.model, settings.engine_args)
     config = ConnectorConfig(
         instance=settings.instance,
@@ -82,6 +92,12 @@ async def serve(settings: PrefillDecodeSettings, stop: StopSignal) -> None:
                 await _serve_engine(settings, config, engine, args, sock, stop)
             finally:
                 await asyncio.to_thread(tracing.shutdown)
+    await _clear_inboxes(settings)  # the engine, which read them, has ended
+
+
+async def _clear_inboxes(settings: PrefillDecodeSettings) -> None:
+    async with AsyncBus(settings.redis_url, settings.deployment, client_name=settings.instance) as bus:
+        await Registry(bus).clear_inboxes(settings.instance)
 
 
 def _listen(settings: PrefillDecodeSettings) -> socket.socket:
@@ -110,13 +126,14 @@ async def _serve_engine(
     supported_tasks = await engine.get_supported_tasks()
     app = build_app(args, supported_tasks, engine.model_config)
     await init_app_state(engine, app.state, args, supported_tasks)
+    gate = DrainGate(app, lambda path: path not in UNGUARDED_PATHS)
     server = _Server(
         uvicorn.Config(
-            app,
+            gate,
             log_config=None,
             access_log=False,
             timeout_keep_alive=75,
-            timeout_graceful_shutdown=int(settings.drain_timeout_s),
+            timeout_graceful_shutdown=CUT_OFF_S,
             lifespan="on",
         )
     )
@@ -148,16 +165,19 @@ async def _serve_engine(
         async with bus, asyncio.TaskGroup() as group:
             group.create_task(server.serve(sockets=[sock]))
             try:
-                async with Registry(bus).keep_registered(record):
+                async with Registry(bus).keep_registered(record) as registration:
                     log.info(
                         "prefill_decode ready",
                         port=port,
                         model=settings.model_name,
                         transports=[each.value for each in own.transports],
                     )
-                    await _until_stopped(engine, server, stop)
+                    check = group.create_task(_check_engine(engine, server))
+                    await stop.wait()
+                    await _drain(registration, gate, settings.drain_timeout_s)
+                    check.cancel()
             finally:
-                server.should_exit = True  # out of the registry: requests in hand end now
+                server.should_exit = True  # what still runs is cut off
     except* TriptychError as failures:
         raise failures.exceptions[0] from None
 
@@ -170,18 +190,27 @@ class _Server(uvicorn.Server):
         yield
 
 
-async def _until_stopped(engine: Any, server: uvicorn.Server, stop: StopSignal) -> None:
-    """Return when asked to stop.
+async def _drain(registration: Registration, gate: DrainGate, timeout_s: float) -> None:
+    await registration.announce_draining()  # first: who is refused looks for another one, and must not see us
+    gate.refuse()
+    log.info("draining", num_requests=gate.num_requests)
+    try:
+        async with asyncio.timeout(timeout_s):
+            await gate.wait_idle()
+    except TimeoutError:
+        log.warning("requests are cut off: not finished in time", num_requests=gate.num_requests)
+
+
+async def _check_engine(engine: Any, server: uvicorn.Server) -> None:
+    """Until cancelled.
 
     Raises:
-        EngineGoneError: the engine died.
+        EngineGoneError: the engine died, or the server ended.
     """
-    while not stop.is_set:
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(stop.wait(), HEALTH_CHECK_S)
-        if server.should_exit and not stop.is_set:
-            raise EngineGoneError("vLLM's HTTP server ended by itself")
+    while not server.should_exit:
+        await asyncio.sleep(HEALTH_CHECK_S)  # vLLM tells of a dead engine only when asked
         try:
             await engine.check_health()
         except EngineDeadError as error:
             raise EngineGoneError(f"vLLM's engine died: {error}") from error
+    raise EngineGoneError("vLLM's HTTP server ended by itself")

@@ -19,6 +19,7 @@ from pydantic import BaseModel
 from triptych_cli.launch import Launch, LaunchError
 from triptych_cli.layout import RunLayout
 from triptych_cli.settings import caller_environment
+from triptych_cli.supervisor.control import taking_orders
 from triptych_cli.supervisor.process import is_same_session, session_members
 from triptych_cli.supervisor.service import StartFailedError
 from triptych_cli.supervisor.state import SystemStatus, read_status, write_status
@@ -79,7 +80,8 @@ async def supervise(launch: Launch, pipe: ProgressPipe) -> int:
                 async with supervisor.running():
                     pipe.send(Progress(kind="ready", status=supervisor.status()))
                     pipe.close()
-                    await asyncio.Event().wait()  # a signal ends it
+                    async with taking_orders(supervisor, layout.control_socket):
+                        await asyncio.Event().wait()  # a signal ends it
     except StartFailedError as error:
         pipe.send(Progress(kind="failed", message=str(error), log_file=str(error.log_file)))
         return 1

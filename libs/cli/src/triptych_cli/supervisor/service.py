@@ -25,6 +25,10 @@ class StartFailedError(Exception):
         self.service, self.reason, self.log_file = service, reason, log_file
 
 
+class RestartFailedError(Exception):
+    """A service is not ready again; the text says why. It is tried again, with growing delays."""
+
+
 class Backoff:
     """Delays of 0.5, 1, 2, … 30 s; from the start again after `calm_s` of good running."""
 
@@ -64,6 +68,8 @@ class Service:
         self._at_rest = asyncio.Event()  # `keep` is not at work: it starts nothing, and has left nothing
         self._at_rest.set()
         self._child: ChildProcess | None = None
+        self._restarted: asyncio.Future[None] | None = None  # `restart` waits for it
+        self._end_is_wanted = False  # the child is to be replaced, without delay
         self.status = ServiceStatus(
             name=spec.name, state=ServiceState.WAITING, since=time.time(), log_file=str(log_file)
         )
@@ -82,7 +88,12 @@ class Service:
         while not self._stopping.is_set():
             failure, ready_s = await self._live_once()
             if self._stopping.is_set():
+                self._settle_restart("was stopped")
                 return
+            if self._end_is_wanted:
+                self._end_is_wanted = False
+                continue
+            self._settle_restart(failure)
             if not self.ready.is_set():
                 self.start_failure = StartFailedError(self.spec.name, failure, self._log_file)
                 self._set(ServiceState.STOPPED, failure)
@@ -92,6 +103,32 @@ class Service:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(delay_s):
                     await self._stopping.wait()
+
+    async def restart(self) -> None:
+        """End the process in its own time, start it again, and return when it is ready.
+
+        Raises:
+            RestartFailedError: it was not ready before, or is not afterwards.
+        """
+        child = self._child
+        if child is None or self.status.state is not ServiceState.READY or self._restarted is not None:
+            raise RestartFailedError(f"{self.spec.name} is {self.status.state}, not ready")
+        self._restarted = asyncio.get_running_loop().create_future()
+        self._end_is_wanted = True
+        self._set(ServiceState.STOPPING, "restarts")
+        try:
+            await child.stop(self.spec.stop_timeout_s)
+            await self._restarted  # bounded by the limits of the start
+        finally:
+            self._restarted = None
+
+    def _settle_restart(self, failure: str = "") -> None:
+        if self._restarted is None or self._restarted.done():
+            return
+        if failure:
+            self._restarted.set_exception(RestartFailedError(f"{self.spec.name} {failure}"))
+        else:
+            self._restarted.set_result(None)
 
     async def stop(self) -> None:
         """Bounded: SIGTERM, then SIGKILL of the whole session. `keep` has ended, or never starts a child."""
@@ -131,6 +168,7 @@ class Service:
         if not failure and not self._stopping.is_set():
             self._set(ServiceState.READY)
             self.ready.set()
+            self._settle_restart()
             failure = _ended(await child.wait())
         ready_s = time.monotonic() - ready_at
         if not self._stopping.is_set():

@@ -5,6 +5,7 @@ WAITING --dependencies ready--> STARTING --condition met--> READY
    |                      failed |    | delay over     exited |
    |                             v    |                       |
    |                            BACKOFF <---------------------'
+READY --restart--> STOPPING --gone--> STARTING
 (any) --stop--> STOPPING --gone--> STOPPED
 """
 

@@ -5,7 +5,7 @@ import fcntl
 import os
 import shutil
 import signal
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
@@ -91,6 +91,20 @@ class Supervisor:
                 await self._stop()
         if failure is not None:
             raise failure
+
+    async def restart(self, names: Collection[str]) -> AsyncGenerator[str, None]:
+        """Restart services, those first that others depend on; each when the one before is ready again.
+
+        Yields:
+            The name of each before it is restarted.
+
+        Raises:
+            RestartFailedError: one is not ready again; the others were left alone.
+        """
+        for name, service in self._services.items():
+            if name in names:
+                yield name
+                await service.restart()
 
     def kill_now(self) -> None:
         """End everything at once, without grace."""

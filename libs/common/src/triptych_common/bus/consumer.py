@@ -248,11 +248,11 @@ class Consumer:
 
     async def hand_back(self, entries: list[Entry]) -> None:
         """See `Delivery.hand_back`."""
-        for entry in entries:
-            self._outstanding.pop(entry.entry_id, None)
+        # Not what was acked or handed back before: it may be another consumer's by now.
+        ours = [entry for entry in entries if self._outstanding.pop(entry.entry_id, None) is not None]
         self._room.set()
         try:
-            await self._group.hand_back(entries)
+            await self._group.hand_back(ours)
         except _UNAVAILABLE as error:
             # They are taken over all the same, only later.
             log.warning("hand-back failed", stream=self._group.stream, error=str(error))

@@ -60,6 +60,13 @@ class Registration:
         self.record = InstanceRecord.model_validate({**self.record.model_dump(), **changes})
         await self.beat()
 
+    async def announce_draining(self) -> None:
+        """Tell everybody that this instance takes nothing new; with the next heartbeat if Redis is away."""
+        try:
+            await self.update(draining=True)
+        except BusUnavailableError as error:
+            log.warning("draining is announced later", instance=self.record.instance, error=str(error))
+
     async def beat(self) -> None:
         """Publish the record now."""
         previous = await self._registry.register(self.record, ttl_s=self._ttl_s)
@@ -149,14 +156,14 @@ class Registry:
     async def clear_inboxes(self, instance: str) -> None:
         """Delete the streams that only `instance` read, unless it is registered (again).
 
-        To be called when its readers have ended. Without this call they expire, `INBOX_TTL_S` later.
-
-        Raises:
-            BusUnavailableError: they may still be there.
+        To be called when its readers have ended. If Redis is away they expire, `INBOX_TTL_S` later.
         """
         keys = (self._names.instance(instance), *self._names.inboxes(instance))
         client = self._bus.client
-        await command("clear_inboxes", lambda: execute(client, "EVAL", _CLEAR_INBOXES, len(keys), *keys))
+        try:
+            await command("clear_inboxes", lambda: execute(client, "EVAL", _CLEAR_INBOXES, len(keys), *keys))
+        except BusUnavailableError as error:
+            log.warning("inboxes are left to expire", instance=instance, error=str(error))
 
     async def list_instances(self) -> list[InstanceRecord]:
         """The living instances, by name. Records of another version are left out (and logged)."""

@@ -1,6 +1,16 @@
 """What a service's process needs: settings, signals, a bounded end."""
 
+from triptych_common.runtime.drain import DRAINING_HEADER, DrainGate, DrainState
 from triptych_common.runtime.service import StopSignal, run_service
 from triptych_common.runtime.settings import RunDirError, ServiceSettings, ensure_run_dir
 
-__all__ = ["RunDirError", "ServiceSettings", "StopSignal", "ensure_run_dir", "run_service"]
+__all__ = [
+    "DRAINING_HEADER",
+    "DrainGate",
+    "DrainState",
+    "RunDirError",
+    "ServiceSettings",
+    "StopSignal",
+    "ensure_run_dir",
+    "run_service",
+]

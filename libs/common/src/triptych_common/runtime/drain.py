@@ -1,0 +1,115 @@
+"""The end of an HTTP service: what runs is finished, what comes late goes elsewhere.
+
+    OPEN --leave--> LEAVING --refuse--> REFUSING
+      `-------------refuse-----------------^
+
+OPEN serves. LEAVING serves too, but asks every client to take another connection next time, which a
+balancer gives it elsewhere. REFUSING answers 503: nothing of the request was done, so it can be sent
+again at once.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, MutableMapping
+from enum import StrEnum
+from typing import Any
+
+import orjson
+
+from triptych_common.domain.errors import IllegalTransitionError, RequestError
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+AsgiApp = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+DRAINING_HEADER = "X-Triptych-Draining"
+RETRY_AFTER_S = 1
+_CLOSE = (b"connection", b"close")
+
+
+class DrainState(StrEnum):
+    OPEN = "open"
+    LEAVING = "leaving"
+    REFUSING = "refusing"
+
+
+_ALLOWED = {
+    DrainState.OPEN: {DrainState.LEAVING, DrainState.REFUSING},
+    DrainState.LEAVING: {DrainState.REFUSING},
+    DrainState.REFUSING: frozenset[DrainState](),
+}
+
+
+class DrainGate:
+    """ASGI application in front of another one: counts its guarded requests, and refuses them in the end.
+
+    Args:
+        app: the application.
+        guards: whether requests for a path are counted and refused; others (health) always pass.
+    """
+
+    def __init__(self, app: AsgiApp, guards: Callable[[str], bool]) -> None:
+        self._app = app
+        self._guards = guards
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self.state = DrainState.OPEN
+        self.num_requests = 0  # guarded ones that have not ended
+
+    def leave(self) -> None:
+        """From now on answers carry `Connection: close`."""
+        self._to(DrainState.LEAVING)
+
+    def refuse(self) -> None:
+        """From now on guarded requests get 503."""
+        self._to(DrainState.REFUSING)
+
+    async def wait_idle(self) -> None:
+        """Return when no guarded request runs. Bound it; after `refuse` no other one begins."""
+        await self._idle.wait()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        closing = self._closing(send)
+        if not self._guards(scope["path"]):
+            await self._app(scope, receive, closing)
+            return
+        if self.state is DrainState.REFUSING:
+            await _answer_draining(send)
+            return
+        self.num_requests += 1
+        self._idle.clear()
+        try:
+            await self._app(scope, receive, closing)
+        finally:
+            self.num_requests -= 1
+            if not self.num_requests:
+                self._idle.set()
+
+    def _closing(self, send: Send) -> Send:
+        async def send_and_close(message: Message) -> None:
+            if self.state is not DrainState.OPEN and message["type"] == "http.response.start":
+                message = {**message, "headers": [*message.get("headers", ()), _CLOSE]}
+            await send(message)
+
+        return send_and_close
+
+    def _to(self, state: DrainState) -> None:
+        if state not in _ALLOWED[self.state]:
+            raise IllegalTransitionError("drain gate", self.state, state)
+        self.state = state
+
+
+async def _answer_draining(send: Send) -> None:
+    error = RequestError(503, "draining", "this instance is going away; send the request again")
+    headers = [
+        (b"content-type", b"application/json"),
+        (b"retry-after", str(RETRY_AFTER_S).encode()),
+        (DRAINING_HEADER.lower().encode(), b"1"),
+        _CLOSE,
+    ]
+    await send({"type": "http.response.start", "status": 503, "headers": headers})
+    await send({"type": "http.response.body", "body": orjson.dumps(error.body())})

@@ -1,0 +1,35 @@
+"""How the processes of an engine end: when the host says so, and without a last look at the whole heap."""
+
+import atexit
+import ctypes
+import gc
+import multiprocessing
+import os
+import signal
+
+_PR_SET_PDEATHSIG = 1
+
+
+def leave_signals_to_host() -> None:
+    """EngineCore and its workers end when their parent says so, or is gone; not before. Idempotent.
+
+    A terminal's Ctrl-C, and `kill` of a process group, reach every process of the group: vLLM would abort
+    what the host still drains. So this process gets a group of its own. The session stays the same: a
+    supervisor still finds everybody.
+    """
+    if multiprocessing.parent_process() is None:
+        return  # the engine runs inside the host: there is nobody to leave it to
+    if os.getpid() not in (os.getpgrp(), os.getsid(0)):
+        os.setpgid(0, 0)
+    # A parent that is killed cannot end us any more, so the kernel does. SIGTERM: vLLM tidies up.
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+
+
+def end_quickly() -> None:
+    """Spare the interpreter its last garbage collection. Idempotent.
+
+    It walks the objects of torch, transformers and vLLM, about a million, for seconds; and one after the
+    other in worker, EngineCore and host. The memory goes with the process all the same.
+    """
+    atexit.unregister(gc.freeze)
+    atexit.register(gc.freeze)

@@ -1,0 +1,106 @@
+"""Rolling restart of real processes (stand-ins), by order over the supervisor's socket."""
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.integration.cli.test_supervisor import Watched, layout, standin
+from triptych_cli.layout import RunLayout
+from triptych_cli.supervisor.control import RestartReport, order_restart, taking_orders
+from triptych_cli.supervisor.state import ServiceState
+from triptych_cli.supervisor.supervisor import run_directory
+from triptych_cli.topology import ServiceSpec
+
+__all__ = ["layout"]  # the fixture
+
+
+def failing_later(name: str, folder: Path) -> ServiceSpec:
+    """Starts well once, and not again."""
+    spec, mark = standin(name), folder / "mark"
+    script = f'[ -e {mark} ] && exit 9; : > {mark}; exec "$@"'
+    return replace(spec, argv=("/bin/sh", "-c", script, "sh", *spec.argv))
+
+
+async def order(run: RunLayout, *services: str) -> list[RestartReport]:
+    return await asyncio.to_thread(lambda: list(order_restart(run.control_socket, services)))
+
+
+async def test_one_after_the_other_each_when_the_one_before_is_ready(layout: RunLayout) -> None:
+    with run_directory(layout):
+        low, high, other = standin("low"), standin("high", after=frozenset({"low"})), standin("other")
+        watched = Watched(layout, low, other, high)
+        async with watched.supervisor.running(), taking_orders(watched.supervisor, layout.control_socket):
+            pids = {name: watched.pid(name) for name in ("low", "high", "other")}
+            watched.reports.clear()
+            reports = await order(layout, "high", "low")
+            assert [(each.kind, each.service) for each in reports] == [
+                ("restarting", "low"),
+                ("restarting", "high"),
+                ("done", ""),
+            ]
+            assert {name for name, pid in pids.items() if watched.pid(name) != pid} == {"low", "high"}
+            for report in watched.reports:
+                assert sum(service.state is not ServiceState.READY for service in report.services) <= 1
+                assert all(service.num_restarts == 0 for service in report.services)
+            expected = [ServiceState.STOPPING, ServiceState.STARTING, ServiceState.READY]
+            assert watched.states("low")[:3] == expected
+
+
+async def test_the_next_ones_are_left_alone_when_one_fails(layout: RunLayout, tmp_path: Path) -> None:
+    with run_directory(layout):
+        watched = Watched(layout, failing_later("first", tmp_path), standin("second"))
+        async with watched.supervisor.running(), taking_orders(watched.supervisor, layout.control_socket):
+            second = watched.pid("second")
+            reports = await order(layout, "first", "second")
+            assert [each.kind for each in reports] == ["restarting", "failed"]
+            assert reports[-1].message == "first exited with code 9"
+            assert watched.pid("second") == second
+            # It is tried again all the same, as after any other failure.
+            await watched.until(lambda status: status.services[0].num_restarts >= 1)
+            again = await order(layout, "first")
+            assert "not ready" in again[-1].message
+
+
+async def test_one_order_at_a_time(layout: RunLayout) -> None:
+    with run_directory(layout):
+        watched = Watched(layout, standin("one"))
+        async with watched.supervisor.running(), taking_orders(watched.supervisor, layout.control_socket):
+
+            def first_and_second() -> Iterator[RestartReport]:
+                first = order_restart(layout.control_socket, ("one",))
+                yield next(first)
+                yield from order_restart(layout.control_socket, ("one",))
+                yield from first
+
+            reports = await asyncio.to_thread(lambda: list(first_and_second()))
+            assert [each.kind for each in reports] == ["restarting", "failed", "done"]
+
+
+async def test_the_end_of_the_system_ends_a_restart(layout: RunLayout) -> None:
+    with run_directory(layout):
+        watched = Watched(layout, standin("deaf", "--deaf", stop_timeout_s=0.3), standin("other"))
+        async with (
+            asyncio.TaskGroup() as group,
+            watched.supervisor.running(),
+            taking_orders(watched.supervisor, layout.control_socket),
+        ):
+            asked = group.create_task(order(layout, "deaf", "other"))
+            await watched.until(lambda status: status.services[0].state is ServiceState.STOPPING)
+        assert [each.kind for each in asked.result()] == ["restarting", "failed"]
+        assert [service.pid for service in watched.supervisor.status().services] == [None, None]
+
+
+@pytest.mark.parametrize("line", [b"", b"nonsense\n", b'{"services": 3}\n'])
+async def test_what_is_no_order_is_not_answered(layout: RunLayout, line: bytes) -> None:
+    with run_directory(layout):
+        watched = Watched(layout, standin("one"))
+        async with watched.supervisor.running(), taking_orders(watched.supervisor, layout.control_socket):
+            reader, writer = await asyncio.open_unix_connection(layout.control_socket)
+            writer.write(line)
+            writer.write_eof()
+            async with asyncio.timeout(10):
+                assert await reader.read() == b""
+            writer.close()

@@ -1,0 +1,213 @@
+"""Drain: of the gateway itself, and of the prefill_decode that a request is bound for."""
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.integration.gateway.conftest import System
+from tests.integration.gateway.fakes import MODEL, FakeEncoder, FakePrefillDecode, free_port, served, until
+from tests.integration.gateway.test_service import environment, process_of
+from tests.unit.gateway.media_samples import data_url, image_bytes
+from triptych_common.bus import AsyncBus, Registry
+from triptych_common.protocol.messages import InstanceRecord
+from triptych_common.runtime import DrainGate
+from triptych_gateway.registry_view import RegistryView
+
+OTHER_MODEL = "other-vl"
+TEXT = {"model": MODEL, "messages": [{"role": "user", "content": "x"}]}
+IMAGE = {"type": "image_url", "image_url": {"url": data_url(image_bytes(size=(5, 4)))}}
+
+
+# ---- a prefill_decode drains ----------------------------------------------------------------------
+@dataclass
+class DrainingPrefillDecode(FakePrefillDecode):
+    """A fake engine behind the real gate; of a model of its own, so that these are alone."""
+
+    async def drain(self, *, announce: bool) -> None:
+        if announce:
+            await self.registration.announce_draining()
+        self.gate.refuse()
+
+    def record(self) -> InstanceRecord:
+        return super().record().model_copy(update={"model": OTHER_MODEL})
+
+    @asynccontextmanager
+    async def running(self, bus: AsyncBus) -> AsyncIterator["DrainingPrefillDecode"]:
+        self.gate = DrainGate(self.app(), lambda path: True)
+        async with (
+            served(self.gate, self.port),
+            Registry(bus).keep_registered(self.record()) as self.registration,
+        ):
+            yield self
+
+
+def names(view: RegistryView) -> set[str]:
+    """Of those that serve the other model."""
+    return {record.instance for record in view.serving if record.model == OTHER_MODEL}
+
+
+async def test_a_refused_request_goes_elsewhere(system: System) -> None:
+    """The gateway does not know yet: it chooses the one that drains, and the caller never notices."""
+    draining, other = DrainingPrefillDecode(name="pd-a"), DrainingPrefillDecode(name="pd-b")
+    async with draining.running(system.bus), other.running(system.bus):
+        await until(lambda: names(system.gateway.view) == {"pd-a", "pd-b"})
+        await draining.drain(announce=False)
+        for _ in range(4):
+            assert (await system.post(TEXT | {"model": OTHER_MODEL})).status_code == 200
+    assert (len(draining.bodies), len(other.bodies)) == (0, 4)
+
+
+@pytest.mark.parametrize("system", [{"registry_interval_s": 0.5}], indirect=True)
+async def test_who_took_its_place_is_found_by_another_look(system: System) -> None:
+    """Everybody in the gateway's view refuses; the one that has just come is not in it yet."""
+    first, second = DrainingPrefillDecode(name="pd-a"), DrainingPrefillDecode(name="pd-b")
+    async with first.running(system.bus):
+        await until(lambda: names(system.gateway.view) == {"pd-a"})
+        async with second.running(system.bus):
+            await first.drain(announce=True)
+            assert (await system.post(TEXT | {"model": OTHER_MODEL})).status_code == 200
+    assert (len(first.bodies), len(second.bodies)) == (0, 1)
+
+
+async def test_who_cannot_be_reached_is_replaced_by_another_look(system: System) -> None:
+    """Likewise when the one in the view has ended already."""
+    nowhere, second = FakePrefillDecode(name="pd-a"), DrainingPrefillDecode(name="pd-b")
+    gone = nowhere.record().model_copy(update={"model": OTHER_MODEL})
+    async with Registry(system.bus).keep_registered(gone):
+        await until(lambda: names(system.gateway.view) == {"pd-a"})
+        system.gateway.view.records = (gone,)
+        async with second.running(system.bus):
+            assert (await system.post(TEXT | {"model": OTHER_MODEL})).status_code == 200
+    assert len(second.bodies) == 1
+
+
+async def test_the_first_choice_is_left_when_it_drains_meanwhile(system: System) -> None:
+    """The image's sizes are awaited; by then the chosen instance is leaving."""
+    system.encoder.before_metadata.clear()
+    instances = {name: DrainingPrefillDecode(name=name) for name in ("pd-a", "pd-b")}
+    async with instances["pd-a"].running(system.bus), instances["pd-b"].running(system.bus):
+        await until(lambda: names(system.gateway.view) == {"pd-a", "pd-b"})
+        async with asyncio.TaskGroup() as group:
+            body = {"model": OTHER_MODEL, "messages": [{"role": "user", "content": [IMAGE]}]}
+            asked = group.create_task(system.post(body))
+            await until(lambda: system.encoder.jobs)
+            chosen = system.encoder.jobs[0].requesters[0].prefill_decode
+            await instances[chosen].registration.announce_draining()
+            await until(lambda: names(system.gateway.view) == {"pd-a", "pd-b"} - {chosen})
+            system.encoder.before_metadata.set()
+        assert asked.result().status_code == 200
+    assert {name: len(each.bodies) for name, each in instances.items()} == {
+        name: int(name != chosen) for name in instances
+    }
+
+
+# ---- the gateway drains ---------------------------------------------------------------------------
+@asynccontextmanager
+async def gateway_process(
+    redis_url: str, run_dir: Path, **settings: str
+) -> AsyncIterator[tuple[httpx.AsyncClient, asyncio.subprocess.Process]]:
+    port = free_port()
+    env = environment(redis_url, run_dir, port) | settings
+    async with (
+        process_of(env) as process,
+        httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=20) as http,
+    ):
+        async with asyncio.timeout(20):
+            while await ready(http) != 200:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+        yield http, process
+
+
+async def ready(http: httpx.AsyncClient) -> int:
+    try:
+        return (await http.get("/health/ready")).status_code
+    except httpx.HTTPError:
+        return 0
+
+
+async def until_not_ready(http: httpx.AsyncClient) -> None:
+    async with asyncio.timeout(10):
+        while await ready(http) != 503:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+async def test_in_the_grace_late_requests_are_served(redis_url: str, tmp_path: Path) -> None:
+    async with (
+        await AsyncBus.connect(redis_url, "default", client_name="test") as bus,
+        FakePrefillDecode().running(bus),
+        gateway_process(redis_url, tmp_path, TRIPTYCH_DRAIN_GRACE_S="4.5") as (http, process),
+    ):
+        process.send_signal(signal.SIGTERM)
+        await until_not_ready(http)
+        late = await http.post("/v1/chat/completions", json=TEXT)
+        assert (late.status_code, late.headers["connection"]) == (200, "close")
+        async with asyncio.timeout(10):
+            while True:  # announced: nobody asks for its media any more
+                records = {each.instance: each for each in await Registry(bus).list_instances()}
+                if records["gateway-0"].draining:
+                    break
+        process.kill()
+
+
+async def test_media_are_served_until_the_last_request_has_ended(redis_url: str, tmp_path: Path) -> None:
+    """Behind the drain an encoder still comes for the media of a running request, by a new connection."""
+    async with (
+        await AsyncBus.connect(redis_url, "default", client_name="test") as bus,
+        FakeEncoder(bus).running() as encoder,
+        FakePrefillDecode().running(bus),
+        gateway_process(
+            redis_url,
+            tmp_path,
+            TRIPTYCH_DRAIN_GRACE_S="0",
+            TRIPTYCH_DRAIN_TIMEOUT_S="20",
+            TRIPTYCH_INLINE_MEDIA_BYTES="0",
+        ) as (http, process),
+    ):
+        encoder.before_metadata.clear()
+        async with asyncio.TaskGroup() as group:
+            body = {"model": MODEL, "messages": [{"role": "user", "content": [IMAGE]}]}
+            asked = group.create_task(http.post("/v1/chat/completions", json=body))
+            await until(lambda: encoder.jobs)
+            process.send_signal(signal.SIGTERM)
+            await until_not_ready(http)
+            refused = await http.post("/v1/chat/completions", json=TEXT)
+            assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+            assert refused.json()["error"]["code"] == "draining"
+            encoder.before_metadata.set()
+        assert asked.result().status_code == 200
+        async with asyncio.timeout(10):
+            assert await process.wait() == 0
+        assert await bus.client.exists(bus.names.encode_results("gateway-0")) == 0
+        assert "gateway-0" not in {each.instance for each in await Registry(bus).list_instances()}
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_what_is_not_finished_in_time_ends_with_words(
+    redis_url: str, tmp_path: Path, stream: bool
+) -> None:
+    async with (
+        await AsyncBus.connect(redis_url, "default", client_name="test") as bus,
+        FakePrefillDecode(behaviour="stall" if stream else "hang").running(bus) as prefill_decode,
+        gateway_process(redis_url, tmp_path, TRIPTYCH_DRAIN_GRACE_S="0", TRIPTYCH_DRAIN_TIMEOUT_S="0.3") as (
+            http,
+            process,
+        ),
+    ):
+        async with asyncio.TaskGroup() as group:
+            asked = group.create_task(http.post("/v1/chat/completions", json=TEXT | {"stream": stream}))
+            await until(lambda: prefill_decode.bodies)
+            process.send_signal(signal.SIGTERM)
+        answer = asked.result()
+        if stream:
+            assert (answer.status_code, answer.text.count("[DONE]")) == (200, 0)
+            assert '"code":"draining"' in answer.text.splitlines()[-2]
+        else:
+            assert (answer.status_code, answer.json()["error"]["code"]) == (503, "draining")
+        async with asyncio.timeout(10):
+            assert await process.wait() == 0
