@@ -150,13 +150,24 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def free_ports_in_a_row(count: int) -> int:
+    """The first of `count` free ports."""
+    for _ in range(100):
+        first = free_port()
+        with contextlib.ExitStack() as stack, contextlib.suppress(OSError, OverflowError):
+            for port in range(first, first + count):
+                stack.enter_context(socket.socket()).bind(("127.0.0.1", port))
+            return first
+    pytest.fail(f"no {count} free ports in a row")
+
+
 @contextlib.contextmanager
-def running_system(*options: str, **env: str) -> Iterator[System]:
-    """`up`, and in the end `down`."""
+def running_system(*options: str, num_gateways: int = 1, **env: str) -> Iterator[System]:
+    """`up`, and in the end `down`. Gateways listen on the port of `base_url` and the ones after it."""
     shared_memory = Path("/dev/shm") if Path("/dev/shm").is_dir() else None
     run_dir = Path(tempfile.mkdtemp(prefix="triptych-t-", dir=shared_memory))
     state_dir = Path(tempfile.mkdtemp(prefix="triptych-state-"))
-    port = free_port()
+    port = free_ports_in_a_row(num_gateways)
     system = System(
         base_url=f"http://127.0.0.1:{port}/v1",
         run_dir=run_dir,
@@ -164,7 +175,9 @@ def running_system(*options: str, **env: str) -> Iterator[System]:
         env={**os.environ, "TRIPTYCH_RUN_DIR": str(run_dir), "TRIPTYCH_STATE_DIR": str(state_dir), **env},
     )
     try:
-        up = system.command("up", f"--model={MODEL}", f"--port={port}", *options)
+        up = system.command(
+            "up", f"--model={MODEL}", f"--port={port}", f"--gateways={num_gateways}", *options
+        )
         assert up.returncode == 0, f"up failed:\n{up.stdout}\n{up.stderr}"
         yield system
     finally:

@@ -9,7 +9,7 @@ import redis
 
 from triptych_common.bus import AsyncBus, Registry, ThreadedBus, drop_idle_consumers
 from triptych_common.protocol.messages import EncodeCompleted, InstanceRecord, Role
-from triptych_common.protocol.names import ENCODERS_GROUP, INBOX_TTL_S, OWNER_GROUP
+from triptych_common.protocol.names import ENCODERS_GROUP, INBOX_TTL_S, OWNER_GROUP, inboxes
 
 RECORD = InstanceRecord(instance="pd-0", boot_id="b-1", role=Role.PREFILL_DECODE, num_slots=4)
 MESSAGE = EncodeCompleted(job_id="job-1", mm_hash="ab" * 32, encoder="e", encode_s=0)
@@ -28,7 +28,7 @@ def raw(redis_url: str) -> Any:
 
 
 async def test_a_message_to_an_inbox_lets_it_expire(bus: AsyncBus, raw: Any) -> None:
-    for inbox in bus.names.inboxes("gone"):
+    for inbox in inboxes(bus.names, "gone"):
         await bus.publish(inbox, MESSAGE)
         assert 0 < raw.ttl(inbox) <= INBOX_TTL_S
     await bus.publish(bus.names.encode_jobs, MESSAGE)
@@ -56,13 +56,13 @@ async def test_heartbeats_keep_the_inboxes(bus: AsyncBus, raw: Any) -> None:
 async def test_cleared_when_its_owner_has_left(bus: AsyncBus, raw: Any) -> None:
     registry = Registry(bus)
     async with registry.keep_registered(RECORD):
-        for inbox in bus.names.inboxes("pd-0"):
+        for inbox in inboxes(bus.names, "pd-0"):
             await bus.publish(inbox, MESSAGE)
         await bus.publish(bus.names.metadata("pd-1"), MESSAGE)
         await registry.clear_inboxes("pd-0")
-        assert raw.exists(*bus.names.inboxes("pd-0")) == 4  # it is registered: somebody reads them
+        assert raw.exists(*inboxes(bus.names, "pd-0")) == 4  # it is registered: somebody reads them
     await registry.clear_inboxes("pd-0")
-    assert raw.exists(*bus.names.inboxes("pd-0")) == 0
+    assert raw.exists(*inboxes(bus.names, "pd-0")) == 0
     assert raw.exists(bus.names.metadata("pd-1"))
 
 

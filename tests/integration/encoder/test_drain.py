@@ -22,7 +22,7 @@ from triptych_common.protocol.messages import (
     Outcome,
     Requester,
 )
-from triptych_common.protocol.names import ENCODERS_GROUP, OWNER_GROUP
+from triptych_common.protocol.names import ENCODERS_GROUP, OWNER_GROUP, inboxes
 from triptych_common.protocol.store import Seal
 from triptych_common.region import AsyncStoreSession
 from triptych_common.runtime import StopSignal
@@ -195,7 +195,7 @@ async def test_what_has_begun_is_finished_the_rest_is_handed_back(
         async with asyncio.timeout(LIMIT_S):
             await bench.work
         assert await Registry(bench.bus).list_instances() == []
-        assert await bench.bus.client.exists(*bench.bus.names.inboxes("encoder-0")) == 0
+        assert await bench.bus.client.exists(*inboxes(bench.bus.names, "encoder-0")) == 0
         assert store.stats().num_pins == 0
         assert store.stats().num_entries == 1
 

@@ -1,6 +1,7 @@
 """The bus for asyncio services."""
 
 from collections.abc import Sequence
+from functools import partial
 from types import TracebackType
 from typing import Self
 
@@ -16,7 +17,7 @@ from triptych_common.bus.publisher import Publisher, Refusal, StreamEntry
 from triptych_common.bus.server_watch import OnServerChanged, ServerWatch
 from triptych_common.protocol import codec
 from triptych_common.protocol.messages import Message
-from triptych_common.protocol.names import StreamNames
+from triptych_common.protocol.names import StreamNames, is_inbox
 
 CONNECT_PATIENCE_S = 1.0  # a Redis that is not there yet: whoever started us starts us again
 
@@ -39,7 +40,7 @@ class AsyncBus:
         self._watch = ServerWatch()
         self._client = self._address.client(client_name, self._watch)
         bounds = StreamBounds({self.names.encode_jobs, self.names.dead_letters})
-        self._publisher = Publisher(self._client, bounds, self.names.is_inbox)
+        self._publisher = Publisher(self._client, bounds, partial(is_inbox, self.names))
 
     @classmethod
     async def connect(cls, url: str, deployment: str, *, client_name: str) -> Self:

@@ -15,7 +15,7 @@ from triptych_common.bus.failures import is_out_of_memory
 from triptych_common.domain.errors import BusUnavailableError, ProtocolError
 from triptych_common.protocol import codec
 from triptych_common.protocol.messages import InstanceRecord
-from triptych_common.protocol.names import INBOX_TTL_S
+from triptych_common.protocol.names import INBOX_TTL_S, inboxes
 from triptych_common.telemetry.logs import get_logger
 
 log = get_logger(__name__)
@@ -143,7 +143,7 @@ class Registry:
             await pipe.execute()
 
     def _renew_inboxes(self, pipe: Pipeline, instance: str) -> None:
-        for inbox in self._names.inboxes(instance):
+        for inbox in inboxes(self._names, instance):
             pipe.expire(inbox, INBOX_TTL_S)
 
     async def deregister(self, record: InstanceRecord) -> None:
@@ -158,7 +158,7 @@ class Registry:
 
         To be called when its readers have ended. If Redis is away they expire, `INBOX_TTL_S` later.
         """
-        keys = (self._names.instance(instance), *self._names.inboxes(instance))
+        keys = (self._names.instance(instance), *inboxes(self._names, instance))
         client = self._bus.client
         try:
             await command("clear_inboxes", lambda: execute(client, "EVAL", _CLEAR_INBOXES, len(keys), *keys))

@@ -54,19 +54,6 @@ class StreamNames:
         """Encoders and prefill_decode instances -> one gateway."""
         return self._key("encode-results", instance)
 
-    def inboxes(self, instance: str) -> tuple[str, ...]:
-        """Every stream that `instance` alone may read, whatever its role."""
-        return (
-            self.metadata(instance),
-            self.preallocations(instance),
-            self.acks(instance),
-            self.encode_results(instance),
-        )
-
-    def is_inbox(self, stream: str) -> bool:
-        """Whether `stream` belongs to one instance: it must not outlive its owner for long."""
-        return stream.startswith(self.inboxes(""))
-
     @property
     def dead_letters(self) -> str:
         """Entries that nobody could handle, with the reason."""
@@ -93,3 +80,18 @@ class StreamNames:
     def inflight(self, mm_hash: str) -> str:
         """Who encodes an item now, and who waits for it."""
         return self._key("inflight", mm_hash)
+
+
+def inboxes(names: StreamNames, instance: str) -> tuple[str, ...]:
+    """Every stream that `instance` alone may read, whatever its role."""
+    return (
+        names.metadata(instance),
+        names.preallocations(instance),
+        names.acks(instance),
+        names.encode_results(instance),
+    )
+
+
+def is_inbox(names: StreamNames, stream: str) -> bool:
+    """Whether `stream` belongs to one instance: it must not outlive its owner for long."""
+    return stream.startswith(inboxes(names, ""))
