@@ -1,69 +1,25 @@
 """A replica is promoted; the old primary becomes its replica, and answers READONLY."""
 
 import asyncio
-import contextlib
 import queue
-import subprocess
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
-import redis
 
-from tests.conftest import EmbeddedRedis, embedded_redis, redis_server_binary
 from tests.integration.bus.samples import LIMIT_S, STREAM, ids, message, take, take_queued
-from tests.support.system import free_port, wait_until
+from tests.support.redis_pair import Pair, raw, running_pair, sentinel_of
+from tests.support.system import free_port
 from tests.support.tcp_proxy import TcpProxy, proxy_to
 from triptych_common.bus import AsyncBus, BlobStore, ThreadedBus
 from triptych_common.domain.errors import BusUnavailableError
 from triptych_common.protocol.codec import Envelope
 
-FAST_REPLICATION = ("--repl-diskless-sync", "yes", "--repl-diskless-sync-delay", "0")
-
-
-@dataclass
-class Pair:
-    """A primary and its replica."""
-
-    primary: EmbeddedRedis
-    replica: EmbeddedRedis
-
-    def fail_over(self) -> None:
-        """Promote the replica, once it has everything; the old primary follows it."""
-        with raw(self.primary) as old, raw(self.replica) as new:
-            old.client_pause(10_000, all=False)  # no writes until it is a replica
-            offset = old.info("replication")["master_repl_offset"]
-            wait_until(
-                lambda: new.info("replication")["slave_repl_offset"] >= offset, LIMIT_S, "replica has all"
-            )
-            new.execute_command("REPLICAOF", "NO", "ONE")
-            old.execute_command("REPLICAOF", "127.0.0.1", self.replica.port)
-            old.client_unpause()
-        self.primary, self.replica = self.replica, self.primary
-
-
-@contextlib.contextmanager
-def raw(server: EmbeddedRedis) -> Iterator[Any]:
-    client = redis.Redis.from_url(server.url)
-    try:
-        yield client
-    finally:
-        client.close()
-
 
 @pytest.fixture
 def pair() -> Iterator[Pair]:
-    with (
-        embedded_redis(*FAST_REPLICATION, port=free_port()) as primary,
-        embedded_redis(*FAST_REPLICATION, port=free_port()) as replica,
-    ):
-        with raw(replica) as client:
-            client.execute_command("REPLICAOF", "127.0.0.1", primary.port)
-            wait_until(
-                lambda: client.info("replication")["master_link_status"] == "up", LIMIT_S, "replica follows"
-            )
-        yield Pair(primary, replica)
+    with running_pair() as running:
+        yield running
 
 
 @pytest.fixture
@@ -121,36 +77,6 @@ def test_threaded_bus_goes_on_at_the_new_primary(pair: Pair, address: TcpProxy) 
         assert bus.num_dropped == 0
     finally:
         bus.close()
-
-
-@contextlib.contextmanager
-def sentinel_of(primary: EmbeddedRedis, folder: Any) -> Iterator[int]:
-    """One sentinel that may decide alone; its port."""
-    port = free_port()
-    config = folder / "sentinel.conf"
-    config.write_text(
-        f"port {port}\nbind 127.0.0.1\ndir {folder}\n"
-        f"sentinel monitor mymaster 127.0.0.1 {primary.port} 1\n"
-        "sentinel down-after-milliseconds mymaster 300\nsentinel failover-timeout mymaster 1000\n"
-    )
-    log = folder / "sentinel.log"
-    with log.open("wb") as output:
-        process = subprocess.Popen([redis_server_binary(), str(config), "--sentinel"], stdout=output)
-    client = redis.Redis(port=port)
-    try:
-        wait_until(lambda: _knows_a_replica(client), LIMIT_S, "sentinel knows the replica")
-        yield port
-    finally:
-        client.close()
-        process.kill()
-        process.wait(10)
-
-
-def _knows_a_replica(client: Any) -> bool:
-    try:
-        return bool(client.sentinel_slaves("mymaster"))
-    except redis.ConnectionError:
-        return False
 
 
 async def test_sentinels_name_the_new_primary(pair: Pair, tmp_path: Any) -> None:

@@ -55,8 +55,8 @@ class System:
 
 
 @asynccontextmanager
-async def opened_system(redis_url: str, run_dir: Path, **changes: Any) -> AsyncIterator[System]:
-    """Everything started and known to each other."""
+async def opened_system(redis_url: str, run_dir: Path, /, **changes: Any) -> AsyncIterator[System]:
+    """Everything started and known to each other. `redis_url` among `changes` is the gateway's alone."""
     values: dict[str, Any] = {
         "redis_url": redis_url,
         "run_dir": run_dir,
