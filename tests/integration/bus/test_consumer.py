@@ -110,14 +110,17 @@ async def test_two_consumers_share_the_work(bus: AsyncBus) -> None:
     for number in range(10):
         await bus.publish(STREAM, message(number))
     seen: list[str] = []
+    consumers: list[Consumer] = []
 
     async def work(name: str) -> None:
         async with bus.consumer(STREAM, group=GROUP, consumer=name) as consumer:
+            consumers.append(consumer)
             async for delivery in consumer:
                 seen.append(job_id(delivery))
                 await delivery.ack()
                 if len(seen) == 10:
-                    return
+                    for each in consumers:
+                        each.stop()
                 await asyncio.sleep(0.001)
 
     async with asyncio.timeout(LIMIT_S), asyncio.TaskGroup() as tasks:

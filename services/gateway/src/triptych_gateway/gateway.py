@@ -80,7 +80,7 @@ class Gateway:
                     await self.orders.handle(delivery.envelope.message)
                 except Exception:  # one bad message must not stop the listener
                     log.exception("encode result could not be handled", entry_id=delivery.entry_id)
-                await delivery.ack()
+                delivery.ack_soon()
 
     def on_look(self, now: float) -> None:
         """After each look at the registry (`now`: monotonic seconds)."""

@@ -48,6 +48,10 @@ class Delivery:
         """Done. If Redis is away, the ack is sent when it is back; never raises for that."""
         await self.consumer.ack(self.entry)
 
+    def ack_soon(self) -> None:
+        """Done. The ack goes out before the next read, with all others: one round trip for many entries."""
+        self.consumer.ack_soon(self.entry)
+
     async def reject(self, reason: str) -> None:
         """Nobody can handle this: move it to the dead letters.
 
@@ -104,6 +108,10 @@ class Consumer:
         if self._renewer is not None:
             self._renewer.cancel()
             await asyncio.gather(self._renewer, return_exceptions=True)
+        try:
+            await self._pay_acks()
+        except _UNAVAILABLE as error:
+            log.warning("acks not sent", stream=self._group.stream, error=str(error))  # they come again
         await self.hand_back([delivery.entry for delivery in self._ready])
         self._ready.clear()
         await self._reader.aclose()
@@ -159,10 +167,7 @@ class Consumer:
     async def _fetch_once(self, count: int) -> list[Entry]:
         if not self._ensured:
             await self._ensure_group()
-        if self._owed_acks:
-            owed = set(self._owed_acks)
-            await self._group.ack(owed)
-            self._owed_acks -= owed
+        await self._pay_acks()
         holding = self._outstanding.keys() | self._owed_acks
         if not self._own_checked:
             if own := await self._group.take_own(count, holding):
@@ -181,6 +186,12 @@ class Consumer:
             log.info("bus is back", stream=self._group.stream, num_failures=self._num_failures)
             self._num_failures = 0
         return entries
+
+    async def _pay_acks(self) -> None:
+        if self._owed_acks:
+            owed = set(self._owed_acks)
+            await self._group.ack(owed)
+            self._owed_acks -= owed
 
     async def _ensure_group(self) -> None:
         try:
@@ -235,6 +246,12 @@ class Consumer:
             log.warning("ack delayed", stream=self._group.stream, error=str(error))
             return
         self._owed_acks.discard(entry.entry_id)
+
+    def ack_soon(self, entry: Entry) -> None:
+        """See `Delivery.ack_soon`."""
+        if self._outstanding.pop(entry.entry_id, None) is not None:
+            self._owed_acks.add(entry.entry_id)
+            self._room.set()
 
     async def reject(self, entry: Entry, reason: str) -> None:
         """See `Delivery.reject`."""

@@ -243,7 +243,7 @@ class ThreadedBus:
                     log.exception("callback failed", stream=subscription.stream)
                     await delivery.reject(f"callback failed: {type(error).__name__}")
                 else:
-                    await delivery.ack()
+                    delivery.ack_soon()
 
 
 def _with_remaining(outgoing: _Outgoing) -> Mapping[bytes, bytes]:
