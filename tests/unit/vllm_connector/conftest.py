@@ -1,0 +1,9 @@
+"""The consumer, with everything around it played by the test."""
+
+import pytest
+from support.played_engine import Engine
+
+
+@pytest.fixture
+def engine() -> Engine:
+    return Engine()
