@@ -13,7 +13,7 @@ import redis
 
 from tests.conftest import EmbeddedRedis
 from tests.integration.bus.samples import LIMIT_S, STREAM, ids, message, take, take_queued, until_lost
-from triptych_common.bus import AsyncBus, Registry, ThreadedBus
+from triptych_common.bus import AsyncBus, Registry, ThreadedBus, check_login
 from triptych_common.bus.inspection import list_lags
 from triptych_common.domain.errors import BusRefusedError
 from triptych_common.protocol.codec import Envelope
@@ -161,3 +161,12 @@ def test_a_service_ends_at_its_start(own_redis: EmbeddedRedis, raw: Any, tmp_pat
     assert "refused the user name or password in TRIPTYCH_REDIS_URL" in ended.stderr
     assert "wrong-secret" not in ended.stderr + ended.stdout
     assert "Traceback" not in ended.stderr
+
+
+async def test_an_expensive_start_looks_first(own_redis: EmbeddedRedis, raw: Any) -> None:
+    add_user(raw, "triptych", *RIGHTS)
+    await check_login(as_user(own_redis, "triptych", PASSWORD), "test", client_name="tests")
+    with pytest.raises(BusRefusedError):
+        await check_login(as_user(own_redis, "triptych", "wrong-secret"), "test", client_name="tests")
+    own_redis.stop()
+    await check_login(as_user(own_redis, "triptych", PASSWORD), "test", client_name="tests")  # it may come

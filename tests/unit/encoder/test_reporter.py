@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from triptych_common.domain.errors import BusUnavailableError
+from triptych_common.domain.errors import BusUnavailableError, StreamFullError
 from triptych_common.protocol.codec import Envelope
 from triptych_common.protocol.messages import (
     EncodeFailed,
@@ -22,13 +22,16 @@ NAMES = StreamNames("d")
 
 
 class FakeBus:
-    """Remembers what was published; `broken` streams cannot be written."""
+    """Remembers what was published; `broken` streams cannot be written now, `full` ones have no reader."""
 
     def __init__(self) -> None:
         self.published: list[tuple[str, Any, str | None]] = []
         self.broken: set[str] = set()
+        self.full: set[str] = set()
 
     async def publish(self, stream: str, message: Any, *, traceparent: str | None = None) -> str:
+        if stream in self.full:
+            raise StreamFullError("nobody reads it")
         if stream in self.broken:
             raise BusUnavailableError("away")
         self.published.append((stream, message, traceparent))
@@ -105,9 +108,17 @@ async def test_one_gateway_that_cannot_be_told_does_not_keep_the_others_from_hea
 ) -> None:
     job = job_for(("g-0", "pd-0"), ("g-1", "pd-0"))
     bus.broken = {NAMES.encode_results("g-0")}
-    with pytest.raises(BusUnavailableError):
-        await reporter.completed(job, Envelope(job, remaining_ms=100), 0.5)
+    await reporter.completed(job, Envelope(job, remaining_ms=100), 0.5)  # and the encoder lives on
     assert bus.streams == [NAMES.encode_results("g-1")]
+
+
+async def test_a_reader_that_has_stopped_is_not_waited_for(bus: FakeBus, reporter: Reporter) -> None:
+    job = job_for(("g-0", "pd-0"), ("g-1", "pd-1"))
+    bus.full = {NAMES.metadata("pd-0")}
+    async with asyncio.timeout(5):
+        await reporter.metadata(job, Envelope(job, remaining_ms=60_000), metadata_of(job))
+    assert bus.streams[0] == NAMES.metadata("pd-1")
+    assert sorted(bus.streams[1:]) == [NAMES.encode_results("g-0"), NAMES.encode_results("g-1")]
 
 
 async def test_a_redis_that_comes_back_in_time_is_told(bus: FakeBus, reporter: Reporter) -> None:

@@ -97,7 +97,6 @@ class JobRunner:
 
         Raises:
             EngineFailedError: the engine is dead; the delivery stays pending for another encoder.
-            BusUnavailableError: the outcome could not be published; likewise.
         """
         envelope = delivery.envelope
         job = envelope.message

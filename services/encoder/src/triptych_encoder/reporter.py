@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterable
 
 from triptych_common.bus import AsyncBus
-from triptych_common.domain.errors import BusUnavailableError
+from triptych_common.domain.errors import BusUnavailableError, StreamFullError
 from triptych_common.protocol.codec import Envelope
 from triptych_common.protocol.messages import (
     EncodeCompleted,
@@ -16,6 +16,9 @@ from triptych_common.protocol.messages import (
     Message,
 )
 from triptych_common.protocol.names import StreamNames
+from triptych_common.telemetry.logs import get_logger
+
+log = get_logger(__name__)
 
 FIRST_RETRY_S = 0.05
 LONGEST_RETRY_S = 1.0
@@ -23,7 +26,11 @@ DEFAULT_PATIENCE_S = 60.0
 
 
 class Reporter:
-    """Publishes to the gateways and prefill_decodes that wait for a job. Errors: BusUnavailableError."""
+    """Publishes to the gateways and prefill_decodes that wait for a job.
+
+    A Redis that is away, or full, is waited for until the job's deadline. Then nobody waits for the
+    message any more: it is given up, and the encoder lives on.
+    """
 
     def __init__(self, bus: AsyncBus, names: StreamNames, instance: str) -> None:
         self._bus = bus
@@ -52,19 +59,9 @@ class Reporter:
         return [self._names.encode_results(name) for name in _distinct(r.gateway for r in job.requesters)]
 
     async def _publish(self, streams: list[str], message: Message, envelope: Envelope) -> None:
-        """Tells everybody, also when telling one of them fails; a Redis that is away is waited for.
-
-        Raises:
-            BusUnavailableError: it was away until the job's deadline.
-        """
+        """Tell everybody at once: one that cannot be told keeps nobody else from hearing."""
         deadline = envelope.deadline or time.monotonic() + DEFAULT_PATIENCE_S
-        results = await asyncio.gather(
-            *(self._publish_one(stream, message, envelope, deadline) for stream in streams),
-            return_exceptions=True,
-        )
-        for result in results:
-            if isinstance(result, BaseException):
-                raise result
+        await asyncio.gather(*(self._publish_one(stream, message, envelope, deadline) for stream in streams))
 
     async def _publish_one(self, stream: str, message: Message, envelope: Envelope, deadline: float) -> None:
         retry_s = FIRST_RETRY_S
@@ -72,11 +69,15 @@ class Reporter:
             try:
                 await self._bus.publish(stream, message, traceparent=envelope.traceparent)
                 return
-            except BusUnavailableError:
+            except StreamFullError as error:  # its reader has stopped, and would hear of it too late
+                log.warning("message given up", stream=stream, type=message.TYPE, error=str(error))
+                return
+            except BusUnavailableError as error:
                 if time.monotonic() + retry_s > deadline:
-                    raise
-                await asyncio.sleep(retry_s)  # backoff
-                retry_s = min(retry_s * 2, LONGEST_RETRY_S)
+                    log.warning("message given up", stream=stream, type=message.TYPE, error=str(error))
+                    return
+            await asyncio.sleep(retry_s)  # backoff
+            retry_s = min(retry_s * 2, LONGEST_RETRY_S)
 
 
 def _distinct(names: Iterable[str]) -> list[str]:

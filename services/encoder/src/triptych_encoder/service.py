@@ -5,6 +5,7 @@ starting -> working --stop--> draining -> deregistered -> inboxes deleted -> eng
 
 import asyncio
 
+from triptych_common.bus import check_login
 from triptych_common.runtime import StopSignal
 from triptych_common.telemetry import setup_logging, setup_tracing
 from triptych_encoder.settings import EncoderSettings
@@ -26,6 +27,7 @@ async def serve(settings: EncoderSettings, stop: StopSignal) -> None:
 
     setup_logging("encoder", settings.instance, settings.log_level)
     end_quickly()
+    await check_login(settings.redis_url, settings.deployment, client_name=settings.instance)
     digest = await asyncio.to_thread(digest_of_model, settings.model, settings.engine_args)
     config = ConnectorConfig(
         instance=settings.instance,

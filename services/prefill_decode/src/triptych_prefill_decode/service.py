@@ -20,7 +20,7 @@ from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from triptych_common.bus import AsyncBus, Registration, Registry
+from triptych_common.bus import AsyncBus, Registration, Registry, check_login
 from triptych_common.domain.errors import TriptychError
 from triptych_common.protocol.messages import InstanceRecord, Role
 from triptych_common.runtime import DrainGate, StopSignal
@@ -55,6 +55,7 @@ async def serve(settings: PrefillDecodeSettings, stop: StopSignal) -> None:
     """
     setup_logging("prefill_decode", settings.instance, settings.log_level)
     end_quickly()
+    await check_login(settings.redis_url, settings.deployment, client_name=settings.instance)
     digest = await asyncio.to_thread(digest_of_model, settings.model, settings.engine_args)
     config = ConnectorConfig(
         instance=settings.instance,

@@ -4,6 +4,7 @@ from triptych_common.bus.asyncbus import AsyncBus
 from triptych_common.bus.blobs import BlobMissingError, BlobStore
 from triptych_common.bus.consumer import Consumer, Delivery
 from triptych_common.bus.consumer_options import ConsumerOptions
+from triptych_common.bus.preflight import check_login
 from triptych_common.bus.presence import is_registered
 from triptych_common.bus.registry import Registration, Registry
 from triptych_common.bus.threaded import ThreadedBus
@@ -19,6 +20,7 @@ __all__ = [
     "Registration",
     "Registry",
     "ThreadedBus",
+    "check_login",
     "drop_idle_consumers",
     "is_registered",
 ]
