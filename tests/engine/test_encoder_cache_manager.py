@@ -1,6 +1,7 @@
 """The encoder cache managers, on vLLM's own base class. No engine is started."""
 
 import warnings
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,10 +14,12 @@ from support.fake_engine import (
     fake_request,
     mm_hash,
     pinned,
+    whole_request,
 )
 
 from triptych_vllm_connector.consumer import Consumer, PinReply
 from triptych_vllm_connector.preallocator import make_preallocator
+from triptych_vllm_connector.tower import Tower, no_tower
 
 with warnings.catch_warnings(action="ignore"):  # importing vLLM warns, of torch's own use of torch
     from triptych_vllm_connector.encoder_cache_manager import (
@@ -37,9 +40,12 @@ class PrefillDecode:
         )
         self.pins = FakePinLink()
         preallocator = make_preallocator("sync", self.manager.budget_embeds)
-        self.consumer = Consumer(INSTANCE, self.pins, FakeTalkLink(), preallocator, lambda: 0)
+        encodes = Tower(lambda modality: {"image_grid_thw"}).encodes if has_encoder else no_tower
+        self.consumer = Consumer(
+            INSTANCE, self.pins, FakeTalkLink(), preallocator, lambda: 0, encodes=encodes
+        )
         self.consumer.bind(self.manager.evict, self.manager.is_in_use)
-        self.manager.bind(self.consumer, has_encoder)
+        self.manager.bind(self.consumer)
 
     def pin(self, request: FakeRequest, identifier: str, pin_id: int) -> None:
         self.consumer.admit(request, 0)
@@ -171,18 +177,75 @@ def with_tower() -> PrefillDecode:
     return PrefillDecode(has_encoder=True)
 
 
-def local_request(request_id: str) -> FakeRequest:
-    request = fake_request(request_id, [(A, 4)])
-    request.ec_transfer_params = None
-    return request
+def local_request(request_id: str, rows: int = 4) -> FakeRequest:
+    return whole_request(request_id, [(A, rows)])
 
 
 def test_a_local_item_is_encoded_here_and_forgotten(with_tower: PrefillDecode) -> None:
     request = local_request("r1")
+    assert not with_tower.can_allocate(request), "it has no space yet"
+    assert with_tower.consumer.admit(request, 0)
     assert with_tower.can_allocate(request)
     assert not with_tower.can_allocate(request, compute_budget=3)
-    with_tower.manager.allocate(request, 0)
-    with_tower.manager.free_encoder_input(request, 0)
+    with_tower.load(request)
+    assert with_tower.consumer.take_loads() == []
+    assert with_tower.pins.take() == []
+    with_tower.computed(request)
+    assert with_tower.manager.get_freed_mm_hashes() == [A]
+    assert with_tower.is_empty()
+
+
+def test_local_and_remote_items_share_one_budget(with_tower: PrefillDecode) -> None:
+    remote, local = fake_request("r1", [(B, 7)]), local_request("l")
+    with_tower.pin(remote, B, 1)
+    assert not with_tower.consumer.admit(local, 0)
+    assert not with_tower.can_allocate(local)
+    with_tower.finish(remote)
+    assert with_tower.consumer.drain() == ["l"]
+    assert with_tower.consumer.admit(local, 0)
+    assert with_tower.can_allocate(local)
+    with_tower.finish(local)
+    assert with_tower.consumer.counts()["preallocated_embeds"] == 0
+
+
+@pytest.mark.parametrize("data", [{"image_grid_thw": 1}, None])
+def test_an_item_without_media_is_never_encoded_here(with_tower: PrefillDecode, data: Any) -> None:
+    """Whoever sent it: a step that plans it would end the engine."""
+    request = local_request("r1")
+    request.mm_features = [replace(feature, data=data) for feature in request.mm_features]
+    with_tower.consumer.admit(request, 0)
+    assert ("pin_or_watch", A) in with_tower.pins.take()
+    assert not with_tower.can_allocate(request)
+
+
+def test_an_instance_without_a_tower_encodes_nothing(pd: PrefillDecode) -> None:
+    request = local_request("r1")
+    assert not pd.consumer.admit(request, 0)
+    assert not pd.can_allocate(request)
+
+
+def test_a_local_item_is_encoded_even_where_a_remote_one_is_pinned(with_tower: PrefillDecode) -> None:
+    """vLLM asks the connector for an item by its name alone, right after `can_allocate`."""
+    remote, local = fake_request("r1", [(A, 4)]), local_request("l")
+    with_tower.pin(remote, A, 1)
+    with_tower.consumer.admit(local, 0)
+    assert with_tower.can_allocate(local)
+    assert with_tower.consumer.plans_local
+    assert with_tower.can_allocate(remote)
+    assert not with_tower.consumer.plans_local
+
+
+def test_a_view_that_a_local_request_refers_to_outlives_the_remote_one(with_tower: PrefillDecode) -> None:
+    """A step that is being planned may read it."""
+    remote, local = fake_request("r1", [(A, 4)]), local_request("l")
+    with_tower.pin(remote, A, 1)
+    with_tower.load(remote)
+    with_tower.consumer.take_loads()
+    with_tower.consumer.admit(local, 0)
+    assert with_tower.manager.check_and_update_cache(local, 0)
+    with_tower.finish(remote)
+    assert with_tower.manager.get_freed_mm_hashes() == []
+    with_tower.computed(local)
     assert with_tower.manager.get_freed_mm_hashes() == [A]
     assert with_tower.is_empty()
 
@@ -194,8 +257,9 @@ def test_a_local_request_does_not_take_a_view_from_a_remote_one(with_tower: Pref
     with_tower.consumer.admit(second, 0)
     with_tower.load(first)
     with_tower.computed(first)
+    with_tower.consumer.admit(local, 0)
     assert with_tower.manager.check_and_update_cache(local, 0)
-    with_tower.manager.free_encoder_input(local, 0)
+    with_tower.computed(local)
     assert with_tower.manager.check_and_update_cache(second, 0)
     with_tower.computed(second)
     assert with_tower.is_empty()
@@ -204,9 +268,10 @@ def test_a_local_request_does_not_take_a_view_from_a_remote_one(with_tower: Pref
 def test_a_local_item_that_a_remote_request_used_too_is_forgotten(with_tower: PrefillDecode) -> None:
     remote, local = fake_request("r1", [(A, 4)]), local_request("l")
     with_tower.pin(remote, A, 1)
-    with_tower.manager.allocate(local, 0)  # encoded here
+    with_tower.consumer.admit(local, 0)
+    with_tower.load(local)  # encoded here
     assert with_tower.manager.check_and_update_cache(remote, 0)  # so the pinned one is not loaded
-    with_tower.manager.free_encoder_input(local, 0)
+    with_tower.computed(local)
     with_tower.computed(remote)
     assert ("unpin", 1) in with_tower.pins.take()
     assert with_tower.manager.get_freed_mm_hashes() == [A]

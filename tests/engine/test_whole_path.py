@@ -133,6 +133,34 @@ def test_an_evicted_image_is_encoded_again(system: System, strips: ModuleType) -
     assert again.text.split() == first.text.split()
 
 
+def test_a_conversation_goes_on_without_its_image(system: System, strips: ModuleType) -> None:
+    """Its tokens are in prefill_decode's prefix cache: neither an encode nor a transfer, not even a pin."""
+    (strip,) = strips.held_out_strips(1, seed=29)
+    long_text = {"type": "text", "text": "read the digits " * 60}  # fills the blocks that the image stands in
+    image = image_part(strip.png)
+    first = system.ask([image, long_text])
+    wait_until(lambda: system.store_stats().num_pins == 0, 10, "all pins end")
+    before = system.store_stats()
+    assert before.num_entries > 0
+    history = [{"role": "user", "content": [image, long_text]}, {"role": "assistant", "content": first.text}]
+    second = system.ask("read them again", history=history, stream=True)
+    after = system.store_stats()
+    spans = {span.name for span in system.trace(second.request_id, "llm_request", "gateway.stream")}
+    assert second.token_ids
+    assert not [name for name in spans if name.startswith(("encoder.", "queue.", "prefill."))]
+    unchanged = (
+        "num_seals_total",
+        "num_hits_total",
+        "num_misses_total",
+        "num_reservations",
+        "num_watches",
+        "num_pins",
+    )
+    assert {name: getattr(after, name) for name in unchanged} == {
+        name: getattr(before, name) for name in unchanged
+    }
+
+
 def test_text_never_touches_the_encode_path(system: System) -> None:
     answer = system.ask("hello", stream=True)
     spans = system.trace(answer.request_id, "llm_request", "gateway.stream")

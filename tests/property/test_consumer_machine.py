@@ -70,6 +70,16 @@ class ConsumerMachine(RuleBasedStateMachine):
     def request_is_answered(self) -> None:
         self.world.finish(self.world.answered[0])
 
+    @precondition(lambda self: self.world.waiting or self.world.parked)
+    @rule(data=st.data())
+    def time_is_up(self, data: st.DataObject) -> None:
+        waiting = sorted({*self.world.waiting, *self.world.parked})
+        self.world.end_overdue(data.draw(st.sampled_from(waiting)))
+
+    @rule()
+    def encoder_cache_is_emptied(self) -> None:
+        self.world.reset_encoder_cache()
+
     # ---- vLLM ------------------------------------------------------------------------------------
     @rule(chunk=st.sampled_from([2, 4, 100]))
     def step(self, chunk: int) -> None:

@@ -247,6 +247,23 @@ class World:
         while self.store.to_engine:
             self.hear(0)
 
+    # ---- what operators and gateways that hang do -------------------------------------------------
+    def reset_encoder_cache(self) -> None:
+        """Between two steps: scheduler and worker forget every item."""
+        while self.in_flight:
+            self.update()
+        for each in self.live.values():
+            each.inputs.clear()
+        self.cached.clear()
+        self.freed.clear()
+        self.consumer.views_forgotten()
+        while self.worker:
+            self.store.end_pin(self.worker.popitem()[1])
+
+    def end_overdue(self, rid: str) -> None:
+        """The time of a request that does not run is up."""
+        self.consumer.overdue(self.live[rid].request)
+
     # ---- vLLM's scheduler ------------------------------------------------------------------------
     def schedule(self, chunk: int, preempts: str | None = None, kv_fails: bool = False) -> None:
         """One step, of at most `chunk` tokens per request."""

@@ -1,6 +1,6 @@
 """Stand-ins for what surrounds the consumer inside EngineCore: vLLM's requests, the store, the bus."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from triptych_common.protocol.messages import (
@@ -42,6 +42,8 @@ class FakeFeature:
 
     identifier: str
     mm_position: FakePosition
+    data: dict[str, object] | None = field(default_factory=lambda: {"image_grid_thw": (1, 2, 2)})
+    modality: str = "image"
 
 
 @dataclass
@@ -85,6 +87,14 @@ def fake_request(
         ],
     }
     return FakeRequest(request_id, features, params)
+
+
+def whole_request(request_id: str, items: list[tuple[str, int]]) -> FakeRequest:
+    """With its raw media, for an instance that has a tower."""
+    request = fake_request(request_id, items, gateway=None)
+    media: dict[str, object] = {"pixel_values": b"", "image_grid_thw": (1, 2, 2)}
+    request.mm_features = [replace(feature, data=media) for feature in request.mm_features]
+    return request
 
 
 _ROWS: dict[str, int] = {}  # what the fake encoders make: what the latest request for the item expects

@@ -3,6 +3,7 @@
 import base64
 import contextlib
 import importlib.util
+import json
 import os
 import shutil
 import signal
@@ -13,12 +14,14 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import httpx
+import psutil
 import pytest
 from openai import DefaultHttpxClient, OpenAI
 
@@ -84,12 +87,20 @@ class Server:
             base_url=self.base_url, api_key="none", max_retries=0, timeout=120, http_client=http_client
         )
 
-    def ask(self, content: Any, *, stream: bool = False, max_tokens: int = 24, **extra: Any) -> Answer:
-        """One user message, at temperature 0, with the ids of the answer's tokens."""
+    def ask(
+        self,
+        content: Any,
+        *,
+        stream: bool = False,
+        max_tokens: int = 24,
+        history: Sequence[dict[str, Any]] = (),
+        **extra: Any,
+    ) -> Answer:
+        """One user message behind `history`, at temperature 0, with the ids of the answer's tokens."""
         with self.openai as client:
             raw = client.chat.completions.with_raw_response.create(
                 model=MODEL.name,
-                messages=[{"role": "user", "content": content}],
+                messages=[*history, {"role": "user", "content": content}],
                 temperature=0,
                 max_tokens=max_tokens,
                 stream=stream,
@@ -136,12 +147,47 @@ class System(Server):
         assert isinstance(stats, StoreStats)
         return stats
 
+    def service_pid(self, name: str) -> int:
+        """Process of a service, as its supervisor knows it."""
+        status = json.loads((self.run_dir / "supervisor.json").read_text())
+        return next(int(service["pid"]) for service in status["services"] if service["name"] == name)
+
+    @contextlib.contextmanager
+    def stopped(self, name: str) -> Iterator[None]:
+        """The service's own process hangs (SIGSTOP) until the block ends."""
+        with _stopped([self.service_pid(name)]):
+            yield
+
+    @contextlib.contextmanager
+    def stopped_engine(self, name: str) -> Iterator[None]:
+        """The service lives, and the processes of its engine hang until the block ends."""
+        children = psutil.Process(self.service_pid(name)).children(recursive=True)
+        with _stopped([child.pid for child in children]):
+            yield
+
+    def instances(self) -> dict[str, dict[str, Any]]:
+        """What the gateway sees in the registry, by name."""
+        with self.openai as client:
+            report = httpx.get(str(client.base_url.join("/health/ready")), trust_env=False).json()
+        return {each["instance"]: each for each in report["instances"]}
+
     def command(self, *words: str) -> subprocess.CompletedProcess[str]:
         """A command of the launcher, on this system."""
         return subprocess.run(
             [sys.executable, "-m", "triptych_cli", *words],
             env=dict(self.env), capture_output=True, text=True, timeout=START_TIMEOUT_S, check=False,
         )  # fmt: skip
+
+
+@contextlib.contextmanager
+def _stopped(pids: Sequence[int]) -> Iterator[None]:
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
 
 
 def free_port() -> int:

@@ -279,6 +279,8 @@ class FakePrefillDecode:
         if not body.get("stream"):
             if not await self._until_ready(request, body):
                 return Response(status_code=499)
+            if self.behaviour == "fail_late":
+                return Response("Internal Server Error", 500)
             self.num_finished += 1
             return JSONResponse(_completion(body, self._text(body)))
         return StreamingResponse(self._events(request, body), media_type="text/event-stream; charset=utf-8")

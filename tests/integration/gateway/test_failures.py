@@ -186,6 +186,22 @@ async def test_deadlines(system: System) -> None:
     await system.assert_idle()
 
 
+@pytest.mark.parametrize("system", [{"first_token_timeout_s": 0.3}], indirect=True)
+async def test_what_prefill_decode_gives_up_at_the_deadline_may_be_tried_again(system: System) -> None:
+    """It ends what waits for an item by itself: the gateway of such a request may hang."""
+
+    async def past_the_deadline(params: ECTransferParams) -> None:
+        await asyncio.sleep(params.remaining_ms / 1000 + 0.1)
+        system.prefill_decode.behaviour = "fail_late"
+
+    system.prefill_decode.waits_for = past_the_deadline
+    with pytest.raises(openai.InternalServerError) as caught:
+        await system.ask([IMAGE])
+    assert (caught.value.status_code, caught.value.code) == (503, "deadline_exceeded")
+    assert caught.value.response.headers["retry-after"] == "1"
+    await system.assert_idle()
+
+
 @pytest.mark.parametrize("system", [{"request_timeout_s": 0.3}], indirect=True)
 async def test_whole_answer_has_a_limit(system: System) -> None:
     system.prefill_decode.behaviour = "hang"

@@ -81,9 +81,10 @@ def test_prefill_decodes_engine_has_no_tower(on_gpu: bool) -> None:
     assert ("--enforce-eager" in options) is not on_gpu
 
 
-def test_with_an_encoder_its_limits_stay() -> None:
+def test_with_an_encoder_images_have_no_limit() -> None:
     options = prefill_decode_options(config_with(has_encoder=True), "model", False, [])
-    assert option_value(options, "--limit-mm-per-prompt", "unset") == "unset"
+    assert option_value(options, "--limit-mm-per-prompt", "unset") == '{"video":0}'
+    assert option_value(options, "--mm-processor-cache-gb", "unset") == "0"
 
 
 @pytest.mark.parametrize(

@@ -43,6 +43,8 @@ class Admission:
     traceparent: str | None
     features: tuple[Feature, ...]
     first_seen_ns: int
+    is_local: bool = False  # encoded by this instance: it needs space, and no tensor of others
+    waits: bool = False  # the last word about it was no
     asked: set[int] = field(default_factory=set)  # item indexes that space was asked for, until it ends
     granted: set[int] = field(default_factory=set)  # those of them that have space in the encoder cache
     fault: str | None = None  # why it cannot be served at all (see `fault_of`)

@@ -14,6 +14,7 @@ from vllm.distributed.ec_transfer.ec_connector.base import (
     ECConnectorRole,
     ECConnectorWorkerMetadata,
 )
+from vllm.distributed.ec_transfer.ec_connector.utils import PlaceholderMetadataResolver
 
 from triptych_common.bus import BlobStore, ThreadedBus
 from triptych_common.protocol.codec import Envelope
@@ -21,6 +22,7 @@ from triptych_common.protocol.messages import EncoderCacheMetadata
 from triptych_common.protocol.names import OWNER_GROUP, StreamNames
 from triptych_common.telemetry import setup_tracing
 from triptych_common.telemetry.logs import get_logger, setup_logging
+from triptych_vllm_connector.alarm import Alarm
 from triptych_vllm_connector.config import ConnectorConfig
 from triptych_vllm_connector.consumer import Consumer, PinReply, StoreLost
 from triptych_vllm_connector.items import LoadOrder
@@ -30,6 +32,7 @@ from triptych_vllm_connector.preallocator import make_preallocator
 from triptych_vllm_connector.process_end import end_quickly, leave_signals_to_host
 from triptych_vllm_connector.readable_pins import ReadablePins
 from triptych_vllm_connector.redis_transport import Readable
+from triptych_vllm_connector.tower import Tower, no_tower
 from triptych_vllm_connector.workers import LoadingWorker, WritingWorker
 
 log = get_logger(__name__)
@@ -107,9 +110,18 @@ class TriptychECConnector(ECConnectorBase):
             on_reply=lambda mm_hash, reply: consumer.post(PinReply(mm_hash, reply)),
             on_push=lambda push: consumer.post(push),  # noqa: PLW0108 - made below
         )
+        encodes = no_tower
+        if config.has_encoder:
+            encodes = Tower(PlaceholderMetadataResolver(self._vllm_config.model_config).fields_for).encodes
         consumer = Consumer(
-            config.instance, pins, BusTalkLink(bus, names), make_preallocator(config.preallocation, budget)
+            config.instance,
+            pins,
+            BusTalkLink(bus, names),
+            make_preallocator(config.preallocation, budget),
+            encodes=encodes,
         )
+        alarm = Alarm(consumer.wake)
+        consumer.deadlines.bind(alarm.set)
 
         def on_metadata(envelope: Envelope) -> None:
             if isinstance(envelope.message, EncoderCacheMetadata):
@@ -118,36 +130,30 @@ class TriptychECConnector(ECConnectorBase):
         bus.subscribe(
             names.metadata(config.instance), group=OWNER_GROUP, consumer=config.instance, callback=on_metadata
         )
-        self._closers += [pins, blobs, bus]
+        self._closers += [alarm, pins, blobs, bus]
         self._consumer = consumer
         log.info("consumer ready", budget_embeds=budget, strategy=config.preallocation)
         return consumer
 
-    def _is_remote(self, request: Any) -> bool:
-        return self._consumer is not None and (
-            not self.config.has_encoder or request.ec_transfer_params is not None
-        )
-
     def ensure_cache_available(self, request: Any, num_computed_tokens: int) -> bool:
-        if self._consumer is None or not self._is_remote(request):
-            return True
-        return self._consumer.admit(request, num_computed_tokens)
+        return self._consumer is None or self._consumer.admit(request, num_computed_tokens)
 
     def has_cache_item(self, identifier: str) -> bool:
-        return self._consumer is not None and self._consumer.must_load(identifier)
+        consumer = self._consumer
+        return consumer is not None and not consumer.plans_local and consumer.must_load(identifier)
 
     def take_unavailable_requests(self) -> set[str]:
         return self._consumer.take_failed() if self._consumer is not None else set()
 
     def update_state_after_free(self, request: Any, index: int) -> None:
         """vLLM's word that the item's placeholder is computed."""
-        if self._consumer is not None and self._is_remote(request):
+        if self._consumer is not None:
             self._consumer.computed(request.request_id, index)
 
     # ---- scheduler side: both --------------------------------------------------------------------
     def update_state_after_alloc(self, request: Any, index: int) -> None:
         mm_hash = request.mm_features[index].identifier
-        if self._consumer is not None and self._is_remote(request):
+        if self._consumer is not None:
             self._consumer.load(request.request_id, mm_hash)
         elif self.is_producer and request.ec_transfer_params is not None:
             order = WriteOrder(**request.ec_transfer_params)
@@ -158,7 +164,7 @@ class TriptychECConnector(ECConnectorBase):
         return StepOrders(writes, self._consumer.take_loads() if self._consumer is not None else [])
 
     def request_finished(self, request: Any) -> tuple[bool, dict[str, Any] | None]:
-        if self._consumer is not None and request.mm_features and self._is_remote(request):
+        if self._consumer is not None and request.mm_features:
             self._consumer.finished(request, request.num_computed_tokens)
         return False, None  # True would never be cleared by vLLM
 

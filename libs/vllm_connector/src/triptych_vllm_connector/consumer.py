@@ -16,11 +16,13 @@ from triptych_common.protocol.store import EntrySealed, Pinned, StoreFailure, St
 from triptych_common.telemetry import record_span
 from triptych_common.telemetry.logs import get_logger
 from triptych_vllm_connector.admission import Admission, fault_of, make_admission
+from triptych_vllm_connector.deadlines import GRACE_S, RENEWED_WAIT_S, Deadlines
 from triptych_vllm_connector.holdings import Holdings
 from triptych_vllm_connector.items import Item, ItemState, LoadOrder
 from triptych_vllm_connector.links import PinLink, TalkLink
 from triptych_vllm_connector.preallocator import Need, Preallocator
 from triptych_vllm_connector.speech import Speech
+from triptych_vllm_connector.tower import no_tower
 
 log = get_logger(__name__)
 
@@ -41,7 +43,10 @@ Heard = PinReply | EntrySealed | WriterLost | EncoderCacheMetadata | StoreLost
 
 
 class Consumer:
-    """See the module docstring. `now_ns` is wall-clock time for spans."""
+    """See the module docstring. `now_ns` is wall-clock time for spans, `now` monotonic seconds.
+
+    `encodes(request)`: is it encoded by this instance itself? Then it only needs space.
+    """
 
     def __init__(
         self,
@@ -50,6 +55,8 @@ class Consumer:
         talk: TalkLink,
         preallocator: Preallocator,
         now_ns: Callable[[], int] = time.time_ns,
+        now: Callable[[], float] = time.monotonic,
+        encodes: Callable[[Any], bool] = no_tower,
     ) -> None:
         self._instance = instance
         self._holdings = Holdings(pins)
@@ -57,6 +64,10 @@ class Consumer:
         self._speech = Speech(instance, talk)
         self._preallocator = preallocator
         self._now_ns = now_ns
+        self._now = now
+        self._encodes = encodes
+        self.deadlines = Deadlines()
+        self.plans_local = False  # does vLLM plan a local request? It asks for a tensor by its name alone
         self._admissions: dict[str, Admission] = {}
         self._inbox: deque[Heard] = deque()
         self.is_store_lost = False  # the lease is gone for good: views may be overwritten
@@ -81,6 +92,10 @@ class Consumer:
     def post(self, heard: Heard) -> None:
         """Leave a message for the engine's thread, and wake it."""
         self._inbox.append(heard)
+        self.wake()
+
+    def wake(self) -> None:
+        """End the engine's wait for input: something is to be done."""
         self._wake_engine()
 
     # ---- scheduling ------------------------------------------------------------------------------
@@ -97,7 +112,19 @@ class Consumer:
         if not admission.asked and num_computed_tokens >= admission.last_end:
             return True
         needs = admission.needs_after(num_computed_tokens)
-        return self._ask(admission, needs) and self._is_ready(admission, needs)
+        is_ready = self._ask(admission, needs) and self._is_ready(admission, needs)
+        admission.waits = not is_ready
+        return is_ready
+
+    def is_local(self, request_id: str) -> bool:
+        """Are its items encoded by this instance?"""
+        admission = self._admissions.get(request_id)
+        return admission is not None and admission.is_local
+
+    def may_encode(self, request_id: str, item_index: int) -> bool:
+        """Of a local request: has this place space?"""
+        admission = self._admissions.get(request_id)
+        return admission is not None and admission.is_local and item_index in admission.granted
 
     def must_load(self, mm_hash: str) -> bool:
         """Is the item pinned, so that the worker can load it?"""
@@ -110,7 +137,8 @@ class Consumer:
     def load(self, request_id: str, mm_hash: str) -> None:
         """vLLM gave the item space in its cache: the worker shall load it in this step."""
         admission = self._admissions.get(request_id)
-        self._holdings.load(mm_hash, admission.traceparent if admission else None)
+        if admission is None or not admission.is_local:
+            self._holdings.load(mm_hash, admission.traceparent if admission else None)
         self._preallocator.finalize_allocation(mm_hash)
 
     def take_loads(self) -> list[LoadOrder]:
@@ -152,6 +180,11 @@ class Consumer:
         admission = self._admissions.get(request_id)
         if admission is not None:
             self._give_back(admission)
+            self._renew(admission)
+
+    def views_forgotten(self) -> None:
+        """vLLM emptied its encoder cache: what was there is asked for anew."""
+        self._holdings.forget_views()
 
     def finished(self, request: Any, num_computed_tokens: int) -> None:
         """Answered, aborted or failed: say the last word about every item, and give everything back.
@@ -160,6 +193,7 @@ class Consumer:
         """
         admission = self._admissions.pop(request.request_id, None)
         self._failed.discard(request.request_id)
+        self.deadlines.discard(request.request_id)
         self._to_wake.pop(request.request_id, None)
         if admission is None:
             admission, num_computed_tokens = self._admission_of(request), 0
@@ -174,10 +208,32 @@ class Consumer:
         self._give_back(admission)
 
     # ---- waiting and waking ----------------------------------------------------------------------
+    def expect(self, request: Any) -> None:
+        """A request came: how long it may wait counts from now."""
+        if not self._encodes(request) and fault_of(request.mm_features, request.ec_transfer_params) is None:
+            remaining_ms = (request.ec_transfer_params or {}).get("remaining_ms")
+            if remaining_ms is not None:
+                self.deadlines.set(request.request_id, self._now() + remaining_ms / 1000 + GRACE_S)
+
+    def overdue(self, request: Any) -> None:
+        """It waits, and its time is up: end it with an error."""
+        admission = self._admissions.get(request.request_id)
+        if admission is None:  # not even looked at yet
+            admission = self._admissions[request.request_id] = self._admission_of(request)
+            self._speech.opened(admission)
+        self._fail(admission, "its time is up")
+
+    def is_waiting(self, request_id: str) -> bool:
+        """Was the last word about it no, and nothing has changed since?"""
+        admission = self._admissions.get(request_id)
+        return admission is not None and admission.waits and admission.failure is None
+
     def parked(self, request_id: str, step: int) -> None:
         admission = self._admissions.get(request_id)
         if admission is not None and admission.parked_ns is None:
             admission.parked_ns, admission.parked_at_step = self._now_ns(), step
+            if not self.deadlines.has(request_id):
+                self._renew(admission)
 
     def unparked(self, request_id: str, step: int) -> None:
         admission = self._admissions.get(request_id)
@@ -207,6 +263,8 @@ class Consumer:
                 case StoreLost():
                     self._on_store_lost()
         to_wake, self._to_wake = self._to_wake, {}
+        for engine_id in to_wake:
+            self._admissions[engine_id].waits = False
         return list(to_wake)
 
     def take_failed(self) -> set[str]:
@@ -231,10 +289,11 @@ class Consumer:
 
     # ---- inside: requests ------------------------------------------------------------------------
     def _admission_of(self, request: Any) -> Admission:
-        fault = fault_of(request.mm_features, request.ec_transfer_params)
+        is_local = self._encodes(request)
+        fault = None if is_local else fault_of(request.mm_features, request.ec_transfer_params)
         params = request.ec_transfer_params if fault is None else None
         admission = make_admission(request.request_id, request.mm_features, params, self._now_ns())
-        admission.fault = fault
+        admission.fault, admission.is_local = fault, is_local
         return admission
 
     def _open(self, request: Any, num_computed_tokens: int) -> Admission:
@@ -283,6 +342,8 @@ class Consumer:
     def _granted(self, admission: Admission, needs: Iterable[Need]) -> None:
         for need in needs:
             admission.grant(need.item_index)
+            if admission.is_local:
+                continue
             self._speech.granted(admission, admission.features[need.item_index])
             self._holdings.acquire(need.mm_hash, admission.engine_id)
             if self._items.num_rows(need.mm_hash) not in (None, need.num_embeds):
@@ -296,7 +357,12 @@ class Consumer:
         granted = [need for need in needs if need.item_index in admission.granted]
         if len(granted) < len(needs) and (not granted or granted[0] is not needs[0]):
             return False
-        return all(self._items.is_ready(need.mm_hash) for need in granted)
+        return admission.is_local or all(self._items.is_ready(need.mm_hash) for need in granted)
+
+    def _renew(self, admission: Admission) -> None:
+        """It has begun, and waits again: not for ever."""
+        if admission.gateway is not None:
+            self.deadlines.set(admission.engine_id, self._now() + RENEWED_WAIT_S)
 
     def _give_back(self, admission: Admission) -> None:
         self._preallocator.depreallocate(admission.engine_id)
@@ -309,7 +375,8 @@ class Consumer:
             if admission.drop(item_index):  # the item's last place
                 mm_hash = admission.features[item_index].mm_hash
                 self._preallocator.deallocate(admission.engine_id, mm_hash)
-                self._holdings.release(mm_hash, admission.engine_id)
+                if not admission.is_local:
+                    self._holdings.release(mm_hash, admission.engine_id)
 
     def _wake_granted(self) -> None:
         for engine_id, needs in self._preallocator.take_granted():
@@ -320,7 +387,8 @@ class Consumer:
         admission = self._admissions.get(engine_id)
         if admission is None or not admission.granted:
             return
-        if all(self._items.is_ready(admission.features[index].mm_hash) for index in admission.granted):
+        features = (admission.features[index] for index in admission.granted)
+        if admission.is_local or all(self._items.is_ready(feature.mm_hash) for feature in features):
             self._to_wake[engine_id] = None
 
     def _fail(self, admission: Admission, why: str) -> None:

@@ -33,11 +33,11 @@ class PreallocatingEncoderCacheManager(_EvictingManager):
 
     The two-step bookkeeping lives in the consumer's `Preallocator`; this class is its face towards
     vLLM: `can_allocate` says no to a remote item that is not pinned, so the scheduler clips the step
-    in front of it and never plans an encode that this instance cannot run.
+    in front of it and never plans an encode that this instance cannot run; and to an item that is to be
+    encoded here, and has no space yet.
     """
 
     consumer: Consumer | None = None
-    has_encoder: bool = False
     budget_embeds: int = 0  # what vLLM meant its encoder cache to hold, in rows: the preallocator's budget
 
     @classmethod
@@ -47,12 +47,13 @@ class PreallocatingEncoderCacheManager(_EvictingManager):
         manager.budget_embeds = cache_size
         return manager
 
-    def bind(self, consumer: Consumer, has_encoder: bool) -> None:
+    def bind(self, consumer: Consumer) -> None:
         self.consumer = consumer
-        self.has_encoder = has_encoder
 
-    def _is_remote(self, request: Any) -> bool:
-        return not self.has_encoder or request.ec_transfer_params is not None
+    def evict(self, mm_hash: str) -> None:
+        """As above. What a local request refers to stays: a step that is being planned may read it."""
+        if self.consumer is None or not any(map(self.consumer.is_local, self.cached.get(mm_hash, ()))):
+            super().evict(mm_hash)
 
     def is_in_use(self, request_id: str, input_id: int) -> bool:
         """Was the item scheduled at this place, so that a step under way may read it?"""
@@ -61,11 +62,16 @@ class PreallocatingEncoderCacheManager(_EvictingManager):
     def can_allocate(
         self, request: Any, input_id: int, encoder_compute_budget: int, num_embeds_to_schedule: int
     ) -> bool:
-        if self.consumer is not None and self._is_remote(request):
-            if not self.consumer.must_load(request.mm_features[input_id].identifier):
+        if self.consumer is not None:
+            is_local = self.consumer.plans_local = self.consumer.is_local(request.request_id)
+            if is_local:
+                may_allocate = self.consumer.may_encode(request.request_id, input_id)
+            else:
+                may_allocate = self.consumer.must_load(request.mm_features[input_id].identifier)
+                # A load costs no encoder compute: only space counts.
+                encoder_compute_budget = max(encoder_compute_budget, request.get_num_encoder_embeds(input_id))
+            if not may_allocate:
                 return False
-            # A load costs no encoder compute: only space counts.
-            encoder_compute_budget = max(encoder_compute_budget, request.get_num_encoder_embeds(input_id))
         return super().can_allocate(request, input_id, encoder_compute_budget, num_embeds_to_schedule)
 
     def free_encoder_input(self, request: Any, input_id: int) -> None:

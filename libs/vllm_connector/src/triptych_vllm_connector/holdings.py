@@ -60,6 +60,12 @@ class Holdings:
         elif self.items.take_orphaned_order(mm_hash):
             self._pins.pin_or_watch(mm_hash)  # its gateway forgets the order: if nobody writes, order again
 
+    def forget_views(self) -> None:
+        """vLLM emptied its encoder cache: the pins of the views end with them, and new ones are needed."""
+        for mm_hash in self.items.forget_views():
+            self._withdraw_load(mm_hash)
+            self._pins.pin_or_watch(mm_hash)
+
     def unwatch(self, mm_hash: str) -> None:
         """A watch that nobody needs."""
         self._pins.unwatch(mm_hash)

@@ -4,6 +4,8 @@
                           |                  |                 |
                           `----------------- last holder released -----------------> None
 
+    vLLM's encoder cache was emptied: RESIDENT --forget_views--> WATCHING, and the store is asked anew
+
 WATCHING: the store was asked, the tensor is not there yet. PINNED: the store keeps it for us.
 RESIDENT: the worker holds a view in vLLM's encoder cache; the pin is the worker's to end, when the
 view is gone. A holder is a vLLM request that was granted the item and is not done with it. An item
@@ -26,7 +28,7 @@ class ItemState(Enum):
 ALLOWED: dict[ItemState, frozenset[ItemState]] = {
     ItemState.WATCHING: frozenset({ItemState.PINNED}),
     ItemState.PINNED: frozenset({ItemState.RESIDENT}),
-    ItemState.RESIDENT: frozenset(),
+    ItemState.RESIDENT: frozenset({ItemState.WATCHING}),
 }
 
 
@@ -135,6 +137,14 @@ class ItemTable:
     def lose_watched(self, mm_hash: str) -> Item | None:
         """It will not come: forget it, so that who needs it later asks anew. None: it is not awaited."""
         return self._items.pop(mm_hash) if self.state(mm_hash) is ItemState.WATCHING else None
+
+    def forget_views(self) -> list[str]:
+        """The worker dropped every tensor: who holds one waits for it again. Ask the store for them."""
+        forgotten = [item for item in self._items.values() if item.state is ItemState.RESIDENT]
+        for item in forgotten:
+            _transition(item, ItemState.WATCHING)
+            item.pin_id = item.descriptor = None
+        return [item.mm_hash for item in forgotten]
 
     def lose_unloaded(self) -> list[Item]:
         """The store is gone: forget every item that no worker holds, and say which they were."""

@@ -3,9 +3,13 @@
 vLLM asks its connector about each waiting request in every step, and steps a thousand times a second
 while the answer is no. `ParkingMixin` takes such a request out of the waiting queue until the consumer
 says that its items are pinned, or that they will never be. Loaded by `--scheduler-cls`.
+
+A request that runs item by item keeps its place among the running ones, and its KV blocks, while it waits
+for the next item: it is stalled. When nothing but stalled requests is left, the engine waits for input.
 """
 
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Container, Iterable
 from typing import Any
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
@@ -32,8 +36,9 @@ class ParkingMixin:
             raise TypeError("the parking scheduler needs Triptych's connector and encoder cache manager")
         self.consumer: Consumer = connector.open_consumer(manager.budget_embeds)
         self.consumer.bind(manager.evict, manager.is_in_use)
-        manager.bind(self.consumer, connector.config.has_encoder)
+        manager.bind(self.consumer)
         self._parked: dict[str, Request] = {}
+        self._stalled: set[str] = set()
         self._deferred: list[Request] = []
         self.num_steps = 0
 
@@ -49,6 +54,7 @@ class ParkingMixin:
         output = super().schedule(*args, **kwargs)  # type: ignore[misc]
         for request in self._deferred:
             self._park(request)
+        self._stall(output.num_scheduled_tokens)
         return output
 
     def _ec_transfer_pending(self, request: Request, num_computed_tokens: int) -> bool:
@@ -65,10 +71,31 @@ class ParkingMixin:
         self._parked[request.request_id] = request
         self.consumer.parked(request.request_id, self.num_steps)
 
+    def _stall(self, scheduled: Container[str]) -> None:
+        """Running requests of this step that wait for an item cost no more steps."""
+        for request in self.running:  # type: ignore[attr-defined]
+            request_id = request.request_id
+            if request_id not in scheduled and self.consumer.is_waiting(request_id):
+                self._stalled.add(request_id)
+                self.consumer.parked(request_id, self.num_steps)
+
+    def _end_overdue(self) -> None:
+        """Whoever sent these requests does not wait for them any more, or hangs."""
+        for request_id in self.consumer.deadlines.take_passed(time.monotonic()):
+            request = self.requests.get(request_id)  # type: ignore[attr-defined]
+            if request is None or request.is_finished():
+                continue
+            if request.status != RequestStatus.RUNNING or request_id in self._stalled:
+                self.consumer.overdue(request)
+
     def _resume_ready(self) -> None:
+        self._end_overdue()
         woken = self.consumer.drain()
         if self.consumer.is_store_lost:
             raise StoreUnavailableError("the lease on the cache store is lost: its tensors cannot be trusted")
+        for rid in self._stalled.intersection(woken):
+            self._stalled.remove(rid)
+            self.consumer.unparked(rid, self.num_steps)
         ready = [self._parked.pop(rid) for rid in woken if rid in self._parked]
         for request in reversed(ready):  # first come, first served: each goes in front of the next
             self.consumer.unparked(request.request_id, self.num_steps)
@@ -84,8 +111,19 @@ class ParkingMixin:
     # ---- what the engine asks --------------------------------------------------------------------
     def has_requests(self) -> bool:
         self._resume_ready()
+        if self._stalled and self.get_num_unfinished_requests() == len(self._stalled):  # type: ignore[attr-defined]
+            return self.has_finished_requests()
         has_requests: bool = super().has_requests()  # type: ignore[misc]
         return has_requests
+
+    def add_request(self, request: Request) -> None:
+        super().add_request(request)  # type: ignore[misc]
+        if request.mm_features:
+            self.consumer.expect(request)
+
+    def reset_encoder_cache(self) -> None:
+        super().reset_encoder_cache()  # type: ignore[misc]
+        self.consumer.views_forgotten()
 
     def has_finished_requests(self) -> bool:
         """Parked requests are in `requests` and in no queue; they are not finished."""
@@ -102,11 +140,13 @@ class ParkingMixin:
         finished: list[Request] = super().finish_requests(request_ids, finished_status)  # type: ignore[misc]
         for request in finished:
             self._parked.pop(request.request_id, None)
+            self._stalled.discard(request.request_id)
         return finished
 
     def _preempt_request(self, request: Request, *args: Any, **kwargs: Any) -> None:
         super()._preempt_request(request, *args, **kwargs)  # type: ignore[misc]
         if request.mm_features:
+            self._stalled.discard(request.request_id)
             self.consumer.preempted(request.request_id)
 
 

@@ -46,6 +46,8 @@ class Speech:
         self._ended(admission, feature, Outcome.SKIPPED)
 
     def declined(self, admission: Admission, feature: Feature, reason: Reason) -> None:
+        if admission.is_local:
+            return
         key = (admission.wire_id, feature.item_index)
         self._say(self._conversation.decided(key, feature.mm_hash, Decision.DECLINED, reason), admission)
 
@@ -71,6 +73,8 @@ class Speech:
         self._talk.to_gateway(admission.gateway, message, admission.traceparent)
 
     def _ended(self, admission: Admission, feature: Feature, outcome: Outcome, detail: str = "") -> None:
+        if admission.is_local:
+            return
         key = (admission.wire_id, feature.item_index)
         self._say(self._conversation.ended(key, feature.mm_hash, outcome, detail), admission)
 

@@ -114,10 +114,13 @@ async def _begin(
 async def _prefer_item_failure(dispatch: Dispatch, error: RequestError) -> None:
     """When prefill_decode gave up because an item failed, the item's failure is the better answer.
 
-    Both come from the same event by different ways; the one over the bus may be a little later.
+    Both come from the same event by different ways; the one over the bus may be a little later. And
+    prefill_decode gives up by itself what still waits for an item at the deadline that it was told.
     """
     if dispatch.ticket is None or error.status_code < 500:
         return
+    if time.monotonic() >= dispatch.ticket.deadline:
+        raise unavailable("deadline_exceeded", "the media were not there in time") from error
     try:
         async with asyncio.timeout(ITEM_FAILURE_GRACE_S):
             await dispatch.ticket.wait_failure()

@@ -70,6 +70,7 @@ async def serve(settings: PrefillDecodeSettings, stop: StopSignal) -> None:
         budget_embeds=settings.budget_embeds,
         transport=settings.transport,
         device=slab_device(settings.engine_args),
+        has_encoder=settings.has_tower,
     )
     options = [
         *prefill_decode_options(config, settings.model, has_gpu(), settings.engine_args),
@@ -151,7 +152,7 @@ async def _serve_engine(
     record = InstanceRecord(
         instance=settings.instance,
         boot_id=uuid.uuid4().hex,
-        role=Role.PREFILL_DECODE,
+        role=Role.ENCODE_PREFILL_DECODE if settings.has_tower else Role.PREFILL_DECODE,
         url=f"http://{settings.advertised_host or settings.host}:{port}",
         model=settings.model_name,
         namespace_digest=config.namespace_digest,

@@ -27,11 +27,20 @@ class PrefillDecodeSettings(ServiceSettings):
     transport: TransportSetting = Field(
         default="auto", description="how tensors travel: auto, pinned_shm, cuda_ipc or redis"
     )
+    local_encode: Literal["never", "fallback"] = Field(
+        default="never",
+        description="fallback: load the vision tower, for requests that no encoder can serve in time",
+    )
     preallocation: Literal["sync", "async"] = "sync"
     budget_embeds: PositiveInt | None = Field(
         default=None,
         description="rows of encoder output kept for requests at once [default: vLLM's encoder cache]",
     )
+
+    @property
+    def has_tower(self) -> bool:
+        """Whether this instance can encode."""
+        return self.local_encode == "fallback"
 
     @property
     def model_name(self) -> str:

@@ -1,0 +1,28 @@
+"""Which requests an instance with a vision tower encodes itself. Pure.
+
+A request that a gateway sent with `ec_transfer_params` gets its tensors from encoders, even here: it holds
+metadata, no pixels. Without them it is encoded here, if all its media came along: a scheduled item that has
+no pixels would end the engine.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+
+class Tower:
+    """`metadata_fields(modality)`: keys of an item's data that only size its placeholder."""
+
+    def __init__(self, metadata_fields: Callable[[str], set[str]]) -> None:
+        self._metadata_fields = metadata_fields
+
+    def encodes(self, request: Any) -> bool:
+        """Are the items of `request` (vLLM's) encoded by this instance?"""
+        return request.ec_transfer_params is None and all(map(self._has_media, request.mm_features))
+
+    def _has_media(self, feature: Any) -> bool:
+        return feature.data is not None and not set(feature.data) <= self._metadata_fields(feature.modality)
+
+
+def no_tower(request: Any) -> bool:
+    """`encodes` of an instance without one."""
+    return False
