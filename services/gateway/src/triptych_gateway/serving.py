@@ -15,6 +15,7 @@ from triptych_common.protocol.messages import InstanceRecord
 from triptych_common.telemetry import current_traceparent, get_logger, span
 from triptych_gateway.choice import Choice
 from triptych_gateway.gateway import Gateway
+from triptych_gateway.openai_errors import unavailable
 from triptych_gateway.streaming import ClientStream, relay_stream
 from triptych_gateway.tickets import Ticket
 from triptych_gateway.upstream import Answer, DrainingError, UnreachableError, open_answer
