@@ -27,6 +27,7 @@ async def test_every_stream_is_listed_with_its_groups(bus: AsyncBus) -> None:
             break
         lags = {lag.stream: lag for lag in await list_lags(bus)}
     assert (lags["encode-jobs"].group, lags["encode-jobs"].num_pending) == ("encoders", 1)
+    assert lags["encode-jobs"].oldest_s is not None
     assert (lags["encode-results:gateway-0"].group, lags["encode-results:gateway-0"].num_entries) == (None, 1)
 
 

@@ -21,12 +21,13 @@ def lag() -> int:
         async with message_bus() as bus:
             lags = await list_lags(bus)
         table = Table(box=None, pad_edge=False, header_style="dim")
-        for column in ("stream", "entries", "group", "consumers", "pending"):
+        for column in ("stream", "entries", "oldest", "group", "consumers", "pending"):
             table.add_column(column, justify="left" if column in ("stream", "group") else "right")
         for each in lags:
             table.add_row(
                 each.stream,
                 str(each.num_entries),
+                "-" if each.oldest_s is None else f"{time.time() - each.oldest_s:.0f} s",
                 each.group or "-",
                 str(each.num_consumers),
                 str(each.num_pending),

@@ -19,6 +19,7 @@ class GroupLag:
     group: str | None  # None: nobody reads the stream
     num_consumers: int = 0
     num_pending: int = 0  # delivered, not acked
+    oldest_s: float | None = None  # Unix seconds, when the oldest entry was published; None: there is none
 
 
 @dataclass(frozen=True)
@@ -51,12 +52,14 @@ async def _lags(bus: AsyncBus) -> list[GroupLag]:
         name = key.decode().removeprefix(prefix)
         num_entries = await cast("Any", bus.client.xlen(key))
         groups = await cast("Any", bus.client.xinfo_groups(key))
+        first = await cast("Any", bus.client.xrange(key, count=1))
+        oldest_s = RawEntry(first[0][0].decode(), {}).published_s if first else None
         lags += [
-            GroupLag(name, num_entries, each["name"].decode(), each["consumers"], each["pending"])
+            GroupLag(name, num_entries, each["name"].decode(), each["consumers"], each["pending"], oldest_s)
             for each in groups
         ]
         if not groups:
-            lags.append(GroupLag(name, num_entries, None))
+            lags.append(GroupLag(name, num_entries, None, oldest_s=oldest_s))
     return lags
 
 

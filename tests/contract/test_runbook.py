@@ -1,0 +1,119 @@
+"""The runbook knows every error code that the gateway can answer, and every command that it names exists."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import typer
+
+from triptych_cli.app import app
+from triptych_common.runtime import drain
+
+ROOT = Path(__file__).resolve().parents[2]
+RUNBOOK = (ROOT / "docs" / "runbook.md").read_text()
+SOURCES = sorted((ROOT / "services" / "gateway" / "src").rglob("*.py"))
+
+# Calls that make an error, with the place of its code among the arguments.
+CODE_AT = {"RequestError": 1, "unavailable": 0, "EncodeUnavailableError": 0}
+CODE = re.compile(r"[a-z]+(_[a-z0-9]+)*")
+
+
+def strings_of(node: ast.AST) -> set[str]:
+    """Every string that `node` may stand for: constants in it."""
+    return {
+        each.value
+        for each in ast.walk(node)
+        if isinstance(each, ast.Constant) and isinstance(each.value, str)
+    }
+
+
+def answers_of(tree: ast.Module) -> Iterator[tuple[str, int | None]]:
+    """(code, status) that a module may answer; None: the status is not written there."""
+    assigned: dict[str, set[str]] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign):
+            for target in node.targets:
+                if isinstance(target, ast.Name):
+                    assigned.setdefault(target.id, set()).update(branches(node.value))
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
+            continue
+        place = CODE_AT.get(node.func.id)
+        if place is None or len(node.args) <= place:
+            continue
+        status = status_of(node)
+        named = [each.id for each in ast.walk(node.args[place]) if isinstance(each, ast.Name)]
+        for code in branches(node.args[place]).union(*(assigned.get(name, set()) for name in named)):
+            yield code, status
+
+
+def status_of(call: ast.Call) -> int | None:
+    if isinstance(call.func, ast.Name) and call.func.id != "RequestError":
+        return 503
+    first = call.args[0]
+    return first.value if isinstance(first, ast.Constant) and isinstance(first.value, int) else None
+
+
+def branches(node: ast.expr) -> set[str]:
+    """Strings that the value of `node` may be; not those of a condition."""
+    if isinstance(node, ast.IfExp):
+        return branches(node.body) | branches(node.orelse)
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "get":
+        return set().union(*(branches(default) for default in node.args[1:]))  # not the key
+    return {text for text in strings_of(node) if CODE.fullmatch(text)}
+
+
+def answered() -> dict[str, set[int]]:
+    """Statuses by code."""
+    found: dict[str, set[int]] = {}
+    for path in (*SOURCES, Path(drain.__file__)):
+        for code, status in answers_of(ast.parse(path.read_text())):
+            found.setdefault(code, set()).update({status} if status is not None else set())
+    return found
+
+
+def described() -> dict[str, str]:
+    """Where a code is described: headings of its tables and second cells, by code."""
+    section = RUNBOOK.split("## What callers see")[1].split("\n## ")[0]
+    found: dict[str, str] = {}
+    for part in section.split("\n### ")[1:]:
+        heading = part.splitlines()[0]
+        for code, cell in re.findall(r"^\| `([a-z0-9_]+)` \| ([^|]*)\|", part, re.MULTILINE):
+            found[code] = f"{found.get(code, '')} {heading} {cell}"
+    return found
+
+
+def test_codes_are_found_at_all() -> None:
+    assert {"bus_unavailable", "missing_field", "not_found", "http_error", "draining"} <= set(answered())
+
+
+def test_every_code_is_described_and_none_is_made_up() -> None:
+    assert set(described()) == set(answered())
+
+
+def test_every_status_of_a_code_is_described() -> None:
+    places = described()
+    missing = {
+        (code, s) for code, statuses in answered().items() for s in statuses if str(s) not in places[code]
+    }
+    assert not missing
+
+
+def commands(group: typer.Typer, prefix: str = "") -> set[str]:
+    found = {
+        f"{prefix}{each.name or each.callback.__name__}"
+        for each in group.registered_commands
+        if each.callback
+    }
+    for each in group.registered_groups:
+        if each.typer_instance is not None and each.name:
+            found |= commands(each.typer_instance, f"{prefix}{each.name} ")
+    return found
+
+
+@pytest.mark.parametrize("line", sorted(set(re.findall(r"\./triptych ([a-z]+(?: [a-z]+)?)", RUNBOOK))))
+def test_commands_exist(line: str) -> None:
+    known = commands(app)
+    assert line in known or line.split()[0] in known
