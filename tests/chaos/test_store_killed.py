@@ -1,0 +1,16 @@
+"""kill -9 of the cache_store at every step of the protocol: nobody notices but by waiting."""
+
+import pytest
+from support.fast.scenario import Action, Point, Scenario, points_of
+
+from triptych_common.protocol.steps import Party
+
+pytestmark = [pytest.mark.chaos, pytest.mark.slow]
+
+
+@pytest.mark.parametrize("point", points_of(Party.CACHE_STORE), ids=str)
+async def test_sealed_tensors_and_leases_survive(scenario: Scenario, point: Point) -> None:
+    case = await scenario.run(point, Party.CACHE_STORE, Action.KILL)
+    assert all(answer.is_right for answer in case.answers), case
+    assert case.bad_image.code == "invalid_image", case
+    assert max(case.num_encodes.values()) <= 2, case.num_encodes  # 1, and the takeover

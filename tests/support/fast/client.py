@@ -1,0 +1,200 @@
+"""A client of the system: it asks, and says what kind of answer it got.
+
+Every answer is one of: right, a documented error, gone (the gateway itself went away), or wrong.
+"""
+
+import asyncio
+import base64
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+import orjson
+
+from support.fast.tensors import DEFAULT_TOKENS, MODEL, answer_words, word_of_media
+
+RETRYABLE_CODES = {
+    429: {"encode_queue_full", "too_many_requests", "too_much_media"},
+    503: {
+        "bus_unavailable", "deadline_exceeded", "encode_failed", "generation_failed", "instance_unreachable",
+        "no_encoder", "no_instance", "store_full", "stream_interrupted",
+    },
+    504: {"deadline_exceeded"},
+}  # fmt: skip
+"""What docs/architecture.md promises while something is broken, by status."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """One user message: text, and images before it."""
+
+    text: str
+    images: tuple[bytes, ...] = ()
+    num_tokens: int = DEFAULT_TOKENS
+    stream: bool = True
+
+    @property
+    def words(self) -> list[str]:
+        """The right answer."""
+        return answer_words([word_of_media(image) for image in self.images], self.text, self.num_tokens)
+
+    def body(self) -> dict[str, Any]:
+        parts: list[dict[str, Any]] = [
+            {
+                "type": "image_url",
+                "image_url": {"url": f"data:image/png;base64,{base64.b64encode(image).decode()}"},
+            }
+            for image in self.images
+        ]
+        content = [*parts, {"type": "text", "text": self.text}]
+        return {
+            "model": MODEL,
+            "messages": [{"role": "user", "content": content}],
+            "max_tokens": self.num_tokens,
+            "stream": self.stream,
+        }
+
+
+@dataclass
+class Answer:
+    """What came back."""
+
+    question: Question
+    status: int | None = None  # None: no HTTP answer
+    code: str = ""  # of an error
+    words: list[str] = field(default_factory=list)
+    is_complete: bool = False
+    fault: str = ""  # what broke off at the client
+    elapsed_s: float = 0.0
+    first_token_at: float | None = None  # monotonic seconds
+
+    @property
+    def has_begun(self) -> bool:
+        """At least one token arrived."""
+        return bool(self.words)
+
+    @property
+    def is_right(self) -> bool:
+        return self.status == 200 and self.is_complete and self.words == self.question.words
+
+    @property
+    def is_wrong(self) -> bool:
+        """Words that are not the right ones, or an end without the rest and without a word about it."""
+        if not self.words and not self.is_complete:
+            return False
+        if self.words != self.question.words[: len(self.words)]:
+            return True
+        return self.is_complete and not self.code and self.status == 200 and not self.is_right
+
+    @property
+    def is_documented_error(self) -> bool:
+        status = 503 if self.status == 200 else self.status  # in a stream: an event
+        return self.code in RETRYABLE_CODES.get(status or 0, set())
+
+    @property
+    def is_gone(self) -> bool:
+        """The gateway went away; nobody could say anything."""
+        return bool(self.fault) and not self.code
+
+    def __str__(self) -> str:
+        kind = "right" if self.is_right else "WRONG" if self.is_wrong else self.code or self.fault or "?"
+        return f"{kind} (status {self.status}, {len(self.words)} words, {self.elapsed_s:.2f} s)"
+
+
+class Client:
+    """For one event loop."""
+
+    def __init__(self, base_url: str, limit_s: float) -> None:
+        self._http = httpx.AsyncClient(
+            base_url=base_url,
+            timeout=httpx.Timeout(limit_s, connect=5.0),
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
+            trust_env=False,
+        )
+        self._limit_s = limit_s
+
+    async def close(self) -> None:
+        await self._http.aclose()
+
+    async def __aenter__(self) -> "Client":
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.close()
+
+    async def ask(self, question: Question, leave_after_s: float | None = None) -> Answer:
+        """The answer. Never raises for what the system does.
+
+        Args:
+            leave_after_s: close the connection then; the answer says so in `fault`.
+
+        Raises:
+            TimeoutError: nothing came to an end within the client's limit: the request hangs.
+        """
+        answer = Answer(question)
+        started = time.monotonic()
+        try:
+            async with asyncio.timeout(self._limit_s):
+                await self._leaving(answer, leave_after_s)
+        except httpx.HTTPError as error:
+            answer.fault = f"{type(error).__name__}: {error}"
+        answer.elapsed_s = time.monotonic() - started
+        return answer
+
+    async def _leaving(self, answer: Answer, leave_after_s: float | None) -> None:
+        if leave_after_s is None:
+            await self._exchange(answer)
+            return
+        task = asyncio.get_running_loop().create_task(self._exchange(answer))
+        done, _ = await asyncio.wait({task}, timeout=leave_after_s)
+        if done:
+            task.result()
+            return
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        answer.fault = "left"
+
+    async def _exchange(self, answer: Answer) -> None:
+        body = orjson.dumps(answer.question.body())
+        async with self._http.stream(
+            "POST", "/v1/chat/completions", content=body, headers={"Content-Type": "application/json"}
+        ) as response:
+            answer.status = response.status_code
+            if response.status_code != 200 or not answer.question.stream:
+                _read_whole(answer, await response.aread())
+                return
+            async for line in response.aiter_lines():
+                if line.startswith("data: "):
+                    _read_event(answer, line.removeprefix("data: "))
+            if not answer.is_complete and not answer.code:
+                answer.fault = "the stream ended without [DONE] and without an error"
+
+
+def _read_whole(answer: Answer, raw: bytes) -> None:
+    parsed = orjson.loads(raw)
+    if "error" in parsed:
+        answer.code = str(parsed["error"]["code"])
+        return
+    answer.words = parsed["choices"][0]["message"]["content"].split()
+    answer.is_complete = True
+
+
+def _read_event(answer: Answer, data: str) -> None:
+    if data == "[DONE]":
+        answer.is_complete = True
+        return
+    parsed = orjson.loads(data)
+    if "error" in parsed:
+        answer.code = str(parsed["error"]["code"])
+        return
+    if answer.first_token_at is None:
+        answer.first_token_at = time.monotonic()
+    for choice in parsed["choices"]:
+        answer.words += (choice["delta"].get("content") or "").split()
+
+
+async def ask_all(client: Client, questions: Sequence[Question]) -> list[Answer]:
+    """At the same time."""
+    return list(await asyncio.gather(*(client.ask(question) for question in questions)))

@@ -1,0 +1,62 @@
+"""In place of `triptych_encoder.engine.EncodeEngine`: an encoder whose result follows from the media alone.
+
+The worker is the real one (`WritingWorker`: one copy into the region, then the seal), in this process.
+"""
+
+import asyncio
+import os
+from pathlib import Path
+
+import torch
+
+from support.fast.tensors import DTYPE, MAX_GRID, WIDTH, grid_of, tensor_bytes
+from triptych_common.protocol.messages import EncodeJob
+from triptych_encoder.encoding import BadMediaError, PreparedItem
+from triptych_vllm_connector.config import ConnectorConfig
+from triptych_vllm_connector.orders import WriteOrder
+from triptych_vllm_connector.workers import WritingWorker
+
+
+class FastEncodeEngine:
+    """`Encoder`. Each encode takes `encode_s` seconds, and is one line of `tally`."""
+
+    dtype = DTYPE
+    width = WIDTH
+    max_num_tokens = 4096
+    max_item_embeds = MAX_GRID * MAX_GRID
+
+    def __init__(self, config: ConnectorConfig, encode_s: float, tally: Path) -> None:
+        self._instance = config.instance
+        self._worker = WritingWorker(config, 0)
+        self._encode_s = encode_s
+        self._tally = tally
+
+    async def preprocess(self, job: EncodeJob, media: bytes) -> PreparedItem:
+        try:
+            grid = grid_of(media)
+        except OSError as error:
+            raise BadMediaError("the bytes are not an image that can be decoded") from error
+        num_rows = grid[1] * grid[2]
+        return PreparedItem({"media": media}, num_rows, num_rows + 2, {"image_grid_thw": list(grid)})
+
+    async def encode(self, prepared: PreparedItem, order: WriteOrder) -> None:
+        self._count(order)
+        await asyncio.sleep(self._encode_s)  # the work
+        raw = bytearray(tensor_bytes(prepared.engine_input["media"], order.num_embeds))
+        tensor = torch.frombuffer(raw, dtype=torch.float32).view(order.num_embeds, WIDTH)
+        self._worker.encode_started()
+        self._worker.write(order, order.mm_hash, tensor)
+
+    async def check_health(self) -> None:
+        return
+
+    def close(self) -> None:
+        self._worker.close()
+
+    def _count(self, order: WriteOrder) -> None:
+        line = f"{order.mm_hash} {order.job_id} {self._instance}\n".encode()
+        handle = os.open(self._tally, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        try:
+            os.write(handle, line)  # one write: encoders share the file
+        finally:
+            os.close(handle)

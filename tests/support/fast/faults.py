@@ -1,0 +1,126 @@
+"""What a test does to a system: kill, stop and slow down, at once or when a point is reached."""
+
+import contextlib
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from support.fast import points
+from support.fast.system import FastSystem
+
+REDIS = "redis"
+SLOW_STOPPED_S = 0.03  # a slowed process: stopped so long, then running so long, again and again
+SLOW_RUNNING_S = 0.005
+
+Act = Callable[[str], None]  # gets the instance that reached the point
+
+
+class Faults:
+    """Does things to the processes of `system`. Redis is one of the victims, called `redis`."""
+
+    def __init__(self, system: FastSystem) -> None:
+        self._system = system
+        self._control = _Control(system.folder)
+
+    def close(self) -> None:
+        self._control.close()
+
+    def kill(self, victim: str) -> None:
+        """kill -9. A service is started again by the system; Redis at once, without its data."""
+        if victim == REDIS:
+            self._system.redis.stop()
+            self._system.redis.start()
+        else:
+            self._system.services[victim].send(signal.SIGKILL)
+
+    def stop(self, victim: str) -> None:
+        """SIGSTOP: it keeps its connections and answers nothing, until `go_on`."""
+        if victim == REDIS:
+            self._system.redis.freeze()
+        else:
+            self._system.services[victim].send(signal.SIGSTOP)
+
+    def go_on(self, victim: str) -> None:
+        if victim == REDIS:
+            self._system.redis.thaw()
+        else:
+            self._system.services[victim].send(signal.SIGCONT)
+
+    @contextmanager
+    def slowed(self, victim: str) -> Iterator[None]:
+        """It gets a small part of the time, until the block ends."""
+        done = threading.Event()
+
+        def run() -> None:
+            while not done.is_set():
+                self.stop(victim)
+                done.wait(SLOW_STOPPED_S)
+                self.go_on(victim)
+                done.wait(SLOW_RUNNING_S)
+
+        thread = threading.Thread(target=run, name=f"slow {victim}", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+            thread.join(10.0)
+            self.go_on(victim)
+
+    @contextmanager
+    def at(self, step: str, moment: str, act: Act) -> Iterator[threading.Event]:
+        """The first process that reaches the point stands still while `act` runs. Set when it came to it."""
+        point = points.point_name(step, moment)
+        with self._control.armed(point, act) as reached:
+            yield reached
+
+
+class _Control:
+    """The test's end of the fault points."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._acts: dict[str, tuple[Act, threading.Event]] = {}
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listener.bind(str(folder / points.CONTROL_SOCKET))
+        self._listener.listen(16)
+        self._thread = threading.Thread(target=self._serve, name="fault points", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self._thread.join(5.0)
+
+    @contextmanager
+    def armed(self, point: str, act: Act) -> Iterator[threading.Event]:
+        reached = threading.Event()
+        self._acts[point] = (act, reached)
+        points.arm(self._folder, point)
+        try:
+            yield reached
+        finally:
+            points.disarm(self._folder, point)
+            self._acts.pop(point, None)
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            with connection:
+                self._handle(connection)
+
+    def _handle(self, connection: socket.socket) -> None:
+        instance, _, point = connection.makefile().readline().strip().partition(" ")
+        act, reached = self._acts.get(point, (None, None))
+        if act is not None and reached is not None:
+            act(instance)
+            reached.set()
+        with contextlib.suppress(OSError):  # killed while it stood there
+            connection.sendall(b"!")

@@ -1,0 +1,189 @@
+"""One fault at one step of the protocol, under questions of every kind; and what must hold afterwards."""
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from enum import StrEnum
+from itertools import count
+
+from support.fast.client import Answer, Client, Question
+from support.fast.faults import REDIS, Faults
+from support.fast.points import HANDLED, RECEIVED, SENDING
+from support.fast.system import FastSystem
+from support.fast.tensors import png
+from triptych_common.protocol.steps import STEPS, Channel, Occurs, Party, Step
+
+CLIENT_LIMIT_S = 40.0  # far above any deadline: a request that takes longer hangs
+HANG_S = 1.5  # three times the lease of a job in these tests
+LEAVE_AFTER_S = 0.03
+MAX_TRIES = 4
+TEXT = 4  # place of the text question among the answers
+LARGE_SIDE = 12  # its bytes do not fit into a job
+
+HOSTS = {
+    Party.GATEWAY: Party.GATEWAY,
+    Party.ENCODER: Party.ENCODER,
+    Party.ENCODER_WORKER: Party.ENCODER,
+    Party.PREFILL_DECODE: Party.PREFILL_DECODE,
+    Party.PREFILL_DECODE_WORKER: Party.PREFILL_DECODE,
+    Party.CACHE_STORE: Party.CACHE_STORE,
+}
+"""Which process a party runs in, here."""
+
+
+class Action(StrEnum):
+    KILL = "kill"
+    STOP = "stop"
+    SLOW = "slow"
+
+
+@dataclass(frozen=True)
+class Point:
+    step: Step
+    moment: str
+
+    def __str__(self) -> str:
+        return f"{self.step.name}.{self.moment}"
+
+
+def points_of(victim: Party | None) -> list[Point]:
+    """Where in the protocol something happens to `victim` (None: Redis): its own ends of each step, and of
+    the steps between others their beginning."""
+    found: list[Point] = []
+    for step in STEPS:
+        if step.occurs is Occurs.APART:
+            continue
+        sender, receiver = HOSTS.get(step.sender), HOSTS.get(step.receiver)
+        if sender is victim and sender is not None:
+            found.append(Point(step, SENDING))
+        if receiver is victim and receiver is not None and _is_seen(step):
+            found.append(Point(step, RECEIVED))
+            if step.channel in (Channel.STREAM, Channel.STORE):
+                found.append(Point(step, HANDLED))
+        if victim not in (sender, receiver):
+            found.append(Point(step, SENDING if sender is not None else RECEIVED))
+    return [point for point in found if point.step.name not in UNREACHED]
+
+
+def _is_seen(step: Step) -> bool:
+    return step.name not in ("first_token", "answer") or step.receiver is Party.GATEWAY
+
+
+UNREACHED = {
+    "cancel_unfit": "only an engine of another shape writes what does not fit",
+    "abort": "seen at its receiver, as the end of the connection",
+    "disconnect": "a client's end; its effect is `abort`",
+}
+"""Steps that the questions do not bring about, with the reason."""
+
+
+@dataclass
+class Case:
+    """What came of one fault."""
+
+    point: Point
+    was_reached: bool
+    answers: list[Answer]
+    bad_image: Answer
+    num_encodes: dict[str, int] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        lines = [f"at {self.point}, {'reached' if self.was_reached else 'not reached'}"]
+        lines += [f"  {answer} {answer.question.text}" for answer in [*self.answers, self.bad_image]]
+        return "\n".join(lines)
+
+
+_numbers = count(1)
+
+
+class Scenario:
+    """Questions of every kind, a fault in the middle of them, and the look at what is left."""
+
+    def __init__(self, system: FastSystem, faults: Faults) -> None:
+        self._system = system
+        self._faults = faults
+
+    async def run(self, point: Point, victim: Party | None, action: Action) -> Case:
+        """As `run_once`; again when a step that always occurs went by unseen: messages overtake others."""
+        for _ in range(MAX_TRIES):
+            case = await self.run_once(point, victim, action)
+            if case.was_reached or point.step.occurs is not Occurs.ALWAYS:
+                return case
+        raise RuntimeError(f"never reached: {case}")
+
+    async def run_once(self, point: Point, victim: Party | None, action: Action) -> Case:
+        """Ask, while `action` befalls `victim` (None: Redis) at `point`.
+
+        Raises:
+            RuntimeError: afterwards something does not run, or is left over.
+            TimeoutError: a request hangs.
+        """
+        system = self._system
+        number = 100 * next(_numbers)
+        known = Question(f"known {number}", (png(number),))
+        async with Client(system.url(), CLIENT_LIMIT_S) as client:
+            before = await client.ask(known)  # its sizes are known from now on, its tensor is not there
+            assert before.is_right, f"before anything happened: {before}"
+            await asyncio.to_thread(system.evict_all)
+            encodes_before = system.num_encodes()
+            with ExitStack() as undone:
+                act = self._act(victim, action, undone)
+                reached = undone.enter_context(self._faults.at(point.step.name, point.moment, act))
+                answers = await asyncio.gather(*_ask_everything(client, number))
+                was_reached = reached.is_set()
+            *answers, bad_image, _ = answers
+            await asyncio.to_thread(system.wait_until_whole)
+            await asyncio.to_thread(system.wait_until_idle)
+            after = await client.ask(Question(f"after {number}", (png(number + 50), png(number))))
+            assert after.is_right, f"after {point}: {after}"
+        encodes = system.num_encodes()
+        encodes.subtract(encodes_before)
+        return Case(point, was_reached, answers, bad_image, {h: n for h, n in encodes.items() if n})
+
+    def _act(self, victim: Party | None, action: Action, undone: ExitStack) -> Callable[[str], None]:
+        faults, system = self._faults, self._system
+
+        def name_of(instance: str) -> str:
+            if victim is None:
+                return REDIS
+            is_here = system.services[instance].party is victim
+            return instance if is_here else system.names_of(victim)[0]
+
+        def kill(instance: str) -> None:
+            faults.kill(name_of(instance))
+
+        def stop(instance: str) -> None:
+            name = name_of(instance)
+            faults.stop(name)
+            timer = threading.Timer(HANG_S, faults.go_on, (name,))
+            timer.start()
+            undone.callback(_finish, timer)
+
+        def slow(instance: str) -> None:
+            undone.enter_context(faults.slowed(name_of(instance)))
+
+        return {Action.KILL: kill, Action.STOP: stop, Action.SLOW: slow}[action]
+
+
+def _finish(timer: threading.Timer) -> None:
+    timer.join()
+
+
+def _ask_everything(client: Client, number: int) -> Iterator["asyncio.Future[Answer]"]:
+    """New, large, shared, known but gone, none, whole; undecodable; and one who leaves."""
+    small, large, left = png(number + 1), png(number + 2, LARGE_SIDE), png(number + 4)
+    bad = png(number + 3, LARGE_SIDE)[:90]
+    questions = [
+        Question(f"new {number}", (small,)),
+        Question(f"large {number}", (large,)),
+        Question(f"shared {number}", (small, large)),
+        Question(f"known {number} again", (png(number),)),
+        Question(f"text {number}"),
+        Question(f"whole {number}", (png(number + 5),), stream=False),
+        Question(f"bad {number}", (bad,)),
+    ]
+    for question in questions:
+        yield asyncio.ensure_future(client.ask(question))
+    yield asyncio.ensure_future(client.ask(Question(f"left {number}", (left,)), LEAVE_AFTER_S))

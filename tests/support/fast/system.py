@@ -1,0 +1,397 @@
+"""The system of a test: started, kept running, asked what it holds, ended."""
+
+import multiprocessing.connection
+import shutil
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import httpx
+import orjson
+import redis
+
+from support.fast.processes import ServiceProcess
+from support.fast.tensors import MODEL
+from support.system import free_port
+from triptych_common.domain.errors import StoreError
+from triptych_common.protocol.names import StreamNames
+from triptych_common.protocol.steps import Party
+from triptych_common.protocol.store import Evict, StatsQuery, StoreStats
+from triptych_common.region import StoreSession
+
+DEPLOYMENT = "fast"
+START_LIMIT_S = 60.0
+IDLE_LIMIT_S = 40.0
+RESTART_DELAY_S = 0.2
+LOOK_S = 0.05
+
+
+class RedisServer(Protocol):
+    """Starts, stops and freezes; `tests.conftest.EmbeddedRedis`."""
+
+    url: str
+
+    def start(self) -> None: ...
+
+    def stop(self) -> None: ...
+
+    def freeze(self) -> None: ...
+
+    def thaw(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How many of each, and the options of each kind of service."""
+
+    num_encoders: int = 2
+    num_prefill_decodes: int = 2
+    num_gateways: int = 1
+    takeover_idle_ms: int = 500
+    encode_s: float = 0.12
+    token_s: float = 0.002
+    budget_embeds: int = 600
+    region_bytes: int = 8 << 20
+    first_token_timeout_s: float = 10.0
+    options: dict[Party, tuple[str, ...]] = field(default_factory=dict)
+
+
+class FastSystem:
+    """See the package's docstring. Processes that end are started again, unless they are `held_down`."""
+
+    def __init__(self, redis_server: RedisServer, layout: Layout | None = None) -> None:
+        self.layout = layout or Layout()
+        self.redis = redis_server
+        base = Path("/dev/shm") if Path("/dev/shm").is_dir() else None
+        self.folder = Path(tempfile.mkdtemp(prefix="triptych-fast-", dir=base))
+        self.tally = self.folder / "encodes"
+        self.tally.touch()
+        self.restarts: Counter[str] = Counter()
+        self.exits: list[tuple[str, int | None]] = []
+        self._ports: dict[str, int] = {}
+        self._held_down: set[str] = set()
+        self._dead_boots: set[str] = set()  # registered by processes that have ended
+        self._is_ending = False
+        self._lock = threading.RLock()
+        self._wake_receiver, self._wake_sender = multiprocessing.Pipe(duplex=False)
+        self.services = self._make_services()
+        self._keeper = threading.Thread(target=self._keep_running, name="keeper", daemon=True)
+
+    # ---- life ------------------------------------------------------------------------------------
+    def start(self) -> None:
+        """Returns when a gateway would serve, and everybody is registered.
+
+        Raises:
+            RuntimeError: not in time; with the logs.
+        """
+        self.services["cache_store"].start()
+        self.wait_until(self._store_answers, START_LIMIT_S, "the store answers")
+        for service in self.services.values():
+            if service.party is not Party.CACHE_STORE:
+                service.start()
+        self._keeper.start()
+        self.wait_until_whole()
+
+    def close(self) -> None:
+        """End everything; the last logs stay readable until then."""
+        with self._lock:
+            self._is_ending = True
+        self._wake_sender.send_bytes(b"x")
+        if self._keeper.is_alive():
+            self._keeper.join(10.0)
+        for service in [*(s for s in self.services.values() if s.party is not Party.CACHE_STORE)]:
+            service.end()
+        self.services["cache_store"].end()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def __enter__(self) -> "FastSystem":
+        try:
+            self.start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def names_of(self, party: Party) -> list[str]:
+        return [service.name for service in self.services.values() if service.party is party]
+
+    @contextmanager
+    def held_down(self, name: str) -> Iterator[None]:
+        """A process that ends meanwhile stays away until the block ends."""
+        with self._lock:
+            self._held_down.add(name)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._held_down.discard(name)
+                if self.services[name].exit_code is not None:
+                    self._start_again(self.services[name])
+            self._wake_sender.send_bytes(b"x")
+
+    # ---- where it is -----------------------------------------------------------------------------
+    @property
+    def store_socket(self) -> Path:
+        return self.folder / "store.sock"
+
+    def url(self, name: str = "gateway-0") -> str:
+        return f"http://127.0.0.1:{self._ports[name]}"
+
+    def log(self, name: str) -> str:
+        path = self.services[name].log_path
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    # ---- what it holds ---------------------------------------------------------------------------
+    def store_stats(self) -> StoreStats:
+        session = StoreSession.connect(self.store_socket, f"test-{time.monotonic_ns()}/stats")
+        try:
+            stats = session.request(StatsQuery(seq=0))
+        finally:
+            session.close()
+        assert isinstance(stats, StoreStats)
+        return stats
+
+    def evict_all(self) -> None:
+        session = StoreSession.connect(self.store_socket, f"test-{time.monotonic_ns()}/evict")
+        try:
+            session.request(Evict(seq=0))
+        finally:
+            session.close()
+
+    def leftovers(self) -> dict[str, int]:
+        """What must not be there when nothing is asked; empty: nothing."""
+        found: dict[str, int] = {}
+        stats = self.store_stats()
+        for name in (
+            "num_reservations", "num_pins", "num_watches", "writing_num_bytes", "pinned_num_bytes",
+            "abandoned_num_bytes",
+        ):  # fmt: skip
+            found[f"store {name}"] = getattr(stats, name)
+        for name in self.names_of(Party.PREFILL_DECODE):
+            counts = self._get_json(name, "/status")
+            counts.pop("steps")
+            found |= {f"{name} {what}": number for what, number in counts.items()}
+        for name in self.names_of(Party.GATEWAY):
+            found[f"{name} requests"] = self._get_json(name, "/health/ready")["num_requests"]
+        found |= self.stream_leftovers()
+        return {what: number for what, number in found.items() if number}
+
+    def stream_leftovers(self) -> dict[str, int]:
+        """Entries that are in a stream, or pending in a group. Handled ones are deleted."""
+        found: dict[str, int] = {}
+        client = redis.Redis.from_url(self.redis.url, socket_timeout=5.0)
+        try:
+            for key in client.scan_iter(match=f"triptych:{DEPLOYMENT}:*", _type="stream"):
+                name = key.decode().removeprefix(f"triptych:{DEPLOYMENT}:")
+                found[f"entries in {name}"] = client.xlen(key)
+                for group in client.xinfo_groups(key):
+                    found[f"pending in {name}"] = group["pending"]
+        finally:
+            client.close()
+        return {what: number for what, number in found.items() if number}
+
+    def wait_until_idle(self, allowed: Callable[[str], bool] = lambda what: False) -> None:
+        """Nothing is left of any request.
+
+        Args:
+            allowed: names of `leftovers` that may stay.
+
+        Raises:
+            RuntimeError: something stays.
+        """
+        left: dict[str, int] = {}
+
+        def is_idle() -> bool:
+            try:
+                found = self.leftovers()
+            except (StoreError, httpx.HTTPError, redis.RedisError, OSError) as error:
+                found = {repr(error): 1}
+            left.clear()
+            left.update({what: number for what, number in found.items() if not allowed(what)})
+            return not left
+
+        try:
+            self.wait_until(is_idle, IDLE_LIMIT_S, "nothing is left over")
+        except RuntimeError as error:
+            raise RuntimeError(f"left over: {left}\n{error}") from None
+
+    def wait_until_whole(self) -> None:
+        """Everybody runs, is registered and seen by every gateway."""
+
+        def is_whole() -> bool:
+            with self._lock:
+                if any(service.exit_code is not None for service in self.services.values()):
+                    return False
+            expected = {n for n in self.services if self.services[n].party is not Party.CACHE_STORE}
+            try:
+                for gateway in self.names_of(Party.GATEWAY):
+                    report = self._get_json(gateway, "/health/ready")
+                    if report["status"] != "ready":
+                        return False
+                    if {each["instance"] for each in report["instances"]} != expected:
+                        return False
+                for name in self.names_of(Party.PREFILL_DECODE):
+                    self._get_json(name, "/status")
+                self.store_stats()
+                boots = self._registered_boots()
+            except (httpx.HTTPError, StoreError, OSError, redis.RedisError):
+                return False
+            return boots.keys() == expected and not self._dead_boots & set(boots.values())
+
+        self.wait_until(is_whole, START_LIMIT_S, "everybody runs and is registered")
+
+    def num_encodes(self) -> Counter[str]:
+        """By mm_hash."""
+        return Counter(line.split()[0] for line in self.tally.read_text().splitlines())
+
+    def rss_bytes(self) -> dict[str, int]:
+        return {name: service.rss_bytes() for name, service in self.services.items()}
+
+    def redis_used_bytes(self) -> int:
+        client = redis.Redis.from_url(self.redis.url, socket_timeout=5.0)
+        try:
+            info: Any = client.info("memory")
+            return int(info["used_memory"])
+        finally:
+            client.close()
+
+    def wait_until(self, condition: Callable[[], bool], limit_s: float, what: str) -> None:
+        """Of things in other processes, which wake nobody here.
+
+        Raises:
+            RuntimeError: not in time; with the ends of the logs.
+        """
+        pause = threading.Event()
+        deadline = time.monotonic() + limit_s
+        while not condition():
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"not within {limit_s} s: {what}\n{self.log_ends()}")
+            pause.wait(LOOK_S)
+
+    def log_ends(self, num_lines: int = 12) -> str:
+        parts = []
+        for name in self.services:
+            lines = self.log(name).splitlines()[-num_lines:]
+            parts.append("\n".join([f"---- {name} (exit {self.services[name].exit_code})", *lines]))
+        return "\n".join(parts)
+
+    # ---- inside ----------------------------------------------------------------------------------
+    def _make_services(self) -> dict[str, ServiceProcess]:
+        layout = self.layout
+        names = {
+            Party.CACHE_STORE: ["cache_store"],
+            Party.ENCODER: [f"encoder-{n}" for n in range(layout.num_encoders)],
+            Party.PREFILL_DECODE: [f"prefill_decode-{n}" for n in range(layout.num_prefill_decodes)],
+            Party.GATEWAY: [f"gateway-{n}" for n in range(layout.num_gateways)],
+        }
+        services: dict[str, ServiceProcess] = {}
+        for party, instances in names.items():
+            for name in instances:
+                arguments = [*self._common(name), *self._own(party, name), *layout.options.get(party, ())]
+                services[name] = ServiceProcess(party, name, arguments, self.folder)
+        return services
+
+    def _common(self, name: str) -> list[str]:
+        return [
+            f"--redis-url={self.redis.url}", f"--deployment={DEPLOYMENT}", f"--run-dir={self.folder}",
+            f"--instance={name}", "--drain-timeout-s=5",
+        ]  # fmt: skip
+
+    def _own(self, party: Party, name: str) -> list[str]:
+        layout = self.layout
+        match party:
+            case Party.CACHE_STORE:
+                return [f"--region-bytes={layout.region_bytes}", "--block-bytes=4096"]
+            case Party.ENCODER:
+                return [
+                    f"--model={MODEL}", f"--takeover-idle-ms={layout.takeover_idle_ms}",
+                    f"--encode-s={layout.encode_s}", f"--tally={self.tally}",
+                ]  # fmt: skip
+            case Party.PREFILL_DECODE:
+                self._ports[name] = free_port()
+                return [
+                    f"--port={self._ports[name]}", f"--budget-embeds={layout.budget_embeds}",
+                    f"--token-s={layout.token_s}",
+                ]  # fmt: skip
+            case _:
+                self._ports[name] = free_port()
+                return [
+                    f"--port={self._ports[name]}", "--registry-interval-s=0.1",
+                    f"--first-token-timeout-s={layout.first_token_timeout_s}", "--inline-media-bytes=300",
+                ]  # fmt: skip
+
+    def _keep_running(self) -> None:
+        while True:
+            with self._lock:
+                if self._is_ending:
+                    return
+                watched = {
+                    service.sentinel: service
+                    for service in self.services.values()
+                    if service.name not in self._held_down or service.exit_code is None
+                }
+            ready = multiprocessing.connection.wait([*watched, self._wake_receiver], timeout=1.0)
+            if self._wake_receiver in ready:
+                self._wake_receiver.recv_bytes()
+            ended = [watched[each] for each in ready if isinstance(each, int)]
+            if ended:
+                threading.Event().wait(RESTART_DELAY_S)  # as a supervisor does, so that a death is seen
+            with self._lock:
+                self._note_boots(ended)
+                for service in ended:
+                    if self._is_ending or service.exit_code is None:
+                        continue
+                    self.exits.append((service.name, service.exit_code))
+                    if service.name not in self._held_down:
+                        self._start_again(service)
+
+    def _note_boots(self, ended: list[ServiceProcess]) -> None:
+        try:
+            boots = self._registered_boots()
+        except redis.RedisError:
+            return
+        self._dead_boots.update(boots[service.name] for service in ended if service.name in boots)
+
+    def _registered_boots(self) -> dict[str, str]:
+        client = redis.Redis.from_url(self.redis.url, socket_timeout=5.0)
+        found: dict[str, str] = {}
+        try:
+            for name in self.services:
+                value: Any = client.get(names().instance(name))
+                if value is not None:
+                    found[name] = orjson.loads(value)["record"]["boot_id"]
+        finally:
+            client.close()
+        return found
+
+    def _start_again(self, service: ServiceProcess) -> None:
+        self.restarts[service.name] += 1
+        service.start()
+
+    def _store_answers(self) -> bool:
+        try:
+            self.store_stats()
+        except StoreError:
+            if self.services["cache_store"].exit_code is not None:
+                raise RuntimeError(f"the store ended: {self.log('cache_store')}") from None
+            return False
+        return True
+
+    def _get_json(self, name: str, path: str) -> Any:
+        answer = httpx.get(self.url(name) + path, timeout=5.0, trust_env=False)
+        if answer.status_code not in (200, 503):
+            raise httpx.HTTPError(f"{name} answered {answer.status_code} to {path}")
+        return answer.json()
+
+
+def names() -> StreamNames:
+    return StreamNames(DEPLOYMENT)

@@ -1,0 +1,57 @@
+"""What the stand-ins for the model compute: a tensor of an image, an answer of tensors and text."""
+
+import io
+import random
+from collections.abc import Sequence
+
+from blake3 import blake3
+from PIL import Image
+
+MODEL = "fast-vl"
+DIGEST = blake3(b"fast-vl").hexdigest()  # of the namespace
+WIDTH = 64
+DTYPE = "float32"
+MAX_GRID = 12  # patches per side: an item has up to 144 rows of 256 bytes
+DEFAULT_TOKENS = 8
+
+
+def png(number: int, side: int | None = None) -> bytes:
+    """An image of its own for each number; `side` pixels, 1 to 12 unless given."""
+    rng = random.Random(number)
+    width, height = (side, side) if side else (rng.randint(1, MAX_GRID), rng.randint(1, MAX_GRID))
+    image = Image.frombytes("RGB", (width, height), rng.randbytes(3 * width * height))
+    buffer = io.BytesIO()
+    image.save(buffer, "PNG", pnginfo=None)
+    return buffer.getvalue() + number.to_bytes(8, "big")  # behind the image's end: no two are alike
+
+
+def grid_of(media: bytes) -> tuple[int, int, int]:
+    """(1, height, width): one row of the tensor per pixel.
+
+    Raises:
+        OSError: the bytes are not an image.
+    """
+    with Image.open(io.BytesIO(media)) as image:
+        image.load()
+        return 1, image.height, image.width
+
+
+def tensor_bytes(media: bytes, num_rows: int) -> bytes:
+    """[num_rows, WIDTH] of DTYPE."""
+    return blake3(media).digest(length=num_rows * WIDTH * 4)
+
+
+def word_of(tensor: bytes) -> str:
+    """What the model says of an item."""
+    return f"i{blake3(tensor).hexdigest()[:16]}"
+
+
+def word_of_media(media: bytes) -> str:
+    _, height, width = grid_of(media)
+    return word_of(tensor_bytes(media, height * width))
+
+
+def answer_words(items: Sequence[str], text: str, num_tokens: int) -> list[str]:
+    """The answer, token by token: the items in their order, the text, and what else it takes."""
+    words = [*items, f"t{blake3(text.encode()).hexdigest()[:16]}"]
+    return words + [f"w{index}" for index in range(num_tokens - len(words))]
