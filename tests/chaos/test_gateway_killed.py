@@ -1,4 +1,4 @@
-"""kill -9 of the gateway at every step of the protocol: callers lose their connection, and nothing else is."""
+"""kill -9 of the gateway at every step of the protocol: callers lose their connection, nothing else is."""
 
 import pytest
 from support.fast.scenario import Action, Point, Scenario, points_of

@@ -6,8 +6,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -63,7 +62,7 @@ class Layout:
 
 
 class FastSystem:
-    """See the package's docstring. Processes that end are started again, unless they are `held_down`."""
+    """See the package's docstring. Processes that end are started again, unless they are held down."""
 
     def __init__(self, redis_server: RedisServer, layout: Layout | None = None) -> None:
         self.layout = layout or Layout()
@@ -124,19 +123,17 @@ class FastSystem:
     def names_of(self, party: Party) -> list[str]:
         return [service.name for service in self.services.values() if service.party is party]
 
-    @contextmanager
-    def held_down(self, name: str) -> Iterator[None]:
-        """A process that ends meanwhile stays away until the block ends."""
+    def hold_down(self, name: str) -> None:
+        """When it ends it stays away, until `let_up`."""
         with self._lock:
             self._held_down.add(name)
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._held_down.discard(name)
-                if self.services[name].exit_code is not None:
-                    self._start_again(self.services[name])
-            self._wake_sender.send_bytes(b"x")
+
+    def let_up(self, name: str) -> None:
+        with self._lock:
+            self._held_down.discard(name)
+            if self.services[name].exit_code is not None:
+                self._start_again(self.services[name])
+        self._wake_sender.send_bytes(b"x")
 
     # ---- where it is -----------------------------------------------------------------------------
     @property

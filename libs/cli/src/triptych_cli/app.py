@@ -1,5 +1,6 @@
 """The command line: names, options and help. What a command does is in `commands/`."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -200,14 +201,15 @@ def bench(
 
 @app.command()
 def soak(
-    part: Annotated[str, typer.Argument(help="What to wear out: store.")],
+    part: Annotated[str, typer.Argument(help="What to wear out: store, system.")],
     minutes: Annotated[float, typer.Option(min=0.01, help="How long.")] = 10.0,
     seed: Annotated[int, typer.Option(help="The same seed kills in the same order.")] = 0,
+    report: Annotated[Path | None, typer.Option("--json", help="Write the report there (system).")] = None,
 ) -> None:
     """Work one part hard while its processes are killed at random; 1 if anything was wrong."""
     from triptych_cli.commands import bench as command
 
-    raise typer.Exit(command.soak(part, minutes, seed))
+    raise typer.Exit(command.soak(part, minutes, seed, report))
 
 
 @app.command()

@@ -23,8 +23,8 @@ def bench(name: str | None, extra: list[str]) -> int:
     return subprocess.run([sys.executable, str(scripts[name]), *extra], check=False).returncode
 
 
-def soak(part: str, minutes: float, seed: int) -> int:
-    """Run `benchmarks/soak_PART.py`."""
+def soak(part: str, minutes: float, seed: int, report: Path | None) -> int:
+    """Run `benchmarks/soak_PART.py`; `report`: a file for its figures."""
     scripts = {stem: file for stem, file in scripts_there().items() if stem.startswith("soak_")}
     script = scripts.get(f"soak_{part}")
     if script is None:
@@ -32,6 +32,8 @@ def soak(part: str, minutes: float, seed: int) -> int:
         fail(f"no soak of {part!r}; there are: {parts}")
         return 2
     command = [sys.executable, str(script), f"--minutes={minutes}", f"--seed={seed}"]
+    if report is not None:
+        command.append(f"--json={report}")
     return subprocess.run(command, check=False).returncode
 
 
