@@ -4,13 +4,13 @@ import asyncio
 from statistics import median
 
 import pytest
-
 from support.fast.client import Client, Question, ask_all
 from support.fast.faults import Faults
 from support.fast.points import SENDING
 from support.fast.scenario import CLIENT_LIMIT_S
 from support.fast.system import FastSystem, Layout
 from support.fast.tensors import png
+
 from triptych_encoder.settings import EncoderSettings
 
 pytestmark = [pytest.mark.chaos, pytest.mark.slow]

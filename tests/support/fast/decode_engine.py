@@ -12,6 +12,7 @@ plus two marks. What the KV cache holds of an item is its word, so a prefix of e
 
 import queue
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -155,8 +156,8 @@ class DecodeEngine:
         self._num_steps += 1
         self._resume()
         touched = self._schedule()
-        self._load()
-        self._compute(touched)
+        lost = self._load()
+        self._compute([(rid, place) for rid, place in touched if self._item(rid, place) not in lost])
         for rid in self._consumer.take_failed():
             self._finish(rid, "an item cannot come")
         self._say_tokens()
@@ -169,6 +170,8 @@ class DecodeEngine:
             )
             offset += item.num_embeds + 3
         request = FakeRequest(prompt.request_id, features, prompt.transfer_params)
+        if features:
+            self._consumer.expect(request)
         self._live[prompt.request_id] = _Running(prompt, request)
         self._waiting.append(prompt.request_id)
 
@@ -176,6 +179,9 @@ class DecodeEngine:
         woken = self._consumer.drain()
         if self._consumer.is_store_lost:
             raise StoreUnavailableError("the lease on the cache store is lost: its tensors cannot be trusted")
+        for rid in self._consumer.deadlines.take_passed(time.monotonic()):
+            if rid in self._live and not self._live[rid].is_prefilled:
+                self._consumer.overdue(self._live[rid].request)
         ready = [rid for rid in woken if rid in self._parked]
         for rid in ready:
             self._parked.discard(rid)
@@ -236,8 +242,16 @@ class DecodeEngine:
             touched.append((each.prompt.request_id, place))
         return touched
 
-    def _load(self) -> None:
+    def _load(self) -> frozenset[str]:
+        """What could not be had, if anything; who waits for it fails."""
         self._worker.load(self._encoder_cache, self._consumer.take_loads())
+        lost = self._worker.take_lost()
+        if lost:
+            self._consumer.load_lost(lost)
+        return lost
+
+    def _item(self, rid: str, place: int) -> str:
+        return self._live[rid].prompt.items[place].mm_hash
 
     def _compute(self, touched: list[tuple[str, int]]) -> None:
         """The forward pass, and what follows from its end."""

@@ -35,6 +35,7 @@ class _Here:
 
     folder: Path | None = None
     instance = ""
+    party: Party | None = None
 
 
 def point_name(step: str, moment: str) -> str:
@@ -60,11 +61,11 @@ def reach(step: str, moment: str) -> None:
 
 def install(folder: Path, instance: str, party: Party) -> None:
     """Notice the steps of this process from now on. Before the service starts."""
-    _Here.folder, _Here.instance = folder, instance
+    _Here.folder, _Here.instance, _Here.party = folder, instance, party
     if party is Party.CACHE_STORE:
         _watch_store()
         return
-    _watch_streams(party)
+    _watch_streams()
     _watch_sessions()
     _watch_http_client(party)
     if party is Party.GATEWAY:
@@ -72,11 +73,7 @@ def install(folder: Path, instance: str, party: Party) -> None:
 
 
 # ---- which step is it ----------------------------------------------------------------------------
-_STREAM_STEPS: dict[tuple[str | None, str, str | None], Step] = {
-    (each.stream, each.message.TYPE, each.variant): each
-    for each in STEPS
-    if each.channel is Channel.STREAM and each.message is not None
-}
+_STREAM_STEPS = [each for each in STEPS if each.channel is Channel.STREAM]
 _COMMAND_STEPS: dict[tuple[Party, type[Message]], Step] = {
     (each.sender, each.message): each
     for each in STEPS
@@ -89,16 +86,18 @@ _PUSH_STEPS: dict[tuple[Party, type[Message]], Step] = {
 }
 
 
-def _step_of_entry(stream: str, kind: str, body: Mapping[str, Any]) -> Step | None:
+def _reach_message(stream: str, kind: str, body: Mapping[str, Any], moment: str) -> None:
+    """A message of a stream. Who reads it does not see who wrote it: all that it can be is reached."""
     attribute = stream.split(":")[2].replace("-", "_")
     variant = body.get("decision", body.get("outcome"))
-    return _STREAM_STEPS.get((attribute, kind, variant))
+    for each in _STREAM_STEPS:
+        is_it = (each.stream, each.message and each.message.TYPE, each.variant) == (attribute, kind, variant)
+        if is_it and (each.sender is _Here.party or moment in (RECEIVED, HANDLED)):
+            reach(each.name, moment)
 
 
 def _reach_entry(stream: str, fields: Mapping[bytes, bytes], moment: str) -> None:
-    found = _step_of_entry(stream, fields[b"type"].decode(), orjson.loads(fields[b"body"]))
-    if found is not None:
-        reach(found.name, moment)
+    _reach_message(stream, fields[b"type"].decode(), orjson.loads(fields[b"body"]), moment)
 
 
 def _party_of_client(client: str) -> Party:
@@ -126,7 +125,7 @@ def _reach_push(client: str, push: object, moment: str) -> None:
 
 
 # ---- around the bus ------------------------------------------------------------------------------
-def _watch_streams(party: Party) -> None:
+def _watch_streams() -> None:
     bus: Any = asyncbus.AsyncBus
     taker: Any = consumer.Consumer
     publish, publish_encoded = bus.publish, bus.publish_encoded
@@ -134,12 +133,9 @@ def _watch_streams(party: Party) -> None:
 
     async def watched_publish(self: Any, stream: str, message: Message, **options: Any) -> Any:
         body = message.model_dump(mode="json", include={"decision", "outcome"})
-        found = _step_of_entry(stream, message.TYPE, body)
-        if found is None:
-            return await publish(self, stream, message, **options)
-        reach(found.name, SENDING)
+        _reach_message(stream, message.TYPE, body, SENDING)
         result = await publish(self, stream, message, **options)
-        reach(found.name, SENT)
+        _reach_message(stream, message.TYPE, body, SENT)
         return result
 
     async def watched_publish_encoded(self: Any, entries: Any) -> Any:

@@ -15,17 +15,14 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from support.fast import points
 from support.fast.decode_engine import DecodeEngine, Finished, Item, Prompt, Token, prefix_digest
 from support.fast.tensors import DEFAULT_TOKENS, DIGEST, DTYPE, MAX_GRID, MODEL
-from triptych_common.bus import AsyncBus, Registry, ThreadedBus
+from triptych_common.bus import AsyncBus, Registry
 from triptych_common.domain.errors import TriptychError
-from triptych_common.protocol.codec import Envelope
-from triptych_common.protocol.messages import EncoderCacheMetadata, InstanceRecord, Role
-from triptych_common.protocol.names import OWNER_GROUP
+from triptych_common.protocol.messages import InstanceRecord, Role
 from triptych_common.runtime import ServiceSettings, StopSignal
 from triptych_common.telemetry.logs import get_logger
 from triptych_vllm_connector.config import ConnectorConfig
-from triptych_vllm_connector.consumer import Consumer, PinReply, StoreLost
-from triptych_vllm_connector.links import BusTalkLink, StorePinLink
-from triptych_vllm_connector.preallocator import make_preallocator
+from triptych_vllm_connector.consumer import Consumer
+from triptych_vllm_connector.opening import open_consumer
 from triptych_vllm_connector.workers import LoadingWorker
 
 log = get_logger(__name__)
@@ -55,30 +52,12 @@ def config_of(settings: ServiceSettings) -> ConnectorConfig:
 
 @contextmanager
 def opened_consumer(settings: FastPrefillDecodeSettings) -> Iterator[Consumer]:
-    """As `TriptychECConnector.open_consumer` makes it."""
-    names, instance, config = settings.names, settings.instance, config_of(settings)
-    bus = ThreadedBus(settings.redis_url, settings.deployment, client_name=f"{instance}/engine")
-    pins = StorePinLink(
-        config,
-        1,
-        on_reply=lambda mm_hash, reply: consumer.post(PinReply(mm_hash, reply)),
-        on_push=lambda push: consumer.post(push),  # noqa: PLW0108 - made below
-        on_lost=lambda: consumer.post(StoreLost()),
-    )
-    consumer = Consumer(
-        instance, pins, BusTalkLink(bus, names), make_preallocator("sync", settings.budget_embeds)
-    )
-
-    def on_metadata(envelope: Envelope) -> None:
-        if isinstance(envelope.message, EncoderCacheMetadata):
-            consumer.post(envelope.message)
-
-    bus.subscribe(names.metadata(instance), group=OWNER_GROUP, consumer=instance, callback=on_metadata)
+    consumer, closers = open_consumer(config_of(settings), 1, settings.budget_embeds)
     try:
         yield consumer
     finally:
-        pins.close()
-        bus.close()
+        for closer in closers:
+            closer.close()
 
 
 async def serve(settings: FastPrefillDecodeSettings, stop: StopSignal) -> None:

@@ -16,22 +16,14 @@ from vllm.distributed.ec_transfer.ec_connector.base import (
 )
 from vllm.distributed.ec_transfer.ec_connector.utils import PlaceholderMetadataResolver
 
-from triptych_common.bus import BlobStore, ThreadedBus
-from triptych_common.protocol.codec import Envelope
-from triptych_common.protocol.messages import EncoderCacheMetadata
-from triptych_common.protocol.names import OWNER_GROUP, StreamNames
 from triptych_common.telemetry import setup_tracing
 from triptych_common.telemetry.logs import get_logger, setup_logging
-from triptych_vllm_connector.alarm import Alarm
 from triptych_vllm_connector.config import ConnectorConfig
-from triptych_vllm_connector.consumer import Consumer, PinReply, StoreLost
+from triptych_vllm_connector.consumer import Consumer
 from triptych_vllm_connector.items import LoadOrder
-from triptych_vllm_connector.links import BusTalkLink, StorePinLink
+from triptych_vllm_connector.opening import open_consumer
 from triptych_vllm_connector.orders import WriteOrder
-from triptych_vllm_connector.preallocator import make_preallocator
 from triptych_vllm_connector.process_end import end_quickly, leave_signals_to_host
-from triptych_vllm_connector.readable_pins import ReadablePins
-from triptych_vllm_connector.redis_transport import Readable
 from triptych_vllm_connector.tower import Tower, no_tower
 from triptych_vllm_connector.workers import LoadingWorker, WritingWorker
 
@@ -93,47 +85,12 @@ class TriptychECConnector(ECConnectorBase):
     # ---- scheduler side: consumer ----------------------------------------------------------------
     def open_consumer(self, cache_size: int) -> Consumer:
         """Connect to the store and the bus. `cache_size` is vLLM's encoder cache, in rows."""
-        config = self.config
-        names = StreamNames(config.deployment)
-        budget = config.budget_embeds or max(cache_size, 1)
-        bus = ThreadedBus(config.redis_url, config.deployment, client_name=f"{config.instance}/engine")
-        blobs = BlobStore(config.redis_url, config.deployment, client_name=f"{config.instance}/pins")
-        pins = ReadablePins(
-            lambda on_reply, on_push: StorePinLink(
-                config,
-                self._num_ranks,
-                on_reply,
-                on_push,
-                on_lost=lambda: consumer.post(StoreLost()),
-            ),
-            Readable(config.device, blobs),
-            on_reply=lambda mm_hash, reply: consumer.post(PinReply(mm_hash, reply)),
-            on_push=lambda push: consumer.post(push),  # noqa: PLW0108 - made below
-        )
         encodes = no_tower
-        if config.has_encoder:
+        if self.config.has_encoder:
             encodes = Tower(PlaceholderMetadataResolver(self._vllm_config.model_config).fields_for).encodes
-        consumer = Consumer(
-            config.instance,
-            pins,
-            BusTalkLink(bus, names),
-            make_preallocator(config.preallocation, budget),
-            encodes=encodes,
-        )
-        alarm = Alarm(consumer.wake)
-        consumer.deadlines.bind(alarm.set)
-
-        def on_metadata(envelope: Envelope) -> None:
-            if isinstance(envelope.message, EncoderCacheMetadata):
-                consumer.post(envelope.message)
-
-        bus.subscribe(
-            names.metadata(config.instance), group=OWNER_GROUP, consumer=config.instance, callback=on_metadata
-        )
-        self._closers += [alarm, pins, blobs, bus]
-        self._consumer = consumer
-        log.info("consumer ready", budget_embeds=budget, strategy=config.preallocation)
-        return consumer
+        self._consumer, closers = open_consumer(self.config, self._num_ranks, cache_size, encodes)
+        self._closers += closers
+        return self._consumer
 
     def ensure_cache_available(self, request: Any, num_computed_tokens: int) -> bool:
         return self._consumer is None or self._consumer.admit(request, num_computed_tokens)

@@ -208,7 +208,7 @@ class ChatExchange(Response):
             namespace_digest=digest,
             arrived_at=self._arrived_at,
         )
-        async with gateway.orders.open(ticket):
+        async with gateway.orders.open(ticket), gateway.last_words.of(ticket):
             try:
                 await self._serve_encoded(request, ticket, wait, chosen, client)
             except EncodeUnavailableError as error:

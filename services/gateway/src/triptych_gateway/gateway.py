@@ -11,12 +11,13 @@ import httpx
 
 from triptych_common.bus import AsyncBus, Registration, Registry
 from triptych_common.domain.errors import RequestError
-from triptych_common.protocol.messages import InstanceRecord, Role
+from triptych_common.protocol.messages import EncoderCacheMetadata, InstanceRecord, Role
 from triptych_common.protocol.names import OWNER_GROUP
 from triptych_common.telemetry.logs import get_logger
 from triptych_gateway.admission import Admission
 from triptych_gateway.auth import ApiKeys
 from triptych_gateway.encode_orders import EncodeOrders, OrderLimits
+from triptych_gateway.last_words import LastWords
 from triptych_gateway.media import MediaLimits
 from triptych_gateway.media_shelf import MediaShelf
 from triptych_gateway.metrics import GatewayMetrics
@@ -42,6 +43,7 @@ class Gateway:
     view: RegistryView
     router: Router
     orders: EncodeOrders
+    last_words: LastWords
     shelf: MediaShelf
     admission: Admission
     api_keys: ApiKeys
@@ -77,6 +79,8 @@ class Gateway:
         ) as consumer:
             async for delivery in consumer:
                 try:
+                    if isinstance(delivery.envelope.message, EncoderCacheMetadata):
+                        self.last_words.hear(delivery.envelope.message)
                     await self.orders.handle(delivery.envelope.message)
                 except Exception:  # one bad message must not stop the listener
                     log.exception("encode result could not be handled", entry_id=delivery.entry_id)
@@ -119,6 +123,7 @@ async def _running(gateway: Gateway) -> AsyncIterator[None]:
         tasks = [
             group.create_task(gateway.view.run(gateway.on_look), name="registry-view"),
             group.create_task(gateway.listen(), name="results"),
+            group.create_task(gateway.last_words.run(), name="last-words"),
         ]
         tasks += [
             group.create_task(gateway.orders.run_publisher(), name=f"publisher-{index}")
@@ -161,6 +166,7 @@ def _assemble(
         view=RegistryView(registry, settings.registry_interval_s),
         router=Router(settings.suspect_s),
         orders=orders,
+        last_words=LastWords(bus, settings.instance),
         shelf=shelf,
         admission=Admission(settings.max_requests_in_flight, settings.max_media_in_flight_bytes),
         api_keys=ApiKeys(settings.api_keys),

@@ -80,6 +80,8 @@ async def serve(gateway: Gateway, dispatch: Dispatch, client: ClientStream) -> N
                     choice.failed(record)
             waiting.set_attribute("triptych.prefill_decode", record.instance)
         await _relay(gateway, dispatch, answer, client)
+        if dispatch.ticket is not None:
+            dispatch.ticket.answered_by = record.instance
 
 
 async def _begin(

@@ -32,6 +32,7 @@ class Ticket:
     traceparent: str | None
     namespace_digest: str | None = None  # that the items' mm_hash were made with
     sizes: dict[MmHash, ItemSizes] = field(default_factory=dict)
+    answered_by: str | None = None  # the instance whose answer went out whole
     _all_sized: asyncio.Event = field(default_factory=asyncio.Event)
     _failed: asyncio.Event = field(default_factory=asyncio.Event)
     _error: RequestError | None = None

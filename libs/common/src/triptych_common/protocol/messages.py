@@ -139,7 +139,7 @@ class Outcome(StrEnum):
 
 
 class ItemAck(Message):
-    """prefill_decode -> encoder (`acks:{instance}`): the last word about one (request, item)."""
+    """prefill_decode, or the gateway, -> encoder (`acks:{instance}`): the last word about (request, item)."""
 
     request_id: Name
     item_index: NonNegativeInt

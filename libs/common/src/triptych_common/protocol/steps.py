@@ -132,6 +132,7 @@ STEPS: tuple[Step, ...] = (
     # ---- not needed, not possible, or once more ----
     _bus("decline", _CONSUMER, _ENCODER, "preallocations", Preallocation, variant=Decision.DECLINED),
     _bus("ack_skipped", _CONSUMER, _ENCODER, "acks", ItemAck, variant=Outcome.SKIPPED),
+    _bus("ack_elsewhere", _GATEWAY, _ENCODER, "acks", ItemAck, variant=Outcome.SKIPPED),
     _bus("ack_failed", _CONSUMER, _ENCODER, "acks", ItemAck, variant=Outcome.FAILED),
     _bus("encode_failed", _ENCODER, _GATEWAY, "encode_results", EncodeFailed),
     _bus("encode_needed", _CONSUMER, _GATEWAY, "encode_results", EncodeNeeded),

@@ -1,0 +1,75 @@
+"""The consumer with its links to store and bus, as an engine opens it. Without vLLM."""
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from triptych_common.bus import BlobStore, ThreadedBus
+from triptych_common.protocol.codec import Envelope
+from triptych_common.protocol.messages import EncoderCacheMetadata
+from triptych_common.protocol.names import OWNER_GROUP, StreamNames
+from triptych_common.telemetry.logs import get_logger
+from triptych_vllm_connector.alarm import Alarm
+from triptych_vllm_connector.config import ConnectorConfig
+from triptych_vllm_connector.consumer import Consumer, PinReply, StoreLost
+from triptych_vllm_connector.links import BusTalkLink, StorePinLink
+from triptych_vllm_connector.preallocator import make_preallocator
+from triptych_vllm_connector.readable_pins import ReadablePins
+from triptych_vllm_connector.redis_transport import Readable
+from triptych_vllm_connector.tower import no_tower
+
+log = get_logger(__name__)
+
+
+class Closer(Protocol):
+    """What must be closed in the end."""
+
+    def close(self) -> None: ...
+
+
+def open_consumer(
+    config: ConnectorConfig,
+    num_ranks: int,
+    cache_size: int,
+    encodes: Callable[[Any], bool] = no_tower,
+) -> tuple[Consumer, tuple[Closer, ...]]:
+    """Connect to the store and the bus.
+
+    Args:
+        num_ranks: tensor-parallel workers, each of which ends every pin.
+        cache_size: the engine's encoder cache, in rows.
+        encodes: whether the instance encodes a request's items itself.
+
+    Returns:
+        The consumer, and what is to be closed after it, in order.
+    """
+    names = StreamNames(config.deployment)
+    budget = config.budget_embeds or max(cache_size, 1)
+    bus = ThreadedBus(config.redis_url, config.deployment, client_name=f"{config.instance}/engine")
+    blobs = BlobStore(config.redis_url, config.deployment, client_name=f"{config.instance}/pins")
+    pins = ReadablePins(
+        lambda on_reply, on_push: StorePinLink(
+            config, num_ranks, on_reply, on_push, on_lost=lambda: consumer.post(StoreLost())
+        ),
+        Readable(config.device, blobs),
+        on_reply=lambda mm_hash, reply: consumer.post(PinReply(mm_hash, reply)),
+        on_push=lambda push: consumer.post(push),  # noqa: PLW0108 - made below
+    )
+    consumer = Consumer(
+        config.instance,
+        pins,
+        BusTalkLink(bus, names),
+        make_preallocator(config.preallocation, budget),
+        encodes=encodes,
+    )
+    alarm = Alarm(consumer.wake)
+    consumer.deadlines.bind(alarm.set)
+
+    def on_metadata(envelope: Envelope) -> None:
+        if isinstance(envelope.message, EncoderCacheMetadata):
+            consumer.post(envelope.message)
+
+    bus.subscribe(
+        names.metadata(config.instance), group=OWNER_GROUP, consumer=config.instance, callback=on_metadata
+    )
+    log.info("consumer ready", budget_embeds=budget, strategy=config.preallocation)
+    return consumer, (alarm, pins, blobs, bus)
