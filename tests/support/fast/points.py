@@ -129,7 +129,7 @@ def _watch_streams() -> None:
     bus: Any = asyncbus.AsyncBus
     taker: Any = consumer.Consumer
     publish, publish_encoded = bus.publish, bus.publish_encoded
-    take_next, ack = taker.__anext__, taker.ack
+    take_next, ack, ack_soon = taker.__anext__, taker.ack, taker.ack_soon
 
     async def watched_publish(self: Any, stream: str, message: Message, **options: Any) -> Any:
         body = message.model_dump(mode="json", include={"decision", "outcome"})
@@ -156,7 +156,12 @@ def _watch_streams() -> None:
         return await ack(self, entry)
 
     bus.publish, bus.publish_encoded = watched_publish, watched_publish_encoded
-    taker.__anext__, taker.ack = watched_next, watched_ack
+
+    def watched_ack_soon(self: Any, entry: Any) -> None:
+        _reach_entry(self._group.stream, entry.fields, HANDLED)
+        ack_soon(self, entry)
+
+    taker.__anext__, taker.ack, taker.ack_soon = watched_next, watched_ack, watched_ack_soon
 
 
 # ---- around the store's sessions -----------------------------------------------------------------

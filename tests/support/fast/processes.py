@@ -27,7 +27,7 @@ PRELOADED = [
     "support.fast.services",
     "triptych_cache_store.__main__",
     "triptych_gateway.__main__",
-    "triptych_encoder.service",
+    "triptych_encoder.working",
     "triptych_vllm_connector.workers",
     "httpcore",  # from here on: what others import when they are used first
     "pydantic.v1",

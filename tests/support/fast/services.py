@@ -13,8 +13,8 @@ from support.fast.tensors import DIGEST
 from triptych_common.protocol.steps import Party
 from triptych_common.runtime import StopSignal, run_service
 from triptych_common.telemetry import setup_logging, setup_tracing
-from triptych_encoder.service import work
 from triptych_encoder.settings import EncoderSettings
+from triptych_encoder.working import work
 
 
 class FastEncoderSettings(EncoderSettings):
