@@ -17,7 +17,8 @@ from support.fake_engine import (
     whole_request,
 )
 
-from triptych_vllm_connector.consumer import Consumer, PinReply
+from triptych_vllm_connector.consumer import Consumer
+from triptych_vllm_connector.inbox import PinReply
 from triptych_vllm_connector.preallocator import make_preallocator
 from triptych_vllm_connector.tower import Tower, no_tower
 

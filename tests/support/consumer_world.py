@@ -22,7 +22,8 @@ from support.fake_engine import (
 from triptych_common.domain.errors import StoreUnavailableError
 from triptych_common.protocol.messages import EncodeNeeded, EncoderCacheMetadata, ItemAck, Message
 from triptych_common.protocol.store import EntrySealed, Pinned, StoreFailure, WriterLost
-from triptych_vllm_connector.consumer import Consumer, Heard, PinReply, StoreLost
+from triptych_vllm_connector.consumer import Consumer
+from triptych_vllm_connector.inbox import Heard, PinReply, StoreLost
 from triptych_vllm_connector.items import ItemState, LoadOrder
 from triptych_vllm_connector.preallocator import make_preallocator
 
@@ -445,9 +446,9 @@ class World:
 
     def check_nobody_is_lost(self) -> None:
         """Who is parked waits for space, or for an item that can still come, or is about to be woken."""
-        woken = set(self.consumer._to_wake)
+        woken = set(self.consumer._requests._to_wake)
         for rid in self.parked - woken:
-            admission = self.consumer._admissions[rid]
+            admission = self.consumer._requests[rid]
             items = {admission.features[place].mm_hash for place in admission.granted}
             waits = [item for item in items if self.consumer._items.state(item) is ItemState.WATCHING]
             assert waits or self.preallocator.is_pending(rid), "parked for nothing"
@@ -463,7 +464,7 @@ class World:
         return bool(about_it) or is_asked or (is_watched and (is_made or is_wanted))
 
     def _heard_not_handled(self) -> list[Heard]:
-        return [*self.store.to_engine, *self.consumer._inbox]
+        return [*self.store.to_engine, *self.consumer._inbox._heard]
 
     def _live_orders(self) -> set[tuple[str, str]]:
         wires = {each.wire_id for each in self.live.values()}

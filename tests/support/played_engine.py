@@ -3,7 +3,8 @@
 from typing import Any
 
 from support.fake_engine import INSTANCE, FakePinLink, FakeRequest, FakeTalkLink, mm_hash
-from triptych_vllm_connector.consumer import Consumer, PinReply
+from triptych_vllm_connector.consumer import Consumer
+from triptych_vllm_connector.inbox import PinReply
 from triptych_vllm_connector.preallocator import make_preallocator
 
 A, B, C = mm_hash("a"), mm_hash("b"), mm_hash("c")

@@ -6,7 +6,7 @@ from support.played_engine import IDLE, A, B, Engine
 
 from triptych_common.domain.errors import IllegalTransitionError, StoreUnavailableError
 from triptych_common.protocol.store import Done, StoreFailure
-from triptych_vllm_connector.consumer import PinReply
+from triptych_vllm_connector.inbox import PinReply
 
 
 def test_the_whole_way_of_one_item(engine: Engine) -> None:

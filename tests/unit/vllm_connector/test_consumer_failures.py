@@ -18,7 +18,7 @@ from support.played_engine import IDLE, A, B, C, Engine
 from triptych_common.domain.errors import StoreUnavailableError
 from triptych_common.protocol.messages import EncodeNeeded
 from triptych_common.protocol.store import Done, Pinned, StoreFailure
-from triptych_vllm_connector.consumer import StoreLost
+from triptych_vllm_connector.inbox import StoreLost
 
 
 def test_an_absent_item_is_ordered_from_the_gateway(engine: Engine) -> None:

@@ -10,7 +10,8 @@ from triptych_common.protocol.names import OWNER_GROUP, StreamNames
 from triptych_common.telemetry.logs import get_logger
 from triptych_vllm_connector.alarm import Alarm
 from triptych_vllm_connector.config import ConnectorConfig
-from triptych_vllm_connector.consumer import Consumer, PinReply, StoreLost
+from triptych_vllm_connector.consumer import Consumer
+from triptych_vllm_connector.inbox import PinReply, StoreLost
 from triptych_vllm_connector.links import BusTalkLink, StorePinLink
 from triptych_vllm_connector.preallocator import make_preallocator
 from triptych_vllm_connector.readable_pins import ReadablePins
