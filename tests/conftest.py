@@ -101,7 +101,7 @@ class EmbeddedRedis:
             str(self.port),
             "--bind",
             "127.0.0.1",
-            "::1",
+            "-::1",  # where there is IPv6
             "--unixsocket",
             str(self.socket_path),
             "--unixsocketperm",

@@ -50,10 +50,8 @@ class TcpProxy:
 
     def cut(self) -> None:
         """Close every connection, and accept none until `restore`."""
-        if not self._is_cut:
-            self._is_cut = True
-            self._server.close()
-        self.drop_connections()
+        self._is_cut = True
+        self._call(self._cut())
 
     def restore(self) -> None:
         """Listen again, on the same port."""
@@ -76,12 +74,19 @@ class TcpProxy:
     async def _listen(self, port: int) -> asyncio.Server:
         return await asyncio.start_server(self._serve, "127.0.0.1", port, ssl=self._tls)
 
+    async def _cut(self) -> None:
+        self._server.close()
+        await self._drop()
+
     async def _drop(self) -> None:
         for pair in list(self._pairs):
             pair.cancel()
         await asyncio.gather(*self._pairs, return_exceptions=True)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._is_cut:  # accepted just before
+            writer.transport.abort()
+            return
         self.num_connections += 1
         task = asyncio.current_task()
         assert task is not None

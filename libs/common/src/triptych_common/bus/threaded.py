@@ -229,6 +229,17 @@ class ThreadedBus:
         return kept
 
     async def _read(self, subscription: _Subscription) -> None:
+        """Until cancelled: a reader that ended would leave its owner deaf."""
+        backoff, num_failures = reconnect_backoff(), 0
+        while True:
+            try:
+                await self._read_entries(subscription)
+            except Exception:
+                log.exception("reader failed, and starts again", stream=subscription.stream)
+            num_failures += 1
+            await asyncio.sleep(backoff.compute(num_failures))
+
+    async def _read_entries(self, subscription: _Subscription) -> None:
         consumer = self._bus.consumer(
             subscription.stream,
             group=subscription.group,
