@@ -45,6 +45,12 @@ class ConsumerMachine(RuleBasedStateMachine):
     def request_comes(self, items: list[str], has_gateway: bool, is_ordered: bool, prefix: int) -> None:
         self.world.add(items, has_gateway=has_gateway, wire_id=None, is_ordered=is_ordered, prefix=prefix)
 
+    @precondition(lambda self: len(self.world.live) < MAX_LIVE)
+    @rule(items=ITEMS, prefix=st.sampled_from([0, 0, 5, 99]))
+    def whole_request_comes(self, items: list[str], prefix: int) -> None:
+        """To be encoded here; its items may even have the names of others'."""
+        self.world.add(items, has_gateway=False, wire_id=None, is_ordered=False, prefix=prefix, is_local=True)
+
     @precondition(lambda self: 0 < len(self.world.live) < MAX_LIVE)
     @rule(data=st.data())
     def sibling_comes(self, data: st.DataObject) -> None:

@@ -17,6 +17,7 @@ from support.fake_engine import (
     pinned,
     sealed,
     watching,
+    whole_request,
     writer_lost,
 )
 from triptych_common.domain.errors import StoreUnavailableError
@@ -26,6 +27,7 @@ from triptych_vllm_connector.consumer import Consumer
 from triptych_vllm_connector.inbox import Heard, PinReply, StoreLost
 from triptych_vllm_connector.items import ItemState, LoadOrder
 from triptych_vllm_connector.preallocator import make_preallocator
+from triptych_vllm_connector.tower import Tower
 
 ROWS = {mm_hash(index): rows for index, rows in enumerate((2, 3, 5, 7))}  # the items there are
 HASHES = sorted(ROWS)
@@ -181,7 +183,10 @@ class World:
         self.talk = TalkModel()
         self.budget = budget if strategy == "sync" else None
         self.preallocator = make_preallocator(strategy, budget)
-        self.consumer = Consumer(INSTANCE, self.store, self.talk, self.preallocator, lambda: 0)
+        encodes = Tower(lambda modality: {"image_grid_thw"}).encodes
+        self.consumer = Consumer(
+            INSTANCE, self.store, self.talk, self.preallocator, lambda: 0, encodes=encodes
+        )
         self.consumer.bind(
             self._evict, lambda rid, place: rid in self.live and place in self.live[rid].inputs
         )
@@ -193,7 +198,8 @@ class World:
         self.parked: set[str] = set()
         self.cached: dict[str, set[str]] = {}  # the encoder cache manager's view
         self.freed: list[str] = []
-        self.worker: dict[str, int] = {}  # the worker's encoder cache: the pin of each view
+        self.worker: dict[str, int | None] = {}  # the worker's encoder cache: the pin of each view
+        self.encodes: list[str] = []  # items that the step under construction encodes
         self.in_flight: deque[list[Window]] = deque()
         self.orders: set[tuple[str, str]] = set()  # (wire id, item)
         self.num_requests = 0
@@ -202,12 +208,22 @@ class World:
 
     # ---- gateway and encoders --------------------------------------------------------------------
     def add(
-        self, items: list[str], *, has_gateway: bool, wire_id: str | None, is_ordered: bool, prefix: int = 0
+        self,
+        items: list[str],
+        *,
+        has_gateway: bool,
+        wire_id: str | None,
+        is_ordered: bool,
+        prefix: int = 0,
+        is_local: bool = False,
     ) -> None:
         self.num_requests += 1
         gateway = "gateway-0" if has_gateway else None
-        rows = [(item, ROWS[item]) for item in items]
-        request = fake_request(f"r{self.num_requests}", rows, wire_id=wire_id, gateway=gateway, gap=1)
+        rows, rid = [(item, ROWS[item]) for item in items], f"r{self.num_requests}"
+        if is_local:
+            request = whole_request(rid, rows, gap=1)
+        else:
+            request = fake_request(rid, rows, wire_id=wire_id, gateway=gateway, gap=1)
         last = request.mm_features[-1].mm_position
         prompt_len = last.offset + last.length + 2
         added = Running(request, prompt_len, min(prefix, prompt_len - 1))
@@ -259,7 +275,7 @@ class World:
         self.freed.clear()
         self.consumer.views_forgotten()
         while self.worker:
-            self.store.end_pin(self.worker.popitem()[1])
+            self._drop_view(self.worker.popitem()[1])
 
     def end_overdue(self, rid: str) -> None:
         """The time of a request that does not run is up."""
@@ -280,13 +296,15 @@ class World:
         else:  # it was scheduled in this very pass, perhaps
             self._preempt(self.live[preempts])
             windows = [window for window in windows if window[0] != preempts]
+            self.encodes = [item for item in self.encodes if item in self.cached]  # vLLM takes them back
         for rid in deferred:
             if not self.consumer.has_failed(rid):
                 self.waiting.remove(rid)
                 self.parked.add(rid)
                 self.consumer.parked(rid, 0)
-        freed, self.freed = self.freed, []
-        self._run_worker(freed, self.consumer.take_loads(), windows)
+        freed, self.freed = [item for item in self.freed if item not in self.cached], []
+        encodes, self.encodes = self.encodes, []
+        self._run_worker(freed, self.consumer.take_loads(), encodes, windows)
         self.in_flight.append(windows)
 
     def update(self) -> None:
@@ -369,6 +387,12 @@ class World:
                 loads.append((place, item))
             elif item in self.cached:
                 self._refer(each, place)
+            elif self.consumer.is_local(each.rid):
+                if not self.consumer.may_encode(each.rid, place):
+                    end = max(start, first)
+                    break
+                if touches:
+                    loads.append((place, item))
             elif not self.consumer.must_load(item):
                 assert not self.consumer.is_resident(item), "the worker has it, vLLM does not know"
                 end = max(start, first)
@@ -383,6 +407,8 @@ class World:
             if item not in self.cached:
                 self.cached[item] = set()
                 self.consumer.load(each.rid, item)
+                if self.consumer.is_local(each.rid):
+                    self.encodes.append(item)
             self._refer(each, place)
 
     def _refer(self, each: Running, place: int) -> None:
@@ -396,6 +422,8 @@ class World:
             each.request.mm_features[other].identifier == item for other in each.inputs
         ):
             self.cached[item].discard(each.rid)
+            if not self.cached[item] and not self.consumer.is_resident(item):
+                self._evict(item)
 
     def _preempt(self, each: Running) -> None:
         for place in list(each.inputs):
@@ -407,25 +435,40 @@ class World:
         self.waiting.insert(0, each.rid)
 
     def _evict(self, item: str) -> None:
+        if any(map(self.consumer.is_local, self.cached.get(item, ()))):
+            return  # it goes with its last reference
         if self.cached.pop(item, None) is not None:
             self.freed.append(item)
 
     # ---- vLLM's worker ---------------------------------------------------------------------------
-    def _run_worker(self, freed: list[str], loads: list[LoadOrder], windows: list[Window]) -> None:
+    def _run_worker(
+        self, freed: list[str], loads: list[LoadOrder], encodes: list[str], windows: list[Window]
+    ) -> None:
         for item in freed:
             if item in self.worker:
-                self.store.end_pin(self.worker.pop(item))
+                self._drop_view(self.worker.pop(item))
+        for item in encodes:
+            self._drop_view(self.worker.get(item))  # what it replaces
+            self.worker[item] = None
         for order in loads:
             assert self.store.is_lost or self.store.pins.get(order.pin_id) == order.mm_hash, "not pinned"
-            assert order.mm_hash not in self.worker, "loaded twice"
+            self._drop_view(self.worker.get(order.mm_hash))  # evicted and loaded in one pass: replaced
             self.worker[order.mm_hash] = order.pin_id
         for rid, _, start, end in windows:
             for _, item, _, touches in self.live[rid].places_in(start, end):
                 assert not touches or item in self.worker, "the step reads an item that is not there"
 
+    def _drop_view(self, pin_id: int | None) -> None:
+        if pin_id is not None:
+            self.store.end_pin(pin_id)
+
     # ---- what always holds -----------------------------------------------------------------------
     def check_space(self) -> None:
-        held = [item for item in HASHES if self.consumer._items.holders(item)]
+        held = {item for item in HASHES if self.consumer._items.holders(item)}
+        for rid in self.live:
+            admission = self.consumer._requests.get(rid)
+            if admission is not None and admission.is_local:
+                held |= {admission.features[place].mm_hash for place in admission.granted}
         assert self.preallocator.num_embeds_used == sum(ROWS[item] for item in held)
         assert self.budget is None or self.preallocator.num_embeds_used <= self.budget
 
@@ -441,7 +484,7 @@ class World:
             if item.state is ItemState.PINNED and item.pin_id is not None
         ]
         owners += [order.pin_id for order in self.consumer._holdings._loads]
-        owners += self.worker.values()
+        owners += [pin for pin in self.worker.values() if pin is not None]
         assert sorted(owners) == sorted(self.store.pins)
 
     def check_nobody_is_lost(self) -> None:
@@ -450,7 +493,12 @@ class World:
         for rid in self.parked - woken:
             admission = self.consumer._requests[rid]
             items = {admission.features[place].mm_hash for place in admission.granted}
-            waits = [item for item in items if self.consumer._items.state(item) is ItemState.WATCHING]
+            assert not admission.is_local or self.preallocator.is_pending(rid), "parked for nothing"
+            waits = [
+                item
+                for item in items
+                if not admission.is_local and self.consumer._items.state(item) is ItemState.WATCHING
+            ]
             assert waits or self.preallocator.is_pending(rid), "parked for nothing"
             for item in waits:
                 assert self._can_come(item), "parked for an item that nobody makes"

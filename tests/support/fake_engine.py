@@ -89,9 +89,9 @@ def fake_request(
     return FakeRequest(request_id, features, params)
 
 
-def whole_request(request_id: str, items: list[tuple[str, int]]) -> FakeRequest:
+def whole_request(request_id: str, items: list[tuple[str, int]], *, gap: int = 2) -> FakeRequest:
     """With its raw media, for an instance that has a tower."""
-    request = fake_request(request_id, items, gateway=None)
+    request = fake_request(request_id, items, gateway=None, gap=gap)
     media: dict[str, object] = {"pixel_values": b"", "image_grid_thw": (1, 2, 2)}
     request.mm_features = [replace(feature, data=media) for feature in request.mm_features]
     return request
