@@ -5,9 +5,12 @@ Every answer is one of: right, a documented error, gone (the gateway itself went
 
 import asyncio
 import base64
+import functools
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -15,15 +18,20 @@ import orjson
 
 from support.fast.tensors import DEFAULT_TOKENS, MODEL, answer_words, word_of_media
 
-RETRYABLE_CODES = {
-    429: {"encode_queue_full", "too_many_requests", "too_much_media"},
-    503: {
-        "bus_unavailable", "deadline_exceeded", "encode_failed", "generation_failed", "instance_unreachable",
-        "no_encoder", "no_instance", "store_full", "stream_interrupted",
-    },
-    504: {"deadline_exceeded"},
-}  # fmt: skip
-"""What docs/architecture.md promises while something is broken, by status."""
+RUNBOOK = Path(__file__).resolve().parents[3] / "docs" / "runbook.md"
+RETRYABLE = (429, 503, 504)  # what a caller may get while something is broken
+
+
+@functools.cache
+def documented_codes() -> dict[int, frozenset[str]]:
+    """By status, what the runbook lists for a fault that is not the caller's."""
+    text = RUNBOOK.read_text()
+    found: dict[int, frozenset[str]] = {}
+    for title, rows in re.findall(r"^### ([0-9, ]+):[^\n]*\n(.*?)(?=^##)", text, re.MULTILINE | re.DOTALL):
+        codes = frozenset(re.findall(r"^\| `([a-z_]+)` \|", rows, re.MULTILINE))
+        found |= {int(status): codes - {"internal_error"} for status in title.split(",")}
+    assert all(found.get(status) for status in RETRYABLE), found
+    return {status: found[status] for status in RETRYABLE}
 
 
 @dataclass(frozen=True)
@@ -91,7 +99,7 @@ class Answer:
     @property
     def is_documented_error(self) -> bool:
         status = 503 if self.status == 200 else self.status  # in a stream: an event
-        return self.code in RETRYABLE_CODES.get(status or 0, set())
+        return self.code in documented_codes().get(status or 0, frozenset())
 
     @property
     def is_gone(self) -> bool:

@@ -11,7 +11,7 @@ import os
 import socket
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import httpx
 import orjson
@@ -25,6 +25,7 @@ from triptych_common.region import AsyncStoreSession, StoreSession
 SENDING, SENT, RECEIVED, HANDLED = "sending", "sent", "received", "handled"
 CONTROL_SOCKET = "control.sock"
 CONTROL_LIMIT_S = 60.0
+SEEN = "seen"  # folder with a file for every point that was ever reached
 
 _MEDIA_PATH = "/internal/media/"
 _CHAT_PATH = "/v1/chat/completions"
@@ -36,6 +37,7 @@ class _Here:
     folder: Path | None = None
     instance = ""
     party: Party | None = None
+    seen: ClassVar[set[str]] = set()
 
 
 def point_name(step: str, moment: str) -> str:
@@ -48,6 +50,9 @@ def reach(step: str, moment: str) -> None:
     if folder is None:
         return
     point = point_name(step, moment)
+    if point not in _Here.seen:
+        _Here.seen.add(point)
+        (folder / SEEN / point).touch()
     try:
         (folder / point).unlink()
     except FileNotFoundError:

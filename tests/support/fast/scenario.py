@@ -73,6 +73,10 @@ def _is_seen(step: Step) -> bool:
 
 UNREACHED = {
     "cancel_unfit": "only an engine of another shape writes what does not fit",
+    "cancel": "an encoder cancels when its worker fails; here they are one process",
+    "unwatch_seal": "the same",
+    "writer_lost_to_encoder": "the same",
+    "ack_failed": "of a request whose time is up; here nothing takes as long",
     "abort": "seen at its receiver, as the end of the connection",
     "disconnect": "a client's end; its effect is `abort`",
 }

@@ -15,6 +15,7 @@ import httpx
 import orjson
 import redis
 
+from support.fast.points import SEEN
 from support.fast.processes import ServiceProcess
 from support.fast.tensors import MODEL
 from support.system import free_port
@@ -71,6 +72,7 @@ class FastSystem:
         self.folder = Path(tempfile.mkdtemp(prefix="triptych-fast-", dir=base))
         self.tally = self.folder / "encodes"
         self.tally.touch()
+        (self.folder / SEEN).mkdir()
         self.restarts: Counter[str] = Counter()
         self.exits: list[tuple[str, int | None]] = []
         self._ports: dict[str, int] = {}
@@ -245,6 +247,10 @@ class FastSystem:
             return boots.keys() == expected and not self._dead_boots & set(boots.values())
 
         self.wait_until(is_whole, START_LIMIT_S, "everybody runs and is registered")
+
+    def seen_points(self) -> set[str]:
+        """`step.moment` of everything that has happened so far."""
+        return {path.name for path in (self.folder / SEEN).iterdir()}
 
     def num_encodes(self) -> Counter[str]:
         """By mm_hash."""
