@@ -21,7 +21,7 @@ async def until_ready(system: System) -> None:
     async with asyncio.timeout(20):
         while True:
             ready = await system.http.get("/health/ready")
-            if ready.status_code == 200 and ready.json()["encoder_available"]:
+            if ready.status_code == 200 and ready.json()["redis"] and ready.json()["encoder_available"]:
                 return
             await asyncio.sleep(0.05)
 

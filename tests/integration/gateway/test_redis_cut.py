@@ -10,7 +10,7 @@ import pytest
 from tests.conftest import EmbeddedRedis
 from tests.integration.gateway.conftest import System, opened_system
 from tests.integration.gateway.fakes import until
-from tests.integration.gateway.redis_faults import check_well_again, image
+from tests.integration.gateway.redis_faults import check_well_again, image, until_ready
 from tests.support.tcp_proxy import TcpProxy, proxy_to
 
 
@@ -59,6 +59,17 @@ async def test_for_longer_than_a_job_may_wait(proxied: tuple[System, TcpProxy]) 
     assert (await system.ask("hello")).choices
     proxy.restore()
     await check_well_again(system, 2)
+
+
+async def test_readiness_tells_it_and_keeps_text(proxied: tuple[System, TcpProxy]) -> None:
+    system, proxy = proxied
+    proxy.cut()
+    await until(lambda: not system.gateway.view.is_fresh)
+    ready = await system.http.get("/health/ready")
+    assert (ready.status_code, ready.json()["redis"]) == (200, False)
+    assert (await system.ask("hello")).choices
+    proxy.restore()
+    await until_ready(system)
 
 
 async def test_again_and_again_under_load(proxied: tuple[System, TcpProxy]) -> None:

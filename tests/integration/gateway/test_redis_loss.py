@@ -20,7 +20,7 @@ async def until_ready(system: System) -> None:
     async with asyncio.timeout(20):
         while True:
             ready = await system.http.get("/health/ready")
-            if ready.status_code == 200 and ready.json()["encoder_available"]:
+            if ready.status_code == 200 and ready.json()["redis"] and ready.json()["encoder_available"]:
                 return
             await asyncio.sleep(0.1)
 
@@ -43,9 +43,9 @@ async def check_with_redis_again(system: System) -> None:
 async def test_redis_dies_and_comes_back_empty(own_redis: EmbeddedRedis, tmp_path: Path) -> None:
     async with opened_system(own_redis.url, tmp_path, publish_timeout_s=1.0) as system:
         await system.ask([image(1)])
-        own_redis.stop()
+        await asyncio.to_thread(own_redis.stop)
         await check_without_redis(system)
-        own_redis.start()
+        await asyncio.to_thread(own_redis.start)
         await check_with_redis_again(system)
 
 

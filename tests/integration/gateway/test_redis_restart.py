@@ -17,9 +17,9 @@ async def test_with_data_while_the_encoder_works(tmp_path: Path) -> None:
             system.encoder.before_metadata.clear()
             asking = asyncio.ensure_future(system.ask([image(1)]))
             await until(lambda: system.encoder.jobs)
-            redis.stop()
+            await asyncio.to_thread(redis.stop)
             assert (await system.ask("hello")).choices
-            redis.start()
+            await asyncio.to_thread(redis.start)
             system.encoder.before_metadata.set()
             assert (await asking).choices
             assert system.encoder.num_encodes == 1
@@ -38,9 +38,9 @@ async def test_requests_that_come_all_the_time(tmp_path: Path, *, keeps_data: bo
                     texts.append(group.create_task(system.ask("hello")))
                     if color == 5:
                         await until(lambda: system.encoder.jobs)
-                        redis.stop()
+                        await asyncio.to_thread(redis.stop)
                     if color == 10:
-                        redis.start()
+                        await asyncio.to_thread(redis.start)
                     await asyncio.sleep(0.05)
             assert all(task.result().choices for task in texts)
             outcomes = [task.result() for task in images]
@@ -54,9 +54,9 @@ async def test_without_data_while_the_encoder_works(own_redis: EmbeddedRedis, tm
         system.encoder.before_metadata.clear()
         asking = asyncio.ensure_future(system.ask([image(1)]))
         await until(lambda: system.encoder.jobs)
-        own_redis.stop()
+        await asyncio.to_thread(own_redis.stop)
         assert (await system.ask("hello")).choices
-        own_redis.start()
+        await asyncio.to_thread(own_redis.start)
         system.encoder.before_metadata.set()
         assert (await asking).choices
         await check_well_again(system, 2)

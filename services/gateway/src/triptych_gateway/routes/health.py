@@ -17,9 +17,10 @@ def health_routes(gateway: Gateway) -> APIRouter:
 
     @router.get("/health/ready")
     async def ready() -> Response:
-        """Ready: Redis answers and somebody serves. Without an encoder text requests still run."""
+        """Ready: somebody serves. Text requests need neither Redis nor an encoder: a balancer that took
+        out every gateway because Redis is away would end those, too."""
         view = gateway.view
-        is_ready = view.is_fresh and bool(view.serving) and not gateway.is_draining
+        is_ready = bool(view.serving) and not gateway.is_draining
         report = {
             "status": "ready" if is_ready else "not ready",
             "redis": view.is_fresh,
