@@ -187,9 +187,18 @@ class Registry:
         return records
 
     async def _heartbeat(self, registration: Registration, interval_s: float) -> None:
+        instance, num_failures = registration.record.instance, 0
         while True:
             await asyncio.sleep(interval_s)
             try:
                 await registration.beat()
             except BusUnavailableError as error:
-                log.warning("heartbeat failed", instance=registration.record.instance, error=str(error))
+                num_failures += 1
+                if num_failures & (num_failures - 1) == 0:  # 1st, 2nd, 4th, 8th …
+                    log.warning(
+                        "heartbeat failed", instance=instance, error=str(error), num_failures=num_failures
+                    )
+                continue
+            if num_failures:
+                log.info("heartbeat works again", instance=instance, num_failures=num_failures)
+                num_failures = 0
