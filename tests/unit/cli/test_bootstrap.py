@@ -162,8 +162,15 @@ def test_constraints_are_exact_and_name_no_place() -> None:
 def test_nvidias_bindings_come_with_environments_and_images_for_gpus_alone() -> None:
     for engine in ("cpu", "cuda"):
         wanted = [f"encoder[{engine}]", f"prefill_decode[{engine}]"]
-        script = [sys.executable, str(CHECKOUT / "deploy" / "docker" / "requirements.py"), str(CHECKOUT), *wanted]
-        image = subprocess.run(script, check=True, capture_output=True, text=True, timeout=30).stdout
+        script = [
+            sys.executable,
+            str(CHECKOUT / "deploy" / "docker" / "requirements.py"),
+            str(CHECKOUT),
+            *wanted,
+        ]
+        image = subprocess.run(
+            script, check=True, cwd=CHECKOUT, capture_output=True, text=True, timeout=30
+        ).stdout
         for requirements in (bootstrap.requirements(CHECKOUT, engine), image.splitlines()):
             has_bindings = any(each.startswith("cuda-bindings") for each in requirements)
             assert has_bindings == (engine == "cuda")
