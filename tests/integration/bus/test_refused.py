@@ -1,11 +1,13 @@
 """Wrong password, none, a right that is missing: told at once, with the setting, without the secret."""
 
 import asyncio
+import importlib.util
 import os
 import queue
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +22,8 @@ from triptych_common.protocol.codec import Envelope
 from triptych_common.protocol.messages import InstanceRecord, Role
 
 PASSWORD = "open-sesame"
+MODEL = Path(__file__).resolve().parents[3] / "models" / "digits-vl"
+NEEDS_VLLM = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed")
 # As docs/configuration.md says.
 RIGHTS = (
     "~triptych:test:*", "+@read", "+@write", "+@stream", "+@connection", "+@transaction", "+eval",
@@ -148,19 +152,36 @@ def test_threaded_bus_goes_on_once_it_is_let_in_again(own_redis: EmbeddedRedis, 
         bus.close()
 
 
-def test_a_service_ends_at_its_start(own_redis: EmbeddedRedis, raw: Any, tmp_path: Any) -> None:
+@pytest.mark.parametrize(
+    ("service", "options"),
+    [
+        ("gateway", ["--port=0"]),
+        pytest.param("encoder", [f"--model={MODEL}"], marks=[NEEDS_VLLM, pytest.mark.slow]),
+        pytest.param(
+            "prefill_decode", [f"--model={MODEL}", "--port=0"], marks=[NEEDS_VLLM, pytest.mark.slow]
+        ),
+    ],
+)
+def test_a_service_ends_at_its_start(
+    own_redis: EmbeddedRedis, raw: Any, tmp_path: Path, service: str, options: list[str]
+) -> None:
+    """Engines are not even loaded."""
     add_user(raw, "triptych", *RIGHTS)
     url = as_user(own_redis, "triptych", "wrong-secret")
     tmp_path.chmod(0o700)
     ended = subprocess.run(
-        [sys.executable, "-m", "triptych_gateway", "--deployment=test", "--port=0", f"--run-dir={tmp_path}"],
+        [
+            sys.executable, "-m", f"triptych_{service}", "--deployment=test", f"--run-dir={tmp_path}",
+            *options,
+        ],
         env={**os.environ, "TRIPTYCH_REDIS_URL": url},
-        capture_output=True, text=True, timeout=60, check=False,
+        capture_output=True, text=True, timeout=240, check=False,
     )  # fmt: skip
-    assert ended.returncode == 1
+    assert ended.returncode == 1, ended.stderr
     assert "refused the user name or password in TRIPTYCH_REDIS_URL" in ended.stderr
     assert "wrong-secret" not in ended.stderr + ended.stdout
     assert "Traceback" not in ended.stderr
+    assert "EngineCore" not in ended.stderr + ended.stdout
 
 
 async def test_an_expensive_start_looks_first(own_redis: EmbeddedRedis, raw: Any) -> None:

@@ -32,13 +32,11 @@ def refusal(error: BaseException) -> str | None:
                 return f"Redis asks for a password, and {SETTING} has none"
             return f"Redis refused the user name or password in {SETTING}"
         if isinstance(cause, ssl.SSLCertVerificationError):
-            return (
-                f"Redis' certificate is not trusted ({cause.verify_message}): see ssl_ca_certs in {SETTING}"
-            )
+            return f"Redis' certificate is not trusted ({getattr(cause, 'verify_message', cause)}): see ssl_ca_certs in {SETTING}"
         if isinstance(cause, ssl.SSLError) and not isinstance(
             cause, ssl.SSLEOFError | ssl.SSLZeroReturnError
         ):
-            return f"TLS with Redis failed ({cause.reason or cause}): see the ssl_ options in {SETTING}"
+            return f"TLS with Redis failed ({getattr(cause, 'reason', None) or cause}): see the ssl_ options in {SETTING}"
     return None
 
 
