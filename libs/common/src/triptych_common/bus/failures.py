@@ -8,6 +8,7 @@ from redis import exceptions
 from triptych_common.domain.errors import BusRefusedError, BusUnavailableError
 
 SETTING = "TRIPTYCH_REDIS_URL"
+_CUT_OFF = (ssl.SSLEOFError, ssl.SSLZeroReturnError)
 
 
 def is_passing(error: BaseException) -> bool:
@@ -32,11 +33,11 @@ def refusal(error: BaseException) -> str | None:
                 return f"Redis asks for a password, and {SETTING} has none"
             return f"Redis refused the user name or password in {SETTING}"
         if isinstance(cause, ssl.SSLCertVerificationError):
-            return f"Redis' certificate is not trusted ({getattr(cause, 'verify_message', cause)}): see ssl_ca_certs in {SETTING}"
-        if isinstance(cause, ssl.SSLError) and not isinstance(
-            cause, ssl.SSLEOFError | ssl.SSLZeroReturnError
-        ):
-            return f"TLS with Redis failed ({getattr(cause, 'reason', None) or cause}): see the ssl_ options in {SETTING}"
+            why = getattr(cause, "verify_message", cause)
+            return f"Redis' certificate is not trusted ({why}): see ssl_ca_certs in {SETTING}"
+        if isinstance(cause, ssl.SSLError) and not isinstance(cause, _CUT_OFF):
+            why = getattr(cause, "reason", None) or cause
+            return f"TLS with Redis failed ({why}): see the ssl_ options in {SETTING}"
     return None
 
 
