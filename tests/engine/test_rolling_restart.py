@@ -2,6 +2,8 @@
 
 import itertools
 import json
+import os
+import signal
 import threading
 from collections.abc import Iterator
 from types import ModuleType
@@ -16,7 +18,8 @@ pytestmark = [pytest.mark.engine, pytest.mark.slow]
 PAUSE_S = 0.2  # two cores start engines meanwhile
 NUM_STRIPS = 400
 LONG_STREAM_TOKENS = 48
-IDLE_LIMIT_S = 30
+IDLE_LIMIT_S = 90  # a requester that went elsewhere never acks: the producer's pin ends with its deadline
+RESTART_LIMIT_S = 300
 
 
 @pytest.fixture(scope="module")
@@ -87,3 +90,37 @@ def test_no_request_fails(pairs: System, kinds: dict[str, Ask], kind: str) -> No
     if kind in ("encoder", "prefill_decode"):  # these take long enough
         assert all(finished[name] > begun[name] for name in kinds)
     wait_until(lambda: pairs.store_stats().num_pins == 0, IDLE_LIMIT_S, "no pin is left")
+
+
+def test_a_signal_to_the_process_group_reaches_no_engine(pairs: System) -> None:
+    """As a terminal's Ctrl-C: the host drains, and its engine goes on until the stream has ended."""
+    before = pids(pairs)
+    with pairs.openai as client:
+        streams = [
+            client.chat.completions.create(
+                model=MODEL.name,
+                messages=[{"role": "user", "content": "hello"}],
+                max_tokens=LONG_STREAM_TOKENS,
+                stream=True,
+                extra_body={"ignore_eos": True},
+            )
+            for _ in range(2)
+        ]
+        for stream in streams:  # one at each instance: the router chooses the one with fewer
+            next(iter(stream))
+        os.killpg(before["prefill_decode-0"], signal.SIGINT)
+        texts = [read_stream(stream) for stream in streams]
+    assert len(set(texts)) == 1
+    wait_until(
+        lambda: (
+            is_ready(pairs, "prefill_decode-0")
+            and pids(pairs)["prefill_decode-0"] != before["prefill_decode-0"]
+        ),
+        RESTART_LIMIT_S,
+        "its host has ended, and was started again",
+    )
+
+
+def is_ready(system: System, name: str) -> bool:
+    status = json.loads((system.run_dir / "supervisor.json").read_text())
+    return any(each["name"] == name and each["state"] == "ready" for each in status["services"])

@@ -134,8 +134,10 @@ class Service:
         """Bounded: SIGTERM, then SIGKILL of the whole session. `keep` has ended, or never starts a child."""
         self._stopping.set()
         if self._child is not None:
+            # What is not ready yet has nothing to finish; an engine that loads does not even hear it.
+            is_starting = self.status.state is ServiceState.STARTING
             self._set(ServiceState.STOPPING)
-            await self._child.stop(self.spec.stop_timeout_s)
+            await self._child.stop(FAILED_STOP_TIMEOUT_S if is_starting else self.spec.stop_timeout_s)
         await self._at_rest.wait()  # it may be about to start a child, and ends that one itself
         self._child = None
         self._set(ServiceState.STOPPED, self.status.detail)
