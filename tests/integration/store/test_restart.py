@@ -189,6 +189,23 @@ def test_a_clean_stop_can_keep_the_region(make_daemon: Callable[..., StoreProces
     assert isinstance(session.request(PinOrWatch(seq=0, mm_hash=HASHES[0])), Pinned)
 
 
+def test_a_clean_stop_that_keeps_the_region_ends_no_lease(
+    make_daemon: Callable[..., StoreProcess],
+) -> None:
+    """SIGTERM under load: what is pinned stays pinned, what is being written is sealed at the next store."""
+    daemon = make_daemon("--keep-region")
+    session = daemon.connect("pd-0/engine", reconnect_timeout_s=20)
+    put(session, HASHES[0], torch.ones(4, 4))
+    pinned = session.request(PinOrWatch(seq=0, mm_hash=HASHES[0]))
+    assert isinstance(pinned, Pinned)
+    reserved = reserve(session, HASHES[1])
+    assert daemon.stop() == 0
+    daemon.start()
+    assert isinstance(session.request(Seal(seq=0, reservation_id=reserved.reservation_id)), Done)
+    assert (daemon.stats().num_pins, daemon.stats().num_entries) == (1, 2)
+    assert isinstance(session.request(Unpin(seq=0, pin_id=pinned.pin_id)), Done)
+
+
 def test_entries_of_another_namespace_are_dropped_at_start(
     make_daemon: Callable[..., StoreProcess], run_dir: Path
 ) -> None:
