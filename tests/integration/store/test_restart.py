@@ -200,6 +200,7 @@ def test_a_clean_stop_that_keeps_the_region_ends_no_lease(
     assert isinstance(pinned, Pinned)
     reserved = reserve(session, HASHES[1])
     assert daemon.stop() == 0
+    assert '"level":"error"' not in daemon.log()
     daemon.start()
     assert isinstance(session.request(Seal(seq=0, reservation_id=reserved.reservation_id)), Done)
     assert (daemon.stats().num_pins, daemon.stats().num_entries) == (1, 2)

@@ -156,14 +156,20 @@ class StoreServer:
         self._path = path
 
     async def close(self) -> None:
-        """Stop listening, end all sessions, remove the socket."""
+        """Stop listening, end all sessions, remove the socket.
+
+        What clients hold stays as it is in the region: the next store takes it up, or nobody does. So
+        nothing looks after them from here on; the region may be closed by then.
+        """
         if self._reaper is not None:
             self._reaper.cancel()
         if self._relief is not None:
             self._relief.cancel()
         if self._server is not None:
             self._server.close()
-        for connection in list(self._connections.values()):
+        connections = list(self._connections.values())
+        self._connections.clear()
+        for connection in connections:
             connection.abort()
         if self._server is not None:
             with contextlib.suppress(TimeoutError):
