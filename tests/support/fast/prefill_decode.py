@@ -19,7 +19,9 @@ from triptych_common.bus import AsyncBus, Registry
 from triptych_common.domain.errors import TriptychError
 from triptych_common.protocol.messages import InstanceRecord, Role
 from triptych_common.runtime import ServiceSettings, StopSignal
+from triptych_common.runtime.drain import AsgiApp
 from triptych_common.telemetry.logs import get_logger
+from triptych_prefill_decode.draining import drain, guarded
 from triptych_vllm_connector.config import ConnectorConfig
 from triptych_vllm_connector.consumer import Consumer
 from triptych_vllm_connector.opening import open_consumer
@@ -77,16 +79,19 @@ async def serve(settings: FastPrefillDecodeSettings, stop: StopSignal) -> None:
         engine = DecodeEngine(consumer, worker, settings.token_s, on_death)
         engine.start()
         try:
-            async with _listening(settings, _app(engine, settings.instance)):
+            gate = guarded(_app(engine, settings.instance))
+            async with _listening(settings, gate):
                 async with (
                     await AsyncBus.connect(
                         settings.redis_url, settings.deployment, client_name=settings.instance
                     ) as bus,
-                    Registry(bus).keep_registered(_record(settings)),
+                    Registry(bus).keep_registered(_record(settings)) as registration,
                 ):
                     stopped = loop.create_task(stop.wait())
                     await asyncio.wait({stopped, death}, return_when=asyncio.FIRST_COMPLETED)
                     stopped.cancel()
+                    if not death.done():
+                        await drain(registration, gate, settings.drain_timeout_s)
                 if death.done():
                     raise EngineDiedError(death.result())
         finally:
@@ -117,7 +122,7 @@ class _Server(uvicorn.Server):
 
 
 @asynccontextmanager
-async def _listening(settings: FastPrefillDecodeSettings, app: FastAPI) -> AsyncIterator[None]:
+async def _listening(settings: FastPrefillDecodeSettings, app: AsgiApp) -> AsyncIterator[None]:
     server = _Server(
         uvicorn.Config(
             app,
@@ -127,7 +132,7 @@ async def _listening(settings: FastPrefillDecodeSettings, app: FastAPI) -> Async
             access_log=False,
             lifespan="off",
             timeout_keep_alive=75,
-            timeout_graceful_shutdown=max(1, round(settings.drain_timeout_s)),
+            timeout_graceful_shutdown=1,
         )
     )
     task = asyncio.get_running_loop().create_task(server.serve())

@@ -20,12 +20,13 @@ from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from triptych_common.bus import AsyncBus, Registration, Registry, check_login
+from triptych_common.bus import AsyncBus, Registry, check_login
 from triptych_common.domain.errors import TriptychError
 from triptych_common.protocol.messages import InstanceRecord, Role
-from triptych_common.runtime import DrainGate, StopSignal
+from triptych_common.runtime import StopSignal
 from triptych_common.telemetry import setup_logging, setup_tracing
 from triptych_common.telemetry.logs import get_logger
+from triptych_prefill_decode.draining import drain, guarded
 from triptych_prefill_decode.settings import PrefillDecodeSettings
 from triptych_vllm_connector.abilities import ability
 from triptych_vllm_connector.config import ConnectorConfig
@@ -40,7 +41,6 @@ log = get_logger(__name__)
 
 HEALTH_CHECK_S = 1.0
 CUT_OFF_S = 1  # for answers that are cut off, and for connections to close
-UNGUARDED_PATHS = frozenset({"/health", "/metrics", "/ping", "/version"})
 
 
 class EngineGoneError(TriptychError):
@@ -128,7 +128,7 @@ async def _serve_engine(
     supported_tasks = await engine.get_supported_tasks()
     app = build_app(args, supported_tasks, engine.model_config)
     await init_app_state(engine, app.state, args, supported_tasks)
-    gate = DrainGate(app, lambda path: path not in UNGUARDED_PATHS)
+    gate = guarded(app)
     server = _Server(
         uvicorn.Config(
             gate,
@@ -167,6 +167,7 @@ async def _serve_engine(
         async with bus, asyncio.TaskGroup() as group:
             group.create_task(server.serve(sockets=[sock]))
             try:
+                await server.listening.wait()  # who registers earlier is chosen, and refuses connections
                 async with Registry(bus).keep_registered(record) as registration:
                     log.info(
                         "prefill_decode ready",
@@ -176,7 +177,7 @@ async def _serve_engine(
                     )
                     check = group.create_task(_check_engine(engine, server))
                     await stop.wait()
-                    await _drain(registration, gate, settings.drain_timeout_s)
+                    await drain(registration, gate, settings.drain_timeout_s)
                     check.cancel()
             finally:
                 server.should_exit = True  # what still runs is cut off
@@ -185,22 +186,19 @@ async def _serve_engine(
 
 
 class _Server(uvicorn.Server):
-    """The service owns the signals."""
+    """The service owns the signals, and hears when connections are accepted."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.listening = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets=sockets)
+        self.listening.set()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Any:
         yield
-
-
-async def _drain(registration: Registration, gate: DrainGate, timeout_s: float) -> None:
-    await registration.announce_draining()  # first: who is refused looks for another one, and must not see us
-    gate.refuse()
-    log.info("draining", num_requests=gate.num_requests)
-    try:
-        async with asyncio.timeout(timeout_s):
-            await gate.wait_idle()
-    except TimeoutError:
-        log.warning("requests are cut off: not finished in time", num_requests=gate.num_requests)
 
 
 async def _check_engine(engine: Any, server: uvicorn.Server) -> None:
