@@ -20,7 +20,7 @@ from triptych_gateway.tickets import Ticket
 
 
 class EncodeWait:
-    """One request's wait."""
+    """One request's wait, from now on."""
 
     def __init__(
         self,
@@ -31,16 +31,14 @@ class EncodeWait:
         *,
         model: str,
         namespace_digest: str,
-        arrived_at: float,
     ) -> None:
-        """`arrived_at`: monotonic seconds."""
         self._grace_s = settings.encoder_grace_s
         self._view = view
         self._orders = orders
         self._ticket = ticket
         self._model = model
         self._digest = namespace_digest
-        self._give_up_at = arrived_at + settings.local_encode_after_s
+        self._give_up_at = time.monotonic() + settings.local_encode_after_s
 
     @property
     def has_other_way(self) -> bool:

@@ -206,7 +206,6 @@ class ChatExchange(Response):
             ticket,
             model=request.model,
             namespace_digest=digest,
-            arrived_at=self._arrived_at,
         )
         async with gateway.orders.open(ticket), gateway.last_words.of(ticket):
             try:
@@ -218,7 +217,8 @@ class ChatExchange(Response):
                 reason = error.code
             else:
                 return
-            await self._serve_whole(request, ticket, client, root, reason)
+        # The ticket is closed: what encoders still do is for others, and they need not wait for us.
+        await self._serve_whole(request, ticket, client, root, reason)
 
     async def _serve_encoded(
         self,
@@ -248,12 +248,11 @@ class ChatExchange(Response):
     async def _serve_whole(
         self, request: ChatRequest, ticket: Ticket, client: ClientStream, root: Span, reason: str
     ) -> None:
-        """With the raw media, by an instance that encodes them. What encoders still do is for others."""
+        """With the raw media, by an instance that encodes them."""
         gateway = self._gateway
         log.warning("request is encoded by its prefill_decode", request_id=self._request_id, reason=reason)
         gateway.metrics.local_encodes.labels(reason).inc()
         root.set_attribute("triptych.local_encode", reason)
-        ticket.settle()
         with span("gateway.local_encode", attributes={"triptych.reason": reason}):
             body = await asyncio.get_running_loop().run_in_executor(
                 gateway.media_threads, whole_body, request, ticket.items

@@ -53,8 +53,8 @@ class GatewaySettings(ServiceSettings):
     encoder_grace_s: PositiveFloat = 5.0
     """How long an image request waits for an encoder to appear in the registry before 503."""
     local_encode_after_s: PositiveFloat = 15.0
-    """Time since a request's arrival after which encoders that have not delivered are given up, if an
-    instance with a vision tower is registered: it gets the whole request. Below `first_token_timeout_s`."""
+    """Time since a request's media were taken after which encoders that have not delivered are given up,
+    if an instance with a vision tower is registered: it gets the whole request."""
     instance_grace_s: PositiveFloat = 5.0
     """How long a request waits for an instance to come back that served its model before; then 503."""
 
