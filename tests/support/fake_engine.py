@@ -46,7 +46,7 @@ class FakeFeature:
     modality: str = "image"
 
 
-@dataclass
+@dataclass(eq=False)
 class FakeRequest:
     """`vllm.v1.request.Request`, as far as our scheduler side reads it."""
 
