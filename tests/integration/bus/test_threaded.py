@@ -8,8 +8,11 @@ from typing import Any
 import pytest
 import redis
 
+from tests.conftest import EmbeddedRedis
+from tests.support.system import wait_until
 from triptych_common.bus import ThreadedBus
 from triptych_common.bus.threaded import MAX_BATCH
+from triptych_common.protocol import codec
 from triptych_common.protocol.codec import Envelope
 from triptych_common.protocol.messages import EncodeCompleted
 
@@ -120,3 +123,45 @@ def test_bad_arguments_raise_at_once(redis_url: str) -> None:
         ThreadedBus(redis_url, "a:b", client_name="tests")
     with pytest.raises(ValueError, match="must start with"):
         ThreadedBus("http://x", "test", client_name="tests")
+
+
+def test_messages_too_old_to_matter_are_dropped(
+    own_redis: EmbeddedRedis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    received: queue.Queue[Envelope] = queue.Queue()
+    bus = ThreadedBus(own_redis.url, "test", client_name="tests")
+    try:
+        bus.subscribe(STREAM, group="g", consumer="c", callback=received.put)
+        own_redis.stop()
+        with monkeypatch.context() as patched:
+            patched.setattr("triptych_common.bus.threaded.MAX_QUEUED_S", 0.1)
+            bus.publish(STREAM, message(1))
+        bus.publish(STREAM, message(2))
+        wait_until(lambda: bus.num_dropped == 1, LIMIT_S, "the first message is dropped")
+        own_redis.start()
+        envelope = received.get(timeout=LIMIT_S)
+        assert envelope.message == message(2)
+        assert envelope.deadline is None  # its receiver has no limit for that
+    finally:
+        bus.close()
+
+
+def test_a_reader_that_fails_starts_again(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    received: queue.Queue[Envelope] = queue.Queue()
+    failures = iter([RuntimeError("a fault of ours")])
+
+    def decode(*arguments: Any, **options: Any) -> Envelope:
+        for failure in failures:
+            raise failure
+        return real(*arguments, **options)
+
+    real = codec.decode
+    monkeypatch.setattr(codec, "decode", decode)
+    bus = ThreadedBus(redis_url, "test", client_name="tests")
+    try:
+        bus.subscribe(STREAM, group="g", consumer="c", callback=received.put)
+        for number in (1, 2):
+            bus.publish(STREAM, message(number))
+        assert {received.get(timeout=LIMIT_S).message.job_id for _ in range(2)} == {"job-1", "job-2"}
+    finally:
+        bus.close()
