@@ -24,10 +24,12 @@ import time
 from collections.abc import AsyncGenerator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import cast
 
 import httpx
 import psutil
 from openai import AsyncOpenAI
+from openai.types.chat import ChatCompletionUserMessageParam
 from PIL import Image
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -78,7 +80,7 @@ async def _tokens(
     """Seconds on the monotonic clock at which each chunk of the answer came."""
     stream = await client.chat.completions.create(
         model=model,
-        messages=[{"role": "user", "content": content}],  # type: ignore[list-item, misc]
+        messages=[cast(ChatCompletionUserMessageParam, {"role": "user", "content": content})],
         temperature=0.0,
         max_tokens=max_tokens,
         stream=True,

@@ -10,7 +10,7 @@ import multiprocessing
 import time
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -36,9 +36,12 @@ class Places:
     """What the ways need."""
 
     socket: str
-    tmpfs: Path
-    disk: Path
+    tmpfs: str
+    disk: str
     redis_url: str | None
+    region_bytes: int  # as much as the store has: memcpy's own memory
+    kept_tmpfs_bytes: int
+    kept_disk_bytes: int
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,7 @@ class Passage:
 
     started_at: float
     prepare_s: float  # before the start: a reservation, a directory
+    ping_s: float
     copy_s: float
     written_s: float
     tensor_s: float  # the consumer has the tensor
@@ -55,15 +59,16 @@ class Passage:
 
 def ways_of(places: Places, name: str) -> dict[str, Way]:
     ways: dict[str, Way] = {
-        "memcpy": Memcpy(),
         "message": Way(),
+        "memcpy": Memcpy(places.region_bytes),
+        "memcpy same": Memcpy(),
         "store": Store(places.socket, name),
-        "shm copy": SharedMemoryCopy(),
-        "st tmpfs": SafetensorsFile(places.tmpfs),
-        "st disk": SafetensorsFile(places.disk),
+        "shm copy": SharedMemoryCopy(places.kept_tmpfs_bytes),
+        "st tmpfs": SafetensorsFile(Path(places.tmpfs), places.kept_tmpfs_bytes),
+        "st disk": SafetensorsFile(Path(places.disk), places.kept_disk_bytes),
     }
     if places.redis_url is not None:
-        ways["redis"] = Redis(places.redis_url)
+        ways["redis"] = Redis(places.redis_url, 2 * places.region_bytes)
     return ways
 
 
@@ -90,6 +95,10 @@ def produce(steering: Connection, peer: Connection, places: Places, name: str) -
     send(steering, {})
     while "way" in (order := receive(steering)):
         way = ways[order["way"]]
+        if "rows" not in order:
+            way.clear()
+            send(steering, {})
+            continue
         if tensor.shape[0] != order["rows"]:
             tensor = torch.randn(order["rows"], WIDTH).bfloat16()
         tensor.view(torch.int64)[0, 0] = order["number"]
@@ -102,12 +111,16 @@ def produce(steering: Connection, peer: Connection, places: Places, name: str) -
         if message is not None:
             send(peer, message)
         times = {"started_at": prepared_at, "written_at": written_at, "copy_s": way.copy_s}
-        times["prepare_s"] = prepared_at - started_at
+        times |= {"prepare_s": prepared_at - started_at, "ping_s": way.ping_s}
         send(steering, times | {"sum": expected})
         receive(steering)
-        way.retire(order["number"])
+        if order["keeps"]:
+            way.keep(order["number"], tensor.nbytes)
+        else:
+            way.retire(order["number"])
         send(steering, {})
     for way in ways.values():
+        way.clear()
         way.close()
 
 
@@ -154,16 +167,16 @@ class Pair:
     def connect(self, places: Places) -> None:
         """Begin; `wait_ready` ends it."""
         for steering in (self._producer, self._consumer):
-            send(steering, {name: str(value) for name, value in vars(places).items() if value is not None})
+            send(steering, asdict(places))
 
     def wait_ready(self) -> None:
         receive(self._producer)
         receive(self._consumer)
 
-    def order(self, way: str, rows: int) -> None:
-        """The consumer waits for the next tensor."""
+    def order(self, way: str, rows: int, *, keeps: bool) -> None:
+        """The consumer waits for the next tensor. `keeps`: it stays where it is, as in a cache."""
         self._number += 1
-        self._order = {"way": way, "rows": rows, "number": self._number}
+        self._order = {"way": way, "rows": rows, "number": self._number, "keeps": keeps}
         send(self._consumer, self._order)
 
     def go(self) -> None:
@@ -182,11 +195,17 @@ class Pair:
         return Passage(
             started_at,
             produced["prepare_s"],
+            produced["ping_s"],
             produced["copy_s"],
             produced["written_at"] - started_at,
             consumed["tensor_at"] - started_at,
             consumed["read_at"] - started_at,
         )
+
+    def clear(self, way: str) -> None:
+        """What the way keeps is given up."""
+        send(self._producer, {"way": way})
+        receive(self._producer)
 
     def close(self) -> None:
         for steering in (self._producer, self._consumer):
@@ -204,9 +223,4 @@ class Pair:
 def _begin(work: Any, steering: Connection, peer: Connection, name: str) -> None:
     told = receive(steering)
     if told:
-        work(
-            steering,
-            peer,
-            Places(told["socket"], Path(told["tmpfs"]), Path(told["disk"]), told.get("redis_url")),
-            name,
-        )
+        work(steering, peer, Places(**told), name)

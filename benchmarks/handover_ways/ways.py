@@ -1,14 +1,15 @@
 """The ways a tensor can take from one process to another. Each has a producer's and a consumer's half.
 
 A producer's `produce` leaves the tensor somewhere and returns what the consumer must know; a pipe carries
-it, except for the store, whose own push does. `copy_s` is the time of the copy alone, `written_at` when
-the consumer is about to be told, `tensor_at` when it has the tensor; where 0, when `produce` and `take`
-return.
+it, except for the store, whose own push does. Afterwards the producer retires it (it is gone at once) or
+keeps it, as a cache does. `copy_s` is the time of the copy alone, `written_at` when the consumer is about
+to be told, `tensor_at` when it has the tensor; where 0, when `produce` and `take` return.
 """
 
 import ctypes
 import queue
 import time
+from collections import deque
 from collections.abc import Callable
 from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
@@ -21,6 +22,7 @@ from safetensors.torch import load_file, save_file
 from triptych_common.protocol.store import (
     EntrySealed,
     Evict,
+    Ping,
     PinOrWatch,
     Reserve,
     Reserved,
@@ -39,6 +41,7 @@ class Way:
     """A way with nothing to it: the empty round trip."""
 
     copy_s = 0.0
+    ping_s = 0.0  # of the store, just before
     written_at = 0.0
     tensor_at = 0.0
 
@@ -51,6 +54,13 @@ class Way:
 
     def retire(self, number: int) -> None:
         """The producer cleans up; the consumer is done."""
+
+    def keep(self, number: int, num_bytes: int) -> None:
+        """The producer leaves the tensor where it is, as a cache does; where nobody else does, it sees to
+        it that no more is kept than may be."""
+
+    def clear(self) -> None:
+        """The producer gives up what it kept."""
 
     def await_it(self, number: int) -> None:
         """Consumer, before the clock runs."""
@@ -67,20 +77,57 @@ class Way:
         """The end of the process."""
 
 
-class Memcpy(Way):
-    """libc's memmove of the same bytes within the producer, to memory it has used before: the floor."""
+class Kept:
+    """What lies around, oldest first, up to so many bytes."""
 
-    def __init__(self) -> None:
+    def __init__(self, most_bytes: int) -> None:
+        self._most_bytes = most_bytes
+        self._num_bytes = 0
+        self._numbers: deque[tuple[int, int]] = deque()
+
+    def add(self, number: int, num_bytes: int) -> list[int]:
+        """What must go for it."""
+        self._numbers.append((number, num_bytes))
+        self._num_bytes += num_bytes
+        gone = []
+        while self._num_bytes > self._most_bytes:
+            oldest, oldest_bytes = self._numbers.popleft()
+            self._num_bytes -= oldest_bytes
+            gone.append(oldest)
+        return gone
+
+    def take_all(self) -> list[int]:
+        numbers = [number for number, _ in self._numbers]
+        self._numbers.clear()
+        self._num_bytes = 0
+        return numbers
+
+
+class Memcpy(Way):
+    """libc's memmove of the same bytes within the producer, to warm memory of its own: the floor.
+
+    `num_bytes` of memory are used in turn, as the places of a cache are; with 0 it is the same place each
+    time, so that it may still be in the processor's cache.
+    """
+
+    def __init__(self, num_bytes: int = 0) -> None:
+        self._num_bytes = num_bytes
         self._warm = torch.empty(0, dtype=torch.bfloat16)
+        self._next = 0
 
     def prepare(self, tensor: torch.Tensor, number: int) -> None:
-        if self._warm.numel() != tensor.numel():
-            self._warm = torch.zeros_like(tensor)
+        numel = max(tensor.numel(), self._num_bytes // 2)
+        if self._warm.numel() < tensor.numel() or (self._num_bytes == 0 and self._warm.numel() != numel):
+            self._warm = torch.zeros(numel, dtype=torch.bfloat16)
+        if self._next + tensor.numel() > self._warm.numel():
+            self._next = 0
 
     def produce(self, tensor: torch.Tensor, number: int) -> Message | None:
+        target = self._warm.data_ptr() + 2 * self._next
         started_at = time.perf_counter()
-        ctypes.memmove(self._warm.data_ptr(), tensor.data_ptr(), tensor.nbytes)
+        ctypes.memmove(target, tensor.data_ptr(), tensor.nbytes)
         self.copy_s = time.perf_counter() - started_at
+        self._next += tensor.numel()
         return {}
 
 
@@ -96,10 +143,14 @@ class Store(Way):
         welcome = self._session.welcome
         self._mapping = RegionMapping.open(welcome.region_path, welcome.region_num_bytes)
         self._mapping.wait_populated(TIMEOUT_S)
+        self._mapping.prepare_writes(TIMEOUT_S)
         self._pin_id = 0
         self._reserved: Reserved | None = None
 
     def prepare(self, tensor: torch.Tensor, number: int) -> None:
+        started_at = time.perf_counter()
+        self._session.request(Ping(seq=0))
+        self.ping_s = time.perf_counter() - started_at
         reserve = Reserve(seq=0, mm_hash=f"{number:064x}", spec=tensor_spec(tensor), may_use_reserve=True)
         reserved = self._session.request(reserve)
         if not isinstance(reserved, Reserved):
@@ -143,21 +194,27 @@ class Store(Way):
 class SharedMemoryCopy(Way):
     """multiprocessing.shared_memory: a block for each tensor, copied in, copied out."""
 
-    def __init__(self) -> None:
-        self._memory: SharedMemory | None = None
+    def __init__(self, most_kept_bytes: int) -> None:
+        self._kept = Kept(most_kept_bytes)
+        self._memories: dict[int, SharedMemory] = {}
 
     def produce(self, tensor: torch.Tensor, number: int) -> Message | None:
-        self._memory = SharedMemory(create=True, size=tensor.nbytes)
+        memory = self._memories[number] = SharedMemory(create=True, size=tensor.nbytes)
         started_at = time.perf_counter()
-        target = torch.frombuffer(self._memory.buf, dtype=torch.bfloat16, count=tensor.numel())
+        target = torch.frombuffer(memory.buf, dtype=torch.bfloat16, count=tensor.numel())
         target.view(tensor.shape).copy_(tensor)
         self.copy_s = time.perf_counter() - started_at
-        return {"name": self._memory.name}
+        return {"name": memory.name}
 
     def retire(self, number: int) -> None:
-        if self._memory is not None:
-            self._memory.close()
-            self._memory.unlink()
+        memory = self._memories.pop(number, None)
+        if memory is not None:
+            memory.close()
+            memory.unlink()
+
+    def keep(self, number: int, num_bytes: int) -> None:
+        for each in self._kept.add(number, num_bytes):
+            self.retire(each)
 
     def take(self, read_message: Callable[[], Message], rows: int) -> torch.Tensor | None:
         memory = SharedMemory(read_message()["name"])
@@ -165,12 +222,20 @@ class SharedMemoryCopy(Way):
         memory.close()
         return copy.view(rows, WIDTH)
 
+    def clear(self) -> None:
+        for number in self._kept.take_all():
+            self.retire(number)
+
 
 class SafetensorsFile(Way):
-    """A file for each tensor, saved and loaded just as vLLM's ECExampleConnector does it."""
+    """A file for each tensor, saved and loaded just as vLLM's ECExampleConnector does it.
 
-    def __init__(self, directory: Path) -> None:
+    That one never deletes a file. Here the oldest go when there are more bytes than may be.
+    """
+
+    def __init__(self, directory: Path, most_kept_bytes: int) -> None:
         self._directory = directory
+        self._kept = Kept(most_kept_bytes)
 
     def prepare(self, tensor: torch.Tensor, number: int) -> None:
         self._path(number).parent.mkdir()
@@ -184,19 +249,28 @@ class SafetensorsFile(Way):
         self._path(number).unlink()
         self._path(number).parent.rmdir()
 
+    def keep(self, number: int, num_bytes: int) -> None:
+        for each in self._kept.add(number, num_bytes):
+            self.retire(each)
+
     def take(self, read_message: Callable[[], Message], rows: int) -> torch.Tensor | None:
         tensor: torch.Tensor = load_file(read_message()["path"], device="cpu")["ec_cache"]
         return tensor
+
+    def clear(self) -> None:
+        for number in self._kept.take_all():
+            self.retire(number)
 
     def _path(self, number: int) -> Path:
         return self._directory / f"{number:064x}" / "encoder_cache.safetensors"
 
 
 class Redis(Way):
-    """SET by the producer, GET by the consumer, through Redis' Unix socket."""
+    """SET by the producer, GET by the consumer, through Redis' Unix socket. What is kept, Redis evicts."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, most_kept_bytes: int) -> None:
         self._redis: Any = redis.Redis.from_url(url)
+        self._kept = Kept(most_kept_bytes)
 
     def produce(self, tensor: torch.Tensor, number: int) -> Message | None:
         self._redis.set(str(number), memoryview(tensor.view(torch.uint8).numpy()).cast("B"))
@@ -204,6 +278,15 @@ class Redis(Way):
 
     def retire(self, number: int) -> None:
         self._redis.delete(str(number))
+
+    def keep(self, number: int, num_bytes: int) -> None:
+        """Redis was told how much it may hold; another's Redis perhaps was not."""
+        for each in self._kept.add(number, num_bytes):
+            self.retire(each)
+
+    def clear(self) -> None:
+        for number in self._kept.take_all():
+            self.retire(number)
 
     def take(self, read_message: Callable[[], Message], rows: int) -> torch.Tensor | None:
         data = self._redis.get(read_message()["key"])

@@ -27,6 +27,7 @@ def steps() -> list[tuple[str, list[str]]]:
         ("format", [python, "-m", "ruff", "format", "--check", "."]),
         ("lint", [python, "-m", "ruff", "check", "."]),
         ("types", [python, "-m", "mypy", *(word for name in packages for word in ("-p", name))]),
+        ("benchmarks", [python, "-m", "mypy", "benchmarks"]),
         ("imports", [str(tools / "lint-imports"), "--no-cache"]),
         ("tests", [python, "-m", "pytest", "-q", *quick_tests]),
     ]
@@ -46,7 +47,7 @@ def check() -> int:
             except subprocess.TimeoutExpired:
                 code, output = 1, f"not finished after {STEP_LIMIT_S:.0f} s"
         mark = "[green]✓[/]" if code == 0 else "[red]✗[/]"
-        out.print(f"{mark} {name:<8} [dim]{time.monotonic() - start:.1f} s[/]")
+        out.print(f"{mark} {name:<10} [dim]{time.monotonic() - start:.1f} s[/]")
         if code != 0:
             failed.append(name)
             out.print(output, markup=False, soft_wrap=True)
