@@ -19,8 +19,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 START_TIMEOUT_S = 30.0
+
+settings.register_profile("thorough", max_examples=2000, deadline=None)  # --hypothesis-profile=thorough
 
 
 @dataclass(frozen=True)

@@ -1,337 +1,151 @@
-"""The whole store logic (table, pool, policy, leases, core) against a model, step by random step.
+"""The store's logic as a state machine (`support.store_machine`), with the bytes that it guards.
 
-After every step: no two entries overlap, no block is lost, nothing pinned was evicted, bytes add up,
-the leases and the table agree. At the end all sessions leave, and every block is free again.
+More of it: `pytest --hypothesis-profile=thorough tests/property/test_store_core.py`.
 """
+
+from dataclasses import dataclass
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
+from hypothesis.stateful import invariant, precondition, rule
+from support.store_machine import SESSIONS, StoreMachine
 
-from triptych_cache_store.entry_table import EntryState
+from triptych_cache_store.entry_table import Entry, EntryState
 from triptych_cache_store.leases import SessionId
-from triptych_cache_store.limits import Limits
-from triptych_cache_store.state import Outgoing
-from triptych_cache_store.testing import core_on
+from triptych_cache_store.payloads import Payloads
+from triptych_cache_store.verdicts import Look
 from triptych_common.protocol import store as wire
-from triptych_common.region.layout import RegionLayout
-
-NUM_BLOCKS = 24
-BLOCK = 4096
-LIMITS = Limits(
-    num_reserve_blocks=3,
-    high_watermark=20,
-    low_watermark=12,
-    tenant_quotas={"small": 5},
-    default_tenant_quota=18,
-)
-HASHES = [f"{n:064x}" for n in range(6)]
-NAMES = ["encoder-0/host", "encoder-0/worker-0", "encoder-1/worker-0", "pd-0/engine", "pd-0/worker-0"]
 
 
-def spec_of(mm_hash: str, num_blocks: int) -> wire.TensorSpec:
-    return wire.TensorSpec(shape=(num_blocks, BLOCK // 2), dtype="float16", num_bytes=num_blocks * BLOCK)
+@dataclass(frozen=True)
+class Reading:
+    """A look at all entries, between its two steps: checksums are taken, nobody has judged them yet."""
+
+    look: Look
+    checksums: list[tuple[Entry, int]]
+    contents: dict[int, bytes]  # reservation -> what was read
 
 
-class StoreMachine(RuleBasedStateMachine):
-    sessions = Bundle("sessions")
-    reservations = Bundle("reservations")
-    pins = Bundle("pins")
+class BytesMachine(StoreMachine):
+    """With writers that write whenever they may, memory that goes bad, and looks at checksums meanwhile.
+
+    After every step every sealed entry holds the bytes that its writer sealed, or that went bad since.
+    """
 
     def __init__(self) -> None:
+        self.contents: dict[int, bytes] = {}  # reservation of a sealed entry -> what must be there
+        self.checked: dict[int, bytes] = {}  # ... -> what was there when its checksum was taken
+        self.reading: Reading | None = None
+        self.num_writes = 0
         super().__init__()
-        self.layout = RegionLayout(BLOCK, NUM_BLOCKS, num_pin_records=12, num_client_slots=8)
-        self.region = bytearray(self.layout.data_offset)  # the headers; nobody reads the blocks here
-        self.now = 0.0
-        self.generation = 0
-        self.next_session = 1
-        self.alive: set[int] = set()  # slots whose client holds its lock
-        self.live: dict[SessionId, str] = {}
-        self.leases: dict[str, tuple[int, int]] = {}  # client -> lease id and slot
-        self.detached: set[str] = set()  # clients that lost their connection and live
-        self.held: dict[int, tuple[str, str, int]] = {}  # pin -> (client, mm_hash, holders left)
-        self.watched: set[tuple[SessionId, str]] = set()
-        self.sizes: dict[str, int] = {}
-        self.start_store()
 
-    def start_store(self) -> None:
-        self.generation += 1
-        is_alive = self.alive.__contains__
-        self.core = core_on(
-            self.region,
-            self.layout,
-            generation=self.generation,
-            limits=LIMITS,
-            is_alive=is_alive,
-            now=self.now,
-        )
+    # ---- writing ---------------------------------------------------------------------------------
+    def write(self, reservation: int) -> None:
+        _, offset, num_bytes = self.orders[reservation]
+        self.num_writes += 1
+        self.region[offset : offset + num_bytes] = bytes([self.num_writes % 256]) * num_bytes
 
-    def send(self, session: SessionId, command: wire.StoreCommand) -> wire.StoreReply:
-        self.now += 1.0
-        outgoing = self.core.handle(session, command, self.now)
-        assert outgoing[0].session_id == session
-        assert outgoing[0].reply.seq == command.seq
-        self.take_pushes(outgoing[1:])
-        return outgoing[0].reply
+    def written(self, reservation: int) -> None:
+        _, offset, num_bytes = self.orders[reservation]
+        super().written(reservation)
+        sealed = {entry.reservation_id for entry in self.core.table.all_sealed()}
+        if reservation in sealed:
+            self.contents[reservation] = bytes(self.region[offset : offset + num_bytes])
 
-    def take_pushes(self, outgoing: list[Outgoing]) -> None:
-        for session, push, _ in outgoing:
-            assert push.seq == 0
-            if isinstance(push, wire.EntrySealed):
-                mm_hash = push.descriptor.mm_hash
-                assert (session, mm_hash) in self.watched
-                self.watched.remove((session, mm_hash))
-                self.held[push.pin_id] = (self.live[session], mm_hash, 1)
-            else:
-                assert isinstance(push, wire.WriterLost)
-                assert (session, push.mm_hash) in self.watched
-                assert not self.core.table.is_writing(push.mm_hash)
-
-    # ---- rules -----------------------------------------------------------------------------------
-    @rule(target=sessions, name=st.sampled_from(NAMES), resumes=st.booleans())
-    def connect(self, name: str, resumes: bool) -> SessionId:
-        session = SessionId(self.next_session)
-        self.next_session += 1
-        lease = self.leases.get(name)
-        resume = wire.Resume(region_id="region", lease_id=lease[0]) if resumes and lease else None
-        reply = self.send(session, wire.Hello(seq=1, version=1, client=name, resume=resume))
-        is_back = name in self.detached and resume is not None
-        if name in self.live.values() or (name in self.detached and not is_back):
-            assert isinstance(reply, wire.StoreFailure)
-            return session
-        assert isinstance(reply, wire.Welcome)
-        assert (lease == (reply.lease_id, reply.client_slot)) == is_back
-        self.live[session] = name
-        self.leases[name] = (reply.lease_id, reply.client_slot)
-        self.detached.discard(name)
-        self.alive.add(reply.client_slot)
-        return session
-
-    @rule(session=consumes(sessions))
-    def die(self, session: SessionId) -> None:
-        self.leave(session)
-
-    @rule(session=consumes(sessions))
-    def lose_connection(self, session: SessionId) -> None:
-        """The client lives: it keeps everything but its watches."""
-        name = self.live.pop(session, None)
-        self.watched = {each for each in self.watched if each[0] != session}
-        if name is not None:
-            self.detached.add(name)
-        assert self.core.disconnect(session, self.now) == []
-
+    @precondition(lambda self: self.orders)
     @rule(data=st.data())
-    def die_detached(self, data: st.DataObject) -> None:
-        if not self.detached:
+    def write_at_any_time(self, data: st.DataObject) -> None:
+        """Also with the reservation cancelled by another, the connection broken, the store restarted."""
+        self.write(data.draw(st.sampled_from(sorted(self.orders))))
+
+    # ---- checking --------------------------------------------------------------------------------
+    @precondition(lambda self: self.contents)
+    @rule(data=st.data(), at_end=st.booleans())
+    def go_bad(self, data: st.DataObject, at_end: bool) -> None:
+        entries = {entry.mm_hash: entry for entry in self.core.table.all_sealed()}
+        if entries:
+            entry = entries[data.draw(st.sampled_from(sorted(entries)))]
+            start = self.layout.offset_of(entry.blocks.start)
+            self.region[start + (entry.spec.num_bytes - 1 if at_end else 0)] ^= 0xFF
+            self.contents[entry.reservation_id] = self.bytes_of(entry)
+
+    @precondition(lambda self: self.reading is None)
+    @rule(session=SESSIONS, evict=st.booleans())
+    def verify(self, session: SessionId, evict: bool) -> None:
+        """Both steps at once."""
+        self.begin_to_verify(session, evict)
+        if self.reading is not None:
+            self.judge()
+
+    @precondition(lambda self: self.reading is None)
+    @rule(session=SESSIONS, evict=st.booleans())
+    def begin_to_verify(self, session: SessionId, evict: bool) -> None:
+        """What the verifier's thread reads; until it is judged, anything may happen."""
+        answers = self.handle(session, wire.Verify(seq=0, evict=evict))
+        if session not in self.live:
+            assert isinstance(answers[0].reply, wire.StoreFailure)
             return
-        name = data.draw(st.sampled_from(sorted(self.detached)))
-        self.detached.remove(name)
-        self.forget(name)
-        self.take_pushes(self.core.reap(self.now))
+        assert answers == []
+        request = self.core.state.verify_queue.requests.popleft()
+        assert (request.session_id, request.command.evict) == (session, evict)
+        look = Look(self.core.state, evict)
+        entries = list(self.core.table.all_sealed())
+        assert all(look.is_readable(entry) for entry in entries)
+        checksums = Payloads(memoryview(self.region), self.layout).checksums(entries)
+        assert checksums is not None
+        contents = {entry.reservation_id: self.bytes_of(entry) for entry in entries}
+        self.reading = Reading(look, list(zip(entries, checksums, strict=True)), contents)
 
-    @rule(dead=st.sets(st.sampled_from(NAMES)))
-    def restart_store(self, dead: set[str]) -> None:
-        """kill -9 of the store; some clients die while it is away."""
-        for name in list(self.live.values()):
-            self.detached.add(name)
-        self.live, self.watched = {}, set()
-        for name in dead & self.detached:
-            self.detached.remove(name)
-            self.forget(name)
-        before = self.core.table
-        kept = {entry.mm_hash: entry.blocks for entry in before.all_sealed()}
-        self.start_store()
-        after = {entry.mm_hash: entry.blocks for entry in self.core.table.all_sealed()}
-        assert after == kept
-
-    def leave(self, session: SessionId) -> None:
-        self.watched = {each for each in self.watched if each[0] != session}
-        name = self.live.pop(session, None)
-        if name is not None:
-            self.forget(name)
-        self.take_pushes(self.core.disconnect(session, self.now))
-
-    def forget(self, name: str) -> None:
-        self.alive.discard(self.leases.pop(name)[1])
-        self.held = {pin: held for pin, held in self.held.items() if held[0] != name}
-
-    @rule(
-        target=reservations,
-        session=sessions,
-        mm_hash=st.sampled_from(HASHES),
-        num_blocks=st.integers(1, NUM_BLOCKS + 2),
-        writer=st.none() | st.sampled_from(NAMES),
-        tenant=st.none() | st.sampled_from(["small", "large"]),
-        granted=st.booleans(),
-    )
-    def reserve(
-        self,
-        session: SessionId,
-        mm_hash: str,
-        num_blocks: int,
-        writer: str | None,
-        tenant: str | None,
-        granted: bool,
-    ) -> int:
-        num_blocks = self.sizes.setdefault(mm_hash, num_blocks)
-        command = wire.Reserve(
-            seq=2,
-            mm_hash=mm_hash,
-            spec=spec_of(mm_hash, num_blocks),
-            writer=writer,
-            tenant=tenant,
-            may_use_reserve=granted,
-        )
-        space = self.core.space
-        available, held = space.num_available_blocks, space.tenants.num_blocks(tenant or "")
-        own = space.tenants.num_evictable_blocks(tenant or "")
-        reply = self.send(session, command)
-        quota = LIMITS.quota_of(tenant or "")
-        assert quota is not None
-        if isinstance(reply, wire.Reserved):
-            assert available - num_blocks >= (0 if granted else LIMITS.num_reserve_blocks)
-            assert space.tenants.num_blocks(tenant or "") <= max(quota, held)
-            return reply.reservation_id
-        if isinstance(reply, wire.AlreadySealed):
-            assert self.core.table.sealed(mm_hash) is not None
-            return 10**9
-        assert isinstance(reply, wire.StoreFailure)
-        if reply.code == "full":
-            is_kept = available - num_blocks < (0 if granted else LIMITS.num_reserve_blocks)
-            is_over = held - own + num_blocks > quota
-            is_split = self.core.table.num_bytes[EntryState.READY] == 0  # the free ranges are too short
-            assert is_kept or is_over or is_split
-        elif reply.code == "too_large":
-            assert num_blocks > NUM_BLOCKS
-        return 10**9
-
+    @precondition(lambda self: self.reading is not None)
     @rule()
-    def relieve(self) -> None:
-        """As the server does in the background."""
-        if self.core.space.needs_relief:
-            while self.core.space.relieve(2):
-                pass
-            used = NUM_BLOCKS - self.core.space.pool.num_free_blocks
-            assert used <= LIMITS.low_watermark or len(self.core.space.policy) == 0
+    def judge(self) -> None:
+        assert self.reading is not None
+        look, evict = self.reading.look, self.reading.look.evict
+        for entry, checksum in self.reading.checksums:
+            number, before, num_damaged = entry.reservation_id, entry.state, len(look.report.damaged)
+            read = self.reading.contents[number]
+            is_damaged = before is not EntryState.FREED and self.checked.get(number, read) != read
+            look.judge(entry, checksum)
+            if before is not EntryState.FREED:
+                self.checked.setdefault(number, read)
+            assert len(look.report.damaged) - num_damaged == is_damaged
+            is_gone = is_damaged and evict and before is EntryState.READY
+            assert entry.state is (EntryState.FREED if is_gone else before)
+            assert entry.is_damaged or not (is_damaged and evict and before is EntryState.PINNED)
+        self.reading = None
 
-    @rule(session=sessions, reservation=reservations)
-    def seal(self, session: SessionId, reservation: int) -> None:
-        entry = self.core.table.reservation(reservation)
-        mine = entry is not None and self.core.leases.writer_of(reservation).session_id == session
-        reply = self.send(session, wire.Seal(seq=3, reservation_id=reservation))
-        assert isinstance(reply, wire.Done) == mine
-        if mine:
-            assert self.core.table.reservation(reservation) is None
+    def start_store(self, *, checks: bool = False) -> None:
+        self.reading = None
+        super().start_store(checks=checks)
 
-    @rule(session=sessions, reservation=reservations)
-    def cancel(self, session: SessionId, reservation: int) -> None:
-        entry = self.core.table.reservation(reservation)
-        mine = entry is not None and self.core.leases.writer_of(reservation).session_id == session
-        reply = self.send(session, wire.Cancel(seq=4, reservation_id=reservation))
-        if isinstance(reply, wire.Done) and entry is not None:
-            assert entry.state is (EntryState.FREED if mine else EntryState.ABANDONED)
+    def survives(self, entry: Entry, checks: bool) -> bool:
+        is_held = any(mm_hash == entry.mm_hash for _, mm_hash, _ in self.held.values())
+        now = self.contents[entry.reservation_id]
+        return is_held or not checks or self.checked.get(entry.reservation_id, now) == now
 
-    @rule(target=pins, session=sessions, mm_hash=st.sampled_from(HASHES), num_holders=st.integers(1, 3))
-    def pin_or_watch(self, session: SessionId, mm_hash: str, num_holders: int) -> int:
-        command = wire.PinOrWatch(seq=5, mm_hash=mm_hash, num_holders=num_holders)
-        reply = self.send(session, command)
-        if isinstance(reply, wire.Pinned):
-            self.held[reply.pin_id] = (self.live[session], mm_hash, num_holders)
-            return reply.pin_id
-        if isinstance(reply, wire.Watching):
-            assert reply.writing == self.core.table.is_writing(mm_hash)
-            self.watched.add((session, mm_hash))
-        return 10**9
-
-    @rule(session=sessions, pin=pins)
-    def unpin(self, session: SessionId, pin: int) -> None:
-        reply = self.send(session, wire.Unpin(seq=6, pin_id=pin))
-        if isinstance(reply, wire.Done):
-            holder, mm_hash, num_holders = self.held.pop(pin)
-            assert holder.split("/")[0] == self.live[session].split("/")[0]
-            if num_holders > 1:
-                self.held[pin] = (holder, mm_hash, num_holders - 1)
-
-    @rule(session=sessions, data=st.data())
-    def unpin_pushed(self, session: SessionId, data: st.DataObject) -> None:
-        if self.held:
-            self.unpin(session, data.draw(st.sampled_from(sorted(self.held))))
-
-    @rule(session=sessions, mm_hash=st.sampled_from(HASHES))
-    def unwatch(self, session: SessionId, mm_hash: str) -> None:
-        self.send(session, wire.Unwatch(seq=7, mm_hash=mm_hash))
-        self.watched.discard((session, mm_hash))
-
-    @rule(session=sessions, mm_hash=st.none() | st.sampled_from(HASHES))
-    def evict(self, session: SessionId, mm_hash: str | None) -> None:
-        self.send(session, wire.Evict(seq=8, mm_hash=mm_hash))
+    def bytes_of(self, entry: Entry) -> bytes:
+        start = self.layout.offset_of(entry.blocks.start)
+        return bytes(self.region[start : start + entry.spec.num_bytes])
 
     # ---- invariants ------------------------------------------------------------------------------
     @invariant()
-    def ranges_do_not_overlap_and_none_is_lost(self) -> None:
-        table, pool = self.core.table, self.core.space.pool
-        ranges = [entry.blocks for entry in (*table.all_sealed(), *table.all_unsealed())]
-        used = [block for each in ranges for block in range(each.start, each.end)]
-        assert len(used) == len(set(used))
-        assert all(0 <= block < NUM_BLOCKS for block in used)
-        assert len(used) + pool.num_free_blocks == NUM_BLOCKS
-
-    @invariant()
-    def bytes_add_up(self) -> None:
-        stats = self.core.handle(SessionId(0), wire.Hello(seq=1, version=1, client="probe"), self.now)
-        reply = self.core.handle(SessionId(0), wire.StatsQuery(seq=2), self.now)[0].reply
-        self.core.disconnect(SessionId(0), self.now)
-        assert isinstance(stats[0].reply, wire.Welcome)
-        assert isinstance(reply, wire.StoreStats)
-        parts = (
-            reply.free_num_bytes,
-            reply.writing_num_bytes,
-            reply.ready_num_bytes,
-            reply.pinned_num_bytes,
-            reply.abandoned_num_bytes,
-        )
-        assert sum(parts) == reply.region_num_bytes == NUM_BLOCKS * BLOCK
-        assert reply.num_pins == len(self.held)
-        assert reply.num_watches == len(self.watched)
-        assert reply.num_sessions == len(self.live) + 1
-
-    @invariant()
-    def what_is_pinned_is_there(self) -> None:
-        pins_of: dict[str, int] = {}
-        for _, mm_hash, _ in self.held.values():
-            pins_of[mm_hash] = pins_of.get(mm_hash, 0) + 1
-        for mm_hash, num_pins in pins_of.items():
-            entry = self.core.table.sealed(mm_hash)
-            assert entry is not None
-            assert entry.state is EntryState.PINNED
-            assert entry.num_pins == num_pins
+    def nobody_writes_into_a_sealed_entry(self) -> None:
         for entry in self.core.table.all_sealed():
-            assert (entry.state is EntryState.PINNED) == (entry.mm_hash in pins_of)
+            assert self.bytes_of(entry) == self.contents[entry.reservation_id]
 
     @invariant()
-    def what_may_go_is_known(self) -> None:
-        space = self.core.space
-        ready = [entry for entry in self.core.table.all_sealed() if entry.state is EntryState.READY]
-        num_blocks = sum(entry.blocks.num_blocks for entry in ready)
-        assert len(space.policy) == len(ready)
-        assert space.num_evictable_blocks == num_blocks
-        assert space.evictable.by_start == {entry.blocks.start: entry for entry in ready}
-        assert space.evictable.by_end == {entry.blocks.end: entry for entry in ready}
-        assert sum(space.tenants.num_evictable_blocks(each) for each in ("", "small", "large")) == num_blocks
-        used = NUM_BLOCKS - space.pool.num_free_blocks
-        assert sum(space.tenants.num_blocks(each) for each in ("", "small", "large")) == used
+    def who_may_write_has_blocks_of_its_own(self) -> None:
+        unsealed = {entry.reservation_id: entry for entry in self.core.table.all_unsealed()}
+        for reservation, (_, offset, _) in self.orders.items():
+            assert self.layout.offset_of(unsealed[reservation].blocks.start) == offset
 
-    def teardown(self) -> None:
-        for session in list(self.live):
-            self.leave(session)
-        self.alive.clear()
-        self.core.reap(self.now)
-        assert self.core.table.num_reservations == 0
-        assert self.core.leases.num_pins == self.core.leases.num_watches == 0
-        self.core.space.evict_all()
-        assert self.core.space.pool.num_free_blocks == NUM_BLOCKS
-        assert self.core.space.pool.largest_free_range() == NUM_BLOCKS
+    @invariant()
+    def what_is_damaged_goes_with_its_last_pin(self) -> None:
+        for entry in self.core.table.all_sealed():
+            assert not entry.is_damaged or entry.state is EntryState.PINNED
 
 
-TestStoreMachine = StoreMachine.TestCase
-TestStoreMachine.settings = settings(max_examples=100, stateful_step_count=100, deadline=None)
+TestStore = BytesMachine.TestCase
+TestStore.settings = settings(
+    max_examples=max(250, settings().max_examples), stateful_step_count=100, deadline=None
+)

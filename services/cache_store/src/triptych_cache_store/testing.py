@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from triptych_cache_store.adoption import adopt
+from triptych_cache_store.adoption import IsIntact, adopt, trust
 from triptych_cache_store.block_pool import BestFitPool
 from triptych_cache_store.core import StoreCore
 from triptych_cache_store.device import slab_of
@@ -39,6 +39,7 @@ def core_on(
     is_connected: Callable[[SessionId], bool] = lambda session_id: True,
     now: float = 0.0,
     slab: SlabInfo | None = None,
+    is_intact: IsIntact = trust,
 ) -> StoreCore:
     """The store's logic on any buffer that has room for the headers, with what it finds there."""
     journal = RegionJournal(memoryview(region), layout)
@@ -47,7 +48,7 @@ def core_on(
     state = StoreState(StoreIdentity("store-0", "/nowhere", "region", generation, layout), space, journal)
     if slab is not None:
         state.slab = slab_of(slab, table, layout.block_num_bytes)
-    adopt(state, is_alive=is_alive, namespace=None, now=now)
+    adopt(state, is_alive=is_alive, namespace=None, now=now, is_intact=is_intact)
     return StoreCore(state, is_connected=is_connected, is_alive=is_alive)
 
 

@@ -2,9 +2,7 @@
 
 Of those in the region: bytes in Redis or on a GPU are not the store's to read.
 
-The event loop chooses entries and looks at the outcome; one thread reads the bytes. A sealed entry does
-not change, and one that was freed meanwhile stays FREED for ever, so looking at its state afterwards is
-enough to know whether its checksum counts.
+The event loop chooses entries and looks at the outcome (`verdicts`); one thread reads the bytes.
 """
 
 import asyncio
@@ -12,12 +10,12 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 
-from triptych_cache_store.entry_table import Entry, EntryState
+from triptych_cache_store.entry_table import Entry
 from triptych_cache_store.payloads import Payloads
 from triptych_cache_store.state import Out, Outgoing, StoreState, VerifyRequest
-from triptych_common.protocol.store import SHM, EntryFault, Verified
+from triptych_cache_store.verdicts import Look, Report
+from triptych_common.protocol.store import SHM, Verified
 from triptych_common.telemetry.logs import get_logger
 
 log = get_logger(__name__)
@@ -25,18 +23,6 @@ log = get_logger(__name__)
 BATCH_ENTRIES = 256
 BATCH_BYTES = 8 << 20
 MAX_FAULTS = 1000
-SEALED = (EntryState.READY, EntryState.PINNED)
-
-
-@dataclass(slots=True)
-class Report:
-    """What a look at some entries found."""
-
-    num_intact: int = 0
-    num_recorded: int = 0
-    num_gone: int = 0
-    num_bytes: int = 0
-    damaged: list[EntryFault] = field(default_factory=list)
 
 
 class Verifier:
@@ -120,49 +106,17 @@ class Verifier:
 
     async def _look_at(self, entries: list[Entry], *, evict: bool) -> Report:
         """Check those that have a checksum, take it of the others. `evict`: damaged ones do not live on."""
-        report, loop = Report(), asyncio.get_running_loop()
+        look, loop = Look(self._state, evict), asyncio.get_running_loop()
         for batch in _batches(entry for entry in entries if entry.memory == SHM):
-            sealed = [entry for entry in batch if self._is_readable(entry, report, evict)]
+            sealed = [entry for entry in batch if look.is_readable(entry)]
             checksums = await loop.run_in_executor(
                 self._thread, self._payloads.checksums, sealed, self._stopping.is_set
             )
             if checksums is None:
                 break
             for entry, checksum in zip(sealed, checksums, strict=True):
-                self._judge(entry, checksum, report, evict)
-        return report
-
-    def _is_readable(self, entry: Entry, report: Report, evict: bool) -> bool:
-        """Still there, with a header that is right."""
-        if entry.state not in SEALED:
-            report.num_gone += 1
-            return False
-        if not self._state.journal.bears_out(entry):
-            self._found_damage(entry, EntryFault(mm_hash=entry.mm_hash, fault="header"), report, evict)
-            return False
-        return True
-
-    def _judge(self, entry: Entry, checksum: int, report: Report, evict: bool) -> None:
-        if entry.state not in SEALED:
-            report.num_gone += 1
-            return
-        report.num_bytes += entry.spec.num_bytes
-        known = self._state.journal.checksum_of(entry)
-        if known is None:
-            self._state.journal.checksummed(entry, checksum)
-            report.num_recorded += 1
-        elif known == checksum:
-            report.num_intact += 1
-        else:
-            self._found_damage(entry, EntryFault(mm_hash=entry.mm_hash, fault="checksum"), report, evict)
-
-    def _found_damage(self, entry: Entry, fault: EntryFault, report: Report, evict: bool) -> None:
-        log.error("entry is damaged", mm_hash=fault.mm_hash, fault=fault.fault, num_pins=entry.num_pins)
-        report.damaged.append(fault.model_copy(update={"num_pins": entry.num_pins}))
-        if evict and entry.state is EntryState.READY:
-            self._state.space.evict(entry)
-        elif evict:
-            entry.is_damaged = True  # in use: it goes with its last pin
+                look.judge(entry, checksum)
+        return look.report
 
 
 def _batches(entries: Iterable[Entry]) -> Iterator[list[Entry]]:
