@@ -39,7 +39,7 @@ FAULT_INTERVAL_S = 5.0
 LONGEST_STOP_S = 3.0
 REACH_LIMIT_S = 1.0
 GOAL_SUCCESS = 0.99
-SERVICE_OF = {
+SERVICE_OF: dict[Party | None, str] = {
     Party.ENCODER: "encoder", Party.PREFILL_DECODE: "prefill_decode", Party.GATEWAY: "gateway",
     Party.CACHE_STORE: "cache_store",
 }  # fmt: skip
@@ -176,7 +176,8 @@ def _leftovers(system: FastSystem, wrong: list[str]) -> dict[str, int]:
         system.wait_until_idle(allowed=lambda what: what.endswith("dead-letters"))
     except RuntimeError as error:
         wrong.append(str(error))
-    return system.leftovers()
+    left_over: dict[str, int] = system.leftovers()
+    return left_over
 
 
 def _memory(system: FastSystem) -> dict[str, int]:
