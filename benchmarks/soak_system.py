@@ -24,9 +24,11 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 from support.fast.faults import REDIS, Faults  # noqa: E402
+from support.fast.layout import Layout  # noqa: E402
 from support.fast.load import Load  # noqa: E402
+from support.fast.redis_look import used_bytes  # noqa: E402
 from support.fast.scenario import Action, Point, points_of  # noqa: E402
-from support.fast.system import FastSystem, Layout  # noqa: E402
+from support.fast.system import FastSystem  # noqa: E402
 
 from tests.conftest import embedded_redis  # noqa: E402
 from triptych_common.protocol.steps import Party  # noqa: E402
@@ -181,7 +183,7 @@ def _leftovers(system: FastSystem, wrong: list[str]) -> dict[str, int]:
 
 
 def _memory(system: FastSystem) -> dict[str, int]:
-    return {**system.rss_bytes(), "redis used_memory": system.redis_used_bytes()}
+    return {**system.rss_bytes(), "redis used_memory": used_bytes(system.redis.url)}
 
 
 def tell(report: dict[str, Any]) -> None:

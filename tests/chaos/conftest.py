@@ -4,8 +4,9 @@ from collections.abc import Iterator
 
 import pytest
 from support.fast.faults import Faults
+from support.fast.layout import Layout
 from support.fast.scenario import Scenario
-from support.fast.system import FastSystem, Layout
+from support.fast.system import FastSystem
 
 from tests.conftest import embedded_redis
 

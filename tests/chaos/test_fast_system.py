@@ -6,9 +6,10 @@ import threading
 import pytest
 from support.fast.client import Client, Question
 from support.fast.faults import Faults
+from support.fast.layout import Layout
 from support.fast.points import SENDING
 from support.fast.scenario import CLIENT_LIMIT_S, HOSTS, UNREACHED, Action, Scenario, points_of
-from support.fast.system import FastSystem, Layout
+from support.fast.system import FastSystem
 from support.fast.tensors import MAX_GRID, answer_words, png, word_of_media
 
 from triptych_common.protocol.steps import STEPS, Occurs, Party

@@ -6,9 +6,10 @@ from statistics import median
 import pytest
 from support.fast.client import Client, Question, ask_all
 from support.fast.faults import Faults
+from support.fast.layout import Layout
 from support.fast.points import SENDING
 from support.fast.scenario import CLIENT_LIMIT_S
-from support.fast.system import FastSystem, Layout
+from support.fast.system import FastSystem
 from support.fast.tensors import png
 
 from triptych_encoder.settings import EncoderSettings

@@ -16,12 +16,11 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
-from blake3 import blake3
 
 from support.fake_engine import FakeFeature, FakePosition, FakeRequest
+from support.fast.prompts import Finished, Prompt, Token
 from support.fast.tensors import answer_words, word_of
 from triptych_common.domain.errors import StoreUnavailableError
 from triptych_common.telemetry.logs import get_logger
@@ -31,37 +30,7 @@ from triptych_vllm_connector.workers import LoadingWorker
 log = get_logger(__name__)
 
 PREFIX_CACHE_ENTRIES = 64
-STALLED_STEP_S = 0.005  # a running request that waits for space: vLLM would step at once
-
-
-@dataclass(frozen=True)
-class Item:
-    mm_hash: str
-    num_embeds: int
-    prefix: str  # digest of all parts up to this one
-
-
-@dataclass(frozen=True)
-class Token:
-    word: str
-
-
-@dataclass(frozen=True)
-class Finished:
-    error: str | None = None
-
-
-Say = Callable[[Token | Finished], None]  # called on the engine's thread
-
-
-@dataclass
-class Prompt:
-    request_id: str
-    items: tuple[Item, ...]
-    text: str
-    num_tokens: int
-    transfer_params: dict[str, Any] | None
-    say: Say
+STALLED_STEP_S = 0.005  # while a running request waits for space
 
 
 @dataclass
@@ -102,7 +71,7 @@ class DecodeEngine:
         self._num_steps = 0
         self._is_closed = False
         consumer.bind(self._evict, self._is_in_use)
-        consumer.attach_waker(lambda: self._inbox.put(_nothing))
+        consumer.attach_waker(lambda: self._inbox.put(lambda: None))
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     def start(self) -> None:
@@ -157,7 +126,7 @@ class DecodeEngine:
         self._resume()
         touched = self._schedule()
         lost = self._load()
-        self._compute([(rid, place) for rid, place in touched if self._item(rid, place) not in lost])
+        self._compute(touched, lost)
         for rid in self._consumer.take_failed():
             self._finish(rid, "an item cannot come")
         self._say_tokens()
@@ -250,15 +219,16 @@ class DecodeEngine:
             self._consumer.load_lost(lost)
         return lost
 
-    def _item(self, rid: str, place: int) -> str:
-        return self._live[rid].prompt.items[place].mm_hash
-
-    def _compute(self, touched: list[tuple[str, int]]) -> None:
+    def _compute(self, touched: list[tuple[str, int]], lost: frozenset[str]) -> None:
         """The forward pass, and what follows from its end."""
-        for rid, place in touched:
+        for rid, place in list(touched):
             each = self._live[rid]
             item = each.prompt.items[place]
-            each.words[place] = word_of(_bytes_of(self._encoder_cache[item.mm_hash]))
+            if item.mm_hash in lost:
+                touched.remove((rid, place))
+                continue
+            tensor = self._encoder_cache[item.mm_hash]
+            each.words[place] = word_of(tensor.contiguous().view(torch.uint8).numpy().tobytes())
             self._kv[item.prefix] = each.words[place]
             if len(self._kv) > PREFIX_CACHE_ENTRIES:
                 self._kv.popitem(last=False)
@@ -322,15 +292,3 @@ class DecodeEngine:
             "encoder_cache": len(self._encoder_cache),
             "steps": self._num_steps,
         }
-
-
-def _nothing() -> None:
-    """A wake-up."""
-
-
-def _bytes_of(tensor: torch.Tensor) -> bytes:
-    return bytes(tensor.contiguous().view(torch.uint8).flatten().numpy())
-
-
-def prefix_digest(before: str, part: str) -> str:
-    return blake3(f"{before}|{part}".encode()).hexdigest()

@@ -1,6 +1,7 @@
 """What a test does to a system: kill, stop and slow down, at once or when a point is reached."""
 
 import contextlib
+import os
 import signal
 import socket
 import threading
@@ -100,11 +101,11 @@ class _Control:
     def armed(self, point: str, act: Act) -> Iterator[threading.Event]:
         reached = threading.Event()
         self._acts[point] = (act, reached)
-        points.arm(self._folder, point)
+        _arm(self._folder, point)
         try:
             yield reached
         finally:
-            points.disarm(self._folder, point)
+            _disarm(self._folder, point)
             self._acts.pop(point, None)
 
     def _serve(self) -> None:
@@ -124,3 +125,18 @@ class _Control:
             reached.set()
         with contextlib.suppress(OSError):  # killed while it stood there
             connection.sendall(b"!")
+
+
+def _arm(folder: Path, point: str) -> None:
+    """The next process that reaches `point` stops there."""
+    handle = os.open(folder / point, os.O_CREAT | os.O_EXCL, 0o600)
+    os.close(handle)
+
+
+def _disarm(folder: Path, point: str) -> bool:
+    """Whether it was still armed: nobody has reached it."""
+    try:
+        (folder / point).unlink()
+    except FileNotFoundError:
+        return False
+    return True

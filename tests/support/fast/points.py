@@ -7,7 +7,6 @@ Nothing of this is in the product: `install` puts itself around the bus, the sto
 """
 
 import contextlib
-import os
 import socket
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -285,18 +284,3 @@ class _WatchedApp:
 
         reach("request", RECEIVED)
         await self._app(scope, watched_receive, watched_send)
-
-
-def arm(folder: Path, point: str) -> None:
-    """From the test: the next process that reaches `point` stops there."""
-    handle = os.open(folder / point, os.O_CREAT | os.O_EXCL, 0o600)
-    os.close(handle)
-
-
-def disarm(folder: Path, point: str) -> bool:
-    """Whether it was still armed: nobody has reached it."""
-    try:
-        (folder / point).unlink()
-    except FileNotFoundError:
-        return False
-    return True

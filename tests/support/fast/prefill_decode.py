@@ -13,7 +13,8 @@ from fastapi import FastAPI, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from support.fast import points
-from support.fast.decode_engine import DecodeEngine, Finished, Item, Prompt, Token, prefix_digest
+from support.fast.decode_engine import DecodeEngine
+from support.fast.prompts import Finished, Item, Prompt, Token, prefix_digest
 from support.fast.tensors import DEFAULT_TOKENS, DIGEST, DTYPE, MAX_GRID, MODEL
 from triptych_common.bus import AsyncBus, Registry
 from triptych_common.domain.errors import TriptychError
@@ -72,7 +73,7 @@ async def serve(settings: FastPrefillDecodeSettings, stop: StopSignal) -> None:
     death: asyncio.Future[str] = loop.create_future()
 
     def on_death(why: str) -> None:
-        loop.call_soon_threadsafe(lambda: death.done() or death.set_result(why))
+        loop.call_soon_threadsafe(_set, death, why)
 
     with opened_consumer(settings) as consumer:
         worker = LoadingWorker(config_of(settings), 0, "cpu")
@@ -164,9 +165,14 @@ def _app(engine: DecodeEngine, instance: str) -> FastAPI:
     return app
 
 
+def _set(future: "asyncio.Future[Any]", value: Any) -> None:
+    if not future.done():
+        future.set_result(value)
+
+
 def _set_soon(loop: asyncio.AbstractEventLoop, told: "asyncio.Future[Any]", value: Any) -> None:
     with contextlib.suppress(RuntimeError):  # the loop has ended: nobody waits
-        loop.call_soon_threadsafe(lambda: told.done() or told.set_result(value))
+        loop.call_soon_threadsafe(_set, told, value)
 
 
 class _Exchange:

@@ -7,59 +7,25 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import httpx
-import orjson
 import redis
 
+from support.fast.layout import Layout, port_to_listen_at
 from support.fast.points import SEEN
 from support.fast.processes import ServiceProcess
-from support.fast.tensors import MODEL
-from support.system import free_port
+from support.fast.redis_look import RedisServer, registered_boots, stream_leftovers
 from triptych_common.domain.errors import StoreError
-from triptych_common.protocol.names import StreamNames
 from triptych_common.protocol.steps import Party
 from triptych_common.protocol.store import Evict, StatsQuery, StoreStats
 from triptych_common.region import StoreSession
 
-DEPLOYMENT = "fast"
 START_LIMIT_S = 60.0
 IDLE_LIMIT_S = 40.0
 RESTART_DELAY_S = 0.2
 LOOK_S = 0.05
-
-
-class RedisServer(Protocol):
-    """Starts, stops and freezes; `tests.conftest.EmbeddedRedis`."""
-
-    url: str
-
-    def start(self) -> None: ...
-
-    def stop(self) -> None: ...
-
-    def freeze(self) -> None: ...
-
-    def thaw(self) -> None: ...
-
-
-@dataclass(frozen=True)
-class Layout:
-    """How many of each, and the options of each kind of service."""
-
-    num_encoders: int = 2
-    num_prefill_decodes: int = 2
-    num_gateways: int = 1
-    takeover_idle_ms: int = 500
-    encode_s: float = 0.12
-    token_s: float = 0.002
-    budget_embeds: int = 600
-    region_bytes: int = 8 << 20
-    first_token_timeout_s: float = 10.0
-    options: dict[Party, tuple[str, ...]] = field(default_factory=dict)
 
 
 class FastSystem:
@@ -181,21 +147,7 @@ class FastSystem:
             found |= {f"{name} {what}": number for what, number in counts.items()}
         for name in self.names_of(Party.GATEWAY):
             found[f"{name} requests"] = self._get_json(name, "/health/ready")["num_requests"]
-        found |= self.stream_leftovers()
-        return {what: number for what, number in found.items() if number}
-
-    def stream_leftovers(self) -> dict[str, int]:
-        """Entries that are in a stream, or pending in a group. Handled ones are deleted."""
-        found: dict[str, int] = {}
-        client = redis.Redis.from_url(self.redis.url, socket_timeout=5.0)
-        try:
-            for key in client.scan_iter(match=f"triptych:{DEPLOYMENT}:*", _type="stream"):
-                name = key.decode().removeprefix(f"triptych:{DEPLOYMENT}:")
-                found[f"entries in {name}"] = client.xlen(key)
-                for group in client.xinfo_groups(key):
-                    found[f"pending in {name}"] = group["pending"]
-        finally:
-            client.close()
+        found |= stream_leftovers(self.redis.url)
         return {what: number for what, number in found.items() if number}
 
     def wait_until_idle(self, allowed: Callable[[str], bool] = lambda what: False) -> None:
@@ -241,7 +193,7 @@ class FastSystem:
                 for name in self.names_of(Party.PREFILL_DECODE):
                     self._get_json(name, "/status")
                 self.store_stats()
-                boots = self._registered_boots()
+                boots = registered_boots(self.redis.url, self.services)
             except (httpx.HTTPError, StoreError, OSError, redis.RedisError):
                 return False
             return boots.keys() == expected and not self._dead_boots & set(boots.values())
@@ -258,14 +210,6 @@ class FastSystem:
 
     def rss_bytes(self) -> dict[str, int]:
         return {name: service.rss_bytes() for name, service in self.services.items()}
-
-    def redis_used_bytes(self) -> int:
-        client = redis.Redis.from_url(self.redis.url, socket_timeout=5.0)
-        try:
-            info: Any = client.info("memory")
-            return int(info["used_memory"])
-        finally:
-            client.close()
 
     def wait_until(self, condition: Callable[[], bool], limit_s: float, what: str) -> None:
         """Of things in other processes, which wake nobody here.
@@ -289,48 +233,17 @@ class FastSystem:
 
     # ---- inside ----------------------------------------------------------------------------------
     def _make_services(self) -> dict[str, ServiceProcess]:
-        layout = self.layout
-        names = {
-            Party.CACHE_STORE: ["cache_store"],
-            Party.ENCODER: [f"encoder-{n}" for n in range(layout.num_encoders)],
-            Party.PREFILL_DECODE: [f"prefill_decode-{n}" for n in range(layout.num_prefill_decodes)],
-            Party.GATEWAY: [f"gateway-{n}" for n in range(layout.num_gateways)],
-        }
         services: dict[str, ServiceProcess] = {}
-        for party, instances in names.items():
+        for party, instances in self.layout.names().items():
             for name in instances:
-                arguments = [*self._common(name), *self._own(party, name), *layout.options.get(party, ())]
+                if party in (Party.PREFILL_DECODE, Party.GATEWAY):
+                    self._ports[name] = port_to_listen_at()
+                arguments = self.layout.arguments(
+                    party, name,
+                    redis_url=self.redis.url, folder=self.folder, tally=self.tally, ports=self._ports,
+                )  # fmt: skip
                 services[name] = ServiceProcess(party, name, arguments, self.folder)
         return services
-
-    def _common(self, name: str) -> list[str]:
-        return [
-            f"--redis-url={self.redis.url}", f"--deployment={DEPLOYMENT}", f"--run-dir={self.folder}",
-            f"--instance={name}", "--drain-timeout-s=5",
-        ]  # fmt: skip
-
-    def _own(self, party: Party, name: str) -> list[str]:
-        layout = self.layout
-        match party:
-            case Party.CACHE_STORE:
-                return [f"--region-bytes={layout.region_bytes}", "--block-bytes=4096"]
-            case Party.ENCODER:
-                return [
-                    f"--model={MODEL}", f"--takeover-idle-ms={layout.takeover_idle_ms}",
-                    f"--encode-s={layout.encode_s}", f"--tally={self.tally}",
-                ]  # fmt: skip
-            case Party.PREFILL_DECODE:
-                self._ports[name] = free_port()
-                return [
-                    f"--port={self._ports[name]}", f"--budget-embeds={layout.budget_embeds}",
-                    f"--token-s={layout.token_s}",
-                ]  # fmt: skip
-            case _:
-                self._ports[name] = free_port()
-                return [
-                    f"--port={self._ports[name]}", "--registry-interval-s=0.1",
-                    f"--first-token-timeout-s={layout.first_token_timeout_s}", "--inline-media-bytes=300",
-                ]  # fmt: skip
 
     def _keep_running(self) -> None:
         while True:
@@ -359,22 +272,10 @@ class FastSystem:
 
     def _note_boots(self, ended: list[ServiceProcess]) -> None:
         try:
-            boots = self._registered_boots()
+            boots = registered_boots(self.redis.url, self.services)
         except redis.RedisError:
             return
         self._dead_boots.update(boots[service.name] for service in ended if service.name in boots)
-
-    def _registered_boots(self) -> dict[str, str]:
-        client = redis.Redis.from_url(self.redis.url, socket_timeout=5.0)
-        found: dict[str, str] = {}
-        try:
-            for name in self.services:
-                value: Any = client.get(names().instance(name))
-                if value is not None:
-                    found[name] = orjson.loads(value)["record"]["boot_id"]
-        finally:
-            client.close()
-        return found
 
     def _start_again(self, service: ServiceProcess) -> None:
         self.restarts[service.name] += 1
@@ -394,7 +295,3 @@ class FastSystem:
         if answer.status_code not in (200, 503):
             raise httpx.HTTPError(f"{name} answered {answer.status_code} to {path}")
         return answer.json()
-
-
-def names() -> StreamNames:
-    return StreamNames(DEPLOYMENT)

@@ -1,0 +1,79 @@
+"""How a system of a test is laid out: how many of each service, and their options."""
+
+import contextlib
+import random
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from support.fast.tensors import MODEL
+from triptych_common.protocol.steps import Party
+
+DEPLOYMENT = "fast"
+PORTS = range(12_000, 32_000)  # below those that the kernel gives to connections: ours must survive a restart
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How many of each, and the options of each kind of service."""
+
+    num_encoders: int = 2
+    num_prefill_decodes: int = 2
+    num_gateways: int = 1
+    takeover_idle_ms: int = 500
+    encode_s: float = 0.12
+    token_s: float = 0.002
+    budget_embeds: int = 600
+    region_bytes: int = 8 << 20
+    first_token_timeout_s: float = 10.0
+    options: dict[Party, tuple[str, ...]] = field(default_factory=dict)
+
+    def names(self) -> dict[Party, list[str]]:
+        """Of the instances, by party, in the order of their start."""
+        return {
+            Party.CACHE_STORE: ["cache_store"],
+            Party.ENCODER: [f"encoder-{n}" for n in range(self.num_encoders)],
+            Party.PREFILL_DECODE: [f"prefill_decode-{n}" for n in range(self.num_prefill_decodes)],
+            Party.GATEWAY: [f"gateway-{n}" for n in range(self.num_gateways)],
+        }
+
+    def arguments(
+        self, party: Party, name: str, *, redis_url: str, folder: Path, tally: Path, ports: Mapping[str, int]
+    ) -> list[str]:
+        """The command line of one instance. `ports`: of those that speak HTTP."""
+        common = [
+            f"--redis-url={redis_url}", f"--deployment={DEPLOYMENT}", f"--run-dir={folder}",
+            f"--instance={name}", "--drain-timeout-s=5",
+        ]  # fmt: skip
+        return [*common, *self._own(party, tally, ports.get(name, 0)), *self.options.get(party, ())]
+
+    def _own(self, party: Party, tally: Path, port: int) -> list[str]:
+        match party:
+            case Party.CACHE_STORE:
+                return [f"--region-bytes={self.region_bytes}", "--block-bytes=4096"]
+            case Party.ENCODER:
+                return [
+                    f"--model={MODEL}", f"--takeover-idle-ms={self.takeover_idle_ms}",
+                    f"--encode-s={self.encode_s}", f"--tally={tally}",
+                ]  # fmt: skip
+            case Party.PREFILL_DECODE:
+                return [
+                    f"--port={port}",
+                    f"--budget-embeds={self.budget_embeds}",
+                    f"--token-s={self.token_s}",
+                ]
+            case _:
+                return [
+                    f"--port={port}", "--registry-interval-s=0.1", "--inline-media-bytes=300",
+                    f"--first-token-timeout-s={self.first_token_timeout_s}",
+                ]  # fmt: skip
+
+
+def port_to_listen_at() -> int:
+    """A port that nobody listens at, and that no connection gets while its owner is dead."""
+    for port in random.sample(PORTS, len(PORTS)):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise RuntimeError("every port is taken")

@@ -1,0 +1,41 @@
+"""What the stand-in for vLLM is asked, and what it says."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from blake3 import blake3
+
+
+@dataclass(frozen=True)
+class Item:
+    mm_hash: str
+    num_embeds: int
+    prefix: str  # digest of all parts up to this one
+
+
+@dataclass(frozen=True)
+class Token:
+    word: str
+
+
+@dataclass(frozen=True)
+class Finished:
+    error: str | None = None
+
+
+Say = Callable[[Token | Finished], None]  # called on the engine's thread
+
+
+@dataclass
+class Prompt:
+    request_id: str
+    items: tuple[Item, ...]
+    text: str
+    num_tokens: int
+    transfer_params: dict[str, Any] | None
+    say: Say
+
+
+def prefix_digest(before: str, part: str) -> str:
+    return blake3(f"{before}|{part}".encode()).hexdigest()
