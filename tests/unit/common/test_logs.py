@@ -72,3 +72,13 @@ def test_setting_up_twice_writes_once_and_level_holds() -> None:
 def test_unknown_level_is_refused() -> None:
     with pytest.raises(ValueError, match="Unknown level"):
         setup_logging("a", "a-0", "LOUD", stream=io.StringIO())
+
+
+def test_paths_that_are_secrets_are_not_logged() -> None:
+    out = io.StringIO()
+    setup_logging("encoder", "encoder-0", stream=out)
+    httpx_log = logging.getLogger("httpx")
+    httpx_log.info("HTTP Request: GET http://gateway/internal/media/secret")
+    httpx_log.warning("loud")
+    assert "secret" not in out.getvalue()
+    assert "loud" in out.getvalue()

@@ -77,6 +77,8 @@ def setup_logging(
     for old in [h for h in root.handlers if isinstance(h, _TriptychHandler)]:
         root.removeHandler(old)
     root.addHandler(handler)
+    # One line per request, with its path: that of media is a secret as long as they are served.
+    logging.getLogger("httpx").setLevel(logging.WARNING)
 
 
 class _TriptychHandler(logging.StreamHandler[TextIO]):
