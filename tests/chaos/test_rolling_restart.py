@@ -10,8 +10,9 @@ from typing import Any
 import httpx
 import pytest
 from support.fast.client import Answer, Client, Question
+from support.fast.layout import DEPLOYMENT, Layout
 from support.fast.scenario import CLIENT_LIMIT_S
-from support.fast.system import DEPLOYMENT, FastSystem, Layout
+from support.fast.system import FastSystem
 from support.fast.tensors import png
 
 from triptych_common.bus import AsyncBus, Registry
