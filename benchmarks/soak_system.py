@@ -25,7 +25,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 from support.fast.faults import REDIS, Faults  # noqa: E402
 from support.fast.layout import Layout  # noqa: E402
-from support.fast.load import Load  # noqa: E402
+from support.fast.load import RIGHT, Load  # noqa: E402
 from support.fast.redis_look import used_bytes  # noqa: E402
 from support.fast.scenario import Action, Point, points_of  # noqa: E402
 from support.fast.system import FastSystem  # noqa: E402
@@ -146,10 +146,10 @@ async def wear_out(system: FastSystem, faults: Faults, options: argparse.Namespa
     leftovers = await asyncio.to_thread(_leftovers, system, wrong)
     memory["end"] = _memory(system)
     tally = load.tally
-    num_right, num_all = tally.success_without_token("prefill_decode")
+    waited = tally.without_token_at_death_of("prefill_decode")
     wrong += tally.faults[:50]
-    if num_all and num_right / num_all < GOAL_SUCCESS:
-        wrong.append(f"a prefill_decode died: {num_right} of {num_all} requests without a token succeeded")
+    if waited[RIGHT] < GOAL_SUCCESS * waited.total():
+        wrong.append(f"a prefill_decode died, and of the requests without a token became: {dict(waited)}")
     if not tally.outcomes["right"]:
         wrong.append("nothing was answered")
     return {
@@ -163,7 +163,7 @@ async def wear_out(system: FastSystem, faults: Faults, options: argparse.Namespa
         "num_faults": sum(tormentor.counts.values()),
         "faults_injected": dict(tormentor.counts.most_common()),
         "longest_recovery_s": tormentor.longest_recovery_s,
-        "without_token_when_prefill_decode_died": {"right": num_right, "all": num_all},
+        "without_token_when_prefill_decode_died": dict(waited),
         "num_encodes": sum(system.num_encodes().values()),
         "restarts": dict(system.restarts),
         "left_over": leftovers,
@@ -191,7 +191,7 @@ def tell(report: dict[str, Any]) -> None:
     for key in ("engine", "num_requests", "outcomes", "latency", "num_faults", "faults_injected"):
         print(f"{key:<22} {report[key]}")
     died = report["without_token_when_prefill_decode_died"]
-    print(f"{'a prefill_decode died':<22} {died['right']} of {died['all']} without a token were answered")
+    print(f"{'a prefill_decode died':<22} of the requests without a token became: {died}")
     print(f"{'longest recovery':<22} {report['longest_recovery_s']:.1f} s")
     print(f"{'left over':<22} {report['left_over'] or 'nothing'}")
     for when, memory in report["memory_bytes"].items():

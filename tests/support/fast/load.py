@@ -12,6 +12,7 @@ from support.fast.tensors import png
 
 CLIENT_LIMIT_S = 60.0  # above every deadline: a request that takes longer hangs
 NUM_OLD_IMAGES = 20
+RIGHT, INTERRUPTED = "right", "200 stream_interrupted"
 SHARE_TEXT, SHARE_OLD, SHARE_SEVERAL, SHARE_LEAVES, SHARE_WHOLE = 0.25, 0.35, 0.15, 0.05, 0.2
 REFUSED_PAUSE_S = 0.05  # as `Retry-After` asks for, shortened
 
@@ -23,7 +24,17 @@ class Span:
     started_at: float
     first_token_at: float | None
     ended_at: float
-    is_right: bool
+    outcome: str
+
+    @property
+    def is_right(self) -> bool:
+        return self.outcome == RIGHT
+
+    def waited_at(self, at: float) -> bool:
+        """Was it under way then, without a token? A stream that was interrupted had one on its way."""
+        if self.outcome == INTERRUPTED:
+            return False
+        return self.started_at < at < (self.first_token_at or self.ended_at)
 
 
 @dataclass
@@ -41,36 +52,33 @@ class Tally:
             if answer.is_wrong:
                 self.faults.append(f"wrong: {answer}")
             return
+        outcome = self._outcome(answer, started_at)
+        self.outcomes[outcome] += 1
+        ended_at = started_at + answer.elapsed_s
+        self.spans.append(Span(started_at, answer.first_token_at, ended_at, outcome))
+
+    def _outcome(self, answer: Answer, started_at: float) -> str:
         if answer.is_wrong:
-            self.outcomes["wrong"] += 1
             self.faults.append(f"wrong: {answer} instead of {answer.question.words}: {answer.words}")
-        elif answer.is_right:
-            self.outcomes["right"] += 1
-        elif answer.is_documented_error:
-            self.outcomes[f"{answer.status} {answer.code}"] += 1
-        elif answer.is_gone:
-            self.outcomes["connection lost"] += 1
+            return "wrong"
+        if answer.is_right:
+            return RIGHT
+        if answer.is_documented_error:
+            return f"{answer.status} {answer.code}"
+        if answer.is_gone:
             if not self._had_death("gateway", started_at):
                 self.faults.append(f"the connection was lost, and no gateway was killed: {answer}")
-        else:
-            self.outcomes["undocumented"] += 1
-            self.faults.append(f"not a documented error: {answer}")
-        ended_at = started_at + answer.elapsed_s
-        self.spans.append(Span(started_at, answer.first_token_at, ended_at, answer.is_right))
+            return "connection lost"
+        self.faults.append(f"not a documented error: {answer}")
+        return "undocumented"
 
     def _had_death(self, service: str, since: float) -> bool:
         return any(at >= since - 1.0 for at in self.deaths.get(service, ()))
 
-    def success_without_token(self, service: str) -> tuple[int, int]:
-        """Of the requests under way without a token when one of `service` was killed: (right, all)."""
-        num_right = num_all = 0
-        for span in self.spans:
-            for at in self.deaths.get(service, ()):
-                if span.started_at < at < (span.first_token_at or span.ended_at):
-                    num_all += 1
-                    num_right += span.is_right
-                    break
-        return num_right, num_all
+    def without_token_at_death_of(self, service: str) -> Counter[str]:
+        """What became of the requests that waited for their first token when one of `service` was killed."""
+        deaths = self.deaths.get(service, ())
+        return Counter(span.outcome for span in self.spans if any(map(span.waited_at, deaths)))
 
     def latencies(self) -> dict[str, float]:
         """Seconds from the question to the end of right answers."""
