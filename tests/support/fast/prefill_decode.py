@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import socket
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -115,7 +116,15 @@ def _record(settings: FastPrefillDecodeSettings) -> InstanceRecord:
 
 
 class _Server(uvicorn.Server):
-    """The service owns the signals."""
+    """The service owns the signals, and hears when connections are accepted."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.listening = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets=sockets)
+        self.listening.set()
 
     @contextmanager
     def capture_signals(self) -> Any:
@@ -138,6 +147,7 @@ async def _listening(settings: FastPrefillDecodeSettings, app: AsgiApp) -> Async
     )
     task = asyncio.get_running_loop().create_task(server.serve())
     try:
+        await server.listening.wait()
         yield
     finally:
         server.should_exit = True
