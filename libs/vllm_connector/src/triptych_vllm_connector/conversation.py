@@ -19,8 +19,9 @@ Reason = Literal["", "prefix_cached", "request_gone", "too_large"]
 
 @dataclass
 class _Job:
-    """An encoder that makes the item, and what it was told."""
+    """A job, at an encoder that makes the item; and what the encoder was told."""
 
+    job_id: str
     encoder: str
     told_decision: Preallocation | None = None
     told_outcome: ItemAck | None = None
@@ -29,7 +30,9 @@ class _Job:
 @dataclass
 class _Talk:
     mm_hash: str
-    jobs: dict[str, _Job] = field(default_factory=dict)  # by job id: usually one, two after `EncodeNeeded`
+    # By job and encoder. Usually one; more after `EncodeNeeded`, and when a job was taken over: an encoder
+    # that was only slow waits for the last word too.
+    jobs: dict[tuple[str, str], _Job] = field(default_factory=dict)
     decision: tuple[Decision, Reason] | None = None
     outcome: tuple[Outcome, str] | None = None
 
@@ -60,7 +63,8 @@ class Conversation:
             if requester.prefill_decode != self._instance:
                 continue
             talk = self._talk((requester.request_id, requester.item_index), metadata.mm_hash)
-            talk.jobs[metadata.job_id] = _Job(metadata.encoder)
+            job = _Job(metadata.job_id, metadata.encoder)
+            talk.jobs[job.job_id, job.encoder] = job
             out += self._say((requester.request_id, requester.item_index), talk)
         return out
 
@@ -89,8 +93,8 @@ class Conversation:
 
     def _say(self, key: Key, talk: _Talk) -> list[Addressed]:
         words: list[Addressed] = []
-        for job_id, job in talk.jobs.items():
-            decision, outcome = self._decision(key, talk, job_id), self._outcome(key, talk, job_id)
+        for job in talk.jobs.values():
+            decision, outcome = self._decision(key, talk, job.job_id), self._outcome(key, talk, job.job_id)
             if decision is not None and decision != job.told_decision:
                 job.told_decision = decision
                 words.append(Addressed(job.encoder, decision))
