@@ -143,6 +143,7 @@ STEPS: tuple[Step, ...] = (
     _command("unwatch_seal", _ENCODER, store.Unwatch, store.Done),
     _command("unwatch", _CONSUMER, store.Unwatch, store.Done),
     _command("unpin", _CONSUMER, store.Unpin, store.Done),
+    _command("evict_unreadable", _CONSUMER, store.Evict, store.Done),
     _http("disconnect", Party.CLIENT, _GATEWAY),
     _http("abort", _GATEWAY, _CONSUMER),
     # ---- sessions, presence, operators ----

@@ -1,0 +1,238 @@
+"""The model of the protocol must notice when the code is wrong: each of these breaks it on purpose.
+
+A mutation is put into the real code; random orders are tried until one of them shows it.
+"""
+
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+from support.protocol_world.config import Config
+from support.protocol_world.explore import BrokenError
+from support.protocol_world.random_walk import walk
+from support.protocol_world.virtual_loop import virtual_time
+
+from triptych_cache_store.leases import LeaseTable
+from triptych_cache_store.state import StoreState
+from triptych_common.domain.errors import IllegalTransitionError
+from triptych_common.region import session
+from triptych_common.region.resumption import Resume, WatchLog
+from triptych_encoder import job
+from triptych_encoder.hand_over import HandOver
+from triptych_encoder.ledger import Ledger
+from triptych_gateway import encode_orders
+from triptych_gateway.encode_orders import EncodeOrders
+from triptych_gateway.item_table import Item as GatewayItem
+from triptych_gateway.item_table import ItemTable as GatewayTable
+from triptych_gateway.last_words import LastWords
+from triptych_gateway.media_shelf import MediaShelf
+from triptych_gateway.tickets import Ticket
+from triptych_vllm_connector.arrivals import Arrivals
+from triptych_vllm_connector.conversation import Conversation
+from triptych_vllm_connector.grants import Grants
+from triptych_vllm_connector.holdings import Holdings
+from triptych_vllm_connector.items import ItemState, ItemTable
+from triptych_vllm_connector.links import StorePinLink
+from triptych_vllm_connector.preallocator import SyncPreallocator, _Hold
+
+MAX_WALKS = 500
+NOTICED = (AssertionError, IllegalTransitionError, ValueError)
+APART = Config(requests=((0, 1), (1, 0)), num_consumers=2, num_encoders=2, max_faults=3)
+SHARED = replace(APART, shares_consumer=True)
+LARGE = replace(
+    SHARED, requests=((0, 1), (2, 3)), rows=(3, 4, 3, 4), budget=6, num_blocks=8, max_faults=0
+)  # each request is larger than the budget
+ONE = Config(requests=((0,),), rows=(2,))
+SAME = replace(APART, requests=((0,), (0,), (0,)), rows=(2,))
+TIGHT = replace(SHARED, requests=((0, 1), (2, 3)), rows=(2, 2, 2, 2), max_faults=0)
+
+
+def nothing(*args: Any, **kwargs: Any) -> None:
+    """What should have been done is not."""
+
+
+def empty(*args: Any, **kwargs: Any) -> list[Any]:
+    return []
+
+
+def yes(*args: Any, **kwargs: Any) -> bool:
+    return True
+
+
+def no(*args: Any, **kwargs: Any) -> bool:
+    return False
+
+
+def with_faults(config: Config, *faults: str) -> Config:
+    return replace(config, faults=faults, max_faults=6)
+
+
+@dataclass(frozen=True)
+class Mutation:
+    owner: Any
+    name: str
+    mutant: Any
+    config: Config
+    fault_share: float = 0.06
+
+
+def _all_that_is_asked(self: SyncPreallocator, needs: Any) -> Any:
+    return list(needs)
+
+
+def _parts_to_whoever_comes(self: SyncPreallocator, request_id: str, needs: Any) -> Any:
+    granted = self._fitting(needs)
+    for need in granted:
+        if need.mm_hash not in self._holds:
+            self._used += need.num_embeds
+        self._holds.setdefault(need.mm_hash, _Hold(need.num_embeds, set())).request_ids.add(request_id)
+    self._pending[request_id] = tuple(needs[len(granted) :])
+    if not self._pending[request_id]:
+        del self._pending[request_id]
+    return granted
+
+
+def _pinned_too_early(self: ItemTable, mm_hash: str) -> ItemState | None:
+    state = _STATE(self, mm_hash)
+    return ItemState.PINNED if state is ItemState.WATCHING else state
+
+
+def _forgets_the_encoder_before(self: Conversation, metadata: Any) -> list[Any]:
+    for talk in self._talks.values():
+        for key in [key for key in talk.jobs if key[0] == metadata.job_id]:
+            del talk.jobs[key]
+    return _METADATA(self, metadata)
+
+
+def _undoes_nothing(welcome: Any, requests: Any, watches: Any) -> Resume:
+    return Resume(region_id=welcome.region_id, lease_id=welcome.lease_id)
+
+
+def _forgets_the_unanswered(self: WatchLog, command: Any, seq: int) -> None:
+    """As it was once: an end that was sent counted as an end."""
+    if type(command).__name__ == "Unwatch":
+        self._watches.pop(command.mm_hash, None)
+
+
+def _hears_and_says_nothing(self: Conversation, metadata: Any) -> list[Any]:
+    say, self._say = self._say, empty  # type: ignore[method-assign,assignment]
+    try:
+        return _METADATA(self, metadata)
+    finally:
+        self._say = say  # type: ignore[method-assign]
+
+
+_STATE = ItemTable.state
+_METADATA: Callable[[Conversation, Any], list[Any]] = Conversation.metadata
+
+MUTATIONS: dict[str, Mutation] = {
+    # ---- prefill_decode ----
+    "a pin that is not needed any more is not given back": Mutation(
+        StorePinLink, "unpin", nothing, with_faults(APART, "cancel", "preempt")
+    ),
+    "a watch that is not needed any more goes on": Mutation(
+        StorePinLink, "unwatch", nothing, with_faults(APART, "cancel", "refuse", "unfit")
+    ),
+    "space is granted beyond the budget": Mutation(SyncPreallocator, "_fitting", _all_that_is_asked, TIGHT),
+    "parts of requests are granted to whoever comes": Mutation(
+        SyncPreallocator, "preallocate", _parts_to_whoever_comes, LARGE
+    ),
+    "space that was given back is given to nobody": Mutation(Grants, "wake_granted", nothing, TIGHT),
+    "space is not given back": Mutation(SyncPreallocator, "deallocate", nothing, TIGHT),
+    "an item counts as pinned while it is watched": Mutation(ItemTable, "state", _pinned_too_early, APART),
+    "nobody is woken when an item is pinned": Mutation(Grants, "wake_if_ready", nothing, APART),
+    "a request that ends keeps what it held": Mutation(
+        Grants, "give_back", nothing, with_faults(APART, "cancel")
+    ),
+    "a lost writer is not heard of": Mutation(
+        Arrivals, "_order_again", nothing, with_faults(APART, "evict", "crash_encoder")
+    ),
+    "a load that no worker will see is not taken back": Mutation(
+        Holdings, "_withdraw_load", nothing, with_faults(APART, "preempt_late")
+    ),
+    "an item is not dropped with its last holder": Mutation(Holdings, "release", nothing, APART),
+    "an encoder that introduces itself late is told nothing": Mutation(
+        Conversation, "metadata", _hears_and_says_nothing, with_faults(ONE, "duplicate")
+    ),
+    "an encoder whose job was taken over is forgotten": Mutation(
+        Conversation, "metadata", _forgets_the_encoder_before, with_faults(APART, "freeze_encoder")
+    ),
+    "the last word is not said": Mutation(Conversation, "ended", empty, APART),
+    # ---- encoder ----
+    "a pin is not given back when all have said their last word": Mutation(Ledger, "settled", empty, APART),
+    "pins of requesters that never answer stay": Mutation(
+        Ledger, "expire", empty, with_faults(APART, "lose_message")
+    ),
+    "a second pin of an entry is forgotten": Mutation(HandOver, "unpin", nothing, APART),
+    "an item that is here is encoded, and its pin forgotten": Mutation(
+        job, "_is_here", no, with_faults(SAME, "crash_gateway", "refuse"), fault_share=0.2
+    ),
+    "a failed job keeps its reservation": Mutation(
+        HandOver, "give_up", nothing, with_faults(APART, "refuse", "unfit")
+    ),
+    # ---- store and sessions ----
+    "who watches is not told of a lost writer": Mutation(
+        StoreState, "tell_writer_lost", nothing, with_faults(APART, "unfit")
+    ),
+    "who watches is not told of a seal": Mutation(LeaseTable, "take_watchers", empty, APART),
+    "watches of the dead stay": Mutation(
+        StoreState, "end_watches", nothing, with_faults(APART, "crash_consumer")
+    ),
+    "nothing is undone for a session that resumes": Mutation(
+        session, "resume_of", _undoes_nothing, with_faults(APART, "restart_store")
+    ),
+    "watches are not taken up again": Mutation(
+        WatchLog, "take_all", lambda self: {}, with_faults(APART, "restart_store")
+    ),
+    "an unwatch counts before it is answered": Mutation(
+        WatchLog,
+        "note_sent",
+        _forgets_the_unanswered,
+        with_faults(SHARED, "hurry", "restart_store", "cancel"),
+    ),
+    # ---- gateway ----
+    "a failed encode is not tried again": Mutation(
+        encode_orders, "RETRIED_KINDS", frozenset(), with_faults(APART, "refuse")
+    ),
+    "jobs of which nothing is heard are waited for": Mutation(
+        EncodeOrders, "expire", nothing, with_faults(APART, "lose_message")
+    ),
+    "an item is ordered once per request": Mutation(GatewayItem, "in_flight", property(no), APART),
+    "what prefill_decode needs is not ordered": Mutation(
+        EncodeOrders, "_on_needed", nothing, with_faults(APART, "evict", "crash_encoder")
+    ),
+    "sizes that came are not told": Mutation(Ticket, "set_sizes", nothing, APART),
+    "an encoder is not told of requests that ended elsewhere": Mutation(
+        LastWords, "_say", nothing, with_faults(APART, "cancel")
+    ),
+    "a request leaves its items behind": Mutation(GatewayTable, "leave", nothing, APART),
+    "media stay on the shelf": Mutation(MediaShelf, "release", nothing, APART),
+}
+
+
+@pytest.fixture(autouse=True)
+def _model_time() -> Iterator[None]:
+    logging.disable(logging.CRITICAL)
+    try:
+        with virtual_time():
+            yield
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("name", MUTATIONS)
+def test_the_model_notices_that(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    mutation = MUTATIONS[name]
+    walk(mutation.config, 0, mutation.fault_share)  # as it is, nothing is wrong
+    monkeypatch.setattr(mutation.owner, mutation.name, mutation.mutant)
+    with pytest.raises(BrokenError) as broken:
+        walk_on(mutation)
+    assert isinstance(broken.value.__cause__, NOTICED)
+
+
+def walk_on(mutation: Mutation) -> None:
+    for seed in range(MAX_WALKS):
+        walk(mutation.config, seed, mutation.fault_share)

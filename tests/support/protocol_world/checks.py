@@ -1,0 +1,146 @@
+"""What must hold in a world after every step, and what at its end."""
+
+import itertools
+from collections import Counter
+
+from support.protocol_world.choices import Choices
+from support.protocol_world.config import ERRORS, HARMLESS, PROMPT
+from support.protocol_world.consumer import ConsumerActor
+from support.protocol_world.encoder import EncoderActor
+from support.protocol_world.gateway import ClientRequest
+from triptych_common.protocol.store import EntrySealed, Pinned, Unpin
+from triptych_vllm_connector.inbox import PinReply
+from triptych_vllm_connector.items import ItemState
+
+
+class Checks(Choices):
+    """The part of `World` that knows right from wrong."""
+
+    hashes: list[str]
+    rows: dict[str, int]
+    requests: dict[str, ClientRequest]
+    coverage: Counter[str]
+    num_takeovers: int
+    num_lost_entries: int
+
+    @property
+    def num_faults(self) -> int:
+        return self.faults.total()
+
+    # ---- what always holds -----------------------------------------------------------------------
+    def check(self) -> None:
+        for consumer in self.consumers.values():
+            if consumer.is_up:
+                self._check_space(consumer)
+        if all(s.is_connected for engine in self.engines if engine.is_up for s in engine.sessions):
+            self._check_pins()
+
+    def _check_space(self, consumer: ConsumerActor) -> None:
+        items = consumer.consumer._items
+        held = [each for each in self.hashes if items.holders(each)]
+        used = consumer.preallocator.num_embeds_used
+        assert used == sum(self.rows[each] for each in held), "space is not what is held"
+        assert consumer.budget is None or used <= consumer.budget, "more space than there is"
+        admissions = consumer.consumer._requests._admissions
+        halves = [
+            rid
+            for rid, admission in admissions.items()
+            if admission.granted and consumer.preallocator.is_pending(rid)
+        ]
+        assert len(halves) <= 1, "two requests hold a part, and wait for the rest"
+        for each in self.hashes:
+            for rid in items.holders(each):
+                assert rid in consumer.live, "held by nobody"
+
+    def _check_pins(self) -> None:
+        """Every pin has one owner: a frame under way, a command to end it, or who it was given to."""
+        owners = list(itertools.chain.from_iterable(map(self._pins_of, self.engines)))
+        dead = {
+            pin_id
+            for lease in self.store.core.leases.all()
+            if lease.slot not in self.store._slots or self.store._slots[lease.slot].is_over
+            for pin_id in lease.pins
+        }
+        pins = [
+            pin_id for lease in self.store.core.leases.all() for pin_id in lease.pins if pin_id not in dead
+        ]
+        assert sorted(owners) == sorted(pins), "pins of nobody, or pins that are not there"
+
+    def _pins_of(self, engine: EncoderActor | ConsumerActor) -> list[int]:
+        if not engine.is_up:
+            return []
+        owners: list[int] = []
+        for session in engine.sessions:
+            owners += [each.pin_id for each in session.from_store if isinstance(each, Pinned | EntrySealed)]
+            owners += [each.pin_id for each in session.to_store if isinstance(each, Unpin)]
+        if isinstance(engine, EncoderActor):
+            known = {e.pin_id for e in engine.ledger._entries.values() if e.pin_id is not None}
+            assert known <= engine.host.held, "the ledger has a pin that it was not given"
+            with_jobs = engine.host.held - known  # of entries that were sealed before the job's end
+            assert len(with_jobs) <= len(engine.outstanding), "pins that neither ledger nor job has"
+            return owners + sorted(engine.host.held)
+        consumer = engine.consumer
+        for heard in consumer._inbox._heard:
+            match heard:
+                case EntrySealed():
+                    owners.append(heard.pin_id)
+                case PinReply(reply=Pinned() as reply):
+                    owners.append(reply.pin_id)
+        for item in consumer._items._items.values():
+            if item.state is ItemState.PINNED and item.pin_id is not None:
+                owners.append(item.pin_id)
+        owners += [order.pin_id for order in consumer._holdings._loads]
+        owners += engine.views.values()
+        return owners
+
+    # ---- at the end ------------------------------------------------------------------------------
+    def check_quiet(self) -> None:
+        """Nothing is left to happen: everybody was told, and nothing is held."""
+        for request in self.requests.values():
+            assert request.outcome is not None, f"{request.request_id} waits for ever"
+            allowed = {"answer", *(() if self._is_harmless else ERRORS)}
+            if self.faults["cancel"]:
+                allowed.add("cancelled")
+            if self.faults["crash_gateway"]:
+                allowed.add("connection lost")
+            assert request.outcome in allowed, f"{request.request_id} ended with {request.outcome}"
+        if self._is_prompt:
+            assert not self.coverage["time"], "somebody was waited for in vain"
+        for consumer in self.consumers.values():
+            assert not any(consumer.consumer.counts().values()), f"{consumer.name} holds something"
+            left = [*consumer.live, *consumer.parked, *consumer.views, *consumer.cached]
+            assert not left, f"{consumer.name} has {left}"
+        for encoder in self.encoders.values():
+            assert not len(encoder.ledger), f"{encoder.name} still waits for acks"
+            assert not encoder.loop.tasks, f"a job of {encoder.name} never ends"
+            assert not encoder.hand_over._sealed
+        state = self.store.core.state
+        assert not state.leases.num_pins, "the store has a pin"
+        assert not state.leases.num_watches, "the store has a watch"
+        assert not state.table.num_reservations, "the store has a reservation"
+        assert not len(self.gateway.orders.table), "the gateway waits for an item"
+        assert not len(self.gateway.shelf), "the gateway keeps media"
+        assert not self.network.jobs, "a job was never done"
+        self._check_encodes()
+
+    @property
+    def _is_harmless(self) -> bool:
+        """Was nothing lost that could not be made again in time? A failed encode is tried again so often."""
+        return self._are_all_of(HARMLESS)
+
+    @property
+    def _is_prompt(self) -> bool:
+        """Did everybody hear of what went wrong? Then nobody waits until a time is up."""
+        return self._are_all_of(HARMLESS | PROMPT)
+
+    def _are_all_of(self, kinds: frozenset[str]) -> bool:
+        num_failed = self.faults["refuse"] + self.faults["unfit"]
+        others = self.faults.keys() - kinds - {"refuse", "unfit"}
+        return not others and num_failed < self.config.max_attempts and not self.config.is_tight
+
+    def _check_encodes(self) -> None:
+        for each in self.hashes:
+            num_encodes = sum(encoder.num_encodes.get(each, 0) for encoder in self.encoders.values())
+            allowed = 1 + self.num_takeovers + self.store.num_evictions + self.num_lost_entries
+            allowed += self.num_faults  # each may cost one job more
+            assert num_encodes <= allowed, f"{num_encodes} encodes of one item"

@@ -1,0 +1,70 @@
+"""What a small system is, what its clients ask for, and what may go wrong in it."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+JOBS = "encode-jobs"
+FAULTS = (
+    "crash_encoder", "freeze_encoder", "crash_consumer", "crash_gateway", "restart_store", "lose_region",
+    "cancel", "duplicate", "lose_message", "refuse", "unfit", "preempt", "preempt_late", "prefix", "evict",
+    "hurry",
+)  # fmt: skip
+HARMLESS = frozenset(
+    {
+        "crash_encoder",
+        "freeze_encoder",
+        "restart_store",
+        "duplicate",
+        "preempt",
+        "preempt_late",
+        "prefix",
+        "evict",
+    }
+)
+"""Faults that cost time alone: every caller gets an answer all the same."""
+PROMPT = frozenset({"cancel"})
+"""Faults after which a caller may have no answer, but nobody waits in vain."""
+ERRORS = frozenset(
+    {
+        "encode_failed", "deadline_exceeded", "instance_unreachable", "generation_failed",
+        "store_full", "bus_unavailable", "stream_broken",
+    }
+)  # fmt: skip
+"""What a caller may be told: all retryable, but for the last, which ends a stream that has begun."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """One small system, and what its clients ask for. Items are named by numbers."""
+
+    requests: tuple[tuple[int, ...], ...] = ((0, 1),)
+    rows: tuple[int, ...] = (2, 2)
+    num_consumers: int = 1
+    num_encoders: int = 1
+    strategy: str = "sync"
+    budget: int = 4  # rows of each consumer's encoder cache
+    num_blocks: int = 4  # of the store; each item is one
+    num_reserve_blocks: int = 0
+    num_slots: int = 2
+    prefix: int = 0  # tokens of every prompt that the KV cache covers at first
+    max_attempts: int = 2
+    is_tight: bool = False  # the store may stay too full for somebody until the deadline
+    shares_consumer: bool = False  # all requests go to the first consumer
+    is_coarse: bool = False  # see `World._settle`: fewer orders
+    faults: tuple[str, ...] = ()
+    max_faults: int = 0
+
+
+class Key(NamedTuple):
+    """One step that can be taken. `kind` and its arguments."""
+
+    kind: str
+    who: str = ""
+    what: str = ""
+    how: str = ""
+
+
+class Enabled(NamedTuple):
+    key: Key
+    actors: frozenset[str]  # whose state it changes: steps of others commute with it
+    is_fault: bool = False

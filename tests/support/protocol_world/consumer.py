@@ -1,0 +1,338 @@
+"""The real `Consumer` with its preallocator and links; vLLM's scheduler and worker are played.
+
+One engine step computes a whole prompt, or as much of it as its items allow. What it computed is known
+at the next step. The decode is one step long.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+from support.fake_engine import FakeRequest, fake_request
+from support.protocol_world.config import Config
+from support.protocol_world.network import GATEWAY, NAMES, Network, ThreadedBusModel
+from support.protocol_world.store import ClientSession, StoreActor
+from support.protocol_world.virtual_loop import CLOCK
+from triptych_common.protocol.messages import Message
+from triptych_common.protocol.store import Unpin
+from triptych_vllm_connector.consumer import Consumer
+from triptych_vllm_connector.inbox import PinReply, StoreLost
+from triptych_vllm_connector.links import BusTalkLink, StorePinLink
+from triptych_vllm_connector.preallocator import make_preallocator
+
+
+class EngineDiedError(Exception):
+    """EngineCore raised: the process ends."""
+
+
+@dataclass
+class Running:
+    """One request in vLLM's hands."""
+
+    request: FakeRequest
+    wire_id: str
+    attempt: int
+    prompt_len: int
+    prefix: int = 0  # tokens that the KV prefix cache covers now
+    computed: int = 0  # tokens scheduled so far
+    epoch: int = 0  # times preempted
+    inputs: set[int] = field(default_factory=set)  # places whose item it refers to in the encoder cache
+    has_begun: bool = False  # its first token is out
+    is_done: bool = False  # its last token is computed with the step under way
+
+    @property
+    def rid(self) -> str:
+        return self.request.request_id
+
+    def end_of(self, place: int) -> int:
+        position = self.request.mm_features[place].mm_position
+        return position.offset + position.length
+
+    def places_in(self, start: int, end: int) -> Iterator[tuple[int, str, int, bool]]:
+        """(place, item, first token, does the window touch embeddings?) of placeholders in [start, end)."""
+        for place, feature in enumerate(self.request.mm_features):
+            position = feature.mm_position
+            if position.offset < end and start < position.offset + position.length:
+                first = position.offset + 1  # the placeholder begins and ends with a mark
+                touches = first < end and start < first + position.num_embeds
+                yield place, feature.identifier, position.offset, touches
+
+
+class ConsumerActor:
+    """One prefill_decode."""
+
+    def __init__(self, name: str, network: Network, store: StoreActor, config: Config) -> None:
+        self.name = name
+        self.budget = config.budget if config.strategy == "sync" else None
+        self._network = network
+        self._store = store
+        self._strategy = config.strategy, config.budget
+        self._prefix = config.prefix
+        self.num_scheduled = 0
+        self.is_up = False
+        self.start()
+
+    def start(self) -> None:
+        self.is_up, self.must_end, self.has_news = True, False, False
+        self.preallocator = make_preallocator(*self._strategy)
+        self.live: dict[str, Running] = {}
+        self.waiting: list[str] = []
+        self.running: list[str] = []
+        self.parked: dict[str, None] = {}
+        self.cached: dict[str, set[str]] = {}  # the encoder cache manager's view
+        self.freed: list[str] = []
+        self.views: dict[str, int] = {}  # the worker's encoder cache: the pin of each view
+        self.in_flight: deque[tuple[str, int]] = deque()  # (request, epoch) of the step under way
+        self.preempts_late = False  # the next step finds too late that the KV cache is full
+        links = StorePinLink.__new__(StorePinLink)
+        bus: Any = ThreadedBusModel(self._network, self.name)
+        self.consumer = Consumer(
+            self.name, links, BusTalkLink(bus, NAMES), self.preallocator, lambda: 0, CLOCK.monotonic
+        )
+        self.engine = ClientSession(
+            self._store, f"{self.name}/engine", Future, self.consumer.post, self._on_lost
+        )
+        links._session = self.engine  # type: ignore[assignment]
+        links._num_holders = 1
+        links._on_reply = lambda mm_hash, reply: self.consumer.post(PinReply(mm_hash, reply))
+        self.worker = ClientSession(self._store, f"{self.name}/worker-0", Future)
+        self.consumer.bind(
+            self._evict, lambda rid, place: rid in self.live and place in self.live[rid].inputs
+        )
+        self.consumer.attach_waker(self._wake)
+
+    @property
+    def sessions(self) -> tuple[ClientSession, ...]:
+        return (self.engine, self.worker)
+
+    def crash(self) -> None:
+        """The connections of its requests break."""
+        self.is_up = False
+        for session in self.sessions:
+            session.kill()
+        under_way = self._network.drop((GATEWAY, self.name, "http"))
+        broken = [(frame[1], frame[2]) for frame in under_way if frame[0] == "dispatch"]
+        broken += [(each.wire_id, each.attempt) for each in self.live.values()]
+        for wire_id, attempt in broken:
+            self._network.send((self.name, GATEWAY, "http"), ("broken", wire_id, attempt))
+
+    def _on_lost(self) -> None:
+        self.consumer.post(StoreLost())
+
+    def _wake(self) -> None:
+        self.has_news = True
+
+    # ---- transitions -----------------------------------------------------------------------------
+    def hear(self, message: Message) -> None:
+        """Of its stream."""
+        self.consumer.post(message)  # type: ignore[arg-type]
+
+    def hear_http(self, frame: tuple[str, str, int, Any]) -> None:
+        """A request, or the end of its connection."""
+        what, wire_id, attempt, body = frame
+        rid = f"{wire_id}-{attempt}"
+        self.has_news = True
+        if what == "abort":
+            if rid in self.live:
+                self._finish(rid)
+            return
+        remaining_ms, rows = body
+        request = fake_request(rid, list(rows), wire_id=wire_id, gateway=GATEWAY, gap=1)
+        assert request.ec_transfer_params is not None
+        request.ec_transfer_params["remaining_ms"] = remaining_ms
+        last = request.mm_features[-1].mm_position
+        prompt_len = last.offset + last.length + 1
+        prefix = min(self._prefix, prompt_len - 1)
+        self.live[rid] = Running(request, wire_id, attempt, prompt_len, prefix)
+        self.waiting.append(rid)
+        self.consumer.expect(request)
+
+    @property
+    def can_step(self) -> bool:
+        """Has vLLM anything to do? Without news a step that moved nothing would move nothing again."""
+        return self.is_up and (self.has_news or bool(self.in_flight))
+
+    def step(self) -> None:
+        """What came of the last step; then the next one."""
+        self.has_news = False
+        self._update()
+        self._end_overdue()
+        woken = [rid for rid in self.consumer.drain() if rid in self.parked]
+        if self.consumer.is_store_lost:
+            raise EngineDiedError("the lease on the store is lost")
+        for rid in woken:
+            del self.parked[rid]
+            self.consumer.unparked(rid, 0)
+        self.waiting = woken + self.waiting
+        windows = [window for rid in list(self.running) for window in self._schedule_running(self.live[rid])]
+        windows += self._schedule_waiting()
+        if self.preempts_late and windows:
+            victim, self.preempts_late = windows[-1][0], False
+            self.preempt(victim)
+            windows = [window for window in windows if window[0] != victim]
+        freed, self.freed = self.freed, []
+        self._run_worker(freed, self.consumer.take_loads(), windows)
+        self.in_flight.extend((rid, self.live[rid].epoch) for rid, _, _ in windows)
+        if self.waiting or self.consumer._requests._to_wake or self.consumer._requests._failed:
+            self.has_news = True
+
+    def preempt(self, rid: str) -> None:
+        """vLLM needs its KV blocks."""
+        each = self.live[rid]
+        for place in list(each.inputs):
+            self._free_input(each, place)
+        self.consumer.preempted(rid)
+        each.computed, each.is_done = 0, False
+        each.epoch += 1
+        self.running.remove(rid)
+        self.waiting.insert(0, rid)
+        self.has_news = True
+
+    def change_prefix(self, rid: str) -> None:
+        """The KV cache has more of its prompt by now, or nothing any more."""
+        each = self.live[rid]
+        each.prefix = 0 if each.prefix else each.prompt_len - 1
+        self.has_news = True
+
+    def next_timer(self) -> float | None:
+        return min(self.consumer.deadlines._by_request.values(), default=None)
+
+    def run_due(self) -> None:
+        """The alarm wakes the engine."""
+        when = self.next_timer()
+        if when is not None and when <= CLOCK.now:
+            self.has_news = True
+
+    # ---- vLLM's scheduler ------------------------------------------------------------------------
+    def _update(self) -> None:
+        while self.in_flight:
+            rid, epoch = self.in_flight.popleft()
+            each = self.live.get(rid)
+            if each is None or each.epoch != epoch:
+                continue
+            self.has_news = True
+            for place in sorted(each.inputs):
+                if each.end_of(place) <= each.computed:
+                    self._free_input(each, place)
+                    self.consumer.computed(rid, place)
+            if each.is_done:
+                self._say(each, "answer")
+                self._finish(rid)
+            elif each.computed >= each.prompt_len and not each.has_begun:
+                each.has_begun = True
+                self._say(each, "first")
+        for rid in self.consumer.take_failed():
+            if rid in self.live:
+                self._say(self.live[rid], "error")
+                self._finish(rid)
+
+    def _end_overdue(self) -> None:
+        for rid in self.consumer.deadlines.take_passed(CLOCK.now):
+            if rid in self.live and (rid not in self.running or self.consumer.is_waiting(rid)):
+                self.consumer.overdue(self.live[rid].request)
+
+    def _say(self, each: Running, what: str) -> None:
+        self._network.send((self.name, GATEWAY, "http"), (what, each.wire_id, each.attempt))
+
+    def _finish(self, rid: str) -> None:
+        each = self.live.pop(rid)
+        self.consumer.finished(each.request, each.computed)
+        for place in list(each.inputs):
+            self._free_input(each, place)
+        self.waiting = [other for other in self.waiting if other != rid]
+        self.running = [other for other in self.running if other != rid]
+        self.parked.pop(rid, None)
+        self.has_news = True
+
+    def _schedule_running(self, each: Running) -> list[tuple[str, int, int]]:
+        is_admitted = self.consumer.admit(each.request, each.computed)
+        for place in each.inputs:
+            assert each.request.mm_features[place].identifier in self.cached, "evicted under a running step"
+        if not is_admitted:
+            return []
+        start = each.computed
+        if start >= each.prompt_len:
+            each.is_done = True
+            return [(each.rid, start, start)]
+        end, loads = self._plan(each, start)
+        if end > start:
+            self._allocate(each, loads)
+            each.computed = end
+        return [(each.rid, start, end)] if end > start else []
+
+    def _schedule_waiting(self) -> list[tuple[str, int, int]]:
+        windows: list[tuple[str, int, int]] = []
+        for rid in list(self.waiting):
+            each = self.live[rid]
+            if not self.consumer.admit(each.request, each.prefix):
+                if not self.consumer.has_failed(rid):
+                    self.waiting.remove(rid)
+                    self.parked[rid] = None
+                    self.consumer.parked(rid, 0)
+                continue
+            end, loads = self._plan(each, each.prefix)
+            assert end > each.prefix, "admitted, and cannot move"
+            self._allocate(each, loads)
+            self.waiting.remove(rid)
+            self.running.append(rid)
+            windows.append((rid, each.prefix, end))
+            each.computed = end
+        return windows
+
+    def _plan(self, each: Running, start: int) -> tuple[int, list[tuple[int, str]]]:
+        """`_try_schedule_encoder_inputs`: clips the step at the first item that is not here."""
+        end = each.prompt_len
+        loads: list[tuple[int, str]] = []
+        for place, item, first, touches in each.places_in(start, end):
+            if item in [load for _, load in loads]:
+                loads.append((place, item))
+            elif item in self.cached:
+                self._refer(each, place)
+            elif not self.consumer.must_load(item):
+                assert not self.consumer.is_resident(item), "the worker has it, vLLM does not know"
+                return max(start, first), loads
+            elif touches:
+                loads.append((place, item))
+        return end, loads
+
+    def _allocate(self, each: Running, loads: list[tuple[int, str]]) -> None:
+        for place, item in loads:
+            if item not in self.cached:
+                self.cached[item] = set()
+                self.consumer.load(each.rid, item)
+            self._refer(each, place)
+
+    def _refer(self, each: Running, place: int) -> None:
+        each.inputs.add(place)
+        self.cached[each.request.mm_features[place].identifier].add(each.rid)
+
+    def _free_input(self, each: Running, place: int) -> None:
+        item = each.request.mm_features[place].identifier
+        each.inputs.discard(place)
+        if item in self.cached and not any(
+            each.request.mm_features[other].identifier == item for other in each.inputs
+        ):
+            self.cached[item].discard(each.rid)
+
+    def _evict(self, item: str) -> None:
+        if self.cached.pop(item, None) is not None:
+            self.freed.append(item)
+            self.has_news = True  # vLLM steps once more
+
+    # ---- vLLM's worker ---------------------------------------------------------------------------
+    def _run_worker(self, freed: list[str], loads: list[Any], windows: list[tuple[str, int, int]]) -> None:
+        for item in freed:
+            if item in self.views:
+                self.worker.submit(Unpin(seq=0, pin_id=self.views.pop(item)))
+        for order in loads:
+            pin = self._store.core.leases.pin(order.pin_id)
+            is_pinned = pin is not None and pin.entry.mm_hash == order.mm_hash
+            assert is_pinned or not self.engine.is_connected, "an item that is not pinned is scheduled"
+            assert order.mm_hash not in self.views, "loaded twice"
+            self.views[order.mm_hash] = order.pin_id
+        for rid, start, end in windows:
+            self.num_scheduled += 1
+            for _, item, _, touches in self.live[rid].places_in(start, end):
+                assert not touches or item in self.views, "the step reads an item that is not there"

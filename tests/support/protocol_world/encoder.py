@@ -1,0 +1,174 @@
+"""The real encoder but for vLLM: `JobRunner`, `HandOver`, `Ledger`, `Reporter`, `ReplyListener`."""
+
+import asyncio
+from typing import Any
+
+from support.protocol_world.network import NAMES, AsyncBusModel, JobEntry, Network
+from support.protocol_world.store import ClientSession, StoreActor
+from support.protocol_world.virtual_loop import CLOCK, VirtualLoop
+from triptych_common.protocol.codec import Envelope
+from triptych_common.protocol.messages import EncodeJob, Message
+from triptych_common.protocol.store import Cancel, Seal
+from triptych_encoder.encoding import EncodeRefusedError, PreparedItem
+from triptych_encoder.hand_over import HandOver
+from triptych_encoder.job import JobRunner
+from triptych_encoder.ledger import Ledger
+from triptych_encoder.media_source import MediaSource
+from triptych_encoder.replies import ReplyListener
+from triptych_encoder.reporter import Reporter
+from triptych_vllm_connector.orders import WriteOrder
+
+WIDTH, DTYPE = 4, "float32"
+
+
+class JobDelivery:
+    """`Delivery` of one job."""
+
+    def __init__(self, network: Network, entry: JobEntry, encoder: "EncoderActor") -> None:
+        self.envelope: Envelope = entry.envelope(CLOCK.now)
+        self._network = network
+        self._entry = entry
+        self._encoder = encoder
+        self._loop = encoder.loop
+
+    async def ack(self) -> None:
+        if not self._loop.is_dead:
+            self._network.jobs.pop(self._entry.number, None)
+            self._encoder.outstanding.discard(self._entry.number)
+
+    async def hand_back(self) -> None:
+        """Only a process that is being killed cancels jobs here."""
+        assert self._loop.is_dead
+
+
+class EngineModel:
+    """vLLM of the encoder: preprocesses at once, encodes when the world says so."""
+
+    width = WIDTH
+    dtype = DTYPE
+    max_num_tokens = 1000
+    max_item_embeds = 500
+
+    def __init__(self, rows: dict[str, int]) -> None:
+        self._rows = rows
+        self.pending: dict[str, tuple[WriteOrder, asyncio.Future[None]]] = {}  # by mm_hash
+
+    async def preprocess(self, job: EncodeJob, media: bytes) -> PreparedItem:
+        num_embeds = self._rows[job.mm_hash]
+        return PreparedItem({}, num_embeds, num_embeds + 2, {"image_grid_thw": [1, 2, 2]})
+
+    async def encode(self, prepared: PreparedItem, order: WriteOrder) -> None:
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        assert order.mm_hash not in self.pending, "one item is encoded twice at once"
+        self.pending[order.mm_hash] = (order, future)
+        await future
+
+
+class EncoderActor:
+    """One encoder, with its worker. Starts running; `crash` and `start` as often as one likes."""
+
+    def __init__(
+        self, name: str, network: Network, store: StoreActor, rows: dict[str, int], num_slots: int
+    ) -> None:
+        self.name = name
+        self._network = network
+        self._store = store
+        self._rows = rows
+        self._num_slots = num_slots
+        self.is_up = False
+        self.num_encodes: dict[str, int] = {}
+        self.start()
+
+    def start(self) -> None:
+        self.is_up, self.must_end, self.is_frozen = True, False, False
+        self.loop = VirtualLoop()
+        self.outstanding: set[int] = set()
+        self.bus: Any = AsyncBusModel(self._network, self.name)
+        self.ledger = Ledger()
+        self.engine = EngineModel(self._rows)
+        self.hand_over = HandOver(self.name)
+        self.host = ClientSession(
+            self._store, f"{self.name}/host", self.loop.create_future, self.hand_over._on_push, self._lost
+        )
+        self.hand_over._session = self.host  # type: ignore[assignment]
+        self.worker = ClientSession(self._store, f"{self.name}/worker-0", self.loop.create_future)
+        self.runner = JobRunner(
+            self.engine,
+            MediaSource(None, 1000),  # type: ignore[arg-type]
+            self.hand_over,
+            Reporter(self.bus, NAMES, self.name),
+            self.ledger,
+            self.name,
+            "digest",
+        )
+        self.listener = ReplyListener(self.bus, NAMES, self.name, self.ledger, self.hand_over)
+
+    @property
+    def sessions(self) -> tuple[ClientSession, ...]:
+        return (self.host, self.worker)
+
+    def crash(self) -> None:
+        self.is_up = False
+        self.bus.network = None
+        for session in self.sessions:
+            session.kill()
+        self.loop.kill()
+        self.outstanding = set()
+
+    def _lost(self) -> None:
+        """The lease is lost: the service ends."""
+        self.must_end = True
+
+    # ---- transitions -----------------------------------------------------------------------------
+    def takes(self) -> list[tuple[JobEntry, str]]:
+        """Jobs that it may take now, and how: new, its own from before, or taken over."""
+        if not self.is_up or len(self.outstanding) >= self._num_slots:
+            return []
+        found: list[tuple[JobEntry, str]] = []
+        has_new = False
+        for entry in self._network.jobs.values():
+            if entry.owner is None:
+                if not has_new:
+                    found.append((entry, "new"))
+                has_new = True
+            elif entry.owner == self.name and entry.number not in self.outstanding:
+                found.append((entry, "own"))
+        return found
+
+    def take(self, entry: JobEntry) -> None:
+        entry.owner = self.name
+        entry.num_deliveries += 1
+        self.outstanding.add(entry.number)
+        delivery: Any = JobDelivery(self._network, entry, self)
+        self.loop.run(lambda: self.loop.create_task(self.runner.run(delivery)))
+
+    def hear(self, message: Message) -> None:
+        self.loop.run(lambda: self.listener._handle(message))
+
+    def encode(self, mm_hash: str, how: str = "seals") -> None:
+        """The engine's step for one item: the worker writes and seals, or does not; or vLLM refuses."""
+        order, future = self.engine.pending.pop(mm_hash)
+        if how == "seals":
+            self.num_encodes[mm_hash] = self.num_encodes.get(mm_hash, 0) + 1
+            self.worker.submit(Seal(seq=0, reservation_id=order.reservation_id))
+        elif how == "unfit":
+            self.worker.submit(Cancel(seq=0, reservation_id=order.reservation_id))
+
+        def done() -> None:
+            if future.done():
+                return
+            if how == "refused":
+                future.set_exception(EncodeRefusedError("refused"))
+            else:
+                future.set_result(None)
+
+        self.loop.run(done)
+
+    def next_timer(self) -> float | None:
+        times = [when for when in (self.loop.next_timer(), self.ledger.next_deadline()) if when is not None]
+        return min(times, default=None) if self.is_up else None
+
+    def run_due(self) -> None:
+        if self.is_up:
+            self.loop.run_due()
+            self.loop.run(lambda: self.hand_over.unpin(self.ledger.expire(CLOCK.now)))

@@ -1,0 +1,202 @@
+"""Two worlds that will behave alike have one fingerprint. Taken from the real objects, whatever they hold.
+
+Left out: numbers of commands, places in the region, recency, and what only counts. A coroutine counts by
+where it stands, a future by what came of it.
+"""
+
+import asyncio
+from collections import OrderedDict, deque
+from enum import Enum
+from types import CoroutineType
+from typing import Any
+
+from pydantic import BaseModel
+
+from support.protocol_world.consumer import ConsumerActor
+from support.protocol_world.encoder import EncoderActor
+from support.protocol_world.network import GATEWAY, STORE
+from support.protocol_world.store import ClientSession
+from support.protocol_world.virtual_loop import CLOCK
+from support.protocol_world.world import World
+
+ORDERED = frozenset({"holders", "_to_wake", "_pending", "parked"})  # dicts whose order matters
+LEFT_OUT = frozenset(
+    {
+        "seq", "origin_seq", "last_seq", "offset", "blocks", "traceparent", "envelope", "published_at",
+        "num_attempts_total", "first_seen_ns", "parked_ns", "parked_at_step", "grant_recorded", "opened_at",
+        "reserved_at", "last_used_at", "sealed_at", "requester_lease", "descriptor", "generation", "slot",
+        "detail", "_log", "encode_s", "ordered_at",
+    }
+)  # fmt: skip
+_PLAIN = (str, int, float, bytes, type(None))
+
+
+def digest(value: Any) -> Any:
+    """`value` as nested tuples that can be compared and hashed."""
+    if isinstance(value, _PLAIN):
+        return value
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, dict):
+        if isinstance(value, OrderedDict):
+            return tuple((digest(key), digest(each)) for key, each in value.items())
+        return tuple(sorted(((digest(key), digest(each)) for key, each in value.items()), key=repr))
+    if isinstance(value, list | tuple | deque):
+        return tuple([digest(each) for each in value])
+    if isinstance(value, set | frozenset):
+        return tuple(sorted(digest(each) for each in value))
+    if isinstance(value, asyncio.Future):
+        return _future(value)
+    if isinstance(value, BaseModel):
+        return (type(value).__name__, *[digest(v) for k, v in value.__dict__.items() if k not in LEFT_OUT])
+    if isinstance(value, asyncio.Event):
+        return value.is_set()
+    if callable(value):
+        return None
+    if isinstance(value, Exception):
+        return repr(value)
+    if not type(value).__module__.startswith(("triptych", "support")):
+        raise TypeError(f"{type(value)} cannot be part of a fingerprint")
+    return _object(value)
+
+
+def _object(value: Any) -> Any:
+    fields = getattr(value, "__dict__", None)
+    if fields is None:
+        names = [name for cls in type(value).__mro__ for name in getattr(cls, "__slots__", ())]
+        fields = {name: getattr(value, name, None) for name in names}
+    found = [type(value).__name__]
+    for name, each in fields.items():
+        if name not in LEFT_OUT:
+            found.append(tuple(map(digest, each.items())) if name in ORDERED else digest(each))
+    return tuple(found)
+
+
+def _future(future: "asyncio.Future[Any]") -> Any:
+    if not future.done():
+        return "open"
+    if future.cancelled():
+        return "cancelled"
+    error = future.exception()
+    return repr(error) if error is not None else digest(future.result())
+
+
+def _stands(task: "asyncio.Task[Any]") -> Any:
+    """Where the coroutine, and those it waits for, stand."""
+    found: list[Any] = []
+    coroutine: Any = task.get_coro()
+    while isinstance(coroutine, CoroutineType) and coroutine.cr_frame is not None:
+        found += [coroutine.cr_code.co_name, coroutine.cr_frame.f_lasti]
+        coroutine = coroutine.cr_await
+    return tuple(found)
+
+
+def _session(session: ClientSession) -> Any:
+    return (
+        session.is_connected,
+        session.is_over,
+        digest(session.to_store),
+        digest(session.from_store),
+        digest([(each.command, each.is_repeated_end) for each in session.state._requests.values()]),
+        digest([each.command for each in session.unsent]),
+        digest(session.state._watches._watches.keys() | set()),
+    )
+
+
+def of_actor(world: World, name: str) -> Any:
+    """The part of one actor, with what is under way to it on the store's socket."""
+    if name == GATEWAY:
+        gateway = world.gateway
+        return (
+            gateway.is_up,
+            digest(gateway.orders.table._items),
+            digest(gateway.orders._tickets),
+            digest(gateway.last_words._pending),
+            digest(set(gateway.orders._sizes._local)),
+            [(r.outcome, r.has_begun, tuple(r.dispatched)) for r in world.requests.values()],
+            sorted(map(_stands, gateway.loop.tasks)),
+            tuple(world.to_arrive),
+        )
+    if name == STORE:
+        state = world.store.core.state
+        return (
+            digest(state.table._sealed),
+            digest(state.table._unsealed),
+            [
+                (lease.client, lease.session_id is None, digest(lease.watches), digest(lease.reservations),
+                 sorted(pin.pin_id for pin in lease.pins.values()))
+                for lease in state.leases.all()
+            ],
+        )  # fmt: skip
+    if name in world.encoders:
+        return _encoder(world.encoders[name])
+    return _consumer(world.consumers[name])
+
+
+def _encoder(encoder: EncoderActor) -> Any:
+    return (
+        encoder.is_up,
+        encoder.must_end,
+        encoder.is_frozen,
+        digest(encoder.ledger),
+        digest(encoder.hand_over._sealed),
+        sorted((mm_hash, order.reservation_id) for mm_hash, (order, _) in encoder.engine.pending.items()),
+        sorted(encoder.outstanding),
+        sorted(map(_stands, encoder.loop.tasks)),
+        digest(encoder.num_encodes),
+        [_session(session) for session in encoder.sessions],
+    )
+
+
+def _consumer(actor: ConsumerActor) -> Any:
+    consumer = actor.consumer
+    return (
+        (actor.is_up, actor.must_end, actor.has_news, actor.preempts_late, consumer.is_store_lost),
+        digest(consumer._holdings.items._items),
+        digest(consumer._holdings._loads),
+        digest(consumer._speech._conversation._talks),
+        digest(consumer._speech._engine_ids),
+        digest(actor.preallocator),
+        digest(consumer._requests._admissions),
+        digest(consumer.deadlines._by_request),
+        digest([_heard(each) for each in consumer._inbox._heard]),
+        (tuple(consumer._requests._to_wake), tuple(sorted(consumer._requests._failed))),
+        (tuple(actor.waiting), tuple(actor.running), tuple(actor.parked), tuple(actor.in_flight)),
+        digest(actor.cached),
+        tuple(actor.freed),
+        digest(actor.views),
+        [
+            (e.rid, e.computed, e.epoch, e.prefix, e.has_begun, e.is_done, sorted(e.inputs))
+            for e in actor.live.values()
+        ],
+        [_session(session) for session in actor.sessions],
+    )  # fmt: skip
+
+
+def _heard(heard: Any) -> Any:
+    return heard if isinstance(heard, BaseModel) else (type(heard).__name__, vars(heard))
+
+
+class Fingerprints:
+    """Of one world as it goes on; parts of actors that did nothing are not looked at again."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._parts: dict[str, int] = {}
+
+    def take(self, changed: frozenset[str]) -> int:
+        """After a step of `changed`; an empty set: of anybody."""
+        world = self._world
+        for name in (GATEWAY, STORE, *world.encoders, *world.consumers):
+            if not changed or name in changed or name not in self._parts:
+                self._parts[name] = hash(repr(of_actor(world, name)))
+        network = world.network
+        sessions = [
+            (len(session.to_store), len(session.from_store), session.is_connected)
+            for engine in world.engines
+            for session in engine.sessions
+        ]
+        queues = [(way, digest(queue)) for way, queue in sorted(network.queues.items())]
+        jobs = [(job.number, job.owner, job.num_deliveries) for job in network.jobs.values()]
+        whole = (sorted(self._parts.items()), queues, jobs, sorted(network.keys), CLOCK.now, sessions)
+        return hash(repr((whole, sorted(world.faults.items()))))

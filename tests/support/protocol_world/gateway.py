@@ -1,0 +1,218 @@
+"""The real gateway from the known items to the answer's end: `EncodeOrders`, `Ticket`, `race`.
+
+In front of it HTTP, media and validation are left out; behind it `serving` is played: one frame is the
+whole first chunk, another the end of the answer.
+"""
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Any
+
+from support.protocol_world.network import GATEWAY, NAMES, AsyncBusModel, Network
+from support.protocol_world.virtual_loop import CLOCK, VirtualLoop
+from triptych_common.domain.errors import RequestError
+from triptych_common.protocol.ids import MmHash, RequestId
+from triptych_common.protocol.messages import EncoderCacheMetadata, Message, Modality
+from triptych_gateway.content_parts import MediaPart
+from triptych_gateway.encode_orders import EncodeOrders, OrderLimits
+from triptych_gateway.last_words import LastWords
+from triptych_gateway.media import TakenItem
+from triptych_gateway.media_shelf import MediaShelf
+from triptych_gateway.metrics import GatewayMetrics
+from triptych_gateway.openai_errors import unavailable
+from triptych_gateway.race import race
+from triptych_gateway.sizes import SizesCache
+from triptych_gateway.tickets import Ticket
+
+METRICS = GatewayMetrics()
+FIRST_TOKEN_S = 30.0
+MAX_DISPATCHES = 2
+CONNECTION_LOST = "connection lost"  # what a client sees when its gateway dies
+
+
+class BrokenError(Exception):
+    """The instance went away."""
+
+
+@dataclass
+class ClientRequest:
+    """One request of a client. `outcome`: `answer`, `cancelled`, an error's code, or None: still open."""
+
+    request_id: str
+    hashes: tuple[str, ...]
+    consumers: tuple[str, ...]  # in the order in which the router names them
+    outcome: str | None = None
+    has_begun: bool = False  # the first chunk has reached the client
+    task: Any = None
+    frames: Any = None  # asyncio.Queue of what prefill_decode says
+    dispatched: list[tuple[str, int]] = field(default_factory=list)  # (instance, attempt)
+
+
+class GatewayActor:
+    name = GATEWAY
+
+    def __init__(self, network: Network, is_reachable: Any, max_attempts: int) -> None:
+        self._network = network
+        self._is_reachable = is_reachable
+        self._max_attempts = max_attempts
+        self.is_up = False
+        self.start()
+
+    def start(self) -> None:
+        self.is_up = True
+        self.loop = VirtualLoop()
+        self.bus: Any = AsyncBusModel(self._network, self.name)
+        self.shelf = MediaShelf()
+        self.open: dict[str, ClientRequest] = {}
+        self.orders = EncodeOrders(
+            bus=self.bus,
+            names=NAMES,
+            gateway=self.name,
+            shelf=self.shelf,
+            sizes=SizesCache(self.bus, 100, 100),
+            limits=OrderLimits(
+                inline_media_bytes=100,
+                media_base_url="http://gateway-0",
+                max_attempts=self._max_attempts,
+                publish_timeout_s=5.0,
+                max_queued_jobs=100,
+            ),
+            metrics=METRICS,
+        )
+        self.last_words = LastWords(self.bus, self.name)
+        self.loop.run(lambda: self.loop.create_task(self.orders.run_publisher()))
+        self.loop.run(lambda: self.loop.create_task(self.last_words.run()))
+
+    def crash(self) -> None:
+        self.is_up = False
+        self.bus.network = None
+        for request in self.open.values():
+            request.outcome = CONNECTION_LOST
+            self._abort(request)
+        self.open = {}
+        self.loop.kill()
+
+    # ---- transitions -----------------------------------------------------------------------------
+    def arrive(self, request: ClientRequest) -> None:
+        self.open[request.request_id] = request
+
+        def begin() -> None:
+            request.frames = asyncio.Queue()
+            request.task = self.loop.create_task(self._exchange(request))
+
+        self.loop.run(begin)
+
+    def cancel(self, request: ClientRequest) -> None:
+        """The client goes away."""
+        self.loop.run(request.task.cancel)
+
+    def hear(self, message: Message) -> None:
+        async def handle() -> None:
+            if isinstance(message, EncoderCacheMetadata):
+                self.last_words.hear(message)
+            await self.orders.handle(message)
+
+        self.loop.run(lambda: self.loop.create_task(handle()))
+
+    def hear_http(self, frame: tuple[str, str, int]) -> None:
+        """(what, request id, attempt) of prefill_decode."""
+        what, request_id, attempt = frame
+        request = self.open.get(request_id)
+        if request is not None and request.outcome is None and attempt == len(request.dispatched):
+            self.loop.run(lambda: request.frames.put_nowait(what))
+
+    def next_timer(self) -> float | None:
+        if not self.is_up:
+            return None
+        times = [item.job_expires_at for item in self.orders.table if item.job_id is not None]
+        loop_time = self.loop.next_timer()
+        return min([*times, loop_time] if loop_time is not None else times, default=None)
+
+    def run_due(self) -> None:
+        if self.is_up:
+            self.loop.run_due()
+            self.loop.run(lambda: self.orders.expire(CLOCK.now))
+
+    # ---- one request -----------------------------------------------------------------------------
+    async def _exchange(self, request: ClientRequest) -> None:
+        loop = self.loop
+        try:
+            await self._serve_items(request)
+            outcome = "answer"
+        except RequestError as error:
+            outcome = error.code
+        except TimeoutError:
+            outcome = "deadline_exceeded"
+        except asyncio.CancelledError:
+            outcome = "cancelled"
+        if not loop.is_dead:
+            request.outcome = outcome
+            del self.open[request.request_id]
+
+    async def _serve_items(self, request: ClientRequest) -> None:
+        first = next((name for name in request.consumers if self._is_reachable(name)), request.consumers[0])
+        items = tuple(_taken(mm_hash, index) for index, mm_hash in enumerate(request.hashes))
+        deadline = CLOCK.now + FIRST_TOKEN_S
+        ticket = Ticket(RequestId(request.request_id), first, items, deadline, None, "digest")
+        async with self.orders.open(ticket), self.last_words.of(ticket):
+            async with asyncio.timeout_at(deadline):
+                self.orders.order(ticket)
+                await race(ticket.wait_sizes(), ticket.wait_failure())
+            await race(self._serve(request, ticket, first), ticket.wait_failure())
+
+    async def _serve(self, request: ClientRequest, ticket: Ticket, first: str) -> None:
+        tried: list[str] = []
+        while True:
+            left = [name for name in request.consumers if name not in tried and self._is_reachable(name)]
+            name = first if not tried else next(iter(left), None)
+            if name is None or len(tried) >= MAX_DISPATCHES:
+                raise unavailable("instance_unreachable", "the serving instance cannot be reached")
+            tried.append(name)
+            try:
+                await self._attempt(request, ticket, name)
+            except BrokenError:
+                if request.has_begun:
+                    raise RequestError(503, "stream_broken", "an error event ends the stream") from None
+                continue
+            return
+
+    async def _attempt(self, request: ClientRequest, ticket: Ticket, name: str) -> None:
+        request.dispatched.append((name, len(request.dispatched) + 1))
+        request.frames = asyncio.Queue()
+        remaining_ms = max(1, int((ticket.deadline - CLOCK.now) * 1000))
+        rows = tuple((mm_hash, ticket.sizes[MmHash(mm_hash)].num_embeds) for mm_hash in request.hashes)
+        if self._is_reachable(name):
+            frame = ("dispatch", request.request_id, len(request.dispatched), (remaining_ms, rows))
+            self._network.send((self.name, name, "http"), frame)
+        else:
+            raise BrokenError
+        has_ended, loop = False, self.loop
+        try:
+            async with asyncio.timeout_at(ticket.deadline):
+                what = await request.frames.get()
+            if what == "first":
+                ticket.settle()
+                request.has_begun = True
+                what = await request.frames.get()
+            has_ended = True
+            if what == "answer":
+                ticket.answered_by = name
+            if what == "broken":
+                raise BrokenError
+            if what == "error":
+                raise unavailable("generation_failed", "the model failed at this request")
+        finally:
+            if not has_ended and not loop.is_dead:
+                self._abort(request)
+
+    def _abort(self, request: ClientRequest) -> None:
+        """The connection is closed."""
+        if request.dispatched:
+            name, attempt = request.dispatched[-1]
+            if self._is_reachable(name):
+                self._network.send((self.name, name, "http"), ("abort", request.request_id, attempt, ()))
+
+
+def _taken(mm_hash: str, index: int) -> TakenItem:
+    part = MediaPart(index, 0, index, Modality.IMAGE, "", f"messages[0].content[{index}]")
+    return TakenItem(part, MmHash(mm_hash), b"media", {}, {})

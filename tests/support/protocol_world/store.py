@@ -1,0 +1,256 @@
+"""The real store's logic, its clients' real session state, and FIFO queues between them."""
+
+import itertools
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from support.protocol_world.network import STORE, step_of
+from support.protocol_world.virtual_loop import CLOCK
+from triptych_cache_store.core import StoreCore
+from triptych_cache_store.leases import SessionId
+from triptych_cache_store.limits import Limits
+from triptych_cache_store.testing import core_on
+from triptych_common.domain.errors import StoreUnavailableError
+from triptych_common.protocol.steps import Channel
+from triptych_common.protocol.store import (
+    Done,
+    EntrySealed,
+    Pinned,
+    StoreCommand,
+    StoreReply,
+    Unpin,
+    Welcome,
+    WriterLost,
+)
+from triptych_common.region.layout import RegionLayout
+from triptych_common.region.resumption import Request
+from triptych_common.region.session import SessionState
+
+BLOCK_BYTES = 4096
+_HEADERS_END = 64 << 10
+
+
+class ClientSession:
+    """A client's end of a session. `new_future` makes what stands for a pending answer."""
+
+    def __init__(
+        self,
+        store: "StoreActor",
+        client: str,
+        new_future: Callable[[], Any],
+        on_push: Callable[[EntrySealed | WriterLost], None] = lambda push: None,
+        on_lost: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.client = client
+        self.state: SessionState[Any] = SessionState(client, None)
+        self.to_store: deque[StoreCommand | None] = deque()  # None: the end of the connection
+        self.from_store: deque[StoreReply] = deque()
+        self.unsent: list[Request[Any]] = []
+        self.is_connected = False
+        self.is_over = False
+        self.held: set[int] = set()  # pins that were heard of, and not given back
+        self._store = store
+        self._new_future = new_future
+        self._on_push = on_push
+        self._on_lost = on_lost
+        store.connect(self)
+
+    # ---- what its process does -------------------------------------------------------------------
+    @property
+    def welcome(self) -> Welcome:
+        assert self.state.welcome is not None
+        return self.state.welcome
+
+    def submit(self, command: StoreCommand) -> Any:
+        future = self._new_future()
+        if isinstance(command, Unpin):
+            self.held.discard(command.pin_id)
+        if self.is_over:
+            future.set_exception(StoreUnavailableError("the session with the store has ended"))
+            future.exception()
+        else:
+            self.send(Request(command, future))
+        return future
+
+    def send(self, request: Request[Any]) -> None:
+        if self.is_connected:
+            self.to_store.append(self.state.stamp(request))  # type: ignore[arg-type] # see `virtual_time`
+        else:
+            self.unsent.append(request)
+
+    # ---- what the world does ---------------------------------------------------------------------
+    def hear(self) -> None:
+        """The next frame."""
+        reply = self.from_store.popleft()
+        if isinstance(reply, Pinned | EntrySealed):
+            self.held.add(reply.pin_id)
+        if isinstance(reply, EntrySealed | WriterLost):
+            self._store.coverage[step_of(Channel.PUSH, STORE, self.client, reply)] += 1
+        for pending, event in self.state.feed(reply):  # type: ignore[arg-type]
+            if pending is None:
+                assert isinstance(event, EntrySealed | WriterLost)
+                self._on_push(event)
+            elif not pending.done():
+                pending.set_result(event)
+
+    def welcomed(self, reply: StoreReply) -> None:
+        """Connected, or over: the store does not know us any more."""
+        try:
+            repeats = self.state.welcomed(reply)  # type: ignore[arg-type]
+        except StoreUnavailableError as error:
+            self.is_over = True
+            for pending in self.state.take_pending():
+                if not pending.done():
+                    pending.set_exception(error)
+                    pending.exception()
+            self._on_lost()
+            return
+        assert repeats is not None
+        self.is_connected = True
+        waiting, self.unsent = [*repeats, *self.unsent], []
+        for request in waiting:
+            self.send(request)
+
+    def kill(self) -> None:
+        """Its process is gone. What it wrote to the socket is read, and then the end."""
+        self.is_over = True
+        self.from_store.clear()
+        if self.is_connected:
+            self.to_store.append(None)
+        self.is_connected = False
+
+
+class StoreActor:
+    """One store, restarted in place."""
+
+    name = STORE
+
+    def __init__(
+        self, num_blocks: int, num_reserve_blocks: int, hashes: list[str], coverage: Counter[str]
+    ) -> None:
+        self.layout = RegionLayout(BLOCK_BYTES, num_blocks, num_pin_records=48, num_client_slots=16)
+        self.limits = Limits(num_reserve_blocks=num_reserve_blocks)
+        self.coverage = coverage
+        self.sessions: dict[SessionId, ClientSession] = {}  # connections, also those whose client is gone
+        self._past_evictions = 0
+        self._hashes = {mm_hash: index + 1 for index, mm_hash in enumerate(hashes)}
+        self._clients: dict[str, int] = {}
+        self._num_ids: Counter[tuple[str, int]] = Counter()
+        self._session_ids = itertools.count(1)
+        self._slots: dict[int, ClientSession] = {}
+        self._generation = 0
+        self._region_id = 0
+        self.core: StoreCore
+        self.start(keeps_region=False)
+
+    def start(self, *, keeps_region: bool) -> None:
+        self._generation += 1
+        if self._generation > 1:
+            self._past_evictions += self.core.space.num_evictions
+        if not keeps_region:
+            self._region = bytearray(self.layout.entries_offset + 256 * self.layout.num_blocks)
+            self._region_id += 1
+            self._slots = {}
+        self.core = core_on(
+            self._region,
+            self.layout,
+            generation=self._generation,
+            limits=self.limits,
+            is_alive=lambda slot: slot in self._slots and not self._slots[slot].is_over,
+            is_connected=lambda session_id: not self.sessions[session_id].is_over,
+            now=CLOCK.now,
+        )
+        state = self.core.state
+        state.identity = replace(state.identity, region_id=f"region-{self._region_id}")
+
+    def restart(self, *, keeps_region: bool) -> None:
+        """Killed, and started again. What was on its way in either direction is lost."""
+        for session in self.sessions.values():
+            session.is_connected = False
+            session.to_store.clear()
+            session.from_store.clear()
+        self.sessions = {}
+        self.start(keeps_region=keeps_region)
+
+    def connect(self, session: ClientSession) -> None:
+        """Hello and welcome in one: a client does nothing else meanwhile."""
+        session_id = SessionId(next(self._session_ids))
+        self.sessions[session_id] = session
+        hello: Any = session.state.hello()
+        self.coverage[step_of(Channel.STORE, session.client, STORE, hello)] += 1
+        self._name_ids(session.client, 0)
+        replies = self._handle(session_id, hello)
+        session.welcomed(replies)
+        if session.is_connected:
+            self._slots[session.welcome.client_slot] = session
+        else:  # the store has a lease for it by now: it ends with the connection
+            session.to_store.append(None)
+
+    def _handle(self, session_id: SessionId, hello: StoreCommand) -> StoreReply:
+        reply, *others = self.core.handle(session_id, hello, CLOCK.now)
+        self._send(others)
+        return reply.reply
+
+    @property
+    def num_evictions(self) -> int:
+        return self._past_evictions + self.core.space.num_evictions
+
+    # ---- transitions -----------------------------------------------------------------------------
+    @property
+    def busy(self) -> list[SessionId]:
+        """Connections with a command to carry out."""
+        return [session_id for session_id, session in self.sessions.items() if session.to_store]
+
+    @property
+    def needs_reaping(self) -> bool:
+        return any(
+            lease.slot not in self._slots or self._slots[lease.slot].is_over
+            for lease in self.core.leases.detached()
+        )
+
+    def run_next(self, session_id: SessionId) -> None:
+        """Carry out the next command of a connection, or its end."""
+        session = self.sessions[session_id]
+        command = session.to_store.popleft()
+        if command is None:
+            self._send(self.core.disconnect(session_id, CLOCK.now))
+            del self.sessions[session_id]
+            return
+        self.coverage[step_of(Channel.STORE, session.client, STORE, command)] += 1
+        self._name_ids(session.client, self._hash_of(command))
+        self._send(self.core.handle(session_id, command, CLOCK.now))
+
+    def reap(self) -> None:
+        self._send(self.core.reap(CLOCK.now))
+
+    def evict(self, mm_hash: str) -> None:
+        """As an operator does, or pressure from others."""
+        entry = self.core.space.sealed_unpinned(mm_hash)  # type: ignore[arg-type]
+        assert entry is not None
+        self.core.space.evict(entry)
+
+    # ---- inside ----------------------------------------------------------------------------------
+    def _send(self, out: Any) -> None:
+        for session_id, reply, _ in out:
+            session = self.sessions.get(session_id)
+            if session is not None and session.is_connected:
+                session.from_store.append(reply)
+        for session in self.sessions.values():  # nobody waits for a `Done`: it changes nothing
+            while session.from_store and isinstance(session.from_store[0], Done):
+                session.hear()
+
+    def _hash_of(self, command: StoreCommand) -> int:
+        mm_hash = getattr(command, "mm_hash", None)
+        if mm_hash is None:
+            entry = self.core.table.reservation(getattr(command, "reservation_id", 0))  # type: ignore[arg-type]
+            mm_hash = entry.mm_hash if entry is not None else None
+        return self._hashes.get(mm_hash or "", 0)
+
+    def _name_ids(self, client: str, number: int) -> None:
+        """Ids that follow from who asks for what, not from the order: equal states look equal."""
+        index = self._clients.setdefault(client, len(self._clients) + 1)
+        self._num_ids[client, number] += 1
+        base = ((index * 16 + number) * 4096 + self._num_ids[client, number]) * 16
+        self.core.state.ids = itertools.count((self._generation << 40) + base)

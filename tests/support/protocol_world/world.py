@@ -1,0 +1,248 @@
+"""The world: gateway, encoders, prefill_decodes and the store, and every step that one of them can take.
+
+`enabled` lists the steps that can be taken now, `take` takes one, `check` says what must always hold, and
+`check_quiet` what must hold when nothing is left to happen. The same steps from the same start lead to the
+same state.
+"""
+
+from collections import Counter
+from typing import Any
+
+from support.fake_engine import mm_hash
+from support.protocol_world.checks import Checks
+from support.protocol_world.config import FAULTS, Config, Key
+from support.protocol_world.consumer import ConsumerActor, EngineDiedError
+from support.protocol_world.encoder import EncoderActor
+from support.protocol_world.gateway import ClientRequest, GatewayActor
+from support.protocol_world.network import GATEWAY, Network, Way, step_of
+from support.protocol_world.store import ClientSession, StoreActor
+from support.protocol_world.virtual_loop import CLOCK
+from triptych_common.protocol.steps import Channel
+from triptych_common.protocol.store import Unpin
+
+
+class World(Checks):
+    """See the module docstring. Only one world lives at a time: they share the clock."""
+
+    def __init__(self, config: Config) -> None:
+        CLOCK.now, CLOCK.num_ids = 0.0, 0
+        self.config = config
+        self.coverage: Counter[str] = Counter()
+        self.hashes = [mm_hash(index + 1) for index in range(len(config.rows))]
+        self.rows = dict(zip(self.hashes, config.rows, strict=True))
+        self.network = Network(CLOCK.monotonic)
+        self.store = StoreActor(config.num_blocks, config.num_reserve_blocks, self.hashes, self.coverage)
+        self.encoders = {
+            name: EncoderActor(name, self.network, self.store, self.rows, config.num_slots)
+            for name in (f"encoder-{index}" for index in range(config.num_encoders))
+        }
+        self.consumers = {
+            name: ConsumerActor(name, self.network, self.store, config)
+            for name in (f"pd-{index}" for index in range(config.num_consumers))
+        }
+        self.gateway = GatewayActor(
+            self.network, lambda name: self.consumers[name].is_up, config.max_attempts
+        )
+        self.requests = {
+            f"req-{index}": self._request(index, items) for index, items in enumerate(config.requests)
+        }
+        self.to_arrive = list(self.requests)
+        self.faults: Counter[str] = Counter()
+        self.num_takeovers = 0
+        self.num_lost_entries = 0
+        self.num_steps = 0
+        self.last_actor = ""
+
+    def _request(self, index: int, items: tuple[int, ...]) -> ClientRequest:
+        names = list(self.consumers)
+        start = 0 if self.config.shares_consumer else index % len(names)
+        hashes = tuple(self.hashes[item] for item in items)
+        return ClientRequest(f"req-{index}", hashes, (*names[start:], *names[:start]))
+
+    def close(self) -> None:
+        """End all coroutines."""
+        for encoder in self.encoders.values():
+            encoder.crash()
+        self.gateway.crash()
+
+    # ---- taking a step ---------------------------------------------------------------------------
+    def take(self, key: Key) -> None:
+        """Take a step that is enabled."""
+        self.coverage[key.kind] += 1
+        self.num_steps += 1
+        if key.kind in FAULTS:
+            self.faults[key.kind] += 1
+        getattr(self, f"_do_{key.kind}")(key)
+        if self.config.is_coarse:
+            self._settle()
+
+    def _settle(self) -> None:
+        """Coarse: the store serves encoders at once, and unpins; its clients hear it at once.
+
+        What is left to be delayed are the messages on the streams and HTTP, what consumers ask the store
+        for, and the engines' steps.
+        """
+        moved = True
+        while moved:
+            moved = False
+            for session_id in self.store.busy:
+                session = self.store.sessions[session_id]
+                if session.client.startswith("encoder") or isinstance(session.to_store[0], Unpin | None):
+                    self.store.run_next(session_id)
+                    moved = True
+            for engine in self.engines:
+                for session in engine.sessions:
+                    while session.from_store and self._moves(engine.name):
+                        self._do_hear(Key("hear", session.client))
+                        moved = True
+
+    def _do_arrive(self, key: Key) -> None:
+        self.coverage["request"] += 1
+        self.to_arrive.remove(key.who)
+        self.gateway.arrive(self.requests[key.who])
+
+    def _do_deliver(self, key: Key) -> None:
+        self._deliver((key.who, key.what, key.how), self.network.take((key.who, key.what, key.how)))
+
+    def _deliver(self, way: Way, message: Any) -> None:
+        sender, receiver, kind = way
+        if kind == "http":
+            self.coverage[_http_step(message[0])] += 1
+            if receiver == GATEWAY:
+                self.gateway.hear_http(message)
+            else:
+                self.consumers[receiver].hear_http(message)
+            return
+        self.coverage[step_of(Channel.STREAM, sender, receiver, message)] += 1
+        if receiver == GATEWAY:
+            self.gateway.hear(message)
+        else:
+            (self.encoders.get(receiver) or self.consumers[receiver]).hear(message)
+
+    def _do_command(self, key: Key) -> None:
+        self.store.run_next(int(key.what))  # type: ignore[arg-type]
+
+    def _do_hear(self, key: Key) -> None:
+        engine = self._engine(key.who.split("/")[0])
+        session = self._session(key.who)
+        if isinstance(engine, EncoderActor):
+            engine.loop.run(session.hear)
+        else:
+            session.hear()
+
+    def _do_job(self, key: Key) -> None:
+        if key.how == "takeover":
+            self.num_takeovers += 1
+        if key.how == "own":
+            self.num_takeovers += 1  # from itself, as it was before its restart
+        self.coverage[f"job, {key.how}"] += 1
+        entry = self.network.jobs[int(key.what)]
+        self.coverage[step_of(Channel.STREAM, GATEWAY, key.who, entry.message)] += 1
+        self.encoders[key.who].take(entry)
+
+    def _do_encode(self, key: Key) -> None:
+        self.encoders[key.who].encode(key.what)
+
+    def _do_step(self, key: Key) -> None:
+        try:
+            self.consumers[key.who].step()
+        except EngineDiedError:
+            self.consumers[key.who].must_end = True
+
+    def _do_reap(self, key: Key) -> None:
+        self.store.reap()
+
+    def _do_start(self, key: Key) -> None:
+        if key.who == GATEWAY:
+            self.gateway.start()
+        else:
+            self._engine(key.who).start()
+
+    def _do_end(self, key: Key) -> None:
+        self._engine(key.who).crash()
+
+    def _do_reconnect(self, key: Key) -> None:
+        engine, session = self._engine(key.who.split("/")[0]), self._session(key.who)
+        if isinstance(engine, EncoderActor):
+            engine.loop.run(lambda: self.store.connect(session))
+        else:
+            self.store.connect(session)
+
+    def _do_time(self, key: Key) -> None:
+        when = self._next_timer()
+        assert when is not None
+        CLOCK.now = max(when, CLOCK.now)
+        self.gateway.run_due()
+        for engine in self.engines:
+            if self._moves(engine.name):
+                engine.run_due()
+
+    # ---- faults ----------------------------------------------------------------------------------
+    def _do_hurry(self, key: Key) -> None:
+        """Somebody was so slow that a time ran out first."""
+        self._do_time(key)
+
+    def _do_crash_encoder(self, key: Key) -> None:
+        self.encoders[key.who].crash()
+
+    def _do_freeze_encoder(self, key: Key) -> None:
+        """It stands still, and its jobs are not renewed; its kernel keeps its connections."""
+        self.encoders[key.who].is_frozen = True
+
+    def _do_thaw(self, key: Key) -> None:
+        self.encoders[key.who].is_frozen = False
+
+    def _do_crash_consumer(self, key: Key) -> None:
+        self.consumers[key.who].crash()
+
+    def _do_crash_gateway(self, key: Key) -> None:
+        for consumer in self.consumers:
+            self.network.drop((consumer, GATEWAY, "http"))
+        self.gateway.crash()
+
+    def _do_restart_store(self, key: Key) -> None:
+        self.store.restart(keeps_region=True)
+
+    def _do_lose_region(self, key: Key) -> None:
+        self.num_lost_entries += self.store.core.table.num_entries
+        self.store.restart(keeps_region=False)
+
+    def _do_cancel(self, key: Key) -> None:
+        self.coverage["disconnect"] += 1
+        self.gateway.cancel(self.requests[key.who])
+
+    def _do_duplicate(self, key: Key) -> None:
+        way = (key.who, key.what, key.how)
+        self._deliver(way, self.network.peek(way))
+
+    def _do_lose_message(self, key: Key) -> None:
+        self.network.take((key.who, key.what, key.how))
+
+    def _do_refuse(self, key: Key) -> None:
+        self.encoders[key.who].encode(key.what, "refused")
+
+    def _do_unfit(self, key: Key) -> None:
+        self.encoders[key.who].encode(key.what, "unfit")
+
+    def _do_preempt(self, key: Key) -> None:
+        self.consumers[key.who].preempt(key.what)
+
+    def _do_preempt_late(self, key: Key) -> None:
+        self.consumers[key.who].preempts_late = True
+
+    def _do_prefix(self, key: Key) -> None:
+        self.consumers[key.who].change_prefix(key.what)
+
+    def _do_evict(self, key: Key) -> None:
+        self.store.evict(key.what)
+
+    def _engine(self, name: str) -> EncoderActor | ConsumerActor:
+        return self.encoders.get(name) or self.consumers[name]
+
+    def _session(self, client: str) -> ClientSession:
+        engine = self._engine(client.split("/")[0])
+        return next(session for session in engine.sessions if session.client == client)
+
+
+def _http_step(what: str) -> str:
+    return {"first": "first_token", "error": "answer", "broken": "answer"}.get(what, what)
