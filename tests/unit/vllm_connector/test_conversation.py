@@ -1,5 +1,6 @@
 """The conversation with the encoders: every word once, in whatever order its two halves become known."""
 
+import pytest
 from support.fake_engine import INSTANCE, metadata, mm_hash
 
 from triptych_common.protocol.messages import Decision, ItemAck, Outcome, Preallocation
@@ -33,7 +34,7 @@ def test_request_first() -> None:
     assert conversation.decided(KEY, A, Decision.GRANTED) == []
     assert conversation.ended(KEY, A, Outcome.INJECTED) == []
     assert said(conversation.metadata(metadata(A, KEY))) == [
-        ("encoder-0", "job-1", "granted"),
+        ("encoder-0", "job-1", "declined"),  # it comes too late to be sent
         ("encoder-0", "job-1", "injected"),
     ]
 
@@ -104,6 +105,21 @@ def test_a_job_that_was_delivered_again_is_answered_again() -> None:
     conversation.metadata(metadata(A, KEY))
     conversation.ended(KEY, A, Outcome.SKIPPED)
     assert [word for _, _, word in said(conversation.metadata(metadata(A, KEY)))] == ["skipped"]
+
+
+@pytest.mark.parametrize(
+    ("outcome", "reason"), [(Outcome.INJECTED, "prefix_cached"), (Outcome.FAILED, "request_gone")]
+)
+def test_an_encoder_that_comes_after_the_last_word_shall_not_send(outcome: Outcome, reason: str) -> None:
+    conversation = Conversation(INSTANCE)
+    conversation.metadata(metadata(A, KEY))
+    conversation.decided(KEY, A, Decision.GRANTED)
+    assert [word for _, _, word in said(conversation.ended(KEY, A, outcome))] == [outcome]
+    decision, ack = conversation.metadata(metadata(A, KEY, job_id="job-2", encoder="encoder-1"))
+    assert isinstance(decision.message, Preallocation)
+    assert (decision.message.decision, decision.message.reason) == (Decision.DECLINED, reason)
+    assert isinstance(ack.message, ItemAck)
+    assert ack.message.outcome is outcome
 
 
 def test_two_jobs_for_the_same_item_are_both_answered() -> None:

@@ -94,7 +94,7 @@ class Conversation:
     def _say(self, key: Key, talk: _Talk) -> list[Addressed]:
         words: list[Addressed] = []
         for job in talk.jobs.values():
-            decision, outcome = self._decision(key, talk, job.job_id), self._outcome(key, talk, job.job_id)
+            decision, outcome = self._decision(key, talk, job), self._outcome(key, talk, job.job_id)
             if decision is not None and decision != job.told_decision:
                 job.told_decision = decision
                 words.append(Addressed(job.encoder, decision))
@@ -103,17 +103,24 @@ class Conversation:
                 words.append(Addressed(job.encoder, outcome))
         return words
 
-    def _decision(self, key: Key, talk: _Talk, job_id: str) -> Preallocation | None:
+    def _decision(self, key: Key, talk: _Talk, job: _Job) -> Preallocation | None:
         if talk.decision is None:
             return None
+        decision, reason = talk.decision
+        if decision is Decision.GRANTED and talk.outcome is not None:
+            if job.told_decision is not None:
+                return job.told_decision
+            # It comes after the last word: nothing is to be sent any more.
+            decision = Decision.DECLINED
+            reason = "prefix_cached" if talk.outcome[0] is Outcome.INJECTED else "request_gone"
         return Preallocation(
             request_id=key[0],
             item_index=key[1],
-            job_id=job_id,
+            job_id=job.job_id,
             mm_hash=talk.mm_hash,
             prefill_decode=self._instance,
-            decision=talk.decision[0],
-            reason=talk.decision[1],
+            decision=decision,
+            reason=reason,
         )
 
     def _outcome(self, key: Key, talk: _Talk, job_id: str) -> ItemAck | None:
