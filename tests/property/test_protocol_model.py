@@ -80,13 +80,15 @@ DEEP: dict[str, tuple[Config, Bounds]] = {
 NUM_WALKS = 40  # of each system
 RARE = (
     replace(TWO_OF_ALL, faults=("restart_store", "crash_consumer", "crash_encoder"), max_faults=9),
-    replace(TWO_OF_ALL, faults=("unfit", "refuse", "lose_region", "cancel"), max_faults=6),
+    replace(TWO_OF_ALL, faults=("unfit", "refuse", "preempt", "evict"), max_faults=9, max_attempts=9),
+    replace(TWO_OF_ALL, faults=("unfit",), max_faults=9, max_attempts=9),
 )
 """Systems that lead to what seldom happens in the others, where everything happens."""
 MIN_TAKEN = 10  # times that the walks take every kind of step
 NOT_MODELLED = frozenset(
     {
         "fetch_media",  # the model's media are small
+        "ping",  # in place of an answer that a restart lost, where none is needed: here it comes at once
         "lookup", "stats", "list", "verify", "metrics", "evict", "evict_unreadable",  # operators, damage
         "heartbeat_gateway", "heartbeat_encoder", "heartbeat_consumer",
     }
@@ -135,7 +137,7 @@ def test_random_orders_with_many_faults_take_every_kind_of_step(capsys: pytest.C
             taken += walk(replace(config, faults=FAULTS, max_faults=6), seed, fault_share=0.06).coverage
     for config in RARE:
         for seed in range(NUM_WALKS):
-            taken += walk(config, seed, fault_share=0.2).coverage
+            taken += walk(config, seed, fault_share=0.3).coverage
     kinds = [each.name for each in STEPS if each.name not in NOT_MODELLED]
     kinds += [*FAULTS, "job, new", "job, own", "job, takeover", "time", "reap", "thaw", "reconnect", "end"]
     with capsys.disabled():
