@@ -23,7 +23,7 @@ def resettable() -> Iterator[System]:
     exact = " ".join(EXACT)
     with running_system(
         f"--encoder-args={exact}",
-        f"--prefill-decode-args={exact} --max-num-batched-tokens=64 --max-num-seqs=8 --block-size=16",
+        f"--prefill-decode-args={exact} --max-num-batched-tokens=64 --max-num-seqs=8 --block-size=32",
         VLLM_SERVER_DEV_MODE="1",
     ) as running:
         yield running
