@@ -13,4 +13,4 @@ async def test_everybody_waits_for_it(scenario: Scenario, point: Point) -> None:
     case = await scenario.run(point, Party.GATEWAY, Action.STOP)
     assert all(answer.is_right for answer in case.answers), case
     assert case.bad_image.code == "invalid_image", case
-    assert max(case.num_encodes.values()) == 1, case.num_encodes
+    assert max(case.num_jobs.values()) == 1, case.num_jobs  # a starved encoder may lose it to another

@@ -13,4 +13,4 @@ async def test_every_request_is_answered(scenario: Scenario, point: Point) -> No
     case = await scenario.run(point, Party.CACHE_STORE, Action.SLOW)
     assert all(answer.is_right for answer in case.answers), case
     assert case.bad_image.code == "invalid_image", case
-    assert max(case.num_encodes.values()) == 1, case.num_encodes
+    assert max(case.num_jobs.values()) == 1, case.num_jobs  # a starved encoder may lose it to another

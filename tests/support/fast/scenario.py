@@ -91,7 +91,8 @@ class Case:
     was_reached: bool
     answers: list[Answer]
     bad_image: Answer
-    num_encodes: dict[str, int] = field(default_factory=dict)
+    num_encodes: dict[str, int] = field(default_factory=dict)  # by mm_hash
+    num_jobs: dict[str, int] = field(default_factory=dict)  # the same, takeovers not counted
 
     def __str__(self) -> str:
         lines = [f"at {self.point}, {'reached' if self.was_reached else 'not reached'}"]
@@ -131,7 +132,7 @@ class Scenario:
             before = await client.ask(known)  # its sizes are known from now on, its tensor is not there
             assert before.is_right, f"before anything happened: {before}"
             await asyncio.to_thread(system.evict_all)
-            encodes_before = system.num_encodes()
+            encodes_before, jobs_before = system.num_encodes(), system.num_jobs()
             with ExitStack() as undone:
                 act = self._act(victim, action, undone)
                 reached = undone.enter_context(self._faults.at(point.step.name, point.moment, act))
@@ -142,9 +143,9 @@ class Scenario:
             await asyncio.to_thread(system.wait_until_idle)
             after = await client.ask(Question(f"after {number}", (png(number + 50), png(number))))
             assert after.is_right, f"after {point}: {after}"
-        encodes = system.num_encodes()
-        encodes.subtract(encodes_before)
-        return Case(point, was_reached, answers, bad_image, {h: n for h, n in encodes.items() if n})
+        num_encodes = dict(system.num_encodes() - encodes_before)
+        num_jobs = dict(system.num_jobs() - jobs_before)
+        return Case(point, was_reached, answers, bad_image, num_encodes, num_jobs)
 
     def _act(self, victim: Party | None, action: Action, undone: ExitStack) -> Callable[[str], None]:
         faults, system = self._faults, self._system

@@ -72,9 +72,8 @@ class FastSystem:
         self._wake_sender.send_bytes(b"x")
         if self._keeper.is_alive():
             self._keeper.join(10.0)
-        for service in [*(s for s in self.services.values() if s.party is not Party.CACHE_STORE)]:
+        for service in reversed(self.services.values()):  # the store last
             service.end()
-        self.services["cache_store"].end()
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def __enter__(self) -> "FastSystem":
@@ -207,6 +206,11 @@ class FastSystem:
     def num_encodes(self) -> Counter[str]:
         """By mm_hash."""
         return Counter(line.split()[0] for line in self.tally.read_text().splitlines())
+
+    def num_jobs(self) -> Counter[str]:
+        """Jobs that were begun, by mm_hash: a job that was taken over was begun twice, and counts once."""
+        begun = {tuple(line.split()[:2]) for line in self.tally.read_text().splitlines()}
+        return Counter(mm_hash for mm_hash, _ in begun)
 
     def rss_bytes(self) -> dict[str, int]:
         return {name: service.rss_bytes() for name, service in self.services.items()}
