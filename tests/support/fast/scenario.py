@@ -77,6 +77,7 @@ UNREACHED = {
     "unwatch_seal": "the same",
     "writer_lost_to_encoder": "the same",
     "ack_failed": "of a request whose time is up; here nothing takes as long",
+    "evict_unreadable": "tensors in Redis that are gone; here they are in shared memory",
     "abort": "seen at its receiver, as the end of the connection",
     "disconnect": "a client's end; its effect is `abort`",
 }
