@@ -66,6 +66,7 @@ class SharedMemoryWriter:
 
     def __init__(self, mapping: RegionMapping) -> None:
         self._mapping = mapping
+        mapping.prepare_writes(0.0)  # in the background, so that the first tensor finds it ready
 
     def write(self, place: Place, tensor: torch.Tensor) -> None:
         write_tensor(self._mapping, place.offset, tensor)
