@@ -23,6 +23,7 @@ class ConnectorConfig(BaseModel):
     namespace_digest: str
     preallocation: Literal["sync", "async"] = "sync"
     budget_embeds: PositiveInt | None = None  # None: the size of vLLM's encoder cache
+    budget_num_bytes: PositiveInt | None = None  # a second bound; None: rows alone count
     has_encoder: bool = False  # PD: the vision tower is loaded, so local encode is possible
     transport: TransportSetting = "auto"
     device: str | None = None  # UUID of this instance's GPU, "GPU-..."

@@ -18,6 +18,7 @@ from vllm.distributed.ec_transfer.ec_connector.utils import PlaceholderMetadataR
 
 from triptych_common.telemetry import setup_tracing
 from triptych_common.telemetry.logs import get_logger, setup_logging
+from triptych_vllm_connector.budget import budget_embeds
 from triptych_vllm_connector.config import ConnectorConfig
 from triptych_vllm_connector.consumer import Consumer
 from triptych_vllm_connector.items import LoadOrder
@@ -88,7 +89,8 @@ class TriptychECConnector(ECConnectorBase):
         encodes = no_tower
         if self.config.has_encoder:
             encodes = Tower(PlaceholderMetadataResolver(self._vllm_config.model_config).fields_for).encodes
-        self._consumer, closers = open_consumer(self.config, self._num_ranks, cache_size, encodes)
+        budget = budget_embeds(self.config, cache_size, self._vllm_config.model_config)
+        self._consumer, closers = open_consumer(self.config, self._num_ranks, budget, encodes)
         self._closers += closers
         return self._consumer
 

@@ -30,21 +30,20 @@ class Closer(Protocol):
 def open_consumer(
     config: ConnectorConfig,
     num_ranks: int,
-    cache_size: int,
+    budget: int,
     encodes: Callable[[Any], bool] = no_tower,
 ) -> tuple[Consumer, tuple[Closer, ...]]:
     """Connect to the store and the bus.
 
     Args:
         num_ranks: tensor-parallel workers, each of which ends every pin.
-        cache_size: the engine's encoder cache, in rows.
+        budget: rows of encoder output that may be held for requests at once.
         encodes: whether the instance encodes a request's items itself.
 
     Returns:
         The consumer, and what is to be closed after it, in order.
     """
     names = StreamNames(config.deployment)
-    budget = config.budget_embeds or max(cache_size, 1)
     bus = ThreadedBus(config.redis_url, config.deployment, client_name=f"{config.instance}/engine")
     blobs = BlobStore(config.redis_url, config.deployment, client_name=f"{config.instance}/pins")
     pins = ReadablePins(

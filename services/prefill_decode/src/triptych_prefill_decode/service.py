@@ -29,6 +29,7 @@ from triptych_common.telemetry.logs import get_logger
 from triptych_prefill_decode.draining import drain, guarded
 from triptych_prefill_decode.settings import PrefillDecodeSettings
 from triptych_vllm_connector.abilities import ability
+from triptych_vllm_connector.budget import budget_embeds
 from triptych_vllm_connector.config import ConnectorConfig
 from triptych_vllm_connector.engine_options import prefill_decode_options
 from triptych_vllm_connector.limits import encoder_cache_embeds
@@ -68,6 +69,7 @@ async def serve(settings: PrefillDecodeSettings, stop: StopSignal) -> None:
         namespace_digest=digest,
         preallocation=settings.preallocation,
         budget_embeds=settings.budget_embeds,
+        budget_num_bytes=settings.budget_num_bytes,
         transport=settings.transport,
         device=slab_device(settings.engine_args),
         has_encoder=settings.has_tower,
@@ -141,9 +143,8 @@ async def _serve_engine(
     )
     app.state.server = server  # vLLM's handler of engine errors looks for it
     port = sock.getsockname()[1]
-    max_item_embeds = settings.budget_embeds or await asyncio.to_thread(
-        encoder_cache_embeds, engine.vllm_config
-    )
+    cache_embeds = settings.budget_embeds or await asyncio.to_thread(encoder_cache_embeds, engine.vllm_config)
+    max_item_embeds = budget_embeds(config, cache_embeds, engine.model_config)
     own = ability(
         settings.transport,
         device=config.device,

@@ -36,6 +36,9 @@ class PrefillDecodeSettings(ServiceSettings):
         default=None,
         description="rows of encoder output kept for requests at once [default: vLLM's encoder cache]",
     )
+    budget_num_bytes: PositiveInt | None = Field(
+        default=None, description="the same in bytes; the smaller of the two counts [default: rows alone]"
+    )
 
     @property
     def has_tower(self) -> bool:
