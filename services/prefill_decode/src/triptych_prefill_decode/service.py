@@ -143,7 +143,9 @@ async def _serve_engine(
     )
     app.state.server = server  # vLLM's handler of engine errors looks for it
     port = sock.getsockname()[1]
-    cache_embeds = settings.budget_embeds or await asyncio.to_thread(encoder_cache_embeds, engine.vllm_config)
+    cache_embeds = settings.budget_embeds
+    if cache_embeds is None:
+        cache_embeds = await asyncio.to_thread(encoder_cache_embeds, engine.vllm_config)
     max_item_embeds = budget_embeds(config, cache_embeds, engine.model_config)
     own = ability(
         settings.transport,
