@@ -20,7 +20,8 @@ from fastapi import FastAPI, Request
 from PIL import Image
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from triptych_common.bus import AsyncBus, Registry
+from triptych_common.bus import AsyncBus, Delivery, Inflight, Registry, Start
+from triptych_common.bus.inflight import key_of
 from triptych_common.protocol.messages import (
     ECTransferParams,
     EncodeCompleted,
@@ -31,12 +32,15 @@ from triptych_common.protocol.messages import (
     FailureKind,
     InstanceRecord,
     Message,
+    Requester,
     Role,
 )
 from triptych_common.protocol.names import ENCODERS_GROUP
 
 MODEL = "fake-vl"
 DIGEST = "f" * 64
+TAKEOVER_IDLE_MS = 500
+PREFETCH = 8
 
 
 async def until(condition: Callable[[], object], limit_s: float = 5.0) -> None:
@@ -95,11 +99,17 @@ class FakeEncoder:
     sealed: set[str] = field(default_factory=set)
     failures: list[FailureKind] = field(default_factory=list)  # of the next jobs, before their metadata
     fail_after_metadata: FailureKind | None = None
-    before_metadata: asyncio.Event = field(default_factory=asyncio.Event)  # cleared: jobs wait here
+    dropped: list[Start] = field(default_factory=list)  # jobs that were not to be done
+    before_start: asyncio.Event = field(default_factory=asyncio.Event)  # cleared: jobs wait here
+    before_metadata: asyncio.Event = field(default_factory=asyncio.Event)
     before_seal: asyncio.Event = field(default_factory=asyncio.Event)
     num_encodes: int = 0
+    mute_jobs: int = 0  # so many jobs are done without a word to anybody
+    vanishing_jobs: int = 0  # so many are taken off the stream, and that is all
+    vanished: list[EncodeJob] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        self.before_start.set()
         self.before_metadata.set()
         self.before_seal.set()
 
@@ -121,35 +131,48 @@ class FakeEncoder:
                 yield self
             finally:
                 task.cancel()
+                self.before_start.set()
                 self.before_metadata.set()
                 self.before_seal.set()
 
     async def _consume(self, group: asyncio.TaskGroup) -> None:
         stream = self.bus.names.encode_jobs
         async with self.bus.consumer(
-            stream, group=ENCODERS_GROUP, consumer=self.name, prefetch=8
+            stream, group=ENCODERS_GROUP, consumer=self.name, prefetch=PREFETCH, min_idle_ms=TAKEOVER_IDLE_MS
         ) as consumer:
             async for delivery in consumer:
-                job = delivery.envelope.message
-                assert isinstance(job, EncodeJob)
-                self.jobs.append(job)
-                self.traceparents.append(delivery.envelope.traceparent)
-                group.create_task(self._work(job, delivery.envelope.blob))
-                await delivery.ack()
+                group.create_task(self._handle(delivery))
 
-    async def _work(self, job: EncodeJob, blob: bytes | None) -> None:
+    async def _handle(self, delivery: Delivery) -> None:
+        job, flights = delivery.envelope.message, Inflight(self.bus)
+        assert isinstance(job, EncodeJob)
+        await self.before_start.wait()
+        if self.vanishing_jobs:
+            self.vanishing_jobs -= 1
+            self.vanished.append(job)
+            await delivery.ack()
+            return
+        start, _ = await flights.start(
+            job, delivery.entry_id, self.name, lease_s=TAKEOVER_IDLE_MS / 1000, ttl_s=10
+        )
+        if start is Start.STARTED:
+            self.jobs.append(job)
+            self.traceparents.append(delivery.envelope.traceparent)
+            await self._work(flights, job, delivery.envelope.blob)
+        else:
+            self.dropped.append(start)
+        await delivery.ack()
+
+    async def _work(self, flights: Inflight, job: EncodeJob, blob: bytes | None) -> None:
         await self.before_metadata.wait()
+        if self.mute_jobs:
+            self.mute_jobs -= 1
+            self.num_encodes += 1
+            self.sealed.add(job.mm_hash)
+            await self.bus.client.delete(self.bus.names.inflight(job.mm_hash))
+            return
         if self.failures:
-            await self._tell(
-                job,
-                EncodeFailed(
-                    job_id=job.job_id,
-                    mm_hash=job.mm_hash,
-                    encoder=self.name,
-                    kind=self.failures.pop(0),
-                    detail="a fake failure",
-                ),
-            )
+            await self._fail(flights, job, self.failures.pop(0))
             return
         media = blob if blob is not None else await self._fetch(job)
         self.media.append(media)
@@ -168,31 +191,40 @@ class FakeEncoder:
             encoder=self.name,
             store="store-0",
             sealed=is_known,
-            requesters=job.requesters,
+            requesters=(),
         )
-        await self._tell(job, metadata)
-        for instance in {requester.prefill_decode for requester in job.requesters}:
-            await self.bus.publish(self.bus.names.metadata(instance), metadata)
-        if is_known:
-            return
-        await self.before_seal.wait()
-        if self.fail_after_metadata is not None:
-            await self._tell(
-                job,
-                EncodeFailed(
-                    job_id=job.job_id,
-                    mm_hash=job.mm_hash,
-                    encoder=self.name,
-                    kind=self.fail_after_metadata,
-                    detail="a fake failure",
-                ),
-            )
-            return
-        self.num_encodes += 1
-        self.sealed.add(job.mm_hash)
-        await self._tell(
-            job, EncodeCompleted(job_id=job.job_id, mm_hash=job.mm_hash, encoder=self.name, encode_s=0.001)
+        told = await self._announce(flights, metadata, ())
+        if not is_known:
+            await self.before_seal.wait()
+            if self.fail_after_metadata is not None:
+                await self._fail(flights, job, self.fail_after_metadata)
+                return
+            self.num_encodes += 1
+            self.sealed.add(job.mm_hash)
+        told = await self._announce(flights, metadata.model_copy(update={"sealed": True}), told)
+        completed = EncodeCompleted(job_id=job.job_id, mm_hash=job.mm_hash, encoder=self.name, encode_s=0.001)
+        await self._tell(told, completed)
+        await flights.finish(job.mm_hash, job.job_id, [key_of(each) for each in told])
+
+    async def _announce(
+        self, flights: Inflight, metadata: EncoderCacheMetadata, told: tuple[Requester, ...]
+    ) -> tuple[Requester, ...]:
+        """To those who wait and have not heard it. Returns who has."""
+        waiting = await flights.announce(metadata)
+        new = tuple(each for each in waiting or () if each not in told)
+        if new:
+            message = metadata.model_copy(update={"requesters": new})
+            await self._tell(new, message)
+            for instance in {requester.prefill_decode for requester in new}:
+                await self.bus.publish(self.bus.names.metadata(instance), message)
+        return told + new
+
+    async def _fail(self, flights: Inflight, job: EncodeJob, kind: FailureKind) -> None:
+        failure = EncodeFailed(
+            job_id=job.job_id, mm_hash=job.mm_hash, encoder=self.name, kind=kind, detail="a fake failure"
         )
+        waiting = await flights.fail(failure)
+        await self._tell(job.requesters if waiting is None else waiting, failure)
 
     async def _fetch(self, job: EncodeJob) -> bytes:
         assert job.media_url is not None
@@ -201,8 +233,8 @@ class FakeEncoder:
             answer.raise_for_status()
             return answer.content
 
-    async def _tell(self, job: EncodeJob, message: Message) -> None:
-        for gateway in {requester.gateway for requester in job.requesters}:
+    async def _tell(self, requesters: tuple[Requester, ...], message: Message) -> None:
+        for gateway in {requester.gateway for requester in requesters}:
             await self.bus.publish(self.bus.names.encode_results(gateway), message)
 
 

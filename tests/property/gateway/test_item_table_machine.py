@@ -37,6 +37,8 @@ class ItemTableMachine(RuleBasedStateMachine):
     def leave(self, mm_hash: MmHash, request: RequestId) -> None:
         self.table.leave(mm_hash, request)
         self.waiting.discard((mm_hash, request))
+        if not self.waiters(mm_hash):
+            self.in_flight.pop(mm_hash, None)
 
     @rule(mm_hash=ITEMS)
     def recall(self, mm_hash: MmHash) -> None:
@@ -82,7 +84,7 @@ class ItemTableMachine(RuleBasedStateMachine):
     @invariant()
     def nobody_is_forgotten_and_nothing_is_left(self) -> None:
         assert {(item.mm_hash, request) for item in self.table for request in item.waiters} == self.waiting
-        assert all(item.waiters or item.in_flight for item in self.table)
+        assert all(item.waiters for item in self.table)
 
     @invariant()
     def states_say_what_is_known(self) -> None:

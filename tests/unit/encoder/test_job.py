@@ -4,13 +4,15 @@ import asyncio
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
 import pytest
+from support.inflight_model import InflightModel
 
+from triptych_common.bus import Standing
 from triptych_common.domain.errors import (
     BusUnavailableError,
     ItemTooLargeError,
@@ -20,6 +22,7 @@ from triptych_common.domain.errors import (
 from triptych_common.protocol.codec import Envelope
 from triptych_common.protocol.messages import (
     EncodeCompleted,
+    EncodeFailed,
     EncodeJob,
     EncoderCacheMetadata,
     FailureKind,
@@ -27,13 +30,14 @@ from triptych_common.protocol.messages import (
     Requester,
 )
 from triptych_common.protocol.store import AlreadySealed, Reserved, TensorSpec
-from triptych_encoder import job as module
+from triptych_encoder import placing as module
 from triptych_encoder.encoding import (
     BadMediaError,
     EncodeRefusedError,
     EngineFailedError,
     PreparedItem,
 )
+from triptych_encoder.flights import Flights
 from triptych_encoder.job import JobRunner
 from triptych_encoder.ledger import Ledger
 from triptych_encoder.media_source import MediaSource
@@ -48,6 +52,7 @@ class FakeDelivery:
     """`Delivery`."""
 
     envelope: Envelope
+    entry_id: str = "1-1"
     num_acks: int = 0
     num_hand_backs: int = 0
 
@@ -157,14 +162,20 @@ class FakeReporter:
         self.said: list[Any] = []
         self.error: Exception | None = None
 
-    async def metadata(self, job: EncodeJob, envelope: Envelope, metadata: EncoderCacheMetadata) -> None:
+    async def metadata(self, metadata: EncoderCacheMetadata, envelope: Envelope) -> None:
         self._say(metadata)
 
-    async def completed(self, job: EncodeJob, envelope: Envelope, encode_s: float) -> None:
-        self._say(EncodeCompleted(job_id=job.job_id, mm_hash=job.mm_hash, encoder="e", encode_s=encode_s))
+    async def completed(
+        self, job: EncodeJob, envelope: Envelope, encode_s: float, requesters: Iterable[Requester]
+    ) -> None:
+        if list(requesters):
+            self._say(EncodeCompleted(job_id=job.job_id, mm_hash=job.mm_hash, encoder="e", encode_s=encode_s))
 
-    async def failed(self, job: EncodeJob, envelope: Envelope, kind: FailureKind, detail: str) -> None:
-        self._say((job.job_id, kind, detail))
+    async def failed(
+        self, failure: EncodeFailed, envelope: Envelope, requesters: Iterable[Requester]
+    ) -> None:
+        if list(requesters):
+            self._say((failure.job_id, failure.kind, failure.detail))
 
     def _say(self, what: Any) -> None:
         if self.error is not None:
@@ -181,6 +192,7 @@ class Bench:
 
     def __init__(self) -> None:
         self.hand_over, self.reporter, self.ledger = FakeHandOver(), FakeReporter(), Ledger()
+        self.inflight = InflightModel()
         self.engine = FakeEngine(self.hand_over.seal)
         self.media = MediaSource(
             httpx.AsyncClient(transport=httpx.MockTransport(lambda request: httpx.Response(404))), 1000
@@ -189,19 +201,29 @@ class Bench:
             self.engine,
             self.media,
             self.hand_over,  # type: ignore[arg-type]
-            self.reporter,  # type: ignore[arg-type]
+            Flights(self.inflight, self.reporter, self.ledger, "encoder-0", 2.0),  # type: ignore[arg-type]
             self.ledger,
             "encoder-0",
             "digest",
         )
 
+    def publish(self, delivery: FakeDelivery) -> None:
+        """The job stands on the stream."""
+        if isinstance(delivery.envelope.message, EncodeJob):
+            self.inflight.stream.setdefault(delivery.entry_id, delivery.envelope.message)
+
     async def run(self, delivery: FakeDelivery) -> None:
+        self.publish(delivery)
         await asyncio.wait_for(self.runner.run(delivery), 5)  # type: ignore[arg-type]
 
 
 @pytest.fixture
 def bench() -> Bench:
     return Bench()
+
+
+def requester(request_id: str) -> Requester:
+    return Requester(request_id=request_id, item_index=0, gateway="g-0", prefill_decode="pd-0")
 
 
 def delivery_of(
@@ -217,7 +239,7 @@ def delivery_of(
         modality=Modality.IMAGE,
         media_num_bytes=len(MEDIA),
         media_url=None if blob else "http://gateway/media",
-        requesters=(Requester(request_id=request_id, item_index=0, gateway="g-0", prefill_decode="pd-0"),),
+        requesters=(requester(request_id),),
         namespace_digest=namespace_digest,
     )
     return FakeDelivery(Envelope(job, blob=blob, remaining_ms=remaining_ms, received_at=time.monotonic()))
@@ -444,6 +466,7 @@ async def test_a_cancelled_job_is_handed_back(bench: Bench) -> None:
 
     bench.engine.on_encode = hang
     delivery = delivery_of()
+    bench.publish(delivery)
     async with asyncio.TaskGroup() as group:
         task = group.create_task(bench.runner.run(delivery))  # type: ignore[arg-type]
         await encodes.wait()
@@ -465,31 +488,123 @@ async def test_what_is_no_job_is_acked_and_ignored(bench: Bench) -> None:
 
 
 # ---- several jobs --------------------------------------------------------------------------------
-async def test_jobs_for_the_same_item_encode_it_once(bench: Bench) -> None:
-    deliveries = [delivery_of(f"job-{n}", f"req-{n}") for n in range(3)]
-    async with asyncio.TaskGroup() as group:
-        for delivery in deliveries:
-            group.create_task(bench.run(delivery))
+async def claimed(bench: Bench, *request_ids: str) -> None:
+    """These wait for the item, in this order, and the first published the job."""
+    requesters = [requester(request_id) for request_id in request_ids]
+    for index, each in enumerate(requesters):
+        await bench.inflight.claim(
+            HASH, [each], mode="new", job_id=f"job-{index}", attempt=1, max_attempts=2, ttl_s=10
+        )
+        if index == 0:
+            job = delivery_of("job-0", request_ids[0]).envelope.message
+            assert isinstance(job, EncodeJob)
+            assert await bench.inflight.publish(job) == "1-1"
+
+
+async def test_all_who_joined_hear_of_one_encode(bench: Bench) -> None:
+    await claimed(bench, "req-0", "req-1", "req-2")
+    await bench.run(delivery_of("job-0", "req-0"))
     assert len(bench.engine.orders) == 1
-    assert [delivery.num_acks for delivery in deliveries] == [1, 1, 1]
-    assert bench.hand_over.unpinned == [2, 3]  # one pin is enough
-    pins = [bench.ledger.settled(HASH, (f"req-{n}", 0)) for n in range(3)]
-    assert pins == [[], [], [1]]
+    (metadata,) = [each for each in bench.reporter.said if each.TYPE == "EncoderCacheMetadata"]
+    assert [each.request_id for each in metadata.requesters] == ["req-0", "req-1", "req-2"]
+    assert [bench.ledger.settled(HASH, (f"req-{n}", 0)) for n in range(3)] == [[], [], [1]]
+    assert bench.inflight.flights == {}
     assert bench.runner._under_way == {}
 
 
-async def test_after_a_failure_the_next_job_for_the_item_tries(bench: Bench) -> None:
-    async def fail_first(order: WriteOrder) -> None:
-        if order.job_id == "job-0":
-            raise EncodeRefusedError("no")
+async def test_who_joins_while_it_is_encoded_hears_too(bench: Bench) -> None:
+    await claimed(bench, "req-0")
+
+    async def on_encode(order: WriteOrder) -> None:
+        await claimed(bench, "req-0", "req-1")
         await bench.hand_over.seal(order)
 
-    bench.engine.on_encode = fail_first
-    async with asyncio.TaskGroup() as group:
-        for n in range(2):
-            group.create_task(bench.run(delivery_of(f"job-{n}", f"req-{n}")))
-    assert [order.job_id for order in bench.engine.orders] == ["job-0", "job-1"]
-    assert bench.reporter.kinds.count("EncodeCompleted") == 1
+    bench.engine.on_encode = on_encode
+    await bench.run(delivery_of("job-0", "req-0"))
+    metadata = [each for each in bench.reporter.said if each.TYPE == "EncoderCacheMetadata"]
+    assert [[who.request_id for who in each.requesters] for each in metadata] == [["req-0"], ["req-1"]]
+    assert [each.sealed for each in metadata] == [False, True]
+    assert [bench.ledger.settled(HASH, (f"req-{n}", 0)) for n in range(2)] == [[], [1]]
+    assert bench.inflight.flights == {}
+
+
+async def test_no_pin_is_kept_for_who_left_meanwhile(bench: Bench) -> None:
+    await claimed(bench, "req-0", "req-1")
+
+    async def on_encode(order: WriteOrder) -> None:
+        await bench.inflight.leave(HASH, [("req-0", 0), ("req-1", 0)])
+        await bench.hand_over.seal(order)
+
+    bench.engine.on_encode = on_encode
+    await bench.run(delivery_of("job-0", "req-0"))
+    assert len(bench.engine.orders) == 1  # what runs is finished, into the cache
+    assert bench.hand_over.unpinned == [1]
+    assert len(bench.ledger) == 0
+    assert bench.inflight.flights == {}
+
+
+async def test_a_job_that_nobody_waits_for_is_dropped(bench: Bench) -> None:
+    await claimed(bench, "req-0")
+    bench.inflight.deliver("1-1")
+    assert await bench.inflight.leave(HASH, [("req-0", 0)])
+    delivery = delivery_of("job-0", "req-0")
+    await asyncio.wait_for(bench.runner.run(delivery), 5)  # type: ignore[arg-type]
+    assert (bench.engine.orders, bench.reporter.said, delivery.num_acks) == ([], [], 1)
+    assert bench.runner._flights.num_dropped == 1
+
+
+async def test_a_second_entry_of_a_job_that_is_worked_on_is_dropped(bench: Bench) -> None:
+    """Sent again, because Redis had lost the first."""
+    await claimed(bench, "req-0")
+
+    async def on_encode(order: WriteOrder) -> None:
+        again = delivery_of("job-0", "req-0")
+        again.entry_id = "1-2"
+        await bench.run(again)
+        assert again.num_acks == 1
+        await bench.hand_over.seal(order)
+
+    bench.engine.on_encode = on_encode
+    await bench.run(delivery_of("job-0", "req-0"))
+    assert len(bench.engine.orders) == 1
+    assert bench.runner._flights.num_superseded == 1
+
+
+async def test_a_failure_is_heard_by_all_and_claimed_by_one(bench: Bench) -> None:
+    await claimed(bench, "req-0", "req-1")
+
+    async def refuse(order: WriteOrder) -> None:
+        raise EncodeRefusedError("no")
+
+    bench.engine.on_encode = refuse
+    await bench.run(delivery_of("job-0", "req-0"))
+    assert bench.reporter.kinds == ["EncoderCacheMetadata", FailureKind.ENCODER_ERROR]
+    assert len(bench.ledger) == 0
+    standings = []
+    for n in range(2):
+        claim = await bench.inflight.claim(
+            HASH,
+            [requester(f"req-{n}")],
+            mode="retry",
+            job_id=f"again-{n}",
+            attempt=2,
+            max_attempts=2,
+            ttl_s=9,
+        )
+        standings.append(claim.standing)
+    assert standings == [Standing.OWNER, Standing.JOINED]
+
+
+async def test_without_the_flights_a_job_is_done_for_those_it_names(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def away(*args: Any, **options: Any) -> Any:
+        raise BusUnavailableError("away")
+
+    for step in ("start", "announce", "finish"):
+        monkeypatch.setattr(bench.inflight, step, away)
+    await bench.run(delivery_of())
+    assert bench.reporter.kinds == ["EncoderCacheMetadata", "EncodeCompleted"]
     assert bench.ledger.settled(HASH, ("req-1", 0)) == [1]
 
 

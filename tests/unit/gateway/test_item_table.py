@@ -88,24 +88,36 @@ def test_stale_and_late_messages_are_harmless(table: ItemTable) -> None:
     assert table.size(H, SIZES, sealed=False) == {R1}
 
 
-def test_a_job_outlives_its_waiters_but_not_its_time(table: ItemTable) -> None:
+def test_a_job_does_not_outlive_its_time(table: ItemTable) -> None:
     table.join(H, R1)
     table.order(H, J1, 10.0)
-    table.leave(H, R1)
-    assert len(table) == 1
     assert table.take_expired(9.0) == []
     assert table.take_expired(10.0) == [(H, J1)]
-    assert table.fail(H, J1, BROKEN) == frozenset()
-    assert len(table) == 0
+    assert table.fail(H, J1, BROKEN) == {R1}
 
 
-def test_a_later_request_joins_the_job_that_was_left_alone(table: ItemTable) -> None:
+def test_nothing_is_kept_of_a_job_that_nobody_waits_for(table: ItemTable) -> None:
+    """Whether it runs on is known to Redis, where who comes later asks."""
     table.join(H, R1)
     table.order(H, J1, 10.0)
     table.leave(H, R1)
+    assert len(table) == 0
     table.join(H, R2)
-    assert not table.order(H, J2, 20.0)
-    assert table.size(H, SIZES, sealed=False) == {R2}
+    assert table.order(H, J2, 20.0)
+
+
+def test_the_job_in_flight_is_the_one_that_redis_says(table: ItemTable) -> None:
+    item = table.join(H, R1)
+    table.order(H, J1, 10.0)
+    assert not item.is_claimed
+    table.adopt(item, J2, 2, 20.0)
+    assert (item.job_id, item.num_attempts, item.is_claimed, item.job_expires_at) == (J2, 2, True, 20.0)
+    assert table.fail(H, J1, BROKEN) == frozenset()
+    assert table.fail(H, J2, BROKEN) == {R1}
+    table.adopt(item, J1, 1, 30.0)  # too late: it has ended
+    assert not item.in_flight
+    assert table.order(H, J1, 10.0, is_retry=True)
+    assert (item.is_claimed, item.is_retry, item.num_attempts) == (False, True, 3)
 
 
 def test_forbidden_transition() -> None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from triptych_common.domain.errors import TriptychError
-from triptych_common.protocol.messages import EncodeJob
+from triptych_common.protocol.messages import EncodeJob, FailureKind
 from triptych_vllm_connector.orders import WriteOrder
 
 
@@ -15,6 +15,14 @@ class BadMediaError(TriptychError):
 
 class EncodeRefusedError(TriptychError):
     """The engine does not encode this item; it goes on with others."""
+
+
+@dataclass
+class JobFailure(Exception):
+    """A job will produce nothing: what those who wait for it are told."""
+
+    kind: FailureKind
+    detail: str
 
 
 class EngineFailedError(TriptychError):

@@ -12,8 +12,8 @@ from triptych_common.protocol.messages import (
     EncodeFailed,
     EncodeJob,
     EncoderCacheMetadata,
-    FailureKind,
     Message,
+    Requester,
 )
 from triptych_common.protocol.names import StreamNames
 from triptych_common.telemetry.logs import get_logger
@@ -37,26 +37,29 @@ class Reporter:
         self._names = names
         self._instance = instance
 
-    async def metadata(self, job: EncodeJob, envelope: Envelope, metadata: EncoderCacheMetadata) -> None:
+    async def metadata(self, metadata: EncoderCacheMetadata, envelope: Envelope) -> None:
         """To every waiting prefill_decode, then to every waiting gateway."""
-        consumers = _distinct(requester.prefill_decode for requester in job.requesters)
+        consumers = _distinct(requester.prefill_decode for requester in metadata.requesters)
         await self._publish([self._names.metadata(name) for name in consumers], metadata, envelope)
-        await self._publish(self._gateways(job), metadata, envelope)
+        await self._publish(self._gateways(metadata.requesters), metadata, envelope)
 
-    async def completed(self, job: EncodeJob, envelope: Envelope, encode_s: float) -> None:
+    async def completed(
+        self, job: EncodeJob, envelope: Envelope, encode_s: float, requesters: Iterable[Requester]
+    ) -> None:
+        """To the gateways of `requesters`."""
         message = EncodeCompleted(
             job_id=job.job_id, mm_hash=job.mm_hash, encoder=self._instance, encode_s=encode_s
         )
-        await self._publish(self._gateways(job), message, envelope)
+        await self._publish(self._gateways(requesters), message, envelope)
 
-    async def failed(self, job: EncodeJob, envelope: Envelope, kind: FailureKind, detail: str) -> None:
-        message = EncodeFailed(
-            job_id=job.job_id, mm_hash=job.mm_hash, encoder=self._instance, kind=kind, detail=detail[:2000]
-        )
-        await self._publish(self._gateways(job), message, envelope)
+    async def failed(
+        self, failure: EncodeFailed, envelope: Envelope, requesters: Iterable[Requester]
+    ) -> None:
+        """To the gateways of `requesters`."""
+        await self._publish(self._gateways(requesters), failure, envelope)
 
-    def _gateways(self, job: EncodeJob) -> list[str]:
-        return [self._names.encode_results(name) for name in _distinct(r.gateway for r in job.requesters)]
+    def _gateways(self, requesters: Iterable[Requester]) -> list[str]:
+        return [self._names.encode_results(name) for name in _distinct(each.gateway for each in requesters)]
 
     async def _publish(self, streams: list[str], message: Message, envelope: Envelope) -> None:
         """Tell everybody at once: one that cannot be told keeps nobody else from hearing."""

@@ -12,13 +12,14 @@ import uuid
 
 import httpx
 
-from triptych_common.bus import AsyncBus, Delivery, Registration, Registry, drop_idle_consumers
+from triptych_common.bus import AsyncBus, Delivery, Inflight, Registration, Registry, drop_idle_consumers
 from triptych_common.domain.errors import StoreUnavailableError, TriptychError
 from triptych_common.protocol.messages import EncodeJob, InstanceRecord, Role
 from triptych_common.protocol.names import ENCODERS_GROUP
 from triptych_common.runtime import StopSignal
 from triptych_common.telemetry.logs import get_logger
 from triptych_encoder.encoding import Encoder
+from triptych_encoder.flights import Flights
 from triptych_encoder.hand_over import HandOver
 from triptych_encoder.job import JobRunner
 from triptych_encoder.ledger import Ledger
@@ -78,11 +79,14 @@ async def work(
     pairing = Pairing(own, digest, registry, lambda: hand_over.slab)
     try:
         async with httpx.AsyncClient(timeout=MEDIA_TIMEOUT_S, trust_env=False) as http:
+            reporter = Reporter(bus, names, settings.instance)
+            lease_s = settings.takeover_idle_ms / 1000
+            flights = Flights(Inflight(bus), reporter, ledger, settings.instance, lease_s)
             runner = JobRunner(
                 engine,
                 MediaSource(http, settings.max_media_bytes),
                 hand_over,
-                Reporter(bus, names, settings.instance),
+                flights,
                 ledger,
                 settings.instance,
                 digest,
@@ -96,7 +100,9 @@ async def work(
                     num_slots=settings.num_slots,
                     transports=[each.value for each in own.transports],
                 )
-                await _until_stopped(settings, bus, registration, runner, listener, engine, stop, store_lost)
+                await _until_stopped(
+                    settings, bus, registration, runner, flights, listener, engine, stop, store_lost
+                )
             await registry.clear_inboxes(settings.instance)
     finally:
         await hand_over.close()
@@ -108,6 +114,7 @@ async def _until_stopped(
     bus: AsyncBus,
     registration: Registration,
     runner: JobRunner,
+    flights: Flights,
     listener: ReplyListener,
     engine: Encoder,
     stop: StopSignal,
@@ -115,7 +122,10 @@ async def _until_stopped(
 ) -> None:
     try:
         async with asyncio.TaskGroup() as group:
-            others = [group.create_task(listener.run()), group.create_task(_watch_health(engine, store_lost))]
+            others = [
+                group.create_task(each)
+                for each in (listener.run(), flights.run(), _watch_health(engine, store_lost))
+            ]
             drained_by = await _take_jobs(settings, bus, registration, runner, stop)
             try:
                 async with asyncio.timeout_at(drained_by):

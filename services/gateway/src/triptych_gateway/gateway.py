@@ -9,14 +9,15 @@ from uuid import uuid4
 
 import httpx
 
-from triptych_common.bus import AsyncBus, Registration, Registry
+from triptych_common.bus import AsyncBus, Inflight, Registration, Registry
 from triptych_common.domain.errors import RequestError
 from triptych_common.protocol.messages import EncoderCacheMetadata, InstanceRecord, Role
 from triptych_common.protocol.names import OWNER_GROUP
 from triptych_common.telemetry.logs import get_logger
 from triptych_gateway.admission import Admission
 from triptych_gateway.auth import ApiKeys
-from triptych_gateway.encode_orders import EncodeOrders, OrderLimits
+from triptych_gateway.encode_job import OrderLimits
+from triptych_gateway.encode_orders import EncodeOrders
 from triptych_gateway.last_words import LastWords
 from triptych_gateway.media import MediaLimits
 from triptych_gateway.media_shelf import MediaShelf
@@ -124,9 +125,10 @@ async def _running(gateway: Gateway) -> AsyncIterator[None]:
             group.create_task(gateway.view.run(gateway.on_look), name="registry-view"),
             group.create_task(gateway.listen(), name="results"),
             group.create_task(gateway.last_words.run(), name="last-words"),
+            group.create_task(gateway.orders.flights.run_checks(), name="flight-checks"),
         ]
         tasks += [
-            group.create_task(gateway.orders.run_publisher(), name=f"publisher-{index}")
+            group.create_task(gateway.orders.flights.run(), name=f"publisher-{index}")
             for index in range(gateway.settings.num_publishers)
         ]
         try:
@@ -146,8 +148,7 @@ def _assemble(
     metrics = GatewayMetrics()
     shelf = MediaShelf()
     orders = EncodeOrders(
-        bus=bus,
-        names=bus.names,
+        inflight=Inflight(bus),
         gateway=settings.instance,
         shelf=shelf,
         sizes=SizesCache(bus, settings.sizes_cache_items, settings.sizes_ttl_s),
@@ -157,9 +158,12 @@ def _assemble(
             max_attempts=settings.max_encode_attempts,
             publish_timeout_s=settings.publish_timeout_s,
             max_queued_jobs=settings.max_queued_jobs,
+            max_queue_age_s=settings.max_queue_age_s,
+            flight_check_s=settings.flight_check_s,
         ),
         metrics=metrics,
     )
+    bus.on_server_changed(orders.flights.check_all)
     return Gateway(
         settings=settings,
         bus=bus,

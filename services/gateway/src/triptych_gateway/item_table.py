@@ -10,8 +10,8 @@
                 SEALED --order (prefill_decode says EncodeNeeded: evicted)--> SIZED
 
 SIZED without a job: the sizes come from a cache, nothing was asked of an encoder. One job at a time
-per item (single flight); any number of requests wait on it. A record lives while a request or a job
-needs it.
+per item; any number of requests wait on it. Which job that is, this gateway's own or another's, is known
+once the flight is claimed (`adopt`). A record lives while a request waits.
 """
 
 from collections.abc import Iterator
@@ -59,8 +59,10 @@ class Item:
     state: ItemState = ItemState.UNKNOWN
     sizes: ItemSizes | None = None
     job_id: JobId | None = None  # the job in flight, if any
+    is_claimed: bool = False  # Redis knows that we wait for it, and `job_id` is what Redis says
+    is_retry: bool = False  # ordered because of a failure
     job_expires_at: float = 0.0  # monotonic seconds; after it the job counts as lost
-    num_attempts: int = 0  # jobs ordered since the last success
+    num_attempts: int = 0  # jobs since the last success, over all gateways as far as they are known
     failure: ItemFailure | None = None
     waiters: set[RequestId] = field(default_factory=set)
 
@@ -104,7 +106,7 @@ class ItemTable:
         return item
 
     def leave(self, mm_hash: MmHash, request_id: RequestId) -> None:
-        """`request_id` waits no more. A job in flight runs on: its result is worth keeping."""
+        """`request_id` waits no more. What becomes of a job that nobody waits for is not ours to know."""
         item = self._items.get(mm_hash)
         if item is not None:
             item.waiters.discard(request_id)
@@ -118,17 +120,24 @@ class ItemTable:
             if item.state in (ItemState.UNKNOWN, ItemState.SIZING):
                 transition(item, ItemState.SIZED)
 
-    def order(self, mm_hash: MmHash, job_id: JobId, expires_at: float) -> bool:
-        """A job is about to be published. False: one is in flight already, publish none."""
+    def order(self, mm_hash: MmHash, job_id: JobId, expires_at: float, *, is_retry: bool = False) -> bool:
+        """A job is about to be asked for. False: one is in flight already, ask for none."""
         item = self._items.get(mm_hash)
         if item is None or item.in_flight:
             return False
         transition(item, ItemState.SIZING if item.sizes is None else ItemState.SIZED)
         item.job_id = job_id
         item.job_expires_at = expires_at
+        item.is_claimed, item.is_retry = False, is_retry
         item.num_attempts += 1
         item.failure = None
         return True
+
+    def adopt(self, item: Item, job_id: JobId, attempt: int, expires_at: float) -> None:
+        """Redis says which job is in flight for the item, and the how many-th it is."""
+        if item.in_flight:
+            item.job_id, item.num_attempts, item.is_claimed = job_id, attempt, True
+            item.job_expires_at = max(item.job_expires_at, expires_at)
 
     def size(self, mm_hash: MmHash, sizes: ItemSizes, *, sealed: bool) -> frozenset[RequestId]:
         """Metadata came. Facts about an mm_hash hold whichever job they come from. Returns who waits."""
@@ -177,5 +186,5 @@ class ItemTable:
         ]
 
     def _drop_if_idle(self, item: Item) -> None:
-        if not item.waiters and not item.in_flight:
+        if not item.waiters:
             self._items.pop(item.mm_hash, None)

@@ -21,6 +21,12 @@ class GatewayMetrics:
             "Requests sent whole to an instance with a vision tower, by why no encoder served them",
             ("reason",),
         )
+        self.jobs_dropped = self.metrics.counter(
+            "gateway_encode_jobs_dropped", "Jobs taken off the queue: everybody who waited had left"
+        )
+        self.jobs_sent_again = self.metrics.counter(
+            "gateway_encode_jobs_sent_again", "Jobs sent again: Redis had lost them, or their results"
+        )
         self.disconnects = self.metrics.counter(
             "gateway_disconnects", "Clients that went away before the end"
         )

@@ -44,6 +44,11 @@ class GatewaySettings(ServiceSettings):
     max_queued_jobs: PositiveInt = 1000
     """Jobs that no encoder has finished; with more, requests that need another one are refused with 429."""
 
+    max_queue_age_s: PositiveFloat = 30.0
+    """Likewise when a job has waited for an encoder for so long."""
+    flight_check_s: PositiveFloat = 2.0
+    """How often unanswered jobs are looked for in Redis; those that it has lost are sent again."""
+
     first_token_timeout_s: PositiveFloat = 60.0
     request_timeout_s: PositiveFloat = 600.0
     body_timeout_s: PositiveFloat = 30.0

@@ -4,6 +4,7 @@ from triptych_common.bus.asyncbus import AsyncBus
 from triptych_common.bus.blobs import BlobMissingError, BlobStore
 from triptych_common.bus.consumer import Consumer, Delivery
 from triptych_common.bus.consumer_options import ConsumerOptions
+from triptych_common.bus.inflight import Claim, Inflight, Standing, Start
 from triptych_common.bus.preflight import check_login
 from triptych_common.bus.presence import is_registered
 from triptych_common.bus.registry import Registration, Registry
@@ -14,11 +15,15 @@ __all__ = [
     "AsyncBus",
     "BlobMissingError",
     "BlobStore",
+    "Claim",
     "Consumer",
     "ConsumerOptions",
     "Delivery",
+    "Inflight",
     "Registration",
     "Registry",
+    "Standing",
+    "Start",
     "ThreadedBus",
     "check_login",
     "drop_idle_consumers",
