@@ -170,21 +170,25 @@ def body() -> dict[str, Any]:
 # ---- going away ------------------------------------------------------------------------------------
 async def test_a_job_that_waits_goes_with_the_last_who_wanted_it(pair: tuple[System, System]) -> None:
     system, other = pair
-    await until(lambda: system.gateway.view.encoding)
-    stream = system.bus.names.encode_jobs
-    await system.bus.client.xgroup_setid(stream, "encoders", "9999999999999-0")  # no encoder is free
+    system.encoder.before_start.clear()
     async with asyncio.TaskGroup() as group:
+        others = [Departing(system, group, (image(color),)) for color in range(10, 10 + PREFETCH)]
+        assert await eventually(num_queued, system, PREFETCH)  # no encoder is free
+        num_before = len(system.gateway.orders.flights)
         first, second = Departing(system, group), Departing(other, group)
-        await until(lambda: all(len(each.gateway.orders.flights) for each in pair))
-        assert await eventually(num_queued, system, 1)
+        await until(lambda: len(system.gateway.orders.flights) > num_before)
+        await until(lambda: len(other.gateway.orders.flights))
+        assert await eventually(num_queued, system, PREFETCH + 1)
         first.go_away()
-        await until(lambda: not len(system.gateway.orders.flights))
-        assert await num_queued(system) == 1  # the other still wants it
+        await until(lambda: len(system.gateway.orders.flights) == num_before)
+        assert await num_queued(system) == PREFETCH + 1  # the other still wants it
         second.go_away()
+        assert await eventually(num_queued, system, PREFETCH)
+        for each in others:
+            each.go_away()
         await assert_nothing_is_left(system, other)
     assert system.encoder.jobs == []
-    metrics = (await other.http.get("/metrics")).text
-    assert "gateway_encode_jobs_dropped_total 1.0" in metrics
+    assert "gateway_encode_jobs_dropped_total 1.0" in (await other.http.get("/metrics")).text
 
 
 async def test_a_job_that_an_encoder_took_but_did_not_start_is_dropped(pair: tuple[System, System]) -> None:
