@@ -93,6 +93,9 @@ class InflightModel:
                 return self._answer(flight, Standing.EXHAUSTED)
             flight.num_sent = 0
             return self._own(flight, job_id, 1, who)
+        if flight.state == "finished" and mode != "look":
+            flight.num_sent = 0
+            return self._own(flight, job_id, 1, who)
         if flight.state == "claimed" and (flight.lease_is_over or flight.job_id == job_id):
             return self._own(flight, flight.job_id, flight.attempt, who)
         is_idle = flight.state == "queued" or (flight.state == "running" and flight.lease_is_over)
@@ -165,7 +168,7 @@ class InflightModel:
             flight.requesters = {key_of(each): each for each in job.requesters}
         elif (
             flight.job_id != job.job_id
-            or flight.state == "failed"
+            or flight.state in ("failed", "finished")
             or (flight.state == "running" and flight.entry_id != entry_id and not flight.lease_is_over)
         ):
             return Start.SUPERSEDED, ()
@@ -177,7 +180,7 @@ class InflightModel:
 
     async def renew(self, mm_hash: str, job_id: str, entry_id: str, encoder: str, *, lease_s: float) -> bool:
         flight = self.flights.get(mm_hash)
-        if flight is None or flight.job_id != job_id or flight.state == "failed":
+        if flight is None or flight.job_id != job_id or flight.state in ("failed", "finished"):
             return False
         if flight.state == "running" and flight.encoder != encoder:
             return False
@@ -202,15 +205,17 @@ class InflightModel:
         if flight is None or flight.job_id != job_id:
             return True, None
         is_finished = flight.requesters.keys() <= set(told)
-        if is_finished:
+        if is_finished and not flight.requesters:
             del self.flights[mm_hash]
+        elif is_finished:
+            flight.state, flight.entry_id, flight.encoder = "finished", "", ""
         return is_finished, flight.waiting()
 
     async def fail(self, failure: EncodeFailed, *, by_owner: bool = True) -> tuple[Requester, ...] | None:
         flight = self.flights.get(failure.mm_hash)
         if flight is None or flight.job_id != failure.job_id:
             return None
-        if by_owner and flight.encoder != failure.encoder:
+        if flight.state == "finished" or (by_owner and flight.encoder != failure.encoder):
             return ()
         if not flight.requesters:
             del self.flights[failure.mm_hash]

@@ -104,7 +104,8 @@ class FakeEncoder:
     before_metadata: asyncio.Event = field(default_factory=asyncio.Event)
     before_seal: asyncio.Event = field(default_factory=asyncio.Event)
     num_encodes: int = 0
-    mute_jobs: int = 0  # so many jobs are done without a word to anybody
+    mute_jobs: int = 0  # so many jobs are done without a word to anybody, and Redis loses the flight
+    is_unheard: bool = False  # what it tells gateways is lost
     vanishing_jobs: int = 0  # so many are taken off the stream, and that is all
     vanished: list[EncodeJob] = field(default_factory=list)
 
@@ -234,7 +235,7 @@ class FakeEncoder:
             return answer.content
 
     async def _tell(self, requesters: tuple[Requester, ...], message: Message) -> None:
-        for gateway in {requester.gateway for requester in requesters}:
+        for gateway in {requester.gateway for requester in requesters if not self.is_unheard}:
             await self.bus.publish(self.bus.names.encode_results(gateway), message)
 
 

@@ -267,6 +267,14 @@ async def test_a_result_that_never_came_is_asked_for_again(pair: tuple[System, S
     await assert_nothing_is_left(system, other)
 
 
+async def test_results_that_never_came_stand_in_the_flight(pair: tuple[System, System]) -> None:
+    system, other = pair
+    system.encoder.is_unheard = True
+    assert (await system.ask([IMAGE])).choices
+    assert (len(system.encoder.jobs), system.encoder.num_encodes) == (1, 1)
+    await assert_nothing_is_left(system, other)
+
+
 async def test_a_job_that_vanishes_again_and_again_is_given_up(pair: tuple[System, System]) -> None:
     system, other = pair
     system.encoder.vanishing_jobs = 99

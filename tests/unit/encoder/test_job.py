@@ -508,7 +508,7 @@ async def test_all_who_joined_hear_of_one_encode(bench: Bench) -> None:
     (metadata,) = [each for each in bench.reporter.said if each.TYPE == "EncoderCacheMetadata"]
     assert [each.request_id for each in metadata.requesters] == ["req-0", "req-1", "req-2"]
     assert [bench.ledger.settled(HASH, (f"req-{n}", 0)) for n in range(3)] == [[], [], [1]]
-    assert bench.inflight.flights == {}
+    assert bench.inflight.flights[HASH].state == "finished"
     assert bench.runner._under_way == {}
 
 
@@ -525,7 +525,7 @@ async def test_who_joins_while_it_is_encoded_hears_too(bench: Bench) -> None:
     assert [[who.request_id for who in each.requesters] for each in metadata] == [["req-0"], ["req-1"]]
     assert [each.sealed for each in metadata] == [False, True]
     assert [bench.ledger.settled(HASH, (f"req-{n}", 0)) for n in range(2)] == [[], [1]]
-    assert bench.inflight.flights == {}
+    assert bench.inflight.flights[HASH].state == "finished"
 
 
 async def test_no_pin_is_kept_for_who_left_meanwhile(bench: Bench) -> None:

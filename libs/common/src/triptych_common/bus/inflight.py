@@ -1,12 +1,13 @@
 """Flights: who encodes an item now, and who waits for it, over all gateways. Kept in Redis, on its clock.
 
-    None --claim--> CLAIMED --publish--> QUEUED --start--> RUNNING --finish--> None
+    None --claim--> CLAIMED --publish--> QUEUED --start--> RUNNING --finish--> FINISHED --all left--> None
                        |                    |                  `--fail--> FAILED --claim--> CLAIMED ...
                        `--last one leaves---+--> None (a queued job is taken off the stream)
 
 Whoever claims first publishes the job; all others join, and hear what the first one hears. The encoder
 asks who waits just before it says anything, and leaves its metadata here for those who join later, so
-nobody misses them. A failed flight is claimed once more by exactly one of those who heard of it.
+nobody misses them. A failed flight is claimed once more by exactly one of those who heard of it. A finished
+one stays for a moment, for those whom the result did not reach; who orders the item anew begins it again.
 
 A claim whose owner vanished, and a job that neither stands on the stream nor is worked on, pass to the
 next who looks. So a flight that Redis lost costs one more job, and those who wait must look now and then.
@@ -30,6 +31,7 @@ from triptych_common.protocol.messages import EncodeFailed, EncodeJob, EncoderCa
 from triptych_common.protocol.names import ENCODERS_GROUP
 
 PUBLISH_LEASE_S = 5.0  # from the claim to the job on the stream
+FINISHED_S = 10.0  # that a result may take to its gateways, before it counts as lost
 MAX_SENDS = 4  # of one job: when it vanishes again and again, something refuses it
 
 Key = tuple[str, int]  # (request id, item index)
@@ -176,7 +178,7 @@ class Inflight:
             (whether the flight has ended, who waits); not ended: somebody joined, tell them and ask again.
             None: there was no flight.
         """
-        reply = await self._run(self._finish, mm_hash, job_id, *map(_field, told))
+        reply = await self._run(self._finish, mm_hash, job_id, _ms(FINISHED_S), *map(_field, told))
         if reply[0] == b"gone":
             return True, None
         return reply[0] == b"finished", _requesters(reply[1:])

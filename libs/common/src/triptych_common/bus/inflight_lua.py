@@ -1,6 +1,6 @@
 """The steps of a flight as Redis runs them: each script is atomic. `inflight` says what they mean.
 
-A flight is one hash: `job`, `attempt`, `state` (claimed, queued, running, failed), `until` (Redis' clock,
+A flight is one hash: `job`, `attempt`, `state` (claimed, queued, running, finished, failed), `until` (Redis' clock,
 ms: when a claim or an encoder's lease is over), `entry` (of the job on the stream), `encoder`, `num_sent`,
 `metadata` and `failure` (messages as JSON), and one field `r:{request}/{item}` per subscriber.
 
@@ -108,6 +108,10 @@ if state == 'failed' then
   redis.call('HDEL', flight, 'num_sent')
   return own(job, 1)
 end
+if state == 'finished' and mode ~= 'look' then
+  redis.call('HDEL', flight, 'num_sent')
+  return own(job, 1)
+end
 local is_over = now_ms() > (tonumber(get('until')) or 0)
 if state == 'claimed' and (is_over or get('job') == job) then return own(get('job'), get('attempt')) end
 if state == 'queued' or (state == 'running' and is_over) then
@@ -165,7 +169,7 @@ if state == '' then
   -- The flight is lost, the job is not: those whom it names are its subscribers.
   note('job', job, 'attempt', ARGV[6], 'num_sent', 1)
   for i = 7, #ARGV, 2 do note(ARGV[i], ARGV[i + 1]) end
-elseif get('job') ~= job or state == 'failed' then
+elseif get('job') ~= job or state == 'failed' or state == 'finished' then
   return {'superseded'}
 elseif state == 'running' and get('entry') ~= entry and now_ms() <= tonumber(get('until')) then
   return {'superseded'}
@@ -183,7 +187,7 @@ RENEW = (
     + """
 local job, entry, encoder, lease_ms = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local state = get('state')
-if get('job') ~= job or state == 'failed' then return 0 end
+if get('job') ~= job or state == 'failed' or state == 'finished' then return 0 end
 if state == 'running' and get('encoder') ~= encoder then return 0 end
 -- Claimed or queued again: Redis lost what it knew, and those who wait sent the job once more.
 note('state', 'running', 'entry', entry, 'encoder', encoder, 'until', now_ms() + lease_ms)
@@ -206,13 +210,19 @@ FINISH = (
     + """
 if get('job') ~= ARGV[1] then return {'gone'} end
 local told = {}
-for i = 2, #ARGV do told[ARGV[i]] = true end
+for i = 3, #ARGV do told[ARGV[i]] = true end
 local is_told = true
 for _, field in ipairs(redis.call('HKEYS', flight)) do
   if string.sub(field, 1, 2) == 'r:' and not told[field] then is_told = false end
 end
 local reply = with_subscribers(is_told and 'finished' or 'joined')
-if is_told then redis.call('DEL', flight) end
+if not is_told or end_if_left() then return reply end
+redis.call('HDEL', flight, 'entry', 'encoder')
+if note('state', 'finished') then
+  redis.call('PEXPIRE', flight, ARGV[2])
+else
+  redis.call('DEL', flight)
+end
 return reply
 """
 )
@@ -222,6 +232,7 @@ FAIL = (
     + """
 local job, encoder, failure = ARGV[1], ARGV[2], ARGV[3]
 if get('job') ~= job then return {'gone'} end
+if get('state') == 'finished' then return {'superseded'} end
 if encoder ~= '' and get('encoder') ~= encoder then return {'superseded'} end
 if end_if_left() then return {'failed'} end
 local reply = with_subscribers('failed')

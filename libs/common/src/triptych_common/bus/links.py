@@ -20,7 +20,7 @@ from redis.asyncio.sentinel import (
     SentinelManagedSSLConnection,
 )
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import MasterDownError, ReadOnlyError, TryAgainError
+from redis.exceptions import MasterDownError, ReadOnlyError, ResponseError, TryAgainError
 
 _NOT_PRIMARY = (ReadOnlyError, MasterDownError, TryAgainError)
 
@@ -33,6 +33,11 @@ class _PrimaryOnly(AbstractConnection):
             return await super().read_response(*args, **options)
         except _NOT_PRIMARY as error:
             await self.disconnect(nowait=True)
+            raise RedisConnectionError(f"this Redis takes no writes now: {error}") from error
+        except ResponseError as error:
+            if "-READONLY" not in str(error):
+                raise
+            await self.disconnect(nowait=True)  # a script met it; before Redis 7 it is not told by its class
             raise RedisConnectionError(f"this Redis takes no writes now: {error}") from error
 
 
