@@ -105,6 +105,7 @@ async def test_concurrent_requests_through_two_gateways_are_one_encode(pair: tup
         await until(lambda: all(len(each.gateway.orders.flights) for each in pair))
         system.encoder.before_metadata.set()
     assert all(answer.result().choices for answer in answers)
+    await until(lambda: system.encoder.num_encodes)
     assert (len(system.encoder.jobs), system.encoder.num_encodes) == (1, 1)
     await assert_nothing_is_left(system, other)
 
@@ -127,6 +128,7 @@ async def test_who_joins_while_it_is_encoded_has_the_sizes_at_once(pair: tuple[S
         system.encoder.before_seal.set()
     assert first.result().choices
     assert second.result().choices
+    await until(lambda: system.encoder.num_encodes)
     assert (len(system.encoder.jobs), system.encoder.num_encodes) == (1, 1)
     await assert_nothing_is_left(system, other)
 
@@ -142,7 +144,7 @@ async def test_a_failure_is_tried_again_once_for_both_gateways(pair: tuple[Syste
         system.encoder.before_metadata.set()
     assert all(answer.result().choices for answer in answers)
     assert [job.attempt for job in system.encoder.jobs] == [1, 2]
-    assert system.encoder.num_encodes == 1
+    await until(lambda: system.encoder.num_encodes == 1)
     await assert_nothing_is_left(system, other)
 
 
@@ -204,7 +206,7 @@ async def test_a_job_that_an_encoder_took_but_did_not_start_is_dropped(pair: tup
     await until(lambda: system.encoder.dropped == [Start.UNWANTED] or system.encoder.jobs, limit_s=2.0)
     assert system.encoder.num_encodes == 0
     assert (await system.ask([IMAGE])).choices  # and the picture can be had
-    assert system.encoder.num_encodes == 1
+    await until(lambda: system.encoder.num_encodes == 1)
 
 
 async def test_a_job_that_runs_is_finished_into_the_cache(pair: tuple[System, System]) -> None:
@@ -218,7 +220,7 @@ async def test_a_job_that_runs_is_finished_into_the_cache(pair: tuple[System, Sy
         system.encoder.before_seal.set()
         await until(lambda: system.encoder.num_encodes == 1)
     assert (await other.ask([IMAGE])).choices
-    assert system.encoder.num_encodes == 1
+    await until(lambda: system.encoder.num_encodes == 1)
     await assert_nothing_is_left(system, other)
 
 
@@ -254,7 +256,7 @@ async def test_redis_restarts_empty_while_a_job_waits(own_redis: EmbeddedRedis, 
             own_redis.start()
             system.encoder.before_start.set()
         assert answer.result().choices
-        assert system.encoder.num_encodes == 1
+        await until(lambda: system.encoder.num_encodes == 1)
         assert len({job.job_id for job in system.encoder.jobs}) == 1
 
 
@@ -271,6 +273,7 @@ async def test_results_that_never_came_stand_in_the_flight(pair: tuple[System, S
     system, other = pair
     system.encoder.is_unheard = True
     assert (await system.ask([IMAGE])).choices
+    await until(lambda: system.encoder.num_encodes)
     assert (len(system.encoder.jobs), system.encoder.num_encodes) == (1, 1)
     await assert_nothing_is_left(system, other)
 

@@ -1,8 +1,9 @@
 """The steps of a flight as Redis runs them: each script is atomic. `inflight` says what they mean.
 
-A flight is one hash: `job`, `attempt`, `state` (claimed, queued, running, finished, failed), `until` (Redis' clock,
-ms: when a claim or an encoder's lease is over), `entry` (of the job on the stream), `encoder`, `num_sent`,
-`metadata` and `failure` (messages as JSON), and one field `r:{request}/{item}` per subscriber.
+A flight is one hash: `job`, `attempt`, `state` (claimed, queued, running, finished, failed), `until`
+(Redis' clock, ms: when a claim or an encoder's lease is over), `entry` (of the job on the stream),
+`encoder`, `num_sent`, `metadata` and `failure` (messages as JSON), and one field `r:{request}/{item}` per
+subscriber.
 
 Keys: the flight, then the jobs stream.
 """
