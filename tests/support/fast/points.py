@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import httpx
 import orjson
 
-from triptych_common.bus import asyncbus, consumer
+from triptych_common.bus import asyncbus, consumer, inflight
 from triptych_common.protocol.messages import Message
 from triptych_common.protocol.steps import STEPS, Channel, Party, Step
 from triptych_common.protocol.store import EntrySealed, Hello, StoreCommand, WriterLost
@@ -132,7 +132,8 @@ def _reach_push(client: str, push: object, moment: str) -> None:
 def _watch_streams() -> None:
     bus: Any = asyncbus.AsyncBus
     taker: Any = consumer.Consumer
-    publish, publish_encoded = bus.publish, bus.publish_encoded
+    flights: Any = inflight.Inflight
+    publish, publish_encoded, publish_job = bus.publish, bus.publish_encoded, flights.publish
     take_next, ack, ack_soon = taker.__anext__, taker.ack, taker.ack_soon
 
     async def watched_publish(self: Any, stream: str, message: Message, **options: Any) -> Any:
@@ -150,6 +151,12 @@ def _watch_streams() -> None:
             _reach_entry(stream, fields, SENT)
         return result
 
+    async def watched_publish_job(self: Any, job: Message, **options: Any) -> Any:
+        _reach_message(self._names.encode_jobs, job.TYPE, {}, SENDING)
+        result = await publish_job(self, job, **options)
+        _reach_message(self._names.encode_jobs, job.TYPE, {}, SENT)
+        return result
+
     async def watched_next(self: Any) -> Any:
         delivery = await take_next(self)
         _reach_entry(delivery.consumer._group.stream, delivery.entry.fields, RECEIVED)
@@ -160,6 +167,7 @@ def _watch_streams() -> None:
         return await ack(self, entry)
 
     bus.publish, bus.publish_encoded = watched_publish, watched_publish_encoded
+    flights.publish = watched_publish_job
 
     def watched_ack_soon(self: Any, entry: Any) -> None:
         _reach_entry(self._group.stream, entry.fields, HANDLED)
