@@ -1,8 +1,9 @@
 """The real encoder but for vLLM: `JobRunner`, `HandOver`, `Ledger`, `Reporter`, `ReplyListener`."""
 
 import asyncio
-from typing import Any
+from typing import Any, cast
 
+from support.protocol_world.flights import NoFlights
 from support.protocol_world.network import NAMES, AsyncBusModel, JobEntry, Network
 from support.protocol_world.store import ClientSession, StoreActor
 from support.protocol_world.virtual_loop import CLOCK, VirtualLoop
@@ -10,6 +11,7 @@ from triptych_common.protocol.codec import Envelope
 from triptych_common.protocol.messages import EncodeJob, Message
 from triptych_common.protocol.store import Cancel, Seal
 from triptych_encoder.encoding import EncodeRefusedError, PreparedItem
+from triptych_encoder.flights import Flights
 from triptych_encoder.hand_over import HandOver
 from triptych_encoder.job import JobRunner
 from triptych_encoder.ledger import Ledger
@@ -25,6 +27,7 @@ class JobDelivery:
     """`Delivery` of one job."""
 
     def __init__(self, network: Network, entry: JobEntry, encoder: "EncoderActor") -> None:
+        self.entry_id = str(entry.number)
         self.envelope: Envelope = entry.envelope(CLOCK.now)
         self._network = network
         self._entry = entry
@@ -92,11 +95,15 @@ class EncoderActor:
         )
         self.hand_over._session = self.host  # type: ignore[assignment]
         self.worker = ClientSession(self._store, f"{self.name}/worker-0", self.loop.create_future)
+        reporter, flights = (
+            Reporter(self.bus, NAMES, self.name),
+            cast("Any", NoFlights(self.bus, NAMES.encode_jobs)),
+        )
         self.runner = JobRunner(
             self.engine,
             MediaSource(None, 1000),  # type: ignore[arg-type]
             self.hand_over,
-            Reporter(self.bus, NAMES, self.name),
+            Flights(flights, reporter, self.ledger, self.name, 2.0),
             self.ledger,
             self.name,
             "digest",

@@ -6,15 +6,17 @@ whole first chunk, another the end of the answer.
 
 import asyncio
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
+from support.protocol_world.flights import NoFlights
 from support.protocol_world.network import GATEWAY, NAMES, AsyncBusModel, Network
 from support.protocol_world.virtual_loop import CLOCK, VirtualLoop
 from triptych_common.domain.errors import RequestError
 from triptych_common.protocol.ids import MmHash, RequestId
 from triptych_common.protocol.messages import EncoderCacheMetadata, Message, Modality
 from triptych_gateway.content_parts import MediaPart
-from triptych_gateway.encode_orders import EncodeOrders, OrderLimits
+from triptych_gateway.encode_job import OrderLimits
+from triptych_gateway.encode_orders import EncodeOrders
 from triptych_gateway.last_words import LastWords
 from triptych_gateway.media import TakenItem
 from triptych_gateway.media_shelf import MediaShelf
@@ -65,8 +67,7 @@ class GatewayActor:
         self.shelf = MediaShelf()
         self.open: dict[str, ClientRequest] = {}
         self.orders = EncodeOrders(
-            bus=self.bus,
-            names=NAMES,
+            inflight=cast("Any", NoFlights(self.bus, NAMES.encode_jobs)),
             gateway=self.name,
             shelf=self.shelf,
             sizes=SizesCache(self.bus, 100, 100),
@@ -76,11 +77,13 @@ class GatewayActor:
                 max_attempts=self._max_attempts,
                 publish_timeout_s=5.0,
                 max_queued_jobs=100,
+                max_queue_age_s=100.0,
+                flight_check_s=100.0,
             ),
             metrics=METRICS,
         )
         self.last_words = LastWords(self.bus, self.name)
-        self.loop.run(lambda: self.loop.create_task(self.orders.run_publisher()))
+        self.loop.run(lambda: self.loop.create_task(self.orders.flights.run()))
         self.loop.run(lambda: self.loop.create_task(self.last_words.run()))
 
     def crash(self) -> None:
