@@ -167,7 +167,7 @@ MUTATIONS: dict[str, Mutation] = {
     ),
     "a second pin of an entry is forgotten": Mutation(HandOver, "unpin", nothing, APART),
     "an item that is here is encoded, and its pin forgotten": Mutation(
-        job, "_is_here", no, with_faults(SAME, "crash_gateway", "refuse"), fault_share=0.2
+        job, "is_here", no, with_faults(SAME, "crash_gateway", "refuse"), fault_share=0.2
     ),
     "a failed job keeps its reservation": Mutation(
         HandOver, "give_up", nothing, with_faults(APART, "refuse", "unfit")
@@ -195,9 +195,6 @@ MUTATIONS: dict[str, Mutation] = {
     # ---- gateway ----
     "a failed encode is not tried again": Mutation(
         encode_orders, "RETRIED_KINDS", frozenset(), with_faults(APART, "refuse")
-    ),
-    "jobs of which nothing is heard are waited for": Mutation(
-        EncodeOrders, "expire", nothing, with_faults(APART, "lose_message")
     ),
     "an item is ordered once per request": Mutation(GatewayItem, "in_flight", property(no), APART),
     "what prefill_decode needs is not ordered": Mutation(
