@@ -13,7 +13,7 @@ import pytest
 from support.balancer import Ask, read_stream, steady_load
 from support.system import MODEL, System, image_part, running_system, wait_until
 
-pytestmark = [pytest.mark.engine, pytest.mark.slow]
+pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.long]
 
 PAUSE_S = 0.2  # two cores start engines meanwhile
 NUM_STRIPS = 400

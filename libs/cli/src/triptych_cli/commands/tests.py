@@ -1,4 +1,8 @@
-"""`test`: pytest over the layers of tests/."""
+"""`test`: pytest over the layers of tests/.
+
+Tests marked `long` take minutes each and run when asked for: with `--long`, or by their file. The chaos layer
+mostly waits (for leases, for restarts), so two of its files run at a time, after everything else.
+"""
 
 import subprocess
 import sys
@@ -18,6 +22,11 @@ LAYERS = {
 }
 
 
+LONG = "--long"
+TWO_FILES_AT_A_TIME = ["-n2", "--dist=loadfile"]
+NOTHING_RAN = 5  # pytest's exit code
+
+
 def run_tests(layer: str | None, extra: list[str]) -> int:
     """Run one layer, or all; `extra` goes to pytest. Its exit code."""
     if layer is not None and layer != "all" and layer not in LAYERS:
@@ -26,18 +35,38 @@ def run_tests(layer: str | None, extra: list[str]) -> int:
             return 2
         extra = [layer, *extra]  # a word for pytest
         layer = None
+    if any(not word.startswith("-") and Path(word.split("::")[0]).exists() for word in extra):
+        return _pytest([], [word for word in extra if word != LONG])
     chosen = list(LAYERS) if layer is None else [name for name in LAYERS if layer in ("all", name)]
-    names_tests = any(not word.startswith("-") and Path(word.split("::")[0]).exists() for word in extra)
-    paths: list[str] = []
-    for name in () if names_tests else chosen:
+    folders = {}
+    for name in chosen:
         folder = CHECKOUT / "tests" / name
         there = any(folder.rglob("test_*.py"))
         out.print(f"  {name:<12} {LAYERS[name] if there else '[dim]no tests yet[/]'}")
         if there:
-            paths.append(str(folder))
-    if not paths and not names_tests:
+            folders[name] = str(folder)
+    if not folders:
         fail("nothing to run")
         return 1
+    return _run(folders, extra)
+
+
+def _run(folders: dict[str, str], extra: list[str]) -> int:
+    if LONG in extra:
+        extra = [word for word in extra if word != LONG]
+    elif not any(word.startswith("-m") for word in extra):
+        extra = ["-m", "not long", *extra]
+    chaos = folders.pop("chaos", None)
+    codes = []
+    if folders:
+        codes.append(_pytest(list(folders.values()), extra))
+    if chaos is not None and not (codes and codes[0] not in (0, NOTHING_RAN) and "-x" in extra):
+        codes.append(_pytest([chaos], [*TWO_FILES_AT_A_TIME, *extra]))
+    ran = [code for code in codes if code != NOTHING_RAN]
+    return max(ran, default=NOTHING_RAN)
+
+
+def _pytest(paths: list[str], extra: list[str]) -> int:
     sys.stdout.flush()
     command = [sys.executable, "-m", "pytest", f"--rootdir={CHECKOUT}", f"-c{CHECKOUT / 'pyproject.toml'}"]
     return subprocess.run([*command, *paths, *extra], check=False).returncode

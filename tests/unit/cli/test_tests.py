@@ -1,0 +1,52 @@
+"""What `./triptych test` hands to pytest."""
+
+import subprocess
+from typing import Any
+
+import pytest
+
+from triptych_cli.commands.tests import run_tests
+
+
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """Each run of pytest: its words after the options of the checkout. All end well."""
+    seen: list[list[str]] = []
+
+    def run(command: list[str], **_: Any) -> subprocess.CompletedProcess[bytes]:
+        seen.append(command[5:])
+        return subprocess.CompletedProcess(command, 0)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    return seen
+
+
+def test_chaos_comes_last_and_two_files_at_a_time(runs: list[list[str]]) -> None:
+    assert run_tests(None, []) == 0
+    first, last = runs
+    assert not any(word.endswith("chaos") for word in first)
+    assert last[0].endswith("/chaos")
+    assert {"-n2", "--dist=loadfile"} < set(last)
+
+
+def test_long_tests_run_when_asked_for(runs: list[list[str]]) -> None:
+    run_tests("engine", [])
+    run_tests("engine", ["--long"])
+    assert runs[0][-2:] == ["-m", "not long"]
+    assert "-m" not in runs[1]
+    assert "--long" not in runs[1]
+
+
+def test_named_files_run_whole(runs: list[list[str]]) -> None:
+    assert run_tests(__file__, ["-k", "x"]) == 0
+    assert runs == [[__file__, "-k", "x"]]
+
+
+def test_the_worst_end_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    ends = iter([1, 0, 5, 0, 5, 5])
+    monkeypatch.setattr(
+        subprocess, "run", lambda command, **_: subprocess.CompletedProcess(command, next(ends))
+    )
+    assert run_tests(None, []) == 1
+    assert run_tests(None, ["-k", "only_in_chaos"]) == 0
+    assert run_tests(None, ["-k", "nowhere"]) == 5
