@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from triptych_cli.launch import free_ports
+from triptych_cli.launch import Launch, free_ports
 from triptych_cli.layout import Options, RunLayout
 from triptych_cli.supervisor import daemon
 from triptych_cli.supervisor import service as service_module
@@ -26,6 +26,7 @@ from triptych_cli.supervisor.service import StartFailedError
 from triptych_cli.supervisor.state import ServiceState, SystemStatus, read_status
 from triptych_cli.supervisor.supervisor import (
     AlreadyRunningError,
+    OnChange,
     Supervisor,
     is_supervised,
     run_directory,
@@ -347,3 +348,29 @@ def test_a_path_too_long_for_sockets_is_refused(tmp_path: Path) -> None:
     layout = RunLayout(tmp_path / ("x" * 90), tmp_path / "state")
     with pytest.raises(ValueError, match="too long a path"), run_directory(layout):
         pass
+
+
+async def test_a_full_run_directory_ends_nothing(layout: RunLayout, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = standin("one")
+
+    def supervisor(launch: Launch, on_change: OnChange) -> Supervisor:
+        layout.state_file.with_suffix(".new").symlink_to("/dev/full")
+        return Supervisor(
+            Topology((spec,), "http://x/v1"),
+            layout,
+            OPTIONS,
+            env=dict(os.environ),
+            cwd=layout.state_dir,
+            on_change=on_change,
+        )
+
+    monkeypatch.setattr(Launch, "supervisor", supervisor)
+    reading, writing = os.pipe()
+    async with asyncio.timeout(LIMIT_S), asyncio.TaskGroup() as group:
+        task = group.create_task(daemon.supervise(Launch(OPTIONS, layout), daemon.ProgressPipe(writing)))
+        progress = await asyncio.to_thread(lambda: list(daemon.progress_of(reading)))
+        assert progress[-1].kind == "ready"
+        assert read_status(layout.state_file) is None
+        task.cancel()
+    assert task.result() == 0
+    assert not layout.run_dir.exists()

@@ -1,7 +1,9 @@
 """Delays between restarts, the state file, pictures, sizes: small rules of the command line."""
 
+import logging
 from pathlib import Path
 
+import pytest
 from PIL import Image
 from rich.console import Console
 
@@ -9,7 +11,14 @@ from triptych_cli.commands.demo import load_samples
 from triptych_cli.commands.store import format_bytes
 from triptych_cli.picture import half_blocks
 from triptych_cli.supervisor.service import Backoff
-from triptych_cli.supervisor.state import ServiceState, ServiceStatus, SystemStatus, read_status, write_status
+from triptych_cli.supervisor.state import (
+    ServiceState,
+    ServiceStatus,
+    SystemStatus,
+    note_status,
+    read_status,
+    write_status,
+)
 
 
 def test_delays_double_up_to_a_limit() -> None:
@@ -44,6 +53,17 @@ def test_the_state_file_is_private_and_comes_back_as_it_was(tmp_path: Path) -> N
     assert read_status(file) == system_status()
     assert file.stat().st_mode & 0o077 == 0
     assert list(tmp_path.iterdir()) == [file]
+
+
+def test_a_full_disk_costs_the_state_file_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = tmp_path / "state.json"
+    write_status(file, system_status())
+    file.with_suffix(".new").symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space"):
+        write_status(file, system_status())
+    note_status(file, system_status().model_copy(update={"model": "other"}))
+    assert read_status(file) == system_status()
+    assert [record.levelno for record in caplog.records] == [logging.WARNING]
 
 
 def test_no_state_or_a_broken_one_is_none(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from triptych_cli.layout import Options, RunLayout
+from triptych_cli.supervisor.daemon import STOP_LIMIT_S
 from triptych_cli.topology import HttpReady, RedisAnswers, Registered, ServiceSpec, Topology, plan
 from triptych_common.runtime import ServiceSettings
 
@@ -39,7 +40,7 @@ def test_every_service_comes_after_what_it_needs() -> None:
     topology = planned(replace(OPTIONS, num_encoders=2, num_prefill_decodes=3))
     seen: set[str] = set()
     for service in topology.services:
-        assert service.after <= seen
+        assert service.after | service.starts_after <= seen
         seen.add(service.name)
     gateway = topology.services[-1]
     assert gateway.after == seen - {"gateway-0"}
@@ -114,14 +115,25 @@ class TestGpus:
             assert arguments == ["--gpu-memory-utilization", "0.45"]
             assert services[name].env["CUDA_VISIBLE_DEVICES"] == "0"
             assert "VLLM_CPU_KVCACHE_SPACE" not in services[name].env_defaults
-        assert "encoder-0" in services["prefill_decode-0"].after
+        assert services["prefill_decode-0"].starts_after == {"encoder-0"}
 
     def test_engines_spread_over_gpus(self) -> None:
         services = by_name(planned(replace(OPTIONS, gpus=("2", "5"))))
         assert services["encoder-0"].env["CUDA_VISIBLE_DEVICES"] == "2"
         assert services["prefill_decode-0"].env["CUDA_VISIBLE_DEVICES"] == "5"
         assert json.loads(services["encoder-0"].env["TRIPTYCH_ENGINE_ARGS"]) == []
-        assert "encoder-0" not in services["prefill_decode-0"].after
+        assert services["prefill_decode-0"].starts_after == frozenset()
+
+    def test_engines_that_start_in_turn_stop_together(self) -> None:
+        topology = planned(replace(OPTIONS, gpus=("0",), num_prefill_decodes=2))
+        assert by_name(topology)["prefill_decode-1"].starts_after == {"prefill_decode-0"}
+        waves = [{service.name for service in wave} for wave in topology.stop_waves()]
+        assert waves[1] == {"encoder-0", "prefill_decode-0", "prefill_decode-1"}
+
+    def test_all_waves_have_ended_before_the_supervisor_would_be_killed(self) -> None:
+        topology = planned(replace(OPTIONS, gpus=("0",), num_encoders=3, num_prefill_decodes=3))
+        waves = topology.stop_waves()
+        assert sum(max(service.stop_timeout_s for service in wave) for wave in waves) < STOP_LIMIT_S
 
     @pytest.mark.parametrize(
         "arguments", [("--gpu-memory-utilization=0.2",), ("--gpu-memory-utilization", "0.2")]

@@ -3,7 +3,8 @@
     redis ──▶ cache_store ──▶ encoder-0 …, prefill_decode-0 … ──▶ gateway-0 …
 
 An arrow says: the right one starts when the left one is ready; stopping goes the other way. Without
-`redis` (an existing server is used) the others move up.
+`redis` (an existing server is used) the others move up. Engines of one GPU start one after the other,
+and stop together.
 """
 
 import json
@@ -50,7 +51,8 @@ class ServiceSpec:
     name: str
     argv: tuple[str, ...]
     ready: Readiness
-    after: frozenset[str] = frozenset()
+    after: frozenset[str] = frozenset()  # what it needs: starts after these are ready, stops before them
+    starts_after: frozenset[str] = frozenset()  # the start alone waits for these
     env: Mapping[str, str] = field(default_factory=dict)  # set over the caller's environment
     env_defaults: Mapping[str, str] = field(default_factory=dict)  # the caller's values win
     start_timeout_s: float = 30.0
@@ -59,7 +61,7 @@ class ServiceSpec:
 
 @dataclass(frozen=True)
 class Topology:
-    services: tuple[ServiceSpec, ...]  # in an order that respects `after`
+    services: tuple[ServiceSpec, ...]  # in an order that respects `after` and `starts_after`
     endpoint: str  # OpenAI base URL of the gateway
 
     def stop_waves(self) -> list[list[ServiceSpec]]:
@@ -114,7 +116,7 @@ def plan(
     engines = engine_hosts(options, layout, prefill_decode_ports)
     last_on_gpu: dict[str, str] = {}  # vLLM measures free memory at start: engines of one GPU start in turn
     for engine in engines:
-        before = {last_on_gpu[engine.gpu]} if engine.gpu in last_on_gpu else set()
+        before = frozenset({last_on_gpu[engine.gpu]}) if engine.gpu in last_on_gpu else frozenset()
         if engine.gpu is not None:
             last_on_gpu[engine.gpu] = engine.instance
         services.append(
@@ -122,7 +124,8 @@ def plan(
                 name=engine.instance,
                 argv=(python, "-m", f"triptych_{engine.package}"),
                 ready=Registered(redis_url, options.deployment, engine.instance),
-                after=below | before,
+                after=below,
+                starts_after=before,
                 env={
                     **common,
                     **engine.env,

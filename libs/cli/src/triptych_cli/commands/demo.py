@@ -20,7 +20,7 @@ from triptych_cli.options import Wish
 from triptych_cli.picture import half_blocks
 from triptych_cli.settings import CHECKOUT, caller_environment
 from triptych_cli.supervisor.service import StartFailedError
-from triptych_cli.supervisor.state import SystemStatus, write_status
+from triptych_cli.supervisor.state import SystemStatus, note_status
 from triptych_cli.supervisor.supervisor import (
     Supervisor,
     ended_by_signals,
@@ -125,7 +125,7 @@ async def _run_system(launch: Launch, samples: list[Sample]) -> None:
     progress = StartProgress()
 
     def on_change(status: SystemStatus) -> None:
-        write_status(layout.state_file, status)
+        note_status(layout.state_file, status)
         progress.update(status)
 
     with run_directory(layout):

@@ -22,6 +22,7 @@ from triptych_cli.supervisor import daemon
 from triptych_cli.supervisor.state import ServiceState, SystemStatus, read_status
 from triptych_cli.supervisor.supervisor import is_supervised
 from triptych_common.domain.errors import TriptychError
+from triptych_common.telemetry import setup_logging
 
 STATE_COLOURS = {
     ServiceState.READY: "green",
@@ -163,6 +164,7 @@ def logs(service: str, follow: bool, num_lines: int) -> int:
 
 def supervise(wish: Wish, progress_fd: int) -> int:
     """The daemon itself."""
+    setup_logging("supervisor", "supervisor", "WARNING")  # stderr is its log file
     settings = CliSettings()
     pipe = daemon.ProgressPipe(progress_fd)
     try:

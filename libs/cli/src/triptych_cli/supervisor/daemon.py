@@ -22,7 +22,7 @@ from triptych_cli.settings import caller_environment
 from triptych_cli.supervisor.control import taking_orders
 from triptych_cli.supervisor.process import is_same_session, session_members
 from triptych_cli.supervisor.service import StartFailedError
-from triptych_cli.supervisor.state import SystemStatus, read_status, write_status
+from triptych_cli.supervisor.state import SystemStatus, note_status, read_status
 from triptych_cli.supervisor.supervisor import (
     AlreadyRunningError,
     clear_leftovers,
@@ -33,7 +33,7 @@ from triptych_cli.supervisor.supervisor import (
 from triptych_common.domain.errors import TriptychError
 
 SUPERVISOR_LOG = "supervisor.log"
-STOP_LIMIT_S = 180.0  # longer than the stop limits of all waves together
+STOP_LIMIT_S = 180.0  # longer than the stop limits of all waves of `plan` together
 
 
 class Progress(BaseModel):
@@ -70,7 +70,7 @@ async def supervise(launch: Launch, pipe: ProgressPipe) -> int:
 
     def on_change(status: SystemStatus) -> None:
         if layout.run_dir.exists():
-            write_status(layout.state_file, status)
+            note_status(layout.state_file, status)
         pipe.send(Progress(kind="status", status=status))
 
     try:

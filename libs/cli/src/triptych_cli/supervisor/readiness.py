@@ -5,6 +5,7 @@ means "not met", never an error.
 """
 
 import asyncio
+import time
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -14,12 +15,14 @@ import httpx
 
 from triptych_cli.topology import HttpReady, Readiness, RedisAnswers, Registered, StoreAnswers
 from triptych_common.bus import AsyncBus, Registry
+from triptych_common.bus.registry import TTL_S
 from triptych_common.domain.errors import TriptychError
 from triptych_common.protocol.messages import InstanceRecord
 from triptych_common.protocol.store import Ping
 from triptych_common.region import AsyncStoreSession
 
 CHECK_TIMEOUT_S = 2.0
+OLD_RECORD_S = TTL_S + 1.0  # by then the record of a process that is no more has expired
 _NOT_MET = (TriptychError, OSError, TimeoutError, httpx.TransportError)
 
 
@@ -96,24 +99,39 @@ class HttpProbe:
 
 
 class RegistryProbe:
-    """`instance` has registered since the probe was made: its boot id is a new one."""
+    """`instance` has registered since the probe was made: its boot id is a new one.
 
-    def __init__(self, url: str, deployment: str, instance: str, old_boots: frozenset[str]) -> None:
+    If Redis did not answer when the probe was made, whose record the first answer holds is not known: the
+    life's before, or that of a process that was quick. It counts as old until an old one would have expired.
+    """
+
+    def __init__(self, url: str, deployment: str, instance: str, old_boots: frozenset[str] | None) -> None:
         self.condition = f"{instance} has not registered in Redis"
         self._url, self._deployment, self._instance = url, deployment, instance
-        self._old_boots = old_boots
+        self._old_boots = old_boots  # None: Redis has not answered yet
+        self._old_until = float("inf")
 
     @classmethod
     async def before_start(cls, url: str, deployment: str, instance: str) -> "RegistryProbe":
-        records = await list_instances(url, deployment) or []
-        old = frozenset(record.boot_id for record in records if record.instance == instance)
-        return cls(url, deployment, instance, old)
+        return cls(url, deployment, instance, await _boots(url, deployment, instance))
 
     async def is_met(self) -> bool:
-        records = await list_instances(self._url, self._deployment) or []
-        return any(
-            record.instance == self._instance and record.boot_id not in self._old_boots for record in records
-        )
+        boots = await _boots(self._url, self._deployment, self._instance)
+        if boots is None:
+            return False
+        if self._old_boots is None:
+            self._old_boots, self._old_until = boots, time.monotonic() + OLD_RECORD_S
+        elif time.monotonic() > self._old_until:
+            self._old_boots = frozenset()
+        return bool(boots - self._old_boots)
+
+
+async def _boots(url: str, deployment: str, instance: str) -> frozenset[str] | None:
+    """Under which boot ids `instance` is registered; None while Redis does not answer."""
+    records = await list_instances(url, deployment)
+    if records is None:
+        return None
+    return frozenset(record.boot_id for record in records if record.instance == instance)
 
 
 async def list_instances(url: str, deployment: str) -> list[InstanceRecord] | None:

@@ -15,6 +15,10 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from triptych_common.telemetry.logs import get_logger
+
+log = get_logger(__name__)
+
 
 class ServiceState(StrEnum):
     WAITING = "waiting"
@@ -58,6 +62,14 @@ def write_status(file: Path, status: SystemStatus) -> None:
     with os.fdopen(descriptor, "w") as handle:
         handle.write(status.model_dump_json())
     temporary.replace(file)
+
+
+def note_status(file: Path, status: SystemStatus) -> None:
+    """`write_status` where the system matters more than the file: if it cannot be written, that is logged."""
+    try:
+        write_status(file, status)
+    except OSError as error:  # for one, the run directory's tmpfs is full
+        log.warning("the state file cannot be written; it stays as it was", error=str(error))
 
 
 def read_status(file: Path) -> SystemStatus | None:

@@ -79,7 +79,8 @@ class Supervisor:
         failure: Exception | None = None
         async with asyncio.TaskGroup() as group:
             for service in self._services.values():
-                dependencies = [self._services[name] for name in sorted(service.spec.after)]
+                awaited = service.spec.after | service.spec.starts_after
+                dependencies = [self._services[name] for name in sorted(awaited)]
                 group.create_task(service.keep(dependencies))
             # Inside the group: the tasks end by `stop`, they are never cancelled between fork and record.
             try:
