@@ -215,7 +215,7 @@ class InflightModel:
         flight = self.flights.get(failure.mm_hash)
         if flight is None or flight.job_id != failure.job_id:
             return None
-        if flight.state == "finished" or (by_owner and flight.encoder != failure.encoder):
+        if flight.state == "finished" or (by_owner and flight.encoder not in ("", failure.encoder)):
             return ()
         if not flight.requesters:
             del self.flights[failure.mm_hash]

@@ -165,6 +165,21 @@ async def test_attempts_are_counted_over_both_gateways(pair: tuple[System, Syste
     await assert_nothing_is_left(system, other)
 
 
+async def test_media_that_went_with_their_gateway_use_up_no_attempts(pair: tuple[System, System]) -> None:
+    system, other = pair
+    system.encoder.failures = [FailureKind.MEDIA_GONE] * (inflight.MAX_SENDS - 1)
+    system.encoder.before_metadata.clear()
+    async with asyncio.TaskGroup() as group:
+        answers = [group.create_task(each.ask([IMAGE])) for each in pair]
+        await until(lambda: all(len(each.gateway.orders.flights) for each in pair))
+        await until(lambda: system.encoder.jobs)
+        system.encoder.before_metadata.set()
+    assert all(answer.result().choices for answer in answers)
+    assert [job.attempt for job in system.encoder.jobs] == list(range(1, inflight.MAX_SENDS + 1))
+    await until(lambda: system.encoder.num_encodes == 1)
+    await assert_nothing_is_left(system, other)
+
+
 def body() -> dict[str, Any]:
     return {"model": MODEL, "messages": [{"role": "user", "content": [IMAGE]}]}
 

@@ -157,7 +157,7 @@ class GatewayActor:
         items = tuple(_taken(mm_hash, index) for index, mm_hash in enumerate(request.hashes))
         deadline = CLOCK.now + FIRST_TOKEN_S
         ticket = Ticket(RequestId(request.request_id), first, items, deadline, None, "digest")
-        async with self.orders.open(ticket), self.last_words.of(ticket):
+        async with self.last_words.of(ticket), self.orders.open(ticket):
             async with asyncio.timeout_at(deadline):
                 self.orders.order(ticket)
                 await race(ticket.wait_sizes(), ticket.wait_failure())

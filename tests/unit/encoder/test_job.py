@@ -12,7 +12,7 @@ import httpx
 import pytest
 from support.inflight_model import InflightModel
 
-from triptych_common.bus import Standing
+from triptych_common.bus import Standing, Start
 from triptych_common.domain.errors import (
     BusUnavailableError,
     ItemTooLargeError,
@@ -606,6 +606,34 @@ async def test_without_the_flights_a_job_is_done_for_those_it_names(
     await bench.run(delivery_of())
     assert bench.reporter.kinds == ["EncoderCacheMetadata", "EncodeCompleted"]
     assert bench.ledger.settled(HASH, ("req-1", 0)) == [1]
+
+
+async def test_a_full_redis_that_noted_nobody_is_no_reason_to_tell_nobody(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def started(*args: Any, **options: Any) -> Any:
+        return Start.STARTED, ()
+
+    monkeypatch.setattr(bench.inflight, "start", started)
+    await bench.run(delivery_of())
+    assert bench.reporter.kinds == ["EncoderCacheMetadata", "EncodeCompleted"]
+    assert bench.ledger.settled(HASH, ("req-1", 0)) == [1]
+
+
+async def test_a_second_delivery_of_a_job_does_not_undo_that_the_first_has_begun(bench: Bench) -> None:
+    first, second = delivery_of(), delivery_of()
+    second.entry_id = "1-2"
+    write, seen = bench.engine.on_encode, list[bool]()
+
+    async def on_encode(order: WriteOrder) -> None:
+        await bench.run(second)
+        seen.extend(bench.runner.has_begun(each) for each in (first, second))  # type: ignore[arg-type]
+        await write(order)
+
+    bench.engine.on_encode = on_encode
+    await bench.run(first)
+    assert seen == [True, False]
+    assert not bench.runner.has_begun(first)  # type: ignore[arg-type]
 
 
 async def test_a_failed_job_does_not_take_the_item_from_those_of_an_earlier_one(bench: Bench) -> None:

@@ -97,3 +97,13 @@ def test_a_failed_job_whose_others_are_done_ends_the_pin(ledger: Ledger) -> None
     ledger.add("a", {K2}, deadline=20)
     ledger.settled("a", K1)
     assert ledger.dropped("a", {K2}) == [7]
+
+
+def test_what_is_not_sealed_and_nobody_waits_for_is_forgotten(ledger: Ledger) -> None:
+    ledger.add("a", {K1}, deadline=10)
+    ledger.granted("a", K1)
+    assert ledger.settled("a", K1) == []
+    assert (len(ledger), ledger.next_deadline()) == (0, None)
+    ledger.add("a", {K2}, deadline=20)  # by a later job
+    assert ledger.sealed("a", 7) == []
+    assert ledger.settled("a", K2) == [7]

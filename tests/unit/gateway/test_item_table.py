@@ -116,7 +116,7 @@ def test_the_job_in_flight_is_the_one_that_redis_says(table: ItemTable) -> None:
     assert table.fail(H, J2, BROKEN) == {R1}
     table.adopt(item, J1, 1, 30.0)  # too late: it has ended
     assert not item.in_flight
-    assert table.order(H, J1, 10.0, is_retry=True)
+    assert table.order(H, J1, 10.0, retry_of=FailureKind.ENCODER_ERROR)
     assert (item.is_claimed, item.is_retry, item.num_attempts) == (False, True, 3)
 
 

@@ -1,6 +1,7 @@
 """Tickets: whose failures count, and until when."""
 
 import asyncio
+import time
 
 import pytest
 
@@ -10,7 +11,7 @@ from triptych_common.protocol.messages import FailureKind, Modality
 from triptych_gateway.content_parts import MediaPart
 from triptych_gateway.item_table import ItemFailure
 from triptych_gateway.media import TakenItem
-from triptych_gateway.tickets import Ticket
+from triptych_gateway.tickets import RENEWED_WAIT_S, Ticket
 
 A, B = MmHash("a" * 64), MmHash("b" * 64)
 BROKEN = ItemFailure(FailureKind.ENCODER_ERROR, "x")
@@ -72,6 +73,15 @@ async def test_what_is_needed_again_counts_again() -> None:
     assert not waiting.has_failed
     waiting.fail(A, BROKEN)
     assert await raises_now(waiting)
+
+
+async def test_an_item_that_is_still_needed_is_waited_for_longer_too() -> None:
+    """A whole answer does not show its first token."""
+    waiting = ticket()
+    before = time.monotonic()
+    waiting.need_again(A)
+    assert waiting.needed_at >= before
+    assert waiting.deadline >= before + RENEWED_WAIT_S
 
 
 async def test_the_answer_of_a_failure_goes_before_its_kind() -> None:

@@ -39,13 +39,14 @@ class Flights:
         """The flight of a job that was taken from the stream; None: it shall not be done."""
         requesters = job.requesters
         try:
-            start, requesters = await self._inflight.start(
+            start, waiting = await self._inflight.start(
                 job,
                 delivery.entry_id,
                 self._instance,
                 lease_s=self._lease_s,
                 ttl_s=remaining_s(delivery.envelope),
             )
+            requesters = waiting or requesters  # a full Redis starts a job that it could not note anybody for
         except BusUnavailableError as error:  # who waits may have changed; the job names who did
             log.warning("flight not started", job_id=job.job_id, error=str(error))
             start = Start.STARTED

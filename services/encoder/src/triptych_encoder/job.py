@@ -54,12 +54,12 @@ class JobRunner:
         self._instance = instance
         self._under_way: dict[str, asyncio.Lock] = {}
         self._num_waiting: dict[str, int] = {}
-        self._begun: set[str] = set()  # job ids
+        self._begun: set[str] = set()  # entry ids: a job may stand on the stream twice
         self.num_encodes = 0
 
-    def has_begun(self, job_id: str) -> bool:
+    def has_begun(self, delivery: Delivery) -> bool:
         """Whether the job has its blocks: it will soon be done. Before that another encoder may have it."""
-        return job_id in self._begun
+        return delivery.entry_id in self._begun
 
     async def run(self, delivery: Delivery) -> None:
         """Handle one delivery to its end, and ack it.
@@ -81,7 +81,7 @@ class JobRunner:
             await delivery.hand_back()
             raise
         finally:
-            self._begun.discard(job.job_id)
+            self._begun.discard(delivery.entry_id)
         await delivery.ack()
 
     async def _work(self, flight: Flight) -> None:
@@ -125,7 +125,7 @@ class JobRunner:
             reservation, sealed = await self._placing.reserve(
                 job.mm_hash, spec, lambda: flight.announce(metadata, deadline), left_s
             )
-        self._begun.add(job.job_id)
+        self._begun.add(flight.entry_id)
         metadata = metadata.model_copy(
             update={"sealed": is_here(sealed), "transport": transport_of(reservation.memory)}
         )

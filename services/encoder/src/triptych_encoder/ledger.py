@@ -71,8 +71,6 @@ class Ledger:
             return []
         entry.waiting -= requesters
         entry.granted -= requesters
-        if entry.pin_id is None and not entry.waiting:
-            del self._entries[mm_hash]
         return self._end_if_done(entry)
 
     def expire(self, now: float) -> list[int]:
@@ -86,7 +84,7 @@ class Ledger:
         return min((entry.deadline for entry in self._entries.values()), default=None)
 
     def _end_if_done(self, entry: Entry) -> list[int]:
-        if entry.waiting or entry.pin_id is None:
+        if entry.waiting:
             return []
-        del self._entries[entry.mm_hash]
-        return [entry.pin_id]
+        del self._entries[entry.mm_hash]  # without a pin too: a later job lists it anew
+        return [] if entry.pin_id is None else [entry.pin_id]

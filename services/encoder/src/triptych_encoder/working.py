@@ -14,7 +14,7 @@ import httpx
 
 from triptych_common.bus import AsyncBus, Delivery, Inflight, Registration, Registry, drop_idle_consumers
 from triptych_common.domain.errors import StoreUnavailableError, TriptychError
-from triptych_common.protocol.messages import EncodeJob, InstanceRecord, Role
+from triptych_common.protocol.messages import InstanceRecord, Role
 from triptych_common.protocol.names import ENCODERS_GROUP
 from triptych_common.runtime import StopSignal
 from triptych_common.telemetry.logs import get_logger
@@ -183,7 +183,7 @@ async def _take_jobs(
                 drained_by = loop.time() + settings.drain_timeout_s
                 limit.reschedule(drained_by)
                 log.info("draining", num_jobs=len(running))
-                waiting = {task: each for task, each in running.items() if not _has_begun(runner, each)}
+                waiting = {task: each for task, each in running.items() if not runner.has_begun(each)}
                 for task in waiting:
                     task.cancel()
                 await registration.announce_draining()
@@ -202,8 +202,3 @@ async def _take_jobs(
     except TimeoutError:
         log.warning("jobs in hand were not finished in time, and were handed back")
     return drained_by
-
-
-def _has_begun(runner: JobRunner, delivery: Delivery) -> bool:
-    job = delivery.envelope.message
-    return isinstance(job, EncodeJob) and runner.has_begun(job.job_id)

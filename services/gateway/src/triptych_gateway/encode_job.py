@@ -4,8 +4,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from triptych_common.bus.inflight import MAX_SENDS
 from triptych_common.protocol.ids import JobId, MmHash
-from triptych_common.protocol.messages import EncodeJob, Requester
+from triptych_common.protocol.messages import EncodeJob, FailureKind, Requester
 from triptych_gateway.media_shelf import MEDIA_PATH
 from triptych_gateway.tickets import Ticket
 
@@ -21,6 +22,14 @@ class OrderLimits:
     max_queued_jobs: int
     max_queue_age_s: float
     flight_check_s: float
+
+    def attempts_after(self, kind: FailureKind | None) -> int:
+        """How many jobs an item may cost, over all gateways, when the last one failed so (None: none did).
+
+        Media that went with the gateway that had them say nothing against the item or its encoders: who
+        has them too may still publish.
+        """
+        return max(self.max_attempts, MAX_SENDS) if kind is FailureKind.MEDIA_GONE else self.max_attempts
 
 
 def requesters_of(mm_hash: MmHash, tickets: Sequence[Ticket], gateway: str) -> tuple[Requester, ...]:

@@ -123,10 +123,10 @@ class EncodeOrders:
             else:
                 self._order(item)
 
-    def _order(self, item: Item, *, is_retry: bool = False) -> None:
+    def _order(self, item: Item, *, retry_of: FailureKind | None = None) -> None:
         job_id = JobId(f"job-{uuid4().hex}")
         deadline = max((ticket.deadline for ticket in self._waiting(item.waiters)), default=0.0)
-        if self.table.order(item.mm_hash, job_id, deadline + EXPIRY_GRACE_S, is_retry=is_retry):
+        if self.table.order(item.mm_hash, job_id, deadline + EXPIRY_GRACE_S, retry_of=retry_of):
             self.flights.touch(item.mm_hash)
 
     def waiting(self, mm_hash: MmHash) -> list[Ticket]:
@@ -206,9 +206,9 @@ class EncodeOrders:
             return
         in_time = [ticket for ticket in waiters if ticket.deadline > time.monotonic()]
         is_useful = failure.kind in RETRIED_KINDS and not is_final
-        if is_useful and item.num_attempts < self._limits.max_attempts and in_time:
+        if is_useful and item.num_attempts < self._limits.attempts_after(failure.kind) and in_time:
             self._metrics.retries.inc()
-            self._order(item, is_retry=True)
+            self._order(item, retry_of=failure.kind)
             return
         for ticket in waiters:
             ticket.fail(mm_hash, failure)

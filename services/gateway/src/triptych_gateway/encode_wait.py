@@ -38,7 +38,8 @@ class EncodeWait:
         self._ticket = ticket
         self._model = model
         self._digest = namespace_digest
-        self._give_up_at = time.monotonic() + settings.local_encode_after_s
+        self._patience_s = settings.local_encode_after_s
+        self._give_up_at = time.monotonic() + self._patience_s
 
     @property
     def has_other_way(self) -> bool:
@@ -79,7 +80,7 @@ class EncodeWait:
             if not self._orders.awaits_job(self._ticket):
                 alone_since = None
                 continue
-            if now >= self._give_up_at:
+            if now >= self._hopeless_at:
                 raise EncodeUnavailableError("deadline_exceeded", "the media could not be encoded in time")
             if self._view.has_encoder(self._digest):
                 alone_since = None
@@ -88,9 +89,14 @@ class EncodeWait:
             elif now - alone_since >= self._grace_s:
                 raise _no_encoder()
 
+    @property
+    def _hopeless_at(self) -> float:
+        """Counted anew from each `EncodeNeeded`: one that comes late is no encode that takes too long."""
+        return max(self._give_up_at, self._ticket.needed_at + self._patience_s)
+
     async def _next_look(self) -> None:
         """After the next look at the registry, at the latest when the time is up."""
-        remaining_s = self._give_up_at - time.monotonic()
+        remaining_s = self._hopeless_at - time.monotonic()
         try:
             async with asyncio.timeout(remaining_s if remaining_s > 0 else None):
                 await self._view.wait_for_look()

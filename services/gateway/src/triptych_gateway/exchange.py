@@ -207,7 +207,8 @@ class ChatExchange(Response):
             model=request.model,
             namespace_digest=digest,
         )
-        async with gateway.orders.open(ticket), gateway.last_words.of(ticket):
+        # In this order: from the moment it is open, metadata may name the request, and it lives.
+        async with gateway.last_words.of(ticket), gateway.orders.open(ticket):
             try:
                 await self._serve_encoded(request, ticket, wait, chosen, client)
             except EncodeUnavailableError as error:

@@ -25,6 +25,7 @@ from triptych_gateway.job_queue import JobQueue
 from triptych_gateway.media_shelf import MediaShelf
 from triptych_gateway.metrics import GatewayMetrics
 from triptych_gateway.tickets import Ticket
+from triptych_gateway.touched import Touched
 
 log = get_logger(__name__)
 
@@ -75,10 +76,9 @@ class Flights:
         self._limits = limits
         self._metrics = metrics
         self._told: dict[MmHash, _Told] = {}
-        # Bounded by the items in the table and in `_told`: each stands in it once.
-        self._touched: asyncio.Queue[MmHash] = asyncio.Queue()
-        self._listed: set[MmHash] = set()
+        self._touched = Touched()  # bounded by the items in the table and in `_told`
         self._unchecked: set[MmHash] = set()
+        self._round: set[MmHash] = set()  # what the last round of checks has not come to yet
         self._busy: set[MmHash] = set()
         self._again: set[MmHash] = set()  # touched while a step was under way
 
@@ -91,26 +91,26 @@ class Flights:
         """What is wanted of the item has changed; `check`: or what Redis knows of it may have."""
         if check:
             self._unchecked.add(mm_hash)
-        if mm_hash not in self._listed:
-            self._listed.add(mm_hash)
-            self._touched.put_nowait(mm_hash)
+        item = self._table.get(mm_hash)
+        self._touched.add(mm_hash, is_urgent=item is not None and item.in_flight and not item.is_claimed)
 
     def check_all(self) -> None:
         """Redis may have lost something: look at all that is unanswered."""
-        for mm_hash in {*self._told, *(item.mm_hash for item in self._table if item.in_flight)}:
+        self._round = {*self._told, *(item.mm_hash for item in self._table if item.in_flight)}
+        for mm_hash in self._round:
             self.touch(mm_hash, check=True)
 
     async def run_checks(self) -> None:
         """Never returns."""
         while True:
             await asyncio.sleep(self._limits.flight_check_s)
-            self.check_all()
+            if not self._round:  # else Redis is slow or away: more checks would only stand in the way
+                self.check_all()
 
     async def run(self) -> None:
         """Take steps, one after the other. Never returns."""
         while True:
             mm_hash = await self._touched.get()
-            self._listed.discard(mm_hash)
             if mm_hash in self._busy:
                 self._again.add(mm_hash)
                 continue
@@ -124,6 +124,7 @@ class Flights:
                 log.exception("step of a flight failed", mm_hash=mm_hash)
             finally:
                 self._busy.discard(mm_hash)
+                self._round.discard(mm_hash)
 
     # ---- one step --------------------------------------------------------------------------------
     async def _step(self, mm_hash: MmHash) -> None:
@@ -170,7 +171,7 @@ class Flights:
             mode=mode,
             job_id=job_id,
             attempt=item.num_attempts,
-            max_attempts=self._limits.max_attempts,
+            max_attempts=self._limits.attempts_after(item.retry_of),
             ttl_s=ttl_s,
         )
         if item.job_id != job_id or self._table.get(item.mm_hash) is not item:

@@ -60,7 +60,7 @@ class Item:
     sizes: ItemSizes | None = None
     job_id: JobId | None = None  # the job in flight, if any
     is_claimed: bool = False  # Redis knows that we wait for it, and `job_id` is what Redis says
-    is_retry: bool = False  # ordered because of a failure
+    retry_of: FailureKind | None = None  # the failure because of which it was ordered
     job_expires_at: float = 0.0  # monotonic seconds; after it the job counts as lost
     num_attempts: int = 0  # jobs since the last success, over all gateways as far as they are known
     failure: ItemFailure | None = None
@@ -69,6 +69,10 @@ class Item:
     @property
     def in_flight(self) -> bool:
         return self.job_id is not None
+
+    @property
+    def is_retry(self) -> bool:
+        return self.retry_of is not None
 
 
 def transition(item: Item, to: ItemState) -> None:
@@ -120,7 +124,9 @@ class ItemTable:
             if item.state in (ItemState.UNKNOWN, ItemState.SIZING):
                 transition(item, ItemState.SIZED)
 
-    def order(self, mm_hash: MmHash, job_id: JobId, expires_at: float, *, is_retry: bool = False) -> bool:
+    def order(
+        self, mm_hash: MmHash, job_id: JobId, expires_at: float, *, retry_of: FailureKind | None = None
+    ) -> bool:
         """A job is about to be asked for. False: one is in flight already, ask for none."""
         item = self._items.get(mm_hash)
         if item is None or item.in_flight:
@@ -128,7 +134,7 @@ class ItemTable:
         transition(item, ItemState.SIZING if item.sizes is None else ItemState.SIZED)
         item.job_id = job_id
         item.job_expires_at = expires_at
-        item.is_claimed, item.is_retry = False, is_retry
+        item.is_claimed, item.retry_of = False, retry_of
         item.num_attempts += 1
         item.failure = None
         return True

@@ -13,7 +13,7 @@ from triptych_gateway.media import TakenItem
 from triptych_gateway.openai_errors import EncodeUnavailableError, unavailable
 from triptych_gateway.sizes import ItemSizes
 
-RENEWED_WAIT_S = 30.0  # for an item that prefill_decode needs again, after the first token
+RENEWED_WAIT_S = 30.0  # for an item that prefill_decode needs again
 
 
 @dataclass(eq=False)
@@ -28,11 +28,12 @@ class Ticket:
     request_id: RequestId
     prefill_decode: str
     items: Sequence[TakenItem]
-    deadline: float  # monotonic seconds; after it nobody waits for the first token
+    deadline: float  # monotonic seconds; after it nobody waits for the items. At first: for the first token
     traceparent: str | None
     namespace_digest: str | None = None  # that the items' mm_hash were made with
     sizes: dict[MmHash, ItemSizes] = field(default_factory=dict)
     answered_by: str | None = None  # the instance whose answer went out whole
+    needed_at: float = 0.0  # monotonic seconds; when prefill_decode last asked for an item again
     _all_sized: asyncio.Event = field(default_factory=asyncio.Event)
     _failed: asyncio.Event = field(default_factory=asyncio.Event)
     _error: RequestError | None = None
@@ -65,10 +66,14 @@ class Ticket:
         self._failed.clear()
 
     def need_again(self, mm_hash: MmHash) -> None:
-        """prefill_decode says that it lacks the item (after the first token: it had to start over)."""
-        if not self.needs(mm_hash):
-            self._needed.add(mm_hash)
-            self.deadline = max(self.deadline, time.monotonic() + RENEWED_WAIT_S)
+        """prefill_decode says that it lacks the item (after the first token: it had to start over).
+
+        A whole answer does not show its first token: all its items count as needed until its end, which
+        may be long after the first deadline.
+        """
+        self.needed_at = time.monotonic()
+        self._needed.add(mm_hash)
+        self.deadline = max(self.deadline, self.needed_at + RENEWED_WAIT_S)
 
     def fail(self, mm_hash: MmHash, failure: ItemFailure) -> None:
         """An item will not come. The first failure is the answer; one of an item in hand is none."""

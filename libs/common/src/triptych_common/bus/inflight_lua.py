@@ -234,7 +234,8 @@ FAIL = (
 local job, encoder, failure = ARGV[1], ARGV[2], ARGV[3]
 if get('job') ~= job then return {'gone'} end
 if get('state') == 'finished' then return {'superseded'} end
-if encoder ~= '' and get('encoder') ~= encoder then return {'superseded'} end
+local owner = get('encoder')  -- nobody's: a full Redis did not note the start
+if encoder ~= '' and owner ~= '' and owner ~= encoder then return {'superseded'} end
 if end_if_left() then return {'failed'} end
 local reply = with_subscribers('failed')
 redis.call('HDEL', flight, 'metadata')
