@@ -11,11 +11,19 @@ import redis
 
 from tests.conftest import EmbeddedRedis
 from tests.integration.bus.samples import LIMIT_S, STREAM, ids, message, take, take_queued
-from triptych_common.bus import AsyncBus, Registry, ThreadedBus
+from triptych_common.bus import AsyncBus, Inflight, Registry, Start, ThreadedBus
 from triptych_common.bus import dead_letters as bus_dead_letters
 from triptych_common.domain.errors import BusUnavailableError
 from triptych_common.protocol.codec import Envelope
-from triptych_common.protocol.messages import InstanceRecord, Role
+from triptych_common.protocol.messages import (
+    EncodeFailed,
+    EncodeJob,
+    FailureKind,
+    InstanceRecord,
+    Modality,
+    Requester,
+    Role,
+)
 
 
 @pytest.fixture
@@ -153,3 +161,33 @@ def test_threaded_bus_keeps_what_it_has_to_say(own_redis: EmbeddedRedis, raw: An
         assert bus.num_dropped == 0
     finally:
         bus.close()
+
+
+async def test_a_job_whose_start_was_not_noted_can_fail(own_redis: EmbeddedRedis, raw: Any) -> None:
+    who = Requester(request_id="r", item_index=0, gateway="g-0", prefill_decode="pd-0")
+    job = EncodeJob(
+        job_id="job-1",
+        mm_hash="a" * 64,
+        modality=Modality.IMAGE,
+        media_num_bytes=1,
+        media_url="http://gateway/media",
+        requesters=(who,),
+        namespace_digest="digest",
+    )
+    failure = EncodeFailed(
+        job_id=job.job_id, mm_hash=job.mm_hash, encoder="e-0", kind=FailureKind.ENCODER_ERROR, detail="x"
+    )
+    async with (
+        await AsyncBus.connect(own_redis.url, "test", client_name="tests") as bus,
+        asyncio.timeout(LIMIT_S),
+    ):
+        flights = Inflight(bus)
+        await flights.claim(
+            job.mm_hash, [who], mode="new", job_id=job.job_id, attempt=1, max_attempts=2, ttl_s=9
+        )
+        entry_id = await flights.publish(job)
+        assert entry_id is not None
+        with full(raw):
+            started = await flights.start(job, entry_id, "e-0", lease_s=9, ttl_s=9)
+            assert started == (Start.STARTED, (who,))
+        assert await flights.fail(failure) == (who,)
