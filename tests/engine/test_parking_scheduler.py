@@ -23,7 +23,7 @@ from triptych_vllm_connector.preallocator import make_preallocator
 with warnings.catch_warnings(action="ignore"):  # importing vLLM warns, of torch's own use of torch
     from vllm.v1.request import RequestStatus
 
-    from triptych_vllm_connector.connector import TriptychECConnector
+    from triptych_vllm_connector.connector import LostLoads, StepOrders, TriptychECConnector
     from triptych_vllm_connector.encoder_cache_manager import PreallocatingEncoderCacheManager
     from triptych_vllm_connector.scheduler import ParkingMixin
 
@@ -46,6 +46,22 @@ class Clock:
     now_s = 0.0
 
 
+class KvCache:
+    """`KVCacheManager` and its block pool: whoever runs has the same blocks."""
+
+    def __init__(self) -> None:
+        self.block_pool = self
+        self.null_block = SimpleNamespace(block_id=0)
+        self.blocks = [SimpleNamespace(block_hash=f"hash-{number}") for number in range(4)]
+        self.evicted: set[int] = set()
+
+    def get_block_ids(self, request_id: str) -> tuple[list[int]]:
+        return ([1, 2, 3],)
+
+    def evict_blocks(self, block_ids: set[int]) -> None:
+        self.evicted |= block_ids
+
+
 class Connector(TriptychECConnector):
     """Without a store and a bus."""
 
@@ -59,8 +75,12 @@ class Connector(TriptychECConnector):
 class StandIn:
     """vLLM's scheduler, as far as the mixin knows it: one item per step and request."""
 
+    block_size = 4
+
     def __init__(self, consumer: Consumer) -> None:
         self.consumer = consumer
+        self.kv_cache_manager = KvCache()
+        self._loads: list[Any] = []
         self.ec_connector = Connector(consumer)
         self.encoder_cache_manager = PreallocatingEncoderCacheManager.create_manager(
             cache_size=ROWS, vllm_config=SimpleNamespace()
@@ -87,14 +107,23 @@ class StandIn:
             scheduled[request.request_id] = self._compute(request)
         for rid in self.consumer.take_failed():  # `update_from_output`
             self.finish_requests([rid], RequestStatus.FINISHED_ERROR)
-        return SimpleNamespace(num_scheduled_tokens=scheduled)
+        orders, self._loads = StepOrders(loads=self._loads), []
+        return SimpleNamespace(num_scheduled_tokens=scheduled, ec_connector_metadata=orders)
+
+    def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> None:
+        pass
+
+    def _preempt_request(self, request: Any) -> None:
+        self.running.remove(request)
+        self.waiting.prepend_request(request)
+        request.num_computed_tokens = 0
 
     def _compute(self, request: Any) -> int:
         for place, feature in enumerate(request.mm_features):
             position = feature.mm_position
             if position.offset + position.length > request.num_computed_tokens:
                 self.consumer.load(request.request_id, feature.identifier)
-                self.consumer.take_loads()
+                self._loads += self.consumer.take_loads()
                 request.num_computed_tokens = position.offset + position.length
                 self.consumer.computed(request.request_id, place)
                 break
@@ -251,3 +280,26 @@ def test_what_computes_is_not_ended(engine: Engine) -> None:
     assert engine.scheduler.has_requests()
     engine.scheduler.schedule()
     assert "r1" in engine.scheduler.requests
+
+
+@pytest.mark.parametrize("leaves", ["aborted", "preempted"])
+def test_who_leaves_before_a_lost_load_is_told_leaves_no_wrong_block(engine: Engine, leaves: str) -> None:
+    request, scheduler = engine.add("r1", A), engine.scheduler
+    engine.run()
+    engine.comes(A, 1)
+    assert scheduler.has_requests()
+    scheduled = scheduler.schedule()
+    if leaves == "aborted":
+        scheduler.finish_requests("r1", RequestStatus.FINISHED_ABORTED)
+    else:
+        scheduler._preempt_request(request)
+    told = SimpleNamespace(
+        ec_connector_output=SimpleNamespace(ec_connector_worker_meta=LostLoads(frozenset({A}))),
+        req_id_to_index={"r1": 0},
+        sampled_token_ids=[[7]],
+    )
+    scheduler.update_from_output(scheduled, told)
+    assert scheduler.kv_cache_manager.evicted == {1, 2, 3}
+    assert told.sampled_token_ids == [[]]
+    assert engine.consumer.has_failed("r1") == (leaves == "preempted")
+    assert list(scheduler._loads_in_flight.leavers({A})) == []

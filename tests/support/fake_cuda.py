@@ -69,6 +69,7 @@ class FakeDriver:
         self.registered: list[int] = []
         self.num_opens = 0
         self.bound_threads: set[int] = set()
+        self.num_destroyed = 0
         self.fail: str | None = None  # name of a call that fails from now on
 
     def bind_thread(self) -> None:
@@ -144,6 +145,7 @@ class FakeDriver:
         return event
 
     def event_record(self, event: int, stream: int) -> None:
+        self._check("event_record")
         with self._gpu.done:
             self._gpu.events[event] += 1
 
@@ -163,6 +165,7 @@ class FakeDriver:
 
     def event_destroy(self, event: int) -> None:
         """As with CUDA, what waits for it goes on waiting; so it is only forgotten."""
+        self.num_destroyed += 1
 
     def _map(self, fd: int, num_bytes: int) -> int:
         memory = mmap.mmap(fd, num_bytes)

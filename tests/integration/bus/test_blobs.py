@@ -2,9 +2,12 @@
 
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
+import redis
 import torch
+from redis.client import Pipeline
 
 from tests.conftest import EmbeddedRedis
 from triptych_common.bus import BlobMissingError, BlobStore
@@ -109,3 +112,24 @@ def test_only_the_right_gpu_can_read_a_slab(blobs: BlobStore) -> None:
     assert not Readable(None, blobs)(in_slab)
     assert not Readable(gpu[:-1] + "b", blobs)(in_slab)
     assert Readable(None, blobs)(descriptor.model_copy(update={"memory": "shm"}))
+
+
+@pytest.mark.parametrize("num_failures", [1, 2])
+def test_a_connection_that_breaks_under_a_command_is_made_anew_once(
+    blobs: BlobStore, monkeypatch: pytest.MonkeyPatch, num_failures: int
+) -> None:
+    blobs.put("p", memoryview(b"x"))
+    send, left = Pipeline._execute_pipeline, list(range(num_failures))
+
+    def flaky(*args: Any) -> Any:
+        if left:
+            left.pop()
+            raise redis.exceptions.ConnectionError("cut")
+        return send(*args)
+
+    monkeypatch.setattr(Pipeline, "_execute_pipeline", flaky)
+    if num_failures == 1:
+        assert blobs.touch("p", 1)
+    else:
+        with pytest.raises(BusUnavailableError):
+            blobs.touch("p", 1)

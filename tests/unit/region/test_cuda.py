@@ -287,3 +287,18 @@ def test_without_the_bindings_the_error_says_what_to_do(monkeypatch: pytest.Monk
     monkeypatch.delitem(sys.modules, "triptych_common.region.cuda.runtime", raising=False)
     with pytest.raises(CudaError, match=r"triptych-common\[cuda\]"):
         load_driver()
+
+
+def test_an_event_that_cannot_be_recorded_is_destroyed(driver: FakeDriver, releaser: EventReleaser) -> None:
+    driver.fail = "event_record"
+    released: list[int] = []
+
+    def release() -> None:  # in a thread that has never used the GPU
+        releaser.release_after(0, lambda: released.append(threading.get_ident()))
+
+    thread = threading.Thread(target=release)
+    thread.start()
+    thread.join()
+    assert len(released) == 1
+    assert released[0] in driver.bound_threads
+    assert driver.num_destroyed == 1

@@ -87,6 +87,16 @@ def test_without_the_bindings_there_is_no_slab_and_the_region_is_copied(tmp_path
         ends.slab_writer()
 
 
+def test_a_copy_that_fails_does_not_end_the_pin(machine: Machine) -> None:
+    """Who asked for it does: it must not end twice."""
+    released: list[bool] = []
+    with pytest.raises((RuntimeError, NotImplementedError)):
+        CopyingReader(machine.region, "no-such-device").open(descriptor("shm"), lambda: released.append(True))
+    gc.collect()
+    assert released == []
+    machine.ends.close()
+
+
 def test_a_store_without_a_slab_says_so(machine: Machine) -> None:
     with pytest.raises(StoreUnavailableError):
         machine.ends.slab_reader().open(descriptor(f"cuda:{UUID}"), lambda: None)

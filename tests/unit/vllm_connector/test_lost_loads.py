@@ -1,11 +1,12 @@
 """A tensor that the worker could not have fails its requests before a token of that step is told."""
 
 from types import SimpleNamespace
+from typing import Any
 
 from support.fake_engine import fake_request, pinned
 from support.played_engine import IDLE, A, B, Engine
 
-from triptych_vllm_connector.lost_loads import undo
+from triptych_vllm_connector.lost_loads import LoadsInFlight, undo
 
 
 class FakeScheduler:
@@ -17,11 +18,17 @@ class FakeScheduler:
         self.blocks = blocks
         self.running = [SimpleNamespace(request_id=request_id) for request_id in blocks]
         self.kv_cache_manager = self
-        self.block_pool = SimpleNamespace(null_block=SimpleNamespace(block_id=0))
+        cached = [SimpleNamespace(block_hash=f"hash-{number}") for number in range(16)]
+        self.block_pool = SimpleNamespace(null_block=SimpleNamespace(block_id=0), blocks=cached)
         self.evicted: set[int] = set()
 
     def get_block_ids(self, request_id: str) -> tuple[list[int], ...]:
-        return (self.blocks[request_id],)
+        return (self.blocks.get(request_id, []),)
+
+    def free(self, request_id: str) -> None:
+        """It has ended, or is preempted: its blocks can still be found."""
+        del self.blocks[request_id]
+        self.running = [each for each in self.running if each.request_id != request_id]
 
     def evict_blocks(self, blocks: set[int]) -> None:
         self.evicted = blocks
@@ -41,7 +48,7 @@ def test_a_lost_load_fails_who_waits_for_it_before_a_token_is_told(engine: Engin
         req_id_to_index={"r1": 0, "r2": 1, "r3": 2}, sampled_token_ids=[[11], [12], [13]]
     )
 
-    undo(frozenset({A}), engine.consumer, scheduler, output)
+    undo(frozenset({A}), engine.consumer, LoadsInFlight(), scheduler, output)
 
     assert output.sampled_token_ids == [[], [12], []]
     assert scheduler.evicted == set([0, 1, 2, 3][first_block:]) - {0}
@@ -52,3 +59,61 @@ def test_a_lost_load_fails_who_waits_for_it_before_a_token_is_told(engine: Engin
     assert "injected" not in [word for word in engine.talk.words() if word.endswith("r1")]
     engine.finish(other)
     assert engine.consumer.counts() == IDLE
+
+
+def load_in_flight(engine: Engine, in_flight: LoadsInFlight) -> Any:
+    """A request whose item A is loaded in a step without output; it begins in its first block."""
+    request = fake_request("r1", [(A, 4)])
+    engine.consumer.admit(request, 0)
+    engine.replies(A, pinned(A, 1))
+    assert engine.consumer.admit(request, 0)
+    engine.loads(request, A)
+    in_flight.started({A})
+    return request
+
+
+def test_blocks_of_a_request_that_was_aborted_meanwhile_are_not_found_again(engine: Engine) -> None:
+    in_flight = LoadsInFlight()
+    request = load_in_flight(engine, in_flight)
+    scheduler = FakeScheduler({"r1": [1, 2, 3], "r2": [7, 1, 8, 9], "r3": [4, 5]})
+    scheduler.block_pool.blocks[2].block_hash = None  # half full: nobody can find it
+    in_flight.leaving(request, scheduler)
+    scheduler.free("r1")
+    engine.finish(request)
+    scheduler.block_pool.blocks[3].block_hash = "another's"  # used anew: right again
+    output = SimpleNamespace(req_id_to_index={"r1": 0, "r2": 1, "r3": 2}, sampled_token_ids=[[1], [2], [3]])
+
+    undo(frozenset({A}), engine.consumer, in_flight, scheduler, output)
+
+    assert scheduler.evicted == {1, 8, 9}  # with what r2 computed from it
+    assert output.sampled_token_ids == [[], [], [3]]
+    assert engine.consumer.counts() == IDLE
+
+
+def test_a_request_that_was_preempted_meanwhile_fails_too(engine: Engine) -> None:
+    in_flight = LoadsInFlight()
+    request = load_in_flight(engine, in_flight)
+    scheduler = FakeScheduler({"r1": [1, 2, 3]})
+    in_flight.leaving(request, scheduler)
+    scheduler.free("r1")
+    engine.consumer.preempted("r1")
+    output = SimpleNamespace(req_id_to_index={"r1": 0}, sampled_token_ids=[[1]])
+
+    undo(frozenset({A}), engine.consumer, in_flight, scheduler, output)
+
+    assert scheduler.evicted == {1, 2, 3}
+    assert output.sampled_token_ids == [[]]  # told even of a preempted request
+    assert engine.consumer.take_failed() == {"r1"}
+
+
+def test_who_left_is_forgotten_with_the_last_step_that_loads(engine: Engine) -> None:
+    in_flight = LoadsInFlight()
+    request = load_in_flight(engine, in_flight)
+    in_flight.started({A})
+    in_flight.leaving(request, FakeScheduler({"r1": [1]}))
+    in_flight.ended({A})
+    assert [each.request_id for each in in_flight.leavers({A})] == ["r1"]
+    in_flight.ended({A})
+    assert list(in_flight.leavers({A})) == []
+    in_flight.leaving(request, FakeScheduler({"r1": [1]}))
+    assert list(in_flight.leavers({A})) == []

@@ -61,3 +61,34 @@ def test_an_engine_hears_of_its_host_alone(tmp_path: Path) -> None:
             assert host.stdout.read() == ""
         finally:
             host.kill()
+
+
+ORPHAN = textwrap.dedent(
+    """
+    import multiprocessing, os, signal, sys
+    from triptych_vllm_connector.process_end import leave_signals_to_host
+
+    def engine():
+        os.write(1, b"up\\n")
+        host = multiprocessing.parent_process()
+        host.join()  # it dies before anybody has asked the kernel to tell
+        while os.getppid() == host.pid:
+            os.sched_yield()
+        signal.signal(signal.SIGTERM, lambda *_: os.write(1, b"engine was told to end\\n"))
+        leave_signals_to_host()
+
+    if __name__ == "__main__":
+        multiprocessing.get_context("spawn").Process(target=engine, daemon=True).start()
+        signal.pause()
+    """
+)
+
+
+def test_an_engine_whose_host_is_dead_already_ends(tmp_path: Path) -> None:
+    script = tmp_path / "host.py"
+    script.write_text(ORPHAN)
+    with subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, text=True) as host:
+        assert host.stdout is not None
+        assert host.stdout.readline() == "up\n"
+        host.kill()
+        assert host.stdout.readline() == "engine was told to end\n"

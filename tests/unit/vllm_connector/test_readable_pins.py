@@ -137,3 +137,30 @@ def test_what_was_given_up_meanwhile_is_not_watched(bench: Bench) -> None:
         ("pin_or_watch", A), ("unwatch", A), ("unpin", 1), ("evict", A), ("close",)
     ]  # fmt: skip
     assert bench.heard == []
+
+
+def test_a_fault_in_one_check_ends_no_other(bench: Bench) -> None:
+    def fail(descriptor: Descriptor) -> bool:
+        raise ValueError("not thought of")
+
+    bench.can_read = fail
+    bench.reply(A, in_memory(pinned(A, 1), "redis"))
+    wait_for(lambda: bool(bench.heard))
+    assert isinstance(bench.heard[0], StoreError)
+    assert bench.link.asked == [("unpin", 1)]
+    bench.can_read = lambda descriptor: True
+    reply = in_memory(pinned(A, 2), "redis")
+    bench.reply(A, reply)
+    wait_for(lambda: bench.heard[1:] == [reply])
+
+
+def test_a_refusal_is_forgotten_with_the_request(bench: Bench) -> None:
+    bench.can_read = lambda descriptor: False
+    for pin_id in (1, 2):  # the second finds no refusal of the first
+        bench.link.asked.clear()
+        bench.pins.pin_or_watch(A)
+        bench.reply(A, in_memory(pinned(A, pin_id), "redis"))
+        again = [("pin_or_watch", A), ("unpin", pin_id), ("evict", A), ("pin_or_watch", A)]
+        wait_for(lambda again=again: bench.link.asked == again)  # type: ignore[misc]
+        bench.pins.unwatch(A)
+    assert bench.heard == []

@@ -42,6 +42,7 @@ class FakeTransports:
 
     def __init__(self) -> None:
         self.is_broken = False
+        self.error: Exception = BusUnavailableError("away")
         self.memories: list[str] = []
 
     def writer(self, memory: str) -> "FakeTransports":
@@ -52,11 +53,11 @@ class FakeTransports:
 
     def write(self, place: Place, tensor: torch.Tensor) -> None:
         if self.is_broken:
-            raise BusUnavailableError("away")
+            raise self.error
 
     def open(self, descriptor: Descriptor, on_release: OnRelease) -> torch.Tensor:
         if self.is_broken:
-            raise BusUnavailableError("away")
+            raise self.error
         on_release()
         return TENSOR
 
@@ -126,3 +127,19 @@ def test_a_tensor_that_cannot_be_had_is_named_and_its_pin_ends(
     assert torch.equal(cache[A], TENSOR)
     worker.close()
     assert session.sent == [Unpin(seq=0, pin_id=9), Unpin(seq=0, pin_id=10)]
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("no memory"), RuntimeError("CUDA"), MemoryError()])
+def test_torch_errors_fail_the_item_and_not_the_engine(
+    session: FakeSession, transports: FakeTransports, config: ConnectorConfig, error: Exception
+) -> None:
+    transports.is_broken, transports.error = True, error
+    WritingWorker(config, 0).write(ORDER, A, TENSOR)
+    assert session.sent == [Cancel(seq=0, reservation_id=5)]
+    worker = LoadingWorker(config, 0, "cpu")
+    cache: dict[str, torch.Tensor] = {}
+    worker.load(cache, [LoadOrder(A, 9, Descriptor(mm_hash=A, spec=SPEC, offset=0, generation=1))])
+    assert worker.take_lost() == {A}
+    assert cache[A].untyped_storage().nbytes() == 4  # zeros that take no memory
+    worker.close()
+    assert session.sent[1:] == [Unpin(seq=0, pin_id=9)]

@@ -32,7 +32,8 @@ from triptych_vllm_connector.waits import Waits
 class Consumer:
     """What vLLM's scheduler asks and tells. `now_ns` is wall-clock time for spans, `now` monotonic seconds.
 
-    `encodes(request)`: is it encoded by this instance itself? Then it only needs space.
+    `encodes(request)`: is it encoded by this instance itself? Then it only needs space. `inbox`: where its
+    links leave what they hear, from the moment they are open.
     """
 
     def __init__(
@@ -44,9 +45,10 @@ class Consumer:
         now_ns: Callable[[], int] = time.time_ns,
         now: Callable[[], float] = time.monotonic,
         encodes: Callable[[Any], bool] = no_tower,
+        inbox: Inbox | None = None,
     ) -> None:
         self._preallocator = preallocator
-        self._inbox = Inbox()
+        self._inbox = Inbox() if inbox is None else inbox
         self._holdings = Holdings(pins)
         self._items = self._holdings.items
         self._speech = Speech(instance, talk)

@@ -113,7 +113,9 @@ class CopyingReader:
         self._device_type = device_type
 
     def open(self, descriptor: Descriptor, on_release: OnRelease) -> torch.Tensor:
-        return tensor_view(self._mapping, descriptor, on_release).to(self._device_type, copy=True)
+        copy = tensor_view(self._mapping, descriptor).to(self._device_type, copy=True)
+        on_release()  # not when the copy failed
+        return copy
 
     def close(self) -> None:
         pass

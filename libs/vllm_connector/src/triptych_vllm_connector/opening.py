@@ -11,7 +11,7 @@ from triptych_common.telemetry.logs import get_logger
 from triptych_vllm_connector.alarm import Alarm
 from triptych_vllm_connector.config import ConnectorConfig
 from triptych_vllm_connector.consumer import Consumer
-from triptych_vllm_connector.inbox import PinReply, StoreLost
+from triptych_vllm_connector.inbox import Inbox, PinReply, StoreLost
 from triptych_vllm_connector.links import BusTalkLink, StorePinLink
 from triptych_vllm_connector.preallocator import make_preallocator
 from triptych_vllm_connector.readable_pins import ReadablePins
@@ -46,13 +46,14 @@ def open_consumer(
     names = StreamNames(config.deployment)
     bus = ThreadedBus(config.redis_url, config.deployment, client_name=f"{config.instance}/engine")
     blobs = BlobStore(config.redis_url, config.deployment, client_name=f"{config.instance}/pins")
+    inbox = Inbox()  # before the consumer: a session may be lost as soon as it is open
     pins = ReadablePins(
         lambda on_reply, on_push: StorePinLink(
-            config, num_ranks, on_reply, on_push, on_lost=lambda: consumer.post(StoreLost())
+            config, num_ranks, on_reply, on_push, on_lost=lambda: inbox.post(StoreLost())
         ),
         Readable(config.device, blobs),
-        on_reply=lambda mm_hash, reply: consumer.post(PinReply(mm_hash, reply)),
-        on_push=lambda push: consumer.post(push),  # noqa: PLW0108 - made below
+        on_reply=lambda mm_hash, reply: inbox.post(PinReply(mm_hash, reply)),
+        on_push=inbox.post,
     )
     consumer = Consumer(
         config.instance,
@@ -60,6 +61,7 @@ def open_consumer(
         BusTalkLink(bus, names),
         make_preallocator(config.preallocation, budget),
         encodes=encodes,
+        inbox=inbox,
     )
     alarm = Alarm(consumer.wake)
     consumer.deadlines.bind(alarm.set)

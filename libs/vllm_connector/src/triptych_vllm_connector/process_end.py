@@ -17,12 +17,16 @@ def leave_signals_to_host() -> None:
     what the host still drains. So this process gets a group of its own. The session stays the same: a
     supervisor still finds everybody.
     """
-    if multiprocessing.parent_process() is None:
+    host = multiprocessing.parent_process()
+    if host is None:
         return  # the engine runs inside the host: there is nobody to leave it to
     if os.getpid() not in (os.getpgrp(), os.getsid(0)):
         os.setpgid(0, 0)
     # A parent that is killed cannot end us any more, so the kernel does. SIGTERM: vLLM tidies up.
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+    # It may have died before that: the kernel will not say so any more. (A fork server is a parent, too.)
+    if os.getppid() != host.pid and not host.is_alive():
+        os.kill(os.getpid(), signal.SIGTERM)
 
 
 def end_quickly() -> None:

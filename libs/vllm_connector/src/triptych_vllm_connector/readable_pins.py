@@ -59,6 +59,7 @@ class ReadablePins:
 
     def unwatch(self, mm_hash: str) -> None:
         self._wanted.discard(mm_hash)
+        self._refused.discard(mm_hash)
         self._link.unwatch(mm_hash)
 
     def close(self) -> None:
@@ -91,21 +92,29 @@ class ReadablePins:
 
     def _run(self) -> None:
         while (waiting := self._queue.get()) is not None:
-            descriptor, pin_id, deliver = waiting
-            mm_hash = descriptor.mm_hash
             try:
-                is_readable = self._can_read(descriptor)
-            except TriptychError as error:
-                self._refused.discard(mm_hash)
-                self._link.unpin(pin_id)
-                self._on_reply(mm_hash, StoreError("unreadable", str(error)))
-                continue
-            if is_readable:
-                self._wanted.discard(mm_hash)
-                self._refused.discard(mm_hash)
-                deliver()
-            else:
-                self._refuse(descriptor, pin_id)
+                self._serve(*waiting)
+            except Exception:  # this thread is everybody's: one entry must not end it
+                log.exception("pin not delivered", mm_hash=waiting[0].mm_hash)
+
+    def _serve(self, descriptor: Descriptor, pin_id: int, deliver: Deliver) -> None:
+        mm_hash = descriptor.mm_hash
+        try:
+            is_readable = self._can_read(descriptor)
+        except Exception as error:
+            if not isinstance(error, TriptychError):
+                log.exception("entry not checked", mm_hash=mm_hash, memory=descriptor.memory)
+            self._wanted.discard(mm_hash)
+            self._refused.discard(mm_hash)
+            self._link.unpin(pin_id)
+            self._on_reply(mm_hash, StoreError("unreadable", str(error)))
+            return
+        if is_readable:
+            self._wanted.discard(mm_hash)
+            self._refused.discard(mm_hash)
+            deliver()
+        else:
+            self._refuse(descriptor, pin_id)
 
     def _refuse(self, descriptor: Descriptor, pin_id: int) -> None:
         mm_hash = descriptor.mm_hash
@@ -121,4 +130,5 @@ class ReadablePins:
         self._refused.add(mm_hash)
         self._link.pin_or_watch(mm_hash)
         if mm_hash not in self._wanted:  # given up this instant
+            self._refused.discard(mm_hash)
             self._link.unwatch(mm_hash)

@@ -17,10 +17,10 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request, RequestStatus
 
 from triptych_common.domain.errors import StoreUnavailableError
-from triptych_vllm_connector.connector import LostLoads, TriptychECConnector
+from triptych_vllm_connector.connector import LostLoads, StepOrders, TriptychECConnector
 from triptych_vllm_connector.consumer import Consumer
 from triptych_vllm_connector.encoder_cache_manager import PreallocatingEncoderCacheManager
-from triptych_vllm_connector.lost_loads import undo
+from triptych_vllm_connector.lost_loads import LoadsInFlight, undo
 
 
 class ParkingMixin:
@@ -40,6 +40,7 @@ class ParkingMixin:
         self._parked: dict[str, Request] = {}
         self._stalled: set[str] = set()
         self._deferred: list[Request] = []
+        self._loads_in_flight = LoadsInFlight()
         self.num_steps = 0
 
     def attach_waker(self, wake_engine: Callable[[], None]) -> None:
@@ -55,6 +56,7 @@ class ParkingMixin:
         for request in self._deferred:
             self._park(request)
         self._stall(output.num_scheduled_tokens)
+        self._loads_in_flight.started(_loads_of(output))
         return output
 
     def _ec_transfer_pending(self, request: Request, num_computed_tokens: int) -> bool:
@@ -105,7 +107,8 @@ class ParkingMixin:
         told = model_runner_output.ec_connector_output
         metadata = None if told is None else told.ec_connector_worker_meta
         if isinstance(metadata, LostLoads):
-            undo(metadata.mm_hashes, self.consumer, self, model_runner_output)
+            undo(metadata.mm_hashes, self.consumer, self._loads_in_flight, self, model_runner_output)
+        self._loads_in_flight.ended(_loads_of(scheduler_output))
         return super().update_from_output(scheduler_output, model_runner_output)  # type: ignore[misc]
 
     # ---- what the engine asks --------------------------------------------------------------------
@@ -137,6 +140,13 @@ class ParkingMixin:
     def finish_requests(
         self, request_ids: str | Iterable[str] | None, finished_status: RequestStatus
     ) -> list[Request]:
+        if request_ids is None:
+            request_ids = list(self.requests)  # type: ignore[attr-defined]
+        request_ids = [request_ids] if isinstance(request_ids, str) else list(request_ids)
+        for request_id in request_ids:
+            request = self.requests.get(request_id)  # type: ignore[attr-defined]
+            if request is not None and not request.is_finished():
+                self._loads_in_flight.leaving(request, self)
         finished: list[Request] = super().finish_requests(request_ids, finished_status)  # type: ignore[misc]
         for request in finished:
             self._parked.pop(request.request_id, None)
@@ -144,10 +154,17 @@ class ParkingMixin:
         return finished
 
     def _preempt_request(self, request: Request, *args: Any, **kwargs: Any) -> None:
+        self._loads_in_flight.leaving(request, self)
         super()._preempt_request(request, *args, **kwargs)  # type: ignore[misc]
         if request.mm_features:
             self._stalled.discard(request.request_id)
             self.consumer.preempted(request.request_id)
+
+
+def _loads_of(scheduler_output: Any) -> set[str]:
+    """mm_hashes that the workers load in this step."""
+    orders = scheduler_output.ec_connector_metadata
+    return {order.mm_hash for order in orders.loads} if isinstance(orders, StepOrders) else set()
 
 
 class ParkingScheduler(ParkingMixin, Scheduler):

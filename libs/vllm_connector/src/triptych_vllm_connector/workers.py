@@ -26,6 +26,9 @@ from triptych_vllm_connector.worker_transports import WorkerTransports
 
 log = get_logger(__name__)
 
+TRANSFER_ERRORS = (TriptychError, ValueError, RuntimeError, MemoryError)
+"""What a transfer may end with: torch's own errors, out of memory among them, are RuntimeErrors."""
+
 
 class _RegionWorker:
     """A store session and the transports, of one worker."""
@@ -114,7 +117,7 @@ class WritingWorker(_RegionWorker):
         start_ns = time.time_ns()
         try:
             self._transports.writer(order.memory).write(order, tensor)
-        except (TriptychError, ValueError) as error:
+        except TRANSFER_ERRORS as error:
             log.warning("encoder output not written", mm_hash=mm_hash, memory=order.memory, error=str(error))
             self._session.submit(Cancel(seq=0, reservation_id=order.reservation_id))
             return
@@ -169,7 +172,7 @@ class LoadingWorker(_RegionWorker):
             descriptor = order.descriptor
             try:
                 injected = self._transports.reader(descriptor.memory).open(descriptor, on_release)
-            except (TriptychError, ValueError) as error:
+            except TRANSFER_ERRORS as error:
                 log.warning("tensor cannot be had", mm_hash=order.mm_hash, error=str(error))
                 encoder_cache[order.mm_hash] = self._stand_in(order)
                 on_release()
@@ -198,7 +201,9 @@ class LoadingWorker(_RegionWorker):
     def _stand_in(self, order: LoadOrder) -> torch.Tensor:
         self._lost.add(order.mm_hash)
         spec = order.descriptor.spec
-        return torch.zeros(spec.shape, dtype=TORCH_DTYPES[spec.dtype], device=self._device_type)
+        # One element, seen as all of them: memory may be what there was too little of.
+        zero = torch.zeros(1, 1, dtype=TORCH_DTYPES[spec.dtype], device=self._device_type)
+        return zero.expand(spec.shape)
 
     def _release(self) -> None:
         while (pin_id := self._released.get()) is not None:

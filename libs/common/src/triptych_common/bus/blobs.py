@@ -5,7 +5,7 @@ limit on every wait for the network.
 """
 
 from collections.abc import Callable
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from redis import exceptions
 
@@ -69,10 +69,14 @@ class BlobStore:
             BusUnavailableError: Redis cannot be reached.
         """
         key = self._names.tensor(place)
-        with self._client.pipeline(transaction=False) as pipe:
-            pipe.strlen(key)
-            pipe.expire(key, TTL_S)
-            found, _ = self._call("touch tensor", pipe.execute)
+
+        def ask() -> list[Any]:  # a pipeline of its own for each attempt: one that failed is empty
+            with self._client.pipeline(transaction=False) as pipe:
+                pipe.strlen(key)
+                pipe.expire(key, TTL_S)
+                return pipe.execute()
+
+        found, _ = self._call("touch tensor", ask)
         return bool(found == num_bytes)
 
     def close(self) -> None:

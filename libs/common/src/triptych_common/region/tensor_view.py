@@ -38,10 +38,11 @@ def tensor_view(
     check_descriptor(mapping, descriptor)
     dtype = checked_dtype(descriptor.spec)
     exporter = mapping.exporter(descriptor.offset, descriptor.spec.num_bytes)
-    if on_release is not None:
+    tensor = torch.frombuffer(exporter, dtype=dtype).view(descriptor.spec.shape)
+    if on_release is not None:  # last: who gets no tensor is not called
         # On the exporter, not on the tensor: slices outlive the tensor they were taken from.
         weakref.finalize(exporter, on_release).atexit = False
-    return torch.frombuffer(exporter, dtype=dtype).view(descriptor.spec.shape)
+    return tensor
 
 
 def write_tensor(mapping: RegionMapping, offset: int, tensor: torch.Tensor) -> None:

@@ -30,13 +30,22 @@ class EventReleaser:
         When CUDA itself has failed nothing runs any more that could read: it is called at once.
         """
         try:
-            event = self._driver.event_create()
-            self._driver.event_record(event, stream)
+            event = self._record(stream)
         except CudaError as error:
             log.warning("event not recorded", error=str(error))
             on_release()
             return
         self._queue.put((event, on_release))
+
+    def _record(self, stream: int) -> int:
+        self._driver.bind_thread()  # a finalizer may run in a thread that has never used the GPU
+        event = self._driver.event_create()
+        try:
+            self._driver.event_record(event, stream)
+        except CudaError:
+            self._driver.event_destroy(event)
+            raise
+        return event
 
     def close(self) -> None:
         """Wait for what is under way, in bounded time."""
