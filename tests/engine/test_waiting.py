@@ -73,17 +73,19 @@ def test_a_request_larger_than_the_budget_costs_no_steps_while_it_runs_and_waits
 ) -> None:
     """It has computed its first images, holds their KV blocks, and waits for space and for the third."""
     images = [image_part(strip.png) for strip in strips.held_out_strips(3, seed=33)]
-    answer = slow_system.ask([*images, {"type": "text", "text": "read the digits"}])
+    question = {"type": "text", "text": "read the digits"}
+    slow_system.ask([*images[:2], question])  # these are in the store, so the third is the last to be ready
+    answer = slow_system.ask([question, *images])  # not the same beginning: nothing is in the KV cache
     spans = slow_system.trace(answer.request_id, "prefill.wait", "encoder.encode", "llm_request")
     waits = sorted((span for span in spans if span.name == "prefill.wait"), key=lambda span: span.start_ns)
     injects = [span for span in spans if span.name == "prefill.inject"]
-    assert len(waits) == 2
+    assert len(waits) == 2, "for its first images to be pinned, and for the third"
     assert len(injects) == 3
     last_encode_end_ns = max(span.end_ns for span in spans if span.name == "encoder.encode")
     assert min(span.end_ns for span in injects) < waits[1].start_ns, "it had begun"
     assert waits[1].start_ns < last_encode_end_ns <= waits[1].end_ns, "and waited for the third"
     assert all(int(wait.attributes["triptych.num_engine_steps"]) < MAX_STEPS for wait in waits)
-    assert slow_system.ask([images[0], {"type": "text", "text": "read the digits"}]).text
+    assert slow_system.ask([images[0], question]).text
 
 
 def test_a_gateway_that_hangs_keeps_nothing_waiting(slow_system: System, strips: ModuleType) -> None:
