@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import socket
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -24,6 +23,7 @@ from triptych_common.runtime import ServiceSettings, StopSignal
 from triptych_common.runtime.drain import AsgiApp
 from triptych_common.telemetry.logs import get_logger
 from triptych_prefill_decode.draining import drain, guarded
+from triptych_prefill_decode.server import ListeningServer
 from triptych_vllm_connector.config import ConnectorConfig
 from triptych_vllm_connector.consumer import Consumer
 from triptych_vllm_connector.opening import open_consumer
@@ -115,25 +115,9 @@ def _record(settings: FastPrefillDecodeSettings) -> InstanceRecord:
     )
 
 
-class _Server(uvicorn.Server):
-    """The service owns the signals, and hears when connections are accepted."""
-
-    def __init__(self, config: uvicorn.Config) -> None:
-        super().__init__(config)
-        self.listening = asyncio.Event()
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets=sockets)
-        self.listening.set()
-
-    @contextmanager
-    def capture_signals(self) -> Any:
-        yield
-
-
 @asynccontextmanager
 async def _listening(settings: FastPrefillDecodeSettings, app: AsgiApp) -> AsyncIterator[None]:
-    server = _Server(
+    server = ListeningServer(
         uvicorn.Config(
             app,
             host="127.0.0.1",

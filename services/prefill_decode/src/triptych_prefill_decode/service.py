@@ -27,6 +27,7 @@ from triptych_common.runtime import StopSignal
 from triptych_common.telemetry import setup_logging, setup_tracing
 from triptych_common.telemetry.logs import get_logger
 from triptych_prefill_decode.draining import drain, guarded
+from triptych_prefill_decode.server import ListeningServer
 from triptych_prefill_decode.settings import PrefillDecodeSettings
 from triptych_vllm_connector.abilities import ability
 from triptych_vllm_connector.budget import budget_embeds
@@ -131,7 +132,7 @@ async def _serve_engine(
     app = build_app(args, supported_tasks, engine.model_config)
     await init_app_state(engine, app.state, args, supported_tasks)
     gate = guarded(app)
-    server = _Server(
+    server = ListeningServer(
         uvicorn.Config(
             gate,
             log_config=None,
@@ -186,22 +187,6 @@ async def _serve_engine(
                 server.should_exit = True  # what still runs is cut off
     except* TriptychError as failures:
         raise failures.exceptions[0] from None
-
-
-class _Server(uvicorn.Server):
-    """The service owns the signals, and hears when connections are accepted."""
-
-    def __init__(self, config: uvicorn.Config) -> None:
-        super().__init__(config)
-        self.listening = asyncio.Event()
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets=sockets)
-        self.listening.set()
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Any:
-        yield
 
 
 async def _check_engine(engine: Any, server: uvicorn.Server) -> None:
