@@ -164,7 +164,7 @@ async def wear_out(system: FastSystem, faults: Faults, options: argparse.Namespa
         "faults_injected": dict(tormentor.counts.most_common()),
         "longest_recovery_s": tormentor.longest_recovery_s,
         "without_token_when_prefill_decode_died": dict(waited),
-        "num_encodes": sum(system.num_encodes().values()),
+        "num_encodes": sum(system.tally().num_encodes.values()),
         "restarts": dict(system.restarts),
         "left_over": leftovers,
         "memory_bytes": memory,

@@ -13,4 +13,5 @@ async def test_another_encoder_takes_over(scenario: Scenario, point: Point) -> N
     case = await scenario.run(point, Party.ENCODER, Action.KILL)
     assert all(answer.is_right for answer in case.answers), case
     assert case.bad_image.code == "invalid_image", case
-    assert max(case.num_encodes.values()) <= 2, case.num_encodes  # 1, and the takeover
+    assert max(case.tally.num_encodes.values()) <= 2, case.tally
+    assert case.tally.beyond_takeovers == {}, case.tally

@@ -31,7 +31,7 @@ async def test_an_image_is_encoded_once_for_everybody(system: FastSystem) -> Non
         answers = await asyncio.gather(*(client.ask(question) for question in same))
         answers += [await client.ask(same[0])]
     assert all(answer.is_right for answer in answers), [str(answer) for answer in answers]
-    assert sum(system.num_encodes().values()) == 1
+    assert sum(system.tally().num_encodes.values()) == 1
     await asyncio.to_thread(system.wait_until_idle)
 
 

@@ -13,4 +13,5 @@ async def test_its_callers_lose_their_connection(scenario: Scenario, point: Poin
     case = await scenario.run(point, Party.GATEWAY, Action.KILL)
     assert all(answer.is_right or answer.is_gone for answer in case.answers), case
     assert case.bad_image.code == "invalid_image" or case.bad_image.is_gone, case
-    assert max(case.num_encodes.values()) <= 2, case.num_encodes
+    assert max(case.tally.num_encodes.values()) <= 2, case.tally
+    assert case.tally.beyond_takeovers == {}, case.tally

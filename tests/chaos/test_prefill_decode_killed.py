@@ -14,7 +14,8 @@ async def test_another_one_answers(scenario: Scenario, point: Point) -> None:
     case = await scenario.run(point, Party.PREFILL_DECODE, Action.KILL)
     assert all(answer.is_right or _broke_off(answer) for answer in case.answers), case
     assert case.bad_image.code == "invalid_image", case
-    assert max(case.num_encodes.values()) <= 2, case.num_encodes
+    assert max(case.tally.num_encodes.values()) <= 2, case.tally
+    assert case.tally.beyond_takeovers == {}, case.tally
 
 
 def _broke_off(answer: Answer) -> bool:

@@ -11,4 +11,5 @@ async def test_requests_are_answered_or_told(scenario: Scenario, point: Point) -
     case = await scenario.run(point, None, Action.KILL)
     assert all(answer.is_right or answer.is_documented_error for answer in case.answers), case
     assert case.answers[TEXT].is_right, case
-    assert max(case.num_encodes.values()) <= 2, case.num_encodes
+    assert max(case.tally.num_encodes.values()) <= 2, case.tally
+    assert case.tally.beyond_takeovers == {}, case.tally

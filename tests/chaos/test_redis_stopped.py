@@ -11,4 +11,5 @@ async def test_everybody_waits_for_it(scenario: Scenario, point: Point) -> None:
     case = await scenario.run(point, None, Action.STOP)
     assert all(answer.is_right for answer in case.answers), case
     assert case.bad_image.code == "invalid_image", case
-    assert max(case.num_encodes.values()) <= 2, case.num_encodes  # 1, and the takeover
+    assert max(case.tally.num_encodes.values()) <= 2, case.tally
+    assert case.tally.beyond_takeovers == {}, case.tally

@@ -151,4 +151,4 @@ async def test_no_request_fails(system: FastSystem) -> None:
     await asyncio.to_thread(system.wait_until_idle)
     assert [str(answer) for answer in answers if not answer.is_right] == []
     assert {code for _, code in system.exits} == {0}
-    assert set(system.num_encodes().values()) == {1}
+    assert set(system.tally().num_encodes.values()) == {1}

@@ -46,7 +46,7 @@ async def test_one_is_killed_in_the_middle_of_its_jobs(system: FastSystem, fault
     await asyncio.to_thread(system.wait_until_whole)
     await asyncio.to_thread(system.wait_until_idle)
     assert all(answer.is_right for answer in [*before, *after]), [str(each) for each in after]
-    num_encodes = system.num_encodes()
+    num_encodes = system.tally().num_encodes
     assert max(num_encodes.values()) == 2, num_encodes  # somebody's job was taken over, none twice
     assert len(num_encodes) == 2 * NUM_QUESTIONS
     usual_s = median(answer.elapsed_s for answer in before)

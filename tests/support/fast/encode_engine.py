@@ -4,11 +4,11 @@ The worker is the real one (`WritingWorker`: one copy into the region, then the 
 """
 
 import asyncio
-import os
 from pathlib import Path
 
 import torch
 
+from support.fast.tally import note_encode
 from support.fast.tensors import DTYPE, MAX_GRID, WIDTH, grid_of, tensor_bytes
 from triptych_common.protocol.messages import EncodeJob
 from triptych_encoder.encoding import BadMediaError, PreparedItem
@@ -18,7 +18,7 @@ from triptych_vllm_connector.workers import WritingWorker
 
 
 class FastEncodeEngine:
-    """`Encoder`. Each encode takes `encode_s` seconds, and is one line of `tally`."""
+    """`Encoder`. Each encode takes `encode_s` seconds, and is noted in `tally`."""
 
     dtype = DTYPE
     width = WIDTH
@@ -26,7 +26,6 @@ class FastEncodeEngine:
     max_item_embeds = MAX_GRID * MAX_GRID
 
     def __init__(self, config: ConnectorConfig, encode_s: float, tally: Path) -> None:
-        self._instance = config.instance
         self._worker = WritingWorker(config, 0)
         self._encode_s = encode_s
         self._tally = tally
@@ -40,7 +39,7 @@ class FastEncodeEngine:
         return PreparedItem({"media": media}, num_rows, num_rows + 2, {"image_grid_thw": list(grid)})
 
     async def encode(self, prepared: PreparedItem, order: WriteOrder) -> None:
-        self._count(order)
+        note_encode(self._tally, order.mm_hash, order.job_id)
         await asyncio.sleep(self._encode_s)  # the work
         raw = bytearray(tensor_bytes(prepared.engine_input["media"], order.num_embeds))
         tensor = torch.frombuffer(raw, dtype=torch.float32).view(order.num_embeds, WIDTH)
@@ -52,11 +51,3 @@ class FastEncodeEngine:
 
     def close(self) -> None:
         self._worker.close()
-
-    def _count(self, order: WriteOrder) -> None:
-        line = f"{order.mm_hash} {order.job_id} {self._instance}\n".encode()
-        handle = os.open(self._tally, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-        try:
-            os.write(handle, line)  # one write: encoders share the file
-        finally:
-            os.close(handle)

@@ -4,7 +4,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from itertools import count
 
@@ -12,6 +12,7 @@ from support.fast.client import Answer, Client, Question
 from support.fast.faults import REDIS, Faults
 from support.fast.points import HANDLED, RECEIVED, SENDING
 from support.fast.system import FastSystem
+from support.fast.tally import Tally
 from support.fast.tensors import png
 from triptych_common.protocol.steps import STEPS, Channel, Occurs, Party, Step
 
@@ -92,8 +93,7 @@ class Case:
     was_reached: bool
     answers: list[Answer]
     bad_image: Answer
-    num_encodes: dict[str, int] = field(default_factory=dict)  # by mm_hash
-    num_jobs: dict[str, int] = field(default_factory=dict)  # the same, takeovers not counted
+    tally: Tally
 
     def __str__(self) -> str:
         lines = [f"at {self.point}, {'reached' if self.was_reached else 'not reached'}"]
@@ -133,7 +133,7 @@ class Scenario:
             before = await client.ask(known)  # its sizes are known from now on, its tensor is not there
             assert before.is_right, f"before anything happened: {before}"
             await asyncio.to_thread(system.evict_all)
-            encodes_before, jobs_before = system.num_encodes(), system.num_jobs()
+            tally_before = system.tally()
             with ExitStack() as undone:
                 act = self._act(victim, action, undone)
                 reached = undone.enter_context(self._faults.at(point.step.name, point.moment, act))
@@ -144,9 +144,8 @@ class Scenario:
             await asyncio.to_thread(system.wait_until_idle)
             after = await client.ask(Question(f"after {number}", (png(number + 50), png(number))))
             assert after.is_right, f"after {point}: {after}"
-        num_encodes = dict(system.num_encodes() - encodes_before)
-        num_jobs = dict(system.num_jobs() - jobs_before)
-        return Case(point, was_reached, answers, bad_image, num_encodes, num_jobs)
+        tally = system.tally().since(tally_before)
+        return Case(point, was_reached, answers, bad_image, tally)
 
     def _act(self, victim: Party | None, action: Action, undone: ExitStack) -> Callable[[str], None]:
         faults, system = self._faults, self._system

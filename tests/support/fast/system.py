@@ -17,6 +17,7 @@ from support.fast.layout import Layout, port_to_listen_at
 from support.fast.points import SEEN
 from support.fast.processes import ServiceProcess
 from support.fast.redis_look import RedisServer, registered_boots, stream_leftovers
+from support.fast.tally import Tally
 from triptych_common.domain.errors import StoreError
 from triptych_common.protocol.steps import Party
 from triptych_common.protocol.store import Evict, StatsQuery, StoreStats
@@ -36,8 +37,8 @@ class FastSystem:
         self.redis = redis_server
         base = Path("/dev/shm") if Path("/dev/shm").is_dir() else None
         self.folder = Path(tempfile.mkdtemp(prefix="triptych-fast-", dir=base))
-        self.tally = self.folder / "encodes"
-        self.tally.touch()
+        self._tally = self.folder / "encodes"
+        self._tally.touch()
         (self.folder / SEEN).mkdir()
         self.restarts: Counter[str] = Counter()
         self.exits: list[tuple[str, int | None]] = []
@@ -203,14 +204,9 @@ class FastSystem:
         """`step.moment` of everything that has happened so far."""
         return {path.name for path in (self.folder / SEEN).iterdir()}
 
-    def num_encodes(self) -> Counter[str]:
-        """By mm_hash."""
-        return Counter(line.split()[0] for line in self.tally.read_text().splitlines())
-
-    def num_jobs(self) -> Counter[str]:
-        """Jobs that were begun, by mm_hash: a job that was taken over was begun twice, and counts once."""
-        begun = {tuple(line.split()[:2]) for line in self.tally.read_text().splitlines()}
-        return Counter(mm_hash for mm_hash, _ in begun)
+    def tally(self) -> Tally:
+        """Of all encodes so far."""
+        return Tally.read(self._tally)
 
     def rss_bytes(self) -> dict[str, int]:
         return {name: service.rss_bytes() for name, service in self.services.items()}
@@ -244,7 +240,7 @@ class FastSystem:
                     self._ports[name] = port_to_listen_at()
                 arguments = self.layout.arguments(
                     party, name,
-                    redis_url=self.redis.url, folder=self.folder, tally=self.tally, ports=self._ports,
+                    redis_url=self.redis.url, folder=self.folder, tally=self._tally, ports=self._ports,
                 )  # fmt: skip
                 services[name] = ServiceProcess(party, name, arguments, self.folder)
         return services

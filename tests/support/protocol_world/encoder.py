@@ -28,6 +28,7 @@ class JobDelivery:
 
     def __init__(self, network: Network, entry: JobEntry, encoder: "EncoderActor") -> None:
         self.entry_id = str(entry.number)
+        self.num_deliveries = entry.num_deliveries
         self.envelope: Envelope = entry.envelope(CLOCK.now)
         self._network = network
         self._entry = entry

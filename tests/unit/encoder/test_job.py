@@ -53,6 +53,7 @@ class FakeDelivery:
 
     envelope: Envelope
     entry_id: str = "1-1"
+    num_deliveries: int = 1
     num_acks: int = 0
     num_hand_backs: int = 0
 

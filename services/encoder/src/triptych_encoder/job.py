@@ -72,7 +72,7 @@ class JobRunner:
         if not isinstance(job, EncodeJob):
             await delivery.ack()
             return
-        self._record_queue_time(envelope, job)
+        self._record_queue_time(delivery, job)
         try:
             flight = await self._flights.start(delivery, job)
             if flight is not None:
@@ -232,12 +232,15 @@ class JobRunner:
             "triptych.job_id": job.job_id,
         }
 
-    def _record_queue_time(self, envelope: Envelope, job: EncodeJob) -> None:
+    def _record_queue_time(self, delivery: Delivery, job: EncodeJob) -> None:
+        envelope, num_deliveries = delivery.envelope, delivery.num_deliveries
+        if num_deliveries > 1:
+            log.info("job taken over", job_id=job.job_id, num_deliveries=num_deliveries)
         now_ns = time.time_ns()
         record_span(
             "queue.encode_job",
             now_ns - int(envelope.queued_s * 1e9),
             now_ns,
             traceparent=envelope.traceparent,
-            attributes=self._attributes(job),
+            attributes=self._attributes(job) | {"triptych.num_deliveries": num_deliveries},
         )
