@@ -78,39 +78,51 @@ class RedisAddress:
 
     def client(self, client_name: str, watch: ServerWatch) -> Redis:
         """A client that connects on first use, and repeats nothing by itself."""
+        given = self.given_to_redis(client_name, Retry(NoBackoff(), 0), socket_timeout_s=None)
+        link_class = LINKS[given.link_class]
+        options = {**given.options, "redis_connect_func": watch.on_connect}
+        if link_class is not UnixLink:
+            options["socket_keepalive"] = True
+        if not self.service:
+            return Redis.from_pool(ConnectionPool(connection_class=link_class, **options))
+        sentinel = cast("Any", Sentinel)(self.sentinels, sentinel_kwargs=given.sentinel_options)
+        return Redis.from_pool(SentinelPool(self.service, sentinel, is_tls=link_class is TlsLink, **options))
+
+    def given_to_redis(
+        self, client_name: str, retry: object, *, socket_timeout_s: float | None
+    ) -> "GivenToRedis":
+        """What a client is made of. `retry`: redis-py's, of the kind of client that is made."""
         options = dict(self.options)
-        link_class = LINKS[options.pop("connection_class", Connection)]
+        link_class = options.pop("connection_class", Connection)
         sentinel_options = {
             name.removeprefix("sentinel_"): options.pop(name) for name in _SENTINEL_OPTIONS if name in options
         }
-        ours: dict[str, Any] = {
+        if self.service:  # the sentinels know where it is
+            options = {name: value for name, value in options.items() if name not in ("host", "port")}
+        ours = {
             "decode_responses": False,
             "protocol": 2,
             "client_name": client_name.replace(" ", "_"),
             "driver_info": None,
-            "socket_timeout": None,
+            "socket_timeout": socket_timeout_s,
             "socket_connect_timeout": CONNECT_TIMEOUT_S,
-            "retry": Retry(NoBackoff(), 0),
-            "redis_connect_func": watch.on_connect,
+            "retry": retry,
         }
-        if link_class is not UnixLink:
-            ours["socket_keepalive"] = True
-        if not self.service:
-            return Redis.from_pool(ConnectionPool(connection_class=link_class, **options, **ours))
-        for name in ("host", "port"):
-            options.pop(name, None)
-        sentinel = cast("Any", Sentinel)(
-            self.sentinels,
-            sentinel_kwargs={
-                "socket_connect_timeout": SENTINEL_TIMEOUT_S,
-                "socket_timeout": SENTINEL_TIMEOUT_S,
-                "retry": Retry(NoBackoff(), 0),
-                **sentinel_options,
-            },
-        )
-        return Redis.from_pool(
-            SentinelPool(self.service, sentinel, is_tls=link_class is TlsLink, **options, **ours)
-        )
+        for_sentinels = {
+            "socket_connect_timeout": SENTINEL_TIMEOUT_S,
+            "socket_timeout": SENTINEL_TIMEOUT_S,
+            "retry": retry,
+        }
+        return GivenToRedis(link_class, {**options, **ours}, {**for_sentinels, **sentinel_options})
+
+
+@dataclass(frozen=True)
+class GivenToRedis:
+    """An address in redis-py's words: options of the connections to Redis, and of those to sentinels."""
+
+    link_class: Any  # as `parse_url` derives it from the URL
+    options: Mapping[str, Any] = field(repr=False)
+    sentinel_options: Mapping[str, Any] = field(repr=False)
 
 
 def _checked(url: str) -> Mapping[str, Any]:

@@ -9,9 +9,8 @@ from redis.connection import ConnectionPool
 from redis.retry import Retry
 from redis.sentinel import Sentinel
 
-from triptych_common.bus.address import CONNECT_TIMEOUT_S, SENTINEL_TIMEOUT_S, RedisAddress
+from triptych_common.bus.address import RedisAddress
 
-_SENTINEL = "sentinel_"
 _BLOCKING: dict[Any, Any] = {  # by the class that redis-py derives from a URL
     asynchronous.Connection: Connection,
     asynchronous.SSLConnection: SSLConnection,
@@ -24,30 +23,10 @@ def blocking_client(address: RedisAddress, client_name: str, *, socket_timeout_s
 
     `socket_timeout_s`: without any progress on the network.
     """
-    given = dict(address.options)
-    link_class = _BLOCKING[given.pop("connection_class", asynchronous.Connection)]
-    options: dict[str, Any] = {
-        **{name: value for name, value in given.items() if not name.startswith(_SENTINEL)},
-        "decode_responses": False,
-        "protocol": 2,
-        "client_name": client_name.replace(" ", "_"),
-        "driver_info": None,
-        "socket_timeout": socket_timeout_s,
-        "socket_connect_timeout": CONNECT_TIMEOUT_S,
-        "retry": Retry(NoBackoff(), 0),
-    }
+    given = address.given_to_redis(client_name, Retry(NoBackoff(), 0), socket_timeout_s=socket_timeout_s)
+    link_class = _BLOCKING[given.link_class]
     if not address.service:
-        return Redis.from_pool(ConnectionPool(connection_class=link_class, **options))
-    for name in ("host", "port"):
-        options.pop(name, None)
-    sentinel = cast("Any", Sentinel)(
-        address.sentinels,
-        sentinel_kwargs={
-            "socket_connect_timeout": SENTINEL_TIMEOUT_S,
-            "socket_timeout": SENTINEL_TIMEOUT_S,
-            "retry": Retry(NoBackoff(), 0),
-            **{name.removeprefix(_SENTINEL): given[name] for name in given if name.startswith(_SENTINEL)},
-        },
-    )
-    client: Redis = sentinel.master_for(address.service, ssl=link_class is SSLConnection, **options)
+        return Redis.from_pool(ConnectionPool(connection_class=link_class, **given.options))
+    sentinel = cast("Any", Sentinel)(address.sentinels, sentinel_kwargs=given.sentinel_options)
+    client: Redis = sentinel.master_for(address.service, ssl=link_class is SSLConnection, **given.options)
     return client
