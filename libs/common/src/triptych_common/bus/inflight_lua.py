@@ -3,7 +3,8 @@
 A flight is one hash: `job`, `attempt`, `state` (claimed, queued, running, finished, failed), `until`
 (Redis' clock, ms: when a claim or an encoder's lease is over), `entry` (of the job on the stream),
 `encoder`, `num_sent`, `metadata` and `failure` (messages as JSON), and one field `r:{request}/{item}` per
-subscriber.
+subscriber: until when it waits (Redis' clock, ms), a space, the requester as JSON. Who waits no longer is
+forgotten when the flight is next looked at: a gateway that died took nobody off.
 
 Keys: the flight, then the jobs stream.
 """
@@ -25,12 +26,23 @@ local function live_for(ms)
   if redis.call('PTTL', flight) < tonumber(ms) then redis.call('PEXPIRE', flight, ms) end
 end
 
-local function subscribers()
-  local found, all = {}, redis.call('HGETALL', flight)
+local function waiting_until(ms, requester)
+  return string.format('%.0f %s', now_ms() + tonumber(ms), requester)
+end
+
+local function subscribers()  -- and their fields
+  local found, fields, now, all = {}, {}, now_ms(), redis.call('HGETALL', flight)
   for i = 1, #all, 2 do
-    if string.sub(all[i], 1, 2) == 'r:' then found[#found + 1] = all[i + 1] end
+    if string.sub(all[i], 1, 2) == 'r:' then
+      local till, requester = string.match(all[i + 1], '^(%d+) (.*)$')
+      if tonumber(till) < now then
+        redis.call('HDEL', flight, all[i])
+      else
+        found[#found + 1], fields[#fields + 1] = requester, all[i]
+      end
+    end
   end
-  return found
+  return found, fields
 end
 
 local function with_subscribers(what)
@@ -85,7 +97,7 @@ local function answer(what)
 end
 
 local function subscribe()
-  for i = 9, #ARGV, 2 do redis.call('HSET', flight, ARGV[i], ARGV[i + 1]) end
+  for i = 9, #ARGV, 2 do redis.call('HSET', flight, ARGV[i], waiting_until(ttl_ms, ARGV[i + 1])) end
   live_for(ttl_ms)
 end
 
@@ -169,7 +181,7 @@ if state == '' then
   if #redis.call('XRANGE', stream, entry, entry) == 0 then return {'unwanted'} end
   -- The flight is lost, the job is not: those whom it names are its subscribers.
   note('job', job, 'attempt', ARGV[6], 'num_sent', 1)
-  for i = 7, #ARGV, 2 do note(ARGV[i], ARGV[i + 1]) end
+  for i = 7, #ARGV, 2 do note(ARGV[i], waiting_until(ttl_ms, ARGV[i + 1])) end
 elseif get('job') ~= job or state == 'failed' or state == 'finished' then
   return {'superseded'}
 elseif state == 'running' and get('entry') ~= entry and now_ms() <= tonumber(get('until')) then
@@ -212,9 +224,9 @@ FINISH = (
 if get('job') ~= ARGV[1] then return {'gone'} end
 local told = {}
 for i = 3, #ARGV do told[ARGV[i]] = true end
-local is_told = true
-for _, field in ipairs(redis.call('HKEYS', flight)) do
-  if string.sub(field, 1, 2) == 'r:' and not told[field] then is_told = false end
+local is_told, _, fields = true, subscribers()
+for _, field in ipairs(fields) do
+  if not told[field] then is_told = false end
 end
 local reply = with_subscribers(is_told and 'finished' or 'joined')
 if not is_told or end_if_left() then return reply end

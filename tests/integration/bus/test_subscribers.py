@@ -1,0 +1,76 @@
+"""Who waits for a flight: nobody beyond its own time, however long others keep the flight alive."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Literal
+
+import pytest
+
+from tests.integration.bus.samples import LIMIT_S
+from triptych_common.bus import AsyncBus, Inflight, Start
+from triptych_common.protocol.messages import EncodeJob, EncoderCacheMetadata, Modality, Requester
+
+HASH = "a" * 64
+SHORT_S, LONG_S = 0.05, 600.0
+DEAD, ALIVE = (
+    Requester(request_id=f"of-{gateway}", item_index=0, gateway=gateway, prefill_decode="pd-0")
+    for gateway in ("dead", "alive")
+)
+JOB = EncodeJob(job_id="job-1", mm_hash=HASH, modality=Modality.IMAGE, media_num_bytes=1, requesters=(DEAD,))
+METADATA = EncoderCacheMetadata(
+    job_id="job-1", mm_hash=HASH, modality=Modality.IMAGE, num_embeds=1, width=1, dtype="float32",
+    num_bytes=4, placeholder_metadata={}, encoder="e", store="s", sealed=False, requesters=(),
+)  # fmt: skip
+
+
+async def claim(flights: Inflight, who: Requester, mode: Literal["new", "look"], ttl_s: float) -> None:
+    await flights.claim(HASH, [who], mode=mode, job_id="job-1", attempt=1, max_attempts=2, ttl_s=ttl_s)
+
+
+async def until_alone(flights: Inflight) -> None:
+    """Redis' clock wakes nobody."""
+    async with asyncio.timeout(LIMIT_S):
+        while True:
+            if await flights.announce(METADATA) == (ALIVE,):
+                return
+            await asyncio.sleep(0.01)
+
+
+@pytest.fixture
+async def bus(redis_url: str) -> AsyncIterator[AsyncBus]:
+    async with await AsyncBus.connect(redis_url, "test", client_name="tests") as connected:
+        yield connected
+
+
+@pytest.fixture
+async def flights(bus: AsyncBus) -> Inflight:
+    return Inflight(bus)
+
+
+async def test_whose_gateway_died_is_forgotten_though_others_wait_on(flights: Inflight) -> None:
+    await claim(flights, DEAD, "new", SHORT_S)
+    await claim(flights, ALIVE, "new", LONG_S)
+    assert await flights.announce(METADATA) is not None
+    await until_alone(flights)
+    is_finished, waiting = await flights.finish(HASH, "job-1", [(ALIVE.request_id, 0)])
+    assert (is_finished, waiting) == (True, (ALIVE,))
+
+
+async def test_who_asks_again_waits_on(flights: Inflight) -> None:
+    await claim(flights, DEAD, "new", SHORT_S)
+    await claim(flights, ALIVE, "new", SHORT_S)
+    await claim(flights, ALIVE, "look", LONG_S)
+    await until_alone(flights)
+
+
+async def test_whom_a_lost_flight_takes_from_its_job_waits_as_long_as_the_job(
+    flights: Inflight, bus: AsyncBus
+) -> None:
+    await claim(flights, DEAD, "new", LONG_S)
+    entry_id = await flights.publish(JOB)
+    assert entry_id is not None
+    await bus.client.delete(bus.names.inflight(HASH))
+    start, _ = await flights.start(JOB, entry_id, "e", lease_s=SHORT_S, ttl_s=SHORT_S)
+    assert start is Start.STARTED
+    await claim(flights, ALIVE, "new", LONG_S)
+    await until_alone(flights)
