@@ -138,6 +138,9 @@ class StandIn:
     def get_request_counts(self) -> tuple[int, int]:
         return len(self.running), len(self.waiting)
 
+    def make_stats(self) -> Any:
+        return SimpleNamespace(num_waiting_reqs=len(self.waiting))
+
     def get_num_unfinished_requests(self) -> int:
         return sum(self.get_request_counts())
 
@@ -220,8 +223,10 @@ def test_a_parked_request_costs_no_step(engine: Engine) -> None:
     engine.add("r1", A)
     assert engine.run() == 1
     assert engine.run() == 0
+    assert engine.scheduler.make_stats().num_waiting_reqs == 1  # parked, and waiting for vLLM's metrics
     engine.comes(A, 1)
     assert engine.scheduler.has_requests()
+    assert engine.scheduler.make_stats().num_waiting_reqs == 1
 
 
 def test_a_running_request_that_waits_for_its_next_item_costs_no_step(engine: Engine) -> None:

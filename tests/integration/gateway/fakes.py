@@ -351,6 +351,12 @@ class FakePrefillDecode:
                 if self.behaviour == "die" and index == 2:
                     yield b'data: {"id": "half an ev'
                     raise ConnectionError("the fake dies")
+                if self.behaviour == "error_late" and index == 2:
+                    yield _chunk(body, {"content": "last "}) + (
+                        b'data: {"error": {"message": "EngineCore died", "type": "x", "code": 500}}\n\n'
+                    )
+                    yield b"data: [DONE]\n\n"
+                    return
                 if self.behaviour == "stall" and index == 2:
                     await self.release.wait()
                 yield _chunk(body, {"content": word + " "})

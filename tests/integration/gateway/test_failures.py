@@ -161,13 +161,17 @@ async def test_refusal_of_prefill_decode_passes(system: System) -> None:
     assert "max_tokens is too large" in caught.value.message
 
 
-async def test_failure_after_the_first_token_ends_the_stream_with_an_error(system: System) -> None:
-    system.prefill_decode.behaviour = "die"
+@pytest.mark.parametrize(("behaviour", "last"), [("die", []), ("error_late", ["last "])])
+async def test_failure_after_the_first_token_ends_the_stream_with_an_error(
+    system: System, behaviour: str, last: list[str]
+) -> None:
+    system.prefill_decode.behaviour = behaviour
     words: list[str] = []
     stream = await system.ask("x", stream=True)
-    with pytest.raises(openai.APIError, match="broke off"):
+    with pytest.raises(openai.APIError, match="broke off") as caught:
         await collect_into(words, stream)
-    assert words == ["", "word0 ", "word1 "]
+    assert caught.value.code == "stream_interrupted"
+    assert words == ["", "word0 ", "word1 ", *last]
     await system.assert_idle()
 
 

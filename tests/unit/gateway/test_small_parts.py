@@ -16,7 +16,7 @@ from triptych_gateway.item_table import ItemFailure
 from triptych_gateway.media_shelf import MediaShelf
 from triptych_gateway.openai_errors import error_event, error_response
 from triptych_gateway.race import race
-from triptych_gateway.sse import EventCutter, error_in_first_event
+from triptych_gateway.sse import EventCutter, cut_at_error, error_in_first_event
 from triptych_gateway.tickets import error_for
 from triptych_gateway.upstream import upstream_error
 
@@ -52,6 +52,15 @@ class TestEventCutter:
         }
         assert error_in_first_event(b'data: {"choices": [{"delta": {"content": "\\"error\\""}}]}\n\n') is None
         assert error_in_first_event(b"data: [DONE]\n\n") is None
+
+    def test_events_up_to_an_error(self) -> None:
+        token = b'data: {"choices": [{"delta": {"content": "\\"error\\""}}]}\n\n'
+        other = b'data: {"choices": [], "error": null}\n\n'
+        error = b'data: {"error": {"message": "x"}}\n\n'
+        done = b"data: [DONE]\n\n"
+        assert cut_at_error(token + other + done) == (token + other + done, None)
+        assert cut_at_error(token + other + error + done) == (token + other, {"message": "x"})
+        assert cut_at_error(error) == (b"", {"message": "x"})
 
 
 class TestErrors:

@@ -137,6 +137,13 @@ class ParkingMixin:
         num_running, num_waiting = self.get_request_counts()  # type: ignore[attr-defined]
         return len(self.requests) > num_running + num_waiting + len(self._parked)  # type: ignore[attr-defined]
 
+    def make_stats(self, *args: Any, **kwargs: Any) -> Any:
+        """vLLM's metric of waiting requests counts the parked ones, too."""
+        stats = super().make_stats(*args, **kwargs)  # type: ignore[misc]
+        if stats is not None:
+            stats.num_waiting_reqs += len(self._parked)
+        return stats
+
     def finish_requests(
         self, request_ids: str | Iterable[str] | None, finished_status: RequestStatus
     ) -> list[Request]:

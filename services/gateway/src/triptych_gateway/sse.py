@@ -6,6 +6,7 @@ import orjson
 
 _END = b"\n\n"
 DONE = b"data: [DONE]"
+_ERROR = b'"error"'  # in text its quotes would be escaped
 
 
 class EventCutter:
@@ -31,11 +32,27 @@ class EventCutter:
 
 def error_in_first_event(events: bytes) -> dict[str, Any] | None:
     """The error object when the first event is an error, as vLLM sends one before any token."""
-    first = events.split(_END, 1)[0]
-    if not first.startswith(b"data:") or b'"error"' not in first:
+    return _error_of(events.split(_END, 1)[0])
+
+
+def cut_at_error(events: bytes) -> tuple[bytes, dict[str, Any] | None]:
+    """Whole events up to the first that is an error, and its error object; all of them, and None."""
+    if _ERROR not in events:
+        return events, None
+    before = b""
+    for event in events.split(_END)[:-1]:
+        error = _error_of(event)
+        if error is not None:
+            return before, error
+        before += event + _END
+    return events, None
+
+
+def _error_of(event: bytes) -> dict[str, Any] | None:
+    if not event.startswith(b"data:") or _ERROR not in event:
         return None
     try:
-        data = orjson.loads(first[len(b"data:") :])
+        data = orjson.loads(event[len(b"data:") :])
     except orjson.JSONDecodeError:
         return None
     error = data.get("error") if isinstance(data, dict) else None

@@ -9,6 +9,7 @@ import httpx
 from triptych_common.domain.errors import RequestError
 from triptych_common.telemetry.logs import get_logger
 from triptych_gateway.openai_errors import error_event, unavailable
+from triptych_gateway.sse import cut_at_error
 from triptych_gateway.upstream import Answer
 
 log = get_logger(__name__)
@@ -42,13 +43,13 @@ class ClientStream:
 async def relay_stream(
     answer: Answer, client: ClientStream, headers: dict[str, str], chunk_timeout_s: float
 ) -> int:
-    """Pass whole events through, untouched. A stream that breaks off ends with an error event.
+    """Pass whole events through, untouched. A stream that breaks off ends with an error event of ours.
 
     Returns:
         Number of chunks that were passed on.
 
     Raises:
-        RequestError: the stream broke off; nothing was sent about it yet.
+        RequestError: the stream broke off, or the model failed; nothing was sent about it yet.
     """
     await client.begin(
         200,
@@ -59,12 +60,18 @@ async def relay_stream(
             "X-Accel-Buffering": "no",
         },
     )
-    await client.write(answer.first)
-    num_chunks = 1
+    num_chunks = 0
+    chunk: bytes | None = answer.first
     try:
-        while (chunk := await _next(answer, chunk_timeout_s)) is not None:
-            await client.write(chunk)
-            num_chunks += 1
+        while chunk is not None:
+            good, fault = cut_at_error(chunk)
+            if good:
+                await client.write(good)
+                num_chunks += 1
+            if fault is not None:
+                log.warning("model failed in a stream", error=str(fault.get("message"))[:500])
+                raise unavailable("stream_interrupted", "the answer broke off: the model failed at it")
+            chunk = await _next(answer, chunk_timeout_s)
     except (httpx.HTTPError, TimeoutError) as error:
         log.warning("stream broke off", error=repr(error), num_chunks=num_chunks)
         raise unavailable(

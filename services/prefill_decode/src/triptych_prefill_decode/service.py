@@ -29,6 +29,7 @@ from triptych_common.telemetry.logs import get_logger
 from triptych_prefill_decode.draining import drain, guarded
 from triptych_prefill_decode.server import ListeningServer
 from triptych_prefill_decode.settings import PrefillDecodeSettings
+from triptych_prefill_decode.silence import SilentWhenDead
 from triptych_vllm_connector.abilities import ability
 from triptych_vllm_connector.budget import budget_embeds
 from triptych_vllm_connector.config import ConnectorConfig
@@ -131,7 +132,7 @@ async def _serve_engine(
     supported_tasks = await engine.get_supported_tasks()
     app = build_app(args, supported_tasks, engine.model_config)
     await init_app_state(engine, app.state, args, supported_tasks)
-    gate = guarded(app)
+    gate = guarded(SilentWhenDead(app, lambda: engine.errored))
     server = ListeningServer(
         uvicorn.Config(
             gate,
