@@ -126,13 +126,20 @@ class System(Server):
     state_dir: Path
     env: Mapping[str, str]
 
+    @property
+    def traces_dir(self) -> Path:
+        return self.state_dir / self.run_dir.name / "traces"
+
+    @property
+    def logs_dir(self) -> Path:
+        return self.state_dir / self.run_dir.name / "logs"
+
     def trace(self, request_id: str, *names: str) -> list[SpanRecord]:
         """The spans of a request; waits until spans called `names` are among them."""
-        folder = self.state_dir / self.run_dir.name / "traces"
         found: list[SpanRecord] = []
 
         def is_complete() -> bool:
-            found[:] = read_trace(folder, request_id)
+            found[:] = read_trace(self.traces_dir, request_id)
             return {"gateway.request", *names} <= {span.name for span in found}
 
         wait_until(is_complete, SPANS_TIMEOUT_S, f"spans {names} of {request_id}")
@@ -147,10 +154,14 @@ class System(Server):
         assert isinstance(stats, StoreStats)
         return stats
 
+    def services(self) -> dict[str, dict[str, Any]]:
+        """By name, as the supervisor knows them: `state`, `pid`, `num_restarts`, `since`, ..."""
+        status = json.loads((self.run_dir / "supervisor.json").read_text())
+        return {service["name"]: service for service in status["services"]}
+
     def service_pid(self, name: str) -> int:
         """Process of a service, as its supervisor knows it."""
-        status = json.loads((self.run_dir / "supervisor.json").read_text())
-        return next(int(service["pid"]) for service in status["services"] if service["name"] == name)
+        return int(self.services()[name]["pid"])
 
     @contextlib.contextmanager
     def stopped(self, name: str) -> Iterator[None]:

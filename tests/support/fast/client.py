@@ -36,7 +36,7 @@ def documented_codes() -> dict[int, frozenset[str]]:
 
 @dataclass(frozen=True)
 class Question:
-    """One user message: text, and images before it."""
+    """One user message: text, and images before it. A subclass may be about another model."""
 
     text: str
     images: tuple[bytes, ...] = ()
@@ -63,6 +63,11 @@ class Question:
             "max_tokens": self.num_tokens,
             "stream": self.stream,
         }
+
+    def words_in(self, choice: dict[str, Any]) -> list[str]:
+        """Of a choice of the answer, or of an event of it: what is compared with `words`."""
+        content: str = (choice.get("delta") or choice.get("message") or {}).get("content") or ""
+        return content.split()
 
 
 @dataclass
@@ -185,7 +190,7 @@ def _read_whole(answer: Answer, raw: bytes) -> None:
     if "error" in parsed:
         answer.code = str(parsed["error"]["code"])
         return
-    answer.words = parsed["choices"][0]["message"]["content"].split()
+    answer.words = answer.question.words_in(parsed["choices"][0])
     answer.is_complete = True
 
 
@@ -200,7 +205,7 @@ def _read_event(answer: Answer, data: str) -> None:
     if answer.first_token_at is None:
         answer.first_token_at = time.monotonic()
     for choice in parsed["choices"]:
-        answer.words += (choice["delta"].get("content") or "").split()
+        answer.words += answer.question.words_in(choice)
 
 
 async def ask_all(client: Client, questions: Sequence[Question]) -> list[Answer]:

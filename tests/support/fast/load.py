@@ -5,16 +5,19 @@ import random
 import statistics
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from support.fast.client import Answer, Client, Question
 from support.fast.tensors import png
 
-CLIENT_LIMIT_S = 60.0  # above every deadline: a request that takes longer hangs
+CLIENT_LIMIT_S = 60.0  # above every deadline of `FastSystem`: a request that takes longer hangs
 NUM_OLD_IMAGES = 20
 RIGHT, INTERRUPTED = "right", "200 stream_interrupted"
 SHARE_TEXT, SHARE_OLD, SHARE_SEVERAL, SHARE_LEAVES, SHARE_WHOLE = 0.25, 0.35, 0.15, 0.05, 0.2
 REFUSED_PAUSE_S = 0.05  # as `Retry-After` asks for, shortened
+LEAVE_WITHIN_S = 0.3
 
 
 @dataclass(frozen=True)
@@ -89,28 +92,70 @@ class Tally:
         return {"p50_s": cuts[49], "p95_s": cuts[94], "p99_s": cuts[98], "max_s": right[-1]}
 
 
-class Load:
-    """`num_callers` callers, each asking one question after the other, at any of the gateways."""
+class Questions(Protocol):
+    """Where questions come from, with the right answers to them."""
 
-    def __init__(self, urls: list[str], num_callers: int, seed: int) -> None:
-        self._urls = urls
-        self._num_callers = num_callers
-        self._random = random.Random(seed)
+    def draw(self, rng: random.Random, is_new: Sequence[bool], *, stream: bool) -> Question:
+        """One with an image for each of `is_new`: one that nobody has seen, or one that may be known."""
+
+
+class FastQuestions:
+    """For `FastSystem`: the right answer follows from the question."""
+
+    def __init__(self) -> None:
         self._num_images = 0
+
+    def draw(self, rng: random.Random, is_new: Sequence[bool], *, stream: bool) -> Question:
+        images = tuple(self._new_image() if new else png(rng.randrange(NUM_OLD_IMAGES)) for new in is_new)
+        num_tokens = len(images) + rng.randint(1, 40)
+        return Question(f"question {rng.randrange(1 << 30)}", images, num_tokens, stream)
+
+    def _new_image(self) -> bytes:
+        self._num_images += 1
+        return png(1_000_000 + self._num_images)
+
+
+class Load:
+    """`num_callers` callers, each asking one question after the other, at any of the gateways.
+
+    Args:
+        limit_s: above every deadline: a request that takes longer hangs.
+        refused_pause_s: how long a caller waits after an answer that is not right.
+        leave_within_s: who goes away does so after up to so many seconds.
+    """
+
+    def __init__(
+        self,
+        urls: list[str],
+        num_callers: int,
+        seed: int,
+        questions: Questions | None = None,
+        *,
+        limit_s: float = CLIENT_LIMIT_S,
+        refused_pause_s: float = REFUSED_PAUSE_S,
+        leave_within_s: float = LEAVE_WITHIN_S,
+    ) -> None:
+        self._urls = urls
+        self.num_callers = num_callers
+        self._random = random.Random(seed)
+        self._questions = questions or FastQuestions()
+        self._limit_s = limit_s
+        self._refused_pause_s = refused_pause_s
+        self._leave_within_s = leave_within_s
         self.tally = Tally()
 
     async def run_until(self, done: asyncio.Event) -> None:
         """Until `done`, and the last answers."""
-        clients = [Client(url, CLIENT_LIMIT_S) for url in self._urls]
+        clients = [Client(url, self._limit_s) for url in self._urls]
         try:
             async with asyncio.TaskGroup() as group:
-                for number in range(self._num_callers):
-                    group.create_task(self._call(clients, number, done))
+                for _ in range(self.num_callers):
+                    group.create_task(self._call(clients, done))
         finally:
             for client in clients:
                 await client.close()
 
-    async def _call(self, clients: list[Client], number: int, done: asyncio.Event) -> None:
+    async def _call(self, clients: list[Client], done: asyncio.Event) -> None:
         while not done.is_set():
             question, leave_after_s = self._question()
             order = self._random.sample(clients, len(clients))
@@ -119,35 +164,25 @@ class Load:
                 answer = await _ask_first_that_listens(order, question, leave_after_s)
             except TimeoutError:
                 self.tally.outcomes["hung"] += 1
-                self.tally.faults.append(f"hung for {CLIENT_LIMIT_S} s: {question.text}")
+                self.tally.faults.append(f"hung for {self._limit_s} s: {question.text}")
                 continue
             self.tally.judge(answer, started_at)
             if not answer.is_right:
-                await asyncio.sleep(REFUSED_PAUSE_S)  # a caller's backoff
+                await asyncio.sleep(self._refused_pause_s)  # a caller's backoff
 
     def _question(self) -> tuple[Question, float | None]:
         rng = self._random
-        leave_after_s = rng.uniform(0.0, 0.3) if rng.random() < SHARE_LEAVES else None
+        leave_after_s = rng.uniform(0.0, self._leave_within_s) if rng.random() < SHARE_LEAVES else None
         kind = rng.random()
         if kind < SHARE_TEXT:
-            images: tuple[bytes, ...] = ()
+            is_new = []
         elif kind < SHARE_TEXT + SHARE_OLD:
-            images = (png(rng.randrange(NUM_OLD_IMAGES)),)
+            is_new = [False]
         elif kind < SHARE_TEXT + SHARE_OLD + SHARE_SEVERAL:
-            images = tuple(self._any_image() for _ in range(rng.randint(2, 4)))
+            is_new = [rng.random() < 0.5 for _ in range(rng.randint(2, 4))]
         else:
-            images = (self._new_image(),)
-        text = f"question {rng.randrange(1 << 30)}"
-        num_tokens = len(images) + rng.randint(1, 40)
-        return Question(text, images, num_tokens, stream=rng.random() >= SHARE_WHOLE), leave_after_s
-
-    def _any_image(self) -> bytes:
-        rng = self._random
-        return png(rng.randrange(NUM_OLD_IMAGES)) if rng.random() < 0.5 else self._new_image()
-
-    def _new_image(self) -> bytes:
-        self._num_images += 1
-        return png(1_000_000 + self._num_images)
+            is_new = [True]
+        return self._questions.draw(rng, is_new, stream=rng.random() >= SHARE_WHOLE), leave_after_s
 
 
 async def _ask_first_that_listens(

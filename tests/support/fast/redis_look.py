@@ -1,5 +1,6 @@
 """What is in the Redis of a test's system, read without taking part."""
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
@@ -8,9 +9,10 @@ import orjson
 import redis
 
 from support.fast.layout import DEPLOYMENT
-from triptych_common.protocol.names import StreamNames
+from triptych_common.protocol.names import ENCODERS_GROUP, StreamNames
 
 LIMIT_S = 5.0
+MAX_JOBS = 100
 
 
 class RedisServer(Protocol):
@@ -36,14 +38,14 @@ def _client(url: str) -> Iterator[Any]:
         client.close()
 
 
-def stream_leftovers(url: str) -> dict[str, int]:
+def stream_leftovers(url: str, deployment: str = DEPLOYMENT) -> dict[str, int]:
     """Entries that are in a stream, or pending in a group. Handled ones are deleted.
 
     Raises:
         redis.RedisError: Redis does not answer.
     """
     found: dict[str, int] = {}
-    prefix = f"triptych:{DEPLOYMENT}:"
+    prefix = f"triptych:{deployment}:"
     with _client(url) as client:
         for key in client.scan_iter(match=f"{prefix}*", _type="stream"):
             name = key.decode().removeprefix(prefix)
@@ -53,20 +55,45 @@ def stream_leftovers(url: str) -> dict[str, int]:
     return {what: number for what, number in found.items() if number}
 
 
-def registered_boots(url: str, instances: Iterable[str]) -> dict[str, str]:
-    """Boot id by instance, of those that are registered.
+def registered_records(url: str, deployment: str, instances: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """By instance, of those that are registered.
 
     Raises:
         redis.RedisError: Redis does not answer.
     """
-    names = StreamNames(DEPLOYMENT)
-    found: dict[str, str] = {}
+    names = StreamNames(deployment)
+    found: dict[str, dict[str, Any]] = {}
     with _client(url) as client:
         for instance in instances:
             value = client.get(names.instance(instance))
             if value is not None:
-                found[instance] = orjson.loads(value)["record"]["boot_id"]
+                found[instance] = orjson.loads(value)["record"]
     return found
+
+
+def registered_boots(url: str, instances: Iterable[str]) -> dict[str, str]:
+    """Boot id by instance, of those of `FastSystem` that are registered.
+
+    Raises:
+        redis.RedisError: Redis does not answer.
+    """
+    records = registered_records(url, DEPLOYMENT, instances)
+    return {instance: record["boot_id"] for instance, record in records.items()}
+
+
+def jobs_in_hand(url: str, deployment: str) -> dict[str, set[str]]:
+    """mm_hashes of the encode jobs that were taken and are not done, by encoder.
+
+    Raises:
+        redis.RedisError: Redis does not answer.
+    """
+    stream = StreamNames(deployment).encode_jobs
+    found: dict[str, set[str]] = defaultdict(set)
+    with _client(url) as client:
+        for pending in client.xpending_range(stream, ENCODERS_GROUP, "-", "+", MAX_JOBS):
+            for _, fields in client.xrange(stream, pending["message_id"], pending["message_id"]):
+                found[pending["consumer"].decode()].add(orjson.loads(fields[b"body"])["mm_hash"])
+    return dict(found)
 
 
 def used_bytes(url: str) -> int:

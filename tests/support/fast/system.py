@@ -18,6 +18,7 @@ from support.fast.points import SEEN
 from support.fast.processes import ServiceProcess
 from support.fast.redis_look import RedisServer, registered_boots, stream_leftovers
 from support.fast.tally import Tally
+from support.leftovers import store_leftovers
 from triptych_common.domain.errors import StoreError
 from triptych_common.protocol.steps import Party
 from triptych_common.protocol.store import Evict, StatsQuery, StoreStats
@@ -134,13 +135,7 @@ class FastSystem:
 
     def leftovers(self) -> dict[str, int]:
         """What must not be there when nothing is asked; empty: nothing."""
-        found: dict[str, int] = {}
-        stats = self.store_stats()
-        for name in (
-            "num_reservations", "num_pins", "num_watches", "writing_num_bytes", "pinned_num_bytes",
-            "abandoned_num_bytes",
-        ):  # fmt: skip
-            found[f"store {name}"] = getattr(stats, name)
+        found = store_leftovers(self.store_stats())
         for name in self.names_of(Party.PREFILL_DECODE):
             counts = self._get_json(name, "/status")
             counts.pop("steps")

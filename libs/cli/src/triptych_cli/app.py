@@ -205,11 +205,15 @@ def soak(
     minutes: Annotated[float, typer.Option(min=0.01, help="How long.")] = 10.0,
     seed: Annotated[int, typer.Option(help="The same seed kills in the same order.")] = 0,
     report: Annotated[Path | None, typer.Option("--json", help="Write the report there (system).")] = None,
+    engine: Annotated[
+        str | None,
+        typer.Option(help="fast: vLLM is stood in for; real: vLLM on the CPU (system) [default: fast]."),
+    ] = None,
 ) -> None:
     """Work one part hard while its processes are killed at random; 1 if anything was wrong."""
     from triptych_cli.commands import bench as command
 
-    raise typer.Exit(command.soak(part, minutes, seed, report))
+    raise typer.Exit(command.soak(part, minutes, seed, report, engine))
 
 
 @app.command()

@@ -23,8 +23,8 @@ def bench(name: str | None, extra: list[str]) -> int:
     return subprocess.run([sys.executable, str(scripts[name]), *extra], check=False).returncode
 
 
-def soak(part: str, minutes: float, seed: int, report: Path | None) -> int:
-    """Run `benchmarks/soak_PART.py`; `report`: a file for its figures."""
+def soak(part: str, minutes: float, seed: int, report: Path | None, engine: str | None = None) -> int:
+    """Run `benchmarks/soak_PART.py`; `report`: a file for its figures; `engine`: one that the part knows."""
     scripts = {stem: file for stem, file in scripts_there().items() if stem.startswith("soak_")}
     script = scripts.get(f"soak_{part}")
     if script is None:
@@ -34,6 +34,8 @@ def soak(part: str, minutes: float, seed: int, report: Path | None) -> int:
     command = [sys.executable, str(script), f"--minutes={minutes}", f"--seed={seed}"]
     if report is not None:
         command.append(f"--json={report}")
+    if engine is not None:
+        command.append(f"--engine={engine}")
     return subprocess.run(command, check=False).returncode
 
 

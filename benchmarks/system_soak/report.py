@@ -1,0 +1,90 @@
+"""The soak itself, and what it says in the end."""
+
+import asyncio
+import statistics
+import time
+from typing import Any
+
+from support.fast.load import RIGHT, Load
+
+from system_soak.target import Target
+from system_soak.tormentor import Tormentor
+
+GOAL_SUCCESS = 0.99
+MAX_FAULTS_TOLD = 50
+
+
+async def wear_out(target: Target, load: Load, minutes: float, seed: int) -> dict[str, Any]:
+    """The report; its `faults` say what was wrong."""
+    tormentor = Tormentor(target, load.tally.deaths, seed + 1)  # not in step with the load
+    memory = {"start": target.memory_bytes()}
+    done = asyncio.Event()
+    started = time.monotonic()
+    wrong: list[str] = []
+    async with asyncio.TaskGroup() as group:
+        group.create_task(load.run_until(done))
+        try:
+            await tormentor.run(minutes * 60)
+        except RuntimeError as error:
+            wrong.append(str(error))
+        finally:
+            done.set()
+    elapsed_s = time.monotonic() - started
+    leftovers = await asyncio.to_thread(_leftovers, target, wrong)
+    memory["end"] = target.memory_bytes()
+    tally = load.tally
+    waited = tally.without_token_at_death_of("prefill_decode")
+    wrong += tally.faults[:MAX_FAULTS_TOLD]
+    if waited[RIGHT] < GOAL_SUCCESS * waited.total():
+        wrong.append(f"a prefill_decode died, and of the requests without a token became: {dict(waited)}")
+    if not tally.outcomes[RIGHT]:
+        wrong.append("nothing was answered")
+    return {
+        "engine": target.engine,
+        "seed": seed,
+        "elapsed_s": elapsed_s,
+        "num_callers": load.num_callers,
+        "num_requests": sum(tally.outcomes.values()),
+        "outcomes": dict(tally.outcomes.most_common()),
+        "latency": tally.latencies(),
+        "num_faults": sum(tormentor.counts.values()),
+        "faults_injected": dict(tormentor.counts.most_common()),
+        "longest_recovery_s": tormentor.longest_recovery_s,
+        "ready_again_s": {what: _summary(each) for what, each in sorted(target.recoveries_s().items())},
+        "without_token_when_prefill_decode_died": dict(waited),
+        "num_encodes": target.num_encodes(),
+        "restarts": target.num_restarts(),
+        "left_over": leftovers,
+        "memory_bytes": memory,
+        "faults": wrong,
+    }
+
+
+def _summary(seconds: list[float]) -> dict[str, float]:
+    return {"number": len(seconds), "median_s": statistics.median(seconds), "max_s": max(seconds)}
+
+
+def _leftovers(target: Target, wrong: list[str]) -> dict[str, int]:
+    try:
+        target.wait_until_idle()
+    except RuntimeError as error:
+        wrong.append(str(error))
+    return target.leftovers()
+
+
+def tell(report: dict[str, Any]) -> None:
+    """For people."""
+    for key in ("engine", "num_requests", "outcomes", "latency", "num_faults", "faults_injected"):
+        print(f"{key:<22} {report[key]}")
+    died = report["without_token_when_prefill_decode_died"]
+    print(f"{'a prefill_decode died':<22} of the requests without a token became: {died}")
+    print(f"{'longest recovery':<22} {report['longest_recovery_s']:.1f} s")
+    for what, taken in report["ready_again_s"].items():
+        times = f"{taken['number']} times, median {taken['median_s']:.1f} s, at most {taken['max_s']:.1f} s"
+        print(f"{'ready after kill of':<22} {what}: {times}")
+    print(f"{'left over':<22} {report['left_over'] or 'nothing'}")
+    for when, memory in report["memory_bytes"].items():
+        megabytes = {name: round(number / (1 << 20), 1) for name, number in memory.items()}
+        print(f"{'MiB at the ' + when:<22} {megabytes}")
+    for fault in report["faults"]:
+        print(f"FAULT {fault}")

@@ -1,0 +1,73 @@
+"""A system under the soak, as the soak sees it."""
+
+import random
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from support.fast.scenario import Action
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Something that befalls one service, or Redis."""
+
+    action: Action
+    service: str  # the kind: encoder, prefill_decode, gateway, cache_store, redis
+    victim: str
+    for_s: float  # of a stop and of slowness
+    what: str  # for the count of such faults
+    moment: Any = None  # of the target's own: when it is to happen
+
+
+class Target(Protocol):
+    """A running system with at least two of each service that has no other remedy than another one."""
+
+    engine: str  # for the report
+    gateway_urls: list[str]
+
+    def draw(self, rng: random.Random) -> Fault:
+        """A fault that may happen now."""
+
+    async def at_its_moment(self, fault: Fault, act: Callable[[str], None]) -> str | None:
+        """Have `act` called with the victim; who it was. None: the moment did not come."""
+
+    def kill(self, victim: str) -> None:
+        """kill -9; it is started again by whoever supervises it."""
+
+    def stop(self, victim: str) -> None: ...
+
+    def go_on(self, victim: str) -> None: ...
+
+    def slowed(self, victim: str) -> AbstractContextManager[None]: ...
+
+    def wait_until_healthy(self) -> None:
+        """Until the next fault may come.
+
+        Raises:
+            RuntimeError: not in time.
+        """
+
+    def wait_until_idle(self) -> None:
+        """Whole, and nothing is left of any request.
+
+        Raises:
+            RuntimeError: not in time; what is left.
+        """
+
+    def leftovers(self) -> dict[str, int]:
+        """Empty: nothing is left."""
+
+    def recoveries_s(self) -> dict[str, list[float]]:
+        """By what was killed, how long it took until it was ready again."""
+
+    def num_encodes(self) -> int: ...
+
+    def num_restarts(self) -> dict[str, int]:
+        """By instance."""
+
+    def memory_bytes(self) -> dict[str, int]:
+        """Of each service, and of Redis."""
+
+    def log_ends(self, num_lines: int) -> str: ...
