@@ -5,8 +5,10 @@ import random
 import signal
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from statistics import median
 
+import psutil
 import pytest
 from support.fast.client import Answer, Client, Question, ask_all
 from support.fast.redis_look import jobs_in_hand, registered_records
@@ -15,6 +17,7 @@ from support.real.processes import Part, pids_of, send
 from support.real.questions import Catalogue
 from support.system import EXACT, System, running_monolith, running_system, wait_until
 
+from triptych_cli.supervisor.process import shared_memory_of
 from triptych_common.domain.hashing import mm_hash
 from triptych_encoder.settings import EncoderSettings
 
@@ -25,6 +28,8 @@ NUM_QUESTIONS = 12  # as many as three encoders have slots
 ENCODE_DELAY_MS = 300
 CLIENT_LIMIT_S = 100.0
 TAKEN_LIMIT_S = 30
+RESTART_LIMIT_S = 300
+IDLE_LIMIT_S = 60
 LEASE_S = EncoderSettings.model_fields["takeover_idle_ms"].default / 1000
 
 
@@ -51,7 +56,7 @@ async def test_one_is_killed_in_the_middle_of_its_jobs(three: System, questions:
     async with Client(url, CLIENT_LIMIT_S) as client:
         before = await ask_all(client, quiet)
         asked = asyncio.ensure_future(ask_all(client, shaken))
-        victim, in_hand = await asyncio.to_thread(kill_one_at_work, three)
+        victim, in_hand, memory = await asyncio.to_thread(kill_one_at_work, three)
         after = await asked
     assert all(answer.is_right for answer in [*before, *after]), [str(each) for each in [*before, *after]]
 
@@ -64,12 +69,19 @@ async def test_one_is_killed_in_the_middle_of_its_jobs(three: System, questions:
     assert taken_over, in_hand
     assert all(encodes[each] <= 1 + (each in taken_over) for each in hashes), (encodes, taken_over)
     assert all(encodes[hash_of(three, question)] == 1 for question in quiet)
-    wait_until(lambda: not look.leftovers(three, [url]), CLIENT_LIMIT_S, "nothing is left over")
+    assert memory
+    wait_until(lambda: is_back(three, victim), RESTART_LIMIT_S, "the victim is back")
+    wait_until(lambda: not look.leftovers(three, [url]), IDLE_LIMIT_S, "nothing is left over")
+    assert not [path for path in memory if path.exists()]
     tell(victim, before, after, [each in taken_over for each in hashes])
 
 
-def kill_one_at_work(system: System) -> tuple[str, set[str]]:
-    """Stop an encoder with several jobs, look at them, kill it. Its name, and the mm_hashes of its jobs."""
+def kill_one_at_work(system: System) -> tuple[str, set[str], set[Path]]:
+    """Stop an encoder with several jobs, look at them, kill it.
+
+    Returns:
+        Its name, the mm_hashes of its jobs, and the files of its shared memory.
+    """
     found: dict[str, set[str]] = {}
 
     def is_at_work() -> bool:
@@ -82,8 +94,14 @@ def kill_one_at_work(system: System) -> tuple[str, set[str]]:
     pids = pids_of(system, victim, Part.WHOLE)
     send(pids, signal.SIGSTOP)  # from here on it finishes nothing
     in_hand = jobs_in_hand(look.redis_url(system), look.DEPLOYMENT)[victim]
+    memory = shared_memory_of([psutil.Process(pid) for pid in pids])
     send(pids, signal.SIGKILL)
-    return victim, in_hand
+    return victim, in_hand, memory
+
+
+def is_back(system: System, victim: str) -> bool:
+    service = system.services()[victim]
+    return service["num_restarts"] == 1 and service["state"] == "ready"
 
 
 def hash_of(system: System, question: Question) -> str:

@@ -187,6 +187,18 @@ async def test_shared_memory_of_a_killed_service_is_removed(layout: RunLayout) -
         assert not {"tt-test-memory", "sem.tt-test-memory"} & set(os.listdir("/dev/shm"))
 
 
+async def test_shared_memory_of_a_service_that_was_killed_whole_is_removed(layout: RunLayout) -> None:
+    """Nobody is left who could tidy up, nor has it mapped any more. Its next life takes the same name."""
+    with run_directory(layout):
+        watched = Watched(layout, standin("mapper", "--shared-memory=tt-test-whole"))
+        async with watched.supervisor.running():
+            for member in session_members(watched.pid("mapper")):
+                member.kill()
+            await watched.until(lambda s: s.services[0].num_restarts == 1 and s.services[0].state == "ready")
+            assert "tt-test-whole" in os.listdir("/dev/shm")
+        assert not {"tt-test-whole", "sem.tt-test-whole"} & set(os.listdir("/dev/shm"))
+
+
 async def test_a_service_deaf_to_sigterm_is_killed_after_its_limit(layout: RunLayout) -> None:
     with run_directory(layout):
         watched = Watched(layout, standin("deaf", "--deaf", stop_timeout_s=0.3))

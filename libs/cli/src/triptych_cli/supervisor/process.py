@@ -118,6 +118,7 @@ class ChildProcess:
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
+        self._memory: set[Path] = set()
 
     @classmethod
     async def start(
@@ -151,13 +152,20 @@ class ChildProcess:
                 await self._process.wait()
         return self._process.returncode is not None
 
+    def note_memory(self) -> None:
+        """Remember the shared memory that the session has now: `stop` removes what is left of it.
+
+        Of a session whose processes are all killed at once nobody could say it afterwards.
+        """
+        self._memory |= shared_memory_of(session_members(self.pid))
+
     async def stop(self, timeout_s: float) -> int:
         """End the child and its session; the number of processes that had to be killed.
 
         What they have mapped is noted while they end: an engine kills its own processes after a while,
         and who should tidy up for them may be killed here.
         """
-        memory: set[Path] = set()
+        memory = self._memory
         if self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 self._process.terminate()

@@ -168,6 +168,7 @@ class Service:
             failure = await self._until_ready(child, probe)
         ready_at = time.monotonic()
         if not failure and not self._stopping.is_set():
+            child.note_memory()
             self._set(ServiceState.READY)
             self.ready.set()
             self._settle_restart()
