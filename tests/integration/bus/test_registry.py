@@ -1,6 +1,7 @@
 """Registration, heartbeats, and who may remove a record."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -45,6 +46,19 @@ async def test_dead_instance_disappears(registry: Registry) -> None:
     assert await registry.list_instances() == [RECORD]
     await asyncio.sleep(0.2)
     assert await registry.list_instances() == []
+
+
+async def test_a_machine_whose_clock_is_hours_ahead_hides_nobody(
+    registry: Registry, raw: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ahead = RECORD.model_copy(update={"instance": "encoder-ahead"})
+    now_s = time.time()
+    await registry.register(RECORD)
+    raw.zadd("triptych:test:instances", {"long-gone": now_s - 7200})
+    monkeypatch.setattr("triptych_common.bus.registry.time.time", lambda: now_s + 7200)
+    await registry.register(ahead)
+    assert await registry.list_instances() == [ahead, RECORD]
+    assert raw.zrange("triptych:test:instances", 0, -1) == [b"pd-0", b"encoder-ahead"]  # not who is gone
 
 
 async def test_draining_is_seen_at_once(registry: Registry) -> None:

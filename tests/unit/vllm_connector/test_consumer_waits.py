@@ -19,6 +19,7 @@ from triptych_vllm_connector.consumer import Consumer
 from triptych_vllm_connector.deadlines import GRACE_S, RENEWED_WAIT_S
 from triptych_vllm_connector.inbox import PinReply
 from triptych_vllm_connector.preallocator import make_preallocator
+from triptych_vllm_connector.request_table import LONGEST_WAIT_S
 from triptych_vllm_connector.tower import Tower
 
 A, B = mm_hash("a"), mm_hash("b")
@@ -144,6 +145,19 @@ def test_params_that_make_no_sense_set_no_deadline(engine: Engine) -> None:
     request.ec_transfer_params["remaining_ms"] = "soon"
     engine.consumer.expect(request)
     assert len(engine.consumer.deadlines) == 0
+
+
+@pytest.mark.parametrize(("said", "counted_s"), [("1000", 1.0), (1000.0, 1.0), (2**63, LONGEST_WAIT_S)])
+def test_what_a_stranger_says_about_its_time_ends_no_engine_and_no_alarm(
+    engine: Engine, said: Any, counted_s: float
+) -> None:
+    """Whoever reaches the HTTP port says what JSON allows. `Alarm` cannot wait for 300 million years."""
+    request = fake_request("r1", [(A, 4)])
+    assert request.ec_transfer_params is not None
+    request.ec_transfer_params["remaining_ms"] = said
+    engine.consumer.expect(request)
+    engine.now_s += counted_s + GRACE_S
+    assert engine.passed() == ["r1"]
 
 
 # ---- running requests that wait ------------------------------------------------------------------

@@ -3,12 +3,15 @@
 from collections.abc import Callable
 from typing import Any
 
+from triptych_common.protocol.messages import ECTransferParams
 from triptych_common.telemetry.logs import get_logger
 from triptych_vllm_connector.admission import Admission, fault_of, make_admission
 from triptych_vllm_connector.preallocator import Preallocator
 from triptych_vllm_connector.speech import Speech
 
 log = get_logger(__name__)
+
+LONGEST_WAIT_S = 24 * 3600.0  # whatever is said: timers end somewhere
 
 
 class RequestTable:
@@ -59,8 +62,11 @@ class RequestTable:
         """How long `request` may wait from now; None: nothing sensible was said, or it waits for nobody."""
         if self._encodes(request) or fault_of(request.mm_features, request.ec_transfer_params) is not None:
             return None
-        remaining_ms = (request.ec_transfer_params or {}).get("remaining_ms")
-        return None if remaining_ms is None else remaining_ms / 1000
+        if request.ec_transfer_params is None:
+            return None
+        # As it was validated, not as it came: "5000" and 5000.0 pass for a number, too.
+        remaining_ms = ECTransferParams.model_validate(request.ec_transfer_params).remaining_ms
+        return min(remaining_ms, LONGEST_WAIT_S * 1000) / 1000
 
     # ---- failing and waking ----------------------------------------------------------------------
     def fail(self, admission: Admission, why: str) -> None:

@@ -22,7 +22,15 @@ log = get_logger(__name__)
 
 INTERVAL_S = 1.0
 TTL_S = 4.0
-_FORGET_AFTER_S = 3600.0  # generous: scores are the writers' wall clocks, which need not agree
+_FORGET_AFTER_S = 3600.0
+
+# Forget names that have not been heard of for long. Their scores are the writers' wall clocks, which need
+# not agree: who has a record lives, whatever ours says about its age.
+_FORGET = """
+for _, name in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', ARGV[1])) do
+  if redis.call('EXISTS', ARGV[2] .. name) == 0 then redis.call('ZREM', KEYS[1], name) end
+end
+"""
 
 # Remove an instance unless a later boot of it has registered meanwhile.
 _DEREGISTER = """
@@ -118,7 +126,9 @@ class Registry:
             async with self._bus.client.pipeline(transaction=True) as pipe:
                 pipe.set(key, value, px=int(ttl_s * 1000), get=True)
                 pipe.zadd(self._names.instances, {record.instance: now})
-                pipe.zremrangebyscore(self._names.instances, "-inf", now - _FORGET_AFTER_S)
+                pipe.eval(
+                    _FORGET, 1, self._names.instances, str(now - _FORGET_AFTER_S), self._names.instance("")
+                )
                 self._renew_inboxes(pipe, record.instance)
                 try:
                     previous: bytes | None = (await pipe.execute())[0]

@@ -62,7 +62,7 @@ class StreamNames:
     # ---- keys ----
     @property
     def instances(self) -> str:
-        """Sorted set of instance names by their last heartbeat (Redis time, seconds)."""
+        """Sorted set of instance names by their last heartbeat (seconds, wall clock of their machine)."""
         return self._key("instances")
 
     def instance(self, instance: str) -> str:
