@@ -41,10 +41,12 @@ from triptych_encoder.flights import Flights
 from triptych_encoder.job import JobRunner
 from triptych_encoder.ledger import Ledger
 from triptych_encoder.media_source import MediaSource
+from triptych_encoder.patience import Patience
 from triptych_vllm_connector.orders import WriteOrder
 
 HASH = "a" * 64
 MEDIA = b"media"
+ENGINE_TIMEOUT_S = 0.5
 
 
 @dataclass
@@ -206,6 +208,7 @@ class Bench:
             self.ledger,
             "encoder-0",
             "digest",
+            engine_timeout_s=ENGINE_TIMEOUT_S,
         )
 
     def publish(self, delivery: FakeDelivery) -> None:
@@ -448,6 +451,35 @@ async def test_a_dead_engine_leaves_the_job_to_another_encoder(bench: Bench) -> 
     with pytest.raises(EngineFailedError):
         await bench.run(delivery)
     assert delivery.num_acks == 0
+
+
+async def test_an_engine_that_lives_and_hangs_leaves_the_job_to_another_encoder(bench: Bench) -> None:
+    """Its host would renew the job's lease for ever, and whoever asks for the item would join it."""
+
+    async def hang(order: WriteOrder) -> None:
+        await asyncio.Event().wait()
+
+    bench.engine.on_encode = hang
+    delivery = delivery_of()
+    with pytest.raises(EngineFailedError, match="has not answered"):
+        await bench.run(delivery)
+    assert delivery.num_acks == 0
+    assert bench.reporter.kinds == ["EncoderCacheMetadata"]  # no word that the item failed
+
+
+async def test_an_engine_that_answers_others_is_only_slow() -> None:
+    patience, is_answered = Patience(ENGINE_TIMEOUT_S), asyncio.Event()
+
+    async def slow() -> None:
+        async with patience.with_job():
+            await is_answered.wait()
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(slow())
+        for _ in range(4):
+            async with patience.with_job():
+                await asyncio.sleep(ENGINE_TIMEOUT_S / 2)
+        is_answered.set()
 
 
 async def test_an_outcome_that_cannot_be_told_leaves_the_job_to_another_encoder(bench: Bench) -> None:

@@ -22,6 +22,7 @@ from triptych_encoder.flights import Flights, remaining_s
 from triptych_encoder.hand_over import HandOver
 from triptych_encoder.ledger import Ledger
 from triptych_encoder.media_source import MediaGoneError, MediaSource
+from triptych_encoder.patience import Patience
 from triptych_encoder.placing import Placing, is_here
 from triptych_vllm_connector.orders import WriteOrder
 
@@ -43,6 +44,7 @@ class JobRunner:
         instance: str,
         namespace_digest: str,
         memories: Callable[[], Awaitable[list[str]]] | None = None,
+        engine_timeout_s: float = 60.0,
     ) -> None:
         self._namespace_digest = namespace_digest
         self._engine = engine
@@ -52,6 +54,7 @@ class JobRunner:
         self._flights = flights
         self._ledger = ledger
         self._instance = instance
+        self._patience = Patience(engine_timeout_s)
         self._under_way: dict[str, asyncio.Lock] = {}
         self._num_waiting: dict[str, int] = {}
         self._begun: set[str] = set()  # entry ids: a job may stand on the stream twice
@@ -65,7 +68,7 @@ class JobRunner:
         """Handle one delivery to its end, and ack it.
 
         Raises:
-            EngineFailedError: the engine is dead; the delivery stays pending for another encoder.
+            EngineFailedError: the engine is dead, or hangs; the delivery stays pending for another encoder.
         """
         envelope = delivery.envelope
         job = envelope.message
@@ -210,7 +213,8 @@ class JobRunner:
         self, prepared: PreparedItem, order: WriteOrder, sealed: "asyncio.Future[int]"
     ) -> None:
         try:
-            await self._engine.encode(prepared, order)
+            async with self._patience.with_job():
+                await self._engine.encode(prepared, order)
         except EncodeRefusedError as error:
             if is_here(sealed):  # another encoder made it meanwhile, and its pin is ours already
                 self._hand_over.cancel(order.reservation_id)

@@ -1,6 +1,6 @@
 """Settings of the encoder. Environment: `TRIPTYCH_*`."""
 
-from pydantic import Field, NonNegativeInt, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from triptych_common.runtime import ServiceSettings
 from triptych_vllm_connector.config import TransportSetting
@@ -22,6 +22,9 @@ class EncoderSettings(ServiceSettings):
     )
     max_deliveries: PositiveInt = Field(
         default=3, description="a job delivered more often goes to dead-letters"
+    )
+    engine_timeout_s: PositiveFloat = Field(
+        default=60.0, description="an engine that has work and answers nothing for so long is restarted"
     )
     debug_encode_delay_ms: NonNegativeInt = Field(
         default=0, description="test option: sleep before each encode"

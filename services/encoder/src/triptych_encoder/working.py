@@ -91,6 +91,7 @@ async def work(
                 settings.instance,
                 digest,
                 pairing.memories,
+                settings.engine_timeout_s,
             )
             listener = ReplyListener(bus, names, settings.instance, ledger, hand_over)
             await drop_idle_consumers(bus, names.encode_jobs, ENCODERS_GROUP)
