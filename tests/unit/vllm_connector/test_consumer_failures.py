@@ -18,7 +18,7 @@ from support.played_engine import IDLE, A, B, C, Engine
 from triptych_common.domain.errors import StoreUnavailableError
 from triptych_common.protocol.messages import EncodeNeeded
 from triptych_common.protocol.store import Done, Pinned, StoreFailure
-from triptych_vllm_connector.inbox import StoreLost
+from triptych_vllm_connector.inbox import BusChanged, StoreLost
 
 
 def test_an_absent_item_is_ordered_from_the_gateway(engine: Engine) -> None:
@@ -65,6 +65,25 @@ def test_the_order_of_a_request_that_leaves_is_looked_after(engine: Engine) -> N
     (said,) = engine.talk.take()
     assert isinstance(said[1], EncodeNeeded)
     assert said[1].request_id == "wire-r2"
+
+
+def test_an_order_that_redis_may_have_lost_is_said_again_if_nobody_writes(engine: Engine) -> None:
+    """Nobody repeats it by itself: the request would wait until its deadline."""
+    engine.consumer.admit(fake_request("r1", [(A, 1), (B, 2)]), 0)
+    engine.replies(A, watching(A, writing=False))
+    engine.replies(B, watching(B, writing=True))
+    engine.pins.take()
+    engine.hears(BusChanged())
+    assert engine.pins.take() == [("pin_or_watch", A)]  # B's job is its gateway's to look after
+    engine.replies(A, watching(A, writing=False))
+    assert engine.talk.words() == ["encode needed 0"] * 2
+    engine.hears(BusChanged())
+    engine.replies(A, watching(A, writing=True))  # the order was heard, after all
+    assert engine.talk.words() == []
+    engine.replies(A, pinned(A, 1))
+    engine.pins.take()
+    engine.hears(BusChanged())
+    assert engine.pins.take() == []
 
 
 # ---- failures -------------------------------------------------------------------------------------

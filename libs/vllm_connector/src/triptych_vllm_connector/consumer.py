@@ -19,7 +19,7 @@ from triptych_vllm_connector.arrivals import Arrivals
 from triptych_vllm_connector.deadlines import Deadlines
 from triptych_vllm_connector.grants import Grants
 from triptych_vllm_connector.holdings import Holdings
-from triptych_vllm_connector.inbox import Heard, Inbox, PinReply, StoreLost
+from triptych_vllm_connector.inbox import BusChanged, Heard, Inbox, PinReply, StoreLost
 from triptych_vllm_connector.items import ItemState, LoadOrder
 from triptych_vllm_connector.links import PinLink, TalkLink
 from triptych_vllm_connector.preallocator import Preallocator
@@ -233,6 +233,8 @@ class Consumer:
                 case StoreLost():
                     self.is_store_lost = True
                     self._arrivals.store_lost()
+                case BusChanged():
+                    self._holdings.ask_again()
         return self._requests.take_to_wake()
 
     def take_failed(self) -> set[str]:

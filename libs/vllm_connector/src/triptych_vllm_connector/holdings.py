@@ -60,6 +60,11 @@ class Holdings:
         elif self.items.take_orphaned_order(mm_hash):
             self._pins.pin_or_watch(mm_hash)  # its gateway forgets the order: if nobody writes, order again
 
+    def ask_again(self) -> None:
+        """What a gateway was asked to order may be lost: if nobody writes it, it is ordered again."""
+        for mm_hash in self.items.ordered_hashes():
+            self._pins.pin_or_watch(mm_hash)
+
     def forget_views(self) -> None:
         """vLLM emptied its encoder cache: the pins of the views end with them, and new ones are needed."""
         for mm_hash in self.items.forget_views():

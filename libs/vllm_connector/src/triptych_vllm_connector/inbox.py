@@ -12,6 +12,10 @@ class StoreLost:
     """The store session ended; every pin that no worker holds is gone."""
 
 
+class BusChanged:
+    """Another Redis answers than before: what was said may be lost."""
+
+
 class PinReply:
     """The store's answer to one `pin_or_watch`."""
 
@@ -20,7 +24,7 @@ class PinReply:
         self.reply = reply
 
 
-Heard = PinReply | EntrySealed | WriterLost | EncoderCacheMetadata | StoreLost
+Heard = PinReply | EntrySealed | WriterLost | EncoderCacheMetadata | StoreLost | BusChanged
 
 
 class Inbox:

@@ -95,6 +95,14 @@ class ItemTable:
         """A gateway was asked for the item, in the name of `holder`."""
         self._items[mm_hash].ordered_by = holder
 
+    def ordered_hashes(self) -> list[str]:
+        """Items that are awaited, and that a gateway was asked for."""
+        return [
+            item.mm_hash
+            for item in self._items.values()
+            if item.state is ItemState.WATCHING and item.ordered_by is not None
+        ]
+
     def pinned(self, mm_hash: str, pin_id: int, descriptor: Descriptor) -> bool:
         """The store pinned it for us. False: nobody needs it any more, give the pin back."""
         item = self._items.get(mm_hash)

@@ -11,7 +11,7 @@ from triptych_common.telemetry.logs import get_logger
 from triptych_vllm_connector.alarm import Alarm
 from triptych_vllm_connector.config import ConnectorConfig
 from triptych_vllm_connector.consumer import Consumer
-from triptych_vllm_connector.inbox import Inbox, PinReply, StoreLost
+from triptych_vllm_connector.inbox import BusChanged, Inbox, PinReply, StoreLost
 from triptych_vllm_connector.links import BusTalkLink, StorePinLink
 from triptych_vllm_connector.preallocator import make_preallocator
 from triptych_vllm_connector.readable_pins import ReadablePins
@@ -70,6 +70,7 @@ def open_consumer(
         if isinstance(envelope.message, EncoderCacheMetadata):
             consumer.post(envelope.message)
 
+    bus.on_server_changed(lambda: consumer.post(BusChanged()))
     bus.subscribe(
         names.metadata(config.instance), group=OWNER_GROUP, consumer=config.instance, callback=on_metadata
     )

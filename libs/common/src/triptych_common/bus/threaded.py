@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from triptych_common.bus.asyncbus import AsyncBus
 from triptych_common.bus.connection import reconnect_backoff
 from triptych_common.bus.publisher import StreamEntry
+from triptych_common.bus.server_watch import OnServerChanged
 from triptych_common.domain.errors import BusUnavailableError
 from triptych_common.protocol import codec
 from triptych_common.protocol.codec import Envelope
@@ -107,6 +108,10 @@ class ThreadedBus:
         """
         subscription = _Subscription(stream, group, consumer, callback)
         self._wake(lambda: self._start_reader(subscription))
+
+    def on_server_changed(self, callback: OnServerChanged) -> None:
+        """See `AsyncBus.on_server_changed`; it is called on the bus's thread."""
+        self._wake(lambda: self._bus.on_server_changed(callback))
 
     def close(self, flush_s: float = 2.0) -> None:
         """Send what is queued, for at most `flush_s`, and end the thread. Idempotent."""
