@@ -1,0 +1,289 @@
+"""How soon everything of a request is given back when its client goes away. Real engines.
+
+    python benchmarks/cancellation.py [--rounds 10] [--json FILE]
+
+One system (one encoder with two slots, made slow on purpose; one prefill_decode with space for one image),
+and requests that are left at one stage each:
+
+    queued     its job stands behind two others: the job goes, with the flight
+    encoding   its image is being encoded: vLLM's request goes, and the watch; the encode ends into the cache
+    granted    it has the only space: who waits for that gets it
+    decoding   it is streaming: vLLM's request goes, and with it the image's pin
+
+Milliseconds from the close of the connection. What is looked at from outside is looked at every 5 ms. Exit
+status 1 if something was not given back at all.
+"""
+
+import argparse
+import asyncio
+import json
+import statistics
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, cast
+
+import httpx
+import redis.asyncio as redis
+from openai import AsyncOpenAI, DefaultAsyncHttpxClient
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+
+from support.system import MODEL, System, image_part, load_strips, running_system  # noqa: E402
+
+from triptych_cli.supervisor.state import read_status  # noqa: E402
+from triptych_common.protocol.names import StreamNames  # noqa: E402
+from triptych_common.protocol.store import StatsQuery, StoreStats  # noqa: E402
+from triptych_common.region import AsyncStoreSession  # noqa: E402
+
+ENCODE_DELAY_S = 3.0
+NUM_SLOTS = 2
+BUDGET_EMBEDS = 12  # one strip of three digits
+LOOK_S = 0.005
+LIMIT_S = 30.0
+QUESTION = {"type": "text", "text": "read the digits"}
+
+
+class Looker:
+    """What the system holds, seen from outside."""
+
+    def __init__(
+        self, system: System, bus: "redis.Redis", names: StreamNames, store: AsyncStoreSession
+    ) -> None:
+        self._system = system
+        self._bus: Any = bus
+        self._names = names
+        self._store = store
+        self._http = httpx.AsyncClient(trust_env=False, timeout=5.0)
+        self._gateway = httpx.URL(system.base_url).join("/metrics")
+        self._engine = httpx.URL()
+
+    async def find_engine(self) -> None:
+        record = json.loads(await self._bus.get(self._names.instance("prefill_decode-0")))["record"]
+        self._engine = httpx.URL(record["url"]).join("/metrics")
+
+    async def close(self) -> None:
+        await self._http.aclose()
+
+    async def gateway_requests(self) -> int:
+        return await self._sum(self._gateway, "triptych_gateway_requests_in_flight")
+
+    async def engine_requests(self) -> int:
+        return await self._sum(self._engine, "vllm:num_requests_running", "vllm:num_requests_waiting{")
+
+    async def jobs(self) -> int:
+        return int(await self._bus.xlen(self._names.encode_jobs))
+
+    async def flights(self) -> int:
+        return len([key async for key in self._bus.scan_iter(match=self._names.inflight("*"))])
+
+    async def store(self) -> StoreStats:
+        return cast("StoreStats", await self._store.request(StatsQuery(seq=0)))
+
+    async def is_idle(self) -> bool:
+        stats = await self.store()
+        held = stats.num_pins + stats.num_watches + stats.num_reservations
+        return not held + await self.gateway_requests() + await self.engine_requests() + await self.jobs()
+
+    async def _sum(self, url: httpx.URL, *names: str) -> int:
+        lines = (await self._http.get(url)).text.splitlines()
+        return int(sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(names)))
+
+
+async def until(condition: Callable[[], Awaitable[bool]], what: str) -> float:
+    """When it held: seconds, monotonic.
+
+    Raises:
+        TimeoutError: not in time.
+    """
+    deadline = time.monotonic() + LIMIT_S
+    while True:
+        if await condition():
+            return time.monotonic()
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"not within {LIMIT_S} s: {what}")
+        await asyncio.sleep(LOOK_S)
+
+
+class Caller:
+    """Clients of one gateway. Every question has an image that nobody has seen."""
+
+    def __init__(self, system: System, num_images: int) -> None:
+        self._openai = AsyncOpenAI(
+            base_url=system.base_url, api_key="none", max_retries=0, timeout=LIMIT_S * 2,
+            http_client=DefaultAsyncHttpxClient(trust_env=False),
+        )  # fmt: skip
+        strips = load_strips().held_out_strips(num_images * 4, seed=71)
+        self._strips = iter([strip for strip in strips if len(strip.digits.split()) == 3])
+
+    async def close(self) -> None:
+        await self._openai.close()
+
+    def ask(self, started: asyncio.Event | None = None, max_tokens: int = 8) -> "asyncio.Task[str]":
+        """The request id; cancel it to close the connection. `started`: set at the third token."""
+        return asyncio.get_running_loop().create_task(self._ask(next(self._strips).png, started, max_tokens))
+
+    async def _ask(self, png: bytes, started: asyncio.Event | None, max_tokens: int) -> str:
+        messages: Any = [{"role": "user", "content": [image_part(png), QUESTION]}]
+        create = self._openai.chat.completions.with_streaming_response.create(
+            model=MODEL.name, messages=messages, max_tokens=max_tokens, stream=True,
+            extra_body={"ignore_eos": True},
+        )  # fmt: skip
+        async with create as response:
+            num_tokens = 0
+            async for _ in await response.parse():
+                num_tokens += 1
+                if num_tokens == 3 and started is not None:
+                    started.set()
+            return response.headers["x-request-id"]
+
+
+async def leave(*tasks: "asyncio.Task[str]") -> float:
+    """When the connections were closed."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    return time.monotonic()
+
+
+# ---- the stages ----------------------------------------------------------------------------------
+async def queued(caller: Caller, looker: Looker) -> dict[str, float]:
+    others = [caller.ask() for _ in range(NUM_SLOTS)]
+    await until(lambda: _is(looker.flights, NUM_SLOTS), "the others are under way")
+    await until(lambda: _has(looker, num_reservations=NUM_SLOTS), "both slots are taken")
+    victim = caller.ask()
+    await until(lambda: _is(looker.jobs, NUM_SLOTS + 1), "its job is queued")
+    left = await leave(victim)
+    gone = await _all(
+        job=until(lambda: _is(looker.jobs, NUM_SLOTS), "its job goes"),
+        flight=until(lambda: _is(looker.flights, NUM_SLOTS), "its flight goes"),
+        gateway=until(lambda: _is(looker.gateway_requests, NUM_SLOTS), "the gateway forgets it"),
+    )
+    await asyncio.gather(*others)
+    return {what: at - left for what, at in gone.items()}
+
+
+async def encoding(caller: Caller, looker: Looker) -> dict[str, float]:
+    victim = caller.ask()
+    await until(lambda: _has(looker, num_reservations=1, num_watches=2), "its image is being encoded")
+    await until(lambda: _is(looker.engine_requests, 1), "vLLM has it")
+    left = await leave(victim)
+    gone = await _all(
+        engine=until(lambda: _is(looker.engine_requests, 0), "vLLM forgets it"),
+        watch=until(lambda: _has_at_most_one_watch(looker), "prefill_decode's watch ends"),
+        gateway=until(lambda: _is(looker.gateway_requests, 0), "the gateway forgets it"),
+    )
+    if not await _has(looker, num_reservations=1):
+        raise RuntimeError("the encode was over before the look")
+    return {what: at - left for what, at in gone.items()}
+
+
+async def granted(caller: Caller, looker: Looker, system: System) -> dict[str, float]:
+    has_space = caller.ask()
+    await until(lambda: _has(looker, num_watches=2), "the first one has the space")
+    waits = caller.ask()
+    await until(lambda: _has(looker, num_reservations=2), "the second image is announced")
+    await until(lambda: _is(looker.engine_requests, 2), "vLLM has both")
+    left_ns = time.time_ns() - time.monotonic_ns() + int(await leave(has_space) * 1e9)
+    request_id = await waits
+    spans = await asyncio.to_thread(system.trace, request_id, "prefill.preallocate")
+    granted_ns = next(span.end_ns for span in spans if span.name == "prefill.preallocate")
+    return {"space": (granted_ns - left_ns) / 1e9}
+
+
+async def decoding(caller: Caller, looker: Looker) -> dict[str, float]:
+    started = asyncio.Event()
+    victim = caller.ask(started, max_tokens=1500)
+    await asyncio.wait_for(started.wait(), LIMIT_S)
+    left = await leave(victim)
+    gone = await _all(
+        engine=until(lambda: _is(looker.engine_requests, 0), "vLLM forgets it"),
+        pins=until(lambda: _has(looker, num_pins=0), "no pin is left"),
+        gateway=until(lambda: _is(looker.gateway_requests, 0), "the gateway forgets it"),
+    )
+    return {what: at - left for what, at in gone.items()}
+
+
+async def _is(look: Callable[[], Awaitable[int]], number: int) -> bool:
+    return await look() == number
+
+
+async def _has_at_most_one_watch(looker: Looker) -> bool:
+    """The encoder's own."""
+    return (await looker.store()).num_watches <= 1
+
+
+async def _has(looker: Looker, **numbers: int) -> bool:
+    stats = await looker.store()
+    return all(getattr(stats, name) == number for name, number in numbers.items())
+
+
+async def _all(**waits: Awaitable[float]) -> dict[str, float]:
+    return dict(zip(waits, await asyncio.gather(*waits.values()), strict=True))
+
+
+# ---- the run -------------------------------------------------------------------------------------
+async def measure(system: System, rounds: int) -> dict[str, dict[str, float]]:
+    """`{stage what: {p50_ms, max_ms}}`.
+
+    Raises:
+        TimeoutError: something was not given back.
+    """
+    status = read_status(system.run_dir / "supervisor.json")
+    if status is None:
+        raise RuntimeError("the system that was started is not there")
+    names = StreamNames(status.deployment)
+    caller = Caller(system, (NUM_SLOTS + 4) * (rounds + 1))
+    found: dict[str, list[float]] = {}
+    async with (
+        redis.Redis.from_url(status.redis_url) as bus,
+        await AsyncStoreSession.connect(system.run_dir / "store.sock", "bench/stats") as store,
+    ):
+        looker = Looker(system, bus, names, store)
+        await looker.find_engine()
+        stages: dict[str, Callable[[], Awaitable[dict[str, float]]]] = {
+            "queued": lambda: queued(caller, looker),
+            "encoding": lambda: encoding(caller, looker),
+            "granted": lambda: granted(caller, looker, system),
+            "decoding": lambda: decoding(caller, looker),
+        }
+        try:
+            await caller.ask()  # the engines' first steps are slow
+            for _ in range(rounds):
+                for stage, run in stages.items():
+                    await until(looker.is_idle, "nothing is under way")
+                    for what, seconds in (await run()).items():
+                        found.setdefault(f"{stage}: {what}", []).append(seconds * 1e3)
+            await until(looker.is_idle, "nothing is left")
+        finally:
+            await caller.close()
+            await looker.close()
+    return {what: {"p50_ms": statistics.median(each), "max_ms": max(each)} for what, each in found.items()}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    with running_system(
+        TRIPTYCH_DEBUG_ENCODE_DELAY_MS=str(int(ENCODE_DELAY_S * 1e3)),
+        TRIPTYCH_NUM_SLOTS=str(NUM_SLOTS),
+        TRIPTYCH_BUDGET_EMBEDS=str(BUDGET_EMBEDS),
+    ) as system:
+        try:
+            found = asyncio.run(measure(system, options.rounds))
+        except TimeoutError as error:
+            print(f"FAULT {error}")
+            return 1
+    for what, numbers in found.items():
+        print(f"{what:<22} p50 {numbers['p50_ms']:7.1f} ms   max {numbers['max_ms']:7.1f} ms")
+    if options.json is not None:
+        options.json.write_text(json.dumps(found, indent=2) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
