@@ -1,7 +1,7 @@
 """What a running system holds, and whether it is whole. Nothing here takes part in it."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import httpx
 import orjson
@@ -72,23 +72,29 @@ def leftovers(system: System, urls: Sequence[str]) -> dict[str, int]:
         ValueError: a prefill_decode does not say how many requests it has.
     """
     found = store_leftovers(system.store_stats())
-    found |= dict(_waiting(system))
+    found |= requests_in_engines(system)
     for url in urls:
         found[f"{url} requests"] = int(str(health(url)["num_requests"]))
     found |= stream_leftovers(redis_url(system), DEPLOYMENT)
     return {what: number for what, number in found.items() if number}
 
 
-def _waiting(system: System) -> Iterator[tuple[str, int]]:
-    """Requests in each prefill_decode's engine; those that are parked are waiting ones."""
-    for name, record in registered_records(redis_url(system), DEPLOYMENT, system.services()).items():
-        if record["url"] is not None and kind_of(name) == "prefill_decode":
-            text = httpx.get(f"{record['url']}/metrics", timeout=LIMIT_S, trust_env=False).text
-            found = _WAITS.findall(text)
-            if not found:
-                raise ValueError(f"{name} has no metrics of its requests: {text[:1000]}")
-            for state, number in found:
-                yield f"{name} {state}", int(float(number))
+def requests_in_engines(system: System) -> dict[str, int]:
+    """`NAME running` and `NAME waiting` of each prefill_decode; those that are parked are waiting ones.
+
+    Raises:
+        httpx.HTTPError, redis.RedisError: somebody does not answer.
+        ValueError: a prefill_decode does not say it.
+    """
+    found: dict[str, int] = {}
+    names = [name for name in system.services() if kind_of(name) == "prefill_decode"]
+    for name, record in registered_records(redis_url(system), DEPLOYMENT, names).items():
+        text = httpx.get(f"{record['url']}/metrics", timeout=LIMIT_S, trust_env=False).text
+        numbers = _WAITS.findall(text)
+        if not numbers:
+            raise ValueError(f"{name} has no metrics of its requests: {text[:1000]}")
+        found |= {f"{name} {state}": int(float(number)) for state, number in numbers}
+    return found
 
 
 def rss_bytes(system: System) -> dict[str, int]:
