@@ -1,6 +1,7 @@
 """When parts fail: what the caller sees, and that nothing is left behind."""
 
 import asyncio
+import socket
 import time
 from typing import Any
 
@@ -221,6 +222,25 @@ async def test_stream_that_stalls_ends_with_an_error(system: System) -> None:
     stream = await system.ask("x", stream=True)
     with pytest.raises(openai.APIError, match="broke off"):
         await collect_into([], stream)
+
+
+@pytest.mark.parametrize(
+    "system", [{"chunk_timeout_s": 0.5}, {"request_timeout_s": 2.0}], indirect=True, ids=str
+)
+async def test_a_client_that_stays_and_does_not_read_is_let_go(
+    system: System, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its buffers are full: whatever is sent to it, also the error event, waits for ever."""
+    monkeypatch.setattr(FakePrefillDecode, "_text", lambda self, body: " ".join(["x" * 100_000] * 300))
+    body = orjson.dumps({"model": MODEL, "stream": True, "messages": [{"role": "user", "content": "x"}]})
+    with socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.connect(("127.0.0.1", system.gateway.settings.port))
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+        client.sendall(head.encode() + body)
+        await until(lambda: b"gateway_request_seconds_count 1.0" in system.gateway.metrics.metrics.render())
+    assert system.prefill_decode.num_disconnects == 1
+    await system.assert_idle()
 
 
 @pytest.mark.parametrize("system", [{"max_requests_in_flight": 1}], indirect=True)

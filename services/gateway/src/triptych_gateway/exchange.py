@@ -43,6 +43,7 @@ from triptych_gateway.tickets import Ticket
 log = get_logger(__name__)
 
 CLIENT_CLOSED_REQUEST = 499
+LAST_WORD_S = 1.0  # for a client that may have stopped reading
 Chosen = TypeVar("Chosen")
 PARSE_INLINE_BYTES = 32 << 10  # larger bodies are parsed in a thread: the event loop goes on
 
@@ -60,7 +61,7 @@ class ChatExchange(Response):
         self._echo: dict[str, str] = {"X-Request-Id": self._request_id}
 
     async def __call__(self, scope: Scope, receive: Receive, send: AsgiSend) -> None:
-        client = ClientStream(send)
+        client = ClientStream(send, self._settings.chunk_timeout_s)
         status = 200
         attributes = {"triptych.request_id": self._request_id}
         # traceparent="": a root of its own, whatever the client sends
@@ -93,10 +94,14 @@ class ChatExchange(Response):
             code=error.code,
             param=error.param,
         )
-        if client.has_begun:
-            await end_with_error(client, error)
-        else:
-            await error_response(error, self._echo)(scope, receive, send)
+        try:
+            async with asyncio.timeout(LAST_WORD_S):
+                if client.has_begun:
+                    await end_with_error(client, error)
+                else:
+                    await error_response(error, self._echo)(scope, receive, send)
+        except (TimeoutError, ClientDisconnect):
+            log.info("client does not read", request_id=self._request_id)
         return error.status_code
 
     async def _run(self, client: ClientStream, root: Span) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
 import httpx
+from starlette.requests import ClientDisconnect
 
 from triptych_common.domain.errors import RequestError
 from triptych_common.telemetry.logs import get_logger
@@ -18,10 +19,15 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 
 class ClientStream:
-    """The response being sent. Knows whether it has begun, and whether it has ended."""
+    """The response being sent. Knows whether it has begun, and whether it has ended.
 
-    def __init__(self, send: Send) -> None:
-        self._send = send
+    Every method raises ClientDisconnect when the client takes nothing for `timeout_s`: one that stays, and
+    does not read, would keep its place for ever.
+    """
+
+    def __init__(self, send: Send, timeout_s: float) -> None:
+        self._send_unbounded = send
+        self._timeout_s = timeout_s
         self.has_begun = False
         self.has_ended = False
 
@@ -38,6 +44,13 @@ class ClientStream:
         if not self.has_ended:
             self.has_ended = True
             await self._send({"type": "http.response.body", "body": chunk, "more_body": False})
+
+    async def _send(self, message: MutableMapping[str, Any]) -> None:
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await self._send_unbounded(message)
+        except TimeoutError as error:
+            raise ClientDisconnect from error
 
 
 async def relay_stream(
