@@ -1,13 +1,14 @@
 """Consumers against a real Redis: delivery, flow control, takeover, dead letters, loss of data."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from typing import Any
 
 import pytest
 import redis
 
 from triptych_common.bus import AsyncBus, Consumer, Delivery
+from triptych_common.bus.group import Group
 from triptych_common.domain.errors import BusUnavailableError
 from triptych_common.protocol.codec import Envelope
 from triptych_common.protocol.messages import EncodeCompleted
@@ -45,6 +46,29 @@ def raw(redis_url: str) -> Any:
 
 def num_pending(raw: Any) -> int:
     return int(raw.xpending(STREAM, GROUP)["pending"])
+
+
+async def test_one_fault_does_not_end_the_renewal_of_leases(
+    bus: AsyncBus, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever this consumer works on would be taken over, again and again, and it would not know why."""
+    renewals: asyncio.Queue[None] = asyncio.Queue()
+    renew = Group.renew
+
+    async def fail_once(self: Group, holding: Collection[bytes]) -> None:
+        renewals.put_nowait(None)
+        if renewals.qsize() == 1:
+            raise RuntimeError("a fault of the client's")
+        await renew(self, holding)
+
+    monkeypatch.setattr(Group, "renew", fail_once)
+    await bus.publish(STREAM, message(1))
+    async with bus.consumer(STREAM, group=GROUP, consumer="e-0", min_idle_ms=60) as consumer:
+        await take(consumer)
+        async with asyncio.timeout(LIMIT_S):
+            while renewals.qsize() < 3:
+                await asyncio.sleep(0.01)
+    assert caplog.messages == ["lease not renewed"]
 
 
 async def test_in_order_with_everything_that_travels(bus: AsyncBus, raw: Any) -> None:

@@ -41,6 +41,26 @@ async def test_heartbeats_outlive_the_time_to_live(registry: Registry) -> None:
         assert await registry.list_instances() == [RECORD]
 
 
+async def test_one_fault_does_not_end_the_heartbeat(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The instance would go on, and never be chosen again; nobody would hear why."""
+    beats: asyncio.Queue[None] = asyncio.Queue()
+    register = registry.register
+
+    async def fail_once(record: InstanceRecord, **options: Any) -> str | None:
+        beats.put_nowait(None)
+        if beats.qsize() == 2:
+            raise RuntimeError("a fault of the client's")
+        return await register(record, **options)
+
+    monkeypatch.setattr(registry, "register", fail_once)
+    async with registry.keep_registered(RECORD, interval_s=0.02, ttl_s=60), asyncio.timeout(5):
+        while beats.qsize() < 4:
+            await asyncio.sleep(0.01)
+    assert caplog.messages == ["heartbeat failed"]
+
+
 async def test_dead_instance_disappears(registry: Registry) -> None:
     await registry.register(RECORD, ttl_s=0.1)
     assert await registry.list_instances() == [RECORD]

@@ -284,6 +284,8 @@ class Consumer:
                 await self._group.renew(self._outstanding.keys())
             except _UNAVAILABLE as error:
                 log.warning("lease not renewed", stream=self._group.stream, error=str(error))
+            except Exception:  # nobody awaits this task
+                log.exception("lease not renewed", stream=self._group.stream)
 
     def _lost(self, error: Exception) -> None:
         """Start over: the group may be gone, and an answer to our read may have been lost."""

@@ -209,6 +209,9 @@ class Registry:
                         "heartbeat failed", instance=instance, error=str(error), num_failures=num_failures
                     )
                 continue
+            except Exception:  # without heartbeats the instance would go on, unseen by all others
+                log.exception("heartbeat failed", instance=instance)
+                continue
             if num_failures:
                 log.info("heartbeat works again", instance=instance, num_failures=num_failures)
                 num_failures = 0
