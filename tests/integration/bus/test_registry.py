@@ -1,6 +1,7 @@
 """Registration, heartbeats, and who may remove a record."""
 
 import asyncio
+import itertools
 import time
 from collections.abc import AsyncIterator
 from typing import Any
@@ -45,19 +46,20 @@ async def test_one_fault_does_not_end_the_heartbeat(
     registry: Registry, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The instance would go on, and never be chosen again; nobody would hear why."""
-    beats: asyncio.Queue[None] = asyncio.Queue()
+    beats: asyncio.Queue[int] = asyncio.Queue()
+    numbers = itertools.count(1)
     register = registry.register
 
     async def fail_once(record: InstanceRecord, **options: Any) -> str | None:
-        beats.put_nowait(None)
-        if beats.qsize() == 2:
+        beats.put_nowait(number := next(numbers))
+        if number == 2:
             raise RuntimeError("a fault of the client's")
         return await register(record, **options)
 
     monkeypatch.setattr(registry, "register", fail_once)
     async with registry.keep_registered(RECORD, interval_s=0.02, ttl_s=60), asyncio.timeout(5):
-        while beats.qsize() < 4:
-            await asyncio.sleep(0.01)
+        for _ in range(4):
+            await beats.get()
     assert caplog.messages == ["heartbeat failed"]
 
 

@@ -27,6 +27,7 @@ from triptych_common.runtime import StopSignal
 from triptych_common.telemetry import setup_logging, setup_tracing
 from triptych_common.telemetry.logs import get_logger
 from triptych_prefill_decode.draining import drain, guarded
+from triptych_prefill_decode.liveness import EngineGoneError, watch_answers
 from triptych_prefill_decode.server import ListeningServer
 from triptych_prefill_decode.settings import PrefillDecodeSettings
 from triptych_prefill_decode.silence import SilentWhenDead
@@ -43,11 +44,8 @@ from triptych_vllm_connector.process_end import end_quickly
 log = get_logger(__name__)
 
 HEALTH_CHECK_S = 1.0
+ANSWER_CHECK_S = 5.0
 CUT_OFF_S = 1  # for answers that are cut off, and for connections to close
-
-
-class EngineGoneError(TriptychError):
-    """vLLM's engine is dead: this process must be restarted."""
 
 
 async def serve(settings: PrefillDecodeSettings, stop: StopSignal) -> None:
@@ -180,10 +178,14 @@ async def _serve_engine(
                         model=settings.model_name,
                         transports=[each.value for each in own.transports],
                     )
-                    check = group.create_task(_check_engine(engine, server))
+                    checks = [
+                        group.create_task(_check_engine(engine, server)),
+                        group.create_task(_watch_answers(engine, settings.engine_timeout_s)),
+                    ]
                     await stop.wait()
                     await drain(registration, gate, settings.drain_timeout_s)
-                    check.cancel()
+                    for check in checks:
+                        check.cancel()
             finally:
                 server.should_exit = True  # what still runs is cut off
     except* TriptychError as failures:
@@ -203,3 +205,15 @@ async def _check_engine(engine: Any, server: uvicorn.Server) -> None:
         except EngineDeadError as error:
             raise EngineGoneError(f"vLLM's engine died: {error}") from error
     raise EngineGoneError("vLLM's HTTP server ended by itself")
+
+
+async def _watch_answers(engine: Any, timeout_s: float) -> None:
+    """Until cancelled.
+
+    Raises:
+        EngineGoneError: the engine hangs, or died.
+    """
+    try:
+        await watch_answers(engine, interval_s=ANSWER_CHECK_S, timeout_s=timeout_s)
+    except EngineDeadError as error:
+        raise EngineGoneError(f"vLLM's engine died: {error}") from error

@@ -3,7 +3,7 @@
 import socket
 from typing import Literal
 
-from pydantic import Field, PositiveInt
+from pydantic import Field, PositiveFloat, PositiveInt
 
 from triptych_common.runtime import ServiceSettings
 from triptych_vllm_connector.config import TransportSetting
@@ -30,6 +30,9 @@ class PrefillDecodeSettings(ServiceSettings):
     local_encode: Literal["never", "fallback"] = Field(
         default="never",
         description="fallback: load the vision tower, for requests that no encoder can serve in time",
+    )
+    engine_timeout_s: PositiveFloat = Field(
+        default=60.0, description="an engine that answers nothing for so long is restarted"
     )
     preallocation: Literal["sync", "async"] = "sync"
     budget_embeds: PositiveInt | None = Field(
