@@ -103,6 +103,21 @@ async def test_a_full_store_is_not_asked_for_ever(session: FakeStoreSession, han
         await reserve(hand_over, timeout_s=0.05)
 
 
+@pytest.mark.parametrize("answer", [RESERVED, pinned(A, 7)])
+async def test_a_store_that_comes_back_in_time_has_cost_only_time(
+    session: FakeStoreSession, hand_over: HandOver, answer: Any
+) -> None:
+    """A restart that checks a large region takes its time; commands are answered after it."""
+    session.answers = ["late"]
+    asked = reserve(hand_over) if answer is RESERVED else hand_over.watch(A, 5.0)
+    task = asyncio.get_running_loop().create_task(asked)
+    assert not (await asyncio.wait({task}, timeout=0.05))[0]
+    (future,) = session.unanswered
+    future.set_result(answer)
+    await task
+    assert len(session.commands) == 1
+
+
 async def test_other_refusals_are_final(session: FakeStoreSession, hand_over: HandOver) -> None:
     session.answers = [StoreError("internal", "")]
     with pytest.raises(StoreError):
@@ -114,12 +129,12 @@ async def test_other_refusals_are_final(session: FakeStoreSession, hand_over: Ha
 
 async def test_a_sealed_entry_is_pinned_at_once(session: FakeStoreSession, hand_over: HandOver) -> None:
     session.answers = [pinned(A, 7)]
-    assert (await hand_over.watch(A)).result() == 7
+    assert (await hand_over.watch(A, 5.0)).result() == 7
 
 
 async def test_the_pin_comes_with_the_seal(session: FakeStoreSession, hand_over: HandOver) -> None:
     session.answers = [watching(A)]
-    future = await hand_over.watch(A)
+    future = await hand_over.watch(A, 5.0)
     assert not future.done()
     hand_over._on_push(sealed(A, 7))
     assert future.result() == 7
@@ -133,12 +148,12 @@ async def test_the_seal_may_come_before_the_answer(session: FakeStoreSession, ha
             return super().submit(command)
 
     hand_over._session = Early()  # type: ignore[assignment]
-    assert (await hand_over.watch(A)).result() == 7
+    assert (await hand_over.watch(A, 5.0)).result() == 7
 
 
 async def test_a_lost_writer_ends_the_wait(session: FakeStoreSession, hand_over: HandOver) -> None:
     session.answers = [watching(A)]
-    future = await hand_over.watch(A)
+    future = await hand_over.watch(A, 5.0)
     hand_over._on_push(writer_lost(A))
     with pytest.raises(StoreError, match="writer"):
         future.result()
@@ -149,7 +164,7 @@ async def test_pins_that_nobody_waits_for_are_given_back(
     session: FakeStoreSession, hand_over: HandOver
 ) -> None:
     session.answers = [watching(A)]
-    future = await hand_over.watch(A)
+    future = await hand_over.watch(A, 5.0)
     hand_over._on_push(sealed(A, 7))
     hand_over._on_push(sealed(A, 8))
     hand_over.give_up(A, 5)
@@ -160,13 +175,13 @@ async def test_pins_that_nobody_waits_for_are_given_back(
 
 async def test_two_watches_share_their_future(session: FakeStoreSession, hand_over: HandOver) -> None:
     session.answers = [watching(A), watching(A)]
-    assert await hand_over.watch(A) is await hand_over.watch(A)
+    assert await hand_over.watch(A, 5.0) is await hand_over.watch(A, 5.0)
 
 
 async def test_an_odd_answer_to_a_watch(session: FakeStoreSession, hand_over: HandOver) -> None:
     session.answers = [Done(seq=1)]
     with pytest.raises(StoreProtocolError, match="pin_or_watch"):
-        await hand_over.watch(A)
+        await hand_over.watch(A, 5.0)
 
 
 async def test_giving_up_never_raises(session: FakeStoreSession, hand_over: HandOver) -> None:
@@ -183,12 +198,11 @@ async def test_what_is_given_up_is_free_at_once(session: FakeStoreSession, hand_
 
 @pytest.mark.parametrize("answer", [RESERVED, pinned(A, 7)])
 async def test_an_answer_that_comes_too_late_is_undone(
-    session: FakeStoreSession, hand_over: HandOver, answer: Any, monkeypatch: pytest.MonkeyPatch
+    session: FakeStoreSession, hand_over: HandOver, answer: Any
 ) -> None:
-    monkeypatch.setattr(module, "ANSWER_TIMEOUT_S", 0.001)
     session.answers = ["late"]
     with pytest.raises(StoreError, match="timeout"):
-        await (reserve(hand_over) if answer is RESERVED else hand_over.watch(A))
+        await (reserve(hand_over, timeout_s=0.001) if answer is RESERVED else hand_over.watch(A, 0.001))
     (future,) = session.unanswered
     future.set_result(answer)
     await asyncio.sleep(0)

@@ -128,7 +128,7 @@ class FakeHandOver:
         self.num_reservations += 1
         return Reserved(seq=1, reservation_id=self.num_reservations, offset=0, generation=1)
 
-    async def watch(self, mm_hash: str) -> "asyncio.Future[int]":
+    async def watch(self, mm_hash: str, timeout_s: float) -> "asyncio.Future[int]":
         if self.watch_error is not None:
             raise self.watch_error
         future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
@@ -386,9 +386,9 @@ async def test_an_item_that_another_encoder_sealed_since_we_reserved_is_not_enco
 ) -> None:
     watch = bench.hand_over.watch
 
-    async def sealed_before(mm_hash: str) -> "asyncio.Future[int]":
+    async def sealed_before(mm_hash: str, timeout_s: float) -> "asyncio.Future[int]":
         bench.hand_over.is_sealed = True
-        return await watch(mm_hash)
+        return await watch(mm_hash, timeout_s)
 
     monkeypatch.setattr(bench.hand_over, "watch", sealed_before)
     await bench.run(delivery_of())

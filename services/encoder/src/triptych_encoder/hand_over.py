@@ -39,7 +39,6 @@ log = get_logger(__name__)
 
 FIRST_RETRY_S = 0.02
 LONGEST_RETRY_S = 0.5
-ANSWER_TIMEOUT_S = 10.0
 
 
 class HandOver:
@@ -102,7 +101,8 @@ class HandOver:
                 seq=0, mm_hash=mm_hash, spec=spec, writer=self._writer, may_use_reserve=is_granted()
             )
             try:
-                reply = await self._request_in(memories, command)
+                left_s = max(deadline - loop.time(), FIRST_RETRY_S)
+                reply = await self._request_in(memories, command, left_s)
             except StoreFullError:
                 await on_full()
                 if loop.time() + retry_s >= deadline:
@@ -114,20 +114,24 @@ class HandOver:
                 return reply
             raise StoreProtocolError("bad_frame", f"the store answered {reply.kind!r} to reserve")
 
-    async def _request_in(self, memories: Sequence[str], command: Reserve) -> StoreReply:
+    async def _request_in(self, memories: Sequence[str], command: Reserve, timeout_s: float) -> StoreReply:
         for memory in memories[:-1]:
             try:
-                return await self._request(command.model_copy(update={"memory": memory}))
+                return await self._request(command.model_copy(update={"memory": memory}), timeout_s)
             except (StoreFullError, ItemTooLargeError):
                 continue
-        return await self._request(command.model_copy(update={"memory": memories[-1]}))
+        return await self._request(command.model_copy(update={"memory": memories[-1]}), timeout_s)
 
-    async def watch(self, mm_hash: str) -> "asyncio.Future[int]":
-        """A future of our pin of the entry: at once if it is sealed, else when it is."""
+    async def watch(self, mm_hash: str, timeout_s: float) -> "asyncio.Future[int]":
+        """A future of our pin of the entry: at once if it is sealed, else when it is.
+
+        Raises:
+            StoreError: the store refuses, or does not answer within `timeout_s` seconds.
+        """
         future = self._sealed.get(mm_hash)
         if future is None:
             future = self._sealed[mm_hash] = asyncio.get_running_loop().create_future()
-        reply = await self._request(PinOrWatch(seq=0, mm_hash=mm_hash))
+        reply = await self._request(PinOrWatch(seq=0, mm_hash=mm_hash), timeout_s)
         if isinstance(reply, Pinned):
             self._pinned(mm_hash, reply.pin_id)
         elif not isinstance(reply, Watching):
@@ -146,20 +150,22 @@ class HandOver:
         command = Cancel(seq=0, reservation_id=reservation_id, is_unwritten=True)
         self._session.submit(command).add_done_callback(_ignore)
 
-    async def _request(self, command: StoreCommand) -> StoreReply:
-        """The store's answer. One that comes too late, or to nobody, is undone: nothing is held by nobody.
+    async def _request(self, command: StoreCommand, timeout_s: float) -> StoreReply:
+        """The store's answer, after its restart if need be.
+
+        One that comes too late, or to nobody, is undone: nothing is held by nobody.
 
         Raises:
             StoreError: the store refused, is gone, or did not answer in time.
         """
         future = self._session.submit(command)
         try:
-            await asyncio.wait({future}, timeout=ANSWER_TIMEOUT_S)
+            await asyncio.wait({future}, timeout=timeout_s)
         finally:
             if not future.done():
                 future.add_done_callback(self._undo)
         if not future.done():
-            raise StoreUnavailableError(f"no answer in {ANSWER_TIMEOUT_S} s", code="timeout")
+            raise StoreUnavailableError(f"no answer in {timeout_s} s", code="timeout")
         reply = future.result()
         if isinstance(reply, StoreFailure):
             raise store_error(reply)

@@ -38,7 +38,7 @@ class Placing:
                 if attempt:  # the watch of the round before
                     self._hand_over.give_up(mm_hash, None)
                 raise
-            sealed = await self._watch(mm_hash, reservation)
+            sealed = await self._watch(mm_hash, reservation, timeout_s)
             if isinstance(reservation, Reserved) or sealed.done():
                 return reservation, sealed
             # It was evicted between the two answers, and nobody writes it: that is for us now.
@@ -66,9 +66,11 @@ class Placing:
         except StoreError as error:
             raise JobFailure(FailureKind.ENCODER_ERROR, f"the cache store refused: {error.code}") from error
 
-    async def _watch(self, mm_hash: str, reservation: Reserved | AlreadySealed) -> "asyncio.Future[int]":
+    async def _watch(
+        self, mm_hash: str, reservation: Reserved | AlreadySealed, timeout_s: float
+    ) -> "asyncio.Future[int]":
         try:
-            return await self._hand_over.watch(mm_hash)
+            return await self._hand_over.watch(mm_hash, timeout_s)
         except StoreError as error:
             self._hand_over.give_up(mm_hash, _reservation_id(reservation))
             raise JobFailure(FailureKind.ENCODER_ERROR, f"the cache store refused: {error.code}") from error
