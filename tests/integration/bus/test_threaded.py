@@ -3,6 +3,7 @@
 import queue
 import threading
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -10,7 +11,8 @@ import redis
 
 from tests.conftest import EmbeddedRedis
 from tests.support.system import wait_until
-from triptych_common.bus import ThreadedBus
+from triptych_common.bus import AsyncBus, ThreadedBus
+from triptych_common.bus.publisher import Refusal, StreamEntry
 from triptych_common.bus.threaded import MAX_BATCH
 from triptych_common.protocol import codec
 from triptych_common.protocol.codec import Envelope
@@ -48,6 +50,27 @@ def test_published_in_order_from_here_received_in_order_there(redis_url: str, ra
         sender.close()
         receiver.close()
     assert (raw.xlen(STREAM), raw.xpending(STREAM, "owner")["pending"]) == (0, 0)
+
+
+def test_one_fault_of_the_writer_does_not_end_the_thread(
+    redis_url: str, raw: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine would go on, deaf and mute, and only its log would know."""
+    publish, faults = AsyncBus.publish_encoded, iter([RuntimeError("a fault of the client's")])
+
+    async def fail_once(self: AsyncBus, entries: Sequence[StreamEntry]) -> list[Refusal]:
+        if (fault := next(faults, None)) is not None:
+            raise fault
+        return await publish(self, entries)
+
+    monkeypatch.setattr(AsyncBus, "publish_encoded", fail_once)
+    bus = ThreadedBus(redis_url, "test", client_name="tests")
+    try:
+        bus.publish(STREAM, message(1))
+        wait_until(lambda: raw.xlen(STREAM) == 1, LIMIT_S, "the message was sent after all")
+    finally:
+        bus.close()
+    assert bus.num_dropped == 0
 
 
 def test_close_sends_what_is_queued(redis_url: str, raw: Any) -> None:

@@ -216,6 +216,9 @@ class ThreadedBus:
             refused = await self._bus.publish_encoded(entries)
         except BusUnavailableError:
             return batch
+        except Exception:  # the thread is everybody's: it must not end with one batch
+            log.exception("messages not sent", client=self._client_name)
+            return batch
         is_final = {id(refusal.entry): refusal.is_final for refusal in refused}
         again: list[_Outgoing] = []
         for each, entry in zip(batch, entries, strict=True):
