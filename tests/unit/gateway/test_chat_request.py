@@ -9,7 +9,14 @@ import orjson
 import pytest
 
 from triptych_common.domain.errors import RequestError
-from triptych_gateway.chat_request import format_path, parse_chat_request
+from triptych_common.protocol import codec
+from triptych_common.protocol.messages import EncodeJob, Modality
+from triptych_gateway.chat_request import (
+    MAX_OPTIONS_BYTES,
+    MAX_OPTIONS_DEPTH,
+    format_path,
+    parse_chat_request,
+)
 from triptych_gateway.placeholder_tokens import PlaceholderGuard
 from triptych_gateway.settings import QWEN_VISION_TOKENS
 
@@ -95,6 +102,40 @@ def chat(content: Any, **fields: Any) -> dict[str, Any]:
 def test_refused(body: Any, code: str, param: str | None) -> None:
     error = refusal(body)
     assert (error.status_code, error.code, error.param) == (400, code, param)
+
+
+def nested(depth: int) -> Any:
+    value: Any = 1
+    for _ in range(depth):
+        value = {"a": value}
+    return value
+
+
+@pytest.mark.parametrize("name", ["mm_processor_kwargs", "media_io_kwargs"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        nested(MAX_OPTIONS_DEPTH + 1),
+        nested(250),
+        {"a": {"b": [nested(MAX_OPTIONS_DEPTH)]}},
+        {"a": {"b": "x" * MAX_OPTIONS_BYTES}},
+    ],
+    ids=["deep", "very deep", "deep in a list", "large"],
+)
+def test_options_that_no_job_could_carry_are_refused(name: str, options: Any) -> None:
+    """Each job holds them, in Redis; an encoder could not even read one that is nested deeply."""
+    error = refusal(chat([IMAGE], **{name: options}))
+    assert (error.status_code, error.code, error.param) == (400, "invalid_value", name)
+
+
+def test_options_of_the_largest_kind_travel_in_a_job() -> None:
+    deepest = nested(MAX_OPTIONS_DEPTH - 1)
+    request = parse(chat([IMAGE], mm_processor_kwargs=deepest, media_io_kwargs={"image": deepest["a"]}))
+    job = EncodeJob(
+        job_id="j", mm_hash="a" * 64, modality=Modality.IMAGE, media_num_bytes=1, requesters=(),
+        mm_processor_kwargs=request.processor_options, media_io_kwargs=request.media_io_options,
+    )  # fmt: skip
+    assert codec.decode(codec.encode(job)).message == job
 
 
 @pytest.mark.parametrize("token", QWEN_VISION_TOKENS)

@@ -19,9 +19,13 @@ ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function
 REFUSED_FIELDS = ("ec_transfer_params", "kv_transfer_params", "cache_salt")
 # `request_id` is the gateway's; the processor options are in mm_hash and in the job, and would make
 # vLLM rehash the item's uuid.
-STRIPPED_FIELDS = (*REFUSED_FIELDS, "request_id", "mm_processor_kwargs", "media_io_kwargs")
+OPTIONS_FIELDS = ("mm_processor_kwargs", "media_io_kwargs")
+STRIPPED_FIELDS = (*REFUSED_FIELDS, "request_id", *OPTIONS_FIELDS)
 
 MAX_MODALITIES = 16  # in media_io_kwargs; each faulty one would cost an error object
+# Of processor and media options: every job that they are for holds them, in Redis.
+MAX_OPTIONS_BYTES = 16 << 10  # as JSON
+MAX_OPTIONS_DEPTH = 32
 
 
 class ChatBody(BaseModel):
@@ -64,6 +68,8 @@ def parse_chat_request(raw: bytes, guard: PlaceholderGuard, max_items: int) -> C
     fields = _parse_object(raw)
     body = _validate(fields)
     _refuse_privileged(fields)
+    for name in OPTIONS_FIELDS:
+        _check_options(name, fields.get(name))
     media = _check_messages(body.messages, max_items)
     guard.check(fields, [body.messages[m.message_index]["content"][m.part_index] for m in media])
     if media and body.use_beam_search:
@@ -78,6 +84,27 @@ def parse_chat_request(raw: bytes, guard: PlaceholderGuard, max_items: int) -> C
         processor_options=body.mm_processor_kwargs or {},
         media_io_options=body.media_io_kwargs or {},
     )
+
+
+def _check_options(name: str, options: Any) -> None:
+    if _is_deeper(options, MAX_OPTIONS_DEPTH):
+        message = f"{name} is nested more than {MAX_OPTIONS_DEPTH} deep"
+    elif len(orjson.dumps(options)) > MAX_OPTIONS_BYTES:
+        message = f"{name} is larger than {MAX_OPTIONS_BYTES} bytes"
+    else:
+        return
+    raise RequestError(400, "invalid_value", message, name)
+
+
+def _is_deeper(value: Any, limit: int) -> bool:
+    """Are objects and lists nested more than `limit` deep in `value`?"""
+    level = [value] if isinstance(value, (dict, list)) else []
+    for _ in range(limit):
+        if not level:
+            return False
+        children = (child for each in level for child in (each.values() if isinstance(each, dict) else each))
+        level = [child for child in children if isinstance(child, (dict, list))]
+    return bool(level)
 
 
 def _parse_object(raw: bytes) -> dict[str, Any]:
