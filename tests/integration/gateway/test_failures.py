@@ -182,6 +182,7 @@ async def test_deadlines(system: System) -> None:
     with pytest.raises(openai.InternalServerError) as caught:
         await system.ask([IMAGE])
     assert (caught.value.status_code, caught.value.code) == (503, "deadline_exceeded")
+    assert caught.value.param == URL
     system.encoder.before_metadata.set()
     system.prefill_decode.behaviour = "hang"
     with pytest.raises(openai.InternalServerError) as caught:

@@ -61,9 +61,7 @@ class EncodeWait:
                 orders.order(ticket)
                 await race(ticket.wait_sizes(), ticket.wait_failure(), self._encoder())
         except TimeoutError as error:
-            raise EncodeUnavailableError(
-                "deadline_exceeded", "the media could not be encoded in time"
-            ) from error
+            raise _too_late(ticket.first_without_sizes) from error
 
     async def hopeless(self) -> None:
         """A guard for a request that was sent without its tensors. Returns where there is no other way.
@@ -81,7 +79,7 @@ class EncodeWait:
                 alone_since = None
                 continue
             if now >= self._hopeless_at:
-                raise EncodeUnavailableError("deadline_exceeded", "the media could not be encoded in time")
+                raise _too_late(None)
             if self._view.has_encoder(self._digest):
                 alone_since = None
             elif alone_since is None:
@@ -114,6 +112,11 @@ class EncodeWait:
 
 def _no_encoder() -> EncodeUnavailableError:
     return EncodeUnavailableError("no_encoder", "no encoder is available")
+
+
+def _too_late(path: str | None) -> EncodeUnavailableError:
+    message = f"{path or 'the media'} could not be encoded in time"
+    return EncodeUnavailableError("deadline_exceeded", message, path)
 
 
 def _loop_time(monotonic_s: float) -> float:

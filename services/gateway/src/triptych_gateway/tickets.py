@@ -48,6 +48,11 @@ class Ticket:
         return tuple(dict.fromkeys(item.mm_hash for item in self.items))
 
     @property
+    def first_without_sizes(self) -> str | None:
+        """Where the first item stands whose sizes are not known."""
+        return next((item.part.path for item in self.items if item.mm_hash not in self.sizes), None)
+
+    @property
     def has_failed(self) -> bool:
         return self._error is not None
 
