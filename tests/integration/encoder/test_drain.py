@@ -26,7 +26,7 @@ from triptych_common.protocol.names import ENCODERS_GROUP, OWNER_GROUP, inboxes
 from triptych_common.protocol.store import Seal
 from triptych_common.region import AsyncStoreSession
 from triptych_common.runtime import StopSignal
-from triptych_encoder.encoding import PreparedItem
+from triptych_encoder.encoding import EngineFailedError, PreparedItem
 from triptych_encoder.settings import EncoderSettings
 from triptych_encoder.working import work
 from triptych_vllm_connector.config import worker_session_name
@@ -132,16 +132,20 @@ class Bench:
             return [await anext(consumer) for _ in range(count)]
 
 
+def settings_of(redis_url: str, store: StoreProcess, **changes: float) -> EncoderSettings:
+    values: dict[str, Any] = {
+        "redis_url": redis_url,
+        "store_socket": store.socket,
+        "model": "model",
+        "num_slots": 2,
+        "takeover_idle_ms": 600_000,
+    }
+    return EncoderSettings(**values | changes)
+
+
 @asynccontextmanager
 async def working(redis_url: str, store: StoreProcess, drain_timeout_s: float) -> AsyncIterator[Bench]:
-    settings = EncoderSettings(
-        redis_url=redis_url,
-        store_socket=store.socket,
-        model="model",
-        num_slots=2,
-        takeover_idle_ms=600_000,
-        drain_timeout_s=drain_timeout_s,
-    )
+    settings = settings_of(redis_url, store, drain_timeout_s=drain_timeout_s)
     stop = StopSignal()
     async with (
         await AsyncBus.connect(redis_url, "default", client_name="test") as bus,
@@ -219,3 +223,21 @@ async def test_idle_it_ends_at_once(redis_url: str, store: StoreProcess) -> None
             await asyncio.sleep(0.01)
         bench.stop.set("SIGTERM")
         await bench.work
+
+
+async def test_an_engine_that_hangs_ends_the_service_with_one_clear_error(
+    redis_url: str, store: StoreProcess
+) -> None:
+    settings = settings_of(redis_url, store, engine_timeout_s=0.3)
+    async with (
+        await AsyncBus.connect(redis_url, "default", client_name="test") as bus,
+        await AsyncStoreSession.connect(store.socket, worker_session_name("encoder-0")) as worker,
+    ):
+        engine = TimidEngine(worker)
+        engine.may_preprocess[RUNNING].set()
+        await bus.publish(bus.names.encode_jobs, job(RUNNING), remaining_ms=60_000, blob=b"media")
+        async with asyncio.timeout(LIMIT_S):
+            with pytest.raises(EngineFailedError, match="has not answered"):
+                await work(settings, "digest", engine, StopSignal())
+        assert await Registry(bus).list_instances() == []
+        assert await bus.stream_length(bus.names.encode_jobs) == 1  # another encoder's

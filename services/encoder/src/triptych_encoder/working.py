@@ -136,7 +136,14 @@ async def _until_stopped(
             for other in others:
                 other.cancel()
     except* TriptychError as failures:
-        raise failures.exceptions[0] from None
+        raise _first(failures) from None
+
+
+def _first(failures: BaseException) -> BaseException:
+    """Of what may be a group of groups: those of the jobs have one of their own."""
+    while isinstance(failures, BaseExceptionGroup):
+        failures = failures.exceptions[0]
+    return failures
 
 
 async def _watch_health(engine: Encoder, store_lost: asyncio.Event) -> None:
