@@ -1,24 +1,38 @@
-"""FAKE of `bus.Inflight`: the flights and the jobs stream in plain Python.
+"""FAKE of `bus.Inflight`: the flights in plain Python, over any stream of jobs.
 
-The scripts are compared with it, and tests without Redis use it.
+The scripts are compared with it; tests without Redis, and the model of the protocol, use it.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Protocol
 
-from triptych_common.bus.inflight import MAX_SENDS, Claim, Key, Mode, Standing, Start, key_of
+from triptych_common.bus.inflight import (
+    FINISHED_S,
+    MAX_SENDS,
+    PUBLISH_LEASE_S,
+    Claim,
+    Key,
+    Mode,
+    Standing,
+    Start,
+    key_of,
+)
 from triptych_common.protocol.ids import JobId
 from triptych_common.protocol.messages import EncodeFailed, EncodeJob, EncoderCacheMetadata, Requester
+
+OVER = -1.0  # a lease that has ended, at any time
 
 
 @dataclass
 class Flight:
-    """One hash."""
+    """One hash. Times in seconds, on the clock of its `InflightModel`."""
 
     job_id: str
     attempt: int
     state: str = "claimed"
-    lease_is_over: bool = False
+    until: float = OVER  # of the claim's or the encoder's lease
+    expires_at: float = 0.0  # when Redis forgets all of it
     entry_id: str = ""
     encoder: str = ""
     num_sent: int = 0
@@ -30,18 +44,53 @@ class Flight:
         return tuple(self.requesters[key] for key in sorted(self.requesters))
 
 
-class InflightModel:
-    """Same methods, same answers. `stream` holds the jobs that stand on it, by entry id."""
+class Jobs(Protocol):
+    """The jobs stream, as the scripts use it."""
+
+    def append(self, job: EncodeJob, *, remaining_ms: int | None, blob: bytes | None) -> str:
+        """Returns the entry's id."""
+        ...
+
+    def has(self, entry_id: str) -> bool:
+        """Does it stand on the stream?"""
+        ...
+
+    def is_awaited(self, entry_id: str) -> bool:
+        """Will somebody still get it: is it new, or delivered and not acked?"""
+        ...
+
+    def remove(self, entry_id: str) -> None:
+        """Acked and deleted."""
+        ...
+
+
+class JobsModel:
+    """`Jobs` by themselves. `stream` holds those that stand on it, by entry id."""
 
     def __init__(self) -> None:
-        self.flights: dict[str, Flight] = {}
         self.stream: dict[str, EncodeJob] = {}
         self.pending: set[str] = set()  # delivered, not acked
         self.last_delivered = 0  # as the group remembers it
         self._num_entries = 0
 
-    # ---- what else happens to the stream and the clock ----
+    def append(self, job: EncodeJob, *, remaining_ms: int | None = None, blob: bytes | None = None) -> str:
+        self._num_entries += 1
+        entry_id = f"1-{self._num_entries}"
+        self.stream[entry_id] = job
+        return entry_id
+
+    def has(self, entry_id: str) -> bool:
+        return entry_id in self.stream
+
+    def is_awaited(self, entry_id: str) -> bool:
+        return bool(self.stream) and (self.is_new(entry_id) or entry_id in self.pending)
+
+    def remove(self, entry_id: str) -> None:
+        self.pending.discard(entry_id)
+        self.stream.pop(entry_id, None)
+
     def deliver(self, entry_id: str) -> EncodeJob:
+        """To some encoder."""
         self.pending.add(entry_id)
         self.last_delivered = max(self.last_delivered, _number(entry_id))
         return self.stream[entry_id]
@@ -50,22 +99,32 @@ class InflightModel:
         """No encoder had it yet."""
         return _number(entry_id) > self.last_delivered
 
-    def ack(self, entry_id: str) -> None:
-        self.pending.discard(entry_id)
-        self.stream.pop(entry_id, None)
-
-    def end_leases(self) -> None:
-        for flight in self.flights.values():
-            flight.lease_is_over = True
-
-    def lose_flights(self) -> None:
-        self.flights.clear()
-
-    def lose_all(self) -> None:
-        self.flights.clear()
+    def lose(self) -> None:
+        """Redis comes back empty."""
         self.stream.clear()
         self.pending.clear()
         self.last_delivered = 0
+
+
+class InflightModel:
+    """Same methods, same answers. Without a clock, leases end when `end_leases` says so."""
+
+    def __init__(self, jobs: Jobs, now: Callable[[], float] = lambda: 0.0) -> None:
+        self.flights: dict[str, Flight] = {}
+        self._jobs = jobs
+        self._now = now
+
+    def end_leases(self) -> None:
+        for flight in self.flights.values():
+            flight.until = OVER
+
+    def find(self, mm_hash: str) -> Flight | None:
+        """The flight, unless Redis has forgotten it."""
+        flight = self.flights.get(mm_hash)
+        if flight is not None and self._now() >= flight.expires_at:
+            del self.flights[mm_hash]
+            return None
+        return flight
 
     # ---- Inflight ----
     async def claim(
@@ -79,47 +138,55 @@ class InflightModel:
         max_attempts: int,
         ttl_s: float,
     ) -> Claim:
-        flight, who = self.flights.get(mm_hash), {key_of(each): each for each in requesters}
+        flight, who = self.find(mm_hash), {key_of(each): each for each in requesters}
         if flight is None:
             flight = self.flights[mm_hash] = Flight(job_id, attempt)
-            return self._own(flight, job_id, attempt, who)
+            return self._own(flight, job_id, attempt, who, ttl_s)
         if flight.state == "failed":
             if mode == "look":
                 return self._answer(flight, Standing.FAILED)
             if flight.attempt < max_attempts:
                 flight.num_sent = 0
-                return self._own(flight, job_id, flight.attempt + 1, who)
+                return self._own(flight, job_id, flight.attempt + 1, who, ttl_s)
             if mode == "retry":
                 return self._answer(flight, Standing.EXHAUSTED)
             flight.num_sent = 0
-            return self._own(flight, job_id, 1, who)
+            return self._own(flight, job_id, 1, who, ttl_s)
         if flight.state == "finished" and mode != "look":
             flight.num_sent = 0
-            return self._own(flight, job_id, 1, who)
-        if flight.state == "claimed" and (flight.lease_is_over or flight.job_id == job_id):
-            return self._own(flight, flight.job_id, flight.attempt, who)
-        is_idle = flight.state == "queued" or (flight.state == "running" and flight.lease_is_over)
-        if is_idle and not self._is_on_stream(flight.entry_id):
+            return self._own(flight, job_id, 1, who, ttl_s)
+        if flight.state == "claimed" and (self._is_over(flight) or flight.job_id == job_id):
+            return self._own(flight, flight.job_id, flight.attempt, who, ttl_s)
+        is_idle = flight.state == "queued" or (flight.state == "running" and self._is_over(flight))
+        if is_idle and not (flight.entry_id and self._jobs.is_awaited(flight.entry_id)):
             if flight.num_sent >= MAX_SENDS:
                 return self._answer(flight, Standing.EXHAUSTED)
-            return self._own(flight, flight.job_id, flight.attempt, who)
-        flight.requesters |= who
+            return self._own(flight, flight.job_id, flight.attempt, who, ttl_s)
+        self._subscribe(flight, who, ttl_s)
         return self._answer(flight, Standing.JOINED)
 
-    def _own(self, flight: Flight, job_id: str, attempt: int, who: dict[Key, Requester]) -> Claim:
-        flight.job_id, flight.attempt, flight.state, flight.lease_is_over = job_id, attempt, "claimed", False
+    def _own(
+        self, flight: Flight, job_id: str, attempt: int, who: dict[Key, Requester], ttl_s: float
+    ) -> Claim:
+        flight.job_id, flight.attempt, flight.state = job_id, attempt, "claimed"
+        flight.until = self._now() + PUBLISH_LEASE_S
         flight.entry_id = flight.encoder = ""
         flight.metadata = flight.failure = None
-        flight.requesters |= who
+        self._subscribe(flight, who, ttl_s)
         return self._answer(flight, Standing.OWNER)
+
+    def _subscribe(self, flight: Flight, who: dict[Key, Requester], ttl_s: float) -> None:
+        flight.requesters |= who
+        self._live_for(flight, ttl_s)
 
     def _answer(self, flight: Flight, standing: Standing) -> Claim:
         return Claim(standing, JobId(flight.job_id), flight.attempt, flight.metadata, flight.failure)
 
-    def _is_on_stream(self, entry_id: str) -> bool:
-        if not entry_id or not self.stream:
-            return False
-        return self.is_new(entry_id) or entry_id in self.pending
+    def _is_over(self, flight: Flight) -> bool:
+        return self._now() > flight.until
+
+    def _live_for(self, flight: Flight, ttl_s: float) -> None:
+        flight.expires_at = max(flight.expires_at, self._now() + ttl_s)
 
     async def publish(
         self,
@@ -129,19 +196,17 @@ class InflightModel:
         remaining_ms: int | None = None,
         blob: bytes | None = None,
     ) -> str | None:
-        flight = self.flights.get(job.mm_hash)
+        flight = self.find(job.mm_hash)
         if flight is None or flight.job_id != job.job_id:
             return None
         if flight.state != "claimed":
             return flight.entry_id or None
-        self._num_entries += 1
-        flight.entry_id, flight.state = f"1-{self._num_entries}", "queued"
+        flight.entry_id, flight.state = self._jobs.append(job, remaining_ms=remaining_ms, blob=blob), "queued"
         flight.num_sent += 1
-        self.stream[flight.entry_id] = job
         return flight.entry_id
 
     async def leave(self, mm_hash: str, keys: Iterable[Key]) -> bool:
-        flight = self.flights.get(mm_hash)
+        flight = self.find(mm_hash)
         if flight is None:
             return False
         for key in keys:
@@ -149,50 +214,53 @@ class InflightModel:
         if flight.state == "running":
             return False
         if flight.requesters:
-            flight.lease_is_over |= flight.state == "claimed"
+            if flight.state == "claimed":
+                flight.until = OVER
             return False
         del self.flights[mm_hash]
         if flight.state != "queued":
             return False
-        self.ack(flight.entry_id)
+        self._jobs.remove(flight.entry_id)
         return True
 
     async def start(
         self, job: EncodeJob, entry_id: str, encoder: str, *, lease_s: float, ttl_s: float
     ) -> tuple[Start, tuple[Requester, ...]]:
-        flight = self.flights.get(job.mm_hash)
+        flight = self.find(job.mm_hash)
         if flight is None:
-            if entry_id not in self.stream:
+            if not self._jobs.has(entry_id):
                 return Start.UNWANTED, ()
             flight = self.flights[job.mm_hash] = Flight(job.job_id, job.attempt, num_sent=1)
             flight.requesters = {key_of(each): each for each in job.requesters}
         elif (
             flight.job_id != job.job_id
             or flight.state in ("failed", "finished")
-            or (flight.state == "running" and flight.entry_id != entry_id and not flight.lease_is_over)
+            or (flight.state == "running" and flight.entry_id != entry_id and not self._is_over(flight))
         ):
             return Start.SUPERSEDED, ()
         elif not flight.requesters:
             del self.flights[job.mm_hash]
             return Start.UNWANTED, ()
-        self._run(flight, entry_id, encoder)
+        self._run(flight, entry_id, encoder, lease_s)
+        self._live_for(flight, max(ttl_s, lease_s))
         return Start.STARTED, flight.waiting()
 
     async def renew(self, mm_hash: str, job_id: str, entry_id: str, encoder: str, *, lease_s: float) -> bool:
-        flight = self.flights.get(mm_hash)
+        flight = self.find(mm_hash)
         if flight is None or flight.job_id != job_id or flight.state in ("failed", "finished"):
             return False
         if flight.state == "running" and flight.encoder != encoder:
             return False
-        self._run(flight, entry_id, encoder)
+        self._run(flight, entry_id, encoder, lease_s)
+        self._live_for(flight, lease_s)
         return True
 
-    def _run(self, flight: Flight, entry_id: str, encoder: str) -> None:
+    def _run(self, flight: Flight, entry_id: str, encoder: str, lease_s: float) -> None:
         flight.state, flight.entry_id, flight.encoder = "running", entry_id, encoder
-        flight.lease_is_over = False
+        flight.until = self._now() + lease_s
 
     async def announce(self, metadata: EncoderCacheMetadata) -> tuple[Requester, ...] | None:
-        flight = self.flights.get(metadata.mm_hash)
+        flight = self.find(metadata.mm_hash)
         if flight is None or flight.job_id != metadata.job_id:
             return None
         flight.metadata = metadata.model_copy(update={"requesters": ()})
@@ -201,7 +269,7 @@ class InflightModel:
     async def finish(
         self, mm_hash: str, job_id: str, told: Iterable[Key]
     ) -> tuple[bool, tuple[Requester, ...] | None]:
-        flight = self.flights.get(mm_hash)
+        flight = self.find(mm_hash)
         if flight is None or flight.job_id != job_id:
             return True, None
         is_finished = flight.requesters.keys() <= set(told)
@@ -209,10 +277,11 @@ class InflightModel:
             del self.flights[mm_hash]
         elif is_finished:
             flight.state, flight.entry_id, flight.encoder = "finished", "", ""
+            flight.expires_at = self._now() + FINISHED_S
         return is_finished, flight.waiting()
 
     async def fail(self, failure: EncodeFailed, *, by_owner: bool = True) -> tuple[Requester, ...] | None:
-        flight = self.flights.get(failure.mm_hash)
+        flight = self.find(failure.mm_hash)
         if flight is None or flight.job_id != failure.job_id:
             return None
         if flight.state == "finished" or (by_owner and flight.encoder not in ("", failure.encoder)):
@@ -220,7 +289,7 @@ class InflightModel:
         if not flight.requesters:
             del self.flights[failure.mm_hash]
             return ()
-        flight.state, flight.failure, flight.metadata, flight.lease_is_over = "failed", failure, None, True
+        flight.state, flight.failure, flight.metadata, flight.until = "failed", failure, None, OVER
         return flight.waiting()
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
-from support.inflight_model import InflightModel
+from support.inflight_model import InflightModel, JobsModel
 
 from triptych_common.bus import AsyncBus, Claim, Inflight, Standing
 from triptych_common.protocol.messages import (
@@ -71,7 +71,8 @@ class FlightMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.model, self.real = InflightModel(), Inflight(self.bus)
+        self.jobs = JobsModel()
+        self.model, self.real = InflightModel(self.jobs), Inflight(self.bus)
         self.names = self.bus.names
         self.entries: dict[str, str] = {}
         self.jobs_of: dict[str, EncodeJob] = {}
@@ -143,10 +144,10 @@ class FlightMachine(RuleBasedStateMachine):
         read = self.do(
             self.bus.client.xreadgroup(ENCODERS_GROUP, encoder, {self.names.encode_jobs: ">"}, count=1)
         )
-        waiting = [entry for entry in self.model.stream if self.model.is_new(entry)]
+        waiting = [entry for entry in self.jobs.stream if self.jobs.is_new(entry)]
         assert bool(read) == bool(waiting)
         if waiting:
-            self.model.deliver(waiting[0])
+            self.jobs.deliver(waiting[0])
             assert read[0][1][0][0].decode() == self.entries[waiting[0]]
             if starts:
                 self._start(waiting[0], encoder)
@@ -194,8 +195,8 @@ class FlightMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def ack(self, data: st.DataObject) -> None:
         entry = self._some_entry(data)
-        if entry is not None and entry in self.model.pending:
-            self.model.ack(entry)
+        if entry is not None and entry in self.jobs.pending:
+            self.jobs.remove(entry)
             stream, entry_id = self.names.encode_jobs, self.entries[entry]
             self.do(self.bus.client.xack(stream, ENCODERS_GROUP, entry_id))
             self.do(self.bus.client.xdel(stream, entry_id))
@@ -208,10 +209,11 @@ class FlightMachine(RuleBasedStateMachine):
             if self.model.flights:
                 self.do(self.bus.client.hset(self.names.inflight(HASH), "until", "0"))
         elif what == "flights":
-            self.model.lose_flights()
+            self.model.flights.clear()
             self.do(self.bus.client.delete(self.names.inflight(HASH)))
         else:  # Redis comes back empty
-            self.model.lose_all()
+            self.model.flights.clear()
+            self.jobs.lose()
             self.do(self._clear())
 
     # ---- what must always hold ----
@@ -232,7 +234,7 @@ class FlightMachine(RuleBasedStateMachine):
     @invariant()
     def the_same_jobs_stand_on_the_stream(self) -> None:
         found = self.do(self.bus.client.xrange(self.names.encode_jobs))
-        assert {entry.decode() for entry, _ in found} == {self.entries[entry] for entry in self.model.stream}
+        assert {entry.decode() for entry, _ in found} == {self.entries[entry] for entry in self.jobs.stream}
 
 
 def test_scripts_and_model_agree(redis_url: str) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
-from support.inflight_model import InflightModel
+from support.inflight_model import InflightModel, JobsModel
 
 from triptych_common.bus import Standing, Start
 from triptych_common.domain.errors import (
@@ -195,7 +195,8 @@ class Bench:
 
     def __init__(self) -> None:
         self.hand_over, self.reporter, self.ledger = FakeHandOver(), FakeReporter(), Ledger()
-        self.inflight = InflightModel()
+        self.jobs = JobsModel()
+        self.inflight = InflightModel(self.jobs)
         self.engine = FakeEngine(self.hand_over.seal)
         self.media = MediaSource(
             httpx.AsyncClient(transport=httpx.MockTransport(lambda request: httpx.Response(404))), 1000
@@ -214,7 +215,7 @@ class Bench:
     def publish(self, delivery: FakeDelivery) -> None:
         """The job stands on the stream."""
         if isinstance(delivery.envelope.message, EncodeJob):
-            self.inflight.stream.setdefault(delivery.entry_id, delivery.envelope.message)
+            self.jobs.stream.setdefault(delivery.entry_id, delivery.envelope.message)
 
     async def run(self, delivery: FakeDelivery) -> None:
         self.publish(delivery)
@@ -578,7 +579,7 @@ async def test_no_pin_is_kept_for_who_left_meanwhile(bench: Bench) -> None:
 
 async def test_a_job_that_nobody_waits_for_is_dropped(bench: Bench) -> None:
     await claimed(bench, "req-0")
-    bench.inflight.deliver("1-1")
+    bench.jobs.deliver("1-1")
     assert await bench.inflight.leave(HASH, [("req-0", 0)])
     delivery = delivery_of("job-0", "req-0")
     await asyncio.wait_for(bench.runner.run(delivery), 5)  # type: ignore[arg-type]
