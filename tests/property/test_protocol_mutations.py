@@ -1,6 +1,6 @@
 """The model of the protocol must notice when the code is wrong: each of these breaks it on purpose.
 
-A mutation is put into the real code; random orders are tried until one of them shows it.
+A mutation is put into the real code, or into the twin of the scripts that Redis runs; random orders are tried until one of them shows it.
 """
 
 import logging
@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
+from support.inflight_model import Flight as KeptFlight
+from support.inflight_model import InflightModel
 from support.protocol_world.config import Config
 from support.protocol_world.explore import BrokenError
 from support.protocol_world.random_walk import walk
@@ -19,12 +21,16 @@ from triptych_cache_store.state import StoreState
 from triptych_common.domain.errors import IllegalTransitionError
 from triptych_common.region import session
 from triptych_common.region.resumption import Resume, WatchLog
+from triptych_common.bus import Claim, Standing, Start
 from triptych_encoder import job
+from triptych_encoder.flight import Flight
 from triptych_encoder.hand_over import HandOver
 from triptych_encoder.ledger import Ledger
 from triptych_gateway import encode_orders
 from triptych_gateway.encode_orders import EncodeOrders
+from triptych_gateway.flights import Flights
 from triptych_gateway.item_table import Item as GatewayItem
+from triptych_gateway.item_table import ItemFailure
 from triptych_gateway.item_table import ItemTable as GatewayTable
 from triptych_gateway.last_words import LastWords
 from triptych_gateway.media_shelf import MediaShelf
@@ -46,6 +52,7 @@ LARGE = replace(
 )  # each request is larger than the budget
 ONE = Config(requests=((0,),), rows=(2,))
 SAME = replace(APART, requests=((0,), (0,), (0,)), rows=(2,))
+TWO_GATEWAYS = replace(APART, requests=((0,), (0,)), rows=(2,), num_gateways=2)
 TIGHT = replace(SHARED, requests=((0, 1), (2, 3)), rows=(2, 2, 2, 2), max_faults=0)
 
 
@@ -124,6 +131,91 @@ def _hears_and_says_nothing(self: Conversation, metadata: Any) -> list[Any]:
         self._say = say  # type: ignore[method-assign]
 
 
+async def _claims_its_own(self: InflightModel, mm_hash: str, requesters: Any, **options: Any) -> Claim:
+    """As without flights: what another one does is not looked at."""
+    if options["mode"] != "look":
+        self.flights.pop(mm_hash, None)
+    return await _CLAIM(self, mm_hash, requesters, **options)
+
+
+async def _retries_what_is_retried(
+    self: InflightModel, mm_hash: str, requesters: Any, **options: Any
+) -> Claim:
+    if options["mode"] == "retry":
+        self.flights.pop(mm_hash, None)
+    return await _CLAIM(self, mm_hash, requesters, **options)
+
+
+async def _retries_nothing(self: InflightModel, mm_hash: str, requesters: Any, **options: Any) -> Claim:
+    """Whoever comes second counts as one who joined; and so does the first."""
+    flight = self.find(mm_hash)
+    if flight is None or flight.state != "failed":
+        return await _CLAIM(self, mm_hash, requesters, **options)
+    flight.requesters |= {(each.request_id, each.item_index): each for each in requesters}
+    return self._answer(flight, Standing.JOINED)
+
+
+async def _takes_the_end_for_the_result(
+    self: InflightModel, mm_hash: str, requesters: Any, **options: Any
+) -> Claim:
+    flight = self.find(mm_hash)
+    if flight is None or flight.state != "finished":
+        return await _CLAIM(self, mm_hash, requesters, **options)
+    self._subscribe(flight, {(each.request_id, each.item_index): each for each in requesters}, 31.0)
+    return self._answer(flight, Standing.JOINED)
+
+
+async def _drops_what_others_want(self: InflightModel, mm_hash: str, keys: Any) -> bool:
+    flight = self.find(mm_hash)
+    if flight is not None and flight.state == "queued":
+        flight.requesters.clear()
+    return await _LEAVE(self, mm_hash, keys)
+
+
+async def _keeps_what_nobody_wants(self: InflightModel, mm_hash: str, keys: Any) -> bool:
+    flight = self.find(mm_hash)
+    if flight is not None:
+        for key in keys:
+            flight.requesters.pop(key, None)
+    return False
+
+
+async def _starts_whatever_comes(
+    self: InflightModel, job: Any, entry_id: str, encoder: str, *, lease_s: float, ttl_s: float
+) -> Any:
+    flight = self.flights.setdefault(job.mm_hash, KeptFlight(job.job_id, job.attempt))
+    self._run(flight, entry_id, encoder, lease_s)
+    self._live_for(flight, ttl_s)
+    return Start.STARTED, flight.waiting()
+
+
+async def _never_ends(self: InflightModel, mm_hash: str, job_id: str, told: Any) -> Any:
+    return True, None
+
+
+async def _leaves_nothing(self: Flights, mm_hash: str, wanted: Any) -> None:
+    """Redis is not told."""
+
+
+async def _checks_nothing(self: Flights) -> None:
+    """Jobs are only heard of."""
+
+
+async def _looks_for_nobody(self: Flight, metadata: Any) -> None:
+    """Those whom the job named when it was started are all."""
+
+
+def _the_first_alone(self: KeptFlight) -> Any:
+    return tuple(self.requesters.values())[:1]
+
+
+def _blames_the_next_job(self: EncodeOrders, message: Any) -> None:
+    item = self.table.get(message.mm_hash)
+    if item is not None and item.job_id is not None:
+        self.fail(item.mm_hash, item.job_id, ItemFailure(message.kind, message.detail))
+
+
+_CLAIM, _LEAVE = InflightModel.claim, InflightModel.leave
 _STATE = ItemTable.state
 _METADATA: Callable[[Conversation, Any], list[Any]] = Conversation.metadata
 
@@ -167,7 +259,11 @@ MUTATIONS: dict[str, Mutation] = {
     ),
     "a second pin of an entry is forgotten": Mutation(HandOver, "unpin", nothing, APART),
     "an item that is here is encoded, and its pin forgotten": Mutation(
-        job, "is_here", no, with_faults(SAME, "crash_gateway", "refuse"), fault_share=0.2
+        job,
+        "is_here",
+        no,
+        with_faults(replace(SAME, num_gateways=2), "lose_flights", "crash_gateway", "refuse"),
+        fault_share=0.2,
     ),
     "a failed job keeps its reservation": Mutation(
         HandOver, "give_up", nothing, with_faults(APART, "refuse", "unfit")
@@ -199,6 +295,45 @@ MUTATIONS: dict[str, Mutation] = {
     "an item is ordered once per request": Mutation(GatewayItem, "in_flight", property(no), APART),
     "what prefill_decode needs is not ordered": Mutation(
         EncodeOrders, "_on_needed", nothing, with_faults(APART, "evict", "crash_encoder")
+    ),
+    # ---- flights ----
+    "an item is encoded once per gateway": Mutation(InflightModel, "claim", _claims_its_own, TWO_GATEWAYS),
+    "a failed encode is tried again by all who heard of it": Mutation(
+        InflightModel, "claim", _retries_what_is_retried, with_faults(TWO_GATEWAYS, "refuse")
+    ),
+    "a failed encode is tried again by none of those who heard of it": Mutation(
+        InflightModel, "claim", _retries_nothing, with_faults(TWO_GATEWAYS, "refuse")
+    ),
+    "a late failure counts for the job that is in flight now": Mutation(
+        EncodeOrders, "_on_failed", _blames_the_next_job, with_faults(TWO_GATEWAYS, "refuse", "duplicate")
+    ),
+    "a failure is told to one gateway": Mutation(
+        KeptFlight, "waiting", _the_first_alone, with_faults(TWO_GATEWAYS, "refuse")
+    ),
+    "metadata are told to those who waited when the job was started": Mutation(
+        Flight, "_look", _looks_for_nobody, TWO_GATEWAYS
+    ),
+    "a flight does not end": Mutation(InflightModel, "finish", _never_ends, TWO_GATEWAYS),
+    "a claim that its owner left is nobody's": Mutation(
+        InflightModel, "_is_over", no, with_faults(TWO_GATEWAYS, "crash_gateway")
+    ),
+    "jobs of which nothing is heard are waited for": Mutation(
+        Flights, "run_checks", _checks_nothing, with_faults(TWO_GATEWAYS, "crash_gateway", "lose_flights")
+    ),
+    "a result of which nothing is left counts as heard": Mutation(
+        InflightModel, "claim", _takes_the_end_for_the_result, with_faults(TWO_GATEWAYS, "lose_redis")
+    ),
+    "who leaves takes the job of the others along": Mutation(
+        InflightModel, "leave", _drops_what_others_want, with_faults(TWO_GATEWAYS, "cancel")
+    ),
+    "a job that everybody left is done": Mutation(
+        InflightModel, "start", _starts_whatever_comes, with_faults(TWO_GATEWAYS, "cancel")
+    ),
+    "a flight that everybody left is kept": Mutation(
+        InflightModel, "leave", _keeps_what_nobody_wants, with_faults(TWO_GATEWAYS, "cancel")
+    ),
+    "who waits no more stays in the flight": Mutation(
+        Flights, "_leave", _leaves_nothing, with_faults(TWO_GATEWAYS, "cancel")
     ),
     "sizes that came are not told": Mutation(Ticket, "set_sizes", nothing, APART),
     "an encoder is not told of requests that ended elsewhere": Mutation(

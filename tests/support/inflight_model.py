@@ -152,10 +152,11 @@ class InflightModel:
                 return self._answer(flight, Standing.EXHAUSTED)
             flight.num_sent = 0
             return self._own(flight, job_id, 1, who, ttl_s)
-        if flight.state == "finished" and mode != "look":
+        if flight.state == "finished" and (mode != "look" or flight.metadata is None):
             flight.num_sent = 0
             return self._own(flight, job_id, 1, who, ttl_s)
-        if flight.state == "claimed" and (self._is_over(flight) or flight.job_id == job_id):
+        is_ours = flight.job_id == job_id and mode != "look"
+        if flight.state == "claimed" and (self._is_over(flight) or is_ours):
             return self._own(flight, flight.job_id, flight.attempt, who, ttl_s)
         is_idle = flight.state == "queued" or (flight.state == "running" and self._is_over(flight))
         if is_idle and not (flight.entry_id and self._jobs.is_awaited(flight.entry_id)):

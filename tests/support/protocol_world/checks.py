@@ -4,10 +4,9 @@ import itertools
 from collections import Counter
 
 from support.protocol_world.choices import Choices
-from support.protocol_world.config import ERRORS, HARMLESS, PROMPT
+from support.protocol_world.config import ERRORS, HARMLESS, ONCE, PROMPT, SLOW
 from support.protocol_world.consumer import ConsumerActor
 from support.protocol_world.encoder import EncoderActor
-from support.protocol_world.gateway import ClientRequest
 from triptych_common.protocol.store import EntrySealed, Pinned, Unpin
 from triptych_vllm_connector.inbox import PinReply
 from triptych_vllm_connector.items import ItemState
@@ -18,14 +17,11 @@ class Checks(Choices):
 
     hashes: list[str]
     rows: dict[str, int]
-    requests: dict[str, ClientRequest]
     coverage: Counter[str]
+    crashed: set[str]
     num_takeovers: int
+    num_left_claims: int
     num_lost_entries: int
-
-    @property
-    def num_faults(self) -> int:
-        return self.faults.total()
 
     # ---- what always holds -----------------------------------------------------------------------
     def check(self) -> None:
@@ -34,6 +30,17 @@ class Checks(Choices):
                 self._check_space(consumer)
         if all(s.is_connected for engine in self.engines if engine.is_up for s in engine.sessions):
             self._check_pins()
+
+    def check_wanted(self, mm_hash: str) -> None:
+        """An encoder begins to work on the item."""
+        flight = self.network.flights.find(mm_hash)
+        is_wanted = flight is not None and bool(flight.requesters)
+        assert is_wanted or self._are_flights_doubtful, "a job that nobody waits for is done"
+
+    @property
+    def _are_flights_doubtful(self) -> bool:
+        """Redis may believe that somebody waits who does not: a dead gateway's, or those of a lost flight."""
+        return bool(self.crashed or self.faults["lose_flights"] or self.faults["lose_redis"])
 
     def _check_space(self, consumer: ConsumerActor) -> None:
         items = consumer.consumer._items
@@ -101,11 +108,12 @@ class Checks(Choices):
             allowed = {"answer", *(() if self._is_harmless else ERRORS)}
             if self.faults["cancel"]:
                 allowed.add("cancelled")
-            if self.faults["crash_gateway"]:
+            if request.gateway in self.crashed:
                 allowed.add("connection lost")
             assert request.outcome in allowed, f"{request.request_id} ended with {request.outcome}"
         if self._is_prompt:
-            assert not self.coverage["time"], "somebody was waited for in vain"
+            # An owner that left before it published is found out when somebody looks.
+            assert self.coverage["time"] <= self.num_left_claims, "somebody was waited for in vain"
         for consumer in self.consumers.values():
             assert not any(consumer.consumer.counts().values()), f"{consumer.name} holds something"
             left = [*consumer.live, *consumer.parked, *consumer.views, *consumer.cached]
@@ -118,9 +126,12 @@ class Checks(Choices):
         assert not state.leases.num_pins, "the store has a pin"
         assert not state.leases.num_watches, "the store has a watch"
         assert not state.table.num_reservations, "the store has a reservation"
-        assert not len(self.gateway.orders.table), "the gateway waits for an item"
-        assert not len(self.gateway.shelf), "the gateway keeps media"
+        for gateway in self.gateways.values():
+            assert not len(gateway.orders.table), "the gateway waits for an item"
+            assert not len(gateway.shelf), "the gateway keeps media"
+            assert not len(gateway.orders.flights), "Redis was not told that nobody waits"
         assert not self.network.jobs, "a job was never done"
+        self._check_flights()
         self._check_encodes()
 
     @property
@@ -131,16 +142,32 @@ class Checks(Choices):
     @property
     def _is_prompt(self) -> bool:
         """Did everybody hear of what went wrong? Then nobody waits until a time is up."""
-        return self._are_all_of(HARMLESS | PROMPT)
+        return self._are_all_of(HARMLESS - SLOW | PROMPT)
 
     def _are_all_of(self, kinds: frozenset[str]) -> bool:
         num_failed = self.faults["refuse"] + self.faults["unfit"]
         others = self.faults.keys() - kinds - {"refuse", "unfit"}
         return not others and num_failed < self.config.max_attempts and not self.config.is_tight
 
+    def _check_flights(self) -> None:
+        """A result may still be there, for those whom it did not reach; nobody waits.
+
+        But for those of a gateway that died, and those whom a job names that came to an encoder after its
+        flight had ended, or was lost: they are forgotten in time.
+        """
+        if self._are_flights_doubtful:
+            return
+        for mm_hash in self.hashes:
+            flight = self.network.flights.find(mm_hash)
+            if flight is None:
+                continue
+            came_late = bool(self.num_takeovers)
+            assert not flight.requesters or came_late, "Redis thinks that somebody waits"
+            assert flight.state in ("finished", "failed")[: 1 + came_late], f"a flight is left {flight.state}"
+
     def _check_encodes(self) -> None:
         for each in self.hashes:
             num_encodes = sum(encoder.num_encodes.get(each, 0) for encoder in self.encoders.values())
             allowed = 1 + self.num_takeovers + self.store.num_evictions + self.num_lost_entries
-            allowed += self.num_faults  # each may cost one job more
+            allowed += sum(num for kind, num in self.faults.items() if kind not in ONCE)
             assert num_encodes <= allowed, f"{num_encodes} encodes of one item"

@@ -2,11 +2,11 @@
 
 from collections import Counter
 
-from support.protocol_world.config import JOBS, Config, Enabled, Key
+from support.protocol_world.config import REDIS, Config, Enabled, Key
 from support.protocol_world.consumer import ConsumerActor
 from support.protocol_world.encoder import EncoderActor
-from support.protocol_world.gateway import GatewayActor
-from support.protocol_world.network import GATEWAY, STORE, Network
+from support.protocol_world.gateway import ClientRequest, GatewayActor
+from support.protocol_world.network import STORE, Network
 from support.protocol_world.store import StoreActor
 from triptych_cache_store.entry_table import EntryState
 
@@ -17,7 +17,8 @@ class Choices:
     config: Config
     network: Network
     store: StoreActor
-    gateway: GatewayActor
+    gateways: dict[str, GatewayActor]
+    requests: dict[str, ClientRequest]
     encoders: dict[str, EncoderActor]
     consumers: dict[str, ConsumerActor]
     to_arrive: list[str]
@@ -38,16 +39,25 @@ class Choices:
 
     def _coarse(self, each: Enabled) -> Enabled:
         """What follows at once changes the store too, and perhaps all of its clients."""
-        if each.actors <= {GATEWAY} or (each.key[0] == "deliver" and each.key.how == "metadata"):
+        if each.key.kind == "deliver" and each.key.how == "metadata":
             return each
-        touches_all = each.key.kind in ("encode", "reap", "start", "end", "reconnect") or each.is_fault
-        return each._replace(actors=each.actors | (self._everybody() if touches_all else {STORE}))
+        if each.actors <= self.gateways.keys():
+            return each._replace(actors=each.actors | {REDIS})
+        if each.key.kind in ("encode", "reap", "start", "end", "reconnect") or each.is_fault:
+            return each._replace(actors=each.actors | self._everybody())
+        is_encoders = bool(each.actors & self.encoders.keys())
+        return each._replace(actors=each.actors | ({STORE, REDIS} if is_encoders else {STORE}))
 
     def _deliveries(self) -> list[Enabled]:
         found = [
-            Enabled(Key("arrive", request_id), frozenset({GATEWAY}))
-            for request_id in self.to_arrive[:1]
-            if self.gateway.is_up
+            Enabled(Key("arrive", request_id), frozenset({name}))
+            for name, gateway in self.gateways.items()
+            for request_id in [each for each in self.to_arrive if self.requests[each].gateway == name][:1]
+            if gateway.is_up
+        ]
+        found += [
+            Enabled(Key("redis", name, mm_hash), frozenset({name, REDIS}))
+            for name, mm_hash in self._scripts()
         ]
         found += [
             Enabled(Key("deliver", *way), frozenset({way[1]}))
@@ -65,12 +75,19 @@ class Choices:
         ]
         return found
 
+    def _scripts(self) -> list[tuple[str, str]]:
+        """(process, item) of all that Redis could run now."""
+        talkers = [
+            each for each in (*self.gateways.values(), *self.encoders.values()) if self._moves(each.name)
+        ]
+        return [(each.name, mm_hash) for each in talkers for mm_hash in sorted(each.redis.scripts)]
+
     def _work(self) -> list[Enabled]:
         found: list[Enabled] = []
         for encoder in self.encoders.values():
             if not self._moves(encoder.name):
                 continue
-            actors = frozenset({encoder.name, JOBS})
+            actors = frozenset({encoder.name, REDIS})
             takes = encoder.takes()
             if len(encoder.outstanding) < self.config.num_slots:
                 takes += [
@@ -104,7 +121,7 @@ class Choices:
                 found.append(Enabled(Key("start", engine.name), both))
                 continue
             if not self._moves(engine.name):
-                found.append(Enabled(Key("thaw", engine.name), frozenset({engine.name, JOBS})))
+                found.append(Enabled(Key("thaw", engine.name), frozenset({engine.name, REDIS})))
                 continue
             found += [
                 Enabled(Key("reconnect", session.client), both)
@@ -112,9 +129,12 @@ class Choices:
                 if not session.is_connected and not session.is_over
             ]
             if engine.must_end:
-                found.append(Enabled(Key("end", engine.name), frozenset({engine.name, GATEWAY})))
-        if not self.gateway.is_up:
-            found.append(Enabled(Key("start", GATEWAY), frozenset({GATEWAY})))
+                found.append(Enabled(Key("end", engine.name), frozenset({engine.name, *self.gateways})))
+        found += [
+            Enabled(Key("start", name), frozenset({name}))
+            for name, gateway in self.gateways.items()
+            if not gateway.is_up
+        ]
         return found
 
     def _time(self) -> list[Enabled]:
@@ -122,17 +142,20 @@ class Choices:
         return [Enabled(Key("time"), self._everybody())] if self._next_timer() is not None else []
 
     def _everybody(self) -> frozenset[str]:
-        return frozenset({GATEWAY, STORE, JOBS, *self.encoders, *self.consumers})
+        return frozenset({STORE, REDIS, *self.gateways, *self.encoders, *self.consumers})
 
     def _next_timer(self) -> float | None:
         moving = [engine for engine in self.engines if self._moves(engine.name)]
-        times = [self.gateway.next_timer(), *(engine.next_timer() for engine in moving)]
+        times = [
+            *(each.next_timer() for each in self.gateways.values()),
+            *(engine.next_timer() for engine in moving),
+        ]
         return min((when for when in times if when is not None), default=None)
 
     def _moves(self, name: str) -> bool:
         """Does the process run?"""
-        if name == GATEWAY:
-            return self.gateway.is_up
+        if name in self.gateways:
+            return self.gateways[name].is_up
         if name in self.encoders:
             return self.encoders[name].is_up and not self.encoders[name].is_frozen
         return self.consumers[name].is_up
@@ -146,27 +169,31 @@ class Choices:
 
         for encoder in self.encoders.values():
             if encoder.is_up:
-                add("crash_encoder", {encoder.name, JOBS}, encoder.name)
+                add("crash_encoder", {encoder.name, REDIS}, encoder.name)
             if self._moves(encoder.name):
-                add("freeze_encoder", {encoder.name, JOBS}, encoder.name)
+                add("freeze_encoder", {encoder.name, REDIS}, encoder.name)
                 for each in encoder.engine.pending:
                     add("refuse", {encoder.name}, encoder.name, each)
                     add("unfit", {encoder.name}, encoder.name, each)
         for consumer in self.consumers.values():
             if consumer.is_up:
-                add("crash_consumer", {consumer.name, GATEWAY}, consumer.name)
+                add("crash_consumer", {consumer.name, *self.gateways}, consumer.name)
                 for rid in consumer.running:
                     add("preempt", {consumer.name}, consumer.name, rid)
                 if (consumer.waiting or consumer.running) and not consumer.preempts_late:
                     add("preempt_late", {consumer.name}, consumer.name)
                 for rid in [*consumer.waiting, *consumer.parked]:
                     add("prefix", {consumer.name}, consumer.name, rid)
-        if self.gateway.is_up:
-            add("crash_gateway", {GATEWAY, *self.consumers}, GATEWAY)
+        for name, gateway in self.gateways.items():
+            if gateway.is_up:
+                add("crash_gateway", {name, REDIS, *self.consumers}, name)
+            for request in gateway.open.values():
+                add("cancel", {name}, request.request_id)
         add("restart_store", self._everybody(), STORE)
         add("lose_region", self._everybody(), STORE)
-        for request in self.gateway.open.values():
-            add("cancel", {GATEWAY}, request.request_id)
+        if self.network.flights.flights:
+            add("lose_flights", {REDIS}, REDIS)
+        add("lose_redis", self._everybody(), REDIS)
         for way in sorted(self.network.queues):
             if way[2] != "http":
                 add("duplicate", {way[1]}, *way)

@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 from typing import NamedTuple
 
-JOBS = "encode-jobs"
+REDIS = "redis"  # its jobs and flights
 FAULTS = (
     "crash_encoder", "freeze_encoder", "crash_consumer", "crash_gateway", "restart_store", "lose_region",
     "cancel", "duplicate", "lose_message", "refuse", "unfit", "preempt", "preempt_late", "prefix", "evict",
-    "hurry",
+    "hurry", "lose_flights", "lose_redis",
 )  # fmt: skip
 HARMLESS = frozenset(
     {
@@ -19,11 +19,20 @@ HARMLESS = frozenset(
         "preempt_late",
         "prefix",
         "evict",
+        "crash_gateway",
+        "lose_flights",
+        "lose_redis",
     }
 )
-"""Faults that cost time alone: every caller gets an answer all the same."""
+"""Faults that cost time alone: every caller whose connection lasts gets an answer all the same."""
+SLOW = frozenset({"crash_gateway", "lose_flights", "lose_redis"})
+"""Faults of which nobody hears: those who wait find out when they look."""
 PROMPT = frozenset({"cancel"})
 """Faults after which a caller may have no answer, but nobody waits in vain."""
+ONCE = frozenset(
+    {"crash_gateway", "crash_consumer", "cancel", "refuse", "unfit", "preempt", "preempt_late", "prefix"}
+)
+"""Faults for which nothing is encoded twice: a failed encode made nothing."""
 ERRORS = frozenset(
     {
         "encode_failed", "deadline_exceeded", "instance_unreachable", "generation_failed",
@@ -41,6 +50,7 @@ class Config:
     rows: tuple[int, ...] = (2, 2)
     num_consumers: int = 1
     num_encoders: int = 1
+    num_gateways: int = 1
     strategy: str = "sync"
     budget: int = 4  # rows of each consumer's encoder cache
     num_blocks: int = 4  # of the store; each item is one

@@ -12,7 +12,7 @@ from typing import Any
 
 from support.fake_engine import FakeRequest, fake_request
 from support.protocol_world.config import Config
-from support.protocol_world.network import GATEWAY, NAMES, Network, ThreadedBusModel
+from support.protocol_world.network import NAMES, Network, ThreadedBusModel
 from support.protocol_world.store import ClientSession, StoreActor
 from support.protocol_world.virtual_loop import CLOCK
 from triptych_common.protocol.messages import Message
@@ -32,6 +32,7 @@ class Running:
     """One request in vLLM's hands."""
 
     request: FakeRequest
+    gateway: str
     wire_id: str
     attempt: int
     prompt_len: int
@@ -112,11 +113,13 @@ class ConsumerActor:
         self.is_up = False
         for session in self.sessions:
             session.kill()
-        under_way = self._network.drop((GATEWAY, self.name, "http"))
-        broken = [(frame[1], frame[2]) for frame in under_way if frame[0] == "dispatch"]
-        broken += [(each.wire_id, each.attempt) for each in self.live.values()]
-        for wire_id, attempt in broken:
-            self._network.send((self.name, GATEWAY, "http"), ("broken", wire_id, attempt))
+        broken = [(each.gateway, each.wire_id, each.attempt) for each in self.live.values()]
+        for way in self._network.ways_to(self.name):
+            if way[2] == "http":
+                under_way = self._network.drop(way)
+                broken += [(way[0], frame[1], frame[2]) for frame in under_way if frame[0] == "dispatch"]
+        for gateway, wire_id, attempt in broken:
+            self._network.send((self.name, gateway, "http"), ("broken", wire_id, attempt))
 
     def _on_lost(self) -> None:
         self.consumer.post(StoreLost())
@@ -129,7 +132,7 @@ class ConsumerActor:
         """Of its stream."""
         self.consumer.post(message)  # type: ignore[arg-type]
 
-    def hear_http(self, frame: tuple[str, str, int, Any]) -> None:
+    def hear_http(self, gateway: str, frame: tuple[str, str, int, Any]) -> None:
         """A request, or the end of its connection."""
         what, wire_id, attempt, body = frame
         rid = f"{wire_id}-{attempt}"
@@ -139,13 +142,13 @@ class ConsumerActor:
                 self._finish(rid)
             return
         remaining_ms, rows = body
-        request = fake_request(rid, list(rows), wire_id=wire_id, gateway=GATEWAY, gap=1)
+        request = fake_request(rid, list(rows), wire_id=wire_id, gateway=gateway, gap=1)
         assert request.ec_transfer_params is not None
         request.ec_transfer_params["remaining_ms"] = remaining_ms
         last = request.mm_features[-1].mm_position
         prompt_len = last.offset + last.length + 1
         prefix = min(self._prefix, prompt_len - 1)
-        self.live[rid] = Running(request, wire_id, attempt, prompt_len, prefix)
+        self.live[rid] = Running(request, gateway, wire_id, attempt, prompt_len, prefix)
         self.waiting.append(rid)
         self.consumer.expect(request)
 
@@ -234,7 +237,7 @@ class ConsumerActor:
                 self.consumer.overdue(self.live[rid].request)
 
     def _say(self, each: Running, what: str) -> None:
-        self._network.send((self.name, GATEWAY, "http"), (what, each.wire_id, each.attempt))
+        self._network.send((self.name, each.gateway, "http"), (what, each.wire_id, each.attempt))
 
     def _finish(self, rid: str) -> None:
         each = self.live.pop(rid)

@@ -1,9 +1,9 @@
 """The real encoder but for vLLM: `JobRunner`, `HandOver`, `Ledger`, `Reporter`, `ReplyListener`."""
 
 import asyncio
-from typing import Any, cast
+from typing import Any
 
-from support.protocol_world.flights import NoFlights
+from support.protocol_world.flights import InflightLink
 from support.protocol_world.network import NAMES, AsyncBusModel, JobEntry, Network
 from support.protocol_world.store import ClientSession, StoreActor
 from support.protocol_world.virtual_loop import CLOCK, VirtualLoop
@@ -21,23 +21,23 @@ from triptych_encoder.reporter import Reporter
 from triptych_vllm_connector.orders import WriteOrder
 
 WIDTH, DTYPE = 4, "float32"
+LEASE_S = 6.0
 
 
 class JobDelivery:
     """`Delivery` of one job."""
 
-    def __init__(self, network: Network, entry: JobEntry, encoder: "EncoderActor") -> None:
+    def __init__(self, entry: JobEntry, encoder: "EncoderActor") -> None:
         self.entry_id = str(entry.number)
         self.num_deliveries = entry.num_deliveries
         self.envelope: Envelope = entry.envelope(CLOCK.now)
-        self._network = network
         self._entry = entry
         self._encoder = encoder
         self._loop = encoder.loop
 
     async def ack(self) -> None:
         if not self._loop.is_dead:
-            self._network.jobs.pop(self._entry.number, None)
+            await self._encoder.redis.ack(self._entry.message.mm_hash, self._entry.number)
             self._encoder.outstanding.discard(self._entry.number)
 
     async def hand_back(self) -> None:
@@ -85,7 +85,8 @@ class EncoderActor:
 
     def start(self) -> None:
         self.is_up, self.must_end, self.is_frozen = True, False, False
-        self.loop = VirtualLoop()
+        self.loop = VirtualLoop(self.name)
+        self.redis = InflightLink(self._network, self.loop)
         self.outstanding: set[int] = set()
         self.bus: Any = AsyncBusModel(self._network, self.name)
         self.ledger = Ledger()
@@ -96,19 +97,19 @@ class EncoderActor:
         )
         self.hand_over._session = self.host  # type: ignore[assignment]
         self.worker = ClientSession(self._store, f"{self.name}/worker-0", self.loop.create_future)
-        reporter, flights = (
-            Reporter(self.bus, NAMES, self.name),
-            cast("Any", NoFlights(self.bus, NAMES.encode_jobs)),
-        )
+        redis: Any = self.redis
+        reporter = Reporter(self.bus, NAMES, self.name)
+        self.flights = Flights(redis, reporter, self.ledger, self.name, LEASE_S)
         self.runner = JobRunner(
             self.engine,
             MediaSource(None, 1000),  # type: ignore[arg-type]
             self.hand_over,
-            Flights(flights, reporter, self.ledger, self.name, 2.0),
+            self.flights,
             self.ledger,
             self.name,
             "digest",
         )
+        self.loop.run(lambda: self.loop.keep_up(self.flights.run(), lambda: bool(self.flights._running)))
         self.listener = ReplyListener(self.bus, NAMES, self.name, self.ledger, self.hand_over)
 
     @property
@@ -118,6 +119,7 @@ class EncoderActor:
     def crash(self) -> None:
         self.is_up = False
         self.bus.network = None
+        self.redis.scripts.clear()
         for session in self.sessions:
             session.kill()
         self.loop.kill()
@@ -147,7 +149,7 @@ class EncoderActor:
         entry.owner = self.name
         entry.num_deliveries += 1
         self.outstanding.add(entry.number)
-        delivery: Any = JobDelivery(self._network, entry, self)
+        delivery: Any = JobDelivery(entry, self)
         self.loop.run(lambda: self.loop.create_task(self.runner.run(delivery)))
 
     def hear(self, message: Message) -> None:

@@ -12,9 +12,12 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from support.protocol_world.config import REDIS
 from support.protocol_world.consumer import ConsumerActor
 from support.protocol_world.encoder import EncoderActor
-from support.protocol_world.network import GATEWAY, STORE
+from support.protocol_world.flights import InflightLink
+from support.protocol_world.gateway import GatewayActor
+from support.protocol_world.network import STORE
 from support.protocol_world.store import ClientSession
 from support.protocol_world.virtual_loop import CLOCK
 from support.protocol_world.world import World
@@ -105,18 +108,8 @@ def _session(session: ClientSession) -> Any:
 
 def of_actor(world: World, name: str) -> Any:
     """The part of one actor, with what is under way to it on the store's socket."""
-    if name == GATEWAY:
-        gateway = world.gateway
-        return (
-            gateway.is_up,
-            digest(gateway.orders.table._items),
-            digest(gateway.orders._tickets),
-            digest(gateway.last_words._pending),
-            digest(set(gateway.orders._sizes._local)),
-            [(r.outcome, r.has_begun, tuple(r.dispatched)) for r in world.requests.values()],
-            sorted(map(_stands, gateway.loop.tasks)),
-            tuple(world.to_arrive),
-        )
+    if name in world.gateways:
+        return _gateway(world, world.gateways[name])
     if name == STORE:
         state = world.store.core.state
         return (
@@ -128,9 +121,40 @@ def of_actor(world: World, name: str) -> Any:
                 for lease in state.leases.all()
             ],
         )  # fmt: skip
+    if name == REDIS:
+        jobs = world.network.jobs.values()
+        return (
+            [(each.number, each.owner, each.num_deliveries, digest(each.message)) for each in jobs],
+            digest(world.network.flights.flights),
+        )
     if name in world.encoders:
         return _encoder(world.encoders[name])
     return _consumer(world.consumers[name])
+
+
+def _gateway(world: World, gateway: GatewayActor) -> Any:
+    requests = [each for each in world.requests.values() if each.gateway == gateway.name]
+    flights = gateway.orders.flights
+    return (
+        gateway.is_up,
+        digest(gateway.orders.table._items),
+        digest(gateway.orders._tickets),
+        digest(gateway.last_words._pending),
+        digest(set(gateway.orders._sizes._local)),
+        [(each.outcome, each.has_begun, tuple(each.dispatched)) for each in requests],
+        [each.request_id for each in requests if each.request_id in world.to_arrive],
+        sorted(map(_stands, gateway.loop.all_tasks)),
+        digest([flights._told, flights._unchecked, flights._round, flights._busy, flights._again]),
+        (tuple(flights._touched._urgent), tuple(flights._touched._others)),
+        _scripts(gateway.redis),
+    )
+
+
+def _scripts(link: InflightLink) -> Any:
+    return [
+        (mm_hash, [(each.name, digest(each.arguments), each.reply.done()) for each in scripts])
+        for mm_hash, scripts in sorted(link.scripts.items())
+    ]
 
 
 def _encoder(encoder: EncoderActor) -> Any:
@@ -142,8 +166,13 @@ def _encoder(encoder: EncoderActor) -> Any:
         digest(encoder.hand_over._sealed),
         sorted((mm_hash, order.reservation_id) for mm_hash, (order, _) in encoder.engine.pending.items()),
         sorted(encoder.outstanding),
-        sorted(map(_stands, encoder.loop.tasks)),
+        sorted(map(_stands, encoder.loop.all_tasks)),
         digest(encoder.num_encodes),
+        sorted(
+            (each.entry_id, tuple(sorted(each._waiting)), tuple(sorted(each._told)))
+            for each in encoder.flights._running
+        ),
+        _scripts(encoder.redis),
         [_session(session) for session in encoder.sessions],
     )
 
@@ -187,7 +216,7 @@ class Fingerprints:
     def take(self, changed: frozenset[str]) -> int:
         """After a step of `changed`; an empty set: of anybody."""
         world = self._world
-        for name in (GATEWAY, STORE, *world.encoders, *world.consumers):
+        for name in (STORE, REDIS, *world.gateways, *world.encoders, *world.consumers):
             if not changed or name in changed or name not in self._parts:
                 self._parts[name] = hash(repr(of_actor(world, name)))
         network = world.network
@@ -197,6 +226,6 @@ class Fingerprints:
             for session in engine.sessions
         ]
         queues = [(way, digest(queue)) for way, queue in sorted(network.queues.items())]
-        jobs = [(job.number, job.owner, job.num_deliveries) for job in network.jobs.values()]
-        whole = (sorted(self._parts.items()), queues, jobs, sorted(network.keys), CLOCK.now, sessions)
+        timers = [each.next_timer() for each in (*world.gateways.values(), *world.encoders.values())]
+        whole = (sorted(self._parts.items()), queues, sorted(network.keys), timers, CLOCK.now, sessions)
         return hash(repr((whole, sorted(world.faults.items()))))

@@ -1,52 +1,112 @@
-"""MODEL of `bus.Inflight` where Redis keeps no flights: every order is its gateway's own.
+"""`bus.Inflight` of one process: Redis runs its scripts one by one, when the world says so.
 
-What holds without them must hold with them; that the flights themselves do what they should is tested
-against a model of their own (`support.inflight_model`).
+Those for one item keep their order; others have connections of their own. The answer comes with the
+script: what happens between the two looks to the others as if it had happened before, or after.
 """
 
-from collections.abc import Iterable
+import asyncio
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Set
+from dataclasses import dataclass, field
 from typing import Any
 
-from triptych_common.bus import Claim, Standing, Start
-from triptych_common.protocol.ids import JobId
-from triptych_common.protocol.messages import EncodeFailed, EncodeJob, EncoderCacheMetadata, Requester
+from pydantic import BaseModel
+
+from support.inflight_model import InflightModel
+from support.protocol_world.network import Network
+from support.protocol_world.virtual_loop import VirtualLoop
 
 
-class NoFlights:
-    """Publishes by `bus`; knows nobody who joined."""
+@dataclass
+class Script:
+    """One on its way. `reply` is open until Redis has run it."""
 
-    def __init__(self, bus: Any, encode_jobs: str) -> None:
-        self._bus = bus
-        self._encode_jobs = encode_jobs
+    name: str
+    arguments: tuple[Any, ...]
+    options: dict[str, Any]
+    reply: "asyncio.Future[Any]" = field(repr=False)
 
-    async def claim(
-        self, mm_hash: str, requesters: Iterable[Requester], *, mode: str, job_id: str, attempt: int, **_: Any
-    ) -> Claim:
-        standing = Standing.JOINED if mode == "look" else Standing.OWNER
-        return Claim(standing, JobId(job_id), attempt)
 
-    async def publish(self, job: EncodeJob, **options: Any) -> str:
-        return str(await self._bus.publish(self._encode_jobs, job, **options))
+class InflightLink:
+    """Same methods as `bus.Inflight`, and the acks of jobs."""
 
-    async def leave(self, mm_hash: str, keys: Iterable[Any]) -> bool:
-        return False
+    def __init__(self, network: Network, loop: VirtualLoop) -> None:
+        self._network = network
+        self._loop = loop
+        self.scripts: dict[str, deque[Script]] = {}  # by mm_hash
+
+    def __getattr__(self, name: str) -> Callable[..., Coroutine[Any, Any, Any]]:
+        if not hasattr(InflightModel, name):
+            raise AttributeError(name)
+
+        async def call(about: str | BaseModel, *arguments: Any, **options: Any) -> Any:
+            mm_hash = about if isinstance(about, str) else about.mm_hash  # type: ignore[attr-defined]
+            return await self._send(mm_hash, name, (about, *map(_as_it_is_now, arguments)), options)
+
+        return call
 
     async def backlog(self) -> tuple[int, float]:
-        return await self._bus.stream_length(self._encode_jobs), 0.0
+        return len(self._network.jobs), 0.0
 
-    async def start(
-        self, job: EncodeJob, entry_id: str, encoder: str, **_: Any
-    ) -> tuple[Start, tuple[Requester, ...]]:
-        return Start.STARTED, job.requesters
+    async def ack(self, mm_hash: str, number: int) -> None:
+        """The job is done."""
+        await self._send(mm_hash, "ack", (str(number),), {})
 
-    async def renew(self, *_: Any, **__: Any) -> bool:
-        return True
+    async def _send(
+        self, mm_hash: str, name: str, arguments: tuple[Any, ...], options: dict[str, Any]
+    ) -> Any:
+        reply = self._loop.create_future()
+        self.scripts.setdefault(mm_hash, deque()).append(Script(name, arguments, options, reply))
+        return await reply
 
-    async def announce(self, metadata: EncoderCacheMetadata) -> None:
-        return None
+    def run_next(self, mm_hash: str) -> str:
+        """Run the next script for the item, and let its caller hear the answer. Returns what it came to."""
+        script = self.scripts[mm_hash].popleft()
+        if not self.scripts[mm_hash]:
+            del self.scripts[mm_hash]
+        if script.name == "ack":
+            self._network.remove(script.arguments[0])
+            answer: Any = None
+        else:
+            answer = _at_once(
+                getattr(self._network.flights, script.name)(*script.arguments, **script.options)
+            )
 
-    async def finish(self, mm_hash: str, job_id: str, told: Iterable[Any]) -> tuple[bool, None]:
-        return True, None
+        def hear() -> None:
+            if not script.reply.done():  # else nobody waits for it any more
+                script.reply.set_result(answer)
 
-    async def fail(self, failure: EncodeFailed, *, by_owner: bool = True) -> None:
-        return None
+        self._loop.run(hear)
+        return _outcome(script, answer)
+
+
+def _as_it_is_now(argument: Any) -> Any:
+    if isinstance(argument, Set | Mapping):
+        return tuple(sorted(argument))
+    if isinstance(argument, Iterable) and not isinstance(argument, str | BaseModel):
+        return tuple(argument)
+    return argument
+
+
+def _at_once(work: Coroutine[Any, Any, Any]) -> Any:
+    """The result of a coroutine that waits for nothing."""
+    try:
+        work.send(None)
+    except StopIteration as done:
+        return done.value
+    raise AssertionError("a script waits")
+
+
+def _outcome(script: Script, answer: Any) -> str:
+    match script.name:
+        case "claim":
+            return f"{'look' if script.options['mode'] == 'look' else 'claim'}, {answer.standing}"
+        case "start":
+            return f"start, {answer[0]}"
+        case "leave":
+            return "leave, dropped" if answer else "leave"
+        case "publish":
+            return "publish" if answer is not None else "publish, gone"
+        case "finish":
+            return "finish" if answer[0] else "finish, joined"
+    return script.name

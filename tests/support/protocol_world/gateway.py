@@ -8,8 +8,8 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from support.protocol_world.flights import NoFlights
-from support.protocol_world.network import GATEWAY, NAMES, AsyncBusModel, Network
+from support.protocol_world.flights import InflightLink
+from support.protocol_world.network import AsyncBusModel, Network
 from support.protocol_world.virtual_loop import CLOCK, VirtualLoop
 from triptych_common.domain.errors import RequestError
 from triptych_common.protocol.ids import MmHash, RequestId
@@ -28,6 +28,8 @@ from triptych_gateway.tickets import Ticket
 
 METRICS = GatewayMetrics()
 FIRST_TOKEN_S = 30.0
+FLIGHT_CHECK_S = 6.0  # a claim whose owner vanished is over by then
+NUM_PUBLISHERS = 2
 MAX_DISPATCHES = 2
 CONNECTION_LOST = "connection lost"  # what a client sees when its gateway dies
 
@@ -41,6 +43,7 @@ class ClientRequest:
     """One request of a client. `outcome`: `answer`, `cancelled`, an error's code, or None: still open."""
 
     request_id: str
+    gateway: str
     hashes: tuple[str, ...]
     consumers: tuple[str, ...]  # in the order in which the router names them
     outcome: str | None = None
@@ -51,9 +54,10 @@ class ClientRequest:
 
 
 class GatewayActor:
-    name = GATEWAY
+    """One gateway. `crash` and `start` as often as one likes."""
 
-    def __init__(self, network: Network, is_reachable: Any, max_attempts: int) -> None:
+    def __init__(self, name: str, network: Network, is_reachable: Any, max_attempts: int) -> None:
+        self.name = name
         self._network = network
         self._is_reachable = is_reachable
         self._max_attempts = max_attempts
@@ -62,33 +66,42 @@ class GatewayActor:
 
     def start(self) -> None:
         self.is_up = True
-        self.loop = VirtualLoop()
+        self.loop = VirtualLoop(self.name)
+        self.redis = InflightLink(self._network, self.loop)
         self.bus: Any = AsyncBusModel(self._network, self.name)
         self.shelf = MediaShelf()
         self.open: dict[str, ClientRequest] = {}
         self.orders = EncodeOrders(
-            inflight=cast("Any", NoFlights(self.bus, NAMES.encode_jobs)),
+            inflight=cast("Any", self.redis),
             gateway=self.name,
             shelf=self.shelf,
             sizes=SizesCache(self.bus, 100, 100),
             limits=OrderLimits(
                 inline_media_bytes=100,
-                media_base_url="http://gateway-0",
+                media_base_url=f"http://{self.name}",
                 max_attempts=self._max_attempts,
                 publish_timeout_s=5.0,
                 max_queued_jobs=100,
                 max_queue_age_s=100.0,
-                flight_check_s=100.0,
+                flight_check_s=FLIGHT_CHECK_S,
             ),
             metrics=METRICS,
         )
         self.last_words = LastWords(self.bus, self.name)
-        self.loop.run(lambda: self.loop.create_task(self.orders.flights.run()))
+        flights = self.orders.flights
+        for _ in range(NUM_PUBLISHERS):
+            self.loop.run(lambda: self.loop.create_task(flights.run()))
+        self.loop.run(lambda: self.loop.keep_up(flights.run_checks(), self._has_to_look))
         self.loop.run(lambda: self.loop.create_task(self.last_words.run()))
+
+    def _has_to_look(self) -> bool:
+        """Does it, or does Redis, believe that somebody here waits?"""
+        return bool(len(self.orders.flights)) or any(item.in_flight for item in self.orders.table)
 
     def crash(self) -> None:
         self.is_up = False
         self.bus.network = None
+        self.redis.scripts.clear()
         for request in self.open.values():
             request.outcome = CONNECTION_LOST
             self._abort(request)
@@ -127,14 +140,11 @@ class GatewayActor:
     def next_timer(self) -> float | None:
         if not self.is_up:
             return None
-        times = [item.job_expires_at for item in self.orders.table if item.job_id is not None]
-        loop_time = self.loop.next_timer()
-        return min([*times, loop_time] if loop_time is not None else times, default=None)
+        return self.loop.next_timer()
 
     def run_due(self) -> None:
         if self.is_up:
             self.loop.run_due()
-            self.loop.run(lambda: self.orders.expire(CLOCK.now))
 
     # ---- one request -----------------------------------------------------------------------------
     async def _exchange(self, request: ClientRequest) -> None:

@@ -5,17 +5,18 @@ A stream keeps its entries while its reader is down. What two senders sent to on
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
+from support.inflight_model import InflightModel
 from triptych_common.protocol.codec import Envelope
-from triptych_common.protocol.messages import BUS_MESSAGES, Message
+from triptych_common.protocol.messages import BUS_MESSAGES, EncodeJob, Message
 from triptych_common.protocol.names import StreamNames
 from triptych_common.protocol.steps import STEPS, Channel, Party
 from triptych_common.protocol.store import Ping
 
 NAMES = StreamNames("model")
-GATEWAY, STORE = "gateway-0", "store-0"
+STORE = "store-0"
 Way = tuple[str, str, str]  # (sender, receiver, stream or "http")
 
 
@@ -24,7 +25,7 @@ class JobEntry:
     """One entry of `encode-jobs`. `owner`: the encoder it was delivered to last."""
 
     number: int
-    message: Message
+    message: EncodeJob
     published_at: float
     remaining_ms: int | None
     blob: bytes | None
@@ -41,16 +42,19 @@ class JobEntry:
         )
 
 
-@dataclass
 class Network:
-    """`now` is the model's time. Owns what is under way between processes, but for the store's socket."""
+    """`now` is the model's time. Owns what is under way between processes, but for the store's socket.
 
-    now: Callable[[], float]
-    queues: dict[Way, deque[Any]] = field(default_factory=dict)
-    jobs: dict[int, JobEntry] = field(default_factory=dict)
-    num_jobs: int = 0
-    keys: dict[str, bytes] = field(default_factory=dict)
-    num_dead_letters: int = 0
+    And what Redis keeps: the jobs (it is their stream, `inflight_model.Jobs`), the flights, the sizes.
+    """
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self.now = now
+        self.queues: dict[Way, deque[Any]] = {}
+        self.jobs: dict[int, JobEntry] = {}
+        self.num_jobs = 0
+        self.keys: dict[str, bytes] = {}
+        self.flights = InflightModel(self, now)
 
     def send(self, way: Way, message: Any) -> None:
         self.queues.setdefault(way, deque()).append(message)
@@ -72,15 +76,30 @@ class Network:
     def ways_to(self, receiver: str) -> list[Way]:
         return sorted(way for way in self.queues if way[1] == receiver)
 
-    def publish(
-        self, sender: str, stream: str, message: Message, remaining_ms: int | None, blob: Any
-    ) -> None:
+    # ---- the stream of jobs ----------------------------------------------------------------------
+    def append(self, job: EncodeJob, *, remaining_ms: int | None, blob: bytes | None) -> str:
+        self.num_jobs += 1
+        self.jobs[self.num_jobs] = JobEntry(self.num_jobs, job, self.now(), remaining_ms, blob)
+        return str(self.num_jobs)
+
+    def has(self, entry_id: str) -> bool:
+        return int(entry_id) in self.jobs
+
+    is_awaited = has  # what stands here is new, or was delivered and not acked
+
+    def remove(self, entry_id: str) -> None:
+        self.jobs.pop(int(entry_id), None)
+
+    def lose_redis(self) -> None:
+        """It comes back empty. What is on its way to it is sent again."""
+        for way in [way for way in self.queues if way[2] != "http"]:
+            del self.queues[way]
+        self.jobs.clear()
+        self.keys.clear()
+        self.flights.flights.clear()
+
+    def publish(self, sender: str, stream: str, message: Message) -> None:
         assert type(message) in BUS_MESSAGES
-        if stream == NAMES.encode_jobs:
-            self.num_jobs += 1
-            entry = JobEntry(self.num_jobs, message, self.now(), remaining_ms, blob)
-            self.jobs[self.num_jobs] = entry
-            return
         kind, receiver = stream.rsplit(":", 2)[-2:]
         self.send((sender, receiver, kind), message)
 
@@ -103,10 +122,7 @@ class AsyncBusModel:
         blob: bytes | None = None,
     ) -> None:
         if self.network is not None:
-            self.network.publish(self._sender, stream, message, remaining_ms, blob)
-
-    async def stream_length(self, stream: str) -> int:
-        return 0 if self.network is None else len(self.network.jobs)
+            self.network.publish(self._sender, stream, message)
 
     async def sizes_get(self, mm_hash: str) -> bytes | None:
         return None if self.network is None else self.network.keys.get(mm_hash)
@@ -124,7 +140,7 @@ class ThreadedBusModel:
         self._sender = sender
 
     def publish(self, stream: str, message: Message, *, traceparent: str | None = None) -> None:
-        self._network.publish(self._sender, stream, message, None, None)
+        self._network.publish(self._sender, stream, message)
 
 
 def party(name: str) -> Party:

@@ -9,7 +9,7 @@ import heapq
 import itertools
 import sys
 import time as real_time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -23,7 +23,12 @@ class Clock:
 
     def __init__(self) -> None:
         self.now = 0.0
-        self.num_ids = 0
+        self._num_ids: Counter[str] = Counter()
+
+    def reset(self) -> None:
+        """A new world begins."""
+        self.now = 0.0
+        self._num_ids.clear()
 
     def monotonic(self) -> float:
         return self.now
@@ -34,8 +39,11 @@ class Clock:
         return int(self.now * 1e9)
 
     def new_id(self) -> "_Id":
-        self.num_ids += 1
-        return _Id(f"{self.num_ids:032x}")
+        """Of whoever asks: so equal states look equal, whoever was first."""
+        loop = asyncio._get_running_loop()
+        name = loop.name if isinstance(loop, VirtualLoop) else ""
+        self._num_ids[name] += 1
+        return _Id(f"{name}-{self._num_ids[name]}")
 
 
 class _Id:
@@ -92,9 +100,12 @@ def virtual_time() -> Iterator[None]:
 class VirtualLoop(asyncio.AbstractEventLoop):
     """As much of an event loop as tasks, futures, locks, queues and timeouts need."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str = "") -> None:
+        self.name = name
         self._ready: deque[asyncio.Handle] = deque()
         self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
+        self._upkeep: dict[asyncio.Task[Any], Callable[[], bool]] = {}
+        self._idle: dict[asyncio.TimerHandle, Callable[[], bool]] = {}  # timers of upkeep, see `keep_up`
         self._numbers = itertools.count()
         self.tasks: list[asyncio.Task[Any]] = []
         self.errors: list[BaseException] = []
@@ -124,6 +135,9 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     def call_at(self, when: float, callback: Any, *args: Any, context: Any = None) -> asyncio.TimerHandle:
         handle = asyncio.TimerHandle(when, callback, args, self, context)
         heapq.heappush(self._timers, (when, next(self._numbers), handle))
+        is_needed = self._upkeep.get(asyncio.current_task(self))  # type: ignore[arg-type]
+        if is_needed is not None:
+            self._idle[handle] = is_needed
         return handle
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
@@ -162,16 +176,37 @@ class VirtualLoop(asyncio.AbstractEventLoop):
             raise self.errors[0]
         return result
 
+    def keep_up(self, work: Coroutine[Any, Any, Any], is_needed: Callable[[], bool]) -> None:
+        """A task that looks after something now and then, for ever. Time passes for it when it is needed."""
+        task = self.create_task(work)
+        self.tasks.remove(task)
+        self._upkeep[task] = is_needed
+
+    @property
+    def all_tasks(self) -> "list[asyncio.Task[Any]]":
+        return [*self.tasks, *self._upkeep]
+
     def next_timer(self) -> float | None:
-        while self._timers and self._timers[0][2]._cancelled:  # type: ignore[attr-defined]
-            heapq.heappop(self._timers)
-        return self._timers[0][0] if self._timers else None
+        """When something is to be done that matters."""
+        self._drop_cancelled()
+        times = [when for when, _, handle in self._timers if self._matters(handle)]
+        return min(times, default=None)
+
+    def _matters(self, handle: asyncio.TimerHandle) -> bool:
+        return not handle.cancelled() and (handle not in self._idle or self._idle[handle]())
+
+    def _drop_cancelled(self) -> None:
+        while self._timers and self._timers[0][2].cancelled():
+            self._idle.pop(heapq.heappop(self._timers)[2], None)
 
     def run_due(self) -> None:
         """Timers whose time has come."""
-        while (when := self.next_timer()) is not None and when <= CLOCK.now:
+        self._drop_cancelled()
+        while self._timers and self._timers[0][0] <= CLOCK.now:
             handle = heapq.heappop(self._timers)[2]
+            self._idle.pop(handle, None)
             self.run(handle._run)  # type: ignore[attr-defined]
+            self._drop_cancelled()
 
     def kill(self) -> None:
         """Nothing runs here any more.
@@ -179,7 +214,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         Coroutines have to end somehow: they are cancelled, after their process was cut off from all others.
         """
         self.is_dead = True
-        for task in self.tasks:
+        for task in self.all_tasks:
             task.cancel()
         self.run(lambda: None)
         self._timers.clear()

@@ -9,12 +9,13 @@ from collections import Counter
 from typing import Any
 
 from support.fake_engine import mm_hash
+from support.inflight_model import OVER
 from support.protocol_world.checks import Checks
 from support.protocol_world.config import FAULTS, Config, Key
 from support.protocol_world.consumer import ConsumerActor, EngineDiedError
 from support.protocol_world.encoder import EncoderActor
 from support.protocol_world.gateway import ClientRequest, GatewayActor
-from support.protocol_world.network import GATEWAY, Network, Way, step_of
+from support.protocol_world.network import Network, Way, step_of
 from support.protocol_world.store import ClientSession, StoreActor
 from support.protocol_world.virtual_loop import CLOCK
 from triptych_common.protocol.steps import Channel
@@ -25,7 +26,7 @@ class World(Checks):
     """See the module docstring. Only one world lives at a time: they share the clock."""
 
     def __init__(self, config: Config) -> None:
-        CLOCK.now, CLOCK.num_ids = 0.0, 0
+        CLOCK.reset()
         self.config = config
         self.coverage: Counter[str] = Counter()
         self.hashes = [mm_hash(index + 1) for index in range(len(config.rows))]
@@ -40,15 +41,20 @@ class World(Checks):
             name: ConsumerActor(name, self.network, self.store, config)
             for name in (f"pd-{index}" for index in range(config.num_consumers))
         }
-        self.gateway = GatewayActor(
-            self.network, lambda name: self.consumers[name].is_up, config.max_attempts
-        )
+        self.gateways = {
+            name: GatewayActor(
+                name, self.network, lambda name: self.consumers[name].is_up, config.max_attempts
+            )
+            for name in (f"gateway-{index}" for index in range(config.num_gateways))
+        }
         self.requests = {
             f"req-{index}": self._request(index, items) for index, items in enumerate(config.requests)
         }
         self.to_arrive = list(self.requests)
         self.faults: Counter[str] = Counter()
+        self.crashed: set[str] = set()  # gateways that were ever
         self.num_takeovers = 0
+        self.num_left_claims = 0  # times that nothing could happen until somebody looked at one
         self.num_lost_entries = 0
         self.num_steps = 0
         self.last_actor = ""
@@ -57,13 +63,15 @@ class World(Checks):
         names = list(self.consumers)
         start = 0 if self.config.shares_consumer else index % len(names)
         hashes = tuple(self.hashes[item] for item in items)
-        return ClientRequest(f"req-{index}", hashes, (*names[start:], *names[:start]))
+        gateway = list(self.gateways)[index % len(self.gateways)]
+        return ClientRequest(f"req-{index}", gateway, hashes, (*names[start:], *names[:start]))
 
     def close(self) -> None:
         """End all coroutines."""
         for encoder in self.encoders.values():
             encoder.crash()
-        self.gateway.crash()
+        for gateway in self.gateways.values():
+            gateway.crash()
 
     # ---- taking a step ---------------------------------------------------------------------------
     def take(self, key: Key) -> None:
@@ -77,7 +85,7 @@ class World(Checks):
             self._settle()
 
     def _settle(self) -> None:
-        """Coarse: the store serves encoders at once, and unpins; its clients hear it at once.
+        """Coarse: the store serves encoders at once, and unpins; its clients hear it at once. So does Redis.
 
         What is left to be delayed are the messages on the streams and HTTP, what consumers ask the store
         for, and the engines' steps.
@@ -90,6 +98,9 @@ class World(Checks):
                 if session.client.startswith("encoder") or isinstance(session.to_store[0], Unpin | None):
                     self.store.run_next(session_id)
                     moved = True
+            for name, mm_hash in self._scripts():
+                self._run_script(name, mm_hash)
+                moved = True
             for engine in self.engines:
                 for session in engine.sessions:
                     while session.from_store and self._moves(engine.name):
@@ -99,7 +110,8 @@ class World(Checks):
     def _do_arrive(self, key: Key) -> None:
         self.coverage["request"] += 1
         self.to_arrive.remove(key.who)
-        self.gateway.arrive(self.requests[key.who])
+        request = self.requests[key.who]
+        self.gateways[request.gateway].arrive(request)
 
     def _do_deliver(self, key: Key) -> None:
         self._deliver((key.who, key.what, key.how), self.network.take((key.who, key.what, key.how)))
@@ -108,19 +120,29 @@ class World(Checks):
         sender, receiver, kind = way
         if kind == "http":
             self.coverage[_http_step(message[0])] += 1
-            if receiver == GATEWAY:
-                self.gateway.hear_http(message)
+            if receiver in self.gateways:
+                self.gateways[receiver].hear_http(message)
             else:
-                self.consumers[receiver].hear_http(message)
+                self.consumers[receiver].hear_http(sender, message)
             return
         self.coverage[step_of(Channel.STREAM, sender, receiver, message)] += 1
-        if receiver == GATEWAY:
-            self.gateway.hear(message)
+        if receiver in self.gateways:
+            self.gateways[receiver].hear(message)
         else:
             (self.encoders.get(receiver) or self.consumers[receiver]).hear(message)
 
     def _do_command(self, key: Key) -> None:
         self.store.run_next(int(key.what))  # type: ignore[arg-type]
+
+    def _do_redis(self, key: Key) -> None:
+        self._run_script(key.who, key.what)
+
+    def _run_script(self, name: str, mm_hash: str) -> None:
+        talker = self.gateways.get(name) or self.encoders[name]
+        outcome = talker.redis.run_next(mm_hash)
+        self.coverage[outcome] += 1
+        if outcome == "start, started":
+            self.check_wanted(mm_hash)
 
     def _do_hear(self, key: Key) -> None:
         engine = self._engine(key.who.split("/")[0])
@@ -137,7 +159,7 @@ class World(Checks):
             self.num_takeovers += 1  # from itself, as it was before its restart
         self.coverage[f"job, {key.how}"] += 1
         entry = self.network.jobs[int(key.what)]
-        self.coverage[step_of(Channel.STREAM, GATEWAY, key.who, entry.message)] += 1
+        self.coverage[step_of(Channel.STREAM, "gateway-0", key.who, entry.message)] += 1
         self.encoders[key.who].take(entry)
 
     def _do_encode(self, key: Key) -> None:
@@ -153,10 +175,7 @@ class World(Checks):
         self.store.reap()
 
     def _do_start(self, key: Key) -> None:
-        if key.who == GATEWAY:
-            self.gateway.start()
-        else:
-            self._engine(key.who).start()
+        (self.gateways.get(key.who) or self._engine(key.who)).start()
 
     def _do_end(self, key: Key) -> None:
         self._engine(key.who).crash()
@@ -169,10 +188,13 @@ class World(Checks):
             self.store.connect(session)
 
     def _do_time(self, key: Key) -> None:
+        flights = self.network.flights.flights.values()
+        self.num_left_claims += any(each.state == "claimed" and each.until == OVER for each in flights)
         when = self._next_timer()
         assert when is not None
         CLOCK.now = max(when, CLOCK.now)
-        self.gateway.run_due()
+        for gateway in self.gateways.values():
+            gateway.run_due()
         for engine in self.engines:
             if self._moves(engine.name):
                 engine.run_due()
@@ -197,8 +219,9 @@ class World(Checks):
 
     def _do_crash_gateway(self, key: Key) -> None:
         for consumer in self.consumers:
-            self.network.drop((consumer, GATEWAY, "http"))
-        self.gateway.crash()
+            self.network.drop((consumer, key.who, "http"))
+        self.gateways[key.who].crash()
+        self.crashed.add(key.who)
 
     def _do_restart_store(self, key: Key) -> None:
         self.store.restart(keeps_region=True)
@@ -209,7 +232,19 @@ class World(Checks):
 
     def _do_cancel(self, key: Key) -> None:
         self.coverage["disconnect"] += 1
-        self.gateway.cancel(self.requests[key.who])
+        request = self.requests[key.who]
+        self.gateways[request.gateway].cancel(request)
+
+    def _do_lose_flights(self, key: Key) -> None:
+        """Redis keeps the streams, and forgets who waits for what: its memory was short, or a replica's."""
+        self.network.flights.flights.clear()
+
+    def _do_lose_redis(self, key: Key) -> None:
+        """Restarted, without data. All its clients hear of it."""
+        self.network.lose_redis()
+        for gateway in self.gateways.values():
+            if gateway.is_up:
+                gateway.loop.run(gateway.orders.flights.check_all)
 
     def _do_duplicate(self, key: Key) -> None:
         way = (key.who, key.what, key.how)

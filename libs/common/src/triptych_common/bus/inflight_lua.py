@@ -121,12 +121,14 @@ if state == 'failed' then
   redis.call('HDEL', flight, 'num_sent')
   return own(job, 1)
 end
-if state == 'finished' and mode ~= 'look' then
+-- Without metadata: it was lost and claimed again while its encoder finished, so what that said was lost too.
+if state == 'finished' and (mode ~= 'look' or get('metadata') == '') then
   redis.call('HDEL', flight, 'num_sent')
   return own(job, 1)
 end
 local is_over = now_ms() > (tonumber(get('until')) or 0)
-if state == 'claimed' and (is_over or get('job') == job) then return own(get('job'), get('attempt')) end
+local is_ours = get('job') == job and mode ~= 'look'  -- who looks may know the job of another
+if state == 'claimed' and (is_over or is_ours) then return own(get('job'), get('attempt')) end
 if state == 'queued' or (state == 'running' and is_over) then
   if not is_on_stream(group, get('entry')) then
     if (tonumber(get('num_sent')) or 0) >= max_sends then return answer('exhausted') end
