@@ -18,10 +18,10 @@ from support.protocol_world.virtual_loop import virtual_time
 
 from triptych_cache_store.leases import LeaseTable
 from triptych_cache_store.state import StoreState
+from triptych_common.bus import Claim, Standing, Start
 from triptych_common.domain.errors import IllegalTransitionError
 from triptych_common.region import session
 from triptych_common.region.resumption import Resume, WatchLog
-from triptych_common.bus import Claim, Standing, Start
 from triptych_encoder import job
 from triptych_encoder.flight import Flight
 from triptych_encoder.hand_over import HandOver

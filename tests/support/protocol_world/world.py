@@ -98,8 +98,8 @@ class World(Checks):
                 if session.client.startswith("encoder") or isinstance(session.to_store[0], Unpin | None):
                     self.store.run_next(session_id)
                     moved = True
-            for name, mm_hash in self._scripts():
-                self._run_script(name, mm_hash)
+            for name, item in self._scripts():
+                self._run_script(name, item)
                 moved = True
             for engine in self.engines:
                 for session in engine.sessions:
