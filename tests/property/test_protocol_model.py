@@ -1,7 +1,7 @@
 """The protocol among real parts: no deadlock, no leak, no unpinned item scheduled, in any order of steps.
 
 Gateway, encoders, prefill_decodes and the store are the real ones but for HTTP, Redis and vLLM (see
-`support.protocol_world`). All orders of small systems are gone through; of larger ones those that differ
+`support.protocol_world`). All orders of a small system are gone through; of larger ones those that differ
 from the usual order in few places, with a fault at every place; and random ones with many faults.
 `--protocol-model deep` goes further. docs/design/protocol_model.md has the figures.
 """
@@ -33,26 +33,39 @@ CROWDED = replace(
     TWO_OF_ALL, requests=((0, 1), (2, 1)), rows=(2, 2, 2), num_blocks=2, num_reserve_blocks=1, is_tight=True
 )
 COVERED = replace(TWO_OF_ALL, strategy="async", prefix=4)
-SYSTEMS = {"apart": TWO_OF_ALL, "shared": SHARED, "large": LARGE, "crowded": CROWDED, "covered": COVERED}
+GATEWAYS = replace(TWO_OF_ALL, num_gateways=2)
+SAME = replace(GATEWAYS, requests=((0,), (0,), (0,)), rows=(2,))
+ONE_FOR_TWO = Config(requests=((0,), (0,)), rows=(2,), num_gateways=2)
+SYSTEMS = {
+    "apart": TWO_OF_ALL,
+    "shared": SHARED,
+    "large": LARGE,
+    "crowded": CROWDED,
+    "covered": COVERED,
+    "gateways": GATEWAYS,
+    "same": SAME,
+}
 
 ALL, USUAL = Bounds(), Bounds(max_deviations=0)
 QUICK: dict[str, tuple[Config, Bounds]] = {
     "1x1x1, all orders": (ONE, ALL),
-    "1x2x1, all coarse orders": (replace(TWO_ITEMS, is_coarse=True), ALL),
     "1x1x1, 1 deviation, 1 fault": (
         replace(ONE, is_coarse=True, faults=FAULTS, max_faults=1),
         Bounds(max_deviations=1),
     ),
-    "2x2x2, 2 deviations": (replace(TWO_OF_ALL, is_coarse=True), Bounds(max_deviations=2)),
-    "2x2x1, 2 deviations": (replace(SHARED, is_coarse=True), Bounds(max_deviations=2)),
-    "2x2x1 larger than the budget, 2 deviations": (
-        replace(LARGE, is_coarse=True),
-        Bounds(max_deviations=2),
+    "2x2x2, 1 deviation": (replace(TWO_OF_ALL, is_coarse=True), Bounds(max_deviations=1)),
+    "2x2x1, 1 deviation": (replace(SHARED, is_coarse=True), Bounds(max_deviations=1)),
+    "2x2x1 larger than the budget, 1 deviation": (replace(LARGE, is_coarse=True), Bounds(max_deviations=1)),
+    "one item, 2 gateways, 1 deviation": (ONE_FOR_TWO, Bounds(max_deviations=1)),
+    "one item, 2 gateways, usual order, 1 fault": (
+        replace(ONE_FOR_TWO, faults=FAULTS, max_faults=1),
+        USUAL,
     ),
     "2x2x2, usual order, 1 fault": (replace(TWO_OF_ALL, is_coarse=True, faults=FAULTS, max_faults=1), USUAL),
     "2x2x1, usual order, 1 fault": (replace(SHARED, is_coarse=True, faults=FAULTS, max_faults=1), USUAL),
 }
 DEEP: dict[str, tuple[Config, Bounds]] = {
+    "1x2x1, all coarse orders": (replace(TWO_ITEMS, is_coarse=True), ALL),
     "1x2x1, all orders": (TWO_ITEMS, Bounds(max_states=200_000)),
     "1x1x1, all coarse orders, 1 fault": (
         replace(ONE, is_coarse=True, faults=FAULTS, max_faults=1),
@@ -63,9 +76,21 @@ DEEP: dict[str, tuple[Config, Bounds]] = {
         Bounds(max_deviations=1, max_states=200_000),
     ),
     "2x2x2, fine, 2 deviations": (TWO_OF_ALL, Bounds(max_deviations=2, max_states=200_000)),
+    "2x2x2, 2 deviations": (replace(TWO_OF_ALL, is_coarse=True), Bounds(max_deviations=2)),
+    "2x2x1, 2 deviations": (replace(SHARED, is_coarse=True), Bounds(max_deviations=2)),
+    "2x2x1 larger than the budget, 2 deviations": (replace(LARGE, is_coarse=True), Bounds(max_deviations=2)),
     "2x2x2, 4 deviations": (
         replace(TWO_OF_ALL, is_coarse=True),
         Bounds(max_deviations=4, max_states=200_000),
+    ),
+    "one item, 2 gateways, all coarse orders": (
+        replace(ONE_FOR_TWO, is_coarse=True),
+        Bounds(max_states=200_000),
+    ),
+    "one item, 2 gateways, 2 deviations": (ONE_FOR_TWO, Bounds(max_deviations=2, max_states=200_000)),
+    "one item, 2 gateways, 1 deviation, 1 fault": (
+        replace(ONE_FOR_TWO, is_coarse=True, faults=FAULTS, max_faults=1),
+        Bounds(max_deviations=1, max_states=200_000),
     ),
     "2x2x2, 1 deviation, 1 fault": (
         replace(TWO_OF_ALL, is_coarse=True, faults=FAULTS, max_faults=1),
@@ -82,8 +107,14 @@ RARE = (
     replace(TWO_OF_ALL, faults=("restart_store", "crash_consumer", "crash_encoder"), max_faults=9),
     replace(TWO_OF_ALL, faults=("unfit", "refuse", "preempt", "evict"), max_faults=9, max_attempts=9),
     replace(TWO_OF_ALL, faults=("unfit",), max_faults=9, max_attempts=9),
+    replace(SAME, requests=((0,),) * 6, faults=("refuse", "lose_message", "cancel"), max_faults=9),
 )
 """Systems that lead to what seldom happens in the others, where everything happens."""
+ON_REDIS = (
+    "claim, owner", "claim, joined", "look, owner", "look, joined", "look, failed", "publish, gone",
+    "leave, dropped", "start, started", "start, unwanted", "start, superseded",
+)  # fmt: skip
+"""What scripts of flights came to."""
 MIN_TAKEN = 10  # times that the walks take every kind of step
 NOT_MODELLED = frozenset(
     {
@@ -139,7 +170,18 @@ def test_random_orders_with_many_faults_take_every_kind_of_step(capsys: pytest.C
         for seed in range(NUM_WALKS):
             taken += walk(config, seed, fault_share=0.3).coverage
     kinds = [each.name for each in STEPS if each.name not in NOT_MODELLED]
-    kinds += [*FAULTS, "job, new", "job, own", "job, takeover", "time", "reap", "thaw", "reconnect", "end"]
+    kinds += [
+        *FAULTS,
+        *ON_REDIS,
+        "job, new",
+        "job, own",
+        "job, takeover",
+        "time",
+        "reap",
+        "thaw",
+        "reconnect",
+        "end",
+    ]
     with capsys.disabled():
         print(f"\n  steps taken in {len(SYSTEMS) * NUM_WALKS} random walks:")
         for kind in kinds:

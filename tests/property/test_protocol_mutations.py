@@ -1,6 +1,7 @@
 """The model of the protocol must notice when the code is wrong: each of these breaks it on purpose.
 
-A mutation is put into the real code, or into the twin of the scripts that Redis runs; random orders are tried until one of them shows it.
+A mutation is put into the real code, or into the twin of the scripts that Redis runs; random orders are
+tried until one of them shows it.
 """
 
 import logging
@@ -151,7 +152,7 @@ async def _retries_nothing(self: InflightModel, mm_hash: str, requesters: Any, *
     flight = self.find(mm_hash)
     if flight is None or flight.state != "failed":
         return await _CLAIM(self, mm_hash, requesters, **options)
-    flight.requesters |= {(each.request_id, each.item_index): each for each in requesters}
+    self._subscribe(flight, requesters, options["ttl_s"])
     return self._answer(flight, Standing.JOINED)
 
 
@@ -161,22 +162,21 @@ async def _takes_the_end_for_the_result(
     flight = self.find(mm_hash)
     if flight is None or flight.state != "finished":
         return await _CLAIM(self, mm_hash, requesters, **options)
-    self._subscribe(flight, {(each.request_id, each.item_index): each for each in requesters}, 31.0)
+    self._subscribe(flight, requesters, options["ttl_s"])
     return self._answer(flight, Standing.JOINED)
 
 
 async def _drops_what_others_want(self: InflightModel, mm_hash: str, keys: Any) -> bool:
     flight = self.find(mm_hash)
     if flight is not None and flight.state == "queued":
-        flight.requesters.clear()
+        flight.unsubscribe(list(flight.ends))
     return await _LEAVE(self, mm_hash, keys)
 
 
 async def _keeps_what_nobody_wants(self: InflightModel, mm_hash: str, keys: Any) -> bool:
     flight = self.find(mm_hash)
     if flight is not None:
-        for key in keys:
-            flight.requesters.pop(key, None)
+        flight.unsubscribe(keys)
     return False
 
 

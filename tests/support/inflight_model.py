@@ -39,6 +39,16 @@ class Flight:
     metadata: EncoderCacheMetadata | None = None
     failure: EncodeFailed | None = None
     requesters: dict[Key, Requester] = field(default_factory=dict)
+    ends: dict[Key, float] = field(default_factory=dict)  # until when each of them waits
+
+    def subscribe(self, requesters: Iterable[Requester], until: float) -> None:
+        for each in requesters:
+            self.requesters[key_of(each)], self.ends[key_of(each)] = each, until
+
+    def unsubscribe(self, keys: Iterable[Key]) -> None:
+        for key in keys:
+            self.requesters.pop(key, None)
+            self.ends.pop(key, None)
 
     def waiting(self) -> tuple[Requester, ...]:
         return tuple(self.requesters[key] for key in sorted(self.requesters))
@@ -119,11 +129,13 @@ class InflightModel:
             flight.until = OVER
 
     def find(self, mm_hash: str) -> Flight | None:
-        """The flight, unless Redis has forgotten it."""
-        flight = self.flights.get(mm_hash)
-        if flight is not None and self._now() >= flight.expires_at:
+        """The flight, unless Redis has forgotten it, with those who still wait."""
+        flight, now = self.flights.get(mm_hash), self._now()
+        if flight is not None and now >= flight.expires_at:
             del self.flights[mm_hash]
             return None
+        if flight is not None:
+            flight.unsubscribe([key for key, until in flight.ends.items() if until < now])
         return flight
 
     # ---- Inflight ----
@@ -138,7 +150,7 @@ class InflightModel:
         max_attempts: int,
         ttl_s: float,
     ) -> Claim:
-        flight, who = self.find(mm_hash), {key_of(each): each for each in requesters}
+        flight, who = self.find(mm_hash), tuple(requesters)
         if flight is None:
             flight = self.flights[mm_hash] = Flight(job_id, attempt)
             return self._own(flight, job_id, attempt, who, ttl_s)
@@ -167,7 +179,7 @@ class InflightModel:
         return self._answer(flight, Standing.JOINED)
 
     def _own(
-        self, flight: Flight, job_id: str, attempt: int, who: dict[Key, Requester], ttl_s: float
+        self, flight: Flight, job_id: str, attempt: int, who: Iterable[Requester], ttl_s: float
     ) -> Claim:
         flight.job_id, flight.attempt, flight.state = job_id, attempt, "claimed"
         flight.until = self._now() + PUBLISH_LEASE_S
@@ -176,8 +188,8 @@ class InflightModel:
         self._subscribe(flight, who, ttl_s)
         return self._answer(flight, Standing.OWNER)
 
-    def _subscribe(self, flight: Flight, who: dict[Key, Requester], ttl_s: float) -> None:
-        flight.requesters |= who
+    def _subscribe(self, flight: Flight, who: Iterable[Requester], ttl_s: float) -> None:
+        flight.subscribe(who, self._now() + ttl_s)
         self._live_for(flight, ttl_s)
 
     def _answer(self, flight: Flight, standing: Standing) -> Claim:
@@ -210,8 +222,7 @@ class InflightModel:
         flight = self.find(mm_hash)
         if flight is None:
             return False
-        for key in keys:
-            flight.requesters.pop(key, None)
+        flight.unsubscribe(keys)
         if flight.state == "running":
             return False
         if flight.requesters:
@@ -232,7 +243,7 @@ class InflightModel:
             if not self._jobs.has(entry_id):
                 return Start.UNWANTED, ()
             flight = self.flights[job.mm_hash] = Flight(job.job_id, job.attempt, num_sent=1)
-            flight.requesters = {key_of(each): each for each in job.requesters}
+            flight.subscribe(job.requesters, self._now() + max(ttl_s, lease_s))
         elif (
             flight.job_id != job.job_id
             or flight.state in ("failed", "finished")

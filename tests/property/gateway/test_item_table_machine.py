@@ -47,7 +47,7 @@ class ItemTableMachine(RuleBasedStateMachine):
     @rule(mm_hash=ITEMS)
     def order(self, mm_hash: MmHash) -> None:
         job_id = JobId(f"j{len(self.jobs)}")
-        must_publish = self.table.order(mm_hash, job_id, expires_at=1.0)
+        must_publish = self.table.order(mm_hash, job_id)
         assert must_publish == (bool(self.waiters(mm_hash)) and mm_hash not in self.in_flight)
         if must_publish:
             self.jobs[job_id] = mm_hash
@@ -79,7 +79,6 @@ class ItemTableMachine(RuleBasedStateMachine):
     @invariant()
     def one_job_per_item(self) -> None:
         assert {item.mm_hash: item.job_id for item in self.table if item.in_flight} == self.in_flight
-        assert set(self.table.take_expired(1.0)) == set(self.in_flight.items())
 
     @invariant()
     def nobody_is_forgotten_and_nothing_is_left(self) -> None:

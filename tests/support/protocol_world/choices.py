@@ -144,12 +144,9 @@ class Choices:
     def _everybody(self) -> frozenset[str]:
         return frozenset({STORE, REDIS, *self.gateways, *self.encoders, *self.consumers})
 
-    def _next_timer(self) -> float | None:
-        moving = [engine for engine in self.engines if self._moves(engine.name)]
-        times = [
-            *(each.next_timer() for each in self.gateways.values()),
-            *(engine.next_timer() for engine in moving),
-        ]
+    def _next_timer(self, *, with_upkeep: bool = True) -> float | None:
+        moving = [each for each in (*self.gateways.values(), *self.engines) if self._moves(each.name)]
+        times = [each.next_timer(with_upkeep=with_upkeep) for each in moving]
         return min((when for when in times if when is not None), default=None)
 
     def _moves(self, name: str) -> bool:
@@ -201,6 +198,8 @@ class Choices:
         for entry in self.store.core.table.all_sealed():
             if entry.state is EntryState.READY:
                 add("evict", {STORE}, STORE, entry.mm_hash)
-        if is_busy and self._next_timer() is not None:
-            add("hurry", set(self._everybody()))
+        if is_busy and (limit := self._next_timer(with_upkeep=False)) is not None:
+            add("hurry", set(self._everybody()), how="limit")
+            if self._next_timer() != limit:
+                add("hurry", set(self._everybody()))
         return found

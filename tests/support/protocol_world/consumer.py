@@ -199,7 +199,7 @@ class ConsumerActor:
         each.prefix = 0 if each.prefix else each.prompt_len - 1
         self.has_news = True
 
-    def next_timer(self) -> float | None:
+    def next_timer(self, *, with_upkeep: bool = True) -> float | None:
         return min(self.consumer.deadlines._by_request.values(), default=None)
 
     def run_due(self) -> None:

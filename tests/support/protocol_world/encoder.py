@@ -174,9 +174,9 @@ class EncoderActor:
 
         self.loop.run(done)
 
-    def next_timer(self) -> float | None:
-        times = [when for when in (self.loop.next_timer(), self.ledger.next_deadline()) if when is not None]
-        return min(times, default=None) if self.is_up else None
+    def next_timer(self, *, with_upkeep: bool = True) -> float | None:
+        both = self.loop.next_timer(with_upkeep=with_upkeep), self.ledger.next_deadline()
+        return min((when for when in both if when is not None), default=None) if self.is_up else None
 
     def run_due(self) -> None:
         if self.is_up:

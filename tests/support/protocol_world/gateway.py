@@ -137,10 +137,8 @@ class GatewayActor:
         if request is not None and request.outcome is None and attempt == len(request.dispatched):
             self.loop.run(lambda: request.frames.put_nowait(what))
 
-    def next_timer(self) -> float | None:
-        if not self.is_up:
-            return None
-        return self.loop.next_timer()
+    def next_timer(self, *, with_upkeep: bool = True) -> float | None:
+        return self.loop.next_timer(with_upkeep=with_upkeep) if self.is_up else None
 
     def run_due(self) -> None:
         if self.is_up:

@@ -186,14 +186,15 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     def all_tasks(self) -> "list[asyncio.Task[Any]]":
         return [*self.tasks, *self._upkeep]
 
-    def next_timer(self) -> float | None:
+    def next_timer(self, *, with_upkeep: bool = True) -> float | None:
         """When something is to be done that matters."""
         self._drop_cancelled()
-        times = [when for when, _, handle in self._timers if self._matters(handle)]
+        times = [when for when, _, handle in self._timers if self._matters(handle, with_upkeep)]
         return min(times, default=None)
 
-    def _matters(self, handle: asyncio.TimerHandle) -> bool:
-        return not handle.cancelled() and (handle not in self._idle or self._idle[handle]())
+    def _matters(self, handle: asyncio.TimerHandle, with_upkeep: bool) -> bool:
+        is_needed = self._idle.get(handle)
+        return not handle.cancelled() and (is_needed is None or (with_upkeep and is_needed()))
 
     def _drop_cancelled(self) -> None:
         while self._timers and self._timers[0][2].cancelled():

@@ -190,7 +190,9 @@ class World(Checks):
     def _do_time(self, key: Key) -> None:
         flights = self.network.flights.flights.values()
         self.num_left_claims += any(each.state == "claimed" and each.until == OVER for each in flights)
-        when = self._next_timer()
+        self._pass_time(self._next_timer())
+
+    def _pass_time(self, when: float | None) -> None:
         assert when is not None
         CLOCK.now = max(when, CLOCK.now)
         for gateway in self.gateways.values():
@@ -201,8 +203,8 @@ class World(Checks):
 
     # ---- faults ----------------------------------------------------------------------------------
     def _do_hurry(self, key: Key) -> None:
-        """Somebody was so slow that a time ran out first."""
-        self._do_time(key)
+        """Somebody was so slow that a time ran out first: one for looking, or a limit."""
+        self._pass_time(self._next_timer(with_upkeep=key.how != "limit"))
 
     def _do_crash_encoder(self, key: Key) -> None:
         self.encoders[key.who].crash()

@@ -27,7 +27,7 @@ def state(table: ItemTable) -> ItemState | None:
 
 def test_the_whole_way(table: ItemTable) -> None:
     table.join(H, R1)
-    assert table.order(H, J1, 10.0)
+    assert table.order(H, J1)
     assert state(table) is ItemState.SIZING
     assert table.size(H, SIZES, sealed=False) == {R1}
     assert state(table) is ItemState.SIZED
@@ -39,9 +39,9 @@ def test_the_whole_way(table: ItemTable) -> None:
 
 def test_one_job_for_many_waiters(table: ItemTable) -> None:
     table.join(H, R1)
-    assert table.order(H, J1, 10.0)
+    assert table.order(H, J1)
     table.join(H, R2)
-    assert not table.order(H, J2, 10.0)
+    assert not table.order(H, J2)
     assert table.size(H, SIZES, sealed=True) == {R1, R2}
     assert state(table) is ItemState.SEALED
 
@@ -50,25 +50,25 @@ def test_sizes_known_from_before_need_no_job(table: ItemTable) -> None:
     item = table.join(H, R1)
     table.recall(H, SIZES)
     assert (item.state, item.in_flight, item.sizes) == (ItemState.SIZED, False, SIZES)
-    assert table.order(H, J1, 10.0)  # prefill_decode says that the store lacks it
+    assert table.order(H, J1)  # prefill_decode says that the store lacks it
     assert item.state is ItemState.SIZED
 
 
 def test_evicted_after_sealed_is_ordered_again(table: ItemTable) -> None:
     table.join(H, R1)
-    table.order(H, J1, 10.0)
+    table.order(H, J1)
     table.size(H, SIZES, sealed=True)
-    assert table.order(H, J2, 10.0)
+    assert table.order(H, J2)
     assert state(table) is ItemState.SIZED
 
 
 def test_failure_reaches_all_and_can_be_ordered_again(table: ItemTable) -> None:
     table.join(H, R1)
     table.join(H, R2)
-    table.order(H, J1, 10.0)
+    table.order(H, J1)
     assert table.fail(H, J1, BROKEN) == {R1, R2}
     assert state(table) is ItemState.FAILED
-    assert table.order(H, J2, 10.0)
+    assert table.order(H, J2)
     item = table.get(H)
     assert item is not None
     assert (item.state, item.num_attempts, item.failure) == (ItemState.SIZING, 2, None)
@@ -80,7 +80,7 @@ def test_stale_and_late_messages_are_harmless(table: ItemTable) -> None:
     assert table.fail(H, J1, BROKEN) == frozenset()
     table.leave(H, R1)
     table.join(H, R1)
-    table.order(H, J1, 10.0)
+    table.order(H, J1)
     assert table.fail(H, J2, BROKEN) == frozenset()
     assert state(table) is ItemState.SIZING
     table.seal(H)
@@ -88,35 +88,27 @@ def test_stale_and_late_messages_are_harmless(table: ItemTable) -> None:
     assert table.size(H, SIZES, sealed=False) == {R1}
 
 
-def test_a_job_does_not_outlive_its_time(table: ItemTable) -> None:
-    table.join(H, R1)
-    table.order(H, J1, 10.0)
-    assert table.take_expired(9.0) == []
-    assert table.take_expired(10.0) == [(H, J1)]
-    assert table.fail(H, J1, BROKEN) == {R1}
-
-
 def test_nothing_is_kept_of_a_job_that_nobody_waits_for(table: ItemTable) -> None:
     """Whether it runs on is known to Redis, where who comes later asks."""
     table.join(H, R1)
-    table.order(H, J1, 10.0)
+    table.order(H, J1)
     table.leave(H, R1)
     assert len(table) == 0
     table.join(H, R2)
-    assert table.order(H, J2, 20.0)
+    assert table.order(H, J2)
 
 
 def test_the_job_in_flight_is_the_one_that_redis_says(table: ItemTable) -> None:
     item = table.join(H, R1)
-    table.order(H, J1, 10.0)
+    table.order(H, J1)
     assert not item.is_claimed
-    table.adopt(item, J2, 2, 20.0)
-    assert (item.job_id, item.num_attempts, item.is_claimed, item.job_expires_at) == (J2, 2, True, 20.0)
+    table.adopt(item, J2, 2)
+    assert (item.job_id, item.num_attempts, item.is_claimed) == (J2, 2, True)
     assert table.fail(H, J1, BROKEN) == frozenset()
     assert table.fail(H, J2, BROKEN) == {R1}
-    table.adopt(item, J1, 1, 30.0)  # too late: it has ended
+    table.adopt(item, J1, 1)  # too late: it has ended
     assert not item.in_flight
-    assert table.order(H, J1, 10.0, retry_of=FailureKind.ENCODER_ERROR)
+    assert table.order(H, J1, retry_of=FailureKind.ENCODER_ERROR)
     assert (item.is_claimed, item.is_retry, item.num_attempts) == (False, True, 3)
 
 

@@ -22,7 +22,7 @@ from triptych_common.protocol.messages import (
 )
 from triptych_common.telemetry.logs import get_logger
 from triptych_gateway.encode_job import OrderLimits
-from triptych_gateway.flights import EXPIRY_GRACE_S, Flights
+from triptych_gateway.flights import Flights
 from triptych_gateway.item_table import Item, ItemFailure, ItemState, ItemTable
 from triptych_gateway.media_shelf import MediaShelf
 from triptych_gateway.metrics import GatewayMetrics
@@ -124,9 +124,7 @@ class EncodeOrders:
                 self._order(item)
 
     def _order(self, item: Item, *, retry_of: FailureKind | None = None) -> None:
-        job_id = JobId(f"job-{uuid4().hex}")
-        deadline = max((ticket.deadline for ticket in self._waiting(item.waiters)), default=0.0)
-        if self.table.order(item.mm_hash, job_id, deadline + EXPIRY_GRACE_S, retry_of=retry_of):
+        if self.table.order(item.mm_hash, JobId(f"job-{uuid4().hex}"), retry_of=retry_of):
             self.flights.touch(item.mm_hash)
 
     def waiting(self, mm_hash: MmHash) -> list[Ticket]:
@@ -212,8 +210,3 @@ class EncodeOrders:
             return
         for ticket in waiters:
             ticket.fail(mm_hash, failure)
-
-    def expire(self, now: float) -> None:
-        """Give up jobs of which nothing was heard in time (seconds, monotonic). Call it now and then."""
-        for mm_hash, job_id in self.table.take_expired(now):
-            self.fail(mm_hash, job_id, ItemFailure(FailureKind.EXPIRED, "no encoder answered in time"))

@@ -180,7 +180,7 @@ class Flights:
                 await self._inflight.leave(item.mm_hash, map(key_of, wanted))
                 told.keys.difference_update(map(key_of, wanted))
             return
-        self._table.adopt(item, claim.job_id, claim.attempt, time.monotonic() + ttl_s)
+        self._table.adopt(item, claim.job_id, claim.attempt)
         match claim.standing:
             case Standing.OWNER:
                 self._count_order(claim, mode)

@@ -87,10 +87,9 @@ class Gateway:
                     log.exception("encode result could not be handled", entry_id=delivery.entry_id)
                 delivery.ack_soon()
 
-    def on_look(self, now: float) -> None:
-        """After each look at the registry (`now`: monotonic seconds)."""
+    def on_look(self) -> None:
+        """After each look at the registry."""
         self.router.forget({record.instance for record in self.view.records})
-        self.orders.expire(now)
 
 
 @asynccontextmanager

@@ -61,7 +61,6 @@ class Item:
     job_id: JobId | None = None  # the job in flight, if any
     is_claimed: bool = False  # Redis knows that we wait for it, and `job_id` is what Redis says
     retry_of: FailureKind | None = None  # the failure because of which it was ordered
-    job_expires_at: float = 0.0  # monotonic seconds; after it the job counts as lost
     num_attempts: int = 0  # jobs since the last success, over all gateways as far as they are known
     failure: ItemFailure | None = None
     waiters: set[RequestId] = field(default_factory=set)
@@ -124,26 +123,22 @@ class ItemTable:
             if item.state in (ItemState.UNKNOWN, ItemState.SIZING):
                 transition(item, ItemState.SIZED)
 
-    def order(
-        self, mm_hash: MmHash, job_id: JobId, expires_at: float, *, retry_of: FailureKind | None = None
-    ) -> bool:
+    def order(self, mm_hash: MmHash, job_id: JobId, *, retry_of: FailureKind | None = None) -> bool:
         """A job is about to be asked for. False: one is in flight already, ask for none."""
         item = self._items.get(mm_hash)
         if item is None or item.in_flight:
             return False
         transition(item, ItemState.SIZING if item.sizes is None else ItemState.SIZED)
         item.job_id = job_id
-        item.job_expires_at = expires_at
         item.is_claimed, item.retry_of = False, retry_of
         item.num_attempts += 1
         item.failure = None
         return True
 
-    def adopt(self, item: Item, job_id: JobId, attempt: int, expires_at: float) -> None:
+    def adopt(self, item: Item, job_id: JobId, attempt: int) -> None:
         """Redis says which job is in flight for the item, and the how many-th it is."""
         if item.in_flight:
             item.job_id, item.num_attempts, item.is_claimed = job_id, attempt, True
-            item.job_expires_at = max(item.job_expires_at, expires_at)
 
     def size(self, mm_hash: MmHash, sizes: ItemSizes, *, sealed: bool) -> frozenset[RequestId]:
         """Metadata came. Facts about an mm_hash hold whichever job they come from. Returns who waits."""
@@ -182,14 +177,6 @@ class ItemTable:
         waiters = frozenset(item.waiters)
         self._drop_if_idle(item)
         return waiters
-
-    def take_expired(self, now: float) -> list[tuple[MmHash, JobId]]:
-        """Jobs that are past their time: nothing more will be heard of them. The caller fails each."""
-        return [
-            (item.mm_hash, item.job_id)
-            for item in self._items.values()
-            if item.job_id is not None and item.job_expires_at <= now
-        ]
 
     def _drop_if_idle(self, item: Item) -> None:
         if not item.waiters:

@@ -62,11 +62,11 @@ class RegistryView:
             self.models_seen.update(self.models)
             self._changed.notify_all()
 
-    async def run(self, on_look: Callable[[float], None]) -> None:
-        """Look for ever; `on_look(now)` after each. Never returns."""
+    async def run(self, on_look: Callable[[], None]) -> None:
+        """Look for ever; `on_look()` after each. Never returns."""
         while True:
             await self.refresh()
-            on_look(time.monotonic())
+            on_look()
             await asyncio.sleep(self._interval_s)
 
     async def wait_for_look(self) -> None:

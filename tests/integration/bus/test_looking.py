@@ -1,0 +1,71 @@
+"""What who looks at a flight is told, when nothing was heard of it."""
+
+from collections.abc import AsyncIterator
+from typing import Literal
+
+import pytest
+
+from triptych_common.bus import AsyncBus, Claim, Inflight, Standing, Start
+from triptych_common.protocol.messages import EncodeJob, EncoderCacheMetadata, Modality, Requester
+
+HASH = "a" * 64
+FIRST, SECOND = (
+    Requester(request_id=f"of-{gateway}", item_index=0, gateway=gateway, prefill_decode="pd-0")
+    for gateway in ("first", "second")
+)
+JOB = EncodeJob(job_id="job-1", mm_hash=HASH, modality=Modality.IMAGE, media_num_bytes=1, requesters=(FIRST,))
+METADATA = EncoderCacheMetadata(
+    job_id="job-1", mm_hash=HASH, modality=Modality.IMAGE, num_embeds=1, width=1, dtype="float32",
+    num_bytes=4, placeholder_metadata={}, encoder="e", store="s", sealed=True, requesters=(),
+)  # fmt: skip
+
+
+@pytest.fixture
+async def bus(redis_url: str) -> AsyncIterator[AsyncBus]:
+    async with await AsyncBus.connect(redis_url, "test", client_name="tests") as connected:
+        yield connected
+
+
+@pytest.fixture
+async def flights(bus: AsyncBus) -> Inflight:
+    return Inflight(bus)
+
+
+async def claim(flights: Inflight, who: Requester, mode: Literal["new", "look"]) -> Claim:
+    return await flights.claim(HASH, [who], mode=mode, job_id="job-1", attempt=1, max_attempts=2, ttl_s=600.0)
+
+
+async def run(flights: Inflight) -> None:
+    """Publish, and start."""
+    entry_id = await flights.publish(JOB)
+    assert entry_id is not None
+    start, _ = await flights.start(JOB, entry_id, "e", lease_s=600.0, ttl_s=600.0)
+    assert start is Start.STARTED
+
+
+async def test_who_knows_its_job_does_not_take_the_claim_of_another(flights: Inflight) -> None:
+    assert (await claim(flights, FIRST, "new")).standing is Standing.OWNER
+    assert (await claim(flights, SECOND, "look")).standing is Standing.JOINED
+    assert (await claim(flights, FIRST, "new")).standing is Standing.OWNER  # its answer was lost
+
+
+async def test_a_result_that_did_not_arrive_is_told_again(flights: Inflight) -> None:
+    await claim(flights, FIRST, "new")
+    await run(flights)
+    await flights.announce(METADATA)
+    assert (await flights.finish(HASH, "job-1", [(FIRST.request_id, 0)]))[0]
+    found = await claim(flights, FIRST, "look")
+    assert (found.standing, found.metadata) == (Standing.JOINED, METADATA)
+
+
+async def test_a_finished_flight_whose_result_is_lost_begins_again(flights: Inflight, bus: AsyncBus) -> None:
+    """Redis lost it, with all messages, between the encoder's announcement and its end."""
+    await claim(flights, FIRST, "new")
+    await run(flights)
+    await flights.announce(METADATA)
+    await bus.client.delete(bus.names.inflight(HASH))
+    await claim(flights, FIRST, "look")
+    assert (await flights.finish(HASH, "job-1", [(FIRST.request_id, 0)]))[0]
+    found = await claim(flights, FIRST, "look")
+    assert (found.standing, found.job_id) == (Standing.OWNER, "job-1")
+    await run(flights)
