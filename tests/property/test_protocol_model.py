@@ -103,13 +103,15 @@ DEEP: dict[str, tuple[Config, Bounds]] = {
 }
 
 NUM_WALKS = 40  # of each system
-RARE = (
-    replace(TWO_OF_ALL, faults=("restart_store", "crash_consumer", "crash_encoder"), max_faults=9),
-    replace(TWO_OF_ALL, faults=("unfit", "refuse", "preempt", "evict"), max_faults=9, max_attempts=9),
-    replace(TWO_OF_ALL, faults=("unfit",), max_faults=9, max_attempts=9),
-    replace(SAME, requests=((0,),) * 6, faults=("refuse", "lose_message", "cancel"), max_faults=9),
+RARE: tuple[tuple[Config, float], ...] = (
+    (replace(TWO_OF_ALL, faults=("restart_store", "crash_consumer", "crash_encoder"), max_faults=9), 0.3),
+    (replace(TWO_OF_ALL, faults=("unfit", "refuse", "preempt", "evict"), max_faults=9, max_attempts=9), 0.3),
+    (replace(TWO_OF_ALL, faults=("unfit",), max_faults=9, max_attempts=9), 0.3),
+    (replace(SAME, requests=((0,),) * 6, faults=("refuse", "lose_message", "cancel"), max_faults=9), 0.3),
+    (replace(LARGE, faults=("lose_message", "hurry"), max_faults=9), 0.1),
+    (replace(LARGE, faults=("lose_message", "hurry", "preempt"), max_faults=9), 0.1),
 )
-"""Systems that lead to what seldom happens in the others, where everything happens."""
+"""Systems that lead to what seldom happens in the others, where everything happens; how often a fault comes."""
 ON_REDIS = (
     "claim, owner", "claim, joined", "look, owner", "look, joined", "look, failed", "publish, gone",
     "leave, dropped", "start, started", "start, unwanted", "start, superseded",
@@ -166,9 +168,9 @@ def test_random_orders_with_many_faults_take_every_kind_of_step(capsys: pytest.C
     for config in SYSTEMS.values():
         for seed in range(NUM_WALKS):
             taken += walk(replace(config, faults=FAULTS, max_faults=6), seed, fault_share=0.06).coverage
-    for config in RARE:
+    for config, fault_share in RARE:
         for seed in range(NUM_WALKS):
-            taken += walk(config, seed, fault_share=0.3).coverage
+            taken += walk(config, seed, fault_share).coverage
     kinds = [each.name for each in STEPS if each.name not in NOT_MODELLED]
     kinds += [
         *FAULTS,

@@ -39,8 +39,13 @@ class Checks(Choices):
 
     @property
     def _are_flights_doubtful(self) -> bool:
-        """Redis may believe that somebody waits who does not: a dead gateway's, or those of a lost flight."""
-        return bool(self.crashed or self.faults["lose_flights"] or self.faults["lose_redis"])
+        """Redis may believe that somebody waits who does not: a dead gateway's, or those of a lost flight.
+
+        And a renewal that comes after the flight was lost and claimed again makes it run for a lease more.
+        """
+        return bool(
+            self.crashed or any(self.faults[each] for each in ("lose_flights", "lose_redis", "hurry"))
+        )
 
     def _check_space(self, consumer: ConsumerActor) -> None:
         items = consumer.consumer._items

@@ -10,7 +10,7 @@ from support.protocol_world.virtual_loop import CLOCK, VirtualLoop
 from triptych_common.protocol.codec import Envelope
 from triptych_common.protocol.messages import EncodeJob, Message
 from triptych_common.protocol.store import Cancel, Seal
-from triptych_encoder.encoding import EncodeRefusedError, PreparedItem
+from triptych_encoder.encoding import EncodeRefusedError, EngineFailedError, PreparedItem
 from triptych_encoder.flights import Flights
 from triptych_encoder.hand_over import HandOver
 from triptych_encoder.job import JobRunner
@@ -149,8 +149,15 @@ class EncoderActor:
         entry.owner = self.name
         entry.num_deliveries += 1
         self.outstanding.add(entry.number)
-        delivery: Any = JobDelivery(entry, self)
-        self.loop.run(lambda: self.loop.create_task(self.runner.run(delivery)))
+        self.loop.run(lambda: self.loop.create_task(self._work_on(JobDelivery(entry, self))))
+
+    async def _work_on(self, delivery: Any) -> None:
+        try:
+            await self.runner.run(delivery)
+        except EngineFailedError:  # it hung: the service ends
+            self.must_end = True
+        except Exception as error:
+            self.loop.errors.append(error)
 
     def hear(self, message: Message) -> None:
         self.loop.run(lambda: self.listener._handle(message))

@@ -124,9 +124,12 @@ class GatewayActor:
 
     def hear(self, message: Message) -> None:
         async def handle() -> None:
-            if isinstance(message, EncoderCacheMetadata):
-                self.last_words.hear(message)
-            await self.orders.handle(message)
+            try:
+                if isinstance(message, EncoderCacheMetadata):
+                    self.last_words.hear(message)
+                await self.orders.handle(message)
+            except Exception as error:  # the service would log it, and listen on
+                self.loop.errors.append(error)
 
         self.loop.run(lambda: self.loop.create_task(handle()))
 

@@ -20,6 +20,7 @@ from support.protocol_world.store import ClientSession, StoreActor
 from support.protocol_world.virtual_loop import CLOCK
 from triptych_common.protocol.steps import Channel
 from triptych_common.protocol.store import Unpin
+from triptych_vllm_connector.inbox import BusChanged
 
 
 class World(Checks):
@@ -247,6 +248,9 @@ class World(Checks):
         for gateway in self.gateways.values():
             if gateway.is_up:
                 gateway.loop.run(gateway.orders.flights.check_all)
+        for consumer in self.consumers.values():
+            if consumer.is_up:
+                consumer.consumer.post(BusChanged())
 
     def _do_duplicate(self, key: Key) -> None:
         way = (key.who, key.what, key.how)
