@@ -111,7 +111,7 @@ RARE: tuple[tuple[Config, float], ...] = (
     (replace(LARGE, faults=("lose_message", "hurry"), max_faults=9), 0.1),
     (replace(LARGE, faults=("lose_message", "hurry", "preempt"), max_faults=9), 0.1),
 )
-"""Systems that lead to what seldom happens in the others, where everything happens; how often a fault comes."""
+"""Systems that lead to what seldom happens in the others, where everything happens; with shares of faults."""
 ON_REDIS = (
     "claim, owner", "claim, joined", "look, owner", "look, joined", "look, failed", "publish, gone",
     "leave, dropped", "start, started", "start, unwanted", "start, superseded",

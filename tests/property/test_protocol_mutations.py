@@ -246,7 +246,7 @@ MUTATIONS: dict[str, Mutation] = {
     ),
     "an item is not dropped with its last holder": Mutation(Holdings, "release", nothing, APART),
     "an encoder that introduces itself late is told nothing": Mutation(
-        Conversation, "metadata", _hears_and_says_nothing, with_faults(ONE, "duplicate"), fault_share=0.2
+        Conversation, "metadata", _hears_and_says_nothing, with_faults(APART, "duplicate"), fault_share=0.1
     ),
     "an encoder whose job was taken over is forgotten": Mutation(
         Conversation, "metadata", _forgets_the_encoder_before, with_faults(APART, "freeze_encoder")
