@@ -46,7 +46,6 @@ from triptych_vllm_connector.orders import WriteOrder
 
 HASH = "a" * 64
 MEDIA = b"media"
-ENGINE_TIMEOUT_S = 0.5
 
 
 @dataclass
@@ -209,7 +208,6 @@ class Bench:
             self.ledger,
             "encoder-0",
             "digest",
-            engine_timeout_s=ENGINE_TIMEOUT_S,
         )
 
     def publish(self, delivery: FakeDelivery) -> None:
@@ -461,6 +459,7 @@ async def test_an_engine_that_lives_and_hangs_leaves_the_job_to_another_encoder(
         await asyncio.Event().wait()
 
     bench.engine.on_encode = hang
+    bench.runner._patience = Patience(0.1)
     delivery = delivery_of()
     with pytest.raises(EngineFailedError, match="has not answered"):
         await bench.run(delivery)
@@ -469,7 +468,8 @@ async def test_an_engine_that_lives_and_hangs_leaves_the_job_to_another_encoder(
 
 
 async def test_an_engine_that_answers_others_is_only_slow() -> None:
-    patience, is_answered = Patience(ENGINE_TIMEOUT_S), asyncio.Event()
+    limit_s = 2.0
+    patience, is_answered = Patience(limit_s), asyncio.Event()
 
     async def slow() -> None:
         async with patience.with_job():
@@ -479,7 +479,7 @@ async def test_an_engine_that_answers_others_is_only_slow() -> None:
         group.create_task(slow())
         for _ in range(4):
             async with patience.with_job():
-                await asyncio.sleep(ENGINE_TIMEOUT_S / 2)
+                await asyncio.sleep(0.3 * limit_s)
         is_answered.set()
 
 
