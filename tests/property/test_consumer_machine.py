@@ -9,7 +9,8 @@ got its last word, and nothing is held.
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from support.consumer_world import HASHES, World
+from support.consumer_checks import HASHES
+from support.consumer_world import World
 
 MAX_LIVE = 6
 ITEMS = st.lists(st.sampled_from(HASHES[:1] + HASHES), min_size=1, max_size=4)

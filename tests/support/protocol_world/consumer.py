@@ -5,16 +5,16 @@ at the next step. The decode is one step long.
 """
 
 from collections import deque
-from collections.abc import Iterator
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from support.fake_engine import FakeRequest, fake_request
+from support.fake_engine import fake_request
 from support.protocol_world.config import Config
 from support.protocol_world.network import NAMES, Network, ThreadedBusModel
 from support.protocol_world.store import ClientSession, StoreActor
 from support.protocol_world.virtual_loop import CLOCK
+from support.scheduled import Scheduled
 from triptych_common.protocol.messages import Message
 from triptych_common.protocol.store import Unpin
 from triptych_vllm_connector.consumer import Consumer
@@ -27,38 +27,15 @@ class EngineDiedError(Exception):
     """EngineCore raised: the process ends."""
 
 
-@dataclass
-class Running:
+@dataclass(kw_only=True)
+class Running(Scheduled):
     """One request in vLLM's hands."""
 
-    request: FakeRequest
     gateway: str
     wire_id: str
     attempt: int
-    prompt_len: int
-    prefix: int = 0  # tokens that the KV prefix cache covers now
-    computed: int = 0  # tokens scheduled so far
-    epoch: int = 0  # times preempted
-    inputs: set[int] = field(default_factory=set)  # places whose item it refers to in the encoder cache
     has_begun: bool = False  # its first token is out
     is_done: bool = False  # its last token is computed with the step under way
-
-    @property
-    def rid(self) -> str:
-        return self.request.request_id
-
-    def end_of(self, place: int) -> int:
-        position = self.request.mm_features[place].mm_position
-        return position.offset + position.length
-
-    def places_in(self, start: int, end: int) -> Iterator[tuple[int, str, int, bool]]:
-        """(place, item, first token, does the window touch embeddings?) of placeholders in [start, end)."""
-        for place, feature in enumerate(self.request.mm_features):
-            position = feature.mm_position
-            if position.offset < end and start < position.offset + position.length:
-                first = position.offset + 1  # the placeholder begins and ends with a mark
-                touches = first < end and start < first + position.num_embeds
-                yield place, feature.identifier, position.offset, touches
 
 
 class ConsumerActor:
@@ -148,7 +125,14 @@ class ConsumerActor:
         last = request.mm_features[-1].mm_position
         prompt_len = last.offset + last.length + 1
         prefix = min(self._prefix, prompt_len - 1)
-        self.live[rid] = Running(request, gateway, wire_id, attempt, prompt_len, prefix)
+        self.live[rid] = Running(
+            request=request,
+            prompt_len=prompt_len,
+            prefix=prefix,
+            gateway=gateway,
+            wire_id=wire_id,
+            attempt=attempt,
+        )
         self.waiting.append(rid)
         self.consumer.expect(request)
 

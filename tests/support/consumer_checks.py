@@ -1,0 +1,119 @@
+"""What always holds for the consumer in its world."""
+
+from support.consumer_neighbours import StoreModel, TalkModel
+from support.fake_engine import mm_hash
+from support.scheduled import Scheduled
+from triptych_common.protocol.messages import EncodeNeeded, EncoderCacheMetadata
+from triptych_common.protocol.store import EntrySealed, Pinned, WriterLost
+from triptych_vllm_connector.consumer import Consumer
+from triptych_vllm_connector.inbox import Heard, PinReply, StoreLost
+from triptych_vllm_connector.items import ItemState
+from triptych_vllm_connector.preallocator import Preallocator
+
+ROWS = {mm_hash(index): rows for index, rows in enumerate((2, 3, 5, 7))}  # the items there are
+HASHES = sorted(ROWS)
+
+
+class Running(Scheduled):
+    """One request in vLLM's hands."""
+
+    @property
+    def wire_id(self) -> str:
+        params = self.request.ec_transfer_params
+        return self.request.request_id if params is None else str(params["request_id"])
+
+
+class ConsumerChecks:
+    """The part of `World` that knows right from wrong."""
+
+    store: StoreModel
+    talk: TalkModel
+    budget: int | None
+    preallocator: Preallocator
+    consumer: Consumer
+    live: dict[str, Running]
+    parked: set[str]
+    worker: dict[str, int | None]
+    orders: set[tuple[str, str]]
+
+    # ---- what always holds -----------------------------------------------------------------------
+    def check_space(self) -> None:
+        held = {item for item in HASHES if self.consumer._items.holders(item)}
+        for rid in self.live:
+            admission = self.consumer._requests.get(rid)
+            if admission is not None and admission.is_local:
+                held |= {admission.features[place].mm_hash for place in admission.granted}
+        assert self.preallocator.num_embeds_used == sum(ROWS[item] for item in held)
+        assert self.budget is None or self.preallocator.num_embeds_used <= self.budget
+
+    def check_pins(self) -> None:
+        """Every pin has one owner: a message under way, the item table, a load order, or the worker."""
+        if self.store.is_lost:
+            return
+        owners = [pin for heard in self._heard_not_handled() if (pin := _pin_of(heard)) is not None]
+        owners += [int(argument) for command, argument in self.store.commands if command == "unpin"]
+        owners += [
+            item.pin_id
+            for item in self.consumer._items._items.values()
+            if item.state is ItemState.PINNED and item.pin_id is not None
+        ]
+        owners += [order.pin_id for order in self.consumer._holdings._loads]
+        owners += [pin for pin in self.worker.values() if pin is not None]
+        assert sorted(owners) == sorted(self.store.pins)
+
+    def check_nobody_is_lost(self) -> None:
+        """Who is parked waits for space, or for an item that can still come, or is about to be woken."""
+        woken = set(self.consumer._requests._to_wake)
+        for rid in self.parked - woken:
+            admission = self.consumer._requests[rid]
+            items = {admission.features[place].mm_hash for place in admission.granted}
+            assert not admission.is_local or self.preallocator.is_pending(rid), "parked for nothing"
+            waits = [
+                item
+                for item in items
+                if not admission.is_local and self.consumer._items.state(item) is ItemState.WATCHING
+            ]
+            assert waits or self.preallocator.is_pending(rid), "parked for nothing"
+            for item in waits:
+                assert self._can_come(item), "parked for an item that nobody makes"
+
+    def _can_come(self, item: str) -> bool:
+        about_it = [heard for heard in self._heard_not_handled() if _item_of(heard) in (item, "all")]
+        is_asked = ("pin_or_watch", item) in self.store.commands
+        is_watched = item in self.store.watches
+        is_made = item in self.store.writing or any(order[1] == item for order in self._live_orders())
+        is_wanted = any(message.mm_hash == item for message in self._live_needs())
+        return bool(about_it) or is_asked or (is_watched and (is_made or is_wanted))
+
+    def _heard_not_handled(self) -> list[Heard]:
+        return [*self.store.to_engine, *self.consumer._inbox._heard]
+
+    def _live_orders(self) -> set[tuple[str, str]]:
+        wires = {each.wire_id for each in self.live.values()}
+        return {order for order in self.orders if order[0] in wires}
+
+    def _live_needs(self) -> list[EncodeNeeded]:
+        wires = {each.wire_id for each in self.live.values()}
+        return [message for message in self.talk.needs if message.request_id in wires]
+
+
+def _item_of(heard: Heard) -> str | None:
+    match heard:
+        case PinReply() | WriterLost():
+            return heard.mm_hash
+        case EntrySealed():
+            return heard.descriptor.mm_hash
+        case StoreLost():
+            return "all"
+        case EncoderCacheMetadata():
+            return None
+
+
+def _pin_of(heard: Heard) -> int | None:
+    match heard:
+        case EntrySealed():
+            return heard.pin_id
+        case PinReply(reply=Pinned() as reply):
+            return reply.pin_id
+        case _:
+            return None

@@ -1,0 +1,202 @@
+"""vLLM's scheduler and worker, as the consumer meets them: chunks, preemption, full KV caches, async steps."""
+
+from collections import deque
+
+from support.consumer_checks import ConsumerChecks, Running
+from triptych_vllm_connector.items import LoadOrder
+
+Window = tuple[str, int, int, int]  # (request id, epoch, first token, end)
+
+
+class PlayedScheduler(ConsumerChecks):
+    """The part of `World` that schedules."""
+
+    kv_tokens: int
+    max_in_flight: int
+    waiting: list[str]
+    running: list[str]
+    cached: dict[str, set[str]]
+    freed: list[str]
+    encodes: list[str]
+    in_flight: deque[list[Window]]
+
+    # ---- vLLM's scheduler ------------------------------------------------------------------------
+    def schedule(self, chunk: int, preempts: str | None = None, kv_fails: bool = False) -> None:
+        """One step, of at most `chunk` tokens per request."""
+        while len(self.in_flight) >= self.max_in_flight:
+            self.update()
+        self._resume()
+        windows: list[Window] = []
+        for rid in list(self.running):
+            windows += self._schedule_running(self.live[rid], chunk)
+        deferred: list[str] = []
+        if preempts is None:
+            windows += self._schedule_waiting(chunk, kv_fails, deferred)
+        else:  # it was scheduled in this very pass, perhaps
+            self._preempt(self.live[preempts])
+            windows = [window for window in windows if window[0] != preempts]
+            self.encodes = [item for item in self.encodes if item in self.cached]  # vLLM takes them back
+        for rid in deferred:
+            if not self.consumer.has_failed(rid):
+                self.waiting.remove(rid)
+                self.parked.add(rid)
+                self.consumer.parked(rid, 0)
+        freed, self.freed = [item for item in self.freed if item not in self.cached], []
+        encodes, self.encodes = self.encodes, []
+        self._run_worker(freed, self.consumer.take_loads(), encodes, windows)
+        self.in_flight.append(windows)
+
+    def update(self) -> None:
+        """The worker's answer to the oldest step."""
+        for rid, epoch, _, _ in self.in_flight.popleft():
+            each = self.live.get(rid)
+            if each is None or each.epoch != epoch:
+                continue
+            for place in sorted(each.inputs):
+                if each.end_of(place) <= each.computed:
+                    self._free_input(each, place)
+                    self.consumer.computed(rid, place)
+        for rid in self.consumer.take_failed():
+            if rid in self.live:
+                self.finish(rid)
+
+    def finish(self, rid: str) -> None:
+        """Answered, aborted or failed."""
+        each = self.live.pop(rid)
+        self.consumer.finished(each.request, each.computed)
+        for place in list(each.inputs):
+            self._free_input(each, place)
+        self.waiting = [other for other in self.waiting if other != rid]
+        self.running = [other for other in self.running if other != rid]
+        self.parked.discard(rid)
+
+    @property
+    def answered(self) -> list[str]:
+        """Requests whose prompt is computed, with no step of theirs under way."""
+        busy = {window[0] for windows in self.in_flight for window in windows}
+        return [r for r in self.running if self.live[r].computed >= self.live[r].prompt_len and r not in busy]
+
+    def _resume(self) -> None:
+        woken = [rid for rid in self.consumer.drain() if rid in self.parked]
+        for rid in woken:
+            self.parked.discard(rid)
+            self.consumer.unparked(rid, 0)
+        self.waiting = woken + self.waiting
+
+    def _schedule_running(self, each: Running, chunk: int) -> list[Window]:
+        is_admitted = self.consumer.admit(each.request, each.computed)
+        for place in each.inputs:  # steps under way may read it, vLLM says when they do not
+            assert each.request.mm_features[place].identifier in self.cached, "evicted under a running step"
+        if not is_admitted:
+            return []
+        start = each.computed
+        if start >= each.prompt_len:
+            each.computed += 1  # decode
+        else:
+            end, loads = self._plan(each, start, min(start + chunk, each.prompt_len))
+            self._allocate(each, loads)
+            each.computed = end
+        return [(each.rid, each.epoch, start, each.computed)]
+
+    def _schedule_waiting(self, chunk: int, kv_fails: bool, deferred: list[str]) -> list[Window]:
+        windows = []
+        for rid in list(self.waiting):
+            each = self.live[rid]
+            if not self.consumer.admit(each.request, each.prefix):
+                deferred.append(rid)
+                continue
+            end, loads = self._plan(each, each.prefix, min(each.prefix + chunk, each.prompt_len))
+            taken = sum(self.live[other].prompt_len for other in self.running)
+            if kv_fails or taken + each.prompt_len > self.kv_tokens:
+                for place in list(each.inputs):
+                    self._free_input(each, place)
+                break
+            self._allocate(each, loads)
+            self.waiting.remove(rid)
+            self.running.append(rid)
+            windows.append((rid, each.epoch, each.prefix, end))
+            each.computed = end
+        return windows
+
+    def _plan(self, each: Running, start: int, end: int) -> tuple[int, list[tuple[int, str]]]:
+        """`_try_schedule_encoder_inputs`: clips the step at the first item that is not here."""
+        loads: list[tuple[int, str]] = []
+        for place, item, first, touches in each.places_in(start, end):
+            if item in [load for _, load in loads]:
+                loads.append((place, item))
+            elif item in self.cached:
+                self._refer(each, place)
+            elif self.consumer.is_local(each.rid):
+                if not self.consumer.may_encode(each.rid, place):
+                    end = max(start, first)
+                    break
+                if touches:
+                    loads.append((place, item))
+            elif not self.consumer.must_load(item):
+                assert not self.consumer.is_resident(item), "the worker has it, vLLM does not know"
+                end = max(start, first)
+                break
+            elif touches:
+                loads.append((place, item))
+        assert end > start, "admitted, and cannot move"
+        return end, loads
+
+    def _allocate(self, each: Running, loads: list[tuple[int, str]]) -> None:
+        for place, item in loads:
+            if item not in self.cached:
+                self.cached[item] = set()
+                self.consumer.load(each.rid, item)
+                if self.consumer.is_local(each.rid):
+                    self.encodes.append(item)
+            self._refer(each, place)
+
+    def _refer(self, each: Running, place: int) -> None:
+        each.inputs.add(place)
+        self.cached[each.request.mm_features[place].identifier].add(each.rid)
+
+    def _free_input(self, each: Running, place: int) -> None:
+        item = each.request.mm_features[place].identifier
+        each.inputs.discard(place)
+        if item in self.cached and not any(
+            each.request.mm_features[other].identifier == item for other in each.inputs
+        ):
+            self.cached[item].discard(each.rid)
+            if not self.cached[item] and not self.consumer.is_resident(item):
+                self._evict(item)
+
+    def _preempt(self, each: Running) -> None:
+        for place in list(each.inputs):
+            self._free_input(each, place)
+        self.consumer.preempted(each.rid)
+        each.computed = 0
+        each.epoch += 1
+        self.running.remove(each.rid)
+        self.waiting.insert(0, each.rid)
+
+    def _evict(self, item: str) -> None:
+        if any(map(self.consumer.is_local, self.cached.get(item, ()))):
+            return  # it goes with its last reference
+        if self.cached.pop(item, None) is not None:
+            self.freed.append(item)
+
+    # ---- vLLM's worker ---------------------------------------------------------------------------
+    def _run_worker(
+        self, freed: list[str], loads: list[LoadOrder], encodes: list[str], windows: list[Window]
+    ) -> None:
+        for item in freed:
+            if item in self.worker:
+                self._drop_view(self.worker.pop(item))
+        for item in encodes:
+            self._drop_view(self.worker.get(item))  # what it replaces
+            self.worker[item] = None
+        for order in loads:
+            assert self.store.is_lost or self.store.pins.get(order.pin_id) == order.mm_hash, "not pinned"
+            self._drop_view(self.worker.get(order.mm_hash))  # evicted and loaded in one pass: replaced
+            self.worker[order.mm_hash] = order.pin_id
+        for rid, _, start, end in windows:
+            for _, item, _, touches in self.live[rid].places_in(start, end):
+                assert not touches or item in self.worker, "the step reads an item that is not there"
+
+    def _drop_view(self, pin_id: int | None) -> None:
+        if pin_id is not None:
+            self.store.end_pin(pin_id)

@@ -1,0 +1,35 @@
+"""One request in the hands of a played vLLM: what the stand-ins for its scheduler have in common."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from support.fake_engine import FakeRequest
+
+
+@dataclass(kw_only=True)
+class Scheduled:
+    """`computed` is what was scheduled; the worker may be a step behind."""
+
+    request: FakeRequest
+    prompt_len: int
+    prefix: int = 0  # tokens that the KV prefix cache covers now
+    computed: int = 0  # tokens scheduled so far
+    epoch: int = 0  # times preempted
+    inputs: set[int] = field(default_factory=set)  # places whose item it refers to in the encoder cache
+
+    @property
+    def rid(self) -> str:
+        return self.request.request_id
+
+    def end_of(self, place: int) -> int:
+        position = self.request.mm_features[place].mm_position
+        return position.offset + position.length
+
+    def places_in(self, start: int, end: int) -> Iterator[tuple[int, str, int, bool]]:
+        """(place, item, first token, does the window touch embeddings?) of placeholders in [start, end)."""
+        for place, feature in enumerate(self.request.mm_features):
+            position = feature.mm_position
+            if position.offset < end and start < position.offset + position.length:
+                first = position.offset + 1  # the placeholder begins and ends with a mark
+                touches = first < end and start < first + position.num_embeds
+                yield place, feature.identifier, position.offset, touches
