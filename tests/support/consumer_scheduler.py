@@ -1,4 +1,4 @@
-"""vLLM's scheduler and worker, as the consumer meets them: chunks, preemption, full KV caches, async steps."""
+"""vLLM's scheduler and worker, as the consumer meets them: chunks, preemption, full KV caches."""
 
 from collections import deque
 
