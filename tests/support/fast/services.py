@@ -9,7 +9,7 @@ import triptych_gateway.__main__ as gateway
 from support.fast.encode_engine import FastEncodeEngine
 from support.fast.prefill_decode import FastPrefillDecodeSettings, config_of
 from support.fast.prefill_decode import serve as serve_prefill_decode
-from support.fast.tally import note_takeovers
+from support.fast.tally import note_taken_jobs
 from support.fast.tensors import DIGEST
 from triptych_common.protocol.steps import Party
 from triptych_common.runtime import StopSignal, run_service
@@ -32,7 +32,7 @@ def run_encoder() -> None:
         "encoder", settings.instance, otlp_endpoint=settings.otlp_endpoint, traces_dir=settings.traces_dir
     )
 
-    note_takeovers(settings.tally)
+    note_taken_jobs(settings.tally)
 
     async def serve(stop: StopSignal) -> None:
         engine = await asyncio.to_thread(

@@ -1,4 +1,8 @@
-"""How often which item was encoded in which job, and how often a job was taken over; by all encoders."""
+"""How often which item was encoded in which job, and how often a job was taken over; by all encoders.
+
+A job is taken over when an encoder takes it after another, or the same one, has had it: its lease was over,
+or Redis lost its data, and with them who had the job, so that it was sent again.
+"""
 
 import os
 from collections import Counter
@@ -9,7 +13,7 @@ from typing import Any, Self
 from triptych_common.bus import Consumer, Delivery
 from triptych_common.protocol.messages import EncodeJob
 
-ENCODE, TAKEOVER = "encode", "takeover"
+ENCODE, TAKEN = "encode", "taken"
 """First words of the file's lines."""
 
 
@@ -18,18 +22,18 @@ class Tally:
     """Both by `(mm_hash, job_id)`."""
 
     encodes: Counter[tuple[str, str]] = field(default_factory=Counter)
-    takeovers: Counter[tuple[str, str]] = field(default_factory=Counter)
+    taken: Counter[tuple[str, str]] = field(default_factory=Counter)
 
     @classmethod
     def read(cls, path: Path) -> Self:
         lines = [line.split() for line in path.read_text().splitlines()]
         return cls(
             Counter((mm_hash, job_id) for what, mm_hash, job_id in lines if what == ENCODE),
-            Counter((mm_hash, job_id) for what, mm_hash, job_id in lines if what == TAKEOVER),
+            Counter((mm_hash, job_id) for what, mm_hash, job_id in lines if what == TAKEN),
         )
 
     def since(self, before: "Tally") -> "Tally":
-        return Tally(self.encodes - before.encodes, self.takeovers - before.takeovers)
+        return Tally(self.encodes - before.encodes, self.taken - before.taken)
 
     @property
     def num_encodes(self) -> Counter[str]:
@@ -47,23 +51,23 @@ class Tally:
     @property
     def beyond_takeovers(self) -> dict[str, int]:
         """Items that were encoded more than once and once per takeover, within one job: their encodes."""
-        return {key[0]: number for key, number in self.encodes.items() if number > 1 + self.takeovers[key]}
+        return {key[0]: number for key, number in self.encodes.items() if number > self.taken[key]}
 
 
 def note_encode(path: Path, mm_hash: str, job_id: str) -> None:
     _append(path, ENCODE, mm_hash, job_id)
 
 
-def note_takeovers(path: Path) -> None:
-    """From now on: of each job that this process takes, and that some encoder was given before."""
+def note_taken_jobs(path: Path) -> None:
+    """From now on, in this process."""
     consumer: Any = Consumer
     take_next = consumer.__anext__
 
     async def noted(self: Any) -> Delivery:
         delivery: Delivery = await take_next(self)
         job = delivery.envelope.message
-        if isinstance(job, EncodeJob) and delivery.num_deliveries > 1:
-            _append(path, TAKEOVER, job.mm_hash, job.job_id)
+        if isinstance(job, EncodeJob):
+            _append(path, TAKEN, job.mm_hash, job.job_id)
         return delivery
 
     consumer.__anext__ = noted
