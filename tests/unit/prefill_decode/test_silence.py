@@ -14,14 +14,17 @@ ERROR = {"type": "http.response.body", "body": b'data: {"error": {}}\n\ndata: [D
 class Host:
     """An answer in three messages; the engine dies before the one with number `dies_at`."""
 
-    def __init__(self, dies_at: int | None) -> None:
+    def __init__(self, dies_at: int | None, *, raises: bool = False) -> None:
         self._dies_at = dies_at
+        self._raises = raises
         self.is_dead = False
         self.sent: list[Any] = []
 
     async def app(self, scope: Any, receive: Any, send: Any) -> None:
         for number, message in enumerate((START, TOKEN, ERROR)):
             self.is_dead = self.is_dead or number == self._dies_at
+            if self.is_dead and self._raises:
+                raise RuntimeError("the engine is dead")
             await send(message)
 
     async def answer(self, kind: str = "http") -> list[Any]:
@@ -50,6 +53,18 @@ async def test_before_the_answer_has_begun_it_is_503() -> None:
 async def test_an_answer_that_has_begun_breaks_off(dies_at: int) -> None:
     sent = await Host(dies_at).answer()
     assert sent == [START, TOKEN, ERROR][:dies_at]
+
+
+async def test_what_is_raised_because_of_it_is_503_too() -> None:
+    start, _ = await Host(dies_at=0, raises=True).answer()
+    assert start["status"] == 503
+
+
+async def test_what_is_raised_after_the_beginning_is_left_to_the_server() -> None:
+    host = Host(dies_at=1, raises=True)
+    with pytest.raises(RuntimeError):
+        await host.answer()
+    assert host.sent == [START]
 
 
 async def test_what_is_not_http_passes() -> None:

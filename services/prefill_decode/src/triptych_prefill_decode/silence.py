@@ -11,6 +11,9 @@ import orjson
 
 from triptych_common.domain.errors import RequestError
 from triptych_common.runtime.drain import AsgiApp, Message, Receive, Scope, Send
+from triptych_common.telemetry.logs import get_logger
+
+log = get_logger(__name__)
 
 
 class SilentWhenDead:
@@ -37,7 +40,12 @@ class SilentWhenDead:
                 has_begun = True
                 await send(message)
 
-        await self._app(scope, receive, send_while_alive)
+        try:
+            await self._app(scope, receive, send_while_alive)
+        except Exception as error:
+            if has_begun or not self._is_dead():
+                raise
+            log.info("request failed with the engine", error=repr(error))
         if not has_begun:
             await _answer_dead(send)
         # What has begun and was not ended breaks off: the server closes its connection.
