@@ -5,19 +5,12 @@ from typing import Literal
 
 import pytest
 
+from tests.integration.bus.flight_samples import HASH, METADATA, job_for, requester_at
 from triptych_common.bus import AsyncBus, Claim, Inflight, Standing, Start
-from triptych_common.protocol.messages import EncodeJob, EncoderCacheMetadata, Modality, Requester
+from triptych_common.protocol.messages import Requester
 
-HASH = "a" * 64
-FIRST, SECOND = (
-    Requester(request_id=f"of-{gateway}", item_index=0, gateway=gateway, prefill_decode="pd-0")
-    for gateway in ("first", "second")
-)
-JOB = EncodeJob(job_id="job-1", mm_hash=HASH, modality=Modality.IMAGE, media_num_bytes=1, requesters=(FIRST,))
-METADATA = EncoderCacheMetadata(
-    job_id="job-1", mm_hash=HASH, modality=Modality.IMAGE, num_embeds=1, width=1, dtype="float32",
-    num_bytes=4, placeholder_metadata={}, encoder="e", store="s", sealed=True, requesters=(),
-)  # fmt: skip
+FIRST, SECOND = requester_at("first"), requester_at("second")
+JOB = job_for(FIRST)
 
 
 @pytest.fixture

@@ -6,21 +6,14 @@ from typing import Literal
 
 import pytest
 
+from tests.integration.bus.flight_samples import HASH, METADATA, job_for, requester_at
 from tests.integration.bus.samples import LIMIT_S
 from triptych_common.bus import AsyncBus, Inflight, Start
-from triptych_common.protocol.messages import EncodeJob, EncoderCacheMetadata, Modality, Requester
+from triptych_common.protocol.messages import Requester
 
-HASH = "a" * 64
 SHORT_S, LONG_S = 0.05, 600.0
-DEAD, ALIVE = (
-    Requester(request_id=f"of-{gateway}", item_index=0, gateway=gateway, prefill_decode="pd-0")
-    for gateway in ("dead", "alive")
-)
-JOB = EncodeJob(job_id="job-1", mm_hash=HASH, modality=Modality.IMAGE, media_num_bytes=1, requesters=(DEAD,))
-METADATA = EncoderCacheMetadata(
-    job_id="job-1", mm_hash=HASH, modality=Modality.IMAGE, num_embeds=1, width=1, dtype="float32",
-    num_bytes=4, placeholder_metadata={}, encoder="e", store="s", sealed=False, requesters=(),
-)  # fmt: skip
+DEAD, ALIVE = requester_at("dead"), requester_at("alive")
+JOB = job_for(DEAD)
 
 
 async def claim(flights: Inflight, who: Requester, mode: Literal["new", "look"], ttl_s: float) -> None:

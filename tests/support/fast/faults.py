@@ -6,15 +6,15 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 
 from support.fast import points
 from support.fast.system import FastSystem
+from support.slowing import in_short_turns
 
 REDIS = "redis"
-SLOW_STOPPED_S = 0.03  # a slowed process: stopped so long, then running so long, again and again
-SLOW_RUNNING_S = 0.005
 
 Act = Callable[[str], None]  # gets the instance that reached the point
 
@@ -50,26 +50,9 @@ class Faults:
         else:
             self._system.services[victim].send(signal.SIGCONT)
 
-    @contextmanager
-    def slowed(self, victim: str) -> Iterator[None]:
+    def slowed(self, victim: str) -> AbstractContextManager[None]:
         """It gets a small part of the time, until the block ends."""
-        done = threading.Event()
-
-        def run() -> None:
-            while not done.is_set():
-                self.stop(victim)
-                done.wait(SLOW_STOPPED_S)
-                self.go_on(victim)
-                done.wait(SLOW_RUNNING_S)
-
-        thread = threading.Thread(target=run, name=f"slow {victim}", daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            done.set()
-            thread.join(10.0)
-            self.go_on(victim)
+        return in_short_turns(partial(self.stop, victim), partial(self.go_on, victim))
 
     @contextmanager
     def at(self, step: str, moment: str, act: Act) -> Iterator[threading.Event]:

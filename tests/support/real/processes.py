@@ -3,14 +3,14 @@
 import contextlib
 import os
 import signal
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from enum import StrEnum
+from functools import partial
 
 import psutil
 
-from support.fast.faults import SLOW_RUNNING_S, SLOW_STOPPED_S
+from support.slowing import in_short_turns
 from support.system import System
 
 
@@ -41,23 +41,6 @@ def send(pids: Sequence[int], number: signal.Signals) -> None:
             os.kill(pid, number)
 
 
-@contextmanager
-def slowed(pids: Sequence[int]) -> Iterator[None]:
+def slowed(pids: Sequence[int]) -> AbstractContextManager[None]:
     """They get a small part of the time, until the block ends."""
-    done = threading.Event()
-
-    def run() -> None:
-        while not done.is_set():
-            send(pids, signal.SIGSTOP)
-            done.wait(SLOW_STOPPED_S)
-            send(pids, signal.SIGCONT)
-            done.wait(SLOW_RUNNING_S)
-
-    thread = threading.Thread(target=run, name="slow", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        done.set()
-        thread.join(10.0)
-        send(pids, signal.SIGCONT)
+    return in_short_turns(partial(send, pids, signal.SIGSTOP), partial(send, pids, signal.SIGCONT))
