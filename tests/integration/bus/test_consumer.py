@@ -2,7 +2,7 @@
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Collection
+from collections.abc import Collection
 from typing import Any
 
 import pytest
@@ -31,12 +31,6 @@ def job_id(delivery: Delivery) -> str:
 async def take(consumer: Consumer) -> Delivery:
     async with asyncio.timeout(LIMIT_S):
         return await anext(consumer)
-
-
-@pytest.fixture
-async def bus(redis_url: str) -> AsyncIterator[AsyncBus]:
-    async with await AsyncBus.connect(redis_url, "test", client_name="tests") as bus:
-        yield bus
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """Streams of instances that never come back: they end, whoever still writes to them."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -13,12 +12,6 @@ from triptych_common.protocol.names import ENCODERS_GROUP, INBOX_TTL_S, OWNER_GR
 
 RECORD = InstanceRecord(instance="pd-0", boot_id="b-1", role=Role.PREFILL_DECODE, num_slots=4)
 MESSAGE = EncodeCompleted(job_id="job-1", mm_hash="ab" * 32, encoder="e", encode_s=0)
-
-
-@pytest.fixture
-async def bus(redis_url: str) -> AsyncIterator[AsyncBus]:
-    async with await AsyncBus.connect(redis_url, "test", client_name="tests") as bus:
-        yield bus
 
 
 @pytest.fixture

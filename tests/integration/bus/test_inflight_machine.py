@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 from support.inflight_model import InflightModel, JobsModel
 
+from tests.integration.bus.flight_samples import HASH, METADATA
 from triptych_common.bus import AsyncBus, Claim, Inflight, Standing
 from triptych_common.protocol.messages import (
     EncodeFailed,
@@ -20,7 +21,6 @@ from triptych_common.protocol.messages import (
 )
 from triptych_common.protocol.names import ENCODERS_GROUP
 
-HASH = "a" * 64
 MAX_ATTEMPTS = 2
 REQUESTERS = [
     Requester(request_id=f"r-{number}", item_index=0, gateway=f"g-{number % 2}", prefill_decode="pd-0")
@@ -38,20 +38,7 @@ def job_of(job_id: str, *requesters: Requester) -> EncodeJob:
 
 
 def metadata_of(job_id: str) -> EncoderCacheMetadata:
-    return EncoderCacheMetadata(
-        job_id=job_id,
-        mm_hash=HASH,
-        modality=Modality.IMAGE,
-        num_embeds=1,
-        width=1,
-        dtype="float32",
-        num_bytes=4,
-        placeholder_metadata={},
-        encoder="e-0",
-        store="s",
-        sealed=False,
-        requesters=(),
-    )
+    return METADATA.model_copy(update={"job_id": job_id, "encoder": "e-0", "sealed": False})
 
 
 def failure_of(job_id: str, encoder: str) -> EncodeFailed:

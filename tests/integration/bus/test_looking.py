@@ -1,9 +1,6 @@
 """What who looks at a flight is told, when nothing was heard of it."""
 
-from collections.abc import AsyncIterator
 from typing import Literal
-
-import pytest
 
 from tests.integration.bus.flight_samples import HASH, METADATA, job_for, requester_at
 from triptych_common.bus import AsyncBus, Claim, Inflight, Standing, Start
@@ -11,17 +8,6 @@ from triptych_common.protocol.messages import Requester
 
 FIRST, SECOND = requester_at("first"), requester_at("second")
 JOB = job_for(FIRST)
-
-
-@pytest.fixture
-async def bus(redis_url: str) -> AsyncIterator[AsyncBus]:
-    async with await AsyncBus.connect(redis_url, "test", client_name="tests") as connected:
-        yield connected
-
-
-@pytest.fixture
-async def flights(bus: AsyncBus) -> Inflight:
-    return Inflight(bus)
 
 
 async def claim(flights: Inflight, who: Requester, mode: Literal["new", "look"]) -> Claim:

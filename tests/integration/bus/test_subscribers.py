@@ -1,10 +1,7 @@
 """Who waits for a flight: nobody beyond its own time, however long others keep the flight alive."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Literal
-
-import pytest
 
 from tests.integration.bus.flight_samples import HASH, METADATA, job_for, requester_at
 from tests.integration.bus.samples import LIMIT_S
@@ -27,17 +24,6 @@ async def until_alone(flights: Inflight) -> None:
             if await flights.announce(METADATA) == (ALIVE,):
                 return
             await asyncio.sleep(0.01)
-
-
-@pytest.fixture
-async def bus(redis_url: str) -> AsyncIterator[AsyncBus]:
-    async with await AsyncBus.connect(redis_url, "test", client_name="tests") as connected:
-        yield connected
-
-
-@pytest.fixture
-async def flights(bus: AsyncBus) -> Inflight:
-    return Inflight(bus)
 
 
 async def test_whose_gateway_died_is_forgotten_though_others_wait_on(flights: Inflight) -> None:
