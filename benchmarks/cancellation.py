@@ -31,9 +31,10 @@ from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
+from support.fast.redis_look import registered_records  # noqa: E402
+from support.real import look  # noqa: E402
 from support.system import MODEL, System, image_part, load_strips, running_system  # noqa: E402
 
-from triptych_cli.supervisor.state import read_status  # noqa: E402
 from triptych_common.protocol.names import StreamNames  # noqa: E402
 from triptych_common.protocol.store import StatsQuery, StoreStats  # noqa: E402
 from triptych_common.region import AsyncStoreSession  # noqa: E402
@@ -49,20 +50,14 @@ QUESTION = {"type": "text", "text": "read the digits"}
 class Looker:
     """What the system holds, seen from outside."""
 
-    def __init__(
-        self, system: System, bus: "redis.Redis", names: StreamNames, store: AsyncStoreSession
-    ) -> None:
-        self._system = system
+    def __init__(self, system: System, bus: "redis.Redis", store: AsyncStoreSession) -> None:
         self._bus: Any = bus
-        self._names = names
+        self._names = StreamNames(look.DEPLOYMENT)
         self._store = store
         self._http = httpx.AsyncClient(trust_env=False, timeout=5.0)
         self._gateway = httpx.URL(system.base_url).join("/metrics")
-        self._engine = httpx.URL()
-
-    async def find_engine(self) -> None:
-        record = json.loads(await self._bus.get(self._names.instance("prefill_decode-0")))["record"]
-        self._engine = httpx.URL(record["url"]).join("/metrics")
+        records = registered_records(look.redis_url(system), look.DEPLOYMENT, ["prefill_decode-0"])
+        self._engine = httpx.URL(records["prefill_decode-0"]["url"]).join("/metrics")
 
     async def close(self) -> None:
         await self._http.aclose()
@@ -231,18 +226,13 @@ async def measure(system: System, rounds: int) -> dict[str, dict[str, float]]:
     Raises:
         TimeoutError: something was not given back.
     """
-    status = read_status(system.run_dir / "supervisor.json")
-    if status is None:
-        raise RuntimeError("the system that was started is not there")
-    names = StreamNames(status.deployment)
     caller = Caller(system, (NUM_SLOTS + 4) * (rounds + 1))
     found: dict[str, list[float]] = {}
     async with (
-        redis.Redis.from_url(status.redis_url) as bus,
+        redis.Redis.from_url(look.redis_url(system)) as bus,
         await AsyncStoreSession.connect(system.run_dir / "store.sock", "bench/stats") as store,
     ):
-        looker = Looker(system, bus, names, store)
-        await looker.find_engine()
+        looker = Looker(system, bus, store)
         stages: dict[str, Callable[[], Awaitable[dict[str, float]]]] = {
             "queued": lambda: queued(caller, looker),
             "encoding": lambda: encoding(caller, looker),
