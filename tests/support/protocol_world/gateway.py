@@ -17,6 +17,7 @@ from triptych_common.protocol.messages import EncoderCacheMetadata, Message, Mod
 from triptych_gateway.content_parts import MediaPart
 from triptych_gateway.encode_job import OrderLimits
 from triptych_gateway.encode_orders import EncodeOrders
+from triptych_gateway.image_header import ImageHeader
 from triptych_gateway.last_words import LastWords
 from triptych_gateway.media import TakenItem
 from triptych_gateway.media_shelf import MediaShelf
@@ -229,4 +230,4 @@ class GatewayActor:
 
 def _taken(mm_hash: str, index: int) -> TakenItem:
     part = MediaPart(index, 0, index, Modality.IMAGE, "", f"messages[0].content[{index}]")
-    return TakenItem(part, MmHash(mm_hash), b"media", {}, {})
+    return TakenItem(part, MmHash(mm_hash), b"media", ImageHeader("PNG", 1, 1), {}, {})

@@ -10,6 +10,7 @@ from triptych_common.protocol.ids import MmHash
 from triptych_common.protocol.messages import ECTransferParams, InstanceRecord, Role
 from triptych_gateway.chat_request import ChatRequest, parse_chat_request
 from triptych_gateway.dispatch import check_fits, media_body, text_body
+from triptych_gateway.image_header import ImageHeader
 from triptych_gateway.media import TakenItem
 from triptych_gateway.placeholder_tokens import PlaceholderGuard
 from triptych_gateway.sizes import ItemSizes
@@ -49,7 +50,8 @@ def request_() -> ChatRequest:
 
 def items(request: ChatRequest, *hashes: MmHash) -> list[TakenItem]:
     return [
-        TakenItem(part, mm_hash, b"x", {}, {}) for part, mm_hash in zip(request.media, hashes, strict=True)
+        TakenItem(part, mm_hash, b"x", ImageHeader("PNG", 1, 1), {}, {})
+        for part, mm_hash in zip(request.media, hashes, strict=True)
     ]
 
 

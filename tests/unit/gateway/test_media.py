@@ -1,5 +1,6 @@
 """Media intake: strict data URLs, header check, identity."""
 
+import io
 import struct
 import warnings
 import zlib
@@ -9,6 +10,7 @@ from typing import Any
 
 import orjson
 import pytest
+from PIL import Image
 
 from tests.unit.gateway.media_samples import data_url, image_bytes
 from triptych_common.domain.errors import RequestError
@@ -16,11 +18,12 @@ from triptych_common.protocol.messages import Modality
 from triptych_gateway.chat_request import parse_chat_request
 from triptych_gateway.content_parts import MediaPart
 from triptych_gateway.data_url import decode_data_url
-from triptych_gateway.media import MediaLimits, check_image, take_media
+from triptych_gateway.image_header import ImageHeader, ImageLimits, read_image_header
+from triptych_gateway.media import MediaLimits, take_media
 from triptych_gateway.placeholder_tokens import PlaceholderGuard
 
 PATH = "messages[0].content[0].image_url.url"
-LIMITS = MediaLimits(max_item_bytes=10_000, max_image_pixels=10_000, image_formats=("PNG", "JPEG"))
+LIMITS = MediaLimits(max_item_bytes=10_000, image=ImageLimits(max_pixels=10_000, formats=("PNG", "JPEG")))
 DIGEST = "d" * 64
 
 
@@ -74,7 +77,9 @@ def test_data_url_with_parameters_and_capitals() -> None:
 
 @pytest.mark.parametrize("image_format", ["PNG", "JPEG"])
 def test_images_pass(image_format: str) -> None:
-    check_image(image_bytes(image_format=image_format), PATH, LIMITS)
+    content = image_bytes(image_format=image_format)
+    header = read_image_header(content, PATH, LIMITS.image)
+    assert header == ImageHeader(image_format, *Image.open(io.BytesIO(content)).size)
 
 
 def png_header(width: int, height: int) -> bytes:
@@ -97,14 +102,14 @@ def png_header(width: int, height: int) -> bytes:
 )
 def test_not_an_image(content: bytes) -> None:
     with pytest.raises(RequestError) as caught:
-        check_image(content, PATH, LIMITS)
+        read_image_header(content, PATH, LIMITS.image)
     assert (caught.value.status_code, caught.value.code, caught.value.param) == (400, "invalid_image", PATH)
 
 
 @pytest.mark.parametrize("size", [(101, 100), (30_000, 30_000), (10_000, 10_000)])
 def test_bombs_are_refused_by_their_header(size: tuple[int, int]) -> None:
     with warnings.catch_warnings(), pytest.raises(RequestError) as caught:
-        check_image(png_header(*size), PATH, LIMITS)
+        read_image_header(png_header(*size), PATH, LIMITS.image)
     assert (caught.value.status_code, caught.value.code) == (413, "image_too_large")
 
 

@@ -9,6 +9,7 @@ from triptych_common.domain.errors import RequestError
 from triptych_common.protocol.ids import MmHash, RequestId
 from triptych_common.protocol.messages import FailureKind, Modality
 from triptych_gateway.content_parts import MediaPart
+from triptych_gateway.image_header import ImageHeader
 from triptych_gateway.item_table import ItemFailure
 from triptych_gateway.media import TakenItem
 from triptych_gateway.tickets import RENEWED_WAIT_S, Ticket
@@ -19,7 +20,14 @@ BROKEN = ItemFailure(FailureKind.ENCODER_ERROR, "x")
 
 def ticket() -> Ticket:
     items = [
-        TakenItem(MediaPart(index, 0, index, Modality.IMAGE, "", f"part {index}"), mm_hash, b"x", {}, {})
+        TakenItem(
+            MediaPart(index, 0, index, Modality.IMAGE, "", f"part {index}"),
+            mm_hash,
+            b"x",
+            ImageHeader("PNG", 1, 1),
+            {},
+            {},
+        )
         for index, mm_hash in enumerate((A, B))
     ]
     return Ticket(RequestId("r"), "pd-0", items, 0.0, None)

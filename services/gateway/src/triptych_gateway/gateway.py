@@ -18,6 +18,7 @@ from triptych_gateway.admission import Admission
 from triptych_gateway.auth import ApiKeys
 from triptych_gateway.encode_job import OrderLimits
 from triptych_gateway.encode_orders import EncodeOrders
+from triptych_gateway.image_header import ImageLimits
 from triptych_gateway.last_words import LastWords
 from triptych_gateway.media import MediaLimits
 from triptych_gateway.media_shelf import MediaShelf
@@ -174,7 +175,9 @@ def _assemble(
         admission=Admission(settings.max_requests_in_flight, settings.max_media_in_flight_bytes),
         api_keys=ApiKeys(settings.api_keys),
         placeholder_guard=PlaceholderGuard(settings.placeholder_tokens),
-        media_limits=MediaLimits(settings.max_item_bytes, settings.max_image_pixels, settings.image_formats),
+        media_limits=MediaLimits(
+            settings.max_item_bytes, ImageLimits(settings.max_image_pixels, settings.image_formats)
+        ),
         media_threads=threads,
         http=http,
         metrics=metrics,

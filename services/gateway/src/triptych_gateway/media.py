@@ -5,27 +5,23 @@ run in a small pool of threads. Pixels are never decoded here: that is the encod
 """
 
 import asyncio
-import io
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 from typing import Any
-
-from PIL import Image
 
 from triptych_common.domain.errors import RequestError
 from triptych_common.domain.hashing import mm_hash
 from triptych_common.protocol.ids import MmHash
 from triptych_gateway.content_parts import MediaPart
 from triptych_gateway.data_url import decode_data_url
+from triptych_gateway.image_header import ImageHeader, ImageLimits, read_image_header
 
 
 @dataclass(frozen=True, slots=True)
 class MediaLimits:
     max_item_bytes: int
-    max_image_pixels: int
-    image_formats: tuple[str, ...]
+    image: ImageLimits
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +31,7 @@ class TakenItem:
     part: MediaPart
     mm_hash: MmHash
     content: bytes = field(repr=False)
+    image: ImageHeader
     processor_options: Mapping[str, Any]
     media_io_options: Mapping[str, Any]  # this item's modality only, not keyed by it
 
@@ -62,7 +59,7 @@ async def take_media(
 
     def take(part: MediaPart) -> TakenItem:
         content = decode_data_url(part.url, part.path, limits.max_item_bytes)
-        check_image(content, part.path, limits)
+        image = read_image_header(content, part.path, limits.image)
         io_options = media_io_options.get(part.modality, {})
         try:
             identity = mm_hash(
@@ -79,7 +76,7 @@ async def take_media(
                 "mm_processor_kwargs and media_io_kwargs must be plain JSON",
                 "mm_processor_kwargs",
             ) from error
-        return TakenItem(part, identity, content, processor_options, io_options)
+        return TakenItem(part, identity, content, image, processor_options, io_options)
 
     taken: list[TakenItem] = []
     contents: dict[MmHash, bytes] = {}
@@ -88,36 +85,3 @@ async def take_media(
         taken.append(replace(item, content=contents.setdefault(item.mm_hash, item.content)))
         on_taken(part)
     return tuple(taken)
-
-
-def check_image(content: bytes, path: str, limits: MediaLimits) -> None:
-    """Read the header only: is it an image of an accepted format and of a size that may be decoded?
-
-    Raises:
-        RequestError: 400 not an image; 413 too many pixels.
-    """
-    try:
-        with Image.open(io.BytesIO(content), formats=limits.image_formats) as image:
-            width, height = image.size
-    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise _too_many_pixels(path, limits) from error
-    except Exception as error:  # hostile bytes make header parsers fail in many ways; all mean the same
-        names = ", ".join(limits.image_formats)
-        raise RequestError(
-            400, "invalid_image", f"{path} is not an image that can be read ({names})", path
-        ) from error
-    if width < 1 or height < 1:
-        raise RequestError(400, "invalid_image", f"{path} is an image without pixels", path)
-    if width * height > limits.max_image_pixels:
-        raise _too_many_pixels(path, limits)
-
-
-def _too_many_pixels(path: str, limits: MediaLimits) -> RequestError:
-    return RequestError(
-        413, "image_too_large", f"{path} has more than {limits.max_image_pixels} pixels", path
-    )
-
-
-def quiet_pillow() -> None:
-    """Our own limit on pixels is the one that counts; Pillow's warning would only repeat it."""
-    warnings.simplefilter("ignore", Image.DecompressionBombWarning)
