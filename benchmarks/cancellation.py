@@ -69,7 +69,8 @@ class Looker:
         return await self._sum(self._engine, "vllm:num_requests_running", "vllm:num_requests_waiting{")
 
     async def jobs(self) -> int:
-        return int(await self._bus.xlen(self._names.encode_jobs))
+        streams = [key async for key in self._bus.scan_iter(match=self._names.encode_jobs("*"))]
+        return sum([int(await self._bus.xlen(stream)) for stream in streams])
 
     async def flights(self) -> int:
         return len([key async for key in self._bus.scan_iter(match=self._names.inflight("*"))])

@@ -33,6 +33,7 @@ BUS_SAMPLES: tuple[Message, ...] = (
         media_io_kwargs={},
         requesters=(_REQUESTER,),
         attempt=2,
+        namespace_digest=HASH,
     ),
     messages.EncoderCacheMetadata(
         job_id="job-1",

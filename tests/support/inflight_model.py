@@ -55,7 +55,7 @@ class Flight:
 
 
 class Jobs(Protocol):
-    """The jobs stream, as the scripts use it."""
+    """The stream of an item's namespace, as the scripts use it."""
 
     def append(self, job: EncodeJob, *, remaining_ms: int | None, blob: bytes | None) -> str:
         """Returns the entry's id."""
@@ -144,6 +144,7 @@ class InflightModel:
         mm_hash: str,
         requesters: Iterable[Requester],
         *,
+        namespace_digest: str,
         mode: Mode,
         job_id: str,
         attempt: int,
@@ -218,7 +219,7 @@ class InflightModel:
         flight.num_sent += 1
         return flight.entry_id
 
-    async def leave(self, mm_hash: str, keys: Iterable[Key]) -> bool:
+    async def leave(self, mm_hash: str, keys: Iterable[Key], *, namespace_digest: str) -> bool:
         flight = self.find(mm_hash)
         if flight is None:
             return False

@@ -3,6 +3,7 @@
 from triptych_common.protocol.messages import EncodeJob, EncoderCacheMetadata, Modality, Requester
 
 HASH = "a" * 64
+DIGEST = "d" * 64
 
 
 def requester_at(gateway: str) -> Requester:
@@ -11,7 +12,12 @@ def requester_at(gateway: str) -> Requester:
 
 def job_for(requester: Requester) -> EncodeJob:
     return EncodeJob(
-        job_id="job-1", mm_hash=HASH, modality=Modality.IMAGE, media_num_bytes=1, requesters=(requester,)
+        job_id="job-1",
+        mm_hash=HASH,
+        modality=Modality.IMAGE,
+        media_num_bytes=1,
+        requesters=(requester,),
+        namespace_digest=DIGEST,
     )
 
 

@@ -85,8 +85,8 @@ async def test_many_publishers_pass_the_bound_by_what_is_under_way(own_redis: Em
 async def test_jobs_have_a_bound_of_their_own(own_redis: EmbeddedRedis) -> None:
     async with await AsyncBus.connect(own_redis.url, "test", client_name="tests") as bus:
         for number in range(BOUND + 5):
-            await bus.publish(bus.names.encode_jobs, message(number))
-        assert await bus.stream_length(bus.names.encode_jobs) == BOUND + 5
+            await bus.publish(bus.names.encode_jobs("d" * 64), message(number))
+        assert await bus.stream_length(bus.names.encode_jobs("d" * 64)) == BOUND + 5
 
 
 def test_threaded_bus_drops_for_the_full_stream_only(

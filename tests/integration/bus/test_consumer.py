@@ -357,13 +357,6 @@ async def test_cancelled_reader_loses_nothing(bus: AsyncBus) -> None:
             await delivery.ack()
 
 
-async def test_sizes_cache(bus: AsyncBus, raw: Any) -> None:
-    assert await bus.sizes_get("ab" * 32) is None
-    await bus.sizes_set("ab" * 32, b'{"rows":16}', ttl_s=60)
-    assert await bus.sizes_get("ab" * 32) == b'{"rows":16}'
-    assert 50 < raw.ttl(bus.names.sizes("ab" * 32)) <= 60
-
-
 class TestUnavailable:
     @pytest.mark.parametrize("url", ["unix:///nonexistent/redis.sock", "redis://127.0.0.1:1/0"])
     async def test_connect_says_so(self, url: str) -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 from support.inflight_model import InflightModel, JobsModel
 
-from tests.integration.bus.flight_samples import HASH, METADATA
+from tests.integration.bus.flight_samples import DIGEST, HASH, METADATA
 from triptych_common.bus import AsyncBus, Claim, Inflight, Standing
 from triptych_common.protocol.messages import (
     EncodeFailed,
@@ -33,7 +33,12 @@ JOBS = st.sampled_from(["current", "current", "current", "job-0", "job-1"])
 
 def job_of(job_id: str, *requesters: Requester) -> EncodeJob:
     return EncodeJob(
-        job_id=job_id, mm_hash=HASH, modality=Modality.IMAGE, media_num_bytes=1, requesters=requesters
+        job_id=job_id,
+        mm_hash=HASH,
+        modality=Modality.IMAGE,
+        media_num_bytes=1,
+        requesters=requesters,
+        namespace_digest=DIGEST,
     )
 
 
@@ -70,7 +75,9 @@ class FlightMachine(RuleBasedStateMachine):
 
     async def _clear(self) -> None:
         await self.bus.client.flushall()
-        await self.bus.client.xgroup_create(self.names.encode_jobs, ENCODERS_GROUP, id="0", mkstream=True)
+        await self.bus.client.xgroup_create(
+            self.names.encode_jobs(DIGEST), ENCODERS_GROUP, id="0", mkstream=True
+        )
 
     def job(self, job_id: str) -> str:
         """`current`: the flight's own; else any, as of a message that is late."""
@@ -102,7 +109,14 @@ class FlightMachine(RuleBasedStateMachine):
         job_id = self.job(job_id)
         claim: Claim = self.both(
             lambda flights: flights.claim(
-                HASH, [who], mode=mode, job_id=job_id, attempt=1, max_attempts=MAX_ATTEMPTS, ttl_s=600
+                HASH,
+                [who],
+                namespace_digest=DIGEST,
+                mode=mode,
+                job_id=job_id,
+                attempt=1,
+                max_attempts=MAX_ATTEMPTS,
+                ttl_s=600,
             )
         )
         assert claim.attempt <= MAX_ATTEMPTS
@@ -122,14 +136,16 @@ class FlightMachine(RuleBasedStateMachine):
     @rule(who=st.lists(WHO, min_size=1, max_size=3))
     def leave(self, who: list[Requester]) -> None:
         keys = [(each.request_id, each.item_index) for each in who]
-        self.both(lambda flights: flights.leave(HASH, keys))
+        self.both(lambda flights: flights.leave(HASH, keys, namespace_digest=DIGEST))
 
     # ---- encoders ----
     @rule(encoder=ENCODERS, starts=st.booleans())
     def deliver(self, encoder: str, starts: bool) -> None:
         """The next entry of the stream goes to an encoder, which may do nothing with it yet."""
         read = self.do(
-            self.bus.client.xreadgroup(ENCODERS_GROUP, encoder, {self.names.encode_jobs: ">"}, count=1)
+            self.bus.client.xreadgroup(
+                ENCODERS_GROUP, encoder, {self.names.encode_jobs(DIGEST): ">"}, count=1
+            )
         )
         waiting = [entry for entry in self.jobs.stream if self.jobs.is_new(entry)]
         assert bool(read) == bool(waiting)
@@ -184,7 +200,7 @@ class FlightMachine(RuleBasedStateMachine):
         entry = self._some_entry(data)
         if entry is not None and entry in self.jobs.pending:
             self.jobs.remove(entry)
-            stream, entry_id = self.names.encode_jobs, self.entries[entry]
+            stream, entry_id = self.names.encode_jobs(DIGEST), self.entries[entry]
             self.do(self.bus.client.xack(stream, ENCODERS_GROUP, entry_id))
             self.do(self.bus.client.xdel(stream, entry_id))
 
@@ -220,7 +236,7 @@ class FlightMachine(RuleBasedStateMachine):
 
     @invariant()
     def the_same_jobs_stand_on_the_stream(self) -> None:
-        found = self.do(self.bus.client.xrange(self.names.encode_jobs))
+        found = self.do(self.bus.client.xrange(self.names.encode_jobs(DIGEST)))
         assert {entry.decode() for entry, _ in found} == {self.entries[entry] for entry in self.jobs.stream}
 
 

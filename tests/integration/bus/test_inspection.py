@@ -8,6 +8,7 @@ from triptych_common.bus import AsyncBus
 from triptych_common.bus.inspection import delete_deployment, list_lags, peek
 from triptych_common.protocol.messages import EncodeNeeded
 
+DIGEST = "d" * 64
 MESSAGE = EncodeNeeded(
     request_id="r", item_index=0, mm_hash="0" * 64, prefill_decode="prefill_decode-0", reason="absent"
 )
@@ -21,13 +22,15 @@ async def bus(redis_url: str) -> AsyncIterator[AsyncBus]:
 
 async def test_every_stream_is_listed_with_its_groups(bus: AsyncBus) -> None:
     await bus.publish(bus.names.encode_results("gateway-0"), MESSAGE)
-    async with bus.consumer(bus.names.encode_jobs, group="encoders", consumer="encoder-0") as consumer:
-        await bus.publish(bus.names.encode_jobs, MESSAGE)
+    async with bus.consumer(
+        bus.names.encode_jobs(DIGEST), group="encoders", consumer="encoder-0"
+    ) as consumer:
+        await bus.publish(bus.names.encode_jobs(DIGEST), MESSAGE)
         async for _ in consumer:
             break
         lags = {lag.stream: lag for lag in await list_lags(bus)}
-    assert (lags["encode-jobs"].group, lags["encode-jobs"].num_pending) == ("encoders", 1)
-    assert lags["encode-jobs"].oldest_s is not None
+    assert (lags[f"encode-jobs:{DIGEST}"].group, lags[f"encode-jobs:{DIGEST}"].num_pending) == ("encoders", 1)
+    assert lags[f"encode-jobs:{DIGEST}"].oldest_s is not None
     assert (lags["encode-results:gateway-0"].group, lags["encode-results:gateway-0"].num_entries) == (None, 1)
 
 
@@ -42,9 +45,9 @@ async def test_peek_shows_the_newest_first_and_takes_nothing(bus: AsyncBus) -> N
 
 
 async def test_a_deployment_is_deleted_alone(bus: AsyncBus, redis_url: str) -> None:
-    await bus.publish(bus.names.encode_jobs, MESSAGE)
+    await bus.publish(bus.names.encode_jobs(DIGEST), MESSAGE)
     async with await AsyncBus.connect(redis_url, "other", client_name="test") as other:
-        await other.publish(other.names.encode_jobs, MESSAGE)
+        await other.publish(other.names.encode_jobs(DIGEST), MESSAGE)
         assert await delete_deployment(bus) == 1
         assert await list_lags(bus) == []
         assert len(await list_lags(other)) == 1

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from tests.integration.bus.flight_samples import HASH, METADATA, job_for, requester_at
+from tests.integration.bus.flight_samples import DIGEST, HASH, METADATA, job_for, requester_at
 from triptych_common.bus import AsyncBus, Claim, Inflight, Standing, Start
 from triptych_common.protocol.messages import Requester
 
@@ -11,7 +11,16 @@ JOB = job_for(FIRST)
 
 
 async def claim(flights: Inflight, who: Requester, mode: Literal["new", "look"]) -> Claim:
-    return await flights.claim(HASH, [who], mode=mode, job_id="job-1", attempt=1, max_attempts=2, ttl_s=600.0)
+    return await flights.claim(
+        HASH,
+        [who],
+        namespace_digest=DIGEST,
+        mode=mode,
+        job_id="job-1",
+        attempt=1,
+        max_attempts=2,
+        ttl_s=600.0,
+    )
 
 
 async def run(flights: Inflight) -> None:

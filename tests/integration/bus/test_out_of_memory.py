@@ -10,6 +10,7 @@ import pytest
 import redis
 
 from tests.conftest import EmbeddedRedis
+from tests.integration.bus.flight_samples import DIGEST
 from tests.integration.bus.samples import LIMIT_S, STREAM, ids, message, take, take_queued
 from triptych_common.bus import AsyncBus, Inflight, Registry, Start, ThreadedBus
 from triptych_common.bus import dead_letters as bus_dead_letters
@@ -172,7 +173,7 @@ async def test_a_job_whose_start_was_not_noted_can_fail(own_redis: EmbeddedRedis
         media_num_bytes=1,
         media_url="http://gateway/media",
         requesters=(who,),
-        namespace_digest="digest",
+        namespace_digest=DIGEST,
     )
     failure = EncodeFailed(
         job_id=job.job_id, mm_hash=job.mm_hash, encoder="e-0", kind=FailureKind.ENCODER_ERROR, detail="x"
@@ -183,7 +184,14 @@ async def test_a_job_whose_start_was_not_noted_can_fail(own_redis: EmbeddedRedis
     ):
         flights = Inflight(bus)
         await flights.claim(
-            job.mm_hash, [who], mode="new", job_id=job.job_id, attempt=1, max_attempts=2, ttl_s=9
+            job.mm_hash,
+            [who],
+            namespace_digest=DIGEST,
+            mode="new",
+            job_id=job.job_id,
+            attempt=1,
+            max_attempts=2,
+            ttl_s=9,
         )
         entry_id = await flights.publish(job)
         assert entry_id is not None

@@ -3,7 +3,7 @@
 import asyncio
 from typing import Literal
 
-from tests.integration.bus.flight_samples import HASH, METADATA, job_for, requester_at
+from tests.integration.bus.flight_samples import DIGEST, HASH, METADATA, job_for, requester_at
 from tests.integration.bus.samples import LIMIT_S
 from triptych_common.bus import AsyncBus, Inflight, Start
 from triptych_common.protocol.messages import Requester
@@ -14,7 +14,16 @@ JOB = job_for(DEAD)
 
 
 async def claim(flights: Inflight, who: Requester, mode: Literal["new", "look"], ttl_s: float) -> None:
-    await flights.claim(HASH, [who], mode=mode, job_id="job-1", attempt=1, max_attempts=2, ttl_s=ttl_s)
+    await flights.claim(
+        HASH,
+        [who],
+        namespace_digest=DIGEST,
+        mode=mode,
+        job_id="job-1",
+        attempt=1,
+        max_attempts=2,
+        ttl_s=ttl_s,
+    )
 
 
 async def until_alone(flights: Inflight) -> None:

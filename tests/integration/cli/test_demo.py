@@ -8,7 +8,7 @@ import pytest
 from triptych_cli.commands import demo
 from triptych_cli.launch import Launch
 from triptych_cli.layout import Options, RunLayout
-from triptych_common.bus import AsyncBus
+from triptych_common.bus import AsyncBus, SharedSizes
 from triptych_common.bus.inspection import delete_deployment
 
 
@@ -20,7 +20,7 @@ async def test_its_keys_are_deleted_when_it_fails(
 
     async def publishes_and_ends(*_: object) -> None:
         async with await AsyncBus.connect(redis_url, "demo-test", client_name="test") as bus:
-            await bus.sizes_set("0" * 64, b"{}", 60)
+            await SharedSizes(bus, max_items=10, ttl_s=60).set("0" * 64, b"{}")
         raise end
 
     monkeypatch.setattr(demo, "_run_system", publishes_and_ends)

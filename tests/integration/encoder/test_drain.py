@@ -33,6 +33,7 @@ from triptych_vllm_connector.config import worker_session_name
 from triptych_vllm_connector.orders import WriteOrder
 
 LIMIT_S = 10.0
+DIGEST = "d" * 64
 RUNNING, WAITING, QUEUED = "a" * 64, "b" * 64, "c" * 64
 
 
@@ -77,7 +78,7 @@ def job(mm_hash: str) -> EncodeJob:
         media_io_kwargs={},
         requesters=(requester,),
         attempt=1,
-        namespace_digest="digest",
+        namespace_digest=DIGEST,
     )
 
 
@@ -97,7 +98,9 @@ class Bench:
         self.bus, self.engine, self.stop, self.work = bus, engine, stop, work
 
     async def publish(self, mm_hash: str) -> None:
-        await self.bus.publish(self.bus.names.encode_jobs, job(mm_hash), remaining_ms=60_000, blob=b"media")
+        await self.bus.publish(
+            self.bus.names.encode_jobs(DIGEST), job(mm_hash), remaining_ms=60_000, blob=b"media"
+        )
 
     async def is_draining(self) -> bool:
         (record,) = await Registry(self.bus).list_instances()
@@ -122,7 +125,7 @@ class Bench:
         async with (
             asyncio.timeout(LIMIT_S),
             self.bus.consumer(
-                self.bus.names.encode_jobs,
+                self.bus.names.encode_jobs(DIGEST),
                 group=ENCODERS_GROUP,
                 consumer="encoder-1",
                 prefetch=count,
@@ -153,7 +156,7 @@ async def working(redis_url: str, store: StoreProcess, drain_timeout_s: float) -
         asyncio.TaskGroup() as group,
     ):
         engine = TimidEngine(worker)
-        task = group.create_task(work(settings, "digest", engine, stop))
+        task = group.create_task(work(settings, DIGEST, engine, stop))
         try:
             yield Bench(bus, engine, stop, task)
         finally:
@@ -235,9 +238,9 @@ async def test_an_engine_that_hangs_ends_the_service_with_one_clear_error(
     ):
         engine = TimidEngine(worker)
         engine.may_preprocess[RUNNING].set()
-        await bus.publish(bus.names.encode_jobs, job(RUNNING), remaining_ms=60_000, blob=b"media")
+        await bus.publish(bus.names.encode_jobs(DIGEST), job(RUNNING), remaining_ms=60_000, blob=b"media")
         async with asyncio.timeout(LIMIT_S):
             with pytest.raises(EngineFailedError, match="has not answered"):
-                await work(settings, "digest", engine, StopSignal())
+                await work(settings, DIGEST, engine, StopSignal())
         assert await Registry(bus).list_instances() == []
-        assert await bus.stream_length(bus.names.encode_jobs) == 1  # another encoder's
+        assert await bus.stream_length(bus.names.encode_jobs(DIGEST)) == 1  # another encoder's

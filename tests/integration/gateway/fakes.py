@@ -93,6 +93,7 @@ class FakeEncoder:
 
     bus: AsyncBus
     name: str = "encoder-0"
+    digest: str = DIGEST
     jobs: list[EncodeJob] = field(default_factory=list)
     traceparents: list[str | None] = field(default_factory=list)
     media: list[bytes] = field(default_factory=list)
@@ -120,7 +121,7 @@ class FakeEncoder:
             boot_id="boot",
             role=Role.ENCODE,
             model=MODEL,
-            namespace_digest=DIGEST,
+            namespace_digest=self.digest,
             num_slots=4,
         )
 
@@ -137,7 +138,7 @@ class FakeEncoder:
                 self.before_seal.set()
 
     async def _consume(self, group: asyncio.TaskGroup) -> None:
-        stream = self.bus.names.encode_jobs
+        stream = self.bus.names.encode_jobs(self.digest)
         async with self.bus.consumer(
             stream, group=ENCODERS_GROUP, consumer=self.name, prefetch=PREFETCH, min_idle_ms=TAKEOVER_IDLE_MS
         ) as consumer:

@@ -276,7 +276,7 @@ async def test_without_any_encoder(system: System) -> None:
 
 
 async def queued_jobs(system: System) -> int:
-    return await system.bus.stream_length(system.bus.names.encode_jobs)
+    return await system.bus.stream_length(system.bus.names.encode_jobs(DIGEST))
 
 
 @pytest.mark.parametrize("system", [{"encoder_grace_s": 0.2}], indirect=True)
@@ -295,7 +295,7 @@ async def test_nothing_is_queued_without_an_encoder(system: System) -> None:
 
 @pytest.mark.parametrize("system", [{"max_queued_jobs": 2}], indirect=True)
 async def test_full_job_queue_is_429(system: System) -> None:
-    stream = system.bus.names.encode_jobs
+    stream = system.bus.names.encode_jobs(DIGEST)
     await until(lambda: system.gateway.view.encoding)
     await system.bus.client.xgroup_setid(stream, "encoders", "9999999999999-0")  # the encoder sees no job
     await system.bus.client.xadd(stream, {"x": "1"}, id="1-1")

@@ -12,7 +12,7 @@ import pytest
 
 from tests.conftest import EmbeddedRedis
 from tests.integration.gateway.conftest import System, opened_system
-from tests.integration.gateway.fakes import MODEL, PREFETCH, free_port, served, until
+from tests.integration.gateway.fakes import DIGEST, MODEL, PREFETCH, free_port, served, until
 from tests.unit.gateway.media_samples import data_url, image_bytes
 from triptych_common.bus import Inflight, Start, inflight
 from triptych_common.protocol.messages import FailureKind, Requester
@@ -55,7 +55,7 @@ async def num_flights(system: System) -> int:
 
 
 async def num_queued(system: System) -> int:
-    return await system.bus.stream_length(system.bus.names.encode_jobs)
+    return await system.bus.stream_length(system.bus.names.encode_jobs(DIGEST))
 
 
 async def assert_nothing_is_left(*systems: System) -> None:
@@ -68,8 +68,7 @@ async def assert_nothing_is_left(*systems: System) -> None:
 
 
 async def forget_sizes(system: System) -> None:
-    for key in await system.bus.client.keys(system.bus.names.sizes("*")):
-        await system.bus.client.delete(key)
+    await system.bus.client.delete(system.bus.names.sizes, system.bus.names.sizes_order)
 
 
 async def eventually(count: Callable[[System], Awaitable[int]], system: System, expected: int) -> bool:
@@ -318,7 +317,14 @@ async def test_a_gateway_that_dies_before_it_publishes_is_stood_in_for(
     monkeypatch.setattr(inflight, "PUBLISH_LEASE_S", 0.2)
     gone = Requester(request_id="gone", item_index=0, gateway="gone", prefill_decode="pd-0")
     await Inflight(system.bus).claim(
-        mm_hash, [gone], mode="new", job_id="job-gone", attempt=1, max_attempts=2, ttl_s=5
+        mm_hash,
+        [gone],
+        namespace_digest=DIGEST,
+        mode="new",
+        job_id="job-gone",
+        attempt=1,
+        max_attempts=2,
+        ttl_s=5,
     )
     system.encoder.sealed.clear()
     assert (await other.ask([IMAGE])).choices
@@ -345,4 +351,4 @@ async def test_a_queue_that_does_not_move_is_429(system: System) -> None:
 
 
 async def is_slow(system: System) -> bool:
-    return (await Inflight(system.bus).backlog())[1] >= 0.2
+    return (await Inflight(system.bus).backlog(DIGEST))[1] >= 0.2

@@ -16,7 +16,7 @@ import httpx
 import orjson
 
 from triptych_common.bus import asyncbus, consumer, inflight
-from triptych_common.protocol.messages import Message
+from triptych_common.protocol.messages import EncodeJob, Message
 from triptych_common.protocol.steps import STEPS, Channel, Party, Step
 from triptych_common.protocol.store import EntrySealed, Hello, StoreCommand, WriterLost
 from triptych_common.region import AsyncStoreSession, StoreSession
@@ -151,10 +151,10 @@ def _watch_streams() -> None:
             _reach_entry(stream, fields, SENT)
         return result
 
-    async def watched_publish_job(self: Any, job: Message, **options: Any) -> Any:
-        _reach_message(self._names.encode_jobs, job.TYPE, {}, SENDING)
+    async def watched_publish_job(self: Any, job: EncodeJob, **options: Any) -> Any:
+        _reach_message(self._names.encode_jobs(job.namespace_digest), job.TYPE, {}, SENDING)
         result = await publish_job(self, job, **options)
-        _reach_message(self._names.encode_jobs, job.TYPE, {}, SENT)
+        _reach_message(self._names.encode_jobs(job.namespace_digest), job.TYPE, {}, SENT)
         return result
 
     async def watched_next(self: Any) -> Any:

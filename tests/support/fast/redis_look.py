@@ -87,12 +87,12 @@ def jobs_in_hand(url: str, deployment: str) -> dict[str, set[str]]:
     Raises:
         redis.RedisError: Redis does not answer.
     """
-    stream = StreamNames(deployment).encode_jobs
     found: dict[str, set[str]] = defaultdict(set)
     with _client(url) as client:
-        for pending in client.xpending_range(stream, ENCODERS_GROUP, "-", "+", MAX_JOBS):
-            for _, fields in client.xrange(stream, pending["message_id"], pending["message_id"]):
-                found[pending["consumer"].decode()].add(orjson.loads(fields[b"body"])["mm_hash"])
+        for stream in client.scan_iter(match=StreamNames(deployment).encode_jobs("*"), _type="stream"):
+            for pending in client.xpending_range(stream, ENCODERS_GROUP, "-", "+", MAX_JOBS):
+                for _, fields in client.xrange(stream, pending["message_id"], pending["message_id"]):
+                    found[pending["consumer"].decode()].add(orjson.loads(fields[b"body"])["mm_hash"])
     return dict(found)
 
 

@@ -4,7 +4,7 @@ import asyncio
 from typing import Any
 
 from support.protocol_world.flights import InflightLink
-from support.protocol_world.network import NAMES, AsyncBusModel, JobEntry, Network
+from support.protocol_world.network import DIGEST, NAMES, AsyncBusModel, JobEntry, Network
 from support.protocol_world.store import ClientSession, StoreActor
 from support.protocol_world.virtual_loop import CLOCK, VirtualLoop
 from triptych_common.protocol.codec import Envelope
@@ -107,7 +107,7 @@ class EncoderActor:
             self.flights,
             self.ledger,
             self.name,
-            "digest",
+            DIGEST,
         )
         self.loop.run(lambda: self.loop.keep_up(self.flights.run(), lambda: bool(self.flights._running)))
         self.listener = ReplyListener(self.bus, NAMES, self.name, self.ledger, self.hand_over)

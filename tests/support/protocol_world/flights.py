@@ -45,7 +45,7 @@ class InflightLink:
 
         return call
 
-    async def backlog(self) -> tuple[int, float]:
+    async def backlog(self, namespace_digest: str) -> tuple[int, float]:
         return len(self._network.jobs), 0.0
 
     async def ack(self, mm_hash: str, number: int) -> None:

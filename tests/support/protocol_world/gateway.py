@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from support.protocol_world.flights import InflightLink
-from support.protocol_world.network import AsyncBusModel, Network
+from support.protocol_world.network import DIGEST, AsyncBusModel, Network, SizesModel
 from support.protocol_world.virtual_loop import CLOCK, VirtualLoop
 from triptych_common.domain.errors import RequestError
 from triptych_common.protocol.ids import MmHash, RequestId
@@ -76,7 +76,7 @@ class GatewayActor:
             inflight=cast("Any", self.redis),
             gateway=self.name,
             shelf=self.shelf,
-            sizes=SizesCache(self.bus, 100, 100),
+            sizes=SizesCache(SizesModel(self.bus), 100),  # type: ignore[arg-type]
             limits=OrderLimits(
                 inline_media_bytes=100,
                 media_base_url=f"http://{self.name}",
@@ -168,7 +168,7 @@ class GatewayActor:
         first = next((name for name in request.consumers if self._is_reachable(name)), request.consumers[0])
         items = tuple(_taken(mm_hash, index) for index, mm_hash in enumerate(request.hashes))
         deadline = CLOCK.now + FIRST_TOKEN_S
-        ticket = Ticket(RequestId(request.request_id), first, items, deadline, None, "digest")
+        ticket = Ticket(RequestId(request.request_id), first, items, deadline, None, DIGEST)
         async with self.last_words.of(ticket), self.orders.open(ticket):
             async with asyncio.timeout_at(deadline):
                 self.orders.order(ticket)

@@ -16,13 +16,14 @@ from triptych_common.protocol.steps import STEPS, Channel, Party
 from triptych_common.protocol.store import Ping
 
 NAMES = StreamNames("model")
+DIGEST = "d" * 64  # of the one namespace
 STORE = "store-0"
 Way = tuple[str, str, str]  # (sender, receiver, stream or "http")
 
 
 @dataclass
 class JobEntry:
-    """One entry of `encode-jobs`. `owner`: the encoder it was delivered to last."""
+    """One entry of the jobs' stream. `owner`: the encoder it was delivered to last."""
 
     number: int
     message: EncodeJob
@@ -104,8 +105,23 @@ class Network:
         self.send((sender, receiver, kind), message)
 
 
+class SizesModel:
+    """`SharedSizes` of one process."""
+
+    def __init__(self, bus: "AsyncBusModel") -> None:
+        self._bus = bus
+
+    async def get(self, mm_hash: str) -> bytes | None:
+        return None if self._bus.network is None else self._bus.network.keys.get(mm_hash)
+
+    async def set(self, mm_hash: str, value: bytes) -> bool:
+        if self._bus.network is not None:
+            self._bus.network.keys[mm_hash] = value
+        return True
+
+
 class AsyncBusModel:
-    """`AsyncBus` of one process, and the keys of Redis."""
+    """`AsyncBus` of one process."""
 
     def __init__(self, network: Network, sender: str) -> None:
         self.network: Network | None = network
@@ -123,13 +139,6 @@ class AsyncBusModel:
     ) -> None:
         if self.network is not None:
             self.network.publish(self._sender, stream, message)
-
-    async def sizes_get(self, mm_hash: str) -> bytes | None:
-        return None if self.network is None else self.network.keys.get(mm_hash)
-
-    async def sizes_set(self, mm_hash: str, value: bytes, ttl_s: int) -> None:
-        if self.network is not None:
-            self.network.keys[mm_hash] = value
 
 
 class ThreadedBusModel:

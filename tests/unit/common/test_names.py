@@ -6,7 +6,8 @@ from triptych_common.protocol.names import StreamNames
 def test_every_name_is_distinct_and_inside_the_deployment() -> None:
     names = StreamNames("prod-1")
     all_names = [
-        names.encode_jobs,
+        names.encode_jobs("a"),
+        names.encode_jobs("b"),
         names.metadata("a"),
         names.preallocations("a"),
         names.acks("a"),
@@ -14,7 +15,8 @@ def test_every_name_is_distinct_and_inside_the_deployment() -> None:
         names.dead_letters,
         names.instances,
         names.instance("a"),
-        names.sizes("a"),
+        names.sizes,
+        names.sizes_order,
         names.inflight("a"),
     ]
     assert len(set(all_names)) == len(all_names)

@@ -45,6 +45,8 @@ from triptych_encoder.patience import Patience
 from triptych_vllm_connector.orders import WriteOrder
 
 HASH = "a" * 64
+DIGEST = "d" * 64
+ANOTHER = "e" * 64
 MEDIA = b"media"
 
 
@@ -57,6 +59,10 @@ class FakeDelivery:
     num_deliveries: int = 1
     num_acks: int = 0
     num_hand_backs: int = 0
+    rejected: list[str] = field(default_factory=list)
+
+    async def reject(self, reason: str) -> None:
+        self.rejected.append(reason)
 
     async def ack(self) -> None:
         self.num_acks += 1
@@ -207,7 +213,7 @@ class Bench:
             Flights(self.inflight, self.reporter, self.ledger, "encoder-0", 2.0),  # type: ignore[arg-type]
             self.ledger,
             "encoder-0",
-            "digest",
+            DIGEST,
         )
 
     def publish(self, delivery: FakeDelivery) -> None:
@@ -234,7 +240,7 @@ def delivery_of(
     request_id: str = "req-1",
     remaining_ms: int | None = 10_000,
     blob: bytes | None = MEDIA,
-    namespace_digest: str | None = "digest",
+    namespace_digest: str = DIGEST,
 ) -> FakeDelivery:
     job = EncodeJob(
         job_id=job_id,
@@ -344,11 +350,24 @@ async def test_bad_media(bench: Bench) -> None:
     assert bench.hand_over.num_reservations == 0
 
 
-async def test_a_job_of_another_model_is_refused(bench: Bench) -> None:
-    await bench.run(delivery_of(namespace_digest="another"))
-    assert bench.reporter.kinds == [FailureKind.ENCODER_ERROR]
+async def test_a_job_of_another_namespace_is_refused_and_costs_its_item_nothing(bench: Bench) -> None:
+    """It is on this stream by mistake: whoever waits for the item finds it on none, and sends it again."""
+    await claimed(bench, "req-0")
+    strayed = delivery_of("job-0", "req-0", namespace_digest=ANOTHER)
+    await bench.runner.run(strayed)  # type: ignore[arg-type]
+    await bench.runner.give_up(strayed.envelope, "delivered too often")
+    assert (strayed.rejected, strayed.num_acks) == (["job of another namespace than the stream's"], 0)
+    assert bench.reporter.said == []
     assert bench.engine.orders == []
     assert bench.hand_over.num_reservations == 0
+    flight = bench.inflight.flights[HASH]
+    assert (flight.state, flight.attempt, flight.failure) == ("queued", 1, None)
+    bench.jobs.remove(flight.entry_id)
+    claim = await bench.inflight.claim(
+        HASH, [requester("req-0")], namespace_digest=ANOTHER, mode="look", job_id="job-0", attempt=1,
+        max_attempts=2, ttl_s=10,
+    )  # fmt: skip
+    assert (claim.standing, claim.job_id, claim.attempt) == (Standing.OWNER, "job-0", 1)
 
 
 async def test_media_that_are_gone(bench: Bench) -> None:
@@ -527,7 +546,14 @@ async def claimed(bench: Bench, *request_ids: str) -> None:
     requesters = [requester(request_id) for request_id in request_ids]
     for index, each in enumerate(requesters):
         await bench.inflight.claim(
-            HASH, [each], mode="new", job_id=f"job-{index}", attempt=1, max_attempts=2, ttl_s=10
+            HASH,
+            [each],
+            namespace_digest=DIGEST,
+            mode="new",
+            job_id=f"job-{index}",
+            attempt=1,
+            max_attempts=2,
+            ttl_s=10,
         )
         if index == 0:
             job = delivery_of("job-0", request_ids[0]).envelope.message
@@ -566,7 +592,7 @@ async def test_no_pin_is_kept_for_who_left_meanwhile(bench: Bench) -> None:
     await claimed(bench, "req-0", "req-1")
 
     async def on_encode(order: WriteOrder) -> None:
-        await bench.inflight.leave(HASH, [("req-0", 0), ("req-1", 0)])
+        await bench.inflight.leave(HASH, [("req-0", 0), ("req-1", 0)], namespace_digest=DIGEST)
         await bench.hand_over.seal(order)
 
     bench.engine.on_encode = on_encode
@@ -580,7 +606,7 @@ async def test_no_pin_is_kept_for_who_left_meanwhile(bench: Bench) -> None:
 async def test_a_job_that_nobody_waits_for_is_dropped(bench: Bench) -> None:
     await claimed(bench, "req-0")
     bench.jobs.deliver("1-1")
-    assert await bench.inflight.leave(HASH, [("req-0", 0)])
+    assert await bench.inflight.leave(HASH, [("req-0", 0)], namespace_digest=DIGEST)
     delivery = delivery_of("job-0", "req-0")
     await asyncio.wait_for(bench.runner.run(delivery), 5)  # type: ignore[arg-type]
     assert (bench.engine.orders, bench.reporter.said, delivery.num_acks) == ([], [], 1)
@@ -619,6 +645,7 @@ async def test_a_failure_is_heard_by_all_and_claimed_by_one(bench: Bench) -> Non
         claim = await bench.inflight.claim(
             HASH,
             [requester(f"req-{n}")],
+            namespace_digest=DIGEST,
             mode="retry",
             job_id=f"again-{n}",
             attempt=2,

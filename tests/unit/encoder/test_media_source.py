@@ -24,6 +24,7 @@ def job_of(*, url: str | None = URL, num_bytes: int = len(MEDIA)) -> EncodeJob:
         media_num_bytes=num_bytes,
         media_url=url,
         requesters=(),
+        namespace_digest="d" * 64,
     )
 
 

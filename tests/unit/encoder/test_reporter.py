@@ -63,6 +63,7 @@ def job_for(*requesters: tuple[str, str]) -> EncodeJob:
             Requester(request_id=f"req-{index}", item_index=0, gateway=gateway, prefill_decode=pd)
             for index, (gateway, pd) in enumerate(requesters)
         ),
+        namespace_digest="d" * 64,
     )
 
 

@@ -133,6 +133,7 @@ def test_options_of_the_largest_kind_travel_in_a_job() -> None:
     request = parse(chat([IMAGE], mm_processor_kwargs=deepest, media_io_kwargs={"image": deepest["a"]}))
     job = EncodeJob(
         job_id="j", mm_hash="a" * 64, modality=Modality.IMAGE, media_num_bytes=1, requesters=(),
+        namespace_digest="d" * 64,
         mm_processor_kwargs=request.processor_options, media_io_kwargs=request.media_io_options,
     )  # fmt: skip
     assert codec.decode(codec.encode(job)).message == job

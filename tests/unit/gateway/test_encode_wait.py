@@ -37,7 +37,7 @@ class Orders:
 
 async def test_the_patience_begins_anew_when_an_item_is_needed_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(encode_wait, "has_tower", lambda *args: True)
-    ticket = Ticket(RequestId("r"), "pd-0", (), time.monotonic() + 60, None)
+    ticket = Ticket(RequestId("r"), "pd-0", (), time.monotonic() + 60, None, "d" * 64)
     settings: Any = SimpleNamespace(encoder_grace_s=10.0, local_encode_after_s=PATIENCE_S)
     view: Any = View()
     orders: Any = Orders()

@@ -47,7 +47,9 @@ def metadata(
 
 
 def ticket(request_id: str) -> Ticket:
-    return Ticket(RequestId(request_id), "pd-0", (), deadline=0.0, traceparent=None)
+    return Ticket(
+        RequestId(request_id), "pd-0", (), deadline=0.0, traceparent=None, namespace_digest="d" * 64
+    )
 
 
 async def heard(bus: FakeBus, words: LastWords, number: int) -> list[tuple[str, str]]:

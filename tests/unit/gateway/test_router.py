@@ -5,8 +5,10 @@ from typing import Any
 from triptych_common.protocol.messages import InstanceRecord, Role
 from triptych_gateway.router import Router, choose_namespace
 
+D, X, Y, Z = (digit * 64 for digit in "0123")  # digests of namespaces
 
-def pd(name: str, digest: str = "d", **fields: Any) -> InstanceRecord:
+
+def pd(name: str, digest: str = D, **fields: Any) -> InstanceRecord:
     values: dict[str, Any] = {
         "role": Role.PREFILL_DECODE,
         "url": "http://x",
@@ -18,7 +20,7 @@ def pd(name: str, digest: str = "d", **fields: Any) -> InstanceRecord:
 
 def encoder(digest: str, **fields: Any) -> InstanceRecord:
     return InstanceRecord(
-        instance=f"e-{digest}", boot_id="b", role=Role.ENCODE, namespace_digest=digest, **fields
+        instance=f"e-{digest[0]}", boot_id="b", role=Role.ENCODE, namespace_digest=digest, **fields
     )
 
 
@@ -47,11 +49,11 @@ def test_only_those_that_can() -> None:
         pd("a", model="other"),
         pd("b", draining=True),
         pd("c", url=None),
-        encoder("d"),
-        pd("e", digest="z"),
+        encoder(D),
+        pd("e", digest=Z),
     ]
     assert pick(Router(2.0), records) == "e"
-    assert pick(Router(2.0), records, namespace_digest="d") is None
+    assert pick(Router(2.0), records, namespace_digest=D) is None
     assert pick(Router(2.0), records, exclude={"e"}) is None
 
 
@@ -66,8 +68,8 @@ def test_suspects_are_avoided_for_a_while_but_better_than_none() -> None:
 
 
 def test_namespace_is_one_that_encoder_and_server_share() -> None:
-    assert choose_namespace([pd("a", "x"), pd("b", "y"), encoder("y")], "m") == "y"
-    assert choose_namespace([pd("a", "x"), encoder("y")], "m") == "x"
-    assert choose_namespace([pd("a", "x"), encoder("x", draining=True)], "m") == "x"
-    assert choose_namespace([encoder("x")], "m") is None
-    assert choose_namespace([pd("a", "x")], "other") is None
+    assert choose_namespace([pd("a", X), pd("b", Y), encoder(Y)], "m") == Y
+    assert choose_namespace([pd("a", X), encoder(Y)], "m") == X
+    assert choose_namespace([pd("a", X), encoder(X, draining=True)], "m") == X
+    assert choose_namespace([encoder(X)], "m") is None
+    assert choose_namespace([pd("a", X)], "other") is None

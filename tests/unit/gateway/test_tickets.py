@@ -30,7 +30,7 @@ def ticket() -> Ticket:
         )
         for index, mm_hash in enumerate((A, B))
     ]
-    return Ticket(RequestId("r"), "pd-0", items, 0.0, None)
+    return Ticket(RequestId("r"), "pd-0", items, 0.0, None, "d" * 64)
 
 
 async def raises_now(waiting: Ticket) -> bool:

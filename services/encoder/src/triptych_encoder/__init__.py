@@ -1,1 +1,1 @@
-"""Encoder service: a vLLM engine that runs only the encoder, fed from the `encode-jobs` stream."""
+"""Encoder service: a vLLM engine that runs only the encoder, fed from the jobs of its namespace."""

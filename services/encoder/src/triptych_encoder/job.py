@@ -32,7 +32,7 @@ DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 class JobRunner:
-    """Handles deliveries of `encode-jobs`, several at once, each `mm_hash` by one of them at a time."""
+    """Handles one namespace's jobs, several at once, each `mm_hash` by one of them at a time."""
 
     def __init__(
         self,
@@ -75,6 +75,10 @@ class JobRunner:
         if not isinstance(job, EncodeJob):
             await delivery.ack()
             return
+        if not self._is_ours(job):
+            log.error("job of another namespace refused", job_id=job.job_id, namespace=job.namespace_digest)
+            await delivery.reject("job of another namespace than the stream's")
+            return
         self._record_queue_time(delivery, job)
         try:
             flight = await self._flights.start(delivery, job)
@@ -102,8 +106,14 @@ class JobRunner:
 
     async def give_up(self, envelope: Envelope, reason: str) -> None:
         """The job was delivered too often: tell those who wait before it goes to the dead letters."""
-        if isinstance(envelope.message, EncodeJob):
+        if isinstance(envelope.message, EncodeJob) and self._is_ours(envelope.message):
             await self._flights.give_up(envelope.message, envelope, reason)
+
+    def _is_ours(self, job: EncodeJob) -> bool:
+        """Another namespace's item is not touched: no wrong tensor may stand under its hash, and its flight
+        goes on. Its gateways see that the job is not on the stream where it belongs, and send it there.
+        """
+        return job.namespace_digest == self._namespace_digest
 
     async def _once_per_hash(self, flight: Flight) -> None:
         mm_hash = flight.job.mm_hash
@@ -167,8 +177,6 @@ class JobRunner:
         )
 
     async def _prepare(self, job: EncodeJob, envelope: Envelope) -> PreparedItem:
-        if job.namespace_digest not in (None, self._namespace_digest):
-            raise JobFailure(FailureKind.ENCODER_ERROR, "an encoder of another model or version took the job")
         if remaining_s(envelope) <= 0:
             raise JobFailure(FailureKind.EXPIRED, "the deadline passed before the item was encoded")
         with span("encoder.preprocess", traceparent=envelope.traceparent, attributes=self._attributes(job)):

@@ -94,7 +94,7 @@ async def work(
                 settings.engine_timeout_s,
             )
             listener = ReplyListener(bus, names, settings.instance, ledger, hand_over)
-            await drop_idle_consumers(bus, names.encode_jobs, ENCODERS_GROUP)
+            await drop_idle_consumers(bus, names.encode_jobs(digest), ENCODERS_GROUP)
             async with registry.keep_registered(record) as registration:
                 log.info(
                     "encoder ready",
@@ -102,7 +102,7 @@ async def work(
                     transports=[each.value for each in own.transports],
                 )
                 await _until_stopped(
-                    settings, bus, registration, runner, flights, listener, engine, stop, store_lost
+                    settings, digest, bus, registration, runner, flights, listener, engine, stop, store_lost
                 )
             await registry.clear_inboxes(settings.instance)
     finally:
@@ -112,6 +112,7 @@ async def work(
 
 async def _until_stopped(
     settings: EncoderSettings,
+    digest: str,
     bus: AsyncBus,
     registration: Registration,
     runner: JobRunner,
@@ -127,7 +128,7 @@ async def _until_stopped(
                 group.create_task(each)
                 for each in (listener.run(), flights.run(), _watch_health(engine, store_lost))
             ]
-            drained_by = await _take_jobs(settings, bus, registration, runner, stop)
+            drained_by = await _take_jobs(settings, digest, bus, registration, runner, stop)
             try:
                 async with asyncio.timeout_at(drained_by):
                     await listener.wait_settled()
@@ -160,9 +161,14 @@ async def _watch_health(engine: Encoder, store_lost: asyncio.Event) -> None:
 
 
 async def _take_jobs(
-    settings: EncoderSettings, bus: AsyncBus, registration: Registration, runner: JobRunner, stop: StopSignal
+    settings: EncoderSettings,
+    digest: str,
+    bus: AsyncBus,
+    registration: Registration,
+    runner: JobRunner,
+    stop: StopSignal,
 ) -> float:
-    """Take a job whenever a slot is free; on `stop` take no more, and finish those that have begun.
+    """Take a job of the namespace whenever a slot is free; on `stop` finish those that have begun.
 
     What has not begun, or is not finished in time, is handed back: another encoder has it at once.
 
@@ -170,7 +176,7 @@ async def _take_jobs(
         When the time to drain is over, on the event loop's clock.
     """
     consumer = bus.consumer(
-        settings.names.encode_jobs,
+        settings.names.encode_jobs(digest),
         group=ENCODERS_GROUP,
         consumer=settings.instance,
         prefetch=settings.num_slots,

@@ -50,6 +50,7 @@ class Listener(Protocol):
 class _Told:
     """Subscribers that Redis may know of."""
 
+    namespace_digest: str  # of the item
     keys: set[Key] = field(default_factory=set)
     until: float = 0.0  # monotonic seconds; Redis forgets them by itself then
 
@@ -134,8 +135,8 @@ class Flights:
         wanted = requesters_of(mm_hash, tickets, self._gateway)
         keys = {key_of(each) for each in wanted}
         if item is not None and item.in_flight and tickets:
-            known = self._told.get(mm_hash, _Told()).keys
-            if is_check or not item.is_claimed or not keys <= known:
+            told = self._told.get(mm_hash)
+            if is_check or not item.is_claimed or told is None or not keys <= told.keys:
                 await self._ask(item, tickets, wanted)
         # Who has stopped waiting before it was sealed must not be kept a tensor for; who still waits for
         # the request's first token stays, also when the job has ended.
@@ -162,12 +163,14 @@ class Flights:
         if job_id is None:
             return
         mode: Mode = "look" if item.is_claimed else "retry" if item.is_retry else "new"
-        told = self._told.setdefault(item.mm_hash, _Told())
+        namespace_digest = tickets[0].namespace_digest
+        told = self._told.setdefault(item.mm_hash, _Told(namespace_digest))
         told.keys.update(map(key_of, wanted))
         told.until = max(told.until, time.monotonic() + ttl_s)
         claim = await self._inflight.claim(
             item.mm_hash,
             wanted,
+            namespace_digest=namespace_digest,
             mode=mode,
             job_id=job_id,
             attempt=item.num_attempts,
@@ -177,7 +180,9 @@ class Flights:
         if item.job_id != job_id or self._table.get(item.mm_hash) is not item:
             # It went on meanwhile, so it was touched: the next step sees to it.
             if claim.standing is Standing.OWNER:  # and nobody shall wait for us to publish
-                await self._inflight.leave(item.mm_hash, map(key_of, wanted))
+                await self._inflight.leave(
+                    item.mm_hash, map(key_of, wanted), namespace_digest=namespace_digest
+                )
                 told.keys.difference_update(map(key_of, wanted))
             return
         self._table.adopt(item, claim.job_id, claim.attempt)
@@ -209,7 +214,7 @@ class Flights:
         if shelved is None:
             return  # everybody went away, so it was touched
         job, blob = encode_job(mm_hash, claim.job_id, claim.attempt, tickets, wanted, shelved, self._limits)
-        await self._queue.admit()
+        await self._queue.admit(job.namespace_digest)
         entry_id = await self._inflight.publish(
             job,
             traceparent=tickets[0].traceparent,
@@ -227,7 +232,9 @@ class Flights:
         if gone:
             try:
                 async with asyncio.timeout(self._limits.publish_timeout_s):
-                    is_dropped = await self._inflight.leave(mm_hash, gone)
+                    is_dropped = await self._inflight.leave(
+                        mm_hash, gone, namespace_digest=told.namespace_digest
+                    )
             except (BusUnavailableError, TimeoutError) as error:
                 log.warning("subscription not ended", mm_hash=mm_hash, error=repr(error))
                 if time.monotonic() >= told.until:

@@ -9,7 +9,7 @@ from uuid import uuid4
 
 import httpx
 
-from triptych_common.bus import AsyncBus, Inflight, Registration, Registry
+from triptych_common.bus import AsyncBus, Inflight, Registration, Registry, SharedSizes
 from triptych_common.domain.errors import RequestError
 from triptych_common.protocol.messages import EncoderCacheMetadata, InstanceRecord, Role
 from triptych_common.protocol.names import OWNER_GROUP
@@ -151,7 +151,10 @@ def _assemble(
         inflight=Inflight(bus),
         gateway=settings.instance,
         shelf=shelf,
-        sizes=SizesCache(bus, settings.sizes_cache_items, settings.sizes_ttl_s),
+        sizes=SizesCache(
+            SharedSizes(bus, max_items=settings.sizes_redis_items, ttl_s=settings.sizes_ttl_s),
+            settings.sizes_cache_items,
+        ),
         limits=OrderLimits(
             inline_media_bytes=settings.inline_media_bytes,
             media_base_url=settings.media_base_url,

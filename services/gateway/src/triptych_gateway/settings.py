@@ -69,7 +69,10 @@ class GatewaySettings(ServiceSettings):
     """A prefill_decode that could not be reached is avoided this long."""
     registry_interval_s: PositiveFloat = 0.5
     sizes_cache_items: PositiveInt = 10_000
+    sizes_redis_items: PositiveInt = 30_000
+    """Items whose placeholder sizes Redis keeps, for all gateways together; the oldest go first."""
     sizes_ttl_s: PositiveInt = 86_400
+    """How long those in Redis stay after the last one was written."""
     num_publishers: PositiveInt = 4
     num_media_threads: PositiveInt = 2
 

@@ -9,7 +9,7 @@ from typing import Any
 from cachetools import LRUCache
 from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError
 
-from triptych_common.bus import AsyncBus
+from triptych_common.bus import SharedSizes
 from triptych_common.domain.errors import BusUnavailableError
 from triptych_common.protocol.ids import MmHash
 from triptych_common.protocol.messages import EncoderCacheMetadata
@@ -34,9 +34,9 @@ class ItemSizes(BaseModel):
 class SizesCache:
     """First this process's memory, then the bus. The bus is only a help: without it, an item is asked for."""
 
-    def __init__(self, bus: AsyncBus, max_items: int, ttl_s: int) -> None:
-        self._bus = bus
-        self._ttl_s = ttl_s
+    def __init__(self, shared: SharedSizes, max_items: int) -> None:
+        """`max_items`: in this process's memory."""
+        self._shared = shared
         self._local: LRUCache[MmHash, ItemSizes] = LRUCache(max_items)
 
     def get_local(self, mm_hash: MmHash) -> ItemSizes | None:
@@ -51,7 +51,7 @@ class SizesCache:
     async def fetch(self, mm_hash: MmHash) -> ItemSizes | None:
         """Look in the bus' cache; None when it is unknown, unreadable, or the bus is away."""
         try:
-            stored = await self._bus.sizes_get(mm_hash)
+            stored = await self._shared.get(mm_hash)
         except BusUnavailableError as error:
             log.warning("sizes cache not reachable", error=repr(error))
             return None
@@ -68,6 +68,9 @@ class SizesCache:
     async def store(self, mm_hash: MmHash, sizes: ItemSizes) -> None:
         """Let other gateways, and this one after a restart, know."""
         try:
-            await self._bus.sizes_set(mm_hash, sizes.model_dump_json().encode(), self._ttl_s)
+            is_kept = await self._shared.set(mm_hash, sizes.model_dump_json().encode())
         except BusUnavailableError as error:
             log.warning("sizes cache not reachable", error=repr(error))
+            return
+        if not is_kept:
+            log.warning("sizes of an item are too large for the sizes cache", mm_hash=mm_hash)

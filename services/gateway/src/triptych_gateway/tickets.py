@@ -30,7 +30,7 @@ class Ticket:
     items: Sequence[TakenItem]
     deadline: float  # monotonic seconds; after it nobody waits for the items. At first: for the first token
     traceparent: str | None
-    namespace_digest: str | None = None  # that the items' mm_hash were made with
+    namespace_digest: str  # that the items' mm_hash were made with
     sizes: dict[MmHash, ItemSizes] = field(default_factory=dict)
     answered_by: str | None = None  # the instance whose answer went out whole
     needed_at: float = 0.0  # monotonic seconds; when prefill_decode last asked for an item again

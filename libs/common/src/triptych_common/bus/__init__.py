@@ -8,6 +8,7 @@ from triptych_common.bus.inflight import Claim, Inflight, Standing, Start
 from triptych_common.bus.preflight import check_login
 from triptych_common.bus.presence import is_registered
 from triptych_common.bus.registry import Registration, Registry
+from triptych_common.bus.sizes import SharedSizes
 from triptych_common.bus.threaded import ThreadedBus
 from triptych_common.bus.upkeep import drop_idle_consumers
 
@@ -22,6 +23,7 @@ __all__ = [
     "Inflight",
     "Registration",
     "Registry",
+    "SharedSizes",
     "Standing",
     "Start",
     "ThreadedBus",

@@ -17,7 +17,7 @@ from triptych_common.bus.publisher import Publisher, Refusal, StreamEntry
 from triptych_common.bus.server_watch import OnServerChanged, ServerWatch
 from triptych_common.protocol import codec
 from triptych_common.protocol.messages import Message
-from triptych_common.protocol.names import StreamNames, is_inbox
+from triptych_common.protocol.names import JOBS_TTL_S, StreamNames, is_inbox, is_jobs
 
 CONNECT_PATIENCE_S = 1.0  # a Redis that is not there yet: whoever started us starts us again
 
@@ -39,8 +39,8 @@ class AsyncBus:
         self._client_name = client_name
         self._watch = ServerWatch()
         self._client = self._address.client(client_name, self._watch)
-        bounds = StreamBounds({self.names.encode_jobs, self.names.dead_letters})
-        self._publisher = Publisher(self._client, bounds, partial(is_inbox, self.names))
+        is_of_instance = partial(is_inbox, self.names)
+        self._publisher = Publisher(self._client, StreamBounds(is_of_instance), is_of_instance)
 
     @classmethod
     async def connect(cls, url: str, deployment: str, *, client_name: str) -> Self:
@@ -125,6 +125,10 @@ class AsyncBus:
         """
         return await self._publisher.append_all(entries)
 
+    def _lasts_s(self, stream: str) -> int | None:
+        """Jobs belong to no instance: nobody's heartbeat comes before their group is made."""
+        return JOBS_TTL_S if is_jobs(self.names, stream) else None
+
     async def stream_length(self, stream: str) -> int:
         """Number of entries in `stream`: not yet read, or read and not yet acked."""
         return await self._publisher.length(stream)
@@ -149,20 +153,8 @@ class AsyncBus:
         reader = self._address.client(f"{self._client_name}/{consumer}", self._watch)
         return Consumer(
             reader,
-            Group(self._client, reader, stream, group, consumer),
+            Group(self._client, reader, stream, group, consumer, lasts_s=self._lasts_s(stream)),
             self.names.dead_letters,
             options,
             self._watch,
         )
-
-    # ---- placeholder sizes of items that were encoded before ----
-    async def sizes_get(self, mm_hash: str) -> bytes | None:
-        """The JSON that `sizes_set` kept for `mm_hash`."""
-        key = self.names.sizes(mm_hash)
-        value: bytes | None = await command("sizes_get", lambda: execute(self._client, "GET", key))
-        return value
-
-    async def sizes_set(self, mm_hash: str, value: bytes, ttl_s: float) -> None:
-        """Keep `value` (JSON) for `ttl_s`."""
-        key, px = self.names.sizes(mm_hash), max(1, int(ttl_s * 1000))
-        await command("sizes_set", lambda: self._client.set(key, value, px=px))

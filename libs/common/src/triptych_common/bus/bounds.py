@@ -4,11 +4,11 @@ A stream of one instance grows only while its reader has stopped (handled entrie
 never trimmed, since what nobody has read would be lost without a word: it is full, and publishers hear
 it. The bound is soft by what publishers have under way when it is reached.
 
-`encode-jobs` has a bound of its own, at the gateway, with an answer for the caller; `dead-letters` is
+Streams of jobs have a bound of their own, at the gateway, with an answer for the caller; `dead-letters` is
 trimmed.
 """
 
-from collections.abc import Collection
+from collections.abc import Callable
 
 from triptych_common.domain.errors import StreamFullError
 
@@ -19,8 +19,8 @@ DEAD_LETTERS_MAX_ENTRIES = 10_000
 class StreamBounds:
     """Which streams were full when last looked at."""
 
-    def __init__(self, unbounded: Collection[str]) -> None:
-        self._unbounded = frozenset(unbounded)
+    def __init__(self, is_bounded: Callable[[str], bool]) -> None:
+        self._is_bounded = is_bounded
         self._full: set[str] = set()
 
     def is_full(self, stream: str) -> bool:
@@ -29,7 +29,7 @@ class StreamBounds:
 
     def saw(self, stream: str, num_entries: int) -> None:
         """`stream` holds `num_entries` now."""
-        if num_entries < MAX_STREAM_ENTRIES or stream in self._unbounded:
+        if num_entries < MAX_STREAM_ENTRIES or not self._is_bounded(stream):
             self._full.discard(stream)
         else:
             self._full.add(stream)

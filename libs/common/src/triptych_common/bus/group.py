@@ -15,6 +15,7 @@ from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
 from triptych_common.bus.connection import COMMAND_LIMIT_S, READ_LIMIT_S, is_existing_group
+from triptych_common.bus.scripts import script
 
 CLOCK_CHECK_AGE_S = 1.0
 _HAND_BACK_IDLE_MS = 1_000_000_000
@@ -46,12 +47,23 @@ class Group:
     Every method raises redis-py's errors, and TimeoutError when it takes too long.
     """
 
-    def __init__(self, client: Redis, reader: Redis, stream: str, group: str, consumer: str) -> None:
+    def __init__(
+        self,
+        client: Redis,
+        reader: Redis,
+        stream: str,
+        group: str,
+        consumer: str,
+        *,
+        lasts_s: int | None = None,
+    ) -> None:
+        """`lasts_s`: of the stream, from `ensure` on, unless somebody renews it; None: for ever."""
         self._client = client
         self._reader = reader
         self.stream = stream
         self.group = group
         self.consumer = consumer
+        self._lasts_s = lasts_s
         self._redis_clock_offset_s = 0.0
 
     async def ensure(self) -> bool:
@@ -67,6 +79,8 @@ class Group:
             if not is_existing_group(error):
                 raise
             is_new = False
+        if self._lasts_s is not None:
+            await _any(self._client.eval(script("outlive"), 1, self.stream, str(self._lasts_s * 1000)))
         await self._learn_clock()
         return is_new
 

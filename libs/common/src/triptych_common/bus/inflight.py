@@ -28,7 +28,7 @@ from triptych_common.domain.errors import BusUnavailableError
 from triptych_common.protocol import codec
 from triptych_common.protocol.ids import JobId
 from triptych_common.protocol.messages import EncodeFailed, EncodeJob, EncoderCacheMetadata, Requester
-from triptych_common.protocol.names import ENCODERS_GROUP
+from triptych_common.protocol.names import ENCODERS_GROUP, JOBS_TTL_S
 
 PUBLISH_LEASE_S = 5.0  # from the claim to the job on the stream
 FINISHED_S = 10.0  # that a result may take to its gateways, before it counts as lost
@@ -82,6 +82,7 @@ class Inflight:
         mm_hash: str,
         requesters: Iterable[Requester],
         *,
+        namespace_digest: str,
         mode: Mode,
         job_id: str,
         attempt: int,
@@ -91,14 +92,15 @@ class Inflight:
         """Subscribe `requesters`; become the owner where nobody else is.
 
         Args:
+            namespace_digest: that `mm_hash` was made with; its encoders get the job.
             mode: `new`: wanted for the first time; `retry`: its failure was heard; `look`: is all well?
             job_id: of the job to publish, unless one is in flight.
             attempt: of that job, unless Redis knows better.
             ttl_s: seconds until nobody of these waits any more.
         """
-        reply = await self._run(
-            self._claim, mm_hash, mode, job_id, attempt, max_attempts, _ms(ttl_s), _ms(PUBLISH_LEASE_S),
-            MAX_SENDS, ENCODERS_GROUP, *_fields(requesters),
+        reply = await self._run_with_jobs(
+            self._claim, mm_hash, namespace_digest, mode, job_id, attempt, max_attempts, _ms(ttl_s),
+            _ms(PUBLISH_LEASE_S), MAX_SENDS, ENCODERS_GROUP, *_fields(requesters),
         )  # fmt: skip
         standing, its_job, its_attempt, metadata, failure = reply
         return Claim(
@@ -123,16 +125,22 @@ class Inflight:
             The entry's id; None: the flight is not this job's any more.
         """
         fields = codec.encode(job, traceparent=traceparent, remaining_ms=remaining_ms, blob=blob)
-        reply = await self._run(self._publish, job.mm_hash, job.job_id, *_flat(fields))
+        lasts_ms = max(_ms(JOBS_TTL_S), remaining_ms or 0)
+        reply = await self._run_with_jobs(
+            self._publish, job.mm_hash, job.namespace_digest, job.job_id, lasts_ms, *_flat(fields)
+        )
         return reply.decode() or None
 
-    async def leave(self, mm_hash: str, keys: Iterable[Key]) -> bool:
+    async def leave(self, mm_hash: str, keys: Iterable[Key], *, namespace_digest: str) -> bool:
         """These wait no more. True: nobody does, and the job, which no encoder had, was dropped."""
-        return bool(await self._run(self._leave, mm_hash, ENCODERS_GROUP, *map(_field, keys)))
+        reply = await self._run_with_jobs(
+            self._leave, mm_hash, namespace_digest, ENCODERS_GROUP, *map(_field, keys)
+        )
+        return bool(reply)
 
-    async def backlog(self) -> tuple[int, float]:
-        """(entries on the jobs stream, seconds that the oldest of those that no encoder took has waited)."""
-        stream = self._names.encode_jobs
+    async def backlog(self, namespace_digest: str) -> tuple[int, float]:
+        """(jobs of the namespace, seconds that the oldest of those that no encoder took has waited)."""
+        stream = self._names.encode_jobs(namespace_digest)
         num_entries, age_ms = await command(
             "backlog", lambda: self._backlog(keys=[stream], args=[ENCODERS_GROUP])
         )
@@ -147,9 +155,9 @@ class Inflight:
         An entry that was taken over is started anew; a second entry of the same job is not, while the
         encoder of the first renews its lease.
         """
-        reply = await self._run(
-            self._start, job.mm_hash, job.job_id, entry_id, encoder, _ms(lease_s), _ms(max(ttl_s, lease_s)),
-            job.attempt, *_fields(job.requesters),
+        reply = await self._run_with_jobs(
+            self._start, job.mm_hash, job.namespace_digest, job.job_id, entry_id, encoder, _ms(lease_s),
+            _ms(max(ttl_s, lease_s)), job.attempt, *_fields(job.requesters),
         )  # fmt: skip
         return Start(reply[0].decode()), _requesters(reply[1:])
 
@@ -194,8 +202,16 @@ class Inflight:
         )  # fmt: skip
         return None if reply[0] == b"gone" else _requesters(reply[1:])
 
+    async def _run_with_jobs(
+        self, script: Any, mm_hash: str, namespace_digest: str, *arguments: str | bytes | int
+    ) -> Any:
+        keys = [self._names.inflight(mm_hash), self._names.encode_jobs(namespace_digest)]
+        return await self._call(script, keys, arguments)
+
     async def _run(self, script: Any, mm_hash: str, *arguments: str | bytes | int) -> Any:
-        keys = [self._names.inflight(mm_hash), self._names.encode_jobs]
+        return await self._call(script, [self._names.inflight(mm_hash)], arguments)
+
+    async def _call(self, script: Any, keys: list[str], arguments: Sequence[str | bytes | int]) -> Any:
         reply = await command("inflight", lambda: script(keys=keys, args=arguments))
         if reply is None:
             raise BusUnavailableError("inflight: Redis answered nothing")

@@ -6,7 +6,7 @@ A flight is one hash: `job`, `attempt`, `state` (claimed, queued, running, finis
 subscriber: until when it waits (Redis' clock, ms), a space, the requester as JSON. Who waits no longer is
 forgotten when the flight is next looked at: a gateway that died took nobody off.
 
-Keys: the flight, then the jobs stream.
+Keys: the flight; of the steps that look at jobs also the stream of the item's namespace.
 """
 
 _COMMON = """
@@ -24,6 +24,11 @@ end
 
 local function live_for(ms)
   if redis.call('PTTL', flight) < tonumber(ms) then redis.call('PEXPIRE', flight, ms) end
+end
+
+local function keep_jobs_for(ms)  -- the stream outlives whoever waits for a job on it
+  local left = redis.call('PTTL', stream)
+  if left ~= -2 and left < tonumber(ms) then redis.call('PEXPIRE', stream, ms) end
 end
 
 local function waiting_until(ms, requester)
@@ -99,6 +104,7 @@ end
 local function subscribe()
   for i = 9, #ARGV, 2 do redis.call('HSET', flight, ARGV[i], waiting_until(ttl_ms, ARGV[i + 1])) end
   live_for(ttl_ms)
+  keep_jobs_for(ttl_ms)
 end
 
 local function own(its_job, its_attempt)
@@ -146,8 +152,9 @@ PUBLISH = (
 if get('job') ~= ARGV[1] then return '' end
 if get('state') ~= 'claimed' then return get('entry') end
 local arguments = {}
-for i = 2, #ARGV do arguments[i - 1] = ARGV[i] end
+for i = 3, #ARGV do arguments[i - 2] = ARGV[i] end
 local entry = redis.call('XADD', stream, '*', unpack(arguments))
+keep_jobs_for(ARGV[2])
 redis.call('HSET', flight, 'state', 'queued', 'entry', entry)
 redis.call('HINCRBY', flight, 'num_sent', 1)
 return entry

@@ -12,10 +12,11 @@ from redis.exceptions import ResponseError
 from triptych_common.bus.asyncbus import AsyncBus
 from triptych_common.bus.connection import command, execute
 from triptych_common.bus.failures import is_out_of_memory
+from triptych_common.bus.scripts import script
 from triptych_common.domain.errors import BusUnavailableError, ProtocolError
 from triptych_common.protocol import codec
-from triptych_common.protocol.messages import InstanceRecord
-from triptych_common.protocol.names import INBOX_TTL_S, inboxes
+from triptych_common.protocol.messages import InstanceRecord, Role
+from triptych_common.protocol.names import INBOX_TTL_S, JOBS_TTL_S, inboxes
 from triptych_common.telemetry.logs import get_logger
 
 log = get_logger(__name__)
@@ -129,12 +130,12 @@ class Registry:
                 pipe.eval(
                     _FORGET, 1, self._names.instances, str(now - _FORGET_AFTER_S), self._names.instance("")
                 )
-                self._renew_inboxes(pipe, record.instance)
+                self._renew_streams(pipe, record)
                 try:
                     previous: bytes | None = (await pipe.execute())[0]
                 except ResponseError as error:
                     if is_out_of_memory(error):  # nothing new is taken, but what is there may live on
-                        await self._renew(record.instance, ttl_s)
+                        await self._renew(record, ttl_s)
                     raise
                 return previous
 
@@ -146,15 +147,19 @@ class Registry:
         except ProtocolError:
             return None
 
-    async def _renew(self, instance: str, ttl_s: float) -> None:
+    async def _renew(self, record: InstanceRecord, ttl_s: float) -> None:
         async with self._bus.client.pipeline(transaction=False) as pipe:
-            pipe.pexpire(self._names.instance(instance), int(ttl_s * 1000))
-            self._renew_inboxes(pipe, instance)
+            pipe.pexpire(self._names.instance(record.instance), int(ttl_s * 1000))
+            self._renew_streams(pipe, record)
             await pipe.execute()
 
-    def _renew_inboxes(self, pipe: Pipeline, instance: str) -> None:
-        for inbox in inboxes(self._names, instance):
+    def _renew_streams(self, pipe: Pipeline, record: InstanceRecord) -> None:
+        """Those that this instance reads."""
+        for inbox in inboxes(self._names, record.instance):
             pipe.expire(inbox, INBOX_TTL_S)
+        if record.role is Role.ENCODE and record.namespace_digest is not None:
+            jobs = self._names.encode_jobs(record.namespace_digest)
+            pipe.eval(script("outlive"), 1, jobs, str(JOBS_TTL_S * 1000))
 
     async def deregister(self, record: InstanceRecord) -> None:
         """Remove `record`, unless a later boot of the same instance has registered."""

@@ -30,3 +30,4 @@ PinId = NewType("PinId", int)
 
 Name = Annotated[str, StringConstraints(min_length=1, max_length=200, pattern=r"^[A-Za-z0-9._:/@-]+$")]
 MmHashText = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+NamespaceDigestText = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveInt
 
-from triptych_common.protocol.ids import MmHashText, Name
+from triptych_common.protocol.ids import MmHashText, Name, NamespaceDigestText
 
 SCHEMA_VERSION = 1
 
@@ -47,7 +47,7 @@ class Requester(Message):
 
 
 class EncodeJob(Message):
-    """Gateway -> encoders (`encode-jobs`): encode one media item.
+    """Gateway -> encoders of one namespace (`encode-jobs:{namespace_digest}`): encode one media item.
 
     The media travel in the envelope's `blob` when small; otherwise `media_url` names where the
     gateway serves them (an unguessable path, valid while the request lives).
@@ -62,7 +62,7 @@ class EncodeJob(Message):
     media_io_kwargs: dict[str, Any] = Field(default_factory=dict)
     requesters: tuple[Requester, ...]
     attempt: PositiveInt = 1
-    namespace_digest: str | None = None  # what mm_hash was made with; an encoder of another one refuses
+    namespace_digest: NamespaceDigestText  # what mm_hash was made with; encoders of another one refuse it
 
 
 class EncoderCacheMetadata(Message):
@@ -178,7 +178,7 @@ class InstanceRecord(Message):
     role: Role
     url: str | None = None  # HTTP base, for roles that are called by HTTP
     model: str | None = None  # served model name
-    namespace_digest: str | None = None  # weights, processor, dtype, vLLM version
+    namespace_digest: NamespaceDigestText | None = None  # weights, processor, dtype, vLLM version
     width: PositiveInt | None = None
     dtype: str | None = None
     max_item_embeds: PositiveInt | None = None  # largest item this instance can hold

@@ -4,13 +4,17 @@ import re
 from dataclasses import dataclass
 
 ENCODERS_GROUP = "encoders"
-"""Consumer group of `encode-jobs`: whichever encoder is free takes the next job."""
+"""Consumer group of a namespace's `encode-jobs`: whichever of its encoders is free takes the next job."""
 
 OWNER_GROUP = "owner"
 """Consumer group of a stream that only one instance reads."""
 
 INBOX_TTL_S = 300
 """An inbox is gone this long after its owner's last heartbeat and the last message to it."""
+
+JOBS_TTL_S = 300
+"""A namespace's jobs are gone this long after its encoders' last heartbeat and the last job, but not while
+somebody may still wait for one of them."""
 
 _DEPLOYMENT = re.compile(r"[A-Za-z0-9._-]{1,100}")
 
@@ -33,10 +37,9 @@ class StreamNames:
         return ":".join(("triptych", self.deployment, *parts))
 
     # ---- streams ----
-    @property
-    def encode_jobs(self) -> str:
-        """Gateways -> encoders, group `ENCODERS_GROUP`."""
-        return self._key("encode-jobs")
+    def encode_jobs(self, namespace_digest: str) -> str:
+        """Gateways -> the encoders of one namespace, group `ENCODERS_GROUP`."""
+        return self._key("encode-jobs", namespace_digest)
 
     def metadata(self, instance: str) -> str:
         """Encoders -> one prefill_decode."""
@@ -73,9 +76,15 @@ class StreamNames:
         """Bytes of one tensor, transport `redis`; `place` is its mm_hash, generation and offset."""
         return self._key("tensor", place)
 
-    def sizes(self, mm_hash: str) -> str:
-        """Placeholder sizes of an item that was encoded before."""
-        return self._key("sizes", mm_hash)
+    @property
+    def sizes(self) -> str:
+        """Hash: placeholder sizes of items that were encoded before, by mm_hash (its 32 bytes)."""
+        return self._key("sizes")
+
+    @property
+    def sizes_order(self) -> str:
+        """List: the mm_hashes of `sizes`, oldest first."""
+        return self._key("sizes-order")
 
     def inflight(self, mm_hash: str) -> str:
         """Who encodes an item now, and who waits for it."""
@@ -90,6 +99,11 @@ def inboxes(names: StreamNames, instance: str) -> tuple[str, ...]:
         names.acks(instance),
         names.encode_results(instance),
     )
+
+
+def is_jobs(names: StreamNames, stream: str) -> bool:
+    """Whether `stream` holds the jobs of a namespace: it must not outlive its encoders and jobs for long."""
+    return stream.startswith(names.encode_jobs(""))
 
 
 def is_inbox(names: StreamNames, stream: str) -> bool:
