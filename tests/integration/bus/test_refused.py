@@ -15,20 +15,15 @@ import redis
 
 from tests.conftest import EmbeddedRedis
 from tests.integration.bus.samples import LIMIT_S, STREAM, ids, message, take, take_queued, until_lost
-from triptych_common.bus import AsyncBus, Registry, ThreadedBus, check_login
-from triptych_common.bus.inspection import list_lags
+from triptych_common.bus import AsyncBus, ThreadedBus, check_login
+from triptych_common.bus.rights import rules
 from triptych_common.domain.errors import BusRefusedError
 from triptych_common.protocol.codec import Envelope
-from triptych_common.protocol.messages import InstanceRecord, Role
 
 PASSWORD = "open-sesame"
 MODEL = Path(__file__).resolve().parents[3] / "models" / "digits-vl"
 NEEDS_VLLM = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed")
-# As docs/configuration.md says.
-RIGHTS = (
-    "~triptych:test:*", "+@read", "+@write", "+@stream", "+@connection", "+@transaction", "+eval",
-    "+info", "+time", "+client|setname",
-)  # fmt: skip
+RIGHTS = rules("test")
 
 
 @pytest.fixture
@@ -72,26 +67,6 @@ async def test_no_password_where_one_is_needed(own_redis: EmbeddedRedis, raw: An
     raw.config_set("requirepass", PASSWORD)
     with pytest.raises(BusRefusedError, match="asks for a password, and TRIPTYCH_REDIS_URL has none"):
         await AsyncBus.connect(own_redis.url, "test", client_name="tests")
-
-
-async def test_the_documented_rights_are_enough(own_redis: EmbeddedRedis, raw: Any) -> None:
-    add_user(raw, "triptych", *RIGHTS)
-    record = InstanceRecord(instance="pd-0", boot_id="b-1", role=Role.PREFILL_DECODE)
-    async with (
-        await AsyncBus.connect(as_user(own_redis, "triptych", PASSWORD), "test", client_name="tests") as bus,
-        bus.consumer(STREAM, group="g", consumer="c", min_idle_ms=100) as consumer,
-    ):
-        await bus.publish(STREAM, message(1))
-        assert await take(consumer, 1) == ids(1)
-        raw.xadd(STREAM, {"nonsense": "1"})
-        await bus.publish(STREAM, message(2))
-        assert await take(consumer, 1) == ids(2)
-        await bus.sizes_set("ab" * 32, b"{}", ttl_s=60)
-        registry = Registry(bus)
-        async with registry.keep_registered(record):
-            assert await registry.list_instances() == [record]
-        assert await registry.list_instances() == []
-        assert await list_lags(bus)
 
 
 async def test_a_running_service_goes_on_once_it_is_let_in_again(own_redis: EmbeddedRedis, raw: Any) -> None:

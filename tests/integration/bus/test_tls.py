@@ -158,7 +158,7 @@ async def test_a_certificate_for_another_host_is_refused(
         async with await AsyncBus.connect(
             f"{url}&ssl_check_hostname=false", "test", client_name="tests"
         ) as bus:
-            await bus.ping()
+            await bus.stream_length("triptych:test:acks:e")
 
 
 async def test_a_redis_that_asks_for_our_certificate(own_redis: EmbeddedRedis, authority: Authority) -> None:
@@ -169,7 +169,7 @@ async def test_a_redis_that_asks_for_our_certificate(own_redis: EmbeddedRedis, a
             await AsyncBus.connect(url, "test", client_name="tests")
         own = f"{url}&ssl_certfile={certificate}&ssl_keyfile={key}"
         async with await AsyncBus.connect(own, "test", client_name="tests") as bus:
-            await bus.ping()
+            await bus.stream_length("triptych:test:acks:e")
 
 
 async def test_tls_to_a_redis_that_speaks_none(own_redis: EmbeddedRedis, authority: Authority) -> None:

@@ -8,16 +8,21 @@ from typing import Self
 from redis.asyncio import Redis
 
 from triptych_common.bus.address import RedisAddress
-from triptych_common.bus.bounds import DEAD_LETTERS_MAX_ENTRIES, StreamBounds
-from triptych_common.bus.connection import command, execute
+from triptych_common.bus.bounds import StreamBounds
+from triptych_common.bus.connection import command
 from triptych_common.bus.consumer import Consumer
 from triptych_common.bus.consumer_options import ConsumerOptions, OnDeadLetter
 from triptych_common.bus.group import Group
 from triptych_common.bus.publisher import Publisher, Refusal, StreamEntry
+from triptych_common.bus.rights import Right
+from triptych_common.bus.rights_check import find_missing
 from triptych_common.bus.server_watch import OnServerChanged, ServerWatch
 from triptych_common.protocol import codec
 from triptych_common.protocol.messages import Message
 from triptych_common.protocol.names import JOBS_TTL_S, StreamNames, is_inbox, is_jobs
+from triptych_common.telemetry.logs import get_logger
+
+log = get_logger(__name__)
 
 CONNECT_PATIENCE_S = 1.0  # a Redis that is not there yet: whoever started us starts us again
 
@@ -44,7 +49,7 @@ class AsyncBus:
 
     @classmethod
     async def connect(cls, url: str, deployment: str, *, client_name: str) -> Self:
-        """A bus that has reached Redis once, and may write there.
+        """A bus that has reached Redis once, and may do there what it must (`rights`).
 
         Raises:
             BusRefusedError: login, rights or certificate are wrong.
@@ -52,10 +57,12 @@ class AsyncBus:
         """
         bus = cls(url, deployment, client_name=client_name)
         try:
-            await bus.check()
+            missing = await bus.check()
         except BaseException:
             await bus.close()
             raise
+        for right in missing:
+            log.info("the user of redis lacks a right", right=f"+{right.command}", without=right.without)
         return bus
 
     async def close(self) -> None:
@@ -84,14 +91,16 @@ class AsyncBus:
         """
         self._watch.on_changed(callback)
 
-    async def ping(self) -> None:
-        """One round trip."""
-        await command("ping", lambda: execute(self._client, "PING"))
+    async def check(self) -> tuple[Right, ...]:
+        """Try every right that is needed. Returns those that are of use only, and missing.
 
-    async def check(self) -> None:
-        """One round trip that needs the right to write: dead letters beyond their bound are dropped."""
-        arguments = ("XTRIM", self.names.dead_letters, "MAXLEN", "~", DEAD_LETTERS_MAX_ENTRIES)
-        await command("connect", lambda: execute(self._client, *arguments), patience_s=CONNECT_PATIENCE_S)
+        Raises:
+            BusRefusedError: one is missing that we cannot do without; it is named.
+            BusUnavailableError: Redis cannot be reached.
+        """
+        return await command(
+            "connect", lambda: find_missing(self._client, self.names), patience_s=CONNECT_PATIENCE_S
+        )
 
     async def publish(
         self,

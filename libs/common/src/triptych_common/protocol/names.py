@@ -91,6 +91,11 @@ class StreamNames:
         return self._key("inflight", mm_hash)
 
 
+def everything(names: StreamNames) -> str:
+    """A pattern of all that a deployment has in Redis."""
+    return names.dead_letters.removesuffix("dead-letters") + "*"
+
+
 def inboxes(names: StreamNames, instance: str) -> tuple[str, ...]:
     """Every stream that `instance` alone may read, whatever its role."""
     return (

@@ -1,0 +1,94 @@
+"""What a user of Redis must be allowed: every command that this package sends, and no others.
+
+The one list: the rule in docs/configuration.md, the check at a service's start (`rights_check`) and the tests
+are made from it. Commands that Lua scripts call count, too: Redis asks the script's caller for the right.
+"""
+
+from dataclasses import dataclass
+
+from triptych_common.protocol.names import StreamNames, everything
+
+
+@dataclass(frozen=True)
+class Right:
+    """One command.
+
+    `sample`: arguments of a call that Redis takes; `KEY` stands for a key of the deployment.
+    `without`: what is missed without it; empty: services do not start.
+    """
+
+    command: str  # as a rule of the ACL has it: `xadd`, `xgroup|create`
+    sample: str
+    used_for: str
+    without: str = ""
+
+    @property
+    def words(self) -> list[str]:
+        """The call that is made to try it."""
+        return [*self.command.upper().split("|"), *self.sample.split()]
+
+
+_SCRIPTS, _STREAMS, _JOBS, _RECORDS = "scripts", "streams", "jobs and flights", "records of instances"
+_SIZES, _TENSORS, _EXPIRY, _TOOLS = "placeholder sizes", "transport `redis`", "expiry", "operators' tools"
+
+RIGHTS: tuple[Right, ...] = (
+    Right("client|setname", "triptych", "names of connections"),
+    Right("select", "0", "another database than 0", "only database 0 can be used"),
+    Right(
+        "info", "server", "noticing another Redis", "a restart of a Redis that kept its data is not noticed"
+    ),
+    Right("time", "", "Redis' clock"),
+    Right("multi", "", "dead letters, records of instances"),
+    Right("exec", "", "dead letters, records of instances"),
+    Right("eval", "return 0", _SCRIPTS),
+    Right("evalsha", "0000000000000000000000000000000000000000 0", _SCRIPTS),
+    Right("script|load", "return", _SCRIPTS),
+    Right("xadd", "KEY * f v", _STREAMS),
+    Right("xlen", "KEY", _STREAMS),
+    Right("xrange", "KEY - +", _STREAMS),
+    Right("xreadgroup", "GROUP g c STREAMS KEY >", _STREAMS),
+    Right("xack", "KEY g 1-1", _STREAMS),
+    Right("xdel", "KEY 1-1", _STREAMS),
+    Right("xpending", "KEY g", _STREAMS),
+    Right("xclaim", "KEY g c 1 1-1", _STREAMS),
+    Right("xgroup|create", "KEY g 0", _STREAMS),
+    Right("xgroup|delconsumer", "KEY g c", _JOBS),
+    Right("xinfo|groups", "KEY", _JOBS),
+    Right("xinfo|consumers", "KEY g", _JOBS),
+    Right("hset", "KEY f v", f"{_JOBS}, {_SIZES}"),
+    Right("hget", "KEY f", f"{_JOBS}, {_SIZES}"),
+    Right("hgetall", "KEY", _JOBS),
+    Right("hdel", "KEY f", f"{_JOBS}, {_SIZES}"),
+    Right("hincrby", "KEY f 1", _JOBS),
+    Right("hlen", "KEY", _SIZES),
+    Right("rpush", "KEY v", _SIZES),
+    Right("llen", "KEY", _SIZES),
+    Right("lpop", "KEY 1", _SIZES),
+    Right("get", "KEY", f"{_RECORDS}, {_TENSORS}"),
+    Right("set", "KEY v", f"{_RECORDS}, {_TENSORS}"),
+    Right("mget", "KEY", _RECORDS),
+    Right("strlen", "KEY", _TENSORS),
+    Right("zadd", "KEY 1 m", _RECORDS),
+    Right("zrange", "KEY 0 1", _RECORDS),
+    Right("zrangebyscore", "KEY 0 1", _RECORDS),
+    Right("zrem", "KEY m", _RECORDS),
+    Right("exists", "KEY", _RECORDS),
+    Right("del", "KEY", "flights, records of instances"),
+    Right("unlink", "KEY", "streams of instances that ended"),
+    Right("expire", "KEY 1", _EXPIRY),
+    Right("pexpire", "KEY 1", _EXPIRY),
+    Right("pexpireat", "KEY 1", _EXPIRY),
+    Right("pttl", "KEY", _EXPIRY),
+    Right("scan", "0", _TOOLS, "`streams lag`, and deleting a deployment, do not work"),
+    Right("xrevrange", "KEY + -", _TOOLS, "`streams peek` and `streams dead` do not work"),
+)
+
+
+def keys_pattern(deployment: str) -> str:
+    """Of all keys of one deployment, as a rule of the ACL."""
+    return f"~{everything(StreamNames(deployment))}"
+
+
+def rules(deployment: str) -> tuple[str, ...]:
+    """What `ACL SETUSER` takes: a user with these may do all that services and operators' tools do."""
+    return (keys_pattern(deployment), *(f"+{right.command}" for right in RIGHTS))
