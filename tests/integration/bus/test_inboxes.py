@@ -1,4 +1,4 @@
-"""Streams of instances that never come back: they end, whoever still writes to them."""
+"""Streams of instances and namespaces that never come back: they end, whoever still writes to them."""
 
 import asyncio
 from typing import Any
@@ -6,12 +6,28 @@ from typing import Any
 import pytest
 import redis
 
-from triptych_common.bus import AsyncBus, Registry, ThreadedBus, drop_idle_consumers
-from triptych_common.protocol.messages import EncodeCompleted, InstanceRecord, Role
-from triptych_common.protocol.names import ENCODERS_GROUP, INBOX_TTL_S, OWNER_GROUP, inboxes
+from tests.integration.bus.flight_samples import DIGEST, HASH, job_for, requester_at
+from triptych_common.bus import (
+    AsyncBus,
+    Claim,
+    Inflight,
+    Registry,
+    Standing,
+    ThreadedBus,
+    drop_idle_consumers,
+)
+from triptych_common.bus.inflight import Mode, key_of
+from triptych_common.protocol.messages import EncodeCompleted, InstanceRecord, Requester, Role
+from triptych_common.protocol.names import (
+    ENCODERS_GROUP,
+    INBOX_TTL_S,
+    JOBS_TTL_S,
+    OWNER_GROUP,
+    inboxes,
+)
 
 RECORD = InstanceRecord(instance="pd-0", boot_id="b-1", role=Role.PREFILL_DECODE, num_slots=4)
-DIGEST = "d" * 64
+ENCODER = InstanceRecord(instance="e", boot_id="b-1", role=Role.ENCODE, namespace_digest=DIGEST)
 MESSAGE = EncodeCompleted(job_id="job-1", mm_hash="ab" * 32, encoder="e", encode_s=0)
 
 
@@ -43,6 +59,66 @@ async def test_heartbeats_keep_the_inboxes(bus: AsyncBus, raw: Any) -> None:
         raw.expire(inbox, 1)
         await registration.beat()
         assert raw.ttl(inbox) > 1
+
+
+async def test_jobs_last_as_long_as_somebody_may_wait_for_one(
+    bus: AsyncBus, flights: Inflight, raw: Any
+) -> None:
+    stream, who = bus.names.encode_jobs(DIGEST), requester_at("g-0")
+    for remaining_s in (10, 2 * JOBS_TTL_S):
+        await claim(flights, who, remaining_s)
+        await flights.publish(job_for(who), remaining_ms=remaining_s * 1000)
+        assert max(remaining_s, JOBS_TTL_S) - 5 < raw.ttl(stream) <= max(remaining_s, JOBS_TTL_S)
+        await flights.leave(HASH, [key_of(who)], namespace_digest=DIGEST)
+    await claim(flights, who, 9)
+    await flights.publish(job_for(who), remaining_ms=1000)
+    await claim(flights, requester_at("g-1"), 3 * JOBS_TTL_S)  # it joins, and waits longer
+    assert 3 * JOBS_TTL_S - 5 < raw.ttl(stream) <= 3 * JOBS_TTL_S
+    async with Registry(bus).keep_registered(ENCODER):
+        assert raw.ttl(stream) > 2 * JOBS_TTL_S  # a heartbeat shortens nothing
+
+
+async def test_heartbeats_of_encoders_keep_the_jobs_of_their_namespace(bus: AsyncBus, raw: Any) -> None:
+    streams = [bus.names.encode_jobs(digest) for digest in (DIGEST, "e" * 64)]
+    for stream in streams:
+        raw.xgroup_create(stream, ENCODERS_GROUP, id="0", mkstream=True)
+    async with Registry(bus).keep_registered(ENCODER):
+        assert JOBS_TTL_S - 5 < raw.ttl(streams[0]) <= JOBS_TTL_S
+        assert raw.ttl(streams[1]) == -1
+    assert raw.ttl(streams[0]) > 0  # the last encoder has left: it ends by itself
+
+
+async def test_an_encoder_that_dies_at_once_leaves_no_stream_for_ever(bus: AsyncBus, raw: Any) -> None:
+    stream = bus.names.encode_jobs(DIGEST)
+    async with bus.consumer(stream, group=ENCODERS_GROUP, consumer="e") as consumer:
+        await consumer._ensure_group()
+        assert JOBS_TTL_S - 5 < raw.ttl(stream) <= JOBS_TTL_S
+
+
+async def test_a_job_whose_stream_is_gone_is_sent_again(bus: AsyncBus, flights: Inflight, raw: Any) -> None:
+    """Its encoders were away for too long; another one comes."""
+    who = requester_at("g-0")
+    await claim(flights, who, 60)
+    await flights.publish(job_for(who))
+    raw.delete(bus.names.encode_jobs(DIGEST))
+    found = await claim(flights, who, 60, "look")
+    assert (found.standing, found.job_id, found.attempt) == (Standing.OWNER, "job-1", 1)
+    entry_id = await flights.publish(job_for(who))
+    async with bus.consumer(bus.names.encode_jobs(DIGEST), group=ENCODERS_GROUP, consumer="e") as consumer:
+        assert (await anext(consumer)).entry_id == entry_id
+
+
+async def claim(flights: Inflight, who: Requester, ttl_s: float, mode: Mode = "new") -> Claim:
+    return await flights.claim(
+        HASH,
+        [who],
+        namespace_digest=DIGEST,
+        mode=mode,
+        job_id="job-1",
+        attempt=1,
+        max_attempts=2,
+        ttl_s=ttl_s,
+    )
 
 
 async def test_cleared_when_its_owner_has_left(bus: AsyncBus, raw: Any) -> None:

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from triptych_common.bus import AsyncBus
-from triptych_common.bus.inspection import delete_deployment, list_lags, peek
+from triptych_common.bus.inspection import delete_deployment, find_streams, list_lags, peek
 from triptych_common.protocol.messages import EncodeNeeded
 
 DIGEST = "d" * 64
@@ -42,6 +42,17 @@ async def test_peek_shows_the_newest_first_and_takes_nothing(bus: AsyncBus) -> N
     assert entries[0].fields["type"] == b"EncodeNeeded"
     assert entries[0].published_s > 1e9
     assert len(await peek(bus, "encode-results:gateway-0", 10)) == 3
+
+
+async def test_a_stream_is_found_by_the_beginning_of_its_name(bus: AsyncBus) -> None:
+    jobs = [bus.names.encode_jobs(digest) for digest in ("0" * 64, "1" * 64)]
+    inboxes = [bus.names.metadata("pd-1"), bus.names.metadata("pd-10")]
+    for stream in (*jobs, *inboxes):
+        await bus.publish(stream, MESSAGE)
+    assert await find_streams(bus, "encode-jobs") == [f"encode-jobs:{'0' * 64}", f"encode-jobs:{'1' * 64}"]
+    assert await find_streams(bus, "encode-jobs:1") == [f"encode-jobs:{'1' * 64}"]
+    assert await find_streams(bus, "metadata:pd-1") == ["metadata:pd-1"]
+    assert await find_streams(bus, "nothing") == []
 
 
 async def test_a_deployment_is_deleted_alone(bus: AsyncBus, redis_url: str) -> None:

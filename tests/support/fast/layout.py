@@ -16,7 +16,7 @@ PORTS = range(12_000, 32_000)  # below those that the kernel gives to connection
 
 @dataclass(frozen=True)
 class Layout:
-    """How many of each, and the options of each kind of service."""
+    """How many of each, and the options of each kind of service and of single ones."""
 
     num_encoders: int = 2
     num_prefill_decodes: int = 2
@@ -28,6 +28,7 @@ class Layout:
     region_bytes: int = 8 << 20
     first_token_timeout_s: float = 10.0
     options: dict[Party, tuple[str, ...]] = field(default_factory=dict)
+    own_options: dict[str, tuple[str, ...]] = field(default_factory=dict)  # of single instances, by name
 
     def names(self) -> dict[Party, list[str]]:
         """Of the instances, by party, in the order of their start."""
@@ -46,7 +47,8 @@ class Layout:
             f"--redis-url={redis_url}", f"--deployment={DEPLOYMENT}", f"--run-dir={folder}",
             f"--instance={name}", "--drain-timeout-s=5",
         ]  # fmt: skip
-        return [*common, *self._own(party, tally, ports.get(name, 0)), *self.options.get(party, ())]
+        own = self._own(party, tally, ports.get(name, 0))
+        return [*common, *own, *self.options.get(party, ()), *self.own_options.get(name, ())]
 
     def _own(self, party: Party, tally: Path, port: int) -> list[str]:
         match party:

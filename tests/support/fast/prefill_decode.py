@@ -42,21 +42,22 @@ class FastPrefillDecodeSettings(ServiceSettings):
     port: int
     budget_embeds: int = 4 * MAX_GRID * MAX_GRID
     token_s: float = 0.002
+    namespace: str = DIGEST
 
 
-def config_of(settings: ServiceSettings) -> ConnectorConfig:
+def config_of(settings: ServiceSettings, namespace: str) -> ConnectorConfig:
     return ConnectorConfig(
         instance=settings.instance,
         deployment=settings.deployment,
         redis_url=settings.redis_url,
         store_socket=settings.store_socket,
-        namespace_digest=DIGEST,
+        namespace_digest=namespace,
     )
 
 
 @contextmanager
 def opened_consumer(settings: FastPrefillDecodeSettings) -> Iterator[Consumer]:
-    consumer, closers = open_consumer(config_of(settings), 1, settings.budget_embeds)
+    consumer, closers = open_consumer(config_of(settings, settings.namespace), 1, settings.budget_embeds)
     try:
         yield consumer
     finally:
@@ -77,7 +78,7 @@ async def serve(settings: FastPrefillDecodeSettings, stop: StopSignal) -> None:
         loop.call_soon_threadsafe(_set, death, why)
 
     with opened_consumer(settings) as consumer:
-        worker = LoadingWorker(config_of(settings), 0, "cpu")
+        worker = LoadingWorker(config_of(settings, settings.namespace), 0, "cpu")
         engine = DecodeEngine(consumer, worker, settings.token_s, on_death)
         engine.start()
         try:
@@ -108,7 +109,7 @@ def _record(settings: FastPrefillDecodeSettings) -> InstanceRecord:
         role=Role.PREFILL_DECODE,
         url=f"http://127.0.0.1:{settings.port}",
         model=MODEL,
-        namespace_digest=DIGEST,
+        namespace_digest=settings.namespace,
         dtype=DTYPE,
         max_item_embeds=settings.budget_embeds,
         num_slots=64,

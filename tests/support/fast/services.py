@@ -19,10 +19,11 @@ from triptych_encoder.working import work
 
 
 class FastEncoderSettings(EncoderSettings):
-    """As the encoder's; and how long an encode takes."""
+    """As the encoder's; and how long an encode takes, and for which namespace it is."""
 
     encode_s: float = 0.02
     tally: Path
+    namespace: str = DIGEST
 
 
 def run_encoder() -> None:
@@ -36,10 +37,10 @@ def run_encoder() -> None:
 
     async def serve(stop: StopSignal) -> None:
         engine = await asyncio.to_thread(
-            FastEncodeEngine, config_of(settings), settings.encode_s, settings.tally
+            FastEncodeEngine, config_of(settings, settings.namespace), settings.encode_s, settings.tally
         )
         try:
-            await work(settings, DIGEST, engine, stop)
+            await work(settings, settings.namespace, engine, stop)
         finally:
             engine.close()
 

@@ -273,7 +273,9 @@ def store_evict(
 
 @streams_app.command("peek")
 def streams_peek(
-    stream: Annotated[str, typer.Argument(help="e.g. encode-jobs, metadata:prefill_decode-0")],
+    stream: Annotated[
+        str, typer.Argument(help="A name or its beginning: encode-jobs, metadata:prefill_decode-0")
+    ],
     count: Annotated[int, typer.Option("-n", min=1, help="How many entries, newest first.")] = 10,
 ) -> None:
     """Show entries that have not been handled yet."""

@@ -1,5 +1,6 @@
 """`streams peek | lag | dead`: what is on the bus of the running system, without taking part."""
 
+import re
 import time
 
 from rich.markup import escape
@@ -7,11 +8,13 @@ from rich.table import Table
 
 from triptych_cli.commands.running import message_bus, run
 from triptych_cli.console import out
-from triptych_common.bus.inspection import RawEntry, list_lags
+from triptych_common.bus.inspection import RawEntry, find_streams, list_lags
 from triptych_common.bus.inspection import peek as peek_entries
 
 DEAD_LETTERS = "dead-letters"
 LONGEST_FIELD = 400
+DIGEST = re.compile(r"[0-9a-f]{64}")
+SHOWN_DIGITS = 12  # of a namespace's digest: enough to tell them apart, and for `peek`
 
 
 def lag() -> int:
@@ -25,7 +28,7 @@ def lag() -> int:
             table.add_column(column, justify="left" if column in ("stream", "group") else "right")
         for each in lags:
             table.add_row(
-                each.stream,
+                short(each.stream),
                 str(each.num_entries),
                 "-" if each.oldest_s is None else f"{time.time() - each.oldest_s:.0f} s",
                 each.group or "-",
@@ -39,18 +42,26 @@ def lag() -> int:
 
 
 def peek(stream: str, count: int) -> int:
-    """Entries that are still in `stream`, newest first."""
+    """Entries that are still in `stream`, or in those whose names begin so; newest first."""
 
     async def work() -> int:
         async with message_bus() as bus:
-            entries = await peek_entries(bus, stream, count)
-        for entry in entries:
-            _show(entry)
-        if not entries:
+            found = {name: await peek_entries(bus, name, count) for name in await find_streams(bus, stream)}
+        for name, entries in found.items():
+            if name != stream:
+                out.print(f"[bold]{escape(short(name))}[/]")
+            for entry in entries:
+                _show(entry)
+        if not any(found.values()):
             out.print(f"{escape(stream)} is empty: what was handled is deleted")
         return 0
 
     return run(work)
+
+
+def short(stream: str) -> str:
+    """Its name, with the beginning of the digest in it."""
+    return DIGEST.sub(lambda digest: digest[0][:SHOWN_DIGITS], stream)
 
 
 def dead(count: int) -> int:

@@ -6,6 +6,7 @@ from typing import Any, cast
 
 from triptych_common.bus.asyncbus import AsyncBus
 from triptych_common.bus.connection import command
+from triptych_common.protocol.names import everything
 
 _SCAN_BATCH = 500
 
@@ -45,11 +46,9 @@ async def list_lags(bus: AsyncBus) -> list[GroupLag]:
 
 
 async def _lags(bus: AsyncBus) -> list[GroupLag]:
-    prefix = _prefix(bus)
-    scan = bus.client.scan_iter(match=f"{prefix}*", count=_SCAN_BATCH, _type="stream")
     lags: list[GroupLag] = []
-    for key in sorted([key async for key in scan]):
-        name = key.decode().removeprefix(prefix)
+    for name in await _stream_names(bus):
+        key = _prefix(bus) + name
         num_entries = await cast("Any", bus.client.xlen(key))
         groups = await cast("Any", bus.client.xinfo_groups(key))
         first = await cast("Any", bus.client.xrange(key, count=1))
@@ -61,6 +60,24 @@ async def _lags(bus: AsyncBus) -> list[GroupLag]:
         if not groups:
             lags.append(GroupLag(name, num_entries, None, oldest_s=oldest_s))
     return lags
+
+
+async def find_streams(bus: AsyncBus, beginning: str) -> list[str]:
+    """Names of streams, without the deployment's prefix: `beginning` itself, else all that begin with it.
+
+    So nobody needs to write a namespace's whole digest: `encode-jobs`, `encode-jobs:4f`.
+
+    Raises:
+        BusUnavailableError
+    """
+    names = await command("find_streams", lambda: _stream_names(bus))
+    return [beginning] if beginning in names else [name for name in names if name.startswith(beginning)]
+
+
+async def _stream_names(bus: AsyncBus) -> list[str]:
+    prefix = _prefix(bus)
+    scan = bus.client.scan_iter(match=f"{prefix}*", count=_SCAN_BATCH, _type="stream")
+    return sorted([key.decode().removeprefix(prefix) async for key in scan])
 
 
 async def peek(bus: AsyncBus, stream: str, count: int) -> list[RawEntry]:
@@ -88,11 +105,11 @@ async def delete_deployment(bus: AsyncBus) -> int:
 
 
 async def _delete_all(bus: AsyncBus) -> int:
-    keys = [key async for key in bus.client.scan_iter(match=f"{_prefix(bus)}*", count=_SCAN_BATCH)]
+    keys = [key async for key in bus.client.scan_iter(match=everything(bus.names), count=_SCAN_BATCH)]
     if keys:
         await cast("Any", bus.client.unlink(*keys))
     return len(keys)
 
 
 def _prefix(bus: AsyncBus) -> str:
-    return bus.names.dead_letters.removesuffix("dead-letters")
+    return everything(bus.names).removesuffix("*")

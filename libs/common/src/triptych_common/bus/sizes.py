@@ -9,7 +9,7 @@ from triptych_common.bus.asyncbus import AsyncBus
 from triptych_common.bus.connection import command, execute
 from triptych_common.bus.scripts import script
 
-MAX_SIZES_BYTES = 512  # of one item's
+MAX_SIZES_BYTES = 400  # of one item's
 MAX_DROPPED = 100  # by one write, where the bound was lowered: a script must not keep Redis for long
 
 
