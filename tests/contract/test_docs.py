@@ -12,6 +12,7 @@ from pydantic_settings import BaseSettings
 
 from triptych_cache_store.settings import StoreSettings
 from triptych_cli.settings import CliSettings, GpuSettings
+from triptych_common.bus.rights import RIGHTS, rules
 from triptych_common.protocol import messages, names, store
 from triptych_common.protocol.messages import Message
 from triptych_common.runtime import ServiceSettings
@@ -139,6 +140,19 @@ def test_configuration_lists_exactly_the_settings(title: str) -> None:
     for name, default in defaults.items():
         if isinstance(default, (str, int, float)):
             assert described[name].startswith(f"`{default}`"), f"{name}: the default is {default}"
+
+
+def test_configuration_lists_exactly_the_rights_in_redis() -> None:
+    section = sections(CONFIGURATION)["Rights in Redis"]
+    (user,) = re.findall(r"^user triptych on >PASSWORD (.*)$", section, re.MULTILINE)
+    assert tuple(user.split(" ")) == rules("default")
+    lines = section.splitlines()
+    for right in RIGHTS:
+        command = f"`+{right.command}`"
+        is_optional = f"| {command} | {right.without} |" in lines
+        assert is_optional == bool(right.without), right
+        (row,) = [line for line in lines if line.startswith(f"| {right.used_for} |")]
+        assert command.replace("|", r"\|") in row.split(" "), right
 
 
 def test_configuration_lists_the_command_lines_settings() -> None:
