@@ -1,11 +1,8 @@
 """The encoder's drain: real Redis, real store; in place of vLLM an engine that waits to be told."""
 
 import asyncio
-import shutil
-import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -80,17 +77,6 @@ def job(mm_hash: str) -> EncodeJob:
         attempt=1,
         namespace_digest=DIGEST,
     )
-
-
-@pytest.fixture
-def store() -> Iterator[StoreProcess]:
-    shared_memory = Path("/dev/shm") if Path("/dev/shm").is_dir() else None
-    run_dir = Path(tempfile.mkdtemp(prefix="triptych-test-", dir=shared_memory))
-    daemon = StoreProcess(run_dir)
-    daemon.start()
-    yield daemon
-    daemon.close()
-    shutil.rmtree(run_dir)
 
 
 class Bench:

@@ -1,0 +1,38 @@
+"""A job on the stream of another namespace is refused, and its item loses nothing. Real Redis, real store."""
+
+import asyncio
+
+from tests.integration.encoder.test_drain import DIGEST, LIMIT_S, job, working
+from triptych_cache_store.testing import StoreProcess
+from triptych_common.bus import Inflight, Standing
+from triptych_common.bus.inspection import peek
+
+ANOTHER = "e" * 64
+STRAYED = job("f" * 64).model_copy(update={"namespace_digest": ANOTHER})
+
+
+async def test_it_is_kept_as_a_dead_letter_and_can_be_sent_where_it_belongs(
+    redis_url: str, store: StoreProcess
+) -> None:
+    async with working(redis_url, store, drain_timeout_s=60) as bench, asyncio.timeout(LIMIT_S):
+        bus, flights = bench.bus, Inflight(bench.bus)
+        claimed = await flights.claim(
+            STRAYED.mm_hash, STRAYED.requesters, namespace_digest=ANOTHER, mode="new",
+            job_id=STRAYED.job_id, attempt=1, max_attempts=1, ttl_s=60,
+        )  # fmt: skip
+        assert claimed.standing is Standing.OWNER
+        await flights.publish(STRAYED, remaining_ms=60_000, blob=b"media")
+        await bus.publish(bus.names.encode_jobs(DIGEST), STRAYED, remaining_ms=60_000, blob=b"media")
+        while not await bus.stream_length(bus.names.dead_letters):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        (letter,) = await peek(bus, "dead-letters", 9)
+        assert letter.fields["reason"] == b"job of another namespace than the stream's"
+        assert letter.fields["source_stream"] == bus.names.encode_jobs(DIGEST).encode()
+        assert await bus.stream_length(bus.names.encode_jobs(DIGEST)) == 0
+        assert await bus.stream_length(bus.names.encode_jobs(ANOTHER)) == 1
+        assert await bus.stream_length(bus.names.encode_results("gateway-0")) == 0  # nobody is told a failure
+        joined = await flights.claim(
+            STRAYED.mm_hash, STRAYED.requesters, namespace_digest=ANOTHER, mode="look",
+            job_id=STRAYED.job_id, attempt=1, max_attempts=1, ttl_s=60,
+        )  # fmt: skip
+        assert (joined.standing, joined.attempt, joined.failure) == (Standing.JOINED, 1, None)
