@@ -66,6 +66,7 @@ async def serve(settings: PrefillDecodeSettings, stop: StopSignal) -> None:
         store_socket=settings.store_socket,
         log_level=settings.log_level,
         traces_dir=settings.traces_dir,
+        traces_max_bytes=settings.traces_max_bytes,
         otlp_endpoint=settings.otlp_endpoint,
         namespace_digest=digest,
         preallocation=settings.preallocation,
@@ -94,6 +95,7 @@ async def serve(settings: PrefillDecodeSettings, stop: StopSignal) -> None:
                 settings.instance,
                 otlp_endpoint=settings.otlp_endpoint,
                 traces_dir=settings.traces_dir,
+                traces_max_bytes=settings.traces_max_bytes,
             )
             try:
                 await _serve_engine(settings, config, engine, args, sockets, stop)
