@@ -1,6 +1,7 @@
 """Settings of the gateway. The only place of the package that reads the environment (`TRIPTYCH_*`)."""
 
 import socket
+from pathlib import Path
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, SecretStr
 
@@ -25,7 +26,9 @@ class GatewaySettings(ServiceSettings):
     advertise_url: BaseUrlText | None = None
     """Base under which encoders reach this gateway for media; default: its own host and port."""
     api_keys: tuple[SecretStr, ...] = ()
-    """Plain keys, or `sha256:<hex>`. Empty: no authentication."""
+    """Plain keys, or `sha256:<hex>`. Empty, and no `api_keys_file`: no authentication."""
+    api_keys_file: Path | None = None
+    """More keys, with names and tenants (`triptych_gateway.api_keys_file`)."""
 
     drain_grace_s: NonNegativeFloat = 1.0
     """How long requests are still taken after the stop was announced, until every balancer has noticed."""
