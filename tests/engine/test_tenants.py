@@ -1,8 +1,7 @@
-"""Tenants on real engines: no prefix, no image and no raw image of one is found by another; answers are equal."""
+"""Tenants on real engines: what one has left in a cache is not found by another; the answers are equal."""
 
 import hashlib
 from collections.abc import Iterator
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 

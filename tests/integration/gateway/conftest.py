@@ -11,12 +11,11 @@ import openai
 import pytest
 
 from tests.integration.gateway.fakes import MODEL, FakeEncoder, FakePrefillDecode, free_port, served, until
-from tests.unit.gateway.test_api_keys_file import entry
+from tests.unit.gateway.key_samples import entry
 from triptych_common.bus import AsyncBus
 from triptych_gateway.app import create_app
 from triptych_gateway.gateway import Gateway, run_gateway
 from triptych_gateway.settings import GatewaySettings
-
 
 KEYS = (
     entry("alice", "key-alice", "red")

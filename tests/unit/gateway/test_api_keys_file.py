@@ -1,26 +1,17 @@
 """The file of API keys: names, hashes, tenants; refused when malformed or open to others."""
 
-import hashlib
 from pathlib import Path
 
 import pytest
 from pydantic import SecretStr
 
+from tests.unit.gateway.key_samples import entry, sha256
 from triptych_common.domain.errors import RequestError, TriptychError
 from triptych_common.domain.hashing import tenant_salt
 from triptych_gateway import api_keys_file
 from triptych_gateway.api_keys_file import ApiKeysFileError, read_api_keys_file
 from triptych_gateway.auth import ApiKeys
 from triptych_gateway.callers import ANYBODY, Caller
-
-
-def sha256(key: str) -> str:
-    return hashlib.sha256(key.encode()).hexdigest()
-
-
-def entry(name: str, key: str, tenant: str | None = None) -> str:
-    line = "" if tenant is None else f'tenant = "{tenant}"\n'
-    return f'[[keys]]\nname = "{name}"\nsha256 = "{sha256(key)}"\n{line}'
 
 
 @pytest.fixture

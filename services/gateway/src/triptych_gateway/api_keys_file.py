@@ -2,7 +2,7 @@
 
     [[keys]]
     name = "alice"
-    sha256 = "2bb80d537b1da3e38bd30361aa855686bde0eacd7162fef6a25fe97bf527a25b"
+    sha256 = "<64 hexadecimal digits>"
     tenant = "research"
 
 It is read once, at the start. Keys must be long and random: a plain hash protects no others.
