@@ -94,10 +94,11 @@ class Server:
         stream: bool = False,
         max_tokens: int = 24,
         history: Sequence[dict[str, Any]] = (),
+        api_key: str = "none",
         **extra: Any,
     ) -> Answer:
         """One user message behind `history`, at temperature 0, with the ids of the answer's tokens."""
-        with self.openai as client:
+        with self.openai.with_options(api_key=api_key) as client:
             raw = client.chat.completions.with_raw_response.create(
                 model=MODEL.name,
                 messages=[*history, {"role": "user", "content": content}],

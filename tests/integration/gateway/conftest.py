@@ -11,10 +11,18 @@ import openai
 import pytest
 
 from tests.integration.gateway.fakes import MODEL, FakeEncoder, FakePrefillDecode, free_port, served, until
+from tests.unit.gateway.key_samples import entry
 from triptych_common.bus import AsyncBus
 from triptych_gateway.app import create_app
 from triptych_gateway.gateway import Gateway, run_gateway
 from triptych_gateway.settings import GatewaySettings
+
+KEYS = (
+    entry("alice", "key-alice", "red")
+    + entry("anna", "key-anna", "red")
+    + entry("bob", "key-bob", "blue")
+    + entry("carol", "key-carol")
+)
 
 
 @dataclass
@@ -90,3 +98,12 @@ async def system(redis_url: str, tmp_path: Path, request: pytest.FixtureRequest)
     """Parametrise indirectly with a dict of settings to change."""
     async with opened_system(redis_url, tmp_path, **getattr(request, "param", {})) as opened:
         yield opened
+
+
+@pytest.fixture
+def keys_file(tmp_path: Path) -> Path:
+    """Two tenants with three keys, and a key without a tenant."""
+    path = tmp_path / "keys.toml"
+    path.write_text(KEYS)
+    path.chmod(0o600)
+    return path

@@ -9,7 +9,7 @@ import base64
 import io
 import json
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -36,6 +36,7 @@ from triptych_common.protocol.messages import (
     Role,
 )
 from triptych_common.protocol.names import ENCODERS_GROUP
+from triptych_common.protocol.urls import base_url
 
 MODEL = "fake-vl"
 DIGEST = "f" * 64
@@ -48,6 +49,13 @@ async def until(condition: Callable[[], object], limit_s: float = 5.0) -> None:
     async with asyncio.timeout(limit_s):
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.005)
+
+
+async def until_async(condition: Callable[[], Awaitable[object]], limit_s: float = 5.0) -> None:
+    """Return once `condition()` gives something true; for what a test can only ask."""
+    async with asyncio.timeout(limit_s):
+        while not await condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
 
 
 def free_port() -> int:
@@ -65,11 +73,11 @@ class QuietServer(uvicorn.Server):
 
 
 @asynccontextmanager
-async def served(app: Any, port: int) -> AsyncIterator[QuietServer]:
+async def served(app: Any, port: int, host: str = "127.0.0.1") -> AsyncIterator[QuietServer]:
     server = QuietServer(
         uvicorn.Config(
             app,
-            host="127.0.0.1",
+            host=host,
             port=port,
             lifespan="off",
             log_config=None,
@@ -249,6 +257,7 @@ class FakePrefillDecode:
     """
 
     name: str = "pd-0"
+    host: str = "127.0.0.1"
     port: int = field(default_factory=free_port)
     role: Role = Role.PREFILL_DECODE
     digest: str = DIGEST
@@ -269,14 +278,14 @@ class FakePrefillDecode:
             role=self.role,
             model=MODEL,
             namespace_digest=self.digest,
-            url=f"http://127.0.0.1:{self.port}",
+            url=base_url(self.host, self.port),
             max_item_embeds=self.max_item_embeds,
             num_slots=8,
         )
 
     @asynccontextmanager
     async def running(self, bus: AsyncBus) -> AsyncIterator["FakePrefillDecode"]:
-        async with served(self.app(), self.port), Registry(bus).keep_registered(self.record()):
+        async with served(self.app(), self.port, self.host), Registry(bus).keep_registered(self.record()):
             yield self
 
     @asynccontextmanager

@@ -1,6 +1,7 @@
 """One trace per request, and its context in everything that leaves the gateway."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from tests.integration.gateway.conftest import System
+from tests.integration.gateway.conftest import System, opened_system
 from tests.integration.gateway.fakes import MODEL
 from tests.unit.gateway.media_samples import data_url, image_bytes
 
@@ -64,3 +65,16 @@ async def test_failed_request_is_marked(spans: InMemorySpanExporter, system: Sys
     assert root.attributes is not None
     assert root.attributes["http.response.status_code"] == 503
     assert not root.status.is_ok
+
+
+async def test_the_root_says_whose_key_it_was(
+    spans: InMemorySpanExporter, redis_url: str, tmp_path: Path, keys_file: Path
+) -> None:
+    async with opened_system(redis_url, tmp_path, api_keys_file=keys_file) as system:
+        body = {"model": MODEL, "messages": [{"role": "user", "content": "x"}]}
+        await system.post(body, headers={"Authorization": "Bearer key-alice"})
+    (root,) = [span for span in spans.get_finished_spans() if span.name == "gateway.request"]
+    assert root.attributes is not None
+    assert root.attributes["triptych.api_key_name"] == "alice"
+    assert root.attributes["triptych.tenant"] == "red"
+    assert "key-alice" not in str(dict(root.attributes))

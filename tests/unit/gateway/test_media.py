@@ -14,6 +14,7 @@ from PIL import Image
 
 from tests.unit.gateway.media_samples import data_url, image_bytes
 from triptych_common.domain.errors import RequestError
+from triptych_common.domain.hashing import tenant_salt
 from triptych_common.protocol.messages import Modality
 from triptych_gateway.chat_request import parse_chat_request
 from triptych_gateway.content_parts import MediaPart
@@ -121,6 +122,7 @@ async def take(threads: ThreadPoolExecutor, url: str, **options: Any) -> Any:
             namespace_digest=options.get("digest", DIGEST),
             processor_options=options.get("processor", {}),
             media_io_options=options.get("media_io", {}),
+            tenant_salt=options.get("salt", ""),
             limits=LIMITS,
             threads=threads,
             on_taken=lambda _: None,
@@ -137,8 +139,10 @@ async def test_identity_follows_content_options_and_namespace(threads: ThreadPoo
         await take(threads, url, digest="e" * 64),
         await take(threads, url, processor={"min_pixels": 4}),
         await take(threads, url, media_io={"image": {"image_mode": "RGBA"}}),
+        await take(threads, url, salt=tenant_salt("one")),
+        await take(threads, url, salt=tenant_salt("two")),
     ]
-    assert len({plain.mm_hash, *(other.mm_hash for other in others)}) == 5
+    assert len({plain.mm_hash, *(other.mm_hash for other in others)}) == 7
     unrelated = await take(threads, url, media_io={"video": {"num_frames": 2}})
     assert unrelated.mm_hash == plain.mm_hash
     assert others[3].media_io_options == {"image_mode": "RGBA"}
@@ -156,6 +160,7 @@ async def test_text_is_dropped_once_taken_and_equal_bytes_are_held_once(threads:
         namespace_digest=DIGEST,
         processor_options={},
         media_io_options={},
+        tenant_salt="",
         limits=LIMITS,
         threads=threads,
         on_taken=request.drop_text,

@@ -1,4 +1,4 @@
-"""What engines are started with: the connector's options, vLLM's options per role, the namespace digest."""
+"""What engines are started with: the connector's options, vLLM's options per role, vLLM's version."""
 
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from triptych_vllm_connector import namespace
 from triptych_vllm_connector.config import ConnectorConfig, engine_session_name, worker_session_name
 from triptych_vllm_connector.engine_options import encoder_options, option_value, prefill_decode_options
-from triptych_vllm_connector.namespace import UnsupportedVLLMError, digest_of_model, vllm_version
+from triptych_vllm_connector.namespace import UnsupportedVLLMError, vllm_version
 
 
 def config_with(**options: object) -> ConnectorConfig:
@@ -104,76 +104,7 @@ def test_option_value(options: list[str], value: str) -> None:
     assert option_value(options, "--dtype", "auto") == value
 
 
-# ---- namespace -----------------------------------------------------------------------------------
-@pytest.fixture
-def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A model folder, small enough to be digested whole."""
-    monkeypatch.setattr(namespace, "version", lambda name: "0.32.0+cpu")
-    folder = tmp_path / "model"
-    folder.mkdir()
-    (folder / "config.json").write_text("{}")
-    (folder / "preprocessor_config.json").write_text('{"size": 1}')
-    (folder / "model.safetensors").write_bytes(b"weights")
-    (folder / "README.md").write_text("hello")
-    return folder
-
-
-def test_the_digest_is_the_same_for_a_copy_elsewhere(model: Path, tmp_path: Path) -> None:
-    copy = tmp_path / "copy"
-    copy.mkdir()
-    for path in model.iterdir():
-        (copy / path.name).write_bytes(path.read_bytes())
-    assert digest_of_model(str(copy), []) == digest_of_model(str(model), [])
-    assert len(digest_of_model(str(model), [])) == 64
-
-
-@pytest.mark.parametrize(
-    "name", ["config.json", "preprocessor_config.json", "model.safetensors", "extra.bin"]
-)
-def test_the_digest_changes_with_each_file_that_counts(model: Path, name: str) -> None:
-    before = digest_of_model(str(model), [])
-    (model / name).write_bytes(b"other")
-    assert digest_of_model(str(model), []) != before
-
-
-def test_the_digest_does_not_change_with_other_files(model: Path) -> None:
-    before = digest_of_model(str(model), [])
-    (model / "README.md").write_text("good bye")
-    assert digest_of_model(str(model), []) == before
-
-
-def test_the_digest_changes_with_dtype_and_revision(model: Path) -> None:
-    digests = {
-        digest_of_model(str(model), []),
-        digest_of_model(str(model), ["--dtype", "float32"]),
-        digest_of_model("org/model", []),
-        digest_of_model("org/model", ["--revision=main"]),
-        digest_of_model("org/other", []),
-    }
-    assert len(digests) == 5
-
-
-def test_large_files_are_sampled_over_their_whole_length(
-    model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(namespace, "_WHOLE_FILE_BYTES", 1000)
-    monkeypatch.setattr(namespace, "_SAMPLE_BYTES", 10)
-    weights = bytearray(5000)
-    path = model / "model.safetensors"
-    path.write_bytes(weights)
-    before = digest_of_model(str(model), [])
-    for position in (0, 4999):
-        path.write_bytes(weights[:position] + b"x" + weights[position + 1 :])
-        assert digest_of_model(str(model), []) != before
-    path.write_bytes(weights + b"\0")
-    assert digest_of_model(str(model), []) != before
-
-
-def test_an_empty_file_is_a_file(model: Path) -> None:
-    (model / "config.json").write_bytes(b"")
-    assert len(digest_of_model(str(model), [])) == 64
-
-
+# ---- vLLM's version ------------------------------------------------------------------------------
 def version_of(installed: dict[str, str]) -> object:
     def version(name: str) -> str:
         if name not in installed:

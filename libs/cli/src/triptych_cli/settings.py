@@ -7,7 +7,7 @@ from pathlib import Path
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from triptych_common.runtime.settings import default_run_dir
+from triptych_common.runtime.settings import default_run_dir, default_state_dir
 
 CHECKOUT = Path(__file__).resolve().parents[4]
 DEFAULT_MODEL = CHECKOUT / "models" / "digits-vl"
@@ -20,7 +20,7 @@ class CliSettings(BaseSettings):
 
     run_dir: Path = Field(default_factory=default_run_dir)
     """Sockets and the region of the system that `up` starts; on a tmpfs. Goes with the system."""
-    state_dir: Path = Field(default_factory=lambda: Path.home() / ".local" / "state" / "triptych")
+    state_dir: Path = Field(default_factory=default_state_dir)
     """Logs and traces of the system that `up` starts; they stay."""
     deployment: str = "default"
     """Prefix of everything in Redis: several systems can share one."""

@@ -3,7 +3,9 @@
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, NonNegativeFloat, PositiveInt
+from pydantic import BaseModel, ConfigDict, NonNegativeFloat, NonNegativeInt, PositiveInt
+
+from triptych_common.telemetry.trace_files import DEFAULT_MAX_BYTES
 
 TransportSetting = Literal["auto", "pinned_shm", "cuda_ipc", "redis"]
 
@@ -19,6 +21,7 @@ class ConnectorConfig(BaseModel):
     store_socket: Path
     log_level: str = "INFO"
     traces_dir: Path | None = None
+    traces_max_bytes: NonNegativeInt = DEFAULT_MAX_BYTES
     otlp_endpoint: str | None = None
     namespace_digest: str
     preallocation: Literal["sync", "async"] = "sync"

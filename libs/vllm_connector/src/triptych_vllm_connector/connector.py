@@ -64,6 +64,7 @@ class TriptychECConnector(ECConnectorBase):
             self.config.instance,
             otlp_endpoint=self.config.otlp_endpoint,
             traces_dir=self.config.traces_dir,
+            traces_max_bytes=self.config.traces_max_bytes,
         )
         if vllm_config.parallel_config.data_parallel_size > 1:
             raise ValueError("data parallel engines need an instance of prefill_decode or encoder each")

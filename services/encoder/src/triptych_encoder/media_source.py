@@ -50,6 +50,6 @@ class MediaSource:
                     media += chunk
                     if len(media) > num_bytes:
                         break
-        except (httpx.HTTPError, httpx.InvalidURL, TimeoutError) as error:
+        except (httpx.HTTPError, httpx.InvalidURL, UnicodeError, TimeoutError) as error:
             raise MediaGoneError(f"the gateway did not serve the media: {type(error).__name__}") from error
         return bytes(media)

@@ -36,6 +36,7 @@ async def serve(settings: EncoderSettings, stop: StopSignal) -> None:
         store_socket=settings.store_socket,
         log_level=settings.log_level,
         traces_dir=settings.traces_dir,
+        traces_max_bytes=settings.traces_max_bytes,
         otlp_endpoint=settings.otlp_endpoint,
         namespace_digest=digest,
         has_encoder=True,
@@ -46,7 +47,11 @@ async def serve(settings: EncoderSettings, stop: StopSignal) -> None:
     options = encoder_options(config, settings.model, settings.num_slots, has_gpu(), settings.engine_args)
     async with run_engine(options) as engine:  # first: vLLM may fork, and nothing of ours runs yet
         tracing = setup_tracing(
-            "encoder", settings.instance, otlp_endpoint=settings.otlp_endpoint, traces_dir=settings.traces_dir
+            "encoder",
+            settings.instance,
+            otlp_endpoint=settings.otlp_endpoint,
+            traces_dir=settings.traces_dir,
+            traces_max_bytes=settings.traces_max_bytes,
         )
         try:
             await work(settings, digest, engine, stop, config.device)

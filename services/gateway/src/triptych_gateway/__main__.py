@@ -18,7 +18,11 @@ def main() -> None:
     setup_logging("gateway", settings.instance, settings.log_level)
     quiet_pillow()
     provider = setup_tracing(
-        "gateway", settings.instance, otlp_endpoint=settings.otlp_endpoint, traces_dir=settings.traces_dir
+        "gateway",
+        settings.instance,
+        otlp_endpoint=settings.otlp_endpoint,
+        traces_dir=settings.traces_dir,
+        traces_max_bytes=settings.traces_max_bytes,
     )
     try:
         run_service(lambda stop: run(settings, stop))

@@ -3,7 +3,7 @@
 Everything else passes through to vLLM, which validates it again.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import orjson
@@ -46,12 +46,17 @@ class ChatBody(BaseModel):
 class ChatRequest:
     """A valid request. The text of its media can be dropped once they were taken (`drop_text`)."""
 
-    body: dict[str, Any]  # as sent, without STRIPPED_FIELDS; media parts still in place
+    body: dict[str, Any]  # as sent, without STRIPPED_FIELDS, with the tenant's salt; media parts in place
     model: str
     stream: bool
     media: tuple[MediaPart, ...]
     processor_options: dict[str, Any]
     media_io_options: dict[str, dict[str, Any]]  # keyed by modality, as in vLLM
+    tenant_salt: str = ""
+
+    def of_tenant(self, salt: str) -> "ChatRequest":
+        """The request with its tenant's salt in what is forwarded; "" for callers who share."""
+        return replace(self, tenant_salt=salt, body={**self.body, "cache_salt": salt}) if salt else self
 
     def drop_text(self, part: MediaPart) -> None:
         """Let go of the text of a part whose bytes were taken; the part's place stays."""

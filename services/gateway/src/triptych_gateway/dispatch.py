@@ -10,6 +10,7 @@ from typing import Any
 import orjson
 
 from triptych_common.domain.errors import RequestError
+from triptych_common.domain.hashing import raw_item_id
 from triptych_common.protocol.ids import MmHash
 from triptych_common.protocol.messages import ECTransferParams, InstanceRecord, ItemTransfer
 from triptych_gateway.chat_request import ChatRequest
@@ -26,7 +27,7 @@ def whole_body(request: ChatRequest, items: Sequence[TakenItem]) -> bytes:
     """Body of a request with its raw media, for an instance that has a vision tower. Milliseconds per MB.
 
     Nothing in it comes from the caller's own media parts: the bytes are those that were checked, as data
-    URLs, and without a `uuid` vLLM names an item by its content.
+    URLs. Without a `uuid` vLLM names an item by its content; a tenant's gets one that no other tenant's has.
     """
     urls = {item.mm_hash: _data_url(item) for item in items}
     body = _replace_parts(
@@ -35,6 +36,7 @@ def whole_body(request: ChatRequest, items: Sequence[TakenItem]) -> bytes:
         lambda item: {
             "type": f"{item.part.modality}_url",
             f"{item.part.modality}_url": {"url": urls[item.mm_hash]},
+            **({"uuid": raw_item_id(item.mm_hash)} if request.tenant_salt else {}),
         },
     )
     options = {

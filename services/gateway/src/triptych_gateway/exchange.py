@@ -27,6 +27,7 @@ from triptych_common.domain.errors import RequestError
 from triptych_common.protocol.ids import RequestId
 from triptych_common.protocol.messages import InstanceRecord
 from triptych_common.telemetry import current_traceparent, get_logger, span
+from triptych_gateway.callers import ANYBODY
 from triptych_gateway.chat_request import ChatRequest, parse_chat_request
 from triptych_gateway.dispatch import check_fits, media_body, text_body, whole_body
 from triptych_gateway.encode_wait import EncodeWait
@@ -58,6 +59,7 @@ class ChatExchange(Response):
         self._request = request
         self._arrived_at = time.monotonic()
         self._request_id = RequestId(f"req-{uuid4().hex}")
+        self._caller = ANYBODY
         self._echo: dict[str, str] = {"X-Request-Id": self._request_id}
 
     async def __call__(self, scope: Scope, receive: Receive, send: AsgiSend) -> None:
@@ -71,11 +73,11 @@ class ChatExchange(Response):
             except ClientDisconnect:
                 status = CLIENT_CLOSED_REQUEST
                 self._gateway.metrics.disconnects.inc()
-                log.info("client went away", request_id=self._request_id)
+                log.info("client went away", request_id=self._request_id, **self._caller.fields)
             except RequestError as error:
                 status = await self._answer_error(error, client, scope, receive, send)
             except Exception:
-                log.exception("request failed", request_id=self._request_id)
+                log.exception("request failed", request_id=self._request_id, **self._caller.fields)
                 internal = RequestError(500, "internal_error", "the gateway failed to serve this request")
                 status = await self._answer_error(internal, client, scope, receive, send)
             root.set_attribute("http.response.status_code", status)
@@ -93,6 +95,7 @@ class ChatExchange(Response):
             status=error.status_code,
             code=error.code,
             param=error.param,
+            **self._caller.fields,
         )
         try:
             async with asyncio.timeout(LAST_WORD_S):
@@ -106,7 +109,9 @@ class ChatExchange(Response):
 
     async def _run(self, client: ClientStream, root: Span) -> None:
         gateway, settings = self._gateway, self._settings
-        gateway.api_keys.check(self._request.headers.get("authorization"))
+        self._caller = gateway.api_keys.check(self._request.headers.get("authorization"))
+        for name, value in self._caller.fields.items():
+            root.set_attribute(f"triptych.{name}", value)
         with ExitStack() as held:
             held.enter_context(gateway.admission.request())
             held.enter_context(gateway.metrics.in_flight.track_inprogress())
@@ -115,7 +120,7 @@ class ChatExchange(Response):
             raw = await read_body(
                 self._request, max_bytes=settings.max_body_bytes, timeout_s=settings.body_timeout_s
             )
-            request = await self._parse(raw)
+            request = (await self._parse(raw)).of_tenant(self._caller.salt)
             del raw
             root.set_attribute("triptych.num_items", len(request.media))
             root.set_attribute("triptych.stream", request.stream)
@@ -171,6 +176,7 @@ class ChatExchange(Response):
                 namespace_digest=digest,
                 processor_options=request.processor_options,
                 media_io_options=request.media_io_options,
+                tenant_salt=request.tenant_salt,
                 limits=gateway.media_limits,
                 threads=gateway.media_threads,
                 on_taken=request.drop_text,
@@ -256,7 +262,12 @@ class ChatExchange(Response):
     ) -> None:
         """With the raw media, by an instance that encodes them."""
         gateway = self._gateway
-        log.warning("request is encoded by its prefill_decode", request_id=self._request_id, reason=reason)
+        log.warning(
+            "request is encoded by its prefill_decode",
+            request_id=self._request_id,
+            reason=reason,
+            **self._caller.fields,
+        )
         gateway.metrics.local_encodes.labels(reason).inc()
         root.set_attribute("triptych.local_encode", reason)
         with span("gateway.local_encode", attributes={"triptych.reason": reason}):

@@ -15,6 +15,7 @@ from triptych_common.protocol.messages import EncoderCacheMetadata, InstanceReco
 from triptych_common.protocol.names import OWNER_GROUP
 from triptych_common.telemetry.logs import get_logger
 from triptych_gateway.admission import Admission
+from triptych_gateway.api_keys_file import read_api_keys_file
 from triptych_gateway.auth import ApiKeys
 from triptych_gateway.encode_job import OrderLimits
 from triptych_gateway.encode_orders import EncodeOrders
@@ -101,6 +102,7 @@ async def run_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
 
     Raises:
         BusUnavailableError: Redis could not be reached at the start.
+        ApiKeysFileError: the file of API keys cannot be used.
     """
     bus = await AsyncBus.connect(settings.redis_url, settings.deployment, client_name=settings.instance)
     try:
@@ -176,7 +178,7 @@ def _assemble(
         last_words=LastWords(bus, settings.instance),
         shelf=shelf,
         admission=Admission(settings.max_requests_in_flight, settings.max_media_in_flight_bytes),
-        api_keys=ApiKeys(settings.api_keys),
+        api_keys=_api_keys(settings),
         placeholder_guard=PlaceholderGuard(settings.placeholder_tokens),
         media_limits=MediaLimits(
             settings.max_item_bytes, ImageLimits(settings.max_image_pixels, settings.image_formats)
@@ -185,6 +187,11 @@ def _assemble(
         http=http,
         metrics=metrics,
     )
+
+
+def _api_keys(settings: GatewaySettings) -> ApiKeys:
+    entries = () if settings.api_keys_file is None else read_api_keys_file(settings.api_keys_file)
+    return ApiKeys(settings.api_keys, entries)
 
 
 def _record(settings: GatewaySettings) -> InstanceRecord:

@@ -42,6 +42,7 @@ async def take_media(
     namespace_digest: str,
     processor_options: Mapping[str, Any],
     media_io_options: Mapping[str, Mapping[str, Any]],
+    tenant_salt: str,
     limits: MediaLimits,
     threads: Executor,
     on_taken: Callable[[MediaPart], None],
@@ -51,6 +52,7 @@ async def take_media(
     Args:
         on_taken: called after each, so that its text is not held beside its bytes.
         media_io_options: by modality, as in the request's `media_io_kwargs`.
+        tenant_salt: "" for callers who share their items.
 
     Raises:
         RequestError: 400 or 413 naming the first item that is refused.
@@ -68,6 +70,7 @@ async def take_media(
                 namespace_digest=namespace_digest,
                 processor_options=processor_options,
                 media_io_options=io_options,
+                tenant_salt=tenant_salt,
             )
         except TypeError as error:
             raise RequestError(

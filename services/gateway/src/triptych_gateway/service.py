@@ -14,7 +14,7 @@ from http import HTTPStatus
 import httpx
 import uvicorn
 
-from triptych_common.runtime import DrainGate, StopSignal
+from triptych_common.runtime import DrainGate, StopSignal, bind_tcp
 from triptych_common.telemetry.logs import get_logger
 from triptych_gateway.app import create_app
 from triptych_gateway.gateway import Gateway, run_gateway
@@ -38,13 +38,14 @@ class _Server(uvicorn.Server):
 
 async def run(settings: GatewaySettings, stop: StopSignal) -> None:
     """Serve until `stop`, then finish what is running within `drain_timeout_s`."""
+    sockets = bind_tcp(settings.host, settings.port)
     async with run_gateway(settings) as gateway:
         gate = DrainGate(create_app(gateway), lambda path: path.startswith(API_PATHS))
-        server = _Server(_config(gate, settings))
+        server = _Server(_config(gate))
         async with asyncio.TaskGroup() as group:
             stopper = group.create_task(_end_on_stop(gateway, gate, server, stop))
             log.info("gateway serves", host=settings.host, port=settings.port)
-            await server.serve()
+            await server.serve(sockets=sockets)
             stopper.cancel()
     log.info("gateway ended")
 
@@ -66,11 +67,9 @@ async def _end_on_stop(gateway: Gateway, gate: DrainGate, server: uvicorn.Server
     server.should_exit = True
 
 
-def _config(gate: DrainGate, settings: GatewaySettings) -> uvicorn.Config:
+def _config(gate: DrainGate) -> uvicorn.Config:
     return uvicorn.Config(
         gate,
-        host=settings.host,
-        port=settings.port,
         http="httptools",
         ws="none",
         lifespan="off",
@@ -85,8 +84,12 @@ def _config(gate: DrainGate, settings: GatewaySettings) -> uvicorn.Config:
 
 def is_healthy(settings: GatewaySettings) -> bool:
     """Whether the gateway of these settings is ready to serve."""
+    return any(map(_is_ready, settings.local_urls))
+
+
+def _is_ready(url: str) -> bool:
     try:
-        answer = httpx.get(f"{settings.local_url}/health/ready", timeout=HEALTH_TIMEOUT_S, trust_env=False)
+        answer = httpx.get(f"{url}/health/ready", timeout=HEALTH_TIMEOUT_S, trust_env=False)
     except httpx.HTTPError:
         return False
     return answer.status_code == HTTPStatus.OK

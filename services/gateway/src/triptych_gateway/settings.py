@@ -1,9 +1,11 @@
 """Settings of the gateway. The only place of the package that reads the environment (`TRIPTYCH_*`)."""
 
 import socket
+from pathlib import Path
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, SecretStr
 
+from triptych_common.protocol.urls import ANY_ADDRESSES, BaseUrlText, HostText, base_url, local_urls
 from triptych_common.runtime import ServiceSettings
 
 QWEN_VISION_TOKENS = (
@@ -14,19 +16,19 @@ QWEN_VISION_TOKENS = (
     "<|video_pad|>",
 )
 
-ANY_ADDRESS = ("0.0.0.0", "::", "")
-
 
 class GatewaySettings(ServiceSettings):
     """Everything an operator can set."""
 
     instance: str = "gateway-0"
-    host: str = "127.0.0.1"
+    host: HostText = "127.0.0.1"
     port: int = Field(default=8000, ge=0, le=65535)
-    advertise_url: str | None = None
+    advertise_url: BaseUrlText | None = None
     """Base under which encoders reach this gateway for media; default: its own host and port."""
     api_keys: tuple[SecretStr, ...] = ()
-    """Plain keys, or `sha256:<hex>`. Empty: no authentication."""
+    """Plain keys, or `sha256:<hex>`. Empty, and no `api_keys_file`: no authentication."""
+    api_keys_file: Path | None = None
+    """More keys, with names and tenants (`triptych_gateway.api_keys_file`)."""
 
     drain_grace_s: NonNegativeFloat = 1.0
     """How long requests are still taken after the stop was announced, until every balancer has noticed."""
@@ -81,10 +83,14 @@ class GatewaySettings(ServiceSettings):
         """Where encoders fetch media: `advertise_url`, else this address (by host name when bound to all)."""
         if self.advertise_url is not None:
             return self.advertise_url.rstrip("/")
-        host = socket.gethostname() if self.host in ANY_ADDRESS else self.host
-        return f"http://{host}:{self.port}"
+        return base_url(socket.gethostname() if self.host in ANY_ADDRESSES else self.host, self.port)
 
     @property
     def local_url(self) -> str:
-        """Where this machine reaches the gateway (health check)."""
-        return f"http://{'127.0.0.1' if self.host in ANY_ADDRESS else self.host}:{self.port}"
+        """Where this machine reaches the gateway."""
+        return self.local_urls[0]
+
+    @property
+    def local_urls(self) -> tuple[str, ...]:
+        """Where it may be reached from this machine (health check): one that answers is enough."""
+        return local_urls(self.host, self.port)

@@ -67,15 +67,15 @@ async def open_answer(
         DrainingError: likewise, and this one is going away.
         RequestError: prefill_decode refused the request (4xx), or failed at it (503).
     """
-    request = client.build_request(
-        "POST",
-        base_url.rstrip("/") + CHAT_PATH,
-        content=body,
-        headers={**headers, "Content-Type": "application/json", "Accept-Encoding": "identity"},
-    )
     try:
+        request = client.build_request(
+            "POST",
+            base_url.rstrip("/") + CHAT_PATH,
+            content=body,
+            headers={**headers, "Content-Type": "application/json", "Accept-Encoding": "identity"},
+        )
         response = await client.send(request, stream=True)
-    except httpx.HTTPError as error:
+    except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:  # the last two: no URL at all
         raise UnreachableError(f"{type(error).__name__}: {error}") from error
     try:
         yield await _begin(response, stream)

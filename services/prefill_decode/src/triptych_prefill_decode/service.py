@@ -23,7 +23,8 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from triptych_common.bus import AsyncBus, Registry, check_login
 from triptych_common.domain.errors import TriptychError
 from triptych_common.protocol.messages import InstanceRecord, Role
-from triptych_common.runtime import StopSignal
+from triptych_common.protocol.urls import base_url
+from triptych_common.runtime import StopSignal, bind_tcp
 from triptych_common.telemetry import setup_logging, setup_tracing
 from triptych_common.telemetry.logs import get_logger
 from triptych_prefill_decode.draining import drain, guarded
@@ -65,6 +66,7 @@ async def serve(settings: PrefillDecodeSettings, stop: StopSignal) -> None:
         store_socket=settings.store_socket,
         log_level=settings.log_level,
         traces_dir=settings.traces_dir,
+        traces_max_bytes=settings.traces_max_bytes,
         otlp_endpoint=settings.otlp_endpoint,
         namespace_digest=digest,
         preallocation=settings.preallocation,
@@ -81,8 +83,10 @@ async def serve(settings: PrefillDecodeSettings, stop: StopSignal) -> None:
     ]
     args = make_arg_parser(FlexibleArgumentParser()).parse_args(options)
     validate_parsed_serve_args(args)
-    sock = _listen(settings)
-    with contextlib.closing(sock):
+    with contextlib.ExitStack() as held:
+        sockets = [
+            held.enter_context(contextlib.closing(sock)) for sock in bind_tcp(settings.host, settings.port)
+        ]
         async with build_async_engine_client(
             args
         ) as engine:  # first: vLLM may fork, nothing of ours runs yet
@@ -91,9 +95,10 @@ async def serve(settings: PrefillDecodeSettings, stop: StopSignal) -> None:
                 settings.instance,
                 otlp_endpoint=settings.otlp_endpoint,
                 traces_dir=settings.traces_dir,
+                traces_max_bytes=settings.traces_max_bytes,
             )
             try:
-                await _serve_engine(settings, config, engine, args, sock, stop)
+                await _serve_engine(settings, config, engine, args, sockets, stop)
             finally:
                 await asyncio.to_thread(tracing.shutdown)
     await _clear_inboxes(settings)  # the engine, which read them, has ended
@@ -104,24 +109,12 @@ async def _clear_inboxes(settings: PrefillDecodeSettings) -> None:
         await Registry(bus).clear_inboxes(settings.instance)
 
 
-def _listen(settings: PrefillDecodeSettings) -> socket.socket:
-    """The listening socket, made before the engine: a port that is taken fails at once."""
-    sock = socket.socket(socket.AF_INET6 if ":" in settings.host else socket.AF_INET)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        sock.bind((settings.host, settings.port))
-    except OSError as error:
-        sock.close()
-        raise TriptychError(f"cannot listen on {settings.host}:{settings.port}: {error.strerror}") from error
-    return sock
-
-
 async def _serve_engine(
     settings: PrefillDecodeSettings,
     config: ConnectorConfig,
     engine: Any,
     args: Any,
-    sock: socket.socket,
+    sockets: list[socket.socket],
     stop: StopSignal,
 ) -> None:
     setup_logging(
@@ -142,7 +135,7 @@ async def _serve_engine(
         )
     )
     app.state.server = server  # vLLM's handler of engine errors looks for it
-    port = sock.getsockname()[1]
+    port = sockets[0].getsockname()[1]
     cache_embeds = settings.budget_embeds
     if cache_embeds is None:
         cache_embeds = await asyncio.to_thread(encoder_cache_embeds, engine.vllm_config)
@@ -156,7 +149,7 @@ async def _serve_engine(
         instance=settings.instance,
         boot_id=uuid.uuid4().hex,
         role=Role.ENCODE_PREFILL_DECODE if settings.has_tower else Role.PREFILL_DECODE,
-        url=f"http://{settings.advertised_host or settings.host}:{port}",
+        url=base_url(settings.advertised_host or settings.host, port),
         model=settings.model_name,
         namespace_digest=config.namespace_digest,
         dtype=str(engine.model_config.dtype).removeprefix("torch."),
@@ -168,7 +161,7 @@ async def _serve_engine(
     bus = await AsyncBus.connect(settings.redis_url, settings.deployment, client_name=settings.instance)
     try:
         async with bus, asyncio.TaskGroup() as group:
-            group.create_task(server.serve(sockets=[sock]))
+            group.create_task(server.serve(sockets=sockets))
             try:
                 await server.listening.wait()  # who registers earlier is chosen, and refuses connections
                 async with Registry(bus).keep_registered(record) as registration:

@@ -5,10 +5,9 @@ from typing import Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
+from triptych_common.protocol.urls import ANY_ADDRESSES, HostText
 from triptych_common.runtime import ServiceSettings
 from triptych_vllm_connector.config import TransportSetting
-
-ANY_ADDRESS = ("0.0.0.0", "::", "")
 
 
 class PrefillDecodeSettings(ServiceSettings):
@@ -18,10 +17,10 @@ class PrefillDecodeSettings(ServiceSettings):
     model: str = Field(description="model folder or hub name")
     served_model_name: str | None = Field(default=None, description="[default: the folder's name]")
     engine_args: list[str] = Field(default_factory=list, description="options passed through to vLLM")
-    host: str = Field(default="127.0.0.1", description="address that vLLM's HTTP server listens on")
+    host: HostText = Field(default="127.0.0.1", description="address that vLLM's HTTP server listens on")
     port: int = Field(default=8100, ge=0, le=65535, description="0: any free port")
-    advertised_host: str | None = Field(
-        default_factory=lambda data: socket.gethostname() if data.get("host") in ANY_ADDRESS else None,
+    advertised_host: HostText | None = Field(
+        default_factory=lambda data: socket.gethostname() if data.get("host") in ANY_ADDRESSES else None,
         description="what the gateway calls [default: host; this machine's name when bound to all addresses]",
     )
     transport: TransportSetting = Field(

@@ -14,6 +14,8 @@ from triptych_common.protocol.ids import MmHash
 
 _NAMESPACE_TAG = b"triptych.namespace.v1"
 _ITEM_TAG = b"triptych.item.v1"
+_RAW_TAG = b"triptych.raw.v1"
+_TENANT_CONTEXT = "triptych.tenant.v1"
 
 
 def namespace_digest(parts: Mapping[str, str]) -> str:
@@ -44,7 +46,7 @@ def mm_hash(
         namespace_digest: from `namespace_digest`.
         processor_options: what the request says to the processor (`mm_processor_kwargs`), JSON values.
         media_io_options: what the request says to the media reader (`media_io_kwargs`), JSON values.
-        tenant_salt: keeps tenants from seeing each other's items.
+        tenant_salt: from `tenant_salt`; keeps tenants from seeing each other's items. "": shared.
 
     Raises:
         TypeError: an option is not a JSON value.
@@ -58,6 +60,19 @@ def mm_hash(
         media,
     )
     return MmHash(_digest(_ITEM_TAG, parts))
+
+
+def tenant_salt(tenant: str) -> str:
+    """What keeps the caches of `tenant` apart from all others': 64 hex digits, two names never share one.
+
+    Not a secret: nobody but the gateway can say it, since callers may not set what it goes into.
+    """
+    return blake3(tenant.encode(), derive_key_context=_TENANT_CONTEXT).hexdigest()
+
+
+def raw_item_id(item: MmHash) -> str:
+    """Identity of one item's raw media in an engine that encodes them itself: apart from its tensor's."""
+    return _digest(_RAW_TAG, (item.encode(),))
 
 
 def _canonical(options: Mapping[str, Any]) -> bytes:

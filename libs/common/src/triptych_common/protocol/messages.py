@@ -10,6 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveInt
 
 from triptych_common.protocol.ids import MmHashText, Name, NamespaceDigestText
+from triptych_common.protocol.urls import BaseUrlText
 
 SCHEMA_VERSION = 1
 
@@ -176,7 +177,7 @@ class InstanceRecord(Message):
     instance: Name
     boot_id: Name
     role: Role
-    url: str | None = None  # HTTP base, for roles that are called by HTTP
+    url: BaseUrlText | None = None  # HTTP base, for roles that are called by HTTP
     model: str | None = None  # served model name
     namespace_digest: NamespaceDigestText | None = None  # weights, processor, dtype, vLLM version
     width: PositiveInt | None = None

@@ -15,6 +15,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 from triptych_common.domain.errors import TriptychError
 from triptych_common.protocol.ids import Name
 from triptych_common.protocol.names import StreamNames
+from triptych_common.telemetry.trace_files import DEFAULT_MAX_BYTES
 
 INVALID_SETTINGS_EXIT_CODE = 2
 
@@ -28,6 +29,16 @@ def default_run_dir() -> Path:
     shared_memory = Path("/dev/shm")
     base = shared_memory if shared_memory.is_dir() else Path(tempfile.gettempdir())
     return base / f"triptych-{os.getuid()}"
+
+
+def default_traces_dir(run_dir: Path) -> Path:
+    """In the run directory; beside the default one, which is in memory, where `./triptych trace` looks."""
+    return (default_state_dir() / run_dir.name if run_dir == default_run_dir() else run_dir) / "traces"
+
+
+def default_state_dir() -> Path:
+    """A directory of this user on a disk: what may grow, and is looked at afterwards."""
+    return Path.home() / ".local" / "state" / "triptych"
 
 
 def ensure_run_dir(path: Path) -> None:
@@ -73,7 +84,7 @@ class ServiceSettings(BaseSettings):
         description="redis://, rediss:// or unix:// URL, or redis+sentinel://",
     )
     deployment: str = Field(default="default", description="deployments on one Redis do not see each other")
-    run_dir: Path = Field(default_factory=default_run_dir, description="sockets, shared memory, traces; 0700")
+    run_dir: Path = Field(default_factory=default_run_dir, description="sockets, shared memory; 0700")
     store_socket: Path = Field(
         default_factory=lambda data: data.get("run_dir", default_run_dir()) / "store.sock",
         description="the cache_store's socket [default: RUN_DIR/store.sock]",
@@ -91,8 +102,13 @@ class ServiceSettings(BaseSettings):
         description="base URL of an OTLP/HTTP collector; without it, spans go to files",
     )
     traces_dir: Path = Field(
-        default_factory=lambda data: data.get("run_dir", default_run_dir()) / "traces",
-        description="where spans go as files [default: RUN_DIR/traces]",
+        default_factory=lambda data: default_traces_dir(data.get("run_dir", default_run_dir())),
+        description="where spans go as files [default: RUN_DIR/traces; without a RUN_DIR, on disk]",
+    )
+    traces_max_bytes: int = Field(
+        default=DEFAULT_MAX_BYTES,
+        ge=0,
+        description="of these files, per process; as much again of ended ones; 0: none are written",
     )
     drain_timeout_s: float = Field(default=15.0, ge=0, description="time to finish what runs at the end")
 

@@ -4,7 +4,6 @@ The files (0600) are append only; a reader copes with a last line that is not co
 """
 
 import os
-import re
 import threading
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -13,6 +12,8 @@ from pathlib import Path
 import orjson
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+
+from triptych_common.telemetry.trace_files import TraceFile
 
 AttributeValue = str | bool | int | float | list[str]
 
@@ -38,18 +39,18 @@ class SpanRecord:
 
 
 class FileSpanExporter(SpanExporter):
-    """Appends each batch with one write to `traces_dir/{service}-{pid}.jsonl`.
+    """Appends each batch with one write to this process's file in `traces_dir` (`trace_files`).
 
     The pid is read at each export, so a forked process gets a file of its own.
     """
 
-    def __init__(self, traces_dir: Path, service: str, instance: str) -> None:
+    def __init__(self, traces_dir: Path, service: str, instance: str, max_bytes: int) -> None:
         self._traces_dir = traces_dir
         self._service = service
         self._instance = instance
+        self._max_bytes = max_bytes
         self._lock = threading.Lock()
-        self._fd: int | None = None
-        self._fd_pid = 0
+        self._file: TraceFile | None = None
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         lines = b"".join(
@@ -58,27 +59,21 @@ class FileSpanExporter(SpanExporter):
         )
         with self._lock:
             try:
-                _write_all(self._file(), lines)
+                self._own_file().append(lines)
             except OSError:
                 return SpanExportResult.FAILURE
         return SpanExportResult.SUCCESS
 
     def shutdown(self) -> None:
         with self._lock:
-            if self._fd is not None and self._fd_pid == os.getpid():
-                os.close(self._fd)
-            self._fd = None
+            if self._file is not None and self._file.pid == os.getpid():
+                self._file.close()
+            self._file = None
 
-    def _file(self) -> int:
-        pid = os.getpid()
-        if self._fd is None or self._fd_pid != pid:
-            self._traces_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-            name = re.sub(r"[^A-Za-z0-9._-]", "_", self._service)
-            path = self._traces_dir / f"{name}-{pid}.jsonl"
-            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
-            self._fd = os.open(path, flags, 0o600)
-            self._fd_pid = pid
-        return self._fd
+    def _own_file(self) -> TraceFile:
+        if self._file is None or self._file.pid != os.getpid():
+            self._file = TraceFile(self._traces_dir, self._service, self._max_bytes)
+        return self._file
 
 
 def _record(span: ReadableSpan, service: str, instance: str) -> SpanRecord:
@@ -106,8 +101,3 @@ def _plain(value: object) -> AttributeValue:
     if isinstance(value, Sequence):
         return [str(each) for each in value]
     return str(value)
-
-
-def _write_all(fd: int, data: bytes) -> None:
-    while data:
-        data = data[os.write(fd, data) :]

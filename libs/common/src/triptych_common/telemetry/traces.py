@@ -5,6 +5,7 @@ from pathlib import Path
 
 import orjson
 
+from triptych_common.telemetry.trace_files import trace_files
 from triptych_common.telemetry.tracefile import SpanRecord
 from triptych_common.telemetry.tracing import REQUEST_ID
 
@@ -19,15 +20,19 @@ def read_trace(traces_dir: Path, request_id: str) -> list[SpanRecord]:
     if not marked:
         return []
     trace_id = min(marked, key=lambda span: span.start_ns).trace_id
-    spans = [span for span in _spans(traces_dir, trace_id) if span.trace_id == trace_id]
-    return sorted(spans, key=lambda span: (span.start_ns, -span.end_ns))
+    spans = {span.span_id: span for span in _spans(traces_dir, trace_id) if span.trace_id == trace_id}
+    return sorted(spans.values(), key=lambda span: (span.start_ns, -span.end_ns))
 
 
 def _spans(traces_dir: Path, needle: str) -> Iterator[SpanRecord]:
     """Spans whose line contains `needle`; lines that are cut off or foreign are passed over."""
     wanted = needle.encode()
-    for path in sorted(traces_dir.glob("*.jsonl")):
-        with path.open("rb") as file:
+    for path in trace_files(traces_dir):
+        try:
+            file = path.open("rb")
+        except FileNotFoundError:  # moved aside or removed meanwhile
+            continue
+        with file:
             for line in file:
                 if wanted in line and line.endswith(b"\n"):
                     try:

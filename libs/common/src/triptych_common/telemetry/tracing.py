@@ -16,6 +16,7 @@ from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
+from triptych_common.telemetry.trace_files import DEFAULT_MAX_BYTES
 from triptych_common.telemetry.tracefile import FileSpanExporter
 
 Attributes = Mapping[str, str | bool | int | float]
@@ -44,17 +45,19 @@ def setup_tracing(
     *,
     otlp_endpoint: str | None,
     traces_dir: Path | None,
+    traces_max_bytes: int = DEFAULT_MAX_BYTES,
 ) -> TracerProvider:
     """Build this process's tracer provider, and set it globally if none is set yet.
 
     Spans go to `otlp_endpoint` (base URL, as in OTEL_EXPORTER_OTLP_ENDPOINT) if given, else to a file
-    in `traces_dir` if given, else nowhere. Call the provider's `shutdown()` at the end: it flushes.
+    in `traces_dir` if given, where this process keeps `traces_max_bytes` at most (0: nothing), else nowhere.
+    Call the provider's `shutdown()` at the end: it flushes.
     """
     provider = TracerProvider(
         resource=Resource.create({"service.name": service_name, "service.instance.id": instance})
     )
     provider.add_span_processor(_InstanceOnEverySpan(instance))
-    exporter = _exporter(service_name, instance, otlp_endpoint, traces_dir)
+    exporter = _exporter(service_name, instance, otlp_endpoint, traces_dir, traces_max_bytes)
     if exporter is not None:
         provider.add_span_processor(BatchSpanProcessor(exporter, schedule_delay_millis=EXPORT_DELAY_MS))
     if isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
@@ -63,7 +66,11 @@ def setup_tracing(
 
 
 def _exporter(
-    service_name: str, instance: str, otlp_endpoint: str | None, traces_dir: Path | None
+    service_name: str,
+    instance: str,
+    otlp_endpoint: str | None,
+    traces_dir: Path | None,
+    traces_max_bytes: int = DEFAULT_MAX_BYTES,
 ) -> SpanExporter | None:
     if otlp_endpoint is not None:
         # Imported here: it pulls in requests and protobuf, which most processes never need.
@@ -72,8 +79,8 @@ def _exporter(
         )
 
         return OTLPSpanExporter(endpoint=f"{otlp_endpoint.rstrip('/')}/v1/traces")
-    if traces_dir is not None:
-        return FileSpanExporter(traces_dir, service_name, instance)
+    if traces_dir is not None and traces_max_bytes:
+        return FileSpanExporter(traces_dir, service_name, instance, traces_max_bytes)
     return None
 
 

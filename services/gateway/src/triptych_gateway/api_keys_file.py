@@ -1,0 +1,91 @@
+"""The file of API keys: a name, the key's SHA-256 and perhaps a tenant each (TOML).
+
+    [[keys]]
+    name = "alice"
+    sha256 = "<64 hexadecimal digits>"
+    tenant = "research"
+
+It is read once, at the start. Keys must be long and random: a plain hash protects no others.
+"""
+
+import os
+import stat
+import tomllib
+from collections import Counter
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+
+from triptych_common.domain.errors import TriptychError
+
+MAX_FILE_BYTES = 1 << 20
+SECRETS_DIR = Path("/run/secrets")
+"""Where Docker mounts a container's secrets, readable by all of the container's users: it cannot be told
+otherwise by Compose, and nobody else is in there."""
+
+PlainName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
+Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-fA-F]{64}$", to_lower=True)]
+
+
+class ApiKeysFileError(TriptychError):
+    """The file cannot be used as it is."""
+
+
+class ApiKeyEntry(BaseModel):
+    """One key."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: PlainName
+    sha256: Sha256 = Field(repr=False)
+    tenant: PlainName | None = None
+
+
+class _File(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    keys: tuple[ApiKeyEntry, ...] = Field(min_length=1)
+
+
+def read_api_keys_file(path: Path, secrets_dir: Path = SECRETS_DIR) -> tuple[ApiKeyEntry, ...]:
+    """The keys of `path`, all names and all keys different.
+
+    Raises:
+        ApiKeysFileError: it is missing, malformed, or open to those who must neither read nor write it.
+    """
+    try:
+        with path.open("rb") as file:
+            info = os.fstat(file.fileno())
+            _check_access(path, info, may_be_read=path.resolve().is_relative_to(secrets_dir))
+            text = file.read(MAX_FILE_BYTES + 1)
+    except OSError as error:
+        raise ApiKeysFileError(f"the file of API keys {path} cannot be read: {error.strerror}") from error
+    if len(text) > MAX_FILE_BYTES:
+        raise ApiKeysFileError(f"the file of API keys {path} is larger than {MAX_FILE_BYTES} bytes")
+    try:
+        keys = _File.model_validate(tomllib.loads(text.decode())).keys
+    except ValidationError as error:
+        fault = error.errors(include_url=False, include_input=False, include_context=False)[0]
+        place = ".".join(map(str, fault["loc"]))
+        raise ApiKeysFileError(f"the file of API keys {path}: {place}: {fault['msg']}") from None
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ApiKeysFileError(f"the file of API keys {path} is not valid TOML") from error
+    _check_unique(path, keys)
+    return keys
+
+
+def _check_access(path: Path, info: os.stat_result, *, may_be_read: bool) -> None:
+    if not stat.S_ISREG(info.st_mode):
+        raise ApiKeysFileError(f"the file of API keys {path} is not a regular file")
+    forbidden = stat.S_IWGRP | stat.S_IWOTH | (0 if may_be_read else stat.S_IROTH)
+    if info.st_mode & forbidden:
+        mode = stat.S_IMODE(info.st_mode)
+        raise ApiKeysFileError(f"the file of API keys {path} has mode {mode:04o}; make it 0600 or 0640")
+
+
+def _check_unique(path: Path, keys: tuple[ApiKeyEntry, ...]) -> None:
+    names, digests = Counter(key.name for key in keys), Counter(key.sha256 for key in keys)
+    twice = [key.name for key in keys if names[key.name] > 1 or digests[key.sha256] > 1]
+    if twice:
+        raise ApiKeysFileError(f"the file of API keys {path} has a name or a key twice: {', '.join(twice)}")

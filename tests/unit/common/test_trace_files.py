@@ -1,0 +1,164 @@
+"""Trace files are bounded: per process, and for what ended processes left."""
+
+import contextlib
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from opentelemetry import trace
+from opentelemetry.util._once import Once
+
+from triptych_common import telemetry
+from triptych_common.runtime import ServiceSettings
+from triptych_common.runtime import settings as settings_module
+from triptych_common.telemetry import trace_files
+from triptych_common.telemetry.trace_files import MAX_ENDED_FILES, TraceFile
+from triptych_common.telemetry.traces import read_trace
+
+MAX_BYTES = 40_000
+
+WRITE = """
+import sys
+from pathlib import Path
+from triptych_common.telemetry.trace_files import TraceFile
+file = TraceFile(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]))
+file.append(b"{}" + b" " * (int(sys.argv[4]) - 3) + b"\\n")
+print("written", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture(autouse=True)
+def _fresh_global_provider(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trace, "_TRACER_PROVIDER", None)
+    monkeypatch.setattr(trace, "_TRACER_PROVIDER_SET_ONCE", Once())
+
+
+@contextlib.contextmanager
+def process(folder: Path, service: str, num_bytes: int) -> Iterator[None]:
+    """A process that has written `num_bytes` and lives."""
+    argv = [sys.executable, "-c", WRITE, str(folder), service, str(MAX_BYTES), str(num_bytes)]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"written\n"
+        yield
+        child.communicate()
+    assert child.returncode == 0
+
+
+def num_bytes(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.iterdir())
+
+
+def test_a_process_that_runs_for_ever_keeps_its_newest_spans(tmp_path: Path) -> None:
+    provider = telemetry.setup_tracing(
+        "gateway", "g", otlp_endpoint=None, traces_dir=tmp_path, traces_max_bytes=MAX_BYTES
+    )
+    largest = 0
+    for number in range(1000):
+        with telemetry.span("gateway.request", attributes={"triptych.request_id": f"req-{number:04}"}):
+            pass
+        provider.force_flush()
+        largest = max(largest, num_bytes(tmp_path))
+    assert MAX_BYTES / 2 < largest <= MAX_BYTES
+    assert {path.name.split(".", 1)[1] for path in tmp_path.iterdir()} == {"jsonl", "1.jsonl"}
+    kept = [number for number in range(1000) if read_trace(tmp_path, f"req-{number:04}")]
+    assert kept == list(range(kept[0], 1000))  # the newest, without a gap
+    assert len(kept) > 20
+    provider.shutdown()
+
+
+def test_a_trace_is_read_over_both_files_and_once(tmp_path: Path) -> None:
+    provider = telemetry.setup_tracing(
+        "gateway", "g", otlp_endpoint=None, traces_dir=tmp_path, traces_max_bytes=MAX_BYTES
+    )
+    with telemetry.span("gateway.request", attributes={"triptych.request_id": "req-1"}):
+        traceparent = telemetry.current_traceparent()
+    while not list(tmp_path.glob("*.1.jsonl")):
+        with telemetry.span("gateway.media", traceparent=traceparent):
+            pass
+        provider.force_flush()
+    spans = read_trace(tmp_path, "req-1")
+    assert len(spans) == sum(path.read_bytes().count(b"\n") for path in tmp_path.iterdir())
+    moved = next(tmp_path.glob("*.1.jsonl"))
+    (tmp_path / "copy-1.jsonl").write_bytes(moved.read_bytes())  # as when it is moved while it is read
+    assert read_trace(tmp_path, "req-1") == spans
+    provider.shutdown()
+
+
+def test_what_ended_processes_left_is_bounded(tmp_path: Path) -> None:
+    for _ in range(6):
+        with process(tmp_path, "encoder", MAX_BYTES // 3):
+            pass
+        assert num_bytes(tmp_path) <= 2 * MAX_BYTES
+    others = tmp_path / "gateway-1.jsonl"
+    others.write_bytes(b"{}\n" * MAX_BYTES)
+    newest = max(tmp_path.glob("encoder-*"), key=lambda path: path.stat().st_mtime_ns)
+    with process(tmp_path, "encoder", 10):
+        assert len(list(tmp_path.glob("encoder-*"))) == 3 + 1
+    assert newest.exists()
+    assert others.exists()  # of another service: its own processes see to it
+
+
+def test_many_small_files_are_bounded_in_number(tmp_path: Path) -> None:
+    for number in range(MAX_ENDED_FILES + 20):
+        (tmp_path / f"encoder-{900_000 + number}.jsonl").write_bytes(b"{}\n")
+    TraceFile(tmp_path, "encoder", MAX_BYTES).close()
+    assert len(list(tmp_path.iterdir())) == MAX_ENDED_FILES + 1
+
+
+def test_files_of_living_processes_stay(tmp_path: Path) -> None:
+    with process(tmp_path, "encoder", MAX_BYTES), process(tmp_path, "encoder", MAX_BYTES):
+        living = set(tmp_path.iterdir())
+        with process(tmp_path, "encoder", 10):
+            assert len(living) == 2
+            assert living < set(tmp_path.iterdir())
+
+
+def test_two_containers_with_one_pid_write_two_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trace_files.os, "getpid", lambda: 1)
+    files = [TraceFile(tmp_path, "encoder", MAX_BYTES) for _ in range(3)]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "encoder-1-2.jsonl",
+        "encoder-1-3.jsonl",
+        "encoder-1.jsonl",
+    ]
+    for file in files:
+        file.close()
+    TraceFile(tmp_path, "encoder", MAX_BYTES).close()  # after a restart: the first one again
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_a_folder_that_was_cleared_gets_a_new_file(tmp_path: Path) -> None:
+    file = TraceFile(tmp_path, "encoder", MAX_BYTES)
+    file.append(b"{}\n")
+    (path,) = tmp_path.iterdir()
+    path.unlink()
+    file.append(b"{}\n")
+    file.close()
+    assert path.read_bytes() == b"{}\n"
+
+
+def test_no_files_at_all(tmp_path: Path) -> None:
+    provider = telemetry.setup_tracing(
+        "gateway", "g", otlp_endpoint=None, traces_dir=tmp_path, traces_max_bytes=0
+    )
+    with telemetry.span("gateway.request"):
+        pass
+    provider.shutdown()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_service_started_by_hand_writes_them_to_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where `./triptych trace` looks, and not into memory; one with a run directory of its own, there."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(settings_module, "default_run_dir", lambda: Path("/dev/shm/triptych-0"))
+    for name in ("TRIPTYCH_RUN_DIR", "TRIPTYCH_TRACES_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    by_hand = ServiceSettings(run_dir=Path("/dev/shm/triptych-0"))
+    assert by_hand.traces_dir == tmp_path / ".local/state/triptych/triptych-0/traces"
+    assert ServiceSettings(run_dir=tmp_path).traces_dir == tmp_path / "traces"

@@ -1,0 +1,37 @@
+"""Where prefill_decode listens, and what it is called."""
+
+import socket
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from triptych_common.protocol.urls import base_url
+from triptych_prefill_decode.settings import PrefillDecodeSettings
+
+
+def advertised_url(tmp_path: Path, **hosts: str) -> str:
+    settings = PrefillDecodeSettings(model="m", run_dir=tmp_path, **hosts)  # type: ignore[arg-type]
+    return base_url(settings.advertised_host or settings.host, 8100)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "url"),
+    [
+        ({}, "http://127.0.0.1:8100"),
+        ({"host": "::1"}, "http://[::1]:8100"),
+        ({"host": "[::1]"}, "http://[::1]:8100"),
+        ({"host": "::"}, f"http://{socket.gethostname()}:8100"),
+        ({"host": "0.0.0.0"}, f"http://{socket.gethostname()}:8100"),
+        ({"host": "::", "advertised_host": "2001:db8::7"}, "http://[2001:db8::7]:8100"),
+        ({"host": "::1", "advertised_host": "prefill_decode-0"}, "http://prefill_decode-0:8100"),
+    ],
+)
+def test_the_url_in_the_registry(tmp_path: Path, hosts: dict[str, str], url: str) -> None:
+    assert advertised_url(tmp_path, **hosts) == url
+
+
+@pytest.mark.parametrize("host", ["fe80::1%eth0", "a b", "http://h", "h:1"])
+def test_a_host_that_nobody_could_call_is_refused(tmp_path: Path, host: str) -> None:
+    with pytest.raises(ValidationError, match="advertised_host"):
+        advertised_url(tmp_path, host="::", advertised_host=host)
