@@ -102,7 +102,8 @@ def jpeg_with_large_metadata() -> bytes:
     exif[0x010F], exif[0x0112] = "a camera", 6
     thumbnail = _segment(0xE1, exif.tobytes() + bytes(50_000))
     xmp = _segment(0xE1, b"http://ns.adobe.com/xap/1.0/\x00" + b" " * 60_000) * 2
-    icc = b"".join(_segment(0xE2, b"ICC_PROFILE\x00" + bytes([at, 14]) + bytes(65_000)) for at in range(1, 15))
+    profile = [b"ICC_PROFILE\x00" + bytes([at, 14]) + bytes(65_000) for at in range(1, 15)]
+    icc = b"".join(_segment(0xE2, piece) for piece in profile)
     return _jpeg_with(thumbnail + xmp + icc)
 
 

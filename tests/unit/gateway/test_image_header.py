@@ -5,9 +5,8 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.unit.gateway.header_bombs import BOMBS, HONEST, SIZE, jpeg_of_empty_segments
+from tests.unit.gateway.header_bombs import BOMBS, HONEST, SIZE
 from triptych_common.domain.errors import RequestError
-from triptych_gateway import image_header
 from triptych_gateway.image_header import ImageLimits, read_image_header
 
 PATH = "messages[0].content[0].image_url.url"

@@ -142,9 +142,7 @@ class ChatExchange(Response):
             return parse()
         return await asyncio.get_running_loop().run_in_executor(gateway.body_threads, parse)
 
-    async def _serve(
-        self, request: ChatRequest, booking: Booking, client: ClientStream, root: Span
-    ) -> None:
+    async def _serve(self, request: ChatRequest, booking: Booking, client: ClientStream, root: Span) -> None:
         try:
             async with asyncio.timeout(self._settings.request_timeout_s):
                 view = self._gateway.view

@@ -1,7 +1,7 @@
 """Prompts that are longer than the model takes, refused before their media are encoded.
 
     rows of the items whose sizes are known + 1 > max_model_len     too long, whatever the text is
-    bytes of the text + those rows <= max_model_len                 not known to be: a token has a byte at least
+    bytes of the text + those rows <= max_model_len                 not yet: a token has a byte at least
     between                                                         prefill_decode counts the text's tokens
 
 prefill_decode checks the whole prompt again.

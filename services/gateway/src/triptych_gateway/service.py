@@ -18,6 +18,7 @@ from triptych_common.runtime import DrainGate, StopSignal
 from triptych_common.telemetry.logs import get_logger
 from triptych_gateway.app import create_app
 from triptych_gateway.gateway import Gateway, run_gateway
+from triptych_gateway.http_protocol import bounded_protocol
 from triptych_gateway.settings import GatewaySettings
 
 log = get_logger(__name__)
@@ -71,7 +72,7 @@ def _config(gate: DrainGate, settings: GatewaySettings) -> uvicorn.Config:
         gate,
         host=settings.host,
         port=settings.port,
-        http="httptools",
+        http=bounded_protocol(settings.max_header_bytes, settings.header_timeout_s),
         ws="none",
         lifespan="off",
         log_config=None,
