@@ -55,7 +55,9 @@ class System:
 
 
 @asynccontextmanager
-async def opened_system(redis_url: str, run_dir: Path, /, **changes: Any) -> AsyncIterator[System]:
+async def opened_system(
+    redis_url: str, run_dir: Path, fake: FakePrefillDecode | None = None, /, **changes: Any
+) -> AsyncIterator[System]:
     """Everything started and known to each other. `redis_url` among `changes` is the gateway's alone."""
     values: dict[str, Any] = {
         "redis_url": redis_url,
@@ -73,7 +75,7 @@ async def opened_system(redis_url: str, run_dir: Path, /, **changes: Any) -> Asy
             await AsyncBus.connect(redis_url, "default", client_name="test")
         )
         encoder = await stack.enter_async_context(FakeEncoder(bus).running())
-        prefill_decode = await stack.enter_async_context(FakePrefillDecode().running(bus))
+        prefill_decode = await stack.enter_async_context((fake or FakePrefillDecode()).running(bus))
         gateway = await stack.enter_async_context(run_gateway(settings))
         await stack.enter_async_context(served(create_app(gateway), settings.port))
         client = await stack.enter_async_context(
