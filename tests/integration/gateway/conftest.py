@@ -14,6 +14,7 @@ from tests.integration.gateway.fakes import MODEL, FakeEncoder, FakePrefillDecod
 from triptych_common.bus import AsyncBus
 from triptych_gateway.app import create_app
 from triptych_gateway.gateway import Gateway, run_gateway
+from triptych_gateway.http_protocol import bounded_protocol
 from triptych_gateway.settings import GatewaySettings
 
 
@@ -40,6 +41,10 @@ class System:
         if isinstance(body, bytes):
             return await self.http.post("/v1/chat/completions", content=body, **options)
         return await self.http.post("/v1/chat/completions", json=body, **options)
+
+    async def post_raw(self, content: Any) -> httpx.Response:
+        """One request whose body is sent as it is, or in pieces, with no length announced."""
+        return await self.http.post("/v1/chat/completions", content=content)
 
     async def look(self) -> None:
         """The gateway looks at the registry now."""
@@ -77,7 +82,8 @@ async def opened_system(
         encoder = await stack.enter_async_context(FakeEncoder(bus).running())
         prefill_decode = await stack.enter_async_context((fake or FakePrefillDecode()).running(bus))
         gateway = await stack.enter_async_context(run_gateway(settings))
-        await stack.enter_async_context(served(create_app(gateway), settings.port))
+        protocol = bounded_protocol(settings.max_header_bytes, settings.header_timeout_s)
+        await stack.enter_async_context(served(create_app(gateway), settings.port, protocol))
         client = await stack.enter_async_context(
             openai.AsyncOpenAI(base_url=f"{settings.local_url}/v1", api_key="none", max_retries=0, timeout=20)
         )

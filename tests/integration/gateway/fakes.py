@@ -12,7 +12,7 @@ import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import httpx
 import uvicorn
@@ -65,12 +65,15 @@ class QuietServer(uvicorn.Server):
 
 
 @asynccontextmanager
-async def served(app: Any, port: int) -> AsyncIterator[QuietServer]:
+async def served(
+    app: Any, port: int, http: type[asyncio.Protocol] | Literal["auto"] = "auto"
+) -> AsyncIterator[QuietServer]:
     server = QuietServer(
         uvicorn.Config(
             app,
             host="127.0.0.1",
             port=port,
+            http=http,
             lifespan="off",
             log_config=None,
             ws="none",
@@ -403,7 +406,7 @@ class FakePrefillDecode:
             for message in body["messages"]
             if isinstance(message.get("content"), list)
             for part in message["content"]
-            if part["type"] in ("image_embeds", "image_url")
+            if isinstance(part, dict) and part["type"] in ("image_embeds", "image_url")
         ]
         return " ".join([*grids, *(f"word{index}" for index in range(self.words))])
 
@@ -412,7 +415,7 @@ def _texts(body: dict[str, Any]) -> list[str]:
     texts: list[str] = []
     for message in body["messages"]:
         content = message.get("content")
-        texts += [content] if isinstance(content, str) else [part["text"] for part in content or ()]
+        texts += [content] if isinstance(content, str) else [part.get("text", "") for part in content or ()]
     return texts
 
 

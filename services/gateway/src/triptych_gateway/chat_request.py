@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, FailFast, Field, StrictBool, StrictS
 
 from triptych_common.domain.errors import RequestError
 from triptych_gateway.content_parts import MediaPart, find_media
-from triptych_gateway.json_bounds import BodyBounds, check_bounds
+from triptych_gateway.json_bounds import BodyBounds, check_bounds, prompt_too_large
 from triptych_gateway.placeholder_tokens import PlaceholderGuard
 
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
@@ -90,6 +90,9 @@ def parse_chat_request(
         _check_options(name, fields.get(name))
     _check_numbers(body, limits)
     media = _check_messages(body.messages, max_items)
+    num_prompt_bytes = len(raw) - sum(len(part.url) for part in media)
+    if num_prompt_bytes > limits.body.max_prompt_bytes:  # what looked like media, and is none
+        raise prompt_too_large(limits.body.max_prompt_bytes)
     guard.check(fields, [body.messages[m.message_index]["content"][m.part_index] for m in media])
     if media:
         _check_options_beside_media(body, fields)
@@ -100,7 +103,7 @@ def parse_chat_request(
         media=media,
         processor_options=body.mm_processor_kwargs or {},
         media_io_options=body.media_io_kwargs or {},
-        num_prompt_bytes=len(raw) - sum(len(part.url) for part in media),
+        num_prompt_bytes=num_prompt_bytes,
     )
 
 
