@@ -180,8 +180,12 @@ class FakeEncoder:
             return
         media = blob if blob is not None else await self._fetch(job)
         self.media.append(media)
-        with Image.open(io.BytesIO(media)) as image:
-            width, height = image.size
+        try:
+            with Image.open(io.BytesIO(media)) as image:
+                width, height = image.size
+        except Exception:  # Pillow fails at hostile bytes in many ways
+            await self._fail(flights, job, FailureKind.BAD_MEDIA)
+            return
         is_known = job.mm_hash in self.sealed
         metadata = self.metadata(job, width, height).model_copy(update={"sealed": is_known})
         told = await self._announce(flights, metadata, ())
