@@ -163,6 +163,7 @@ RECORD_SAMPLE = messages.InstanceRecord(
     width=128,
     dtype="bfloat16",
     max_item_embeds=4096,
+    max_model_len=8192,
     store="store-0",
     num_slots=8,
     transports=(messages.Transport.CUDA_IPC, messages.Transport.PINNED_SHM),

@@ -15,6 +15,7 @@ from tests.unit.gateway.key_samples import entry
 from triptych_common.bus import AsyncBus
 from triptych_gateway.app import create_app
 from triptych_gateway.gateway import Gateway, run_gateway
+from triptych_gateway.http_protocol import bounded_protocol
 from triptych_gateway.settings import GatewaySettings
 
 KEYS = (
@@ -49,6 +50,10 @@ class System:
             return await self.http.post("/v1/chat/completions", content=body, **options)
         return await self.http.post("/v1/chat/completions", json=body, **options)
 
+    async def post_raw(self, content: Any) -> httpx.Response:
+        """One request whose body is sent as it is, or in pieces, with no length announced."""
+        return await self.http.post("/v1/chat/completions", content=content)
+
     async def look(self) -> None:
         """The gateway looks at the registry now."""
         await self.gateway.view.refresh()
@@ -63,7 +68,9 @@ class System:
 
 
 @asynccontextmanager
-async def opened_system(redis_url: str, run_dir: Path, /, **changes: Any) -> AsyncIterator[System]:
+async def opened_system(
+    redis_url: str, run_dir: Path, fake: FakePrefillDecode | None = None, /, **changes: Any
+) -> AsyncIterator[System]:
     """Everything started and known to each other. `redis_url` among `changes` is the gateway's alone."""
     values: dict[str, Any] = {
         "redis_url": redis_url,
@@ -81,9 +88,10 @@ async def opened_system(redis_url: str, run_dir: Path, /, **changes: Any) -> Asy
             await AsyncBus.connect(redis_url, "default", client_name="test")
         )
         encoder = await stack.enter_async_context(FakeEncoder(bus).running())
-        prefill_decode = await stack.enter_async_context(FakePrefillDecode().running(bus))
+        prefill_decode = await stack.enter_async_context((fake or FakePrefillDecode()).running(bus))
         gateway = await stack.enter_async_context(run_gateway(settings))
-        await stack.enter_async_context(served(create_app(gateway), settings.port))
+        protocol = bounded_protocol(settings.max_header_bytes, settings.header_timeout_s)
+        await stack.enter_async_context(served(create_app(gateway), settings.port, http=protocol))
         client = await stack.enter_async_context(
             openai.AsyncOpenAI(base_url=f"{settings.local_url}/v1", api_key="none", max_retries=0, timeout=20)
         )

@@ -12,7 +12,7 @@ import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import httpx
 import uvicorn
@@ -73,12 +73,18 @@ class QuietServer(uvicorn.Server):
 
 
 @asynccontextmanager
-async def served(app: Any, port: int, host: str = "127.0.0.1") -> AsyncIterator[QuietServer]:
+async def served(
+    app: Any,
+    port: int,
+    host: str = "127.0.0.1",
+    http: type[asyncio.Protocol] | Literal["auto"] = "auto",
+) -> AsyncIterator[QuietServer]:
     server = QuietServer(
         uvicorn.Config(
             app,
             host=host,
             port=port,
+            http=http,
             lifespan="off",
             log_config=None,
             ws="none",
@@ -186,23 +192,14 @@ class FakeEncoder:
             return
         media = blob if blob is not None else await self._fetch(job)
         self.media.append(media)
-        with Image.open(io.BytesIO(media)) as image:
-            width, height = image.size
+        try:
+            with Image.open(io.BytesIO(media)) as image:
+                width, height = image.size
+        except Exception:  # Pillow fails at hostile bytes in many ways
+            await self._fail(flights, job, FailureKind.BAD_MEDIA)
+            return
         is_known = job.mm_hash in self.sealed
-        metadata = EncoderCacheMetadata(
-            job_id=job.job_id,
-            mm_hash=job.mm_hash,
-            modality=job.modality,
-            num_embeds=width * height,
-            width=4,
-            dtype="float32",
-            num_bytes=width * height * 16,
-            placeholder_metadata={"image_grid_thw": [1, height, width]},
-            encoder=self.name,
-            store="store-0",
-            sealed=is_known,
-            requesters=(),
-        )
+        metadata = self.metadata(job, width, height).model_copy(update={"sealed": is_known})
         told = await self._announce(flights, metadata, ())
         if not is_known:
             await self.before_seal.wait()
@@ -215,6 +212,23 @@ class FakeEncoder:
         completed = EncodeCompleted(job_id=job.job_id, mm_hash=job.mm_hash, encoder=self.name, encode_s=0.001)
         await self._tell(told, completed)
         await flights.finish(job.mm_hash, job.job_id, [key_of(each) for each in told])
+
+    def metadata(self, job: EncodeJob, width: int, height: int) -> EncoderCacheMetadata:
+        """What it says of a picture of that size; nobody is named in it yet."""
+        return EncoderCacheMetadata(
+            job_id=job.job_id,
+            mm_hash=job.mm_hash,
+            modality=job.modality,
+            num_embeds=width * height,
+            width=4,
+            dtype="float32",
+            num_bytes=width * height * 16,
+            placeholder_metadata={"image_grid_thw": [1, height, width]},
+            encoder=self.name,
+            store="store-0",
+            sealed=False,
+            requesters=(),
+        )
 
     async def _announce(
         self, flights: Inflight, metadata: EncoderCacheMetadata, told: tuple[Requester, ...]
@@ -269,6 +283,9 @@ class FakePrefillDecode:
     waits_for: Callable[[ECTransferParams], Any] | None = None
     release: asyncio.Event = field(default_factory=asyncio.Event)
     max_item_embeds: int | None = None
+    max_model_len: int | None = None
+    tokenized: list[dict[str, Any]] = field(default_factory=list)  # bodies of the tokenize route
+    can_tokenize: bool = True
     words: int = 3
 
     def record(self) -> InstanceRecord:
@@ -280,6 +297,7 @@ class FakePrefillDecode:
             namespace_digest=self.digest,
             url=base_url(self.host, self.port),
             max_item_embeds=self.max_item_embeds,
+            max_model_len=self.max_model_len,
             num_slots=8,
         )
 
@@ -304,6 +322,17 @@ class FakePrefillDecode:
             self.headers.append(dict(request.headers))
             return await self._answer(request, body)
 
+        @app.post("/tokenize")
+        async def tokenize(request: Request) -> Response:
+            """A word is a token."""
+            body = await request.json()
+            self.tokenized.append(body)
+            if not self.can_tokenize:
+                return Response("not now", 503)
+            tokens = [0] * sum(len(text.split()) for text in _texts(body))
+            answer = {"count": len(tokens), "max_model_len": self.max_model_len or 0, "tokens": tokens}
+            return JSONResponse(answer)
+
         return app
 
     async def _answer(self, request: Request, body: dict[str, Any]) -> Response:
@@ -312,6 +341,16 @@ class FakePrefillDecode:
                 "message": "max_tokens is too large",
                 "type": "BadRequestError",
                 "param": "max_tokens",
+                "code": 400,
+            }
+            return JSONResponse({"error": error}, 400)
+        if self.behaviour == "too_long":
+            error = {
+                "message": "This model's maximum context length is 100 tokens. However, your prompt contains "
+                "at least 101 input tokens, which exceeds this limit even without any output tokens. "
+                "Please reduce the length of the input prompt.",
+                "type": "BadRequestError",
+                "param": "input_tokens",
                 "code": 400,
             }
             return JSONResponse({"error": error}, 400)
@@ -384,9 +423,17 @@ class FakePrefillDecode:
             for message in body["messages"]
             if isinstance(message.get("content"), list)
             for part in message["content"]
-            if part["type"] in ("image_embeds", "image_url")
+            if isinstance(part, dict) and part["type"] in ("image_embeds", "image_url")
         ]
         return " ".join([*grids, *(f"word{index}" for index in range(self.words))])
+
+
+def _texts(body: dict[str, Any]) -> list[str]:
+    texts: list[str] = []
+    for message in body["messages"]:
+        content = message.get("content")
+        texts += [content] if isinstance(content, str) else [part.get("text", "") for part in content or ()]
+    return texts
 
 
 def _grid(part: dict[str, Any]) -> list[int]:

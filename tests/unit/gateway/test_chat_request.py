@@ -232,7 +232,7 @@ def test_the_path_of_a_hit_is_bounded() -> None:
 def test_too_many_values_are_refused_cheaply(body: dict[str, Any]) -> None:
     raw = orjson.dumps(body)
     began = time.process_time()
-    assert refusal(raw).status_code == 400
+    assert refusal(raw).code in ("body_too_complex", "prompt_too_large")
     assert time.process_time() - began < 2.0
 
 
@@ -290,6 +290,38 @@ def test_deep_nesting_is_no_recursion_error() -> None:
     assert parse(chat("x", tools=deep)).media == ()
     raw = orjson.dumps(chat("x", tools=None)).replace(b"null", b"[" * 400 + b"]" * 400)
     assert refusal(raw).code == "body_too_complex"
+
+
+def test_arguments_are_counted_before_they_are_parsed() -> None:
+    """vLLM parses them too, on its event loop."""
+    error = refusal(tool_call("[" + ",".join(["[]"] * 60_000) + "]"))
+    assert (error.status_code, error.code) == (400, "body_too_complex")
+
+
+@pytest.mark.parametrize("n", [129, 10**6, "100000", 1e6])
+def test_too_many_choices(n: Any) -> None:
+    error = refusal(chat("x", n=n))
+    assert (error.code, error.param) == ("invalid_value", "n")
+
+
+def test_too_many_messages() -> None:
+    error = refusal({"model": "m", "messages": [{"role": "user", "content": ""}] * 2001})
+    assert (error.code, error.param) == ("invalid_value", "messages")
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"truncate_prompt_tokens": 10}, "truncate_prompt_tokens"),
+        ({"truncate_prompt_tokens": -1, "truncation_side": "left"}, "truncate_prompt_tokens"),
+        ({"chat_template_kwargs": {"truncation": True}}, "chat_template_kwargs.truncation"),
+        ({"chat_template_kwargs": {"max_length": 5}}, "chat_template_kwargs.max_length"),
+    ],
+)
+def test_truncation_is_not_served_beside_media(fields: dict[str, Any], param: str) -> None:
+    error = refusal(chat([IMAGE], **fields))
+    assert (error.status_code, error.code, error.param) == (400, "unsupported", param)
+    assert parse(chat("x", **fields)).body["messages"]
 
 
 def test_format_path() -> None:

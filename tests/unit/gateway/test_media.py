@@ -1,5 +1,6 @@
 """Media intake: strict data URLs, header check, identity."""
 
+import asyncio
 import io
 import struct
 import warnings
@@ -168,3 +169,23 @@ async def test_text_is_dropped_once_taken_and_equal_bytes_are_held_once(threads:
     assert first.content is second.content
     assert [part.url for part in request.media] == ["", ""]
     assert request.body["messages"] == [{"role": "user", "content": [None, None]}]
+
+
+async def test_nobody_waits_behind_somebody_elses_upload(threads: ThreadPoolExecutor) -> None:
+    """One thread for two requests: each gets its turn, item by item."""
+    order: list[str] = []
+
+    async def take_for(name: str, num_items: int) -> None:
+        url = data_url(image_bytes())
+        await take_media(
+            [MediaPart(index, 0, index, Modality.IMAGE, url, PATH) for index in range(num_items)],
+            namespace_digest=DIGEST,
+            processor_options={},
+            media_io_options={},
+            limits=LIMITS,
+            threads=threads,
+            on_taken=lambda _: order.append(name),
+        )
+
+    await asyncio.gather(take_for("large", 4), take_for("small", 1))
+    assert order == ["large", "small", "large", "large", "large"]

@@ -114,18 +114,36 @@ class TestErrors:
 
 
 class TestAdmission:
-    def test_bounded_and_given_back(self) -> None:
+    def test_places_are_bounded_and_given_back(self) -> None:
         admission = Admission(max_requests=1, max_media_bytes=10)
-        with admission.request(), admission.media(8):
+        with admission.request():
             with pytest.raises(RequestError) as caught, admission.request():
                 pass
             assert caught.value.status_code == 429
-            with pytest.raises(RequestError) as caught, admission.media(3):
-                pass
-            assert caught.value.code == "too_much_media"
-        assert (admission.num_requests, admission.media_bytes) == (0, 0)
-        with admission.media(20):  # alone, one request may be as large as a body may be
-            pass
+        assert admission.num_requests == 0
+
+    def test_bytes_are_booked_as_they_come(self) -> None:
+        admission = Admission(max_requests=1, max_media_bytes=10)
+        with admission.media() as first, admission.media() as second:
+            first.resize(4)
+            first.resize(8)
+            second.resize(2)
+            with pytest.raises(RequestError) as caught:
+                second.resize(3)
+            assert (caught.value.status_code, caught.value.code) == (429, "too_much_media")
+            assert admission.media_bytes == 10
+            first.resize(5)
+            second.resize(5)
+        assert admission.media_bytes == 0
+
+    def test_what_is_alone_may_be_as_large_as_a_body_may_be(self) -> None:
+        admission = Admission(max_requests=1, max_media_bytes=10)
+        with admission.media() as first, admission.media() as second:
+            first.resize(20)
+            with pytest.raises(RequestError):
+                second.resize(1)
+            first.resize(15)  # less than before, and still above the bound
+        assert admission.media_bytes == 0
 
 
 class TestApiKeys:

@@ -4,7 +4,7 @@ import sys
 
 from triptych_common.runtime import run_service
 from triptych_common.telemetry import setup_logging, setup_tracing
-from triptych_gateway.image_header import quiet_pillow
+from triptych_gateway.image_header import set_up_pillow
 from triptych_gateway.service import is_healthy, run
 from triptych_gateway.settings import GatewaySettings
 
@@ -16,7 +16,7 @@ def main() -> None:
     if checks_health:
         sys.exit(0 if is_healthy(settings) else 1)
     setup_logging("gateway", settings.instance, settings.log_level)
-    quiet_pillow()
+    set_up_pillow(settings.max_image_pixels)
     provider = setup_tracing(
         "gateway",
         settings.instance,

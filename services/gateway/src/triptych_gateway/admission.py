@@ -11,7 +11,7 @@ class Admission:
 
     def __init__(self, max_requests: int, max_media_bytes: int) -> None:
         self._max_requests = max_requests
-        self._max_media_bytes = max_media_bytes
+        self.max_media_bytes = max_media_bytes
         self.num_requests = 0
         self.media_bytes = 0
 
@@ -33,16 +33,34 @@ class Admission:
             self.num_requests -= 1
 
     @contextmanager
-    def media(self, num_bytes: int) -> Iterator[None]:
-        """Hold room for one request's body and media.
+    def media(self) -> Iterator["Booking"]:
+        """Hold room for one request's body and media: none at first, see `Booking.resize`."""
+        booking = Booking(self)
+        try:
+            yield booking
+        finally:
+            booking.resize(0)
+
+
+class Booking:
+    """The bytes that one request holds, booked as they come and given back as they go.
+
+    Nothing is booked for bytes that are announced only: who sends nothing takes nobody's room.
+    """
+
+    def __init__(self, admission: Admission) -> None:
+        self._admission = admission
+        self.num_bytes = 0
+
+    def resize(self, num_bytes: int) -> None:
+        """From now on the request holds `num_bytes`. One that is alone may hold any number.
 
         Raises:
-            RequestError: 429, the gateway holds as many bytes as it may.
+            RequestError: 429, it is more than before, and the gateway holds as many bytes as it may.
         """
-        if self.media_bytes and self.media_bytes + num_bytes > self._max_media_bytes:
+        admission = self._admission
+        others = admission.media_bytes - self.num_bytes
+        if others and num_bytes > self.num_bytes and others + num_bytes > admission.max_media_bytes:
             raise RequestError(429, "too_much_media", "too much media in flight; try again shortly", None)
-        self.media_bytes += num_bytes
-        try:
-            yield
-        finally:
-            self.media_bytes -= num_bytes
+        admission.media_bytes = others + num_bytes
+        self.num_bytes = num_bytes

@@ -3,7 +3,7 @@
 Everything else passes through to vLLM, which validates it again.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
 import orjson
@@ -11,7 +11,8 @@ from pydantic import BaseModel, ConfigDict, FailFast, Field, StrictBool, StrictS
 
 from triptych_common.domain.errors import RequestError
 from triptych_gateway.content_parts import MediaPart, find_media
-from triptych_gateway.placeholder_tokens import MAX_NODES, PlaceholderGuard, too_complex
+from triptych_gateway.json_bounds import BodyBounds, check_bounds, prompt_too_large
+from triptych_gateway.placeholder_tokens import PlaceholderGuard
 
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
 # Set by the gateway and the engines alone. `cache_salt` is not dropped in silence: a caller that
@@ -28,6 +29,18 @@ MAX_OPTIONS_BYTES = 16 << 10  # as JSON
 MAX_OPTIONS_DEPTH = 32
 
 
+@dataclass(frozen=True, slots=True)
+class RequestLimits:
+    """Bounds on one body. Each guards the gateway's event loop, or prefill_decode's."""
+
+    body: BodyBounds = field(default_factory=BodyBounds)
+    max_messages: int = 2000  # vLLM keeps a dozen error objects for each that is faulty
+    max_choices: int = 128  # each is a request of its own in prefill_decode's engine
+
+
+DEFAULT_LIMITS = RequestLimits()
+
+
 class ChatBody(BaseModel):
     """The fields that the gateway reads. Unknown ones are kept for vLLM."""
 
@@ -37,6 +50,7 @@ class ChatBody(BaseModel):
     messages: Annotated[list[dict[str, Any]], FailFast()] = Field(min_length=1)
     stream: StrictBool | None = None
     use_beam_search: StrictBool | None = None
+    n: int | None = None
     mm_processor_kwargs: dict[str, Any] | None = None
     media_io_kwargs: dict[str, dict[str, Any]] | None = None
     vllm_xargs: dict[str, Any] | None = None
@@ -52,6 +66,7 @@ class ChatRequest:
     media: tuple[MediaPart, ...]
     processor_options: dict[str, Any]
     media_io_options: dict[str, dict[str, Any]]  # keyed by modality, as in vLLM
+    num_prompt_bytes: int = 0  # of the body as sent, without the text of its media
     tenant_salt: str = ""
 
     def of_tenant(self, salt: str) -> "ChatRequest":
@@ -64,23 +79,28 @@ class ChatRequest:
         self.body["messages"][part.message_index]["content"][part.part_index] = None
 
 
-def parse_chat_request(raw: bytes, guard: PlaceholderGuard, max_items: int) -> ChatRequest:
-    """Validate one body. Takes a while for a large one: tens of milliseconds per MB of small values.
+def parse_chat_request(
+    raw: bytes | bytearray, guard: PlaceholderGuard, max_items: int, limits: RequestLimits = DEFAULT_LIMITS
+) -> ChatRequest:
+    """Validate one body. Takes a while for a large one: tens of milliseconds.
 
     Raises:
-        RequestError: 400, `param` names the field.
+        RequestError: 400, `param` names the field; 413 too much text.
     """
+    check_bounds(raw, limits.body)
     fields = _parse_object(raw)
     body = _validate(fields)
     _refuse_privileged(fields)
     for name in OPTIONS_FIELDS:
         _check_options(name, fields.get(name))
+    _check_numbers(body, limits)
     media = _check_messages(body.messages, max_items)
+    num_prompt_bytes = len(raw) - sum(len(part.url) for part in media)
+    if num_prompt_bytes > limits.body.max_prompt_bytes:  # what looked like media, and is none
+        raise prompt_too_large(limits.body.max_prompt_bytes)
     guard.check(fields, [body.messages[m.message_index]["content"][m.part_index] for m in media])
-    if media and body.use_beam_search:
-        raise RequestError(
-            400, "unsupported", "use_beam_search is not served together with media", "use_beam_search"
-        )
+    if media:
+        _check_options_beside_media(body, fields)
     return ChatRequest(
         body={name: value for name, value in fields.items() if name not in STRIPPED_FIELDS},
         model=body.model,
@@ -88,7 +108,33 @@ def parse_chat_request(raw: bytes, guard: PlaceholderGuard, max_items: int) -> C
         media=media,
         processor_options=body.mm_processor_kwargs or {},
         media_io_options=body.media_io_kwargs or {},
+        num_prompt_bytes=num_prompt_bytes,
     )
+
+
+def _check_numbers(body: ChatBody, limits: RequestLimits) -> None:
+    if len(body.messages) > limits.max_messages:
+        message = f"messages holds more than {limits.max_messages}"
+        raise RequestError(400, "invalid_value", message, "messages")
+    if body.n is not None and body.n > limits.max_choices:
+        raise RequestError(400, "invalid_value", f"n may be {limits.max_choices} at most", "n")
+
+
+def _check_options_beside_media(body: ChatBody, fields: dict[str, Any]) -> None:
+    if body.use_beam_search:
+        raise _not_beside_media("use_beam_search")
+    # Cutting a prompt that is too long would cut placeholders off their items.
+    if fields.get("truncate_prompt_tokens") is not None:
+        raise _not_beside_media("truncate_prompt_tokens")
+    template_options = fields.get("chat_template_kwargs")
+    if isinstance(template_options, dict):
+        for name in ("truncation", "max_length"):  # vLLM hands them to the tokenizer
+            if template_options.get(name) is not None:
+                raise _not_beside_media(f"chat_template_kwargs.{name}")
+
+
+def _not_beside_media(name: str) -> RequestError:
+    return RequestError(400, "unsupported", f"{name} is not served together with media", name)
 
 
 def _check_options(name: str, options: Any) -> None:
@@ -112,7 +158,7 @@ def _is_deeper(value: Any, limit: int) -> bool:
     return bool(level)
 
 
-def _parse_object(raw: bytes) -> dict[str, Any]:
+def _parse_object(raw: bytes | bytearray) -> dict[str, Any]:
     try:
         fields = orjson.loads(raw)
     except orjson.JSONDecodeError as error:
@@ -155,7 +201,6 @@ def _refuse_privileged(fields: dict[str, Any]) -> None:
 
 def _check_messages(messages: list[dict[str, Any]], max_items: int) -> tuple[MediaPart, ...]:
     media: list[MediaPart] = []
-    num_parts = len(messages)
     for index, message in enumerate(messages):
         path = f"messages[{index}]"
         role = message.get("role")
@@ -167,9 +212,6 @@ def _check_messages(messages: list[dict[str, Any]], max_items: int) -> tuple[Med
             )
         content = message.get("content")
         if isinstance(content, list):
-            num_parts += len(content)
-            if num_parts > MAX_NODES:
-                raise too_complex()
             media.extend(find_media(index, content, len(media)))
         elif content is not None and not isinstance(content, str):
             raise RequestError(

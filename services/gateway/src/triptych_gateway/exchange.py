@@ -27,6 +27,7 @@ from triptych_common.domain.errors import RequestError
 from triptych_common.protocol.ids import RequestId
 from triptych_common.protocol.messages import InstanceRecord
 from triptych_common.telemetry import current_traceparent, get_logger, span
+from triptych_gateway.admission import Booking
 from triptych_gateway.callers import ANYBODY
 from triptych_gateway.chat_request import ChatRequest, parse_chat_request
 from triptych_gateway.dispatch import check_fits, media_body, text_body, whole_body
@@ -34,8 +35,9 @@ from triptych_gateway.encode_wait import EncodeWait
 from triptych_gateway.gateway import Gateway, unknown_model
 from triptych_gateway.media import TakenItem, take_media
 from triptych_gateway.openai_errors import EncodeUnavailableError, error_response
+from triptych_gateway.prompt_length import check_text
 from triptych_gateway.race import race
-from triptych_gateway.request_body import announced_bytes, read_body, wait_disconnect
+from triptych_gateway.request_body import read_body, wait_disconnect
 from triptych_gateway.router import choose_namespace
 from triptych_gateway.serving import Dispatch, serve
 from triptych_gateway.streaming import ClientStream, end_with_error
@@ -115,35 +117,43 @@ class ChatExchange(Response):
         with ExitStack() as held:
             held.enter_context(gateway.admission.request())
             held.enter_context(gateway.metrics.in_flight.track_inprogress())
-            expected = min(announced_bytes(self._request) or settings.max_body_bytes, settings.max_body_bytes)
-            held.enter_context(gateway.admission.media(expected))
+            booking = held.enter_context(gateway.admission.media())
             raw = await read_body(
-                self._request, max_bytes=settings.max_body_bytes, timeout_s=settings.body_timeout_s
+                self._request,
+                max_bytes=settings.max_body_bytes,
+                timeout_s=settings.body_timeout_s,
+                on_growth=booking.resize,
             )
             request = (await self._parse(raw)).of_tenant(self._caller.salt)
             del raw
             root.set_attribute("triptych.num_items", len(request.media))
             root.set_attribute("triptych.stream", request.stream)
             await race(
-                self._serve(request, client, root),
+                self._serve(request, booking, client, root),
                 wait_disconnect(self._request, lambda: client.has_ended),
                 gateway.wait_cut_off(),
             )
 
-    async def _parse(self, raw: bytes) -> ChatRequest:
+    async def _parse(self, raw: bytearray) -> ChatRequest:
         gateway = self._gateway
-        parse = partial(parse_chat_request, raw, gateway.placeholder_guard, self._settings.max_items)
+        parse = partial(
+            parse_chat_request,
+            raw,
+            gateway.placeholder_guard,
+            self._settings.max_items,
+            gateway.request_limits,
+        )
         if len(raw) <= PARSE_INLINE_BYTES:
             return parse()
-        return await asyncio.get_running_loop().run_in_executor(gateway.media_threads, parse)
+        return await asyncio.get_running_loop().run_in_executor(gateway.body_threads, parse)
 
-    async def _serve(self, request: ChatRequest, client: ClientStream, root: Span) -> None:
+    async def _serve(self, request: ChatRequest, booking: Booking, client: ClientStream, root: Span) -> None:
         try:
             async with asyncio.timeout(self._settings.request_timeout_s):
                 view = self._gateway.view
                 await self._when_served(request.model, lambda: request.model in view.models or None)
                 if request.media:
-                    await self._serve_media(request, client, root)
+                    await self._serve_media(request, booking, client, root)
                 else:
                     await serve(self._gateway, self._dispatch(request, None, text_body(request)), client)
         except TimeoutError as error:
@@ -165,7 +175,9 @@ class ChatExchange(Response):
             raise unknown_model(self._gateway, model) from error
         return chosen
 
-    async def _serve_media(self, request: ChatRequest, client: ClientStream, root: Span) -> None:
+    async def _serve_media(
+        self, request: ChatRequest, booking: Booking, client: ClientStream, root: Span
+    ) -> None:
         gateway = self._gateway
         digest = await self._when_served(
             request.model, lambda: choose_namespace(gateway.view.records, request.model)
@@ -181,6 +193,8 @@ class ChatExchange(Response):
                 threads=gateway.media_threads,
                 on_taken=request.drop_text,
             )
+        contents = {item.mm_hash: len(item.content) for item in items}
+        booking.resize(min(booking.num_bytes, request.num_prompt_bytes + sum(contents.values())))
         await self._serve_items(request, items, digest, client, root)
 
     async def _serve_items(
@@ -209,6 +223,7 @@ class ChatExchange(Response):
             self._first_token_deadline,
             current_traceparent(),
             digest,
+            chosen.max_model_len,
         )
         wait = EncodeWait(
             self._settings,
@@ -242,6 +257,11 @@ class ChatExchange(Response):
     ) -> None:
         """With the items that encoders make."""
         with span("gateway.encode_wait"):
+            ticket.raise_failure()
+            if self._gateway.orders.lacks_job(ticket):
+                await check_text(
+                    self._gateway.http, chosen, request, ticket.num_rows, self._settings.tokenize_timeout_s
+                )
             await wait.sizes()
         check_fits(ticket.items, ticket.sizes, chosen)
         body = media_body(
@@ -272,7 +292,7 @@ class ChatExchange(Response):
         root.set_attribute("triptych.local_encode", reason)
         with span("gateway.local_encode", attributes={"triptych.reason": reason}):
             body = await asyncio.get_running_loop().run_in_executor(
-                gateway.media_threads, whole_body, request, ticket.items
+                gateway.body_threads, whole_body, request, ticket.items
             )
             dispatch = self._dispatch(request, ticket.namespace_digest, body)
             dispatch.needs_tower = True

@@ -17,9 +17,11 @@ from triptych_common.telemetry.logs import get_logger
 from triptych_gateway.admission import Admission
 from triptych_gateway.api_keys_file import read_api_keys_file
 from triptych_gateway.auth import ApiKeys
+from triptych_gateway.chat_request import RequestLimits
 from triptych_gateway.encode_job import OrderLimits
 from triptych_gateway.encode_orders import EncodeOrders
 from triptych_gateway.image_header import ImageLimits
+from triptych_gateway.json_bounds import BodyBounds
 from triptych_gateway.last_words import LastWords
 from triptych_gateway.media import MediaLimits
 from triptych_gateway.media_shelf import MediaShelf
@@ -52,6 +54,8 @@ class Gateway:
     api_keys: ApiKeys
     placeholder_guard: PlaceholderGuard
     media_limits: MediaLimits
+    request_limits: RequestLimits
+    body_threads: ThreadPoolExecutor
     media_threads: ThreadPoolExecutor
     http: httpx.AsyncClient
     metrics: GatewayMetrics
@@ -107,9 +111,12 @@ async def run_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
     bus = await AsyncBus.connect(settings.redis_url, settings.deployment, client_name=settings.instance)
     try:
         registry = Registry(bus)
-        with ThreadPoolExecutor(settings.num_media_threads, thread_name_prefix="media") as threads:
+        with (
+            ThreadPoolExecutor(settings.num_body_threads, thread_name_prefix="body") as body_threads,
+            ThreadPoolExecutor(settings.num_media_threads, thread_name_prefix="media") as media_threads,
+        ):
             async with new_client(settings.connect_timeout_s, settings.chunk_timeout_s) as http:
-                gateway = _assemble(settings, bus, registry, threads, http)
+                gateway = _assemble(settings, bus, registry, body_threads, media_threads, http)
                 await gateway.view.refresh()
                 async with _running(gateway), registry.keep_registered(_record(settings)) as registration:
                     gateway.registration = registration
@@ -144,7 +151,8 @@ def _assemble(
     settings: GatewaySettings,
     bus: AsyncBus,
     registry: Registry,
-    threads: ThreadPoolExecutor,
+    body_threads: ThreadPoolExecutor,
+    media_threads: ThreadPoolExecutor,
     http: httpx.AsyncClient,
 ) -> Gateway:
     metrics = GatewayMetrics()
@@ -179,11 +187,17 @@ def _assemble(
         shelf=shelf,
         admission=Admission(settings.max_requests_in_flight, settings.max_media_in_flight_bytes),
         api_keys=_api_keys(settings),
-        placeholder_guard=PlaceholderGuard(settings.placeholder_tokens),
+        placeholder_guard=PlaceholderGuard(settings.placeholder_tokens, settings.max_body_values),
         media_limits=MediaLimits(
             settings.max_item_bytes, ImageLimits(settings.max_image_pixels, settings.image_formats)
         ),
-        media_threads=threads,
+        request_limits=RequestLimits(
+            BodyBounds(settings.max_prompt_bytes, settings.max_body_values),
+            settings.max_messages,
+            settings.max_choices,
+        ),
+        body_threads=body_threads,
+        media_threads=media_threads,
         http=http,
         metrics=metrics,
     )

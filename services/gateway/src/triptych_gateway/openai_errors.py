@@ -21,6 +21,7 @@ from triptych_common.telemetry.logs import get_logger
 log = get_logger(__name__)
 
 DEFAULT_RETRY_AFTER_S = 1
+MAX_PATH_CHARS = 200
 _RETRY_STATUSES = frozenset({429, 503})
 _CODES = {404: "not_found", 405: "method_not_allowed"}
 
@@ -63,6 +64,11 @@ def error_response(error: RequestError, headers: Mapping[str, str] | None = None
     )
 
 
+def _path_of(request: Request) -> str:
+    """As it was asked for. `Request.url` cannot be had with every Host header."""
+    return str(request.scope["path"])[:MAX_PATH_CHARS]
+
+
 async def _on_request_error(_: Request, error: Exception) -> Response:
     if not isinstance(error, RequestError):
         raise error
@@ -77,7 +83,7 @@ async def _on_bus_error(_: Request, error: Exception) -> Response:
 async def _on_http_error(request: Request, error: Exception) -> Response:
     if not isinstance(error, HTTPException):
         raise error
-    message = f"{HTTPStatus(error.status_code).phrase}: {request.method} {request.url.path}"
+    message = f"{HTTPStatus(error.status_code).phrase}: {request.method} {_path_of(request)}"
     answer = RequestError(error.status_code, _CODES.get(error.status_code, "http_error"), message)
     return error_response(answer, error.headers)
 
@@ -87,7 +93,7 @@ async def _on_validation_error(_: Request, __: Exception) -> Response:
 
 
 async def _on_unexpected(request: Request, error: Exception) -> Response:
-    log.error("unexpected error", path=request.url.path, error=repr(error))
+    log.error("unexpected error", path=_path_of(request), error=repr(error))
     return error_response(RequestError(500, "internal_error", "the gateway failed to serve this request"))
 
 

@@ -10,13 +10,12 @@ from typing import Any
 
 from triptych_common.domain.errors import RequestError
 from triptych_gateway.content_parts import text_of
+from triptych_gateway.json_bounds import MAX_DEPTH, BodyBounds, count_values, too_complex
 
 # Fields of the body that a chat template may render.
 RENDERED_FIELDS = ("messages", "tools", "functions", "documents", "chat_template", "chat_template_kwargs")
 # vLLM parses this field of a tool call before it renders it, so JSON's escapes hide nothing there.
 PARSED_FIELD = "arguments"
-MAX_NODES = 200_000
-MAX_DEPTH = 256  # of a rendered field; vLLM and orjson take little more
 _MAX_PATH_CHARS = 300
 
 # Where a value stands: its own step and its parent's place. Written out only when something is found.
@@ -24,10 +23,15 @@ Place = tuple["Place | None", str | int]
 
 
 class PlaceholderGuard:
-    """Finds any of `tokens` in the text of a request."""
+    """Finds any of `tokens` in the text of a request.
 
-    def __init__(self, tokens: Sequence[str]) -> None:
+    Args:
+        max_values: that the rendered fields may hold, what is parsed out of their strings included.
+    """
+
+    def __init__(self, tokens: Sequence[str], max_values: int = BodyBounds().max_values) -> None:
         self._tokens = tuple(tokens)
+        self._max_values = max_values
 
     def check(self, body: Mapping[str, Any], media_parts: Sequence[Mapping[str, Any]]) -> None:
         """Look through everything that a template may render, except `media_parts` (parts of `body`).
@@ -37,7 +41,7 @@ class PlaceholderGuard:
         Raises:
             RequestError: 400: a token was found, `param` says where; or too many values, or too deep.
         """
-        for place, text in _texts(body, {id(part) for part in media_parts}):
+        for place, text in _texts(body, {id(part) for part in media_parts}, self._max_values):
             found = next((token for token in self._tokens if token in text), None)
             if found is not None:
                 path = format_place(place)
@@ -45,7 +49,7 @@ class PlaceholderGuard:
                 raise RequestError(400, "placeholder_in_text", message, path)
 
 
-def _texts(body: Mapping[str, Any], skip: set[int]) -> Iterator[tuple[Place, str]]:
+def _texts(body: Mapping[str, Any], skip: set[int], max_values: int) -> Iterator[tuple[Place, str]]:
     """Every string and key with its place. Iterative: a body may be nested deeply."""
     stack: list[tuple[Place, int, Any]] = [
         ((None, name), 1, body[name])
@@ -61,15 +65,15 @@ def _texts(body: Mapping[str, Any], skip: set[int]) -> Iterator[tuple[Place, str
         if id(value) in skip:
             continue
         num_nodes += len(value)
-        if num_nodes > MAX_NODES or depth > MAX_DEPTH:
-            raise too_complex()
+        if num_nodes > max_values or depth > MAX_DEPTH:
+            raise too_complex(max_values)
         if isinstance(value, dict):
             for key, child in value.items():
                 yield place, key
                 if isinstance(child, (str, dict, list)):
                     stack.append(((place, key), depth + 1, child))
                 if key == PARSED_FIELD and isinstance(child, str):
-                    parsed = _parse(child)
+                    parsed = _parse(child, max_values)
                     if isinstance(parsed, (str, dict, list)):
                         stack.append(((place, key), depth + 1, parsed))
         else:
@@ -82,24 +86,15 @@ def _texts(body: Mapping[str, Any], skip: set[int]) -> Iterator[tuple[Place, str
             )
 
 
-def _parse(text: str) -> Any:
+def _parse(text: str, max_values: int) -> Any:
     """As vLLM does it, with the same parser; None for what it refuses."""
     try:
+        count_values(text.encode(), max_values)
         return json.loads(text)
     except ValueError:
         return None
     except RecursionError as error:
-        raise too_complex() from error
-
-
-def too_complex() -> RequestError:
-    """400 for a body that would take too long to look through."""
-    return RequestError(
-        400,
-        "body_too_complex",
-        f"the body has more than {MAX_NODES} values, or is nested more than {MAX_DEPTH} deep",
-        None,
-    )
+        raise too_complex(max_values) from error
 
 
 def format_place(place: Place) -> str:

@@ -8,8 +8,13 @@ from starlette.requests import ClientDisconnect, Request
 from triptych_common.domain.errors import RequestError
 
 
-async def read_body(request: Request, *, max_bytes: int, timeout_s: float) -> bytes:
+async def read_body(
+    request: Request, *, max_bytes: int, timeout_s: float, on_growth: Callable[[int], None]
+) -> bytearray:
     """The whole body.
+
+    Args:
+        on_growth: told how many bytes are held, before more are; may raise.
 
     Raises:
         RequestError: 413 too large; 408 the client stopped sending.
@@ -18,18 +23,18 @@ async def read_body(request: Request, *, max_bytes: int, timeout_s: float) -> by
     announced = announced_bytes(request)
     if announced is not None and announced > max_bytes:
         raise _too_large(max_bytes)
-    chunks: list[bytes] = []
-    num_bytes = 0
+    body = bytearray()
     try:
         async with asyncio.timeout(timeout_s):
             async for chunk in request.stream():
-                num_bytes += len(chunk)
+                num_bytes = len(body) + len(chunk)
                 if num_bytes > max_bytes:
                     raise _too_large(max_bytes)
-                chunks.append(chunk)
+                on_growth(num_bytes)
+                body += chunk
     except TimeoutError as error:
         raise RequestError(408, "body_timeout", "the body of the request did not arrive in time") from error
-    return b"".join(chunks)
+    return body
 
 
 def _too_large(max_bytes: int) -> RequestError:

@@ -18,6 +18,7 @@ from triptych_common.runtime import DrainGate, StopSignal, bind_tcp
 from triptych_common.telemetry.logs import get_logger
 from triptych_gateway.app import create_app
 from triptych_gateway.gateway import Gateway, run_gateway
+from triptych_gateway.http_protocol import bounded_protocol
 from triptych_gateway.settings import GatewaySettings
 
 log = get_logger(__name__)
@@ -41,7 +42,7 @@ async def run(settings: GatewaySettings, stop: StopSignal) -> None:
     sockets = bind_tcp(settings.host, settings.port)
     async with run_gateway(settings) as gateway:
         gate = DrainGate(create_app(gateway), lambda path: path.startswith(API_PATHS))
-        server = _Server(_config(gate))
+        server = _Server(_config(gate, settings))
         async with asyncio.TaskGroup() as group:
             stopper = group.create_task(_end_on_stop(gateway, gate, server, stop))
             log.info("gateway serves", host=settings.host, port=settings.port)
@@ -67,10 +68,10 @@ async def _end_on_stop(gateway: Gateway, gate: DrainGate, server: uvicorn.Server
     server.should_exit = True
 
 
-def _config(gate: DrainGate) -> uvicorn.Config:
+def _config(gate: DrainGate, settings: GatewaySettings) -> uvicorn.Config:
     return uvicorn.Config(
         gate,
-        http="httptools",
+        http=bounded_protocol(settings.max_header_bytes, settings.header_timeout_s),
         ws="none",
         lifespan="off",
         log_config=None,

@@ -34,6 +34,16 @@ class GatewaySettings(ServiceSettings):
     """How long requests are still taken after the stop was announced, until every balancer has noticed."""
     max_requests_in_flight: PositiveInt = 256
     max_body_bytes: PositiveInt = 64 << 20
+    max_prompt_bytes: PositiveInt = 4 << 20
+    """Of one body without its media: what is parsed here, and again by prefill_decode's own server."""
+    max_body_values: PositiveInt = 50_000
+    """JSON values in one body; counted before it is parsed."""
+    max_messages: PositiveInt = 2000
+    max_choices: PositiveInt = 128
+    """A request's `n`."""
+    max_header_bytes: PositiveInt = 64 << 10
+    """Of a request's line and headers together, and of what frames its body."""
+    header_timeout_s: PositiveFloat = 10.0
     max_media_in_flight_bytes: PositiveInt = 1 << 30
     max_items: PositiveInt = 16
     max_item_bytes: PositiveInt = 20 << 20
@@ -76,6 +86,9 @@ class GatewaySettings(ServiceSettings):
     sizes_ttl_s: PositiveInt = 86_400
     """How long those in Redis stay after the last one was written."""
     num_publishers: PositiveInt = 4
+    tokenize_timeout_s: PositiveFloat = 2.0
+    """For prefill_decode to count the tokens of a text that may be too long."""
+    num_body_threads: PositiveInt = 2
     num_media_threads: PositiveInt = 2
 
     @property

@@ -11,6 +11,7 @@ from triptych_common.protocol.messages import FailureKind
 from triptych_gateway.item_table import ItemFailure
 from triptych_gateway.media import TakenItem
 from triptych_gateway.openai_errors import EncodeUnavailableError, unavailable
+from triptych_gateway.prompt_length import rows_of, too_long
 from triptych_gateway.sizes import ItemSizes
 
 RENEWED_WAIT_S = 30.0  # for an item that prefill_decode needs again
@@ -31,6 +32,7 @@ class Ticket:
     deadline: float  # monotonic seconds; after it nobody waits for the items. At first: for the first token
     traceparent: str | None
     namespace_digest: str  # that the items' mm_hash were made with
+    max_model_len: int | None = None  # tokens that a prompt may have; None: not known
     sizes: dict[MmHash, ItemSizes] = field(default_factory=dict)
     answered_by: str | None = None  # the instance whose answer went out whole
     needed_at: float = 0.0  # monotonic seconds; when prefill_decode last asked for an item again
@@ -53,11 +55,20 @@ class Ticket:
         return next((item.part.path for item in self.items if item.mm_hash not in self.sizes), None)
 
     @property
+    def num_rows(self) -> int:
+        """Rows of all items whose sizes are known."""
+        return rows_of((item.mm_hash for item in self.items), self.sizes)
+
+    @property
     def has_failed(self) -> bool:
         return self._error is not None
 
     def set_sizes(self, mm_hash: MmHash, sizes: ItemSizes) -> None:
+        """One that makes the prompt longer than the model takes fails the ticket: others need no encode."""
         self.sizes[mm_hash] = sizes
+        num_tokens = self.num_rows + 1
+        if self.max_model_len is not None and num_tokens > self.max_model_len:
+            self._fail(too_long(num_tokens, self.max_model_len))
         if all(needed in self.sizes for needed in self.mm_hashes):
             self._all_sized.set()
 
@@ -84,7 +95,11 @@ class Ticket:
         """An item will not come. The first failure is the answer; one of an item in hand is none."""
         if self._error is None and self.needs(mm_hash):
             path = next((item.part.path for item in self.items if item.mm_hash == mm_hash), None)
-            self._error = error_for(failure, path)
+            self._fail(error_for(failure, path))
+
+    def _fail(self, error: RequestError) -> None:
+        if self._error is None:
+            self._error = error
             self._failed.set()
 
     async def wait_sizes(self) -> None:

@@ -154,6 +154,7 @@ async def _serve_engine(
         namespace_digest=config.namespace_digest,
         dtype=str(engine.model_config.dtype).removeprefix("torch."),
         max_item_embeds=max_item_embeds,
+        max_model_len=engine.model_config.max_model_len,
         num_slots=engine.vllm_config.scheduler_config.max_num_seqs,
         transports=own.transports,
         device=own.device,

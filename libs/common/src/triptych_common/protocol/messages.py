@@ -183,6 +183,7 @@ class InstanceRecord(Message):
     width: PositiveInt | None = None
     dtype: str | None = None
     max_item_embeds: PositiveInt | None = None  # largest item this instance can hold
+    max_model_len: PositiveInt | None = None  # tokens of a prompt and its answer, together
     store: Name | None = None
     num_slots: NonNegativeInt = 0  # jobs or requests it works on at once
     draining: bool = False

@@ -1,0 +1,141 @@
+"""Bounds on a body's JSON text, checked on the raw bytes before anything parses it.
+
+A parser makes one Python object per value and holds the interpreter's lock meanwhile, so a body of empty
+lists costs a gigabyte and stops the event loop for seconds. Counting costs next to nothing: media, the
+bulk of a large body, are stepped over, and the scan ends where a bound is passed.
+
+    body = media (long `"data:…"` strings) + prompt (everything else)
+
+For text that is no JSON the counts mean nothing; the parser stops at its first fault, and up to there
+they are right.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from triptych_common.domain.errors import RequestError
+
+MAX_DEPTH = 253  # of objects and lists; orjson writes no more
+
+MEDIA_START = b'"data:'
+MIN_MEDIA_BYTES = 4096  # shorter strings are scanned like any other text
+
+_TOKEN = re.compile(
+    rb"""
+      (?P<string> " [^"\\]*+ (?: \\. [^"\\]*+ )*+ "? )
+    | (?P<empty>  \[[ \t\r\n]*+\] | \{[ \t\r\n]*+\} )
+    | (?P<open>   [\[{] )
+    | (?P<close>  [\]}] )
+    | ,
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+_STRING, _EMPTY, _OPEN, _CLOSE = (_TOKEN.groupindex[name] for name in ("string", "empty", "open", "close"))
+
+
+@dataclass(frozen=True, slots=True)
+class BodyBounds:
+    """What one body may hold."""
+
+    max_prompt_bytes: int = 4 << 20
+    max_values: int = 50_000
+
+
+def check_bounds(raw: bytes | bytearray, bounds: BodyBounds) -> None:
+    """Refuse a body that would cost too much to parse, here or in prefill_decode.
+
+    Raises:
+        RequestError: 413 too much text beside the media; 400 too many values, or nested too deeply.
+    """
+    spans = list(_prompt_spans(raw, bounds.max_prompt_bytes))
+    count_values(raw, bounds.max_values, spans)
+
+
+def count_values(
+    raw: bytes | bytearray, max_values: int, spans: list[tuple[int, int]] | None = None
+) -> int | None:
+    """Values of a JSON text, itself included; None where it is so short that it cannot pass a bound.
+
+    Raises:
+        RequestError: 400 more than `max_values`, or nested more than `MAX_DEPTH` deep.
+    """
+    # A value takes one byte at least, and another one that parts it from the next.
+    if len(raw) // 2 < max_values and raw.count(b"[") + raw.count(b"{") <= MAX_DEPTH:
+        return None
+    num_values, num_strings, depth = 1, 0, 0
+    for start, end in spans if spans is not None else [(0, len(raw))]:
+        for token in _TOKEN.finditer(raw, start, end):
+            kind = token.lastindex
+            if kind == _STRING:
+                num_strings += 1
+                if num_strings > 2 * max_values:  # key and value; reached by faulty text only
+                    raise too_complex(max_values)
+                continue
+            if kind == _CLOSE:
+                depth -= 1
+                if depth < 0:
+                    return num_values  # no JSON: the parser stops here as well
+                continue
+            if kind == _EMPTY:
+                if depth + 1 > MAX_DEPTH:
+                    raise too_complex(max_values)
+                continue
+            if kind == _OPEN:
+                depth += 1
+            num_values += 1  # the first child of a list or object, or the one after a comma
+            if num_values > max_values or depth > MAX_DEPTH:
+                raise too_complex(max_values)
+    return num_values
+
+
+def _prompt_spans(raw: bytes | bytearray, max_prompt_bytes: int) -> Iterator[tuple[int, int]]:
+    """Start and end of what lies between the media; at most `max_prompt_bytes` together.
+
+    Raises:
+        RequestError: 413 there is more.
+    """
+    position, left = 0, max_prompt_bytes
+    search_from = 0
+    while True:
+        # No further than the bound: what lies beyond is not looked at.
+        start = raw.find(MEDIA_START, search_from, position + left + len(MEDIA_START))
+        if start < 0:
+            if len(raw) - position > left:
+                raise prompt_too_large(max_prompt_bytes)
+            yield position, len(raw)
+            return
+        end = _media_end(raw, start)
+        if end is None:
+            search_from = start + len(MEDIA_START)
+            continue
+        yield position, start
+        left -= start - position
+        position = search_from = end
+
+
+def _media_end(raw: bytes | bytearray, start: int) -> int | None:
+    """Behind the closing quote of the media string that opens at `start`; None: that is other text.
+
+    A quote with a backslash before it lies inside a string, and media hold no such quote.
+    """
+    end = raw.find(b'"', start + 1)
+    if end - start < MIN_MEDIA_BYTES or raw[end - 1 : end] == b"\\" or raw[start - 1 : start] == b"\\":
+        return None
+    # A character beyond ASCII makes Python store the whole string with up to four bytes for each.
+    return end + 1 if raw[start:end].isascii() else None
+
+
+def prompt_too_large(max_prompt_bytes: int) -> RequestError:
+    return RequestError(
+        413, "prompt_too_large", f"the body without its media is larger than {max_prompt_bytes} bytes", None
+    )
+
+
+def too_complex(max_values: int) -> RequestError:
+    return RequestError(
+        400,
+        "body_too_complex",
+        f"the body has more than {max_values} values, or is nested more than {MAX_DEPTH} deep",
+        None,
+    )

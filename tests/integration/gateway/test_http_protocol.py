@@ -1,0 +1,166 @@
+"""HTTP by hand: what is no proper request is refused in OpenAI's format, within bounds of bytes and time."""
+
+import asyncio
+import json
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from tests.integration.gateway.conftest import System
+from tests.integration.gateway.fakes import MODEL, until
+
+HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+BODY = json.dumps({"model": MODEL, "messages": [{"role": "user", "content": "x"}]}).encode()
+STREAMED = json.dumps(
+    {"model": MODEL, "messages": [{"role": "user", "content": "x"}], "stream": True}
+).encode()
+LIVE = b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n"
+LIMIT_S = 10
+
+
+@asynccontextmanager
+async def connection(system: System) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", system.gateway.settings.port)
+    try:
+        yield reader, writer
+    finally:
+        writer.close()
+        try:
+            await writer.wait_closed()
+        except ConnectionError:
+            pass  # the gateway closed it with bytes of ours unread
+
+
+async def answer_to(system: System, *pieces: bytes) -> bytes:
+    """Everything that comes back until the gateway closes."""
+    async with connection(system) as (reader, writer), asyncio.timeout(LIMIT_S):
+        for piece in pieces:
+            writer.write(piece)
+        return await read_all(reader)
+
+
+async def read_all(reader: asyncio.StreamReader) -> bytes:
+    answer = b""
+    try:
+        while chunk := await reader.read(1 << 16):
+            answer += chunk
+    except ConnectionError:
+        pass  # closed with bytes of ours unread: what came before counts
+    return answer
+
+
+def error_of(answer: bytes) -> tuple[int, str]:
+    head, _, body = answer.partition(b"\r\n\r\n")
+    error: dict[str, Any] = json.loads(body)["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert b"connection: close" in head.lower()
+    return int(head.split(b" ")[1]), error["code"]
+
+
+def post(*headers: bytes) -> bytes:
+    return HEAD + b"".join(header + b"\r\n" for header in headers) + b"\r\n"
+
+
+@pytest.mark.parametrize(
+    "request_bytes",
+    [
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" * 20,
+        b"FETCH / HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"GET /\xff\xfe HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"CONNECT x:1 HTTP/1.1\r\nHost: x\r\n\r\n",
+        post(b"Content-Length: -1"),
+        post(b"Content-Length: five"),
+        post(b"Content-Length: 99999999999999999999999"),
+        post(b"Content-Length: 5", b"Content-Length: 6"),
+        post(b"Content-Length: 5", b"Transfer-Encoding: chunked"),
+        post(b"Transfer-Encoding: chunked") + b"zz\r\n",
+        post(b"bad header"),
+        post(b"X: a\x00b"),
+    ],
+)
+async def test_what_is_no_http(system: System, request_bytes: bytes) -> None:
+    assert error_of(await answer_to(system, request_bytes)) == (400, "invalid_http")
+    assert (await system.ask("still there")).choices
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        (HEAD + b"X: " + b"a" * 200_000,),
+        (HEAD, *[b"X: " + b"a" * 1000 + b"\r\n"] * 200),
+        (b"GET /" + b"a" * 200_000,),
+        (post(b"Transfer-Encoding: chunked"), b"1;" + b"a" * 200_000),
+        (post(b"Transfer-Encoding: chunked") + b"0\r\n", *[b"X: " + b"a" * 1000 + b"\r\n"] * 200),
+    ],
+    ids=["one value", "many headers", "path", "chunk extension", "trailers"],
+)
+@pytest.mark.parametrize("system", [{"header_timeout_s": 60.0}], indirect=True)
+async def test_headers_are_bounded(system: System, pieces: tuple[bytes, ...]) -> None:
+    assert error_of(await answer_to(system, *pieces)) == (431, "headers_too_large")
+    await system.assert_idle()
+
+
+@pytest.mark.parametrize("system", [{"header_timeout_s": 60.0}], indirect=True)
+async def test_small_chunks_are_no_header_flood(system: System) -> None:
+    long = json.dumps({"model": MODEL, "messages": [{"role": "user", "content": "x" * 20_000}]}).encode()
+    pieces = b"".join(b"1\r\n" + long[at : at + 1] + b"\r\n" for at in range(len(long))) + b"0\r\n\r\n"
+    answer = await answer_to(system, post(b"Transfer-Encoding: chunked", b"Connection: close") + pieces)
+    assert answer.startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.parametrize("system", [{"header_timeout_s": 0.3, "body_timeout_s": 0.3}], indirect=True)
+async def test_slow_clients(system: System) -> None:
+    """A head, and a body, that never end; and a client that says nothing at all."""
+    assert error_of(await answer_to(system, b"GET / HTTP/1.1\r\nHost:")) == (408, "header_timeout")
+    assert await answer_to(system) == b""
+    async with connection(system) as (reader, writer), asyncio.timeout(LIMIT_S):
+        writer.write(post(b"Content-Length: 100", b"Connection: close") + b"{")
+        answer = await read_all(reader)
+    assert error_of(answer) == (408, "body_timeout")
+    async with connection(system) as (reader, writer), asyncio.timeout(LIMIT_S):
+        writer.write(LIVE)
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"GET / HTTP/1.1\r\n")  # the next request of a connection is bounded too
+        assert b'"header_timeout"' in await read_all(reader)
+    await system.assert_idle()
+
+
+async def test_requests_sent_ahead_are_bounded(system: System) -> None:
+    """Each would cost memory until its turn, and the client reads no answer meanwhile."""
+    system.prefill_decode.behaviour = "hang"
+    first = post(b"Content-Length: %d" % len(BODY)) + BODY
+    assert await answer_to(system, first + LIVE * 1000) == b""
+    system.prefill_decode.release.set()
+    await system.assert_idle()
+
+
+async def test_a_few_requests_sent_ahead_are_served(system: System) -> None:
+    async with connection(system) as (reader, writer), asyncio.timeout(LIMIT_S):
+        writer.write(LIVE * 5)
+        answers = b""
+        while len(re.findall(rb"HTTP/1\.1 200", answers)) < 5:
+            answers += await reader.read(1 << 16)
+
+
+async def test_garbage_behind_a_stream_does_not_get_into_it(system: System) -> None:
+    system.prefill_decode.behaviour = "stall"
+    async with connection(system) as (reader, writer), asyncio.timeout(LIMIT_S):
+        writer.write(post(b"Content-Length: %d" % len(STREAMED)) + STREAMED)
+        answer = await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"no request at all\r\n\r\n")
+        answer += await read_all(reader)
+    assert answer.count(b"HTTP/1.1") == 1
+    system.prefill_decode.release.set()
+    await until(lambda: not system.gateway.admission.num_requests)
+
+
+@pytest.mark.parametrize("host", [b"[", b"a b", b"\xff", b"", b"x" * 1000])
+async def test_any_host_header(system: System, host: bytes) -> None:
+    answer = await answer_to(
+        system, b"GET /nothing HTTP/1.1\r\nConnection: close\r\nHost: " + host + b"\r\n\r\n"
+    )
+    assert error_of(answer) == (404, "not_found")

@@ -1,0 +1,29 @@
+"""What reading a header may cost."""
+
+import time
+from collections.abc import Callable
+
+import pytest
+
+from tests.unit.gateway.header_bombs import BOMBS, HONEST, SIZE
+from triptych_common.domain.errors import RequestError
+from triptych_gateway.image_header import ImageLimits, read_image_header
+
+PATH = "messages[0].content[0].image_url.url"
+LIMITS = ImageLimits(max_pixels=64_000_000, formats=("PNG", "JPEG", "WEBP", "GIF", "BMP"))
+
+
+@pytest.mark.parametrize("bomb", BOMBS, ids=lambda each: each.__name__)
+def test_a_header_that_costs_too_much_is_refused(bomb: Callable[[], bytes]) -> None:
+    content = bomb()
+    began = time.thread_time()
+    with pytest.raises(RequestError) as caught:
+        read_image_header(content, PATH, LIMITS)
+    assert (caught.value.status_code, caught.value.code, caught.value.param) == (400, "invalid_image", PATH)
+    print(f"{bomb.__name__}: {time.thread_time() - began:.3f} s of CPU")  # not asserted: machines differ
+
+
+@pytest.mark.parametrize("image", HONEST, ids=lambda each: each.__name__)
+def test_large_metadata_are_no_fault(image: Callable[[], bytes]) -> None:
+    header = read_image_header(image(), PATH, LIMITS)
+    assert (header.width, header.height) == SIZE
