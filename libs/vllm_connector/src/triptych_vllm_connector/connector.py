@@ -124,7 +124,9 @@ class TriptychECConnector(ECConnectorBase):
 
     def request_finished(self, request: Any) -> tuple[bool, dict[str, Any] | None]:
         if self._consumer is not None and request.mm_features:
-            self._consumer.finished(request, request.num_computed_tokens)
+            # vLLM counts tokens when it schedules them; those of steps without output are not computed yet.
+            computed = max(0, request.num_computed_tokens - request.num_in_flight_tokens)
+            self._consumer.finished(request, computed)
         return False, None  # True would never be cleared by vLLM
 
     # ---- worker side -----------------------------------------------------------------------------
