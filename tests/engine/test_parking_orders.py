@@ -123,5 +123,5 @@ class TwoInFlightMachine(ParkingMachine):
 TestOneStep = ParkingMachine.TestCase
 TestTwoStepsInFlight = TwoInFlightMachine.TestCase
 TestOneStep.settings = TestTwoStepsInFlight.settings = settings(
-    max_examples=100, stateful_step_count=40, deadline=None
+    max_examples=60, stateful_step_count=40, deadline=None
 )
