@@ -34,7 +34,9 @@ CROWDED = replace(
 )
 COVERED = replace(TWO_OF_ALL, strategy="async", prefix=4)
 GATEWAYS = replace(TWO_OF_ALL, num_gateways=2)
+ASYNC = replace(SHARED, steps_in_flight=2, step_tokens=7)  # an item is loaded while a step is in flight
 SAME = replace(GATEWAYS, requests=((0,), (0,), (0,)), rows=(2,))
+ONE_ASYNC = replace(TWO_ITEMS, steps_in_flight=2, step_tokens=7)
 ONE_FOR_TWO = Config(requests=((0,), (0,)), rows=(2,), num_gateways=2)
 SYSTEMS = {
     "apart": TWO_OF_ALL,
@@ -43,6 +45,7 @@ SYSTEMS = {
     "crowded": CROWDED,
     "covered": COVERED,
     "gateways": GATEWAYS,
+    "async": ASYNC,
     "same": SAME,
 }
 
@@ -59,6 +62,16 @@ QUICK: dict[str, tuple[Config, Bounds]] = {
     "one item, 2 gateways, 1 deviation": (ONE_FOR_TWO, Bounds(max_deviations=1)),
     "one item, 2 gateways, usual order, 1 fault": (
         replace(ONE_FOR_TWO, faults=FAULTS, max_faults=1),
+        USUAL,
+    ),
+    "1x2x1, 2 steps in flight, 1 deviation, 1 fault": (
+        replace(
+            ONE_ASYNC, is_coarse=True, faults=("lose_load", "preempt", "preempt_late", "cancel"), max_faults=1
+        ),
+        Bounds(max_deviations=1),
+    ),
+    "2x2x1, 2 steps in flight, usual order, 1 fault": (
+        replace(ASYNC, is_coarse=True, faults=FAULTS, max_faults=1),
         USUAL,
     ),
     "2x2x2, usual order, 1 fault": (replace(TWO_OF_ALL, is_coarse=True, faults=FAULTS, max_faults=1), USUAL),

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from support.inflight_model import Flight as KeptFlight
 from support.inflight_model import InflightModel
+from support.protocol_world import consumer as played_consumer
 from support.protocol_world.config import Config
 from support.protocol_world.explore import BrokenError
 from support.protocol_world.random_walk import walk
@@ -42,12 +43,14 @@ from triptych_vllm_connector.grants import Grants
 from triptych_vllm_connector.holdings import Holdings
 from triptych_vllm_connector.items import ItemState, ItemTable
 from triptych_vllm_connector.links import StorePinLink
+from triptych_vllm_connector.lost_loads import LoadsInFlight
 from triptych_vllm_connector.preallocator import SyncPreallocator, _Hold
 
 MAX_WALKS = 500
 NOTICED = (AssertionError, IllegalTransitionError, ValueError)
 APART = Config(requests=((0, 1), (1, 0)), num_consumers=2, num_encoders=2, max_faults=3)
 SHARED = replace(APART, shares_consumer=True)
+ASYNC = replace(SHARED, steps_in_flight=2, step_tokens=7, max_faults=0)
 LARGE = replace(
     SHARED, requests=((0, 1), (2, 3)), rows=(3, 4, 3, 4), budget=6, num_blocks=8, max_faults=0
 )  # each request is larger than the budget
@@ -250,6 +253,12 @@ MUTATIONS: dict[str, Mutation] = {
     ),
     "an encoder whose job was taken over is forgotten": Mutation(
         Conversation, "metadata", _forgets_the_encoder_before, with_faults(APART, "freeze_encoder")
+    ),
+    "an item that is being loaded is given back": Mutation(
+        LoadsInFlight, "has", no, with_faults(ASYNC, "lose_load"), fault_share=0.1
+    ),
+    "a load that is lost is not noted": Mutation(
+        played_consumer, "undo", nothing, with_faults(ASYNC, "lose_load"), fault_share=0.1
     ),
     "the last word is not said": Mutation(Conversation, "ended", empty, APART),
     # ---- encoder ----

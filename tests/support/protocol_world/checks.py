@@ -102,7 +102,7 @@ class Checks(Choices):
             if item.state is ItemState.PINNED and item.pin_id is not None:
                 owners.append(item.pin_id)
         owners += [order.pin_id for order in consumer._holdings._loads]
-        owners += engine.views.values()
+        owners += [pin_id for pin_id in engine.views.values() if pin_id is not None]
         return owners
 
     # ---- at the end ------------------------------------------------------------------------------

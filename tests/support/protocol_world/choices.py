@@ -179,6 +179,8 @@ class Choices:
                     add("preempt", {consumer.name}, consumer.name, rid)
                 if (consumer.waiting or consumer.running) and not consumer.preempts_late:
                     add("preempt_late", {consumer.name}, consumer.name)
+                if consumer.live and not consumer.loses_load:
+                    add("lose_load", {consumer.name}, consumer.name)
                 for rid in [*consumer.waiting, *consumer.parked]:
                     add("prefix", {consumer.name}, consumer.name, rid)
         for name, gateway in self.gateways.items():

@@ -7,7 +7,7 @@ REDIS = "redis"  # its jobs and flights
 FAULTS = (
     "crash_encoder", "freeze_encoder", "crash_consumer", "crash_gateway", "restart_store", "lose_region",
     "cancel", "duplicate", "lose_message", "refuse", "unfit", "preempt", "preempt_late", "prefix", "evict",
-    "hurry", "lose_flights", "lose_redis",
+    "hurry", "lose_flights", "lose_redis", "lose_load",
 )  # fmt: skip
 HARMLESS = frozenset(
     {
@@ -27,11 +27,14 @@ HARMLESS = frozenset(
 """Faults that cost time alone: every caller whose connection lasts gets an answer all the same."""
 SLOW = frozenset({"crash_gateway", "lose_flights", "lose_redis"})
 """Faults of which nobody hears: those who wait find out when they look."""
-PROMPT = frozenset({"cancel"})
+PROMPT = frozenset({"cancel", "lose_load"})
 """Faults after which a caller may have no answer, but nobody waits in vain."""
 ONCE = frozenset(
-    {"crash_gateway", "crash_consumer", "cancel", "refuse", "unfit", "preempt", "preempt_late", "prefix"}
-)
+    {
+        "crash_gateway", "crash_consumer", "cancel", "refuse", "unfit", "preempt", "preempt_late", "prefix",
+        "lose_load",
+    }
+)  # fmt: skip
 """Faults for which nothing is encoded twice: a failed encode made nothing."""
 ERRORS = frozenset(
     {
@@ -56,6 +59,8 @@ class Config:
     num_blocks: int = 4  # of the store; each item is one
     num_reserve_blocks: int = 0
     num_slots: int = 2
+    steps_in_flight: int = 1  # of each consumer's engine: 2 under async scheduling
+    step_tokens: int = 1 << 30  # of a prompt, in one step of it
     prefix: int = 0  # tokens of every prompt that the KV cache covers at first
     max_attempts: int = 2
     is_tight: bool = False  # the store may stay too full for somebody until the deadline

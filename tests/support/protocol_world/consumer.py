@@ -1,13 +1,15 @@
 """The real `Consumer` with its preallocator and links; vLLM's scheduler and worker are played.
 
-One engine step computes a whole prompt, or as much of it as its items allow. What it computed is known
-at the next step. The decode is one step long.
+One engine step computes a whole prompt, or `step_tokens` of it, or as much of it as its items allow. What it
+computed is known at the next step; with two steps in flight, at the one after that, as under async
+scheduling. The decode is one step long. Which KV blocks there are is not modelled.
 """
 
 from collections import deque
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 from support.fake_engine import fake_request
 from support.protocol_world.config import Config
@@ -20,6 +22,7 @@ from triptych_common.protocol.store import Unpin
 from triptych_vllm_connector.consumer import Consumer
 from triptych_vllm_connector.inbox import PinReply, StoreLost
 from triptych_vllm_connector.links import BusTalkLink, StorePinLink
+from triptych_vllm_connector.lost_loads import LoadsInFlight, undo
 from triptych_vllm_connector.preallocator import make_preallocator
 
 
@@ -35,7 +38,25 @@ class Running(Scheduled):
     wire_id: str
     attempt: int
     has_begun: bool = False  # its first token is out
-    is_done: bool = False  # its last token is computed with the step under way
+    is_done: bool = False  # its last token is computed with a step under way
+    is_wrong: bool = False  # a step of it read zeros
+
+
+class Window(NamedTuple):
+    """Tokens of a request that a step computes; of a decode, the last step, none."""
+
+    rid: str
+    epoch: int
+    start: int
+    end: int
+
+
+class Step(NamedTuple):
+    """One that the worker has, and of which no output was handled."""
+
+    windows: tuple[Window, ...]
+    loads: frozenset[str]
+    lost: frozenset[str]  # of these: zeros were put in their place
 
 
 class ConsumerActor:
@@ -48,6 +69,8 @@ class ConsumerActor:
         self._store = store
         self._strategy = config.strategy, config.budget
         self._prefix = config.prefix
+        self._steps_in_flight = config.steps_in_flight
+        self._step_tokens = config.step_tokens
         self.num_scheduled = 0
         self.is_up = False
         self.start()
@@ -61,9 +84,11 @@ class ConsumerActor:
         self.parked: dict[str, None] = {}
         self.cached: dict[str, set[str]] = {}  # the encoder cache manager's view
         self.freed: list[str] = []
-        self.views: dict[str, int] = {}  # the worker's encoder cache: the pin of each view
-        self.in_flight: deque[tuple[str, int]] = deque()  # (request, epoch) of the step under way
+        self.views: dict[str, int | None] = {}  # the worker's encoder cache: the pin of each view, or zeros
+        self.in_flight: deque[Step] = deque()
+        self.loads_in_flight = LoadsInFlight()
         self.preempts_late = False  # the next step finds too late that the KV cache is full
+        self.loses_load = False  # the worker cannot read the next item
         links = StorePinLink.__new__(StorePinLink)
         bus: Any = ThreadedBusModel(self._network, self.name)
         self.consumer = Consumer(
@@ -142,9 +167,10 @@ class ConsumerActor:
         return self.is_up and (self.has_news or bool(self.in_flight))
 
     def step(self) -> None:
-        """What came of the last step; then the next one."""
+        """What came of the oldest step, if there are enough of them; then the next one."""
         self.has_news = False
-        self._update()
+        if not self.in_flight or len(self.in_flight) >= self._steps_in_flight:
+            self._update()
         self._end_overdue()
         woken = [rid for rid in self.consumer.drain() if rid in self.parked]
         if self.consumer.is_store_lost:
@@ -156,22 +182,27 @@ class ConsumerActor:
         windows = [window for rid in list(self.running) for window in self._schedule_running(self.live[rid])]
         windows += self._schedule_waiting()
         if self.preempts_late and windows:
-            victim, self.preempts_late = windows[-1][0], False
+            victim, self.preempts_late = windows[-1].rid, False
             self.preempt(victim)
-            windows = [window for window in windows if window[0] != victim]
+            windows = [window for window in windows if window.rid != victim]
         freed, self.freed = self.freed, []
-        self._run_worker(freed, self.consumer.take_loads(), windows)
-        self.in_flight.extend((rid, self.live[rid].epoch) for rid, _, _ in windows)
+        step = self._run_worker(freed, self.consumer.take_loads(), windows)
+        self.loads_in_flight.started(step.loads)
+        if windows:
+            self.in_flight.append(step)
+        elif self.in_flight:  # nothing to schedule: vLLM waits for an output
+            self._update()
         if self.waiting or self.consumer._requests._to_wake or self.consumer._requests._failed:
             self.has_news = True
 
     def preempt(self, rid: str) -> None:
         """vLLM needs its KV blocks."""
         each = self.live[rid]
+        self.loads_in_flight.leaving(each.request, self._scheduler)
         for place in list(each.inputs):
             self._free_input(each, place)
         self.consumer.preempted(rid)
-        each.computed, each.is_done = 0, False
+        each.computed, each.is_done, each.is_wrong = 0, False, False
         each.epoch += 1
         self.running.remove(rid)
         self.waiting.insert(0, rid)
@@ -193,21 +224,38 @@ class ConsumerActor:
             self.has_news = True
 
     # ---- vLLM's scheduler ------------------------------------------------------------------------
+    @property
+    def _scheduler(self) -> Any:
+        """vLLM's, as far as `lost_loads` looks. Without KV blocks."""
+        pool = SimpleNamespace(blocks=[], null_block=SimpleNamespace(block_id=0))
+        cache = SimpleNamespace(
+            block_pool=pool, get_block_ids=lambda request_id: ([],), evict_blocks=lambda blocks: None
+        )
+        return SimpleNamespace(kv_cache_manager=cache, block_size=1, requests=self.live)
+
     def _update(self) -> None:
-        while self.in_flight:
-            rid, epoch = self.in_flight.popleft()
-            each = self.live.get(rid)
-            if each is None or each.epoch != epoch:
+        """The worker's output of the oldest step. With none: of one that had nothing to compute."""
+        step = self.in_flight.popleft() if self.in_flight else Step((), frozenset(), frozenset())
+        output = SimpleNamespace(
+            req_id_to_index={window.rid: index for index, window in enumerate(step.windows)},
+            sampled_token_ids=[[0] for _ in step.windows],
+            pooler_output=None,
+            prompt_logprobs_dict={},
+            prompt_token_id_logprobs_dict={},
+        )
+        if step.lost:
+            undo(step.lost, self.consumer, self.loads_in_flight, self._scheduler, output)
+        self.loads_in_flight.ended(step.loads)
+        for window, tokens in zip(step.windows, output.sampled_token_ids, strict=True):
+            each = self.live.get(window.rid)
+            if each is None or each.epoch != window.epoch:
                 continue
             self.has_news = True
-            for place in sorted(each.inputs):
-                if each.end_of(place) <= each.computed:
-                    self._free_input(each, place)
-                    self.consumer.computed(rid, place)
-            if each.is_done:
+            self._free_computed(each)
+            if tokens and window.start == window.end:
                 self._say(each, "answer")
-                self._finish(rid)
-            elif each.computed >= each.prompt_len and not each.has_begun:
+                self._finish(window.rid)
+            elif tokens and window.end >= each.prompt_len and not each.has_begun:
                 each.has_begun = True
                 self._say(each, "first")
         for rid in self.consumer.take_failed():
@@ -215,17 +263,29 @@ class ConsumerActor:
                 self._say(self.live[rid], "error")
                 self._finish(rid)
 
+    def _free_computed(self, each: Running) -> None:
+        """vLLM counts tokens as computed when it schedules them; what is in flight is the mixin's to know."""
+        for place in sorted(each.inputs):
+            item = each.request.mm_features[place].identifier
+            if each.end_of(place) <= each.computed and not self.loads_in_flight.has(item):
+                self._free_input(each, place)
+                self.consumer.computed(each.rid, place)
+
     def _end_overdue(self) -> None:
         for rid in self.consumer.deadlines.take_passed(CLOCK.now):
             if rid in self.live and (rid not in self.running or self.consumer.is_waiting(rid)):
                 self.consumer.overdue(self.live[rid].request)
 
     def _say(self, each: Running, what: str) -> None:
+        assert what == "error" or not each.is_wrong, "answered from zeros"
         self._network.send((self.name, each.gateway, "http"), (what, each.wire_id, each.attempt))
 
     def _finish(self, rid: str) -> None:
         each = self.live.pop(rid)
-        self.consumer.finished(each.request, each.computed)
+        self.loads_in_flight.leaving(each.request, self._scheduler)
+        under_way = [window for step in self.in_flight for window in step.windows]
+        starts = [window.start for window in under_way if window[:2] == (rid, each.epoch)]
+        self.consumer.finished(each.request, min([each.computed, *starts]))
         for place in list(each.inputs):
             self._free_input(each, place)
         self.waiting = [other for other in self.waiting if other != rid]
@@ -233,24 +293,24 @@ class ConsumerActor:
         self.parked.pop(rid, None)
         self.has_news = True
 
-    def _schedule_running(self, each: Running) -> list[tuple[str, int, int]]:
+    def _schedule_running(self, each: Running) -> list[Window]:
         is_admitted = self.consumer.admit(each.request, each.computed)
         for place in each.inputs:
             assert each.request.mm_features[place].identifier in self.cached, "evicted under a running step"
-        if not is_admitted:
+        if not is_admitted or each.is_done:
             return []
         start = each.computed
         if start >= each.prompt_len:
             each.is_done = True
-            return [(each.rid, start, start)]
+            return [Window(each.rid, each.epoch, start, start)]
         end, loads = self._plan(each, start)
         if end > start:
             self._allocate(each, loads)
             each.computed = end
-        return [(each.rid, start, end)] if end > start else []
+        return [Window(each.rid, each.epoch, start, end)] if end > start else []
 
-    def _schedule_waiting(self) -> list[tuple[str, int, int]]:
-        windows: list[tuple[str, int, int]] = []
+    def _schedule_waiting(self) -> list[Window]:
+        windows: list[Window] = []
         for rid in list(self.waiting):
             each = self.live[rid]
             if not self.consumer.admit(each.request, each.prefix):
@@ -264,13 +324,13 @@ class ConsumerActor:
             self._allocate(each, loads)
             self.waiting.remove(rid)
             self.running.append(rid)
-            windows.append((rid, each.prefix, end))
+            windows.append(Window(rid, each.epoch, each.prefix, end))
             each.computed = end
         return windows
 
     def _plan(self, each: Running, start: int) -> tuple[int, list[tuple[int, str]]]:
         """`_try_schedule_encoder_inputs`: clips the step at the first item that is not here."""
-        end = each.prompt_len
+        end = min(each.prompt_len, start + self._step_tokens)
         loads: list[tuple[int, str]] = []
         for place, item, first, touches in each.places_in(start, end):
             if item in [load for _, load in loads]:
@@ -309,17 +369,29 @@ class ConsumerActor:
             self.has_news = True  # vLLM steps once more
 
     # ---- vLLM's worker ---------------------------------------------------------------------------
-    def _run_worker(self, freed: list[str], loads: list[Any], windows: list[tuple[str, int, int]]) -> None:
+    def _run_worker(self, freed: list[str], loads: list[Any], windows: list[Window]) -> Step:
         for item in freed:
-            if item in self.views:
-                self.worker.submit(Unpin(seq=0, pin_id=self.views.pop(item)))
+            self._end_pin(self.views.pop(item, None))
+        lost: set[str] = set()
         for order in loads:
             pin = self._store.core.leases.pin(order.pin_id)
             is_pinned = pin is not None and pin.entry.mm_hash == order.mm_hash
             assert is_pinned or not self.engine.is_connected, "an item that is not pinned is scheduled"
             assert order.mm_hash not in self.views, "loaded twice"
             self.views[order.mm_hash] = order.pin_id
-        for rid, start, end in windows:
+            if self.loses_load:
+                self.loses_load = False
+                lost.add(order.mm_hash)
+                self.views[order.mm_hash] = None
+                self._end_pin(order.pin_id)
+        for rid, _, start, end in windows:
             self.num_scheduled += 1
-            for _, item, _, touches in self.live[rid].places_in(start, end):
+            each = self.live[rid]
+            for _, item, _, touches in each.places_in(start, end):
                 assert not touches or item in self.views, "the step reads an item that is not there"
+                each.is_wrong |= touches and self.views[item] is None
+        return Step(tuple(windows), frozenset(order.mm_hash for order in loads), frozenset(lost))
+
+    def _end_pin(self, pin_id: int | None) -> None:
+        if pin_id is not None:
+            self.worker.submit(Unpin(seq=0, pin_id=pin_id))

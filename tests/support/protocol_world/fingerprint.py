@@ -180,7 +180,8 @@ def _encoder(encoder: EncoderActor) -> Any:
 def _consumer(actor: ConsumerActor) -> Any:
     consumer = actor.consumer
     return (
-        (actor.is_up, actor.must_end, actor.has_news, actor.preempts_late, consumer.is_store_lost),
+        (actor.is_up, actor.must_end, actor.has_news, actor.preempts_late, actor.loses_load,
+         consumer.is_store_lost),
         digest(consumer._holdings.items._items),
         digest(consumer._holdings._loads),
         digest(consumer._speech._conversation._talks),
@@ -190,12 +191,14 @@ def _consumer(actor: ConsumerActor) -> Any:
         digest(consumer.deadlines._by_request),
         digest([_heard(each) for each in consumer._inbox._heard]),
         (tuple(consumer._requests._to_wake), tuple(sorted(consumer._requests._failed))),
-        (tuple(actor.waiting), tuple(actor.running), tuple(actor.parked), tuple(actor.in_flight)),
+        (tuple(actor.waiting), tuple(actor.running), tuple(actor.parked)),
+        digest(actor.in_flight),
+        digest(actor.loads_in_flight),
         digest(actor.cached),
         tuple(actor.freed),
         digest(actor.views),
         [
-            (e.rid, e.computed, e.epoch, e.prefix, e.has_begun, e.is_done, sorted(e.inputs))
+            (e.rid, e.computed, e.epoch, e.prefix, e.has_begun, e.is_done, e.is_wrong, sorted(e.inputs))
             for e in actor.live.values()
         ],
         [_session(session) for session in actor.sessions],

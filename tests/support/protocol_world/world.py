@@ -271,6 +271,9 @@ class World(Checks):
     def _do_preempt_late(self, key: Key) -> None:
         self.consumers[key.who].preempts_late = True
 
+    def _do_lose_load(self, key: Key) -> None:
+        self.consumers[key.who].loses_load = True
+
     def _do_prefix(self, key: Key) -> None:
         self.consumers[key.who].change_prefix(key.what)
 

@@ -16,7 +16,7 @@ class FakeScheduler:
 
     def __init__(self, blocks: dict[str, list[int]]) -> None:
         self.blocks = blocks
-        self.running = [SimpleNamespace(request_id=request_id) for request_id in blocks]
+        self.requests = dict(blocks)
         self.kv_cache_manager = self
         cached = [SimpleNamespace(block_hash=f"hash-{number}") for number in range(16)]
         self.block_pool = SimpleNamespace(null_block=SimpleNamespace(block_id=0), blocks=cached)
@@ -28,10 +28,22 @@ class FakeScheduler:
     def free(self, request_id: str) -> None:
         """It has ended, or is preempted: its blocks can still be found."""
         del self.blocks[request_id]
-        self.running = [each for each in self.running if each.request_id != request_id]
 
     def evict_blocks(self, blocks: set[int]) -> None:
         self.evicted = blocks
+
+
+def output_of(*request_ids: str, **fields: Any) -> Any:
+    """`ModelRunnerOutput` of a step that sampled 10, 11, … for these."""
+    output = SimpleNamespace(
+        req_id_to_index={request_id: index for index, request_id in enumerate(request_ids)},
+        sampled_token_ids=[[10 + index] for index in range(len(request_ids))],
+        pooler_output=None,
+        prompt_logprobs_dict={},
+        prompt_token_id_logprobs_dict={},
+    )
+    vars(output).update(fields)
+    return output
 
 
 def test_a_lost_load_fails_who_waits_for_it_before_a_token_is_told(engine: Engine) -> None:
@@ -44,13 +56,11 @@ def test_a_lost_load_fails_who_waits_for_it_before_a_token_is_told(engine: Engin
     start = one.mm_features[0].mm_position.offset
     first_block = start // FakeScheduler.block_size
     scheduler = FakeScheduler({"r1": [0, 1, 2, 3], "r2": [0, 5, 6, 7], "r3": [0, 1, 2, 3]})
-    output = SimpleNamespace(
-        req_id_to_index={"r1": 0, "r2": 1, "r3": 2}, sampled_token_ids=[[11], [12], [13]]
-    )
+    output = output_of("r1", "r2", "r3")
 
     undo(frozenset({A}), engine.consumer, LoadsInFlight(), scheduler, output)
 
-    assert output.sampled_token_ids == [[], [12], []]
+    assert output.sampled_token_ids == [[], [11], []]
     assert scheduler.evicted == set([0, 1, 2, 3][first_block:]) - {0}
     assert engine.consumer.take_failed() == {"r1"}
     engine.consumer.computed("r1", 0)  # vLLM's word, before it ends the request
@@ -81,12 +91,12 @@ def test_blocks_of_a_request_that_was_aborted_meanwhile_are_not_found_again(engi
     scheduler.free("r1")
     engine.finish(request)
     scheduler.block_pool.blocks[3].block_hash = "another's"  # used anew: right again
-    output = SimpleNamespace(req_id_to_index={"r1": 0, "r2": 1, "r3": 2}, sampled_token_ids=[[1], [2], [3]])
+    output = output_of("r1", "r2", "r3")
 
     undo(frozenset({A}), engine.consumer, in_flight, scheduler, output)
 
     assert scheduler.evicted == {1, 8, 9}  # with what r2 computed from it
-    assert output.sampled_token_ids == [[], [], [3]]
+    assert output.sampled_token_ids == [[], [], [12]]
     assert engine.consumer.counts() == IDLE
 
 
@@ -97,12 +107,47 @@ def test_a_request_that_was_preempted_meanwhile_fails_too(engine: Engine) -> Non
     in_flight.leaving(request, scheduler)
     scheduler.free("r1")
     engine.consumer.preempted("r1")
-    output = SimpleNamespace(req_id_to_index={"r1": 0}, sampled_token_ids=[[1]])
+    output = output_of("r1")
 
     undo(frozenset({A}), engine.consumer, in_flight, scheduler, output)
 
     assert scheduler.evicted == {1, 2, 3}
     assert output.sampled_token_ids == [[]]  # told even of a preempted request
+    assert engine.consumer.take_failed() == {"r1"}
+
+
+def test_whatever_the_step_made_for_a_failed_request_is_dropped(engine: Engine) -> None:
+    in_flight = LoadsInFlight()
+    load_in_flight(engine, in_flight)
+    output = output_of(
+        "r2",
+        "r1",
+        sampled_token_ids=[],
+        pooler_output=["right", "wrong"],
+        prompt_logprobs_dict={"r1": "wrong", "r2": "right"},
+        prompt_token_id_logprobs_dict={"r1": "wrong"},
+    )
+
+    undo(frozenset({A}), engine.consumer, in_flight, FakeScheduler({"r1": [1], "r2": [4]}), output)
+
+    assert output.pooler_output == ["right", None]
+    assert output.prompt_logprobs_dict == {"r2": "right"}
+    assert output.prompt_token_id_logprobs_dict == {}
+
+
+def test_of_a_request_that_runs_on_without_its_view_later_blocks_are_wrong_too(engine: Engine) -> None:
+    """vLLM's encoder cache was emptied while the step ran; the next one is scheduled already."""
+    in_flight = LoadsInFlight()
+    request = load_in_flight(engine, in_flight)
+    scheduler = FakeScheduler({"r1": [1, 2]})
+    scheduler.block_pool.blocks[2].block_hash = None  # half full
+    in_flight.leaving(request, scheduler)
+    scheduler.block_pool.blocks[2].block_hash = "full by now"
+    scheduler.blocks["r1"].append(3)
+
+    undo(frozenset({A}), engine.consumer, in_flight, scheduler, output_of("r1"))
+
+    assert scheduler.evicted == {1, 2, 3}
     assert engine.consumer.take_failed() == {"r1"}
 
 

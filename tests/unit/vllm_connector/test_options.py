@@ -60,6 +60,7 @@ def test_session_names() -> None:
 def test_the_encoders_engine_runs_the_encoder_only() -> None:
     options = encoder_options(config_with(), "model", 4, False, ["--dtype", "float32"])
     assert "--mm-encoder-only" in options
+    assert "--no-async-scheduling" in options
     assert "--max-num-seqs=4" in options
     assert "--enforce-eager" in options
     assert options[-2:] == ["--dtype", "float32"]  # what the user passes through comes last

@@ -1,6 +1,7 @@
 """A worker whose transport fails: the item fails, the engine goes on. Fake store session and transports."""
 
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +108,36 @@ def test_what_could_not_be_written_is_never_sealed(
     transports.is_broken = True
     WritingWorker(config, 0).write(ORDER, A, TENSOR)
     assert session.sent == [Cancel(seq=0, reservation_id=5)]
+
+
+def test_every_order_of_a_step_ends_with_it(
+    session: FakeSession, transports: FakeTransports, config: ConnectorConfig
+) -> None:
+    worker, others = WritingWorker(config, 0), mm_hash("b")
+    orders = {
+        A: [ORDER, replace(ORDER, reservation_id=6)],
+        others: [replace(ORDER, mm_hash=others, reservation_id=7)],
+    }
+    worker.step_started(orders, {})
+    worker.encoded(A, TENSOR)
+    worker.encoded(A, TENSOR)  # as for two requests with the same item
+    worker.step_ended()
+    worker.step_ended()
+    assert session.sent == [
+        Seal(seq=0, reservation_id=5),
+        Seal(seq=0, reservation_id=6),
+        Cancel(seq=0, reservation_id=7),
+    ]
+
+
+def test_an_item_that_the_step_did_not_encode_comes_from_vllms_cache(
+    session: FakeSession, transports: FakeTransports, config: ConnectorConfig
+) -> None:
+    worker = WritingWorker(config, 0)
+    worker.step_started({A: [ORDER]}, {A: TENSOR})
+    assert session.sent == []
+    worker.step_ended()
+    assert session.sent == [Seal(seq=0, reservation_id=5)]
 
 
 def test_a_tensor_that_cannot_be_had_is_named_and_its_pin_ends(

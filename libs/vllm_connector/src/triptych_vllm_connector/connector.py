@@ -35,7 +35,7 @@ log = get_logger(__name__)
 class StepOrders(ECConnectorMetadata):
     """Scheduler -> worker, with each step: what to write to the region, and what to load from it."""
 
-    writes: dict[str, WriteOrder] = field(default_factory=dict)  # by mm_hash
+    writes: dict[str, list[WriteOrder]] = field(default_factory=dict)  # by mm_hash
     loads: list[LoadOrder] = field(default_factory=list)
 
 
@@ -69,7 +69,7 @@ class TriptychECConnector(ECConnectorBase):
         if vllm_config.parallel_config.data_parallel_size > 1:
             raise ValueError("data parallel engines need an instance of prefill_decode or encoder each")
         self._num_ranks: int = vllm_config.parallel_config.tensor_parallel_size
-        self._writes: dict[str, WriteOrder] = {}
+        self._writes: dict[str, list[WriteOrder]] = {}
         self._consumer: Consumer | None = None
         self._closers: list[Any] = []
         self.writer: WritingWorker | None = None
@@ -117,7 +117,7 @@ class TriptychECConnector(ECConnectorBase):
             self._consumer.load(request.request_id, mm_hash)
         elif self.is_producer and request.ec_transfer_params is not None:
             order = WriteOrder(**request.ec_transfer_params)
-            self._writes[order.mm_hash] = order
+            self._writes.setdefault(order.mm_hash, []).append(order)
 
     def build_connector_meta(self, scheduler_output: Any) -> StepOrders:
         writes, self._writes = self._writes, {}
@@ -125,7 +125,9 @@ class TriptychECConnector(ECConnectorBase):
 
     def request_finished(self, request: Any) -> tuple[bool, dict[str, Any] | None]:
         if self._consumer is not None and request.mm_features:
-            self._consumer.finished(request, request.num_computed_tokens)
+            # vLLM counts tokens when it schedules them; those of steps without output are not computed yet.
+            computed = max(0, request.num_computed_tokens - request.num_in_flight_tokens)
+            self._consumer.finished(request, computed)
         return False, None  # True would never be cleared by vLLM
 
     # ---- worker side -----------------------------------------------------------------------------
@@ -140,9 +142,20 @@ class TriptychECConnector(ECConnectorBase):
         if self.loader is not None:
             self.loader.load(encoder_cache, self.orders().loads)
 
+    def start_save_caches(self, **kwargs: Any) -> None:
+        """`save_caches` follows for what vLLM encodes in this step; not for what `encoder_cache` has."""
+        if self.writer is not None:
+            self.writer.step_started(self.orders().writes, kwargs["encoder_cache"])
+
     def save_caches(self, encoder_cache: dict[str, torch.Tensor], mm_hash: str, **kwargs: Any) -> None:
         if self.writer is not None:
-            self.writer.write(self.orders().writes.get(mm_hash), mm_hash, encoder_cache[mm_hash])
+            self.writer.encoded(mm_hash, encoder_cache[mm_hash])
+
+    def clear_connector_metadata(self) -> None:
+        """The step has ended, however."""
+        super().clear_connector_metadata()
+        if self.writer is not None:
+            self.writer.step_ended()
 
     def build_connector_worker_meta(self) -> LostLoads | None:
         lost = self.loader.take_lost() if self.loader is not None else frozenset()

@@ -42,6 +42,7 @@ def encoder_options(
     return [
         *_common(config, model, "ec_producer", "ForgettingEncoderCacheManager", on_gpu),
         "--mm-encoder-only",
+        "--no-async-scheduling",  # no token is sampled: a second step in flight would be empty
         "--disable-log-stats",
         f"--max-num-seqs={num_slots}",
         *passed_through,

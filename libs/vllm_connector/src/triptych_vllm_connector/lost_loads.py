@@ -7,6 +7,10 @@ prefix cache, with every other request that uses one of them.
 vLLM enters a block into the prefix cache when it schedules it, and a request may end or be preempted before
 the output of its step has come. It holds nothing any more by then, but its blocks can still be found: they
 are noted when it leaves.
+
+Under async scheduling the output of a step is handled when the next one is scheduled already, and vLLM counts
+tokens as computed when it schedules them. A request keeps its hold on an item until no step without output
+loads it, so that the loss finds it (`LoadsInFlight.has`).
 """
 
 from collections import Counter
@@ -22,9 +26,10 @@ log = get_logger(__name__)
 
 @dataclass(frozen=True)
 class Leaver:
-    """A request that left before the output of a step had come."""
+    """A request that left, or whose view was forgotten, before the output of a step had come."""
 
     request_id: str
+    first_token: int  # from here on its keys and values depend on the item
     block_hashes: dict[int, Any]  # by block id: those of the prefix cache that depend on the item
 
 
@@ -47,18 +52,24 @@ class LoadsInFlight:
                 del self._num_steps[mm_hash]
                 self._leavers.pop(mm_hash, None)
 
+    def has(self, mm_hash: str) -> bool:
+        """Does a step without output load the item?"""
+        return mm_hash in self._num_steps
+
     def leaving(self, request: Any, scheduler: Any) -> None:
-        """`request` ends or is preempted; it still has its blocks."""
+        """`request` ends, is preempted, or its view is forgotten; it still has its blocks."""
         if not self._num_steps:
             return
         blocks = scheduler.kv_cache_manager.block_pool.blocks
         for feature in request.mm_features:
             if feature.identifier in self._num_steps:
-                ids = _blocks_from(scheduler, request.request_id, feature.mm_position.offset)
+                first_token = feature.mm_position.offset
+                ids = _blocks_from(scheduler, request.request_id, first_token)
                 hashes = {
                     each: blocks[each].block_hash for each in ids if blocks[each].block_hash is not None
                 }
-                self._leavers.setdefault(feature.identifier, []).append(Leaver(request.request_id, hashes))
+                leaver = Leaver(request.request_id, first_token, hashes)
+                self._leavers.setdefault(feature.identifier, []).append(leaver)
 
     def leavers(self, mm_hashes: Iterable[str]) -> Iterator[Leaver]:
         for mm_hash in mm_hashes:
@@ -78,22 +89,33 @@ def undo(
     for leaver in in_flight.leavers(lost):
         # A block with another hash holds something else by now.
         wrong |= {each for each, was in leaver.block_hashes.items() if blocks[each].block_hash == was}
+        wrong |= _blocks_from(scheduler, leaver.request_id, leaver.first_token)  # if it runs on, or again
         consumer.fail(leaver.request_id, "the item could not be read")  # preempted; who has ended is unknown
         failed.add(leaver.request_id)
     spoilt = set(wrong)
-    for request in scheduler.running:
-        if request.request_id in failed:
-            continue
-        if after := _blocks_after(scheduler, request.request_id, wrong):
-            consumer.fail(request.request_id, "an item in its cached prefix could not be read")
-            failed.add(request.request_id)
+    for request_id in scheduler.requests:
+        if after := _blocks_after(scheduler, request_id, wrong):
             spoilt |= after
+            if request_id not in failed:
+                consumer.fail(request_id, "an item in its cached prefix could not be read")
+                failed.add(request_id)
     scheduler.kv_cache_manager.evict_blocks(spoilt)
     for request_id in failed:
-        index = runner_output.req_id_to_index.get(request_id)
-        if index is not None and runner_output.sampled_token_ids:
-            runner_output.sampled_token_ids[index] = []
+        _drop_output(runner_output, request_id)
     log.warning("loads lost", num_items=len(lost), num_requests=len(failed))
+
+
+def _drop_output(runner_output: Any, request_id: str) -> None:
+    """What the step made for the request is told to nobody. vLLM takes no part of an output alone."""
+    index = runner_output.req_id_to_index.get(request_id)
+    if index is None:
+        return
+    if runner_output.sampled_token_ids:
+        runner_output.sampled_token_ids[index] = []
+    if runner_output.pooler_output:
+        runner_output.pooler_output[index] = None
+    runner_output.prompt_logprobs_dict.pop(request_id, None)
+    runner_output.prompt_token_id_logprobs_dict.pop(request_id, None)
 
 
 def _blocks_after(scheduler: Any, request_id: str, wrong: set[int]) -> set[int]:

@@ -111,6 +111,15 @@ class ParkingMixin:
         self._loads_in_flight.ended(_loads_of(scheduler_output))
         return super().update_from_output(scheduler_output, model_runner_output)  # type: ignore[misc]
 
+    def _free_encoder_input(self, request: Request, input_id: int) -> None:
+        """Not while a step without output loads the item: if it is lost, the request must be found.
+
+        Called with each output of the request, for every item that its tokens cover by now. The request has
+        a step in flight, so it is called again.
+        """
+        if not self._loads_in_flight.has(request.mm_features[input_id].identifier):
+            super()._free_encoder_input(request, input_id)  # type: ignore[misc]
+
     # ---- what the engine asks --------------------------------------------------------------------
     def has_requests(self) -> bool:
         self._resume_ready()
@@ -125,6 +134,8 @@ class ParkingMixin:
             self.consumer.expect(request)
 
     def reset_encoder_cache(self) -> None:
+        for request in self.running:  # type: ignore[attr-defined]
+            self._loads_in_flight.leaving(request, self)
         super().reset_encoder_cache()  # type: ignore[misc]
         self.consumer.views_forgotten()
 

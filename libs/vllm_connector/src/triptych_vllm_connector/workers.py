@@ -8,6 +8,7 @@ import functools
 import queue
 import threading
 import time
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 
 import torch
@@ -78,17 +79,46 @@ class _RegionWorker:
 
 
 class WritingWorker(_RegionWorker):
-    """Encoder: one copy into the reservation, then the seal. Rank 0 writes; every rank has the same rows."""
+    """Encoder: one copy into the reservation, then the seal. Rank 0 writes; every rank has the same rows.
+
+    Each order of a step ends with it: written, or cancelled. vLLM's newer runner does not encode what its
+    cache has, and says nothing of it, so what is left at the end of the step is written from there.
+    """
 
     def __init__(self, config: ConnectorConfig, rank: int, device_type: str = "cpu") -> None:
         super().__init__(config, rank, device_type)
         self._encode_start_ns = 0
         self._encode_end_ns = 0
+        self._orders: dict[str, list[WriteOrder]] = {}  # of the step under way, by mm_hash
+        self._encoder_cache: Mapping[str, torch.Tensor] = {}
         self.num_transferred = 0
 
     def encode_started(self) -> None:
         """The runner wrapper: the encoder runs now, for every item of this step."""
         self._encode_start_ns, self._encode_end_ns = time.time_ns(), 0
+
+    def step_started(
+        self, orders: Mapping[str, Sequence[WriteOrder]], encoder_cache: Mapping[str, torch.Tensor]
+    ) -> None:
+        """`orders` are those of the step, by mm_hash; `encoder_cache` is vLLM's."""
+        self._orders = {mm_hash: list(each) for mm_hash, each in orders.items()}
+        self._encoder_cache = encoder_cache
+
+    def encoded(self, mm_hash: str, tensor: torch.Tensor) -> None:
+        """vLLM has the item: write it for whoever ordered it. Called again for the same item: nothing."""
+        for order in self._orders.pop(mm_hash, ()):
+            self.write(order, mm_hash, tensor)
+
+    def step_ended(self) -> None:
+        """Nothing more is encoded: an order that is left is written from vLLM's cache, or cancelled."""
+        for mm_hash in list(self._orders):
+            if mm_hash in self._encoder_cache:
+                self.encoded(mm_hash, self._encoder_cache[mm_hash])
+                continue
+            for order in self._orders.pop(mm_hash):
+                if self._rank == 0:
+                    log.warning("item not encoded", mm_hash=mm_hash, job_id=order.job_id)
+                    self._session.submit(Cancel(seq=0, reservation_id=order.reservation_id))
 
     def write(self, order: WriteOrder | None, mm_hash: str, tensor: torch.Tensor) -> None:
         """Copy `tensor` [num_embeds, width] to its place and seal it.

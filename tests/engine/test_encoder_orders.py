@@ -1,0 +1,210 @@
+"""What an encoder's worker does with its orders, under vLLM's own code of both its generations of runners.
+
+vLLM's newer runner (V2, for GPUs) does not encode what its cache has. Its connector, cache and choice of
+items run here on the CPU; the encoder is a stand-in. No engine is started.
+"""
+
+import warnings
+from collections.abc import Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from support.fake_engine import mm_hash
+
+from triptych_common.protocol.store import Cancel, Done, Seal, StoreReply
+from triptych_vllm_connector.config import ConnectorConfig
+from triptych_vllm_connector.orders import WriteOrder
+from triptych_vllm_connector.workers import WritingWorker
+
+with warnings.catch_warnings(action="ignore"):  # importing vLLM warns, of torch's own use of torch
+    import torch
+    from vllm.v1.worker import ec_connector_model_runner_mixin as v1
+    from vllm.v1.worker.gpu import ec_connector as v2
+    from vllm.v1.worker.gpu.mm.encoder_cache import EncoderCache
+    from vllm.v1.worker.gpu.mm.encoder_runner import EncoderRunner
+
+    from triptych_vllm_connector import workers
+    from triptych_vllm_connector.connector import TriptychECConnector
+
+A, B = mm_hash("a"), mm_hash("b")
+ROWS, WIDTH = 2, 4
+ORDER = WriteOrder(A, "job-1", 1, 0, ROWS, WIDTH, "float32")
+
+
+class FakeSession:
+    def __init__(self) -> None:
+        self.sent: list[Any] = []
+
+    def submit(self, command: Any) -> "Future[StoreReply]":
+        self.sent.append(command)
+        future: Future[StoreReply] = Future()
+        future.set_result(Done(seq=1))
+        return future
+
+
+class FakeTransports:
+    def __init__(self) -> None:
+        self.written: list[tuple[int, torch.Tensor]] = []
+
+    def writer(self, memory: str) -> "FakeTransports":
+        return self
+
+    def write(self, order: WriteOrder, tensor: torch.Tensor) -> None:
+        self.written.append((order.reservation_id, tensor.clone()))
+
+
+class Connector(TriptychECConnector):
+    """Both halves, without a store."""
+
+    def __init__(self, writer: WritingWorker) -> None:
+        self._is_producer, self._is_consumer = True, False
+        self._connector_metadata, self._writes, self._consumer = None, {}, None
+        self.writer, self.loader = writer, None
+
+
+class EncoderError(RuntimeError):
+    """The encoder failed."""
+
+
+class Instance:
+    """An encoder: scheduler's half, runner and worker's half. `encoded`: items, as the encoder saw them."""
+
+    def __init__(self, generation: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+        self.session, self.transports = FakeSession(), FakeTransports()
+        monkeypatch.setattr(workers.StoreSession, "connect", lambda *args, **kwargs: self.session)
+        monkeypatch.setattr(workers, "WorkerTransports", lambda *args: self.transports)
+        config = ConnectorConfig(
+            instance="encoder-0",
+            deployment="d",
+            redis_url="unix:///nowhere",
+            store_socket=tmp_path / "store.sock",
+            namespace_digest="0" * 64,
+        )
+        self.connector = Connector(WritingWorker(config, 0))
+        for module in (v1, v2):
+            monkeypatch.setattr(module, "get_ec_transfer", lambda: self.connector)
+            monkeypatch.setattr(module, "has_ec_transfer", lambda: True)
+        self.cache = EncoderCache()
+        self.encoded: list[str] = []
+        self._encode = {"v1": self._encode_all, "v2": self._encode_what_is_missing}[generation]
+        self._connected = {"v1": self._in_v1, "v2": self._in_v2}[generation]
+
+    def step(self, *orders: WriteOrder, freed: tuple[str, ...] = (), fails: bool = False) -> None:
+        """One that encodes an item for each of the orders, each of a request of its own."""
+        requests = []
+        for order in orders:
+            feature = SimpleNamespace(identifier=order.mm_hash, data=object(), modality="image")
+            request = SimpleNamespace(
+                request_id=order.job_id, mm_features=[feature], ec_transfer_params=asdict(order)
+            )
+            self.connector.update_state_after_alloc(request, 0)
+            requests.append(request)
+        output = SimpleNamespace(finished_req_ids=set(), ec_connector_metadata=None)
+        output.ec_connector_metadata = self.connector.build_connector_meta(output)  # type: ignore[arg-type]
+        for item in freed:
+            self.cache.free_encoder_cache(item)
+        for request in requests:
+            self.cache.add_request(request.request_id, request.mm_features)
+        with self._connected(output):
+            if fails:
+                raise EncoderError
+            self._encode(requests)
+
+    @contextmanager
+    def _in_v1(self, output: Any) -> Iterator[None]:
+        with v1.ECConnectorModelRunnerMixin.maybe_get_ec_connector_output(output, self.cache.encoder_outputs):
+            yield
+
+    @contextmanager
+    def _in_v2(self, output: Any) -> Iterator[None]:
+        connector = v2.ActiveECConnector(SimpleNamespace(), self.cache.encoder_outputs)  # type: ignore[arg-type]
+        with connector.maybe_get_output(output):
+            yield
+
+    def _encode_all(self, requests: list[Any]) -> None:
+        items = [request.mm_features[0].identifier for request in requests]
+        for item in items:
+            self._run_encoder(item)
+        for item in items:
+            v1.ECConnectorModelRunnerMixin.maybe_save_ec_to_connector(self.cache.encoder_outputs, item)
+
+    def _encode_what_is_missing(self, requests: list[Any]) -> None:
+        runner = SimpleNamespace(encoder_cache=self.cache)
+        scheduled = {request.request_id: [0] for request in requests}
+        items, _ = EncoderRunner.prepare_mm_inputs(runner, scheduled)  # type: ignore[arg-type]
+        for item in items:
+            self._run_encoder(item)
+
+    def _run_encoder(self, item: str) -> None:
+        self.encoded.append(item)
+        self.cache.encoder_outputs[item] = torch.full((ROWS, WIDTH), float(int(item, 16) % 7))
+
+    @property
+    def sealed(self) -> list[int]:
+        return [each.reservation_id for each in self.session.sent if isinstance(each, Seal)]
+
+    @property
+    def cancelled(self) -> list[int]:
+        return [each.reservation_id for each in self.session.sent if isinstance(each, Cancel)]
+
+    def check_written(self, *reservation_ids: int) -> None:
+        """Each of them once, with what the encoder made of its item, in any order."""
+        assert sorted(each for each, _ in self.transports.written) == list(reservation_ids)
+        for _, tensor in self.transports.written:
+            assert any(torch.equal(tensor, each) for each in self.cache.encoder_outputs.values())
+        assert sorted(self.sealed) == list(reservation_ids)
+
+
+@pytest.fixture(params=["v1", "v2"])
+def instance(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Instance:
+    return Instance(request.param, monkeypatch, tmp_path)
+
+
+def test_each_order_is_written_once(instance: Instance) -> None:
+    instance.step(ORDER, replace(ORDER, mm_hash=B, job_id="job-2", reservation_id=2))
+    instance.check_written(1, 2)
+    instance.step()
+    assert instance.cancelled == []
+
+
+def test_an_item_that_the_workers_cache_has_is_written_for_a_new_order(instance: Instance) -> None:
+    instance.step(ORDER)
+    instance.step(replace(ORDER, job_id="job-2", reservation_id=2))
+    instance.check_written(1, 2)
+    assert instance.cancelled == []
+
+
+def test_an_item_that_was_freed_meanwhile_is_encoded_again(instance: Instance) -> None:
+    instance.step(ORDER)
+    instance.step(replace(ORDER, job_id="job-2", reservation_id=2), freed=(A,))
+    assert instance.encoded == [A, A]
+    instance.check_written(1, 2)
+
+
+def test_two_orders_of_one_step_for_the_same_item_are_both_written(instance: Instance) -> None:
+    instance.step(ORDER, replace(ORDER, job_id="job-2", reservation_id=2))
+    instance.check_written(1, 2)
+    assert instance.cancelled == []
+
+
+def test_an_order_whose_item_is_not_encoded_is_cancelled_with_its_step(instance: Instance) -> None:
+    with pytest.raises(EncoderError):
+        instance.step(ORDER, fails=True)
+    assert (instance.sealed, instance.cancelled) == ([], [1])
+    instance.step(replace(ORDER, job_id="job-2", reservation_id=2))  # nothing of it is left
+    instance.check_written(2)
+    assert instance.cancelled == [1]
+
+
+def test_only_the_first_rank_writes_and_cancels(instance: Instance) -> None:
+    assert instance.connector.writer is not None
+    instance.connector.writer._rank = 1
+    instance.step(ORDER)
+    with pytest.raises(EncoderError):
+        instance.step(replace(ORDER, mm_hash=B), fails=True)
+    assert instance.session.sent == []
+    assert instance.transports.written == []
