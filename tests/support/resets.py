@@ -1,0 +1,86 @@
+"""Connections that their peer resets, at a moment that the kernel rarely picks by itself."""
+
+import asyncio
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import uvloop
+
+_RESET_ON_CLOSE = struct.pack("ii", 1, 0)
+_ANSWER = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"
+LIMIT_S = 10.0
+
+
+class _Connects:
+    """A loop that shows every new connection to `on_connection`, before its client gets it."""
+
+    on_connection: Callable[[asyncio.Transport, Any], Any]
+
+    async def create_connection(self, *args: Any, **options: Any) -> Any:
+        transport, protocol = await super().create_connection(*args, **options)  # type: ignore[misc]
+        await self.on_connection(transport, protocol)
+        return transport, protocol
+
+
+class Uvloop(_Connects, uvloop.Loop): ...
+
+
+class Asyncio(_Connects, asyncio.SelectorEventLoop): ...
+
+
+LOOPS = (Uvloop, Asyncio)  # what services run on, and what they run on where there is no uvloop
+
+
+async def wait_reset(transport: asyncio.Transport, protocol: Any) -> None:
+    """Return when the loop has seen the reset and has let the socket go. Reading must not be paused.
+
+    `protocol` is anyio's. The socket itself is not asked for: uvloop keeps an object for it from then on.
+    """
+    async with asyncio.timeout(LIMIT_S):
+        await protocol.read_event.wait()
+    assert transport.is_closing()
+
+
+class ResettingServer:
+    """One that resets each connection when `reset` is called; before that it `answers` a request, or none."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self._may_reset = threading.Event()
+
+    def reset(self) -> None:
+        self._may_reset.set()
+
+    def serve(self, listener: socket.socket, *, answers: bool) -> None:
+        while True:
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                return
+            with connection:
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
+                if answers:
+                    connection.recv(65536)
+                    connection.sendall(_ANSWER)
+                self._may_reset.wait(LIMIT_S)
+
+
+@contextmanager
+def resetting_server(*, answers: bool) -> Iterator[ResettingServer]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        host, port = listener.getsockname()
+        server = ResettingServer(f"http://{host}:{port}")
+        thread = threading.Thread(
+            target=server.serve, args=(listener,), kwargs={"answers": answers}, name="resets", daemon=True
+        )
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.reset()
+            listener.shutdown(socket.SHUT_RDWR)
+            thread.join(LIMIT_S)
