@@ -93,6 +93,7 @@ def check(answers: Iterable[Answer], accepts: Accepts = is_right, more: object =
     Raises:
         CaseError: with those that are not, and with `more`.
     """
+    __tracebackhide__ = True
     faults = _not_accepted(answers, accepts)
     if faults:
         raise CaseError("\n".join([*faults, str(more)]))
@@ -116,6 +117,7 @@ def judge(
     Raises:
         CaseError: with the whole case.
     """
+    __tracebackhide__ = True
     faults = _not_accepted(case.answers, answers)
     faults += _not_accepted([case.answers[TEXT]], text or answers)
     faults += _not_accepted([case.bad_image], bad_image)

@@ -123,13 +123,17 @@ class Answer:
         question, end = self.question, self.asked_at + self.elapsed_s
         first = "never" if self.first_token_at is None else f"{self.first_token_at - since:.3f}"
         kind = "stream" if question.stream else "whole"
+        try:
+            expected = " ".join(question.words)
+        except OSError:
+            expected = "no words: an image that cannot be decoded"
         lines = {
             "asked": f"{len(question.images)} images, {question.num_tokens} tokens, {kind}",
             "when": f"asked {self.asked_at - since:.3f}, first token {first}, end {end - since:.3f}",
             "came": f"status {self.status}, code {self.code!r}, message {self.message!r}",
             "complete": f"{self.is_complete}, fault {self.fault!r}",
             "words": " ".join(self.words),
-            "expected": " ".join(question.words),
+            "expected": expected,
         }
         return "\n".join([f"{question.text!r}: {self}", *(f"    {key:10}{lines[key]}" for key in lines)])
 
