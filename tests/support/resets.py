@@ -2,7 +2,6 @@
 
 import asyncio
 import socket
-import struct
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,7 +9,8 @@ from typing import Any
 
 import uvloop
 
-_RESET_ON_CLOSE = struct.pack("ii", 1, 0)
+from tests.support.tcp_proxy import RESET_ON_CLOSE
+
 _ANSWER = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"
 LIMIT_S = 10.0
 
@@ -62,7 +62,7 @@ class ResettingServer:
             except OSError:
                 return
             with connection:
-                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
                 if answers:
                     connection.recv(65536)
                     connection.sendall(_ANSWER)
