@@ -5,6 +5,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import uvloop
@@ -22,6 +23,11 @@ class _Connects:
 
     async def create_connection(self, *args: Any, **options: Any) -> Any:
         transport, protocol = await super().create_connection(*args, **options)  # type: ignore[misc]
+        await self.on_connection(transport, protocol)
+        return transport, protocol
+
+    async def create_unix_connection(self, *args: Any, **options: Any) -> Any:
+        transport, protocol = await super().create_unix_connection(*args, **options)  # type: ignore[misc]
         await self.on_connection(transport, protocol)
         return transport, protocol
 
@@ -70,10 +76,12 @@ class ResettingServer:
 
 
 @contextmanager
-def resetting_server(*, answers: bool) -> Iterator[ResettingServer]:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        host, port = listener.getsockname()
-        server = ResettingServer(f"http://{host}:{port}")
+def resetting_server(*, answers: bool, path: Path | None = None) -> Iterator[ResettingServer]:
+    """At a port of its own, or at the Unix socket `path`."""
+    with socket.socket(socket.AF_INET if path is None else socket.AF_UNIX) as listener:
+        listener.bind(("127.0.0.1", 0) if path is None else str(path))
+        listener.listen()
+        server = ResettingServer(f"unix://{path}" if path else "http://{}:{}".format(*listener.getsockname()))
         thread = threading.Thread(
             target=server.serve, args=(listener,), kwargs={"answers": answers}, name="resets", daemon=True
         )
