@@ -19,7 +19,7 @@ from triptych_common.protocol.steps import STEPS, Channel, Occurs, Party, Step
 CLIENT_LIMIT_S = 40.0  # far above any deadline: a request that takes longer hangs
 HANG_S = 1.5  # three times the lease of a job in these tests
 LEAVE_AFTER_S = 0.03
-MAX_TRIES = 4
+MAX_TRIES = 8
 LARGE_SIDE = 12  # its bytes do not fit into a job
 
 HOSTS = {
