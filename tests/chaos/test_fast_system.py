@@ -4,6 +4,7 @@ import asyncio
 import threading
 
 import pytest
+from support.fast.case import check
 from support.fast.client import Client, Question
 from support.fast.faults import Faults
 from support.fast.layout import Layout
@@ -30,7 +31,7 @@ async def test_an_image_is_encoded_once_for_everybody(system: FastSystem) -> Non
     async with Client(system.url(), CLIENT_LIMIT_S) as client:
         answers = await asyncio.gather(*(client.ask(question) for question in same))
         answers += [await client.ask(same[0])]
-    assert all(answer.is_right for answer in answers), [str(answer) for answer in answers]
+    check(answers, more=system.log_ends())
     assert sum(system.tally().num_encodes.values()) == 1
     await asyncio.to_thread(system.wait_until_idle)
 
@@ -54,8 +55,8 @@ async def _leave_while_prefill_decode_waits(system: FastSystem, faults: Faults) 
     waiting = [Question("holds space", (there, *large[:4])), Question("has none", (there, *large[4:]))]
     released = threading.Event()
     async with Client(system.url(), CLIENT_LIMIT_S) as client:
-        assert (await client.ask(Question("before", (there,)))).is_right
+        check([await client.ask(Question("before", (there,)))], more=system.log_ends())
         with faults.at("seal", SENDING, lambda instance: released.wait(CLIENT_LIMIT_S) and None):
             left = await asyncio.gather(*(client.ask(question, LEAVE_AFTER_S) for question in waiting * 2))
             released.set()
-    assert all(answer.fault == "left" for answer in left)
+    check(left, lambda answer: answer.fault == "left", more=system.log_ends())

@@ -1,6 +1,7 @@
 """A prefill_decode that stands still at every step of the protocol, and goes on: late answers, no others."""
 
 import pytest
+from support.fast.case import judge
 from support.fast.scenario import Action, Point, Scenario, points_of
 
 from triptych_common.protocol.steps import Party
@@ -11,7 +12,4 @@ pytestmark = [pytest.mark.chaos, pytest.mark.slow]
 @pytest.mark.parametrize("point", points_of(Party.PREFILL_DECODE), ids=str)
 async def test_its_requests_go_on_with_it(scenario: Scenario, point: Point) -> None:
     case = await scenario.run(point, Party.PREFILL_DECODE, Action.STOP)
-    assert all(answer.is_right for answer in case.answers), case
-    assert case.bad_image.code == "invalid_image", case
-    assert max(case.tally.num_jobs.values()) == 1, case.tally
-    assert case.tally.beyond_takeovers == {}, case.tally
+    judge(case, most_jobs=1)

@@ -1,7 +1,8 @@
 """kill -9 of Redis at every step of the protocol; it comes back without its data."""
 
 import pytest
-from support.fast.scenario import TEXT, Action, Point, Scenario, points_of
+from support.fast.case import is_anything, is_right, is_right_or_told, judge
+from support.fast.scenario import Action, Point, Scenario, points_of
 
 pytestmark = [pytest.mark.chaos, pytest.mark.slow]
 
@@ -9,7 +10,4 @@ pytestmark = [pytest.mark.chaos, pytest.mark.slow]
 @pytest.mark.parametrize("point", points_of(None), ids=str)
 async def test_requests_are_answered_or_told(scenario: Scenario, point: Point) -> None:
     case = await scenario.run(point, None, Action.KILL)
-    assert all(answer.is_right or answer.is_documented_error for answer in case.answers), case
-    assert case.answers[TEXT].is_right, case
-    assert max(case.tally.num_encodes.values()) <= 2, case.tally
-    assert case.tally.beyond_takeovers == {}, case.tally
+    judge(case, is_right_or_told, text=is_right, bad_image=is_anything)

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 
 import pytest
+from support.fast.case import CaseError, check, is_right_or_told
 from support.fast.client import Answer, Client, Question
 from support.fast.scenario import CLIENT_LIMIT_S
 from support.fast.system import FastSystem, Layout
@@ -52,19 +53,19 @@ class Load:
         answers.append(await client.ask(question))
 
 
-async def check(system: FastSystem, fault: Callable[[], None], first_color: int) -> Load:
+async def run_load(system: FastSystem, fault: Callable[[], None], first_color: int) -> Load:
     """See the module's docstring."""
     load = Load(system, first_color)
     await load.run(fault)
-    assert all(answer.is_right for answer in load.texts), [str(each) for each in load.texts]
-    bad = [str(each) for each in load.images if not (each.is_right or each.is_documented_error)]
-    assert not bad
-    assert not system.exits, system.log_ends()
+    check(load.texts, more=system.log_ends())
+    check(load.images, is_right_or_told, more=system.log_ends())
+    if system.exits:
+        raise CaseError(f"ended: {system.exits}\n{system.log_ends()}")
     await asyncio.to_thread(system.wait_until_whole)
     await asyncio.to_thread(system.wait_until_idle)
     async with Client(system.url(), CLIENT_LIMIT_S) as client:
         after = await client.ask(Question("after", (png(first_color + 500),)))
-    assert after.is_right, str(after)
+    check([after], more=system.log_ends())
     await asyncio.to_thread(system.wait_until_idle)
     return load
 
@@ -87,7 +88,7 @@ async def test_out_of_memory(own_system: FastSystem) -> None:
             wait(FAULT_S)
             client.config_set("maxmemory", "0")
 
-    load = await check(own_system, fault, 1000)
+    load = await run_load(own_system, fault, 1000)
     assert "bus_unavailable" in {answer.code for answer in load.images}
 
 
@@ -99,7 +100,7 @@ async def test_another_password(own_system: FastSystem) -> None:
             wait(3.0)
             client.config_set("requirepass", "")
 
-    await check(own_system, fault, 2000)
+    await run_load(own_system, fault, 2000)
 
 
 class Address:
@@ -132,5 +133,5 @@ async def test_failover() -> None:
                 wait(1.0)
                 address.fail_over()
 
-            load = await check(system, fault, 3000)
-            assert all(answer.is_right for answer in load.images), [str(each) for each in load.images]
+            load = await run_load(system, fault, 3000)
+            check(load.images, more=system.log_ends())

@@ -4,6 +4,7 @@ import asyncio
 from statistics import median
 
 import pytest
+from support.fast.case import check
 from support.fast.client import Client, Question, ask_all
 from support.fast.faults import Faults
 from support.fast.layout import Layout
@@ -45,9 +46,9 @@ async def test_one_is_killed_in_the_middle_of_its_jobs(system: FastSystem, fault
     system.let_up(victim)
     await asyncio.to_thread(system.wait_until_whole)
     await asyncio.to_thread(system.wait_until_idle)
-    assert all(answer.is_right for answer in [*before, *after]), [str(each) for each in after]
+    check([*before, *after], more=system.log_ends())
     num_encodes = system.tally().num_encodes
-    assert max(num_encodes.values()) == 2, num_encodes  # somebody's job was taken over, none twice
+    assert max(num_encodes.values()) == 2, str(num_encodes)  # somebody's job was taken over, none twice
     assert len(num_encodes) == 2 * NUM_QUESTIONS
     usual_s = median(answer.elapsed_s for answer in before)
     delays = sorted(round(answer.elapsed_s - usual_s, 2) for answer in after)

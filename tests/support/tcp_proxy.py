@@ -5,7 +5,9 @@ It runs on a thread of its own: the tests' event loops and the code under test m
 
 import asyncio
 import contextlib
+import socket
 import ssl
+import struct
 import threading
 from collections.abc import Coroutine, Iterator
 from concurrent.futures import Future
@@ -14,6 +16,7 @@ from typing import Any, Self, TypeVar
 
 T = TypeVar("T")
 CALL_TIMEOUT_S = 10.0
+RESET_ON_CLOSE = struct.pack("ii", 1, 0)  # for SO_LINGER
 _CHUNK = 1 << 16
 
 
@@ -28,6 +31,7 @@ class TcpProxy:
         self._target = target
         self._tls = tls
         self._is_cut = False
+        self._resets = False
         self._pairs: set[asyncio.Task[Any]] = set()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="tcp proxy", daemon=True)
@@ -61,6 +65,12 @@ class TcpProxy:
     def drop_connections(self) -> None:
         """Close every connection; new ones are accepted."""
         self._call(self._drop())
+
+    def reset_connections(self) -> None:
+        """As a peer that is gone, or a firewall that has forgotten them: no orderly end."""
+        self._resets = True
+        self._call(self._drop())
+        self._resets = False
 
     def turn_to(self, target: Path | int) -> None:
         """New connections go there."""
@@ -96,6 +106,10 @@ class TcpProxy:
                 await self._join(reader, writer)
         finally:
             self._pairs.discard(task)
+            if self._resets:
+                writer.get_extra_info("socket").setsockopt(
+                    socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE
+                )
             writer.transport.abort()
 
     async def _join(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -7,6 +7,8 @@ stood in for: vLLM. `encode_engine` makes a tensor from the media's bytes, `deco
 
 system     starts everything, restarts what dies, says what is left over
 client     asks, and tells right answers, documented errors and everything else apart
+scenario   questions of every kind, and a fault in the middle of them
+case       what came of it, and how it is judged
 faults     kill, stop and slow down, at any step of `triptych_common.protocol.steps`
 points     inside the processes: where the steps are noticed
 """

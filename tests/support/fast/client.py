@@ -77,9 +77,12 @@ class Answer:
     question: Question
     status: int | None = None  # None: no HTTP answer
     code: str = ""  # of an error
+    message: str = ""  # likewise
     words: list[str] = field(default_factory=list)
     is_complete: bool = False
     fault: str = ""  # what broke off at the client
+    has_hung: bool = False  # nothing came to an end within the client's limit
+    asked_at: float = 0.0  # monotonic seconds
     elapsed_s: float = 0.0
     first_token_at: float | None = None  # monotonic seconds
 
@@ -109,11 +112,38 @@ class Answer:
     @property
     def is_gone(self) -> bool:
         """The gateway went away; nobody could say anything."""
-        return bool(self.fault) and not self.code
+        return bool(self.fault) and not self.code and not self.has_hung
 
     def __str__(self) -> str:
         kind = "right" if self.is_right else "WRONG" if self.is_wrong else self.code or self.fault or "?"
         return f"{kind} (status {self.status}, {len(self.words)} words, {self.elapsed_s:.2f} s)"
+
+    def whole(self, since: float = 0.0) -> str:
+        """All that is known of it, for the report of a failure; times in seconds after `since`."""
+        question, end = self.question, self.asked_at + self.elapsed_s
+        first = "never" if self.first_token_at is None else f"{self.first_token_at - since:.3f}"
+        kind = "stream" if question.stream else "whole"
+        try:
+            expected = " ".join(question.words)
+        except OSError:
+            expected = "no words: an image that cannot be decoded"
+        lines = {
+            "asked": f"{len(question.images)} images, {question.num_tokens} tokens, {kind}",
+            "when": f"asked {self.asked_at - since:.3f}, first token {first}, end {end - since:.3f}",
+            "came": f"status {self.status}, code {self.code!r}, message {self.message!r}",
+            "complete": f"{self.is_complete}, fault {self.fault!r}",
+            "words": " ".join(self.words),
+            "expected": expected,
+        }
+        return "\n".join([f"{question.text!r}: {self}", *(f"    {key:10}{lines[key]}" for key in lines)])
+
+
+class HungError(TimeoutError):
+    """Nothing came to an end within the client's limit."""
+
+    def __init__(self, answer: Answer) -> None:
+        super().__init__(f"{answer.question.text!r}: {answer.fault}")
+        self.answer = answer
 
 
 class Client:
@@ -144,16 +174,19 @@ class Client:
             leave_after_s: close the connection then; the answer says so in `fault`.
 
         Raises:
-            TimeoutError: nothing came to an end within the client's limit: the request hangs.
+            HungError: nothing came to an end within the client's limit.
         """
-        answer = Answer(question)
-        started = time.monotonic()
+        answer = Answer(question, asked_at=time.monotonic())
         try:
             async with asyncio.timeout(self._limit_s):
                 await self._leaving(answer, leave_after_s)
         except httpx.HTTPError as error:
             answer.fault = f"{type(error).__name__}: {error}"
-        answer.elapsed_s = time.monotonic() - started
+        except TimeoutError:
+            answer.fault, answer.has_hung = f"no end within {self._limit_s} s", True
+        answer.elapsed_s = time.monotonic() - answer.asked_at
+        if answer.has_hung:
+            raise HungError(answer)
         return answer
 
     async def _leaving(self, answer: Answer, leave_after_s: float | None) -> None:
@@ -188,7 +221,7 @@ class Client:
 def _read_whole(answer: Answer, raw: bytes) -> None:
     parsed = orjson.loads(raw)
     if "error" in parsed:
-        answer.code = str(parsed["error"]["code"])
+        answer.code, answer.message = str(parsed["error"]["code"]), str(parsed["error"].get("message"))
         return
     answer.words = answer.question.words_in(parsed["choices"][0])
     answer.is_complete = True
@@ -200,7 +233,7 @@ def _read_event(answer: Answer, data: str) -> None:
         return
     parsed = orjson.loads(data)
     if "error" in parsed:
-        answer.code = str(parsed["error"]["code"])
+        answer.code, answer.message = str(parsed["error"]["code"]), str(parsed["error"].get("message"))
         return
     if answer.first_token_at is None:
         answer.first_token_at = time.monotonic()

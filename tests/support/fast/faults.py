@@ -30,12 +30,12 @@ class Faults:
         self._control.close()
 
     def kill(self, victim: str) -> None:
-        """kill -9. A service is started again by the system; Redis at once, without its data."""
+        """kill -9, and wait for its end. The system restarts a service; Redis at once, without its data."""
         if victim == REDIS:
             self._system.redis.stop()
             self._system.redis.start()
         else:
-            self._system.services[victim].send(signal.SIGKILL)
+            self._system.services[victim].kill()
 
     def stop(self, victim: str) -> None:
         """SIGSTOP: it keeps its connections and answers nothing, until `go_on`."""
@@ -56,7 +56,10 @@ class Faults:
 
     @contextmanager
     def at(self, step: str, moment: str, act: Act) -> Iterator[threading.Event]:
-        """The first process that reaches the point stands still while `act` runs. Set when it came to it."""
+        """The first process that reaches the point stands still while `act` runs. Set when it came to it.
+
+        When the block has ended nothing is done any more. What `act` raises is raised then.
+        """
         point = points.point_name(step, moment)
         with self._control.armed(point, act) as reached:
             yield reached
@@ -68,6 +71,8 @@ class _Control:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._acts: dict[str, tuple[Act, threading.Event]] = {}
+        self._acting = threading.Lock()  # held while an act is done, and to say that none shall be
+        self._failure: Exception | None = None
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(str(folder / points.CONTROL_SOCKET))
         self._listener.listen(16)
@@ -89,7 +94,11 @@ class _Control:
             yield reached
         finally:
             _disarm(self._folder, point)
-            self._acts.pop(point, None)
+            with self._acting:
+                self._acts.pop(point, None)
+                failure, self._failure = self._failure, None
+            if failure is not None:
+                raise failure
 
     def _serve(self) -> None:
         while True:
@@ -102,10 +111,14 @@ class _Control:
 
     def _handle(self, connection: socket.socket) -> None:
         instance, _, point = connection.makefile().readline().strip().partition(" ")
-        act, reached = self._acts.get(point, (None, None))
-        if act is not None and reached is not None:
-            act(instance)
-            reached.set()
+        with self._acting:
+            act, reached = self._acts.get(point, (None, None))
+            if act is not None and reached is not None:
+                try:
+                    act(instance)
+                except Exception as error:
+                    self._failure = error
+                reached.set()
         with contextlib.suppress(OSError):  # killed while it stood there
             connection.sendall(b"!")
 

@@ -3,6 +3,7 @@
 Each is a process of its own with the services' own `main`, so that signals mean what they mean.
 """
 
+import contextlib
 import ctypes
 import functools
 import multiprocessing
@@ -13,7 +14,7 @@ import threading
 import types
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from multiprocessing import forkserver
+from multiprocessing import connection, forkserver
 from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -78,6 +79,7 @@ class ServiceProcess:
         self._arguments = tuple(arguments)
         self._folder = folder
         self._process: BaseProcess | None = None
+        self._looking = threading.Lock()  # an exit code can be read once; then the process knows it
 
     @property
     def log_path(self) -> Path:
@@ -109,12 +111,21 @@ class ServiceProcess:
 
     @property
     def exit_code(self) -> int | None:
-        return None if self._process is None else self._process.exitcode
+        with self._looking:
+            return None if self._process is None else self._process.exitcode
 
     def send(self, number: signal.Signals) -> None:
         """To a process that has ended: nothing."""
-        if self._process is not None and self._process.is_alive():
-            os.kill(self.pid, number)
+        with self._looking:
+            if self._process is not None and self._process.is_alive():
+                with contextlib.suppress(ProcessLookupError):  # it has ended since
+                    os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """kill -9, and wait for its end."""
+        self.send(signal.SIGKILL)
+        if not connection.wait([self.sentinel], STOP_TIMEOUT_S):
+            raise RuntimeError(f"{self.name} survives SIGKILL")
 
     def end(self) -> int | None:
         """Ask it to end, make it end; the exit code."""

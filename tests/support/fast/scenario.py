@@ -8,19 +8,18 @@ from dataclasses import dataclass
 from enum import StrEnum
 from itertools import count
 
-from support.fast.client import Answer, Client, Question
+from support.fast.case import Case, CaseError, check
+from support.fast.client import Answer, Client, HungError, Question
 from support.fast.faults import REDIS, Faults
 from support.fast.points import HANDLED, RECEIVED, SENDING
 from support.fast.system import FastSystem
-from support.fast.tally import Tally
 from support.fast.tensors import png
 from triptych_common.protocol.steps import STEPS, Channel, Occurs, Party, Step
 
 CLIENT_LIMIT_S = 40.0  # far above any deadline: a request that takes longer hangs
 HANG_S = 1.5  # three times the lease of a job in these tests
 LEAVE_AFTER_S = 0.03
-MAX_TRIES = 4
-TEXT = 4  # place of the text question among the answers
+MAX_TRIES = 8
 LARGE_SIDE = 12  # its bytes do not fit into a job
 
 HOSTS = {
@@ -85,22 +84,6 @@ UNREACHED = {
 """Steps that the questions do not bring about, with the reason."""
 
 
-@dataclass
-class Case:
-    """What came of one fault."""
-
-    point: Point
-    was_reached: bool
-    answers: list[Answer]
-    bad_image: Answer
-    tally: Tally
-
-    def __str__(self) -> str:
-        lines = [f"at {self.point}, {'reached' if self.was_reached else 'not reached'}"]
-        lines += [f"  {answer} {answer.question.text}" for answer in [*self.answers, self.bad_image]]
-        return "\n".join(lines)
-
-
 _numbers = count(1)
 
 
@@ -117,44 +100,66 @@ class Scenario:
             case = await self.run_once(point, victim, action)
             if case.was_reached or point.step.occurs is not Occurs.ALWAYS:
                 return case
-        raise RuntimeError(f"never reached: {case}")
+        raise CaseError(f"never reached in {MAX_TRIES} cases; the last one:\n{case}")
 
     async def run_once(self, point: Point, victim: Party | None, action: Action) -> Case:
         """Ask, while `action` befalls `victim` (None: Redis) at `point`.
 
         Raises:
-            RuntimeError: afterwards something does not run, or is left over.
-            TimeoutError: a request hangs.
+            CaseError: a request hangs; or afterwards something does not run, is left over, or not right.
         """
+        system = self._system
+        case = Case(f"{action} of {victim or REDIS} at {point}", tally_before=system.tally())
+        marks, num_exits = system.log_marks(), len(system.exits)
+        error: Exception | None = None
+        try:
+            await self._ask(case, point, victim, action)
+        except (CaseError, RuntimeError) as failure:
+            error = failure
+        case.events += [f"        {name} ended, exit code {code}" for name, code in system.exits[num_exits:]]
+        case.tally = system.tally().since(case.tally_before)
+        case.logs = system.logs_since(marks)
+        if error is not None:
+            raise CaseError(f"{error}\n\n{case}") from error
+        return case
+
+    async def _ask(self, case: Case, point: Point, victim: Party | None, action: Action) -> None:
         system = self._system
         number = 100 * next(_numbers)
         known = Question(f"known {number}", (png(number),))
         async with Client(system.url(), CLIENT_LIMIT_S) as client:
-            before = await client.ask(known)  # its sizes are known from now on, its tensor is not there
-            assert before.is_right, f"before anything happened: {before}"
+            before = await _answer(client, known)  # its sizes are known from now on, its tensor is not there
+            case.others.append(before)
+            check([before])
             await asyncio.to_thread(system.evict_all)
-            tally_before = system.tally()
+            case.tally_before = system.tally()
             with ExitStack() as undone:
-                act = self._act(victim, action, undone)
+                act = self._act(case, victim, action, undone)
                 reached = undone.enter_context(self._faults.at(point.step.name, point.moment, act))
-                answers = await asyncio.gather(*_ask_everything(client, number))
-                was_reached = reached.is_set()
-            *answers, bad_image, _ = answers
+                *answers, bad_image, left = await asyncio.gather(*_ask_everything(client, number))
+            case.was_reached = reached.is_set()  # only now: nobody can get there any more
+            case.answers += answers
+            case.others += [bad_image, left]
+            check([each for each in (*answers, bad_image, left) if each.has_hung], lambda answer: False)
             await asyncio.to_thread(system.wait_until_whole)
             await asyncio.to_thread(system.wait_until_idle)
-            after = await client.ask(Question(f"after {number}", (png(number + 50), png(number))))
-            assert after.is_right, f"after {point}: {after}"
-        tally = system.tally().since(tally_before)
-        return Case(point, was_reached, answers, bad_image, tally)
+            case.note("whole and idle again")
+            after = await _answer(client, Question(f"after {number}", (png(number + 50), png(number))))
+            case.others.append(after)
+            check([after])
 
-    def _act(self, victim: Party | None, action: Action, undone: ExitStack) -> Callable[[str], None]:
+    def _act(
+        self, case: Case, victim: Party | None, action: Action, undone: ExitStack
+    ) -> Callable[[str], None]:
         faults, system = self._faults, self._system
 
         def name_of(instance: str) -> str:
-            if victim is None:
-                return REDIS
-            is_here = system.services[instance].party is victim
-            return instance if is_here else system.names_of(victim)[0]
+            name = REDIS
+            if victim is not None:
+                is_here = system.services[instance].party is victim
+                name = instance if is_here else system.names_of(victim)[0]
+            case.note(f"{instance} is there: {action} of {name}")
+            return name
 
         def kill(instance: str) -> None:
             faults.kill(name_of(instance))
@@ -170,6 +175,14 @@ class Scenario:
             undone.enter_context(faults.slowed(name_of(instance)))
 
         return {Action.KILL: kill, Action.STOP: stop, Action.SLOW: slow}[action]
+
+
+async def _answer(client: Client, question: Question, leave_after_s: float | None = None) -> Answer:
+    """Also of one that hangs."""
+    try:
+        return await client.ask(question, leave_after_s)
+    except HungError as error:
+        return error.answer
 
 
 def _finish(timer: threading.Timer) -> None:
@@ -190,5 +203,5 @@ def _ask_everything(client: Client, number: int) -> Iterator["asyncio.Future[Ans
         Question(f"bad {number}", (bad,)),
     ]
     for question in questions:
-        yield asyncio.ensure_future(client.ask(question))
-    yield asyncio.ensure_future(client.ask(Question(f"left {number}", (left,)), LEAVE_AFTER_S))
+        yield asyncio.ensure_future(_answer(client, question))
+    yield asyncio.ensure_future(_answer(client, Question(f"left {number}", (left,)), LEAVE_AFTER_S))

@@ -6,7 +6,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ START_LIMIT_S = 60.0
 IDLE_LIMIT_S = 40.0
 RESTART_DELAY_S = 0.2
 LOOK_S = 0.05
+CASE_LINES = 60
 
 
 class FastSystem:
@@ -115,6 +116,21 @@ class FastSystem:
     def log(self, name: str) -> str:
         path = self.services[name].log_path
         return path.read_text(errors="replace") if path.exists() else ""
+
+    def log_marks(self) -> dict[str, int]:
+        """How long each log is now, by name."""
+        paths = {name: service.log_path for name, service in self.services.items()}
+        return {name: path.stat().st_size if path.exists() else 0 for name, path in paths.items()}
+
+    def logs_since(self, marks: Mapping[str, int]) -> str:
+        """What each process has written since then; of long ones the end."""
+        parts = []
+        for name, service in self.services.items():
+            raw = service.log_path.read_bytes() if service.log_path.exists() else b""
+            lines = raw[marks[name] :].decode(errors="replace").splitlines()
+            parts.append(f"---- {name}: the last {min(len(lines), CASE_LINES)} lines of {len(lines)}")
+            parts += lines[-CASE_LINES:]
+        return "\n".join(parts)
 
     # ---- what it holds ---------------------------------------------------------------------------
     def store_stats(self) -> StoreStats:

@@ -44,6 +44,14 @@ class Tally:
         return found
 
     @property
+    def num_takeovers(self) -> Counter[str]:
+        """By mm_hash."""
+        found: Counter[str] = Counter()
+        for (mm_hash, _), number in self.taken.items():
+            found[mm_hash] += number - 1
+        return found
+
+    @property
     def num_jobs(self) -> Counter[str]:
         """Jobs in which an encode was begun, by mm_hash."""
         return Counter(mm_hash for mm_hash, _ in self.encodes)

@@ -8,12 +8,19 @@ import httpx
 from triptych_common.domain.errors import TriptychError
 from triptych_common.protocol.codec import Envelope
 from triptych_common.protocol.messages import EncodeJob
+from triptych_common.runtime.http_client import new_http_client
 
+READ_TIMEOUT_S = 10.0  # for connecting, and for each read
 FETCH_TIMEOUT_S = 30.0  # for one item as a whole, whatever the client's limits for single reads are
 
 
 class MediaGoneError(TriptychError):
     """The gateway no longer serves the media, or cannot be reached."""
+
+
+def new_media_client() -> httpx.AsyncClient:
+    """One per encoder. Its slots bound the connections."""
+    return new_http_client(httpx.Timeout(READ_TIMEOUT_S), httpx.Limits(max_keepalive_connections=20))
 
 
 class MediaSource:

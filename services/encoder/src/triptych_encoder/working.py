@@ -10,8 +10,6 @@ import asyncio
 import contextlib
 import uuid
 
-import httpx
-
 from triptych_common.bus import AsyncBus, Delivery, Inflight, Registration, Registry, drop_idle_consumers
 from triptych_common.domain.errors import StoreUnavailableError, TriptychError
 from triptych_common.protocol.messages import InstanceRecord, Role
@@ -23,7 +21,7 @@ from triptych_encoder.flights import Flights
 from triptych_encoder.hand_over import HandOver
 from triptych_encoder.job import JobRunner
 from triptych_encoder.ledger import Ledger
-from triptych_encoder.media_source import MediaSource
+from triptych_encoder.media_source import MediaSource, new_media_client
 from triptych_encoder.pairing import Pairing
 from triptych_encoder.replies import ReplyListener
 from triptych_encoder.reporter import Reporter
@@ -33,7 +31,6 @@ from triptych_vllm_connector.probing import has_region
 
 log = get_logger(__name__)
 
-MEDIA_TIMEOUT_S = 10.0
 HEALTH_CHECK_S = 1.0  # vLLM tells of a dead engine only when asked
 
 
@@ -78,7 +75,7 @@ async def work(
     registry = Registry(bus)
     pairing = Pairing(own, digest, registry, lambda: hand_over.slab)
     try:
-        async with httpx.AsyncClient(timeout=MEDIA_TIMEOUT_S, trust_env=False) as http:
+        async with new_media_client() as http:
             reporter = Reporter(bus, names, settings.instance)
             lease_s = settings.takeover_idle_ms / 1000
             flights = Flights(Inflight(bus), reporter, ledger, settings.instance, lease_s)

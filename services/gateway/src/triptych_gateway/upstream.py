@@ -14,6 +14,7 @@ import orjson
 
 from triptych_common.domain.errors import RequestError, TriptychError
 from triptych_common.runtime import DRAINING_HEADER
+from triptych_common.runtime.http_client import new_http_client
 from triptych_common.telemetry.logs import get_logger
 from triptych_gateway.openai_errors import unavailable
 from triptych_gateway.sse import EventCutter, error_in_first_event
@@ -48,13 +49,9 @@ class Answer:
 
 def new_client(connect_timeout_s: float, chunk_timeout_s: float) -> httpx.AsyncClient:
     """One per gateway. The admission limit bounds the connections; deadlines bound the first chunk."""
-    return httpx.AsyncClient(
-        timeout=httpx.Timeout(chunk_timeout_s, connect=connect_timeout_s, read=None, pool=connect_timeout_s),
-        limits=httpx.Limits(
-            max_connections=None, max_keepalive_connections=256, keepalive_expiry=KEEPALIVE_S
-        ),
-        trust_env=False,
-        follow_redirects=False,
+    return new_http_client(
+        httpx.Timeout(chunk_timeout_s, connect=connect_timeout_s, read=None, pool=connect_timeout_s),
+        httpx.Limits(max_connections=None, max_keepalive_connections=256, keepalive_expiry=KEEPALIVE_S),
     )
 
 

@@ -3,6 +3,9 @@
 A primary that was demoted, a replica, or a server that still loads its data answers READONLY,
 MASTERDOWN or TRYAGAIN. The remedy is the same as for a lost connection: connect again, a little later,
 to whatever the address then means. (LOADING redis-py takes for a lost connection by itself.)
+
+A connection that was reset while nobody used it is one, too: redis-py notices an orderly end only, and
+uvloop refuses to write to such a connection with an error that is none of the connection's.
 """
 
 from typing import Any, cast
@@ -27,6 +30,12 @@ _NOT_PRIMARY = (ReadOnlyError, MasterDownError, TryAgainError)
 
 class _PrimaryOnly(AbstractConnection):
     """Mixed into redis-py's connections."""
+
+    async def send_packed_command(self, *args: Any, **options: Any) -> None:
+        if self._writer is not None and self._writer.transport.is_closing():
+            await self.disconnect(nowait=True)
+            raise RedisConnectionError("the connection to Redis was lost while it was idle")
+        await super().send_packed_command(*args, **options)
 
     async def read_response(self, *args: Any, **options: Any) -> Any:
         try:

@@ -147,7 +147,8 @@ class AsyncStoreSession:
                 protocol = _Protocol(self._on_data, self._on_lost, self._state, welcomed)
                 transport, _ = await self._loop.create_unix_connection(lambda: protocol, self._path)
                 try:
-                    transport.write(self._state.hello())
+                    if not transport.is_closing():  # else `welcomed` says why
+                        transport.write(self._state.hello())
                     await welcomed
                 except BaseException:
                     transport.abort()
