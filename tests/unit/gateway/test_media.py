@@ -182,6 +182,7 @@ async def test_nobody_waits_behind_somebody_elses_upload(threads: ThreadPoolExec
             namespace_digest=DIGEST,
             processor_options={},
             media_io_options={},
+            tenant_salt="",
             limits=LIMITS,
             threads=threads,
             on_taken=lambda _: order.append(name),
