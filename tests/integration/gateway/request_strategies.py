@@ -98,7 +98,7 @@ MEDIA_PARTS = (
     st.sampled_from(IMAGES).map(_image)
     | st.builds(_damaged, st.sampled_from(IMAGES), st.integers(0, 300), st.integers(0, 255))
     | st.binary(max_size=64).map(_image)
-    | st.sampled_from(PARTS)
+    | st.sampled_from(PARTS).map(copy.deepcopy)
 )
 NUMBERS = [0, -1, 129, 2**31, 2**63, 2**64, -(2**64), 10**300, 10**4000, 1e308, float("nan"), float("inf")]
 TEXTS = ["", "\x00", "\ud800", "\U0001f600" * 100, "x" * 40_000, "../../x", "data:" + "é" * 9000, MODEL]
@@ -106,7 +106,7 @@ CONTAINERS = [[], {}, [[]], {"": {}}, [None] * 2000, {str(n): n for n in range(2
 ODD_VALUES = (
     st.sampled_from([None, True, False, *NUMBERS, *TEXTS])
     | st.text(max_size=20)
-    | st.sampled_from(CONTAINERS)
+    | st.sampled_from(CONTAINERS).map(copy.deepcopy)
     | st.integers(2, 400).map(_deep)
     | MEDIA_PARTS
 )
@@ -226,6 +226,6 @@ def requests(draw: st.DrawFn) -> FuzzedRequest:
     return FuzzedRequest(
         method=draw(METHODS) if is_elsewhere else b"POST",
         path=draw(PATHS) if is_elsewhere else CHAT_PATH.encode(),
-        headers=(*draw(st.lists(HEADERS, max_size=2)), *framing),
+        headers=(*draw(st.just([]) | st.lists(HEADERS, max_size=2)), *framing),
         body=raw,
     )

@@ -19,6 +19,7 @@ from triptych_common.domain.errors import RequestError
 MAX_DEPTH = 253  # of objects and lists; orjson writes no more
 
 MEDIA_START = b'"data:'
+STEP = 64 << 10  # bytes that are copied at once
 MIN_MEDIA_BYTES = 4096  # shorter strings are scanned like any other text
 
 _TOKEN = re.compile(
@@ -55,16 +56,17 @@ def check_bounds(raw: bytes | bytearray, bounds: BodyBounds) -> None:
 def count_values(
     raw: bytes | bytearray, max_values: int, spans: list[tuple[int, int]] | None = None
 ) -> int | None:
-    """Values of a JSON text, itself included; None where it is so short that it cannot pass a bound.
+    """Values of a JSON text, itself included; None where it has too few signs to pass a bound.
 
     Raises:
         RequestError: 400 more than `max_values`, or nested more than `MAX_DEPTH` deep.
     """
-    # A value takes one byte at least, and another one that parts it from the next.
-    if len(raw) // 2 < max_values and raw.count(b"[") + raw.count(b"{") <= MAX_DEPTH:
-        return None
+    spans = [(0, len(raw))] if spans is None else spans
+    num_opened = _count(raw, b"[", spans) + _count(raw, b"{", spans)
+    if num_opened <= MAX_DEPTH and num_opened + _count(raw, b",", spans) < max_values:
+        return None  # as most bodies: those signs are in its texts, too, and still few enough
     num_values, num_strings, depth = 1, 0, 0
-    for start, end in spans if spans is not None else [(0, len(raw))]:
+    for start, end in spans:
         for token in _TOKEN.finditer(raw, start, end):
             kind = token.lastindex
             if kind == _STRING:
@@ -87,6 +89,10 @@ def count_values(
             if num_values > max_values or depth > MAX_DEPTH:
                 raise too_complex(max_values)
     return num_values
+
+
+def _count(raw: bytes | bytearray, sign: bytes, spans: list[tuple[int, int]]) -> int:
+    return sum(raw.count(sign, start, end) for start, end in spans)
 
 
 def _prompt_spans(raw: bytes | bytearray, max_prompt_bytes: int) -> Iterator[tuple[int, int]]:
@@ -123,7 +129,8 @@ def _media_end(raw: bytes | bytearray, start: int) -> int | None:
     if end - start < MIN_MEDIA_BYTES or raw[end - 1 : end] == b"\\" or raw[start - 1 : start] == b"\\":
         return None
     # A character beyond ASCII makes Python store the whole string with up to four bytes for each.
-    return end + 1 if raw[start:end].isascii() else None
+    is_ascii = all(raw[at : min(at + STEP, end)].isascii() for at in range(start, end, STEP))
+    return end + 1 if is_ascii else None
 
 
 def prompt_too_large(max_prompt_bytes: int) -> RequestError:
