@@ -16,7 +16,7 @@ import pytest
 import redis
 
 import triptych_common.bus as bus_package
-from tests.conftest import EmbeddedRedis
+from tests.conftest import EmbeddedRedis, embedded_redis
 from tests.integration.bus.flight_samples import DIGEST, HASH, METADATA, job_for, requester_at
 from tests.integration.bus.samples import LIMIT_S, STREAM, ids, message, take, take_queued
 from triptych_common.bus import (
@@ -30,7 +30,7 @@ from triptych_common.bus import (
 )
 from triptych_common.bus.inspection import delete_deployment, list_lags, peek
 from triptych_common.bus.rights import RIGHTS, Right, rules
-from triptych_common.domain.errors import BusRefusedError
+from triptych_common.domain.errors import BusRefusedError, BusUnavailableError
 from triptych_common.protocol.codec import Envelope
 from triptych_common.protocol.messages import EncodeFailed, FailureKind, InstanceRecord, Role
 from triptych_common.protocol.names import ENCODERS_GROUP
@@ -292,6 +292,14 @@ async def test_a_full_redis_is_no_question_of_rights(own_redis: EmbeddedRedis, r
     raw.config_set("maxmemory", "1")
     async with await AsyncBus.connect(url_of(own_redis), "test", client_name="tests") as bus:
         assert await bus.check() == ()
+
+
+async def test_without_transactions_nothing_is_tried() -> None:
+    with embedded_redis("--rename-command", "MULTI", "") as server:
+        with pytest.raises(BusUnavailableError, match="unknown command"):
+            await AsyncBus.connect(server.url, "test", client_name="tests")
+        with redis.Redis.from_url(server.url) as client:
+            assert client.dbsize() == 0
 
 
 async def test_the_check_runs_nothing(own_redis: EmbeddedRedis, raw: Any) -> None:

@@ -4,7 +4,6 @@ A transaction is opened, all commands are queued in it, and it is thrown away: R
 a command is queued. One that cannot be queued at all stands first, so that not even `EXEC` would run them.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 from redis.asyncio import Redis
@@ -44,8 +43,11 @@ async def find_missing(client: Redis, names: StreamNames) -> tuple[Right, ...]:
 async def _try_all(connection: Any, names: StreamNames) -> tuple[list[Right], bool]:
     """(rights that we lack, whether the deployment's keys are closed to us)."""
     opens = next(right for right in RIGHTS if right.command == _OPENS)
-    if await _refusal(connection, opens.words) is not None:
-        return [opens], False  # nothing may be tried: it would be run
+    await connection.send_command(*opens.words)
+    try:
+        await connection.read_response()
+    except NoPermissionError:
+        return [opens], False  # without a transaction nothing may be tried: it would be run
     await connection.send_command(*_UNQUEUABLE)
     await _read(connection)
     tried = sorted((each for each in RIGHTS if each is not opens), key=lambda each: each.command == _ENDS)
@@ -61,11 +63,6 @@ async def _try_all(connection: Any, names: StreamNames) -> tuple[list[Right], bo
         elif error is not None:
             missing.append(right)
     return sorted(missing, key=RIGHTS.index), is_outside
-
-
-async def _refusal(connection: Any, words: Sequence[str]) -> ResponseError | None:
-    await connection.send_command(*words)
-    return await _read(connection)
 
 
 async def _read(connection: Any) -> ResponseError | None:
