@@ -32,7 +32,8 @@ LAYOUT = Layout(
     token_s=0.01,
     encode_s=0.05,
     takeover_idle_ms=10_000,  # nothing dies: a takeover would be of one that gets no time
-    drain_timeout_s=30.0,  # likewise
+    drain_timeout_s=30.0,  # likewise, of answers that take longer on a busy machine
+    first_token_timeout_s=30.0,
     options={Party.CACHE_STORE: ("--keep-region",), Party.GATEWAY: ("--drain-grace-s=2",)},
 )
 IsBack = Callable[[], Coroutine[Any, Any, bool]]
