@@ -31,7 +31,10 @@ LAYOUT = Layout(
     num_gateways=2,
     token_s=0.01,
     encode_s=0.05,
-    options={Party.CACHE_STORE: ("--keep-region",), Party.GATEWAY: ("--drain-grace-s=0.5",)},
+    takeover_idle_ms=10_000,  # nothing dies: a takeover would be of one that gets no time
+    drain_timeout_s=30.0,  # likewise, of answers that take longer on a busy machine
+    first_token_timeout_s=30.0,
+    options={Party.CACHE_STORE: ("--keep-region",), Party.GATEWAY: ("--drain-grace-s=2",)},
 )
 IsBack = Callable[[], Coroutine[Any, Any, bool]]
 

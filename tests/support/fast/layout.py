@@ -27,6 +27,7 @@ class Layout:
     budget_embeds: int = 600
     region_bytes: int = 8 << 20
     first_token_timeout_s: float = 10.0
+    drain_timeout_s: float = 5.0
     options: dict[Party, tuple[str, ...]] = field(default_factory=dict)
     own_options: dict[str, tuple[str, ...]] = field(default_factory=dict)  # of single instances, by name
 
@@ -45,7 +46,7 @@ class Layout:
         """The command line of one instance. `ports`: of those that speak HTTP."""
         common = [
             f"--redis-url={redis_url}", f"--deployment={DEPLOYMENT}", f"--run-dir={folder}",
-            f"--instance={name}", "--drain-timeout-s=5",
+            f"--instance={name}", f"--drain-timeout-s={self.drain_timeout_s}",
         ]  # fmt: skip
         own = self._own(party, tally, ports.get(name, 0))
         return [*common, *own, *self.options.get(party, ()), *self.own_options.get(name, ())]

@@ -161,6 +161,10 @@ class FastSystem:
         found |= stream_leftovers(self.redis.url)
         return {what: number for what, number in found.items() if number}
 
+    def status_of(self, prefill_decode: str) -> dict[str, int]:
+        """What its engine holds."""
+        return dict(self._get_json(prefill_decode, "/status"))
+
     def wait_until_idle(self, allowed: Callable[[str], bool] = lambda what: False) -> None:
         """Nothing is left of any request.
 
