@@ -185,6 +185,22 @@ def test_who_shares_a_lost_item_or_a_block_that_was_computed_from_it_ends_too(ma
     engine.check_idle()
 
 
+def test_who_finds_a_block_that_was_computed_from_a_lost_item_ends_too(engine: ParkingEngine) -> None:
+    """It comes while the step is in flight, holds nothing of the item, and runs on from its blocks."""
+    engine.add("r1", A, text=BLOCK_SIZE)
+    engine.run()
+    engine.comes(A)
+    engine.worker.losing = {A}
+    engine.worker.when_loading[A] = lambda: engine.add("r2", A, text=BLOCK_SIZE)
+    engine.run()
+    if "r2" not in engine.ended:  # one step at a time: the blocks were gone before it was scheduled
+        engine.comes(A)
+        engine.run()
+    assert engine.told["r1"] == []
+    assert engine.told["r2"] in ([], [RIGHT, RIGHT])
+    engine.check_idle()
+
+
 def test_prompt_logprobs_of_a_lost_load_end_the_request_and_not_the_engine(engine: ParkingEngine) -> None:
     engine.add("r1", A, prompt_logprobs=1)
     engine.run()

@@ -121,6 +121,7 @@ class Worker:
     kv: dict[int, dict[int, bool]] = field(default_factory=dict)
     losing: set[str] = field(default_factory=set)
     when_loading: dict[str, Callable[[], object]] = field(default_factory=dict)
+    prompts_done: set[str] = field(default_factory=set)  # of which the prompt's logprobs were made
     outputs: deque[ModelRunnerOutput] = field(default_factory=deque)
 
     def execute_model(self, step: Any, non_block: bool) -> "Future[ModelRunnerOutput | None]":
@@ -161,8 +162,9 @@ class Worker:
             end = request.num_computed_tokens  # vLLM counts them when it schedules
             is_wrong = self._compute(request, end - step.num_scheduled_tokens[request_id], end)
             sampled.append([] if request.is_prefill_chunk else [WRONG if is_wrong else RIGHT])
-            is_last_of_prompt = end - step.num_scheduled_tokens[request_id] < request.num_prompt_tokens <= end
-            if request.sampling_params.prompt_logprobs is not None and is_last_of_prompt:
+            is_wanted = request.sampling_params.prompt_logprobs is not None
+            if is_wanted and not request.is_prefill_chunk and request_id not in self.prompts_done:
+                self.prompts_done.add(request_id)
                 prompt_logprobs[request_id] = (torch.tensor([float(is_wrong)]),)
         output = ModelRunnerOutput(ids, {each: index for index, each in enumerate(ids)}, sampled)
         output.prompt_logprobs_dict = prompt_logprobs  # type: ignore[assignment]
