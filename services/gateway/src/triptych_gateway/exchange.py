@@ -127,7 +127,13 @@ class ChatExchange(Response):
 
     async def _parse(self, raw: bytes) -> ChatRequest:
         gateway = self._gateway
-        parse = partial(parse_chat_request, raw, gateway.placeholder_guard, self._settings.max_items)
+        parse = partial(
+            parse_chat_request,
+            raw,
+            gateway.placeholder_guard,
+            self._settings.max_items,
+            gateway.request_options,
+        )
         if len(raw) <= PARSE_INLINE_BYTES:
             return parse()
         return await asyncio.get_running_loop().run_in_executor(gateway.media_threads, parse)

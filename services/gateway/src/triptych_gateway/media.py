@@ -16,6 +16,7 @@ from triptych_common.protocol.ids import MmHash
 from triptych_gateway.content_parts import MediaPart
 from triptych_gateway.data_url import decode_data_url
 from triptych_gateway.image_header import ImageHeader, ImageLimits, read_image_header
+from triptych_gateway.polyglots import check_one_format
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,7 @@ async def take_media(
     def take(part: MediaPart) -> TakenItem:
         content = decode_data_url(part.url, part.path, limits.max_item_bytes)
         image = read_image_header(content, part.path, limits.image)
+        check_one_format(content, part.path, image.format)
         io_options = media_io_options.get(part.modality, {})
         try:
             identity = mm_hash(

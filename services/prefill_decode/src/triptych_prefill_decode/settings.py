@@ -5,13 +5,13 @@ from typing import Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
-from triptych_common.runtime import ServiceSettings
+from triptych_common.runtime import MediaSettings
 from triptych_vllm_connector.config import TransportSetting
 
 ANY_ADDRESS = ("0.0.0.0", "::", "")
 
 
-class PrefillDecodeSettings(ServiceSettings):
+class PrefillDecodeSettings(MediaSettings):
     """`engine_args` go to vLLM as they are, after ours, so they win."""
 
     instance: str = "prefill_decode-0"

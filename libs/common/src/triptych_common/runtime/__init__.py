@@ -1,6 +1,7 @@
 """What a service's process needs: settings, signals, a bounded end."""
 
 from triptych_common.runtime.drain import DRAINING_HEADER, DrainGate, DrainState
+from triptych_common.runtime.media_settings import MediaSettings
 from triptych_common.runtime.service import StopSignal, run_service
 from triptych_common.runtime.settings import RunDirError, ServiceSettings, ensure_run_dir
 
@@ -8,6 +9,7 @@ __all__ = [
     "DRAINING_HEADER",
     "DrainGate",
     "DrainState",
+    "MediaSettings",
     "RunDirError",
     "ServiceSettings",
     "StopSignal",
