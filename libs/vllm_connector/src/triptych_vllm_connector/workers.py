@@ -90,6 +90,13 @@ class WritingWorker(_RegionWorker):
         """The runner wrapper: the encoder runs now, for every item of this step."""
         self._encode_start_ns, self._encode_end_ns = time.time_ns(), 0
 
+    def refuse(self, order: WriteOrder | None, mm_hash: str, error: Exception) -> None:
+        """The tower raised `error` for this item: cancel its reservation, and the host fails the job."""
+        if self._rank != 0 or order is None:
+            return
+        log.error("encoder refused item", mm_hash=mm_hash, job_id=order.job_id, error=repr(error)[:500])
+        self._session.submit(Cancel(seq=0, reservation_id=order.reservation_id))
+
     def write(self, order: WriteOrder | None, mm_hash: str, tensor: torch.Tensor) -> None:
         """Copy `tensor` [num_embeds, width] to its place and seal it.
 

@@ -8,10 +8,10 @@ again at the encoder.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Self
+from typing import Annotated, Any
 
 import orjson
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, StrictFloat, StrictInt, model_validator
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, StrictFloat, StrictInt
 
 Number = StrictInt | Annotated[StrictFloat, Field(allow_inf_nan=False)]
 MAX_NAME_CHARS = 50  # of a caller's option, as errors repeat it
@@ -29,16 +29,17 @@ class OptionBounds(BaseModel):
     max: Number | None = None
     values: tuple[JsonValue, ...] | None = None
 
-    @model_validator(mode="after")
-    def _one_kind(self) -> Self:
+    def model_post_init(self, context: Any) -> None:
+        """Raises ValueError: neither an interval nor a list."""
         if self.values is not None:
             if self.min is not None or self.max is not None or not self.values:
                 raise ValueError("give `values`, at least one, or `min` and `max`")
         elif self.min is None or self.max is None:
-            raise ValueError("give `min` and `max`, or `values`: an option without an upper bound is not safe")
+            raise ValueError(
+                "give `min` and `max`, or `values`: an option without an upper bound is not safe"
+            )
         elif self.min > self.max:
             raise ValueError("`min` is above `max`")
-        return self
 
     def allows(self, value: Any) -> bool:
         """Is `value` (of JSON) within the bounds?"""

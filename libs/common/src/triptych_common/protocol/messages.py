@@ -49,7 +49,7 @@ class Requester(Message):
 
 
 class ImageProperties(Message):
-    """Inside `EncodeJob`: what the gateway saw in the image's header. The encoder decodes that, or refuses."""
+    """Inside `EncodeJob`: what the gateway saw in the header. The encoder decodes that image, or refuses."""
 
     format: str = Field(pattern=IMAGE_FORMAT_PATTERN)
     width: int = Field(ge=1, le=MAX_IMAGE_SIDE)  # pixels, before any orientation is applied
