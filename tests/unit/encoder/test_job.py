@@ -36,6 +36,7 @@ from triptych_encoder.encoding import (
     EncodeRefusedError,
     EngineFailedError,
     PreparedItem,
+    PreprocessFailedError,
 )
 from triptych_encoder.flights import Flights
 from triptych_encoder.job import JobRunner
@@ -335,6 +336,16 @@ async def test_a_store_that_refuses(bench: Bench, error: StoreError, kind: Failu
     assert delivery.num_acks == 1
     assert bench.engine.orders == []
     assert len(bench.ledger) == 0
+
+
+async def test_want_of_memory_is_not_final_and_what_a_library_said_is_logged(
+    bench: Bench, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bench.engine.preprocess_error = PreprocessFailedError("no resources")
+    bench.engine.preprocess_error.__cause__ = MemoryError("words of a library")
+    await bench.run(delivery_of())
+    assert bench.reporter.said == [("job-1", FailureKind.ENCODER_ERROR, "no resources")]
+    assert "words of a library" in capsys.readouterr().out
 
 
 async def test_bad_media(bench: Bench) -> None:

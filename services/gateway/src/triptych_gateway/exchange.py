@@ -132,7 +132,7 @@ class ChatExchange(Response):
             raw,
             gateway.placeholder_guard,
             self._settings.max_items,
-            gateway.request_options,
+            options=gateway.request_options,
         )
         if len(raw) <= PARSE_INLINE_BYTES:
             return parse()
