@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
+from structlog.testing import capture_logs
 from support.inflight_model import InflightModel, JobsModel
 
 from triptych_common.bus import Standing, Start
@@ -338,14 +339,14 @@ async def test_a_store_that_refuses(bench: Bench, error: StoreError, kind: Failu
     assert len(bench.ledger) == 0
 
 
-async def test_want_of_memory_is_not_final_and_what_a_library_said_is_logged(
-    bench: Bench, capsys: pytest.CaptureFixture[str]
-) -> None:
+async def test_want_of_memory_is_not_final_and_what_a_library_said_is_logged(bench: Bench) -> None:
     bench.engine.preprocess_error = PreprocessFailedError("no resources")
     bench.engine.preprocess_error.__cause__ = MemoryError("words of a library")
-    await bench.run(delivery_of())
+    with capture_logs() as logs:
+        await bench.run(delivery_of())
     assert bench.reporter.said == [("job-1", FailureKind.ENCODER_ERROR, "no resources")]
-    assert "words of a library" in capsys.readouterr().out
+    (failed,) = (line for line in logs if line["event"] == "job failed")
+    assert (failed["job_id"], failed["cause"]) == ("job-1", "MemoryError('words of a library')")
 
 
 async def test_bad_media(bench: Bench) -> None:

@@ -16,6 +16,7 @@ from triptych_common.protocol.messages import EncodeJob, ImageProperties, Modali
 from triptych_encoder.encoding import (
     BadMediaError,
     EngineFailedError,
+    PreparedItem,
     PreprocessFailedError,
     PreprocessLimits,
 )
