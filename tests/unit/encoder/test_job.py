@@ -1,6 +1,7 @@
 """One encode job from delivery to ack, with fakes of engine, store and bus. No vLLM."""
 
 import asyncio
+import logging
 import subprocess
 import sys
 import time
@@ -10,7 +11,6 @@ from typing import Any
 
 import httpx
 import pytest
-from structlog.testing import capture_logs
 from support.inflight_model import InflightModel, JobsModel
 
 from triptych_common.bus import Standing, Start
@@ -339,14 +339,17 @@ async def test_a_store_that_refuses(bench: Bench, error: StoreError, kind: Failu
     assert len(bench.ledger) == 0
 
 
-async def test_want_of_memory_is_not_final_and_what_a_library_said_is_logged(bench: Bench) -> None:
+async def test_want_of_memory_is_not_final_and_what_a_library_said_is_logged(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
     bench.engine.preprocess_error = PreprocessFailedError("no resources")
     bench.engine.preprocess_error.__cause__ = MemoryError("words of a library")
-    with capture_logs() as logs:
+    with caplog.at_level(logging.INFO):
         await bench.run(delivery_of())
     assert bench.reporter.said == [("job-1", FailureKind.ENCODER_ERROR, "no resources")]
-    (failed,) = (line for line in logs if line["event"] == "job failed")
-    assert (failed["job_id"], failed["cause"]) == ("job-1", "MemoryError('words of a library')")
+    (failed,) = (record for record in caplog.records if record.message == "job failed")
+    fields = vars(failed)["triptych_fields"]
+    assert (fields["job_id"], fields["cause"]) == ("job-1", "MemoryError('words of a library')")
 
 
 async def test_bad_media(bench: Bench) -> None:
