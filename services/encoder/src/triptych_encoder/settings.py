@@ -27,6 +27,9 @@ class EncoderSettings(MediaSettings):
     engine_timeout_s: PositiveFloat = Field(
         default=60.0, description="an engine that has work and answers nothing for so long is restarted"
     )
+    max_image_pixels: PositiveInt = Field(
+        default=MAX_IMAGE_PIXELS, description="width times height of the largest image that is decoded"
+    )
     preprocess_timeout_s: PositiveFloat = Field(
         default=20.0, description="to decode and preprocess one item; then its job fails"
     )

@@ -4,6 +4,7 @@ import socket
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, SecretStr
 
+from triptych_common.domain.image_formats import MAX_IMAGE_PIXELS
 from triptych_common.runtime import MediaSettings
 
 QWEN_VISION_TOKENS = (
@@ -35,6 +36,7 @@ class GatewaySettings(MediaSettings):
     max_media_in_flight_bytes: PositiveInt = 1 << 30
     max_items: PositiveInt = 16
     max_item_bytes: PositiveInt = 20 << 20
+    max_image_pixels: PositiveInt = MAX_IMAGE_PIXELS
     placeholder_tokens: tuple[str, ...] = QWEN_VISION_TOKENS
     """Special tokens of the served model that no text may contain; add `<image>` for LLaVA-like models."""
     inline_media_bytes: int = Field(default=256 << 10, ge=0)

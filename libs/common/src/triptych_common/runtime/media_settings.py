@@ -2,9 +2,9 @@
 
 from typing import Annotated
 
-from pydantic import Field, PositiveInt, StringConstraints
+from pydantic import Field, StringConstraints
 
-from triptych_common.domain.image_formats import IMAGE_FORMATS, MAX_IMAGE_PIXELS
+from triptych_common.domain.image_formats import IMAGE_FORMATS
 from triptych_common.domain.media_options import OptionBounds
 from triptych_common.protocol.messages import IMAGE_FORMAT_PATTERN
 from triptych_common.runtime.settings import ServiceSettings
@@ -16,7 +16,6 @@ class MediaSettings(ServiceSettings):
     image_formats: tuple[Annotated[str, StringConstraints(pattern=IMAGE_FORMAT_PATTERN)], ...] = Field(
         default=IMAGE_FORMATS, min_length=1, description="formats that are read, by Pillow's names"
     )
-    max_image_pixels: PositiveInt = Field(default=MAX_IMAGE_PIXELS, description="width times height")
     request_processor_options: dict[str, OptionBounds] = Field(
         default_factory=dict, description="options of mm_processor_kwargs that requests may set, with bounds"
     )
