@@ -29,6 +29,7 @@ BUS_SAMPLES: tuple[Message, ...] = (
         modality=messages.Modality.IMAGE,
         media_num_bytes=3,
         media_url="http://gateway-0:8000/internal/media/token",
+        image=messages.ImageProperties(format="PNG", width=640, height=480),
         mm_processor_kwargs={"max_pixels": 1003520, "größe": 1.5},
         media_io_kwargs={},
         requesters=(_REQUESTER,),

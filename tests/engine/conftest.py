@@ -16,7 +16,7 @@ def system() -> Iterator[System]:
 
 @pytest.fixture(scope="session")
 def monolith(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with running_monolith(tmp_path_factory.mktemp("monolith")) as running:
+    with running_monolith(tmp_path_factory.mktemp("monolith"), "--trust-request-mm-kwargs") as running:
         yield running
 
 

@@ -248,8 +248,8 @@ def running_system(*options: str, num_gateways: int = 1, **env: str) -> Iterator
 
 
 @contextlib.contextmanager
-def running_monolith(folder: Path) -> Iterator[Server]:
-    """vLLM as it comes: the same weights, everything in one engine."""
+def running_monolith(folder: Path, *options: str) -> Iterator[Server]:
+    """vLLM as it comes: the same weights, everything in one engine. `options`: more of vLLM's own."""
     port = free_port()
     log = folder / "monolith.log"
     defaults = {
@@ -261,7 +261,7 @@ def running_monolith(folder: Path) -> Iterator[Server]:
             [
                 sys.executable, "-m", "vllm.entrypoints.openai.api_server", f"--model={MODEL}",
                 f"--served-model-name={MODEL.name}", f"--port={port}", "--host=127.0.0.1", "--enforce-eager",
-                *EXACT,
+                *EXACT, *options,
             ],
             env={**defaults, **os.environ}, stdout=output, stderr=output, start_new_session=True,
         )  # fmt: skip

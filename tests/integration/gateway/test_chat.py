@@ -4,12 +4,19 @@ import asyncio
 from typing import Any
 
 import httpx
+import openai
 import pytest
 
 from tests.integration.gateway.conftest import System
 from tests.integration.gateway.fakes import MODEL, say_encode_needed, until
 from tests.unit.gateway.media_samples import data_url, image_bytes
-from triptych_common.protocol.messages import ECTransferParams
+from triptych_common.protocol.messages import ECTransferParams, ImageProperties
+
+ALLOWED_OPTIONS = {
+    "request_processor_options": {"min_pixels": {"min": 4, "max": 1000}},
+    "request_image_options": {"image_mode": {"values": ["RGB"]}},
+}
+NO_IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,!"}}
 
 
 def image(color: int = 1, size: tuple[int, int] = (8, 8)) -> dict[str, Any]:
@@ -149,6 +156,25 @@ async def test_large_media_are_fetched_small_ones_travel_inline(system: System) 
     assert gone.json()["error"]["code"] == "media_gone"
 
 
+async def test_options_are_refused_before_the_media_are_touched(system: System) -> None:
+    for name, options in (
+        ("mm_processor_kwargs", {"patch_size": 7}),
+        ("media_io_kwargs", {"image": {"a": 1}}),
+    ):
+        with pytest.raises(openai.BadRequestError) as caught:
+            await system.ask([NO_IMAGE], extra_body={name: options})
+        assert (caught.value.code, caught.value.param) == ("field_not_allowed", name)
+    assert system.encoder.jobs == []
+    assert system.prefill_decode.bodies == []
+
+
+async def test_the_job_says_which_image_the_gateway_saw(system: System) -> None:
+    await system.ask([image(size=(9, 8))])
+    (job,) = system.encoder.jobs
+    assert job.image == ImageProperties(format="PNG", width=9, height=8)
+
+
+@pytest.mark.parametrize("system", [ALLOWED_OPTIONS], indirect=True)
 async def test_options_are_in_the_job_and_not_in_the_request(system: System) -> None:
     options = {"mm_processor_kwargs": {"min_pixels": 4}, "media_io_kwargs": {"image": {"image_mode": "RGB"}}}
     await system.ask([image()], extra_body=options)

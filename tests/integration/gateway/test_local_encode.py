@@ -16,6 +16,10 @@ MEDIA = image_bytes(3)
 IMAGE = {"type": "image_url", "image_url": {"url": data_url(MEDIA)}}
 TEXT = {"type": "text", "text": "what is this?"}
 ANSWER = "1x8x8 word0 word1 word2"
+ALLOWED_OPTIONS = {
+    "request_processor_options": {"max_pixels": {"min": 4, "max": 4096}},
+    "request_image_options": {"rgba": {"values": [[0, 0, 0]]}},
+}
 QUICK = {"encoder_grace_s": 0.2, "local_encode_after_s": 0.3}
 
 
@@ -176,7 +180,7 @@ async def test_never_after_the_first_token(system: System) -> None:
     assert whole_bodies(system.prefill_decode, instance) == []
 
 
-@pytest.mark.parametrize("system", [QUICK], indirect=True)
+@pytest.mark.parametrize("system", [QUICK | ALLOWED_OPTIONS], indirect=True)
 async def test_options_of_the_processor_go_with_the_media(system: System) -> None:
     instance = await tower(system)
     await without_encoders(system)

@@ -1,6 +1,7 @@
 """One encode job from delivery to ack, with fakes of engine, store and bus. No vLLM."""
 
 import asyncio
+import logging
 import subprocess
 import sys
 import time
@@ -36,6 +37,7 @@ from triptych_encoder.encoding import (
     EncodeRefusedError,
     EngineFailedError,
     PreparedItem,
+    PreprocessFailedError,
 )
 from triptych_encoder.flights import Flights
 from triptych_encoder.job import JobRunner
@@ -341,6 +343,19 @@ async def test_a_store_that_refuses(bench: Bench, error: StoreError, kind: Failu
     assert delivery.num_acks == 1
     assert bench.engine.orders == []
     assert len(bench.ledger) == 0
+
+
+async def test_want_of_memory_is_not_final_and_what_a_library_said_is_logged(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench.engine.preprocess_error = PreprocessFailedError("no resources")
+    bench.engine.preprocess_error.__cause__ = MemoryError("words of a library")
+    with caplog.at_level(logging.INFO):
+        await bench.run(delivery_of())
+    assert bench.reporter.said == [("job-1", FailureKind.ENCODER_ERROR, "no resources")]
+    (failed,) = (record for record in caplog.records if record.message == "job failed")
+    fields = vars(failed)["triptych_fields"]
+    assert (fields["job_id"], fields["cause"]) == ("job-1", "MemoryError('words of a library')")
 
 
 async def test_bad_media(bench: Bench) -> None:

@@ -9,24 +9,19 @@ import orjson
 import pytest
 
 from triptych_common.domain.errors import RequestError
-from triptych_common.protocol import codec
-from triptych_common.protocol.messages import EncodeJob, Modality
-from triptych_gateway.chat_request import (
-    MAX_OPTIONS_BYTES,
-    MAX_OPTIONS_DEPTH,
-    format_path,
-    parse_chat_request,
-)
+from triptych_common.domain.media_options import OptionBounds
+from triptych_gateway.chat_request import NO_OPTIONS, format_path, parse_chat_request
 from triptych_gateway.placeholder_tokens import PlaceholderGuard
+from triptych_gateway.request_options import RequestOptions
 from triptych_gateway.settings import QWEN_VISION_TOKENS
 
 GUARD = PlaceholderGuard(QWEN_VISION_TOKENS)
 IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
 
 
-def parse(body: Any, max_items: int = 4) -> Any:
+def parse(body: Any, max_items: int = 4, options: RequestOptions = NO_OPTIONS) -> Any:
     raw = body if isinstance(body, bytes) else orjson.dumps(body)
-    return parse_chat_request(raw, GUARD, max_items)
+    return parse_chat_request(raw, GUARD, max_items, options=options)
 
 
 def refusal(body: Any, max_items: int = 4) -> RequestError:
@@ -95,48 +90,14 @@ def chat(content: Any, **fields: Any) -> dict[str, Any]:
             "vllm_xargs.ec_transfer_params",
         ),
         (chat("x", stream="yes"), "invalid_value", "stream"),
-        (chat([IMAGE], media_io_kwargs={"image": 1}), "invalid_value", "media_io_kwargs.image"),
+        (chat("x", mm_processor_kwargs={"patch_size": 7}), "field_not_allowed", "mm_processor_kwargs"),
+        (chat([IMAGE], media_io_kwargs={"image": 1}), "field_not_allowed", "media_io_kwargs"),
         (chat([IMAGE], use_beam_search=True), "unsupported", "use_beam_search"),
     ],
 )
 def test_refused(body: Any, code: str, param: str | None) -> None:
     error = refusal(body)
     assert (error.status_code, error.code, error.param) == (400, code, param)
-
-
-def nested(depth: int) -> Any:
-    value: Any = 1
-    for _ in range(depth):
-        value = {"a": value}
-    return value
-
-
-@pytest.mark.parametrize("name", ["mm_processor_kwargs", "media_io_kwargs"])
-@pytest.mark.parametrize(
-    "options",
-    [
-        nested(MAX_OPTIONS_DEPTH + 1),
-        nested(250),
-        {"a": {"b": [nested(MAX_OPTIONS_DEPTH)]}},
-        {"a": {"b": "x" * MAX_OPTIONS_BYTES}},
-    ],
-    ids=["deep", "very deep", "deep in a list", "large"],
-)
-def test_options_that_no_job_could_carry_are_refused(name: str, options: Any) -> None:
-    """Each job holds them, in Redis; an encoder could not even read one that is nested deeply."""
-    error = refusal(chat([IMAGE], **{name: options}))
-    assert (error.status_code, error.code, error.param) == (400, "invalid_value", name)
-
-
-def test_options_of_the_largest_kind_travel_in_a_job() -> None:
-    deepest = nested(MAX_OPTIONS_DEPTH - 1)
-    request = parse(chat([IMAGE], mm_processor_kwargs=deepest, media_io_kwargs={"image": deepest["a"]}))
-    job = EncodeJob(
-        job_id="j", mm_hash="a" * 64, modality=Modality.IMAGE, media_num_bytes=1, requesters=(),
-        namespace_digest="d" * 64,
-        mm_processor_kwargs=request.processor_options, media_io_kwargs=request.media_io_options,
-    )  # fmt: skip
-    assert codec.decode(codec.encode(job)).message == job
 
 
 @pytest.mark.parametrize("token", QWEN_VISION_TOKENS)
@@ -275,7 +236,8 @@ def test_unknown_fields_pass_and_ours_are_stripped() -> None:
             mm_processor_kwargs={"a": 1},
             media_io_kwargs={"image": {"b": 2}},
             stream=True,
-        )
+        ),
+        options=RequestOptions({"a": OptionBounds(values=(1,))}, {"b": OptionBounds(values=(2,))}),
     )
     assert set(request.body) == {"model", "messages", "top_k", "seed", "stream"}
     assert request.stream

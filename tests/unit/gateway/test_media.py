@@ -1,6 +1,7 @@
 """Media intake: strict data URLs, header check, identity."""
 
 import asyncio
+import errno
 import io
 import struct
 import warnings
@@ -12,6 +13,7 @@ from typing import Any
 import orjson
 import pytest
 from PIL import Image
+from support.hostile.chunks import jpeg_that_is_fli
 
 from tests.unit.gateway.media_samples import data_url, image_bytes
 from triptych_common.domain.errors import RequestError
@@ -190,3 +192,26 @@ async def test_nobody_waits_behind_somebody_elses_upload(threads: ThreadPoolExec
 
     await asyncio.gather(take_for("large", 4), take_for("small", 1))
     assert order == ["large", "small", "large", "large", "large"]
+
+
+@pytest.mark.parametrize(
+    "error", [MemoryError(), OSError(errno.EMFILE, "Too many open files"), OSError("out of memory error")]
+)
+async def test_want_of_memory_is_no_fault_of_the_image(
+    threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def fail(*args: Any, **kwargs: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(Image, "open", fail)
+    with pytest.raises(RequestError) as caught:
+        await take(threads, data_url(image_bytes()))
+    assert (caught.value.status_code, caught.value.code) == (503, "no_resources")
+    assert "memory" not in caught.value.message
+
+
+async def test_a_file_of_two_formats_is_refused(threads: ThreadPoolExecutor) -> None:
+    both = jpeg_that_is_fli(image_bytes(image_format="JPEG"), 64)
+    with pytest.raises(RequestError) as caught:
+        await take(threads, data_url(both))
+    assert (caught.value.status_code, caught.value.code, caught.value.param) == (400, "invalid_image", PATH)

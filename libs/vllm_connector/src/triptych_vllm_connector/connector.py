@@ -68,7 +68,7 @@ class TriptychECConnector(ECConnectorBase):
         )
         if vllm_config.parallel_config.data_parallel_size > 1:
             raise ValueError("data parallel engines need an instance of prefill_decode or encoder each")
-        self._num_ranks: int = vllm_config.parallel_config.tensor_parallel_size
+        self.num_ranks: int = vllm_config.parallel_config.tensor_parallel_size
         self._writes: dict[str, list[WriteOrder]] = {}
         self._consumer: Consumer | None = None
         self._closers: list[Any] = []
@@ -91,7 +91,7 @@ class TriptychECConnector(ECConnectorBase):
         if self.config.has_encoder:
             encodes = Tower(PlaceholderMetadataResolver(self._vllm_config.model_config).fields_for).encodes
         budget = budget_embeds(self.config, cache_size, self._vllm_config.model_config)
-        self._consumer, closers = open_consumer(self.config, self._num_ranks, budget, encodes)
+        self._consumer, closers = open_consumer(self.config, self.num_ranks, budget, encodes)
         self._closers += closers
         return self._consumer
 

@@ -120,6 +120,15 @@ class WritingWorker(_RegionWorker):
                     log.warning("item not encoded", mm_hash=mm_hash, job_id=order.job_id)
                     self._session.submit(Cancel(seq=0, reservation_id=order.reservation_id))
 
+    def refuse(self, mm_hash: str, error: Exception) -> None:
+        """The tower raised `error` for this item: cancel its reservations, and the host fails the jobs."""
+        for order in self._orders.pop(mm_hash, ()):
+            if self._rank == 0:
+                log.error(
+                    "encoder refused item", mm_hash=mm_hash, job_id=order.job_id, error=repr(error)[:500]
+                )
+                self._session.submit(Cancel(seq=0, reservation_id=order.reservation_id))
+
     def write(self, order: WriteOrder | None, mm_hash: str, tensor: torch.Tensor) -> None:
         """Copy `tensor` [num_embeds, width] to its place and seal it.
 

@@ -5,16 +5,24 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from triptych_common.domain.errors import TriptychError
+from triptych_common.domain.media_options import OptionRules
 from triptych_common.protocol.messages import EncodeJob, FailureKind
 from triptych_vllm_connector.orders import WriteOrder
 
 
 class BadMediaError(TriptychError):
-    """The media cannot be decoded or processed. Trying again gives the same."""
+    """The media cannot be decoded or processed. Trying again gives the same.
+
+    Its text is shown to the caller, so it is never a library's: that is its `__cause__`, for the log.
+    """
+
+
+class PreprocessFailedError(TriptychError):
+    """The item was not preprocessed, which says nothing about its media. Text as in `BadMediaError`."""
 
 
 class EncodeRefusedError(TriptychError):
-    """The engine does not encode this item; it goes on with others."""
+    """The engine does not encode this item; it goes on with others. Text as in `BadMediaError`."""
 
 
 @dataclass
@@ -27,6 +35,19 @@ class JobFailure(Exception):
 
 class EngineFailedError(TriptychError):
     """vLLM's engine is dead: this process must be restarted."""
+
+
+@dataclass(frozen=True)
+class PreprocessLimits:
+    """What the encoder takes, whatever a job says, and what preprocessing may cost."""
+
+    image_formats: tuple[str, ...]
+    max_image_pixels: int
+    processor_options: OptionRules  # that jobs may carry
+    image_options: OptionRules
+    timeout_s: float  # for one item
+    num_pixels: int  # of all items that are worked on at once
+    stuck_after_s: float  # after its time is over; then the service ends
 
 
 @dataclass(frozen=True)
@@ -52,7 +73,7 @@ class Encoder(Protocol):
     def max_item_embeds(self) -> int: ...
 
     async def preprocess(self, job: EncodeJob, media: bytes) -> PreparedItem:
-        """Raises BadMediaError."""
+        """Raises BadMediaError or PreprocessFailedError."""
         ...
 
     async def encode(self, prepared: PreparedItem, order: WriteOrder) -> None:
@@ -60,5 +81,5 @@ class Encoder(Protocol):
         ...
 
     async def check_health(self) -> None:
-        """Raises EngineFailedError when the engine is dead, also while idle."""
+        """Raises EngineFailedError when the engine is dead, also while idle, or preprocessing is stuck."""
         ...

@@ -1,6 +1,7 @@
 """The vLLM engine of the encoder: preprocess in this process, encode in vLLM's.
 
-Preprocessing comes first and apart, so that an item's rows are exact before vLLM schedules anything.
+Preprocessing comes first and apart (`preprocessing`), so that an item's rows are exact, and its form is
+checked, before vLLM schedules anything.
 """
 
 from collections.abc import AsyncIterator, Mapping
@@ -19,16 +20,17 @@ from vllm.entrypoints.launchers.cli_args import make_arg_parser
 from vllm.exceptions import VLLMError
 from vllm.model_executor.model_loader.utils import get_model_cls
 from vllm.multimodal.inputs import MultiModalFeatureSpec
-from vllm.multimodal.media.image import ImageMediaIO
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from triptych_common.protocol.messages import EncodeJob, Modality
 from triptych_common.telemetry.logs import get_logger
-from triptych_encoder.encoding import BadMediaError, EncodeRefusedError, EngineFailedError, PreparedItem
+from triptych_encoder.encoding import EncodeRefusedError, EngineFailedError, PreparedItem, PreprocessLimits
+from triptych_encoder.preprocessing import Preprocessor, Rendered
 from triptych_vllm_connector.limits import encoder_cache_embeds
 from triptych_vllm_connector.orders import WriteOrder
+from triptych_vllm_connector.unsupported_options import check_engine_options
 from triptych_vllm_connector.worker_rpc import ENCODER_WIDTHS
 
 log = get_logger(__name__)
@@ -37,8 +39,9 @@ log = get_logger(__name__)
 class EncodeEngine:
     """Owns the `AsyncLLM`. `width` and `dtype` describe every output it makes: [num_embeds, width]."""
 
-    def __init__(self, llm: AsyncLLM) -> None:
+    def __init__(self, llm: AsyncLLM, limits: PreprocessLimits) -> None:
         self._llm = llm
+        self._preprocessor = Preprocessor(self._render, limits)
         model_config = llm.vllm_config.model_config
         self._resolver = PlaceholderMetadataResolver(model_config)
         self._model_cls: Any = get_model_cls(model_config)
@@ -68,38 +71,35 @@ class EncodeEngine:
             raise EngineFailedError(f"expected one encoder output width, measured {sorted(widths)}")
         self.width = widths.pop()
 
-    async def preprocess(self, job: EncodeJob, media: bytes) -> PreparedItem:
-        """Decode the media and run the model's processor, off the event loop.
+    async def learn_item_schema(self) -> None:
+        """See `Preprocessor.learn_item_schema`."""
+        await self._preprocessor.learn_item_schema()
 
-        Raises:
-            BadMediaError: not media of the job's modality, or the processor refuses it.
-        """
-        if job.modality is not Modality.IMAGE:
-            raise BadMediaError(f"media of type {job.modality} cannot be encoded yet")
-        modality = job.modality.value
-        loop_input = {
+    async def preprocess(self, job: EncodeJob, media: bytes) -> PreparedItem:
+        """See `Preprocessor.prepare`."""
+        return await self._preprocessor.prepare(job, media)
+
+    def _render(self, pixels: Any, mm_hash: str, processor_options: Mapping[str, Any]) -> Rendered:
+        """Run the model's processor. Blocks; one thread at a time."""
+        modality = Modality.IMAGE.value
+        prompt: Any = {
             "prompt": self._model_cls.get_placeholder_str(modality, 1),
-            "multi_modal_data": {modality: [await _load_image(media, job.media_io_kwargs)]},
-            "multi_modal_uuids": {modality: [job.mm_hash]},
-            "mm_processor_kwargs": job.mm_processor_kwargs,
+            "multi_modal_data": {modality: [pixels]},
+            "multi_modal_uuids": {modality: [mm_hash]},
+            "mm_processor_kwargs": dict(processor_options),
         }
-        try:
-            (engine_input,) = await self._llm.renderer.render_cmpl_async([loop_input])
-        except Exception as error:  # whatever third-party code makes of a stranger's media
-            raise BadMediaError(f"the processor refused the {modality}: {error}") from error
+        (engine_input,) = self._llm.renderer.render_cmpl([prompt])
         # vLLM rehashes a uuid that comes with processor options; ours has them folded in already.
-        engine_input["mm_hashes"] = {modality: [job.mm_hash]}
+        engine_input["mm_hashes"] = {modality: [mm_hash]}
         (position,) = engine_input["mm_placeholders"][modality]
+        (item,) = engine_input["mm_kwargs"][modality]
         feature = MultiModalFeatureSpec(
-            data=engine_input["mm_kwargs"][modality][0],
-            modality=modality,
-            identifier=job.mm_hash,
-            mm_position=position,
-            mm_hash=job.mm_hash,
+            data=item, modality=modality, identifier=mm_hash, mm_position=position, mm_hash=mm_hash
         )
-        metadata = collect_ec_item_metadata([feature], self._resolver)[job.mm_hash]["metadata"]
+        metadata = collect_ec_item_metadata([feature], self._resolver)[mm_hash]["metadata"]
         num_tokens = len(engine_input["prompt_token_ids"])
-        return PreparedItem(engine_input, position.get_num_embeds(), num_tokens, _unwrap(metadata))
+        prepared = PreparedItem(engine_input, position.get_num_embeds(), num_tokens, _unwrap(metadata))
+        return Rendered(prepared, item)
 
     async def encode(self, prepared: PreparedItem, order: WriteOrder) -> None:
         """Run the encoder; its worker writes into the reservation and seals it.
@@ -117,10 +117,11 @@ class EncodeEngine:
         except EngineDeadError as error:
             raise EngineFailedError(f"the encoder's engine died: {error}") from error
         except (VLLMError, ValueError) as error:
-            raise EncodeRefusedError(f"the encoder's engine refused the item: {error}") from error
+            raise EncodeRefusedError("the encoder's engine refused the item") from error
 
     async def check_health(self) -> None:
-        """Raises EngineFailedError when the engine is dead."""
+        """Raises EngineFailedError when the engine is dead, or preprocessing is stuck."""
+        self._preprocessor.check_health()
         try:
             await self._llm.check_health()
         except EngineDeadError as error:
@@ -136,24 +137,20 @@ def _is_batch_of_one(value: Any) -> bool:
     return isinstance(value, list) and len(value) == 1 and isinstance(value[0], list)
 
 
-async def _load_image(media: bytes, options: Mapping[str, Any]) -> Any:
-    """Decode as vLLM's own server would, so that the results are equal to the bit."""
-    import asyncio
-
-    try:
-        return await asyncio.to_thread(ImageMediaIO(**{"image_mode": "RGB", **options}).load_bytes, media)
-    except Exception as error:  # decoders raise whatever they like, `DecompressionBombError` too
-        raise BadMediaError("the bytes are not an image that can be decoded") from error
-
-
 @asynccontextmanager
-async def run_engine(options: list[str]) -> AsyncIterator[EncodeEngine]:
-    """Start vLLM with these command-line options; shut it down in the end."""
+async def run_engine(options: list[str], limits: PreprocessLimits) -> AsyncIterator[EncodeEngine]:
+    """Start vLLM with these command-line options; shut it down in the end.
+
+    Raises:
+        TriptychError: an option cannot be served, or the engine does not work.
+    """
     args = make_arg_parser(FlexibleArgumentParser()).parse_args(options)
+    check_engine_options(args)
     llm = AsyncLLM.from_engine_args(AsyncEngineArgs.from_cli_args(args))
     try:
-        engine = EncodeEngine(llm)
+        engine = EncodeEngine(llm, limits)
         await engine.measure_width()
+        await engine.learn_item_schema()
         log.info("engine ready", width=engine.width, dtype=engine.dtype, torch=torch.__version__)
         yield engine
     finally:

@@ -16,7 +16,14 @@ from triptych_common.protocol.messages import EncodeJob, EncoderCacheMetadata, F
 from triptych_common.protocol.store import Reserved, TensorSpec
 from triptych_common.telemetry import record_span, span
 from triptych_common.telemetry.logs import get_logger
-from triptych_encoder.encoding import BadMediaError, Encoder, EncodeRefusedError, JobFailure, PreparedItem
+from triptych_encoder.encoding import (
+    BadMediaError,
+    Encoder,
+    EncodeRefusedError,
+    JobFailure,
+    PreparedItem,
+    PreprocessFailedError,
+)
 from triptych_encoder.flight import Flight
 from triptych_encoder.flights import Flights, remaining_s
 from triptych_encoder.hand_over import HandOver
@@ -28,6 +35,7 @@ from triptych_vllm_connector.orders import WriteOrder
 
 log = get_logger(__name__)
 
+MAX_CAUSE_CHARS = 500
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
@@ -97,7 +105,13 @@ class JobRunner:
             with self._flights.working_on(flight):
                 await self._once_per_hash(flight)
         except JobFailure as failure:
-            log.info("job failed", job_id=job.job_id, kind=failure.kind.value, detail=failure.detail)
+            log.info(
+                "job failed",
+                job_id=job.job_id,
+                kind=failure.kind.value,
+                detail=failure.detail,
+                cause=_cause(failure),
+            )
             self._hand_over.unpin(self._ledger.dropped(job.mm_hash, flight.keys))
             await self._flights.fail(flight, failure.kind, failure.detail)
         except asyncio.CancelledError:
@@ -187,6 +201,8 @@ class JobRunner:
                 raise JobFailure(FailureKind.MEDIA_GONE, str(error)) from error
             except BadMediaError as error:
                 raise JobFailure(FailureKind.BAD_MEDIA, str(error)) from error
+            except PreprocessFailedError as error:
+                raise JobFailure(FailureKind.ENCODER_ERROR, str(error)) from error
         if prepared.num_tokens >= self._engine.max_num_tokens:
             raise JobFailure(
                 FailureKind.TOO_LARGE,
@@ -256,3 +272,11 @@ class JobRunner:
             traceparent=envelope.traceparent,
             attributes=self._attributes(job) | {"triptych.num_deliveries": num_deliveries},
         )
+
+
+def _cause(failure: JobFailure) -> str | None:
+    """What a library said of it, for the log alone: the caller is told `failure.detail`."""
+    error = failure.__cause__
+    return (
+        repr(error.__cause__)[:MAX_CAUSE_CHARS] if error is not None and error.__cause__ is not None else None
+    )

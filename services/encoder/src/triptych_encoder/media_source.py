@@ -58,5 +58,5 @@ class MediaSource:
                     if len(media) > num_bytes:
                         break
         except (httpx.HTTPError, httpx.InvalidURL, UnicodeError, TimeoutError) as error:
-            raise MediaGoneError(f"the gateway did not serve the media: {type(error).__name__}") from error
+            raise MediaGoneError("the gateway did not serve the media") from error
         return bytes(media)

@@ -8,6 +8,7 @@ import asyncio
 from triptych_common.bus import check_login
 from triptych_common.runtime import StopSignal
 from triptych_common.telemetry import setup_logging, setup_tracing
+from triptych_encoder.encoding import PreprocessLimits
 from triptych_encoder.settings import EncoderSettings
 from triptych_encoder.working import work
 from triptych_vllm_connector.config import ConnectorConfig
@@ -45,7 +46,16 @@ async def serve(settings: EncoderSettings, stop: StopSignal) -> None:
         debug_encode_delay_s=settings.debug_encode_delay_ms / 1000,
     )
     options = encoder_options(config, settings.model, settings.num_slots, has_gpu(), settings.engine_args)
-    async with run_engine(options) as engine:  # first: vLLM may fork, and nothing of ours runs yet
+    limits = PreprocessLimits(
+        image_formats=settings.image_formats,
+        max_image_pixels=settings.max_image_pixels,
+        processor_options=settings.request_processor_options,
+        image_options=settings.request_image_options,
+        timeout_s=settings.preprocess_timeout_s,
+        num_pixels=settings.preprocess_pixels,
+        stuck_after_s=settings.engine_timeout_s,
+    )
+    async with run_engine(options, limits) as engine:  # first: vLLM may fork, and nothing of ours runs yet
         tracing = setup_tracing(
             "encoder",
             settings.instance,

@@ -2,11 +2,12 @@
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
-from triptych_common.runtime import ServiceSettings
+from triptych_common.domain.image_formats import MAX_IMAGE_PIXELS
+from triptych_common.runtime import MediaSettings
 from triptych_vllm_connector.config import TransportSetting
 
 
-class EncoderSettings(ServiceSettings):
+class EncoderSettings(MediaSettings):
     """`engine_args` go to vLLM as they are, after ours, so they win."""
 
     instance: str = "encoder-0"
@@ -25,6 +26,16 @@ class EncoderSettings(ServiceSettings):
     )
     engine_timeout_s: PositiveFloat = Field(
         default=60.0, description="an engine that has work and answers nothing for so long is restarted"
+    )
+    max_image_pixels: PositiveInt = Field(
+        default=MAX_IMAGE_PIXELS, description="width times height of the largest image that is decoded"
+    )
+    preprocess_timeout_s: PositiveFloat = Field(
+        default=20.0, description="to decode and preprocess one item; then its job fails"
+    )
+    preprocess_pixels: PositiveInt = Field(
+        default=MAX_IMAGE_PIXELS,
+        description="pixels of all images that are decoded and preprocessed at once",
     )
     debug_encode_delay_ms: NonNegativeInt = Field(
         default=0, description="test option: sleep before each encode"

@@ -5,9 +5,10 @@ Life of a request, in the order of the modules it passes:
     exchange        one HTTP request from its first byte to its last
       auth          whose API key it is (api_keys_file); callers: its tenant, and the tenant's salt
       admission     bounded requests in flight
-      chat_request  validation, content_parts finds the media, placeholder_tokens guards the text
-      media         data URL -> bytes, image_header checks them, mm_hash; media_shelf keeps them for the
-                    encoders
+      chat_request  validation, content_parts finds the media, placeholder_tokens guards the text,
+                    request_options the options
+      media         data URL -> bytes, image_header and polyglots check them, mm_hash; media_shelf keeps them
+                    for the encoders
       router        which prefill_decode, over what registry_view knows
       encode_orders one job per mm_hash (item_table is its pure state), sizes when known
       encode_wait   how long encoders are waited for

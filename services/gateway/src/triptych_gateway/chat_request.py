@@ -13,6 +13,7 @@ from triptych_common.domain.errors import RequestError
 from triptych_gateway.content_parts import MediaPart, find_media
 from triptych_gateway.json_bounds import BodyBounds, check_bounds, prompt_too_large
 from triptych_gateway.placeholder_tokens import PlaceholderGuard
+from triptych_gateway.request_options import MEDIA_IO_FIELD, OPTIONS_FIELDS, PROCESSOR_FIELD, RequestOptions
 
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
 # Set by the gateway and the engines alone. `cache_salt` is not dropped in silence: a caller that
@@ -20,13 +21,9 @@ ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function
 REFUSED_FIELDS = ("ec_transfer_params", "kv_transfer_params", "cache_salt")
 # `request_id` is the gateway's; the processor options are in mm_hash and in the job, and would make
 # vLLM rehash the item's uuid.
-OPTIONS_FIELDS = ("mm_processor_kwargs", "media_io_kwargs")
 STRIPPED_FIELDS = (*REFUSED_FIELDS, "request_id", *OPTIONS_FIELDS)
 
-MAX_MODALITIES = 16  # in media_io_kwargs; each faulty one would cost an error object
-# Of processor and media options: every job that they are for holds them, in Redis.
-MAX_OPTIONS_BYTES = 16 << 10  # as JSON
-MAX_OPTIONS_DEPTH = 32
+NO_OPTIONS = RequestOptions()
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +48,6 @@ class ChatBody(BaseModel):
     stream: StrictBool | None = None
     use_beam_search: StrictBool | None = None
     n: int | None = None
-    mm_processor_kwargs: dict[str, Any] | None = None
-    media_io_kwargs: dict[str, dict[str, Any]] | None = None
     vllm_xargs: dict[str, Any] | None = None
 
 
@@ -80,9 +75,16 @@ class ChatRequest:
 
 
 def parse_chat_request(
-    raw: bytes | bytearray, guard: PlaceholderGuard, max_items: int, limits: RequestLimits = DEFAULT_LIMITS
+    raw: bytes | bytearray,
+    guard: PlaceholderGuard,
+    max_items: int,
+    limits: RequestLimits = DEFAULT_LIMITS,
+    options: RequestOptions = NO_OPTIONS,
 ) -> ChatRequest:
     """Validate one body. Takes a while for a large one: tens of milliseconds.
+
+    Args:
+        options: what the request may say to processor and media reader.
 
     Raises:
         RequestError: 400, `param` names the field; 413 too much text.
@@ -91,8 +93,7 @@ def parse_chat_request(
     fields = _parse_object(raw)
     body = _validate(fields)
     _refuse_privileged(fields)
-    for name in OPTIONS_FIELDS:
-        _check_options(name, fields.get(name))
+    options.check(fields)
     _check_numbers(body, limits)
     media = _check_messages(body.messages, max_items)
     num_prompt_bytes = len(raw) - sum(len(part.url) for part in media)
@@ -106,8 +107,8 @@ def parse_chat_request(
         model=body.model,
         stream=bool(body.stream),
         media=media,
-        processor_options=body.mm_processor_kwargs or {},
-        media_io_options=body.media_io_kwargs or {},
+        processor_options=fields.get(PROCESSOR_FIELD) or {},
+        media_io_options={name: each for name, each in (fields.get(MEDIA_IO_FIELD) or {}).items() if each},
         num_prompt_bytes=num_prompt_bytes,
     )
 
@@ -137,27 +138,6 @@ def _not_beside_media(name: str) -> RequestError:
     return RequestError(400, "unsupported", f"{name} is not served together with media", name)
 
 
-def _check_options(name: str, options: Any) -> None:
-    if _is_deeper(options, MAX_OPTIONS_DEPTH):
-        message = f"{name} is nested more than {MAX_OPTIONS_DEPTH} deep"
-    elif len(orjson.dumps(options)) > MAX_OPTIONS_BYTES:
-        message = f"{name} is larger than {MAX_OPTIONS_BYTES} bytes"
-    else:
-        return
-    raise RequestError(400, "invalid_value", message, name)
-
-
-def _is_deeper(value: Any, limit: int) -> bool:
-    """Are objects and lists nested more than `limit` deep in `value`?"""
-    level = [value] if isinstance(value, (dict, list)) else []
-    for _ in range(limit):
-        if not level:
-            return False
-        children = (child for each in level for child in (each.values() if isinstance(each, dict) else each))
-        level = [child for child in children if isinstance(child, (dict, list))]
-    return bool(level)
-
-
 def _parse_object(raw: bytes | bytearray) -> dict[str, Any]:
     try:
         fields = orjson.loads(raw)
@@ -169,9 +149,6 @@ def _parse_object(raw: bytes | bytearray) -> dict[str, Any]:
 
 
 def _validate(fields: dict[str, Any]) -> ChatBody:
-    io_options = fields.get("media_io_kwargs")
-    if isinstance(io_options, dict) and len(io_options) > MAX_MODALITIES:
-        raise RequestError(400, "invalid_value", "media_io_kwargs has too many keys", "media_io_kwargs")
     try:
         return ChatBody.model_validate(fields)
     except ValidationError as error:

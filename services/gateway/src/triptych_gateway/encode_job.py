@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from triptych_common.bus.inflight import MAX_SENDS
 from triptych_common.protocol.ids import JobId, MmHash
-from triptych_common.protocol.messages import EncodeJob, FailureKind, Requester
+from triptych_common.protocol.messages import EncodeJob, FailureKind, ImageProperties, Requester
 from triptych_gateway.media_shelf import MEDIA_PATH
 from triptych_gateway.tickets import Ticket
 
@@ -71,6 +71,7 @@ def encode_job(
         modality=first.part.modality,
         media_num_bytes=len(content),
         media_url=None if is_inline else f"{limits.media_base_url}{MEDIA_PATH}/{token}",
+        image=ImageProperties(format=first.image.format, width=first.image.width, height=first.image.height),
         mm_processor_kwargs=dict(first.processor_options),
         media_io_kwargs=dict(first.media_io_options),
         requesters=requesters,

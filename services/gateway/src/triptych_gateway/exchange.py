@@ -142,6 +142,7 @@ class ChatExchange(Response):
             gateway.placeholder_guard,
             self._settings.max_items,
             gateway.request_limits,
+            gateway.request_options,
         )
         if len(raw) <= PARSE_INLINE_BYTES:
             return parse()

@@ -29,6 +29,7 @@ from triptych_gateway.metrics import GatewayMetrics
 from triptych_gateway.openai_errors import unavailable
 from triptych_gateway.placeholder_tokens import PlaceholderGuard
 from triptych_gateway.registry_view import RegistryView
+from triptych_gateway.request_options import RequestOptions
 from triptych_gateway.router import Router
 from triptych_gateway.settings import GatewaySettings
 from triptych_gateway.sizes import SizesCache
@@ -53,6 +54,7 @@ class Gateway:
     admission: Admission
     api_keys: ApiKeys
     placeholder_guard: PlaceholderGuard
+    request_options: RequestOptions
     media_limits: MediaLimits
     request_limits: RequestLimits
     body_threads: ThreadPoolExecutor
@@ -188,6 +190,7 @@ def _assemble(
         admission=Admission(settings.max_requests_in_flight, settings.max_media_in_flight_bytes),
         api_keys=_api_keys(settings),
         placeholder_guard=PlaceholderGuard(settings.placeholder_tokens, settings.max_body_values),
+        request_options=RequestOptions(settings.request_processor_options, settings.request_image_options),
         media_limits=MediaLimits(
             settings.max_item_bytes, ImageLimits(settings.max_image_pixels, settings.image_formats)
         ),

@@ -12,10 +12,13 @@ from typing import Any
 
 from triptych_common.domain.errors import RequestError
 from triptych_common.domain.hashing import mm_hash
+from triptych_common.domain.transient import is_transient
 from triptych_common.protocol.ids import MmHash
 from triptych_gateway.content_parts import MediaPart
 from triptych_gateway.data_url import decode_data_url
 from triptych_gateway.image_header import ImageHeader, ImageLimits, read_image_header
+from triptych_gateway.openai_errors import unavailable
+from triptych_gateway.polyglots import check_one_format
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +58,23 @@ async def take_media(
         tenant_salt: "" for callers who share their items.
 
     Raises:
-        RequestError: 400 or 413 naming the first item that is refused.
+        RequestError: 400 or 413 naming the first item that is refused; 503 for want of memory or files.
     """
     loop = asyncio.get_running_loop()
 
     def take(part: MediaPart) -> TakenItem:
+        try:
+            return check(part)
+        except Exception as error:
+            if is_transient(error):
+                message = f"{part.path} cannot be read just now"
+                raise unavailable("no_resources", message, part.path) from error
+            raise
+
+    def check(part: MediaPart) -> TakenItem:
         content = decode_data_url(part.url, part.path, limits.max_item_bytes)
         image = read_image_header(content, part.path, limits.image)
+        check_one_format(content, part.path, image.format)
         io_options = media_io_options.get(part.modality, {})
         try:
             identity = mm_hash(

@@ -5,8 +5,9 @@ from pathlib import Path
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, SecretStr
 
+from triptych_common.domain.image_formats import MAX_IMAGE_PIXELS
 from triptych_common.protocol.urls import ANY_ADDRESSES, BaseUrlText, HostText, base_url, local_urls
-from triptych_common.runtime import ServiceSettings
+from triptych_common.runtime import MediaSettings
 
 QWEN_VISION_TOKENS = (
     "<|vision_start|>",
@@ -17,7 +18,7 @@ QWEN_VISION_TOKENS = (
 )
 
 
-class GatewaySettings(ServiceSettings):
+class GatewaySettings(MediaSettings):
     """Everything an operator can set."""
 
     instance: str = "gateway-0"
@@ -47,8 +48,7 @@ class GatewaySettings(ServiceSettings):
     max_media_in_flight_bytes: PositiveInt = 1 << 30
     max_items: PositiveInt = 16
     max_item_bytes: PositiveInt = 20 << 20
-    max_image_pixels: PositiveInt = 64_000_000
-    image_formats: tuple[str, ...] = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
+    max_image_pixels: PositiveInt = MAX_IMAGE_PIXELS
     placeholder_tokens: tuple[str, ...] = QWEN_VISION_TOKENS
     """Special tokens of the served model that no text may contain; add `<image>` for LLaVA-like models."""
     inline_media_bytes: int = Field(default=256 << 10, ge=0)

@@ -36,11 +36,13 @@ from triptych_vllm_connector.abilities import ability
 from triptych_vllm_connector.budget import budget_embeds
 from triptych_vllm_connector.config import ConnectorConfig
 from triptych_vllm_connector.engine_options import prefill_decode_options
+from triptych_vllm_connector.image_reader import read_image_formats_only
 from triptych_vllm_connector.limits import encoder_cache_embeds
 from triptych_vllm_connector.namespace import digest_of_model
 from triptych_vllm_connector.platform import has_gpu, slab_device
 from triptych_vllm_connector.probing import has_region
 from triptych_vllm_connector.process_end import end_quickly
+from triptych_vllm_connector.unsupported_options import check_engine_options
 
 log = get_logger(__name__)
 
@@ -81,8 +83,12 @@ async def serve(settings: PrefillDecodeSettings, stop: StopSignal) -> None:
         f"--served-model-name={settings.model_name}",
         "--disable-uvicorn-access-log",
     ]
+    if settings.has_tower and (settings.request_processor_options or settings.request_image_options):
+        options.append("--trust-request-mm-kwargs")  # a gateway has checked them
     args = make_arg_parser(FlexibleArgumentParser()).parse_args(options)
+    check_engine_options(args)
     validate_parsed_serve_args(args)
+    read_image_formats_only(settings.image_formats)
     with contextlib.ExitStack() as held:
         sockets = [
             held.enter_context(contextlib.closing(sock)) for sock in bind_tcp(settings.host, settings.port)

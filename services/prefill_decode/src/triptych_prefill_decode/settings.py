@@ -6,11 +6,11 @@ from typing import Literal
 from pydantic import Field, PositiveFloat, PositiveInt
 
 from triptych_common.protocol.urls import ANY_ADDRESSES, HostText
-from triptych_common.runtime import ServiceSettings
+from triptych_common.runtime import MediaSettings
 from triptych_vllm_connector.config import TransportSetting
 
 
-class PrefillDecodeSettings(ServiceSettings):
+class PrefillDecodeSettings(MediaSettings):
     """`engine_args` go to vLLM as they are, after ours, so they win."""
 
     instance: str = "prefill_decode-0"

@@ -1,1 +1,1 @@
-"""Pure rules without I/O: errors, content hashing."""
+"""Pure rules without I/O: errors, content hashing, which media and options are taken."""

@@ -13,6 +13,8 @@ from triptych_common.protocol.ids import MmHashText, Name, NamespaceDigestText
 from triptych_common.protocol.urls import BaseUrlText
 
 SCHEMA_VERSION = 1
+IMAGE_FORMAT_PATTERN = r"^[A-Z0-9]{1,16}$"  # Pillow's names of formats
+MAX_IMAGE_SIDE = 1 << 20  # pixels; more than any of them can have within the limit on pixels
 
 
 class Message(BaseModel):
@@ -47,6 +49,18 @@ class Requester(Message):
     prefill_decode: Name
 
 
+class ImageProperties(Message):
+    """Inside `EncodeJob`: what the gateway saw in the header. The encoder decodes that image, or refuses."""
+
+    format: str = Field(pattern=IMAGE_FORMAT_PATTERN)
+    width: int = Field(ge=1, le=MAX_IMAGE_SIDE)  # pixels, before any orientation is applied
+    height: int = Field(ge=1, le=MAX_IMAGE_SIDE)
+
+    @property
+    def num_pixels(self) -> int:
+        return self.width * self.height
+
+
 class EncodeJob(Message):
     """Gateway -> encoders of one namespace (`encode-jobs:{namespace_digest}`): encode one media item.
 
@@ -59,6 +73,7 @@ class EncodeJob(Message):
     modality: Modality
     media_num_bytes: PositiveInt
     media_url: str | None = None
+    image: ImageProperties | None = None  # None: not an image; an encoder refuses an image without it
     mm_processor_kwargs: dict[str, Any] = Field(default_factory=dict)
     media_io_kwargs: dict[str, Any] = Field(default_factory=dict)
     requesters: tuple[Requester, ...]

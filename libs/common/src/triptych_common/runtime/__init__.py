@@ -2,6 +2,7 @@
 
 from triptych_common.runtime.drain import DRAINING_HEADER, DrainGate, DrainState
 from triptych_common.runtime.listening import ListenError, bind_tcp
+from triptych_common.runtime.media_settings import MediaSettings
 from triptych_common.runtime.service import StopSignal, run_service
 from triptych_common.runtime.settings import RunDirError, ServiceSettings, ensure_run_dir
 
@@ -10,6 +11,7 @@ __all__ = [
     "DrainGate",
     "DrainState",
     "ListenError",
+    "MediaSettings",
     "RunDirError",
     "ServiceSettings",
     "StopSignal",

@@ -1,0 +1,25 @@
+"""Settings of the services that media pass: what is taken from callers, the same in all of them."""
+
+from typing import Annotated
+
+from pydantic import Field, StringConstraints
+
+from triptych_common.domain.image_formats import IMAGE_FORMATS
+from triptych_common.domain.media_options import OptionBounds
+from triptych_common.protocol.messages import IMAGE_FORMAT_PATTERN
+from triptych_common.runtime.settings import ServiceSettings
+
+
+class MediaSettings(ServiceSettings):
+    """Gateway, encoder and prefill_decode each hold to them: none trusts what another one passes on."""
+
+    image_formats: tuple[Annotated[str, StringConstraints(pattern=IMAGE_FORMAT_PATTERN)], ...] = Field(
+        default=IMAGE_FORMATS, min_length=1, description="formats that are read, by Pillow's names"
+    )
+    request_processor_options: dict[str, OptionBounds] = Field(
+        default_factory=dict, description="options of mm_processor_kwargs that requests may set, with bounds"
+    )
+    request_image_options: dict[str, OptionBounds] = Field(
+        default_factory=dict,
+        description="options of media_io_kwargs for images that requests may set, with bounds",
+    )
