@@ -78,16 +78,20 @@ async def test_media_that_are_nowhere_or_too_large_are_not_fetched(job: EncodeJo
 
 @pytest.mark.parametrize("status_code", [302, 404, 410, 500])
 async def test_a_gateway_that_serves_them_no_longer(status_code: int) -> None:
-    with pytest.raises(MediaGoneError, match="HTTPStatusError"):
+    with pytest.raises(MediaGoneError) as caught:
         await fetch(answer(b"", status_code), job_of())
+    assert isinstance(caught.value.__cause__, httpx.HTTPStatusError)
+    assert "HTTPStatusError" not in str(caught.value)  # which the caller is told
 
 
 async def test_a_gateway_that_is_gone() -> None:
     def handler(request: httpx.Request) -> httpx.Response:
         raise httpx.ConnectError("refused")
 
-    with pytest.raises(MediaGoneError, match="ConnectError"):
+    with pytest.raises(MediaGoneError) as caught:
         await fetch(handler, job_of())
+    assert isinstance(caught.value.__cause__, httpx.ConnectError)
+    assert "ConnectError" not in str(caught.value)  # which the caller is told
 
 
 @pytest.mark.parametrize("url", ["http://[", "ftp://gateway/media", "not a url", "http://gateway:99999999/"])
@@ -110,8 +114,10 @@ class Drip(httpx.AsyncByteStream):
 
 async def test_a_gateway_that_drips_is_not_waited_for_beyond_the_deadline() -> None:
     started = time.monotonic()
-    with pytest.raises(MediaGoneError, match="TimeoutError"):
+    with pytest.raises(MediaGoneError) as caught:
         await fetch(lambda request: httpx.Response(200, stream=Drip()), job_of(), remaining_ms=50)
+    assert isinstance(caught.value.__cause__, TimeoutError)
+    assert "TimeoutError" not in str(caught.value)  # which the caller is told
     assert time.monotonic() - started < 5
 
 
