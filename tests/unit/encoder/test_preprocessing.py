@@ -38,6 +38,7 @@ JOB = EncodeJob(
     modality=Modality.IMAGE,
     media_num_bytes=len(PICTURE),
     image=ImageProperties(format="PNG", width=56, height=28),
+    namespace_digest="d" * 64,
     requesters=(),
 )
 PATCH = 14
