@@ -169,14 +169,14 @@ async def _takes_the_end_for_the_result(
     return self._answer(flight, Standing.JOINED)
 
 
-async def _drops_what_others_want(self: InflightModel, mm_hash: str, keys: Any) -> bool:
+async def _drops_what_others_want(self: InflightModel, mm_hash: str, keys: Any, **options: Any) -> bool:
     flight = self.find(mm_hash)
     if flight is not None and flight.state == "queued":
         flight.unsubscribe(list(flight.ends))
-    return await _LEAVE(self, mm_hash, keys)
+    return await _LEAVE(self, mm_hash, keys, **options)
 
 
-async def _keeps_what_nobody_wants(self: InflightModel, mm_hash: str, keys: Any) -> bool:
+async def _keeps_what_nobody_wants(self: InflightModel, mm_hash: str, keys: Any, **options: Any) -> bool:
     flight = self.find(mm_hash)
     if flight is not None:
         flight.unsubscribe(keys)
