@@ -22,6 +22,7 @@ async def test_with_data_while_the_encoder_works(tmp_path: Path) -> None:
             await asyncio.to_thread(redis.start)
             system.encoder.before_metadata.set()
             assert (await asking).choices
+            await until(lambda: system.encoder.num_encodes)  # the answer needs the sizes alone
             assert system.encoder.num_encodes == 1
             await check_well_again(system, 2)
 

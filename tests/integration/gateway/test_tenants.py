@@ -50,7 +50,7 @@ async def test_two_tenants_share_no_image(tenants: System) -> None:
     red, blue, *others = uuids(system.prefill_decode)
     assert red != blue
     assert others == [red, red, blue]  # one tenant's keys share
-    assert encoder.num_encodes == 2
+    assert len(encoder.jobs) == 2
     assert {job.mm_hash for job in encoder.jobs} == {red, blue}
     salts = [body["cache_salt"] for body in system.prefill_decode.bodies]
     assert salts == [tenant_salt(name) for name in ("red", "blue", "red", "red", "blue")]
@@ -62,7 +62,7 @@ async def test_those_without_a_tenant_share_with_each_other_alone(tenants: Syste
         await ask(system, key, [IMAGE])
     carol, old, alice = uuids(system.prefill_decode)
     assert carol == old != alice
-    assert system.encoder.num_encodes == 2
+    assert len(system.encoder.jobs) == 2
     assert ["cache_salt" in body for body in system.prefill_decode.bodies] == [False, False, True]
 
 
@@ -108,7 +108,7 @@ async def test_a_flight_of_another_tenant_is_not_joined(tenants: System) -> None
         assert {str(item.mm_hash) for item in system.gateway.orders.table} == hashes
         encoder.before_metadata.set()
         encoder.before_seal.set()
-    assert encoder.num_encodes == 2
+    assert len(encoder.jobs) == 2
     await system.assert_idle()
 
 
@@ -122,9 +122,9 @@ async def test_sizes_of_another_tenant_are_not_found(tenants: System) -> None:
 
     await ask(system, "key-alice", [IMAGE])
     await ask(system, "key-bob", [IMAGE])
-    assert (num_known(), system.encoder.num_encodes) == (0.0, 2)
+    assert (num_known(), len(system.encoder.jobs)) == (0.0, 2)
     await ask(system, "key-anna", [IMAGE])
-    assert (num_known(), system.encoder.num_encodes) == (1.0, 2)
+    assert (num_known(), len(system.encoder.jobs)) == (1.0, 2)
 
 
 @pytest.mark.parametrize("tenants", [QUICK], indirect=True)
