@@ -104,7 +104,7 @@ class Instance:
             self.connector.update_state_after_alloc(request, 0)
             requests.append(request)
         output = SimpleNamespace(finished_req_ids=set(), ec_connector_metadata=None)
-        output.ec_connector_metadata = self.connector.build_connector_meta(output)  # type: ignore[arg-type]
+        output.ec_connector_metadata = self.connector.build_connector_meta(output)
         for item in freed:
             self.cache.free_encoder_cache(item)
         for request in requests:
@@ -121,7 +121,7 @@ class Instance:
 
     @contextmanager
     def _in_v2(self, output: Any) -> Iterator[None]:
-        connector = v2.ActiveECConnector(SimpleNamespace(), self.cache.encoder_outputs)  # type: ignore[arg-type]
+        connector = v2.ActiveECConnector(SimpleNamespace(), self.cache.encoder_outputs)
         with connector.maybe_get_output(output):
             yield
 
@@ -135,7 +135,7 @@ class Instance:
     def _encode_what_is_missing(self, requests: list[Any]) -> None:
         runner = SimpleNamespace(encoder_cache=self.cache)
         scheduled = {request.request_id: [0] for request in requests}
-        items, _ = EncoderRunner.prepare_mm_inputs(runner, scheduled)  # type: ignore[arg-type]
+        items, _ = EncoderRunner.prepare_mm_inputs(runner, scheduled)
         for item in items:
             self._run_encoder(item)
 

@@ -167,7 +167,7 @@ class Worker:
                 self.prompts_done.add(request_id)
                 prompt_logprobs[request_id] = (torch.tensor([float(is_wrong)]),)
         output = ModelRunnerOutput(ids, {each: index for index, each in enumerate(ids)}, sampled)
-        output.prompt_logprobs_dict = prompt_logprobs  # type: ignore[assignment]
+        output.prompt_logprobs_dict = prompt_logprobs
         if lost:
             output.ec_connector_output = ECConnectorOutput(ec_connector_worker_meta=LostLoads(lost))
         return output
@@ -213,7 +213,7 @@ class Core(EngineCore):
     """EngineCore without its start: no processes, no model."""
 
     def __init__(self, config: VllmConfig, scheduler: Any, worker: Worker, num_in_flight: int) -> None:
-        self.vllm_config, self.scheduler, self.model_executor = config, scheduler, worker  # type: ignore[assignment]
+        self.vllm_config, self.scheduler, self.model_executor = config, scheduler, worker
         self.batch_queue_size = num_in_flight
         self.batch_queue = deque(maxlen=num_in_flight) if num_in_flight > 1 else None
         self.log_stats = self.is_mm_encoder_only = self.is_pooling_model = False

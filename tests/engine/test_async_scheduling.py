@@ -1,4 +1,4 @@
-"""What vLLM makes of the options that its engines are started with. No engine is started."""
+"""Whether vLLM schedules a step before the output of the last one, with the options of our engines."""
 
 import warnings
 from pathlib import Path
