@@ -19,6 +19,7 @@ from triptych_common.region import StoreSession
 from triptych_common.region.tensor_view import TORCH_DTYPES
 from triptych_common.telemetry import record_span
 from triptych_common.telemetry.logs import get_logger
+from triptych_vllm_connector.abilities import SlabVerdict
 from triptych_vllm_connector.config import STORE_RECONNECT_S, ConnectorConfig, worker_session_name
 from triptych_vllm_connector.items import LoadOrder
 from triptych_vllm_connector.orders import WriteOrder
@@ -46,6 +47,10 @@ class _RegionWorker:
         )
         self._transports = WorkerTransports(config, self._session, device_type)
         self._rank = rank
+
+    def probe_slab(self) -> SlabVerdict:
+        """Whether this worker can use the store's memory on its GPU."""
+        return self._transports.probe_slab()
 
     def close(self) -> None:
         self._transports.close()

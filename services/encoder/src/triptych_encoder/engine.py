@@ -29,6 +29,7 @@ from triptych_common.telemetry.logs import get_logger
 from triptych_encoder.encoding import BadMediaError, EncodeRefusedError, EngineFailedError, PreparedItem
 from triptych_vllm_connector.limits import encoder_cache_embeds
 from triptych_vllm_connector.orders import WriteOrder
+from triptych_vllm_connector.slab_probe import PROBE_SLAB
 from triptych_vllm_connector.worker_rpc import ENCODER_WIDTHS
 
 log = get_logger(__name__)
@@ -118,6 +119,11 @@ class EncodeEngine:
             raise EngineFailedError(f"the encoder's engine died: {error}") from error
         except (VLLMError, ValueError) as error:
             raise EncodeRefusedError(f"the encoder's engine refused the item: {error}") from error
+
+    async def probe_slab(self) -> dict[str, Any]:
+        """Ask the worker for the store's memory on its GPU: fields of a `SlabVerdict`."""
+        answer: dict[str, Any] = await self._llm.engine_core.call_utility_async(PROBE_SLAB)
+        return answer
 
     async def check_health(self) -> None:
         """Raises EngineFailedError when the engine is dead."""
