@@ -3,15 +3,15 @@
 What is put on a stream happens when the stream is advanced: a copy reads its source when it runs, not when it
 is asked for, so that every ordering that the code forgets shows as wrong bytes.
 
-One `FakeGpu` is the machine's; each `FakeDriver` is one process's view of it, with addresses of its own. A rule
-that CUDA leaves undefined, and that code may therefore break unseen, is noted in `FakeGpu.breaches` besides
-being raised where a call broke it; tests look at the list in the end (`assert_no_breach`):
+One `FakeGpu` is the machine's; each `FakeDriver` is one process's view of it, with addresses of its own. What
+CUDA leaves undefined, and code may therefore do unseen, is noted in `FakeGpu.breaches` besides being raised
+where a call did it; tests look at the list in the end (`assert_no_breach`):
 
     a handle is opened once per process, and never by the process that owns the memory
     memory of a process that has died stays as long as it is mapped, and cannot be opened any more
     memory is not freed while another process has it mapped
     nothing is unmapped, freed or unregistered that a view lives of, or that a stream has yet to use
-    copies touch what is mapped when they run; an event or stream is not used after its end
+    copies touch what is mapped when they run; streams are not used after their end
     a thread that has not chosen its GPU is on GPU 0, whatever others have chosen
 """
 
@@ -135,7 +135,7 @@ class FakeDriver:
         return self._gpu.uuid
 
     def die(self) -> None:
-        """The process ends: what it had mapped is unmapped, what it had allocated cannot be opened any more."""
+        """The process ends: what it had mapped is unmapped, what it had allocated is opened no more."""
         self._is_dead = True
         for address in list(self._handles):
             handle = self._handles[address]
