@@ -123,12 +123,12 @@ def gb_s(mib: float, seconds: float) -> float:
 def table(figures: Sequence[Figure]) -> str:
     """As it goes into docs/design/transports.md."""
     lines = [
-        "| way | MiB | written, GB/s | plain, GB/s | ratio | told, ms | opened, ms | plain in, GB/s | ratio |",
+        "| way | MiB | written, GB/s | plain, GB/s | ratio | told, ms | opened, ms | plain in | ratio |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for each in figures:
         into = (
-            "none needed | " if each.in_ratio is None else f"{each.plain_in_gb_s:.1f} | {each.in_ratio:.2f}"
+            "none needed | -" if each.in_ratio is None else f"{each.plain_in_gb_s:.1f} | {each.in_ratio:.2f}"
         )
         lines.append(
             f"| {each.way} | {each.mib:g} | {each.write_gb_s:.1f} | {each.plain_out_gb_s:.1f} "

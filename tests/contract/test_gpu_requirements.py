@@ -70,7 +70,7 @@ def test_the_bound_is_the_members(name: str) -> None:
 
 
 def test_bindings_that_hold_the_gil_while_they_wait_are_refused_everywhere() -> None:
-    """Before 12.9.1 `cudaEventSynchronize` stopped every thread of the worker until the GPU had come so far."""
+    """Before 12.9.1 `cudaEventSynchronize` stops every thread of the worker until the GPU is there."""
     files = [
         REQUIREMENTS,
         ROOT / "libs" / "common" / "pyproject.toml",

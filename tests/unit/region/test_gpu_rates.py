@@ -1,4 +1,4 @@
-"""The GPU benchmark's arithmetic and its run, with the transports themselves on a fake GPU. No rates asserted."""
+"""The GPU benchmark's arithmetic, and its run on a fake GPU. No rates asserted."""
 
 import sys
 import threading
