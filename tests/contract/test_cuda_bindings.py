@@ -17,7 +17,7 @@ from triptych_common.region.cuda.driver import CudaError, has_bindings  # noqa: 
 from triptych_common.region.cuda.runtime import RuntimeDriver  # noqa: E402
 
 UUID_OF_A_PART = "cuDeviceGetUuid_v2" if hasattr(cuda_driver, "cuDeviceGetUuid_v2") else "cuDeviceGetUuid"
-"""Of a GPU in parts (MIG) the first version of the call, in the bindings of CUDA 12, gives the whole one's."""
+"""Of a part of a GPU (MIG). The first version of the call, in CUDA 12's bindings, is of the whole one."""
 
 CALLS: list[tuple[str, Callable[[Any], object]]] = [
     ("cudaSetDevice", lambda driver: driver.bind_thread()),

@@ -21,7 +21,7 @@ CPU_ENGINE_ENV: Mapping[str, str] = {
 """Defaults for engines on a CPU; what the user has set in the environment wins."""
 
 ENCODER_SHARE = 0.10
-"""Of a GPU that it shares. An encoder has no KV cache: vLLM only asks at its start whether so much is free."""
+"""Of a GPU that it shares. An encoder has no KV cache: vLLM asks at its start whether so much is free."""
 UNCOUNTED_SHARE = 0.15
 """Of a shared GPU: what vLLM's share does not count. Each process's CUDA context, tensors that were injected
 into prefill_decodes, and what the encoder takes beyond its share while it works."""

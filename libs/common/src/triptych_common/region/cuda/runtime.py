@@ -1,7 +1,7 @@
 """`CudaDriver` over NVIDIA's own bindings of the CUDA runtime. Imported by `driver.load_driver` only.
 
-The UUID alone is asked of the driver: the runtime's device properties name the whole GPU where the process has
-a part of it (MIG), and parts share no memory.
+The UUID alone is asked of the driver: the runtime's device properties name the whole GPU where the process
+has a part of it (MIG), and parts share no memory.
 """
 
 import ctypes
