@@ -1,11 +1,36 @@
-"""compose.yaml leaves every service the time that it may take to end."""
+"""compose.yaml leaves every service time to end; compose.gpu.yaml has what `cuda_ipc` needs."""
 
+import json
 import re
+import tomllib
 from pathlib import Path
+from typing import Any
 
+import pytest
+import yaml
+
+from triptych_cli.engines import ENCODER_SHARE, memory_shares
 from triptych_common.runtime import ServiceSettings
 
-COMPOSE = Path(__file__).resolve().parents[2] / "compose.yaml"
+ROOT = Path(__file__).resolve().parents[2]
+COMPOSE = ROOT / "compose.yaml"
+COMPOSE_GPU = ROOT / "compose.gpu.yaml"
+ENGINES = ("encoder", "prefill_decode")
+ON_GPU = ("cache_store", *ENGINES)
+SMALLEST_GPU_BYTES = 24 << 30
+
+
+def default_of(value: str) -> str:
+    """Of an interpolation: NAME may be unset."""
+    found = re.fullmatch(r"\$\{(\w+):-(.*)\}", value)
+    assert found is not None, value
+    return found[2]
+
+
+@pytest.fixture(scope="module")
+def gpu_services() -> dict[str, dict[str, Any]]:
+    services: dict[str, dict[str, Any]] = yaml.safe_load(COMPOSE_GPU.read_text())["services"]
+    return services
 
 
 def test_nobody_is_killed_while_it_drains() -> None:
@@ -16,3 +41,59 @@ def test_nobody_is_killed_while_it_drains() -> None:
     assert float(bound[1]) == ServiceSettings.model_fields["drain_timeout_s"].default
     assert len(grace) == 2, "the engines, and the gateway"
     assert all(int(seconds) > float(bound[1]) + 10 for seconds in grace)
+
+
+@pytest.mark.parametrize("name", ON_GPU)
+def test_store_and_engines_have_a_gpu_and_see_each_others_processes(
+    gpu_services: dict[str, dict[str, Any]], name: str
+) -> None:
+    """CUDA opens another process's memory by its process id."""
+    service = gpu_services[name]
+    (device,) = service["deploy"]["resources"]["reservations"]["devices"]
+    assert device["driver"] == "nvidia"
+    assert device["capabilities"] == ["gpu"]
+    assert [default_of(each) for each in device["device_ids"]] == ["0"], "the same one"
+    assert service["pid"] == "host"
+    assert service["init"] is False, "it would be no process 1"
+    assert service["environment"]["NVIDIA_DRIVER_CAPABILITIES"] == "compute,utility"
+
+
+def test_nobody_else_sees_the_hosts_processes(gpu_services: dict[str, dict[str, Any]]) -> None:
+    assert set(gpu_services) == set(ON_GPU)
+    assert "pid" not in {
+        key for each in yaml.safe_load(COMPOSE.read_text())["services"].values() for key in each
+    }
+
+
+def test_images_for_gpus_have_names_and_packages_of_their_own(
+    gpu_services: dict[str, dict[str, Any]],
+) -> None:
+    base = yaml.safe_load(COMPOSE.read_text())["services"]
+    for name in ON_GPU:
+        assert gpu_services[name]["image"] != base[name]["image"]
+    for name in ("cache_store", "encoder"):  # prefill_decode has the encoder's image
+        assert gpu_services[name]["build"]["args"] == {"ENGINE": "cuda"}
+    recipe = (ROOT / "deploy" / "docker" / "Dockerfile").read_text()
+    assert 'cache_store[uvloop$([ "$ENGINE" != cuda ] || echo ,cuda)]' in recipe
+    extras = tomllib.loads((ROOT / "services" / "cache_store" / "pyproject.toml").read_text())["project"]
+    assert extras["optional-dependencies"]["cuda"] == ["triptych-common[cuda]"]
+
+
+def test_the_gpus_memory_is_enough_for_all_of_them(gpu_services: dict[str, dict[str, Any]]) -> None:
+    slab_bytes = int(default_of(gpu_services["cache_store"]["environment"]["TRIPTYCH_SLAB_BYTES"]))
+    assert slab_bytes > 0
+    shares = []
+    for name in ENGINES:
+        (option,) = json.loads(default_of(gpu_services[name]["environment"]["TRIPTYCH_ENGINE_ARGS"]))
+        assert option.startswith("--gpu-memory-utilization=")
+        shares.append(float(option.partition("=")[2]))
+    assert shares == memory_shares(ENGINES, 0.0), "as the launcher has it"
+    assert shares[0] == ENCODER_SHARE
+    assert sum(shares) + slab_bytes / SMALLEST_GPU_BYTES < 0.9
+
+
+def test_whatever_can_be_set_is_in_the_document() -> None:
+    document = (ROOT / "docs" / "docker.md").read_text()
+    for file in (COMPOSE, COMPOSE_GPU):
+        for name in set(re.findall(r"\$\{(TRIPTYCH_\w+)", file.read_text())):
+            assert f"`{name}`" in document or f"{name}=" in document, f"{name} of {file.name}"

@@ -11,12 +11,17 @@ import pytest
 
 runtime = pytest.importorskip("cuda.bindings.runtime", reason="cuda-bindings is not installed")
 
+from cuda.bindings import driver as cuda_driver  # noqa: E402
+
 from triptych_common.region.cuda.driver import CudaError, has_bindings  # noqa: E402
 from triptych_common.region.cuda.runtime import RuntimeDriver  # noqa: E402
 
+UUID_OF_A_PART = "cuDeviceGetUuid_v2" if hasattr(cuda_driver, "cuDeviceGetUuid_v2") else "cuDeviceGetUuid"
+"""Of a part of a GPU (MIG). The first version of the call, in CUDA 12's bindings, is of the whole one."""
+
 CALLS: list[tuple[str, Callable[[Any], object]]] = [
     ("cudaSetDevice", lambda driver: driver.bind_thread()),
-    ("cudaGetDeviceProperties", lambda driver: driver.device_uuid()),
+    ("cuDeviceGet", lambda driver: driver.device_uuid()),
     ("cudaMalloc", lambda driver: driver.malloc(4096)),
     ("cudaFree", lambda driver: driver.free(4096)),
     ("cudaIpcGetMemHandle", lambda driver: driver.ipc_get_handle(4096)),
@@ -77,9 +82,9 @@ def test_handles_and_uuids_are_read_from_where_the_bindings_keep_them(
     driver: RuntimeDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     success, expected = runtime.cudaError_t.cudaSuccess, bytes(range(64))
-    handle, properties = runtime.cudaIpcMemHandle_t(), runtime.cudaDeviceProp()
+    handle, found = runtime.cudaIpcMemHandle_t(), cuda_driver.CUuuid()
     ctypes.memmove(handle.getPtr(), expected, 64)
-    ctypes.memmove(properties.uuid.getPtr(), expected, 16)
+    ctypes.memmove(found.getPtr(), expected, 16)
     opened: list[bytes] = []
 
     def open_handle(handle: Any, flags: int) -> tuple[Any, int]:
@@ -87,7 +92,9 @@ def test_handles_and_uuids_are_read_from_where_the_bindings_keep_them(
         return success, 4096
 
     monkeypatch.setattr(runtime, "cudaIpcGetMemHandle", lambda address: (success, handle))
-    monkeypatch.setattr(runtime, "cudaGetDeviceProperties", lambda device: (success, properties))
+    done = cuda_driver.CUresult.CUDA_SUCCESS
+    monkeypatch.setattr(cuda_driver, "cuDeviceGet", lambda ordinal: (done, cuda_driver.CUdevice(ordinal)))
+    monkeypatch.setattr(cuda_driver, UUID_OF_A_PART, lambda device: (done, found))
     monkeypatch.setattr(runtime, "cudaIpcOpenMemHandle", open_handle)
     assert driver.ipc_get_handle(4096) == expected
     assert driver.device_uuid() == "GPU-00010203-0405-0607-0809-0a0b0c0d0e0f"

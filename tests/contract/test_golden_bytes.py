@@ -169,6 +169,8 @@ RECORD_SAMPLE = messages.InstanceRecord(
     num_slots=8,
     transports=(messages.Transport.CUDA_IPC, messages.Transport.PINNED_SHM),
     device="GPU-0123abcd-0123-0123-0123-0123456789ab",
+    slab_generation=2,
+    slab_failure="cudaIpcOpenMemHandle: invalid device context",
 )
 
 TRANSFER_SAMPLE = messages.ECTransferParams(

@@ -17,7 +17,10 @@ from types import ModuleType
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-SOURCES = [str(ROOT / "libs" / "common" / "src"), str(ROOT / "services" / "cache_store" / "src")]
+SOURCES = [
+    str(ROOT / part)
+    for part in ("libs/common/src", "libs/vllm_connector/src", "services/cache_store/src", "benchmarks")
+]
 SHARED_MEMORY = Path("/dev/shm")
 
 sys.path[:0] = [path for path in SOURCES if path not in sys.path]

@@ -16,7 +16,7 @@ if (reason := why_no_gpu()) is not None:
     pytest.skip(reason, allow_module_level=True)
 
 import torch
-from support.gpu_producer import SLEEP_CYCLES, pattern
+from support.gpu_producer import SLEEP_CYCLES, Order, pattern
 
 from triptych_cache_store.testing import PushLog, StoreProcess
 from triptych_common.protocol.store import EntrySealed, Pinned, PinOrWatch, Unpin
@@ -28,11 +28,13 @@ from triptych_common.region.cuda.transports import (
     PinnedReader,
     RegisteredRegion,
     SlabReader,
+    SlabWriter,
     TorchDevice,
 )
-from triptych_common.region.fence import StaleDescriptorError
+from triptych_common.region.fence import StaleDescriptorError, StaleReservationError
 from triptych_common.region.tensor_view import address_range
 from triptych_common.region.transport import TensorReader
+from triptych_vllm_connector.gpu_transports import GpuTransports
 
 ROOT = Path(__file__).resolve().parents[2]
 SLAB_BYTES = 256 << 20
@@ -83,9 +85,10 @@ class ConsumerProcess:
             threading.Event().wait(0.02)
 
     def close(self) -> None:
+        """Views are gone by now, or go with the process."""
+        self.slab.retire()
         self.releaser.close()
         self.registered.close()
-        self.slab.close()
 
 
 def void(result: object) -> None:
@@ -188,7 +191,7 @@ def test_pinned_shm_is_not_waited_for_and_stays_in_order(consumer: ConsumerProce
 
 
 def test_what_is_in_use_outlives_its_store_and_counts_no_more(
-    consumer: ConsumerProcess, daemon: StoreProcess
+    consumer: ConsumerProcess, daemon: StoreProcess, driver: CudaDriver
 ) -> None:
     sealed = consumer.receive(slab_memory(consumer), torch.float32)
     view = consumer.slab_reader.open(sealed.descriptor, lambda: None)
@@ -199,6 +202,54 @@ def test_what_is_in_use_outlives_its_store_and_counts_no_more(
     assert not isinstance(later.request(PinOrWatch(seq=0, mm_hash=HASH)), Pinned)
     welcome = later.welcome
     assert welcome.slab is not None
-    consumer.slab = SlabMapping(load_driver(), welcome.slab, welcome.generation)
+    earlier, consumer.slab = consumer.slab, SlabMapping(driver, welcome.slab, welcome.generation)
     with pytest.raises(StaleDescriptorError):
         consumer.slab_reader.open(sealed.descriptor, lambda: None)
+    earlier.retire()
+    assert earlier.is_mapped, "a view of it lives"
+    assert torch.equal(view, pattern(ROWS, WIDTH, torch.float32, "cuda"))
+
+
+def test_what_outlives_its_store_is_given_back_with_the_last_view(
+    consumer: ConsumerProcess, daemon: StoreProcess, driver: CudaDriver
+) -> None:
+    """Each restart would else keep a slab's worth of memory."""
+    sealed = consumer.receive(slab_memory(consumer), torch.float32)
+    released = threading.Event()
+    view = consumer.slab_reader.open(sealed.descriptor, released.set)
+    daemon.stop(signal.SIGKILL)
+    torch.cuda.synchronize()
+    free_before, _ = torch.cuda.mem_get_info()
+    consumer.slab.retire()
+    del view
+    gc.collect()
+    assert released.wait(WAIT_S)
+    deadline = time.monotonic() + WAIT_S
+    while torch.cuda.mem_get_info()[0] < free_before + SLAB_BYTES // 2:
+        assert time.monotonic() < deadline, "the dead store's memory is still held"
+        threading.Event().wait(0.02)
+
+
+def test_an_order_of_an_earlier_store_is_not_written(
+    consumer: ConsumerProcess, daemon: StoreProcess, driver: CudaDriver
+) -> None:
+    sealed = consumer.receive(slab_memory(consumer), torch.float32)
+    writer = SlabWriter(driver, TorchDevice(), lambda: consumer.slab)
+    stale = Order(HASH, sealed.descriptor.generation - 1, sealed.descriptor.offset)
+    with pytest.raises(StaleReservationError):
+        writer.write(stale, torch.zeros(ROWS, WIDTH, device="cuda"))
+    view = consumer.slab_reader.open(sealed.descriptor, consumer.unpin(sealed))
+    assert torch.equal(view, pattern(ROWS, WIDTH, torch.float32, "cuda"))
+    del view
+    consumer.wait_unpinned()
+
+
+def test_the_slab_is_tried_before_it_is_announced(consumer: ConsumerProcess, driver: CudaDriver) -> None:
+    consumer.slab.retire()  # CUDA opens a handle once in a process
+    ends = GpuTransports(
+        driver, TorchDevice(), "cuda", lambda: consumer.region, lambda: consumer.session.welcome
+    )
+    assert f"cuda:{ends.device_uuid()}" == slab_memory(consumer)
+    ends.probe_slab()
+    ends.probe_slab()
+    ends.close()

@@ -6,7 +6,7 @@ def why_no_gpu() -> str | None:
     try:
         import torch
     except ImportError:
-        return "torch is not installed"
+        return "torch is not installed; these tests need a CUDA build of it, and an NVIDIA GPU"
     if torch.version.cuda is None:
         return f"torch {torch.__version__} is not built for CUDA"
     if not torch.cuda.is_available():

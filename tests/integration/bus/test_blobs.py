@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,8 +16,10 @@ from triptych_common.bus.blobs import MAX_BLOB_BYTES, TTL_S
 from triptych_common.domain.errors import BusRefusedError, BusUnavailableError, ItemTooLargeError
 from triptych_common.protocol.store import Descriptor
 from triptych_common.region.tensor_view import tensor_spec
+from triptych_vllm_connector.abilities import SlabVerdict
 from triptych_vllm_connector.orders import WriteOrder
 from triptych_vllm_connector.redis_transport import Readable, RedisReader, RedisWriter
+from triptych_vllm_connector.slab_probe import UsableSlab
 
 HASH = "ab" * 32
 
@@ -41,7 +44,7 @@ def test_a_tensor_comes_back_as_it_was(blobs: BlobStore, dtype: torch.dtype) -> 
     place, descriptor = order(tensor)
     released: list[bool] = []
     RedisWriter(blobs).write(place, tensor)
-    assert Readable(None, blobs)(descriptor)
+    assert Readable(UsableSlab(), blobs)(descriptor)
     read = RedisReader(blobs, "cpu").open(descriptor, lambda: released.append(True))
     assert torch.equal(read, tensor)
     assert released == [True]
@@ -53,7 +56,7 @@ def test_another_reservation_has_another_place(blobs: BlobStore) -> None:
     tensor = torch.ones(2, 2)
     RedisWriter(blobs).write(order(tensor)[0], tensor)
     _, elsewhere = order(tensor, offset=0)
-    assert not Readable(None, blobs)(elsewhere)
+    assert not Readable(UsableSlab(), blobs)(elsewhere)
     with pytest.raises(BlobMissingError):
         RedisReader(blobs, "cpu").open(elsewhere, lambda: None)
 
@@ -64,7 +67,7 @@ def test_bytes_that_are_cut_off_do_not_count(blobs: BlobStore) -> None:
     RedisWriter(blobs).write(place, tensor)
     (key,) = blobs._client.keys()
     blobs._client.set(key, b"short")
-    assert not Readable(None, blobs)(descriptor)
+    assert not Readable(UsableSlab(), blobs)(descriptor)
     with pytest.raises(BlobMissingError):
         RedisReader(blobs, "cpu").open(descriptor, lambda: None)
 
@@ -104,14 +107,31 @@ def test_a_redis_that_is_full_or_refuses_us_says_so(own_redis: EmbeddedRedis) ->
         blobs.get("p", 1)
 
 
-def test_only_the_right_gpu_can_read_a_slab(blobs: BlobStore) -> None:
+def test_only_a_slab_that_the_worker_has_read_can_be_read(blobs: BlobStore) -> None:
     _, descriptor = order(torch.ones(2, 2))
-    gpu = "GPU-00000000-0000-0000-0000-00000000000a"
+    gpu, generation = "GPU-00000000-0000-0000-0000-00000000000a", descriptor.generation
     in_slab = descriptor.model_copy(update={"memory": f"cuda:{gpu}"})
-    assert Readable(gpu, blobs)(in_slab)
-    assert not Readable(None, blobs)(in_slab)
-    assert not Readable(gpu[:-1] + "b", blobs)(in_slab)
-    assert Readable(None, blobs)(descriptor.model_copy(update={"memory": "shm"}))
+    slab = UsableSlab()
+    can_read = Readable(slab, blobs)
+    assert not can_read(in_slab)
+    for verdict, expected in (
+        (SlabVerdict(gpu, generation), True),
+        (SlabVerdict(gpu, generation - 1), False),
+        (SlabVerdict(gpu[:-1] + "b", generation), False),
+        (SlabVerdict(gpu, generation, "cudaIpcOpenMemHandle: invalid device context"), False),
+    ):
+        slab.learn(verdict)
+        assert can_read(in_slab) == expected, verdict
+        assert can_read(descriptor.model_copy(update={"memory": "shm"}))
+
+
+def test_an_order_of_an_earlier_store_writes_where_no_later_one_looks(blobs: BlobStore) -> None:
+    """Offsets are the same again, so that another item may have the place: its bytes stay as they are."""
+    place, descriptor = order(torch.ones(2, 2))
+    RedisWriter(blobs).write(place, torch.ones(2, 2))
+    RedisWriter(blobs).write(replace(place, generation=place.generation - 1), torch.zeros(2, 2))
+    RedisWriter(blobs).write(replace(place, mm_hash="cd" * 32), torch.zeros(2, 2))
+    assert RedisReader(blobs, "cpu").open(descriptor, lambda: None).all()
 
 
 @pytest.mark.parametrize("num_failures", [1, 2])

@@ -27,7 +27,7 @@ def test_a_gpu_without_them_is_a_note_with_its_remedy(found: pytest.MonkeyPatch)
     finding = doctor.check_gpu()
     assert finding.verdict is Verdict.NOTE
     assert "without cuda-bindings" in finding.words
-    assert "pip install 'cuda-bindings>=12.8'" in finding.words
+    assert "pip install 'cuda-bindings>=12.9.1'" in finding.words
 
 
 def test_without_a_gpu_nobody_asks_for_them(found: pytest.MonkeyPatch) -> None:

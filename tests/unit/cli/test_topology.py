@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from triptych_cli.engines import ENCODER_SHARE, SMALLEST_SHARE, UNCOUNTED_SHARE, memory_shares
 from triptych_cli.layout import Options, RunLayout
 from triptych_cli.supervisor.daemon import STOP_LIMIT_S
 from triptych_cli.topology import HttpReady, RedisAnswers, Registered, ServiceSpec, Topology, plan
@@ -110,12 +111,36 @@ def test_cpu_engines_share_the_cores_and_stay_offline_with_a_local_model() -> No
 class TestGpus:
     def test_engines_that_share_a_gpu_share_its_memory_and_start_in_turn(self) -> None:
         services = by_name(planned(replace(OPTIONS, gpus=("0",))))
-        for name in ("encoder-0", "prefill_decode-0"):
+        for name, share in (("encoder-0", "0.10"), ("prefill_decode-0", "0.75")):
             arguments = json.loads(services[name].env["TRIPTYCH_ENGINE_ARGS"])
-            assert arguments == ["--gpu-memory-utilization", "0.45"]
+            assert arguments == ["--gpu-memory-utilization", share]
             assert services[name].env["CUDA_VISIBLE_DEVICES"] == "0"
             assert "VLLM_CPU_KVCACHE_SPACE" not in services[name].env_defaults
         assert services["prefill_decode-0"].starts_after == {"encoder-0"}
+
+    def test_the_stores_memory_is_counted_on_the_first_gpu(self) -> None:
+        options = replace(OPTIONS, gpus=("3", "4"), num_encoders=2, num_prefill_decodes=1, slab_share=0.1)
+        services = by_name(planned(options))
+        shares = {
+            name: json.loads(services[name].env["TRIPTYCH_ENGINE_ARGS"])[1:]
+            for name in ("encoder-0", "encoder-1", "prefill_decode-0")
+        }
+        assert shares == {"encoder-0": ["0.10"], "encoder-1": [], "prefill_decode-0": ["0.65"]}
+        assert [services[name].env["CUDA_VISIBLE_DEVICES"] for name in shares] == ["3", "4", "3"]
+
+    @pytest.mark.parametrize("num_encoders", [0, 1, 2, 5, 9])
+    @pytest.mark.parametrize("num_others", [1, 2, 3])
+    @pytest.mark.parametrize("slab_share", [0.0, 0.02, 0.3])
+    def test_parts_of_a_gpu_leave_room_for_what_vllm_does_not_count(
+        self, num_encoders: int, num_others: int, slab_share: float
+    ) -> None:
+        packages = ["encoder"] * num_encoders + ["prefill_decode"] * num_others
+        shares = memory_shares(packages, slab_share)
+        assert shares[:num_encoders] == [ENCODER_SHARE] * num_encoders
+        if min(shares[num_encoders:]) > SMALLEST_SHARE:
+            assert sum(shares) + slab_share + UNCOUNTED_SHARE <= 1.0 + 1e-9
+            assert sum(shares) + slab_share + UNCOUNTED_SHARE > 1.0 - 0.01 * num_others - 1e-9
+        assert all(0 < share < 1 for share in shares)
 
     def test_engines_spread_over_gpus(self) -> None:
         services = by_name(planned(replace(OPTIONS, gpus=("2", "5"))))

@@ -2,19 +2,28 @@
 
 import pytest
 
-from triptych_common.domain.transports import Ability, Pair, choose_memories, choose_pairs, transport_of
+from triptych_common.domain.transports import (
+    Ability,
+    Pair,
+    StoreSlab,
+    choose_memories,
+    choose_pairs,
+    transport_of,
+)
 from triptych_common.protocol.messages import InstanceRecord, Role, Transport
-from triptych_common.protocol.store import SlabInfo
-from triptych_vllm_connector.abilities import TransportError, ability
+from triptych_vllm_connector.abilities import NO_GPU, SlabVerdict, TransportError, ability
 from triptych_vllm_connector.config import TransportSetting
 
 GPU, OTHER_GPU = (f"GPU-00000000-0000-0000-0000-00000000000{n}" for n in "ab")
-SLAB = SlabInfo(memory=f"cuda:{GPU}", num_bytes=1, ipc_handle="0" * 128)
-ON_GPU = ability("auto", device=GPU, has_region=True)
-ON_OTHER_GPU = ability("auto", device=OTHER_GPU, has_region=True)
-ON_CPU = ability("auto", device=None, has_region=True)
-NO_REGION = ability("auto", device=None, has_region=False)
-WANTS_REDIS = ability("redis", device=GPU, has_region=True)
+SLAB = StoreSlab(f"cuda:{GPU}", generation=7)
+READ = SlabVerdict(GPU, generation=7)
+ON_GPU = ability("auto", slab=READ, has_region=True)
+ON_OTHER_GPU = ability("auto", slab=SlabVerdict(OTHER_GPU, generation=7), has_region=True)
+READ_THE_ONE_BEFORE = ability("auto", slab=SlabVerdict(GPU, generation=6), has_region=True)
+CANNOT_MAP_IT = ability("auto", slab=SlabVerdict(GPU, 7, "cudaIpcOpenMemHandle"), has_region=True)
+ON_CPU = ability("auto", slab=NO_GPU, has_region=True)
+NO_REGION = ability("auto", slab=NO_GPU, has_region=False)
+WANTS_REDIS = ability("redis", slab=READ, has_region=True)
 
 
 @pytest.mark.parametrize(
@@ -25,20 +34,25 @@ WANTS_REDIS = ability("redis", device=GPU, has_region=True)
         (ON_GPU, [ON_GPU], None, ["shm"]),
         (ON_GPU, [ON_GPU, ON_OTHER_GPU], SLAB, ["shm"]),
         (ON_OTHER_GPU, [ON_GPU], SLAB, ["shm"]),
+        (ON_GPU, [ON_GPU, CANNOT_MAP_IT], SLAB, ["shm"]),
+        (CANNOT_MAP_IT, [ON_GPU], SLAB, ["shm"]),
+        (ON_GPU, [READ_THE_ONE_BEFORE], SLAB, ["shm"]),
+        (READ_THE_ONE_BEFORE, [ON_GPU], SLAB, ["shm"]),
+        (ON_GPU, [ON_GPU], StoreSlab(SLAB.memory, generation=8), ["shm"]),
         (ON_GPU, [ON_GPU, ON_CPU], SLAB, ["shm"]),
         (ON_CPU, [ON_CPU], None, ["shm"]),
         (ON_CPU, [NO_REGION], None, ["redis"]),
         (NO_REGION, [ON_CPU], None, ["redis"]),
         (ON_GPU, [WANTS_REDIS], SLAB, ["redis"]),
         (WANTS_REDIS, [ON_GPU], SLAB, ["redis"]),
-        (ability("pinned_shm", device=GPU, has_region=True), [ON_GPU], SLAB, ["shm"]),
-        (ability("pinned_shm", device=GPU, has_region=True), [WANTS_REDIS], SLAB, ["shm"]),
-        (ability("cuda_ipc", device=GPU, has_region=True), [ON_GPU], SLAB, [SLAB.memory]),
-        (ability("cuda_ipc", device=GPU, has_region=True), [ON_GPU], None, ["shm"]),
+        (ability("pinned_shm", slab=READ, has_region=True), [ON_GPU], SLAB, ["shm"]),
+        (ability("pinned_shm", slab=READ, has_region=True), [WANTS_REDIS], SLAB, ["shm"]),
+        (ability("cuda_ipc", slab=READ, has_region=True), [ON_GPU], SLAB, [SLAB.memory]),
+        (ability("cuda_ipc", slab=READ, has_region=True), [ON_GPU], None, ["shm"]),
     ],
 )
 def test_the_best_that_all_can(
-    producer: Ability, consumers: list[Ability], slab: SlabInfo | None, memories: list[str]
+    producer: Ability, consumers: list[Ability], slab: StoreSlab | None, memories: list[str]
 ) -> None:
     assert choose_memories(producer, consumers, slab) == memories
 
@@ -46,7 +60,24 @@ def test_the_best_that_all_can(
 @pytest.mark.parametrize(("setting", "has_region"), [("cuda_ipc", True), ("pinned_shm", False)])
 def test_what_is_asked_for_and_not_there_is_an_error(setting: TransportSetting, has_region: bool) -> None:
     with pytest.raises(TransportError, match=setting):
-        ability(setting, device=None, has_region=has_region)
+        ability(setting, slab=NO_GPU, has_region=has_region)
+
+
+def test_why_the_slab_cannot_be_used_is_told_with_its_pairs() -> None:
+    records = [
+        record("encoder-0", Role.ENCODE, ON_GPU),
+        record("pd-0", Role.PREFILL_DECODE, ON_GPU),
+        record("pd-1", Role.PREFILL_DECODE, CANNOT_MAP_IT, failure="cudaIpcOpenMemHandle"),
+    ]
+    assert choose_pairs(records, SLAB) == [
+        Pair("encoder-0", "pd-0", Transport.PINNED_SHM),
+        Pair("encoder-0", "pd-1", Transport.PINNED_SHM, "cudaIpcOpenMemHandle"),
+    ]
+
+
+def test_what_a_worker_found_is_why_it_refuses() -> None:
+    with pytest.raises(TransportError, match="invalid device context"):
+        ability("cuda_ipc", slab=SlabVerdict(GPU, 7, "invalid device context"), has_region=True)
 
 
 def test_an_instance_that_announces_nothing_reads_the_region() -> None:
@@ -62,7 +93,9 @@ def test_the_transport_follows_from_the_memory() -> None:
     ]
 
 
-def record(instance: str, role: Role, offer: Ability, namespace: str = "d" * 64) -> InstanceRecord:
+def record(
+    instance: str, role: Role, offer: Ability, namespace: str = "d" * 64, failure: str | None = None
+) -> InstanceRecord:
     return InstanceRecord(
         instance=instance,
         boot_id="b",
@@ -70,6 +103,8 @@ def record(instance: str, role: Role, offer: Ability, namespace: str = "d" * 64)
         namespace_digest=namespace,
         transports=offer.transports,
         device=offer.device,
+        slab_generation=offer.slab_generation,
+        slab_failure=failure,
     )
 
 

@@ -6,15 +6,16 @@ from typing import Any
 import pytest
 
 from triptych_common.domain.errors import BusUnavailableError, StoreFullError
+from triptych_common.domain.transports import StoreSlab
 from triptych_common.protocol.messages import InstanceRecord, Role, Transport
-from triptych_common.protocol.store import Reserve, Reserved, SlabInfo, StoreFailure, StoreReply, TensorSpec
+from triptych_common.protocol.store import Reserve, Reserved, StoreFailure, StoreReply, TensorSpec
 from triptych_encoder import pairing
 from triptych_encoder.hand_over import HandOver
 from triptych_encoder.pairing import Pairing
-from triptych_vllm_connector.abilities import ability
+from triptych_vllm_connector.abilities import SlabVerdict, ability
 
 GPU = "GPU-00000000-0000-0000-0000-00000000000a"
-SLAB = SlabInfo(memory=f"cuda:{GPU}", num_bytes=1, ipc_handle="0" * 128)
+SLAB = StoreSlab(f"cuda:{GPU}", generation=7)
 DIGEST = "d" * 64
 SPEC = TensorSpec(shape=(1, 2), dtype="float16", num_bytes=4)
 
@@ -50,17 +51,19 @@ class FakeRegistry:
 
 
 def make(registry: FakeRegistry, setting: Any = "auto") -> Pairing:
-    own = ability(setting, device=GPU, has_region=True)
-    return Pairing(own, DIGEST, registry, lambda: SLAB)  # type: ignore[arg-type]
+    own = ability(setting, slab=SlabVerdict(GPU, generation=7), has_region=True)
+    return Pairing(lambda: own, DIGEST, registry, lambda: SLAB)  # type: ignore[arg-type]
 
 
 async def test_consumers_of_this_namespace_decide(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pairing, "LOOK_INTERVAL_S", 0.0)
     registry = FakeRegistry()
     both = make(registry)
-    on_gpu = consumer(*Transport, device=GPU)
+    on_gpu = consumer(*Transport, device=GPU, slab_generation=7)
     registry.records = [on_gpu, consumer(Transport.REDIS, namespace_digest="e" * 64)]
     assert (await both.memories())[0] == SLAB.memory
+    registry.records = [on_gpu, consumer(*Transport, device=GPU, slab_generation=6)]
+    assert await both.memories() == ["shm"], "of the store before"
     registry.records = [on_gpu, consumer(Transport.PINNED_SHM)]
     assert await both.memories() == ["shm"]
     registry.is_away = True

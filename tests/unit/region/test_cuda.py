@@ -18,13 +18,14 @@ from triptych_common.region.cuda.driver import CudaError, load_driver
 from triptych_common.region.cuda.release import EventReleaser
 from triptych_common.region.cuda.slab import DeviceSlab, SlabMapping
 from triptych_common.region.cuda.transports import (
+    DeviceRange,
     PinnedReader,
     PinnedWriter,
     RegisteredRegion,
     SlabReader,
     SlabWriter,
 )
-from triptych_common.region.fence import StaleDescriptorError
+from triptych_common.region.fence import StaleDescriptorError, StaleReservationError
 from triptych_common.region.tensor_view import address_range, tensor_spec
 
 HASH = "ab" * 32
@@ -47,16 +48,21 @@ def descriptor(tensor: torch.Tensor, memory: str, generation: int = GENERATION) 
 
 
 @pytest.fixture
-def gpu() -> FakeGpu:
-    return FakeGpu()
+def gpu() -> Iterator[FakeGpu]:
+    gpu = FakeGpu()
+    yield gpu
+    gpu.assert_no_breach()
 
 
 @pytest.fixture
-def slab(gpu: FakeGpu) -> Iterator[SlabInfo]:
-    """A store's."""
-    owned = DeviceSlab(FakeDriver(gpu), SLAB_BYTES)
-    yield owned.info
-    owned.close()
+def store(gpu: FakeGpu) -> FakeDriver:
+    """Of the store's process."""
+    return FakeDriver(gpu)
+
+
+@pytest.fixture
+def slab(store: FakeDriver) -> SlabInfo:
+    return DeviceSlab(store, SLAB_BYTES).info
 
 
 @pytest.fixture
@@ -103,7 +109,7 @@ def put(gpu: FakeGpu, slab: SlabInfo, tensor: torch.Tensor) -> None:
     device, mapping = FakeDevice(producer), SlabMapping(producer, slab, GENERATION)
     writer = SlabWriter(producer, device, lambda: mapping)
     written(gpu, lambda: writer.write(Order(), device.own(tensor)))
-    mapping.close()
+    mapping.retire()
 
 
 # ---- cuda_ipc ------------------------------------------------------------------------------------
@@ -151,8 +157,9 @@ def test_a_write_returns_when_the_bytes_are_there(
         while not future.done():
             gpu.advance_all()
         future.result()
-    other = SlabMapping(FakeDriver(gpu), slab, GENERATION)
-    reader = SlabReader(device, lambda: other, EventReleaser(driver))
+    elsewhere = FakeDriver(gpu)
+    other = SlabMapping(elsewhere, slab, GENERATION)
+    reader = SlabReader(FakeDevice(elsewhere), lambda: other, EventReleaser(elsewhere))
     assert torch.equal(reader.open(descriptor(tensor, slab.memory), lambda: None), torch.full((16, 16), 3.0))
 
 
@@ -208,7 +215,8 @@ def test_a_descriptor_of_an_earlier_store_is_refused(
     gpu: FakeGpu, slab: SlabInfo, driver: FakeDriver, device: FakeDevice, releaser: EventReleaser
 ) -> None:
     tensor = torch.randn(8, 8)
-    reader = SlabReader(device, lambda: SlabMapping(driver, slab, GENERATION + 1), releaser)
+    later = SlabMapping(driver, slab, GENERATION + 1)
+    reader = SlabReader(device, lambda: later, releaser)
     with pytest.raises(StaleDescriptorError):
         reader.open(descriptor(tensor, slab.memory), lambda: None)
     other_device = f"cuda:{UUID[:-1]}b"
@@ -219,7 +227,8 @@ def test_a_descriptor_of_an_earlier_store_is_refused(
 def test_nothing_is_written_outside_the_slab(
     gpu: FakeGpu, slab: SlabInfo, driver: FakeDriver, device: FakeDevice
 ) -> None:
-    writer = SlabWriter(driver, device, lambda: SlabMapping(driver, slab, GENERATION))
+    mapping = SlabMapping(driver, slab, GENERATION)
+    writer = SlabWriter(driver, device, lambda: mapping)
     with pytest.raises(ValueError, match="outside"):
         writer.write(Order(offset=SLAB_BYTES - 4), device.own(torch.zeros(4, 4)))
 
@@ -229,6 +238,182 @@ def test_a_slab_that_cannot_be_shared_is_given_back(gpu: FakeGpu, driver: FakeDr
     with pytest.raises(CudaError):
         DeviceSlab(driver, SLAB_BYTES)
     assert not gpu.memory
+
+
+# ---- orders and slabs of a store that is gone ----------------------------------------------------
+def test_an_order_of_an_earlier_store_is_not_written(
+    gpu: FakeGpu, slab: SlabInfo, driver: FakeDriver, device: FakeDevice
+) -> None:
+    """Offsets begin at 0 in every slab: another item lies there by now."""
+    mapping = SlabMapping(driver, slab, GENERATION + 1)
+    writer = SlabWriter(driver, device, lambda: mapping)
+    with pytest.raises(StaleReservationError):
+        written(gpu, lambda: writer.write(Order(generation=GENERATION), device.own(torch.ones(4, 4))))
+    assert not driver.num_opens, "nothing was even mapped"
+
+
+def test_a_slab_that_is_retired_is_unmapped_behind_the_kernels_that_read_it(
+    gpu: FakeGpu, store: FakeDriver, slab: SlabInfo, driver: FakeDriver, device: FakeDevice,
+    releaser: EventReleaser,
+) -> None:  # fmt: skip
+    tensor = torch.randn(8, 8)
+    put(gpu, slab, tensor)
+    mapping, released = SlabMapping(driver, slab, GENERATION), threading.Event()
+    device.stream = driver.stream_create()
+    view = SlabReader(device, lambda: mapping, releaser).open(descriptor(tensor, slab.memory), released.set)
+    row, may_read = view[2], []
+    del view
+    store.die()
+    mapping.retire()
+    assert torch.equal(row, tensor[2]), "its owner is dead, and it is still to be read"
+    gpu.put(device.stream, lambda: bool(may_read), (mapping_address(driver) + OFFSET, tensor.nbytes))
+    del row
+    gc.collect()
+    gpu.advance_all()
+    assert not released.wait(0.05), "a kernel reads it"
+    assert gpu.num_bytes_held == SLAB_BYTES
+    assert driver.num_closes == 0
+    may_read.append(True)
+    gpu.advance(device.stream)
+    assert released.wait(WAIT_S)
+    releaser.close()
+    assert driver.num_closes == 1
+    assert gpu.num_bytes_held == 0
+    with pytest.raises(CudaError):
+        mapping.acquire(0, 1)
+
+
+def mapping_address(driver: FakeDriver) -> int:
+    (address,) = [each for each, num_bytes in driver.known.items() if num_bytes == SLAB_BYTES]
+    return address
+
+
+def test_a_slab_without_users_is_unmapped_when_it_is_retired(slab: SlabInfo, driver: FakeDriver) -> None:
+    mapping = SlabMapping(driver, slab, GENERATION)
+    mapping.retire()
+    assert driver.num_closes == 0, "never mapped"
+    other = SlabMapping(driver, slab, GENERATION)
+    with other.used(0, 8):
+        other.retire()
+        assert driver.num_closes == 0
+    other.retire()
+    assert (driver.num_opens, driver.num_closes) == (1, 1)
+
+
+def test_a_view_that_cannot_be_made_uses_nothing(
+    gpu: FakeGpu, slab: SlabInfo, driver: FakeDriver, releaser: EventReleaser
+) -> None:
+    class NoDevice(FakeDevice):
+        def wrap(self, memory: DeviceRange) -> torch.Tensor:
+            raise RuntimeError("told to fail")
+
+    mapping, released = SlabMapping(driver, slab, GENERATION), threading.Event()
+    reader = SlabReader(NoDevice(driver), lambda: mapping, releaser)
+    with pytest.raises(RuntimeError, match="told"):
+        reader.open(descriptor(torch.zeros(4, 4), slab.memory), released.set)
+    mapping.retire()
+    assert driver.num_closes == 1
+    assert not released.is_set(), "who asked ends the pin"
+
+
+def test_threads_that_release_and_unmap_choose_their_gpu(gpu: FakeGpu, slab: SlabInfo) -> None:
+    driver = FakeDriver(gpu, index=1)
+    releaser, mapping = EventReleaser(driver), SlabMapping(driver, slab, GENERATION)
+    reader = SlabReader(FakeDevice(driver), lambda: mapping, releaser)
+    tensor, released = torch.randn(8, 8), threading.Event()
+    put(gpu, slab, tensor)
+    held = [reader.open(descriptor(tensor, slab.memory), released.set)]
+    mapping.retire()
+    thread = threading.Thread(target=held.clear)
+    thread.start()
+    thread.join()
+    gpu.advance_all()
+    assert released.wait(WAIT_S)
+    releaser.close()
+    assert driver.num_closes == 1
+
+
+# ---- the stand-in itself: each rule that it keeps --------------------------------------------------
+class TestRules:
+    """What the code must not do is seen, whatever else would happen on a real GPU."""
+
+    @pytest.fixture
+    def gpu(self) -> FakeGpu:
+        return FakeGpu()
+
+    @pytest.fixture
+    def handle(self, slab: SlabInfo) -> bytes:
+        return bytes.fromhex(slab.ipc_handle)
+
+    def test_a_handle_is_opened_once_per_process(
+        self, gpu: FakeGpu, driver: FakeDriver, handle: bytes
+    ) -> None:
+        driver.ipc_open(handle)
+        with pytest.raises(CudaError, match="has open"):
+            driver.ipc_open(handle)
+        assert FakeDriver(gpu).ipc_open(handle), "another process"
+        assert len(gpu.breaches) == 1
+
+    def test_not_by_its_owner(self, store: FakeDriver, handle: bytes) -> None:
+        with pytest.raises(CudaError, match="owns"):
+            store.ipc_open(handle)
+
+    def test_memory_of_the_dead_stays_mapped_and_is_opened_no_more(
+        self, gpu: FakeGpu, store: FakeDriver, driver: FakeDriver, handle: bytes
+    ) -> None:
+        address = driver.ipc_open(handle)
+        store.die()
+        with pytest.raises(CudaError, match="invalid resource handle"):
+            FakeDriver(gpu).ipc_open(handle)
+        assert gpu.num_bytes_held == SLAB_BYTES
+        driver.ipc_close(address)
+        assert gpu.num_bytes_held == 0
+        assert not gpu.breaches
+
+    def test_nothing_is_freed_that_another_has_mapped(
+        self, store: FakeDriver, driver: FakeDriver, handle: bytes
+    ) -> None:
+        driver.ipc_open(handle)
+        with pytest.raises(CudaError, match="another process"):
+            store.free(mapping_address(store))
+
+    def test_nothing_is_closed_twice_or_used_after_it(
+        self, gpu: FakeGpu, driver: FakeDriver, device: FakeDevice, handle: bytes
+    ) -> None:
+        address, target = driver.ipc_open(handle), device.own(torch.zeros(4))
+        driver.ipc_close(address)
+        with pytest.raises(CudaError, match="closed before"):
+            driver.ipc_close(address)
+        with pytest.raises(CudaError, match="not CUDA's"):
+            driver.memcpy_async(target.data_ptr(), address, 4, 0)
+        assert len(gpu.breaches) == 2
+
+    def test_nothing_is_closed_that_a_stream_or_a_view_has_yet_to_use(
+        self, gpu: FakeGpu, driver: FakeDriver, device: FakeDevice, handle: bytes
+    ) -> None:
+        address, target = driver.ipc_open(handle), device.own(torch.zeros(4))
+        driver.memcpy_async(target.data_ptr(), address, 4, 0)
+        with pytest.raises(CudaError, match="a stream"):
+            driver.ipc_close(address)
+        gpu.advance_all()
+        view = device.wrap(DeviceRange(address, 4))
+        with pytest.raises(CudaError, match="a view"):
+            driver.ipc_close(address)
+        del view
+        gc.collect()
+        driver.ipc_close(address)
+
+    def test_a_thread_is_on_the_first_gpu_until_it_chooses(self, gpu: FakeGpu, handle: bytes) -> None:
+        driver = FakeDriver(gpu, index=1)
+        with ThreadPoolExecutor(1) as pool:
+            with pytest.raises(CudaError, match="another GPU"):
+                pool.submit(driver.ipc_open, handle).result()
+            pool.submit(driver.bind_thread).result()
+            assert pool.submit(driver.ipc_open, handle).result()
+
+    def test_another_gpu_does_not_know_the_handle(self, handle: bytes) -> None:
+        with pytest.raises(CudaError, match="invalid resource handle"):
+            FakeDriver(FakeGpu(uuid=f"{UUID[:-1]}b")).ipc_open(handle)
 
 
 # ---- pinned_shm ----------------------------------------------------------------------------------
@@ -279,7 +464,18 @@ def test_when_cuda_has_failed_pins_end_all_the_same(driver: FakeDriver, releaser
     driver.fail = "event_create"
     released = threading.Event()
     releaser.release_after(0, released.set)
-    assert released.is_set()
+    assert released.wait(WAIT_S)
+
+
+def test_a_release_that_fails_does_not_end_the_others(driver: FakeDriver, releaser: EventReleaser) -> None:
+    def fail() -> None:
+        raise RuntimeError("told to fail")
+
+    released = threading.Event()
+    driver.fail = "event_create"
+    releaser.release_after(0, fail)
+    releaser.release_after(0, released.set)
+    assert released.wait(WAIT_S)
 
 
 def test_without_the_bindings_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -291,14 +487,10 @@ def test_without_the_bindings_the_error_says_what_to_do(monkeypatch: pytest.Monk
 
 def test_an_event_that_cannot_be_recorded_is_destroyed(driver: FakeDriver, releaser: EventReleaser) -> None:
     driver.fail = "event_record"
-    released: list[int] = []
-
-    def release() -> None:  # in a thread that has never used the GPU
-        releaser.release_after(0, lambda: released.append(threading.get_ident()))
-
-    thread = threading.Thread(target=release)
-    thread.start()
+    released = threading.Event()
+    thread = threading.Thread(target=releaser.release_after, args=(0, released.set))
+    thread.start()  # one that has never used the GPU
     thread.join()
-    assert len(released) == 1
-    assert released[0] in driver.bound_threads
+    assert released.wait(WAIT_S)
+    assert thread.ident in driver.bound_threads
     assert driver.num_destroyed == 1

@@ -1,5 +1,6 @@
 """The engine hosts of a topology: their options, environment and GPUs. Pure."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -18,6 +19,13 @@ CPU_ENGINE_ENV: Mapping[str, str] = {
     "KMP_BLOCKTIME": "0",
 }
 """Defaults for engines on a CPU; what the user has set in the environment wins."""
+
+ENCODER_SHARE = 0.10
+"""Of a GPU that it shares. An encoder has no KV cache: vLLM asks at its start whether so much is free."""
+UNCOUNTED_SHARE = 0.15
+"""Of a shared GPU: what vLLM's share does not count. Each process's CUDA context, tensors that were injected
+into prefill_decodes, and what the encoder takes beyond its share while it works."""
+SMALLEST_SHARE = 0.05
 
 
 @dataclass(frozen=True)
@@ -51,11 +59,25 @@ def engine_hosts(options: Options, layout: RunLayout, ports: Sequence[int]) -> l
         )
         for number in range(options.num_prefill_decodes)
     ]
-    return _placed_on_gpus(engines, options.gpus) if options.gpus else engines
+    return _placed_on_gpus(engines, options) if options.gpus else engines
 
 
-def _placed_on_gpus(engines: list[Engine], gpus: Sequence[str]) -> list[Engine]:
-    """Round robin. vLLM takes 90 % of a GPU unless told: engines that share one get equal parts."""
+def memory_shares(packages: Sequence[str], slab_share: float) -> list[float]:
+    """Parts of one GPU for the engines on it, as `--gpu-memory-utilization` takes them.
+
+    Encoders get what they need; the prefill_decodes' KV caches get the rest, in equal parts.
+    """
+    num_encoders = packages.count("encoder")
+    num_others = len(packages) - num_encoders
+    left = 1.0 - UNCOUNTED_SHARE - slab_share - num_encoders * ENCODER_SHARE
+    other = max(SMALLEST_SHARE, math.floor(100 * left / max(num_others, 1) + 1e-6) / 100)
+    return [ENCODER_SHARE if package == "encoder" else other for package in packages]
+
+
+def _placed_on_gpus(engines: list[Engine], options: Options) -> list[Engine]:
+    """Round robin. vLLM takes 92 % of a GPU unless told: engines that share one, or share it with the store's
+    slab, get parts."""
+    gpus = options.gpus
     spread = ("--tensor-parallel-size", "-tp", "--pipeline-parallel-size", "-pp")
     share = "--gpu-memory-utilization"
     placed = []
@@ -63,10 +85,13 @@ def _placed_on_gpus(engines: list[Engine], gpus: Sequence[str]) -> list[Engine]:
         if _has_flag(engine.arguments, *spread):
             placed.append(engine)  # places itself
             continue
-        num_sharing = len(range(position % len(gpus), len(engines), len(gpus)))
+        number = position % len(gpus)
+        slab_share = options.slab_share if number == 0 else 0.0  # the store takes it on the first
+        sharing = [each.package for each in engines[number :: len(gpus)]]
         arguments = engine.arguments
-        if num_sharing > 1 and not _has_flag(arguments, share):
-            arguments = (*arguments, share, f"{0.9 / num_sharing:.2f}")
+        if (len(sharing) > 1 or slab_share) and not _has_flag(arguments, share):
+            part = memory_shares(sharing, slab_share)[position // len(gpus)]
+            arguments = (*arguments, share, f"{part:.2f}")
         gpu = gpus[position % len(gpus)]
         placed.append(
             replace(engine, arguments=arguments, env={**engine.env, "CUDA_VISIBLE_DEVICES": gpu}, gpu=gpu)

@@ -76,7 +76,8 @@ def prepare(wish: Wish, layout: RunLayout, *, deployment: str) -> Launch:
         region_bytes=fitting_region(wish.region_bytes, layout.run_dir),
         encoder_args=tuple(shlex.split(wish.encoder_args)),
         prefill_decode_args=tuple(shlex.split(wish.prefill_decode_args)),
-        gpus=visible_gpus(),
+        gpus=(gpus := visible_gpus()),
+        slab_share=slab_share(CliSettings().slab_bytes, gpus),
     )
     return Launch(options, layout)
 
@@ -176,3 +177,32 @@ def visible_gpus() -> tuple[str, ...]:
         return ()
     lines = [line for line in answer.stdout.splitlines() if line.startswith("GPU ")]
     return tuple(str(number) for number in range(len(lines))) if answer.returncode == 0 else ()
+
+
+def slab_share(slab_bytes: int, gpus: tuple[str, ...]) -> float:
+    """Which part of the first GPU's memory the store's slab is.
+
+    Raises:
+        LaunchError: more than there is.
+    """
+    if not slab_bytes or not gpus:
+        return 0.0
+    total_bytes = gpu_bytes(gpus[0])
+    if total_bytes is None:
+        raise LaunchError(
+            f"nvidia-smi does not tell the memory of GPU {gpus[0]}, which TRIPTYCH_SLAB_BYTES needs"
+        )
+    if slab_bytes >= total_bytes:
+        raise LaunchError(f"TRIPTYCH_SLAB_BYTES is more than GPU {gpus[0]} has ({total_bytes} bytes)")
+    return slab_bytes / total_bytes
+
+
+def gpu_bytes(gpu: str) -> int | None:
+    """All memory of a GPU; None: it cannot be told, as for a part of one (MIG)."""
+    command = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits", f"--id={gpu}"]
+    try:
+        answer = subprocess.run(command, check=False, capture_output=True, text=True, timeout=20)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    word = answer.stdout.strip()
+    return int(word) * MIB if answer.returncode == 0 and word.isdecimal() else None

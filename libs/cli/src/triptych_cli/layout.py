@@ -73,3 +73,4 @@ class Options:
     encoder_args: tuple[str, ...] = ()
     prefill_decode_args: tuple[str, ...] = ()
     gpus: tuple[str, ...] = ()  # as in CUDA_VISIBLE_DEVICES; empty: engines run on the CPU
+    slab_share: float = 0.0  # of the first GPU's memory, which the store takes there

@@ -4,7 +4,7 @@ import os
 import shutil
 from pathlib import Path
 
-from pydantic import Field
+from pydantic import Field, NonNegativeInt
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from triptych_common.runtime.settings import default_run_dir, default_state_dir
@@ -24,6 +24,8 @@ class CliSettings(BaseSettings):
     """Logs and traces of the system that `up` starts; they stay."""
     deployment: str = "default"
     """Prefix of everything in Redis: several systems can share one."""
+    slab_bytes: NonNegativeInt = 0
+    """Memory that the store takes on the first GPU: engines there get less."""
 
 
 class GpuSettings(BaseSettings):

@@ -29,7 +29,6 @@ class ConnectorConfig(BaseModel):
     budget_num_bytes: PositiveInt | None = None  # a second bound; None: rows alone count
     has_encoder: bool = False  # PD: the vision tower is loaded, so local encode is possible
     transport: TransportSetting = "auto"
-    device: str | None = None  # UUID of this instance's GPU, "GPU-..."
     store_timeout_s: NonNegativeFloat = 5.0
     debug_encode_delay_s: NonNegativeFloat = 0.0  # test option: a slow encoder
 

@@ -25,6 +25,7 @@ from triptych_vllm_connector.items import LoadOrder
 from triptych_vllm_connector.opening import open_consumer
 from triptych_vllm_connector.orders import WriteOrder
 from triptych_vllm_connector.process_end import end_quickly, leave_signals_to_host
+from triptych_vllm_connector.slab_probe import UsableSlab
 from triptych_vllm_connector.tower import Tower, no_tower
 from triptych_vllm_connector.workers import LoadingWorker, WritingWorker
 
@@ -72,6 +73,7 @@ class TriptychECConnector(ECConnectorBase):
         self._writes: dict[str, list[WriteOrder]] = {}
         self._consumer: Consumer | None = None
         self._closers: list[Any] = []
+        self.slab = UsableSlab()
         self.writer: WritingWorker | None = None
         self.loader: LoadingWorker | None = None
         if role is ECConnectorRole.WORKER:
@@ -91,7 +93,7 @@ class TriptychECConnector(ECConnectorBase):
         if self.config.has_encoder:
             encodes = Tower(PlaceholderMetadataResolver(self._vllm_config.model_config).fields_for).encodes
         budget = budget_embeds(self.config, cache_size, self._vllm_config.model_config)
-        self._consumer, closers = open_consumer(self.config, self.num_ranks, budget, encodes)
+        self._consumer, closers = open_consumer(self.config, self.num_ranks, budget, encodes, self.slab)
         self._closers += closers
         return self._consumer
 

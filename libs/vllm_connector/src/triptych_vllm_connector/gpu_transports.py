@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 
 from triptych_common.domain.errors import StoreUnavailableError
-from triptych_common.protocol.store import Descriptor, Welcome
+from triptych_common.protocol.store import Descriptor, Welcome, device_memory
 from triptych_common.region import RegionMapping
 from triptych_common.region.cuda.driver import CudaDriver, CudaError
 from triptych_common.region.cuda.release import EventReleaser
@@ -17,6 +17,7 @@ from triptych_common.region.cuda.transports import (
     SlabReader,
     SlabWriter,
     TensorDevice,
+    copy_and_wait,
 )
 from triptych_common.region.tensor_view import tensor_view
 from triptych_common.region.transport import OnRelease, SharedMemoryWriter, TensorReader, TensorWriter
@@ -68,27 +69,59 @@ class GpuTransports:
         return SlabReader(self._device, self.slab, self._releaser)
 
     def slab(self) -> SlabMapping:
-        """Of the store as it is now. An earlier store's stays mapped as long as a view of it lives.
+        """Of the store as it is now. An earlier store's is unmapped when the last view of it is gone.
 
         Raises:
             StoreUnavailableError: this store has none.
         """
         welcome = self._welcome()
+        if self._slab is not None and self._slab.generation != welcome.generation:
+            self._retire_slab()
         if welcome.slab is None:
             raise StoreUnavailableError("the store has no device memory")
-        if self._slab is None or self._slab.info != welcome.slab:
+        if self._slab is None:
             self._slab = SlabMapping(self._need_driver(), welcome.slab, welcome.generation)
         return self._slab
 
+    def device_uuid(self) -> str | None:
+        """Of this worker's GPU, or of its part of one (MIG); None: NVIDIA's bindings are missing."""
+        return None if self._driver is None else self._driver.device_uuid()
+
+    def probe_slab(self) -> None:
+        """Map the slab, and copy its first and its last byte: only what was done once is announced.
+
+        Raises:
+            StoreUnavailableError: this store has none.
+            CudaError: it cannot be used from here.
+        """
+        driver, slab = self._need_driver(), self.slab()
+        if (here := device_memory(driver.device_uuid())) != slab.info.memory:
+            raise CudaError(f"the slab is in {slab.info.memory}, this worker's memory is {here}")
+        target = self._device.empty((1, 1), torch.float32)
+        try:
+            with slab.used(0, slab.info.num_bytes) as first:
+                for source in (first, first + slab.info.num_bytes - 1):
+                    copy_and_wait(driver, self._device, target.data_ptr(), source, 1)
+        except CudaError:
+            self._retire_slab()  # the next one who asks tries again
+            raise
+
     def slab_extent(self) -> tuple[int, int] | None:
-        return None if self._slab is None else (self._slab.address, self._slab.info.num_bytes)
+        slab = self._slab
+        return None if slab is None or not slab.is_mapped else (slab.address, slab.info.num_bytes)
 
     def close(self) -> None:
-        """The slab stays mapped: vLLM may still hold views of it. It goes with the process."""
+        """The slab stays mapped while vLLM still holds views of it."""
+        self._retire_slab()
         if self._releaser is not None:
             self._releaser.close()
         if self._registered is not None:
             self._registered.close()
+
+    def _retire_slab(self) -> None:
+        if self._slab is not None:
+            self._slab.retire()
+            self._slab = None
 
     def _need_driver(self) -> CudaDriver:
         if self._driver is None:

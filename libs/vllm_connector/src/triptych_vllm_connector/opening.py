@@ -16,6 +16,7 @@ from triptych_vllm_connector.links import BusTalkLink, StorePinLink
 from triptych_vllm_connector.preallocator import make_preallocator
 from triptych_vllm_connector.readable_pins import ReadablePins
 from triptych_vllm_connector.redis_transport import Readable
+from triptych_vllm_connector.slab_probe import UsableSlab
 from triptych_vllm_connector.tower import no_tower
 
 log = get_logger(__name__)
@@ -32,6 +33,7 @@ def open_consumer(
     num_ranks: int,
     budget: int,
     encodes: Callable[[Any], bool] = no_tower,
+    slab: UsableSlab | None = None,
 ) -> tuple[Consumer, tuple[Closer, ...]]:
     """Connect to the store and the bus.
 
@@ -39,6 +41,7 @@ def open_consumer(
         num_ranks: tensor-parallel workers, each of which ends every pin.
         budget: rows of encoder output that may be held for requests at once.
         encodes: whether the instance encodes a request's items itself.
+        slab: what is known of the store's slab; it changes. None: no GPU.
 
     Returns:
         The consumer, and what is to be closed after it, in order.
@@ -51,7 +54,7 @@ def open_consumer(
         lambda on_reply, on_push: StorePinLink(
             config, num_ranks, on_reply, on_push, on_lost=lambda: inbox.post(StoreLost())
         ),
-        Readable(config.device, blobs),
+        Readable(slab or UsableSlab(), blobs),
         on_reply=lambda mm_hash, reply: inbox.post(PinReply(mm_hash, reply)),
         on_push=inbox.post,
     )

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 import torch
 
-from triptych_common.region.cuda.driver import has_bindings
 from triptych_vllm_connector.engine_options import option_value
 
 
@@ -13,17 +12,10 @@ def has_gpu() -> bool:
     return torch.version.cuda is not None and torch.cuda.is_available()
 
 
-def slab_device(engine_args: Sequence[str]) -> str | None:
-    """UUID ("GPU-...") of the GPU whose memory this instance can share; makes no CUDA context.
+def may_use_slab(engine_args: Sequence[str]) -> bool:
+    """Whether the engine's worker is to be asked for the store's memory on its GPU; makes no CUDA context.
 
-    None without a GPU or NVIDIA's bindings, and for an engine that is spread over several GPUs.
+    Not without a GPU, and not for an engine that is spread over several.
     """
     parallel = {"--tensor-parallel-size", "-tp", "--pipeline-parallel-size", "-pp"}
-    if any(option_value(engine_args, name, "1") != "1" for name in parallel):
-        return None
-    if not has_gpu() or not has_bindings():
-        return None
-    from vllm.platforms import current_platform
-
-    uuid: str = current_platform.get_device_uuid(0)
-    return uuid if uuid.startswith("GPU-") else None  # a slice of a GPU cannot share memory by CUDA IPC
+    return has_gpu() and all(option_value(engine_args, name, "1") == "1" for name in parallel)

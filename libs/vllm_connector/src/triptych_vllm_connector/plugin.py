@@ -1,9 +1,10 @@
 """vLLM general plugin: loaded by vLLM in each of its processes, before anything else of ours.
 
-It touches vLLM in three places, each because no option exists for it:
+It touches vLLM in four places, each because no option exists for it:
 1. vLLM's tracer: its spans go where ours go (`_use_our_tracing`).
 2. the worker's message queue, which spins for a second after each message (`_stop_spinning`).
 3. EngineCore's loop: the parking scheduler learns how to wake it (`_let_scheduler_wake_engine`).
+4. EngineCore's methods that hosts may call: the slab on its GPU is looked at (`_let_host_probe_slab`).
 Without Triptych's connector in the configuration each of these changes nothing that a user could see.
 """
 
@@ -22,6 +23,7 @@ def register() -> None:
     _use_our_tracing()
     _stop_spinning()
     _let_scheduler_wake_engine()
+    _let_host_probe_slab()
 
 
 def _use_our_tracing() -> None:
@@ -80,3 +82,11 @@ def _let_scheduler_wake_engine() -> None:
 
     wrap_loop(EngineCoreProc)
     wrap_loop(DPEngineCoreProc)
+
+
+def _let_host_probe_slab() -> None:
+    from vllm.v1.engine.core import EngineCore
+
+    from triptych_vllm_connector.slab_probe import probe_in_engine
+
+    EngineCore.triptych_probe_slab = probe_in_engine

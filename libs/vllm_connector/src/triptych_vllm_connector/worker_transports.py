@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from triptych_common.bus import BlobStore
-from triptych_common.domain.errors import StoreUnavailableError
+from triptych_common.domain.errors import StoreUnavailableError, TriptychError
 from triptych_common.protocol.store import REDIS, SHM
 from triptych_common.region import RegionMapping, StoreSession
 from triptych_common.region.cuda.driver import CudaError, load_driver
@@ -18,6 +18,7 @@ from triptych_common.region.transport import (
     TensorWriter,
 )
 from triptych_common.telemetry.logs import get_logger
+from triptych_vllm_connector.abilities import MAX_FAILURE_CHARS, SlabVerdict
 from triptych_vllm_connector.config import ConnectorConfig
 from triptych_vllm_connector.gpu_transports import GpuTransports
 from triptych_vllm_connector.redis_transport import RedisReader, RedisWriter
@@ -61,6 +62,22 @@ class WorkerTransports:
         if memory == SHM and self._region is not None:
             return self._region.address, self._region.num_bytes
         return None if self._gpu is None or memory in (SHM, REDIS) else self._gpu.slab_extent()
+
+    def probe_slab(self) -> SlabVerdict:
+        """What this worker can do with the slab of the store as it is now. Never raises."""
+        generation = self._session.welcome.generation
+        device: str | None = None
+        failure: str | None = None
+        try:
+            if self._gpu is None:
+                raise CudaError("this worker has no GPU")
+            device = self._gpu.device_uuid()
+            self._gpu.probe_slab()
+        except (TriptychError, ValueError, RuntimeError, MemoryError) as error:
+            failure = str(error)[:MAX_FAILURE_CHARS]
+        if self._session.welcome.generation != generation:
+            failure = failure or "the store was restarted meanwhile"
+        return SlabVerdict(device, generation, failure)
 
     def close(self) -> None:
         for each in self._made.values():

@@ -20,7 +20,9 @@ from triptych_common.region import StoreSession
 from triptych_common.region.tensor_view import TORCH_DTYPES
 from triptych_common.telemetry import record_span
 from triptych_common.telemetry.logs import get_logger
+from triptych_vllm_connector.abilities import SlabVerdict
 from triptych_vllm_connector.config import STORE_RECONNECT_S, ConnectorConfig, worker_session_name
+from triptych_vllm_connector.encode_clock import clock_of
 from triptych_vllm_connector.items import LoadOrder
 from triptych_vllm_connector.orders import WriteOrder
 from triptych_vllm_connector.worker_transports import WorkerTransports
@@ -47,6 +49,10 @@ class _RegionWorker:
         )
         self._transports = WorkerTransports(config, self._session, device_type)
         self._rank = rank
+
+    def probe_slab(self) -> SlabVerdict:
+        """Whether this worker can use the store's memory on its GPU."""
+        return self._transports.probe_slab()
 
     def close(self) -> None:
         self._transports.close()
@@ -87,15 +93,14 @@ class WritingWorker(_RegionWorker):
 
     def __init__(self, config: ConnectorConfig, rank: int, device_type: str = "cpu") -> None:
         super().__init__(config, rank, device_type)
-        self._encode_start_ns = 0
-        self._encode_end_ns = 0
         self._orders: dict[str, list[WriteOrder]] = {}  # of the step under way, by mm_hash
         self._encoder_cache: Mapping[str, torch.Tensor] = {}
+        self._clock = clock_of(device_type)
         self.num_transferred = 0
 
     def encode_started(self) -> None:
         """The runner wrapper: the encoder runs now, for every item of this step."""
-        self._encode_start_ns, self._encode_end_ns = time.time_ns(), 0
+        self._clock.start()
 
     def step_started(
         self, orders: Mapping[str, Sequence[WriteOrder]], encoder_cache: Mapping[str, torch.Tensor]
@@ -137,10 +142,7 @@ class WritingWorker(_RegionWorker):
         """
         if self._rank != 0 or order is None:
             return
-        if self._encode_end_ns == 0:  # the first write of a step: all its items are encoded by now
-            self._encode_end_ns = time.time_ns()
-        start_ns = self._encode_start_ns or self._encode_end_ns
-        self._span("encoder.encode", start_ns, self._encode_end_ns, order.traceparent, mm_hash)
+        self._clock.mark_end()  # the first write of a step: all its items are encoded by now, or launched
         dtype = str(tensor.dtype).removeprefix("torch.")
         if tuple(tensor.shape) != (order.num_embeds, order.width) or dtype != order.dtype:
             log.error(
@@ -151,6 +153,7 @@ class WritingWorker(_RegionWorker):
                 expected=[order.num_embeds, order.width],
                 expected_dtype=order.dtype,
             )
+            self._record_encode(order)
             self._session.submit(Cancel(seq=0, reservation_id=order.reservation_id))
             return
         start_ns = time.time_ns()
@@ -158,12 +161,14 @@ class WritingWorker(_RegionWorker):
             self._transports.writer(order.memory).write(order, tensor)
         except TRANSFER_ERRORS as error:
             log.warning("encoder output not written", mm_hash=mm_hash, memory=order.memory, error=str(error))
+            self._record_encode(order)
             self._session.submit(Cancel(seq=0, reservation_id=order.reservation_id))
             return
         written_ns = time.time_ns()
+        encoded_ns = self._record_encode(order)
         self._span(
             "encoder.write",
-            start_ns,
+            min(max(start_ns, encoded_ns), written_ns),
             written_ns,
             order.traceparent,
             mm_hash,
@@ -173,6 +178,12 @@ class WritingWorker(_RegionWorker):
         future = self._session.submit(Seal(seq=0, reservation_id=order.reservation_id))
         future.add_done_callback(lambda done: self._sealed(done, order, written_ns))
         self.num_transferred += 1
+
+    def _record_encode(self, order: WriteOrder) -> int:
+        """The span of the step's encoding, once its item was written, or could not be; when it ended."""
+        start_ns, end_ns = self._clock.span_ns()
+        self._span("encoder.encode", start_ns, end_ns, order.traceparent, order.mm_hash)
+        return end_ns
 
     def _sealed(self, done: "Future[StoreReply]", order: WriteOrder, start_ns: int) -> None:
         error: object = done.exception() or done.result()

@@ -71,8 +71,6 @@ async def run_store(settings: StoreSettings, stop: StopSignal) -> None:
     finally:
         await scrapes.close()
         await server.close()
-        if slab is not None:
-            slab.close()
         if verifier is not None:
             await verifier.close()
         await asyncio.to_thread(region.close, unlink=not settings.keep_region)

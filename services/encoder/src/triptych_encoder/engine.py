@@ -30,6 +30,7 @@ from triptych_encoder.encoding import EncodeRefusedError, EngineFailedError, Pre
 from triptych_encoder.preprocessing import Preprocessor, Rendered
 from triptych_vllm_connector.limits import encoder_cache_embeds
 from triptych_vllm_connector.orders import WriteOrder
+from triptych_vllm_connector.slab_probe import PROBE_SLAB
 from triptych_vllm_connector.unsupported_options import check_engine_options
 from triptych_vllm_connector.worker_rpc import ENCODER_WIDTHS
 
@@ -118,6 +119,11 @@ class EncodeEngine:
             raise EngineFailedError(f"the encoder's engine died: {error}") from error
         except (VLLMError, ValueError) as error:
             raise EncodeRefusedError("the encoder's engine refused the item") from error
+
+    async def probe_slab(self) -> dict[str, Any]:
+        """Ask the worker for the store's memory on its GPU: fields of a `SlabVerdict`."""
+        answer: dict[str, Any] = await self._llm.engine_core.call_utility_async(PROBE_SLAB)
+        return answer
 
     async def check_health(self) -> None:
         """Raises EngineFailedError when the engine is dead, or preprocessing is stuck."""

@@ -12,6 +12,7 @@ from triptych_common.domain.errors import (
     StoreUnavailableError,
     store_error,
 )
+from triptych_common.domain.transports import StoreSlab
 from triptych_common.protocol.store import (
     SHM,
     AlreadySealed,
@@ -21,7 +22,6 @@ from triptych_common.protocol.store import (
     PinOrWatch,
     Reserve,
     Reserved,
-    SlabInfo,
     StoreCommand,
     StoreFailure,
     StoreReply,
@@ -70,8 +70,8 @@ class HandOver:
         return self._session.welcome.store
 
     @property
-    def slab(self) -> SlabInfo | None:
-        return self._session.welcome.slab
+    def slab(self) -> StoreSlab | None:
+        return StoreSlab.told_by(self._session.welcome)
 
     async def reserve(
         self,

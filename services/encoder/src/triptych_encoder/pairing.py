@@ -5,8 +5,13 @@ from collections.abc import Callable
 
 from triptych_common.bus import Registry
 from triptych_common.domain.errors import BusUnavailableError
-from triptych_common.domain.transports import Ability, choose_memories, consumers_of, transport_of
-from triptych_common.protocol.store import SlabInfo
+from triptych_common.domain.transports import (
+    Ability,
+    StoreSlab,
+    choose_memories,
+    consumers_of,
+    transport_of,
+)
 from triptych_common.telemetry.logs import get_logger
 
 log = get_logger(__name__)
@@ -18,8 +23,13 @@ class Pairing:
     """Knows the consumers of this namespace from the registry, not older than `LOOK_INTERVAL_S`."""
 
     def __init__(
-        self, own: Ability, namespace_digest: str, registry: Registry, slab: Callable[[], SlabInfo | None]
+        self,
+        own: Callable[[], Ability],
+        namespace_digest: str,
+        registry: Registry,
+        slab: Callable[[], StoreSlab | None],
     ) -> None:
+        """`own`: what this encoder offers, which changes with the store's slab."""
         self._own = own
         self._namespace_digest = namespace_digest
         self._registry = registry
@@ -30,9 +40,10 @@ class Pairing:
 
     async def memories(self) -> list[str]:
         """Best first; the next is for when the store has no room in the one before."""
-        if len(self._own.transports) > 1 and time.monotonic() - self._looked_at > LOOK_INTERVAL_S:
+        own = self._own()
+        if len(own.transports) > 1 and time.monotonic() - self._looked_at > LOOK_INTERVAL_S:
             await self._look()
-        memories = choose_memories(self._own, self._consumers, self._slab())
+        memories = choose_memories(own, self._consumers, self._slab())
         if memories != self._told:
             self._told = memories
             log.info("transport chosen", transports=[transport_of(each).value for each in memories])

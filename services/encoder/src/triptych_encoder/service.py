@@ -14,7 +14,7 @@ from triptych_encoder.working import work
 from triptych_vllm_connector.config import ConnectorConfig
 from triptych_vllm_connector.engine_options import encoder_options
 from triptych_vllm_connector.namespace import digest_of_model
-from triptych_vllm_connector.platform import has_gpu, slab_device
+from triptych_vllm_connector.platform import has_gpu, may_use_slab
 from triptych_vllm_connector.process_end import end_quickly
 
 
@@ -42,7 +42,6 @@ async def serve(settings: EncoderSettings, stop: StopSignal) -> None:
         namespace_digest=digest,
         has_encoder=True,
         transport=settings.transport,
-        device=slab_device(settings.engine_args),
         debug_encode_delay_s=settings.debug_encode_delay_ms / 1000,
     )
     options = encoder_options(config, settings.model, settings.num_slots, has_gpu(), settings.engine_args)
@@ -64,6 +63,7 @@ async def serve(settings: EncoderSettings, stop: StopSignal) -> None:
             traces_max_bytes=settings.traces_max_bytes,
         )
         try:
-            await work(settings, digest, engine, stop, config.device)
+            ask = engine.probe_slab if may_use_slab(settings.engine_args) else None
+            await work(settings, digest, engine, stop, ask)
         finally:
             await asyncio.to_thread(tracing.shutdown)

@@ -9,6 +9,8 @@ that have are finished, and their pins kept until the requesters' last words, fo
 import asyncio
 import contextlib
 import uuid
+from collections.abc import Coroutine, Sequence
+from typing import Any
 
 from triptych_common.bus import AsyncBus, Delivery, Inflight, Registration, Registry, drop_idle_consumers
 from triptych_common.domain.errors import StoreUnavailableError, TriptychError
@@ -26,8 +28,8 @@ from triptych_encoder.pairing import Pairing
 from triptych_encoder.replies import ReplyListener
 from triptych_encoder.reporter import Reporter
 from triptych_encoder.settings import EncoderSettings
-from triptych_vllm_connector.abilities import ability
 from triptych_vllm_connector.probing import has_region
+from triptych_vllm_connector.slab_watch import Ask, SlabWatch
 
 log = get_logger(__name__)
 
@@ -35,23 +37,28 @@ HEALTH_CHECK_S = 1.0  # vLLM tells of a dead engine only when asked
 
 
 async def work(
-    settings: EncoderSettings, digest: str, engine: Encoder, stop: StopSignal, device: str | None = None
+    settings: EncoderSettings, digest: str, engine: Encoder, stop: StopSignal, ask: Ask | None = None
 ) -> None:
     """The life around a running engine: register, work until `stop` is set, drain.
 
     Args:
         digest: of the namespace that the engine encodes for.
-        device: UUID of its GPU, where it has one of its own.
+        ask: asks its worker for the store's memory on its GPU, where it has one of its own.
 
     Raises:
         TriptychError: the engine, the store or Redis cannot be used.
     """
+    is_mappable = await asyncio.to_thread(has_region, settings.store_socket, settings.instance)
+    async with SlabWatch.open(
+        settings.store_socket, settings.instance, settings.transport, has_region=is_mappable, ask=ask
+    ) as slab:
+        await _work(settings, digest, engine, stop, slab)
+
+
+async def _work(
+    settings: EncoderSettings, digest: str, engine: Encoder, stop: StopSignal, slab: SlabWatch
+) -> None:
     names = settings.names
-    own = ability(
-        settings.transport,
-        device=device,
-        has_region=await asyncio.to_thread(has_region, settings.store_socket, settings.instance),
-    )
     store_lost = asyncio.Event()
     hand_over = await HandOver.connect(
         settings.store_socket, settings.instance, digest, lambda error: store_lost.set()
@@ -69,11 +76,10 @@ async def work(
         max_item_embeds=engine.max_num_tokens,
         store=hand_over.store,
         num_slots=settings.num_slots,
-        transports=own.transports,
-        device=own.device,
+        **slab.fields(),
     )
     registry = Registry(bus)
-    pairing = Pairing(own, digest, registry, lambda: hand_over.slab)
+    pairing = Pairing(lambda: slab.own, digest, registry, lambda: hand_over.slab)
     try:
         async with new_media_client() as http:
             reporter = Reporter(bus, names, settings.instance)
@@ -96,11 +102,12 @@ async def work(
                 log.info(
                     "encoder ready",
                     num_slots=settings.num_slots,
-                    transports=[each.value for each in own.transports],
+                    transports=[each.value for each in slab.own.transports],
                 )
-                await _until_stopped(
-                    settings, digest, bus, registration, runner, flights, listener, engine, stop, store_lost
-                )
+                tasks = [
+                    listener.run(), flights.run(), _watch_health(engine, store_lost), slab.run(registration)
+                ]  # fmt: skip
+                await _until_stopped(settings, digest, bus, registration, runner, listener, tasks, stop)
             await registry.clear_inboxes(settings.instance)
     finally:
         await hand_over.close()
@@ -113,18 +120,14 @@ async def _until_stopped(
     bus: AsyncBus,
     registration: Registration,
     runner: JobRunner,
-    flights: Flights,
     listener: ReplyListener,
-    engine: Encoder,
+    tasks: Sequence[Coroutine[Any, Any, None]],
     stop: StopSignal,
-    store_lost: asyncio.Event,
 ) -> None:
+    """Take jobs until `stop`, and drain. `tasks` run beside it, until everything is settled."""
     try:
         async with asyncio.TaskGroup() as group:
-            others = [
-                group.create_task(each)
-                for each in (listener.run(), flights.run(), _watch_health(engine, store_lost))
-            ]
+            others = [group.create_task(each) for each in tasks]
             drained_by = await _take_jobs(settings, digest, bus, registration, runner, stop)
             try:
                 async with asyncio.timeout_at(drained_by):

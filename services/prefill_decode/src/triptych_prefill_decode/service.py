@@ -8,6 +8,7 @@ not know yet takes elsewhere; what runs goes on, for `drain_timeout_s` at most.
 
 import asyncio
 import contextlib
+import functools
 import socket
 import uuid
 from typing import Any
@@ -32,16 +33,17 @@ from triptych_prefill_decode.liveness import EngineGoneError, watch_answers
 from triptych_prefill_decode.server import ListeningServer
 from triptych_prefill_decode.settings import PrefillDecodeSettings
 from triptych_prefill_decode.silence import SilentWhenDead
-from triptych_vllm_connector.abilities import ability
 from triptych_vllm_connector.budget import budget_embeds
 from triptych_vllm_connector.config import ConnectorConfig
 from triptych_vllm_connector.engine_options import prefill_decode_options
 from triptych_vllm_connector.image_reader import read_image_formats_only
 from triptych_vllm_connector.limits import encoder_cache_embeds
 from triptych_vllm_connector.namespace import digest_of_model
-from triptych_vllm_connector.platform import has_gpu, slab_device
+from triptych_vllm_connector.platform import has_gpu, may_use_slab
 from triptych_vllm_connector.probing import has_region
 from triptych_vllm_connector.process_end import end_quickly
+from triptych_vllm_connector.slab_probe import PROBE_SLAB
+from triptych_vllm_connector.slab_watch import Ask, SlabWatch
 from triptych_vllm_connector.unsupported_options import check_engine_options
 
 log = get_logger(__name__)
@@ -75,7 +77,6 @@ async def serve(settings: PrefillDecodeSettings, stop: StopSignal) -> None:
         budget_embeds=settings.budget_embeds,
         budget_num_bytes=settings.budget_num_bytes,
         transport=settings.transport,
-        device=slab_device(settings.engine_args),
         has_encoder=settings.has_tower,
     )
     options = [
@@ -104,7 +105,8 @@ async def serve(settings: PrefillDecodeSettings, stop: StopSignal) -> None:
                 traces_max_bytes=settings.traces_max_bytes,
             )
             try:
-                await _serve_engine(settings, config, engine, args, sockets, stop)
+                async with contextlib.AsyncExitStack() as stack:
+                    await _serve_engine(settings, config, engine, args, sockets, stop, stack)
             finally:
                 await asyncio.to_thread(tracing.shutdown)
     await _clear_inboxes(settings)  # the engine, which read them, has ended
@@ -122,7 +124,9 @@ async def _serve_engine(
     args: Any,
     sockets: list[socket.socket],
     stop: StopSignal,
+    stack: contextlib.AsyncExitStack,
 ) -> None:
+    """`stack`: what is to be closed when it ends."""
     setup_logging(
         "prefill_decode", settings.instance, settings.log_level
     )  # again: vLLM's start changes levels
@@ -146,10 +150,14 @@ async def _serve_engine(
     if cache_embeds is None:
         cache_embeds = await asyncio.to_thread(encoder_cache_embeds, engine.vllm_config)
     max_item_embeds = budget_embeds(config, cache_embeds, engine.model_config)
-    own = ability(
-        settings.transport,
-        device=config.device,
-        has_region=await asyncio.to_thread(has_region, settings.store_socket, settings.instance),
+    is_mappable = await asyncio.to_thread(has_region, settings.store_socket, settings.instance)
+    ask: Ask | None = None
+    if may_use_slab(settings.engine_args):
+        ask = functools.partial(engine.engine_core.call_utility_async, PROBE_SLAB)
+    slab = await stack.enter_async_context(
+        SlabWatch.open(
+            settings.store_socket, settings.instance, settings.transport, has_region=is_mappable, ask=ask
+        )
     )
     record = InstanceRecord(
         instance=settings.instance,
@@ -162,8 +170,7 @@ async def _serve_engine(
         max_item_embeds=max_item_embeds,
         max_model_len=engine.model_config.max_model_len,
         num_slots=engine.vllm_config.scheduler_config.max_num_seqs,
-        transports=own.transports,
-        device=own.device,
+        **slab.fields(),
     )
     bus = await AsyncBus.connect(settings.redis_url, settings.deployment, client_name=settings.instance)
     try:
@@ -176,11 +183,12 @@ async def _serve_engine(
                         "prefill_decode ready",
                         port=port,
                         model=settings.model_name,
-                        transports=[each.value for each in own.transports],
+                        transports=[each.value for each in slab.own.transports],
                     )
                     checks = [
                         group.create_task(_check_engine(engine, server)),
                         group.create_task(_watch_answers(engine, settings.engine_timeout_s)),
+                        group.create_task(slab.run(registration)),
                     ]
                     await stop.wait()
                     await drain(registration, gate, settings.drain_timeout_s)

@@ -175,7 +175,7 @@ def check_gpu() -> Finding:
             Verdict.NOTE,
             "gpu",
             f"{len(gpus)} NVIDIA GPUs, without cuda-bindings: no transport cuda_ipc, and slower copies; "
-            "pip install 'cuda-bindings>=12.8'",
+            "pip install 'cuda-bindings>=12.9.1'",
         )
     version = importlib.metadata.version("cuda-bindings")
     return Finding(Verdict.GOOD, "gpu", f"{len(gpus)} NVIDIA GPUs, cuda-bindings {version}")

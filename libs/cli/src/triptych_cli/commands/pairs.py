@@ -8,7 +8,7 @@ from rich.table import Table
 
 from triptych_cli.commands.running import message_bus, store_session
 from triptych_common.bus import Registry
-from triptych_common.domain.transports import Pair, choose_pairs
+from triptych_common.domain.transports import Pair, StoreSlab, choose_pairs
 from triptych_common.protocol.store import MetricsQuery, StoreMetrics
 
 HANDED_OVER = "triptych_store_handed_over"
@@ -21,14 +21,18 @@ async def pairs_table() -> Table:
         TriptychError: Redis or the store cannot be reached.
     """
     async with message_bus() as bus, store_session() as session:
-        pairs = choose_pairs(await Registry(bus).list_instances(), session.welcome.slab)
+        slab = StoreSlab.told_by(session.welcome)
+        pairs = choose_pairs(await Registry(bus).list_instances(), slab)
         reply = await session.request(MetricsQuery(seq=0))
     counted = num_handed_over(reply.text) if isinstance(reply, StoreMetrics) else {}
     table = Table(box=None, pad_edge=False, header_style="dim")
-    for column in ("from", "to", "transport", "tensors so far"):
+    has_failures = any(pair.slab_failure for pair in pairs)
+    columns = ("from", "to", "transport", "tensors so far")
+    for column in (*columns, "why not cuda_ipc") if has_failures else columns:
         table.add_column(column)
     for pair in pairs:
-        table.add_row(escape(pair.producer), escape(pair.consumer), pair.transport, told(pair, counted))
+        row = [escape(pair.producer), escape(pair.consumer), pair.transport.value, told(pair, counted)]
+        table.add_row(*row, *([escape(pair.slab_failure or "")] if has_failures else []))
     return table
 
 

@@ -8,23 +8,38 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from triptych_common.protocol.messages import InstanceRecord, Role, Transport
-from triptych_common.protocol.store import REDIS, SHM, SlabInfo, device_memory
+from triptych_common.protocol.store import REDIS, SHM, Welcome, device_memory
 
 PRODUCING_ROLES = (Role.ENCODE, Role.ENCODE_PREFILL)
 CONSUMING_ROLES = (Role.PREFILL, Role.PREFILL_DECODE, Role.ENCODE_PREFILL_DECODE)
 
 
 @dataclass(frozen=True)
+class StoreSlab:
+    """The slab of one start of a store."""
+
+    memory: str  # "cuda:GPU-..."
+    generation: int
+
+    @classmethod
+    def told_by(cls, welcome: Welcome) -> "StoreSlab | None":
+        """None: the store has no device memory."""
+        return None if welcome.slab is None else cls(welcome.slab.memory, welcome.generation)
+
+
+@dataclass(frozen=True)
 class Ability:
-    """What one instance offers: transports, best first, and the GPU that `cuda_ipc` is for."""
+    """What one instance offers: transports, best first, and the slab that `cuda_ipc` is for."""
 
     transports: tuple[Transport, ...]
     device: str | None = None  # "GPU-..."
+    slab_generation: int | None = None  # of the store whose slab it has mapped and read
 
     @classmethod
     def announced(cls, record: InstanceRecord) -> "Ability":
         """Of another instance; one that announces nothing knows the region only."""
-        return cls(record.transports or (Transport.PINNED_SHM,), record.device)
+        transports = record.transports or (Transport.PINNED_SHM,)
+        return cls(transports, record.device, record.slab_generation)
 
 
 @dataclass(frozen=True)
@@ -34,9 +49,10 @@ class Pair:
     producer: str  # instances
     consumer: str
     transport: Transport
+    slab_failure: str | None = None  # why one of the two cannot use the store's slab
 
 
-def choose_memories(producer: Ability, consumers: Iterable[Ability], slab: SlabInfo | None) -> list[str]:
+def choose_memories(producer: Ability, consumers: Iterable[Ability], slab: StoreSlab | None) -> list[str]:
     """Where the producer may put a tensor, best first; never empty."""
     slab_memory = None if slab is None else slab.memory
     able = list(consumers)
@@ -44,7 +60,7 @@ def choose_memories(producer: Ability, consumers: Iterable[Ability], slab: SlabI
         _memory(each, slab_memory)
         for each in producer.transports
         if all(each in consumer.transports for consumer in able)
-        and (each is not Transport.CUDA_IPC or _share_device(slab_memory, [producer, *able]))
+        and (each is not Transport.CUDA_IPC or _share_slab(slab, [producer, *able]))
     ]
     if SHM in memories and REDIS in memories:
         memories.remove(REDIS)  # it takes blocks of the region as well: no way out when that is full
@@ -52,7 +68,7 @@ def choose_memories(producer: Ability, consumers: Iterable[Ability], slab: SlabI
     return memories or [_memory(producer.transports[-1], slab_memory)]
 
 
-def choose_pairs(records: Iterable[InstanceRecord], slab: SlabInfo | None) -> list[Pair]:
+def choose_pairs(records: Iterable[InstanceRecord], slab: StoreSlab | None) -> list[Pair]:
     """Every producer and consumer of one namespace, as each producer chooses now."""
     known = list(records)
     pairs = []
@@ -61,7 +77,15 @@ def choose_pairs(records: Iterable[InstanceRecord], slab: SlabInfo | None) -> li
         memory = choose_memories(
             Ability.announced(producer), [Ability.announced(each) for each in consumers], slab
         )[0]
-        pairs += [Pair(producer.instance, each.instance, transport_of(memory)) for each in consumers]
+        pairs += [
+            Pair(
+                producer.instance,
+                each.instance,
+                transport_of(memory),
+                producer.slab_failure or each.slab_failure,
+            )
+            for each in consumers
+        ]
     return pairs
 
 
@@ -83,7 +107,11 @@ def _memory(transport: Transport, slab_memory: str | None) -> str:
     return REDIS if transport is Transport.REDIS else SHM
 
 
-def _share_device(slab_memory: str | None, all_of: Sequence[Ability]) -> bool:
-    return slab_memory is not None and all(
-        each.device is not None and device_memory(each.device) == slab_memory for each in all_of
+def _share_slab(slab: StoreSlab | None, all_of: Sequence[Ability]) -> bool:
+    """Have all of them mapped it, and read from it? What they found of an earlier store's counts no more."""
+    return slab is not None and all(
+        each.device is not None
+        and device_memory(each.device) == slab.memory
+        and each.slab_generation == slab.generation
+        for each in all_of
     )

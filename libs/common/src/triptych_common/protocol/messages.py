@@ -7,7 +7,15 @@ refuses unknown fields, and is validated when it is read (`codec.decode`). Tenso
 from enum import StrEnum
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveInt
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveInt,
+    StringConstraints,
+)
 
 from triptych_common.protocol.ids import MmHashText, Name, NamespaceDigestText
 from triptych_common.protocol.urls import BaseUrlText
@@ -204,6 +212,8 @@ class InstanceRecord(Message):
     draining: bool = False
     transports: tuple[Transport, ...] = ()  # how tensors may come to it or go from it, best first
     device: Name | None = None  # UUID of its GPU, for cuda_ipc
+    slab_generation: PositiveInt | None = None  # of the store whose slab it has mapped and read
+    slab_failure: Annotated[str, StringConstraints(max_length=300)] | None = None  # why it cannot
 
 
 class ItemTransfer(Message):

@@ -1,10 +1,18 @@
-"""The fence in front of every view: a descriptor counts only while the region's own header agrees with it."""
+"""The fence in front of every view and of every write: both count only while the region's header agrees.
+
+A store that was restarted, or a reservation that has ended, leaves orders and descriptors behind whose blocks
+are somebody else's by now.
+"""
+
+from typing import Protocol
 
 from triptych_common.domain.errors import StoreError
 from triptych_common.protocol.store import Descriptor
 from triptych_common.region import records
 from triptych_common.region.layout import ENTRY_HEADER_BYTES
 from triptych_common.region.mapping import RegionMapping
+
+_NOTHING = (0, "", 0, 0)
 
 
 class StaleDescriptorError(StoreError):
@@ -14,6 +22,41 @@ class StaleDescriptorError(StoreError):
         super().__init__("stale_descriptor", f"no sealed entry {descriptor.mm_hash} at {descriptor.offset}")
 
 
+class StaleReservationError(StoreError):
+    """The order is of a reservation that is no longer there: its blocks may be another's. Not written."""
+
+    def __init__(self, order: "Place") -> None:
+        super().__init__(
+            "stale_reservation",
+            f"no reservation of generation {order.generation} for {order.mm_hash} at {order.offset}",
+        )
+
+
+class Place(Protocol):
+    """Where a reservation is: an order to a worker."""
+
+    @property
+    def mm_hash(self) -> str: ...
+
+    @property
+    def generation(self) -> int: ...
+
+    @property
+    def offset(self) -> int: ...
+
+
+def check_reservation(mapping: RegionMapping, order: Place, num_bytes: int) -> None:
+    """Nothing, if blocks for `num_bytes` of the item are reserved where the order says, by its generation.
+
+    Raises:
+        StaleReservationError: they are not.
+        ValueError: the order points outside the region.
+    """
+    wanted = (records.WRITING, order.mm_hash, order.generation, num_bytes)
+    if (identity := _identity_at(mapping, order.offset)) is not None and identity != wanted:
+        raise StaleReservationError(order)
+
+
 def check_descriptor(mapping: RegionMapping, descriptor: Descriptor) -> None:
     """Nothing, if the entry is sealed where the descriptor says, and of its generation.
 
@@ -21,13 +64,21 @@ def check_descriptor(mapping: RegionMapping, descriptor: Descriptor) -> None:
         StaleDescriptorError: it is not.
         ValueError: the descriptor points outside the region.
     """
-    layout = mapping.layout
-    if layout is None:  # a plain file, without headers
-        return
-    block, rest = divmod(descriptor.offset - layout.data_offset, layout.block_num_bytes)
-    if rest or not 0 <= block < layout.num_blocks:
-        raise ValueError(f"offset {descriptor.offset} is not the start of a block")
-    header = mapping.view(records.entry_offset(layout, block), ENTRY_HEADER_BYTES)
     wanted = (records.READY, descriptor.mm_hash, descriptor.generation, descriptor.spec.num_bytes)
-    if records.read_identity(header) != wanted:
+    if (identity := _identity_at(mapping, descriptor.offset)) is not None and identity != wanted:
         raise StaleDescriptorError(descriptor)
+
+
+def _identity_at(mapping: RegionMapping, offset: int) -> tuple[int, str, int, int] | None:
+    """State, mm_hash, generation and bytes that the header of the block at `offset` says.
+
+    None: a plain file, without headers. A damaged header is of nothing.
+    """
+    layout = mapping.layout
+    if layout is None:
+        return None
+    block, rest = divmod(offset - layout.data_offset, layout.block_num_bytes)
+    if rest or not 0 <= block < layout.num_blocks:
+        raise ValueError(f"offset {offset} is not the start of a block")
+    header = mapping.view(records.entry_offset(layout, block), ENTRY_HEADER_BYTES)
+    return records.read_identity(header) or _NOTHING

@@ -13,23 +13,11 @@ from typing import Protocol
 import torch
 
 from triptych_common.protocol.store import Descriptor
+from triptych_common.region.fence import Place, check_reservation
 from triptych_common.region.mapping import RegionMapping
 from triptych_common.region.tensor_view import tensor_view, write_tensor
 
 OnRelease = Callable[[], None]
-
-
-class Place(Protocol):
-    """Where a reservation is: an order to a worker."""
-
-    @property
-    def mm_hash(self) -> str: ...
-
-    @property
-    def generation(self) -> int: ...
-
-    @property
-    def offset(self) -> int: ...
 
 
 class TensorWriter(Protocol):
@@ -39,6 +27,7 @@ class TensorWriter(Protocol):
         """Copy `tensor` [num_embeds, width] to `place`; on return every consumer would read it right.
 
         Raises:
+            StaleReservationError: the place is not reserved for this order any more; nothing was written.
             TriptychError: it could not be written. Nothing may be sealed.
         """
 
@@ -69,6 +58,7 @@ class SharedMemoryWriter:
         mapping.prepare_writes(0.0)  # in the background, so that the first tensor finds it ready
 
     def write(self, place: Place, tensor: torch.Tensor) -> None:
+        check_reservation(self._mapping, place, tensor.nbytes)
         write_tensor(self._mapping, place.offset, tensor)
 
     def close(self) -> None:
@@ -86,3 +76,13 @@ class SharedMemoryReader:
 
     def close(self) -> None:
         self._mapping.close()
+
+
+__all__ = [
+    "OnRelease",
+    "Place",
+    "SharedMemoryReader",
+    "SharedMemoryWriter",
+    "TensorReader",
+    "TensorWriter",
+]

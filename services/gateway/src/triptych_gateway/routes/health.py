@@ -36,6 +36,7 @@ def health_routes(gateway: Gateway) -> APIRouter:
                     "namespace_digest": r.namespace_digest,
                     "transports": r.transports,
                     "device": r.device,
+                    "slab_failure": r.slab_failure,
                 }
                 for r in view.records
             ],

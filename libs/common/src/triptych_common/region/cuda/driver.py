@@ -24,7 +24,7 @@ class CudaDriver(Protocol):
         """Make the GPU the calling thread's current one; each thread calls it first."""
 
     def device_uuid(self) -> str:
-        """ "GPU-" and the UUID, as NVIDIA's tools write it."""
+        """ "GPU-" and the UUID of the GPU, or of the part of one that this process has (MIG)."""
 
     # ---- memory ----
     def malloc(self, num_bytes: int) -> int: ...

@@ -20,21 +20,21 @@ class EventReleaser:
 
     def __init__(self, driver: CudaDriver) -> None:
         self._driver = driver
-        self._queue: queue.SimpleQueue[tuple[int, Callable[[], None]] | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[tuple[int | None, Callable[[], None]] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="triptych-events", daemon=True)
         self._thread.start()
 
     def release_after(self, stream: int, on_release: Callable[[], None]) -> None:
-        """Call `on_release` once everything that is on `stream` now has been done. Returns at once.
+        """Have the thread call `on_release` once everything that is on `stream` now has been done.
 
-        When CUDA itself has failed nothing runs any more that could read: it is called at once.
+        Returns at once. When CUDA itself has failed nothing runs any more that could read: it is not waited
+        for anything then. Never called here: in a finalizer, locks may be held that `on_release` wants.
         """
+        event: int | None = None
         try:
             event = self._record(stream)
         except CudaError as error:
             log.warning("event not recorded", error=str(error))
-            on_release()
-            return
         self._queue.put((event, on_release))
 
     def _record(self, stream: int) -> int:
@@ -60,8 +60,12 @@ class EventReleaser:
                 if not is_bound:
                     self._driver.bind_thread()
                     is_bound = True
-                self._driver.event_synchronize(event)
-                self._driver.event_destroy(event)
+                if event is not None:
+                    self._driver.event_synchronize(event)
+                    self._driver.event_destroy(event)
             except CudaError as error:
                 log.warning("event not waited for", error=str(error))
-            on_release()
+            try:
+                on_release()
+            except Exception:  # this thread is everybody's: one release must not end it
+                log.exception("release failed")

@@ -1,10 +1,14 @@
-"""`CudaDriver` over NVIDIA's own bindings of the CUDA runtime. Imported by `driver.load_driver` only."""
+"""`CudaDriver` over NVIDIA's own bindings of the CUDA runtime. Imported by `driver.load_driver` only.
+
+The UUID alone is asked of the driver: the runtime's device properties name the whole GPU where the process
+has a part of it (MIG), and parts share no memory.
+"""
 
 import ctypes
 import uuid
 from typing import Any
 
-from cuda.bindings import runtime
+from cuda.bindings import driver, runtime
 
 from triptych_common.region.cuda.driver import IPC_HANDLE_NUM_BYTES, CudaError
 
@@ -26,9 +30,14 @@ class RuntimeDriver:
         _call("cudaSetDevice", runtime.cudaSetDevice(self._device))
 
     def device_uuid(self) -> str:
-        properties = _call("cudaGetDeviceProperties", runtime.cudaGetDeviceProperties(self._device))
-        raw = ctypes.string_at(properties.uuid.getPtr(), 16)
-        return f"GPU-{uuid.UUID(bytes=raw)}"
+        # Bindings of CUDA 12 have two; the later one, alone in those of CUDA 13, is of the part.
+        get_uuid = getattr(driver, "cuDeviceGetUuid_v2", driver.cuDeviceGetUuid)
+        try:
+            device = _call_driver("cuDeviceGet", driver.cuDeviceGet(self._device))
+            found = _call_driver("cuDeviceGetUuid", get_uuid(device))
+        except RuntimeError as error:  # the driver's library is missing
+            raise CudaError(f"cuDeviceGet: {error}") from error
+        return f"GPU-{uuid.UUID(bytes=ctypes.string_at(found.getPtr(), 16))}"
 
     # ---- memory ----
     def malloc(self, num_bytes: int) -> int:
@@ -102,3 +111,11 @@ def _call(name: str, result: tuple[Any, ...]) -> Any:
         _, text = runtime.cudaGetErrorString(code)
         raise CudaError(f"{name}: {text.decode() if isinstance(text, bytes) else text}")
     return values[0] if values else None
+
+
+def _call_driver(name: str, result: tuple[Any, ...]) -> Any:
+    """The same for calls of the driver, whose errors have names of their own."""
+    code, *values = result
+    if code != driver.CUresult.CUDA_SUCCESS:
+        raise CudaError(f"{name}: {code.name}")
+    return values[0]

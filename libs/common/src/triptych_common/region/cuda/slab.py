@@ -2,65 +2,102 @@
 
 import contextlib
 import threading
+from collections.abc import Iterator
 
 from triptych_common.protocol.store import Descriptor, SlabInfo, device_memory
 from triptych_common.region.cuda.driver import CudaDriver, CudaError
-from triptych_common.region.fence import StaleDescriptorError
+from triptych_common.region.fence import Place, StaleDescriptorError, StaleReservationError
+from triptych_common.telemetry.logs import get_logger
+
+log = get_logger(__name__)
 
 
 class DeviceSlab:
-    """The store's end: allocated once, told to every client, freed when the store ends."""
+    """The store's end: allocated once, told to every client.
+
+    It ends with the process, never before: `cudaFree` of memory that a client has still mapped is undefined,
+    and the store cannot know when the last one has unmapped it.
+    """
 
     def __init__(self, driver: CudaDriver, num_bytes: int) -> None:
         """Raises CudaError: the GPU has not so much memory, or shares none between processes."""
-        self._driver = driver
-        self._address = driver.malloc(num_bytes)
+        address = driver.malloc(num_bytes)
         try:
-            handle = driver.ipc_get_handle(self._address)
+            handle = driver.ipc_get_handle(address)
             memory = device_memory(driver.device_uuid())
             self.info = SlabInfo(memory=memory, num_bytes=num_bytes, ipc_handle=handle.hex())
         except BaseException:
-            driver.free(self._address)
+            driver.free(address)  # told to nobody yet
             raise
-
-    def close(self) -> None:
-        with contextlib.suppress(CudaError):  # the end of the process frees it too
-            self._driver.free(self._address)
 
 
 class SlabMapping:
-    """A client's mapping, made when it is first needed. Stays while anything holds it."""
+    """A client's mapping of one store's slab; one per process, since CUDA opens a handle once in each.
+
+    new --first use--> mapped --retire--> retiring --last user gone--> unmapped
+
+    Users are views, and writes while they run. Each says that it is done when the GPU is done with it.
+    `retire`: this slab is of a store that is gone, or the process ends. Without users it is unmapped at once.
+    """
 
     def __init__(self, driver: CudaDriver, info: SlabInfo, generation: int) -> None:
         """`generation`: of the store that told of the slab, so of everything in it."""
         self._driver = driver
-        self._generation = generation
         self._lock = threading.Lock()
         self._address: int | None = None
+        self._num_users = 0
+        self._is_retired = False
         self.info = info
+        self.generation = generation
 
     @property
     def address(self) -> int:
         """Where the slab starts in this process.
 
         Raises:
-            CudaError: it cannot be mapped.
+            CudaError: it cannot be mapped, or is not to be used any more.
         """
         with self._lock:
-            if self._address is None:
-                self._address = self._driver.ipc_open(bytes.fromhex(self.info.ipc_handle))
-            return self._address
+            return self._mapped()
 
-    def address_of(self, offset: int, num_bytes: int) -> int:
-        """Of bytes [offset, offset + num_bytes).
+    @property
+    def is_mapped(self) -> bool:
+        return self._address is not None
+
+    def acquire(self, offset: int, num_bytes: int) -> int:
+        """The address of bytes [offset, offset + num_bytes), which stay mapped until `release`.
 
         Raises:
             ValueError: they are not inside the slab.
-            CudaError: the slab cannot be mapped.
+            CudaError: the slab cannot be mapped, or is not to be used any more.
         """
         if offset < 0 or num_bytes <= 0 or offset + num_bytes > self.info.num_bytes:
             raise ValueError(f"bytes {offset} to {offset + num_bytes} are outside the slab")
-        return self.address + offset
+        with self._lock:
+            address = self._mapped()
+            self._num_users += 1
+            return address + offset
+
+    def release(self) -> None:
+        """One user is done, and so is the GPU with what it asked for. Takes a lock: not from finalizers."""
+        with self._lock:
+            self._num_users -= 1
+            self._unmap_unused()
+
+    @contextlib.contextmanager
+    def used(self, offset: int, num_bytes: int) -> Iterator[int]:
+        """`acquire` and `release` around the body, which waits for the GPU."""
+        address = self.acquire(offset, num_bytes)
+        try:
+            yield address
+        finally:
+            self.release()
+
+    def retire(self) -> None:
+        """No new users. Unmapped when the last one is done. May be called twice."""
+        with self._lock:
+            self._is_retired = True
+            self._unmap_unused()
 
     def check(self, descriptor: Descriptor) -> None:
         """The fence: a slab ends with its store, so what is in it is of one generation.
@@ -68,12 +105,31 @@ class SlabMapping:
         Raises:
             StaleDescriptorError: the descriptor is of another store's slab.
         """
-        if descriptor.memory != self.info.memory or descriptor.generation != self._generation:
+        if descriptor.memory != self.info.memory or descriptor.generation != self.generation:
             raise StaleDescriptorError(descriptor)
 
-    def close(self) -> None:
-        """Unmap. Nothing may use the memory any more. May be called twice."""
-        with self._lock, contextlib.suppress(CudaError):  # the store may have ended
-            if self._address is not None:
-                address, self._address = self._address, None
-                self._driver.ipc_close(address)
+    def check_place(self, place: Place) -> None:
+        """The same for an order to write: offsets begin at 0 in every slab.
+
+        Raises:
+            StaleReservationError: the order is of another store's slab.
+        """
+        if place.generation != self.generation:
+            raise StaleReservationError(place)
+
+    def _mapped(self) -> int:
+        if self._is_retired:
+            raise CudaError("the slab is of a store that is gone")
+        if self._address is None:
+            self._address = self._driver.ipc_open(bytes.fromhex(self.info.ipc_handle))
+        return self._address
+
+    def _unmap_unused(self) -> None:
+        if not self._is_retired or self._num_users or self._address is None:
+            return
+        address, self._address = self._address, None
+        try:
+            self._driver.bind_thread()  # the last user may be done in any thread
+            self._driver.ipc_close(address)
+        except CudaError as error:
+            log.warning("slab not unmapped", memory=self.info.memory, error=str(error))

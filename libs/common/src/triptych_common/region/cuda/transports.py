@@ -16,17 +16,16 @@ from triptych_common.protocol.store import Descriptor
 from triptych_common.region.cuda.driver import CudaDriver
 from triptych_common.region.cuda.release import EventReleaser
 from triptych_common.region.cuda.slab import SlabMapping
-from triptych_common.region.fence import check_descriptor
+from triptych_common.region.fence import Place, check_descriptor, check_reservation
 from triptych_common.region.mapping import RegionMapping
 from triptych_common.region.tensor_view import checked_dtype, tensor_spec
-from triptych_common.region.transport import OnRelease, Place
+from triptych_common.region.transport import OnRelease
 
 
 class DeviceRange:
     """Bytes on a GPU that torch takes as they are. Lives as long as anything made from it."""
 
-    def __init__(self, owner: object, address: int, num_bytes: int) -> None:
-        self._owner = owner  # stays mapped
+    def __init__(self, address: int, num_bytes: int) -> None:
         self.address = address
         self.num_bytes = num_bytes
 
@@ -95,9 +94,9 @@ class PinnedWriter:
         source = tensor.contiguous()
         num_bytes = tensor_spec(source).num_bytes
         self._region.mapping.view(place.offset, num_bytes)  # inside?
-        _copy_and_wait(
-            self._driver, self._device, self._region.mapping.address + place.offset, source, num_bytes
-        )
+        check_reservation(self._region.mapping, place, num_bytes)
+        target = self._region.mapping.address + place.offset
+        copy_and_wait(self._driver, self._device, target, source.data_ptr(), num_bytes)
 
     def close(self) -> None:
         pass
@@ -158,15 +157,20 @@ class SlabWriter:
     def write(self, place: Place, tensor: torch.Tensor) -> None:
         source = tensor.contiguous()
         num_bytes = tensor_spec(source).num_bytes
-        target = self._current_slab().address_of(place.offset, num_bytes)
-        _copy_and_wait(self._driver, self._device, target, source, num_bytes)
+        slab = self._current_slab()
+        slab.check_place(place)
+        with slab.used(place.offset, num_bytes) as target:
+            copy_and_wait(self._driver, self._device, target, source.data_ptr(), num_bytes)
 
     def close(self) -> None:
         pass
 
 
 class SlabReader:
-    """The slab's own memory. The pin ends when the kernels that were given it have run."""
+    """The slab's own memory. The pin ends when the kernels that were given it have run.
+
+    The mapping counts as used until then: one of a store that is gone is unmapped behind the last of them.
+    """
 
     def __init__(
         self, device: TensorDevice, current_slab: Callable[[], SlabMapping], releaser: EventReleaser
@@ -179,11 +183,22 @@ class SlabReader:
         slab, spec = self._current_slab(), descriptor.spec
         slab.check(descriptor)
         dtype = checked_dtype(spec)
-        memory = DeviceRange(slab, slab.address_of(descriptor.offset, spec.num_bytes), spec.num_bytes)
-        tensor = self._device.wrap(memory).view(dtype).view(spec.shape)
+        memory = DeviceRange(slab.acquire(descriptor.offset, spec.num_bytes), spec.num_bytes)
+        try:
+            tensor = self._device.wrap(memory).view(dtype).view(spec.shape)
+            stream = self._device.current_stream()
+        except BaseException:
+            slab.release()  # who gets no tensor is not called
+            raise
+
+        def done() -> None:
+            """In the releaser's thread, when the GPU has read it."""
+            on_release()
+            slab.release()
+
         # The stream of the reads is that of now: a finalizer may run in any thread, whose own is another.
         # On the range, not on the tensor: slices outlive the tensor they were taken from.
-        release = functools.partial(self._releaser.release_after, self._device.current_stream(), on_release)
+        release = functools.partial(self._releaser.release_after, stream, done)
         weakref.finalize(memory, release).atexit = False
         return tensor
 
@@ -191,12 +206,10 @@ class SlabReader:
         pass
 
 
-def _copy_and_wait(
-    driver: CudaDriver, device: TensorDevice, target: int, source: torch.Tensor, num_bytes: int
-) -> None:
+def copy_and_wait(driver: CudaDriver, device: TensorDevice, target: int, source: int, num_bytes: int) -> None:
     """In the order of the stream that made `source`; on return the bytes are there, for every process."""
     stream = device.current_stream()
-    driver.memcpy_async(target, source.data_ptr(), num_bytes, stream)
+    driver.memcpy_async(target, source, num_bytes, stream)
     event = driver.event_create()
     try:
         driver.event_record(event, stream)
@@ -214,4 +227,5 @@ __all__ = [
     "SlabWriter",
     "TensorDevice",
     "TorchDevice",
+    "copy_and_wait",
 ]

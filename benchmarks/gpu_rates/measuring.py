@@ -1,0 +1,148 @@
+"""Runs ways in turn and compares them with plain copies. Knows neither CUDA nor the store."""
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
+
+import torch
+
+MIB = 1 << 20
+WARM_UPS = 2
+TARGET = 0.9
+"""Of a plain copy on the device: what `cuda_ipc` is to reach."""
+
+
+@dataclass(frozen=True)
+class Passage:
+    """One tensor handed over; seconds. Each part ends when the GPU is done with it."""
+
+    write_s: float  # the producer's copy
+    told_s: float  # seal, and the consumer's pin
+    open_s: float  # until the consumer's kernels can read it
+
+
+class Way(Protocol):
+    """A transport."""
+
+    name: str
+
+    def hand_over(self, tensor: torch.Tensor) -> Passage:
+        """Raises RuntimeError: other bytes arrived, or `cuda_ipc`'s consumer took memory of its own."""
+
+
+PlainCopy = Callable[[torch.Tensor], float]
+"""Seconds."""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """Medians of one way and size. Ratios are to the plain copy that moves the same bytes the same way."""
+
+    way: str
+    mib: float
+    write_gb_s: float
+    told_ms: float
+    open_ms: float
+    plain_out: str
+    plain_out_gb_s: float
+    out_ratio: float
+    plain_in: str | None = None  # None: the consumer copies nothing
+    open_gb_s: float | None = None
+    plain_in_gb_s: float | None = None
+    in_ratio: float | None = None
+
+
+@dataclass(frozen=True)
+class Compared:
+    """Which plain copies a way is measured against."""
+
+    out: str
+    in_: str | None
+
+
+def measure(
+    ways: Sequence[Way],
+    plain: Mapping[str, PlainCopy],
+    compared: Mapping[str, Compared],
+    make: Callable[[float], torch.Tensor],
+    sizes_mib: Sequence[float],
+    repeats: int,
+) -> list[Figure]:
+    """All ways and plain copies in turn, `repeats` times for each size: they see the same machine."""
+    figures: list[Figure] = []
+    for mib in sizes_mib:
+        passages: dict[str, list[Passage]] = {way.name: [] for way in ways}
+        plain_s: dict[str, list[float]] = {name: [] for name in plain}
+        for number in range(repeats + WARM_UPS):
+            tensor = make(mib)
+            for way in ways:
+                passage = way.hand_over(tensor)
+                if number >= WARM_UPS:
+                    passages[way.name].append(passage)
+            for name, copy in plain.items():
+                seconds = copy(tensor)
+                if number >= WARM_UPS:
+                    plain_s[name].append(seconds)
+        rates = {name: gb_s(mib, statistics.median(each)) for name, each in plain_s.items()}
+        figures += [figure(name, mib, each, compared[name], rates) for name, each in passages.items()]
+    return figures
+
+
+def figure(
+    way: str, mib: float, passages: Sequence[Passage], compared: Compared, rates: Mapping[str, float]
+) -> Figure:
+    write = gb_s(mib, statistics.median(each.write_s for each in passages))
+    open_s = statistics.median(each.open_s for each in passages)
+    values: dict[str, Any] = {
+        "way": way,
+        "mib": mib,
+        "write_gb_s": write,
+        "told_ms": 1e3 * statistics.median(each.told_s for each in passages),
+        "open_ms": 1e3 * open_s,
+        "plain_out": compared.out,
+        "plain_out_gb_s": rates[compared.out],
+        "out_ratio": write / rates[compared.out],
+    }
+    if compared.in_ is not None:
+        rate = gb_s(mib, open_s)
+        values |= {
+            "plain_in": compared.in_,
+            "open_gb_s": rate,
+            "plain_in_gb_s": rates[compared.in_],
+            "in_ratio": rate / rates[compared.in_],
+        }
+    return Figure(**values)
+
+
+def gb_s(mib: float, seconds: float) -> float:
+    """10^9 bytes per second."""
+    return mib * MIB / seconds / 1e9
+
+
+def table(figures: Sequence[Figure]) -> str:
+    """As it goes into docs/design/transports.md."""
+    lines = [
+        "| way | MiB | written, GB/s | plain, GB/s | ratio | told, ms | opened, ms | plain in | ratio |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for each in figures:
+        into = (
+            "none needed | -" if each.in_ratio is None else f"{each.plain_in_gb_s:.1f} | {each.in_ratio:.2f}"
+        )
+        lines.append(
+            f"| {each.way} | {each.mib:g} | {each.write_gb_s:.1f} | {each.plain_out_gb_s:.1f} "
+            f"| {each.out_ratio:.2f} | {each.told_ms:.2f} | {each.open_ms:.3f} | {into} |"
+        )
+    return "\n".join(lines)
+
+
+def report(machine: Mapping[str, str], figures: Sequence[Figure]) -> dict[str, Any]:
+    """For a file."""
+    reached = [each.out_ratio >= TARGET for each in figures if each.plain_in is None]
+    return {
+        "machine": dict(machine),
+        "figures": [asdict(each) for each in figures],
+        "target": TARGET,
+        "cuda_ipc_reaches_target": bool(reached) and all(reached),
+    }
