@@ -187,6 +187,7 @@ async def test_options_are_in_the_job_and_not_in_the_request(system: System) -> 
 
 async def test_encode_needed_orders_the_item(system: System) -> None:
     await system.ask([image()])
+    await until(lambda: bool(system.encoder.sealed))  # the answer does not wait for it
     (mm_hash,) = system.encoder.sealed
     system.encoder.sealed.clear()  # evicted
 
