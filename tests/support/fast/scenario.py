@@ -131,6 +131,7 @@ class Scenario:
             before = await _answer(client, known)  # its sizes are known from now on, its tensor is not there
             case.others.append(before)
             check([before])
+            await asyncio.to_thread(system.wait_until_idle)  # else its encodes count as the case's
             await asyncio.to_thread(system.evict_all)
             case.tally_before = system.tally()
             with ExitStack() as undone:
