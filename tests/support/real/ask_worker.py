@@ -1,0 +1,33 @@
+"""A process with a real encoder's engine on the CPU, whose host asks the worker for the store's slab.
+
+Arguments: SOCKET MODEL. Prints the answer as JSON on its last line.
+"""
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+
+from triptych_encoder.engine import run_engine
+from triptych_vllm_connector.config import ConnectorConfig
+from triptych_vllm_connector.engine_options import encoder_options
+
+
+async def main() -> None:
+    socket, model = sys.argv[1:]
+    config = ConnectorConfig(
+        instance="encoder-0",
+        deployment="d",
+        redis_url="unix:///nowhere",
+        store_socket=Path(socket),
+        namespace_digest="0" * 64,
+        has_encoder=True,
+    )
+    options = encoder_options(config, model, 1, on_gpu=False, passed_through=["--max-model-len=1024"])
+    async with run_engine(options) as engine:
+        answer = await engine.probe_slab()
+    print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
