@@ -26,6 +26,7 @@ def test_its_media_are_gone(loop: type[Uvloop | Asyncio]) -> None:
             media_num_bytes=10,
             media_url=f"{server.url}/internal/media/token",
             requesters=(),
+            namespace_digest="d" * 64,
         )
         envelope = Envelope(job, blob=None, remaining_ms=None, received_at=time.monotonic())
         async with new_media_client() as client:
