@@ -25,6 +25,7 @@ import psutil
 import pytest
 from openai import DefaultHttpxClient, OpenAI
 
+from triptych_cli.launch import free_ports
 from triptych_common.protocol.store import StatsQuery, StoreStats
 from triptych_common.region import StoreSession
 from triptych_common.telemetry.tracefile import SpanRecord
@@ -203,9 +204,7 @@ def _stopped(pids: Sequence[int]) -> Iterator[None]:
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    return free_ports(1)[0]
 
 
 def free_ports_in_a_row(count: int) -> int:

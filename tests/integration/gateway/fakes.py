@@ -8,7 +8,6 @@ import asyncio
 import base64
 import io
 import json
-import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ from fastapi import FastAPI, Request
 from PIL import Image
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
+from triptych_cli.launch import free_ports
 from triptych_common.bus import AsyncBus, Delivery, Inflight, Registry, Start
 from triptych_common.bus.inflight import key_of
 from triptych_common.protocol.messages import (
@@ -59,9 +59,7 @@ async def until_async(condition: Callable[[], Awaitable[object]], limit_s: float
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    return free_ports(1)[0]
 
 
 class QuietServer(uvicorn.Server):

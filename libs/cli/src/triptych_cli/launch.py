@@ -1,6 +1,8 @@
 """From what the user asked for to a supervisor: looks at the machine, then plans."""
 
+import contextlib
 import importlib.util
+import random
 import shlex
 import shutil
 import socket
@@ -19,6 +21,9 @@ from triptych_cli.topology import plan
 DEFAULT_REGION_BYTES = 256 * MIB
 SMALLEST_REGION_BYTES = 16 * MIB
 TMPFS_SPARE_BYTES = 32 * MIB  # for what engines share among their own processes
+_KERNELS_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
+_FIRST_PORT = 20_000
+_MAX_PORT_TRIES = 1_000
 
 
 class LaunchError(Exception):
@@ -135,15 +140,35 @@ def require_free(port: int, count: int = 1) -> int:
 
 
 def free_ports(count: int) -> list[int]:
-    """Free ports of 127.0.0.1, all different."""
-    probes = [socket.socket() for _ in range(count)]
+    """Free ports of 127.0.0.1, all different.
+
+    They are bound only when the engines are up. So they lie below the range from which the kernel takes
+    ports for others meanwhile: each worker of vLLM listens on a dozen of those.
+    """
+    with contextlib.ExitStack() as stack:
+        candidates = random.sample(range(_FIRST_PORT, _end_of_ports()), _MAX_PORT_TRIES)
+        found: list[int] = []
+        for port in candidates:
+            if len(found) == count:
+                break
+            probe = stack.enter_context(socket.socket())
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            found.append(port)
+    if len(found) < count:
+        raise LaunchError("no free port of 127.0.0.1 was found; choose --port")
+    return found
+
+
+def _end_of_ports() -> int:
+    """Where the kernel's own range begins; all ports, where it is unknown or leaves too few."""
     try:
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [int(probe.getsockname()[1]) for probe in probes]
-    finally:
-        for probe in probes:
-            probe.close()
+        first = int(_KERNELS_PORTS.read_text().split()[0])
+    except (OSError, ValueError, IndexError):
+        first = 0
+    return first if first >= _FIRST_PORT + _MAX_PORT_TRIES else 1 << 16
 
 
 def redis_server() -> str:
