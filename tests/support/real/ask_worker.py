@@ -8,6 +8,7 @@ import json
 import sys
 from pathlib import Path
 
+from triptych_encoder.encoding import PreprocessLimits
 from triptych_encoder.engine import run_engine
 from triptych_vllm_connector.config import ConnectorConfig
 from triptych_vllm_connector.engine_options import encoder_options
@@ -24,7 +25,16 @@ async def main() -> None:
         has_encoder=True,
     )
     options = encoder_options(config, model, 1, on_gpu=False, passed_through=["--max-model-len=1024"])
-    async with run_engine(options) as engine:
+    limits = PreprocessLimits(
+        image_formats=("PNG",),
+        max_image_pixels=1_000_000,
+        processor_options={},
+        image_options={},
+        timeout_s=60.0,
+        num_pixels=1_000_000,
+        stuck_after_s=60.0,
+    )
+    async with run_engine(options, limits) as engine:
         answer = await engine.probe_slab()
     print(json.dumps(answer), flush=True)
 

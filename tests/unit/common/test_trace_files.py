@@ -1,6 +1,9 @@
 """Trace files are bounded: per process, and for what ended processes left."""
 
 import contextlib
+import errno
+import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -50,6 +53,30 @@ def process(folder: Path, service: str, num_bytes: int) -> Iterator[None]:
 
 def num_bytes(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.iterdir())
+
+
+def test_a_file_that_cannot_be_opened_again_keeps_its_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A closed one would be the next connection of the process, and the spans would go there."""
+    file = TraceFile(tmp_path / "traces", "gateway", MAX_BYTES)
+    shutil.rmtree(tmp_path / "traces")
+
+    def fail(*args: object, **kwargs: object) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(trace_files.os, "open", fail)
+        with pytest.raises(OSError, match="Too many"):
+            file.append(b"{}\n")
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        file.append(b"{}\n")
+        theirs.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            theirs.recv(1)
+    file.close()
+    assert num_bytes(tmp_path / "traces") == 3
 
 
 def test_a_process_that_runs_for_ever_keeps_its_newest_spans(tmp_path: Path) -> None:

@@ -1,3 +1,4 @@
+import random
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -132,3 +133,16 @@ def test_otlp_endpoint_gets_the_path_of_traces() -> None:
     assert getattr(exporter, "_endpoint", None) == "http://collector:4318/v1/traces"
     assert exporter is not None
     exporter.shutdown()
+
+
+def test_spans_of_workers_that_vllm_seeded_alike_have_ids_of_their_own(provider: TracerProvider) -> None:
+    state = random.getstate()
+    try:
+        ids = []
+        for _ in range(2):
+            random.seed(0)
+            with telemetry.span("encoder.encode") as started:
+                ids.append(started.get_span_context().span_id)
+    finally:
+        random.setstate(state)
+    assert ids[0] != ids[1]

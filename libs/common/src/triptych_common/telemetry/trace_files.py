@@ -71,8 +71,11 @@ class TraceFile:
         os.close(self._fd)
 
     def _reopen(self) -> None:
-        os.close(self._fd)
-        self._path, self._fd = _open_own(self._path.parent, self._path.name.removesuffix(_SUFFIX))
+        """If it fails, the number stays open: a closed one may be somebody's connection by the next call."""
+        folder, old = self._path.parent, self._fd
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._path, self._fd = _open_own(folder, self._path.name.removesuffix(_SUFFIX))
+        os.close(old)
 
 
 def _open_own(traces_dir: Path, name: str) -> tuple[Path, int]:

@@ -4,6 +4,7 @@ Context travels in messages as a W3C `traceparent`. `span` and `record_span` use
 is set globally, so they also work inside engines that set up tracing of their own.
 """
 
+import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +15,7 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import Span as SdkSpan
 from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
+from opentelemetry.sdk.trace.id_generator import IdGenerator
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from triptych_common.telemetry.trace_files import DEFAULT_MAX_BYTES
@@ -27,6 +29,19 @@ EXPORT_DELAY_MS = 200
 
 _SCOPE = "triptych"
 _propagator = TraceContextTextMapPropagator()
+
+
+class _SystemIdGenerator(IdGenerator):
+    """Ids from the operating system.
+
+    vLLM seeds Python's generator alike in each of its workers: spans of one trace would share their ids.
+    """
+
+    def generate_span_id(self) -> int:
+        return secrets.randbits(64) or 1  # 0 is none
+
+    def generate_trace_id(self) -> int:
+        return secrets.randbits(128) or 1
 
 
 class _InstanceOnEverySpan(SpanProcessor):
@@ -54,7 +69,8 @@ def setup_tracing(
     Call the provider's `shutdown()` at the end: it flushes.
     """
     provider = TracerProvider(
-        resource=Resource.create({"service.name": service_name, "service.instance.id": instance})
+        resource=Resource.create({"service.name": service_name, "service.instance.id": instance}),
+        id_generator=_SystemIdGenerator(),
     )
     provider.add_span_processor(_InstanceOnEverySpan(instance))
     exporter = _exporter(service_name, instance, otlp_endpoint, traces_dir, traces_max_bytes)
