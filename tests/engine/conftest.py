@@ -1,10 +1,14 @@
 """Real engines, started once for all tests that can share them."""
 
+import hashlib
 from collections.abc import Iterator
 from types import ModuleType
 
 import pytest
 from support.system import EXACT, Server, System, load_strips, running_monolith, running_system
+
+TENANTS = {"none": None, "alice": "red", "anna": "red", "bob": "blue"}
+"""By API key; `none` is what a `Server` sends if a test names no other."""
 
 
 @pytest.fixture(scope="session")
@@ -12,6 +16,31 @@ def system() -> Iterator[System]:
     options = " ".join(EXACT)
     with running_system(f"--encoder-args={options}", f"--prefill-decode-args={options}") as running:
         yield running
+
+
+@pytest.fixture(scope="session")
+def with_tower(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
+    """Its prefill_decode encodes where no encoder does, and its callers have tenants: see `TENANTS`."""
+    keys = tmp_path_factory.mktemp("tenants") / "keys.toml"
+    keys.touch(mode=0o600)
+    keys.write_text("".join(map(_key, TENANTS.items())))
+    options = " ".join(EXACT)
+    with running_system(
+        f"--encoder-args={options}",
+        f"--prefill-decode-args={options}",
+        TRIPTYCH_API_KEYS_FILE=str(keys),
+        TRIPTYCH_LOCAL_ENCODE="fallback",
+        TRIPTYCH_LOCAL_ENCODE_AFTER_S="2",
+        TRIPTYCH_ENCODER_GRACE_S="1",
+    ) as running:
+        yield running
+
+
+def _key(named: tuple[str, str | None]) -> str:
+    key, tenant = named
+    digest = hashlib.sha256(key.encode()).hexdigest()
+    entry = f'[[keys]]\nname = "{key}"\nsha256 = "{digest}"\n'
+    return entry if tenant is None else f'{entry}tenant = "{tenant}"\n'
 
 
 @pytest.fixture(scope="session")

@@ -1,29 +1,15 @@
 """No encoder answers: prefill_decode encodes itself, and nobody sees a difference."""
 
-from collections.abc import Iterator
 from types import ModuleType
 
 import pytest
-from support.system import EXACT, Server, System, image_part, running_system, wait_until
+from support.system import Server, System, image_part, wait_until
 
 pytestmark = pytest.mark.engine
 
 QUESTION = {"type": "text", "text": "read the digits"}
 ENCODER = "encoder-0"
 LEASE_S = 30  # more than the registry keeps a record that nobody renews
-
-
-@pytest.fixture(scope="module")
-def with_tower() -> Iterator[System]:
-    options = " ".join(EXACT)
-    with running_system(
-        f"--encoder-args={options}",
-        f"--prefill-decode-args={options}",
-        TRIPTYCH_LOCAL_ENCODE="fallback",
-        TRIPTYCH_LOCAL_ENCODE_AFTER_S="2",
-        TRIPTYCH_ENCODER_GRACE_S="1",
-    ) as running:
-        yield running
 
 
 def names(system: System, request_id: str, *expected: str) -> set[str]:
