@@ -181,13 +181,20 @@ async def test_never_after_the_first_token(system: System) -> None:
 
 
 @pytest.mark.parametrize("system", [QUICK | ALLOWED_OPTIONS], indirect=True)
-async def test_options_of_the_processor_go_with_the_media(system: System) -> None:
+@pytest.mark.parametrize(
+    "options",
+    [{"mm_processor_kwargs": {"max_pixels": 4096}}, {"media_io_kwargs": {"image": {"rgba": [0, 0, 0]}}}],
+    ids=str,
+)
+async def test_media_with_options_are_for_encoders_alone(system: System, options: dict[str, Any]) -> None:
+    """As if there were no tower: only encoders check what the processor made of them."""
     instance = await tower(system)
     await without_encoders(system)
-    options = {"mm_processor_kwargs": {"max_pixels": 4096}, "media_io_kwargs": {"image": {"rgba": [0, 0, 0]}}}
-    assert (await system.ask([TEXT, IMAGE], extra_body=options)).choices
-    (body,) = instance.bodies
-    assert {name: body[name] for name in options} == options
+    with pytest.raises(openai.InternalServerError) as caught:
+        await system.ask([TEXT, IMAGE], extra_body=options)
+    assert (caught.value.status_code, caught.value.code) == (503, "no_encoder")
+    assert whole_bodies(system.prefill_decode, instance) == []
+    await system.assert_idle()
 
 
 @pytest.mark.parametrize("system", [QUICK], indirect=True)

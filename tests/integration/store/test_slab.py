@@ -16,6 +16,7 @@ from triptych_common.protocol.messages import Transport
 from triptych_common.region import AsyncStoreSession, RegionMapping
 from triptych_common.region.cuda.slab import DeviceSlab
 from triptych_common.runtime import StopSignal
+from triptych_vllm_connector import slab_watch
 from triptych_vllm_connector.abilities import SlabVerdict, TransportError
 from triptych_vllm_connector.gpu_transports import GpuTransports
 from triptych_vllm_connector.slab_probe import UsableSlab, probe_in_engine
@@ -207,6 +208,29 @@ async def test_it_is_tried_again_when_the_store_is_back(machine: Machine) -> Non
         assert fields["transports"] == EVERYTHING
         assert fields["slab_generation"] > before
         assert machine.gpu.num_bytes_held == SLAB_BYTES, "of the store that lives, and no other"
+
+
+async def test_a_slab_that_failed_is_tried_again_by_itself(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(slab_watch, "LOOK_AGAIN_S", 0.001)
+    async with worker_of(machine) as worker:
+        worker.fails = "ipc_open"
+        async with watch_of(machine, worker.ask) as watch, running(watch) as record:
+            async with asyncio.timeout(LIMIT_S):
+                while worker.num_asked < 4:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+            assert record.published.empty(), "nothing has changed"
+            worker.fails = None
+            fields = await record.next()
+            assert (fields["transports"], fields["slab_failure"]) == (EVERYTHING, None)
+            num_asked = worker.num_asked
+            await machine.stop()
+            await machine.start()
+            assert (await record.next())["slab_failure"] is None
+            assert worker.num_asked > num_asked
+    told = [each for each in caplog.records if each.getMessage() == "cuda_ipc cannot be used"]
+    assert len(told) == 1
 
 
 async def test_a_worker_that_comes_back_later_is_waited_for(machine: Machine) -> None:

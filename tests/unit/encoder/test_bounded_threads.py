@@ -102,6 +102,24 @@ async def test_who_goes_away_while_waiting_takes_nothing(gates: list[Gate]) -> N
         await second
 
 
+async def test_who_goes_away_as_its_turn_comes_takes_nothing(gates: list[Gate]) -> None:
+    threads = BoundedThreads(1, LIMIT_S, LIMIT_S)
+    first = asyncio.create_task(threads.run(1, gates[0]))
+    await begun(gates[0])
+    second, third = (asyncio.create_task(threads.run(1, lambda: "late")) for _ in range(2))
+    await asyncio.sleep(0)
+    gates[0].may_end.set()
+    (thread,) = (each for each in threading.enumerate() if each.name == "triptych-preprocess")
+    thread.join(LIMIT_S)  # its result waits for the loop
+    asyncio.get_running_loop().call_soon(second.cancel)  # after the result, before what the result calls
+    assert await first == "done"
+    with pytest.raises(asyncio.CancelledError):
+        await second
+    async with asyncio.timeout(LIMIT_S):
+        assert await third == "late"
+    assert await threads.run(1, lambda: "next") == "next"
+
+
 async def test_without_threads_work_fails_and_the_next_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     threads = BoundedThreads(1, LIMIT_S, LIMIT_S)
 

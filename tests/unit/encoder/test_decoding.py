@@ -2,6 +2,7 @@
 
 import errno
 import io
+import random
 from typing import Any
 
 import pytest
@@ -11,9 +12,10 @@ from support.hostile.images import FORMATS, HostileImage, hostile_images, saved
 from vllm.multimodal import image as vllm_image
 from vllm.multimodal.media.image import ImageMediaIO
 
+from triptych_common.domain.jpeg_scans import MAX_JPEG_SCANS
 from triptych_common.protocol.messages import ImageProperties
 from triptych_encoder import decoding
-from triptych_encoder.decoding import MAX_JPEG_SCANS, ImageDecoder
+from triptych_encoder.decoding import ImageDecoder
 from triptych_encoder.encoding import BadMediaError, PreprocessFailedError
 
 DECODER = ImageDecoder(FORMATS, 64_000_000)
@@ -108,6 +110,12 @@ def test_a_jpeg_of_too_many_scans_is_refused_before_the_first() -> None:
     more = chunks.scan_bomb(picture, MAX_JPEG_SCANS - num_scans + 1)
     with pytest.raises(BadMediaError, match="scans"):
         DECODER.decode(more, seen(more), {})
+
+
+def test_what_follows_the_image_is_no_scan() -> None:
+    """A photograph with a video behind it."""
+    with_video = JPEG + random.Random(1).randbytes(8 << 20) + b"\xff\xda" * (MAX_JPEG_SCANS + 1)
+    assert DECODER.decode(with_video, seen(with_video), {}).media.size == (8, 8)
 
 
 @pytest.mark.parametrize(

@@ -137,6 +137,38 @@ async def test_what_the_processor_raises_is_told_without_its_words(
     assert caught.value.__cause__ is error
 
 
+@pytest.mark.parametrize(
+    ("bounds", "options", "cost"),
+    [
+        ({"min_pixels": OptionBounds(min=4, max=4096)}, {}, 56 * 28),
+        ({"min_pixels": OptionBounds(min=4, max=4096)}, {"min_pixels": 8}, 4096),
+        ({"min_pixels": OptionBounds(min=4, max=4096.5)}, {"min_pixels": 8}, 4097),
+        ({"min_pixels": OptionBounds(min=4, max=100)}, {"min_pixels": 8}, 56 * 28),
+        ({"max_pixels": OptionBounds(values=(None, 8, 5000))}, {"max_pixels": 8}, 5000),
+        ({"patch_size": OptionBounds(min=4, max=4096)}, {"patch_size": 8}, 56 * 28),
+    ],
+    ids=str,
+)
+async def test_an_image_is_charged_what_its_options_may_make_of_it(
+    renderer: Renderer,
+    bounds: dict[str, OptionBounds],
+    options: dict[str, Any],
+    cost: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = Preprocessor(renderer, replace(LIMITS, processor_options=bounds))
+    charged: list[int] = []
+    run = made._threads.run
+
+    async def charge(cost: int, work: Any) -> Any:
+        charged.append(cost)
+        return await run(cost, work)
+
+    monkeypatch.setattr(made._threads, "run", charge)
+    await made.prepare(JOB.model_copy(update={"mm_processor_kwargs": options}), PICTURE)
+    assert charged == [cost]
+
+
 async def test_a_model_that_takes_no_image_of_ours_is_not_served(renderer: Renderer) -> None:
     renderer.error = ValueError("no")
     with pytest.raises(EngineFailedError):

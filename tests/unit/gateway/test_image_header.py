@@ -4,9 +4,12 @@ import time
 from collections.abc import Callable
 
 import pytest
+from support.hostile.chunks import scan_bomb
 
 from tests.unit.gateway.header_bombs import BOMBS, HONEST, SIZE
+from tests.unit.gateway.media_samples import image_bytes
 from triptych_common.domain.errors import RequestError
+from triptych_common.domain.jpeg_scans import MAX_JPEG_SCANS
 from triptych_gateway.image_header import ImageLimits, read_image_header
 
 PATH = "messages[0].content[0].image_url.url"
@@ -27,3 +30,10 @@ def test_a_header_that_costs_too_much_is_refused(bomb: Callable[[], bytes]) -> N
 def test_large_metadata_are_no_fault(image: Callable[[], bytes]) -> None:
     header = read_image_header(image(), PATH, LIMITS)
     assert (header.width, header.height) == SIZE
+
+
+def test_a_jpeg_of_too_many_scans_is_refused() -> None:
+    """Here, since with local encode no encoder looks at it."""
+    with pytest.raises(RequestError, match="scans") as caught:
+        read_image_header(scan_bomb(image_bytes(image_format="JPEG"), MAX_JPEG_SCANS), PATH, LIMITS)
+    assert (caught.value.status_code, caught.value.code, caught.value.param) == (400, "invalid_image", PATH)

@@ -103,7 +103,8 @@ class BoundedThreads:
             if turn.done() and not turn.cancelled():
                 self._release(cost)
             else:
-                self._waiting.remove((cost, turn))
+                with contextlib.suppress(ValueError):  # `_admit` has passed it over already
+                    self._waiting.remove((cost, turn))
                 self._admit()
             raise
 
@@ -112,7 +113,13 @@ class BoundedThreads:
         self._admit()
 
     def _admit(self) -> None:
-        while self._waiting and self._waiting[0][0] <= self._free:
-            cost, turn = self._waiting.popleft()
+        while self._waiting:
+            cost, turn = self._waiting[0]
+            if turn.cancelled():  # who waited goes away, and has not run yet
+                self._waiting.popleft()
+                continue
+            if cost > self._free:
+                return
+            self._waiting.popleft()
             self._free -= cost
             turn.set_result(None)

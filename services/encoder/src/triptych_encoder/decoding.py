@@ -13,14 +13,11 @@ from PIL import Image, ImageOps
 from vllm.multimodal.media.base import MediaWithBytes
 from vllm.multimodal.media.image import ImageMediaIO
 
+from triptych_common.domain.jpeg_scans import MAX_JPEG_SCANS, has_too_many_scans
 from triptych_common.domain.transient import is_transient
 from triptych_common.protocol.messages import ImageProperties
 from triptych_encoder.encoding import BadMediaError, PreprocessFailedError
 
-# A scan of a progressive JPEG costs a look at every block of the image, and hardly any bytes. Encoders make
-# about ten.
-MAX_JPEG_SCANS = 64
-_START_OF_SCAN = b"\xff\xda"
 _NAMES = {"MPO": "JPEG"}  # a JPEG of several pictures, as its reader calls it
 
 
@@ -70,7 +67,7 @@ class ImageDecoder:
 def _decode(
     media: bytes, properties: ImageProperties, options: Mapping[str, Any]
 ) -> MediaWithBytes[Image.Image]:
-    if properties.format == "JPEG" and media.count(_START_OF_SCAN) > MAX_JPEG_SCANS:
+    if properties.format == "JPEG" and has_too_many_scans(media):
         raise BadMediaError(f"the image has more than {MAX_JPEG_SCANS} scans")
     reader = ImageMediaIO(**{"image_mode": "RGB", **options})
     with Image.open(BytesIO(media), formats=(properties.format,)) as opened:

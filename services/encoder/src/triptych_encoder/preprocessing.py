@@ -6,6 +6,7 @@ All but the first step run in a thread (`bounded_threads`). What goes wrong is t
 nothing about them; a caller is told which, and never a library's words.
 """
 
+import math
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -96,7 +97,8 @@ class Preprocessor:
         _check_options(job.media_io_kwargs, self._limits.image_options)
         image = self._decoder.check(job.image)
         work = partial(self._work, media, image, job.mm_hash, job.mm_processor_kwargs, job.media_io_kwargs)
-        return (await self._threads.run(image.num_pixels, work)).prepared
+        cost = _num_pixels(image, job.mm_processor_kwargs, self._limits.processor_options)
+        return (await self._threads.run(cost, work)).prepared
 
     def check_health(self) -> None:
         """Raises EngineFailedError when a thread is stuck."""
@@ -124,6 +126,12 @@ class Preprocessor:
                 raise PreprocessFailedError("the encoder had no resources to process the image") from error
             raise BadMediaError("the model's processor refused the image") from error
         return rendered
+
+
+def _num_pixels(image: ImageProperties, options: Mapping[str, Any], rules: OptionRules) -> int:
+    """The image's, or what its options may make of it: a processor enlarges it up to `min_pixels`."""
+    allowed = (math.ceil(rules[name].largest) for name in options if "pixels" in name)
+    return max(image.num_pixels, *allowed, 0)
 
 
 def _check_options(options: Mapping[str, Any], rules: OptionRules) -> None:

@@ -28,6 +28,7 @@ def whole_body(request: ChatRequest, items: Sequence[TakenItem]) -> bytes:
 
     Nothing in it comes from the caller's own media parts: the bytes are those that were checked, as data
     URLs. Without a `uuid` vLLM names an item by its content; a tenant's gets one that no other tenant's has.
+    A request that has options for its media is not sent so.
     """
     urls = {item.mm_hash: _data_url(item) for item in items}
     body = _replace_parts(
@@ -39,11 +40,7 @@ def whole_body(request: ChatRequest, items: Sequence[TakenItem]) -> bytes:
             **({"uuid": raw_item_id(item.mm_hash)} if request.tenant_salt else {}),
         },
     )
-    options = {
-        "mm_processor_kwargs": request.processor_options,
-        "media_io_kwargs": request.media_io_options,
-    }
-    return _dump({**body, **{name: value for name, value in options.items() if value}})
+    return _dump(body)
 
 
 def media_body(

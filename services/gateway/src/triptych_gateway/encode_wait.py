@@ -43,7 +43,9 @@ class EncodeWait:
 
     @property
     def has_other_way(self) -> bool:
-        """An instance could encode the request's media itself."""
+        """An instance could encode the request's media itself. Media with options are for encoders alone."""
+        if any(item.processor_options or item.media_io_options for item in self._ticket.items):
+            return False
         return has_tower(self._view.records, self._model, self._digest)
 
     async def sizes(self) -> None:

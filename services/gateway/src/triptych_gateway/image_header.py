@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from PIL import Image
 
 from triptych_common.domain.errors import RequestError
+from triptych_common.domain.jpeg_scans import MAX_JPEG_SCANS, has_too_many_scans
 
 # A photograph with a megabyte of EXIF, XMP and colour profile takes a few hundred reads, and a millisecond.
 MAX_READS = 8_000
@@ -42,10 +43,10 @@ class ImageHeader:
 def read_image_header(content: bytes, path: str, limits: ImageLimits) -> ImageHeader:
     """Read the header only: is it an image of an accepted format and of a size that may be decoded?
 
-    Takes milliseconds, whatever `content` is.
+    Takes milliseconds, whatever `content` is; of a JPEG the scans are counted, which takes some per MB.
 
     Raises:
-        RequestError: 400 not an image; 413 too many pixels.
+        RequestError: 400 not an image, or one of too many scans; 413 too many pixels.
     """
     try:
         if content[:4] == b"RIFF":
@@ -65,6 +66,8 @@ def read_image_header(content: bytes, path: str, limits: ImageLimits) -> ImageHe
         raise RequestError(400, "invalid_image", f"{path} is an image without pixels", path)
     if width * height > limits.max_pixels:
         raise _too_many_pixels(path, limits)
+    if name == "JPEG" and has_too_many_scans(content):
+        raise RequestError(400, "invalid_image", f"{path} has more than {MAX_JPEG_SCANS} scans", path)
     return ImageHeader(name, width, height)
 
 

@@ -84,8 +84,6 @@ async def serve(settings: PrefillDecodeSettings, stop: StopSignal) -> None:
         f"--served-model-name={settings.model_name}",
         "--disable-uvicorn-access-log",
     ]
-    if settings.has_tower and (settings.request_processor_options or settings.request_image_options):
-        options.append("--trust-request-mm-kwargs")  # a gateway has checked them
     args = make_arg_parser(FlexibleArgumentParser()).parse_args(options)
     check_engine_options(args)
     validate_parsed_serve_args(args)

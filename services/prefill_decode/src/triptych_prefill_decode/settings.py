@@ -1,7 +1,7 @@
 """Settings of prefill_decode. Environment: `TRIPTYCH_*`."""
 
 import socket
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
@@ -41,6 +41,17 @@ class PrefillDecodeSettings(MediaSettings):
     budget_num_bytes: PositiveInt | None = Field(
         default=None, description="the same in bytes; the smaller of the two counts [default: rows alone]"
     )
+
+    def model_post_init(self, context: Any) -> None:
+        """Raises ValueError: this instance would encode media with options.
+
+        Only encoders look at what a processor made of such media before a tower is given it.
+        """
+        if self.has_tower and (self.request_processor_options or self.request_image_options):
+            raise ValueError(
+                "TRIPTYCH_REQUEST_PROCESSOR_OPTIONS and TRIPTYCH_REQUEST_IMAGE_OPTIONS must be empty "
+                "with TRIPTYCH_LOCAL_ENCODE=fallback: media with options are for encoders alone"
+            )
 
     @property
     def has_tower(self) -> bool:

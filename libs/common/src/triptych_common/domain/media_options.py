@@ -53,6 +53,13 @@ class OptionBounds(BaseModel):
             return False
         return self.min <= value <= self.max if self.min is not None and self.max is not None else False
 
+    @property
+    def largest(self) -> float:
+        """The largest number that is allowed; 0 where none is."""
+        if self.values is None:
+            return self.max or 0
+        return max((value for value in self.values if isinstance(value, (int, float))), default=0)
+
     def __str__(self) -> str:
         if self.values is not None:
             return "one of " + ", ".join(orjson.dumps(value).decode() for value in self.values)
