@@ -2,7 +2,7 @@
 
 `cuda_ipc` is announced for one start of one store, after the worker has mapped that store's slab and copied
 from it. When the store was restarted the worker is asked again; until then nobody uses the new slab, because
-what was announced is of the old one.
+what was announced is of the old one. Where the slab failed, the worker is asked again from time to time.
 """
 
 import asyncio
@@ -28,6 +28,8 @@ Ask = Callable[[], Awaitable[dict[str, Any]]]
 SLAB_SESSION = "slab"
 ANSWER_LIMIT_S = 30.0  # a step of the engine comes first, and the worker's own way back to the store
 RETRY_S = 0.1
+FIRST_LOOK_AGAIN_S = 30.0  # at a slab that failed; then twice as long each time
+LONGEST_LOOK_AGAIN_S = 300.0
 
 
 class StoreChanges:
@@ -111,31 +113,51 @@ class SlabWatch:
 
     async def run(self, registration: Registration) -> None:
         """Until cancelled, or nothing can change any more."""
+        look_again_s = FIRST_LOOK_AGAIN_S
         while self._session is not None and not self._changes.is_over:
-            await self._changes.happened.wait()
-            self._changes.happened.clear()
+            before = self.fields()
+            if await self._store_changed(look_again_s if self.slab_failure is not None else None):
+                look_again_s = FIRST_LOOK_AGAIN_S
+            else:
+                look_again_s = min(2 * look_again_s, LONGEST_LOOK_AGAIN_S)
             await self._look()
             try:
                 self.own = ability(self._setting, slab=self._verdict, has_region=self._has_region)
             except TransportError:  # an instance that works goes on with what it can do
                 self.own = ability("auto", slab=self._verdict, has_region=self._has_region)
+            if self.fields() == before:
+                continue
             try:
                 await registration.update(**self.fields())
             except BusUnavailableError as error:
                 log.warning("transports are announced later", error=str(error))
 
+    async def _store_changed(self, timeout_s: float | None) -> bool:
+        """Waits for a change of the store; False: none came in `timeout_s`. None: waits for ever."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._changes.happened.wait()
+        except TimeoutError:
+            return False
+        self._changes.happened.clear()
+        return True
+
     async def _look(self) -> None:
         if self._session is None or self._ask is None:
             return
-        device = self._verdict.device
+        before = self._verdict
+        device = before.device
         try:
             async with asyncio.timeout(ANSWER_LIMIT_S):
                 self._verdict = await self._answer(self._session, self._ask)
         except TimeoutError:
             self._verdict = SlabVerdict(device, failure="the worker did not answer in time")
         except Exception as error:  # whatever vLLM makes of a call: the engine's health is looked at apart
-            log.exception("worker not asked for the slab")
             self._verdict = SlabVerdict(device, failure=str(error)[:MAX_FAILURE_CHARS])
+            if self._verdict != before:
+                log.exception("worker not asked for the slab")
+        if self._verdict == before:
+            return
         if self.slab_failure is not None:
             log.warning("cuda_ipc cannot be used", failure=self.slab_failure)
         elif self._verdict.usable_generation is not None:
