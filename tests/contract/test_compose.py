@@ -58,6 +58,15 @@ def test_store_and_engines_have_a_gpu_and_see_each_others_processes(
     assert service["environment"]["NVIDIA_DRIVER_CAPABILITIES"] == "compute,utility"
 
 
+def test_the_store_has_room_for_a_cuda_context_beside_the_region(
+    gpu_services: dict[str, dict[str, Any]],
+) -> None:
+    base = yaml.safe_load(COMPOSE.read_text())["services"]["cache_store"]["mem_limit"]
+    limit = gpu_services["cache_store"]["mem_limit"]
+    assert limit.split(":-")[0] == base.split(":-")[0], "one setting"
+    assert int(default_of(limit).removesuffix("g")) > int(default_of(base).removesuffix("g"))
+
+
 def test_nobody_else_sees_the_hosts_processes(gpu_services: dict[str, dict[str, Any]]) -> None:
     assert set(gpu_services) == set(ON_GPU)
     assert "pid" not in {

@@ -32,6 +32,7 @@ CALLS: list[tuple[str, Callable[[Any], object]]] = [
     ("cudaMemcpyAsync", lambda driver: driver.memcpy_async(4096, 8192, 64, 0)),
     ("cudaStreamCreateWithFlags", lambda driver: driver.stream_create()),
     ("cudaStreamDestroy", lambda driver: driver.stream_destroy(4096)),
+    ("cudaStreamSynchronize", lambda driver: driver.stream_synchronize(0)),
     ("cudaStreamWaitEvent", lambda driver: driver.stream_wait_event(4096, 4096)),
     ("cudaEventCreateWithFlags", lambda driver: driver.event_create()),
     ("cudaEventRecord", lambda driver: driver.event_record(4096, 4096)),

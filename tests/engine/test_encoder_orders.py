@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,11 +26,12 @@ with warnings.catch_warnings(action="ignore"):  # importing vLLM warns, of torch
     from vllm.v1.worker.gpu import ec_connector as v2
     from vllm.v1.worker.gpu.mm.encoder_cache import EncoderCache
     from vllm.v1.worker.gpu.mm.encoder_runner import EncoderRunner
+    from vllm.v1.worker.gpu.model_states.default import DefaultModelState
 
-    from triptych_vllm_connector import workers
+    from triptych_vllm_connector import runner_wrappers, workers
     from triptych_vllm_connector.connector import TriptychECConnector
 
-A, B = mm_hash("a"), mm_hash("b")
+A, B, C = mm_hash("a"), mm_hash("b"), mm_hash("c")
 ROWS, WIDTH = 2, 4
 ORDER = WriteOrder(A, "job-1", 1, 0, ROWS, WIDTH, "float32")
 
@@ -64,10 +65,72 @@ class Connector(TriptychECConnector):
         self._is_producer, self._is_consumer = True, False
         self._connector_metadata, self._writes, self._consumer = None, {}, None
         self.writer, self.loader = writer, None
+        self.config, self.num_ranks = writer._config, 1
 
 
 class EncoderError(RuntimeError):
     """The encoder failed."""
+
+
+@dataclass
+class Step:
+    """Of vLLM's scheduler output what the runners here read."""
+
+    scheduled_encoder_inputs: dict[str, list[int]] = field(default_factory=dict)
+
+
+class RunnerV1:
+    """Of vLLM's V1 runner the order of its calls: encode all, keep all, then save each."""
+
+    def __init__(self, instance: "Instance") -> None:
+        self._instance = instance
+
+    @property
+    def requests(self) -> dict[str, Any]:
+        features = self._instance.cache.mm_features
+        return {name: SimpleNamespace(mm_features=each) for name, each in features.items()}
+
+    def load_model(self) -> None:
+        pass
+
+    def execute_model(self, scheduler_output: Step) -> None:
+        self._execute_mm_encoder(scheduler_output)
+
+    def _execute_mm_encoder(self, scheduler_output: Step) -> list[torch.Tensor]:
+        scheduled, outputs = scheduler_output.scheduled_encoder_inputs, self._instance.cache.encoder_outputs
+        items = [
+            self.requests[name].mm_features[i].identifier for name, each in scheduled.items() for i in each
+        ]
+        tensors = self._instance.run_tower(items)
+        outputs.update(zip(items, tensors, strict=True))
+        for item in items:
+            v1.ECConnectorModelRunnerMixin.maybe_save_ec_to_connector(outputs, item)
+        return tensors
+
+
+class RunnerV2:
+    """Of vLLM's V2 runner its own model state and choice of items, over a stand-in for the tower."""
+
+    def __init__(self, instance: "Instance") -> None:
+        self.encoder_cache = instance.cache
+        self._instance = instance
+        self.model_state: Any = None
+
+    def load_model(self) -> None:
+        instance = self._instance
+
+        class Tower(EncoderRunner):
+            def __init__(self) -> None:
+                self.encoder_cache, self.enable_timing = instance.cache, False
+
+            def execute_mm_encoder(self, mm_kwargs: list[Any]) -> list[torch.Tensor]:
+                return instance.run_tower([item for _, item in mm_kwargs])
+
+        self.model_state = object.__new__(DefaultModelState)
+        self.model_state.encoder_cache, self.model_state.encoder_runner = instance.cache, Tower()
+
+    def execute_model(self, scheduler_output: Step) -> None:
+        self.model_state.execute_mm_encoder(scheduler_output.scheduled_encoder_inputs)
 
 
 class Instance:
@@ -88,16 +151,19 @@ class Instance:
         for module in (v1, v2):
             monkeypatch.setattr(module, "get_ec_transfer", lambda: self.connector)
             monkeypatch.setattr(module, "has_ec_transfer", lambda: True)
+        monkeypatch.setattr(runner_wrappers, "get_ec_transfer", lambda: self.connector)
         self.cache = EncoderCache()
         self.encoded: list[str] = []
-        self._encode = {"v1": self._encode_all, "v2": self._encode_what_is_missing}[generation]
+        self.guilty: set[str] = set()  # items for which the tower raises
+        self.runner: Any = runner_wrappers.wrap({"v1": RunnerV1, "v2": RunnerV2}[generation](self), True)
+        self.runner.load_model()
         self._connected = {"v1": self._in_v1, "v2": self._in_v2}[generation]
 
     def step(self, *orders: WriteOrder, freed: tuple[str, ...] = (), fails: bool = False) -> None:
         """One that encodes an item for each of the orders, each of a request of its own."""
         requests = []
         for order in orders:
-            feature = SimpleNamespace(identifier=order.mm_hash, data=object(), modality="image")
+            feature = SimpleNamespace(identifier=order.mm_hash, data=order.mm_hash, modality="image")
             request = SimpleNamespace(
                 request_id=order.job_id, mm_features=[feature], ec_transfer_params=asdict(order)
             )
@@ -109,10 +175,11 @@ class Instance:
             self.cache.free_encoder_cache(item)
         for request in requests:
             self.cache.add_request(request.request_id, request.mm_features)
+        scheduled = {request.request_id: [0] for request in requests}
         with self._connected(output):
             if fails:
                 raise EncoderError
-            self._encode(requests)
+            self.runner.execute_model(Step(scheduled))
 
     @contextmanager
     def _in_v1(self, output: Any) -> Iterator[None]:
@@ -125,23 +192,12 @@ class Instance:
         with connector.maybe_get_output(output):
             yield
 
-    def _encode_all(self, requests: list[Any]) -> None:
-        items = [request.mm_features[0].identifier for request in requests]
-        for item in items:
-            self._run_encoder(item)
-        for item in items:
-            v1.ECConnectorModelRunnerMixin.maybe_save_ec_to_connector(self.cache.encoder_outputs, item)
-
-    def _encode_what_is_missing(self, requests: list[Any]) -> None:
-        runner = SimpleNamespace(encoder_cache=self.cache)
-        scheduled = {request.request_id: [0] for request in requests}
-        items, _ = EncoderRunner.prepare_mm_inputs(runner, scheduled)
-        for item in items:
-            self._run_encoder(item)
-
-    def _run_encoder(self, item: str) -> None:
-        self.encoded.append(item)
-        self.cache.encoder_outputs[item] = torch.full((ROWS, WIDTH), float(int(item, 16) % 7))
+    def run_tower(self, items: list[str]) -> list[torch.Tensor]:
+        """As one batch: one item for which it raises fails all of them."""
+        self.encoded += items
+        if self.guilty.intersection(items):
+            raise EncoderError
+        return [torch.full((ROWS, WIDTH), float(int(item, 16) % 7)) for item in items]
 
     @property
     def sealed(self) -> list[int]:
@@ -198,6 +254,23 @@ def test_an_order_whose_item_is_not_encoded_is_cancelled_with_its_step(instance:
     instance.step(replace(ORDER, job_id="job-2", reservation_id=2))  # nothing of it is left
     instance.check_written(2)
     assert instance.cancelled == [1]
+
+
+def test_an_item_for_which_the_tower_raises_costs_only_its_own_order(instance: Instance) -> None:
+    instance.guilty = {B}
+    orders = [
+        replace(ORDER, mm_hash=item, job_id=f"job-{number}", reservation_id=number)
+        for number, item in enumerate((A, B, C), 1)
+    ]
+    instance.step(*orders)
+    instance.check_written(1, 3)
+    assert instance.cancelled == [2]
+    assert B not in instance.cache.encoder_outputs
+    assert instance.connector.writer is not None
+    assert instance.connector.writer._orders == {}
+    instance.guilty = set()
+    instance.step(replace(orders[1], job_id="job-4", reservation_id=4))  # the engine has gone on
+    instance.check_written(1, 3, 4)
 
 
 def test_only_the_first_rank_writes_and_cancels(instance: Instance) -> None:

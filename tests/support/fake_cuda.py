@@ -231,6 +231,14 @@ class FakeDriver:
         self._check("stream_destroy")
         del self._gpu.streams[stream]
 
+    def stream_synchronize(self, stream: int) -> None:
+        """Who waits for a stream lets the GPU run."""
+        self._check("stream_synchronize")
+        self._gpu.advance_all()
+        with self._gpu.done:
+            if not self._gpu.done.wait_for(lambda: not self._gpu.streams[stream], WAIT_S):
+                raise CudaError("stream_synchronize: nobody advances what the stream waits for")
+
     def stream_wait_event(self, stream: int, event: int) -> None:
         self._check("stream_wait_event")
         self._gpu.put(stream, lambda: self._gpu.events.get(event, 0) == 0)

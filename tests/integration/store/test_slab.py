@@ -210,27 +210,46 @@ async def test_it_is_tried_again_when_the_store_is_back(machine: Machine) -> Non
         assert machine.gpu.num_bytes_held == SLAB_BYTES, "of the store that lives, and no other"
 
 
-async def test_a_slab_that_failed_is_tried_again_by_itself(
+async def test_a_slab_that_failed_is_tried_again_while_the_store_lives(
     machine: Machine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(slab_watch, "LOOK_AGAIN_S", 0.001)
+    monkeypatch.setattr(slab_watch, "FIRST_LOOK_AGAIN_S", 0.01)
+    monkeypatch.setattr(slab_watch, "LONGEST_LOOK_AGAIN_S", 0.02)
     async with worker_of(machine) as worker:
         worker.fails = "ipc_open"
         async with watch_of(machine, worker.ask) as watch, running(watch) as record:
+            num_asked = worker.num_asked
             async with asyncio.timeout(LIMIT_S):
-                while worker.num_asked < 4:  # noqa: ASYNC110
+                while worker.num_asked < num_asked + 4:  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
             assert record.published.empty(), "nothing has changed"
+            told = [each for each in caplog.records if each.getMessage() == "cuda_ipc cannot be used"]
+            assert len(told) == 1, "one line for each change"
             worker.fails = None
             fields = await record.next()
             assert (fields["transports"], fields["slab_failure"]) == (EVERYTHING, None)
-            num_asked = worker.num_asked
-            await machine.stop()
-            await machine.start()
-            assert (await record.next())["slab_failure"] is None
-            assert worker.num_asked > num_asked
-    told = [each for each in caplog.records if each.getMessage() == "cuda_ipc cannot be used"]
-    assert len(told) == 1
+            assert fields["slab_generation"] == worker.session.welcome.generation
+
+
+async def test_a_call_that_goes_on_failing_is_logged_once(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(slab_watch, "FIRST_LOOK_AGAIN_S", 0.01)
+    monkeypatch.setattr(slab_watch, "LONGEST_LOOK_AGAIN_S", 0.02)
+    num_asked = 0
+    asked_often = asyncio.Event()
+
+    async def ask() -> dict[str, Any]:
+        nonlocal num_asked
+        num_asked += 1
+        if num_asked == 4:
+            asked_often.set()
+        raise RuntimeError("Call to triptych_probe_slab method failed")
+
+    async with watch_of(machine, ask) as watch, running(watch):
+        async with asyncio.timeout(LIMIT_S):
+            await asked_often.wait()
+    assert len([each for each in caplog.records if each.exc_info]) == 1
 
 
 async def test_a_worker_that_comes_back_later_is_waited_for(machine: Machine) -> None:

@@ -441,6 +441,43 @@ def test_the_copy_to_the_device_is_ordered_and_not_waited_for(
     assert released.wait(WAIT_S)
 
 
+def fail_after_the_copy(driver: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    copy = driver.memcpy_async
+
+    def copy_and_fail(target: int, source: int, num_bytes: int, stream: int) -> None:
+        copy(target, source, num_bytes, stream)
+        driver.fail = "event_create"
+
+    monkeypatch.setattr(driver, "memcpy_async", copy_and_fail)
+
+
+def test_a_copy_whose_call_failed_is_over_before_the_region_is_given_back(
+    gpu: FakeGpu, region: RegionMapping, driver: FakeDriver, device: FakeDevice, releaser: EventReleaser,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    registered = RegisteredRegion(driver, region)
+    reader = PinnedReader(driver, device, registered, releaser)
+    tensor, released = torch.randn(8, 8), threading.Event()
+    region.view(OFFSET, tensor.nbytes)[:] = tensor.numpy().tobytes()
+    fail_after_the_copy(driver, monkeypatch)
+    with pytest.raises(CudaError, match="event_create"):
+        reader.open(descriptor(tensor, "shm"), released.set)
+    assert not gpu.is_to_be_used(region.address, region.num_bytes)
+    assert not released.is_set(), "who got no tensor ends the pin"
+
+
+def test_a_copy_whose_call_failed_is_over_before_its_blocks_are_given_back(
+    gpu: FakeGpu, region: RegionMapping, driver: FakeDriver, device: FakeDevice,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    writer = PinnedWriter(driver, device, RegisteredRegion(driver, region))
+    tensor = device.own(torch.randn(8, 8))
+    fail_after_the_copy(driver, monkeypatch)
+    with pytest.raises(CudaError, match="event_create"):
+        writer.write(Order(), tensor)
+    assert not gpu.is_to_be_used(region.address, region.num_bytes)
+
+
 def test_the_region_is_registered_once_and_given_back(region: RegionMapping, driver: FakeDriver) -> None:
     registered = RegisteredRegion(driver, region)
     assert driver.registered == [region.address]

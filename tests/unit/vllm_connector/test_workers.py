@@ -11,6 +11,7 @@ from support.fake_engine import mm_hash
 
 from triptych_common.domain.errors import BusUnavailableError
 from triptych_common.protocol.store import Cancel, Descriptor, Done, Seal, StoreReply, TensorSpec, Unpin
+from triptych_common.region.cuda.driver import CudaError
 from triptych_common.region.transport import OnRelease, Place
 from triptych_vllm_connector import workers
 from triptych_vllm_connector.config import ConnectorConfig
@@ -174,3 +175,37 @@ def test_torch_errors_fail_the_item_and_not_the_engine(
     assert cache[A].untyped_storage().nbytes() == 4  # zeros that take no memory
     worker.close()
     assert session.sent[1:] == [Unpin(seq=0, pin_id=9)]
+
+
+def test_an_error_of_the_device_ends_the_engine(
+    session: FakeSession, transports: FakeTransports, config: ConnectorConfig
+) -> None:
+    """Nothing on this device can be trusted any more: what is written or injected after it neither."""
+    transports.is_broken, transports.error = True, torch.AcceleratorError("CUDA error: illegal address")
+    with pytest.raises(torch.AcceleratorError):
+        WritingWorker(config, 0).write(ORDER, A, TENSOR)
+    worker = LoadingWorker(config, 0, "cpu")
+    order = LoadOrder(A, 9, Descriptor(mm_hash=A, spec=SPEC, offset=0, generation=1))
+    with pytest.raises(torch.AcceleratorError):
+        worker.load({}, [order])
+    worker.close()
+    assert session.sent == [], "the store ends all of it with the session"
+
+
+def test_an_error_of_the_device_that_a_transport_saw_first_ends_the_engine(
+    session: FakeSession,
+    transports: FakeTransports,
+    config: ConnectorConfig,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """CUDA's calls report what earlier kernels did; torch says whether the device is lost."""
+
+    def synchronize() -> None:
+        raise torch.AcceleratorError("CUDA error: illegal address")
+
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
+    transports.is_broken, transports.error = True, CudaError("cudaEventSynchronize: illegal address")
+    with pytest.raises(torch.AcceleratorError):
+        WritingWorker(config, 0).write(ORDER, A, TENSOR)
+    assert session.sent == []

@@ -51,8 +51,17 @@ def encode_contained(
             if _is_fatal(error, num_ranks):
                 raise
             refuse(request_id, index, error)
+    check_device()
+
+
+def check_device() -> None:
+    """After an error of unknown cause: one of the device itself shows here, and ends the engine.
+
+    Raises:
+        torch.AcceleratorError: nothing on this device can be trusted any more.
+    """
     if torch.cuda.is_initialized():
-        torch.cuda.synchronize()  # an error of the device itself shows here, and ends the engine
+        torch.cuda.synchronize()
 
 
 def _is_fatal(error: Exception, num_ranks: int) -> bool:

@@ -2,8 +2,7 @@
 
 `cuda_ipc` is announced for one start of one store, after the worker has mapped that store's slab and copied
 from it. When the store was restarted the worker is asked again; until then nobody uses the new slab, because
-what was announced is of the old one. After a failure it is asked again from time to time: memory on the GPU
-may have been short for a moment.
+what was announced is of the old one. Where the slab failed, the worker is asked again from time to time.
 """
 
 import asyncio
@@ -29,8 +28,8 @@ Ask = Callable[[], Awaitable[dict[str, Any]]]
 SLAB_SESSION = "slab"
 ANSWER_LIMIT_S = 30.0  # a step of the engine comes first, and the worker's own way back to the store
 RETRY_S = 0.1
-LOOK_AGAIN_S = 30.0  # after a failure; twice as long after each further one
-MAX_LOOK_AGAIN_S = 300.0
+FIRST_LOOK_AGAIN_S = 30.0  # at a slab that failed; then twice as long each time
+LONGEST_LOOK_AGAIN_S = 300.0
 
 
 class StoreChanges:
@@ -114,27 +113,29 @@ class SlabWatch:
 
     async def run(self, registration: Registration) -> None:
         """Until cancelled, or nothing can change any more."""
-        pause_s = LOOK_AGAIN_S
+        look_again_s = FIRST_LOOK_AGAIN_S
         while self._session is not None and not self._changes.is_over:
-            before = self._verdict
-            has_changed = await self._happened(pause_s if self.slab_failure is not None else None)
-            pause_s = LOOK_AGAIN_S if has_changed else min(2 * pause_s, MAX_LOOK_AGAIN_S)
+            before = self.fields()
+            if await self._store_changed(look_again_s if self.slab_failure is not None else None):
+                look_again_s = FIRST_LOOK_AGAIN_S
+            else:
+                look_again_s = min(2 * look_again_s, LONGEST_LOOK_AGAIN_S)
             await self._look()
-            if not has_changed and self._verdict == before:
-                continue
             try:
                 self.own = ability(self._setting, slab=self._verdict, has_region=self._has_region)
             except TransportError:  # an instance that works goes on with what it can do
                 self.own = ability("auto", slab=self._verdict, has_region=self._has_region)
+            if self.fields() == before:
+                continue
             try:
                 await registration.update(**self.fields())
             except BusUnavailableError as error:
                 log.warning("transports are announced later", error=str(error))
 
-    async def _happened(self, limit_s: float | None) -> bool:
-        """Whether something has happened to the session within that time."""
+    async def _store_changed(self, timeout_s: float | None) -> bool:
+        """Waits for a change of the store; False: none came in `timeout_s`. None: waits for ever."""
         try:
-            async with asyncio.timeout(limit_s):
+            async with asyncio.timeout(timeout_s):
                 await self._changes.happened.wait()
         except TimeoutError:
             return False

@@ -22,6 +22,7 @@ from triptych_common.telemetry import record_span
 from triptych_common.telemetry.logs import get_logger
 from triptych_vllm_connector.abilities import SlabVerdict
 from triptych_vllm_connector.config import STORE_RECONNECT_S, ConnectorConfig, worker_session_name
+from triptych_vllm_connector.containment import check_device
 from triptych_vllm_connector.encode_clock import clock_of
 from triptych_vllm_connector.items import LoadOrder
 from triptych_vllm_connector.orders import WriteOrder
@@ -30,7 +31,9 @@ from triptych_vllm_connector.worker_transports import WorkerTransports
 log = get_logger(__name__)
 
 TRANSFER_ERRORS = (TriptychError, ValueError, RuntimeError, MemoryError)
-"""What a transfer may end with: torch's own errors, out of memory among them, are RuntimeErrors."""
+"""What a transfer may end with: torch's own errors, out of memory among them, are RuntimeErrors.
+
+One of them is not survived: after `torch.AcceleratorError` nothing on the device can be trusted."""
 
 
 class _RegionWorker:
@@ -139,6 +142,9 @@ class WritingWorker(_RegionWorker):
 
         A tensor that does not fit its reservation, or that the transport cannot take, is not written, and the
         reservation is cancelled: the host learns it from the store, and fails the job.
+
+        Raises:
+            torch.AcceleratorError: the device is lost, and the engine ends with it.
         """
         if self._rank != 0 or order is None:
             return
@@ -159,7 +165,10 @@ class WritingWorker(_RegionWorker):
         start_ns = time.time_ns()
         try:
             self._transports.writer(order.memory).write(order, tensor)
+        except torch.AcceleratorError:
+            raise
         except TRANSFER_ERRORS as error:
+            check_device()
             log.warning("encoder output not written", mm_hash=mm_hash, memory=order.memory, error=str(error))
             self._record_encode(order)
             self._session.submit(Cancel(seq=0, reservation_id=order.reservation_id))
@@ -215,14 +224,21 @@ class LoadingWorker(_RegionWorker):
         self.num_injected = 0
 
     def load(self, encoder_cache: dict[str, torch.Tensor], orders: list[LoadOrder]) -> None:
-        """Inject one tensor per order."""
+        """Inject one tensor per order.
+
+        Raises:
+            torch.AcceleratorError: the device is lost, and the engine ends with it.
+        """
         for order in orders:
             start_ns = time.time_ns()
             on_release = functools.partial(self._released.put, order.pin_id)
             descriptor = order.descriptor
             try:
                 injected = self._transports.reader(descriptor.memory).open(descriptor, on_release)
+            except torch.AcceleratorError:
+                raise
             except TRANSFER_ERRORS as error:
+                check_device()
                 log.warning("tensor cannot be had", mm_hash=order.mm_hash, error=str(error))
                 encoder_cache[order.mm_hash] = self._stand_in(order)
                 on_release()

@@ -77,7 +77,7 @@ class Encoder(Protocol):
         ...
 
     async def encode(self, prepared: PreparedItem, order: WriteOrder) -> None:
-        """Raises EncodeRefusedError or EngineFailedError."""
+        """Raises EncodeRefusedError or EngineFailedError. After a refusal no worker writes for the order."""
         ...
 
     async def check_health(self) -> None:

@@ -106,8 +106,8 @@ class EncodeEngine:
         """Run the encoder; its worker writes into the reservation and seals it.
 
         Raises:
-            EncodeRefusedError: vLLM does not take the item.
-            EngineFailedError: the engine is dead.
+            EncodeRefusedError: vLLM does not take the item, and no worker writes for it any more.
+            EngineFailedError: the engine is dead, or its workers do not answer.
         """
         params = SamplingParams(
             max_tokens=1, detokenize=False, extra_args={"ec_transfer_params": asdict(order)}
@@ -118,7 +118,23 @@ class EncodeEngine:
         except EngineDeadError as error:
             raise EngineFailedError(f"the encoder's engine died: {error}") from error
         except (VLLMError, ValueError) as error:
+            await self._wait_until_ended(order.job_id)
             raise EncodeRefusedError("the encoder's engine refused the item") from error
+
+    async def _wait_until_ended(self, request_id: str) -> None:
+        """A request that failed here may be in a step all the same: whose order is it, until that is over?
+
+        EngineCore takes what it is sent in its order, and so do the workers: after the abort no new step has
+        the request, and the answer comes behind the steps that had it.
+
+        Raises:
+            EngineFailedError: nobody knows whether a worker writes; the end of the engine ends it.
+        """
+        try:
+            await self._llm.abort(request_id)
+            await self._llm.collective_rpc("check_health")
+        except Exception as error:  # whatever vLLM makes of a call
+            raise EngineFailedError(f"the encoder's workers do not answer: {error}") from error
 
     async def probe_slab(self) -> dict[str, Any]:
         """Ask the worker for the store's memory on its GPU: fields of a `SlabVerdict`."""

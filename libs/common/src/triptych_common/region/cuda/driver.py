@@ -1,7 +1,7 @@
 """What Triptych needs of CUDA, as one narrow interface. Tests have another implementation (`tests/support`).
 
 Addresses, streams and events are integers, as CUDA's handles are. Stream 0 is the default stream. Every
-method but `malloc`, `event_synchronize` and the host registrations returns at once.
+method but `malloc`, the two that synchronize and the host registrations returns at once.
 """
 
 import importlib
@@ -52,6 +52,9 @@ class CudaDriver(Protocol):
         """A stream that does not wait for the default stream."""
 
     def stream_destroy(self, stream: int) -> None: ...
+
+    def stream_synchronize(self, stream: int) -> None:
+        """Wait for all that is on it."""
 
     def stream_wait_event(self, stream: int, event: int) -> None:
         """What is put on `stream` from now on runs after `event`."""

@@ -80,6 +80,9 @@ class RuntimeDriver:
     def stream_destroy(self, stream: int) -> None:
         _call("cudaStreamDestroy", runtime.cudaStreamDestroy(stream))
 
+    def stream_synchronize(self, stream: int) -> None:
+        _call("cudaStreamSynchronize", runtime.cudaStreamSynchronize(stream))
+
     def stream_wait_event(self, stream: int, event: int) -> None:
         _call("cudaStreamWaitEvent", runtime.cudaStreamWaitEvent(stream, event, 0))
 

@@ -6,20 +6,24 @@ cuda_ipc    writer: device -> slab                     reader: the slab itself, 
 
 import functools
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 
 from triptych_common.protocol.store import Descriptor
-from triptych_common.region.cuda.driver import CudaDriver
+from triptych_common.region.cuda.driver import CudaDriver, CudaError
 from triptych_common.region.cuda.release import EventReleaser
 from triptych_common.region.cuda.slab import SlabMapping
 from triptych_common.region.fence import Place, check_descriptor, check_reservation
 from triptych_common.region.mapping import RegionMapping
 from triptych_common.region.tensor_view import checked_dtype, tensor_spec
 from triptych_common.region.transport import OnRelease
+from triptych_common.telemetry.logs import get_logger
+
+log = get_logger(__name__)
 
 
 class DeviceRange:
@@ -127,8 +131,9 @@ class PinnedReader:
         # reads the copy: so the copy runs between the two.
         self._order(compute, self._stream)
         source = mapping.address + descriptor.offset
-        self._driver.memcpy_async(target.data_ptr(), source, spec.num_bytes, self._stream)
-        self._order(self._stream, compute)
+        with _nothing_left_on(self._driver, self._stream):
+            self._driver.memcpy_async(target.data_ptr(), source, spec.num_bytes, self._stream)
+            self._order(self._stream, compute)
         self._releaser.release_after(self._stream, on_release)
         return target
 
@@ -209,13 +214,27 @@ class SlabReader:
 def copy_and_wait(driver: CudaDriver, device: TensorDevice, target: int, source: int, num_bytes: int) -> None:
     """In the order of the stream that made `source`; on return the bytes are there, for every process."""
     stream = device.current_stream()
-    driver.memcpy_async(target, source, num_bytes, stream)
-    event = driver.event_create()
+    with _nothing_left_on(driver, stream):
+        driver.memcpy_async(target, source, num_bytes, stream)
+        event = driver.event_create()
+        try:
+            driver.event_record(event, stream)
+            driver.event_synchronize(event)
+        finally:
+            driver.event_destroy(event)
+
+
+@contextmanager
+def _nothing_left_on(driver: CudaDriver, stream: int) -> Iterator[None]:
+    """When a call fails: its caller gives memory back that a copy may still use, so wait for that first."""
     try:
-        driver.event_record(event, stream)
-        driver.event_synchronize(event)
-    finally:
-        driver.event_destroy(event)
+        yield
+    except BaseException:
+        try:
+            driver.stream_synchronize(stream)
+        except CudaError as error:  # CUDA itself has failed: nothing runs any more
+            log.warning("copy not waited for", error=str(error))
+        raise
 
 
 __all__ = [

@@ -1,0 +1,81 @@
+"""A request that the engine fails is refused once no worker can write for it. No engine is started."""
+
+import asyncio
+import warnings
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from support.fake_engine import mm_hash
+
+from triptych_encoder.encoding import EncodeRefusedError, EngineFailedError, PreparedItem
+from triptych_vllm_connector.orders import WriteOrder
+
+with warnings.catch_warnings(action="ignore"):  # importing vLLM warns, of torch's own use of torch
+    from vllm.exceptions import VLLMValidationError
+    from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
+
+    from triptych_encoder.engine import EncodeEngine
+
+ORDER = WriteOrder(mm_hash("a"), "job-1", 1, 0, 2, 4, "float32")
+PREPARED = PreparedItem({}, 2, 3, {})
+LIMIT_S = 10.0
+
+
+class FakeLLM:
+    """`AsyncLLM` whose requests fail with `error`; its worker answers when its step is over."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+        self.calls: list[Any] = []
+        self.asked = asyncio.Event()
+        self.step_over = asyncio.Event()
+        self.worker_error: Exception | None = None
+
+    async def generate(self, prompt: Any, params: Any, request_id: str) -> AsyncIterator[Any]:
+        self.calls.append(("generate", request_id))
+        raise self.error
+        yield
+
+    async def abort(self, request_id: str) -> None:
+        self.calls.append(("abort", request_id))
+
+    async def collective_rpc(self, method: str) -> list[Any]:
+        self.calls.append(method)
+        self.asked.set()
+        await self.step_over.wait()
+        if self.worker_error is not None:
+            raise self.worker_error
+        return [None]
+
+
+def engine_of(llm: FakeLLM) -> EncodeEngine:
+    engine = object.__new__(EncodeEngine)
+    engine._llm = llm  # type: ignore[assignment]
+    return engine
+
+
+@pytest.mark.parametrize("error", [EngineGenerateError(), VLLMValidationError("too long"), ValueError()])
+async def test_an_item_is_refused_when_the_workers_are_done_with_it(error: Exception) -> None:
+    """Its blocks are free from then on: a write that is under way would go into another item's."""
+    llm = FakeLLM(error)
+    encode = asyncio.create_task(engine_of(llm).encode(PREPARED, ORDER))
+    asked = asyncio.create_task(llm.asked.wait())
+    async with asyncio.timeout(LIMIT_S):
+        await asyncio.wait({encode, asked}, return_when=asyncio.FIRST_COMPLETED)
+    assert not encode.done(), "refused while a worker may still write"
+    llm.step_over.set()
+    with pytest.raises(EncodeRefusedError):
+        await encode
+    assert llm.calls == [("generate", "job-1"), ("abort", "job-1"), "check_health"], "in this order"
+    assert asked.done()
+
+
+@pytest.mark.parametrize("error", [EngineDeadError(), RuntimeError("Call to check_health method failed")])
+async def test_workers_that_cannot_be_asked_are_a_failed_engine(error: Exception) -> None:
+    """Its end frees the blocks: nobody knows whether one of them writes."""
+    llm = FakeLLM(EngineGenerateError())
+    llm.worker_error = error
+    llm.step_over.set()
+    with pytest.raises(EngineFailedError):
+        await engine_of(llm).encode(PREPARED, ORDER)
