@@ -31,6 +31,7 @@ ONE_WRONG = Layout(
     num_prefill_decodes=1,
     num_gateways=2,
     encode_s=0.02,
+    first_token_timeout_s=30.0,  # 96 at once, on a machine that may be busy
     own_options={"encoder-1": OF_ANOTHER},
 )
 TWO = Layout(
@@ -38,6 +39,7 @@ TWO = Layout(
     num_prefill_decodes=2,
     num_gateways=2,
     encode_s=0.02,
+    first_token_timeout_s=30.0,
     own_options={"encoder-1": OF_ANOTHER, "prefill_decode-1": OF_ANOTHER},
 )
 
