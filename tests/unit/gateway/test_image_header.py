@@ -4,9 +4,11 @@ import time
 from collections.abc import Callable
 
 import pytest
+from support.hostile import chunks
 
 from tests.unit.gateway.header_bombs import BOMBS, HONEST, SIZE
 from triptych_common.domain.errors import RequestError
+from triptych_common.protocol.messages import MAX_IMAGE_SIDE, ImageProperties
 from triptych_gateway.image_header import ImageLimits, read_image_header
 
 PATH = "messages[0].content[0].image_url.url"
@@ -27,3 +29,19 @@ def test_a_header_that_costs_too_much_is_refused(bomb: Callable[[], bytes]) -> N
 def test_large_metadata_are_no_fault(image: Callable[[], bytes]) -> None:
     header = read_image_header(image(), PATH, LIMITS)
     assert (header.width, header.height) == SIZE
+
+
+@pytest.mark.parametrize(
+    "content",
+    [chunks.bmp_header(2_000_000, 1), chunks.bmp_header(1, 2_000_000), chunks.png(2_000_000, 1, [])],
+    ids=["bmp wide", "bmp high", "png wide"],
+)
+def test_a_side_that_no_job_can_name_is_refused(content: bytes) -> None:
+    with pytest.raises(RequestError) as caught:
+        read_image_header(content, PATH, LIMITS)
+    assert (caught.value.status_code, caught.value.code, caught.value.param) == (413, "image_too_large", PATH)
+
+
+def test_the_longest_side_can_be_named() -> None:
+    header = read_image_header(chunks.bmp_header(MAX_IMAGE_SIDE, 1), PATH, LIMITS)
+    ImageProperties(format=header.format, width=header.width, height=header.height)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from PIL import Image
 
 from triptych_common.domain.errors import RequestError
+from triptych_common.protocol.messages import MAX_IMAGE_SIDE
 
 # A photograph with a megabyte of EXIF, XMP and colour profile takes a few hundred reads, and a millisecond.
 MAX_READS = 8_000
@@ -45,7 +46,7 @@ def read_image_header(content: bytes, path: str, limits: ImageLimits) -> ImageHe
     Takes milliseconds, whatever `content` is.
 
     Raises:
-        RequestError: 400 not an image; 413 too many pixels.
+        RequestError: 400 not an image; 413 too many pixels, or a side that no job can name.
     """
     try:
         if content[:4] == b"RIFF":
@@ -65,6 +66,9 @@ def read_image_header(content: bytes, path: str, limits: ImageLimits) -> ImageHe
         raise RequestError(400, "invalid_image", f"{path} is an image without pixels", path)
     if width * height > limits.max_pixels:
         raise _too_many_pixels(path, limits)
+    if max(width, height) > MAX_IMAGE_SIDE:
+        message = f"{path} has a side of more than {MAX_IMAGE_SIDE} pixels"
+        raise RequestError(413, "image_too_large", message, path)
     return ImageHeader(name, width, height)
 
 
