@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
+from support.hostile import chunks as hostile_chunks
 
 from tests.integration.gateway.conftest import System
 from tests.integration.gateway.fakes import MODEL, until
@@ -89,6 +90,36 @@ async def test_a_header_that_costs_too_much(system: System) -> None:
     assert refusal(answer) == (400, "invalid_image")
     assert system.encoder.jobs == []
     assert (await system.post(chat([image_part(image_bytes(size=(5, 4)))]))).status_code == 200
+
+
+async def test_an_image_that_no_job_can_name(system: System) -> None:
+    answer = await system.post(chat([image_part(hostile_chunks.bmp_header(2_000_000, 1))]))
+    assert refusal(answer) == (413, "image_too_large")
+    await system.assert_idle()
+
+
+async def test_an_order_that_fails_in_the_gateway_is_told_at_once(
+    system: System, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever it is: nobody waits for the first token's deadline."""
+
+    def broken(*_: Any) -> Any:
+        raise ValueError("a fault of the gateway's own")
+
+    body = chat([image_part(image_bytes())])
+    with monkeypatch.context() as patched:
+        patched.setattr("triptych_gateway.flights.encode_job", broken)
+        assert refusal(await system.post(body)) == (500, "internal_error")
+    await system.assert_idle()
+    await until(lambda: not len(system.gateway.orders.flights))
+    assert (await system.post(body)).status_code == 200
+
+
+async def test_media_whose_scheme_is_in_capitals(system: System) -> None:
+    url = "DATA:" + data_url(image_bytes(size=(2500, 1000), image_format="BMP")).removeprefix("data:")
+    part = {"type": "image_url", "image_url": {"url": url}}
+    answer = await system.post(chat([part, part, "what is it?"]))
+    assert answer.status_code == 200
 
 
 # ---- bytes in flight ------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ import pytest
 
 from tests.integration.gateway.conftest import System
 from tests.integration.gateway.fakes import MODEL, until
+from triptych_gateway import http_protocol
 
 HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
 BODY = json.dumps({"model": MODEL, "messages": [{"role": "user", "content": "x"}]}).encode()
@@ -95,8 +96,22 @@ async def test_what_is_no_http(system: System, request_bytes: bytes) -> None:
         (b"GET /" + b"a" * 200_000,),
         (post(b"Transfer-Encoding: chunked"), b"1;" + b"a" * 200_000),
         (post(b"Transfer-Encoding: chunked") + b"0\r\n", *[b"X: " + b"a" * 1000 + b"\r\n"] * 200),
+        (LIVE[:-2] + b"X: " + b"a" * 100_000 + b"\r\n\r\n",),
+        (LIVE[:-2] + b"X: a\r\n" * 20_000 + b"\r\n",),
+        (b"GET /" + b"a" * 100_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n",),
+        (post(b"Transfer-Encoding: chunked") + b"0\r\nX: " + b"a" * 100_000 + b"\r\n\r\n",),
     ],
-    ids=["one value", "many headers", "path", "chunk extension", "trailers"],
+    ids=[
+        "one value",
+        "many headers",
+        "path",
+        "chunk extension",
+        "trailers",
+        "one value, whole",
+        "many headers, whole",
+        "path, whole",
+        "trailers, whole",
+    ],
 )
 @pytest.mark.parametrize("system", [{"header_timeout_s": 60.0}], indirect=True)
 async def test_headers_are_bounded(system: System, pieces: tuple[bytes, ...]) -> None:
@@ -156,6 +171,92 @@ async def test_garbage_behind_a_stream_does_not_get_into_it(system: System) -> N
     assert answer.count(b"HTTP/1.1") == 1
     system.prefill_decode.release.set()
     await until(lambda: not system.gateway.admission.num_requests)
+
+
+# ---- ahead of an answer, and behind one -----------------------------------------------------------
+async def let_header_timeout_pass(system: System) -> None:
+    """A timer that runs already has fired when that of a younger connection has."""
+    assert error_of(await answer_to(system, b"GET /")) == (408, "header_timeout")
+
+
+@pytest.mark.parametrize("system", [{"header_timeout_s": 0.3}], indirect=True)
+@pytest.mark.parametrize("ahead", [b"\r\n", b"\r\n" * 5, b"GET /health"])
+async def test_what_comes_ahead_does_not_end_the_answer(system: System, ahead: bytes) -> None:
+    """An empty line (RFC 9112, 2.2), and the beginning of the next request."""
+    system.prefill_decode.behaviour = "hang"
+    async with connection(system) as (reader, writer), asyncio.timeout(LIMIT_S):
+        writer.write(post(b"Content-Length: %d" % len(BODY)) + BODY)
+        await until(lambda: system.prefill_decode.bodies)
+        writer.write(ahead)
+        await let_header_timeout_pass(system)
+        system.prefill_decode.release.set()
+        assert await reader.readuntil(b"\r\n") == b"HTTP/1.1 200 OK\r\n"
+        rest = await read_all(reader)
+    assert (b'"header_timeout"' in rest) == (not ahead.isspace())
+
+
+@pytest.mark.parametrize("system", [{"header_timeout_s": 0.3}], indirect=True)
+async def test_the_rest_of_a_head_may_come_behind_the_answer(system: System) -> None:
+    system.prefill_decode.behaviour = "hang"
+    async with connection(system) as (reader, writer), asyncio.timeout(LIMIT_S):
+        writer.write(post(b"Content-Length: %d" % len(BODY)) + BODY)
+        await until(lambda: system.prefill_decode.bodies)
+        writer.write(b"\r\n" + LIVE[:20])
+        await let_header_timeout_pass(system)
+        writer.write(LIVE[20:])
+        system.prefill_decode.release.set()
+        answers = b""
+        while len(re.findall(rb"HTTP/1\.1 200", answers)) < 2:
+            answers += await reader.read(1 << 16)
+
+
+@pytest.mark.parametrize("system", [{"header_timeout_s": 0.3}], indirect=True)
+async def test_empty_lines_do_not_hold_a_connection(system: System) -> None:
+    async with connection(system) as (reader, writer), asyncio.timeout(LIMIT_S):
+        writer.write(LIVE)
+        await reader.readuntil(b"}")
+        writer.write(b"\r\n")
+        assert await read_all(reader) == b""
+
+
+POST_TO_GET_ROUTE = LIVE[:-2].replace(b"GET", b"POST")
+
+
+@pytest.mark.parametrize("system", [{"header_timeout_s": 0.3}], indirect=True)
+async def test_a_body_behind_its_answer_does_not_hold_the_connection(system: System) -> None:
+    async with connection(system) as (reader, writer), asyncio.timeout(LIMIT_S):
+        writer.write(POST_TO_GET_ROUTE + b"Content-Length: 1000\r\n\r\n")
+        assert await reader.readuntil(b"\r\n") == b"HTTP/1.1 405 Method Not Allowed\r\n"
+        writer.write(b"x")
+        assert b'"method_not_allowed"' in await read_all(reader)
+
+
+async def write_chunks(writer: asyncio.StreamWriter, number: int) -> None:
+    for _ in range(number):
+        writer.write(b"10000\r\n" + b"x" * (1 << 16) + b"\r\n")
+        await writer.drain()
+
+
+@pytest.mark.parametrize("system", [{"header_timeout_s": 60.0}], indirect=True)
+async def test_a_body_behind_its_answer_ends(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_protocol, "MAX_UNREAD_BYTES", 1 << 20)
+    async with connection(system) as (reader, writer), asyncio.timeout(LIMIT_S):
+        writer.write(POST_TO_GET_ROUTE + b"Transfer-Encoding: chunked\r\n\r\n")
+        assert await reader.readuntil(b"\r\n") == b"HTTP/1.1 405 Method Not Allowed\r\n"
+        with pytest.raises(ConnectionError):
+            await write_chunks(writer, 1000)
+
+
+@pytest.mark.parametrize("system", [{"header_timeout_s": 0.3}], indirect=True)
+async def test_a_connection_goes_on_when_the_body_ends_behind_its_answer(system: System) -> None:
+    async with connection(system) as (reader, writer), asyncio.timeout(LIMIT_S):
+        writer.write(POST_TO_GET_ROUTE + b"Content-Length: 1000\r\n\r\n")
+        assert await reader.readuntil(b"\r\n") == b"HTTP/1.1 405 Method Not Allowed\r\n"
+        await reader.readuntil(b"}")
+        writer.write(b"x" * 1000)
+        await let_header_timeout_pass(system)
+        writer.write(LIVE)
+        assert b"HTTP/1.1 200 OK\r\n" in await reader.readuntil(b"\r\n\r\n")
 
 
 @pytest.mark.parametrize("host", [b"[", b"a b", b"\xff", b"", b"x" * 1000])

@@ -104,3 +104,28 @@ def test_a_long_string_that_is_not_ascii_is_no_media() -> None:
 def test_commas_in_a_text_are_no_values() -> None:
     raw = orjson.dumps([",[{" * 100_000])
     assert count_values(raw, 10) == 2
+
+
+def test_empty_lists_without_commas_are_counted() -> None:
+    """That is no JSON, and the count would be the dearer part."""
+    bounds = BodyBounds(max_values=1000)
+    check_bounds(b"[" + b"[]," * 998 + b"[]]", bounds)
+    for text in (b"[]" * 1001, b"{}" * 1001, b"[ ]" * 1001):
+        with pytest.raises(RequestError) as caught:
+            check_bounds(text, bounds)
+        assert (caught.value.status_code, caught.value.code) == (400, "body_too_complex")
+
+
+def test_what_begins_like_media_is_not_looked_at_for_ever() -> None:
+    bounds = BodyBounds(max_prompt_bytes=MIN_MEDIA_BYTES, max_values=10)
+    media = b'"data:' + b"A" * MIN_MEDIA_BYTES + b'"'
+    check_bounds(b'["' + b'\\"data:' * 19 + b'",' + media + b"]", bounds)
+    with pytest.raises(RequestError) as caught:
+        check_bounds(b'"data:' * 21 + media, bounds)
+    assert (caught.value.status_code, caught.value.code) == (413, "prompt_too_large")
+
+
+@pytest.mark.parametrize("scheme", ["data:", "DATA:", "Data:", "dAtA:"])
+def test_media_are_known_by_their_scheme_in_any_case(scheme: str) -> None:
+    raw = orjson.dumps([scheme + "image/png;base64," + "A" * 3 * MIN_MEDIA_BYTES])
+    check_bounds(raw, BodyBounds(max_prompt_bytes=10))

@@ -1,4 +1,4 @@
-"""PNG and JPEG files put together by hand: what no library would write."""
+"""PNG, BMP and JPEG files put together by hand: what no library would write."""
 
 import struct
 import zlib
@@ -44,6 +44,16 @@ def interlaced_png(width: int, height: int, pixels: bytes) -> bytes:
             if columns:
                 rows.append(b"".join(pixels[3 * (y * width + x) :][:3] for x in columns))
     return png(width, height, rows, interlaced=True)
+
+
+def bmp_header(width: int, height: int) -> bytes:
+    """The header of a BMP of 24 bits per pixel: the whole file has 54 bytes."""
+    num_bytes = 14 + 40
+    return (
+        b"BM"
+        + struct.pack("<IHHI", num_bytes, 0, 0, num_bytes)
+        + struct.pack("<IiiHHIIiiII", 40, width, height, 1, 24, 0, 0, 0, 0, 0, 0)
+    )
 
 
 def jpeg_segment(marker: int, payload: bytes) -> bytes:

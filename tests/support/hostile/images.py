@@ -1,4 +1,4 @@
-"""Sixty-odd images that are cut off, oversized, of two formats, or merely rare."""
+"""Eighty-odd images that are cut off, oversized, of two formats, or merely rare."""
 
 import io
 import struct
@@ -104,6 +104,8 @@ def _bombs(base: Image.Image) -> Iterator[tuple[str, bytes]]:
     bmp = bytearray(saved(base, "BMP"))
     struct.pack_into("<ii", bmp, 18, 60_000, 60_000)
     yield "bmp header bomb", bytes(bmp)
+    yield "bmp 2 million wide", chunks.bmp_header(2_000_000, 1)
+    yield "png 2 million high", chunks.png(1, 2_000_000, [])
     text = b"k\0\0" + zlib.compress(bytes(8 << 20), 9)
     yield "png text bomb", _png_with(base, chunks.png_chunk(b"zTXt", text))
     profile = b"p\0\0" + zlib.compress(bytes(8 << 20), 9)

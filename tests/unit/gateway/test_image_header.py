@@ -4,12 +4,13 @@ import time
 from collections.abc import Callable
 
 import pytest
-from support.hostile.chunks import scan_bomb
+from support.hostile import chunks
 
 from tests.unit.gateway.header_bombs import BOMBS, HONEST, SIZE
 from tests.unit.gateway.media_samples import image_bytes
 from triptych_common.domain.errors import RequestError
 from triptych_common.domain.jpeg_scans import MAX_JPEG_SCANS
+from triptych_common.protocol.messages import MAX_IMAGE_SIDE, ImageProperties
 from triptych_gateway.image_header import ImageLimits, read_image_header
 
 PATH = "messages[0].content[0].image_url.url"
@@ -35,5 +36,21 @@ def test_large_metadata_are_no_fault(image: Callable[[], bytes]) -> None:
 def test_a_jpeg_of_too_many_scans_is_refused() -> None:
     """Here, since with local encode no encoder looks at it."""
     with pytest.raises(RequestError, match="scans") as caught:
-        read_image_header(scan_bomb(image_bytes(image_format="JPEG"), MAX_JPEG_SCANS), PATH, LIMITS)
+        read_image_header(chunks.scan_bomb(image_bytes(image_format="JPEG"), MAX_JPEG_SCANS), PATH, LIMITS)
     assert (caught.value.status_code, caught.value.code, caught.value.param) == (400, "invalid_image", PATH)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [chunks.bmp_header(2_000_000, 1), chunks.bmp_header(1, 2_000_000), chunks.png(2_000_000, 1, [])],
+    ids=["bmp wide", "bmp high", "png wide"],
+)
+def test_a_side_that_no_job_can_name_is_refused(content: bytes) -> None:
+    with pytest.raises(RequestError) as caught:
+        read_image_header(content, PATH, LIMITS)
+    assert (caught.value.status_code, caught.value.code, caught.value.param) == (413, "image_too_large", PATH)
+
+
+def test_the_longest_side_can_be_named() -> None:
+    header = read_image_header(chunks.bmp_header(MAX_IMAGE_SIDE, 1), PATH, LIMITS)
+    ImageProperties(format=header.format, width=header.width, height=header.height)

@@ -155,6 +155,10 @@ class Flights:
         except RequestError as error:
             log.warning("encode job refused", job_id=job_id, code=error.code)
             failure = ItemFailure(None, error.message, error)
+        except Exception:  # a fault of ours: nobody shall wait for what the next check may not mend
+            log.exception("encode job not made", job_id=job_id)
+            internal = RequestError(500, "internal_error", "the gateway failed to order an encode")
+            failure = ItemFailure(None, internal.message, internal)
         if failure is not None and is_first and item.job_id is not None:
             self._listener.fail(item.mm_hash, item.job_id, failure, is_final=True)
 

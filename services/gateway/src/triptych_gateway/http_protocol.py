@@ -1,10 +1,14 @@
-"""uvicorn's HTTP protocol with bounds that it lacks: on the bytes and the time of a request's head, and on
-requests that a client sends ahead without waiting for answers. And with errors in OpenAI's format.
+"""uvicorn's HTTP protocol with bounds that it lacks: on the bytes and the time of a request's head, on what
+comes of a body that is answered already, and on requests that a client sends ahead without waiting for
+answers. And with errors in OpenAI's format.
 
-    head (line and headers) -> body -> (answered) -> head ...
+    between requests -> head (line and headers) -> body -> between requests ...
+
+While nothing is being answered, a timer runs: uvicorn's own between requests, ours in all other places.
 """
 
 import asyncio
+from enum import Enum, auto
 from http import HTTPStatus
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
@@ -18,6 +22,16 @@ log = get_logger(__name__)
 MAX_AHEAD = 16  # requests on one connection behind the one that is being served
 # Chunked bodies have a line per chunk: so many bytes of framing per byte of the body are honest.
 FRAMING_PER_BYTE = 16
+# Of a body whose request is answered. Whoever closes on a client that still sends takes its answer away.
+MAX_UNREAD_BYTES = 64 << 20
+
+
+class _Place(Enum):
+    """Where the next byte belongs."""
+
+    BETWEEN = auto()  # empty lines, which a client may send before a request
+    HEAD = auto()
+    BODY = auto()
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
@@ -26,41 +40,52 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     max_header_bytes: int
     header_timeout_s: float
 
-    _awaits_head = True
-    _num_read = 0  # bytes since the request began
-    _num_body = 0  # of them, bytes of its body
-    _head_timer: asyncio.TimerHandle | None = None
+    _place = _Place.BETWEEN
+    _num_read = 0  # bytes since the last request ended
+    _num_head = 0  # of the request, bytes of its line, headers and trailers
+    _num_body = 0  # of the request, bytes of its body
+    _num_unread = 0  # of them, bytes that came after the answer
+    _timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._start_head_timer()
+        self._start_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._stop_head_timer()
+        self._stop_timer()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
             return
-        if self._awaits_head and self._head_timer is None:
-            self._start_head_timer()
         self._num_read += len(data)
-        super().data_received(data)
+        super().data_received(data)  # which stops uvicorn's timer
         if self.transport.is_closing():
             return
-        framing = self._num_read - self._num_body
-        if framing > self.max_header_bytes + FRAMING_PER_BYTE * self._num_body:
-            self._refuse(
-                RequestError(
-                    431,
-                    "headers_too_large",
-                    f"the headers of the request are larger than {self.max_header_bytes} bytes",
-                )
-            )
+        if self._num_read - self._num_body > self.max_header_bytes + FRAMING_PER_BYTE * self._num_body:
+            self._refuse_head()
+        elif not self._is_answering:
+            self._keep_watch()
+
+    # ---- what the parser finds; it goes on to the end of the data, also behind a refusal ----------
+    def on_message_begin(self) -> None:
+        self._place = _Place.HEAD
+        self._num_head = 0
+        super().on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        if self._fits_head(len(url)):
+            super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._fits_head(len(name) + len(value) + len(b": \r\n")):
+            super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        self._awaits_head = False
-        self._stop_head_timer()
+        self._place = _Place.BODY
+        self._stop_timer()
+        if self.transport.is_closing():
+            return
         if len(self.pipeline) >= MAX_AHEAD:
             log.info("connection closed: too many requests sent ahead", limit=MAX_AHEAD)
             self.transport.close()
@@ -68,13 +93,67 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
+        if self.transport.is_closing():
+            return
         self._num_body += len(body)
+        if not self._is_answering:
+            self._num_unread += len(body)
+            if self._num_unread > MAX_UNREAD_BYTES:
+                log.info("connection closed: the body goes on behind its answer", limit=MAX_UNREAD_BYTES)
+                self.transport.close()
+                return
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        self._awaits_head = True
-        self._num_read = self._num_body = 0
+        self._place = _Place.BETWEEN
+        self._num_read = self._num_body = self._num_unread = 0
+        if self.transport.is_closing():
+            return
+        self._stop_timer()
         super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()  # which starts the next answer, or uvicorn's timer
+        is_between = self._place is _Place.BETWEEN
+        if not is_between and not self._is_answering and not self.transport.is_closing():
+            self._keep_watch()
+
+    # ---- bounds -----------------------------------------------------------------------------------
+    @property
+    def _is_answering(self) -> bool:
+        cycle: RequestResponseCycle | None = self.cycle  # the last one; None before the first request
+        return cycle is not None and not cycle.response_complete
+
+    def _keep_watch(self) -> None:
+        """Nothing is being answered: let one timer run."""
+        if self._place is _Place.BETWEEN and not self._num_read:
+            if self._timer is None and self.timeout_keep_alive_task is None:
+                self.timeout_keep_alive_task = self.loop.call_later(
+                    self.timeout_keep_alive, self.timeout_keep_alive_handler
+                )
+            return
+        self._unset_keepalive_if_required()
+        if self._timer is None:
+            self._start_timer()
+
+    def _fits_head(self, num_bytes: int) -> bool:
+        """Whether so many bytes more may belong to the head. Refuses the request if not."""
+        if self.transport.is_closing():
+            return False
+        self._num_head += num_bytes
+        if self._num_head > self.max_header_bytes:
+            self._refuse_head()
+            return False
+        return True
+
+    def _refuse_head(self) -> None:
+        self._refuse(
+            RequestError(
+                431,
+                "headers_too_large",
+                f"the headers of the request are larger than {self.max_header_bytes} bytes",
+            )
+        )
 
     def send_400_response(self, msg: str) -> None:
         """uvicorn's answer to what is no HTTP."""
@@ -82,7 +161,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def _refuse(self, error: RequestError) -> None:
         """Answer and close; without an answer where it would stand within another one."""
-        self._stop_head_timer()
+        if self.transport.is_closing():
+            return
+        self._stop_timer()
         log.info("connection refused", code=error.code)
         cycle: RequestResponseCycle | None = self.cycle  # None before the first request
         if cycle is None or (not self.pipeline and (cycle.response_complete or not cycle.response_started)):
@@ -94,20 +175,22 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self.transport.write(head + lines + b"\r\n" + bytes(answer.body))
         self.transport.close()
 
-    def _start_head_timer(self) -> None:
-        self._head_timer = self.loop.call_later(self.header_timeout_s, self._on_head_timeout)
+    def _start_timer(self) -> None:
+        self._timer = self.loop.call_later(self.header_timeout_s, self._on_timeout)
 
-    def _stop_head_timer(self) -> None:
-        if self._head_timer is not None:
-            self._head_timer.cancel()
-            self._head_timer = None
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
-    def _on_head_timeout(self) -> None:
+    def _on_timeout(self) -> None:
+        self._timer = None
         if self.transport.is_closing():
             return
-        if self._num_read:
+        if self._place is _Place.HEAD:
             self._refuse(RequestError(408, "header_timeout", "the headers did not arrive in time"))
         else:
+            log.info("connection closed: nothing complete came in time", place=self._place.name)
             self.transport.close()
 
 

@@ -15,6 +15,7 @@ from PIL import Image
 
 from triptych_common.domain.errors import RequestError
 from triptych_common.domain.jpeg_scans import MAX_JPEG_SCANS, has_too_many_scans
+from triptych_common.protocol.messages import MAX_IMAGE_SIDE
 
 # A photograph with a megabyte of EXIF, XMP and colour profile takes a few hundred reads, and a millisecond.
 MAX_READS = 8_000
@@ -46,7 +47,8 @@ def read_image_header(content: bytes, path: str, limits: ImageLimits) -> ImageHe
     Takes milliseconds, whatever `content` is; of a JPEG the scans are counted, which takes some per MB.
 
     Raises:
-        RequestError: 400 not an image, or one of too many scans; 413 too many pixels.
+        RequestError: 400 not an image, or one of too many scans; 413 too many pixels, or a side
+            that no job can name.
     """
     try:
         if content[:4] == b"RIFF":
@@ -66,6 +68,9 @@ def read_image_header(content: bytes, path: str, limits: ImageLimits) -> ImageHe
         raise RequestError(400, "invalid_image", f"{path} is an image without pixels", path)
     if width * height > limits.max_pixels:
         raise _too_many_pixels(path, limits)
+    if max(width, height) > MAX_IMAGE_SIDE:
+        message = f"{path} has a side of more than {MAX_IMAGE_SIDE} pixels"
+        raise RequestError(413, "image_too_large", message, path)
     if name == "JPEG" and has_too_many_scans(content):
         raise RequestError(400, "invalid_image", f"{path} has more than {MAX_JPEG_SCANS} scans", path)
     return ImageHeader(name, width, height)

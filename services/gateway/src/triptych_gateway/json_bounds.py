@@ -18,7 +18,8 @@ from triptych_common.domain.errors import RequestError
 
 MAX_DEPTH = 253  # of objects and lists; orjson writes no more
 
-MEDIA_START = b'"data:'
+_MEDIA_START = re.compile(rb'"[dD][aA][tT][aA]:')  # as `data_url` takes it: in any case
+_MEDIA_START_BYTES = 6
 STEP = 64 << 10  # bytes that are copied at once
 MIN_MEDIA_BYTES = 4096  # shorter strings are scanned like any other text
 
@@ -49,7 +50,7 @@ def check_bounds(raw: bytes | bytearray, bounds: BodyBounds) -> None:
     Raises:
         RequestError: 413 too much text beside the media; 400 too many values, or nested too deeply.
     """
-    spans = list(_prompt_spans(raw, bounds.max_prompt_bytes))
+    spans = list(_prompt_spans(raw, bounds))
     count_values(raw, bounds.max_values, spans)
 
 
@@ -65,7 +66,7 @@ def count_values(
     num_opened = _count(raw, b"[", spans) + _count(raw, b"{", spans)
     if num_opened <= MAX_DEPTH and num_opened + _count(raw, b",", spans) < max_values:
         return None  # as most bodies: those signs are in its texts, too, and still few enough
-    num_values, num_strings, depth = 1, 0, 0
+    num_values, num_strings, num_empty, depth = 1, 0, 0, 0
     for start, end in spans:
         for token in _TOKEN.finditer(raw, start, end):
             kind = token.lastindex
@@ -80,7 +81,8 @@ def count_values(
                     return num_values  # no JSON: the parser stops here as well
                 continue
             if kind == _EMPTY:
-                if depth + 1 > MAX_DEPTH:
+                num_empty += 1  # a value that its parent's sign has counted, except in faulty text
+                if num_empty > max_values or depth + 1 > MAX_DEPTH:
                     raise too_complex(max_values)
                 continue
             if kind == _OPEN:
@@ -95,29 +97,33 @@ def _count(raw: bytes | bytearray, sign: bytes, spans: list[tuple[int, int]]) ->
     return sum(raw.count(sign, start, end) for start, end in spans)
 
 
-def _prompt_spans(raw: bytes | bytearray, max_prompt_bytes: int) -> Iterator[tuple[int, int]]:
+def _prompt_spans(raw: bytes | bytearray, bounds: BodyBounds) -> Iterator[tuple[int, int]]:
     """Start and end of what lies between the media; at most `max_prompt_bytes` together.
+
+    Behind more short strings that begin like media than a body may have strings, the rest is prompt.
 
     Raises:
         RequestError: 413 there is more.
     """
-    position, left = 0, max_prompt_bytes
-    search_from = 0
-    while True:
+    position, left = 0, bounds.max_prompt_bytes
+    search_from, num_other = 0, 0
+    while num_other <= 2 * bounds.max_values:  # key and value
         # No further than the bound: what lies beyond is not looked at.
-        start = raw.find(MEDIA_START, search_from, position + left + len(MEDIA_START))
-        if start < 0:
-            if len(raw) - position > left:
-                raise prompt_too_large(max_prompt_bytes)
-            yield position, len(raw)
-            return
+        found = _MEDIA_START.search(raw, search_from, position + left + _MEDIA_START_BYTES)
+        if found is None:
+            break
+        start = found.start()
         end = _media_end(raw, start)
         if end is None:
-            search_from = start + len(MEDIA_START)
+            search_from = found.end()
+            num_other += 1
             continue
         yield position, start
         left -= start - position
         position = search_from = end
+    if len(raw) - position > left:
+        raise prompt_too_large(bounds.max_prompt_bytes)
+    yield position, len(raw)
 
 
 def _media_end(raw: bytes | bytearray, start: int) -> int | None:

@@ -22,7 +22,7 @@ from triptych_common.protocol.urls import BaseUrlText
 
 SCHEMA_VERSION = 1
 IMAGE_FORMAT_PATTERN = r"^[A-Z0-9]{1,16}$"  # Pillow's names of formats
-MAX_IMAGE_SIDE = 1 << 20  # pixels; more than any of them can have within the limit on pixels
+MAX_IMAGE_SIDE = 1 << 20  # pixels; PNG and BMP can say more, which the gateway refuses
 
 
 class Message(BaseModel):
