@@ -22,12 +22,12 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from triptych_cache_store import room
-from triptych_cache_store.block_pool import BestFitPool, BlockPool, BlockRange
-from triptych_cache_store.entry_table import Entry, EntryTable
-from triptych_cache_store.eviction import RecencyAndCostPolicy
-from triptych_cache_store.journal import RegionJournal
-from triptych_cache_store.space import Space
+from triptych_cache_store.entries import eviction_window as room
+from triptych_cache_store.entries.block_pool import BestFitPool, BlockPool, BlockRange
+from triptych_cache_store.entries.entry_table import Entry, EntryTable
+from triptych_cache_store.entries.eviction import RecencyAndCostPolicy
+from triptych_cache_store.entries.space import Space
+from triptych_cache_store.persistence.journal import RegionJournal
 from triptych_common.protocol.ids import MmHash, ReservationId
 from triptych_common.protocol.store import TensorSpec
 from triptych_common.region.layout import RegionLayout

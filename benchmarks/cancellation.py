@@ -29,15 +29,14 @@ import redis.asyncio as redis
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+sys.path.insert(0, str(ROOT))
 
-from support.fast.redis_look import registered_records  # noqa: E402
-from support.real import look  # noqa: E402
-from support.system import MODEL, System, image_part, load_strips, running_system  # noqa: E402
-
+from tests.support.fast.redis_look import registered_records  # noqa: E402
+from tests.support.real import look  # noqa: E402
+from tests.support.system import MODEL, System, image_part, load_strips, running_system  # noqa: E402
 from triptych_common.protocol.names import StreamNames  # noqa: E402
 from triptych_common.protocol.store import StatsQuery, StoreStats  # noqa: E402
-from triptych_common.region import AsyncStoreSession  # noqa: E402
+from triptych_common.store_session import AsyncStoreSession  # noqa: E402
 
 ENCODE_DELAY_S = 3.0
 NUM_SLOTS = 2

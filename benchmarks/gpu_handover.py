@@ -21,12 +21,10 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-SOURCES = [
-    str(ROOT / part) for part in ("libs/common/src", "services/cache_store/src", "tests", "benchmarks")
-]
-sys.path[:0] = [path for path in SOURCES if path not in sys.path]
+SOURCES = [str(ROOT / part) for part in ("libs/common/src", "services/cache_store/src", "benchmarks")]
+sys.path[:0] = [path for path in (str(ROOT), *SOURCES) if path not in sys.path]
 
-from support.gpu import why_no_gpu  # noqa: E402
+from tests.support.gpu import why_no_gpu  # noqa: E402
 
 MIB = 1 << 20
 DEFAULT_SIZES_MIB = (1, 16, 64, 256)

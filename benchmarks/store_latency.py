@@ -31,7 +31,7 @@ from triptych_common.protocol.store import (
     TensorSpec,
     Unpin,
 )
-from triptych_common.region import StoreSession
+from triptych_common.store_session import StoreSession
 
 SPEC = TensorSpec(shape=(4, 4), dtype="float32", num_bytes=64)
 BLOCK_BYTES = 4096

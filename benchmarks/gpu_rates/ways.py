@@ -11,7 +11,7 @@ import torch
 from gpu_rates.measuring import MIB, Compared, Passage, PlainCopy, Way
 from triptych_cache_store.testing import StoreProcess
 from triptych_common.protocol.store import Evict, Pinned, PinOrWatch, Reserve, Reserved, Seal, Unpin
-from triptych_common.region import RegionMapping, StoreSession
+from triptych_common.region import RegionMapping
 from triptych_common.region.cuda.driver import CudaDriver
 from triptych_common.region.cuda.release import EventReleaser
 from triptych_common.region.cuda.slab import SlabMapping
@@ -25,6 +25,7 @@ from triptych_common.region.cuda.transports import (
 )
 from triptych_common.region.tensor_view import tensor_spec
 from triptych_common.region.transport import TensorReader, TensorWriter
+from triptych_common.store_session import StoreSession
 
 WIDTH = 4096
 RELEASE_LIMIT_S = 10.0

@@ -29,8 +29,9 @@ from triptych_common.protocol.store import (
     Seal,
     Unpin,
 )
-from triptych_common.region import Push, RegionMapping, StoreSession
+from triptych_common.region import RegionMapping
 from triptych_common.region.tensor_view import tensor_spec, tensor_view, write_tensor
+from triptych_common.store_session import Push, StoreSession
 
 WIDTH = 4096
 TIMEOUT_S = 60.0

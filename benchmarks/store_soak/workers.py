@@ -25,8 +25,9 @@ from triptych_common.protocol.store import (
     Verified,
     Verify,
 )
-from triptych_common.region import Push, RegionMapping, StoreSession
+from triptych_common.region import RegionMapping
 from triptych_common.region.fence import check_descriptor
+from triptych_common.store_session import Push, StoreSession
 
 NUM_HASHES = 60
 UNIT = 64  # bytes of the pattern of an mm_hash

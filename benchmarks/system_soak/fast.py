@@ -8,15 +8,14 @@ import random
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 
-from support.fast.faults import REDIS, Faults
-from support.fast.layout import Layout
-from support.fast.load import Load
-from support.fast.redis_look import used_bytes
-from support.fast.scenario import Action, points_of
-from support.fast.system import FastSystem
-
 from system_soak.target import Fault, Target
 from tests.conftest import embedded_redis
+from tests.support.fast.faults import REDIS, Faults
+from tests.support.fast.layout import Layout
+from tests.support.fast.load import Load
+from tests.support.fast.redis_look import used_bytes
+from tests.support.fast.scenario import Action, points_of
+from tests.support.fast.system import FastSystem
 from triptych_common.protocol.steps import Party
 
 LAYOUT = Layout(

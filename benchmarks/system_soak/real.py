@@ -18,15 +18,14 @@ from pathlib import Path
 from signal import SIGCONT, SIGKILL, SIGSTOP
 from typing import Any
 
-from support.fast.load import Load
-from support.fast.redis_look import used_bytes
-from support.fast.scenario import Action
-from support.real import look
-from support.real.processes import Part, pids_of, send, slowed
-from support.real.questions import Catalogue
-from support.system import EXACT, System, running_monolith, running_system
-
 from system_soak.target import Fault, Target
+from tests.support.fast.load import Load
+from tests.support.fast.redis_look import used_bytes
+from tests.support.fast.scenario import Action
+from tests.support.real import look
+from tests.support.real.processes import Part, pids_of, send, slowed
+from tests.support.real.questions import Catalogue
+from tests.support.system import EXACT, System, running_monolith, running_system
 
 NUM_OF_EACH = 2
 FIRST_TOKEN_TIMEOUT_S = 30

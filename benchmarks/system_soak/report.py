@@ -5,10 +5,9 @@ import statistics
 import time
 from typing import Any
 
-from support.fast.load import RIGHT, Load
-
 from system_soak.target import Target
 from system_soak.tormentor import Tormentor
+from tests.support.fast.load import RIGHT, Load
 
 GOAL_SUCCESS = 0.99
 MAX_FAULTS_TOLD = 50

@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from support.fast.scenario import Action
+from tests.support.fast.scenario import Action
 
 
 @dataclass(frozen=True)

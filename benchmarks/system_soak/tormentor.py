@@ -6,9 +6,8 @@ import time
 from collections import Counter
 from contextlib import ExitStack
 
-from support.fast.scenario import Action
-
 from system_soak.target import Fault, Target
+from tests.support.fast.scenario import Action
 
 FAULT_INTERVAL_S = 5.0
 MIN_FAULTS = 3  # however long they take: a short soak on a slow machine is one, too

@@ -3,12 +3,12 @@
 from collections.abc import Iterator
 
 import pytest
-from support.fast.faults import Faults
-from support.fast.layout import Layout
-from support.fast.scenario import Scenario
-from support.fast.system import FastSystem
 
 from tests.conftest import embedded_redis
+from tests.support.fast.faults import Faults
+from tests.support.fast.layout import Layout
+from tests.support.fast.scenario import Scenario
+from tests.support.fast.system import FastSystem
 
 
 @pytest.fixture(scope="module")

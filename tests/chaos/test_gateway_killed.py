@@ -1,9 +1,9 @@
 """kill -9 of the gateway at every step of the protocol: callers lose their connection, nothing else is."""
 
 import pytest
-from support.fast.case import is_refused_or_gone, is_right_or_gone, judge
-from support.fast.scenario import Action, Point, Scenario, points_of
 
+from tests.support.fast.case import is_refused_or_gone, is_right_or_gone, judge
+from tests.support.fast.scenario import Action, Point, Scenario, points_of
 from triptych_common.protocol.steps import Party
 
 pytestmark = [pytest.mark.chaos, pytest.mark.slow]

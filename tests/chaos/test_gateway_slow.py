@@ -1,9 +1,9 @@
 """A gateway that gets little time, from every step of the protocol on: late answers, no others."""
 
 import pytest
-from support.fast.case import judge
-from support.fast.scenario import Action, Point, Scenario, points_of
 
+from tests.support.fast.case import judge
+from tests.support.fast.scenario import Action, Point, Scenario, points_of
 from triptych_common.protocol.steps import Party
 
 pytestmark = [pytest.mark.chaos, pytest.mark.slow]

@@ -10,12 +10,12 @@ import httpx
 import pytest
 import redis
 from blake3 import blake3
-from support.fast.client import Answer, Client, Question
-from support.fast.layout import DEPLOYMENT, Layout
-from support.fast.scenario import CLIENT_LIMIT_S
-from support.fast.system import START_LIMIT_S, FastSystem
-from support.fast.tensors import DIGEST, png
 
+from tests.support.fast.client import Answer, Client, Question
+from tests.support.fast.layout import DEPLOYMENT, Layout
+from tests.support.fast.scenario import CLIENT_LIMIT_S
+from tests.support.fast.system import START_LIMIT_S, FastSystem
+from tests.support.fast.tensors import DIGEST, png
 from triptych_common.protocol.names import ENCODERS_GROUP, StreamNames
 from triptych_common.protocol.steps import Party
 

@@ -1,9 +1,9 @@
 """kill -9 of a prefill_decode at every step of the protocol: another answers, or the stream says its end."""
 
 import pytest
-from support.fast.case import is_right_or_broke_off, judge
-from support.fast.scenario import Action, Point, Scenario, points_of
 
+from tests.support.fast.case import is_right_or_broke_off, judge
+from tests.support.fast.scenario import Action, Point, Scenario, points_of
 from triptych_common.protocol.steps import Party
 
 pytestmark = [pytest.mark.chaos, pytest.mark.slow]

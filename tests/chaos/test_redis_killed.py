@@ -1,8 +1,9 @@
 """kill -9 of Redis at every step of the protocol; it comes back without its data."""
 
 import pytest
-from support.fast.case import is_anything, is_right, is_right_or_told, judge
-from support.fast.scenario import Action, Point, Scenario, points_of
+
+from tests.support.fast.case import is_anything, is_right, is_right_or_told, judge
+from tests.support.fast.scenario import Action, Point, Scenario, points_of
 
 pytestmark = [pytest.mark.chaos, pytest.mark.slow]
 

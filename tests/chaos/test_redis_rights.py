@@ -4,18 +4,18 @@ import asyncio
 from collections.abc import Iterator
 
 import pytest
-from support.fast.client import Client, Question
-from support.fast.faults import Faults
-from support.fast.layout import DEPLOYMENT, Layout
-from support.fast.points import SENDING
-from support.fast.scenario import CLIENT_LIMIT_S, Action, Scenario, points_of
-from support.fast.system import FastSystem
-from support.fast.tensors import png
 
 from tests.conftest import EmbeddedRedis, embedded_redis
+from tests.support.fast.client import Client, Question
+from tests.support.fast.faults import Faults
+from tests.support.fast.layout import DEPLOYMENT, Layout
+from tests.support.fast.points import SENDING
+from tests.support.fast.scenario import CLIENT_LIMIT_S, Action, Scenario, points_of
+from tests.support.fast.system import FastSystem
+from tests.support.fast.tensors import png
 from tests.support.redis_pair import raw
-from triptych_common.bus.rights import rules
 from triptych_common.protocol.steps import Party
+from triptych_common.redis_client.rights import rules
 
 pytestmark = [pytest.mark.chaos, pytest.mark.slow]
 

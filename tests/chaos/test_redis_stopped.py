@@ -1,8 +1,9 @@
 """A Redis that stands still at every step of the protocol, and comes back with its data."""
 
 import pytest
-from support.fast.case import judge
-from support.fast.scenario import Action, Point, Scenario, points_of
+
+from tests.support.fast.case import judge
+from tests.support.fast.scenario import Action, Point, Scenario, points_of
 
 pytestmark = [pytest.mark.chaos, pytest.mark.slow]
 

@@ -9,14 +9,15 @@ from typing import Any
 
 import httpx
 import pytest
-from support.fast.case import check
-from support.fast.client import Answer, Client, Question
-from support.fast.layout import DEPLOYMENT, Layout
-from support.fast.scenario import CLIENT_LIMIT_S
-from support.fast.system import FastSystem
-from support.fast.tensors import png
 
-from triptych_common.bus import AsyncBus, Registry
+from tests.support.fast.case import check
+from tests.support.fast.client import Answer, Client, Question
+from tests.support.fast.layout import DEPLOYMENT, Layout
+from tests.support.fast.scenario import CLIENT_LIMIT_S
+from tests.support.fast.system import FastSystem
+from tests.support.fast.tensors import png
+from triptych_common.bus import AsyncBus
+from triptych_common.coordination import Registry
 from triptych_common.domain.errors import StoreError
 from triptych_common.protocol.steps import Party
 

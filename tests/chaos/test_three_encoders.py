@@ -4,15 +4,15 @@ import asyncio
 from statistics import median
 
 import pytest
-from support.fast.case import check
-from support.fast.client import Client, Question, ask_all
-from support.fast.faults import Faults
-from support.fast.layout import Layout
-from support.fast.points import SENDING
-from support.fast.scenario import CLIENT_LIMIT_S
-from support.fast.system import FastSystem
-from support.fast.tensors import png
 
+from tests.support.fast.case import check
+from tests.support.fast.client import Client, Question, ask_all
+from tests.support.fast.faults import Faults
+from tests.support.fast.layout import Layout
+from tests.support.fast.points import SENDING
+from tests.support.fast.scenario import CLIENT_LIMIT_S
+from tests.support.fast.system import FastSystem
+from tests.support.fast.tensors import png
 from triptych_encoder.settings import EncoderSettings
 
 pytestmark = [pytest.mark.chaos, pytest.mark.slow]

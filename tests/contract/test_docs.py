@@ -12,13 +12,13 @@ from pydantic_settings import BaseSettings
 
 from triptych_cache_store.settings import StoreSettings
 from triptych_cli.settings import CliSettings, GpuSettings
-from triptych_common.bus.rights import RIGHTS, rules
 from triptych_common.protocol import messages, names, store
 from triptych_common.protocol.messages import Message
+from triptych_common.redis_client.rights import RIGHTS, rules
 from triptych_common.runtime import ServiceSettings
 from triptych_encoder.settings import EncoderSettings
+from triptych_gateway.encode.sizes import ItemSizes
 from triptych_gateway.settings import GatewaySettings
-from triptych_gateway.sizes import ItemSizes
 from triptych_prefill_decode.settings import PrefillDecodeSettings
 
 ROOT = Path(__file__).resolve().parents[2]

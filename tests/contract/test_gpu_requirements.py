@@ -21,7 +21,7 @@ IMPORTED_BY_GPU_TESTS = (
     ROOT / "tests" / "conftest.py",
     ROOT / "tests" / "support" / "gpu.py",
     ROOT / "tests" / "support" / "gpu_producer.py",
-    ROOT / "libs" / "vllm_connector" / "src" / "triptych_vllm_connector" / "gpu_transports.py",
+    ROOT / "libs" / "vllm_connector" / "src" / "triptych_vllm_connector" / "worker" / "cuda_transports.py",
 )
 DISTRIBUTIONS = {
     "_pytest": "pytest",
@@ -33,7 +33,7 @@ DISTRIBUTIONS = {
     "pytest_asyncio": "pytest-asyncio",
 }
 COMES_WITH_TORCH = {"torch"}
-OURS = {"triptych_common", "triptych_cache_store", "triptych_vllm_connector", "support", "gpu_rates", "tests"}
+OURS = {"triptych_common", "triptych_cache_store", "triptych_vllm_connector", "gpu_rates", "tests"}
 
 
 def requirements() -> dict[str, str]:

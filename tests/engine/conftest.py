@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from types import ModuleType
 
 import pytest
-from support.system import EXACT, Server, System, load_strips, running_monolith, running_system
+
+from tests.support.system import EXACT, Server, System, load_strips, running_monolith, running_system
 
 TENANTS = {"none": None, "alice": "red", "anna": "red", "bob": "blue"}
 """By API key; `none` is what a `Server` sends if a test names no other."""

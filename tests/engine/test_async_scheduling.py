@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from triptych_vllm_connector.config import ConnectorConfig
-from triptych_vllm_connector.engine_options import encoder_options
+from triptych_vllm_connector.host.engine_options import encoder_options
 
 with warnings.catch_warnings(action="ignore"):  # importing vLLM warns, of torch's own use of torch
     from vllm.engine.arg_utils import AsyncEngineArgs

@@ -7,9 +7,10 @@ from types import ModuleType
 
 import httpx
 import pytest
-from support.system import EXACT, System, image_part, running_system, wait_until
 
-from triptych_common.bus import AsyncBus, Registry
+from tests.support.system import EXACT, System, image_part, running_system, wait_until
+from triptych_common.bus import AsyncBus
+from triptych_common.coordination import Registry
 
 pytestmark = pytest.mark.engine
 

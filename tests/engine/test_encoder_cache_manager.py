@@ -6,7 +6,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from support.fake_engine import (
+
+from tests.support.fake_engine import (
     INSTANCE,
     FakePinLink,
     FakeRequest,
@@ -16,14 +17,13 @@ from support.fake_engine import (
     pinned,
     whole_request,
 )
-
-from triptych_vllm_connector.consumer import Consumer
-from triptych_vllm_connector.inbox import PinReply
-from triptych_vllm_connector.preallocator import make_preallocator
-from triptych_vllm_connector.tower import Tower, no_tower
+from triptych_vllm_connector.consumer.consumer import Consumer
+from triptych_vllm_connector.consumer.local_encode import Tower, no_tower
+from triptych_vllm_connector.consumer.preallocator import make_preallocator
+from triptych_vllm_connector.links.inbox import PinReply
 
 with warnings.catch_warnings(action="ignore"):  # importing vLLM warns, of torch's own use of torch
-    from triptych_vllm_connector.encoder_cache_manager import (
+    from triptych_vllm_connector.scheduler.encoder_cache_manager import (
         ForgettingEncoderCacheManager,
         PreallocatingEncoderCacheManager,
     )

@@ -13,12 +13,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from support.fake_engine import mm_hash
 
+from tests.support.fake_engine import mm_hash
 from triptych_common.protocol.store import Cancel, Done, Seal, StoreReply
 from triptych_vllm_connector.config import ConnectorConfig
-from triptych_vllm_connector.orders import WriteOrder
-from triptych_vllm_connector.workers import WritingWorker
+from triptych_vllm_connector.step_orders import WriteOrder
+from triptych_vllm_connector.worker.writing_loading import WritingWorker
 
 with warnings.catch_warnings(action="ignore"):  # importing vLLM warns, of torch's own use of torch
     import torch
@@ -28,8 +28,9 @@ with warnings.catch_warnings(action="ignore"):  # importing vLLM warns, of torch
     from vllm.v1.worker.gpu.mm.encoder_runner import EncoderRunner
     from vllm.v1.worker.gpu.model_states.default import DefaultModelState
 
-    from triptych_vllm_connector import runner_wrappers, workers
     from triptych_vllm_connector.connector import TriptychECConnector
+    from triptych_vllm_connector.worker import runner_wrappers
+    from triptych_vllm_connector.worker import writing_loading as workers
 
 A, B, C = mm_hash("a"), mm_hash("b"), mm_hash("c")
 ROWS, WIDTH = 2, 4

@@ -6,16 +6,16 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from support.fake_engine import mm_hash
 
-from triptych_encoder.encoding import EncodeRefusedError, EngineFailedError, PreparedItem
-from triptych_vllm_connector.orders import WriteOrder
+from tests.support.fake_engine import mm_hash
+from triptych_encoder.engine.encoding import EncodeRefusedError, EngineFailedError, PreparedItem
+from triptych_vllm_connector.step_orders import WriteOrder
 
 with warnings.catch_warnings(action="ignore"):  # importing vLLM warns, of torch's own use of torch
     from vllm.exceptions import VLLMValidationError
     from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
-    from triptych_encoder.engine import EncodeEngine
+    from triptych_encoder.engine.encode_engine import EncodeEngine
 
 ORDER = WriteOrder(mm_hash("a"), "job-1", 1, 0, 2, 4, "float32")
 PREPARED = PreparedItem({}, 2, 3, {})

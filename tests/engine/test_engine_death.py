@@ -6,11 +6,12 @@ import signal
 from collections.abc import Iterator
 
 import pytest
-from support.fast.client import Answer, Client
-from support.real import look
-from support.real.processes import Part, pids_of, send
-from support.real.questions import Catalogue, RealQuestion
-from support.system import EXACT, System, running_monolith, running_system, wait_until
+
+from tests.support.fast.client import Answer, Client
+from tests.support.real import look
+from tests.support.real.processes import Part, pids_of, send
+from tests.support.real.questions import Catalogue, RealQuestion
+from tests.support.system import EXACT, System, running_monolith, running_system, wait_until
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.long]
 

@@ -8,8 +8,9 @@ from types import ModuleType
 
 import openai
 import pytest
-from support.real.processes import Part, pids_of, send
-from support.system import EXACT, System, image_part, running_system, wait_until
+
+from tests.support.real.processes import Part, pids_of, send
+from tests.support.system import EXACT, System, image_part, running_system, wait_until
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.long]
 

@@ -22,10 +22,11 @@ from typing import Any
 import httpx
 import psutil
 import pytest
-from support.hostile import options as option_sets
-from support.hostile.images import hostile_images
-from support.real.processes import Part, pids_of
-from support.system import EXACT, MODEL, Server, System, free_port, running_system, wait_until
+
+from tests.support.hostile import options as option_sets
+from tests.support.hostile.images import hostile_images
+from tests.support.real.processes import Part, pids_of
+from tests.support.system import EXACT, MODEL, Server, System, free_port, running_system, wait_until
 
 pytestmark = pytest.mark.engine
 

@@ -3,7 +3,8 @@
 from types import ModuleType
 
 import pytest
-from support.system import Server, System, image_part, wait_until
+
+from tests.support.system import Server, System, image_part, wait_until
 
 pytestmark = pytest.mark.engine
 

@@ -9,8 +9,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from support.fake_engine import mm_hash
-from support.parking_engine import BLOCK_SIZE, RIGHT, SCHEDULERS, STEP_TOKENS, ParkingEngine
+
+from tests.support.fake_engine import mm_hash
+from tests.support.parking_engine import BLOCK_SIZE, RIGHT, SCHEDULERS, STEP_TOKENS, ParkingEngine
 
 ROWS = {mm_hash("a"): 4, mm_hash("b"): 7, mm_hash("c"): STEP_TOKENS + 3}
 ITEMS = sorted(ROWS)

@@ -7,8 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from support.fake_engine import mm_hash
-from support.parking_engine import BLOCK_SIZE, RIGHT, SCHEDULERS, ParkingEngine
+
+from tests.support.fake_engine import mm_hash
+from tests.support.parking_engine import BLOCK_SIZE, RIGHT, SCHEDULERS, ParkingEngine
 
 A, B = mm_hash("a"), mm_hash("b")
 ROWS = 4

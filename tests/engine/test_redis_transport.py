@@ -6,7 +6,8 @@ from types import ModuleType
 import openai
 import pytest
 import redis
-from support.system import Server, System, image_part, running_system, wait_until
+
+from tests.support.system import Server, System, image_part, running_system, wait_until
 
 pytestmark = pytest.mark.engine
 

@@ -10,8 +10,9 @@ from types import ModuleType
 
 import openai
 import pytest
-from support.balancer import Ask, read_stream, steady_load
-from support.system import MODEL, System, image_part, running_system, wait_until
+
+from tests.support.balancer import Ask, read_stream, steady_load
+from tests.support.system import MODEL, System, image_part, running_system, wait_until
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.long]
 

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.system import MODEL
 
+from tests.support.system import MODEL
 from triptych_cache_store.testing import StoreProcess
 from triptych_cli.engines import CPU_ENGINE_ENV, ENGINE_ENV
 from triptych_cli.settings import caller_environment

@@ -6,7 +6,8 @@ import signal
 from types import ModuleType
 
 import pytest
-from support.system import System, image_part, wait_until
+
+from tests.support.system import System, image_part, wait_until
 
 pytestmark = pytest.mark.engine
 

@@ -4,7 +4,8 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from support.system import Answer, System, image_part, wait_until
+
+from tests.support.system import Answer, System, image_part, wait_until
 
 pytestmark = pytest.mark.engine
 

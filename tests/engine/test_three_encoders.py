@@ -10,13 +10,13 @@ from statistics import median
 
 import psutil
 import pytest
-from support.fast.client import Answer, Client, Question, ask_all
-from support.fast.redis_look import jobs_in_hand, registered_records
-from support.real import look
-from support.real.processes import Part, pids_of, send
-from support.real.questions import Catalogue
-from support.system import EXACT, System, running_monolith, running_system, wait_until
 
+from tests.support.fast.client import Answer, Client, Question, ask_all
+from tests.support.fast.redis_look import jobs_in_hand, registered_records
+from tests.support.real import look
+from tests.support.real.processes import Part, pids_of, send
+from tests.support.real.questions import Catalogue
+from tests.support.system import EXACT, System, running_monolith, running_system, wait_until
 from triptych_cli.supervisor.process import shared_memory_of
 from triptych_common.domain.hashing import mm_hash
 from triptych_encoder.settings import EncoderSettings

@@ -9,7 +9,8 @@ from types import ModuleType
 
 import openai
 import pytest
-from support.system import System, image_part, running_system, wait_until
+
+from tests.support.system import System, image_part, running_system, wait_until
 
 pytestmark = pytest.mark.engine
 

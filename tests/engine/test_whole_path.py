@@ -7,9 +7,9 @@ from typing import Any
 
 import openai
 import pytest
-from support.system import MODEL, Answer, Server, System, image_part, wait_until
 
-from triptych_common.telemetry.tracefile import SpanRecord
+from tests.support.system import MODEL, Answer, Server, System, image_part, wait_until
+from triptych_common.telemetry.trace_format import SpanRecord
 
 pytestmark = pytest.mark.engine
 

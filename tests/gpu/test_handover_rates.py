@@ -6,7 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.gpu import why_no_gpu
+
+from tests.support.gpu import why_no_gpu
 
 if (reason := why_no_gpu()) is not None:
     pytest.skip(reason, allow_module_level=True)

@@ -1,7 +1,8 @@
 """What this machine has; without a GPU, the reason why nothing else of this folder was tried."""
 
 import pytest
-from support.gpu import why_no_gpu
+
+from tests.support.gpu import why_no_gpu
 
 
 def test_there_is_a_gpu_and_what_else_these_tests_need() -> None:

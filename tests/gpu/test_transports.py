@@ -10,17 +10,18 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from support.gpu import why_no_gpu
+
+from tests.support.gpu import why_no_gpu
 
 if (reason := why_no_gpu()) is not None:
     pytest.skip(reason, allow_module_level=True)
 
 import torch
-from support.gpu_producer import SLEEP_CYCLES, Order, pattern
 
+from tests.support.gpu_producer import SLEEP_CYCLES, Order, pattern
 from triptych_cache_store.testing import PushLog, StoreProcess
 from triptych_common.protocol.store import EntrySealed, Pinned, PinOrWatch, Unpin
-from triptych_common.region import RegionMapping, StoreSession
+from triptych_common.region import RegionMapping
 from triptych_common.region.cuda.driver import CudaDriver, load_driver
 from triptych_common.region.cuda.release import EventReleaser
 from triptych_common.region.cuda.slab import SlabMapping
@@ -34,7 +35,8 @@ from triptych_common.region.cuda.transports import (
 from triptych_common.region.fence import StaleDescriptorError, StaleReservationError
 from triptych_common.region.tensor_view import address_range
 from triptych_common.region.transport import TensorReader
-from triptych_vllm_connector.gpu_transports import GpuTransports
+from triptych_common.store_session import StoreSession
+from triptych_vllm_connector.worker.cuda_transports import GpuTransports
 
 ROOT = Path(__file__).resolve().parents[2]
 SLAB_BYTES = 256 << 20

@@ -1,14 +1,14 @@
 """What always holds for the consumer in its world."""
 
-from support.consumer_neighbours import StoreModel, TalkModel
-from support.fake_engine import mm_hash
-from support.scheduled import Scheduled
+from tests.support.consumer_neighbours import StoreModel, TalkModel
+from tests.support.fake_engine import mm_hash
+from tests.support.scheduled import Scheduled
 from triptych_common.protocol.messages import EncodeNeeded, EncoderCacheMetadata
 from triptych_common.protocol.store import EntrySealed, Pinned, WriterLost
-from triptych_vllm_connector.consumer import Consumer
-from triptych_vllm_connector.inbox import Heard, PinReply, StoreLost
-from triptych_vllm_connector.items import ItemState
-from triptych_vllm_connector.preallocator import Preallocator
+from triptych_vllm_connector.consumer.consumer import Consumer
+from triptych_vllm_connector.consumer.item_table import ItemState
+from triptych_vllm_connector.consumer.preallocator import Preallocator
+from triptych_vllm_connector.links.inbox import Heard, PinReply, StoreLost
 
 ROWS = {mm_hash(index): rows for index, rows in enumerate((2, 3, 5, 7))}  # the items there are
 HASHES = sorted(ROWS)

@@ -6,11 +6,11 @@ is the last.
 
 from collections import deque
 
-from support.fake_engine import pinned, sealed, watching, writer_lost
+from tests.support.fake_engine import pinned, sealed, watching, writer_lost
 from triptych_common.domain.errors import StoreUnavailableError
 from triptych_common.protocol.messages import EncodeNeeded, ItemAck, Message
 from triptych_common.protocol.store import StoreFailure
-from triptych_vllm_connector.inbox import Heard, PinReply, StoreLost
+from triptych_vllm_connector.links.inbox import Heard, PinReply, StoreLost
 
 
 class StoreModel:
@@ -103,7 +103,7 @@ class StoreModel:
 
 
 class TalkModel:
-    """`TalkLink`: the acks that encoders got, and what is under way to the gateway."""
+    """`MessageSender`: the acks that encoders got, and what is under way to the gateway."""
 
     def __init__(self) -> None:
         self.acks: set[tuple[str, str, int]] = set()  # (job, wire id, place)

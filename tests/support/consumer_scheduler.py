@@ -2,8 +2,8 @@
 
 from collections import deque
 
-from support.consumer_checks import ConsumerChecks, Running
-from triptych_vllm_connector.items import LoadOrder
+from tests.support.consumer_checks import ConsumerChecks, Running
+from triptych_vllm_connector.consumer.item_table import LoadOrder
 
 Window = tuple[str, int, int, int]  # (request id, epoch, first token, end)
 

@@ -6,18 +6,18 @@ session's end comes last. The models state what must never happen as assertions.
 
 from collections import deque
 
-from support.consumer_checks import ROWS, Running
-from support.consumer_neighbours import StoreModel, TalkModel
-from support.consumer_scheduler import PlayedScheduler, Window
-from support.fake_engine import (
+from tests.support.consumer_checks import ROWS, Running
+from tests.support.consumer_neighbours import StoreModel, TalkModel
+from tests.support.consumer_scheduler import PlayedScheduler, Window
+from tests.support.fake_engine import (
     INSTANCE,
     fake_request,
     metadata,
     whole_request,
 )
-from triptych_vllm_connector.consumer import Consumer
-from triptych_vllm_connector.preallocator import make_preallocator
-from triptych_vllm_connector.tower import Tower
+from triptych_vllm_connector.consumer.consumer import Consumer
+from triptych_vllm_connector.consumer.local_encode import Tower
+from triptych_vllm_connector.consumer.preallocator import make_preallocator
 
 
 class World(PlayedScheduler):

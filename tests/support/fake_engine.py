@@ -171,7 +171,7 @@ class FakePinLink:
 
 @dataclass
 class FakeTalkLink:
-    """`TalkLink`: remembers what was said, to whom."""
+    """`MessageSender`: remembers what was said, to whom."""
 
     said: list[tuple[str, Message]] = field(default_factory=list)
 

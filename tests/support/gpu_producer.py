@@ -11,12 +11,13 @@ from dataclasses import dataclass
 import torch
 
 from triptych_common.protocol.store import Reserve, Reserved, Seal
-from triptych_common.region import RegionMapping, StoreSession
+from triptych_common.region import RegionMapping
 from triptych_common.region.cuda.driver import load_driver
 from triptych_common.region.cuda.slab import SlabMapping
 from triptych_common.region.cuda.transports import PinnedWriter, RegisteredRegion, SlabWriter, TorchDevice
 from triptych_common.region.tensor_view import tensor_spec
 from triptych_common.region.transport import TensorWriter
+from triptych_common.store_session import StoreSession
 
 SLEEP_CYCLES = 500_000_000  # some 0.3 s
 

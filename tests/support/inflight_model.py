@@ -1,4 +1,4 @@
-"""FAKE of `bus.Inflight`: the flights in plain Python, over any stream of jobs.
+"""FAKE of `bus.SingleFlight`: the flights in plain Python, over any stream of jobs.
 
 The scripts are compared with it; tests without Redis, and the model of the protocol, use it.
 """
@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from triptych_common.bus.inflight import (
+from triptych_common.coordination.single_flight import (
     FINISHED_S,
     MAX_SENDS,
     PUBLISH_LEASE_S,
     Claim,
+    ClaimResult,
     Key,
     Mode,
-    Standing,
     Start,
     key_of,
 )
@@ -138,7 +138,7 @@ class InflightModel:
             flight.unsubscribe([key for key, until in flight.ends.items() if until < now])
         return flight
 
-    # ---- Inflight ----
+    # ---- SingleFlight ----
     async def claim(
         self,
         mm_hash: str,
@@ -157,12 +157,12 @@ class InflightModel:
             return self._own(flight, job_id, attempt, who, ttl_s)
         if flight.state == "failed":
             if mode == "look":
-                return self._answer(flight, Standing.FAILED)
+                return self._answer(flight, ClaimResult.FAILED)
             if flight.attempt < max_attempts:
                 flight.num_sent = 0
                 return self._own(flight, job_id, flight.attempt + 1, who, ttl_s)
             if mode == "retry":
-                return self._answer(flight, Standing.EXHAUSTED)
+                return self._answer(flight, ClaimResult.EXHAUSTED)
             flight.num_sent = 0
             return self._own(flight, job_id, 1, who, ttl_s)
         if flight.state == "finished" and (mode != "look" or flight.metadata is None):
@@ -174,10 +174,10 @@ class InflightModel:
         is_idle = flight.state == "queued" or (flight.state == "running" and self._is_over(flight))
         if is_idle and not (flight.entry_id and self._jobs.is_awaited(flight.entry_id)):
             if flight.num_sent >= MAX_SENDS:
-                return self._answer(flight, Standing.EXHAUSTED)
+                return self._answer(flight, ClaimResult.EXHAUSTED)
             return self._own(flight, flight.job_id, flight.attempt, who, ttl_s)
         self._subscribe(flight, who, ttl_s)
-        return self._answer(flight, Standing.JOINED)
+        return self._answer(flight, ClaimResult.JOINED)
 
     def _own(
         self, flight: Flight, job_id: str, attempt: int, who: Iterable[Requester], ttl_s: float
@@ -187,13 +187,13 @@ class InflightModel:
         flight.entry_id = flight.encoder = ""
         flight.metadata = flight.failure = None
         self._subscribe(flight, who, ttl_s)
-        return self._answer(flight, Standing.OWNER)
+        return self._answer(flight, ClaimResult.OWNER)
 
     def _subscribe(self, flight: Flight, who: Iterable[Requester], ttl_s: float) -> None:
         flight.subscribe(who, self._now() + ttl_s)
         self._live_for(flight, ttl_s)
 
-    def _answer(self, flight: Flight, standing: Standing) -> Claim:
+    def _answer(self, flight: Flight, standing: ClaimResult) -> Claim:
         return Claim(standing, JobId(flight.job_id), flight.attempt, flight.metadata, flight.failure)
 
     def _is_over(self, flight: Flight) -> bool:

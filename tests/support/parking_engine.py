@@ -18,12 +18,12 @@ from typing import Any
 
 import pytest
 
-from support.fake_engine import GATEWAY, INSTANCE, FakePinLink, FakeTalkLink, descriptor, metadata
-from support.played_engine import IDLE
+from tests.support.fake_engine import GATEWAY, INSTANCE, FakePinLink, FakeTalkLink, descriptor, metadata
+from tests.support.played_engine import IDLE
 from triptych_common.protocol.store import Pinned
-from triptych_vllm_connector.consumer import Consumer
-from triptych_vllm_connector.inbox import PinReply
-from triptych_vllm_connector.preallocator import make_preallocator
+from triptych_vllm_connector.consumer.consumer import Consumer
+from triptych_vllm_connector.consumer.preallocator import make_preallocator
+from triptych_vllm_connector.links.inbox import PinReply
 
 with warnings.catch_warnings(action="ignore"):  # importing vLLM warns, of torch's own use of torch
     import torch
@@ -42,7 +42,7 @@ with warnings.catch_warnings(action="ignore"):  # importing vLLM warns, of torch
     from vllm.v1.structured_output import StructuredOutputManager
 
     from triptych_vllm_connector.connector import LostLoads, TriptychECConnector
-    from triptych_vllm_connector.scheduler import ParkingAsyncScheduler, ParkingScheduler
+    from triptych_vllm_connector.scheduler.parking_scheduler import ParkingAsyncScheduler, ParkingScheduler
 
 MODEL = Path(__file__).parents[2] / "models" / "digits-vl"
 BLOCK_SIZE = 16
@@ -87,7 +87,7 @@ def vllm_config() -> VllmConfig:
                 "ec_connector_extra_config": {},
             },
             ec_manager_config={
-                "encoder_cache_manager_cls": "triptych_vllm_connector.encoder_cache_manager."
+                "encoder_cache_manager_cls": "triptych_vllm_connector.scheduler.encoder_cache_manager."
                 "PreallocatingEncoderCacheManager"
             },
         ).create_engine_config()
@@ -241,7 +241,8 @@ class ParkingEngine:
     ) -> None:
         self.clock = Clock()
         monkeypatch.setattr(
-            "triptych_vllm_connector.scheduler.time", SimpleNamespace(monotonic=lambda: self.clock.now_s)
+            "triptych_vllm_connector.scheduler.parking_scheduler.time",
+            SimpleNamespace(monotonic=lambda: self.clock.now_s),
         )
         self.pins, self.talk = FakePinLink(), FakeTalkLink()
         self.consumer = Consumer(

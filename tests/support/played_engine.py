@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from support.fake_engine import INSTANCE, FakePinLink, FakeRequest, FakeTalkLink, mm_hash
-from triptych_vllm_connector.consumer import Consumer
-from triptych_vllm_connector.inbox import PinReply
-from triptych_vllm_connector.preallocator import make_preallocator
+from tests.support.fake_engine import INSTANCE, FakePinLink, FakeRequest, FakeTalkLink, mm_hash
+from triptych_vllm_connector.consumer.consumer import Consumer
+from triptych_vllm_connector.consumer.preallocator import make_preallocator
+from triptych_vllm_connector.links.inbox import PinReply
 
 A, B, C = mm_hash("a"), mm_hash("b"), mm_hash("c")
 IDLE = dict.fromkeys(("requests", "watching", "pinned", "resident", "pending", "preallocated_embeds"), 0)

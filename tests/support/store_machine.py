@@ -7,12 +7,12 @@ the leases and the table agree. At the end all sessions leave, and every block i
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from triptych_cache_store.adoption import trust
-from triptych_cache_store.entry_table import Entry, EntryState
-from triptych_cache_store.leases import SessionId
-from triptych_cache_store.limits import Limits
-from triptych_cache_store.payloads import Payloads
-from triptych_cache_store.state import Outgoing
+from triptych_cache_store.checksums.checksums import Checksums
+from triptych_cache_store.core.state import Outgoing
+from triptych_cache_store.entries.entry_table import Entry, EntryState
+from triptych_cache_store.entries.leases import SessionId
+from triptych_cache_store.entries.limits import Limits
+from triptych_cache_store.persistence.recovery import trust
 from triptych_cache_store.testing import core_on
 from triptych_common.protocol import store as wire
 from triptych_common.region.layout import RegionLayout
@@ -89,7 +89,7 @@ class StoreMachine(RuleBasedStateMachine):
             limits=LIMITS,
             is_alive=is_alive,
             now=self.now,
-            is_intact=Payloads(memoryview(self.region), self.layout).has_checksum if checks else trust,
+            is_intact=Checksums(memoryview(self.region), self.layout).has_checksum if checks else trust,
         )
 
     def next_seq(self) -> int:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from support.system import MODEL
 
+from tests.support.system import MODEL
 from triptych_cli.supervisor.process import shared_memory_of
 
 LIMIT_S = 400

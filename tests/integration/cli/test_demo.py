@@ -8,8 +8,9 @@ import pytest
 from triptych_cli.commands import demo
 from triptych_cli.launch import Launch
 from triptych_cli.layout import Options, RunLayout
-from triptych_common.bus import AsyncBus, SharedSizes
+from triptych_common.bus import AsyncBus
 from triptych_common.bus.inspection import delete_deployment
+from triptych_common.coordination import SharedSizes
 
 
 @pytest.mark.parametrize("end", [asyncio.CancelledError, demo.DemoFailedError])

@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from support.compose import ROOT, Compose
+
+from tests.support.compose import ROOT, Compose
 
 SAMPLES = ROOT / "models" / "digits-vl" / "samples"
 BUILD_LIMIT_S = 1800.0

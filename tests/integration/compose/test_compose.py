@@ -12,7 +12,8 @@ import pytest
 from openai.types.chat import ChatCompletionContentPartParam, ChatCompletionUserMessageParam
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
-from support.compose import UP_LIMIT_S, Compose
+
+from tests.support.compose import UP_LIMIT_S, Compose
 
 pytestmark = [pytest.mark.docker, pytest.mark.slow]
 

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from triptych_cache_store.testing import StoreProcess
-from triptych_common.bus import AsyncBus, Delivery, Registry
+from triptych_common.bus import AsyncBus, Delivery
+from triptych_common.coordination import Registry
 from triptych_common.protocol.messages import (
     EncodeCompleted,
     EncodeJob,
@@ -21,13 +22,13 @@ from triptych_common.protocol.messages import (
 )
 from triptych_common.protocol.names import ENCODERS_GROUP, OWNER_GROUP, inboxes
 from triptych_common.protocol.store import Seal
-from triptych_common.region import AsyncStoreSession
 from triptych_common.runtime import StopSignal
-from triptych_encoder.encoding import EngineFailedError, PreparedItem
+from triptych_common.store_session import AsyncStoreSession
+from triptych_encoder.engine.encoding import EngineFailedError, PreparedItem
 from triptych_encoder.settings import EncoderSettings
 from triptych_encoder.working import work
 from triptych_vllm_connector.config import worker_session_name
-from triptych_vllm_connector.orders import WriteOrder
+from triptych_vllm_connector.step_orders import WriteOrder
 
 LIMIT_S = 10.0
 DIGEST = "d" * 64

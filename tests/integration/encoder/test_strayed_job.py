@@ -4,8 +4,8 @@ import asyncio
 
 from tests.integration.encoder.test_drain import DIGEST, LIMIT_S, job, working
 from triptych_cache_store.testing import StoreProcess
-from triptych_common.bus import Inflight, Standing
 from triptych_common.bus.inspection import peek
+from triptych_common.coordination import ClaimResult, SingleFlight
 
 ANOTHER = "e" * 64
 STRAYED = job("f" * 64).model_copy(update={"namespace_digest": ANOTHER})
@@ -15,12 +15,12 @@ async def test_it_is_kept_as_a_dead_letter_and_can_be_sent_where_it_belongs(
     redis_url: str, store: StoreProcess
 ) -> None:
     async with working(redis_url, store, drain_timeout_s=60) as bench, asyncio.timeout(LIMIT_S):
-        bus, flights = bench.bus, Inflight(bench.bus)
+        bus, flights = bench.bus, SingleFlight(bench.bus)
         claimed = await flights.claim(
             STRAYED.mm_hash, STRAYED.requesters, namespace_digest=ANOTHER, mode="new",
             job_id=STRAYED.job_id, attempt=1, max_attempts=1, ttl_s=60,
         )  # fmt: skip
-        assert claimed.standing is Standing.OWNER
+        assert claimed.standing is ClaimResult.OWNER
         await flights.publish(STRAYED, remaining_ms=60_000, blob=b"media")
         await bus.publish(bus.names.encode_jobs(DIGEST), STRAYED, remaining_ms=60_000, blob=b"media")
         while not await bus.stream_length(bus.names.dead_letters):  # noqa: ASYNC110
@@ -35,4 +35,4 @@ async def test_it_is_kept_as_a_dead_letter_and_can_be_sent_where_it_belongs(
             STRAYED.mm_hash, STRAYED.requesters, namespace_digest=ANOTHER, mode="look",
             job_id=STRAYED.job_id, attempt=1, max_attempts=1, ttl_s=60,
         )  # fmt: skip
-        assert (joined.standing, joined.attempt, joined.failure) == (Standing.JOINED, 1, None)
+        assert (joined.standing, joined.attempt, joined.failure) == (ClaimResult.JOINED, 1, None)

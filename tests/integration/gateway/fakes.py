@@ -20,8 +20,9 @@ from PIL import Image
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from triptych_cli.launch import free_ports
-from triptych_common.bus import AsyncBus, Delivery, Inflight, Registry, Start
-from triptych_common.bus.inflight import key_of
+from triptych_common.bus import AsyncBus, Delivery
+from triptych_common.coordination import Registry, SingleFlight, Start
+from triptych_common.coordination.single_flight import key_of
 from triptych_common.protocol.messages import (
     ECTransferParams,
     EncodeCompleted,
@@ -158,7 +159,7 @@ class FakeEncoder:
                 group.create_task(self._handle(delivery))
 
     async def _handle(self, delivery: Delivery) -> None:
-        job, flights = delivery.envelope.message, Inflight(self.bus)
+        job, flights = delivery.envelope.message, SingleFlight(self.bus)
         assert isinstance(job, EncodeJob)
         await self.before_start.wait()
         if self.vanishing_jobs:
@@ -177,7 +178,7 @@ class FakeEncoder:
             self.dropped.append(start)
         await delivery.ack()
 
-    async def _work(self, flights: Inflight, job: EncodeJob, blob: bytes | None) -> None:
+    async def _work(self, flights: SingleFlight, job: EncodeJob, blob: bytes | None) -> None:
         await self.before_metadata.wait()
         if self.mute_jobs:
             self.mute_jobs -= 1
@@ -229,7 +230,7 @@ class FakeEncoder:
         )
 
     async def _announce(
-        self, flights: Inflight, metadata: EncoderCacheMetadata, told: tuple[Requester, ...]
+        self, flights: SingleFlight, metadata: EncoderCacheMetadata, told: tuple[Requester, ...]
     ) -> tuple[Requester, ...]:
         """To those who wait and have not heard it. Returns who has."""
         waiting = await flights.announce(metadata)
@@ -241,7 +242,7 @@ class FakeEncoder:
                 await self.bus.publish(self.bus.names.metadata(instance), message)
         return told + new
 
-    async def _fail(self, flights: Inflight, job: EncodeJob, kind: FailureKind) -> None:
+    async def _fail(self, flights: SingleFlight, job: EncodeJob, kind: FailureKind) -> None:
         failure = EncodeFailed(
             job_id=job.job_id, mm_hash=job.mm_hash, encoder=self.name, kind=kind, detail="a fake failure"
         )

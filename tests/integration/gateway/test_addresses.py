@@ -20,7 +20,8 @@ from tests.integration.gateway.fakes import (
 )
 from tests.integration.gateway.test_service import environment, exit_code, process_of
 from tests.unit.gateway.media_samples import data_url, image_bytes
-from triptych_common.bus import AsyncBus, Registry
+from triptych_common.bus import AsyncBus
+from triptych_common.coordination import Registry
 from triptych_common.protocol.messages import InstanceRecord, Role
 from triptych_gateway.service import is_healthy
 from triptych_gateway.settings import GatewaySettings

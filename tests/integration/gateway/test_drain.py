@@ -14,10 +14,11 @@ from tests.integration.gateway.conftest import System
 from tests.integration.gateway.fakes import MODEL, FakeEncoder, FakePrefillDecode, free_port, served, until
 from tests.integration.gateway.test_service import environment, process_of
 from tests.unit.gateway.media_samples import data_url, image_bytes
-from triptych_common.bus import AsyncBus, Registry
+from triptych_common.bus import AsyncBus
+from triptych_common.coordination import Registry
 from triptych_common.protocol.messages import InstanceRecord
 from triptych_common.runtime import DrainGate
-from triptych_gateway.registry_view import RegistryView
+from triptych_gateway.routing.registry_view import RegistryView
 
 OTHER_MODEL = "other-vl"
 TEXT = {"model": MODEL, "messages": [{"role": "user", "content": "x"}]}

@@ -15,7 +15,7 @@ from tests.integration.gateway.fakes import DIGEST, MODEL, FakePrefillDecode, un
 from tests.unit.gateway.media_samples import data_url, image_bytes
 from triptych_common.protocol.ids import MmHash
 from triptych_common.protocol.messages import ECTransferParams, EncodeFailed, FailureKind
-from triptych_gateway.exchange import ChatExchange
+from triptych_gateway.chat.exchange import ChatExchange
 
 IMAGE = {"type": "image_url", "image_url": {"url": data_url(image_bytes(3))}}
 URL = "messages[0].content[0].image_url.url"

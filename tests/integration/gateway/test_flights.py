@@ -14,7 +14,8 @@ from tests.conftest import EmbeddedRedis
 from tests.integration.gateway.conftest import System, opened_system
 from tests.integration.gateway.fakes import DIGEST, MODEL, PREFETCH, free_port, served, until
 from tests.unit.gateway.media_samples import data_url, image_bytes
-from triptych_common.bus import Inflight, Start, inflight
+from triptych_common.coordination import SingleFlight, Start
+from triptych_common.coordination import single_flight as inflight
 from triptych_common.protocol.messages import FailureKind, Requester
 from triptych_gateway.app import create_app
 from triptych_gateway.gateway import run_gateway
@@ -316,7 +317,7 @@ async def test_a_gateway_that_dies_before_it_publishes_is_stood_in_for(
     await forget_sizes(system)
     monkeypatch.setattr(inflight, "PUBLISH_LEASE_S", 0.2)
     gone = Requester(request_id="gone", item_index=0, gateway="gone", prefill_decode="pd-0")
-    await Inflight(system.bus).claim(
+    await SingleFlight(system.bus).claim(
         mm_hash,
         [gone],
         namespace_digest=DIGEST,
@@ -351,4 +352,4 @@ async def test_a_queue_that_does_not_move_is_429(system: System) -> None:
 
 
 async def is_slow(system: System) -> bool:
-    return (await Inflight(system.bus).backlog(DIGEST))[1] >= 0.2
+    return (await SingleFlight(system.bus).backlog(DIGEST))[1] >= 0.2

@@ -9,10 +9,10 @@ from typing import Any
 
 import httpx
 import pytest
-from support.hostile import chunks as hostile_chunks
 
 from tests.integration.gateway.conftest import System
 from tests.integration.gateway.fakes import MODEL, until
+from tests.support.hostile import chunks as hostile_chunks
 from tests.unit.gateway.header_bombs import jpeg_of_empty_segments
 from tests.unit.gateway.media_samples import data_url, image_bytes
 
@@ -108,7 +108,7 @@ async def test_an_order_that_fails_in_the_gateway_is_told_at_once(
 
     body = chat([image_part(image_bytes())])
     with monkeypatch.context() as patched:
-        patched.setattr("triptych_gateway.flights.encode_job", broken)
+        patched.setattr("triptych_gateway.encode.single_flight.encode_job", broken)
         assert refusal(await system.post(body)) == (500, "internal_error")
     await system.assert_idle()
     await until(lambda: not len(system.gateway.orders.flights))

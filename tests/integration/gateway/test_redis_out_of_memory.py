@@ -8,7 +8,7 @@ from tests.conftest import EmbeddedRedis
 from tests.integration.gateway.conftest import opened_system
 from tests.integration.gateway.redis_faults import answer_or_documented_error, check_well_again, image
 from tests.support.redis_pair import raw
-from triptych_common.bus.registry import TTL_S
+from triptych_common.coordination.registry import TTL_S
 
 
 async def test_for_longer_than_heartbeats_last(own_redis: EmbeddedRedis, tmp_path: Path) -> None:

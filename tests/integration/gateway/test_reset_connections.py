@@ -4,9 +4,9 @@ import asyncio
 from typing import Any
 
 import pytest
-from support.resets import LOOPS, Asyncio, Uvloop, resetting_server, wait_reset
 
-from triptych_gateway.upstream import UnreachableError, new_client, open_answer
+from tests.support.resets import LOOPS, Asyncio, Uvloop, resetting_server, wait_reset
+from triptych_gateway.chat.upstream import UnreachableError, new_client, open_answer
 
 
 @pytest.mark.parametrize("stream", [True, False])

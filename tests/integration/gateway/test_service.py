@@ -11,7 +11,8 @@ from pathlib import Path
 import httpx
 
 from tests.integration.gateway.fakes import MODEL, FakePrefillDecode, free_port, until
-from triptych_common.bus import AsyncBus, Registry
+from triptych_common.bus import AsyncBus
+from triptych_common.coordination import Registry
 
 
 def environment(redis_url: str, run_dir: Path, port: int) -> dict[str, str]:

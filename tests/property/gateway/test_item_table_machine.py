@@ -6,8 +6,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from triptych_common.protocol.ids import JobId, MmHash, RequestId
 from triptych_common.protocol.messages import FailureKind
-from triptych_gateway.item_table import ItemFailure, ItemState, ItemTable
-from triptych_gateway.sizes import ItemSizes
+from triptych_gateway.encode.item_table import ItemFailure, ItemState, ItemTable
+from triptych_gateway.encode.sizes import ItemSizes
 
 ITEMS = st.sampled_from([MmHash("a" * 64), MmHash("b" * 64)])
 REQUESTS = st.sampled_from([RequestId(f"r{index}") for index in range(3)])

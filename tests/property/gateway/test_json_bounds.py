@@ -9,7 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from triptych_common.domain.errors import RequestError
-from triptych_gateway.json_bounds import MAX_DEPTH, MIN_MEDIA_BYTES, BodyBounds, check_bounds, count_values
+from triptych_gateway.request.json_bounds import (
+    MAX_DEPTH,
+    MIN_MEDIA_BYTES,
+    BodyBounds,
+    check_bounds,
+    count_values,
+)
 
 NASTY = st.text(alphabet='"\\[]{},: adt/\n\té\U0001f600', max_size=12)
 MEDIA = st.sampled_from(

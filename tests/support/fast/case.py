@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from support.fast.client import Answer
-from support.fast.tally import Tally
+from tests.support.fast.client import Answer
+from tests.support.fast.tally import Tally
 
 TEXT = 4  # place of the text question among the answers
 

@@ -19,13 +19,13 @@ from dataclasses import dataclass, field
 
 import torch
 
-from support.fake_engine import FakeFeature, FakePosition, FakeRequest
-from support.fast.prompts import Finished, Prompt, Token
-from support.fast.tensors import answer_words, word_of
+from tests.support.fake_engine import FakeFeature, FakePosition, FakeRequest
+from tests.support.fast.prompts import Finished, Prompt, Token
+from tests.support.fast.tensors import answer_words, word_of
 from triptych_common.domain.errors import StoreUnavailableError
 from triptych_common.telemetry.logs import get_logger
-from triptych_vllm_connector.consumer import Consumer
-from triptych_vllm_connector.workers import LoadingWorker
+from triptych_vllm_connector.consumer.consumer import Consumer
+from triptych_vllm_connector.worker.writing_loading import LoadingWorker
 
 log = get_logger(__name__)
 

@@ -1,4 +1,4 @@
-"""In place of `triptych_encoder.engine.EncodeEngine`: an encoder whose result follows from the media alone.
+"""In place of `EncodeEngine`: an encoder whose result follows from the media alone.
 
 The worker is the real one (`WritingWorker`: one copy into the region, then the seal), in this process.
 """
@@ -8,13 +8,13 @@ from pathlib import Path
 
 import torch
 
-from support.fast.tally import note_encode
-from support.fast.tensors import DTYPE, MAX_GRID, WIDTH, grid_of, tensor_bytes
+from tests.support.fast.tally import note_encode
+from tests.support.fast.tensors import DTYPE, MAX_GRID, WIDTH, grid_of, tensor_bytes
 from triptych_common.protocol.messages import EncodeJob
-from triptych_encoder.encoding import BadMediaError, PreparedItem
+from triptych_encoder.engine.encoding import BadMediaError, PreparedItem
 from triptych_vllm_connector.config import ConnectorConfig
-from triptych_vllm_connector.orders import WriteOrder
-from triptych_vllm_connector.workers import WritingWorker
+from triptych_vllm_connector.step_orders import WriteOrder
+from triptych_vllm_connector.worker.writing_loading import WritingWorker
 
 
 class FastEncodeEngine:

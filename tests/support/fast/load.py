@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from support.fast.client import Answer, Client, Question
-from support.fast.tensors import png
+from tests.support.fast.client import Answer, Client, Question
+from tests.support.fast.tensors import png
 
 CLIENT_LIMIT_S = 60.0  # above every deadline of `FastSystem`: a request that takes longer hangs
 NUM_OLD_IMAGES = 20

@@ -15,11 +15,13 @@ from typing import Any, ClassVar
 import httpx
 import orjson
 
-from triptych_common.bus import asyncbus, consumer, inflight
+from triptych_common.bus import async_bus as asyncbus
+from triptych_common.bus import stream_consumer as consumer
+from triptych_common.coordination import single_flight as inflight
 from triptych_common.protocol.messages import EncodeJob, Message
 from triptych_common.protocol.steps import STEPS, Channel, Party, Step
 from triptych_common.protocol.store import EntrySealed, Hello, StoreCommand, WriterLost
-from triptych_common.region import AsyncStoreSession, StoreSession
+from triptych_common.store_session import AsyncStoreSession, StoreSession
 
 SENDING, SENT, RECEIVED, HANDLED = "sending", "sent", "received", "handled"
 CONTROL_SOCKET = "control.sock"
@@ -132,7 +134,7 @@ def _reach_push(client: str, push: object, moment: str) -> None:
 def _watch_streams() -> None:
     bus: Any = asyncbus.AsyncBus
     taker: Any = consumer.Consumer
-    flights: Any = inflight.Inflight
+    flights: Any = inflight.SingleFlight
     publish, publish_encoded, publish_job = bus.publish, bus.publish_encoded, flights.publish
     take_next, ack, ack_soon = taker.__anext__, taker.ack, taker.ack_soon
 
@@ -209,7 +211,7 @@ def _watch_session(session_class: Any) -> None:
 
 # ---- inside the store ----------------------------------------------------------------------------
 def _watch_store() -> None:
-    from triptych_cache_store.core import StoreCore
+    from triptych_cache_store.core.store_core import StoreCore
     from triptych_cache_store.server import StoreServer
 
     core: Any = StoreCore

@@ -12,11 +12,12 @@ import uvicorn
 from fastapi import FastAPI, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from support.fast import points
-from support.fast.decode_engine import DecodeEngine
-from support.fast.prompts import Finished, Item, Prompt, Token, prefix_digest
-from support.fast.tensors import DEFAULT_TOKENS, DIGEST, DTYPE, MAX_GRID, MODEL
-from triptych_common.bus import AsyncBus, Registry
+from tests.support.fast import points
+from tests.support.fast.decode_engine import DecodeEngine
+from tests.support.fast.prompts import Finished, Item, Prompt, Token, prefix_digest
+from tests.support.fast.tensors import DEFAULT_TOKENS, DIGEST, DTYPE, MAX_GRID, MODEL
+from triptych_common.bus import AsyncBus
+from triptych_common.coordination import Registry
 from triptych_common.domain.errors import TriptychError
 from triptych_common.protocol.messages import InstanceRecord, Role
 from triptych_common.runtime import ServiceSettings, StopSignal
@@ -25,9 +26,9 @@ from triptych_common.telemetry.logs import get_logger
 from triptych_prefill_decode.draining import drain, guarded
 from triptych_prefill_decode.server import ListeningServer
 from triptych_vllm_connector.config import ConnectorConfig
-from triptych_vllm_connector.consumer import Consumer
-from triptych_vllm_connector.opening import open_consumer
-from triptych_vllm_connector.workers import LoadingWorker
+from triptych_vllm_connector.consumer.consumer import Consumer
+from triptych_vllm_connector.links.opening import open_consumer
+from triptych_vllm_connector.worker.writing_loading import LoadingWorker
 
 log = get_logger(__name__)
 

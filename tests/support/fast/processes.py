@@ -19,17 +19,17 @@ from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-from support.fast import points
+from tests.support.fast import points
 from triptych_common.protocol.steps import Party
 
 PR_SET_PDEATHSIG = 1
 STOP_TIMEOUT_S = 20.0
 PRELOADED = [
-    "support.fast.services",
+    "tests.support.fast.services",
     "triptych_cache_store.__main__",
     "triptych_gateway.__main__",
     "triptych_encoder.working",
-    "triptych_vllm_connector.workers",
+    "triptych_vllm_connector.worker.writing_loading",
     "httpcore",  # from here on: what others import when they are used first
     "pydantic.v1",
     "uvicorn.lifespan.off",
@@ -156,7 +156,7 @@ def _main(party: Party, name: str, arguments: tuple[str, ...], folder: Path, log
         os.dup2(log.fileno(), 2)
     sys.argv = [name, *arguments]
     points.install(folder, name, party)
-    from support.fast import services
+    from tests.support.fast import services
 
     mains: dict[Party, Callable[[], None]] = services.MAINS
     mains[party]()

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import orjson
 import redis
 
-from support.fast.layout import DEPLOYMENT
+from tests.support.fast.layout import DEPLOYMENT
 from triptych_common.protocol.names import ENCODERS_GROUP, StreamNames
 
 LIMIT_S = 5.0

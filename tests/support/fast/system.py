@@ -13,16 +13,16 @@ from typing import Any
 import httpx
 import redis
 
-from support.fast.layout import Layout, port_to_listen_at
-from support.fast.points import SEEN
-from support.fast.processes import ServiceProcess
-from support.fast.redis_look import RedisServer, registered_boots, stream_leftovers
-from support.fast.tally import Tally
-from support.leftovers import store_leftovers
+from tests.support.fast.layout import Layout, port_to_listen_at
+from tests.support.fast.points import SEEN
+from tests.support.fast.processes import ServiceProcess
+from tests.support.fast.redis_look import RedisServer, registered_boots, stream_leftovers
+from tests.support.fast.tally import Tally
+from tests.support.leftovers import store_leftovers
 from triptych_common.domain.errors import StoreError
 from triptych_common.protocol.steps import Party
 from triptych_common.protocol.store import Evict, StatsQuery, StoreStats
-from triptych_common.region import StoreSession
+from triptych_common.store_session import StoreSession
 
 START_LIMIT_S = 60.0
 IDLE_LIMIT_S = 40.0

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from PIL import Image
 
-from support.hostile import chunks
+from tests.support.hostile import chunks
 
 SIDE = 56
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")

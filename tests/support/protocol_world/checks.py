@@ -3,13 +3,13 @@
 import itertools
 from collections import Counter
 
-from support.protocol_world.choices import Choices
-from support.protocol_world.config import ERRORS, HARMLESS, ONCE, PROMPT, SLOW
-from support.protocol_world.consumer import ConsumerActor
-from support.protocol_world.encoder import EncoderActor
+from tests.support.protocol_world.choices import Choices
+from tests.support.protocol_world.config import ERRORS, HARMLESS, ONCE, PROMPT, SLOW
+from tests.support.protocol_world.consumer import ConsumerActor
+from tests.support.protocol_world.encoder import EncoderActor
 from triptych_common.protocol.store import EntrySealed, Pinned, Unpin
-from triptych_vllm_connector.inbox import PinReply
-from triptych_vllm_connector.items import ItemState
+from triptych_vllm_connector.consumer.item_table import ItemState
+from triptych_vllm_connector.links.inbox import PinReply
 
 
 class Checks(Choices):

@@ -2,13 +2,13 @@
 
 from collections import Counter
 
-from support.protocol_world.config import REDIS, Config, Enabled, Key
-from support.protocol_world.consumer import ConsumerActor
-from support.protocol_world.encoder import EncoderActor
-from support.protocol_world.gateway import ClientRequest, GatewayActor
-from support.protocol_world.network import STORE, Network
-from support.protocol_world.store import StoreActor
-from triptych_cache_store.entry_table import EntryState
+from tests.support.protocol_world.config import REDIS, Config, Enabled, Key
+from tests.support.protocol_world.consumer import ConsumerActor
+from tests.support.protocol_world.encoder import EncoderActor
+from tests.support.protocol_world.gateway import ClientRequest, GatewayActor
+from tests.support.protocol_world.network import STORE, Network
+from tests.support.protocol_world.store import StoreActor
+from triptych_cache_store.entries.entry_table import EntryState
 
 
 class Choices:

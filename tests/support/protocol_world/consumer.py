@@ -11,19 +11,19 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from support.fake_engine import fake_request
-from support.protocol_world.config import Config
-from support.protocol_world.network import NAMES, Network, ThreadedBusModel
-from support.protocol_world.store import ClientSession, StoreActor
-from support.protocol_world.virtual_loop import CLOCK
-from support.scheduled import Scheduled
+from tests.support.fake_engine import fake_request
+from tests.support.protocol_world.config import Config
+from tests.support.protocol_world.network import NAMES, Network, ThreadedBusModel
+from tests.support.protocol_world.store import ClientSession, StoreActor
+from tests.support.protocol_world.virtual_loop import CLOCK
+from tests.support.scheduled import Scheduled
 from triptych_common.protocol.messages import Message
 from triptych_common.protocol.store import Unpin
-from triptych_vllm_connector.consumer import Consumer
-from triptych_vllm_connector.inbox import PinReply, StoreLost
-from triptych_vllm_connector.links import BusTalkLink, StorePinLink
-from triptych_vllm_connector.lost_loads import LoadsInFlight, undo
-from triptych_vllm_connector.preallocator import make_preallocator
+from triptych_vllm_connector.consumer.consumer import Consumer
+from triptych_vllm_connector.consumer.preallocator import make_preallocator
+from triptych_vllm_connector.links.inbox import PinReply, StoreLost
+from triptych_vllm_connector.links.links import BusMessageSender, StorePinLink
+from triptych_vllm_connector.scheduler.failed_loads import LoadsInFlight, undo
 
 
 class EngineDiedError(Exception):
@@ -92,7 +92,7 @@ class ConsumerActor:
         links = StorePinLink.__new__(StorePinLink)
         bus: Any = ThreadedBusModel(self._network, self.name)
         self.consumer = Consumer(
-            self.name, links, BusTalkLink(bus, NAMES), self.preallocator, lambda: 0, CLOCK.monotonic
+            self.name, links, BusMessageSender(bus, NAMES), self.preallocator, lambda: 0, CLOCK.monotonic
         )
         self.engine = ClientSession(
             self._store, f"{self.name}/engine", Future, self.consumer.post, self._on_lost

@@ -1,24 +1,24 @@
-"""The real encoder but for vLLM: `JobRunner`, `HandOver`, `Ledger`, `Reporter`, `ReplyListener`."""
+"""The real encoder but for vLLM: `JobRunner`, `StoreClient`, `Ledger`, `Reporter`, `ReplyListener`."""
 
 import asyncio
 from typing import Any
 
-from support.protocol_world.flights import InflightLink
-from support.protocol_world.network import DIGEST, NAMES, AsyncBusModel, JobEntry, Network
-from support.protocol_world.store import ClientSession, StoreActor
-from support.protocol_world.virtual_loop import CLOCK, VirtualLoop
+from tests.support.protocol_world.flights import InflightLink
+from tests.support.protocol_world.network import DIGEST, NAMES, AsyncBusModel, JobEntry, Network
+from tests.support.protocol_world.store import ClientSession, StoreActor
+from tests.support.protocol_world.virtual_loop import CLOCK, VirtualLoop
 from triptych_common.protocol.codec import Envelope
 from triptych_common.protocol.messages import EncodeJob, Message
 from triptych_common.protocol.store import Cancel, Seal
-from triptych_encoder.encoding import EncodeRefusedError, EngineFailedError, PreparedItem
-from triptych_encoder.flights import Flights
-from triptych_encoder.hand_over import HandOver
-from triptych_encoder.job import JobRunner
-from triptych_encoder.ledger import Ledger
-from triptych_encoder.media_source import MediaSource
-from triptych_encoder.replies import ReplyListener
-from triptych_encoder.reporter import Reporter
-from triptych_vllm_connector.orders import WriteOrder
+from triptych_encoder.engine.encoding import EncodeRefusedError, EngineFailedError, PreparedItem
+from triptych_encoder.jobs.job import JobRunner
+from triptych_encoder.jobs.job_leases import JobLeases
+from triptych_encoder.jobs.ledger import Ledger
+from triptych_encoder.jobs.media_source import MediaSource
+from triptych_encoder.jobs.replies import ReplyListener
+from triptych_encoder.jobs.reporter import Reporter
+from triptych_encoder.store.store_client import StoreClient
+from triptych_vllm_connector.step_orders import WriteOrder
 
 WIDTH, DTYPE = 4, "float32"
 LEASE_S = 6.0
@@ -91,7 +91,7 @@ class EncoderActor:
         self.bus: Any = AsyncBusModel(self._network, self.name)
         self.ledger = Ledger()
         self.engine = EngineModel(self._rows)
-        self.hand_over = HandOver(self.name)
+        self.hand_over = StoreClient(self.name)
         self.host = ClientSession(
             self._store, f"{self.name}/host", self.loop.create_future, self.hand_over._on_push, self._lost
         )
@@ -99,7 +99,7 @@ class EncoderActor:
         self.worker = ClientSession(self._store, f"{self.name}/worker-0", self.loop.create_future)
         redis: Any = self.redis
         reporter = Reporter(self.bus, NAMES, self.name)
-        self.flights = Flights(redis, reporter, self.ledger, self.name, LEASE_S)
+        self.flights = JobLeases(redis, reporter, self.ledger, self.name, LEASE_S)
         self.runner = JobRunner(
             self.engine,
             MediaSource(None, 1000),  # type: ignore[arg-type]

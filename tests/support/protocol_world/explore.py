@@ -12,9 +12,9 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 
-from support.protocol_world.config import Config, Enabled, Key
-from support.protocol_world.fingerprint import Fingerprints
-from support.protocol_world.world import World
+from tests.support.protocol_world.config import Config, Enabled, Key
+from tests.support.protocol_world.fingerprint import Fingerprints
+from tests.support.protocol_world.world import World
 
 MAX_DEPTH = 600
 

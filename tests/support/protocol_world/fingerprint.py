@@ -12,15 +12,15 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from support.protocol_world.config import REDIS
-from support.protocol_world.consumer import ConsumerActor
-from support.protocol_world.encoder import EncoderActor
-from support.protocol_world.flights import InflightLink
-from support.protocol_world.gateway import GatewayActor
-from support.protocol_world.network import STORE
-from support.protocol_world.store import ClientSession
-from support.protocol_world.virtual_loop import CLOCK
-from support.protocol_world.world import World
+from tests.support.protocol_world.config import REDIS
+from tests.support.protocol_world.consumer import ConsumerActor
+from tests.support.protocol_world.encoder import EncoderActor
+from tests.support.protocol_world.flights import InflightLink
+from tests.support.protocol_world.gateway import GatewayActor
+from tests.support.protocol_world.network import STORE
+from tests.support.protocol_world.store import ClientSession
+from tests.support.protocol_world.virtual_loop import CLOCK
+from tests.support.protocol_world.world import World
 
 ORDERED = frozenset({"holders", "_to_wake", "_pending", "parked"})  # dicts whose order matters
 LEFT_OUT = frozenset(
@@ -58,7 +58,7 @@ def digest(value: Any) -> Any:
         return None
     if isinstance(value, Exception):
         return repr(value)
-    if not type(value).__module__.startswith(("triptych", "support")):
+    if not type(value).__module__.startswith(("triptych", "tests.support")):
         raise TypeError(f"{type(value)} cannot be part of a fingerprint")
     return _object(value)
 

@@ -1,4 +1,4 @@
-"""`bus.Inflight` of one process: Redis runs its scripts one by one, when the world says so.
+"""`bus.SingleFlight` of one process: Redis runs its scripts one by one, when the world says so.
 
 Those for one item keep their order; others have connections of their own. The answer comes with the
 script: what happens between the two looks to the others as if it had happened before, or after.
@@ -12,9 +12,9 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from support.inflight_model import InflightModel
-from support.protocol_world.network import Network
-from support.protocol_world.virtual_loop import VirtualLoop
+from tests.support.inflight_model import InflightModel
+from tests.support.protocol_world.network import Network
+from tests.support.protocol_world.virtual_loop import VirtualLoop
 
 
 @dataclass
@@ -28,7 +28,7 @@ class Script:
 
 
 class InflightLink:
-    """Same methods as `bus.Inflight`, and the acks of jobs."""
+    """Same methods as `bus.SingleFlight`, and the acks of jobs."""
 
     def __init__(self, network: Network, loop: VirtualLoop) -> None:
         self._network = network

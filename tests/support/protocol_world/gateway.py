@@ -1,4 +1,4 @@
-"""The real gateway from the known items to the answer's end: `EncodeOrders`, `Ticket`, `race`.
+"""The real gateway from the known items to the answer's end: `EncodeOrders`, `MediaWait`, `race`.
 
 In front of it HTTP, media and validation are left out; behind it `serving` is played: one frame is the
 whole first chunk, another the end of the answer.
@@ -8,24 +8,24 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from support.protocol_world.flights import InflightLink
-from support.protocol_world.network import DIGEST, AsyncBusModel, Network, SizesModel
-from support.protocol_world.virtual_loop import CLOCK, VirtualLoop
+from tests.support.protocol_world.flights import InflightLink
+from tests.support.protocol_world.network import DIGEST, AsyncBusModel, Network, SizesModel
+from tests.support.protocol_world.virtual_loop import CLOCK, VirtualLoop
 from triptych_common.domain.errors import RequestError
 from triptych_common.protocol.ids import MmHash, RequestId
 from triptych_common.protocol.messages import EncoderCacheMetadata, Message, Modality
-from triptych_gateway.content_parts import MediaPart
-from triptych_gateway.encode_job import OrderLimits
-from triptych_gateway.encode_orders import EncodeOrders
-from triptych_gateway.image_header import ImageHeader
-from triptych_gateway.last_words import LastWords
-from triptych_gateway.media import TakenItem
-from triptych_gateway.media_shelf import MediaShelf
+from triptych_gateway.chat.race import race
+from triptych_gateway.encode.encode_job import OrderLimits
+from triptych_gateway.encode.encode_orders import EncodeOrders
+from triptych_gateway.encode.final_acks import FinalAcks
+from triptych_gateway.encode.media_cache import MediaShelf
+from triptych_gateway.encode.media_wait import MediaWait
+from triptych_gateway.encode.sizes import SizesCache
 from triptych_gateway.metrics import GatewayMetrics
 from triptych_gateway.openai_errors import unavailable
-from triptych_gateway.race import race
-from triptych_gateway.sizes import SizesCache
-from triptych_gateway.tickets import Ticket
+from triptych_gateway.request.content_parts import MediaPart
+from triptych_gateway.request.image_header import ImageHeader
+from triptych_gateway.request.media import TakenItem
 
 METRICS = GatewayMetrics()
 FIRST_TOKEN_S = 30.0
@@ -88,7 +88,7 @@ class GatewayActor:
             ),
             metrics=METRICS,
         )
-        self.last_words = LastWords(self.bus, self.name)
+        self.last_words = FinalAcks(self.bus, self.name)
         flights = self.orders.flights
         for _ in range(NUM_PUBLISHERS):
             self.loop.run(lambda: self.loop.create_task(flights.run()))
@@ -168,14 +168,14 @@ class GatewayActor:
         first = next((name for name in request.consumers if self._is_reachable(name)), request.consumers[0])
         items = tuple(_taken(mm_hash, index) for index, mm_hash in enumerate(request.hashes))
         deadline = CLOCK.now + FIRST_TOKEN_S
-        ticket = Ticket(RequestId(request.request_id), first, items, deadline, None, DIGEST)
+        ticket = MediaWait(RequestId(request.request_id), first, items, deadline, None, DIGEST)
         async with self.last_words.of(ticket), self.orders.open(ticket):
             async with asyncio.timeout_at(deadline):
                 self.orders.order(ticket)
                 await race(ticket.wait_sizes(), ticket.wait_failure())
             await race(self._serve(request, ticket, first), ticket.wait_failure())
 
-    async def _serve(self, request: ClientRequest, ticket: Ticket, first: str) -> None:
+    async def _serve(self, request: ClientRequest, ticket: MediaWait, first: str) -> None:
         tried: list[str] = []
         while True:
             left = [name for name in request.consumers if name not in tried and self._is_reachable(name)]
@@ -191,7 +191,7 @@ class GatewayActor:
                 continue
             return
 
-    async def _attempt(self, request: ClientRequest, ticket: Ticket, name: str) -> None:
+    async def _attempt(self, request: ClientRequest, ticket: MediaWait, name: str) -> None:
         request.dispatched.append((name, len(request.dispatched) + 1))
         request.frames = asyncio.Queue()
         remaining_ms = max(1, int((ticket.deadline - CLOCK.now) * 1000))

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from support.inflight_model import InflightModel
+from tests.support.inflight_model import InflightModel
 from triptych_common.protocol.codec import Envelope
 from triptych_common.protocol.messages import BUS_MESSAGES, EncodeJob, Message
 from triptych_common.protocol.names import StreamNames

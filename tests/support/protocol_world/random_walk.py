@@ -2,9 +2,9 @@
 
 import random
 
-from support.protocol_world.config import Config, Key
-from support.protocol_world.explore import MAX_DEPTH, BrokenError
-from support.protocol_world.world import World
+from tests.support.protocol_world.config import Config, Key
+from tests.support.protocol_world.explore import MAX_DEPTH, BrokenError
+from tests.support.protocol_world.world import World
 
 MAX_STEPS = 4 * MAX_DEPTH  # a full store is asked again and again
 

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from support.protocol_world.network import STORE, step_of
-from support.protocol_world.virtual_loop import CLOCK
-from triptych_cache_store.core import StoreCore
-from triptych_cache_store.leases import SessionId
-from triptych_cache_store.limits import Limits
+from tests.support.protocol_world.network import STORE, step_of
+from tests.support.protocol_world.virtual_loop import CLOCK
+from triptych_cache_store.core.store_core import StoreCore
+from triptych_cache_store.entries.leases import SessionId
+from triptych_cache_store.entries.limits import Limits
 from triptych_cache_store.testing import core_on
 from triptych_common.domain.errors import StoreUnavailableError
 from triptych_common.protocol.steps import Channel
@@ -25,8 +25,8 @@ from triptych_common.protocol.store import (
     WriterLost,
 )
 from triptych_common.region.layout import RegionLayout
-from triptych_common.region.resumption import Request
-from triptych_common.region.session import SessionState
+from triptych_common.store_session.resumption import Request
+from triptych_common.store_session.session_state import SessionState
 
 BLOCK_BYTES = 4096
 _HEADERS_END = 64 << 10

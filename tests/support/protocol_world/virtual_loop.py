@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import Any
 from uuid import uuid4 as real_uuid4
 
-from triptych_common.region import session
+from triptych_common.store_session import session_state as session
 
 
 class Clock:

@@ -8,19 +8,19 @@ same state.
 from collections import Counter
 from typing import Any
 
-from support.fake_engine import mm_hash
-from support.inflight_model import OVER
-from support.protocol_world.checks import Checks
-from support.protocol_world.config import FAULTS, Config, Key
-from support.protocol_world.consumer import ConsumerActor, EngineDiedError
-from support.protocol_world.encoder import EncoderActor
-from support.protocol_world.gateway import ClientRequest, GatewayActor
-from support.protocol_world.network import Network, Way, step_of
-from support.protocol_world.store import ClientSession, StoreActor
-from support.protocol_world.virtual_loop import CLOCK
+from tests.support.fake_engine import mm_hash
+from tests.support.inflight_model import OVER
+from tests.support.protocol_world.checks import Checks
+from tests.support.protocol_world.config import FAULTS, Config, Key
+from tests.support.protocol_world.consumer import ConsumerActor, EngineDiedError
+from tests.support.protocol_world.encoder import EncoderActor
+from tests.support.protocol_world.gateway import ClientRequest, GatewayActor
+from tests.support.protocol_world.network import Network, Way, step_of
+from tests.support.protocol_world.store import ClientSession, StoreActor
+from tests.support.protocol_world.virtual_loop import CLOCK
 from triptych_common.protocol.steps import Channel
 from triptych_common.protocol.store import Unpin
-from triptych_vllm_connector.inbox import BusChanged
+from triptych_vllm_connector.links.inbox import BusChanged
 
 
 class World(Checks):

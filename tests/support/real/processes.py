@@ -10,8 +10,8 @@ from functools import partial
 
 import psutil
 
-from support.slowing import in_short_turns
-from support.system import System
+from tests.support.slowing import in_short_turns
+from tests.support.system import System
 
 
 class Part(StrEnum):

@@ -7,7 +7,7 @@ from pathlib import Path
 SWITCH = "TEST_UNCHECKED_ITEMS"
 
 if SWITCH in os.environ and "triptych_encoder" in sys.orig_argv:
-    from triptych_encoder import item_schema
+    from triptych_encoder.preprocessing import item_schema
 
     switch = Path(os.environ[SWITCH])
     check = item_schema.ItemSchema.check

@@ -10,15 +10,15 @@ from pydantic import SecretStr
 from triptych_common.domain.errors import RequestError
 from triptych_common.protocol.ids import MmHash, RequestId
 from triptych_common.protocol.messages import FailureKind
-from triptych_gateway.admission import Admission
-from triptych_gateway.auth import ApiKeys
-from triptych_gateway.item_table import ItemFailure
-from triptych_gateway.media_shelf import MediaShelf
+from triptych_gateway.access.admission import Admission
+from triptych_gateway.access.auth import ApiKeys
+from triptych_gateway.chat.race import race
+from triptych_gateway.chat.sse import EventCutter, cut_at_error, error_in_first_event
+from triptych_gateway.chat.upstream import upstream_error
+from triptych_gateway.encode.item_table import ItemFailure
+from triptych_gateway.encode.media_cache import MediaShelf
+from triptych_gateway.encode.media_wait import error_for
 from triptych_gateway.openai_errors import error_event, error_response
-from triptych_gateway.race import race
-from triptych_gateway.sse import EventCutter, cut_at_error, error_in_first_event
-from triptych_gateway.tickets import error_for
-from triptych_gateway.upstream import upstream_error
 
 H = MmHash("a" * 64)
 

@@ -1,7 +1,8 @@
 """The consumer, with everything around it played by the test."""
 
 import pytest
-from support.played_engine import Engine
+
+from tests.support.played_engine import Engine
 
 
 @pytest.fixture

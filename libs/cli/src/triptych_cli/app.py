@@ -17,7 +17,7 @@ from triptych_cli.options import (
     PrefillDecodes,
     RedisUrl,
     RegionBytes,
-    Wish,
+    SystemOptions,
 )
 
 app = typer.Typer(
@@ -51,7 +51,7 @@ def demo(
     from triptych_cli.commands import demo as command
     from triptych_cli.launch import free_ports
 
-    wish = Wish(
+    wish = SystemOptions(
         model,
         encoders,
         prefill_decodes,
@@ -79,7 +79,7 @@ def up(
     """Start the system in the background, on 127.0.0.1."""
     from triptych_cli.commands import system
 
-    wish = Wish(
+    wish = SystemOptions(
         model,
         encoders,
         prefill_decodes,
@@ -109,7 +109,7 @@ def supervise(
     """What `up` leaves running."""
     from triptych_cli.commands import system
 
-    wish = Wish(
+    wish = SystemOptions(
         model,
         encoders,
         prefill_decodes,

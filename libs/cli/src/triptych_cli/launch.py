@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from triptych_cli.layout import MIB, Options, RunLayout
-from triptych_cli.options import Wish
+from triptych_cli.options import SystemOptions
 from triptych_cli.settings import CliSettings, GpuSettings, caller_environment
 from triptych_cli.supervisor.supervisor import OnChange, Supervisor
 from triptych_cli.topology import plan
@@ -62,7 +62,7 @@ class Launch:
         )
 
 
-def prepare(wish: Wish, layout: RunLayout, *, deployment: str) -> Launch:
+def prepare(wish: SystemOptions, layout: RunLayout, *, deployment: str) -> Launch:
     """Look at the machine, and settle what was left open.
 
     Raises:

@@ -39,7 +39,7 @@ DEFAULT_PORT = 8000
 
 
 @dataclass(frozen=True)
-class Wish:
+class SystemOptions:
     """The shared options as they were given."""
 
     model: str

@@ -18,16 +18,16 @@ from vllm.distributed.ec_transfer.ec_connector.utils import PlaceholderMetadataR
 
 from triptych_common.telemetry import setup_tracing
 from triptych_common.telemetry.logs import get_logger, setup_logging
-from triptych_vllm_connector.budget import budget_embeds
 from triptych_vllm_connector.config import ConnectorConfig
-from triptych_vllm_connector.consumer import Consumer
-from triptych_vllm_connector.items import LoadOrder
-from triptych_vllm_connector.opening import open_consumer
-from triptych_vllm_connector.orders import WriteOrder
-from triptych_vllm_connector.process_end import end_quickly, leave_signals_to_host
-from triptych_vllm_connector.slab_probe import UsableSlab
-from triptych_vllm_connector.tower import Tower, no_tower
-from triptych_vllm_connector.workers import LoadingWorker, WritingWorker
+from triptych_vllm_connector.consumer.consumer import Consumer
+from triptych_vllm_connector.consumer.item_table import LoadOrder
+from triptych_vllm_connector.consumer.local_encode import Tower, no_tower
+from triptych_vllm_connector.host.budget import budget_embeds
+from triptych_vllm_connector.links.opening import open_consumer
+from triptych_vllm_connector.process_exit import end_quickly, leave_signals_to_host
+from triptych_vllm_connector.scheduler.slab_probe import UsableSlab
+from triptych_vllm_connector.step_orders import WriteOrder
+from triptych_vllm_connector.worker.writing_loading import LoadingWorker, WritingWorker
 
 log = get_logger(__name__)
 

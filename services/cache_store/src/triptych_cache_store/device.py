@@ -1,13 +1,13 @@
 """The store's memory on a GPU, where one is asked for and there is one."""
 
-from triptych_cache_store.block_pool import BestFitPool
-from triptych_cache_store.entry_table import EntryTable
-from triptych_cache_store.eviction import RecencyAndCostPolicy
-from triptych_cache_store.journal import NoJournal
-from triptych_cache_store.limits import Limits
+from triptych_cache_store.core.state import Slab
+from triptych_cache_store.entries.block_pool import BestFitPool
+from triptych_cache_store.entries.entry_table import EntryTable
+from triptych_cache_store.entries.eviction import RecencyAndCostPolicy
+from triptych_cache_store.entries.limits import Limits
+from triptych_cache_store.entries.space import Space
+from triptych_cache_store.persistence.journal import NoJournal
 from triptych_cache_store.settings import StoreSettings
-from triptych_cache_store.space import Space
-from triptych_cache_store.state import Slab
 from triptych_common.protocol.store import SlabInfo
 from triptych_common.region.cuda.driver import CudaError, load_driver
 from triptych_common.region.cuda.slab import DeviceSlab

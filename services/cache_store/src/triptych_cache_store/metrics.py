@@ -11,9 +11,9 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from triptych_cache_store.entry_table import EntryState
-from triptych_cache_store.latencies import BOUNDS_S
-from triptych_cache_store.state import HandedOver, Slab, StoreState
+from triptych_cache_store.core.latencies import BOUNDS_S
+from triptych_cache_store.core.state import HandedOver, Slab, StoreState
+from triptych_cache_store.entries.entry_table import EntryState
 
 STATES = (EntryState.WRITING, EntryState.READY, EntryState.PINNED, EntryState.ABANDONED)
 

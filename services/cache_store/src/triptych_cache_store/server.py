@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import cast
 
-from triptych_cache_store.core import StoreCore
-from triptych_cache_store.leases import SessionId
-from triptych_cache_store.state import Outgoing
+from triptych_cache_store.core.state import Outgoing
+from triptych_cache_store.core.store_core import StoreCore
+from triptych_cache_store.entries.leases import SessionId
 from triptych_common.domain.errors import MalformedMessageError, StoreUnavailableError
 from triptych_common.protocol.codec import FrameDecoder, decode_command, frame
 from triptych_common.protocol.store import StoreFailure, StoreReply

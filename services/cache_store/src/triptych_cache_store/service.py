@@ -4,28 +4,28 @@ import asyncio
 import time
 from dataclasses import asdict
 
-from triptych_cache_store.adoption import adopt, trust
-from triptych_cache_store.block_pool import BestFitPool
-from triptych_cache_store.core import StoreCore
+from triptych_cache_store.checksums.checksums import Checksums
+from triptych_cache_store.checksums.verifier import Verifier
+from triptych_cache_store.core.state import StoreIdentity, StoreState
+from triptych_cache_store.core.store_core import StoreCore
 from triptych_cache_store.device import open_slab, slab_of
-from triptych_cache_store.entry_table import EntryTable
-from triptych_cache_store.eviction import RecencyAndCostPolicy
-from triptych_cache_store.journal import RegionJournal
+from triptych_cache_store.entries.block_pool import BestFitPool
+from triptych_cache_store.entries.entry_table import EntryTable
+from triptych_cache_store.entries.eviction import RecencyAndCostPolicy
+from triptych_cache_store.entries.space import Space
 from triptych_cache_store.metrics import render
-from triptych_cache_store.payloads import Payloads
-from triptych_cache_store.region_file import RegionFile
+from triptych_cache_store.persistence.journal import RegionJournal
+from triptych_cache_store.persistence.recovery import adopt, trust
+from triptych_cache_store.persistence.region_file import RegionFile
 from triptych_cache_store.scrape import ScrapeServer
 from triptych_cache_store.server import StoreServer
 from triptych_cache_store.settings import StoreSettings
-from triptych_cache_store.space import Space
-from triptych_cache_store.state import StoreIdentity, StoreState
-from triptych_cache_store.verifier import Verifier
 from triptych_common.domain.errors import StoreUnavailableError, TriptychError
 from triptych_common.protocol.store import Ping, SlabInfo
-from triptych_common.region.aio import AsyncStoreSession
 from triptych_common.region.cuda.slab import DeviceSlab
 from triptych_common.region.layout import RegionLayout
 from triptych_common.runtime import StopSignal
+from triptych_common.store_session.async_session import AsyncStoreSession
 from triptych_common.telemetry.logs import get_logger
 
 log = get_logger(__name__)
@@ -104,7 +104,7 @@ def make_core(
             is_alive=region.is_client_alive,
             namespace=settings.namespace_digest,
             now=time.monotonic(),
-            is_intact=Payloads(region.buffer, layout).has_checksum if settings.verify != "off" else trust,
+            is_intact=Checksums(region.buffer, layout).has_checksum if settings.verify != "off" else trust,
         )
         log.info("region adopted", **asdict(adopted))
     return StoreCore(state, is_connected=server.is_connected, is_alive=region.is_client_alive)

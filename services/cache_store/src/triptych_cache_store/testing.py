@@ -8,21 +8,21 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from triptych_cache_store.adoption import IsIntact, adopt, trust
-from triptych_cache_store.block_pool import BestFitPool
-from triptych_cache_store.core import StoreCore
+from triptych_cache_store.core.state import StoreIdentity, StoreState
+from triptych_cache_store.core.store_core import StoreCore
 from triptych_cache_store.device import slab_of
-from triptych_cache_store.entry_table import EntryTable
-from triptych_cache_store.eviction import RecencyAndCostPolicy
-from triptych_cache_store.journal import RegionJournal
-from triptych_cache_store.leases import SessionId
-from triptych_cache_store.limits import Limits
-from triptych_cache_store.space import Space
-from triptych_cache_store.state import StoreIdentity, StoreState
+from triptych_cache_store.entries.block_pool import BestFitPool
+from triptych_cache_store.entries.entry_table import EntryTable
+from triptych_cache_store.entries.eviction import RecencyAndCostPolicy
+from triptych_cache_store.entries.leases import SessionId
+from triptych_cache_store.entries.limits import Limits
+from triptych_cache_store.entries.space import Space
+from triptych_cache_store.persistence.journal import RegionJournal
+from triptych_cache_store.persistence.recovery import IsIntact, adopt, trust
 from triptych_common.domain.errors import StoreError, StoreUnavailableError
 from triptych_common.protocol.store import SlabInfo, StatsQuery, StoreStats
-from triptych_common.region import Push, StoreSession
 from triptych_common.region.layout import RegionLayout
+from triptych_common.store_session import Push, StoreSession
 
 START_TIMEOUT_S = 20.0
 STOP_TIMEOUT_S = 15.0

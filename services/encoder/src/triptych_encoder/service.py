@@ -8,14 +8,14 @@ import asyncio
 from triptych_common.bus import check_login
 from triptych_common.runtime import StopSignal
 from triptych_common.telemetry import setup_logging, setup_tracing
-from triptych_encoder.encoding import PreprocessLimits
+from triptych_encoder.engine.encoding import PreprocessLimits
 from triptych_encoder.settings import EncoderSettings
 from triptych_encoder.working import work
 from triptych_vllm_connector.config import ConnectorConfig
-from triptych_vllm_connector.engine_options import encoder_options
-from triptych_vllm_connector.namespace import digest_of_model
-from triptych_vllm_connector.platform import has_gpu, may_use_slab
-from triptych_vllm_connector.process_end import end_quickly
+from triptych_vllm_connector.host.engine_options import encoder_options
+from triptych_vllm_connector.host.namespace import digest_of_model
+from triptych_vllm_connector.host.platform import has_gpu, may_use_slab
+from triptych_vllm_connector.process_exit import end_quickly
 
 
 async def serve(settings: EncoderSettings, stop: StopSignal) -> None:
@@ -24,7 +24,9 @@ async def serve(settings: EncoderSettings, stop: StopSignal) -> None:
     Raises:
         TriptychError: vLLM, the store or Redis cannot be used; the caller exits and is restarted.
     """
-    from triptych_encoder.engine import run_engine  # vLLM: `work` runs without it, on any `Encoder`
+    from triptych_encoder.engine.encode_engine import (
+        run_engine,  # vLLM: `work` runs without it, on any `Encoder`
+    )
 
     setup_logging("encoder", settings.instance, settings.log_level)
     end_quickly()

@@ -12,24 +12,25 @@ import uuid
 from collections.abc import Coroutine, Sequence
 from typing import Any
 
-from triptych_common.bus import AsyncBus, Delivery, Inflight, Registration, Registry, drop_idle_consumers
+from triptych_common.bus import AsyncBus, Delivery, drop_idle_consumers
+from triptych_common.coordination import Registration, Registry, SingleFlight
 from triptych_common.domain.errors import StoreUnavailableError, TriptychError
 from triptych_common.protocol.messages import InstanceRecord, Role
 from triptych_common.protocol.names import ENCODERS_GROUP
 from triptych_common.runtime import StopSignal
 from triptych_common.telemetry.logs import get_logger
-from triptych_encoder.encoding import Encoder
-from triptych_encoder.flights import Flights
-from triptych_encoder.hand_over import HandOver
-from triptych_encoder.job import JobRunner
-from triptych_encoder.ledger import Ledger
-from triptych_encoder.media_source import MediaSource, new_media_client
-from triptych_encoder.pairing import Pairing
-from triptych_encoder.replies import ReplyListener
-from triptych_encoder.reporter import Reporter
+from triptych_encoder.engine.encoding import Encoder
+from triptych_encoder.jobs.job import JobRunner
+from triptych_encoder.jobs.job_leases import JobLeases
+from triptych_encoder.jobs.ledger import Ledger
+from triptych_encoder.jobs.media_source import MediaSource, new_media_client
+from triptych_encoder.jobs.replies import ReplyListener
+from triptych_encoder.jobs.reporter import Reporter
 from triptych_encoder.settings import EncoderSettings
-from triptych_vllm_connector.probing import has_region
-from triptych_vllm_connector.slab_watch import Ask, SlabWatch
+from triptych_encoder.store.store_client import StoreClient
+from triptych_encoder.store.transport_selector import TransportSelector
+from triptych_vllm_connector.host.probing import has_region
+from triptych_vllm_connector.host.slab_watch import Ask, SlabWatch
 
 log = get_logger(__name__)
 
@@ -60,7 +61,7 @@ async def _work(
 ) -> None:
     names = settings.names
     store_lost = asyncio.Event()
-    hand_over = await HandOver.connect(
+    hand_over = await StoreClient.connect(
         settings.store_socket, settings.instance, digest, lambda error: store_lost.set()
     )
     bus = await AsyncBus.connect(settings.redis_url, settings.deployment, client_name=settings.instance)
@@ -79,12 +80,12 @@ async def _work(
         **slab.fields(),
     )
     registry = Registry(bus)
-    pairing = Pairing(lambda: slab.own, digest, registry, lambda: hand_over.slab)
+    pairing = TransportSelector(lambda: slab.own, digest, registry, lambda: hand_over.slab)
     try:
         async with new_media_client() as http:
             reporter = Reporter(bus, names, settings.instance)
             lease_s = settings.takeover_idle_ms / 1000
-            flights = Flights(Inflight(bus), reporter, ledger, settings.instance, lease_s)
+            flights = JobLeases(SingleFlight(bus), reporter, ledger, settings.instance, lease_s)
             runner = JobRunner(
                 engine,
                 MediaSource(http, settings.max_media_bytes),

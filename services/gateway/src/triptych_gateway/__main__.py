@@ -4,7 +4,7 @@ import sys
 
 from triptych_common.runtime import run_service
 from triptych_common.telemetry import setup_logging, setup_tracing
-from triptych_gateway.image_header import set_up_pillow
+from triptych_gateway.request.image_header import set_up_pillow
 from triptych_gateway.service import is_healthy, run
 from triptych_gateway.settings import GatewaySettings
 

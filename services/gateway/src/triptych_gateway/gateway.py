@@ -9,31 +9,32 @@ from uuid import uuid4
 
 import httpx
 
-from triptych_common.bus import AsyncBus, Inflight, Registration, Registry, SharedSizes
+from triptych_common.bus import AsyncBus
+from triptych_common.coordination import Registration, Registry, SharedSizes, SingleFlight
 from triptych_common.domain.errors import RequestError
 from triptych_common.protocol.messages import EncoderCacheMetadata, InstanceRecord, Role
 from triptych_common.protocol.names import OWNER_GROUP
 from triptych_common.telemetry.logs import get_logger
-from triptych_gateway.admission import Admission
-from triptych_gateway.api_keys_file import read_api_keys_file
-from triptych_gateway.auth import ApiKeys
-from triptych_gateway.chat_request import RequestLimits
-from triptych_gateway.encode_job import OrderLimits
-from triptych_gateway.encode_orders import EncodeOrders
-from triptych_gateway.image_header import ImageLimits
-from triptych_gateway.json_bounds import BodyBounds
-from triptych_gateway.last_words import LastWords
-from triptych_gateway.media import MediaLimits
-from triptych_gateway.media_shelf import MediaShelf
+from triptych_gateway.access.admission import Admission
+from triptych_gateway.access.api_keys_file import read_api_keys_file
+from triptych_gateway.access.auth import ApiKeys
+from triptych_gateway.chat.upstream import new_client
+from triptych_gateway.encode.encode_job import OrderLimits
+from triptych_gateway.encode.encode_orders import EncodeOrders
+from triptych_gateway.encode.final_acks import FinalAcks
+from triptych_gateway.encode.media_cache import MediaShelf
+from triptych_gateway.encode.sizes import SizesCache
 from triptych_gateway.metrics import GatewayMetrics
 from triptych_gateway.openai_errors import unavailable
-from triptych_gateway.placeholder_tokens import PlaceholderGuard
-from triptych_gateway.registry_view import RegistryView
-from triptych_gateway.request_options import RequestOptions
-from triptych_gateway.router import Router
+from triptych_gateway.request.chat_request import RequestLimits
+from triptych_gateway.request.image_header import ImageLimits
+from triptych_gateway.request.json_bounds import BodyBounds
+from triptych_gateway.request.media import MediaLimits
+from triptych_gateway.request.placeholder_tokens import PlaceholderGuard
+from triptych_gateway.request.request_options import RequestOptions
+from triptych_gateway.routing.registry_view import RegistryView
+from triptych_gateway.routing.router import Router
 from triptych_gateway.settings import GatewaySettings
-from triptych_gateway.sizes import SizesCache
-from triptych_gateway.upstream import new_client
 
 log = get_logger(__name__)
 
@@ -49,7 +50,7 @@ class Gateway:
     view: RegistryView
     router: Router
     orders: EncodeOrders
-    last_words: LastWords
+    last_words: FinalAcks
     shelf: MediaShelf
     admission: Admission
     api_keys: ApiKeys
@@ -160,7 +161,7 @@ def _assemble(
     metrics = GatewayMetrics()
     shelf = MediaShelf()
     orders = EncodeOrders(
-        inflight=Inflight(bus),
+        inflight=SingleFlight(bus),
         gateway=settings.instance,
         shelf=shelf,
         sizes=SizesCache(
@@ -185,7 +186,7 @@ def _assemble(
         view=RegistryView(registry, settings.registry_interval_s),
         router=Router(settings.suspect_s),
         orders=orders,
-        last_words=LastWords(bus, settings.instance),
+        last_words=FinalAcks(bus, settings.instance),
         shelf=shelf,
         admission=Admission(settings.max_requests_in_flight, settings.max_media_in_flight_bytes),
         api_keys=_api_keys(settings),

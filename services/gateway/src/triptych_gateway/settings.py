@@ -29,7 +29,7 @@ class GatewaySettings(MediaSettings):
     api_keys: tuple[SecretStr, ...] = ()
     """Plain keys, or `sha256:<hex>`. Empty, and no `api_keys_file`: no authentication."""
     api_keys_file: Path | None = None
-    """More keys, with names and tenants (`triptych_gateway.api_keys_file`)."""
+    """More keys, with names and tenants (`triptych_gateway.access.api_keys_file`)."""
 
     drain_grace_s: NonNegativeFloat = 1.0
     """How long requests are still taken after the stop was announced, until every balancer has noticed."""

@@ -2,7 +2,7 @@
 
 import sys
 
-from triptych_common.bus import is_registered
+from triptych_common.coordination import is_registered
 from triptych_common.runtime import run_service
 from triptych_prefill_decode.settings import PrefillDecodeSettings
 

@@ -7,7 +7,7 @@ Announced first: a gateway whose request is refused looks for another instance, 
 
 import asyncio
 
-from triptych_common.bus import Registration
+from triptych_common.coordination import Registration
 from triptych_common.runtime.drain import AsgiApp, DrainGate
 from triptych_common.telemetry.logs import get_logger
 

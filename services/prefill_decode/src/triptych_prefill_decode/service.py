@@ -21,30 +21,31 @@ from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from triptych_common.bus import AsyncBus, Registry, check_login
+from triptych_common.bus import AsyncBus, check_login
+from triptych_common.coordination import Registry
 from triptych_common.domain.errors import TriptychError
 from triptych_common.protocol.messages import InstanceRecord, Role
 from triptych_common.protocol.urls import base_url
 from triptych_common.runtime import StopSignal, bind_tcp
 from triptych_common.telemetry import setup_logging, setup_tracing
 from triptych_common.telemetry.logs import get_logger
+from triptych_prefill_decode.dead_engine import DeadEngineMiddleware
 from triptych_prefill_decode.draining import drain, guarded
-from triptych_prefill_decode.liveness import EngineGoneError, watch_answers
+from triptych_prefill_decode.engine_watchdog import EngineGoneError, watch_answers
 from triptych_prefill_decode.server import ListeningServer
 from triptych_prefill_decode.settings import PrefillDecodeSettings
-from triptych_prefill_decode.silence import SilentWhenDead
-from triptych_vllm_connector.budget import budget_embeds
 from triptych_vllm_connector.config import ConnectorConfig
-from triptych_vllm_connector.engine_options import prefill_decode_options
-from triptych_vllm_connector.image_reader import read_image_formats_only
-from triptych_vllm_connector.limits import encoder_cache_embeds
-from triptych_vllm_connector.namespace import digest_of_model
-from triptych_vllm_connector.platform import has_gpu, may_use_slab
-from triptych_vllm_connector.probing import has_region
-from triptych_vllm_connector.process_end import end_quickly
-from triptych_vllm_connector.slab_probe import PROBE_SLAB
-from triptych_vllm_connector.slab_watch import Ask, SlabWatch
-from triptych_vllm_connector.unsupported_options import check_engine_options
+from triptych_vllm_connector.host.budget import budget_embeds
+from triptych_vllm_connector.host.engine_options import prefill_decode_options
+from triptych_vllm_connector.host.image_reader import read_image_formats_only
+from triptych_vllm_connector.host.limits import encoder_cache_embeds
+from triptych_vllm_connector.host.namespace import digest_of_model
+from triptych_vllm_connector.host.platform import has_gpu, may_use_slab
+from triptych_vllm_connector.host.probing import has_region
+from triptych_vllm_connector.host.slab_watch import Ask, SlabWatch
+from triptych_vllm_connector.host.unsupported_options import check_engine_options
+from triptych_vllm_connector.process_exit import end_quickly
+from triptych_vllm_connector.scheduler.slab_probe import PROBE_SLAB
 
 log = get_logger(__name__)
 
@@ -131,7 +132,7 @@ async def _serve_engine(
     supported_tasks = await engine.get_supported_tasks()
     app = build_app(args, supported_tasks, engine.model_config)
     await init_app_state(engine, app.state, args, supported_tasks)
-    gate = guarded(SilentWhenDead(app, lambda: engine.errored))
+    gate = guarded(DeadEngineMiddleware(app, lambda: engine.errored))
     server = ListeningServer(
         uvicorn.Config(
             gate,

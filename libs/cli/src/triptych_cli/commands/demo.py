@@ -16,7 +16,7 @@ from triptych_cli.console import StartProgress, err, fail, out, show_tail, show_
 from triptych_cli.demo_folders import private_layout, sweep
 from triptych_cli.launch import Launch, LaunchError, prepare
 from triptych_cli.layout import RunLayout
-from triptych_cli.options import Wish
+from triptych_cli.options import SystemOptions
 from triptych_cli.picture import half_blocks
 from triptych_cli.settings import CHECKOUT, caller_environment
 from triptych_cli.supervisor.service import StartFailedError
@@ -29,7 +29,7 @@ from triptych_cli.supervisor.supervisor import (
 from triptych_common.bus import AsyncBus
 from triptych_common.bus.inspection import delete_deployment
 from triptych_common.domain.errors import TriptychError
-from triptych_common.telemetry.tracefile import SpanRecord
+from triptych_common.telemetry.trace_format import SpanRecord
 from triptych_common.telemetry.traces import read_trace
 
 SAMPLES = CHECKOUT / "models" / "digits-vl" / "samples"
@@ -80,7 +80,7 @@ def load_samples(folder: Path, count: int) -> list[Sample]:
     return samples[:count]
 
 
-def demo(wish: Wish, num_images: int) -> int:
+def demo(wish: SystemOptions, num_images: int) -> int:
     """Set up, show, stop. 0 when the pictures were read; 130 after Ctrl-C; 1 after anything else."""
     try:
         sweep()

@@ -7,7 +7,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from triptych_cli.commands.running import message_bus, store_session
-from triptych_common.bus import Registry
+from triptych_common.coordination import Registry
 from triptych_common.domain.transports import Pair, StoreSlab, choose_pairs
 from triptych_common.protocol.store import MetricsQuery, StoreMetrics
 

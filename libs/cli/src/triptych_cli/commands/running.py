@@ -12,7 +12,7 @@ from triptych_cli.settings import CliSettings
 from triptych_cli.supervisor.state import SystemStatus, read_status
 from triptych_common.bus import AsyncBus
 from triptych_common.domain.errors import TriptychError
-from triptych_common.region import AsyncStoreSession
+from triptych_common.store_session import AsyncStoreSession
 
 
 class NothingRunningError(Exception):

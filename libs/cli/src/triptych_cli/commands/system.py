@@ -16,7 +16,7 @@ from triptych_cli.commands.pairs import pairs_table
 from triptych_cli.console import StartProgress, err, fail, out, show_tail
 from triptych_cli.launch import LaunchError, lasting_layout, prepare
 from triptych_cli.layout import RunLayout
-from triptych_cli.options import Wish
+from triptych_cli.options import SystemOptions
 from triptych_cli.settings import CliSettings
 from triptych_cli.supervisor import daemon
 from triptych_cli.supervisor.state import ServiceState, SystemStatus, read_status
@@ -34,7 +34,7 @@ STATE_COLOURS = {
 }
 
 
-def up(wish: Wish) -> int:
+def up(wish: SystemOptions) -> int:
     """Start the system in the background, and return when it is ready."""
     settings = CliSettings()
     layout = lasting_layout(settings)
@@ -162,7 +162,7 @@ def logs(service: str, follow: bool, num_lines: int) -> int:
     return 0
 
 
-def supervise(wish: Wish, progress_fd: int) -> int:
+def supervise(wish: SystemOptions, progress_fd: int) -> int:
     """The daemon itself."""
     setup_logging("supervisor", "supervisor", "WARNING")  # stderr is its log file
     settings = CliSettings()

@@ -14,12 +14,13 @@ from typing import Protocol
 import httpx
 
 from triptych_cli.topology import HttpReady, Readiness, RedisAnswers, Registered, StoreAnswers
-from triptych_common.bus import AsyncBus, Registry
-from triptych_common.bus.registry import TTL_S
+from triptych_common.bus import AsyncBus
+from triptych_common.coordination import Registry
+from triptych_common.coordination.registry import TTL_S
 from triptych_common.domain.errors import TriptychError
 from triptych_common.protocol.messages import InstanceRecord
 from triptych_common.protocol.store import Ping
-from triptych_common.region import AsyncStoreSession
+from triptych_common.store_session import AsyncStoreSession
 
 CHECK_TIMEOUT_S = 2.0
 OLD_RECORD_S = TTL_S + 1.0  # by then the record of a process that is no more has expired

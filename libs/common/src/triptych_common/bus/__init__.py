@@ -1,33 +1,29 @@
-"""Redis Streams: the conversation between services. The only package that imports redis."""
+"""Redis Streams: small messages between services.
 
-from triptych_common.bus.asyncbus import AsyncBus
-from triptych_common.bus.blobs import BlobMissingError, BlobStore
-from triptych_common.bus.consumer import Consumer, Delivery
+async_bus         AsyncBus: for asyncio services
+threaded_bus      ThreadedBus: for code that must never block (vLLM's EngineCore)
+publisher         appends entries, within the bounds of `stream_bounds`
+stream_consumer   takes entries: flow control, takeover, reconnection; options in `consumer_options`
+consumer_group    the commands of one consumer in one group, typed
+dead_letters      entries that no consumer can handle
+idle_consumers    removes names of consumers that never come back
+inspection        reads streams without taking part, for operators' tools
+login_check       one look at Redis before something expensive is started
+"""
+
+from triptych_common.bus.async_bus import AsyncBus
 from triptych_common.bus.consumer_options import ConsumerOptions
-from triptych_common.bus.inflight import Claim, Inflight, Standing, Start
-from triptych_common.bus.preflight import check_login
-from triptych_common.bus.presence import is_registered
-from triptych_common.bus.registry import Registration, Registry
-from triptych_common.bus.sizes import SharedSizes
-from triptych_common.bus.threaded import ThreadedBus
-from triptych_common.bus.upkeep import drop_idle_consumers
+from triptych_common.bus.idle_consumers import drop_idle_consumers
+from triptych_common.bus.login_check import check_login
+from triptych_common.bus.stream_consumer import Consumer, Delivery
+from triptych_common.bus.threaded_bus import ThreadedBus
 
 __all__ = [
     "AsyncBus",
-    "BlobMissingError",
-    "BlobStore",
-    "Claim",
     "Consumer",
     "ConsumerOptions",
     "Delivery",
-    "Inflight",
-    "Registration",
-    "Registry",
-    "SharedSizes",
-    "Standing",
-    "Start",
     "ThreadedBus",
     "check_login",
     "drop_idle_consumers",
-    "is_registered",
 ]

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
-from triptych_common.bus.asyncbus import AsyncBus
-from triptych_common.bus.connection import command
+from triptych_common.bus.async_bus import AsyncBus
 from triptych_common.protocol.names import everything
+from triptych_common.redis_client.commands import command
 
 _SCAN_BATCH = 500
 

@@ -7,11 +7,11 @@ from typing import Any, cast
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from triptych_common.bus.bounds import StreamBounds
-from triptych_common.bus.connection import command, execute
-from triptych_common.bus.failures import unavailable
+from triptych_common.bus.stream_bounds import StreamBounds
 from triptych_common.domain.errors import BusUnavailableError
 from triptych_common.protocol.names import INBOX_TTL_S
+from triptych_common.redis_client.commands import command, execute
+from triptych_common.redis_client.failures import unavailable
 
 StreamEntry = tuple[str, Mapping[bytes, bytes]]
 

@@ -28,7 +28,7 @@ class StoreSlab:
 
 
 @dataclass(frozen=True)
-class Ability:
+class TransportCapabilities:
     """What one instance offers: transports, best first, and the slab that `cuda_ipc` is for."""
 
     transports: tuple[Transport, ...]
@@ -36,7 +36,7 @@ class Ability:
     slab_generation: int | None = None  # of the store whose slab it has mapped and read
 
     @classmethod
-    def announced(cls, record: InstanceRecord) -> "Ability":
+    def announced(cls, record: InstanceRecord) -> "TransportCapabilities":
         """Of another instance; one that announces nothing knows the region only."""
         transports = record.transports or (Transport.PINNED_SHM,)
         return cls(transports, record.device, record.slab_generation)
@@ -52,7 +52,9 @@ class Pair:
     slab_failure: str | None = None  # why one of the two cannot use the store's slab
 
 
-def choose_memories(producer: Ability, consumers: Iterable[Ability], slab: StoreSlab | None) -> list[str]:
+def choose_memories(
+    producer: TransportCapabilities, consumers: Iterable[TransportCapabilities], slab: StoreSlab | None
+) -> list[str]:
     """Where the producer may put a tensor, best first; never empty."""
     slab_memory = None if slab is None else slab.memory
     able = list(consumers)
@@ -75,7 +77,9 @@ def choose_pairs(records: Iterable[InstanceRecord], slab: StoreSlab | None) -> l
     for producer in (each for each in known if each.role in PRODUCING_ROLES):
         consumers = consumers_of(producer.namespace_digest, known)
         memory = choose_memories(
-            Ability.announced(producer), [Ability.announced(each) for each in consumers], slab
+            TransportCapabilities.announced(producer),
+            [TransportCapabilities.announced(each) for each in consumers],
+            slab,
         )[0]
         pairs += [
             Pair(
@@ -107,7 +111,7 @@ def _memory(transport: Transport, slab_memory: str | None) -> str:
     return REDIS if transport is Transport.REDIS else SHM
 
 
-def _share_slab(slab: StoreSlab | None, all_of: Sequence[Ability]) -> bool:
+def _share_slab(slab: StoreSlab | None, all_of: Sequence[TransportCapabilities]) -> bool:
     """Have all of them mapped it, and read from it? What they found of an earlier store's counts no more."""
     return slab is not None and all(
         each.device is not None

@@ -115,7 +115,7 @@ class ServiceSettings(BaseSettings):
     @field_validator("redis_url")
     @classmethod
     def _usable_address(cls, value: str) -> str:
-        from triptych_common.bus.address import RedisAddress  # noqa: PLC0415 - the store needs no Redis
+        from triptych_common.redis_client.address import RedisAddress  # noqa: PLC0415 - the store needs no Redis
 
         RedisAddress.parse(value)
         return value

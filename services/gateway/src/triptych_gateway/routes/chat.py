@@ -3,7 +3,7 @@
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from triptych_gateway.exchange import ChatExchange
+from triptych_gateway.chat.exchange import ChatExchange
 from triptych_gateway.gateway import Gateway
 
 

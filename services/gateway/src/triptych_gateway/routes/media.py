@@ -4,8 +4,8 @@ from fastapi import APIRouter
 from starlette.responses import Response
 
 from triptych_common.domain.errors import RequestError
+from triptych_gateway.encode.media_cache import MEDIA_PATH
 from triptych_gateway.gateway import Gateway
-from triptych_gateway.media_shelf import MEDIA_PATH
 
 
 def media_routes(gateway: Gateway) -> APIRouter:

@@ -1,0 +1,169 @@
+"""The bus for asyncio services."""
+
+from collections.abc import Sequence
+from functools import partial
+from types import TracebackType
+from typing import Self
+
+from redis.asyncio import Redis
+
+from triptych_common.bus.consumer_group import Group
+from triptych_common.bus.consumer_options import ConsumerOptions, OnDeadLetter
+from triptych_common.bus.publisher import Publisher, Refusal, StreamEntry
+from triptych_common.bus.stream_bounds import StreamBounds
+from triptych_common.bus.stream_consumer import Consumer
+from triptych_common.protocol import codec
+from triptych_common.protocol.messages import Message
+from triptych_common.protocol.names import JOBS_TTL_S, StreamNames, is_inbox, is_jobs
+from triptych_common.redis_client.address import RedisAddress
+from triptych_common.redis_client.commands import command
+from triptych_common.redis_client.rights import Right
+from triptych_common.redis_client.rights_check import find_missing
+from triptych_common.redis_client.server_watch import OnServerChanged, ServerWatch
+from triptych_common.telemetry.logs import get_logger
+
+log = get_logger(__name__)
+
+CONNECT_PATIENCE_S = 1.0  # a Redis that is not there yet: whoever started us starts us again
+
+
+class AsyncBus:
+    """Publishes to, and makes consumers of, one deployment's streams. Belongs to one event loop.
+
+    Every command is bounded by `COMMAND_LIMIT_S` and raises `BusUnavailableError` when it fails.
+    """
+
+    def __init__(self, url: str, deployment: str, *, client_name: str) -> None:
+        """Does not connect yet; see `connect`.
+
+        Raises:
+            ValueError: `url` or `deployment` cannot be used.
+        """
+        self.names = StreamNames(deployment)
+        self._address = RedisAddress.parse(url)
+        self._client_name = client_name
+        self._watch = ServerWatch()
+        self._client = self._address.client(client_name, self._watch)
+        is_of_instance = partial(is_inbox, self.names)
+        self._publisher = Publisher(self._client, StreamBounds(is_of_instance), is_of_instance)
+
+    @classmethod
+    async def connect(cls, url: str, deployment: str, *, client_name: str) -> Self:
+        """A bus that has reached Redis once, and may do there what it must (`rights`).
+
+        Raises:
+            BusRefusedError: login, rights or certificate are wrong.
+            BusUnavailableError: Redis cannot be reached.
+        """
+        bus = cls(url, deployment, client_name=client_name)
+        try:
+            missing = await bus.check()
+        except BaseException:
+            await bus.close()
+            raise
+        for right in missing:
+            log.info("the user of redis lacks a right", right=f"+{right.command}", without=right.without)
+        return bus
+
+    async def close(self) -> None:
+        """Close the connections; consumers close their own."""
+        await self._client.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    @property
+    def client(self) -> Redis:
+        """For the other modules of this package."""
+        return self._client
+
+    def on_server_changed(self, callback: OnServerChanged) -> None:
+        """Call `callback` whenever another Redis answers than before (restarted, failed over, emptied).
+
+        What was published before may be lost: publish again what is still unanswered. It is called on
+        the bus's event loop, must not block, and may be called more than once for one change. A bus
+        notices a change with its next command; one that has a consumer, within the block time.
+        """
+        self._watch.on_changed(callback)
+
+    async def check(self) -> tuple[Right, ...]:
+        """Try every right that is needed. Returns those that are of use only, and missing.
+
+        Raises:
+            BusRefusedError: one is missing that we cannot do without; it is named.
+            BusUnavailableError: Redis cannot be reached.
+        """
+        return await command(
+            "connect", lambda: find_missing(self._client, self.names), patience_s=CONNECT_PATIENCE_S
+        )
+
+    async def publish(
+        self,
+        stream: str,
+        message: Message,
+        *,
+        traceparent: str | None = None,
+        remaining_ms: int | None = None,
+        blob: bytes | None = None,
+    ) -> str:
+        """Append `message` to `stream`. At least once: after an error it may have been appended.
+
+        Returns:
+            The entry's id.
+
+        Raises:
+            StreamFullError: its reader has stopped; nothing was appended.
+            BusUnavailableError
+        """
+        fields = codec.encode(message, traceparent=traceparent, remaining_ms=remaining_ms, blob=blob)
+        return await self._publisher.append(stream, fields)
+
+    async def publish_encoded(self, entries: Sequence[StreamEntry]) -> list[Refusal]:
+        """Append entries in one round trip, and try it once.
+
+        Returns:
+            Those that were refused, in order.
+
+        Raises:
+            BusUnavailableError: nobody knows which of them were appended.
+        """
+        return await self._publisher.append_all(entries)
+
+    def _lasts_s(self, stream: str) -> int | None:
+        """Jobs belong to no instance: nobody's heartbeat comes before their group is made."""
+        return JOBS_TTL_S if is_jobs(self.names, stream) else None
+
+    async def stream_length(self, stream: str) -> int:
+        """Number of entries in `stream`: not yet read, or read and not yet acked."""
+        return await self._publisher.length(stream)
+
+    def consumer(
+        self,
+        stream: str,
+        *,
+        group: str,
+        consumer: str,
+        prefetch: int = 1,
+        min_idle_ms: int | None = None,
+        max_deliveries: int | None = None,
+        on_dead_letter: OnDeadLetter | None = None,
+    ) -> Consumer:
+        """A consumer named `consumer` of `group`; see `ConsumerOptions` for the rest.
+
+        The name must be stable over restarts of its owner, and unique among living ones: what was
+        delivered to it and never acked comes first.
+        """
+        options = ConsumerOptions(prefetch, min_idle_ms, max_deliveries, on_dead_letter)
+        reader = self._address.client(f"{self._client_name}/{consumer}", self._watch)
+        return Consumer(
+            reader,
+            Group(self._client, reader, stream, group, consumer, lasts_s=self._lasts_s(stream)),
+            self.names.dead_letters,
+            options,
+            self._watch,
+        )

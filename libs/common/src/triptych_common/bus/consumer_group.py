@@ -1,0 +1,208 @@
+"""One consumer's place in one group of one stream: the Redis commands, typed, and nothing more.
+
+Entries that somebody holds but does not work on any more are found with XPENDING and taken with
+XCLAIM. Unlike XAUTOCLAIM this leaves out what this very consumer is working on, tells how often
+each entry was delivered, and sees entries whose content is gone.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from redis.asyncio import Redis
+from redis.exceptions import ResponseError
+
+from triptych_common.redis_client.commands import COMMAND_LIMIT_S, READ_LIMIT_S, is_existing_group
+from triptych_common.redis_client.scripts import script
+
+CLOCK_CHECK_AGE_S = 1.0
+_HAND_BACK_IDLE_MS = 1_000_000_000
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One entry of a stream, delivered to this consumer."""
+
+    entry_id: bytes
+    fields: Mapping[bytes, bytes]
+    num_deliveries: int = 1
+
+    @property
+    def published_s(self) -> float:
+        """When Redis took it, seconds on Redis' clock."""
+        return int(self.entry_id.split(b"-")[0]) / 1000
+
+
+@dataclass(frozen=True)
+class _PendingEntry:
+    entry_id: bytes
+    num_deliveries: int
+
+
+class Group:
+    """`reader` is used for blocking reads only, `client` for all else.
+
+    Every method raises redis-py's errors, and TimeoutError when it takes too long.
+    """
+
+    def __init__(
+        self,
+        client: Redis,
+        reader: Redis,
+        stream: str,
+        group: str,
+        consumer: str,
+        *,
+        lasts_s: int | None = None,
+    ) -> None:
+        """`lasts_s`: of the stream, from `ensure` on, unless somebody renews it; None: for ever."""
+        self._client = client
+        self._reader = reader
+        self.stream = stream
+        self.group = group
+        self.consumer = consumer
+        self._lasts_s = lasts_s
+        self._redis_clock_offset_s = 0.0
+
+    async def ensure(self) -> bool:
+        """Create stream and group where they are missing, from the stream's start; learn Redis' clock.
+
+        Returns:
+            Whether the group was missing.
+        """
+        is_new = True
+        try:
+            await _any(self._client.xgroup_create(self.stream, self.group, id="0", mkstream=True))
+        except ResponseError as error:
+            if not is_existing_group(error):
+                raise
+            is_new = False
+        if self._lasts_s is not None:
+            await _any(self._client.eval(script("outlive"), 1, self.stream, str(self._lasts_s * 1000)))
+        await self._learn_clock()
+        return is_new
+
+    async def queued_s(self, entry: Entry) -> float:
+        """How long ago `entry` was published, whether or not our clock and Redis' agree."""
+        age_s = self._age_s(entry)
+        if age_s > CLOCK_CHECK_AGE_S:  # so old, or Redis' clock was set: a wrong age would expire jobs
+            await self._learn_clock()
+            age_s = self._age_s(entry)
+        return age_s
+
+    def _age_s(self, entry: Entry) -> float:
+        return max(0.0, time.monotonic() + self._redis_clock_offset_s - entry.published_s)
+
+    async def _learn_clock(self) -> None:
+        before = time.monotonic()
+        seconds, micros = await _any(self._client.time())
+        middle = (before + time.monotonic()) / 2
+        self._redis_clock_offset_s = seconds + micros / 1e6 - middle
+
+    async def read_new(self, count: int, block_ms: int) -> list[Entry]:
+        """Entries that no consumer of the group has had; empty after `block_ms` without any."""
+        reply = await _any(
+            self._reader.xreadgroup(
+                self.group, self.consumer, {self.stream: ">"}, count=count, block=block_ms
+            ),
+            READ_LIMIT_S,
+        )
+        return [Entry(entry_id, fields) for _, entries in reply or [] for entry_id, fields in entries]
+
+    async def take_own(self, count: int, holding: Collection[bytes]) -> list[Entry]:
+        """Entries that were delivered to this consumer's name, but are not in `holding`."""
+        pending = await self._pending(count + len(holding), consumer=self.consumer)
+        return await self._claim([each for each in pending if each.entry_id not in holding][:count], 0)
+
+    async def take_over(self, count: int, min_idle_ms: int, holding: Collection[bytes]) -> list[Entry]:
+        """Entries that their consumer has not touched for `min_idle_ms`."""
+        pending = await self._pending(count + len(holding), min_idle_ms=min_idle_ms)
+        wanted = [each for each in pending if each.entry_id not in holding][:count]
+        return await self._claim(wanted, min_idle_ms)
+
+    async def renew(self, holding: Collection[bytes]) -> None:
+        """Restart the idle time of those of `holding` that are still ours."""
+        own = await self._pending(max(100, 2 * len(holding)), consumer=self.consumer)
+        ours = [each.entry_id for each in own if each.entry_id in holding]
+        if ours:
+            await _any(
+                self._client.xclaim(self.stream, self.group, self.consumer, 0, _ids(ours), justid=True)
+            )
+
+    async def hand_back(self, entries: Sequence[Entry]) -> None:
+        """Let any consumer take these over at once; this delivery does not count."""
+        if not entries:
+            return
+        async with self._client.pipeline(transaction=False) as pipe:
+            for entry in entries:
+                pipe.xclaim(
+                    self.stream, self.group, self.consumer, 0, [entry.entry_id],
+                    idle=_HAND_BACK_IDLE_MS, retrycount=entry.num_deliveries - 1, justid=True,
+                )  # fmt: skip
+            await _any(pipe.execute())
+
+    async def ack(self, entry_ids: Iterable[bytes]) -> None:
+        """These are done: drop them from the stream and the group, in one round trip.
+
+        No transaction: a Redis that is out of memory refuses to queue even what would free memory. An
+        entry that is deleted but still pending is noticed when it is claimed (`_ack_vanished`).
+        """
+        ids = list(entry_ids)
+        async with self._client.pipeline(transaction=False) as pipe:
+            pipe.xdel(self.stream, *ids)
+            pipe.xack(self.stream, self.group, *ids)
+            await _any(pipe.execute())
+
+    async def replace(self, entry_id: bytes, fields: Mapping[bytes, bytes], stream: str, maxlen: int) -> None:
+        """Done with `entry_id`, and `fields` appended to `stream` of about `maxlen`: in one step."""
+        async with self._client.pipeline(transaction=True) as pipe:
+            pipe.xadd(stream, cast("dict[Any, Any]", fields), maxlen=maxlen)
+            pipe.xack(self.stream, self.group, entry_id)
+            pipe.xdel(self.stream, entry_id)
+            await _any(pipe.execute())
+
+    async def _pending(
+        self, count: int, *, consumer: str | None = None, min_idle_ms: int | None = None
+    ) -> list[_PendingEntry]:
+        reply = await _any(
+            self._client.xpending_range(
+                self.stream, self.group, "-", "+", count, consumername=consumer, idle=min_idle_ms
+            )
+        )
+        return [_PendingEntry(each["message_id"], each["times_delivered"]) for each in reply]
+
+    async def _claim(self, pending: Sequence[_PendingEntry], min_idle_ms: int) -> list[Entry]:
+        """Take `pending`; those whose content is gone are acked and left out."""
+        if not pending:
+            return []
+        ids = [each.entry_id for each in pending]
+        reply = await _any(
+            self._client.xclaim(self.stream, self.group, self.consumer, min_idle_ms, _ids(ids))
+        )
+        contents = {entry_id: fields for entry_id, fields in reply if entry_id is not None and fields}
+        taken = [
+            Entry(each.entry_id, contents[each.entry_id], each.num_deliveries + 1)
+            for each in pending
+            if each.entry_id in contents
+        ]
+        if len(taken) < len(pending):
+            await self._ack_vanished([entry_id for entry_id in ids if entry_id not in contents])
+        return taken
+
+    async def _ack_vanished(self, entry_ids: Sequence[bytes]) -> None:
+        """Ack those of `entry_ids` that the stream no longer holds; others were taken by somebody else."""
+        for entry_id in entry_ids:
+            if not await _any(self._client.xrange(self.stream, entry_id, entry_id, count=1)):
+                await self.ack([entry_id])
+
+
+async def _any(reply: Awaitable[Any], limit_s: float | None = None) -> Any:
+    """The reply, in time. redis-py's types do not say what it holds; the callers here know."""
+    async with asyncio.timeout(COMMAND_LIMIT_S if limit_s is None else limit_s):
+        return await reply
+
+
+def _ids(entry_ids: Iterable[bytes]) -> list[Any]:
+    return list(entry_ids)

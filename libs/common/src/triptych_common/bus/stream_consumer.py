@@ -1,0 +1,299 @@
+"""Consumer of one stream: flow control, takeover, dead letters, reconnection.
+
+    published --read / take over--> outstanding --ack--> gone
+                                       | `--reject / too often--> dead-letters
+                                       `--hand back / consumer dies--> another consumer's
+
+At least once: an entry can come again (after a crash, or when Redis lost an ack). Handlers are idempotent.
+"""
+
+import asyncio
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Self
+
+from redis.asyncio import Redis
+from redis.exceptions import RedisError, ResponseError
+
+from triptych_common.bus.consumer_group import Entry, Group
+from triptych_common.bus.consumer_options import ConsumerOptions
+from triptych_common.bus.dead_letters import bury
+from triptych_common.domain.errors import ProtocolError
+from triptych_common.protocol import codec
+from triptych_common.protocol.codec import Envelope
+from triptych_common.redis_client.commands import BLOCK_MS, is_missing_group, reconnect_backoff
+from triptych_common.redis_client.failures import is_out_of_memory, unavailable
+from triptych_common.redis_client.server_watch import ServerWatch
+from triptych_common.telemetry.logs import get_logger
+
+log = get_logger(__name__)
+
+_UNAVAILABLE = (RedisError, OSError)
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """One entry, ours until `ack`, `reject` or `hand_back`; each is idempotent."""
+
+    envelope: Envelope
+    entry_id: str
+    num_deliveries: int  # 1: nobody had it before
+    published_ns: int  # wall clock of this machine, nanoseconds; resolution 1 ms
+    entry: Entry = field(repr=False)
+    consumer: "Consumer" = field(repr=False)
+
+    async def ack(self) -> None:
+        """Done. If Redis is away, the ack is sent when it is back; never raises for that."""
+        await self.consumer.ack(self.entry)
+
+    def ack_soon(self) -> None:
+        """Done. The ack goes out before the next read, with all others: one round trip for many entries."""
+        self.consumer.ack_soon(self.entry)
+
+    async def reject(self, reason: str) -> None:
+        """Nobody can handle this: move it to the dead letters.
+
+        If Redis is away the entry stays pending, and comes again.
+        """
+        await self.consumer.reject(self.entry, reason)
+
+    async def hand_back(self) -> None:
+        """Not done, and not by us: any consumer of the group that takes over may have it at once.
+
+        It counts as never delivered to us: however often its consumers are restarted, it is not given up.
+        """
+        await self.consumer.hand_back([self.entry])
+
+
+class Consumer:
+    """Async context manager and async iterator of `Delivery`. Made by `AsyncBus.consumer`.
+
+    Iteration survives any loss of Redis: it reconnects with backoff, creates the group again when it
+    is gone, and takes up what was delivered to this consumer's name but never reached it.
+    """
+
+    def __init__(
+        self, reader: Redis, group: Group, dead_letters: str, options: ConsumerOptions, watch: ServerWatch
+    ) -> None:
+        self._reader = reader
+        self._group = group
+        self._dead_letters = dead_letters
+        self._options = options
+        self._watch = watch
+        self._had_group = False
+        self._had_group_at: str | None = None  # run id of the Redis that had it
+        self._ready: deque[Delivery] = deque()
+        self._outstanding: dict[bytes, Entry] = {}
+        self._owed_acks: set[bytes] = set()
+        self._room = asyncio.Event()
+        self._stopping = False
+        self._ensured = False
+        self._own_checked = False
+        self._next_takeover_at = 0.0
+        self._num_failures = 0
+        self._renewer: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        if self._options.min_idle_ms is not None:
+            self._renewer = asyncio.get_running_loop().create_task(
+                self._renew_leases(self._options.min_idle_ms / 3000), name=f"renew {self._group.stream}"
+            )
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._renewer is not None:
+            self._renewer.cancel()
+            await asyncio.gather(self._renewer, return_exceptions=True)
+        try:
+            await self._pay_acks()
+        except _UNAVAILABLE as error:
+            log.warning("acks not sent", stream=self._group.stream, error=str(error))  # they come again
+        await self.hand_back([delivery.entry for delivery in self._ready])
+        self._ready.clear()
+        await self._reader.aclose()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Delivery:
+        while not self._ready:
+            await self._wait_for_room()
+            if self._stopping:
+                raise StopAsyncIteration
+            for entry, queued_s in await self._fetch(self._options.prefetch - len(self._outstanding)):
+                await self._take(entry, queued_s)
+        return self._ready.popleft()
+
+    def stop(self) -> None:
+        """Take nothing more: iteration ends after what was already taken, within one block time."""
+        self._stopping = True
+        self._room.set()
+
+    @property
+    def num_outstanding(self) -> int:
+        """Entries taken, but neither acked nor given up."""
+        return len(self._outstanding)
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether the last command to Redis worked."""
+        return self._ensured and self._num_failures == 0
+
+    # ---- taking entries ----
+    async def _wait_for_room(self) -> None:
+        while not self._stopping and len(self._outstanding) >= self._options.prefetch:
+            self._room.clear()
+            await self._room.wait()
+
+    async def _fetch(self, count: int) -> list[tuple[Entry, float]]:
+        """Entries, each with the seconds it waited."""
+        try:
+            entries = await self._fetch_once(count)
+            return [(entry, await self._group.queued_s(entry)) for entry in entries]
+        except _UNAVAILABLE as error:
+            self._lost(error)
+            is_gone = isinstance(error, ResponseError) and is_missing_group(error)
+            if not is_gone or self._num_failures > 1:  # the first time, create it at once
+                await self._back_off()
+            return []
+        except BaseException:
+            self._own_checked = False  # cancelled: Redis may have delivered what we no longer read
+            raise
+
+    async def _fetch_once(self, count: int) -> list[Entry]:
+        if not self._ensured:
+            await self._ensure_group()
+        await self._pay_acks()
+        holding = self._outstanding.keys() | self._owed_acks
+        if not self._own_checked:
+            if own := await self._group.take_own(count, holding):
+                return own
+            self._own_checked = True
+        min_idle_ms = self._options.min_idle_ms
+        block_ms = BLOCK_MS
+        if min_idle_ms is not None:
+            block_ms = max(1, min(BLOCK_MS, min_idle_ms // 2))
+            if time.monotonic() >= self._next_takeover_at:
+                if dead := await self._group.take_over(count, min_idle_ms, holding):
+                    return dead
+                self._next_takeover_at = time.monotonic() + block_ms / 1000
+        entries = await self._group.read_new(count, block_ms)
+        if self._num_failures:
+            log.info("bus is back", stream=self._group.stream, num_failures=self._num_failures)
+            self._num_failures = 0
+        return entries
+
+    async def _pay_acks(self) -> None:
+        if self._owed_acks:
+            owed = set(self._owed_acks)
+            await self._group.ack(owed)
+            self._owed_acks -= owed
+
+    async def _ensure_group(self) -> None:
+        try:
+            is_new = await self._group.ensure()
+        except ResponseError as error:
+            if not is_out_of_memory(error):
+                raise
+            is_new = False  # refused before Redis looked: most likely it is there, and reading is allowed
+        if is_new and self._had_group and self._had_group_at == self._watch.run_id:
+            self._watch.group_was_lost()  # another run id was told already
+        self._had_group, self._had_group_at = True, self._watch.run_id
+        self._ensured = True
+
+    async def _take(self, entry: Entry, queued_s: float) -> None:
+        """Make `entry` ready for the caller, or bury it."""
+        try:
+            envelope = codec.decode(entry.fields, queued_s=queued_s)
+        except ProtocolError as error:
+            log.warning("entry refused", stream=self._group.stream, reason=str(error))
+            await self.reject(entry, f"{type(error).__name__}: {error}")
+            return
+        limit = self._options.max_deliveries
+        if limit is not None and entry.num_deliveries > limit:
+            reason = f"delivered {entry.num_deliveries - 1} times, limit {limit}"
+            log.warning("entry given up", stream=self._group.stream, reason=reason)
+            if self._options.on_dead_letter is not None:
+                await self._options.on_dead_letter(envelope, reason)
+            await self.reject(entry, reason)
+            return
+        self._outstanding[entry.entry_id] = entry
+        self._ready.append(
+            Delivery(
+                envelope=envelope,
+                entry_id=entry.entry_id.decode(),
+                num_deliveries=entry.num_deliveries,
+                published_ns=time.time_ns() - int(queued_s * 1e9),
+                entry=entry,
+                consumer=self,
+            )
+        )
+
+    # ---- giving entries up ----
+    async def ack(self, entry: Entry) -> None:
+        """See `Delivery.ack`."""
+        if self._outstanding.pop(entry.entry_id, None) is None:
+            return
+        self._owed_acks.add(entry.entry_id)
+        self._room.set()
+        try:
+            await self._group.ack([entry.entry_id])
+        except _UNAVAILABLE as error:
+            log.warning("ack delayed", stream=self._group.stream, error=str(error))
+            return
+        self._owed_acks.discard(entry.entry_id)
+
+    def ack_soon(self, entry: Entry) -> None:
+        """See `Delivery.ack_soon`."""
+        if self._outstanding.pop(entry.entry_id, None) is not None:
+            self._owed_acks.add(entry.entry_id)
+            self._room.set()
+
+    async def reject(self, entry: Entry, reason: str) -> None:
+        """See `Delivery.reject`."""
+        self._outstanding.pop(entry.entry_id, None)
+        self._room.set()
+        try:
+            await bury(self._group, entry, reason, self._dead_letters)
+        except _UNAVAILABLE as error:
+            self._lost(error)
+            await self._back_off()
+
+    async def hand_back(self, entries: list[Entry]) -> None:
+        """See `Delivery.hand_back`."""
+        # Not what was acked or handed back before: it may be another consumer's by now.
+        ours = [entry for entry in entries if self._outstanding.pop(entry.entry_id, None) is not None]
+        self._room.set()
+        try:
+            await self._group.hand_back(ours)
+        except _UNAVAILABLE as error:
+            # They are taken over all the same, only later.
+            log.warning("hand-back failed", stream=self._group.stream, error=str(error))
+
+    # ---- staying connected ----
+    async def _renew_leases(self, interval_s: float) -> None:
+        while True:
+            await asyncio.sleep(interval_s)
+            if not self._outstanding:
+                continue
+            try:
+                await self._group.renew(self._outstanding.keys())
+            except _UNAVAILABLE as error:
+                log.warning("lease not renewed", stream=self._group.stream, error=str(error))
+            except Exception:  # nobody awaits this task
+                log.exception("lease not renewed", stream=self._group.stream)
+
+    def _lost(self, error: Exception) -> None:
+        """Start over: the group may be gone, and an answer to our read may have been lost."""
+        if self._num_failures == 0:
+            log.warning("bus lost", stream=self._group.stream, error=str(unavailable("read", error)))
+        self._num_failures += 1
+        self._ensured = False
+        self._own_checked = False
+
+    async def _back_off(self) -> None:
+        await asyncio.sleep(reconnect_backoff().compute(self._num_failures))

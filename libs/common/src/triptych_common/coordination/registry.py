@@ -1,0 +1,222 @@
+"""Who is alive: one record per instance, kept fresh by heartbeats, gone soon after they stop."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from redis.asyncio.client import Pipeline
+from redis.exceptions import ResponseError
+
+from triptych_common.bus.async_bus import AsyncBus
+from triptych_common.domain.errors import BusUnavailableError, ProtocolError
+from triptych_common.protocol import codec
+from triptych_common.protocol.messages import InstanceRecord, Role
+from triptych_common.protocol.names import INBOX_TTL_S, JOBS_TTL_S, inboxes
+from triptych_common.redis_client.commands import command, execute
+from triptych_common.redis_client.failures import is_out_of_memory
+from triptych_common.redis_client.scripts import script
+from triptych_common.telemetry.logs import get_logger
+
+log = get_logger(__name__)
+
+INTERVAL_S = 1.0
+TTL_S = 4.0
+_FORGET_AFTER_S = 3600.0
+
+# Forget names that have not been heard of for long. Their scores are the writers' wall clocks, which need
+# not agree: who has a record lives, whatever ours says about its age.
+_FORGET = """
+for _, name in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', ARGV[1])) do
+  if redis.call('EXISTS', ARGV[2] .. name) == 0 then redis.call('ZREM', KEYS[1], name) end
+end
+"""
+
+# Remove an instance unless a later boot of it has registered meanwhile.
+_DEREGISTER = """
+local value = redis.call('GET', KEYS[1])
+if value and cjson.decode(value)['record']['boot_id'] ~= ARGV[1] then return 0 end
+redis.call('DEL', KEYS[1])
+redis.call('ZREM', KEYS[2], ARGV[2])
+return 1
+"""
+
+
+# Delete the streams that only this instance reads, unless it has come back.
+_CLEAR_INBOXES = """
+if redis.call('EXISTS', KEYS[1]) == 1 then return 0 end
+return redis.call('UNLINK', unpack(KEYS, 2))
+"""
+
+
+class Registration:
+    """This instance's record while it is registered."""
+
+    def __init__(self, registry: "Registry", record: InstanceRecord, ttl_s: float) -> None:
+        self._registry = registry
+        self._ttl_s = ttl_s
+        self._is_registered = False
+        self.record = record
+
+    async def update(self, **changes: Any) -> None:
+        """Change fields of the record (e.g. `draining=True`) and publish it at once.
+
+        Raises:
+            ValidationError: a change is not valid.
+            BusUnavailableError: the change is kept, and goes out with the next heartbeat.
+        """
+        self.record = InstanceRecord.model_validate({**self.record.model_dump(), **changes})
+        await self.beat()
+
+    async def announce_draining(self) -> None:
+        """Tell everybody that this instance takes nothing new; with the next heartbeat if Redis is away."""
+        try:
+            await self.update(draining=True)
+        except BusUnavailableError as error:
+            log.warning("draining is announced later", instance=self.record.instance, error=str(error))
+
+    async def beat(self) -> None:
+        """Publish the record now."""
+        previous = await self._registry.register(self.record, ttl_s=self._ttl_s)
+        if self._is_registered and previous not in (None, self.record.boot_id):
+            log.warning(
+                "another process uses this instance's name", instance=self.record.instance, boot_id=previous
+            )
+        self._is_registered = True
+
+
+class Registry:
+    """Records of the living instances of one deployment."""
+
+    def __init__(self, bus: AsyncBus) -> None:
+        self._bus = bus
+        self._names = bus.names
+
+    @asynccontextmanager
+    async def keep_registered(
+        self, record: InstanceRecord, *, interval_s: float = INTERVAL_S, ttl_s: float = TTL_S
+    ) -> AsyncIterator[Registration]:
+        """Registered inside the body, removed at its end. Survives losses of Redis.
+
+        Raises:
+            BusUnavailableError: the first registration failed.
+        """
+        registration = Registration(self, record, ttl_s)
+        await registration.beat()
+        heartbeat = asyncio.get_running_loop().create_task(self._heartbeat(registration, interval_s))
+        try:
+            yield registration
+        finally:
+            heartbeat.cancel()
+            await asyncio.gather(heartbeat, return_exceptions=True)
+            try:
+                await self.deregister(registration.record)
+            except BusUnavailableError as error:
+                log.warning("not deregistered", error=str(error))  # the record expires by itself
+
+    async def register(self, record: InstanceRecord, *, ttl_s: float = TTL_S) -> str | None:
+        """One heartbeat.
+
+        Returns:
+            The boot id that was registered under this name before, if any.
+        """
+        key, value, now = self._names.instance(record.instance), codec.encode_record(record), time.time()
+
+        async def send() -> bytes | None:
+            async with self._bus.client.pipeline(transaction=True) as pipe:
+                pipe.set(key, value, px=int(ttl_s * 1000), get=True)
+                pipe.zadd(self._names.instances, {record.instance: now})
+                pipe.eval(
+                    _FORGET, 1, self._names.instances, str(now - _FORGET_AFTER_S), self._names.instance("")
+                )
+                self._renew_streams(pipe, record)
+                try:
+                    previous: bytes | None = (await pipe.execute())[0]
+                except ResponseError as error:
+                    if is_out_of_memory(error):  # nothing new is taken, but what is there may live on
+                        await self._renew(record, ttl_s)
+                    raise
+                return previous
+
+        previous = await command("register", send)
+        if previous is None:
+            return None
+        try:
+            return codec.decode_record(previous).boot_id
+        except ProtocolError:
+            return None
+
+    async def _renew(self, record: InstanceRecord, ttl_s: float) -> None:
+        async with self._bus.client.pipeline(transaction=False) as pipe:
+            pipe.pexpire(self._names.instance(record.instance), int(ttl_s * 1000))
+            self._renew_streams(pipe, record)
+            await pipe.execute()
+
+    def _renew_streams(self, pipe: Pipeline, record: InstanceRecord) -> None:
+        """Those that this instance reads."""
+        for inbox in inboxes(self._names, record.instance):
+            pipe.expire(inbox, INBOX_TTL_S)
+        if record.role is Role.ENCODE and record.namespace_digest is not None:
+            jobs = self._names.encode_jobs(record.namespace_digest)
+            pipe.eval(script("outlive"), 1, jobs, str(JOBS_TTL_S * 1000))
+
+    async def deregister(self, record: InstanceRecord) -> None:
+        """Remove `record`, unless a later boot of the same instance has registered."""
+        keys = (self._names.instance(record.instance), self._names.instances)
+        arguments = (record.boot_id, record.instance)
+        client = self._bus.client
+        await command("deregister", lambda: execute(client, "EVAL", _DEREGISTER, 2, *keys, *arguments))
+
+    async def clear_inboxes(self, instance: str) -> None:
+        """Delete the streams that only `instance` read, unless it is registered (again).
+
+        To be called when its readers have ended. If Redis is away they expire, `INBOX_TTL_S` later.
+        """
+        keys = (self._names.instance(instance), *inboxes(self._names, instance))
+        client = self._bus.client
+        try:
+            await command("clear_inboxes", lambda: execute(client, "EVAL", _CLEAR_INBOXES, len(keys), *keys))
+        except BusUnavailableError as error:
+            log.warning("inboxes are left to expire", instance=instance, error=str(error))
+
+    async def list_instances(self) -> list[InstanceRecord]:
+        """The living instances, by name. Records of another version are left out (and logged)."""
+        client = self._bus.client
+        reply: list[bytes] = await command(
+            "list_instances", lambda: execute(client, "ZRANGE", self._names.instances, 0, -1)
+        )
+        names = sorted(reply)
+        keys = [self._names.instance(name.decode()) for name in names]
+        values: list[bytes | None] = []
+        if keys:
+            values = await command("list_instances", lambda: execute(client, "MGET", *keys))
+        records: list[InstanceRecord] = []
+        for name, value in zip(names, values, strict=True):
+            if value is None:
+                continue
+            try:
+                records.append(codec.decode_record(value))
+            except ProtocolError as error:
+                log.warning("instance record refused", instance=name.decode(), error=str(error))
+        return records
+
+    async def _heartbeat(self, registration: Registration, interval_s: float) -> None:
+        instance, num_failures = registration.record.instance, 0
+        while True:
+            await asyncio.sleep(interval_s)
+            try:
+                await registration.beat()
+            except BusUnavailableError as error:
+                num_failures += 1
+                if num_failures & (num_failures - 1) == 0:  # 1st, 2nd, 4th, 8th …
+                    log.warning(
+                        "heartbeat failed", instance=instance, error=str(error), num_failures=num_failures
+                    )
+                continue
+            except Exception:  # without heartbeats the instance would go on, unseen by all others
+                log.exception("heartbeat failed", instance=instance)
+                continue
+            if num_failures:
+                log.info("heartbeat works again", instance=instance, num_failures=num_failures)
+                num_failures = 0

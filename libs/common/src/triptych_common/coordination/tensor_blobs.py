@@ -1,0 +1,94 @@
+"""Bytes of tensors in Redis, for the transport `redis`: the fallback where no memory can be shared.
+
+Synchronous, for vLLM's workers. Each call ends in bounded time: one repetition on a new connection, and a
+limit on every wait for the network.
+"""
+
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+from redis import exceptions
+
+from triptych_common.domain.errors import BusUnavailableError, ItemTooLargeError
+from triptych_common.protocol.names import StreamNames
+from triptych_common.redis_client.address import RedisAddress
+from triptych_common.redis_client.blocking import blocking_client
+from triptych_common.redis_client.failures import refusal, unavailable
+
+SOCKET_TIMEOUT_S = 2.0  # without any progress
+NUM_ATTEMPTS = 2
+TTL_S = 600  # renewed whenever somebody pins the tensor
+NOT_PRIMARY = exceptions.ReadOnlyError | exceptions.MasterDownError | exceptions.TryAgainError
+MAX_BLOB_BYTES = 256 << 20  # Redis itself takes no value above 512 MiB
+
+T = TypeVar("T")
+
+
+class BlobMissingError(BusUnavailableError):
+    """The bytes are not in Redis: it lost them, or their time was over."""
+
+
+class BlobStore:
+    """Tensors of one deployment by their place (`Descriptor`: mm_hash, generation, offset). Thread-safe."""
+
+    def __init__(self, url: str, deployment: str, *, client_name: str) -> None:
+        self._names = StreamNames(deployment)
+        self._client = blocking_client(
+            RedisAddress.parse(url), client_name, socket_timeout_s=SOCKET_TIMEOUT_S
+        )
+
+    def put(self, place: str, data: memoryview) -> None:
+        """Store `data` for `TTL_S` seconds.
+
+        Raises:
+            ItemTooLargeError: more than `MAX_BLOB_BYTES`.
+            BusUnavailableError: Redis cannot be reached, or is out of memory.
+        """
+        if data.nbytes > MAX_BLOB_BYTES:
+            raise ItemTooLargeError("too_large", f"{data.nbytes} bytes are too many for Redis")
+        key = self._names.tensor(place)
+        self._call("put tensor", lambda: self._client.set(key, data, ex=TTL_S))
+
+    def get(self, place: str, num_bytes: int) -> bytes:
+        """The bytes at `place`.
+
+        Raises:
+            BlobMissingError: they are gone, or are not `num_bytes` long.
+            BusUnavailableError: Redis cannot be reached.
+        """
+        key = self._names.tensor(place)
+        data = cast("bytes | None", self._call("get tensor", lambda: self._client.get(key)))
+        if data is None or len(data) != num_bytes:
+            raise BlobMissingError(f"no tensor of {num_bytes} bytes at {place}")
+        return data
+
+    def touch(self, place: str, num_bytes: int) -> bool:
+        """Whether `num_bytes` are there; if so, they stay for another `TTL_S` seconds.
+
+        Raises:
+            BusUnavailableError: Redis cannot be reached.
+        """
+        key = self._names.tensor(place)
+
+        def ask() -> list[Any]:  # a pipeline of its own for each attempt: one that failed is empty
+            with self._client.pipeline(transaction=False) as pipe:
+                pipe.strlen(key)
+                pipe.expire(key, TTL_S)
+                return pipe.execute()
+
+        found, _ = self._call("touch tensor", ask)
+        return bool(found == num_bytes)
+
+    def close(self) -> None:
+        self._client.close()
+
+    def _call(self, action: str, call: Callable[[], T]) -> T:
+        for attempt in range(NUM_ATTEMPTS):
+            try:
+                return call()
+            except (exceptions.RedisError, OSError) as error:
+                is_lost = isinstance(error, exceptions.ConnectionError | NOT_PRIMARY)
+                if attempt + 1 == NUM_ATTEMPTS or not is_lost or refusal(error) is not None:
+                    raise unavailable(action, error) from error
+                self._client.connection_pool.disconnect()  # the address may mean another server now
+        raise BusUnavailableError(f"{action}: not tried")

@@ -1,0 +1,154 @@
+"""Where Redis is: its URL, and clients made from it.
+
+    redis://[user:password@]host[:port][/database]           TCP; an IPv6 address in brackets
+    rediss://...                                             the same by TLS
+    unix://[user:password@]/path[?db=1]                      Unix socket
+    redis+sentinel://[...@]host[:port],...[:...]/service[/database]   the primary that sentinels name
+    rediss+sentinel://...                                    the same, Redis by TLS
+
+Options go into the query. How long anything may take is not among them: that is this package's part
+(a socket timeout below the block time of a read, say, would send reads twice).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+from urllib.parse import parse_qsl, urlsplit
+
+from redis.asyncio import Redis
+from redis.asyncio.connection import Connection, ConnectionPool, UnixDomainSocketConnection, parse_url
+from redis.asyncio.retry import Retry
+from redis.asyncio.sentinel import Sentinel
+from redis.backoff import NoBackoff
+
+from triptych_common.redis_client.connections import LINKS, SentinelPool, TlsLink, UnixLink
+from triptych_common.redis_client.server_watch import ServerWatch
+
+CONNECT_TIMEOUT_S = 2.0
+SENTINEL_TIMEOUT_S = 1.0  # a sentinel that hangs; the next one is asked
+SCHEMES = ("redis://", "rediss://", "unix://", "redis+sentinel://", "rediss+sentinel://")
+FILE_OPTIONS = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
+_SENTINEL_PORT = 26379
+_SENTINEL_OPTIONS = ("sentinel_username", "sentinel_password")
+_OPTIONS = frozenset({"db", "ssl_check_hostname", "ssl_password", *FILE_OPTIONS, *_SENTINEL_OPTIONS})
+
+
+@dataclass(frozen=True)
+class RedisAddress:
+    """A URL, taken apart. Its text holds no secret."""
+
+    options: Mapping[str, Any] = field(repr=False)
+    sentinels: tuple[tuple[str, int], ...] = ()
+    service: str = ""
+
+    @classmethod
+    def parse(cls, url: str) -> "RedisAddress":
+        """Take `url` apart.
+
+        Raises:
+            ValueError: it cannot be used; the text names the part, and no secret.
+        """
+        if not url.startswith(SCHEMES):
+            raise ValueError("must start with redis://, rediss:// or unix://, or be one for sentinels")
+        try:
+            parts = urlsplit(url)
+            names = {name for name, _ in parse_qsl(parts.query)}
+        except ValueError:
+            raise ValueError(
+                "is not a URL; special characters of a password must be percent-encoded"
+            ) from None
+        if unknown := sorted(names - _OPTIONS):
+            raise ValueError(f"has an unknown option: {unknown[0][:50]}")
+        if "+sentinel" in parts.scheme:
+            return cls._of_sentinels(url)
+        return cls(_checked(url))
+
+    @classmethod
+    def _of_sentinels(cls, url: str) -> "RedisAddress":
+        parts = urlsplit(url)
+        login, _, hosts = parts.netloc.rpartition("@")
+        service, _, database = parts.path.strip("/").partition("/")
+        if not service or not hosts:
+            raise ValueError("needs hosts and a service: redis+sentinel://host:26379,host:26379/service")
+        scheme = parts.scheme.removesuffix("+sentinel")
+        plain = f"{scheme}://{login}@localhost/{database}" if login else f"{scheme}://localhost/{database}"
+        options = _checked(f"{plain}?{parts.query}" if parts.query else plain)
+        return cls(options, tuple(_host_and_port(each) for each in hosts.split(",")), service)
+
+    def client(self, client_name: str, watch: ServerWatch) -> Redis:
+        """A client that connects on first use, and repeats nothing by itself."""
+        given = self.given_to_redis(client_name, Retry(NoBackoff(), 0), socket_timeout_s=None)
+        link_class = LINKS[given.link_class]
+        options = {**given.options, "redis_connect_func": watch.on_connect}
+        if link_class is not UnixLink:
+            options["socket_keepalive"] = True
+        if not self.service:
+            return Redis.from_pool(ConnectionPool(connection_class=link_class, **options))
+        sentinel = cast("Any", Sentinel)(self.sentinels, sentinel_kwargs=given.sentinel_options)
+        return Redis.from_pool(SentinelPool(self.service, sentinel, is_tls=link_class is TlsLink, **options))
+
+    def given_to_redis(
+        self, client_name: str, retry: object, *, socket_timeout_s: float | None
+    ) -> "GivenToRedis":
+        """What a client is made of. `retry`: redis-py's, of the kind of client that is made."""
+        options = dict(self.options)
+        link_class = options.pop("connection_class", Connection)
+        sentinel_options = {
+            name.removeprefix("sentinel_"): options.pop(name) for name in _SENTINEL_OPTIONS if name in options
+        }
+        if self.service:  # the sentinels know where it is
+            options = {name: value for name, value in options.items() if name not in ("host", "port")}
+        ours = {
+            "decode_responses": False,
+            "protocol": 2,
+            "client_name": client_name.replace(" ", "_"),
+            "driver_info": None,
+            "socket_timeout": socket_timeout_s,
+            "socket_connect_timeout": CONNECT_TIMEOUT_S,
+            "retry": retry,
+        }
+        for_sentinels = {
+            "socket_connect_timeout": SENTINEL_TIMEOUT_S,
+            "socket_timeout": SENTINEL_TIMEOUT_S,
+            "retry": retry,
+        }
+        return GivenToRedis(link_class, {**options, **ours}, {**for_sentinels, **sentinel_options})
+
+
+@dataclass(frozen=True)
+class GivenToRedis:
+    """An address in redis-py's words: options of the connections to Redis, and of those to sentinels."""
+
+    link_class: Any  # as `parse_url` derives it from the URL
+    options: Mapping[str, Any] = field(repr=False)
+    sentinel_options: Mapping[str, Any] = field(repr=False)
+
+
+def _checked(url: str) -> Mapping[str, Any]:
+    try:
+        options = dict(parse_url(url))
+    except ValueError as error:
+        raise ValueError(f"cannot be used: {error}") from None
+    is_tls = url.startswith("rediss")
+    for name in sorted(options):
+        if name.startswith("ssl_") and not is_tls:
+            raise ValueError(f"has {name}, which is for rediss:// only")
+    for name in FILE_OPTIONS:
+        path = options.get(name)
+        if path is not None and not Path(str(path)).is_file():
+            raise ValueError(f"{name}: there is no file {path}")
+    if options.get("connection_class") is UnixDomainSocketConnection and not options.get("path"):
+        raise ValueError("needs the path of a socket: unix:///run/redis.sock")
+    return options
+
+
+def _host_and_port(text: str) -> tuple[str, int]:
+    try:
+        parts = urlsplit(f"//{text}")
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        host, port = None, None
+    if not host:
+        raise ValueError(f"{text[:100]} is not a sentinel's host and port")
+    return host, port or _SENTINEL_PORT

@@ -1,0 +1,87 @@
+"""Commands on Redis: how long anything may take, how often it is tried again.
+
+Limits and repetitions are ours, around whole commands (`command`), not redis-py's:
+- its `socket_timeout` sends through `asyncio.wait_for`, which before Python 3.12 can swallow the
+  cancellation of its caller;
+- its retries nest (connect, handshake, health check, command), so that a wrong password takes
+  seconds to be told;
+- a blocking XREADGROUP must never be repeated silently: the first one may have been answered after
+  we gave up, and its entry would stay pending.
+A connection that broke while idle is noticed when it is taken from the pool (TCP keep-alive is on).
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar, cast
+
+from redis import exceptions
+from redis.asyncio import Redis
+from redis.backoff import ExponentialWithJitterBackoff
+
+from triptych_common.domain.errors import BusUnavailableError
+from triptych_common.redis_client.failures import is_passing, unavailable
+
+COMMAND_LIMIT_S = 5.0  # one command, all attempts and connecting included
+BACKOFF_BASE_S = 0.02
+BACKOFF_CAP_S = 1.0
+BLOCK_MS = 1000  # of one XREADGROUP
+READ_LIMIT_S = BLOCK_MS / 1000 + COMMAND_LIMIT_S  # of the same: must exceed BLOCK
+
+T = TypeVar("T")
+
+
+async def command(action: str, call: Callable[[], Awaitable[T]], *, patience_s: float | None = None) -> T:
+    """Await `call()`, again while the connection breaks or cannot be made, for at most `COMMAND_LIMIT_S`.
+
+    A reply that is slow is waited for, never asked for twice.
+
+    Args:
+        patience_s: how long it is tried again; 0: never; None: as long as the limit allows.
+
+    Raises:
+        BusRefusedError: login, rights or certificate are wrong; at once.
+        BusUnavailableError: whatever redis-py raised, or it took too long. It may have been done.
+    """
+    clock = asyncio.get_running_loop().time
+    give_up_at = clock() + (COMMAND_LIMIT_S if patience_s is None else patience_s)
+    backoff, num_failures = reconnect_backoff(), 0
+    failure: BaseException | None = None
+    try:
+        async with asyncio.timeout(COMMAND_LIMIT_S):
+            while True:
+                try:
+                    return await call()
+                except (exceptions.RedisError, OSError) as error:
+                    if not is_passing(error):
+                        raise
+                    failure = error
+                num_failures += 1
+                wait_s = backoff.compute(num_failures)
+                if clock() + wait_s > give_up_at:
+                    raise failure
+                await asyncio.sleep(wait_s)
+    except TimeoutError as error:
+        if failure is None:
+            raise BusUnavailableError(f"{action}: no answer from Redis in {COMMAND_LIMIT_S} s") from error
+        raise unavailable(action, failure) from error
+    except (exceptions.RedisError, OSError) as error:
+        raise unavailable(action, error) from error
+
+
+async def execute(client: Redis, *arguments: str | bytes | int) -> Any:
+    """One command as it is written in Redis' documentation; redis-py's types say nothing of its reply."""
+    return await cast("Any", client).execute_command(*arguments)
+
+
+def reconnect_backoff() -> ExponentialWithJitterBackoff:
+    """Seconds to wait before attempt n: `compute(n)`."""
+    return ExponentialWithJitterBackoff(cap=BACKOFF_CAP_S, base=BACKOFF_BASE_S)
+
+
+def is_missing_group(error: exceptions.ResponseError) -> bool:
+    """Whether the stream or its group is gone: Redis lost its data, or somebody deleted them."""
+    return str(error).startswith("NOGROUP")
+
+
+def is_existing_group(error: exceptions.ResponseError) -> bool:
+    return str(error).startswith("BUSYGROUP")

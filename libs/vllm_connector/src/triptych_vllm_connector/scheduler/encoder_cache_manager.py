@@ -1,0 +1,111 @@
+"""Encoder cache managers, put into vLLM by `--ec-manager-config`.
+
+vLLM's own evicts only under pressure, so an idle engine would keep its views, and the store's pins,
+for ever. Ours drop an entry with its last use.
+"""
+
+from typing import Any
+
+from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
+
+from triptych_vllm_connector.consumer.consumer import Consumer
+
+_UNBOUNDED = 1 << 62
+
+
+class _EvictingManager(EncoderCacheManager):
+    """Adds `evict`: drop one entry now, whoever refers to it."""
+
+    def evict(self, mm_hash: str) -> None:
+        """Idempotent. The worker drops its tensor at the next step that runs."""
+        if mm_hash not in self.cached:
+            return
+        num_embeds = self.num_embeds_by_hash.pop(mm_hash)
+        if self.freeable.pop(mm_hash, None) is None:
+            self.num_freeable_slots += num_embeds
+        self.num_free_slots += num_embeds
+        del self.cached[mm_hash]
+        self.freed.append(mm_hash)
+
+
+class PreallocatingEncoderCacheManager(_EvictingManager):
+    """PD: an entry lives as long as a request that was granted it needs it (see `consumer.Consumer`).
+
+    The two-step bookkeeping lives in the consumer's `Preallocator`; this class is its face towards
+    vLLM: `can_allocate` says no to a remote item that is not pinned, so the scheduler clips the step
+    in front of it and never plans an encode that this instance cannot run; and to an item that is to be
+    encoded here, and has no space yet.
+    """
+
+    consumer: Consumer | None = None
+    budget_embeds: int = 0  # what vLLM meant its encoder cache to hold, in rows: the preallocator's budget
+
+    @classmethod
+    def create_manager(cls, *, cache_size: int, vllm_config: Any) -> "PreallocatingEncoderCacheManager":
+        """Space is decided once, by the preallocator: vLLM's own count must never evict what it granted."""
+        manager = cls(cache_size=_UNBOUNDED)
+        manager.budget_embeds = cache_size
+        return manager
+
+    def bind(self, consumer: Consumer) -> None:
+        self.consumer = consumer
+
+    def evict(self, mm_hash: str) -> None:
+        """As above. What a local request refers to stays: a step that is being planned may read it."""
+        if self.consumer is None or not any(map(self.consumer.is_local, self.cached.get(mm_hash, ()))):
+            super().evict(mm_hash)
+
+    def is_in_use(self, request_id: str, input_id: int) -> bool:
+        """Was the item scheduled at this place, so that a step under way may read it?"""
+        return input_id in self.request_cached_ids.get(request_id, ())
+
+    def can_allocate(
+        self, request: Any, input_id: int, encoder_compute_budget: int, num_embeds_to_schedule: int
+    ) -> bool:
+        if self.consumer is not None:
+            is_local = self.consumer.plans_local = self.consumer.is_local(request.request_id)
+            if is_local:
+                may_allocate = self.consumer.may_encode(request.request_id, input_id)
+            else:
+                may_allocate = self.consumer.must_load(request.mm_features[input_id].identifier)
+                # A load costs no encoder compute: only space counts.
+                encoder_compute_budget = max(encoder_compute_budget, request.get_num_encoder_embeds(input_id))
+            if not may_allocate:
+                return False
+        return super().can_allocate(request, input_id, encoder_compute_budget, num_embeds_to_schedule)
+
+    def free_encoder_input(self, request: Any, input_id: int) -> None:
+        """vLLM dropped its reference. A view that a granted request needs stays until the consumer evicts it.
+
+        Everything else goes with its last reference: what this instance encoded itself, and what the
+        consumer is done with already.
+        """
+        super().free_encoder_input(request, input_id)
+        mm_hash = request.mm_features[input_id].identifier
+        if mm_hash in self.freeable and (self.consumer is None or not self.consumer.is_resident(mm_hash)):
+            self.evict(mm_hash)
+
+
+class ForgettingEncoderCacheManager(_EvictingManager):
+    """Encoder: no cache at all. The store is the cache; a hit here would skip the hand-over."""
+
+    def check_and_update_cache(self, request: Any, input_id: int) -> bool:
+        """Only what this very request has: a prompt longer than a step is encoded once all the same."""
+        return input_id in self.get_cached_input_ids(request)
+
+    def allocate(self, request: Any, input_id: int) -> None:
+        """Two requests with the same item share one entry: its space is counted once."""
+        mm_hash = request.mm_features[input_id].identifier
+        if mm_hash not in self.cached:
+            super().allocate(request, input_id)
+            return
+        if self.freeable.pop(mm_hash, None) is not None:
+            self.num_freeable_slots -= self.num_embeds_by_hash[mm_hash]
+        self.cached[mm_hash].add(request.request_id)
+        self.request_cached_ids.setdefault(request.request_id, set()).add(input_id)
+
+    def free_encoder_input(self, request: Any, input_id: int) -> None:
+        super().free_encoder_input(request, input_id)
+        mm_hash = request.mm_features[input_id].identifier
+        if mm_hash in self.freeable:
+            self.evict(mm_hash)

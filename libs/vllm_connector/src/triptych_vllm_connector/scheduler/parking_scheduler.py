@@ -1,0 +1,193 @@
+"""Schedulers that park: a request that waits for its tensors costs no engine step.
+
+vLLM asks its connector about each waiting request in every step, and steps a thousand times a second
+while the answer is no. `ParkingMixin` takes such a request out of the waiting queue until the consumer
+says that its items are pinned, or that they will never be. Loaded by `--scheduler-cls`.
+
+A request that runs item by item keeps its place among the running ones, and its KV blocks, while it waits
+for the next item: it is stalled. When nothing but stalled requests is left, the engine waits for input.
+"""
+
+import time
+from collections.abc import Callable, Container, Iterable
+from typing import Any
+
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.request import Request, RequestStatus
+
+from triptych_common.domain.errors import StoreUnavailableError
+from triptych_vllm_connector.connector import LostLoads, StepOrders, TriptychECConnector
+from triptych_vllm_connector.consumer.consumer import Consumer
+from triptych_vllm_connector.scheduler.encoder_cache_manager import PreallocatingEncoderCacheManager
+from triptych_vllm_connector.scheduler.failed_loads import LoadsInFlight, undo
+
+
+class ParkingMixin:
+    """In front of one of vLLM's schedulers. All methods run on EngineCore's thread."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        connector = self.ec_connector  # type: ignore[attr-defined]
+        manager = self.encoder_cache_manager  # type: ignore[attr-defined]
+        if not isinstance(connector, TriptychECConnector) or not isinstance(
+            manager, PreallocatingEncoderCacheManager
+        ):
+            raise TypeError("the parking scheduler needs Triptych's connector and encoder cache manager")
+        self.consumer: Consumer = connector.open_consumer(manager.budget_embeds)
+        self.consumer.bind(manager.evict, manager.is_in_use)
+        manager.bind(self.consumer)
+        self._parked: dict[str, Request] = {}
+        self._stalled: set[str] = set()
+        self._deferred: list[Request] = []
+        self._loads_in_flight = LoadsInFlight()
+        self.num_steps = 0
+
+    def attach_waker(self, wake_engine: Callable[[], None]) -> None:
+        """Called by the plugin once EngineCore can be woken."""
+        self.consumer.attach_waker(wake_engine)
+
+    # ---- scheduling ------------------------------------------------------------------------------
+    def schedule(self, *args: Any, **kwargs: Any) -> Any:
+        self._resume_ready()
+        self.num_steps += 1
+        self._deferred.clear()
+        output = super().schedule(*args, **kwargs)  # type: ignore[misc]
+        for request in self._deferred:
+            self._park(request)
+        self._stall(output.num_scheduled_tokens)
+        self._loads_in_flight.started(_loads_of(output))
+        return output
+
+    def _ec_transfer_pending(self, request: Request, num_computed_tokens: int) -> bool:
+        pending: bool = super()._ec_transfer_pending(request, num_computed_tokens)  # type: ignore[misc]
+        if pending and not self._holds_kv_blocks(request):  # type: ignore[attr-defined]
+            self._deferred.append(request)
+        return pending
+
+    def _park(self, request: Request) -> None:
+        if self.consumer.has_failed(request.request_id):
+            return  # stays in the queue: this step's output ends it
+        self.waiting.remove_requests([request])  # type: ignore[attr-defined]
+        self.deferred_waiting.discard(request)  # type: ignore[attr-defined]
+        self._parked[request.request_id] = request
+        self.consumer.parked(request.request_id, self.num_steps)
+
+    def _stall(self, scheduled: Container[str]) -> None:
+        """Running requests of this step that wait for an item cost no more steps."""
+        for request in self.running:  # type: ignore[attr-defined]
+            request_id = request.request_id
+            if request_id not in scheduled and self.consumer.is_waiting(request_id):
+                self._stalled.add(request_id)
+                self.consumer.parked(request_id, self.num_steps)
+
+    def _end_overdue(self) -> None:
+        """Whoever sent these requests does not wait for them any more, or hangs."""
+        for request_id in self.consumer.deadlines.take_passed(time.monotonic()):
+            request = self.requests.get(request_id)  # type: ignore[attr-defined]
+            if request is None or request.is_finished():
+                continue
+            if request.status != RequestStatus.RUNNING or request_id in self._stalled:
+                self.consumer.overdue(request)
+
+    def _resume_ready(self) -> None:
+        self._end_overdue()
+        woken = self.consumer.drain()
+        if self.consumer.is_store_lost:
+            raise StoreUnavailableError("the lease on the cache store is lost: its tensors cannot be trusted")
+        for rid in self._stalled.intersection(woken):
+            self._stalled.remove(rid)
+            self.consumer.unparked(rid, self.num_steps)
+        ready = [self._parked.pop(rid) for rid in woken if rid in self._parked]
+        for request in reversed(ready):  # first come, first served: each goes in front of the next
+            self.consumer.unparked(request.request_id, self.num_steps)
+            self.waiting.prepend_request(request)  # type: ignore[attr-defined]
+
+    def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
+        told = model_runner_output.ec_connector_output
+        metadata = None if told is None else told.ec_connector_worker_meta
+        if isinstance(metadata, LostLoads):
+            undo(metadata.mm_hashes, self.consumer, self._loads_in_flight, self, model_runner_output)
+        self._loads_in_flight.ended(_loads_of(scheduler_output))
+        return super().update_from_output(scheduler_output, model_runner_output)  # type: ignore[misc]
+
+    def _free_encoder_input(self, request: Request, input_id: int) -> None:
+        """Not while a step without output loads the item: if it is lost, the request must be found.
+
+        Called with each output of the request, for every item that its tokens cover by now. The request has
+        a step in flight, so it is called again.
+        """
+        if not self._loads_in_flight.has(request.mm_features[input_id].identifier):
+            super()._free_encoder_input(request, input_id)  # type: ignore[misc]
+
+    # ---- what the engine asks --------------------------------------------------------------------
+    def has_requests(self) -> bool:
+        self._resume_ready()
+        if self._stalled and self.get_num_unfinished_requests() == len(self._stalled):  # type: ignore[attr-defined]
+            return self.has_finished_requests()
+        has_requests: bool = super().has_requests()  # type: ignore[misc]
+        return has_requests
+
+    def add_request(self, request: Request) -> None:
+        super().add_request(request)  # type: ignore[misc]
+        if request.mm_features:
+            self.consumer.expect(request)
+
+    def reset_encoder_cache(self) -> None:
+        for request in self.running:  # type: ignore[attr-defined]
+            self._loads_in_flight.leaving(request, self)
+        super().reset_encoder_cache()  # type: ignore[misc]
+        self.consumer.views_forgotten()
+
+    def has_finished_requests(self) -> bool:
+        """Parked requests are in `requests` and in no queue; they are not finished."""
+        if self.finished_req_ids:  # type: ignore[attr-defined]
+            return True
+        if self.connector is None:  # type: ignore[attr-defined]
+            return False
+        num_running, num_waiting = self.get_request_counts()  # type: ignore[attr-defined]
+        return len(self.requests) > num_running + num_waiting + len(self._parked)  # type: ignore[attr-defined]
+
+    def make_stats(self, *args: Any, **kwargs: Any) -> Any:
+        """vLLM's metric of waiting requests counts the parked ones, too."""
+        stats = super().make_stats(*args, **kwargs)  # type: ignore[misc]
+        if stats is not None:
+            stats.num_waiting_reqs += len(self._parked)
+        return stats
+
+    def finish_requests(
+        self, request_ids: str | Iterable[str] | None, finished_status: RequestStatus
+    ) -> list[Request]:
+        if request_ids is None:
+            request_ids = list(self.requests)  # type: ignore[attr-defined]
+        request_ids = [request_ids] if isinstance(request_ids, str) else list(request_ids)
+        for request_id in request_ids:
+            request = self.requests.get(request_id)  # type: ignore[attr-defined]
+            if request is not None and not request.is_finished():
+                self._loads_in_flight.leaving(request, self)
+        finished: list[Request] = super().finish_requests(request_ids, finished_status)  # type: ignore[misc]
+        for request in finished:
+            self._parked.pop(request.request_id, None)
+            self._stalled.discard(request.request_id)
+        return finished
+
+    def _preempt_request(self, request: Request, *args: Any, **kwargs: Any) -> None:
+        self._loads_in_flight.leaving(request, self)
+        super()._preempt_request(request, *args, **kwargs)  # type: ignore[misc]
+        if request.mm_features:
+            self._stalled.discard(request.request_id)
+            self.consumer.preempted(request.request_id)
+
+
+def _loads_of(scheduler_output: Any) -> set[str]:
+    """mm_hashes that the workers load in this step."""
+    orders = scheduler_output.ec_connector_metadata
+    return {order.mm_hash for order in orders.loads} if isinstance(orders, StepOrders) else set()
+
+
+class ParkingScheduler(ParkingMixin, Scheduler):
+    """For the CPU, and wherever scheduling is synchronous."""
+
+
+class ParkingAsyncScheduler(ParkingMixin, AsyncScheduler):
+    """For GPUs: vLLM schedules the next step while the last one runs."""

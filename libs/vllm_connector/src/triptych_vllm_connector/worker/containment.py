@@ -1,0 +1,72 @@
+"""An item that raises inside the vision tower costs its own job, not the engine and not its neighbours.
+
+    step --raises--> each item alone --raises--> refused, the engine goes on
+                         `--------------------> encoded
+
+Checks before the engine (`triptych_encoder.preprocessing.item_schema`) keep such items away. This is for
+what they miss.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from triptych_common.telemetry.logs import get_logger
+
+log = get_logger(__name__)
+
+Planned = Mapping[str, list[int]]  # engine request id -> numbers of its items, as in vLLM's scheduler output
+
+
+def encode_contained(
+    encode: Callable[[dict[str, list[int]]], Any],
+    planned: Planned,
+    refuse: Callable[[str, int, Exception], None],
+    num_ranks: int,
+) -> None:
+    """Run `encode` for all of `planned`; when that raises, for each item alone.
+
+    Args:
+        refuse: told of each item (request id, number) that raises alone.
+        num_ranks: workers that run the same step.
+
+    Raises:
+        Exception: one after which nothing on this device can be trusted.
+    """
+    try:
+        encode(dict(planned))
+        return
+    except Exception as error:
+        if _is_fatal(error, num_ranks):
+            raise
+        failure = error
+    items = [(request_id, index) for request_id, indices in planned.items() for index in indices]
+    log.warning("encoder step failed", num_items=len(items), error=repr(failure)[:500])
+    for request_id, index in items:
+        try:
+            if len(items) == 1:
+                raise failure
+            encode({request_id: [index]})
+        except Exception as error:
+            if _is_fatal(error, num_ranks):
+                raise
+            refuse(request_id, index, error)
+    check_device()
+
+
+def check_device() -> None:
+    """After an error of unknown cause: one of the device itself shows here, and ends the engine.
+
+    Raises:
+        torch.AcceleratorError: nothing on this device can be trusted any more.
+    """
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+
+
+def _is_fatal(error: Exception, num_ranks: int) -> bool:
+    """Is the device's state lost, or that of other ranks, which may not have raised?"""
+    return isinstance(error, torch.AcceleratorError) or (
+        num_ranks > 1 and isinstance(error, (torch.OutOfMemoryError, torch.distributed.DistError))
+    )

@@ -1,0 +1,18 @@
+"""Worker class for the CPU, given to vLLM by `--worker-cls`."""
+
+from typing import Any
+
+from vllm.v1.worker.cpu_worker import CPUWorker
+
+from triptych_vllm_connector.worker.rpc import WorkerRpc
+from triptych_vllm_connector.worker.runner_wrappers import wrap
+
+
+class TriptychCPUWorker(WorkerRpc, CPUWorker):
+    """vLLM's CPU worker builds its runner inside `init_device`; the wrapper comes right after."""
+
+    model_runner: Any
+
+    def init_device(self) -> None:
+        super().init_device()
+        self.model_runner = wrap(self.model_runner, self.vllm_config.ec_transfer_config.is_ec_producer)

@@ -1,0 +1,15 @@
+"""Worker class for GPUs, given to vLLM by `--worker-cls`."""
+
+from typing import Any
+
+from vllm.v1.worker.gpu_worker import Worker
+
+from triptych_vllm_connector.worker.rpc import WorkerRpc
+from triptych_vllm_connector.worker.runner_wrappers import wrap
+
+
+class TriptychGPUWorker(WorkerRpc, Worker):
+    """vLLM's GPU worker has a method of its own that builds the runner."""
+
+    def _make_model_runner(self) -> Any:
+        return wrap(super()._make_model_runner(), self.vllm_config.ec_transfer_config.is_ec_producer)

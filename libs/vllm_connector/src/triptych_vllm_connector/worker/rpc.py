@@ -1,0 +1,27 @@
+"""Methods of our worker classes that hosts call by name (`collective_rpc`)."""
+
+from dataclasses import asdict
+from typing import Any
+
+from vllm.distributed.ec_transfer.ec_connector.encoder_output_width import _measure_on_worker
+
+from triptych_vllm_connector.worker.runner_wrappers import connector_of_worker
+
+ENCODER_WIDTHS = "triptych_encoder_widths"
+
+
+class WorkerRpc:
+    """Mixin of the worker classes."""
+
+    def triptych_encoder_widths(self: Any) -> dict[str, int]:
+        """Columns of the encoder's output, by modality, measured on a dummy item; {} without an encoder."""
+        widths: dict[str, int] = _measure_on_worker(self)
+        return widths
+
+    def triptych_probe_slab(self) -> dict[str, Any]:
+        """Fields of a `SlabVerdict`: whether this worker can use the slab of the store as it is now."""
+        connector = connector_of_worker()
+        worker = connector.writer or connector.loader
+        if worker is None:
+            raise TypeError("the connector has no worker's side")
+        return asdict(worker.probe_slab())

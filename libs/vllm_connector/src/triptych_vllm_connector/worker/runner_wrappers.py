@@ -1,0 +1,114 @@
+"""The two model runner wrappers: mixins in front of vLLM's own runner class.
+
+Encode, gather and free are calls of the runner to itself, so an object around it would never see them.
+`wrap` makes a class of mixin and runner class and gives it to the runner that exists; its state, the
+encoder cache's dict above all, stays as it is.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from vllm.distributed.ec_transfer import get_ec_transfer
+
+from triptych_common.domain.errors import TriptychError
+from triptych_common.telemetry.logs import get_logger
+from triptych_vllm_connector.connector import TriptychECConnector
+from triptych_vllm_connector.worker.containment import encode_contained
+
+log = get_logger(__name__)
+Runner = TypeVar("Runner")
+
+
+class EncoderNotAllowedError(TriptychError):
+    """A step asked for the encoder on an instance that must not encode."""
+
+
+def connector_of_worker() -> TriptychECConnector:
+    """This worker's connector.
+
+    Raises:
+        TypeError: the engine was started with another one.
+    """
+    connector = get_ec_transfer()
+    if not isinstance(connector, TriptychECConnector):
+        raise TypeError(f"expected TriptychECConnector, got {type(connector).__name__}")
+    return connector
+
+
+class DisaggEncodeGPURunnerWrapper:
+    """Encoder: marks when a step's encoding starts, so that each item's encode, write and seal are timed.
+
+    An item that raises inside the tower is refused, and the engine goes on (`containment`). vLLM's two
+    generations of runners encode in different places: `_execute_mm_encoder`, and a method of `model_state`.
+
+    The name says GPU because vLLM's own runner class does, on every platform. `execute_model` is the
+    runner's one entry, in both of vLLM's generations of runners.
+    """
+
+    def execute_model(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+        if scheduler_output.scheduled_encoder_inputs:
+            connector = connector_of_worker()
+            if connector.writer is not None:
+                connector.writer.encode_started()
+            if connector.config.debug_encode_delay_s > 0:
+                time.sleep(connector.config.debug_encode_delay_s)  # noqa: TID251 -- the test option's purpose
+        return super().execute_model(scheduler_output, *args, **kwargs)  # type: ignore[misc]
+
+    def _execute_mm_encoder(self, scheduler_output: Any) -> list[Any]:
+        execute = super()._execute_mm_encoder  # type: ignore[misc]
+        self._contain(
+            lambda planned: execute(replace(scheduler_output, scheduled_encoder_inputs=planned)),
+            scheduler_output.scheduled_encoder_inputs,
+            lambda request_id: self.requests[request_id].mm_features,  # type: ignore[attr-defined]
+        )
+        return []  # nobody reads it: the outputs are in the encoder cache
+
+    def load_model(self, *args: Any, **kwargs: Any) -> None:
+        super().load_model(*args, **kwargs)  # type: ignore[misc]
+        model_state = getattr(self, "model_state", None)
+        if model_state is None:
+            return
+        execute, features = model_state.execute_mm_encoder, self.encoder_cache.mm_features  # type: ignore[attr-defined]
+        model_state.execute_mm_encoder = lambda planned: self._contain(execute, planned, features.__getitem__)
+
+    def _contain(
+        self,
+        encode: Callable[[dict[str, list[int]]], Any],
+        planned: Mapping[str, list[int]],
+        features_of: Callable[[str], Sequence[Any]],
+    ) -> None:
+        connector = connector_of_worker()
+
+        def refuse(request_id: str, index: int, error: Exception) -> None:
+            mm_hash = features_of(request_id)[index].identifier
+            if connector.writer is not None:
+                connector.writer.refuse(mm_hash, error)
+
+        encode_contained(encode, planned, refuse, connector.num_ranks)
+
+
+class DisaggPrefillDecodeGPURunnerWrapper:
+    """prefill_decode: never lets a step run the encoder, unless the instance has one for fallback.
+
+    Injection is timed where it happens, in `workers.LoadingWorker`.
+    """
+
+    def execute_model(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+        planned = scheduler_output.scheduled_encoder_inputs
+        if planned and not connector_of_worker().config.has_encoder:
+            raise EncoderNotAllowedError(
+                f"this instance has no encoder, but a step plans to encode {planned}"
+            )
+        return super().execute_model(scheduler_output, *args, **kwargs)  # type: ignore[misc]
+
+
+def wrap(runner: Runner, is_producer: bool) -> Runner:
+    """Put the wrapper of the instance's role in front of the runner's class. Idempotent."""
+    mixin = DisaggEncodeGPURunnerWrapper if is_producer else DisaggPrefillDecodeGPURunnerWrapper
+    cls = type(runner)
+    if not issubclass(cls, mixin):
+        runner.__class__ = type(f"{mixin.__name__}[{cls.__name__}]", (mixin, cls), {})
+        log.info("model runner wrapped", wrapper=mixin.__name__, runner=cls.__name__)
+    return runner

@@ -1,0 +1,140 @@
+"""A worker's ends of all transports, by the memory that an order names. Made when first needed."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from triptych_common.coordination import BlobStore
+from triptych_common.domain.errors import StoreUnavailableError, TriptychError
+from triptych_common.protocol.store import REDIS, SHM
+from triptych_common.region import RegionMapping
+from triptych_common.region.cuda.driver import CudaError, load_driver
+from triptych_common.region.cuda.transports import TorchDevice
+from triptych_common.region.transport import (
+    SharedMemoryReader,
+    SharedMemoryWriter,
+    TensorReader,
+    TensorWriter,
+)
+from triptych_common.store_session import StoreSession
+from triptych_common.telemetry.logs import get_logger
+from triptych_vllm_connector.config import ConnectorConfig
+from triptych_vllm_connector.host.transport_capabilities import MAX_FAILURE_CHARS, SlabVerdict
+from triptych_vllm_connector.worker.cuda_transports import GpuTransports
+from triptych_vllm_connector.worker.redis_transport import RedisReader, RedisWriter
+
+log = get_logger(__name__)
+
+
+class WorkerTransports:
+    """For one store session; for one thread, vLLM's."""
+
+    def __init__(self, config: ConnectorConfig, session: StoreSession, device_type: str) -> None:
+        self._config = config
+        self._session = session
+        self._device_type = device_type
+        self._region: RegionMapping | None = None
+        self._gpu = None if device_type == "cpu" else self._make_gpu()
+        self._made: dict[tuple[str, str], Any] = {}
+        if config.transport != "redis":
+            self._prepare_region()
+        log.info("transports ready", transport=config.transport, device=device_type)
+
+    def writer(self, memory: str) -> TensorWriter:
+        """Raises TriptychError where this memory cannot be written from here."""
+        writer: TensorWriter = self._get("writer", memory, self._make_writer)
+        return writer
+
+    def reader(self, memory: str) -> TensorReader:
+        """Raises TriptychError where this memory cannot be read from here."""
+        reader: TensorReader = self._get("reader", memory, self._make_reader)
+        return reader
+
+    def region(self) -> RegionMapping:
+        """Raises StoreUnavailableError where it cannot be mapped."""
+        if self._region is None:
+            welcome = self._session.welcome
+            self._region = RegionMapping.open(welcome.region_path, welcome.region_num_bytes, writable=True)
+        return self._region
+
+    def extent(self, memory: str) -> tuple[int, int] | None:
+        """Address and bytes of `memory` as it is mapped here; None: it is not."""
+        if memory == SHM and self._region is not None:
+            return self._region.address, self._region.num_bytes
+        return None if self._gpu is None or memory in (SHM, REDIS) else self._gpu.slab_extent()
+
+    def probe_slab(self) -> SlabVerdict:
+        """What this worker can do with the slab of the store as it is now. Never raises."""
+        generation = self._session.welcome.generation
+        device: str | None = None
+        failure: str | None = None
+        try:
+            if self._gpu is None:
+                raise CudaError("this worker has no GPU")
+            device = self._gpu.device_uuid()
+            self._gpu.probe_slab()
+        except (TriptychError, ValueError, RuntimeError, MemoryError) as error:
+            failure = str(error)[:MAX_FAILURE_CHARS]
+        if self._session.welcome.generation != generation:
+            failure = failure or "the store was restarted meanwhile"
+        return SlabVerdict(device, generation, failure)
+
+    def close(self) -> None:
+        for each in self._made.values():
+            each.close()
+        self._made.clear()
+        if self._gpu is not None:
+            self._gpu.close()
+
+    def _prepare_region(self) -> None:
+        """Now, not with the first tensor: its pages are entered into the page table, a GPU locks them."""
+        try:
+            self.region()
+        except StoreUnavailableError as error:
+            if self._config.transport != "auto":
+                raise
+            log.warning("the region cannot be mapped", error=str(error))
+            return
+        if self._gpu is not None:
+            self._gpu.try_register()
+
+    def _get(self, end: str, memory: str, make: Callable[[str], Any]) -> Any:
+        key = (end, memory)
+        if key not in self._made:
+            self._made[key] = make(memory)
+        return self._made[key]
+
+    def _make_writer(self, memory: str) -> TensorWriter:
+        if memory == REDIS:
+            return RedisWriter(self._blobs())
+        if self._gpu is not None:
+            return self._gpu.region_writer() if memory == SHM else self._gpu.slab_writer()
+        if memory == SHM:
+            return SharedMemoryWriter(self.region())
+        raise StoreUnavailableError(f"memory {memory} cannot be written from here")
+
+    def _make_reader(self, memory: str) -> TensorReader:
+        if memory == REDIS:
+            return RedisReader(self._blobs(), self._device_type)
+        if self._gpu is not None:
+            return self._gpu.region_reader() if memory == SHM else self._gpu.slab_reader()
+        if memory == SHM:
+            return SharedMemoryReader(self.region())
+        raise StoreUnavailableError(f"memory {memory} cannot be read from here")
+
+    def _make_gpu(self) -> GpuTransports:
+        """On the GPU that vLLM has chosen for this worker."""
+        index = torch.cuda.current_device()
+        try:
+            driver = load_driver(index)
+        except CudaError as error:
+            log.warning("only plain copies to the GPU", error=str(error))
+            driver = None
+        return GpuTransports(
+            driver, TorchDevice(index), self._device_type, self.region, lambda: self._session.welcome
+        )
+
+    def _blobs(self) -> BlobStore:
+        config = self._config
+        return BlobStore(config.redis_url, config.deployment, client_name=f"{config.instance}/tensors")

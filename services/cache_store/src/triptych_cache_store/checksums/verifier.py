@@ -1,0 +1,133 @@
+"""The verifier: takes and checks the checksums of sealed entries, while the store goes on.
+
+Of those in the region: bytes in Redis or on a GPU are not the store's to read.
+
+The event loop chooses entries and looks at the outcome (`verdicts`); one thread reads the bytes.
+"""
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+from triptych_cache_store.checksums.checksum_pass import ChecksumPass, Report
+from triptych_cache_store.checksums.checksums import Checksums
+from triptych_cache_store.core.state import Out, Outgoing, StoreState, VerifyRequest
+from triptych_cache_store.entries.entry_table import Entry
+from triptych_common.protocol.store import SHM, Verified
+from triptych_common.telemetry.logs import get_logger
+
+log = get_logger(__name__)
+
+BATCH_ENTRIES = 256
+BATCH_BYTES = 8 << 20
+MAX_FAULTS = 1000
+
+
+class Verifier:
+    """Works off the state's `verify_queue`, and every `interval_s` (None: never) looks at everything."""
+
+    def __init__(
+        self,
+        state: StoreState,
+        buffer: memoryview,
+        deliver: Callable[[Out], None],
+        *,
+        interval_s: float | None = None,
+    ) -> None:
+        self._state = state
+        self._payloads = Checksums(buffer, state.identity.layout)
+        self._deliver = deliver
+        self._interval_s = interval_s
+        self._stopping = threading.Event()
+        self._woken = asyncio.Event()
+        self._thread = ThreadPoolExecutor(1, "verify")
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin, in the running loop; `close` ends it."""
+        self._task = asyncio.get_running_loop().create_task(self._run(), name="verify")
+        self.wake()
+
+    def wake(self) -> None:
+        """There may be work."""
+        if not self._state.verify_queue.is_empty:
+            self._woken.set()
+
+    async def close(self) -> None:
+        """Nothing reads the region any more."""
+        self._stopping.set()
+        self._woken.set()
+        if self._task is not None:
+            await self._task
+        self._thread.shutdown(wait=True)
+
+    async def _run(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                await self._step()
+            except Exception:
+                log.exception("verifying failed")
+
+    async def _step(self) -> None:
+        queue = self._state.verify_queue
+        self._woken.clear()
+        if queue.requests:
+            await self._answer(queue.requests.popleft())
+        elif queue.sealed:
+            batch = [queue.sealed.popleft() for _ in range(min(len(queue.sealed), BATCH_ENTRIES))]
+            await self._look_at(batch, evict=False)
+        else:
+            await self._wait()
+
+    async def _wait(self) -> None:
+        try:
+            await asyncio.wait_for(self._woken.wait(), self._interval_s)
+        except TimeoutError:
+            report = await self._look_at(list(self._state.table.all_sealed()), evict=True)
+            log.info("entries checked", num_intact=report.num_intact, num_damaged=len(report.damaged))
+
+    async def _answer(self, request: VerifyRequest) -> None:
+        started_at = time.monotonic()
+        entries = list(self._state.table.all_sealed())
+        report = await self._look_at(entries, evict=request.command.evict)
+        verified = Verified(
+            seq=request.command.seq,
+            num_intact=report.num_intact,
+            num_recorded=report.num_recorded,
+            num_gone=report.num_gone,
+            num_damaged=len(report.damaged),
+            num_bytes=report.num_bytes,
+            elapsed_s=time.monotonic() - started_at,
+            damaged=tuple(report.damaged[:MAX_FAULTS]),
+        )
+        self._deliver([Outgoing(request.session_id, verified)])
+
+    async def _look_at(self, entries: list[Entry], *, evict: bool) -> Report:
+        """Check those that have a checksum, take it of the others. `evict`: damaged ones do not live on."""
+        look, loop = ChecksumPass(self._state, evict), asyncio.get_running_loop()
+        for batch in _batches(entry for entry in entries if entry.memory == SHM):
+            sealed = [entry for entry in batch if look.is_readable(entry)]
+            checksums = await loop.run_in_executor(
+                self._thread, self._payloads.checksums, sealed, self._stopping.is_set
+            )
+            if checksums is None:
+                break
+            for entry, checksum in zip(sealed, checksums, strict=True):
+                look.judge(entry, checksum)
+        return look.report
+
+
+def _batches(entries: Iterable[Entry]) -> Iterator[list[Entry]]:
+    """So small that the store's end never waits long for the thread."""
+    batch: list[Entry] = []
+    num_bytes = 0
+    for entry in entries:
+        batch.append(entry)
+        num_bytes += entry.spec.num_bytes
+        if len(batch) >= BATCH_ENTRIES or num_bytes >= BATCH_BYTES:
+            yield batch
+            batch, num_bytes = [], 0
+    if batch:
+        yield batch

@@ -1,0 +1,260 @@
+"""All state of the store, and the steps that keep its parts in agreement. Pure."""
+
+import itertools
+from collections import Counter, deque
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+from triptych_cache_store.core.latencies import Latencies
+from triptych_cache_store.entries.entry_table import Entry, EntryState, EntryTable
+from triptych_cache_store.entries.leases import Lease, LeaseTable, Pin, SessionId
+from triptych_cache_store.entries.space import Space
+from triptych_cache_store.persistence.journal import RegionJournal
+from triptych_common.domain.transports import transport_of
+from triptych_common.protocol.ids import MmHash, PinId
+from triptych_common.protocol.store import (
+    REDIS,
+    SHM,
+    Descriptor,
+    EntrySealed,
+    SlabInfo,
+    StoreReply,
+    Verify,
+    WriterLost,
+)
+from triptych_common.region.layout import RegionLayout
+from triptych_common.region.records import NO_BLOCK, PinRecord
+
+FailureCode = Literal[
+    "bad_frame", "bad_version", "not_hello", "full", "too_large", "unknown_reservation", "unknown_pin",
+    "unknown_writer", "not_owner", "spec_mismatch", "internal",
+]  # fmt: skip
+
+IDS_PER_SECOND_BITS = 20
+"""Ids start at generation << this. A generation is the second a store started in, so the ids of a store
+never meet those of the store before it, unless that one gave out a million a second all its life."""
+
+MAX_UNCHECKED = 100_000
+"""Entries that may wait for their checksum. The oldest of more are left without one."""
+MAX_VERIFY_REQUESTS = 16
+MAX_PAIRS = 1_000
+"""Pairs of instances that are counted by name; names of instances may change for ever."""
+
+
+class Outgoing(NamedTuple):
+    """A frame for one session. `closes`: the session ends after it."""
+
+    session_id: SessionId
+    reply: StoreReply
+    closes: bool = False
+
+
+Out = list[Outgoing]
+
+
+class Refusal(Exception):
+    """A command that cannot be done; becomes a `StoreFailure`."""
+
+    def __init__(self, code: FailureCode, detail: str, *, closes: bool = False) -> None:
+        super().__init__(detail)
+        self.code = code
+        self.detail = detail
+        self.closes = closes
+
+
+@dataclass(frozen=True, slots=True)
+class StoreIdentity:
+    """What every client is told at hello."""
+
+    store: str
+    region_path: str
+    region_id: str
+    generation: int
+    layout: RegionLayout
+
+
+@dataclass(frozen=True, slots=True)
+class Slab:
+    """Device memory of this store, with blocks of the region's size; its entries end with the store."""
+
+    info: SlabInfo
+    space: Space
+
+
+class HandedOver(NamedTuple):
+    """Label values: who wrote an entry ("" before the store's start), who pinned it, how its bytes come."""
+
+    producer: str
+    consumer: str
+    transport: str
+
+
+@dataclass(slots=True)
+class Counters:
+    """Totals since the start. Hits and misses are those of `PinOrWatch`."""
+
+    num_seals: int = 0
+    num_hits: int = 0
+    num_misses: int = 0
+    num_refused: Counter[tuple[str, str]] = field(default_factory=Counter)  # by command and code
+    seal_to_pin: Latencies = field(default_factory=Latencies)  # of an entry's first pin
+    num_pinned: Counter[HandedOver] = field(default_factory=Counter)
+
+    def note_pin(self, entry: Entry, consumer: str) -> None:
+        """`consumer` (an instance) pinned `entry`."""
+        pair = HandedOver(entry.producer, consumer, transport_of(entry.memory).value)
+        if pair not in self.num_pinned and len(self.num_pinned) >= MAX_PAIRS:
+            pair = HandedOver("other", "other", pair.transport)
+        self.num_pinned[pair] += 1
+
+
+class VerifyRequest(NamedTuple):
+    """Somebody waits for the report."""
+
+    session_id: SessionId
+    command: Verify
+
+
+@dataclass(slots=True)
+class VerifyQueue:
+    """What the verifier is to do next. Without `takes_checksums`, entries are not queued by their seal."""
+
+    takes_checksums: bool = False
+    sealed: deque[Entry] = field(default_factory=lambda: deque(maxlen=MAX_UNCHECKED))
+    requests: deque[VerifyRequest] = field(default_factory=deque)
+
+    def note_sealed(self, entry: Entry) -> None:
+        """Its checksum is to be taken, some time."""
+        if self.takes_checksums:
+            self.sealed.append(entry)
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.sealed and not self.requests
+
+
+@dataclass(slots=True)
+class StoreState:
+    """Entries and blocks (`space`), who holds what (`leases`), and the record of both (`journal`)."""
+
+    identity: StoreIdentity
+    space: Space
+    journal: RegionJournal
+    leases: LeaseTable = field(default_factory=LeaseTable)
+    counters: Counters = field(default_factory=Counters)
+    slab: Slab | None = None
+    verify_queue: VerifyQueue = field(default_factory=VerifyQueue)
+    ids: "itertools.count[int]" = field(init=False)  # of reservations, pins and leases
+
+    def __post_init__(self) -> None:
+        self.start_ids_after(0)
+
+    @property
+    def table(self) -> EntryTable:
+        return self.space.table
+
+    def start_ids_after(self, last_id: int) -> None:
+        """No id up to `last_id` is given out again."""
+        self.ids = itertools.count(max(last_id, self.identity.generation << IDS_PER_SECOND_BITS) + 1)
+
+    def space_in(self, memory: str) -> Space | None:
+        """Whose blocks a tensor in `memory` takes; None: this store has no such memory."""
+        if memory in (SHM, REDIS):
+            return self.space
+        return self.slab.space if self.slab is not None and self.slab.info.memory == memory else None
+
+    @property
+    def spaces(self) -> tuple[Space, ...]:
+        return (self.space,) if self.slab is None else (self.space, self.slab.space)
+
+    def space_of(self, entry: Entry) -> Space:
+        return self.space if self.slab is None or entry.memory in (SHM, REDIS) else self.slab.space
+
+    def offset_of(self, entry: Entry) -> int:
+        """Of its first block, in its memory."""
+        layout = self.identity.layout
+        if self.space_of(entry) is self.space:
+            return layout.offset_of(entry.blocks.start)
+        return entry.blocks.start * layout.block_num_bytes
+
+    def describe(self, entry: Entry) -> Descriptor:
+        """Where a sealed entry's tensor is."""
+        return Descriptor(
+            mm_hash=entry.mm_hash,
+            spec=entry.spec,
+            offset=self.offset_of(entry),
+            generation=entry.generation,
+            memory=entry.memory,
+        )
+
+    # ---- steps -----------------------------------------------------------------------------------
+    def pin(self, lease: Lease, entry: Entry, num_holders: int, origin_seq: int, now: float) -> Pin:
+        """Pin `entry` for `lease`; a pin record is free: see `has_room_for_pin`."""
+        space = self.space_of(entry)
+        space.pin(entry, now)
+        if entry.sealed_at is not None:
+            self.counters.seal_to_pin.add(max(0.0, now - entry.sealed_at))
+            entry.sealed_at = None
+        pin = Pin(PinId(next(self.ids)), entry, lease, num_holders, origin_seq)
+        self.leases.add_pin(pin)
+        self.counters.note_pin(entry, lease.instance)
+        block = entry.blocks.start if space is self.space else NO_BLOCK
+        self.journal.pinned(PinRecord(pin.pin_id, lease.slot, block, num_holders, origin_seq))
+        return pin
+
+    def has_room_for_pin(self) -> bool:
+        """Every watch has the record of its pin to come set aside."""
+        return self.journal.num_free_pins > self.leases.num_watches
+
+    def end_pin(self, pin: Pin, now: float) -> None:
+        self.leases.end_pin(pin)
+        self.journal.unpinned(pin.pin_id)
+        space = self.space_of(pin.entry)
+        space.unpin(pin.entry, now)
+        if pin.entry.is_damaged and pin.entry.state is EntryState.READY:
+            space.evict(pin.entry)
+
+    def seal(self, entry: Entry, now: float, out: Out) -> None:
+        """The entry is READY, and pinned for everybody who watched for it."""
+        self.leases.end_reservation(entry.reservation_id)
+        self.space_of(entry).seal(entry, now)
+        entry.sealed_at = now
+        self.counters.num_seals += 1
+        self.verify_queue.note_sealed(entry)
+        for lease, watch in self.leases.take_watchers(entry.mm_hash):
+            pin = self.pin(lease, entry, watch.num_holders, watch.origin_seq, now)
+            push = EntrySealed(seq=0, pin_id=pin.pin_id, descriptor=self.describe(entry))
+            _push(lease, push, out)
+
+    def release_reservation(self, entry: Entry, out: Out) -> None:
+        """Its writer is done with it without a seal: the blocks are free."""
+        was_writing = entry.state is EntryState.WRITING
+        self.leases.end_reservation(entry.reservation_id)
+        self.space_of(entry).release(entry)
+        if was_writing:
+            self.tell_writer_lost(entry.mm_hash, out)
+
+    def tell_writer_lost(self, mm_hash: MmHash, out: Out) -> None:
+        """Watchers hear of it, unless somebody else still writes."""
+        if not self.table.is_writing(mm_hash):
+            for lease in self.leases.watchers(mm_hash):
+                _push(lease, WriterLost(seq=0, mm_hash=mm_hash), out)
+
+    def end_watches(self, lease: Lease) -> None:
+        for mm_hash in list(lease.watches):
+            self.leases.end_watch(lease, mm_hash)
+
+    def end_lease(self, lease: Lease, now: float, out: Out) -> None:
+        """The client is gone: everything it held comes back."""
+        self.end_watches(lease)  # first, so that it is not told about itself
+        for entry in list(lease.reservations.values()):
+            self.release_reservation(entry, out)
+        for pin in list(lease.pins.values()):
+            self.end_pin(pin, now)
+        self.leases.remove(lease)
+        self.journal.close_slot(lease.slot)
+
+
+def _push(lease: Lease, push: EntrySealed | WriterLost, out: Out) -> None:
+    if lease.session_id is not None:
+        out.append(Outgoing(lease.session_id, push))

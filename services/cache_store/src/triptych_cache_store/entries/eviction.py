@@ -1,0 +1,53 @@
+"""Eviction policy: what of the unpinned sealed entries is worth least. Pure."""
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from itertools import islice
+from typing import Protocol
+
+from triptych_cache_store.entries.entry_table import Entry
+
+
+class EvictionPolicy(Protocol):
+    """Knows exactly the entries that may be evicted now: READY, not pinned."""
+
+    def add(self, entry: Entry) -> None:
+        """`entry` became evictable; its `last_used_at` is current."""
+
+    def discard(self, entry: Entry) -> None:
+        """`entry` was pinned or evicted."""
+
+    def candidates(self, limit: int) -> Iterator[Entry]:
+        """At most `limit` entries, those that should go first at the front. Valid until the next change."""
+
+    def loss(self, entry: Entry, now: float) -> float:
+        """What evicting `entry` costs later, in any unit; adds up over entries."""
+
+    def __len__(self) -> int: ...
+
+
+class RecencyAndCostPolicy:
+    """Least recently used first; the loss is the cost to encode again times the chance that it is needed.
+
+    The encoder's cost grows with the rows it makes. The chance falls with the time since the last use:
+    as often seen for caches, about as one over it. An entry counts as used when it is sealed, pinned and
+    unpinned.
+    """
+
+    def __init__(self) -> None:
+        self._entries: OrderedDict[int, Entry] = OrderedDict()  # reservation_id -> entry, oldest use first
+
+    def add(self, entry: Entry) -> None:
+        self._entries[entry.reservation_id] = entry
+
+    def discard(self, entry: Entry) -> None:
+        self._entries.pop(entry.reservation_id, None)
+
+    def candidates(self, limit: int) -> Iterator[Entry]:
+        return islice(self._entries.values(), limit)
+
+    def loss(self, entry: Entry, now: float) -> float:
+        return entry.spec.shape[0] / (1.0 + now - entry.last_used_at)
+
+    def __len__(self) -> int:
+        return len(self._entries)

@@ -1,0 +1,156 @@
+"""Space: the steps that change table, pool, policy and journal together. Evicts when it must. No I/O."""
+
+from dataclasses import dataclass, field
+
+from triptych_cache_store.entries.block_pool import BlockPool, BlockRange
+from triptych_cache_store.entries.entry_table import Entry, EntryState, EntryTable
+from triptych_cache_store.entries.eviction import EvictionPolicy
+from triptych_cache_store.entries.eviction_window import EvictableMap, cheapest_victims
+from triptych_cache_store.entries.limits import Limits
+from triptych_cache_store.entries.tenants import TenantTable
+from triptych_cache_store.persistence.journal import EntryJournal
+from triptych_common.protocol.ids import MmHash
+
+
+@dataclass(slots=True)
+class Space:
+    """All blocks of the region: free, or of an entry."""
+
+    table: EntryTable
+    pool: BlockPool
+    policy: EvictionPolicy
+    journal: EntryJournal
+    limits: Limits = field(default_factory=Limits)
+    tenants: TenantTable = field(default_factory=TenantTable)
+    evictable: EvictableMap = field(default_factory=EvictableMap)
+    num_evictable_blocks: int = 0
+    num_evictions: int = 0
+
+    # ---- room ------------------------------------------------------------------------------------
+    def try_allocate(self, num_blocks: int, now: float) -> BlockRange | None:
+        """A range of `num_blocks`, evicting what costs least if there is none; None: too much is in use."""
+        blocks = self.pool.try_allocate(num_blocks)
+        if blocks is not None or self.num_available_blocks < num_blocks:
+            return blocks
+        for victim in cheapest_victims(num_blocks, self.pool, self.evictable, self.policy, now) or ():
+            self.evict(victim)
+        while (blocks := self.pool.try_allocate(num_blocks)) is None:
+            oldest = next(self.policy.candidates(1), None)
+            if oldest is None:
+                return None
+            self.evict(oldest)
+        return blocks
+
+    @property
+    def num_available_blocks(self) -> int:
+        """Free, or to be had by evicting."""
+        return self.pool.num_free_blocks + self.num_evictable_blocks
+
+    def may_take(self, num_blocks: int, *, may_use_reserve: bool) -> bool:
+        """Whether the reserve stays whole, or may be used."""
+        kept = 0 if may_use_reserve else self.limits.num_reserve_blocks
+        return self.num_available_blocks - num_blocks >= kept
+
+    def fit_quota(self, tenant: str, num_blocks: int) -> bool:
+        """Evict of the tenant's own, oldest first, until `num_blocks` more are within its quota."""
+        quota = self.limits.quota_of(tenant)
+        if quota is None:
+            return True
+        excess = self.tenants.num_blocks(tenant) + num_blocks - quota
+        if excess > self.tenants.num_evictable_blocks(tenant):
+            return False
+        while self.tenants.num_blocks(tenant) + num_blocks > quota:
+            self.evict(self.tenants.oldest_evictable(tenant))
+        return True
+
+    @property
+    def needs_relief(self) -> bool:
+        """Above the high watermark, and something can be done about it."""
+        high = self.limits.high_watermark
+        return high is not None and self._num_used > high and len(self.policy) > 0
+
+    def relieve(self, max_evictions: int) -> bool:
+        """Evict, oldest first, towards the low watermark. True: not there yet."""
+        for _ in range(max_evictions):
+            victim = next(self.policy.candidates(1), None)
+            if victim is None or self._num_used <= self.limits.low_watermark:
+                return False
+            self.evict(victim)
+        return True
+
+    # ---- steps of an entry -----------------------------------------------------------------------
+    def reserve(self, entry: Entry, writer_slot: int) -> None:
+        """A new reservation in a range that `try_allocate` gave."""
+        self.table.add(entry)
+        self.tenants.add(entry)
+        self.journal.reserved(entry, writer_slot)
+
+    def seal(self, entry: Entry, now: float) -> None:
+        self.table.seal(entry, now)
+        self.became_evictable(entry)
+        self.journal.sealed(entry)
+
+    def abandon(self, entry: Entry) -> None:
+        """Nobody awaits the reservation any longer; its blocks wait for the writer."""
+        self.table.abandon(entry)
+        self.journal.abandoned(entry)
+
+    def pin(self, entry: Entry, now: float) -> None:
+        if entry.state is EntryState.READY:
+            self._no_longer_evictable(entry)
+        self.table.pin(entry, now)
+
+    def unpin(self, entry: Entry, now: float) -> None:
+        self.table.unpin(entry, now)
+        self.journal.used(entry)
+        if entry.state is EntryState.READY:
+            self.became_evictable(entry)
+
+    def evict(self, entry: Entry) -> None:
+        """An unpinned sealed entry goes.
+
+        Raises:
+            IllegalTransitionError: it is pinned, or not sealed.
+        """
+        self.table.free(entry)
+        self._no_longer_evictable(entry)
+        self._give_back(entry)
+        self.num_evictions += 1
+
+    def release(self, entry: Entry) -> None:
+        """The writer of a reservation is done with its blocks, and the entry is not to be sealed."""
+        if entry.state is EntryState.WRITING:
+            self.table.abandon(entry)
+        self.table.free(entry)
+        self._give_back(entry)
+
+    def evict_all(self) -> None:
+        while (victim := next(self.policy.candidates(1), None)) is not None:
+            self.evict(victim)
+
+    def sealed_unpinned(self, mm_hash: MmHash) -> Entry | None:
+        entry = self.table.sealed(mm_hash)
+        return entry if entry is not None and entry.state is EntryState.READY else None
+
+    def became_evictable(self, entry: Entry) -> None:
+        """READY, and its last use is now the latest of all."""
+        self.policy.add(entry)
+        self.evictable.add(entry)
+        self.tenants.became_evictable(entry)
+        self.num_evictable_blocks += entry.blocks.num_blocks
+
+    # ---- inside ----------------------------------------------------------------------------------
+    def _no_longer_evictable(self, entry: Entry) -> None:
+        self.policy.discard(entry)
+        self.evictable.discard(entry)
+        self.tenants.no_longer_evictable(entry)
+        self.num_evictable_blocks -= entry.blocks.num_blocks
+
+    def _give_back(self, entry: Entry) -> None:
+        self.tenants.remove(entry)
+        self.journal.freed(entry)
+        self.pool.free(entry.blocks)
+
+    @property
+    def _num_used(self) -> int:
+        return self.pool.num_blocks - self.pool.num_free_blocks

@@ -1,0 +1,211 @@
+"""Journal: what the store knows, kept in the region's headers as it changes, for the store after it.
+
+Every change is written before the reply that tells of it. `adoption` reads it back.
+"""
+
+import hashlib
+from collections.abc import Iterator
+from typing import Protocol
+
+from triptych_cache_store.entries.entry_table import Entry
+from triptych_common.region import records
+from triptych_common.region.layout import (
+    CLIENT_SLOT_BYTES,
+    ENTRY_HEADER_BYTES,
+    PIN_RECORD_BYTES,
+    RegionLayout,
+)
+
+
+class EntryJournal(Protocol):
+    """What `Space` tells of its entries."""
+
+    def reserved(self, entry: Entry, writer_slot: int) -> None: ...
+
+    def sealed(self, entry: Entry) -> None: ...
+
+    def used(self, entry: Entry) -> None: ...
+
+    def abandoned(self, entry: Entry) -> None: ...
+
+    def freed(self, entry: Entry) -> None: ...
+
+
+class NoJournal:
+    """For memory that ends with the store, so that nothing of it can be taken up again."""
+
+    def reserved(self, entry: Entry, writer_slot: int) -> None:
+        pass
+
+    def sealed(self, entry: Entry) -> None:
+        pass
+
+    def used(self, entry: Entry) -> None:
+        pass
+
+    def abandoned(self, entry: Entry) -> None:
+        pass
+
+    def freed(self, entry: Entry) -> None:
+        pass
+
+
+class RegionJournal:
+    """Writes the records of clients, pins and entries. Owns which slots and pin records are free."""
+
+    def __init__(self, buffer: memoryview, layout: RegionLayout) -> None:
+        self._buffer = buffer
+        self._layout = layout
+        self._free_slots = list(range(layout.num_client_slots - 1, -1, -1))  # the lowest is taken first
+        self._free_pins = list(range(layout.num_pin_records - 1, -1, -1))
+        self._pins: dict[int, int] = {}  # pin_id -> record
+
+    # ---- clients ---------------------------------------------------------------------------------
+    def try_open_slot(self, lease_id: int, client: str, namespace: str) -> int | None:
+        """A slot for a new session; None when all are in use."""
+        if not self._free_slots:
+            return None
+        slot = self._free_slots.pop()
+        record = records.SlotRecord(lease_id, client, namespace, last_seq=0)
+        records.write_slot(self._buffer, self._slot_offset(slot), record)
+        return slot
+
+    def close_slot(self, slot: int) -> None:
+        records.clear(self._buffer, self._slot_offset(slot))
+        self._free_slots.append(slot)
+
+    def note_seq(self, slot: int, seq: int) -> None:
+        """The command `seq` of the client in `slot` is being carried out."""
+        records.write_last_seq(self._buffer, self._slot_offset(slot), seq)
+
+    # ---- pins ------------------------------------------------------------------------------------
+    @property
+    def num_free_pins(self) -> int:
+        return len(self._free_pins)
+
+    def pinned(self, pin: records.PinRecord) -> None:
+        """The caller made sure that a record is free."""
+        index = self._free_pins.pop()
+        self._pins[pin.pin_id] = index
+        records.write_pin(self._buffer, self._pin_offset(index), pin)
+
+    def holders_changed(self, pin_id: int, num_holders: int) -> None:
+        records.write_num_holders(self._buffer, self._pin_offset(self._pins[pin_id]), num_holders)
+
+    def unpinned(self, pin_id: int) -> None:
+        index = self._pins.pop(pin_id)
+        records.clear(self._buffer, self._pin_offset(index))
+        self._free_pins.append(index)
+
+    # ---- entries ---------------------------------------------------------------------------------
+    def reserved(self, entry: Entry, writer_slot: int) -> None:
+        record = records.EntryRecord(
+            num_blocks=entry.blocks.num_blocks,
+            writer_slot=writer_slot,
+            dtype=entry.spec.dtype,
+            shape=entry.spec.shape,
+            num_bytes=entry.spec.num_bytes,
+            generation=entry.generation,
+            reservation_id=entry.reservation_id,
+            requester_lease=entry.requester_lease,
+            origin_seq=entry.origin_seq,
+            reserved_at=entry.reserved_at,
+            mm_hash=entry.mm_hash,
+            namespace=entry.namespace,
+            tenant=entry.tenant,
+            memory=entry.memory,
+        )
+        records.write_entry(self._buffer, self._entry_offset(entry), record)
+
+    def sealed(self, entry: Entry) -> None:
+        records.write_last_used(self._buffer, self._entry_offset(entry), entry.last_used_at)
+        records.write_state(self._buffer, self._entry_offset(entry), records.READY)
+
+    def used(self, entry: Entry) -> None:
+        records.write_last_used(self._buffer, self._entry_offset(entry), entry.last_used_at)
+
+    def abandoned(self, entry: Entry) -> None:
+        records.write_state(self._buffer, self._entry_offset(entry), records.ABANDONED)
+
+    def freed(self, entry: Entry) -> None:
+        records.clear(self._buffer, self._entry_offset(entry))
+
+    def checksummed(self, entry: Entry, checksum: int) -> None:
+        """Of the entry's bytes."""
+        records.write_checksum(self._buffer, self._entry_offset(entry), checksum)
+
+    def checksum_of(self, entry: Entry) -> int | None:
+        return records.read_marks(self._buffer, self._entry_offset(entry)).checksum
+
+    def bears_out(self, entry: Entry) -> bool:
+        """Whether the header of a sealed `entry` says what the store knows."""
+        offset = self._entry_offset(entry)
+        record, marks = records.read_entry(self._buffer, offset), records.read_marks(self._buffer, offset)
+        return (
+            record is not None
+            and marks.state == records.READY
+            and (record.mm_hash, record.generation, record.reservation_id)
+            == (entry.mm_hash, entry.generation, entry.reservation_id)
+            and (record.num_blocks, record.num_bytes) == (entry.blocks.num_blocks, entry.spec.num_bytes)
+            and (record.dtype, record.shape) == (entry.spec.dtype, entry.spec.shape)
+        )
+
+    # ---- reading what an earlier store left ------------------------------------------------------
+    def slots(self) -> Iterator[tuple[int, records.SlotRecord]]:
+        for slot in range(self._layout.num_client_slots):
+            record = records.read_slot(self._buffer, self._slot_offset(slot))
+            if record is not None:
+                yield slot, record
+
+    def pin_records(self) -> Iterator[tuple[int, records.PinRecord]]:
+        for index in range(self._layout.num_pin_records):
+            record = records.read_pin(self._buffer, self._pin_offset(index))
+            if record is not None:
+                yield index, record
+
+    def entries(self) -> Iterator[tuple[int, records.EntryRecord | None, records.EntryMarks]]:
+        """Headers in use, with their first block; the record is None where it is damaged."""
+        first = self._layout.entries_offset
+        last = records.entry_offset(self._layout, self._layout.num_blocks)
+        states = bytes(self._buffer[first:last:ENTRY_HEADER_BYTES])
+        for block, state in enumerate(states):
+            if state:
+                offset = records.entry_offset(self._layout, block)
+                yield (
+                    block,
+                    records.read_entry(self._buffer, offset),
+                    records.read_marks(self._buffer, offset),
+                )
+
+    def keep(self, slots: set[int], pins: dict[int, int]) -> None:
+        """Of what was read, only these slots and pins (record -> pin_id) live on; the rest is cleared."""
+        for slot in range(self._layout.num_client_slots):
+            if slot not in slots:
+                records.clear(self._buffer, self._slot_offset(slot))
+        for index in range(self._layout.num_pin_records):
+            if index not in pins:
+                records.clear(self._buffer, self._pin_offset(index))
+        self._free_slots = [slot for slot in self._free_slots if slot not in slots]
+        self._free_pins = [index for index in self._free_pins if index not in pins]
+        self._pins = {pin_id: index for index, pin_id in pins.items()}
+
+    def drop_entry(self, block: int) -> None:
+        records.clear(self._buffer, records.entry_offset(self._layout, block))
+
+    # ---- where -----------------------------------------------------------------------------------
+    def _slot_offset(self, slot: int) -> int:
+        return self._layout.slots_offset + slot * CLIENT_SLOT_BYTES
+
+    def _pin_offset(self, index: int) -> int:
+        return self._layout.pins_offset + index * PIN_RECORD_BYTES
+
+    def _entry_offset(self, entry: Entry) -> int:
+        return records.entry_offset(self._layout, entry.blocks.start)
+
+
+def short_namespace(digest: str | None) -> str:
+    """`digest` in a form that fits into a header."""
+    text = digest or ""
+    if len(text.encode()) > records.MAX_NAMESPACE_BYTES:
+        return hashlib.sha256(text.encode()).hexdigest()
+    return text

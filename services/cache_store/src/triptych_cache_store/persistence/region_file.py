@@ -1,0 +1,195 @@
+"""The region file: made or taken up, locked against a second store, prefaulted in the background.
+
+A file that an earlier store left is taken up when it has the layout that is wanted. With another layout
+it is replaced: clients that still use it keep its memory, and learn that their leases are gone.
+"""
+
+import fcntl
+import mmap
+import os
+import secrets
+import stat
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from triptych_common.region.layout import REGION_HEADER_BYTES, RegionLayout, RegionLayoutError
+from triptych_common.region.pages import num_large_page_bytes, try_populate, want_large_pages
+from triptych_common.region.records import RegionHeader, read_region_header, write_region_header
+from triptych_common.region.slot_lock import is_slot_locked
+from triptych_common.telemetry.logs import get_logger
+
+log = get_logger(__name__)
+
+PREFAULT_STEP_BYTES = 32 << 20
+
+
+class RegionFile:
+    """Owner of the file on tmpfs that every client maps, and of its mapping here.
+
+    `is_new`: nothing of an earlier store is in it.
+    """
+
+    def __init__(self, path: Path, fd: int, header: RegionHeader, *, is_new: bool) -> None:
+        self.path = path
+        self.header = header
+        self.is_new = is_new
+        self._fd = fd
+        self._memory = mmap.mmap(fd, header.layout.num_bytes)
+        self.buffer = memoryview(self._memory)
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+        self.num_prefaulted_bytes = 0
+        write_region_header(self.buffer, header)
+
+    @classmethod
+    def open(cls, path: Path, layout: RegionLayout, now: float) -> "RegionFile":
+        """The region at `path`, 0600, for a store that starts at `now` (seconds since the epoch).
+
+        Raises:
+            RegionLayoutError: another store runs on it, it is not ours, of another version or damaged, the
+                directory cannot be used, or there is no room.
+        """
+        try:
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            found = _try_take_up(path, layout)
+            if found is not None:
+                fd, header = found
+                generation = max(int(now), header.generation + 1)
+                return cls(path, fd, replace(header, generation=generation), is_new=False)
+            header = RegionHeader(layout, max(int(now), 1), secrets.token_bytes(16))
+            return cls(path, _create(path, layout.num_bytes, layout.data_offset), header, is_new=True)
+        except OSError as error:
+            raise RegionLayoutError(f"cannot use the region {path}: {error.strerror}") from error
+
+    def is_client_alive(self, slot: int) -> bool:
+        """Whether the client in `slot` holds its lock."""
+        return is_slot_locked(self._fd, slot)
+
+    def start_prefault(self, on_failure: Callable[[str], None], *, large_pages: bool = False) -> None:
+        """Get the file's memory in a background thread, so that no client ever waits for it.
+
+        `large_pages`: ask for them first; the log says what came of it.
+
+        `on_failure` is called in that thread when the tmpfs has not enough: writers would be killed
+        by SIGBUS, so the store must end.
+        """
+        self._thread = threading.Thread(
+            target=self._prefault, args=(on_failure, large_pages), name="prefault", daemon=True
+        )
+        self._thread.start()
+
+    def wait_prefaulted(self, timeout_s: float) -> bool:
+        """Whether the whole region is in memory within `timeout_s`."""
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+        return self.num_prefaulted_bytes == self.header.layout.num_bytes
+
+    def close(self, *, unlink: bool) -> None:
+        """Stop prefaulting, let go of the lock, and remove the file if `unlink`."""
+        self._stopping.set()
+        if self._thread is not None:
+            self._thread.join(10.0)
+        if unlink:
+            self.path.unlink(missing_ok=True)
+        self.buffer.release()
+        self._memory.close()
+        os.close(self._fd)
+
+    def _prefault(self, on_failure: Callable[[str], None], large_pages: bool) -> None:
+        started_at = time.monotonic()
+        touches = large_pages and want_large_pages(self._memory)
+        for offset in range(0, self.header.layout.num_bytes, PREFAULT_STEP_BYTES):
+            if self._stopping.is_set():
+                return
+            num_bytes = min(PREFAULT_STEP_BYTES, self.header.layout.num_bytes - offset)
+            if touches and not try_populate(self._memory, offset, num_bytes):
+                touches = False  # the tmpfs is full, or the kernel too old: the next line tells
+            try:
+                os.posix_fallocate(self._fd, offset, num_bytes)
+            except OSError as error:
+                on_failure(f"the tmpfs has no memory for the region: {error.strerror}")
+                return
+            self.num_prefaulted_bytes = offset + num_bytes
+        log.info(
+            "region prefaulted",
+            num_bytes=self.header.layout.num_bytes,
+            elapsed_s=round(time.monotonic() - started_at, 3),
+        )
+        if large_pages:
+            self._tell_large_pages()
+
+    def _tell_large_pages(self) -> None:
+        num_bytes = num_large_page_bytes(self._memory)
+        if num_bytes:
+            log.info("region has large pages", num_bytes=num_bytes)
+        else:
+            log.warning(
+                "no large pages: mount the tmpfs with huge=advise, or see shmem_enabled", path=str(self.path)
+            )
+
+
+def _try_take_up(path: Path, layout: RegionLayout) -> tuple[int, RegionHeader] | None:
+    """The file that is there, locked, with its header; None: there is none, or it was removed as unfit."""
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return None
+    try:
+        _lock(fd, path)
+        header = _read_header(fd, path)
+        if header is not None and header.layout == layout:
+            return fd, header
+    except BaseException:
+        os.close(fd)
+        raise
+    if header is not None:
+        log.warning("region has another size, replaced", path=str(path), num_bytes=header.layout.num_bytes)
+    path.unlink()
+    os.close(fd)
+    return None
+
+
+def _read_header(fd: int, path: Path) -> RegionHeader | None:
+    info = os.fstat(fd)
+    if not stat.S_ISREG(info.st_mode) or info.st_uid != os.getuid() or stat.S_IMODE(info.st_mode) & 0o077:
+        raise RegionLayoutError(f"the region {path} is not a file of this user alone (want mode 0600)")
+    head = os.pread(fd, REGION_HEADER_BYTES, 0)
+    if len(head) < REGION_HEADER_BYTES:
+        return None
+    header = read_region_header(memoryview(head))
+    if header is not None and info.st_size != header.layout.num_bytes:
+        raise RegionLayoutError(f"the region {path} has {info.st_size} bytes, not what its header says")
+    return header
+
+
+def _create(path: Path, num_bytes: int, headers_num_bytes: int) -> int:
+    _check_room(path.parent, num_bytes)
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        _lock(fd, path)
+        os.ftruncate(fd, num_bytes)
+        os.posix_fallocate(fd, 0, headers_num_bytes)  # else writing a header could raise SIGBUS
+    except BaseException:
+        os.close(fd)
+        path.unlink(missing_ok=True)
+        raise
+    return fd
+
+
+def _lock(fd: int, path: Path) -> None:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise RegionLayoutError(f"another store runs on the region {path}") from None
+
+
+def _check_room(directory: Path, num_bytes: int) -> None:
+    info = os.statvfs(directory)
+    available = info.f_bavail * info.f_frsize
+    if available < num_bytes:
+        raise RegionLayoutError(
+            f"the region of {num_bytes} bytes does not fit into {directory}, where {available} bytes are free"
+        )

@@ -1,0 +1,184 @@
+"""The vLLM engine of the encoder: preprocess in this process, encode in vLLM's.
+
+Preprocessing comes first and apart (`preprocessing`), so that an item's rows are exact, and its form is
+checked, before vLLM schedules anything.
+"""
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from vllm import SamplingParams
+from vllm.distributed.ec_transfer.ec_connector.utils import (
+    PlaceholderMetadataResolver,
+    collect_ec_item_metadata,
+)
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.entrypoints.launchers.cli_args import make_arg_parser
+from vllm.exceptions import VLLMError
+from vllm.model_executor.model_loader.utils import get_model_cls
+from vllm.multimodal.inputs import MultiModalFeatureSpec
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.exceptions import EngineDeadError
+
+from triptych_common.protocol.messages import EncodeJob, Modality
+from triptych_common.telemetry.logs import get_logger
+from triptych_encoder.engine.encoding import (
+    EncodeRefusedError,
+    EngineFailedError,
+    PreparedItem,
+    PreprocessLimits,
+)
+from triptych_encoder.preprocessing.preprocessor import Preprocessor, Rendered
+from triptych_vllm_connector.host.limits import encoder_cache_embeds
+from triptych_vllm_connector.host.unsupported_options import check_engine_options
+from triptych_vllm_connector.scheduler.slab_probe import PROBE_SLAB
+from triptych_vllm_connector.step_orders import WriteOrder
+from triptych_vllm_connector.worker.rpc import ENCODER_WIDTHS
+
+log = get_logger(__name__)
+
+
+class EncodeEngine:
+    """Owns the `AsyncLLM`. `width` and `dtype` describe every output it makes: [num_embeds, width]."""
+
+    def __init__(self, llm: AsyncLLM, limits: PreprocessLimits) -> None:
+        self._llm = llm
+        self._preprocessor = Preprocessor(self._render, limits)
+        model_config = llm.vllm_config.model_config
+        self._resolver = PlaceholderMetadataResolver(model_config)
+        self._model_cls: Any = get_model_cls(model_config)
+        self.dtype = str(model_config.dtype).removeprefix("torch.")
+        self.width = 0
+        self._max_item_embeds = encoder_cache_embeds(llm.vllm_config)
+
+    @property
+    def max_num_tokens(self) -> int:
+        """A prompt must be shorter than this."""
+        return int(self._llm.vllm_config.model_config.max_model_len)
+
+    @property
+    def max_item_embeds(self) -> int:
+        """Rows of the largest item that the engine takes."""
+        return self._max_item_embeds
+
+    async def measure_width(self) -> None:
+        """Ask the engine's workers for the columns of an encoder output (wider than hidden with DeepStack).
+
+        Raises:
+            EngineFailedError: the engine could not encode a dummy item.
+        """
+        reports = [widths for widths in await self._llm.collective_rpc(ENCODER_WIDTHS) if widths]
+        widths = {width for report in reports for width in report.values()}
+        if len(widths) != 1:
+            raise EngineFailedError(f"expected one encoder output width, measured {sorted(widths)}")
+        self.width = widths.pop()
+
+    async def learn_item_schema(self) -> None:
+        """See `Preprocessor.learn_item_schema`."""
+        await self._preprocessor.learn_item_schema()
+
+    async def preprocess(self, job: EncodeJob, media: bytes) -> PreparedItem:
+        """See `Preprocessor.prepare`."""
+        return await self._preprocessor.prepare(job, media)
+
+    def _render(self, pixels: Any, mm_hash: str, processor_options: Mapping[str, Any]) -> Rendered:
+        """Run the model's processor. Blocks; one thread at a time."""
+        modality = Modality.IMAGE.value
+        prompt: Any = {
+            "prompt": self._model_cls.get_placeholder_str(modality, 1),
+            "multi_modal_data": {modality: [pixels]},
+            "multi_modal_uuids": {modality: [mm_hash]},
+            "mm_processor_kwargs": dict(processor_options),
+        }
+        (engine_input,) = self._llm.renderer.render_cmpl([prompt])
+        # vLLM rehashes a uuid that comes with processor options; ours has them folded in already.
+        engine_input["mm_hashes"] = {modality: [mm_hash]}
+        (position,) = engine_input["mm_placeholders"][modality]
+        (item,) = engine_input["mm_kwargs"][modality]
+        feature = MultiModalFeatureSpec(
+            data=item, modality=modality, identifier=mm_hash, mm_position=position, mm_hash=mm_hash
+        )
+        metadata = collect_ec_item_metadata([feature], self._resolver)[mm_hash]["metadata"]
+        num_tokens = len(engine_input["prompt_token_ids"])
+        prepared = PreparedItem(engine_input, position.get_num_embeds(), num_tokens, _unwrap(metadata))
+        return Rendered(prepared, item)
+
+    async def encode(self, prepared: PreparedItem, order: WriteOrder) -> None:
+        """Run the encoder; its worker writes into the reservation and seals it.
+
+        Raises:
+            EncodeRefusedError: vLLM does not take the item, and no worker writes for it any more.
+            EngineFailedError: the engine is dead, or its workers do not answer.
+        """
+        params = SamplingParams(
+            max_tokens=1, detokenize=False, extra_args={"ec_transfer_params": asdict(order)}
+        )
+        try:
+            async for _ in self._llm.generate(prepared.engine_input, params, order.job_id):
+                pass
+        except EngineDeadError as error:
+            raise EngineFailedError(f"the encoder's engine died: {error}") from error
+        except (VLLMError, ValueError) as error:
+            await self._wait_until_ended(order.job_id)
+            raise EncodeRefusedError("the encoder's engine refused the item") from error
+
+    async def _wait_until_ended(self, request_id: str) -> None:
+        """A request that failed here may be in a step all the same: whose order is it, until that is over?
+
+        EngineCore takes what it is sent in its order, and so do the workers: after the abort no new step has
+        the request, and the answer comes behind the steps that had it.
+
+        Raises:
+            EngineFailedError: nobody knows whether a worker writes; the end of the engine ends it.
+        """
+        try:
+            await self._llm.abort(request_id)
+            await self._llm.collective_rpc("check_health")
+        except Exception as error:  # whatever vLLM makes of a call
+            raise EngineFailedError(f"the encoder's workers do not answer: {error}") from error
+
+    async def probe_slab(self) -> dict[str, Any]:
+        """Ask the worker for the store's memory on its GPU: fields of a `SlabVerdict`."""
+        answer: dict[str, Any] = await self._llm.engine_core.call_utility_async(PROBE_SLAB)
+        return answer
+
+    async def check_health(self) -> None:
+        """Raises EngineFailedError when the engine is dead, or preprocessing is stuck."""
+        self._preprocessor.check_health()
+        try:
+            await self._llm.check_health()
+        except EngineDeadError as error:
+            raise EngineFailedError(f"the encoder's engine died: {error}") from error
+
+
+def _unwrap(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """One item's fields: vLLM publishes `[[t, h, w]]`-like batches of one; the request wants the item."""
+    return {key: value[0] if _is_batch_of_one(value) else value for key, value in metadata.items()}
+
+
+def _is_batch_of_one(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 1 and isinstance(value[0], list)
+
+
+@asynccontextmanager
+async def run_engine(options: list[str], limits: PreprocessLimits) -> AsyncIterator[EncodeEngine]:
+    """Start vLLM with these command-line options; shut it down in the end.
+
+    Raises:
+        TriptychError: an option cannot be served, or the engine does not work.
+    """
+    args = make_arg_parser(FlexibleArgumentParser()).parse_args(options)
+    check_engine_options(args)
+    llm = AsyncLLM.from_engine_args(AsyncEngineArgs.from_cli_args(args))
+    try:
+        engine = EncodeEngine(llm, limits)
+        await engine.measure_width()
+        await engine.learn_item_schema()
+        log.info("engine ready", width=engine.width, dtype=engine.dtype, torch=torch.__version__)
+        yield engine
+    finally:
+        llm.shutdown()

@@ -1,0 +1,85 @@
+"""What encodes, as a job sees it: so that jobs can be tested, and imported, without vLLM."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from triptych_common.domain.errors import TriptychError
+from triptych_common.domain.media_options import OptionRules
+from triptych_common.protocol.messages import EncodeJob, FailureKind
+from triptych_vllm_connector.step_orders import WriteOrder
+
+
+class BadMediaError(TriptychError):
+    """The media cannot be decoded or processed. Trying again gives the same.
+
+    Its text is shown to the caller, so it is never a library's: that is its `__cause__`, for the log.
+    """
+
+
+class PreprocessFailedError(TriptychError):
+    """The item was not preprocessed, which says nothing about its media. Text as in `BadMediaError`."""
+
+
+class EncodeRefusedError(TriptychError):
+    """The engine does not encode this item; it goes on with others. Text as in `BadMediaError`."""
+
+
+@dataclass
+class JobFailure(Exception):
+    """A job will produce nothing: what those who wait for it are told."""
+
+    kind: FailureKind
+    detail: str
+
+
+class EngineFailedError(TriptychError):
+    """vLLM's engine is dead: this process must be restarted."""
+
+
+@dataclass(frozen=True)
+class PreprocessLimits:
+    """What the encoder takes, whatever a job says, and what preprocessing may cost."""
+
+    image_formats: tuple[str, ...]
+    max_image_pixels: int
+    processor_options: OptionRules  # that jobs may carry
+    image_options: OptionRules
+    timeout_s: float  # for one item
+    num_pixels: int  # of all items that are worked on at once
+    stuck_after_s: float  # after its time is over; then the service ends
+
+
+@dataclass(frozen=True)
+class PreparedItem:
+    """One item, preprocessed: what vLLM will be given, and how large its result will be."""
+
+    engine_input: Mapping[str, Any]
+    num_embeds: int  # rows
+    num_tokens: int  # of the encoder's prompt: placeholders, and what the model puts around them
+    placeholder_metadata: dict[str, Any]
+
+
+class Encoder(Protocol):
+    """`engine.EncodeEngine`. Its outputs are [num_embeds, width] of `dtype`."""
+
+    dtype: str
+    width: int
+
+    @property
+    def max_num_tokens(self) -> int: ...
+
+    @property
+    def max_item_embeds(self) -> int: ...
+
+    async def preprocess(self, job: EncodeJob, media: bytes) -> PreparedItem:
+        """Raises BadMediaError or PreprocessFailedError."""
+        ...
+
+    async def encode(self, prepared: PreparedItem, order: WriteOrder) -> None:
+        """Raises EncodeRefusedError or EngineFailedError. After a refusal no worker writes for the order."""
+        ...
+
+    async def check_health(self) -> None:
+        """Raises EngineFailedError when the engine is dead, also while idle, or preprocessing is stuck."""
+        ...

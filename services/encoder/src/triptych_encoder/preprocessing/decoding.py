@@ -1,0 +1,93 @@
+"""From an image's bytes to its pixels: exactly the image that the gateway saw, or nothing.
+
+The format and the size come with the job. Only that format's decoder is asked, and the size is compared
+before it runs, so that bytes which are another image for another decoder are refused.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from io import BytesIO
+from typing import Any
+
+from PIL import Image, ImageOps
+from vllm.multimodal.media.base import MediaWithBytes
+from vllm.multimodal.media.image import ImageMediaIO
+
+from triptych_common.domain.jpeg_scans import MAX_JPEG_SCANS, has_too_many_scans
+from triptych_common.domain.transient import is_transient
+from triptych_common.protocol.messages import ImageProperties
+from triptych_encoder.engine.encoding import BadMediaError, PreprocessFailedError
+
+_NAMES = {"MPO": "JPEG"}  # a JPEG of several pictures, as its reader calls it
+
+
+@dataclass(frozen=True, slots=True)
+class ImageDecoder:
+    """`formats` and `max_pixels` are the encoder's own: a job cannot ask for more."""
+
+    formats: Collection[str]
+    max_pixels: int
+
+    def check(self, image: ImageProperties | None) -> ImageProperties:
+        """What the job says of the image, if it may be decoded.
+
+        Raises:
+            BadMediaError: an image of that format, or of that size, is not decoded here.
+        """
+        if image is None:
+            raise BadMediaError("the job does not say which image the gateway saw")
+        if image.format not in self.formats:
+            raise BadMediaError("images of this format are not decoded")
+        if image.num_pixels > self.max_pixels:
+            raise BadMediaError(f"the image has more than {self.max_pixels} pixels")
+        return image
+
+    def decode(
+        self, media: bytes, image: ImageProperties, options: Mapping[str, Any]
+    ) -> MediaWithBytes[Image.Image]:
+        """Pixels as vLLM's own server would make them, equal to the bit. Blocks.
+
+        Args:
+            options: the request's `media_io_kwargs` for images.
+
+        Raises:
+            BadMediaError: the bytes are not that image, or cannot be decoded.
+            PreprocessFailedError: this machine could not do it, now.
+        """
+        try:
+            return _decode(media, image, options)
+        except BadMediaError:
+            raise
+        except Exception as error:  # decoders raise whatever they like about a stranger's bytes
+            if is_transient(error):
+                raise PreprocessFailedError("the encoder had no resources to decode the image") from error
+            raise BadMediaError("the bytes are not an image that can be decoded") from error
+
+
+def _decode(
+    media: bytes, properties: ImageProperties, options: Mapping[str, Any]
+) -> MediaWithBytes[Image.Image]:
+    if properties.format == "JPEG" and has_too_many_scans(media):
+        raise BadMediaError(f"the image has more than {MAX_JPEG_SCANS} scans")
+    reader = ImageMediaIO(**{"image_mode": "RGB", **options})
+    with Image.open(BytesIO(media), formats=(properties.format,)) as opened:
+        found = (_NAMES.get(str(opened.format), opened.format), *opened.size)
+        if found != (properties.format, properties.width, properties.height):
+            raise BadMediaError("the image is not the one that the gateway saw")
+        image = _upright(opened)
+        image.load()
+    converted = reader._convert_image_mode(image)
+    io_config = None
+    if converted is not image:
+        io_config = {"image_mode": reader.image_mode, "rgba_background_color": reader.rgba_background_color}
+    return MediaWithBytes(converted, media, io_config)
+
+
+def _upright(image: Image.Image) -> Image.Image:
+    """By its EXIF orientation. As vLLM does, an orientation that cannot be read is ignored."""
+    try:
+        return ImageOps.exif_transpose(image)
+    except Exception as error:
+        if is_transient(error):
+            raise
+        return image

@@ -1,0 +1,60 @@
+"""Where this encoder puts tensors, so that those who may want them can read them."""
+
+import time
+from collections.abc import Callable
+
+from triptych_common.coordination import Registry
+from triptych_common.domain.errors import BusUnavailableError
+from triptych_common.domain.transports import (
+    StoreSlab,
+    TransportCapabilities,
+    choose_memories,
+    consumers_of,
+    transport_of,
+)
+from triptych_common.telemetry.logs import get_logger
+
+log = get_logger(__name__)
+
+LOOK_INTERVAL_S = 1.0
+
+
+class TransportSelector:
+    """Knows the consumers of this namespace from the registry, not older than `LOOK_INTERVAL_S`."""
+
+    def __init__(
+        self,
+        own: Callable[[], TransportCapabilities],
+        namespace_digest: str,
+        registry: Registry,
+        slab: Callable[[], StoreSlab | None],
+    ) -> None:
+        """`own`: what this encoder offers, which changes with the store's slab."""
+        self._own = own
+        self._namespace_digest = namespace_digest
+        self._registry = registry
+        self._slab = slab
+        self._consumers: list[TransportCapabilities] = []
+        self._looked_at = float("-inf")
+        self._told: list[str] = []
+
+    async def memories(self) -> list[str]:
+        """Best first; the next is for when the store has no room in the one before."""
+        own = self._own()
+        if len(own.transports) > 1 and time.monotonic() - self._looked_at > LOOK_INTERVAL_S:
+            await self._look()
+        memories = choose_memories(own, self._consumers, self._slab())
+        if memories != self._told:
+            self._told = memories
+            log.info("transport chosen", transports=[transport_of(each).value for each in memories])
+        return memories
+
+    async def _look(self) -> None:
+        try:
+            records = await self._registry.list_instances()
+        except BusUnavailableError as error:
+            log.warning("consumers not known anew", error=str(error))
+            return
+        self._looked_at = time.monotonic()
+        consumers = consumers_of(self._namespace_digest, records)
+        self._consumers = [TransportCapabilities.announced(record) for record in consumers]

@@ -1,0 +1,62 @@
+"""API keys. Off unless keys are set, in the settings or in a file."""
+
+import hashlib
+import hmac
+import re
+from collections.abc import Sequence
+
+from pydantic import SecretStr
+
+from triptych_common.domain.errors import RequestError, TriptychError
+from triptych_gateway.access.api_keys_file import ApiKeyEntry
+from triptych_gateway.access.callers import ANYBODY, Caller
+
+_SHA256 = re.compile(r"sha256:(?P<hex>[0-9a-fA-F]{64})")
+
+
+class ApiKeys:
+    """Holds digests only. Compares with all of them, each in constant time.
+
+    Args:
+        keys: of the settings: without a name, without a tenant.
+        entries: of the file.
+
+    Raises:
+        TriptychError: one key stands in both: nobody could say whose it is.
+    """
+
+    def __init__(self, keys: Sequence[SecretStr], entries: Sequence[ApiKeyEntry] = ()) -> None:
+        plain = {_digest_of_setting(key.get_secret_value()): ANYBODY for key in keys}
+        named = {entry.sha256: Caller(entry.name, entry.tenant) for entry in entries}
+        for entry in entries:
+            if entry.sha256 in plain:
+                raise TriptychError(f"the API key {entry.name} stands in api_keys and in api_keys_file")
+        self._callers = plain | named
+
+    def check(self, authorization: str | None) -> Caller:
+        """Whose key the request shows. `authorization` is the request's header.
+
+        Raises:
+            RequestError: 401.
+        """
+        if not self._callers:
+            return ANYBODY
+        scheme, _, token = (authorization or "").partition(" ")
+        if scheme.lower() != "bearer" or not token:
+            raise RequestError(401, "missing_api_key", "send an API key: Authorization: Bearer <key>")
+        presented = _digest(token.strip())
+        matches = [
+            caller for known, caller in self._callers.items() if hmac.compare_digest(presented, known)
+        ]  # all: no early end
+        if not matches:
+            raise RequestError(401, "invalid_api_key", "the API key is not valid")
+        return matches[0]
+
+
+def _digest(key: str) -> str:
+    return hashlib.sha256(key.encode(errors="surrogateescape")).hexdigest()
+
+
+def _digest_of_setting(setting: str) -> str:
+    hashed = _SHA256.fullmatch(setting)
+    return hashed["hex"].lower() if hashed else _digest(setting)

@@ -1,0 +1,122 @@
+"""The request for prefill_decode: metadata instead of media, and the items it will wait for.
+
+Or, when no encoder can be had, the whole request, for an instance that encodes itself.
+"""
+
+from base64 import b64encode
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import orjson
+
+from triptych_common.domain.errors import RequestError
+from triptych_common.domain.hashing import raw_item_id
+from triptych_common.protocol.ids import MmHash
+from triptych_common.protocol.messages import ECTransferParams, InstanceRecord, ItemTransfer
+from triptych_gateway.encode.sizes import ItemSizes
+from triptych_gateway.request.chat_request import ChatRequest
+from triptych_gateway.request.media import TakenItem
+
+
+def text_body(request: ChatRequest) -> bytes:
+    """Body of a request without media."""
+    return _dump(request.body)
+
+
+def whole_body(request: ChatRequest, items: Sequence[TakenItem]) -> bytes:
+    """Body of a request with its raw media, for an instance that has a vision tower. Milliseconds per MB.
+
+    Nothing in it comes from the caller's own media parts: the bytes are those that were checked, as data
+    URLs. Without a `uuid` vLLM names an item by its content; a tenant's gets one that no other tenant's has.
+    A request that has options for its media is not sent so.
+    """
+    urls = {item.mm_hash: _data_url(item) for item in items}
+    body = _replace_parts(
+        request,
+        items,
+        lambda item: {
+            "type": f"{item.part.modality}_url",
+            f"{item.part.modality}_url": {"url": urls[item.mm_hash]},
+            **({"uuid": raw_item_id(item.mm_hash)} if request.tenant_salt else {}),
+        },
+    )
+    return _dump(body)
+
+
+def media_body(
+    request: ChatRequest,
+    items: Sequence[TakenItem],
+    sizes: Mapping[MmHash, ItemSizes],
+    *,
+    request_id: str,
+    gateway: str,
+    traceparent: str | None,
+    remaining_ms: int,
+) -> bytes:
+    """Body of a request whose media are replaced by sizes and identity, each in its place."""
+    # Exactly these keys: vLLM reads a part with a uuid by whatever media key it finds first.
+    body = _replace_parts(
+        request,
+        items,
+        lambda item: {
+            "type": f"{item.part.modality}_embeds",
+            f"{item.part.modality}_embeds": sizes[item.mm_hash].placeholder_metadata,
+            "uuid": item.mm_hash,
+        },
+    )
+    params = ECTransferParams(
+        request_id=request_id,
+        gateway=gateway,
+        traceparent=traceparent,
+        remaining_ms=max(remaining_ms, 1),
+        items=tuple(
+            ItemTransfer(
+                item_index=item.part.item_index,
+                mm_hash=item.mm_hash,
+                num_embeds=sizes[item.mm_hash].num_embeds,
+            )
+            for item in items
+        ),
+    )
+    return _dump({**body, "ec_transfer_params": params.model_dump(mode="json")})
+
+
+def check_fits(items: Sequence[TakenItem], sizes: Mapping[MmHash, ItemSizes], record: InstanceRecord) -> None:
+    """Refuse an item that `record`'s instance can never hold.
+
+    Raises:
+        RequestError: 413 naming the item.
+    """
+    if record.max_item_embeds is None:
+        return
+    for item in items:
+        num_embeds = sizes[item.mm_hash].num_embeds
+        if num_embeds > record.max_item_embeds:
+            limit = record.max_item_embeds
+            message = f"{item.part.path} becomes {num_embeds} embeddings; at most {limit} are served"
+            raise RequestError(413, "image_too_large", message, item.part.path)
+
+
+def _replace_parts(
+    request: ChatRequest, items: Sequence[TakenItem], part_for: Callable[[TakenItem], dict[str, Any]]
+) -> dict[str, Any]:
+    """The request's body with another part in the place of each media item."""
+    messages = [dict(message) for message in request.body["messages"]]
+    for item in items:
+        message = messages[item.part.message_index]
+        if message["content"] is request.body["messages"][item.part.message_index]["content"]:
+            message["content"] = list(message["content"])
+        message["content"][item.part.part_index] = part_for(item)
+    return {**request.body, "messages": messages}
+
+
+def _data_url(item: TakenItem) -> str:
+    """vLLM looks at the bytes, not at the media type."""
+    return f"data:application/octet-stream;base64,{b64encode(item.content).decode()}"
+
+
+def _dump(body: Mapping[str, Any]) -> bytes:
+    try:
+        return orjson.dumps(body)
+    except TypeError as error:  # orjson's limit on nesting is lower when it writes than when it reads
+        raise RequestError(400, "invalid_json", "the body is nested too deeply", None) from error

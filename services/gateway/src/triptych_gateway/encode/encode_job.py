@@ -1,0 +1,81 @@
+"""What a job says: made from the requests that wait for its item. Pure."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from triptych_common.coordination.single_flight import MAX_SENDS
+from triptych_common.protocol.ids import JobId, MmHash
+from triptych_common.protocol.messages import EncodeJob, FailureKind, ImageProperties, Requester
+from triptych_gateway.encode.media_cache import MEDIA_PATH
+from triptych_gateway.encode.media_wait import MediaWait
+
+MIN_REMAINING_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class OrderLimits:
+    inline_media_bytes: int
+    media_base_url: str
+    max_attempts: int
+    publish_timeout_s: float
+    max_queued_jobs: int
+    max_queue_age_s: float
+    flight_check_s: float
+
+    def attempts_after(self, kind: FailureKind | None) -> int:
+        """How many jobs an item may cost, over all gateways, when the last one failed so (None: none did).
+
+        Media that went with the gateway that had them say nothing against the item or its encoders: who
+        has them too may still publish.
+        """
+        return max(self.max_attempts, MAX_SENDS) if kind is FailureKind.MEDIA_GONE else self.max_attempts
+
+
+def requesters_of(mm_hash: MmHash, tickets: Sequence[MediaWait], gateway: str) -> tuple[Requester, ...]:
+    """Every place of the item in the requests of `tickets`."""
+    return tuple(
+        Requester(
+            request_id=ticket.request_id,
+            item_index=item.part.item_index,
+            gateway=gateway,
+            prefill_decode=ticket.prefill_decode,
+        )
+        for ticket in tickets
+        for item in ticket.items
+        if item.mm_hash == mm_hash
+    )
+
+
+def remaining_s(tickets: Sequence[MediaWait]) -> float:
+    """Seconds until none of them waits any more; a little more than 0."""
+    return max(max(ticket.deadline for ticket in tickets) - time.monotonic(), MIN_REMAINING_S)
+
+
+def encode_job(
+    mm_hash: MmHash,
+    job_id: JobId,
+    attempt: int,
+    tickets: Sequence[MediaWait],
+    requesters: tuple[Requester, ...],
+    media: tuple[str, bytes],
+    limits: OrderLimits,
+) -> tuple[EncodeJob, bytes | None]:
+    """The job, and what travels with it. `media`: token and content, as on the shelf."""
+    token, content = media
+    first = next(item for item in tickets[0].items if item.mm_hash == mm_hash)
+    is_inline = len(content) <= limits.inline_media_bytes
+    job = EncodeJob(
+        job_id=job_id,
+        mm_hash=mm_hash,
+        modality=first.part.modality,
+        media_num_bytes=len(content),
+        media_url=None if is_inline else f"{limits.media_base_url}{MEDIA_PATH}/{token}",
+        image=ImageProperties(format=first.image.format, width=first.image.width, height=first.image.height),
+        mm_processor_kwargs=dict(first.processor_options),
+        media_io_kwargs=dict(first.media_io_options),
+        requesters=requesters,
+        attempt=attempt,
+        namespace_digest=tickets[0].namespace_digest,
+    )
+    return job, content if is_inline else None

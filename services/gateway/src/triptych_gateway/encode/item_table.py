@@ -1,0 +1,183 @@
+"""Item table: what the gateway knows about each media item that some request waits for. Pure.
+
+    UNKNOWN --order--> SIZING --metadata--> SIZED --completed--> SEALED
+                          |                   |
+                          `-----failed--------+--> FAILED
+
+    shortcuts   UNKNOWN --recall (sizes known from before)--> SIZED
+                any --metadata(sealed: the store has it already)--> SEALED
+    once more   FAILED --order--> SIZING, or SIZED where the sizes are known
+                SEALED --order (prefill_decode says EncodeNeeded: evicted)--> SIZED
+
+SIZED without a job: the sizes come from a cache, nothing was asked of an encoder. One job at a time
+per item; any number of requests wait on it. Which job that is, this gateway's own or another's, is known
+once the flight is claimed (`adopt`). A record lives while a request waits.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from triptych_common.domain.errors import IllegalTransitionError, RequestError
+from triptych_common.protocol.ids import JobId, MmHash, RequestId
+from triptych_common.protocol.messages import FailureKind
+from triptych_gateway.encode.sizes import ItemSizes
+
+
+class ItemState(StrEnum):
+    UNKNOWN = "unknown"
+    SIZING = "sizing"
+    SIZED = "sized"
+    SEALED = "sealed"
+    FAILED = "failed"
+
+
+ALLOWED: dict[ItemState, frozenset[ItemState]] = {
+    ItemState.UNKNOWN: frozenset({ItemState.SIZING, ItemState.SIZED, ItemState.SEALED}),
+    ItemState.SIZING: frozenset({ItemState.SIZED, ItemState.SEALED, ItemState.FAILED}),
+    ItemState.SIZED: frozenset({ItemState.SEALED, ItemState.FAILED}),
+    ItemState.SEALED: frozenset({ItemState.SIZED}),
+    ItemState.FAILED: frozenset({ItemState.SIZING, ItemState.SIZED, ItemState.SEALED}),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ItemFailure:
+    """Why an item will not come. `kind` None: the job could not even be published.
+
+    `answer`: what the caller shall see, where `kind` does not say it.
+    """
+
+    kind: FailureKind | None
+    detail: str
+    answer: RequestError | None = None
+
+
+@dataclass(slots=True)
+class Item:
+    mm_hash: MmHash
+    state: ItemState = ItemState.UNKNOWN
+    sizes: ItemSizes | None = None
+    job_id: JobId | None = None  # the job in flight, if any
+    is_claimed: bool = False  # Redis knows that we wait for it, and `job_id` is what Redis says
+    retry_of: FailureKind | None = None  # the failure because of which it was ordered
+    num_attempts: int = 0  # jobs since the last success, over all gateways as far as they are known
+    failure: ItemFailure | None = None
+    waiters: set[RequestId] = field(default_factory=set)
+
+    @property
+    def in_flight(self) -> bool:
+        return self.job_id is not None
+
+    @property
+    def is_retry(self) -> bool:
+        return self.retry_of is not None
+
+
+def transition(item: Item, to: ItemState) -> None:
+    """Move `item` to `to`. Nothing else assigns `item.state`.
+
+    Raises:
+        IllegalTransitionError: `to` cannot follow `item.state`.
+    """
+    if to is item.state:
+        return
+    if to not in ALLOWED[item.state]:
+        raise IllegalTransitionError(f"item {item.mm_hash[:12]}", item.state, to)
+    item.state = to
+
+
+class ItemTable:
+    """Owns the records. Every method is one event; none does I/O."""
+
+    def __init__(self) -> None:
+        self._items: dict[MmHash, Item] = {}
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __iter__(self) -> Iterator[Item]:
+        return iter(self._items.values())
+
+    def get(self, mm_hash: MmHash) -> Item | None:
+        return self._items.get(mm_hash)
+
+    def join(self, mm_hash: MmHash, request_id: RequestId) -> Item:
+        """`request_id` waits for the item from now on."""
+        item = self._items.setdefault(mm_hash, Item(mm_hash))
+        item.waiters.add(request_id)
+        return item
+
+    def leave(self, mm_hash: MmHash, request_id: RequestId) -> None:
+        """`request_id` waits no more. What becomes of a job that nobody waits for is not ours to know."""
+        item = self._items.get(mm_hash)
+        if item is not None:
+            item.waiters.discard(request_id)
+            self._drop_if_idle(item)
+
+    def recall(self, mm_hash: MmHash, sizes: ItemSizes) -> None:
+        """The sizes are known from an earlier encode."""
+        item = self._items.get(mm_hash)
+        if item is not None and item.sizes is None:
+            item.sizes = sizes
+            if item.state in (ItemState.UNKNOWN, ItemState.SIZING):
+                transition(item, ItemState.SIZED)
+
+    def order(self, mm_hash: MmHash, job_id: JobId, *, retry_of: FailureKind | None = None) -> bool:
+        """A job is about to be asked for. False: one is in flight already, ask for none."""
+        item = self._items.get(mm_hash)
+        if item is None or item.in_flight:
+            return False
+        transition(item, ItemState.SIZING if item.sizes is None else ItemState.SIZED)
+        item.job_id = job_id
+        item.is_claimed, item.retry_of = False, retry_of
+        item.num_attempts += 1
+        item.failure = None
+        return True
+
+    def adopt(self, item: Item, job_id: JobId, attempt: int) -> None:
+        """Redis says which job is in flight for the item, and the how many-th it is."""
+        if item.in_flight:
+            item.job_id, item.num_attempts, item.is_claimed = job_id, attempt, True
+
+    def size(self, mm_hash: MmHash, sizes: ItemSizes, *, sealed: bool) -> frozenset[RequestId]:
+        """Metadata came. Facts about an mm_hash hold whichever job they come from. Returns who waits."""
+        item = self._items.get(mm_hash)
+        if item is None:
+            return frozenset()
+        item.sizes = sizes
+        if sealed:
+            return self.seal(mm_hash)
+        if (item.in_flight and item.state is ItemState.SIZING) or item.state is ItemState.UNKNOWN:
+            transition(item, ItemState.SIZED)
+        return frozenset(item.waiters)
+
+    def seal(self, mm_hash: MmHash) -> frozenset[RequestId]:
+        """The tensor is in the store. Returns who waits."""
+        item = self._items.get(mm_hash)
+        if item is None:
+            return frozenset()
+        if item.sizes is not None:  # completed before its metadata: those are on their way
+            transition(item, ItemState.SEALED)
+            item.failure = None
+        item.job_id = None
+        item.num_attempts = 0
+        waiters = frozenset(item.waiters)
+        self._drop_if_idle(item)
+        return waiters
+
+    def fail(self, mm_hash: MmHash, job_id: JobId, failure: ItemFailure) -> frozenset[RequestId]:
+        """The job produced nothing. Returns who waits; nobody when the job is not the one in flight."""
+        item = self._items.get(mm_hash)
+        if item is None or item.job_id != job_id:
+            return frozenset()
+        transition(item, ItemState.FAILED)
+        item.job_id = None
+        item.failure = failure
+        waiters = frozenset(item.waiters)
+        self._drop_if_idle(item)
+        return waiters
+
+    def _drop_if_idle(self, item: Item) -> None:
+        if not item.waiters:
+            self._items.pop(item.mm_hash, None)

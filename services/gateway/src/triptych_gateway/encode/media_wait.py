@@ -1,0 +1,146 @@
+"""MediaWait: one request's wait for its media items."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from triptych_common.domain.errors import RequestError
+from triptych_common.protocol.ids import MmHash, RequestId
+from triptych_common.protocol.messages import FailureKind
+from triptych_gateway.encode.item_table import ItemFailure
+from triptych_gateway.encode.sizes import ItemSizes
+from triptych_gateway.openai_errors import EncodeUnavailableError, unavailable
+from triptych_gateway.request.media import TakenItem
+from triptych_gateway.request.prompt_length import rows_of, too_long
+
+RENEWED_WAIT_S = 30.0  # for an item that prefill_decode needs again
+
+
+@dataclass(eq=False)
+class MediaWait:
+    """Filled in by EncodeOrders, awaited by the exchange that owns the request.
+
+    Until the first chunk of the answer every item is needed. From then on prefill_decode has had them
+    all: what becomes of somebody else's job for one of them is no concern of this request, unless
+    prefill_decode asks for it again.
+    """
+
+    request_id: RequestId
+    prefill_decode: str
+    items: Sequence[TakenItem]
+    deadline: float  # monotonic seconds; after it nobody waits for the items. At first: for the first token
+    traceparent: str | None
+    namespace_digest: str  # that the items' mm_hash were made with
+    max_model_len: int | None = None  # tokens that a prompt may have; None: not known
+    sizes: dict[MmHash, ItemSizes] = field(default_factory=dict)
+    answered_by: str | None = None  # the instance whose answer went out whole
+    needed_at: float = 0.0  # monotonic seconds; when prefill_decode last asked for an item again
+    _all_sized: asyncio.Event = field(default_factory=asyncio.Event)
+    _failed: asyncio.Event = field(default_factory=asyncio.Event)
+    _error: RequestError | None = None
+    _needed: set[MmHash] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self._needed.update(self.mm_hashes)
+
+    @property
+    def mm_hashes(self) -> tuple[MmHash, ...]:
+        """Distinct, in the order of the prompt."""
+        return tuple(dict.fromkeys(item.mm_hash for item in self.items))
+
+    @property
+    def first_without_sizes(self) -> str | None:
+        """Where the first item stands whose sizes are not known."""
+        return next((item.part.path for item in self.items if item.mm_hash not in self.sizes), None)
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of all items whose sizes are known."""
+        return rows_of((item.mm_hash for item in self.items), self.sizes)
+
+    @property
+    def has_failed(self) -> bool:
+        return self._error is not None
+
+    def set_sizes(self, mm_hash: MmHash, sizes: ItemSizes) -> None:
+        """One that makes the prompt longer than the model takes fails the ticket: others need no encode."""
+        self.sizes[mm_hash] = sizes
+        num_tokens = self.num_rows + 1
+        if self.max_model_len is not None and num_tokens > self.max_model_len:
+            self._fail(too_long(num_tokens, self.max_model_len))
+        if all(needed in self.sizes for needed in self.mm_hashes):
+            self._all_sized.set()
+
+    def needs(self, mm_hash: MmHash) -> bool:
+        return mm_hash in self._needed
+
+    def settle(self) -> None:
+        """The first chunk is there: the items were all used."""
+        self._needed.clear()
+        self._error = None
+        self._failed.clear()
+
+    def need_again(self, mm_hash: MmHash) -> None:
+        """prefill_decode says that it lacks the item (after the first token: it had to start over).
+
+        A whole answer does not show its first token: all its items count as needed until its end, which
+        may be long after the first deadline.
+        """
+        self.needed_at = time.monotonic()
+        self._needed.add(mm_hash)
+        self.deadline = max(self.deadline, self.needed_at + RENEWED_WAIT_S)
+
+    def fail(self, mm_hash: MmHash, failure: ItemFailure) -> None:
+        """An item will not come. The first failure is the answer; one of an item in hand is none."""
+        if self._error is None and self.needs(mm_hash):
+            path = next((item.part.path for item in self.items if item.mm_hash == mm_hash), None)
+            self._fail(error_for(failure, path))
+
+    def _fail(self, error: RequestError) -> None:
+        if self._error is None:
+            self._error = error
+            self._failed.set()
+
+    async def wait_sizes(self) -> None:
+        """Return when the sizes of all items are known. Bound it with `wait_failure` and a deadline."""
+        await self._all_sized.wait()
+
+    async def wait_failure(self) -> None:
+        """A guard: raises when an item failed.
+
+        Raises:
+            RequestError: what the caller shall see.
+        """
+        while True:
+            await self._failed.wait()
+            self.raise_failure()  # else settled in the same moment: go on watching
+
+    def raise_failure(self) -> None:
+        """Raises the failure, if there is one."""
+        if self._error is not None:
+            raise self._error
+
+
+def error_for(failure: ItemFailure, path: str | None) -> RequestError:
+    """What the caller sees when the item at `path` failed.
+
+    `detail` of bad media is the encoder's and names the fault; other details are for the log.
+    """
+    if failure.answer is not None:
+        answer = failure.answer
+        return RequestError(answer.status_code, answer.code, answer.message, path)
+    if failure.kind is FailureKind.BAD_MEDIA:
+        return RequestError(400, "invalid_image", f"{path}: {failure.detail}"[:1000], path)
+    if failure.kind is FailureKind.TOO_LARGE:
+        return RequestError(413, "image_too_large", f"{path}: {failure.detail}"[:1000], path)
+    if failure.kind is FailureKind.STORE_FULL:
+        return EncodeUnavailableError("store_full", "no room for the encoder's output at the moment", path)
+    if failure.kind is FailureKind.EXPIRED:
+        return EncodeUnavailableError("deadline_exceeded", f"{path} could not be encoded in time", path)
+    if failure.kind is None:
+        return EncodeUnavailableError("bus_unavailable", failure.detail, path)
+    message = f"{path} could not be encoded; nothing is known to be wrong with it"
+    if failure.kind is FailureKind.DEAD_LETTER:  # it may have ended its encoders: no other engine gets it
+        return unavailable("encode_failed", message, path)
+    return EncodeUnavailableError("encode_failed", message, path)

@@ -1,0 +1,76 @@
+"""Placeholder sizes of items: what prefill_decode must know before the tensor exists.
+
+They follow from the mm_hash alone (it holds the namespace digest and every option), so an entry is
+never wrong, only missing.
+"""
+
+from typing import Any
+
+from cachetools import LRUCache
+from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError
+
+from triptych_common.coordination import SharedSizes
+from triptych_common.domain.errors import BusUnavailableError
+from triptych_common.protocol.ids import MmHash
+from triptych_common.protocol.messages import EncoderCacheMetadata
+from triptych_common.telemetry.logs import get_logger
+
+log = get_logger(__name__)
+
+
+class ItemSizes(BaseModel):
+    """Sizes of one item, as kept in the bus' cache (JSON)."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    num_embeds: PositiveInt  # rows of the encoder's output
+    placeholder_metadata: dict[str, Any]  # e.g. {"image_grid_thw": [1, 8, 8]}
+
+    @classmethod
+    def of(cls, metadata: EncoderCacheMetadata) -> "ItemSizes":
+        return cls(num_embeds=metadata.num_embeds, placeholder_metadata=metadata.placeholder_metadata)
+
+
+class SizesCache:
+    """First this process's memory, then the bus. The bus is only a help: without it, an item is asked for."""
+
+    def __init__(self, shared: SharedSizes, max_items: int) -> None:
+        """`max_items`: in this process's memory."""
+        self._shared = shared
+        self._local: LRUCache[MmHash, ItemSizes] = LRUCache(max_items)
+
+    def get_local(self, mm_hash: MmHash) -> ItemSizes | None:
+        return self._local.get(mm_hash)
+
+    def put_local(self, mm_hash: MmHash, sizes: ItemSizes) -> bool:
+        """Returns True when it was not known here."""
+        is_new = mm_hash not in self._local
+        self._local[mm_hash] = sizes
+        return is_new
+
+    async def fetch(self, mm_hash: MmHash) -> ItemSizes | None:
+        """Look in the bus' cache; None when it is unknown, unreadable, or the bus is away."""
+        try:
+            stored = await self._shared.get(mm_hash)
+        except BusUnavailableError as error:
+            log.warning("sizes cache not reachable", error=repr(error))
+            return None
+        if stored is None:
+            return None
+        try:
+            sizes = ItemSizes.model_validate_json(stored)
+        except ValidationError:
+            log.warning("unreadable entry in the sizes cache", mm_hash=mm_hash)
+            return None
+        self._local[mm_hash] = sizes
+        return sizes
+
+    async def store(self, mm_hash: MmHash, sizes: ItemSizes) -> None:
+        """Let other gateways, and this one after a restart, know."""
+        try:
+            is_kept = await self._shared.set(mm_hash, sizes.model_dump_json().encode())
+        except BusUnavailableError as error:
+            log.warning("sizes cache not reachable", error=repr(error))
+            return
+        if not is_kept:
+            log.warning("sizes of an item are too large for the sizes cache", mm_hash=mm_hash)

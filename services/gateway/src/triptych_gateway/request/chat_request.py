@@ -1,0 +1,211 @@
+"""Validation of a chat completion's body: what the gateway must know, and what callers may not say.
+
+Everything else passes through to vLLM, which validates it again.
+"""
+
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any
+
+import orjson
+from pydantic import BaseModel, ConfigDict, FailFast, Field, StrictBool, StrictStr, ValidationError
+
+from triptych_common.domain.errors import RequestError
+from triptych_gateway.request.content_parts import MediaPart, find_media
+from triptych_gateway.request.json_bounds import BodyBounds, check_bounds, prompt_too_large
+from triptych_gateway.request.placeholder_tokens import PlaceholderGuard
+from triptych_gateway.request.request_options import (
+    MEDIA_IO_FIELD,
+    OPTIONS_FIELDS,
+    PROCESSOR_FIELD,
+    RequestOptions,
+)
+
+ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
+# Set by the gateway and the engines alone. `cache_salt` is not dropped in silence: a caller that
+# sets it counts on the isolation it stands for.
+REFUSED_FIELDS = ("ec_transfer_params", "kv_transfer_params", "cache_salt")
+# `request_id` is the gateway's; the processor options are in mm_hash and in the job, and would make
+# vLLM rehash the item's uuid.
+STRIPPED_FIELDS = (*REFUSED_FIELDS, "request_id", *OPTIONS_FIELDS)
+
+NO_OPTIONS = RequestOptions()
+
+
+@dataclass(frozen=True, slots=True)
+class RequestLimits:
+    """Bounds on one body. Each guards the gateway's event loop, or prefill_decode's."""
+
+    body: BodyBounds = field(default_factory=BodyBounds)
+    max_messages: int = 2000  # vLLM keeps a dozen error objects for each that is faulty
+    max_choices: int = 128  # each is a request of its own in prefill_decode's engine
+
+
+DEFAULT_LIMITS = RequestLimits()
+
+
+class ChatBody(BaseModel):
+    """The fields that the gateway reads. Unknown ones are kept for vLLM."""
+
+    model_config = ConfigDict(extra="allow")
+
+    model: StrictStr = Field(min_length=1)
+    messages: Annotated[list[dict[str, Any]], FailFast()] = Field(min_length=1)
+    stream: StrictBool | None = None
+    use_beam_search: StrictBool | None = None
+    n: int | None = None
+    vllm_xargs: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class ChatRequest:
+    """A valid request. The text of its media can be dropped once they were taken (`drop_text`)."""
+
+    body: dict[str, Any]  # as sent, without STRIPPED_FIELDS, with the tenant's salt; media parts in place
+    model: str
+    stream: bool
+    media: tuple[MediaPart, ...]
+    processor_options: dict[str, Any]
+    media_io_options: dict[str, dict[str, Any]]  # keyed by modality, as in vLLM
+    num_prompt_bytes: int = 0  # of the body as sent, without the text of its media
+    tenant_salt: str = ""
+
+    def of_tenant(self, salt: str) -> "ChatRequest":
+        """The request with its tenant's salt in what is forwarded; "" for callers who share."""
+        return replace(self, tenant_salt=salt, body={**self.body, "cache_salt": salt}) if salt else self
+
+    def drop_text(self, part: MediaPart) -> None:
+        """Let go of the text of a part whose bytes were taken; the part's place stays."""
+        part.url = ""
+        self.body["messages"][part.message_index]["content"][part.part_index] = None
+
+
+def parse_chat_request(
+    raw: bytes | bytearray,
+    guard: PlaceholderGuard,
+    max_items: int,
+    limits: RequestLimits = DEFAULT_LIMITS,
+    options: RequestOptions = NO_OPTIONS,
+) -> ChatRequest:
+    """Validate one body. Takes a while for a large one: tens of milliseconds.
+
+    Args:
+        options: what the request may say to processor and media reader.
+
+    Raises:
+        RequestError: 400, `param` names the field; 413 too much text.
+    """
+    check_bounds(raw, limits.body)
+    fields = _parse_object(raw)
+    body = _validate(fields)
+    _refuse_privileged(fields)
+    options.check(fields)
+    _check_numbers(body, limits)
+    media = _check_messages(body.messages, max_items)
+    num_prompt_bytes = len(raw) - sum(len(part.url) for part in media)
+    if num_prompt_bytes > limits.body.max_prompt_bytes:  # what looked like media, and is none
+        raise prompt_too_large(limits.body.max_prompt_bytes)
+    guard.check(fields, [body.messages[m.message_index]["content"][m.part_index] for m in media])
+    if media:
+        _check_options_beside_media(body, fields)
+    return ChatRequest(
+        body={name: value for name, value in fields.items() if name not in STRIPPED_FIELDS},
+        model=body.model,
+        stream=bool(body.stream),
+        media=media,
+        processor_options=fields.get(PROCESSOR_FIELD) or {},
+        media_io_options={name: each for name, each in (fields.get(MEDIA_IO_FIELD) or {}).items() if each},
+        num_prompt_bytes=num_prompt_bytes,
+    )
+
+
+def _check_numbers(body: ChatBody, limits: RequestLimits) -> None:
+    if len(body.messages) > limits.max_messages:
+        message = f"messages holds more than {limits.max_messages}"
+        raise RequestError(400, "invalid_value", message, "messages")
+    if body.n is not None and body.n > limits.max_choices:
+        raise RequestError(400, "invalid_value", f"n may be {limits.max_choices} at most", "n")
+
+
+def _check_options_beside_media(body: ChatBody, fields: dict[str, Any]) -> None:
+    if body.use_beam_search:
+        raise _not_beside_media("use_beam_search")
+    # Cutting a prompt that is too long would cut placeholders off their items.
+    if fields.get("truncate_prompt_tokens") is not None:
+        raise _not_beside_media("truncate_prompt_tokens")
+    template_options = fields.get("chat_template_kwargs")
+    if isinstance(template_options, dict):
+        for name in ("truncation", "max_length"):  # vLLM hands them to the tokenizer
+            if template_options.get(name) is not None:
+                raise _not_beside_media(f"chat_template_kwargs.{name}")
+
+
+def _not_beside_media(name: str) -> RequestError:
+    return RequestError(400, "unsupported", f"{name} is not served together with media", name)
+
+
+def _parse_object(raw: bytes | bytearray) -> dict[str, Any]:
+    try:
+        fields = orjson.loads(raw)
+    except orjson.JSONDecodeError as error:
+        raise RequestError(400, "invalid_json", f"the body is not valid JSON: {error}"[:300], None) from error
+    if not isinstance(fields, dict):
+        raise RequestError(400, "invalid_json", "the body must be a JSON object", None)
+    return fields
+
+
+def _validate(fields: dict[str, Any]) -> ChatBody:
+    try:
+        return ChatBody.model_validate(fields)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        path = format_path(first["loc"])
+        code = "missing_field" if first["type"] == "missing" else "invalid_value"
+        raise RequestError(400, code, f"{path}: {first['msg']}", path) from error
+
+
+def format_path(location: tuple[int | str, ...]) -> str:
+    """('messages', 0, 'role') -> 'messages[0].role'."""
+    path = ""
+    for step in location:
+        path += f"[{step}]" if isinstance(step, int) else f".{step}" if path else step
+    return path
+
+
+def _refuse_privileged(fields: dict[str, Any]) -> None:
+    for name in REFUSED_FIELDS:
+        if fields.get(name) is not None:
+            raise RequestError(400, "field_not_allowed", f"{name} may not be set by callers", name)
+    for name in REFUSED_FIELDS:
+        if name in (fields.get("vllm_xargs") or ()):
+            path = f"vllm_xargs.{name}"
+            raise RequestError(400, "field_not_allowed", f"{path} may not be set by callers", path)
+
+
+def _check_messages(messages: list[dict[str, Any]], max_items: int) -> tuple[MediaPart, ...]:
+    media: list[MediaPart] = []
+    for index, message in enumerate(messages):
+        path = f"messages[{index}]"
+        role = message.get("role")
+        if not isinstance(role, str):
+            raise RequestError(400, "missing_field", f"{path}.role must be a string", f"{path}.role")
+        if role not in ROLES:
+            raise RequestError(
+                400, "unknown_role", f"{path}.role: unknown role {role[:50]!r}", f"{path}.role"
+            )
+        content = message.get("content")
+        if isinstance(content, list):
+            media.extend(find_media(index, content, len(media)))
+        elif content is not None and not isinstance(content, str):
+            raise RequestError(
+                400, "invalid_type", f"{path}.content must be a string or a list of parts", f"{path}.content"
+            )
+        elif content is None and role in ("system", "developer", "user"):
+            raise RequestError(400, "missing_field", f"{path}.content is missing", f"{path}.content")
+        if len(media) > max_items:
+            raise RequestError(
+                400,
+                "too_many_items",
+                f"a request may hold {max_items} media items at most",
+                media[max_items].path,
+            )
+    return tuple(media)

@@ -1,0 +1,103 @@
+"""Media intake: each item of a request becomes checked bytes with their identity (mm_hash).
+
+Decoding base64, reading the image's header and hashing take milliseconds for large media, so they
+run in a small pool of threads. Pixels are never decoded here: that is the encoder's work.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from triptych_common.domain.errors import RequestError
+from triptych_common.domain.hashing import mm_hash
+from triptych_common.domain.transient import is_transient
+from triptych_common.protocol.ids import MmHash
+from triptych_gateway.openai_errors import unavailable
+from triptych_gateway.request.content_parts import MediaPart
+from triptych_gateway.request.data_url import decode_data_url
+from triptych_gateway.request.image_header import ImageHeader, ImageLimits, read_image_header
+from triptych_gateway.request.polyglots import check_one_format
+
+
+@dataclass(frozen=True, slots=True)
+class MediaLimits:
+    max_item_bytes: int
+    image: ImageLimits
+
+
+@dataclass(frozen=True, slots=True)
+class TakenItem:
+    """One media item, checked and named. `content` is shared by items of equal bytes."""
+
+    part: MediaPart
+    mm_hash: MmHash
+    content: bytes = field(repr=False)
+    image: ImageHeader
+    processor_options: Mapping[str, Any]
+    media_io_options: Mapping[str, Any]  # this item's modality only, not keyed by it
+
+
+async def take_media(
+    parts: Sequence[MediaPart],
+    *,
+    namespace_digest: str,
+    processor_options: Mapping[str, Any],
+    media_io_options: Mapping[str, Mapping[str, Any]],
+    tenant_salt: str,
+    limits: MediaLimits,
+    threads: Executor,
+    on_taken: Callable[[MediaPart], None],
+) -> tuple[TakenItem, ...]:
+    """Take every item of a request, one after the other.
+
+    Args:
+        on_taken: called after each, so that its text is not held beside its bytes.
+        media_io_options: by modality, as in the request's `media_io_kwargs`.
+        tenant_salt: "" for callers who share their items.
+
+    Raises:
+        RequestError: 400 or 413 naming the first item that is refused; 503 for want of memory or files.
+    """
+    loop = asyncio.get_running_loop()
+
+    def take(part: MediaPart) -> TakenItem:
+        try:
+            return check(part)
+        except Exception as error:
+            if is_transient(error):
+                message = f"{part.path} cannot be read just now"
+                raise unavailable("no_resources", message, part.path) from error
+            raise
+
+    def check(part: MediaPart) -> TakenItem:
+        content = decode_data_url(part.url, part.path, limits.max_item_bytes)
+        image = read_image_header(content, part.path, limits.image)
+        check_one_format(content, part.path, image.format)
+        io_options = media_io_options.get(part.modality, {})
+        try:
+            identity = mm_hash(
+                modality=part.modality,
+                media=content,
+                namespace_digest=namespace_digest,
+                processor_options=processor_options,
+                media_io_options=io_options,
+                tenant_salt=tenant_salt,
+            )
+        except TypeError as error:
+            raise RequestError(
+                400,
+                "invalid_value",
+                "mm_processor_kwargs and media_io_kwargs must be plain JSON",
+                "mm_processor_kwargs",
+            ) from error
+        return TakenItem(part, identity, content, image, processor_options, io_options)
+
+    taken: list[TakenItem] = []
+    contents: dict[MmHash, bytes] = {}
+    for part in parts:
+        item = await loop.run_in_executor(threads, take, part)
+        taken.append(replace(item, content=contents.setdefault(item.mm_hash, item.content)))
+        on_taken(part)
+    return tuple(taken)

@@ -1,0 +1,108 @@
+"""Special tokens that stand for media in a rendered prompt may not come from the caller's text.
+
+One more `<|image_pad|>` than there are images would put an image's embeddings in another's place,
+or make the engine refuse the prompt. So it is a 400 that names where the token stands.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from triptych_common.domain.errors import RequestError
+from triptych_gateway.request.content_parts import text_of
+from triptych_gateway.request.json_bounds import MAX_DEPTH, BodyBounds, count_values, too_complex
+
+# Fields of the body that a chat template may render.
+RENDERED_FIELDS = ("messages", "tools", "functions", "documents", "chat_template", "chat_template_kwargs")
+# vLLM parses this field of a tool call before it renders it, so JSON's escapes hide nothing there.
+PARSED_FIELD = "arguments"
+_MAX_PATH_CHARS = 300
+
+# Where a value stands: its own step and its parent's place. Written out only when something is found.
+Place = tuple["Place | None", str | int]
+
+
+class PlaceholderGuard:
+    """Finds any of `tokens` in the text of a request.
+
+    Args:
+        max_values: that the rendered fields may hold, what is parsed out of their strings included.
+    """
+
+    def __init__(self, tokens: Sequence[str], max_values: int = BodyBounds().max_values) -> None:
+        self._tokens = tuple(tokens)
+        self._max_values = max_values
+
+    def check(self, body: Mapping[str, Any], media_parts: Sequence[Mapping[str, Any]]) -> None:
+        """Look through everything that a template may render, except `media_parts` (parts of `body`).
+
+        Takes time and memory in proportion to the body.
+
+        Raises:
+            RequestError: 400: a token was found, `param` says where; or too many values, or too deep.
+        """
+        for place, text in _texts(body, {id(part) for part in media_parts}, self._max_values):
+            found = next((token for token in self._tokens if token in text), None)
+            if found is not None:
+                path = format_place(place)
+                message = f"{path} contains {found!r}, a placeholder that only media parts may produce"
+                raise RequestError(400, "placeholder_in_text", message, path)
+
+
+def _texts(body: Mapping[str, Any], skip: set[int], max_values: int) -> Iterator[tuple[Place, str]]:
+    """Every string and key with its place. Iterative: a body may be nested deeply."""
+    stack: list[tuple[Place, int, Any]] = [
+        ((None, name), 1, body[name])
+        for name in RENDERED_FIELDS
+        if isinstance(body.get(name), (str, dict, list))
+    ]
+    num_nodes = 0
+    while stack:
+        place, depth, value = stack.pop()
+        if isinstance(value, str):
+            yield place, value
+            continue
+        if id(value) in skip:
+            continue
+        num_nodes += len(value)
+        if num_nodes > max_values or depth > MAX_DEPTH:
+            raise too_complex(max_values)
+        if isinstance(value, dict):
+            for key, child in value.items():
+                yield place, key
+                if isinstance(child, (str, dict, list)):
+                    stack.append(((place, key), depth + 1, child))
+                if key == PARSED_FIELD and isinstance(child, str):
+                    parsed = _parse(child, max_values)
+                    if isinstance(parsed, (str, dict, list)):
+                        stack.append(((place, key), depth + 1, parsed))
+        else:
+            # A token split over neighbouring text parts is whole again once it is rendered.
+            yield place, "".join(text_of(part) or "" for part in value)
+            stack.extend(
+                ((place, index), depth + 1, child)
+                for index, child in enumerate(value)
+                if isinstance(child, (str, dict, list))
+            )
+
+
+def _parse(text: str, max_values: int) -> Any:
+    """As vLLM does it, with the same parser; None for what it refuses."""
+    try:
+        count_values(text.encode(), max_values)
+        return json.loads(text)
+    except ValueError:
+        return None
+    except RecursionError as error:
+        raise too_complex(max_values) from error
+
+
+def format_place(place: Place) -> str:
+    """((None, 'messages'), 0) -> 'messages[0]'; cut where it is very long."""
+    steps: list[str] = []
+    link: Place | None = place
+    while link is not None:
+        link, step = link
+        dot = "." if link is not None else ""
+        steps.append(f"[{step}]" if isinstance(step, int) else f"{dot}{step[:_MAX_PATH_CHARS]}")
+    return "".join(reversed(steps))[:_MAX_PATH_CHARS]

@@ -1,0 +1,120 @@
+"""Prompts that are longer than the model takes, refused before their media are encoded.
+
+    rows of the items whose sizes are known + 1 > max_model_len     too long, whatever the text is
+    bytes of the text + those rows <= max_model_len                 not yet: a token has a byte at least
+    between                                                         prefill_decode counts the text's tokens
+
+prefill_decode checks the whole prompt again.
+"""
+
+import asyncio
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import httpx
+import orjson
+
+from triptych_common.domain.errors import RequestError
+from triptych_common.protocol.ids import MmHash
+from triptych_common.protocol.messages import InstanceRecord
+from triptych_common.telemetry.logs import get_logger
+from triptych_gateway.encode.sizes import ItemSizes
+from triptych_gateway.request.chat_request import ChatRequest
+from triptych_gateway.request.content_parts import text_of
+
+log = get_logger(__name__)
+
+TOKENIZE_PATH = "/tokenize"
+# What shapes the prompt beside its messages, and is known to vLLM's tokenize route.
+TOKENIZED_FIELDS = (
+    "model",
+    "tools",
+    "chat_template",
+    "chat_template_kwargs",
+    "add_generation_prompt",
+    "continue_final_message",
+    "add_special_tokens",
+)
+# Text beyond so many characters per token of the limit is not counted: what comes before is too much already.
+CHARS_PER_TOKEN = 64
+MAX_HEAD_BYTES = 512  # of the answer: the count stands before the tokens
+_COUNT = re.compile(rb'"count" *: *(\d+)')
+
+
+def rows_of(hashes: Iterable[MmHash], sizes: Mapping[MmHash, ItemSizes]) -> int:
+    """Rows of all items whose sizes are known; each takes a token's place."""
+    return sum(sizes[mm_hash].num_embeds for mm_hash in hashes if mm_hash in sizes)
+
+
+def too_long(num_tokens: int, max_model_len: int) -> RequestError:
+    """400, in vLLM's words."""
+    return RequestError(
+        400,
+        "context_length_exceeded",
+        f"This model's maximum context length is {max_model_len} tokens. However, your prompt contains at "
+        f"least {num_tokens} input tokens, which exceeds this limit even without any output tokens. "
+        "Please reduce the length of the input prompt.",
+        "messages",
+    )
+
+
+async def check_text(
+    client: httpx.AsyncClient,
+    record: InstanceRecord,
+    request: ChatRequest,
+    num_rows: int,
+    timeout_s: float,
+) -> None:
+    """Refuse `request` if its text is too long beside `num_rows`. What cannot be told passes.
+
+    Raises:
+        RequestError: 400.
+    """
+    limit = record.max_model_len
+    if limit is None or request.num_prompt_bytes + num_rows <= limit:
+        return
+    body = {name: request.body[name] for name in TOKENIZED_FIELDS if name in request.body}
+    body["messages"] = _without_media(request.body["messages"], CHARS_PER_TOKEN * limit)
+    try:
+        async with asyncio.timeout(timeout_s):
+            num_tokens = await _count(client, (record.url or "").rstrip("/") + TOKENIZE_PATH, body)
+    except (httpx.HTTPError, httpx.InvalidURL, TimeoutError) as error:
+        log.warning("tokens of a prompt not counted", instance=record.instance, error=repr(error))
+        return
+    if num_tokens is not None and num_tokens + num_rows > limit:
+        raise too_long(num_tokens + num_rows, limit)
+
+
+async def _count(client: httpx.AsyncClient, url: str, body: dict[str, Any]) -> int | None:
+    """None where prefill_decode did not take it: it says why when it gets the request itself."""
+    head = b""
+    headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
+    async with client.stream("POST", url, content=orjson.dumps(body), headers=headers) as answer:
+        if not answer.is_success:
+            return None
+        async for chunk in answer.aiter_raw():
+            head += chunk
+            if len(head) >= MAX_HEAD_BYTES:
+                break
+    found = _COUNT.search(head[:MAX_HEAD_BYTES])
+    return int(found[1]) if found else None
+
+
+def _without_media(messages: list[dict[str, Any]], max_chars: int) -> list[dict[str, Any]]:
+    """Messages with their text alone, up to `max_chars` of it: no more tokens than the whole has."""
+    kept: list[dict[str, Any]] = []
+    left = max_chars
+    for message in messages:
+        if left <= 0:
+            break
+        content = message.get("content")
+        if isinstance(content, list):
+            texts = [text for text in map(text_of, content) if text is not None]
+            content = [{"type": "text", "text": text} for text in texts] or ""
+            left -= sum(map(len, texts))
+        elif isinstance(content, str):
+            content = content[:left]
+            left -= len(content)
+        kept.append({**message, "content": content} if "content" in message else message)
+    return kept

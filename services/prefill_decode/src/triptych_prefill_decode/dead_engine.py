@@ -1,0 +1,58 @@
+"""The HTTP server of an engine that is dead says nothing more of its requests.
+
+What vLLM says then, an answer 500 or an error event with `[DONE]`, reads as if the request were at fault.
+It is not: another instance can serve it, as long as no token is out. 503, or a connection that breaks off,
+says so.
+"""
+
+from collections.abc import Callable
+
+import orjson
+
+from triptych_common.domain.errors import RequestError
+from triptych_common.runtime.drain import AsgiApp, Message, Receive, Scope, Send
+from triptych_common.telemetry.logs import get_logger
+
+log = get_logger(__name__)
+
+
+class DeadEngineMiddleware:
+    """ASGI application in front of another one, whose answers end where the engine did.
+
+    Args:
+        app: the application.
+        is_dead: whether the engine is.
+    """
+
+    def __init__(self, app: AsgiApp, is_dead: Callable[[], bool]) -> None:
+        self._app = app
+        self._is_dead = is_dead
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        has_begun = False
+
+        async def send_while_alive(message: Message) -> None:
+            nonlocal has_begun
+            if not self._is_dead():
+                has_begun = True
+                await send(message)
+
+        try:
+            await self._app(scope, receive, send_while_alive)
+        except Exception as error:
+            if has_begun or not self._is_dead():
+                raise
+            log.info("request failed with the engine", error=repr(error))
+        if not has_begun:
+            await _answer_dead(send)
+        # What has begun and was not ended breaks off: the server closes its connection.
+
+
+async def _answer_dead(send: Send) -> None:
+    body = orjson.dumps(RequestError(503, "engine_dead", "the engine of this instance is dead").body())
+    headers = [(b"content-type", b"application/json"), (b"connection", b"close")]
+    await send({"type": "http.response.start", "status": 503, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

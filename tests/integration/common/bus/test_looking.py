@@ -1,0 +1,62 @@
+"""What who looks at a flight is told, when nothing was heard of it."""
+
+from typing import Literal
+
+from tests.integration.common.bus.flight_samples import DIGEST, HASH, METADATA, job_for, requester_at
+from triptych_common.bus import AsyncBus
+from triptych_common.coordination import Claim, ClaimResult, SingleFlight, Start
+from triptych_common.protocol.messages import Requester
+
+FIRST, SECOND = requester_at("first"), requester_at("second")
+JOB = job_for(FIRST)
+
+
+async def claim(flights: SingleFlight, who: Requester, mode: Literal["new", "look"]) -> Claim:
+    return await flights.claim(
+        HASH,
+        [who],
+        namespace_digest=DIGEST,
+        mode=mode,
+        job_id="job-1",
+        attempt=1,
+        max_attempts=2,
+        ttl_s=600.0,
+    )
+
+
+async def run(flights: SingleFlight) -> None:
+    """Publish, and start."""
+    entry_id = await flights.publish(JOB)
+    assert entry_id is not None
+    start, _ = await flights.start(JOB, entry_id, "e", lease_s=600.0, ttl_s=600.0)
+    assert start is Start.STARTED
+
+
+async def test_who_knows_its_job_does_not_take_the_claim_of_another(flights: SingleFlight) -> None:
+    assert (await claim(flights, FIRST, "new")).standing is ClaimResult.OWNER
+    assert (await claim(flights, SECOND, "look")).standing is ClaimResult.JOINED
+    assert (await claim(flights, FIRST, "new")).standing is ClaimResult.OWNER  # its answer was lost
+
+
+async def test_a_result_that_did_not_arrive_is_told_again(flights: SingleFlight) -> None:
+    await claim(flights, FIRST, "new")
+    await run(flights)
+    await flights.announce(METADATA)
+    assert (await flights.finish(HASH, "job-1", [(FIRST.request_id, 0)]))[0]
+    found = await claim(flights, FIRST, "look")
+    assert (found.standing, found.metadata) == (ClaimResult.JOINED, METADATA)
+
+
+async def test_a_finished_flight_whose_result_is_lost_begins_again(
+    flights: SingleFlight, bus: AsyncBus
+) -> None:
+    """Redis lost it, with all messages, between the encoder's announcement and its end."""
+    await claim(flights, FIRST, "new")
+    await run(flights)
+    await flights.announce(METADATA)
+    await bus.client.delete(bus.names.inflight(HASH))
+    await claim(flights, FIRST, "look")
+    assert (await flights.finish(HASH, "job-1", [(FIRST.request_id, 0)]))[0]
+    found = await claim(flights, FIRST, "look")
+    assert (found.standing, found.job_id) == (ClaimResult.OWNER, "job-1")
+    await run(flights)

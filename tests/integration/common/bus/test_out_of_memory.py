@@ -1,0 +1,202 @@
+"""Redis is full and evicts nothing: publishers hear it, reads and acks go on, and it heals."""
+
+import asyncio
+import contextlib
+import queue
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import redis
+
+from tests.conftest import EmbeddedRedis
+from tests.integration.common.bus.flight_samples import DIGEST
+from tests.integration.common.bus.samples import LIMIT_S, STREAM, ids, message, take, take_queued
+from triptych_common.bus import AsyncBus, ThreadedBus
+from triptych_common.bus import dead_letters as bus_dead_letters
+from triptych_common.coordination import Registry, SingleFlight, Start
+from triptych_common.domain.errors import BusUnavailableError
+from triptych_common.protocol.codec import Envelope
+from triptych_common.protocol.messages import (
+    EncodeFailed,
+    EncodeJob,
+    FailureKind,
+    InstanceRecord,
+    Modality,
+    Requester,
+    Role,
+)
+
+
+@pytest.fixture
+def raw(own_redis: EmbeddedRedis) -> Iterator[Any]:
+    client = redis.Redis.from_url(own_redis.url)
+    try:
+        yield client
+    finally:
+        client.close()
+
+
+@contextlib.contextmanager
+def full(raw: Any) -> Iterator[None]:
+    raw.config_set("maxmemory", "1")
+    try:
+        yield
+    finally:
+        raw.config_set("maxmemory", "0")
+
+
+async def test_publishers_hear_it_and_readers_go_on(own_redis: EmbeddedRedis, raw: Any) -> None:
+    async with (
+        await AsyncBus.connect(own_redis.url, "test", client_name="tests") as bus,
+        bus.consumer(STREAM, group="g", consumer="c") as consumer,
+        asyncio.timeout(LIMIT_S),
+    ):
+        for number in (1, 2, 3):
+            await bus.publish(STREAM, message(number))
+        assert await take(consumer, 1) == ids(1)
+        with full(raw):
+            with pytest.raises(BusUnavailableError, match="publish: Redis is out of memory"):
+                await bus.publish(STREAM, message(4))
+            assert await take(consumer, 2) == ids(2, 3)
+            assert await bus.stream_length(STREAM) == 0
+        await bus.publish(STREAM, message(5))
+        assert await take(consumer, 1) == ids(5)
+
+
+async def test_a_consumer_that_reconnects_reads_on(own_redis: EmbeddedRedis, raw: Any) -> None:
+    async with (
+        await AsyncBus.connect(own_redis.url, "test", client_name="tests") as bus,
+        bus.consumer(STREAM, group="g", consumer="c") as consumer,
+        asyncio.timeout(LIMIT_S),
+    ):
+        for number in (1, 2):
+            await bus.publish(STREAM, message(number))
+        assert await take(consumer, 1) == ids(1)
+        with full(raw):
+            raw.client_kill_filter(_type="normal", skipme=True)
+            assert await take(consumer, 1) == ids(2)
+
+
+async def test_a_consumer_without_a_group_waits_for_memory(own_redis: EmbeddedRedis, raw: Any) -> None:
+    async with (
+        await AsyncBus.connect(own_redis.url, "test", client_name="tests") as bus,
+        bus.consumer(STREAM, group="g", consumer="c") as consumer,
+        asyncio.timeout(LIMIT_S),
+    ):
+        with full(raw):
+            taking = asyncio.ensure_future(take(consumer, 1))
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(asyncio.shield(taking), 0.5)
+        await bus.publish(STREAM, message(1))
+        assert await taking == ids(1)
+
+
+async def test_a_dead_letter_does_not_block_those_behind_it(
+    own_redis: EmbeddedRedis, raw: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bus_dead_letters, "ATTEMPTS", 3)
+    async with (
+        await AsyncBus.connect(own_redis.url, "test", client_name="tests") as bus,
+        bus.consumer(STREAM, group="g", consumer="c") as consumer,
+        asyncio.timeout(LIMIT_S),
+    ):
+        await bus.publish(STREAM, message(0))
+        assert await take(consumer, 1) == ids(0)
+        raw.xadd(STREAM, {"v": "1", "type": "nonsense", "body": "{}"})
+        await bus.publish(STREAM, message(1))
+        with full(raw):
+            assert await take(consumer, 1) == ids(1)
+        assert raw.xlen(STREAM) == 0
+        assert raw.xlen(bus.names.dead_letters) == 0
+
+
+async def test_a_dead_letter_waits_a_moment_for_memory(own_redis: EmbeddedRedis, raw: Any) -> None:
+    async with (
+        await AsyncBus.connect(own_redis.url, "test", client_name="tests") as bus,
+        bus.consumer(STREAM, group="g", consumer="c") as consumer,
+        asyncio.timeout(LIMIT_S),
+    ):
+        await bus.publish(STREAM, message(0))
+        assert await take(consumer, 1) == ids(0)
+        raw.xadd(STREAM, {"v": "1", "type": "nonsense", "body": "{}"})
+        await bus.publish(STREAM, message(1))
+        with full(raw):
+            taking = asyncio.ensure_future(take(consumer, 1))
+            while not raw.xpending(STREAM, "g")["pending"]:  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
+        assert await taking == ids(1)
+        assert raw.xlen(bus.names.dead_letters) == 1
+
+
+async def test_living_instances_stay_registered(own_redis: EmbeddedRedis, raw: Any) -> None:
+    """A heartbeat that cannot be stored still prolongs the record's life: text requests need it."""
+    record = InstanceRecord(instance="pd-0", boot_id="b-1", role=Role.PREFILL_DECODE)
+    async with (
+        await AsyncBus.connect(own_redis.url, "test", client_name="tests") as bus,
+        asyncio.timeout(LIMIT_S),
+    ):
+        registry = Registry(bus)
+        async with registry.keep_registered(record, interval_s=0.05, ttl_s=1.0):
+            with full(raw):
+                key = bus.names.instance("pd-0")
+                raw.pexpire(key, 300)
+                while raw.pttl(key) <= 300:
+                    assert raw.exists(key)
+                    await asyncio.sleep(0.01)
+                assert await registry.list_instances() == [record]
+
+
+def test_threaded_bus_keeps_what_it_has_to_say(own_redis: EmbeddedRedis, raw: Any) -> None:
+    received: queue.Queue[Envelope] = queue.Queue()
+    bus = ThreadedBus(own_redis.url, "test", client_name="tests")
+    try:
+        bus.subscribe(STREAM, group="g", consumer="c", callback=received.put)
+        bus.publish(STREAM, message(1))
+        assert take_queued(received, 1) == ids(1)
+        with full(raw):
+            for number in (2, 3):
+                assert bus.publish(STREAM, message(number))
+            with pytest.raises(queue.Empty):
+                received.get(timeout=0.3)
+        assert take_queued(received, 2) == ids(2, 3)
+        assert bus.num_dropped == 0
+    finally:
+        bus.close()
+
+
+async def test_a_job_whose_start_was_not_noted_can_fail(own_redis: EmbeddedRedis, raw: Any) -> None:
+    who = Requester(request_id="r", item_index=0, gateway="g-0", prefill_decode="pd-0")
+    job = EncodeJob(
+        job_id="job-1",
+        mm_hash="a" * 64,
+        modality=Modality.IMAGE,
+        media_num_bytes=1,
+        media_url="http://gateway/media",
+        requesters=(who,),
+        namespace_digest=DIGEST,
+    )
+    failure = EncodeFailed(
+        job_id=job.job_id, mm_hash=job.mm_hash, encoder="e-0", kind=FailureKind.ENCODER_ERROR, detail="x"
+    )
+    async with (
+        await AsyncBus.connect(own_redis.url, "test", client_name="tests") as bus,
+        asyncio.timeout(LIMIT_S),
+    ):
+        flights = SingleFlight(bus)
+        await flights.claim(
+            job.mm_hash,
+            [who],
+            namespace_digest=DIGEST,
+            mode="new",
+            job_id=job.job_id,
+            attempt=1,
+            max_attempts=2,
+            ttl_s=9,
+        )
+        entry_id = await flights.publish(job)
+        assert entry_id is not None
+        with full(raw):
+            started = await flights.start(job, entry_id, "e-0", lease_s=9, ttl_s=9)
+            assert started == (Start.STARTED, (who,))
+        assert await flights.fail(failure) == (who,)

@@ -1,0 +1,139 @@
+"""A Redis that stops, hangs and comes back: under a consumer, a publisher, a heartbeat, a threaded bus."""
+
+import asyncio
+import queue
+import time
+
+import pytest
+
+from tests.conftest import EmbeddedRedis
+from triptych_common.bus import AsyncBus, ThreadedBus
+from triptych_common.bus import consumer_group as bus_group
+from triptych_common.coordination import Registry
+from triptych_common.domain.errors import BusUnavailableError
+from triptych_common.protocol.codec import Envelope
+from triptych_common.protocol.messages import EncodeCompleted, InstanceRecord, Role
+from triptych_common.redis_client import commands as bus_connection
+
+STREAM = "triptych:test:acks:e"
+LIMIT_S = 15.0
+
+
+def message(number: int) -> EncodeCompleted:
+    return EncodeCompleted(job_id=f"job-{number}", mm_hash="ab" * 32, encoder="e", encode_s=0)
+
+
+async def test_consumer_survives_a_restart_without_data(own_redis: EmbeddedRedis) -> None:
+    async with (
+        await AsyncBus.connect(own_redis.url, "test", client_name="tests") as bus,
+        bus.consumer(STREAM, group="g", consumer="c", prefetch=4) as consumer,
+        asyncio.timeout(LIMIT_S),
+    ):
+        await bus.publish(STREAM, message(1))
+        held = await anext(consumer)
+        async with asyncio.TaskGroup() as tasks:
+            waiting = tasks.create_task(consumer.__anext__())
+            await asyncio.sleep(0.05)
+            own_redis.stop()
+            with pytest.raises(BusUnavailableError):
+                await bus.publish(STREAM, message(2))
+            await held.ack()  # cannot be sent now
+            assert not consumer.is_connected
+            own_redis.start()
+            await bus.publish(STREAM, message(3))
+            delivery = await waiting
+        assert delivery.envelope.message == message(3)
+        await delivery.ack()
+        assert consumer.is_connected
+
+
+async def test_ack_during_an_outage_is_sent_afterwards(
+    own_redis: EmbeddedRedis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with (
+        await AsyncBus.connect(own_redis.url, "test", client_name="tests") as bus,
+        bus.consumer(STREAM, group="g", consumer="c") as consumer,
+        asyncio.timeout(LIMIT_S),
+    ):
+        await bus.publish(STREAM, message(1))
+        held = await anext(consumer)
+        own_redis.freeze()
+        monkeypatch.setattr(bus_group, "COMMAND_LIMIT_S", 0.3)
+        await held.ack()
+        own_redis.thaw()
+        await bus.publish(STREAM, message(2))
+        assert (await anext(consumer)).envelope.message == message(2)
+        assert await bus.client.xlen(STREAM) == 1
+
+
+async def test_frozen_redis_is_given_up_in_time(
+    own_redis: EmbeddedRedis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bus_connection, "COMMAND_LIMIT_S", 0.3)
+    async with await AsyncBus.connect(own_redis.url, "test", client_name="tests") as bus:
+        own_redis.freeze()
+        started = time.monotonic()
+        with pytest.raises(BusUnavailableError, match="publish"):
+            await bus.publish(STREAM, message(1))
+        assert time.monotonic() - started < 1.5
+        own_redis.thaw()
+        await bus.publish(STREAM, message(2))
+
+
+async def test_heartbeats_bring_an_instance_back(own_redis: EmbeddedRedis) -> None:
+    record = InstanceRecord(instance="pd-0", boot_id="b-1", role=Role.PREFILL_DECODE)
+    async with (
+        await AsyncBus.connect(own_redis.url, "test", client_name="tests") as bus,
+        asyncio.timeout(LIMIT_S),
+    ):
+        registry = Registry(bus)
+        async with registry.keep_registered(record, interval_s=0.05, ttl_s=5.0):
+            own_redis.stop()
+            own_redis.start()
+            for _ in range(500):
+                if await registry.list_instances() == [record]:
+                    break
+                await asyncio.sleep(0.02)
+            assert await registry.list_instances() == [record]
+
+
+def test_threaded_bus_works_through_an_outage(own_redis: EmbeddedRedis) -> None:
+    received: queue.Queue[Envelope] = queue.Queue()
+    bus = ThreadedBus(own_redis.url, "test", client_name="tests")
+    try:
+        bus.subscribe(STREAM, group="g", consumer="c", callback=received.put)
+        bus.publish(STREAM, message(1))
+        assert received.get(timeout=LIMIT_S).message == message(1)
+        own_redis.stop()
+        for number in (2, 3):
+            assert bus.publish(STREAM, message(number))
+        own_redis.start()
+        assert [received.get(timeout=LIMIT_S).message for _ in range(2)] == [message(2), message(3)]
+        assert bus.num_dropped == 0
+    finally:
+        bus.close()
+
+
+def test_threaded_bus_starts_without_redis(own_redis: EmbeddedRedis) -> None:
+    own_redis.stop()
+    received: queue.Queue[Envelope] = queue.Queue()
+    started = time.monotonic()
+    bus = ThreadedBus(own_redis.url, "test", client_name="tests")
+    try:
+        bus.subscribe(STREAM, group="g", consumer="c", callback=received.put)
+        bus.publish(STREAM, message(1))
+        assert time.monotonic() - started < 2
+        own_redis.start()
+        assert received.get(timeout=LIMIT_S).message == message(1)
+    finally:
+        bus.close()
+
+
+def test_threaded_bus_closes_in_time_without_redis(own_redis: EmbeddedRedis) -> None:
+    own_redis.stop()
+    bus = ThreadedBus(own_redis.url, "test", client_name="tests")
+    bus.publish(STREAM, message(1))
+    started = time.monotonic()
+    bus.close(flush_s=0.2)
+    assert time.monotonic() - started < 3
+    assert bus.num_dropped == 1

@@ -1,0 +1,116 @@
+"""Registration, heartbeats, and who may remove a record."""
+
+import asyncio
+import itertools
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import redis
+
+from triptych_common.bus import AsyncBus
+from triptych_common.coordination import Registry
+from triptych_common.protocol.messages import InstanceRecord, Role
+
+RECORD = InstanceRecord(
+    instance="pd-0", boot_id="b-1", role=Role.PREFILL_DECODE, url="http://h:1", num_slots=4
+)
+
+
+@pytest.fixture
+async def registry(redis_url: str) -> AsyncIterator[Registry]:
+    async with await AsyncBus.connect(redis_url, "test", client_name="tests") as bus:
+        yield Registry(bus)
+
+
+@pytest.fixture
+def raw(redis_url: str) -> Any:
+    with redis.Redis.from_url(redis_url) as client:
+        yield client
+
+
+async def test_registered_inside_gone_afterwards(registry: Registry) -> None:
+    other = RECORD.model_copy(update={"instance": "encoder-0", "role": Role.ENCODE})
+    async with registry.keep_registered(RECORD), registry.keep_registered(other):
+        assert await registry.list_instances() == [other, RECORD]
+    assert await registry.list_instances() == []
+
+
+async def test_heartbeats_outlive_the_time_to_live(registry: Registry) -> None:
+    async with registry.keep_registered(RECORD, interval_s=0.05, ttl_s=0.3):
+        await asyncio.sleep(0.8)
+        assert await registry.list_instances() == [RECORD]
+
+
+async def test_one_fault_does_not_end_the_heartbeat(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The instance would go on, and never be chosen again; nobody would hear why."""
+    beats: asyncio.Queue[int] = asyncio.Queue()
+    numbers = itertools.count(1)
+    register = registry.register
+
+    async def fail_once(record: InstanceRecord, **options: Any) -> str | None:
+        beats.put_nowait(number := next(numbers))
+        if number == 2:
+            raise RuntimeError("a fault of the client's")
+        return await register(record, **options)
+
+    monkeypatch.setattr(registry, "register", fail_once)
+    async with registry.keep_registered(RECORD, interval_s=0.02, ttl_s=60), asyncio.timeout(5):
+        for _ in range(4):
+            await beats.get()
+    assert caplog.messages == ["heartbeat failed"]
+
+
+async def test_dead_instance_disappears(registry: Registry) -> None:
+    await registry.register(RECORD, ttl_s=0.1)
+    assert await registry.list_instances() == [RECORD]
+    await asyncio.sleep(0.2)
+    assert await registry.list_instances() == []
+
+
+async def test_a_machine_whose_clock_is_hours_ahead_hides_nobody(
+    registry: Registry, raw: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ahead = RECORD.model_copy(update={"instance": "encoder-ahead"})
+    now_s = time.time()
+    await registry.register(RECORD)
+    raw.zadd("triptych:test:instances", {"long-gone": now_s - 7200})
+    monkeypatch.setattr("triptych_common.coordination.registry.time.time", lambda: now_s + 7200)
+    await registry.register(ahead)
+    assert await registry.list_instances() == [ahead, RECORD]
+    assert raw.zrange("triptych:test:instances", 0, -1) == [b"pd-0", b"encoder-ahead"]  # not who is gone
+
+
+async def test_draining_is_seen_at_once(registry: Registry) -> None:
+    async with registry.keep_registered(RECORD) as registration:
+        await registration.update(draining=True)
+        (seen,) = await registry.list_instances()
+        assert seen.draining
+
+
+async def test_old_boot_does_not_remove_the_new_one(registry: Registry) -> None:
+    new = RECORD.model_copy(update={"boot_id": "b-2"})
+    async with registry.keep_registered(RECORD):
+        await registry.register(new)
+    assert await registry.list_instances() == [new]
+
+
+async def test_records_that_cannot_be_read_are_left_out(registry: Registry, raw: Any) -> None:
+    await registry.register(RECORD)
+    raw.zadd("triptych:test:instances", {"future": 9e9})
+    raw.set("triptych:test:instance:future", b'{"v":2,"record":{}}')
+    assert await registry.list_instances() == [RECORD]
+
+
+async def test_two_processes_of_one_name_are_told(
+    registry: Registry, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with registry.keep_registered(RECORD, interval_s=60) as registration:
+        await registration.beat()
+        assert caplog.messages == []
+        await registry.register(RECORD.model_copy(update={"boot_id": "b-2"}))
+        await registration.beat()
+    assert caplog.messages == ["another process uses this instance's name"]

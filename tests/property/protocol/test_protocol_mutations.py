@@ -1,0 +1,379 @@
+"""The model of the protocol must notice when the code is wrong: each of these breaks it on purpose.
+
+A mutation is put into the real code, or into the twin of the scripts that Redis runs; random orders are
+tried until one of them shows it.
+"""
+
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+
+from tests.support.inflight_model import Flight as KeptFlight
+from tests.support.inflight_model import InflightModel
+from tests.support.protocol_world import consumer as played_consumer
+from tests.support.protocol_world.config import Config
+from tests.support.protocol_world.explore import BrokenError
+from tests.support.protocol_world.random_walk import walk
+from tests.support.protocol_world.virtual_loop import virtual_time
+from triptych_cache_store.core.state import StoreState
+from triptych_cache_store.entries.leases import LeaseTable
+from triptych_common.coordination import Claim, ClaimResult, Start
+from triptych_common.domain.errors import IllegalTransitionError
+from triptych_common.store_session import session_state as session
+from triptych_common.store_session.resumption import Resume, WatchLog
+from triptych_encoder.jobs import job
+from triptych_encoder.jobs.flight import Flight
+from triptych_encoder.jobs.ledger import Ledger
+from triptych_encoder.store.store_client import StoreClient
+from triptych_gateway.encode import encode_orders
+from triptych_gateway.encode.encode_orders import EncodeOrders
+from triptych_gateway.encode.final_acks import FinalAcks
+from triptych_gateway.encode.item_table import Item as GatewayItem
+from triptych_gateway.encode.item_table import ItemFailure
+from triptych_gateway.encode.item_table import ItemTable as GatewayTable
+from triptych_gateway.encode.media_cache import MediaShelf
+from triptych_gateway.encode.media_wait import MediaWait
+from triptych_gateway.encode.single_flight import Flights
+from triptych_vllm_connector.consumer.arrivals import Arrivals
+from triptych_vllm_connector.consumer.item_grants import Grants
+from triptych_vllm_connector.consumer.item_pins import ItemPins
+from triptych_vllm_connector.consumer.item_replies import Conversation
+from triptych_vllm_connector.consumer.item_table import ItemState, ItemTable
+from triptych_vllm_connector.consumer.preallocator import SyncPreallocator, _Hold
+from triptych_vllm_connector.links.links import StorePinLink
+from triptych_vllm_connector.scheduler.failed_loads import LoadsInFlight
+
+MAX_WALKS = 500
+NOTICED = (AssertionError, IllegalTransitionError, ValueError)
+APART = Config(requests=((0, 1), (1, 0)), num_consumers=2, num_encoders=2, max_faults=3)
+SHARED = replace(APART, shares_consumer=True)
+ASYNC = replace(SHARED, steps_in_flight=2, step_tokens=7, max_faults=0)
+LARGE = replace(
+    SHARED, requests=((0, 1), (2, 3)), rows=(3, 4, 3, 4), budget=6, num_blocks=8, max_faults=0
+)  # each request is larger than the budget
+ONE = Config(requests=((0,),), rows=(2,))
+SAME = replace(APART, requests=((0,), (0,), (0,)), rows=(2,))
+TWO_GATEWAYS = replace(APART, requests=((0,), (0,)), rows=(2,), num_gateways=2)
+TIGHT = replace(SHARED, requests=((0, 1), (2, 3)), rows=(2, 2, 2, 2), max_faults=0)
+
+
+def nothing(*args: Any, **kwargs: Any) -> None:
+    """What should have been done is not."""
+
+
+def empty(*args: Any, **kwargs: Any) -> list[Any]:
+    return []
+
+
+def yes(*args: Any, **kwargs: Any) -> bool:
+    return True
+
+
+def no(*args: Any, **kwargs: Any) -> bool:
+    return False
+
+
+def with_faults(config: Config, *faults: str) -> Config:
+    return replace(config, faults=faults, max_faults=6)
+
+
+@dataclass(frozen=True)
+class Mutation:
+    owner: Any
+    name: str
+    mutant: Any
+    config: Config
+    fault_share: float = 0.06
+
+
+def _all_that_is_asked(self: SyncPreallocator, needs: Any) -> Any:
+    return list(needs)
+
+
+def _parts_to_whoever_comes(self: SyncPreallocator, request_id: str, needs: Any) -> Any:
+    granted = self._fitting(needs)
+    for need in granted:
+        if need.mm_hash not in self._holds:
+            self._used += need.num_embeds
+        self._holds.setdefault(need.mm_hash, _Hold(need.num_embeds, set())).request_ids.add(request_id)
+    self._pending[request_id] = tuple(needs[len(granted) :])
+    if not self._pending[request_id]:
+        del self._pending[request_id]
+    return granted
+
+
+def _pinned_too_early(self: ItemTable, mm_hash: str) -> ItemState | None:
+    state = _STATE(self, mm_hash)
+    return ItemState.PINNED if state is ItemState.WATCHING else state
+
+
+def _forgets_the_encoder_before(self: Conversation, metadata: Any) -> list[Any]:
+    for talk in self._talks.values():
+        for key in [key for key in talk.jobs if key[0] == metadata.job_id]:
+            del talk.jobs[key]
+    return _METADATA(self, metadata)
+
+
+def _undoes_nothing(welcome: Any, requests: Any, watches: Any) -> Resume:
+    return Resume(region_id=welcome.region_id, lease_id=welcome.lease_id)
+
+
+def _forgets_the_unanswered(self: WatchLog, command: Any, seq: int) -> None:
+    """As it was once: an end that was sent counted as an end."""
+    if type(command).__name__ == "Unwatch":
+        self._watches.pop(command.mm_hash, None)
+
+
+def _hears_and_says_nothing(self: Conversation, metadata: Any) -> list[Any]:
+    say, self._say = self._say, empty  # type: ignore[method-assign,assignment]
+    try:
+        return _METADATA(self, metadata)
+    finally:
+        self._say = say  # type: ignore[method-assign]
+
+
+async def _claims_its_own(self: InflightModel, mm_hash: str, requesters: Any, **options: Any) -> Claim:
+    """As without flights: what another one does is not looked at."""
+    if options["mode"] != "look":
+        self.flights.pop(mm_hash, None)
+    return await _CLAIM(self, mm_hash, requesters, **options)
+
+
+async def _retries_what_is_retried(
+    self: InflightModel, mm_hash: str, requesters: Any, **options: Any
+) -> Claim:
+    if options["mode"] == "retry":
+        self.flights.pop(mm_hash, None)
+    return await _CLAIM(self, mm_hash, requesters, **options)
+
+
+async def _retries_nothing(self: InflightModel, mm_hash: str, requesters: Any, **options: Any) -> Claim:
+    """Whoever comes second counts as one who joined; and so does the first."""
+    flight = self.find(mm_hash)
+    if flight is None or flight.state != "failed":
+        return await _CLAIM(self, mm_hash, requesters, **options)
+    self._subscribe(flight, requesters, options["ttl_s"])
+    return self._answer(flight, ClaimResult.JOINED)
+
+
+async def _takes_the_end_for_the_result(
+    self: InflightModel, mm_hash: str, requesters: Any, **options: Any
+) -> Claim:
+    flight = self.find(mm_hash)
+    if flight is None or flight.state != "finished":
+        return await _CLAIM(self, mm_hash, requesters, **options)
+    self._subscribe(flight, requesters, options["ttl_s"])
+    return self._answer(flight, ClaimResult.JOINED)
+
+
+async def _drops_what_others_want(self: InflightModel, mm_hash: str, keys: Any, **options: Any) -> bool:
+    flight = self.find(mm_hash)
+    if flight is not None and flight.state == "queued":
+        flight.unsubscribe(list(flight.ends))
+    return await _LEAVE(self, mm_hash, keys, **options)
+
+
+async def _keeps_what_nobody_wants(self: InflightModel, mm_hash: str, keys: Any, **options: Any) -> bool:
+    flight = self.find(mm_hash)
+    if flight is not None:
+        flight.unsubscribe(keys)
+    return False
+
+
+async def _starts_whatever_comes(
+    self: InflightModel, job: Any, entry_id: str, encoder: str, *, lease_s: float, ttl_s: float
+) -> Any:
+    flight = self.flights.setdefault(job.mm_hash, KeptFlight(job.job_id, job.attempt))
+    self._run(flight, entry_id, encoder, lease_s)
+    self._live_for(flight, ttl_s)
+    return Start.STARTED, flight.waiting()
+
+
+async def _never_ends(self: InflightModel, mm_hash: str, job_id: str, told: Any) -> Any:
+    return True, None
+
+
+async def _leaves_nothing(self: Flights, mm_hash: str, wanted: Any) -> None:
+    """Redis is not told."""
+
+
+async def _checks_nothing(self: Flights) -> None:
+    """Jobs are only heard of."""
+
+
+async def _looks_for_nobody(self: Flight, metadata: Any) -> None:
+    """Those whom the job named when it was started are all."""
+
+
+def _the_first_alone(self: KeptFlight) -> Any:
+    return tuple(self.requesters.values())[:1]
+
+
+def _blames_the_next_job(self: EncodeOrders, message: Any) -> None:
+    item = self.table.get(message.mm_hash)
+    if item is not None and item.job_id is not None:
+        self.fail(item.mm_hash, item.job_id, ItemFailure(message.kind, message.detail))
+
+
+_CLAIM, _LEAVE = InflightModel.claim, InflightModel.leave
+_STATE = ItemTable.state
+_METADATA: Callable[[Conversation, Any], list[Any]] = Conversation.metadata
+
+MUTATIONS: dict[str, Mutation] = {
+    # ---- prefill_decode ----
+    "a pin that is not needed any more is not given back": Mutation(
+        StorePinLink, "unpin", nothing, with_faults(APART, "cancel", "preempt")
+    ),
+    "a watch that is not needed any more goes on": Mutation(
+        StorePinLink, "unwatch", nothing, with_faults(APART, "cancel", "refuse", "unfit")
+    ),
+    "space is granted beyond the budget": Mutation(SyncPreallocator, "_fitting", _all_that_is_asked, TIGHT),
+    "parts of requests are granted to whoever comes": Mutation(
+        SyncPreallocator, "preallocate", _parts_to_whoever_comes, LARGE
+    ),
+    "space that was given back is given to nobody": Mutation(Grants, "wake_granted", nothing, TIGHT),
+    "space is not given back": Mutation(SyncPreallocator, "deallocate", nothing, TIGHT),
+    "an item counts as pinned while it is watched": Mutation(ItemTable, "state", _pinned_too_early, APART),
+    "nobody is woken when an item is pinned": Mutation(Grants, "wake_if_ready", nothing, APART),
+    "a request that ends keeps what it held": Mutation(
+        Grants, "give_back", nothing, with_faults(APART, "cancel")
+    ),
+    "a lost writer is not heard of": Mutation(
+        Arrivals, "_order_again", nothing, with_faults(APART, "evict", "crash_encoder")
+    ),
+    "a load that no worker will see is not taken back": Mutation(
+        ItemPins, "_withdraw_load", nothing, with_faults(APART, "preempt_late")
+    ),
+    "an item is not dropped with its last holder": Mutation(ItemPins, "release", nothing, APART),
+    "an encoder that introduces itself late is told nothing": Mutation(
+        Conversation, "metadata", _hears_and_says_nothing, with_faults(APART, "duplicate"), fault_share=0.1
+    ),
+    "an encoder whose job was taken over is forgotten": Mutation(
+        Conversation, "metadata", _forgets_the_encoder_before, with_faults(APART, "freeze_encoder")
+    ),
+    "an item that is being loaded is given back": Mutation(
+        LoadsInFlight, "has", no, with_faults(ASYNC, "lose_load"), fault_share=0.1
+    ),
+    "a load that is lost is not noted": Mutation(
+        played_consumer, "undo", nothing, with_faults(ASYNC, "lose_load"), fault_share=0.1
+    ),
+    "the last word is not said": Mutation(Conversation, "ended", empty, APART),
+    # ---- encoder ----
+    "a pin is not given back when all have said their last word": Mutation(Ledger, "settled", empty, APART),
+    "pins of requesters that never answer stay": Mutation(
+        Ledger, "expire", empty, with_faults(APART, "lose_message")
+    ),
+    "a second pin of an entry is forgotten": Mutation(StoreClient, "unpin", nothing, APART),
+    "an item that is here is encoded, and its pin forgotten": Mutation(
+        job,
+        "is_here",
+        no,
+        with_faults(replace(SAME, num_gateways=2), "lose_flights", "crash_gateway", "refuse"),
+        fault_share=0.2,
+    ),
+    "a failed job keeps its reservation": Mutation(
+        StoreClient, "give_up", nothing, with_faults(APART, "refuse", "unfit")
+    ),
+    # ---- store and sessions ----
+    "who watches is not told of a lost writer": Mutation(
+        StoreState, "tell_writer_lost", nothing, with_faults(APART, "unfit")
+    ),
+    "who watches is not told of a seal": Mutation(LeaseTable, "take_watchers", empty, APART),
+    "watches of the dead stay": Mutation(
+        StoreState, "end_watches", nothing, with_faults(APART, "crash_consumer")
+    ),
+    "nothing is undone for a session that resumes": Mutation(
+        session, "resume_of", _undoes_nothing, with_faults(APART, "restart_store")
+    ),
+    "watches are not taken up again": Mutation(
+        WatchLog, "take_all", lambda self: {}, with_faults(APART, "restart_store")
+    ),
+    "an unwatch counts before it is answered": Mutation(
+        WatchLog,
+        "note_sent",
+        _forgets_the_unanswered,
+        with_faults(SHARED, "hurry", "restart_store", "cancel"),
+    ),
+    # ---- gateway ----
+    "a failed encode is not tried again": Mutation(
+        encode_orders, "RETRIED_KINDS", frozenset(), with_faults(APART, "refuse")
+    ),
+    "an item is ordered once per request": Mutation(GatewayItem, "in_flight", property(no), APART),
+    "what prefill_decode needs is not ordered": Mutation(
+        EncodeOrders, "_on_needed", nothing, with_faults(APART, "evict", "crash_encoder")
+    ),
+    # ---- flights ----
+    "an item is encoded once per gateway": Mutation(InflightModel, "claim", _claims_its_own, TWO_GATEWAYS),
+    "a failed encode is tried again by all who heard of it": Mutation(
+        InflightModel, "claim", _retries_what_is_retried, with_faults(TWO_GATEWAYS, "refuse")
+    ),
+    "a failed encode is tried again by none of those who heard of it": Mutation(
+        InflightModel, "claim", _retries_nothing, with_faults(TWO_GATEWAYS, "refuse")
+    ),
+    "a late failure counts for the job that is in flight now": Mutation(
+        EncodeOrders, "_on_failed", _blames_the_next_job, with_faults(TWO_GATEWAYS, "refuse", "duplicate")
+    ),
+    "a failure is told to one gateway": Mutation(
+        KeptFlight, "waiting", _the_first_alone, with_faults(TWO_GATEWAYS, "refuse")
+    ),
+    "metadata are told to those who waited when the job was started": Mutation(
+        Flight, "_look", _looks_for_nobody, TWO_GATEWAYS
+    ),
+    "a flight does not end": Mutation(InflightModel, "finish", _never_ends, TWO_GATEWAYS),
+    "a claim that its owner left is nobody's": Mutation(
+        InflightModel, "_is_over", no, with_faults(TWO_GATEWAYS, "crash_gateway")
+    ),
+    "jobs of which nothing is heard are waited for": Mutation(
+        Flights, "run_checks", _checks_nothing, with_faults(TWO_GATEWAYS, "crash_gateway", "lose_flights")
+    ),
+    "a result of which nothing is left counts as heard": Mutation(
+        InflightModel, "claim", _takes_the_end_for_the_result, with_faults(TWO_GATEWAYS, "lose_redis")
+    ),
+    "who leaves takes the job of the others along": Mutation(
+        InflightModel, "leave", _drops_what_others_want, with_faults(TWO_GATEWAYS, "cancel")
+    ),
+    "a job that everybody left is done": Mutation(
+        InflightModel, "start", _starts_whatever_comes, with_faults(TWO_GATEWAYS, "cancel")
+    ),
+    "a flight that everybody left is kept": Mutation(
+        InflightModel, "leave", _keeps_what_nobody_wants, with_faults(TWO_GATEWAYS, "cancel")
+    ),
+    "who waits no more stays in the flight": Mutation(
+        Flights, "_leave", _leaves_nothing, with_faults(TWO_GATEWAYS, "cancel")
+    ),
+    "sizes that came are not told": Mutation(MediaWait, "set_sizes", nothing, APART),
+    "an encoder is not told of requests that ended elsewhere": Mutation(
+        FinalAcks, "_say", nothing, with_faults(APART, "cancel")
+    ),
+    "a request leaves its items behind": Mutation(GatewayTable, "leave", nothing, APART),
+    "media stay on the shelf": Mutation(MediaShelf, "release", nothing, APART),
+}
+
+
+@pytest.fixture(autouse=True)
+def _model_time() -> Iterator[None]:
+    logging.disable(logging.CRITICAL)
+    try:
+        with virtual_time():
+            yield
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("name", MUTATIONS)
+def test_the_model_notices_that(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    mutation = MUTATIONS[name]
+    walk(mutation.config, 0, mutation.fault_share)  # as it is, nothing is wrong
+    monkeypatch.setattr(mutation.owner, mutation.name, mutation.mutant)
+    with pytest.raises(BrokenError) as broken:
+        walk_on(mutation)
+    assert isinstance(broken.value.__cause__, NOTICED)
+
+
+def walk_on(mutation: Mutation) -> None:
+    for seed in range(MAX_WALKS):
+        walk(mutation.config, seed, mutation.fault_share)

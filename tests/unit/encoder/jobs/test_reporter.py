@@ -1,0 +1,138 @@
+"""What the encoder says, and to whom."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from triptych_common.domain.errors import BusUnavailableError, StreamFullError
+from triptych_common.protocol.codec import Envelope
+from triptych_common.protocol.messages import (
+    EncodeFailed,
+    EncodeJob,
+    EncoderCacheMetadata,
+    FailureKind,
+    Modality,
+    Requester,
+)
+from triptych_common.protocol.names import StreamNames
+from triptych_encoder.jobs.reporter import Reporter
+
+NAMES = StreamNames("d")
+
+
+class FakeBus:
+    """Remembers what was published; `broken` streams cannot be written now, `full` ones have no reader."""
+
+    def __init__(self) -> None:
+        self.published: list[tuple[str, Any, str | None]] = []
+        self.broken: set[str] = set()
+        self.full: set[str] = set()
+
+    async def publish(self, stream: str, message: Any, *, traceparent: str | None = None) -> str:
+        if stream in self.full:
+            raise StreamFullError("nobody reads it")
+        if stream in self.broken:
+            raise BusUnavailableError("away")
+        self.published.append((stream, message, traceparent))
+        return "1-0"
+
+    @property
+    def streams(self) -> list[str]:
+        return [stream for stream, _, _ in self.published]
+
+
+@pytest.fixture
+def bus() -> FakeBus:
+    return FakeBus()
+
+
+@pytest.fixture
+def reporter(bus: FakeBus) -> Reporter:
+    return Reporter(bus, NAMES, "encoder-0")  # type: ignore[arg-type]
+
+
+def job_for(*requesters: tuple[str, str]) -> EncodeJob:
+    """(gateway, prefill_decode) of each."""
+    return EncodeJob(
+        job_id="job-1",
+        mm_hash="a" * 64,
+        modality=Modality.IMAGE,
+        media_num_bytes=1,
+        requesters=tuple(
+            Requester(request_id=f"req-{index}", item_index=0, gateway=gateway, prefill_decode=pd)
+            for index, (gateway, pd) in enumerate(requesters)
+        ),
+        namespace_digest="d" * 64,
+    )
+
+
+def metadata_of(job: EncodeJob) -> EncoderCacheMetadata:
+    return EncoderCacheMetadata(
+        job_id=job.job_id,
+        mm_hash=job.mm_hash,
+        modality=job.modality,
+        num_embeds=1,
+        width=1,
+        dtype="float32",
+        num_bytes=4,
+        placeholder_metadata={},
+        encoder="encoder-0",
+        store="store-0",
+        sealed=False,
+        requesters=job.requesters,
+    )
+
+
+async def test_metadata_go_to_everybody_once_and_to_the_consumers_first(
+    bus: FakeBus, reporter: Reporter
+) -> None:
+    job = job_for(("g-0", "pd-0"), ("g-0", "pd-1"), ("g-1", "pd-0"))
+    await reporter.metadata(metadata_of(job), Envelope(job, traceparent="tp"))
+    assert sorted(bus.streams[:2]) == [NAMES.metadata("pd-0"), NAMES.metadata("pd-1")]
+    assert sorted(bus.streams[2:]) == [NAMES.encode_results("g-0"), NAMES.encode_results("g-1")]
+    assert {traceparent for _, _, traceparent in bus.published} == {"tp"}
+
+
+async def test_results_go_to_the_gateways(bus: FakeBus, reporter: Reporter) -> None:
+    job = job_for(("g-0", "pd-0"), ("g-1", "pd-0"))
+    await reporter.completed(job, Envelope(job), 0.5, job.requesters)
+    failure = EncodeFailed(
+        job_id=job.job_id, mm_hash=job.mm_hash, encoder="encoder-0", kind=FailureKind.BAD_MEDIA, detail="x"
+    )
+    await reporter.failed(failure, Envelope(job), job.requesters)
+    assert sorted(bus.streams) == sorted([NAMES.encode_results("g-0"), NAMES.encode_results("g-1")] * 2)
+    assert bus.published[-1][1] == failure
+
+
+async def test_one_gateway_that_cannot_be_told_does_not_keep_the_others_from_hearing(
+    bus: FakeBus, reporter: Reporter
+) -> None:
+    job = job_for(("g-0", "pd-0"), ("g-1", "pd-0"))
+    bus.broken = {NAMES.encode_results("g-0")}
+    await reporter.completed(
+        job, Envelope(job, remaining_ms=100), 0.5, job.requesters
+    )  # and the encoder lives on
+    assert bus.streams == [NAMES.encode_results("g-1")]
+
+
+async def test_a_reader_that_has_stopped_is_not_waited_for(bus: FakeBus, reporter: Reporter) -> None:
+    job = job_for(("g-0", "pd-0"), ("g-1", "pd-1"))
+    bus.full = {NAMES.metadata("pd-0")}
+    async with asyncio.timeout(5):
+        await reporter.metadata(metadata_of(job), Envelope(job, remaining_ms=60_000))
+    assert bus.streams[0] == NAMES.metadata("pd-1")
+    assert sorted(bus.streams[1:]) == [NAMES.encode_results("g-0"), NAMES.encode_results("g-1")]
+
+
+async def test_a_redis_that_comes_back_in_time_is_told(bus: FakeBus, reporter: Reporter) -> None:
+    job = job_for(("g-0", "pd-0"))
+    bus.broken = {NAMES.encode_results("g-0")}
+    telling = asyncio.ensure_future(
+        reporter.completed(job, Envelope(job, remaining_ms=5000), 0.5, job.requesters)
+    )
+    await asyncio.sleep(0)
+    assert bus.streams == []
+    bus.broken = set()
+    await asyncio.wait_for(telling, 5)
+    assert bus.streams == [NAMES.encode_results("g-0")]

@@ -1,0 +1,104 @@
+"""Tickets: whose failures count, and until when."""
+
+import asyncio
+import time
+
+import pytest
+
+from triptych_common.domain.errors import RequestError
+from triptych_common.protocol.ids import MmHash, RequestId
+from triptych_common.protocol.messages import FailureKind, Modality
+from triptych_gateway.encode.item_table import ItemFailure
+from triptych_gateway.encode.media_wait import RENEWED_WAIT_S, MediaWait
+from triptych_gateway.request.content_parts import MediaPart
+from triptych_gateway.request.image_header import ImageHeader
+from triptych_gateway.request.media import TakenItem
+
+A, B = MmHash("a" * 64), MmHash("b" * 64)
+BROKEN = ItemFailure(FailureKind.ENCODER_ERROR, "x")
+
+
+def ticket() -> MediaWait:
+    items = [
+        TakenItem(
+            MediaPart(index, 0, index, Modality.IMAGE, "", f"part {index}"),
+            mm_hash,
+            b"x",
+            ImageHeader("PNG", 1, 1),
+            {},
+            {},
+        )
+        for index, mm_hash in enumerate((A, B))
+    ]
+    return MediaWait(RequestId("r"), "pd-0", items, 0.0, None, "d" * 64)
+
+
+async def raises_now(waiting: MediaWait) -> bool:
+    try:
+        async with asyncio.timeout(0.01):
+            await waiting.wait_failure()
+    except TimeoutError:
+        return False
+    except RequestError:
+        return True
+    return False
+
+
+async def test_a_failure_before_the_first_chunk_counts() -> None:
+    waiting = ticket()
+    waiting.fail(B, BROKEN)
+    with pytest.raises(RequestError) as caught:
+        await waiting.wait_failure()
+    assert caught.value.param == "part 1"
+
+
+async def test_from_the_first_chunk_on_it_does_not() -> None:
+    waiting = ticket()
+    waiting.settle()
+    waiting.fail(A, BROKEN)
+    assert not waiting.has_failed
+    assert not await raises_now(waiting)
+
+
+async def test_a_failure_in_the_moment_of_the_first_chunk_does_not_end_the_watch() -> None:
+    waiting = ticket()
+    async with asyncio.TaskGroup() as group:
+        guard = group.create_task(waiting.wait_failure())
+        await asyncio.sleep(0)
+        waiting.fail(A, BROKEN)
+        waiting.settle()
+        await asyncio.sleep(0.01)
+        assert not guard.done()
+        guard.cancel()
+
+
+async def test_what_is_needed_again_counts_again() -> None:
+    waiting = ticket()
+    waiting.settle()
+    waiting.need_again(A)
+    assert waiting.deadline > 0.0
+    waiting.fail(B, BROKEN)
+    assert not waiting.has_failed
+    waiting.fail(A, BROKEN)
+    assert await raises_now(waiting)
+
+
+async def test_an_item_that_is_still_needed_is_waited_for_longer_too() -> None:
+    """A whole answer does not show its first token."""
+    waiting = ticket()
+    before = time.monotonic()
+    waiting.need_again(A)
+    assert waiting.needed_at >= before
+    assert waiting.deadline >= before + RENEWED_WAIT_S
+
+
+async def test_the_answer_of_a_failure_goes_before_its_kind() -> None:
+    waiting = ticket()
+    waiting.fail(A, ItemFailure(None, "x", RequestError(429, "encode_queue_full", "full")))
+    with pytest.raises(RequestError) as caught:
+        waiting.raise_failure()
+    assert (caught.value.status_code, caught.value.code, caught.value.param) == (
+        429,
+        "encode_queue_full",
+        "part 0",
+    )

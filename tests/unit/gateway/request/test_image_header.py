@@ -1,0 +1,56 @@
+"""What reading a header may cost."""
+
+import time
+from collections.abc import Callable
+
+import pytest
+
+from tests.support.hostile import chunks
+from tests.unit.gateway.header_bombs import BOMBS, HONEST, SIZE
+from tests.unit.gateway.media_samples import image_bytes
+from triptych_common.domain.errors import RequestError
+from triptych_common.domain.jpeg_scans import MAX_JPEG_SCANS
+from triptych_common.protocol.messages import MAX_IMAGE_SIDE, ImageProperties
+from triptych_gateway.request.image_header import ImageLimits, read_image_header
+
+PATH = "messages[0].content[0].image_url.url"
+LIMITS = ImageLimits(max_pixels=64_000_000, formats=("PNG", "JPEG", "WEBP", "GIF", "BMP"))
+
+
+@pytest.mark.parametrize("bomb", BOMBS, ids=lambda each: each.__name__)
+def test_a_header_that_costs_too_much_is_refused(bomb: Callable[[], bytes]) -> None:
+    content = bomb()
+    began = time.thread_time()
+    with pytest.raises(RequestError) as caught:
+        read_image_header(content, PATH, LIMITS)
+    assert (caught.value.status_code, caught.value.code, caught.value.param) == (400, "invalid_image", PATH)
+    print(f"{bomb.__name__}: {time.thread_time() - began:.3f} s of CPU")  # not asserted: machines differ
+
+
+@pytest.mark.parametrize("image", HONEST, ids=lambda each: each.__name__)
+def test_large_metadata_are_no_fault(image: Callable[[], bytes]) -> None:
+    header = read_image_header(image(), PATH, LIMITS)
+    assert (header.width, header.height) == SIZE
+
+
+def test_a_jpeg_of_too_many_scans_is_refused() -> None:
+    """Here, since with local encode no encoder looks at it."""
+    with pytest.raises(RequestError, match="scans") as caught:
+        read_image_header(chunks.scan_bomb(image_bytes(image_format="JPEG"), MAX_JPEG_SCANS), PATH, LIMITS)
+    assert (caught.value.status_code, caught.value.code, caught.value.param) == (400, "invalid_image", PATH)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [chunks.bmp_header(2_000_000, 1), chunks.bmp_header(1, 2_000_000), chunks.png(2_000_000, 1, [])],
+    ids=["bmp wide", "bmp high", "png wide"],
+)
+def test_a_side_that_no_job_can_name_is_refused(content: bytes) -> None:
+    with pytest.raises(RequestError) as caught:
+        read_image_header(content, PATH, LIMITS)
+    assert (caught.value.status_code, caught.value.code, caught.value.param) == (413, "image_too_large", PATH)
+
+
+def test_the_longest_side_can_be_named() -> None:
+    header = read_image_header(chunks.bmp_header(MAX_IMAGE_SIDE, 1), PATH, LIMITS)
+    ImageProperties(format=header.format, width=header.width, height=header.height)

@@ -1,0 +1,217 @@
+"""Media intake: strict data URLs, header check, identity."""
+
+import asyncio
+import errno
+import io
+import struct
+import warnings
+import zlib
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import orjson
+import pytest
+from PIL import Image
+
+from tests.support.hostile.chunks import jpeg_that_is_fli
+from tests.unit.gateway.media_samples import data_url, image_bytes
+from triptych_common.domain.errors import RequestError
+from triptych_common.domain.hashing import tenant_salt
+from triptych_common.protocol.messages import Modality
+from triptych_gateway.request.chat_request import parse_chat_request
+from triptych_gateway.request.content_parts import MediaPart
+from triptych_gateway.request.data_url import decode_data_url
+from triptych_gateway.request.image_header import ImageHeader, ImageLimits, read_image_header
+from triptych_gateway.request.media import MediaLimits, take_media
+from triptych_gateway.request.placeholder_tokens import PlaceholderGuard
+
+PATH = "messages[0].content[0].image_url.url"
+LIMITS = MediaLimits(max_item_bytes=10_000, image=ImageLimits(max_pixels=10_000, formats=("PNG", "JPEG")))
+DIGEST = "d" * 64
+
+
+@pytest.fixture
+def threads() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(1) as pool:
+        yield pool
+
+
+def refusal(url: str, max_bytes: int = 100) -> RequestError:
+    with pytest.raises(RequestError) as caught:
+        decode_data_url(url, PATH, max_bytes)
+    assert caught.value.param == PATH
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("url", "code"),
+    [
+        ("http://example.org/a.png", "remote_media_disabled"),
+        ("HTTPS://example.org/a.png", "remote_media_disabled"),
+        ("file:///etc/passwd", "invalid_image_url"),
+        ("a.png", "invalid_image_url"),
+        ("data:image/png;base64", "invalid_image_url"),
+        ("data:image/png,AAAA", "invalid_image_url"),
+        ("data:text/plain;base64,AAAA", "invalid_image_url"),
+        ("data:;base64,AAAA", "invalid_image_url"),
+        ("data:image/png;base64,", "invalid_image"),
+        ("data:image/png;base64,AAA", "invalid_base64"),
+        ("data:image/png;base64,AA==AA==", "invalid_base64"),
+        ("data:image/png;base64,AAA!", "invalid_base64"),
+        ("data:image/png;base64,AAA\n", "invalid_base64"),
+        ("data:image/png;base64,_-8=", "invalid_base64"),
+        ("data:image/png;base64,ÄÖÜß", "invalid_base64"),
+    ],
+)
+def test_data_url_refused(url: str, code: str) -> None:
+    error = refusal(url)
+    assert (error.status_code, error.code) == (400, code)
+
+
+def test_data_url_size_limit() -> None:
+    assert decode_data_url(data_url(b"x" * 100), PATH, 100) == b"x" * 100
+    assert refusal(data_url(b"x" * 101)).status_code == 413
+    assert refusal(data_url(b"x" * 10_000)).status_code == 413
+
+
+def test_data_url_with_parameters_and_capitals() -> None:
+    assert decode_data_url("DATA:image/PNG;charset=utf-8;BASE64,AAAA", PATH, 100) == b"\0\0\0"
+
+
+@pytest.mark.parametrize("image_format", ["PNG", "JPEG"])
+def test_images_pass(image_format: str) -> None:
+    content = image_bytes(image_format=image_format)
+    header = read_image_header(content, PATH, LIMITS.image)
+    assert header == ImageHeader(image_format, *Image.open(io.BytesIO(content)).size)
+
+
+def png_header(width: int, height: int) -> bytes:
+    header = b"IHDR" + struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
+    chunk = struct.pack(">I", 13) + header + struct.pack(">I", zlib.crc32(header))
+    return b"\x89PNG\r\n\x1a\n" + chunk + struct.pack(">I", 8) + b"IDAT" + bytes(12)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"not an image",
+        b"\x89PNG\r\n\x1a\n",
+        image_bytes()[:20],
+        png_header(0, 5),
+        image_bytes(image_format="GIF"),
+        b"\xff\xd8\xff",
+        b"<svg/>",
+    ],
+)
+def test_not_an_image(content: bytes) -> None:
+    with pytest.raises(RequestError) as caught:
+        read_image_header(content, PATH, LIMITS.image)
+    assert (caught.value.status_code, caught.value.code, caught.value.param) == (400, "invalid_image", PATH)
+
+
+@pytest.mark.parametrize("size", [(101, 100), (30_000, 30_000), (10_000, 10_000)])
+def test_bombs_are_refused_by_their_header(size: tuple[int, int]) -> None:
+    with warnings.catch_warnings(), pytest.raises(RequestError) as caught:
+        read_image_header(png_header(*size), PATH, LIMITS.image)
+    assert (caught.value.status_code, caught.value.code) == (413, "image_too_large")
+
+
+async def take(threads: ThreadPoolExecutor, url: str, **options: Any) -> Any:
+    part = MediaPart(0, 0, 0, Modality.IMAGE, url, PATH)
+    return (
+        await take_media(
+            [part],
+            namespace_digest=options.get("digest", DIGEST),
+            processor_options=options.get("processor", {}),
+            media_io_options=options.get("media_io", {}),
+            tenant_salt=options.get("salt", ""),
+            limits=LIMITS,
+            threads=threads,
+            on_taken=lambda _: None,
+        )
+    )[0]
+
+
+async def test_identity_follows_content_options_and_namespace(threads: ThreadPoolExecutor) -> None:
+    url = data_url(image_bytes())
+    plain = await take(threads, url)
+    assert plain.mm_hash == (await take(threads, url)).mm_hash
+    others = [
+        await take(threads, data_url(image_bytes(1))),
+        await take(threads, url, digest="e" * 64),
+        await take(threads, url, processor={"min_pixels": 4}),
+        await take(threads, url, media_io={"image": {"image_mode": "RGBA"}}),
+        await take(threads, url, salt=tenant_salt("one")),
+        await take(threads, url, salt=tenant_salt("two")),
+    ]
+    assert len({plain.mm_hash, *(other.mm_hash for other in others)}) == 7
+    unrelated = await take(threads, url, media_io={"video": {"num_frames": 2}})
+    assert unrelated.mm_hash == plain.mm_hash
+    assert others[3].media_io_options == {"image_mode": "RGBA"}
+
+
+async def test_text_is_dropped_once_taken_and_equal_bytes_are_held_once(threads: ThreadPoolExecutor) -> None:
+    url = data_url(image_bytes())
+    body = {
+        "model": "m",
+        "messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}] * 2}],
+    }
+    request = parse_chat_request(orjson.dumps(body), PlaceholderGuard(()), 8)
+    first, second = await take_media(
+        request.media,
+        namespace_digest=DIGEST,
+        processor_options={},
+        media_io_options={},
+        tenant_salt="",
+        limits=LIMITS,
+        threads=threads,
+        on_taken=request.drop_text,
+    )
+    assert first.content is second.content
+    assert [part.url for part in request.media] == ["", ""]
+    assert request.body["messages"] == [{"role": "user", "content": [None, None]}]
+
+
+async def test_nobody_waits_behind_somebody_elses_upload(threads: ThreadPoolExecutor) -> None:
+    """One thread for two requests: each gets its turn, item by item."""
+    order: list[str] = []
+
+    async def take_for(name: str, num_items: int) -> None:
+        url = data_url(image_bytes())
+        await take_media(
+            [MediaPart(index, 0, index, Modality.IMAGE, url, PATH) for index in range(num_items)],
+            namespace_digest=DIGEST,
+            processor_options={},
+            media_io_options={},
+            tenant_salt="",
+            limits=LIMITS,
+            threads=threads,
+            on_taken=lambda _: order.append(name),
+        )
+
+    await asyncio.gather(take_for("large", 4), take_for("small", 1))
+    assert order == ["large", "small", "large", "large", "large"]
+
+
+@pytest.mark.parametrize(
+    "error", [MemoryError(), OSError(errno.EMFILE, "Too many open files"), OSError("out of memory error")]
+)
+async def test_want_of_memory_is_no_fault_of_the_image(
+    threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def fail(*args: Any, **kwargs: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(Image, "open", fail)
+    with pytest.raises(RequestError) as caught:
+        await take(threads, data_url(image_bytes()))
+    assert (caught.value.status_code, caught.value.code) == (503, "no_resources")
+    assert "memory" not in caught.value.message
+
+
+async def test_a_file_of_two_formats_is_refused(threads: ThreadPoolExecutor) -> None:
+    both = jpeg_that_is_fli(image_bytes(image_format="JPEG"), 64)
+    with pytest.raises(RequestError) as caught:
+        await take(threads, data_url(both))
+    assert (caught.value.status_code, caught.value.code, caught.value.param) == (400, "invalid_image", PATH)

@@ -1,0 +1,75 @@
+"""Router: load, exclusion, suspicion, namespaces."""
+
+from typing import Any
+
+from triptych_common.protocol.messages import InstanceRecord, Role
+from triptych_gateway.routing.router import Router, choose_namespace
+
+D, X, Y, Z = (digit * 64 for digit in "0123")  # digests of namespaces
+
+
+def pd(name: str, digest: str = D, **fields: Any) -> InstanceRecord:
+    values: dict[str, Any] = {
+        "role": Role.PREFILL_DECODE,
+        "url": "http://x",
+        "model": "m",
+        "namespace_digest": digest,
+    } | fields
+    return InstanceRecord(instance=name, boot_id="b", **values)
+
+
+def encoder(digest: str, **fields: Any) -> InstanceRecord:
+    return InstanceRecord(
+        instance=f"e-{digest[0]}", boot_id="b", role=Role.ENCODE, namespace_digest=digest, **fields
+    )
+
+
+def pick(router: Router, records: list[InstanceRecord], **options: Any) -> str | None:
+    arguments: dict[str, Any] = {"model": "m", "namespace_digest": None, "exclude": frozenset(), "now": 0.0}
+    chosen = router.pick(records, **(arguments | options))
+    return None if chosen is None else chosen.instance
+
+
+def test_fewest_in_flight_then_round_robin() -> None:
+    router, records = Router(2.0), [pd("a"), pd("b")]
+    assert [pick(router, records) for _ in range(3)] == ["a", "b", "a"]
+    router.begin("b")
+    assert pick(router, records) == "a"
+    router.begin("a")
+    router.begin("a")
+    assert pick(router, records) == "b"
+    router.end("a")
+    router.end("a")
+    router.end("b")
+    assert router.num_in_flight("a") == router.num_in_flight("b") == 0
+
+
+def test_only_those_that_can() -> None:
+    records = [
+        pd("a", model="other"),
+        pd("b", draining=True),
+        pd("c", url=None),
+        encoder(D),
+        pd("e", digest=Z),
+    ]
+    assert pick(Router(2.0), records) == "e"
+    assert pick(Router(2.0), records, namespace_digest=D) is None
+    assert pick(Router(2.0), records, exclude={"e"}) is None
+
+
+def test_suspects_are_avoided_for_a_while_but_better_than_none() -> None:
+    router, records = Router(2.0), [pd("a"), pd("b")]
+    router.suspect("a", now=10.0)
+    assert pick(router, records, now=11.0) == "b"
+    assert pick(router, records, now=11.0) == "b"
+    assert pick(router, records[:1], now=11.0) == "a"
+    assert pick(router, records, now=12.5) == "b"  # b was picked before a
+    assert pick(router, records, now=12.5) == "a"
+
+
+def test_namespace_is_one_that_encoder_and_server_share() -> None:
+    assert choose_namespace([pd("a", X), pd("b", Y), encoder(Y)], "m") == Y
+    assert choose_namespace([pd("a", X), encoder(Y)], "m") == X
+    assert choose_namespace([pd("a", X), encoder(X, draining=True)], "m") == X
+    assert choose_namespace([encoder(X)], "m") is None
+    assert choose_namespace([pd("a", X)], "other") is None

@@ -1,0 +1,43 @@
+"""An engine that lives and hangs is noticed; one that is slow is left alone."""
+
+import asyncio
+
+import pytest
+
+from triptych_prefill_decode.engine_watchdog import EngineGoneError, watch_answers
+
+TIMEOUT_S = 1.0
+
+
+class Engine:
+    """Answers after `delays_s`, one for each question; then it stands still."""
+
+    def __init__(self, *delays_s: float) -> None:
+        self._delays_s = list(delays_s)
+        self.num_answers = 0
+
+    async def is_sleeping(self) -> bool:
+        if not self._delays_s:
+            await asyncio.Event().wait()
+        await asyncio.sleep(self._delays_s.pop(0))
+        self.num_answers += 1
+        return False
+
+
+async def test_an_engine_that_hangs_is_gone() -> None:
+    engine = Engine(0, 0, 0.3, 0.3, 0.3, 0.3)
+    with pytest.raises(EngineGoneError, match="has not answered"):
+        async with asyncio.timeout(10):
+            await watch_answers(engine, interval_s=0, timeout_s=TIMEOUT_S)
+    assert engine.num_answers == 6
+
+
+async def test_what_the_engine_raises_is_told() -> None:
+    class DeadError(Exception): ...
+
+    class DeadEngine:
+        async def is_sleeping(self) -> bool:
+            raise DeadError
+
+    with pytest.raises(DeadError):
+        await watch_answers(DeadEngine(), interval_s=0, timeout_s=TIMEOUT_S)

@@ -1,0 +1,60 @@
+"""The consumer: a request that ends, at any point, gives everything back and says its last words."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.support.fake_engine import FakeRequest, fake_request, metadata, pinned
+from tests.support.played_engine import IDLE, A, Engine
+from triptych_common.protocol.messages import ItemAck, Preallocation
+
+
+def abort_while_watching(engine: Engine, request: FakeRequest) -> list[tuple[str, Any]]:
+    engine.consumer.admit(request, 0)
+    return [("unwatch", A)]
+
+
+def abort_while_pinned(engine: Engine, request: FakeRequest) -> list[tuple[str, Any]]:
+    engine.consumer.admit(request, 0)
+    engine.replies(A, pinned(A, 1))
+    return [("unpin", 1)]
+
+
+def abort_while_resident(engine: Engine, request: FakeRequest) -> list[tuple[str, Any]]:
+    engine.consumer.admit(request, 0)
+    engine.replies(A, pinned(A, 1))
+    engine.loads(request, A)
+    return []
+
+
+@pytest.mark.parametrize("reach", [abort_while_watching, abort_while_pinned, abort_while_resident])
+def test_an_abort_gives_everything_back(
+    engine: Engine, reach: Callable[[Engine, FakeRequest], list[tuple[str, Any]]]
+) -> None:
+    request = fake_request("r1", [(A, 4)])
+    engine.hears(metadata(A, ("wire-r1", 0)))
+    expected = reach(engine, request)
+    engine.pins.take(), engine.talk.take()
+    engine.finish(request, 0)
+    assert engine.pins.take() == expected
+    assert engine.talk.words() == ["declined 0", "skipped 0"]
+    assert engine.consumer.counts() == IDLE
+    engine.finish(request, 0)  # twice is harmless
+    assert engine.consumer.counts() == IDLE
+
+
+@pytest.mark.parametrize("is_metadata_first", [True, False])
+def test_a_request_that_ends_before_it_was_ever_admitted_declines(
+    engine: Engine, is_metadata_first: bool
+) -> None:
+    request = fake_request("r1", [(A, 4)])
+    if is_metadata_first:
+        engine.hears(metadata(A, ("wire-r1", 0)))
+    engine.finish(request, 0)
+    if not is_metadata_first:
+        engine.hears(metadata(A, ("wire-r1", 0)))
+    words = [message for _, message in engine.talk.take()]
+    assert [type(word) for word in words] == [Preallocation, ItemAck]
+    assert words[0].reason == "request_gone"  # type: ignore[attr-defined]
+    assert engine.consumer.counts() == IDLE

