@@ -9,7 +9,8 @@ from triptych_cache_store.entries.space import Space
 from triptych_cache_store.persistence.journal import NoJournal
 from triptych_cache_store.settings import StoreSettings
 from triptych_common.protocol.store import SlabInfo
-from triptych_common.region.cuda.driver import CudaError, load_driver
+from triptych_common.region.cuda.driver import CudaError
+from triptych_common.region.cuda.loading import load_driver
 from triptych_common.region.cuda.slab import DeviceSlab
 from triptych_common.telemetry.logs import get_logger
 

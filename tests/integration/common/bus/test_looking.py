@@ -4,15 +4,15 @@ from typing import Literal
 
 from tests.integration.common.bus.flight_samples import DIGEST, HASH, METADATA, job_for, requester_at
 from triptych_common.bus import AsyncBus
-from triptych_common.coordination import Claim, ClaimResult, SingleFlight, Start
+from triptych_common.coordination import ClaimResult, FlightClaim, SingleFlight, StartResult
 from triptych_common.protocol.messages import Requester
 
 FIRST, SECOND = requester_at("first"), requester_at("second")
 JOB = job_for(FIRST)
 
 
-async def claim(flights: SingleFlight, who: Requester, mode: Literal["new", "look"]) -> Claim:
-    return await flights.claim(
+async def claim(flights: SingleFlight, who: Requester, mode: Literal["new", "check"]) -> FlightClaim:
+    return await flights.claim_flight(
         HASH,
         [who],
         namespace_digest=DIGEST,
@@ -26,25 +26,25 @@ async def claim(flights: SingleFlight, who: Requester, mode: Literal["new", "loo
 
 async def run(flights: SingleFlight) -> None:
     """Publish, and start."""
-    entry_id = await flights.publish(JOB)
+    entry_id = await flights.publish_job(JOB)
     assert entry_id is not None
-    start, _ = await flights.start(JOB, entry_id, "e", lease_s=600.0, ttl_s=600.0)
-    assert start is Start.STARTED
+    start, _ = await flights.start_job(JOB, entry_id, "e", lease_s=600.0, ttl_s=600.0)
+    assert start is StartResult.STARTED
 
 
 async def test_who_knows_its_job_does_not_take_the_claim_of_another(flights: SingleFlight) -> None:
-    assert (await claim(flights, FIRST, "new")).standing is ClaimResult.OWNER
-    assert (await claim(flights, SECOND, "look")).standing is ClaimResult.JOINED
-    assert (await claim(flights, FIRST, "new")).standing is ClaimResult.OWNER  # its answer was lost
+    assert (await claim(flights, FIRST, "new")).result is ClaimResult.OWNER
+    assert (await claim(flights, SECOND, "check")).result is ClaimResult.JOINED
+    assert (await claim(flights, FIRST, "new")).result is ClaimResult.OWNER  # its answer was lost
 
 
 async def test_a_result_that_did_not_arrive_is_told_again(flights: SingleFlight) -> None:
     await claim(flights, FIRST, "new")
     await run(flights)
-    await flights.announce(METADATA)
-    assert (await flights.finish(HASH, "job-1", [(FIRST.request_id, 0)]))[0]
-    found = await claim(flights, FIRST, "look")
-    assert (found.standing, found.metadata) == (ClaimResult.JOINED, METADATA)
+    await flights.announce_metadata(METADATA)
+    assert (await flights.finish_flight(HASH, "job-1", [(FIRST.request_id, 0)]))[0]
+    found = await claim(flights, FIRST, "check")
+    assert (found.result, found.metadata) == (ClaimResult.JOINED, METADATA)
 
 
 async def test_a_finished_flight_whose_result_is_lost_begins_again(
@@ -53,10 +53,10 @@ async def test_a_finished_flight_whose_result_is_lost_begins_again(
     """Redis lost it, with all messages, between the encoder's announcement and its end."""
     await claim(flights, FIRST, "new")
     await run(flights)
-    await flights.announce(METADATA)
+    await flights.announce_metadata(METADATA)
     await bus.client.delete(bus.names.inflight(HASH))
-    await claim(flights, FIRST, "look")
-    assert (await flights.finish(HASH, "job-1", [(FIRST.request_id, 0)]))[0]
-    found = await claim(flights, FIRST, "look")
-    assert (found.standing, found.job_id) == (ClaimResult.OWNER, "job-1")
+    await claim(flights, FIRST, "check")
+    assert (await flights.finish_flight(HASH, "job-1", [(FIRST.request_id, 0)]))[0]
+    found = await claim(flights, FIRST, "check")
+    assert (found.result, found.job_id) == (ClaimResult.OWNER, "job-1")
     await run(flights)

@@ -131,31 +131,31 @@ async def use_jobs(bus: AsyncBus, flights: SingleFlight) -> None:
     async with consumer, asyncio.timeout(LIMIT_S):
         for is_failing in (True, False):
             await claim(flights, GATEWAY, "new")
-            entry_id = await flights.publish(JOB, remaining_ms=1000, blob=b"media")
+            entry_id = await flights.publish_job(JOB, remaining_ms=1000, blob=b"media")
             assert entry_id is not None
-            await claim(flights, others[0], "look")
-            assert await flights.backlog(DIGEST) >= (1, 0.0)
+            await claim(flights, others[0], "check")
+            assert await flights.read_backlog(DIGEST) >= (1, 0.0)
             delivery = await anext(consumer)
-            await flights.start(JOB, entry_id, "e", lease_s=9, ttl_s=9)
-            assert await flights.renew(HASH, "job-1", entry_id, "e", lease_s=9)
-            await flights.announce(METADATA)
+            await flights.start_job(JOB, entry_id, "e", lease_s=9, ttl_s=9)
+            assert await flights.renew_job(HASH, "job-1", entry_id, "e", lease_s=9)
+            await flights.announce_metadata(METADATA)
             if is_failing:
-                assert await flights.fail(failure)
+                assert await flights.fail_flight(failure)
             else:
-                assert await flights.finish(HASH, "job-1", [])
+                assert await flights.finish_flight(HASH, "job-1", [])
                 told = [(each.request_id, 0) for each in (GATEWAY, *others)]
-                assert (await flights.finish(HASH, "job-1", told))[0]
+                assert (await flights.finish_flight(HASH, "job-1", told))[0]
             await delivery.ack()
     await claim(flights, GATEWAY, "new")
-    await flights.publish(JOB)
+    await flights.publish_job(JOB)
     left = [(each.request_id, 0) for each in (GATEWAY, *others)]
-    assert await flights.leave(HASH, left, namespace_digest=DIGEST)
+    assert await flights.leave_flight(HASH, left, namespace_digest=DIGEST)
     await asyncio.sleep(0.01)  # the consumer's idle time has a resolution
     assert await drop_idle_consumers(bus, stream, ENCODERS_GROUP, idle_ms=1) == 1
 
 
 async def claim(flights: SingleFlight, who: Any, mode: Any) -> None:
-    await flights.claim(
+    await flights.claim_flight(
         HASH, [who], namespace_digest=DIGEST, mode=mode, job_id="job-1", attempt=1, max_attempts=9, ttl_s=9
     )
 

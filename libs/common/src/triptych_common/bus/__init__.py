@@ -15,14 +15,14 @@ from triptych_common.bus.async_bus import AsyncBus
 from triptych_common.bus.consumer_options import ConsumerOptions
 from triptych_common.bus.idle_consumers import drop_idle_consumers
 from triptych_common.bus.login_check import check_login
-from triptych_common.bus.stream_consumer import Consumer, Delivery
+from triptych_common.bus.stream_consumer import Delivery, StreamConsumer
 from triptych_common.bus.threaded_bus import ThreadedBus
 
 __all__ = [
     "AsyncBus",
-    "Consumer",
     "ConsumerOptions",
     "Delivery",
+    "StreamConsumer",
     "ThreadedBus",
     "check_login",
     "drop_idle_consumers",

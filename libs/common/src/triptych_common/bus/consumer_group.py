@@ -22,7 +22,7 @@ _HAND_BACK_IDLE_MS = 1_000_000_000
 
 
 @dataclass(frozen=True)
-class Entry:
+class StreamEntry:
     """One entry of a stream, delivered to this consumer."""
 
     entry_id: bytes
@@ -41,7 +41,7 @@ class _PendingEntry:
     num_deliveries: int
 
 
-class Group:
+class ConsumerGroup:
     """`reader` is used for blocking reads only, `client` for all else.
 
     Every method raises redis-py's errors, and TimeoutError when it takes too long.
@@ -84,7 +84,7 @@ class Group:
         await self._learn_clock()
         return is_new
 
-    async def queued_s(self, entry: Entry) -> float:
+    async def queued_s(self, entry: StreamEntry) -> float:
         """How long ago `entry` was published, whether or not our clock and Redis' agree."""
         age_s = self._age_s(entry)
         if age_s > CLOCK_CHECK_AGE_S:  # so old, or Redis' clock was set: a wrong age would expire jobs
@@ -92,7 +92,7 @@ class Group:
             age_s = self._age_s(entry)
         return age_s
 
-    def _age_s(self, entry: Entry) -> float:
+    def _age_s(self, entry: StreamEntry) -> float:
         return max(0.0, time.monotonic() + self._redis_clock_offset_s - entry.published_s)
 
     async def _learn_clock(self) -> None:
@@ -101,7 +101,7 @@ class Group:
         middle = (before + time.monotonic()) / 2
         self._redis_clock_offset_s = seconds + micros / 1e6 - middle
 
-    async def read_new(self, count: int, block_ms: int) -> list[Entry]:
+    async def read_new(self, count: int, block_ms: int) -> list[StreamEntry]:
         """Entries that no consumer of the group has had; empty after `block_ms` without any."""
         reply = await _any(
             self._reader.xreadgroup(
@@ -109,14 +109,14 @@ class Group:
             ),
             READ_LIMIT_S,
         )
-        return [Entry(entry_id, fields) for _, entries in reply or [] for entry_id, fields in entries]
+        return [StreamEntry(entry_id, fields) for _, entries in reply or [] for entry_id, fields in entries]
 
-    async def take_own(self, count: int, holding: Collection[bytes]) -> list[Entry]:
+    async def take_own(self, count: int, holding: Collection[bytes]) -> list[StreamEntry]:
         """Entries that were delivered to this consumer's name, but are not in `holding`."""
         pending = await self._pending(count + len(holding), consumer=self.consumer)
         return await self._claim([each for each in pending if each.entry_id not in holding][:count], 0)
 
-    async def take_over(self, count: int, min_idle_ms: int, holding: Collection[bytes]) -> list[Entry]:
+    async def take_over(self, count: int, min_idle_ms: int, holding: Collection[bytes]) -> list[StreamEntry]:
         """Entries that their consumer has not touched for `min_idle_ms`."""
         pending = await self._pending(count + len(holding), min_idle_ms=min_idle_ms)
         wanted = [each for each in pending if each.entry_id not in holding][:count]
@@ -131,7 +131,7 @@ class Group:
                 self._client.xclaim(self.stream, self.group, self.consumer, 0, _ids(ours), justid=True)
             )
 
-    async def hand_back(self, entries: Sequence[Entry]) -> None:
+    async def hand_back(self, entries: Sequence[StreamEntry]) -> None:
         """Let any consumer take these over at once; this delivery does not count."""
         if not entries:
             return
@@ -173,7 +173,7 @@ class Group:
         )
         return [_PendingEntry(each["message_id"], each["times_delivered"]) for each in reply]
 
-    async def _claim(self, pending: Sequence[_PendingEntry], min_idle_ms: int) -> list[Entry]:
+    async def _claim(self, pending: Sequence[_PendingEntry], min_idle_ms: int) -> list[StreamEntry]:
         """Take `pending`; those whose content is gone are acked and left out."""
         if not pending:
             return []
@@ -183,7 +183,7 @@ class Group:
         )
         contents = {entry_id: fields for entry_id, fields in reply if entry_id is not None and fields}
         taken = [
-            Entry(each.entry_id, contents[each.entry_id], each.num_deliveries + 1)
+            StreamEntry(each.entry_id, contents[each.entry_id], each.num_deliveries + 1)
             for each in pending
             if each.entry_id in contents
         ]

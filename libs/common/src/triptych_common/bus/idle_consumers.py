@@ -1,7 +1,7 @@
 """Consumers that never come back: each new name stays in its group until somebody removes it."""
 
 from triptych_common.bus.async_bus import AsyncBus
-from triptych_common.redis_client.commands import command, execute
+from triptych_common.redis_client.commands import run_command, send_command
 
 IDLE_CONSUMER_MS = 600_000
 
@@ -33,8 +33,8 @@ async def drop_idle_consumers(
     Raises:
         BusUnavailableError
     """
-    reply: int = await command(
+    reply: int = await run_command(
         "drop_idle_consumers",
-        lambda: execute(bus.client, "EVAL", _DROP, 1, stream, group, idle_ms),
+        lambda: send_command(bus.client, "EVAL", _DROP, 1, stream, group, idle_ms),
     )
     return reply

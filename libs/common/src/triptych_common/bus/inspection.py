@@ -6,7 +6,7 @@ from typing import Any, cast
 
 from triptych_common.bus.async_bus import AsyncBus
 from triptych_common.protocol.names import everything
-from triptych_common.redis_client.commands import command
+from triptych_common.redis_client.commands import run_command
 
 _SCAN_BATCH = 500
 
@@ -42,7 +42,7 @@ async def list_lags(bus: AsyncBus) -> list[GroupLag]:
     Raises:
         BusUnavailableError
     """
-    return await command("list_lags", lambda: _lags(bus))
+    return await run_command("list_lags", lambda: _lags(bus))
 
 
 async def _lags(bus: AsyncBus) -> list[GroupLag]:
@@ -70,7 +70,7 @@ async def find_streams(bus: AsyncBus, beginning: str) -> list[str]:
     Raises:
         BusUnavailableError
     """
-    names = await command("find_streams", lambda: _stream_names(bus))
+    names = await run_command("find_streams", lambda: _stream_names(bus))
     return [beginning] if beginning in names else [name for name in names if name.startswith(beginning)]
 
 
@@ -86,7 +86,7 @@ async def peek(bus: AsyncBus, stream: str, count: int) -> list[RawEntry]:
     Raises:
         BusUnavailableError
     """
-    found = await command(
+    found = await run_command(
         "peek", lambda: cast("Any", bus.client.xrevrange(_prefix(bus) + stream, count=count))
     )
     return [
@@ -101,7 +101,7 @@ async def delete_deployment(bus: AsyncBus) -> int:
     Raises:
         BusUnavailableError
     """
-    return await command("delete_deployment", lambda: _delete_all(bus))
+    return await run_command("delete_deployment", lambda: _delete_all(bus))
 
 
 async def _delete_all(bus: AsyncBus) -> int:

@@ -17,7 +17,7 @@ from typing import Self
 from redis.asyncio import Redis
 from redis.exceptions import RedisError, ResponseError
 
-from triptych_common.bus.consumer_group import Entry, Group
+from triptych_common.bus.consumer_group import ConsumerGroup, StreamEntry
 from triptych_common.bus.consumer_options import ConsumerOptions
 from triptych_common.bus.dead_letters import bury
 from triptych_common.domain.errors import ProtocolError
@@ -41,8 +41,8 @@ class Delivery:
     entry_id: str
     num_deliveries: int  # 1: nobody had it before
     published_ns: int  # wall clock of this machine, nanoseconds; resolution 1 ms
-    entry: Entry = field(repr=False)
-    consumer: "Consumer" = field(repr=False)
+    entry: StreamEntry = field(repr=False)
+    consumer: "StreamConsumer" = field(repr=False)
 
     async def ack(self) -> None:
         """Done. If Redis is away, the ack is sent when it is back; never raises for that."""
@@ -67,7 +67,7 @@ class Delivery:
         await self.consumer.hand_back([self.entry])
 
 
-class Consumer:
+class StreamConsumer:
     """Async context manager and async iterator of `Delivery`. Made by `AsyncBus.consumer`.
 
     Iteration survives any loss of Redis: it reconnects with backoff, creates the group again when it
@@ -75,7 +75,12 @@ class Consumer:
     """
 
     def __init__(
-        self, reader: Redis, group: Group, dead_letters: str, options: ConsumerOptions, watch: ServerWatch
+        self,
+        reader: Redis,
+        group: ConsumerGroup,
+        dead_letters: str,
+        options: ConsumerOptions,
+        watch: ServerWatch,
     ) -> None:
         self._reader = reader
         self._group = group
@@ -85,7 +90,7 @@ class Consumer:
         self._had_group = False
         self._had_group_at: str | None = None  # run id of the Redis that had it
         self._ready: deque[Delivery] = deque()
-        self._outstanding: dict[bytes, Entry] = {}
+        self._outstanding: dict[bytes, StreamEntry] = {}
         self._owed_acks: set[bytes] = set()
         self._room = asyncio.Event()
         self._stopping = False
@@ -149,7 +154,7 @@ class Consumer:
             self._room.clear()
             await self._room.wait()
 
-    async def _fetch(self, count: int) -> list[tuple[Entry, float]]:
+    async def _fetch(self, count: int) -> list[tuple[StreamEntry, float]]:
         """Entries, each with the seconds it waited."""
         try:
             entries = await self._fetch_once(count)
@@ -164,7 +169,7 @@ class Consumer:
             self._own_checked = False  # cancelled: Redis may have delivered what we no longer read
             raise
 
-    async def _fetch_once(self, count: int) -> list[Entry]:
+    async def _fetch_once(self, count: int) -> list[StreamEntry]:
         if not self._ensured:
             await self._ensure_group()
         await self._pay_acks()
@@ -205,7 +210,7 @@ class Consumer:
         self._had_group, self._had_group_at = True, self._watch.run_id
         self._ensured = True
 
-    async def _take(self, entry: Entry, queued_s: float) -> None:
+    async def _take(self, entry: StreamEntry, queued_s: float) -> None:
         """Make `entry` ready for the caller, or bury it."""
         try:
             envelope = codec.decode(entry.fields, queued_s=queued_s)
@@ -234,7 +239,7 @@ class Consumer:
         )
 
     # ---- giving entries up ----
-    async def ack(self, entry: Entry) -> None:
+    async def ack(self, entry: StreamEntry) -> None:
         """See `Delivery.ack`."""
         if self._outstanding.pop(entry.entry_id, None) is None:
             return
@@ -247,13 +252,13 @@ class Consumer:
             return
         self._owed_acks.discard(entry.entry_id)
 
-    def ack_soon(self, entry: Entry) -> None:
+    def ack_soon(self, entry: StreamEntry) -> None:
         """See `Delivery.ack_soon`."""
         if self._outstanding.pop(entry.entry_id, None) is not None:
             self._owed_acks.add(entry.entry_id)
             self._room.set()
 
-    async def reject(self, entry: Entry, reason: str) -> None:
+    async def reject(self, entry: StreamEntry, reason: str) -> None:
         """See `Delivery.reject`."""
         self._outstanding.pop(entry.entry_id, None)
         self._room.set()
@@ -263,7 +268,7 @@ class Consumer:
             self._lost(error)
             await self._back_off()
 
-    async def hand_back(self, entries: list[Entry]) -> None:
+    async def hand_back(self, entries: list[StreamEntry]) -> None:
         """See `Delivery.hand_back`."""
         # Not what was acked or handed back before: it may be another consumer's by now.
         ours = [entry for entry in entries if self._outstanding.pop(entry.entry_id, None) is not None]

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from triptych_common.bus.async_bus import AsyncBus
-from triptych_common.bus.publisher import StreamEntry
+from triptych_common.bus.publisher import NewEntry
 from triptych_common.domain.errors import BusUnavailableError
 from triptych_common.protocol import codec
 from triptych_common.protocol.codec import Envelope
@@ -211,7 +211,7 @@ class ThreadedBus:
 
     async def _send(self, batch: list[_Outgoing]) -> list[_Outgoing]:
         """Returns what has to be tried again."""
-        entries: list[StreamEntry] = [(each.stream, _with_remaining(each)) for each in batch]
+        entries: list[NewEntry] = [(each.stream, _with_remaining(each)) for each in batch]
         try:
             refused = await self._bus.publish_encoded(entries)
         except BusUnavailableError:

@@ -9,18 +9,18 @@ tensor_blobs    bytes of tensors, for the transport `redis`
 from triptych_common.coordination.presence import is_registered
 from triptych_common.coordination.registry import Registration, Registry
 from triptych_common.coordination.shared_sizes import SharedSizes
-from triptych_common.coordination.single_flight import Claim, ClaimResult, SingleFlight, Start
+from triptych_common.coordination.single_flight import ClaimResult, FlightClaim, SingleFlight, StartResult
 from triptych_common.coordination.tensor_blobs import BlobMissingError, BlobStore
 
 __all__ = [
     "BlobMissingError",
     "BlobStore",
-    "Claim",
     "ClaimResult",
+    "FlightClaim",
     "Registration",
     "Registry",
     "SharedSizes",
     "SingleFlight",
-    "Start",
+    "StartResult",
     "is_registered",
 ]

@@ -14,7 +14,7 @@ from triptych_common.domain.errors import BusUnavailableError, ProtocolError
 from triptych_common.protocol import codec
 from triptych_common.protocol.messages import InstanceRecord, Role
 from triptych_common.protocol.names import INBOX_TTL_S, JOBS_TTL_S, inboxes
-from triptych_common.redis_client.commands import command, execute
+from triptych_common.redis_client.commands import run_command, send_command
 from triptych_common.redis_client.failures import is_out_of_memory
 from triptych_common.redis_client.scripts import script
 from triptych_common.telemetry.logs import get_logger
@@ -139,7 +139,7 @@ class Registry:
                     raise
                 return previous
 
-        previous = await command("register", send)
+        previous = await run_command("register", send)
         if previous is None:
             return None
         try:
@@ -166,7 +166,9 @@ class Registry:
         keys = (self._names.instance(record.instance), self._names.instances)
         arguments = (record.boot_id, record.instance)
         client = self._bus.client
-        await command("deregister", lambda: execute(client, "EVAL", _DEREGISTER, 2, *keys, *arguments))
+        await run_command(
+            "deregister", lambda: send_command(client, "EVAL", _DEREGISTER, 2, *keys, *arguments)
+        )
 
     async def clear_inboxes(self, instance: str) -> None:
         """Delete the streams that only `instance` read, unless it is registered (again).
@@ -176,21 +178,23 @@ class Registry:
         keys = (self._names.instance(instance), *inboxes(self._names, instance))
         client = self._bus.client
         try:
-            await command("clear_inboxes", lambda: execute(client, "EVAL", _CLEAR_INBOXES, len(keys), *keys))
+            await run_command(
+                "clear_inboxes", lambda: send_command(client, "EVAL", _CLEAR_INBOXES, len(keys), *keys)
+            )
         except BusUnavailableError as error:
             log.warning("inboxes are left to expire", instance=instance, error=str(error))
 
     async def list_instances(self) -> list[InstanceRecord]:
         """The living instances, by name. Records of another version are left out (and logged)."""
         client = self._bus.client
-        reply: list[bytes] = await command(
-            "list_instances", lambda: execute(client, "ZRANGE", self._names.instances, 0, -1)
+        reply: list[bytes] = await run_command(
+            "list_instances", lambda: send_command(client, "ZRANGE", self._names.instances, 0, -1)
         )
         names = sorted(reply)
         keys = [self._names.instance(name.decode()) for name in names]
         values: list[bytes | None] = []
         if keys:
-            values = await command("list_instances", lambda: execute(client, "MGET", *keys))
+            values = await run_command("list_instances", lambda: send_command(client, "MGET", *keys))
         records: list[InstanceRecord] = []
         for name, value in zip(names, values, strict=True):
             if value is None:

@@ -6,7 +6,7 @@ all of it expires.
 """
 
 from triptych_common.bus.async_bus import AsyncBus
-from triptych_common.redis_client.commands import command, execute
+from triptych_common.redis_client.commands import run_command, send_command
 from triptych_common.redis_client.scripts import script
 
 MAX_SIZES_BYTES = 400  # of one item's
@@ -31,8 +31,8 @@ class SharedSizes:
             BusUnavailableError
         """
         client, field = self._bus.client, bytes.fromhex(mm_hash)
-        value: bytes | None = await command(
-            "sizes_get", lambda: execute(client, "HGET", self._names.sizes, field)
+        value: bytes | None = await run_command(
+            "sizes_get", lambda: send_command(client, "HGET", self._names.sizes, field)
         )
         return value
 
@@ -47,5 +47,5 @@ class SharedSizes:
         keys = [self._names.sizes, self._names.sizes_order]
         lasts_ms = max(1, int(self._ttl_s * 1000))
         arguments: list[bytes | int] = [bytes.fromhex(mm_hash), value, lasts_ms, self._max_items, MAX_DROPPED]
-        await command("sizes_set", lambda: self._set(keys=keys, args=arguments))
+        await run_command("sizes_set", lambda: self._set(keys=keys, args=arguments))
         return True

@@ -28,14 +28,14 @@ from triptych_common.protocol import codec
 from triptych_common.protocol.ids import JobId
 from triptych_common.protocol.messages import EncodeFailed, EncodeJob, EncoderCacheMetadata, Requester
 from triptych_common.protocol.names import ENCODERS_GROUP, JOBS_TTL_S
-from triptych_common.redis_client.commands import command
+from triptych_common.redis_client.commands import run_command
 
 PUBLISH_LEASE_S = 5.0  # from the claim to the job on the stream
 FINISHED_S = 10.0  # that a result may take to its gateways, before it counts as lost
 MAX_SENDS = 4  # of one job: when it vanishes again and again, something refuses it
 
-Key = tuple[str, int]  # (request id, item index)
-Mode = Literal["new", "retry", "look"]
+RequesterKey = tuple[str, int]  # (request id, item index)
+ClaimMode = Literal["new", "retry", "check"]
 
 
 class ClaimResult(StrEnum):
@@ -48,15 +48,15 @@ class ClaimResult(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
-    standing: ClaimResult
+class FlightClaim:
+    result: ClaimResult
     job_id: JobId
     attempt: int
     metadata: EncoderCacheMetadata | None = None  # announced before we joined
     failure: EncodeFailed | None = None
 
 
-class Start(StrEnum):
+class StartResult(StrEnum):
     """Whether an encoder shall work on a job that it took from the stream."""
 
     STARTED = "started"
@@ -77,18 +77,18 @@ class SingleFlight:
         self._backlog = register(lua.BACKLOG)
 
     # ---- gateways --------------------------------------------------------------------------------
-    async def claim(
+    async def claim_flight(
         self,
         mm_hash: str,
         requesters: Iterable[Requester],
         *,
         namespace_digest: str,
-        mode: Mode,
+        mode: ClaimMode,
         job_id: str,
         attempt: int,
         max_attempts: int,
         ttl_s: float,
-    ) -> Claim:
+    ) -> FlightClaim:
         """Subscribe `requesters`; become the owner where nobody else is.
 
         Args:
@@ -102,16 +102,16 @@ class SingleFlight:
             self._claim, mm_hash, namespace_digest, mode, job_id, attempt, max_attempts, _ms(ttl_s),
             _ms(PUBLISH_LEASE_S), MAX_SENDS, ENCODERS_GROUP, *_fields(requesters),
         )  # fmt: skip
-        standing, its_job, its_attempt, metadata, failure = reply
-        return Claim(
-            ClaimResult(standing.decode()),
+        result, its_job, its_attempt, metadata, failure = reply
+        return FlightClaim(
+            ClaimResult(result.decode()),
             JobId(its_job.decode()),
             int(its_attempt),
             EncoderCacheMetadata.model_validate_json(metadata) if metadata else None,
             EncodeFailed.model_validate_json(failure) if failure else None,
         )
 
-    async def publish(
+    async def publish_job(
         self,
         job: EncodeJob,
         *,
@@ -131,25 +131,27 @@ class SingleFlight:
         )
         return reply.decode() or None
 
-    async def leave(self, mm_hash: str, keys: Iterable[Key], *, namespace_digest: str) -> bool:
+    async def leave_flight(
+        self, mm_hash: str, keys: Iterable[RequesterKey], *, namespace_digest: str
+    ) -> bool:
         """These wait no more. True: nobody does, and the job, which no encoder had, was dropped."""
         reply = await self._run_with_jobs(
             self._leave, mm_hash, namespace_digest, ENCODERS_GROUP, *map(_field, keys)
         )
         return bool(reply)
 
-    async def backlog(self, namespace_digest: str) -> tuple[int, float]:
+    async def read_backlog(self, namespace_digest: str) -> tuple[int, float]:
         """(jobs of the namespace, seconds that the oldest of those that no encoder took has waited)."""
         stream = self._names.encode_jobs(namespace_digest)
-        num_entries, age_ms = await command(
+        num_entries, age_ms = await run_command(
             "backlog", lambda: self._backlog(keys=[stream], args=[ENCODERS_GROUP])
         )
         return int(num_entries), max(0, int(age_ms)) / 1000
 
     # ---- encoders --------------------------------------------------------------------------------
-    async def start(
+    async def start_job(
         self, job: EncodeJob, entry_id: str, encoder: str, *, lease_s: float, ttl_s: float
-    ) -> tuple[Start, tuple[Requester, ...]]:
+    ) -> tuple[StartResult, tuple[Requester, ...]]:
         """`encoder` took `job` from the stream. Returns whether to work on it, and for whom.
 
         An entry that was taken over is started anew; a second entry of the same job is not, while the
@@ -159,13 +161,15 @@ class SingleFlight:
             self._start, job.mm_hash, job.namespace_digest, job.job_id, entry_id, encoder, _ms(lease_s),
             _ms(max(ttl_s, lease_s)), job.attempt, *_fields(job.requesters),
         )  # fmt: skip
-        return Start(reply[0].decode()), _requesters(reply[1:])
+        return StartResult(reply[0].decode()), _requesters(reply[1:])
 
-    async def renew(self, mm_hash: str, job_id: str, entry_id: str, encoder: str, *, lease_s: float) -> bool:
+    async def renew_job(
+        self, mm_hash: str, job_id: str, entry_id: str, encoder: str, *, lease_s: float
+    ) -> bool:
         """`encoder` still works on the job. False: another one does, or Redis knows nothing of it."""
         return bool(await self._run(self._renew, mm_hash, job_id, entry_id, encoder, _ms(lease_s)))
 
-    async def announce(self, metadata: EncoderCacheMetadata) -> tuple[Requester, ...] | None:
+    async def announce_metadata(self, metadata: EncoderCacheMetadata) -> tuple[Requester, ...] | None:
         """Leave `metadata`, without its requesters, for those who join later.
 
         Returns:
@@ -177,8 +181,8 @@ class SingleFlight:
         )  # fmt: skip
         return None if reply[0] == b"gone" else _requesters(reply[1:])
 
-    async def finish(
-        self, mm_hash: str, job_id: str, told: Iterable[Key]
+    async def finish_flight(
+        self, mm_hash: str, job_id: str, told: Iterable[RequesterKey]
     ) -> tuple[bool, tuple[Requester, ...] | None]:
         """The item is sealed, and `told` have heard all of it.
 
@@ -191,7 +195,9 @@ class SingleFlight:
             return True, None
         return reply[0] == b"finished", _requesters(reply[1:])
 
-    async def fail(self, failure: EncodeFailed, *, by_owner: bool = True) -> tuple[Requester, ...] | None:
+    async def fail_flight(
+        self, failure: EncodeFailed, *, by_owner: bool = True
+    ) -> tuple[Requester, ...] | None:
         """The job produces nothing. Returns who must hear it: nobody, when another encoder works on it.
 
         `by_owner` False: whoever worked on it. None: there was no flight.
@@ -212,22 +218,24 @@ class SingleFlight:
         return await self._call(script, [self._names.inflight(mm_hash)], arguments)
 
     async def _call(self, script: Any, keys: list[str], arguments: Sequence[str | bytes | int]) -> Any:
-        reply = await command("inflight", lambda: script(keys=keys, args=arguments))
+        reply = await run_command("inflight", lambda: script(keys=keys, args=arguments))
         if reply is None:
             raise BusUnavailableError("inflight: Redis answered nothing")
         return reply
 
 
-def key_of(requester: Requester) -> Key:
+def requester_key(requester: Requester) -> RequesterKey:
     return requester.request_id, requester.item_index
 
 
-def _field(key: Key) -> str:
+def _field(key: RequesterKey) -> str:
     return f"r:{key[0]}/{key[1]}"
 
 
 def _fields(requesters: Iterable[Requester]) -> list[str | bytes]:
-    return [part for each in requesters for part in (_field(key_of(each)), orjson.dumps(each.model_dump()))]
+    return [
+        part for each in requesters for part in (_field(requester_key(each)), orjson.dumps(each.model_dump()))
+    ]
 
 
 def _flat(fields: Mapping[bytes, bytes]) -> list[bytes]:
@@ -236,7 +244,7 @@ def _flat(fields: Mapping[bytes, bytes]) -> list[bytes]:
 
 def _requesters(found: Sequence[bytes]) -> tuple[Requester, ...]:
     """Sorted, so that what is published does not depend on Redis' hash."""
-    return tuple(sorted((Requester.model_validate_json(each) for each in found), key=key_of))
+    return tuple(sorted((Requester.model_validate_json(each) for each in found), key=requester_key))
 
 
 def _ms(seconds: float) -> int:

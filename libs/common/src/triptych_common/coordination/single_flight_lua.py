@@ -118,7 +118,7 @@ end
 if state == '' then return own(job, attempt) end
 if state == 'failed' then
   local failed = tonumber(get('attempt'))
-  if mode == 'look' then return answer('failed') end
+  if mode == 'check' then return answer('failed') end
   if failed < max_attempts then
     redis.call('HDEL', flight, 'num_sent')
     return own(job, failed + 1)
@@ -128,12 +128,12 @@ if state == 'failed' then
   return own(job, 1)
 end
 -- Without metadata: it was lost and claimed again while its encoder finished, so what that said was lost too.
-if state == 'finished' and (mode ~= 'look' or get('metadata') == '') then
+if state == 'finished' and (mode ~= 'check' or get('metadata') == '') then
   redis.call('HDEL', flight, 'num_sent')
   return own(job, 1)
 end
 local is_over = now_ms() > (tonumber(get('until')) or 0)
-local is_ours = get('job') == job and mode ~= 'look'  -- who looks may know the job of another
+local is_ours = get('job') == job and mode ~= 'check'  -- a check may know the job of another
 if state == 'claimed' and (is_over or is_ours) then return own(get('job'), get('attempt')) end
 if state == 'queued' or (state == 'running' and is_over) then
   if not is_on_stream(group, get('entry')) then

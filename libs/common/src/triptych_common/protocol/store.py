@@ -262,7 +262,7 @@ class WriterLost(StoreFrame):
     mm_hash: MmHashText
 
 
-class EntryState(Message):
+class EntryInfo(Message):
     mm_hash: MmHashText
     state: Literal["absent", "writing", "ready", "pinned"]
     spec: TensorSpec | None = None
@@ -275,7 +275,7 @@ class Entries(StoreFrame):
     """Answer to `Lookup` and `ListEntries`."""
 
     kind: Literal["entries"] = "entries"
-    entries: tuple[EntryState, ...]
+    entries: tuple[EntryInfo, ...]
 
 
 class StoreStats(StoreFrame):

@@ -1,6 +1,6 @@
 """Commands on Redis: how long anything may take, how often it is tried again.
 
-Limits and repetitions are ours, around whole commands (`command`), not redis-py's:
+Limits and repetitions are ours, around whole commands (`run_command`), not redis-py's:
 - its `socket_timeout` sends through `asyncio.wait_for`, which before Python 3.12 can swallow the
   cancellation of its caller;
 - its retries nest (connect, handshake, health check, command), so that a wrong password takes
@@ -30,20 +30,22 @@ READ_LIMIT_S = BLOCK_MS / 1000 + COMMAND_LIMIT_S  # of the same: must exceed BLO
 T = TypeVar("T")
 
 
-async def command(action: str, call: Callable[[], Awaitable[T]], *, patience_s: float | None = None) -> T:
+async def run_command(
+    action: str, call: Callable[[], Awaitable[T]], *, retry_for_s: float | None = None
+) -> T:
     """Await `call()`, again while the connection breaks or cannot be made, for at most `COMMAND_LIMIT_S`.
 
     A reply that is slow is waited for, never asked for twice.
 
     Args:
-        patience_s: how long it is tried again; 0: never; None: as long as the limit allows.
+        retry_for_s: how long it is tried again; 0: never; None: as long as the limit allows.
 
     Raises:
         BusRefusedError: login, rights or certificate are wrong; at once.
         BusUnavailableError: whatever redis-py raised, or it took too long. It may have been done.
     """
     clock = asyncio.get_running_loop().time
-    give_up_at = clock() + (COMMAND_LIMIT_S if patience_s is None else patience_s)
+    give_up_at = clock() + (COMMAND_LIMIT_S if retry_for_s is None else retry_for_s)
     backoff, num_failures = reconnect_backoff(), 0
     failure: BaseException | None = None
     try:
@@ -68,7 +70,7 @@ async def command(action: str, call: Callable[[], Awaitable[T]], *, patience_s: 
         raise unavailable(action, error) from error
 
 
-async def execute(client: Redis, *arguments: str | bytes | int) -> Any:
+async def send_command(client: Redis, *arguments: str | bytes | int) -> Any:
     """One command as it is written in Redis' documentation; redis-py's types say nothing of its reply."""
     return await cast("Any", client).execute_command(*arguments)
 

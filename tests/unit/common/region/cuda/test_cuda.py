@@ -14,7 +14,8 @@ import torch
 from tests.support.fake_cuda import UUID, FakeDevice, FakeDriver, FakeGpu
 from triptych_common.protocol.store import Descriptor, SlabInfo
 from triptych_common.region import RegionMapping
-from triptych_common.region.cuda.driver import CudaError, load_driver
+from triptych_common.region.cuda.driver import CudaError
+from triptych_common.region.cuda.loading import load_driver
 from triptych_common.region.cuda.release import EventReleaser
 from triptych_common.region.cuda.slab import DeviceSlab, SlabMapping
 from triptych_common.region.cuda.transports import (

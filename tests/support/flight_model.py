@@ -11,12 +11,12 @@ from triptych_common.coordination.single_flight import (
     FINISHED_S,
     MAX_SENDS,
     PUBLISH_LEASE_S,
-    Claim,
+    ClaimMode,
     ClaimResult,
-    Key,
-    Mode,
-    Start,
-    key_of,
+    FlightClaim,
+    RequesterKey,
+    StartResult,
+    requester_key,
 )
 from triptych_common.protocol.ids import JobId
 from triptych_common.protocol.messages import EncodeFailed, EncodeJob, EncoderCacheMetadata, Requester
@@ -26,7 +26,7 @@ OVER = -1.0  # a lease that has ended, at any time
 
 @dataclass
 class Flight:
-    """One hash. Times in seconds, on the clock of its `InflightModel`."""
+    """One hash. Times in seconds, on the clock of its `FlightModel`."""
 
     job_id: str
     attempt: int
@@ -38,14 +38,14 @@ class Flight:
     num_sent: int = 0
     metadata: EncoderCacheMetadata | None = None
     failure: EncodeFailed | None = None
-    requesters: dict[Key, Requester] = field(default_factory=dict)
-    ends: dict[Key, float] = field(default_factory=dict)  # until when each of them waits
+    requesters: dict[RequesterKey, Requester] = field(default_factory=dict)
+    ends: dict[RequesterKey, float] = field(default_factory=dict)  # until when each of them waits
 
     def subscribe(self, requesters: Iterable[Requester], until: float) -> None:
         for each in requesters:
-            self.requesters[key_of(each)], self.ends[key_of(each)] = each, until
+            self.requesters[requester_key(each)], self.ends[requester_key(each)] = each, until
 
-    def unsubscribe(self, keys: Iterable[Key]) -> None:
+    def unsubscribe(self, keys: Iterable[RequesterKey]) -> None:
         for key in keys:
             self.requesters.pop(key, None)
             self.ends.pop(key, None)
@@ -116,7 +116,7 @@ class JobsModel:
         self.last_delivered = 0
 
 
-class InflightModel:
+class FlightModel:
     """Same methods, same answers. Without a clock, leases end when `end_leases` says so."""
 
     def __init__(self, jobs: Jobs, now: Callable[[], float] = lambda: 0.0) -> None:
@@ -139,24 +139,24 @@ class InflightModel:
         return flight
 
     # ---- SingleFlight ----
-    async def claim(
+    async def claim_flight(
         self,
         mm_hash: str,
         requesters: Iterable[Requester],
         *,
         namespace_digest: str,
-        mode: Mode,
+        mode: ClaimMode,
         job_id: str,
         attempt: int,
         max_attempts: int,
         ttl_s: float,
-    ) -> Claim:
+    ) -> FlightClaim:
         flight, who = self.find(mm_hash), tuple(requesters)
         if flight is None:
             flight = self.flights[mm_hash] = Flight(job_id, attempt)
             return self._own(flight, job_id, attempt, who, ttl_s)
         if flight.state == "failed":
-            if mode == "look":
+            if mode == "check":
                 return self._answer(flight, ClaimResult.FAILED)
             if flight.attempt < max_attempts:
                 flight.num_sent = 0
@@ -165,10 +165,10 @@ class InflightModel:
                 return self._answer(flight, ClaimResult.EXHAUSTED)
             flight.num_sent = 0
             return self._own(flight, job_id, 1, who, ttl_s)
-        if flight.state == "finished" and (mode != "look" or flight.metadata is None):
+        if flight.state == "finished" and (mode != "check" or flight.metadata is None):
             flight.num_sent = 0
             return self._own(flight, job_id, 1, who, ttl_s)
-        is_ours = flight.job_id == job_id and mode != "look"
+        is_ours = flight.job_id == job_id and mode != "check"
         if flight.state == "claimed" and (self._is_over(flight) or is_ours):
             return self._own(flight, flight.job_id, flight.attempt, who, ttl_s)
         is_idle = flight.state == "queued" or (flight.state == "running" and self._is_over(flight))
@@ -181,7 +181,7 @@ class InflightModel:
 
     def _own(
         self, flight: Flight, job_id: str, attempt: int, who: Iterable[Requester], ttl_s: float
-    ) -> Claim:
+    ) -> FlightClaim:
         flight.job_id, flight.attempt, flight.state = job_id, attempt, "claimed"
         flight.until = self._now() + PUBLISH_LEASE_S
         flight.entry_id = flight.encoder = ""
@@ -193,8 +193,8 @@ class InflightModel:
         flight.subscribe(who, self._now() + ttl_s)
         self._live_for(flight, ttl_s)
 
-    def _answer(self, flight: Flight, standing: ClaimResult) -> Claim:
-        return Claim(standing, JobId(flight.job_id), flight.attempt, flight.metadata, flight.failure)
+    def _answer(self, flight: Flight, result: ClaimResult) -> FlightClaim:
+        return FlightClaim(result, JobId(flight.job_id), flight.attempt, flight.metadata, flight.failure)
 
     def _is_over(self, flight: Flight) -> bool:
         return self._now() > flight.until
@@ -202,7 +202,7 @@ class InflightModel:
     def _live_for(self, flight: Flight, ttl_s: float) -> None:
         flight.expires_at = max(flight.expires_at, self._now() + ttl_s)
 
-    async def publish(
+    async def publish_job(
         self,
         job: EncodeJob,
         *,
@@ -219,7 +219,9 @@ class InflightModel:
         flight.num_sent += 1
         return flight.entry_id
 
-    async def leave(self, mm_hash: str, keys: Iterable[Key], *, namespace_digest: str) -> bool:
+    async def leave_flight(
+        self, mm_hash: str, keys: Iterable[RequesterKey], *, namespace_digest: str
+    ) -> bool:
         flight = self.find(mm_hash)
         if flight is None:
             return False
@@ -236,13 +238,13 @@ class InflightModel:
         self._jobs.remove(flight.entry_id)
         return True
 
-    async def start(
+    async def start_job(
         self, job: EncodeJob, entry_id: str, encoder: str, *, lease_s: float, ttl_s: float
-    ) -> tuple[Start, tuple[Requester, ...]]:
+    ) -> tuple[StartResult, tuple[Requester, ...]]:
         flight = self.find(job.mm_hash)
         if flight is None:
             if not self._jobs.has(entry_id):
-                return Start.UNWANTED, ()
+                return StartResult.UNWANTED, ()
             flight = self.flights[job.mm_hash] = Flight(job.job_id, job.attempt, num_sent=1)
             flight.subscribe(job.requesters, self._now() + max(ttl_s, lease_s))
         elif (
@@ -250,15 +252,17 @@ class InflightModel:
             or flight.state in ("failed", "finished")
             or (flight.state == "running" and flight.entry_id != entry_id and not self._is_over(flight))
         ):
-            return Start.SUPERSEDED, ()
+            return StartResult.SUPERSEDED, ()
         elif not flight.requesters:
             del self.flights[job.mm_hash]
-            return Start.UNWANTED, ()
+            return StartResult.UNWANTED, ()
         self._run(flight, entry_id, encoder, lease_s)
         self._live_for(flight, max(ttl_s, lease_s))
-        return Start.STARTED, flight.waiting()
+        return StartResult.STARTED, flight.waiting()
 
-    async def renew(self, mm_hash: str, job_id: str, entry_id: str, encoder: str, *, lease_s: float) -> bool:
+    async def renew_job(
+        self, mm_hash: str, job_id: str, entry_id: str, encoder: str, *, lease_s: float
+    ) -> bool:
         flight = self.find(mm_hash)
         if flight is None or flight.job_id != job_id or flight.state in ("failed", "finished"):
             return False
@@ -272,15 +276,15 @@ class InflightModel:
         flight.state, flight.entry_id, flight.encoder = "running", entry_id, encoder
         flight.until = self._now() + lease_s
 
-    async def announce(self, metadata: EncoderCacheMetadata) -> tuple[Requester, ...] | None:
+    async def announce_metadata(self, metadata: EncoderCacheMetadata) -> tuple[Requester, ...] | None:
         flight = self.find(metadata.mm_hash)
         if flight is None or flight.job_id != metadata.job_id:
             return None
         flight.metadata = metadata.model_copy(update={"requesters": ()})
         return flight.waiting()
 
-    async def finish(
-        self, mm_hash: str, job_id: str, told: Iterable[Key]
+    async def finish_flight(
+        self, mm_hash: str, job_id: str, told: Iterable[RequesterKey]
     ) -> tuple[bool, tuple[Requester, ...] | None]:
         flight = self.find(mm_hash)
         if flight is None or flight.job_id != job_id:
@@ -293,7 +297,9 @@ class InflightModel:
             flight.expires_at = self._now() + FINISHED_S
         return is_finished, flight.waiting()
 
-    async def fail(self, failure: EncodeFailed, *, by_owner: bool = True) -> tuple[Requester, ...] | None:
+    async def fail_flight(
+        self, failure: EncodeFailed, *, by_owner: bool = True
+    ) -> tuple[Requester, ...] | None:
         flight = self.find(failure.mm_hash)
         if flight is None or flight.job_id != failure.job_id:
             return None
