@@ -1,4 +1,4 @@
-"""FAKE of `bus.SingleFlight`: the flights in plain Python, over any stream of jobs.
+"""FAKE of `coordination.SingleFlight`: the flights in plain Python, over any stream of jobs.
 
 The scripts are compared with it; tests without Redis, and the model of the protocol, use it.
 """
@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from triptych_common.coordination.flight_state import ALLOWED, FlightState
 from triptych_common.coordination.single_flight import (
     FINISHED_S,
     MAX_SENDS,
@@ -18,6 +19,7 @@ from triptych_common.coordination.single_flight import (
     StartResult,
     requester_key,
 )
+from triptych_common.domain.transitions import check_transition
 from triptych_common.protocol.ids import JobId
 from triptych_common.protocol.messages import EncodeFailed, EncodeJob, EncoderCacheMetadata, Requester
 
@@ -30,7 +32,7 @@ class Flight:
 
     job_id: str
     attempt: int
-    state: str = "claimed"
+    state: FlightState | None = None  # assigned by `become` alone
     until: float = OVER  # of the claim's or the encoder's lease
     expires_at: float = 0.0  # when Redis forgets all of it
     entry_id: str = ""
@@ -40,6 +42,10 @@ class Flight:
     failure: EncodeFailed | None = None
     requesters: dict[RequesterKey, Requester] = field(default_factory=dict)
     ends: dict[RequesterKey, float] = field(default_factory=dict)  # until when each of them waits
+
+    def become(self, to: FlightState) -> None:
+        check_transition(ALLOWED, f"flight of {self.job_id}", self.state, to)
+        self.state = to
 
     def subscribe(self, requesters: Iterable[Requester], until: float) -> None:
         for each in requesters:
@@ -155,7 +161,7 @@ class FlightModel:
         if flight is None:
             flight = self.flights[mm_hash] = Flight(job_id, attempt)
             return self._own(flight, job_id, attempt, who, ttl_s)
-        if flight.state == "failed":
+        if flight.state is FlightState.FAILED:
             if mode == "check":
                 return self._answer(flight, ClaimResult.FAILED)
             if flight.attempt < max_attempts:
@@ -165,13 +171,15 @@ class FlightModel:
                 return self._answer(flight, ClaimResult.EXHAUSTED)
             flight.num_sent = 0
             return self._own(flight, job_id, 1, who, ttl_s)
-        if flight.state == "finished" and (mode != "check" or flight.metadata is None):
+        if flight.state is FlightState.FINISHED and (mode != "check" or flight.metadata is None):
             flight.num_sent = 0
             return self._own(flight, job_id, 1, who, ttl_s)
         is_ours = flight.job_id == job_id and mode != "check"
-        if flight.state == "claimed" and (self._is_over(flight) or is_ours):
+        if flight.state is FlightState.CLAIMED and (self._is_over(flight) or is_ours):
             return self._own(flight, flight.job_id, flight.attempt, who, ttl_s)
-        is_idle = flight.state == "queued" or (flight.state == "running" and self._is_over(flight))
+        is_idle = flight.state is FlightState.QUEUED or (
+            flight.state is FlightState.RUNNING and self._is_over(flight)
+        )
         if is_idle and not (flight.entry_id and self._jobs.is_awaited(flight.entry_id)):
             if flight.num_sent >= MAX_SENDS:
                 return self._answer(flight, ClaimResult.EXHAUSTED)
@@ -182,7 +190,8 @@ class FlightModel:
     def _own(
         self, flight: Flight, job_id: str, attempt: int, who: Iterable[Requester], ttl_s: float
     ) -> FlightClaim:
-        flight.job_id, flight.attempt, flight.state = job_id, attempt, "claimed"
+        flight.become(FlightState.CLAIMED)
+        flight.job_id, flight.attempt = job_id, attempt
         flight.until = self._now() + PUBLISH_LEASE_S
         flight.entry_id = flight.encoder = ""
         flight.metadata = flight.failure = None
@@ -213,9 +222,10 @@ class FlightModel:
         flight = self.find(job.mm_hash)
         if flight is None or flight.job_id != job.job_id:
             return None
-        if flight.state != "claimed":
+        if flight.state is not FlightState.CLAIMED:
             return flight.entry_id or None
-        flight.entry_id, flight.state = self._jobs.append(job, remaining_ms=remaining_ms, blob=blob), "queued"
+        flight.become(FlightState.QUEUED)
+        flight.entry_id = self._jobs.append(job, remaining_ms=remaining_ms, blob=blob)
         flight.num_sent += 1
         return flight.entry_id
 
@@ -226,14 +236,14 @@ class FlightModel:
         if flight is None:
             return False
         flight.unsubscribe(keys)
-        if flight.state == "running":
+        if flight.state is FlightState.RUNNING:
             return False
         if flight.requesters:
-            if flight.state == "claimed":
+            if flight.state is FlightState.CLAIMED:
                 flight.until = OVER
             return False
         del self.flights[mm_hash]
-        if flight.state != "queued":
+        if flight.state is not FlightState.QUEUED:
             return False
         self._jobs.remove(flight.entry_id)
         return True
@@ -246,11 +256,16 @@ class FlightModel:
             if not self._jobs.has(entry_id):
                 return StartResult.UNWANTED, ()
             flight = self.flights[job.mm_hash] = Flight(job.job_id, job.attempt, num_sent=1)
+            flight.become(FlightState.CLAIMED)
             flight.subscribe(job.requesters, self._now() + max(ttl_s, lease_s))
         elif (
             flight.job_id != job.job_id
-            or flight.state in ("failed", "finished")
-            or (flight.state == "running" and flight.entry_id != entry_id and not self._is_over(flight))
+            or flight.state in (FlightState.FAILED, FlightState.FINISHED)
+            or (
+                flight.state is FlightState.RUNNING
+                and flight.entry_id != entry_id
+                and not self._is_over(flight)
+            )
         ):
             return StartResult.SUPERSEDED, ()
         elif not flight.requesters:
@@ -264,16 +279,21 @@ class FlightModel:
         self, mm_hash: str, job_id: str, entry_id: str, encoder: str, *, lease_s: float
     ) -> bool:
         flight = self.find(mm_hash)
-        if flight is None or flight.job_id != job_id or flight.state in ("failed", "finished"):
+        if (
+            flight is None
+            or flight.job_id != job_id
+            or flight.state in (FlightState.FAILED, FlightState.FINISHED)
+        ):
             return False
-        if flight.state == "running" and flight.encoder != encoder:
+        if flight.state is FlightState.RUNNING and flight.encoder != encoder:
             return False
         self._run(flight, entry_id, encoder, lease_s)
         self._live_for(flight, lease_s)
         return True
 
     def _run(self, flight: Flight, entry_id: str, encoder: str, lease_s: float) -> None:
-        flight.state, flight.entry_id, flight.encoder = "running", entry_id, encoder
+        flight.become(FlightState.RUNNING)
+        flight.entry_id, flight.encoder = entry_id, encoder
         flight.until = self._now() + lease_s
 
     async def announce_metadata(self, metadata: EncoderCacheMetadata) -> tuple[Requester, ...] | None:
@@ -293,7 +313,8 @@ class FlightModel:
         if is_finished and not flight.requesters:
             del self.flights[mm_hash]
         elif is_finished:
-            flight.state, flight.entry_id, flight.encoder = "finished", "", ""
+            flight.become(FlightState.FINISHED)
+            flight.entry_id = flight.encoder = ""
             flight.expires_at = self._now() + FINISHED_S
         return is_finished, flight.waiting()
 
@@ -303,12 +324,13 @@ class FlightModel:
         flight = self.find(failure.mm_hash)
         if flight is None or flight.job_id != failure.job_id:
             return None
-        if flight.state == "finished" or (by_owner and flight.encoder not in ("", failure.encoder)):
+        if flight.state is FlightState.FINISHED or (by_owner and flight.encoder not in ("", failure.encoder)):
             return ()
         if not flight.requesters:
             del self.flights[failure.mm_hash]
             return ()
-        flight.state, flight.failure, flight.metadata, flight.until = "failed", failure, None, OVER
+        flight.become(FlightState.FAILED)
+        flight.failure, flight.metadata, flight.until = failure, None, OVER
         return flight.waiting()
 
 

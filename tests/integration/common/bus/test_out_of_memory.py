@@ -10,8 +10,8 @@ import pytest
 import redis
 
 from tests.conftest import EmbeddedRedis
-from tests.integration.common.bus.flight_samples import DIGEST
-from tests.integration.common.bus.samples import LIMIT_S, STREAM, ids, message, take, take_queued
+from tests.integration.common.flight_samples import DIGEST
+from tests.integration.common.samples import LIMIT_S, STREAM, ids, message, take, take_queued
 from triptych_common.bus import AsyncBus, ThreadedBus
 from triptych_common.bus import dead_letters as bus_dead_letters
 from triptych_common.coordination import Registry, SingleFlight, StartResult

@@ -15,7 +15,7 @@ from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
 from triptych_common.redis_client.commands import COMMAND_LIMIT_S, READ_LIMIT_S, is_existing_group
-from triptych_common.redis_client.scripts import script
+from triptych_common.redis_client.scripts import EXTEND_EXPIRY
 
 CLOCK_CHECK_AGE_S = 1.0
 _HAND_BACK_IDLE_MS = 1_000_000_000
@@ -80,7 +80,8 @@ class ConsumerGroup:
                 raise
             is_new = False
         if self._lasts_s is not None:
-            await _any(self._client.eval(script("outlive"), 1, self.stream, str(self._lasts_s * 1000)))
+            arguments = EXTEND_EXPIRY.arguments(ttl_ms=self._lasts_s * 1000)
+            await _any(self._client.eval(EXTEND_EXPIRY.text, 1, self.stream, *arguments))
         await self._learn_clock()
         return is_new
 

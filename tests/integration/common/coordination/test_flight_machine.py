@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
-from tests.integration.common.bus.flight_samples import DIGEST, HASH, METADATA
+from tests.integration.common.flight_samples import DIGEST, HASH, METADATA
 from tests.support.flight_model import FlightModel, JobsModel
 from triptych_common.bus import AsyncBus
 from triptych_common.coordination import ClaimResult, FlightClaim, SingleFlight

@@ -1,27 +1,11 @@
-"""What who looks at a flight is told, when nothing was heard of it."""
+"""What a gateway learns that checks a flight it has received nothing of."""
 
-from typing import Literal
-
-from tests.integration.common.bus.flight_samples import DIGEST, HASH, METADATA, job_for, requester_at
+from tests.integration.common.flight_samples import HASH, METADATA, claim, job_for, requester_at
 from triptych_common.bus import AsyncBus
-from triptych_common.coordination import ClaimResult, FlightClaim, SingleFlight, StartResult
-from triptych_common.protocol.messages import Requester
+from triptych_common.coordination import ClaimResult, SingleFlight, StartResult
 
 FIRST, SECOND = requester_at("first"), requester_at("second")
 JOB = job_for(FIRST)
-
-
-async def claim(flights: SingleFlight, who: Requester, mode: Literal["new", "check"]) -> FlightClaim:
-    return await flights.claim_flight(
-        HASH,
-        [who],
-        namespace_digest=DIGEST,
-        mode=mode,
-        job_id="job-1",
-        attempt=1,
-        max_attempts=2,
-        ttl_s=600.0,
-    )
 
 
 async def run(flights: SingleFlight) -> None:
