@@ -174,7 +174,7 @@ class StoreMachine(RuleBasedStateMachine):
     def resumed(self, name: str, welcome: wire.Welcome, undo: tuple[int, ...]) -> None:
         """What the client never heard of is as if it had not asked; the rest is as it was."""
         assert welcome.last_seq == self.last_seqs.get(name, 0)
-        lease = self.core.leases.of_client(name)
+        lease = self.core.leases.find_by_client(name)
         assert lease is not None
         of_lease = [e for e in self.core.table.all_unsealed() if e.requester_lease == lease.lease_id]
         assert not [each for each in of_lease if each.origin_seq in undo]
@@ -296,7 +296,7 @@ class StoreMachine(RuleBasedStateMachine):
             )
             return
         if isinstance(reply, wire.AlreadySealed):
-            assert self.core.table.sealed(mm_hash) is not None
+            assert self.core.table.find_sealed(mm_hash) is not None
             return
         assert isinstance(reply, wire.StoreFailure)
         if reply.code == "full":
@@ -328,20 +328,20 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(session=SESSIONS, reservation=RESERVATIONS, is_writer=MOSTLY)
     def seal(self, session: SessionId, reservation: int, is_writer: bool) -> None:
         session = self.writer_of(reservation, session) if is_writer else session
-        entry = self.core.table.reservation(reservation)
+        entry = self.core.table.find_reservation(reservation)
         mine = entry is not None and self.core.leases.writer_of(reservation).session_id == session
         if mine:
             self.write(reservation)
         reply = self.send(session, wire.Seal(seq=0, reservation_id=reservation))
         assert isinstance(reply, wire.Done) == mine
         if mine:
-            assert self.core.table.reservation(reservation) is None
+            assert self.core.table.find_reservation(reservation) is None
             self.written(reservation)
 
     @precondition(lambda self: self.orders)
     @rule(session=SESSIONS, reservation=RESERVATIONS)
     def cancel(self, session: SessionId, reservation: int) -> None:
-        entry = self.core.table.reservation(reservation)
+        entry = self.core.table.find_reservation(reservation)
         mine = entry is not None and self.core.leases.writer_of(reservation).session_id == session
         reply = self.send(session, wire.Cancel(seq=0, reservation_id=reservation))
         if isinstance(reply, wire.Done) and entry is not None:
@@ -434,7 +434,7 @@ class StoreMachine(RuleBasedStateMachine):
         for _, mm_hash, _ in self.held.values():
             pins_of[mm_hash] = pins_of.get(mm_hash, 0) + 1
         for mm_hash, num_pins in pins_of.items():
-            entry = self.core.table.sealed(mm_hash)
+            entry = self.core.table.find_sealed(mm_hash)
             assert entry is not None
             assert entry.state is EntryState.PINNED
             assert entry.num_pins == num_pins

@@ -212,11 +212,11 @@ def _watch_session(session_class: Any) -> None:
 # ---- inside the store ----------------------------------------------------------------------------
 def _watch_store() -> None:
     from triptych_cache_store.core.store_core import StoreCore
-    from triptych_cache_store.server import StoreServer
+    from triptych_cache_store.server import Connections
 
     core: Any = StoreCore
-    server: Any = StoreServer
-    handle, deliver = core.handle, server.deliver
+    connections: Any = Connections
+    handle, deliver = core.handle, connections.deliver
     clients: dict[int, str] = {}
 
     def watched_handle(self: Any, session_id: int, command: StoreCommand, now: float) -> Any:
@@ -234,7 +234,7 @@ def _watch_store() -> None:
             _reach_push(clients.get(session_id, ""), reply, SENDING)
         return deliver(self, outgoing)
 
-    core.handle, server.deliver = watched_handle, watched_deliver
+    core.handle, connections.deliver = watched_handle, watched_deliver
 
 
 # ---- HTTP ----------------------------------------------------------------------------------------

@@ -207,7 +207,7 @@ class StoreActor:
     def needs_reaping(self) -> bool:
         return any(
             lease.slot not in self._slots or self._slots[lease.slot].is_over
-            for lease in self.core.leases.detached()
+            for lease in self.core.leases.detached_leases()
         )
 
     def run_next(self, session_id: SessionId) -> None:
@@ -244,7 +244,7 @@ class StoreActor:
     def _hash_of(self, command: StoreCommand) -> int:
         mm_hash = getattr(command, "mm_hash", None)
         if mm_hash is None:
-            entry = self.core.table.reservation(getattr(command, "reservation_id", 0))  # type: ignore[arg-type]
+            entry = self.core.table.find_reservation(getattr(command, "reservation_id", 0))  # type: ignore[arg-type]
             mm_hash = entry.mm_hash if entry is not None else None
         return self._hashes.get(mm_hash or "", 0)
 

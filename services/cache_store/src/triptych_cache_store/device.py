@@ -31,7 +31,7 @@ def open_slab(settings: StoreSettings) -> DeviceSlab | None:
     return slab
 
 
-def slab_of(info: SlabInfo, table: EntryTable, block_num_bytes: int, reserve_fraction: float = 0.0) -> Slab:
+def make_slab(info: SlabInfo, table: EntryTable, block_num_bytes: int, reserve_fraction: float = 0.0) -> Slab:
     """Books for the device memory: a pool of its own, the same table. Nothing of it outlives the store."""
     num_blocks = info.num_bytes // block_num_bytes
     limits = Limits(num_reserve_blocks=int(reserve_fraction * num_blocks))

@@ -1,4 +1,4 @@
-"""What the store tells about its state: entry states, statistics. Changes nothing."""
+"""What the store reports of its state: entry states, statistics. Changes nothing."""
 
 from typing import TYPE_CHECKING
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 def entry_state(table: EntryTable, mm_hash: MmHash, now: float) -> EntryInfo:
     """State of one mm_hash; the sealed entry counts before reservations. `age_s`: since its last use."""
-    entry = table.sealed(mm_hash)
+    entry = table.find_sealed(mm_hash)
     if entry is not None:
         return EntryInfo(
             mm_hash=mm_hash,
@@ -22,7 +22,7 @@ def entry_state(table: EntryTable, mm_hash: MmHash, now: float) -> EntryInfo:
             num_pins=entry.num_pins,
             age_s=max(0.0, now - entry.last_used_at),
         )
-    entry = table.first_writing(mm_hash)
+    entry = table.find_writing(mm_hash)
     if entry is not None:
         age_s = max(0.0, now - entry.reserved_at)
         return EntryInfo(mm_hash=mm_hash, state="writing", spec=entry.spec, age_s=age_s, memory=entry.memory)
