@@ -180,7 +180,7 @@ def use_blobs(url: str) -> None:
     try:
         blobs.put("place", memoryview(b"tensor"))
         assert blobs.get("place", 6) == b"tensor"
-        assert blobs.touch("place", 6)
+        assert blobs.renew_tensor("place", 6)
     finally:
         blobs.close()
 

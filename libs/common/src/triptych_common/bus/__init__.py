@@ -8,7 +8,7 @@ consumer_group    the commands of one consumer in one group, typed
 dead_letters      entries that no consumer can handle
 idle_consumers    removes names of consumers that never come back
 inspection        reads streams without taking part, for operators' tools
-login_check       one look at Redis before something expensive is started
+login_check       one check of Redis before something expensive is started
 """
 
 from triptych_common.bus.async_bus import AsyncBus

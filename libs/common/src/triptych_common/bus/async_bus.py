@@ -24,7 +24,7 @@ from triptych_common.telemetry.logs import get_logger
 
 log = get_logger(__name__)
 
-CONNECT_RETRY_S = 1.0  # a Redis that is not there yet: whoever started us starts us again
+CONNECT_RETRY_S = 1.0  # a Redis that is not there yet: the supervisor starts the service again
 
 
 class AsyncBus:
@@ -130,12 +130,12 @@ class AsyncBus:
             Those that were refused, in order.
 
         Raises:
-            BusUnavailableError: nobody knows which of them were appended.
+            BusUnavailableError: any of them may have been appended.
         """
         return await self._publisher.append_all(entries)
 
     def _lasts_s(self, stream: str) -> int | None:
-        """Jobs belong to no instance: nobody's heartbeat comes before their group is made."""
+        """Jobs belong to no instance: no heartbeat comes before their group is made."""
         return JOBS_TTL_S if is_jobs(self.names, stream) else None
 
     async def stream_length(self, stream: str) -> int:

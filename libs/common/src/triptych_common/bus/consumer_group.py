@@ -1,8 +1,8 @@
 """One consumer's place in one group of one stream: the Redis commands, typed, and nothing more.
 
-Entries that somebody holds but does not work on any more are found with XPENDING and taken with
-XCLAIM. Unlike XAUTOCLAIM this leaves out what this very consumer is working on, tells how often
-each entry was delivered, and sees entries whose content is gone.
+Entries that a consumer holds but does not work on any more are found with XPENDING and taken with
+XCLAIM. Unlike XAUTOCLAIM this leaves out what this very consumer is working on, returns how often
+each entry was delivered, and finds entries whose content is gone.
 """
 
 import asyncio
@@ -57,7 +57,7 @@ class ConsumerGroup:
         *,
         lasts_s: int | None = None,
     ) -> None:
-        """`lasts_s`: of the stream, from `ensure` on, unless somebody renews it; None: for ever."""
+        """`lasts_s`: of the stream, from `ensure` on, unless it is renewed; None: for ever."""
         self._client = client
         self._reader = reader
         self.stream = stream
@@ -118,7 +118,7 @@ class ConsumerGroup:
         return await self._claim([each for each in pending if each.entry_id not in holding][:count], 0)
 
     async def take_over(self, count: int, min_idle_ms: int, holding: Collection[bytes]) -> list[StreamEntry]:
-        """Entries that their consumer has not touched for `min_idle_ms`."""
+        """Entries that their consumer has not renewed for `min_idle_ms`."""
         pending = await self._pending(count + len(holding), min_idle_ms=min_idle_ms)
         wanted = [each for each in pending if each.entry_id not in holding][:count]
         return await self._claim(wanted, min_idle_ms)
@@ -193,14 +193,14 @@ class ConsumerGroup:
         return taken
 
     async def _ack_vanished(self, entry_ids: Sequence[bytes]) -> None:
-        """Ack those of `entry_ids` that the stream no longer holds; others were taken by somebody else."""
+        """Ack those of `entry_ids` that the stream no longer holds; others were taken by another consumer."""
         for entry_id in entry_ids:
             if not await _any(self._client.xrange(self.stream, entry_id, entry_id, count=1)):
                 await self.ack([entry_id])
 
 
 async def _any(reply: Awaitable[Any], limit_s: float | None = None) -> Any:
-    """The reply, in time. redis-py's types do not say what it holds; the callers here know."""
+    """The reply, in time. redis-py's types leave it open; the callers here know it."""
     async with asyncio.timeout(COMMAND_LIMIT_S if limit_s is None else limit_s):
         return await reply
 

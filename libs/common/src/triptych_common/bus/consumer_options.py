@@ -17,7 +17,7 @@ class ConsumerOptions:
         min_idle_ms: take over entries that their consumer has not renewed for so long, and renew our
             own; None: neither (streams with one reader).
         max_deliveries: an entry delivered more often goes to the dead letters; None: no limit.
-        on_dead_letter: told of an entry given up for `max_deliveries`, before it is moved.
+        on_dead_letter: called with an entry that is given up for `max_deliveries`, before it is moved.
     """
 
     prefetch: int = 1

@@ -1,4 +1,4 @@
-"""Dead letters: entries that nobody can handle, kept with the reason for whoever is on call."""
+"""Dead letters: entries that no consumer can handle, kept with the reason for the person on call."""
 
 import asyncio
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Looking into the streams of one deployment without taking part: for operators' tools."""
+"""Reads the streams of one deployment without taking part: for operators' tools."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ class GroupLag:
 
     stream: str  # without the deployment's prefix
     num_entries: int  # in the stream; handled ones are deleted
-    group: str | None  # None: nobody reads the stream
+    group: str | None  # None: the stream has no reader
     num_consumers: int = 0
     num_pending: int = 0  # delivered, not acked
     oldest_s: float | None = None  # Unix seconds, when the oldest entry was published; None: there is none
@@ -65,7 +65,7 @@ async def _lags(bus: AsyncBus) -> list[GroupLag]:
 async def find_streams(bus: AsyncBus, beginning: str) -> list[str]:
     """Names of streams, without the deployment's prefix: `beginning` itself, else all that begin with it.
 
-    So nobody needs to write a namespace's whole digest: `encode-jobs`, `encode-jobs:4f`.
+    So a namespace's digest can be shortened: `encode-jobs`, `encode-jobs:4f`.
 
     Raises:
         BusUnavailableError

@@ -1,4 +1,4 @@
-"""A look at Redis before something expensive is started."""
+"""A check of Redis before something expensive is started."""
 
 from triptych_common.bus.async_bus import AsyncBus
 from triptych_common.domain.errors import BusRefusedError, BusUnavailableError

@@ -1,4 +1,4 @@
-"""Appends entries to streams, within their bounds: one round trip, which also tells how long each is."""
+"""Appends entries to streams, within their bounds: one round trip, which also returns how long each is."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

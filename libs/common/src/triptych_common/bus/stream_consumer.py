@@ -1,10 +1,8 @@
 """Consumer of one stream: flow control, takeover, dead letters, reconnection.
 
-    published --read / take over--> outstanding --ack--> gone
-                                       | `--reject / too often--> dead-letters
-                                       `--hand back / consumer dies--> another consumer's
-
-At least once: an entry can come again (after a crash, or when Redis lost an ack). Handlers are idempotent.
+An entry that was read or taken over is outstanding until it is acked, handed back, or moved to the dead
+letters (rejected, or delivered too often); a consumer that dies loses it to another. At least once: an entry
+can come again (after a crash, or when Redis lost an ack). Handlers are idempotent.
 """
 
 import asyncio
@@ -39,7 +37,7 @@ class Delivery:
 
     envelope: Envelope
     entry_id: str
-    num_deliveries: int  # 1: nobody had it before
+    num_deliveries: int  # 1: no consumer had it before
     published_ns: int  # wall clock of this machine, nanoseconds; resolution 1 ms
     entry: StreamEntry = field(repr=False)
     consumer: "StreamConsumer" = field(repr=False)
@@ -53,7 +51,7 @@ class Delivery:
         self.consumer.ack_soon(self.entry)
 
     async def reject(self, reason: str) -> None:
-        """Nobody can handle this: move it to the dead letters.
+        """No consumer can handle this: move it to the dead letters.
 
         If Redis is away the entry stays pending, and comes again.
         """
@@ -204,9 +202,9 @@ class StreamConsumer:
         except ResponseError as error:
             if not is_out_of_memory(error):
                 raise
-            is_new = False  # refused before Redis looked: most likely it is there, and reading is allowed
+            is_new = False  # refused unread: most likely the group is there, and reading is allowed
         if is_new and self._had_group and self._had_group_at == self._watch.run_id:
-            self._watch.group_was_lost()  # another run id was told already
+            self._watch.group_was_lost()  # another run id is a change of its own
         self._had_group, self._had_group_at = True, self._watch.run_id
         self._ensured = True
 
@@ -289,7 +287,7 @@ class StreamConsumer:
                 await self._group.renew(self._outstanding.keys())
             except _UNAVAILABLE as error:
                 log.warning("lease not renewed", stream=self._group.stream, error=str(error))
-            except Exception:  # nobody awaits this task
+            except Exception:  # this task is not awaited
                 log.exception("lease not renewed", stream=self._group.stream)
 
     def _lost(self, error: Exception) -> None:

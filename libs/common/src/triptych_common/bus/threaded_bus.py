@@ -33,7 +33,7 @@ class _Outgoing:
     stream: str
     fields: Mapping[bytes, bytes]
     deadline: float  # monotonic seconds
-    has_limit: bool  # tells the receiver how long it has
+    has_limit: bool  # the receiver gets the time that is left
 
 
 @dataclass(frozen=True)
@@ -216,7 +216,7 @@ class ThreadedBus:
             refused = await self._bus.publish_encoded(entries)
         except BusUnavailableError:
             return batch
-        except Exception:  # the thread is everybody's: it must not end with one batch
+        except Exception:  # the thread serves all callers: it must not end with one batch
             log.exception("messages not sent", client=self._client_name)
             return batch
         is_final = {id(refusal.entry): refusal.is_final for refusal in refused}

@@ -1,6 +1,7 @@
 """What services agree on through Redis keys, apart from streams.
 
 single_flight   which encoder works on an item, and which requests wait for it, over all gateways
+flight_state    a flight's states (the machine `FlightState`), for Python and for the scripts in `lua/`
 registry        which instances are alive; `presence` asks for one of them
 shared_sizes    sizes of items that were encoded before
 tensor_blobs    bytes of tensors, for the transport `redis`

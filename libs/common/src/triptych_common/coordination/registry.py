@@ -1,4 +1,4 @@
-"""Who is alive: one record per instance, kept fresh by heartbeats, gone soon after they stop."""
+"""Instances that are alive: one record each, kept fresh by heartbeats, gone soon after they stop."""
 
 import asyncio
 import time
@@ -50,7 +50,7 @@ class Registration:
         await self.beat()
 
     async def announce_draining(self) -> None:
-        """Tell everybody that this instance takes nothing new; with the next heartbeat if Redis is away."""
+        """Announce that this instance takes nothing new; with the next heartbeat if Redis is away."""
         try:
             await self.update(draining=True)
         except BusUnavailableError as error:

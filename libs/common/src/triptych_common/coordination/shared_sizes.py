@@ -14,7 +14,7 @@ SET_SIZES = load_script(__package__, "set_sizes")
 
 
 class SharedSizes:
-    """Sizes by mm_hash; the value is JSON, and not looked into."""
+    """Sizes by mm_hash; the value is JSON, and not parsed here."""
 
     def __init__(self, bus: AsyncBus, *, max_items: int, ttl_s: float) -> None:
         """`max_items`: of all gateways together; the one that writes enforces its own."""

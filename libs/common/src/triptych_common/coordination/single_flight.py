@@ -155,7 +155,7 @@ class SingleFlight:
     async def start_job(
         self, job: EncodeJob, entry_id: str, encoder: str, *, lease_s: float, ttl_s: float
     ) -> tuple[StartResult, tuple[Requester, ...]]:
-        """`encoder` took `job` from the stream. Returns whether to work on it, and for whom.
+        """`encoder` took `job` from the stream. Returns whether to work on it, and its requesters.
 
         An entry that was taken over is started anew; a second entry of the same job is not, while the
         encoder of the first renews its lease.
@@ -177,7 +177,7 @@ class SingleFlight:
         return bool(reply)
 
     async def announce_metadata(self, metadata: EncoderCacheMetadata) -> tuple[Requester, ...] | None:
-        """Leave `metadata`, without its requesters, for those who join later.
+        """Leave `metadata`, without its requesters, for those that join later.
 
         Returns:
             The requesters that wait now; None: there is no flight.

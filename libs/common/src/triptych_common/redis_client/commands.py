@@ -4,7 +4,7 @@ Limits and repetitions are ours, around whole commands (`run_command`), not redi
 - its `socket_timeout` sends through `asyncio.wait_for`, which before Python 3.12 can swallow the
   cancellation of its caller;
 - its retries nest (connect, handshake, health check, command), so that a wrong password takes
-  seconds to be told;
+  seconds to be reported;
 - a blocking XREADGROUP must never be repeated silently: the first one may have been answered after
   we gave up, and its entry would stay pending.
 A connection that broke while idle is noticed when it is taken from the pool (TCP keep-alive is on).
@@ -71,17 +71,21 @@ async def run_command(
 
 
 async def send_command(client: Redis, *arguments: str | bytes | int) -> Any:
-    """One command as it is written in Redis' documentation; redis-py's types say nothing of its reply."""
+    """One command as it is written in Redis' documentation; redis-py's types leave its reply open."""
     return await cast("Any", client).execute_command(*arguments)
 
 
 def reconnect_backoff() -> ExponentialWithJitterBackoff:
-    """Seconds to wait before attempt n: `compute(n)`."""
+    """Seconds to wait before attempt n: `compute(n)`.
+
+    redis-py's own class: a retry library would wrap these loops in more code than it takes away, since each
+    of them does more than repeat one call.
+    """
     return ExponentialWithJitterBackoff(cap=BACKOFF_CAP_S, base=BACKOFF_BASE_S)
 
 
 def is_missing_group(error: exceptions.ResponseError) -> bool:
-    """Whether the stream or its group is gone: Redis lost its data, or somebody deleted them."""
+    """Whether the stream or its group is gone: Redis lost its data, or they were deleted."""
     return str(error).startswith("NOGROUP")
 
 

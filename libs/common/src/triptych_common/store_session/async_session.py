@@ -23,7 +23,7 @@ class AsyncStoreSession:
 
     The callbacks are called in the event loop and must not block; `on_disconnect` once, when the session
     is over: with None after `close`. With `reconnect_timeout_s`, that long a break is bridged: what was
-    held stays held, requests wait, and `on_reconnect` tells of it. For one event loop; also an async
+    held stays held, requests wait, and `on_reconnect` is called after it. For one event loop; also an async
     context manager that closes.
     """
 
@@ -55,7 +55,7 @@ class AsyncStoreSession:
         reconnect_timeout_s: float = 0.0,
         namespace_digest: str | None = None,
     ) -> "AsyncStoreSession":
-        """Connect and say hello.
+        """Connect and send hello.
 
         Raises:
             StoreUnavailableError: no store there, or it does not answer in time.
@@ -97,7 +97,7 @@ class AsyncStoreSession:
         future: asyncio.Future[StoreReply] = self._loop.create_future()
         if self._closing or self._ended.done():
             future.set_exception(disconnected("the session with the store has ended"))
-            future.exception()  # who waits sees it; a fire-and-forget command need not
+            future.exception()  # its waiter sees it; a fire-and-forget command need not
         else:
             self._send(Request(command, future))
         return future
@@ -135,7 +135,7 @@ class AsyncStoreSession:
 
     # ---- connecting ------------------------------------------------------------------------------
     async def _dial(self) -> None:
-        """Connect, say hello, and send what waited.
+        """Connect, send hello, and send what waited.
 
         Raises:
             StoreUnavailableError: no store there, no answer in time, or (code lease_lost) another region.
@@ -147,7 +147,7 @@ class AsyncStoreSession:
                 protocol = _Protocol(self._on_data, self._on_lost, self._state, welcomed)
                 transport, _ = await self._loop.create_unix_connection(lambda: protocol, self._path)
                 try:
-                    if not transport.is_closing():  # else `welcomed` says why
+                    if not transport.is_closing():  # else `welcomed` has the reason
                         transport.write(self._state.hello())
                     await welcomed
                 except BaseException:
@@ -227,7 +227,7 @@ class AsyncStoreSession:
         for future in pending:
             if not future.done():
                 future.set_exception(disconnected(f"the session with the store ended: {error or 'closed'}"))
-                future.exception()  # who waits sees it; who has gone away need not
+                future.exception()  # its waiter sees it; one that has gone away need not
         call(self._options.on_disconnect, error)
 
 

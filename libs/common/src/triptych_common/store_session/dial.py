@@ -1,4 +1,4 @@
-"""Connect to the store's socket and say hello, blocking. For sessions with a thread of their own."""
+"""Connect to the store's socket and send hello, blocking. For sessions with a thread of their own."""
 
 import socket
 import time

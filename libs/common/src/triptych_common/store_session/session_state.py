@@ -124,7 +124,7 @@ class SessionState(Generic[Pending]):
 
         Raises:
             ProtocolError: bytes that are no reply. The session cannot go on.
-            StoreProtocolError: a reply that nobody asked for, or the store refused a frame of ours.
+            StoreProtocolError: a reply without a request, or the store refused a frame of ours.
         """
         for body in self._decoder.feed(data):
             reply = decode_reply(body)
@@ -176,7 +176,7 @@ class SessionOptions:
 
 
 def call(callback: Callable[[Value], None] | None, value: Value) -> None:
-    """Tell the session's owner; a fault of its callback must not end the session for everybody."""
+    """Call the session's owner; a fault of its callback must not end the session for all."""
     try:
         if callback is not None:
             callback(value)

@@ -2,7 +2,7 @@
 
 One thread reads, and connects again when the store restarts. Any thread submits, finalizers included:
 `submit` takes no lock that a finalizer on the same thread could already hold. Requests wait in a deque;
-whoever gets the send lock sends them all, whoever does not leaves them to its holder, who looks again
+the thread that gets the send lock sends them all, others leave them to its holder, which checks again
 after letting go.
 """
 
@@ -40,7 +40,7 @@ class StoreSession:
     `on_push`, `on_reconnect` and the callbacks of futures run in the reader thread: they must not block,
     and must not wait for another reply. `on_disconnect` is called once there, when the session is over:
     with None after `close`. With `reconnect_timeout_s`, that long a break is bridged: what was held stays
-    held, requests wait, and `on_reconnect` tells of it.
+    held, requests wait, and `on_reconnect` is called after it.
     """
 
     def __init__(self, socket_path: str | Path, client_name: str, options: SessionOptions) -> None:
@@ -78,7 +78,7 @@ class StoreSession:
         reconnect_timeout_s: float = 0.0,
         namespace_digest: str | None = None,
     ) -> "StoreSession":
-        """Connect and say hello.
+        """Connect and send hello.
 
         Raises:
             StoreUnavailableError: no store there, or it does not answer in time.

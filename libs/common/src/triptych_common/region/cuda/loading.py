@@ -1,4 +1,4 @@
-"""Makes the `CudaDriver` of this process, or says why there is none. Loads NVIDIA's bindings on demand."""
+"""Makes the `CudaDriver` of this process, or reports why there is none. Loads NVIDIA's bindings on demand."""
 
 import importlib
 import importlib.util
@@ -18,7 +18,7 @@ def load_driver(device: int = 0) -> CudaDriver:
     """CUDA on GPU number `device` of those that this process may see.
 
     Raises:
-        CudaError: NVIDIA's Python bindings are not installed, or there is no usable GPU; the text says which.
+        CudaError: NVIDIA's Python bindings are not installed, or no GPU can be used; the text names which.
     """
     try:
         runtime = importlib.import_module("triptych_common.region.cuda.runtime")

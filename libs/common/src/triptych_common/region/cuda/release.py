@@ -1,4 +1,4 @@
-"""Calls back when the GPU has passed a point, without anybody on the engine's thread waiting for it."""
+"""Calls back when the GPU has passed a point, without a wait on the engine's thread."""
 
 import queue
 import threading
@@ -67,5 +67,5 @@ class EventReleaser:
                 log.warning("event not waited for", error=str(error))
             try:
                 on_release()
-            except Exception:  # this thread is everybody's: one release must not end it
+            except Exception:  # this thread serves all views: one release must not end it
                 log.exception("release failed")

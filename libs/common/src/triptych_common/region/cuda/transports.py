@@ -193,7 +193,7 @@ class SlabReader:
             tensor = self._device.wrap(memory).view(dtype).view(spec.shape)
             stream = self._device.current_stream()
         except BaseException:
-            slab.release()  # who gets no tensor is not called
+            slab.release()  # a caller that gets no tensor is not called back
             raise
 
         def done() -> None:
