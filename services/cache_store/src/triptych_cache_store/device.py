@@ -25,7 +25,7 @@ def open_slab(settings: StoreSettings) -> DeviceSlab | None:
     try:
         slab = DeviceSlab(load_driver(settings.slab_device), num_bytes)
     except CudaError as error:
-        log.warning("no device memory", error=str(error))
+        log.warning("device memory cannot be used", error=str(error))
         return None
     log.info("device memory is up", memory=slab.info.memory, num_bytes=num_bytes)
     return slab

@@ -63,7 +63,7 @@ class Connection(asyncio.Protocol):
             try:
                 out = self._server.core.handle(self.session_id, command, time.monotonic())
             except Exception:  # a fault of ours: it costs this session, not the store
-                log.exception("command failed", session_id=self.session_id, kind=command.kind)
+                log.exception("store command failed", session_id=self.session_id, kind=command.kind)
                 failure = StoreFailure(seq=command.seq, code="internal", detail="a fault in the store")
                 self.send(failure, closes=True)
                 return

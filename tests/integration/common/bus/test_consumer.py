@@ -64,7 +64,7 @@ async def test_one_fault_does_not_end_the_renewal_of_leases(
         async with asyncio.timeout(LIMIT_S):
             for _ in range(3):
                 await renewals.get()
-    assert caplog.messages == ["lease not renewed"]
+    assert caplog.messages == ["lease of stream entries not renewed"]
 
 
 async def test_in_order_with_everything_that_travels(bus: AsyncBus, raw: Any) -> None:

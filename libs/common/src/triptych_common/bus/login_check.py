@@ -19,4 +19,4 @@ async def check_login(url: str, deployment: str, *, client_name: str) -> None:
     except BusRefusedError:
         raise
     except BusUnavailableError as error:
-        log.warning("redis not reachable yet", error=str(error))
+        log.warning("redis is not reachable yet", error=str(error))

@@ -114,7 +114,9 @@ class StreamConsumer:
         try:
             await self._pay_acks()
         except _UNAVAILABLE as error:
-            log.warning("acks not sent", stream=self._group.stream, error=str(error))  # they come again
+            log.warning(
+                "acks of stream entries not sent", stream=self._group.stream, error=str(error)
+            )  # they come again
         await self.hand_back([delivery.entry for delivery in self._ready])
         self._ready.clear()
         await self._reader.aclose()
@@ -213,13 +215,13 @@ class StreamConsumer:
         try:
             envelope = codec.decode(entry.fields, queued_s=queued_s)
         except ProtocolError as error:
-            log.warning("entry refused", stream=self._group.stream, reason=str(error))
+            log.warning("stream entry refused", stream=self._group.stream, reason=str(error))
             await self.reject(entry, f"{type(error).__name__}: {error}")
             return
         limit = self._options.max_deliveries
         if limit is not None and entry.num_deliveries > limit:
             reason = f"delivered {entry.num_deliveries - 1} times, limit {limit}"
-            log.warning("entry given up", stream=self._group.stream, reason=reason)
+            log.warning("stream entry given up", stream=self._group.stream, reason=reason)
             if self._options.on_dead_letter is not None:
                 await self._options.on_dead_letter(envelope, reason)
             await self.reject(entry, reason)
@@ -246,7 +248,7 @@ class StreamConsumer:
         try:
             await self._group.ack([entry.entry_id])
         except _UNAVAILABLE as error:
-            log.warning("ack delayed", stream=self._group.stream, error=str(error))
+            log.warning("ack of a stream entry delayed", stream=self._group.stream, error=str(error))
             return
         self._owed_acks.discard(entry.entry_id)
 
@@ -275,7 +277,7 @@ class StreamConsumer:
             await self._group.hand_back(ours)
         except _UNAVAILABLE as error:
             # They are taken over all the same, only later.
-            log.warning("hand-back failed", stream=self._group.stream, error=str(error))
+            log.warning("stream entries not handed back", stream=self._group.stream, error=str(error))
 
     # ---- staying connected ----
     async def _renew_leases(self, interval_s: float) -> None:
@@ -286,9 +288,11 @@ class StreamConsumer:
             try:
                 await self._group.renew(self._outstanding.keys())
             except _UNAVAILABLE as error:
-                log.warning("lease not renewed", stream=self._group.stream, error=str(error))
+                log.warning(
+                    "lease of stream entries not renewed", stream=self._group.stream, error=str(error)
+                )
             except Exception:  # this task is not awaited
-                log.exception("lease not renewed", stream=self._group.stream)
+                log.exception("lease of stream entries not renewed", stream=self._group.stream)
 
     def _lost(self, error: Exception) -> None:
         """Start over: the group may be gone, and an answer to our read may have been lost."""

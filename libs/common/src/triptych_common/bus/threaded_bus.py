@@ -200,7 +200,7 @@ class ThreadedBus:
                 continue
             num_failures += 1
             if num_failures == 1:
-                log.warning("messages wait for the bus", client=self._client_name, num_queued=self.num_queued)
+                log.warning("messages wait for redis", client=self._client_name, num_queued=self.num_queued)
             self._work.clear()
             wait_s = backoff.compute(num_failures)
             try:
@@ -243,7 +243,7 @@ class ThreadedBus:
             try:
                 await self._read_entries(subscription)
             except Exception:
-                log.exception("reader failed, and starts again", stream=subscription.stream)
+                log.exception("stream reader failed, starts again", stream=subscription.stream)
             num_failures += 1
             await asyncio.sleep(backoff.compute(num_failures))
 

@@ -54,7 +54,7 @@ class Registration:
         try:
             await self.update(draining=True)
         except BusUnavailableError as error:
-            log.warning("draining is announced later", instance=self.record.instance, error=str(error))
+            log.warning("draining not announced yet", instance=self.record.instance, error=str(error))
 
     async def beat(self) -> None:
         """Publish the record now."""
@@ -93,7 +93,9 @@ class Registry:
             try:
                 await self.deregister(registration.record)
             except BusUnavailableError as error:
-                log.warning("not deregistered", error=str(error))  # the record expires by itself
+                log.warning(
+                    "instance not deregistered, its record expires", error=str(error)
+                )  # the record expires by itself
 
     async def register(self, record: InstanceRecord, *, ttl_s: float = TTL_S) -> str | None:
         """One heartbeat.
@@ -164,7 +166,7 @@ class Registry:
                 "clear_inboxes", lambda: send_command(client, "EVAL", CLEAR_INBOXES.text, len(keys), *keys)
             )
         except BusUnavailableError as error:
-            log.warning("inboxes are left to expire", instance=instance, error=str(error))
+            log.warning("inboxes not deleted, they expire", instance=instance, error=str(error))
 
     async def list_instances(self) -> list[InstanceRecord]:
         """The living instances, by name. Records of another version are left out (and logged)."""

@@ -50,7 +50,7 @@ class TraceFile:
         try:
             _prune(traces_dir, name, self._path, max_bytes)
         except OSError as error:
-            log.warning("old trace files are left", folder=str(traces_dir), error=repr(error))
+            log.warning("old trace files not removed", folder=str(traces_dir), error=repr(error))
 
     def append(self, lines: bytes) -> None:
         """Whole lines, in one piece.

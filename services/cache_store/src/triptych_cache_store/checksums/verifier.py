@@ -68,7 +68,7 @@ class Verifier:
             try:
                 await self._step()
             except Exception:
-                log.exception("verifying failed")
+                log.exception("checksum pass failed")
 
     async def _step(self) -> None:
         queue = self._state.verify_queue

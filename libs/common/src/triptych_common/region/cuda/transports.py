@@ -233,7 +233,7 @@ def _nothing_left_on(driver: CudaDriver, stream: int) -> Iterator[None]:
         try:
             driver.stream_synchronize(stream)
         except CudaError as error:  # CUDA itself has failed: nothing runs any more
-            log.warning("copy not waited for", error=str(error))
+            log.warning("cuda copy not waited for", error=str(error))
         raise
 
 
