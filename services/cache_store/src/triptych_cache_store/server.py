@@ -44,7 +44,7 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
             return
         self._transport.set_write_buffer_limits(high=self._server.max_unsent_bytes // 4)
-        self._server.on_opened(self)
+        self._server.connections.add_connection(self)
 
     def data_received(self, data: bytes) -> None:
         try:
@@ -210,9 +210,6 @@ class StoreServer:
                 await asyncio.wait_for(self._server.wait_closed(), 5.0)
         if self._path is not None:
             self._path.unlink(missing_ok=True)
-
-    def on_opened(self, connection: Connection) -> None:
-        self.connections.add_connection(connection)
 
     def on_closed(self, connection: Connection) -> None:
         if self.connections.remove_connection(connection):

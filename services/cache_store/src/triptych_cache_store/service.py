@@ -15,6 +15,7 @@ from triptych_cache_store.entries.block_pool import BestFitPool
 from triptych_cache_store.entries.entry_table import EntryTable
 from triptych_cache_store.entries.eviction import RecencyAndCostPolicy
 from triptych_cache_store.entries.leases import SessionId
+from triptych_cache_store.entries.limits import Limits
 from triptych_cache_store.entries.space import Space
 from triptych_cache_store.metrics import render
 from triptych_cache_store.persistence.journal import RegionJournal
@@ -92,12 +93,7 @@ def make_core(
         generation=region.header.generation,
         layout=layout,
     )
-    journal = RegionJournal(region.buffer, layout)
-    table, pool = EntryTable(layout.block_num_bytes), BestFitPool(layout.num_blocks)
-    space = Space(table, pool, RecencyAndCostPolicy(), journal, settings.limits(layout))
-    state = StoreState(identity, space, journal)
-    if slab is not None:
-        state.slab = make_slab(slab, table, layout.block_num_bytes, settings.reserve_fraction)
+    state = make_state(region.buffer, identity, settings.limits(layout), slab, settings.reserve_fraction)
     state.verify_queue.takes_checksums = settings.verify != "off"
     if not region.is_new:
         recovered = recover(
@@ -109,6 +105,21 @@ def make_core(
         )
         log.info("region recovered", **asdict(recovered))
     return StoreCore(state, is_connected=is_connected, is_alive=region.is_client_alive)
+
+
+def make_state(
+    buffer: memoryview,
+    identity: StoreIdentity,
+    limits: Limits,
+    slab: SlabInfo | None,
+    reserve_fraction: float = 0.0,
+) -> StoreState:
+    """Empty tables over the region in `buffer`."""
+    layout = identity.layout
+    journal, table = RegionJournal(buffer, layout), EntryTable(layout.block_num_bytes)
+    space = Space(table, BestFitPool(layout.num_blocks), RecencyAndCostPolicy(), journal, limits)
+    books = None if slab is None else make_slab(slab, table, layout.block_num_bytes, reserve_fraction)
+    return StoreState(identity, space, journal, slab=books)
 
 
 async def is_healthy(settings: StoreSettings, client_name: str) -> bool:

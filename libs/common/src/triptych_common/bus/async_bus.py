@@ -8,10 +8,9 @@ from typing import Self
 from redis.asyncio import Redis
 
 from triptych_common.bus.consumer_group import ConsumerGroup
-from triptych_common.bus.consumer_options import ConsumerOptions, OnDeadLetter
-from triptych_common.bus.publisher import NewEntry, Publisher, Refusal
+from triptych_common.bus.publisher import NewEntry, Publisher, RefusedEntry
 from triptych_common.bus.stream_bounds import StreamBounds
-from triptych_common.bus.stream_consumer import StreamConsumer
+from triptych_common.bus.stream_consumer import ConsumerOptions, OnDeadLetter, StreamConsumer
 from triptych_common.protocol import codec
 from triptych_common.protocol.messages import Message
 from triptych_common.protocol.names import JOBS_TTL_S, StreamNames, is_inbox, is_jobs
@@ -123,7 +122,7 @@ class AsyncBus:
         fields = codec.encode(message, traceparent=traceparent, remaining_ms=remaining_ms, blob=blob)
         return await self._publisher.append(stream, fields)
 
-    async def publish_encoded(self, entries: Sequence[NewEntry]) -> list[Refusal]:
+    async def publish_encoded(self, entries: Sequence[NewEntry]) -> list[RefusedEntry]:
         """Append entries in one round trip, and try it once.
 
         Returns:

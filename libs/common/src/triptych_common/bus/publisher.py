@@ -17,7 +17,7 @@ NewEntry = tuple[str, Mapping[bytes, bytes]]
 
 
 @dataclass(frozen=True)
-class Refusal:
+class RefusedEntry:
     """An entry that was not appended."""
 
     entry: NewEntry
@@ -44,7 +44,7 @@ class Publisher:
         self._bounds.saw(stream, num_entries)
         return _text(entry_id)
 
-    async def append_all(self, entries: Sequence[NewEntry]) -> list[Refusal]:
+    async def append_all(self, entries: Sequence[NewEntry]) -> list[RefusedEntry]:
         """Append `entries`, trying once; those that were refused."""
         streams = list(dict.fromkeys(stream for stream, _ in entries))
         full = await self._find_full(streams)
@@ -60,7 +60,7 @@ class Publisher:
             id(entry) for entry, reply in zip(wanted, replies, strict=False) if isinstance(reply, RedisError)
         }
         return [
-            Refusal(entry, is_final=entry[0] in full)
+            RefusedEntry(entry, is_final=entry[0] in full)
             for entry in entries
             if entry[0] in full or id(entry) in refused
         ]

@@ -8,6 +8,7 @@ can come again (after a crash, or when Redis lost an ack). Handlers are idempote
 import asyncio
 import time
 from collections import deque
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
@@ -16,7 +17,6 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError, ResponseError
 
 from triptych_common.bus.consumer_group import ConsumerGroup, StreamEntry
-from triptych_common.bus.consumer_options import ConsumerOptions
 from triptych_common.bus.dead_letters import bury
 from triptych_common.domain.errors import ProtocolError
 from triptych_common.protocol import codec
@@ -29,6 +29,29 @@ from triptych_common.telemetry.logs import get_logger
 log = get_logger(__name__)
 
 _UNAVAILABLE = (RedisError, OSError)
+OnDeadLetter = Callable[[Envelope, str], Awaitable[None]]
+
+
+@dataclass(frozen=True)
+class ConsumerOptions:
+    """How a consumer takes entries.
+
+    Args:
+        prefetch: most entries taken but not acked; 1: one at a time.
+        min_idle_ms: take over entries that their consumer has not renewed for so long, and renew our
+            own; None: neither (streams with one reader).
+        max_deliveries: an entry delivered more often goes to the dead letters; None: no limit.
+        on_dead_letter: called with an entry that is given up for `max_deliveries`, before it is moved.
+    """
+
+    prefetch: int = 1
+    min_idle_ms: int | None = None
+    max_deliveries: int | None = None
+    on_dead_letter: OnDeadLetter | None = None
+
+    def __post_init__(self) -> None:
+        if self.prefetch < 1:
+            raise ValueError("prefetch must be at least 1")
 
 
 @dataclass(frozen=True)
