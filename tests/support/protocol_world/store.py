@@ -76,7 +76,7 @@ class ClientSession:
 
     def send(self, request: Request[Any]) -> None:
         if self.is_connected:
-            self.to_store.append(self.state.stamp(request))  # type: ignore[arg-type] # see `virtual_time`
+            self.to_store.append(self.state.frame_request(request))  # type: ignore[arg-type] # see `virtual_time`
         else:
             self.unsent.append(request)
 
@@ -88,7 +88,7 @@ class ClientSession:
             self.held.add(reply.pin_id)
         if isinstance(reply, EntrySealed | WriterLost):
             self._store.coverage[step_of(Channel.PUSH, STORE, self.client, reply)] += 1
-        for pending, event in self.state.feed(reply):  # type: ignore[arg-type]
+        for pending, event in self.state.on_data(reply):  # type: ignore[arg-type]
             if pending is None:
                 assert isinstance(event, EntrySealed | WriterLost)
                 self._on_push(event)
@@ -98,7 +98,7 @@ class ClientSession:
     def welcomed(self, reply: StoreReply) -> None:
         """Connected, or over: the store does not know us any more."""
         try:
-            repeats = self.state.welcomed(reply)  # type: ignore[arg-type]
+            repeats = self.state.on_welcome(reply)  # type: ignore[arg-type]
         except StoreUnavailableError as error:
             self.is_over = True
             for pending in self.state.take_pending():
@@ -178,7 +178,7 @@ class StoreActor:
         """Hello and welcome in one: a client does nothing else meanwhile."""
         session_id = SessionId(next(self._session_ids))
         self.sessions[session_id] = session
-        hello: Any = session.state.hello()
+        hello: Any = session.state.begin_connection()
         self.coverage[step_of(Channel.STORE, session.client, STORE, hello)] += 1
         self._name_ids(session.client, 0)
         replies = self._handle(session_id, hello)

@@ -11,7 +11,13 @@ from triptych_common.protocol.store import StoreCommand, StoreFailure, StoreRepl
 from triptych_common.region.slot_lock import SlotLock
 from triptych_common.store_session.dial import FIRST_RETRY_S, LAST_RETRY_S
 from triptych_common.store_session.resumption import Request
-from triptych_common.store_session.session_state import Push, SessionOptions, SessionState, call, disconnected
+from triptych_common.store_session.session_state import (
+    Push,
+    SessionOptions,
+    SessionState,
+    call_owner,
+    disconnected,
+)
 
 OnPush = Callable[[Push], None]
 OnDisconnect = Callable[[Exception | None], None]
@@ -148,7 +154,7 @@ class AsyncStoreSession:
                 transport, _ = await self._loop.create_unix_connection(lambda: protocol, self._path)
                 try:
                     if not transport.is_closing():  # else `welcomed` has the reason
-                        transport.write(self._state.hello())
+                        transport.write(self._state.begin_connection())
                     await welcomed
                 except BaseException:
                     transport.abort()
@@ -165,7 +171,7 @@ class AsyncStoreSession:
             self._unsent.append(request)
             return
         try:
-            self._transport.write(self._state.stamp(request))
+            self._transport.write(self._state.frame_request(request))
         except TriptychError as error:  # too large for a frame
             if request.pending is not None:
                 request.pending.set_exception(error)
@@ -185,7 +191,7 @@ class AsyncStoreSession:
                 break
             else:
                 self._reconnecting = None
-                call(self._options.on_reconnect, self.welcome)
+                call_owner(self._options.on_reconnect, self.welcome)
                 return
             await asyncio.sleep(retry_s)
             retry_s = min(2 * retry_s, LAST_RETRY_S)
@@ -195,9 +201,9 @@ class AsyncStoreSession:
     # ---- called by the transport -----------------------------------------------------------------
     def _on_data(self, data: bytes) -> None:
         try:
-            for pending, reply in self._state.feed(data):
+            for pending, reply in self._state.on_data(data):
                 if pending is None:
-                    call(self._options.on_push, cast(Push, reply))
+                    call_owner(self._options.on_push, cast(Push, reply))
                 elif not pending.done():  # cancelled, or given up on
                     pending.set_result(reply)
         except TriptychError as error:
@@ -228,7 +234,7 @@ class AsyncStoreSession:
             if not future.done():
                 future.set_exception(disconnected(f"the session with the store ended: {error or 'closed'}"))
                 future.exception()  # its waiter sees it; one that has gone away need not
-        call(self._options.on_disconnect, error)
+        call_owner(self._options.on_disconnect, error)
 
 
 class _Protocol(asyncio.Protocol):
@@ -252,7 +258,7 @@ class _Protocol(asyncio.Protocol):
             self._on_data(data)
             return
         try:
-            repeats = self._state.welcomed(data)
+            repeats = self._state.on_welcome(data)
         except TriptychError as error:
             self._welcomed.set_exception(error)
         else:
