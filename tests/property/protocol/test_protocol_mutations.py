@@ -279,7 +279,7 @@ MUTATIONS: dict[str, Mutation] = {
     ),
     # ---- store and sessions ----
     "who watches is not told of a lost writer": Mutation(
-        StoreState, "tell_writer_lost", nothing, with_faults(APART, "unfit")
+        StoreState, "push_writer_lost", nothing, with_faults(APART, "unfit")
     ),
     "who watches is not told of a seal": Mutation(LeaseTable, "take_watchers", empty, APART),
     "watches of the dead stay": Mutation(
