@@ -9,7 +9,7 @@ import openai
 import pytest
 
 from tests.support.system import MODEL, Answer, Server, System, image_part, wait_until
-from triptych_common.telemetry.trace_format import SpanRecord
+from triptych_common.telemetry.span_records import SpanRecord
 
 pytestmark = pytest.mark.engine
 

@@ -28,8 +28,8 @@ from openai import DefaultHttpxClient, OpenAI
 from triptych_cli.launch import free_ports
 from triptych_common.protocol.store import StatsQuery, StoreStats
 from triptych_common.store_session import StoreSession
-from triptych_common.telemetry.trace_format import SpanRecord
-from triptych_common.telemetry.traces import read_trace
+from triptych_common.telemetry.span_records import SpanRecord
+from triptych_common.telemetry.trace_reader import read_trace
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = Path(os.environ.get("TRIPTYCH_TEST_MODEL", ROOT / "models" / "digits-vl"))

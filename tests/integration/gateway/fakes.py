@@ -21,8 +21,8 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from triptych_cli.launch import free_ports
 from triptych_common.bus import AsyncBus, Delivery
-from triptych_common.coordination import Registry, SingleFlight, Start
-from triptych_common.coordination.single_flight import key_of
+from triptych_common.coordination import Registry, SingleFlight, StartResult
+from triptych_common.coordination.single_flight import requester_key
 from triptych_common.protocol.messages import (
     ECTransferParams,
     EncodeCompleted,
@@ -113,7 +113,7 @@ class FakeEncoder:
     sealed: set[str] = field(default_factory=set)
     failures: list[FailureKind] = field(default_factory=list)  # of the next jobs, before their metadata
     fail_after_metadata: FailureKind | None = None
-    dropped: list[Start] = field(default_factory=list)  # jobs that were not to be done
+    dropped: list[StartResult] = field(default_factory=list)  # jobs that were not to be done
     before_start: asyncio.Event = field(default_factory=asyncio.Event)  # cleared: jobs wait here
     before_metadata: asyncio.Event = field(default_factory=asyncio.Event)
     before_seal: asyncio.Event = field(default_factory=asyncio.Event)
@@ -167,10 +167,10 @@ class FakeEncoder:
             self.vanished.append(job)
             await delivery.ack()
             return
-        start, _ = await flights.start(
+        start, _ = await flights.start_job(
             job, delivery.entry_id, self.name, lease_s=TAKEOVER_IDLE_MS / 1000, ttl_s=10
         )
-        if start is Start.STARTED:
+        if start is StartResult.STARTED:
             self.jobs.append(job)
             self.traceparents.append(delivery.envelope.traceparent)
             await self._work(flights, job, delivery.envelope.blob)
@@ -210,7 +210,7 @@ class FakeEncoder:
         told = await self._announce(flights, metadata.model_copy(update={"sealed": True}), told)
         completed = EncodeCompleted(job_id=job.job_id, mm_hash=job.mm_hash, encoder=self.name, encode_s=0.001)
         await self._tell(told, completed)
-        await flights.finish(job.mm_hash, job.job_id, [key_of(each) for each in told])
+        await flights.finish_flight(job.mm_hash, job.job_id, [requester_key(each) for each in told])
 
     def metadata(self, job: EncodeJob, width: int, height: int) -> EncoderCacheMetadata:
         """What it says of a picture of that size; nobody is named in it yet."""
@@ -233,7 +233,7 @@ class FakeEncoder:
         self, flights: SingleFlight, metadata: EncoderCacheMetadata, told: tuple[Requester, ...]
     ) -> tuple[Requester, ...]:
         """To those who wait and have not heard it. Returns who has."""
-        waiting = await flights.announce(metadata)
+        waiting = await flights.announce_metadata(metadata)
         new = tuple(each for each in waiting or () if each not in told)
         if new:
             message = metadata.model_copy(update={"requesters": new})
@@ -246,7 +246,7 @@ class FakeEncoder:
         failure = EncodeFailed(
             job_id=job.job_id, mm_hash=job.mm_hash, encoder=self.name, kind=kind, detail="a fake failure"
         )
-        waiting = await flights.fail(failure)
+        waiting = await flights.fail_flight(failure)
         await self._tell(job.requesters if waiting is None else waiting, failure)
 
     async def _fetch(self, job: EncodeJob) -> bytes:

@@ -14,8 +14,8 @@ from tests.conftest import EmbeddedRedis
 from tests.integration.gateway.conftest import System, opened_system
 from tests.integration.gateway.fakes import DIGEST, MODEL, PREFETCH, free_port, served, until
 from tests.unit.gateway.media_samples import data_url, image_bytes
-from triptych_common.coordination import SingleFlight, Start
-from triptych_common.coordination import single_flight as inflight
+from triptych_common.coordination import SingleFlight, StartResult, single_flight
+from triptych_common.coordination.single_flight import MAX_SENDS
 from triptych_common.protocol.messages import FailureKind, Requester
 from triptych_gateway.app import create_app
 from triptych_gateway.gateway import run_gateway
@@ -167,7 +167,7 @@ async def test_attempts_are_counted_over_both_gateways(pair: tuple[System, Syste
 
 async def test_media_that_went_with_their_gateway_use_up_no_attempts(pair: tuple[System, System]) -> None:
     system, other = pair
-    system.encoder.failures = [FailureKind.MEDIA_GONE] * (inflight.MAX_SENDS - 1)
+    system.encoder.failures = [FailureKind.MEDIA_GONE] * (MAX_SENDS - 1)
     system.encoder.before_metadata.clear()
     async with asyncio.TaskGroup() as group:
         answers = [group.create_task(each.ask([IMAGE])) for each in pair]
@@ -175,7 +175,7 @@ async def test_media_that_went_with_their_gateway_use_up_no_attempts(pair: tuple
         await until(lambda: system.encoder.jobs)
         system.encoder.before_metadata.set()
     assert all(answer.result().choices for answer in answers)
-    assert [job.attempt for job in system.encoder.jobs] == list(range(1, inflight.MAX_SENDS + 1))
+    assert [job.attempt for job in system.encoder.jobs] == list(range(1, MAX_SENDS + 1))
     await until(lambda: system.encoder.num_encodes == 1)
     await assert_nothing_is_left(system, other)
 
@@ -218,7 +218,7 @@ async def test_a_job_that_an_encoder_took_but_did_not_start_is_dropped(pair: tup
         client.go_away()
         await assert_nothing_is_left(system, other)
     system.encoder.before_start.set()
-    await until(lambda: system.encoder.dropped == [Start.UNWANTED] or system.encoder.jobs, limit_s=2.0)
+    await until(lambda: system.encoder.dropped == [StartResult.UNWANTED] or system.encoder.jobs, limit_s=2.0)
     assert system.encoder.num_encodes == 0
     assert (await system.ask([IMAGE])).choices  # and the picture can be had
     await until(lambda: system.encoder.num_encodes == 1)
@@ -298,7 +298,7 @@ async def test_a_job_that_vanishes_again_and_again_is_given_up(pair: tuple[Syste
     system.encoder.vanishing_jobs = 99
     answer = await system.post(body())
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "encode_failed")
-    assert len(system.encoder.vanished) == inflight.MAX_SENDS
+    assert len(system.encoder.vanished) == MAX_SENDS
     await assert_nothing_is_left(system, other)
 
 
@@ -315,9 +315,9 @@ async def test_a_gateway_that_dies_before_it_publishes_is_stood_in_for(
     system.encoder.before_metadata.set()
     await assert_nothing_is_left(system, other)
     await forget_sizes(system)
-    monkeypatch.setattr(inflight, "PUBLISH_LEASE_S", 0.2)
+    monkeypatch.setattr(single_flight, "PUBLISH_LEASE_S", 0.2)
     gone = Requester(request_id="gone", item_index=0, gateway="gone", prefill_decode="pd-0")
-    await SingleFlight(system.bus).claim(
+    await SingleFlight(system.bus).claim_flight(
         mm_hash,
         [gone],
         namespace_digest=DIGEST,
@@ -352,4 +352,4 @@ async def test_a_queue_that_does_not_move_is_429(system: System) -> None:
 
 
 async def is_slow(system: System) -> bool:
-    return (await SingleFlight(system.bus).backlog(DIGEST))[1] >= 0.2
+    return (await SingleFlight(system.bus).read_backlog(DIGEST))[1] >= 0.2

@@ -69,12 +69,15 @@ class Checks(Choices):
         owners = list(itertools.chain.from_iterable(map(self._pins_of, self.engines)))
         dead = {
             pin_id
-            for lease in self.store.core.leases.all()
+            for lease in self.store.core.leases.all_leases()
             if lease.slot not in self.store._slots or self.store._slots[lease.slot].is_over
             for pin_id in lease.pins
         }
         pins = [
-            pin_id for lease in self.store.core.leases.all() for pin_id in lease.pins if pin_id not in dead
+            pin_id
+            for lease in self.store.core.leases.all_leases()
+            for pin_id in lease.pins
+            if pin_id not in dead
         ]
         assert sorted(owners) == sorted(pins), "pins of nobody, or pins that are not there"
 

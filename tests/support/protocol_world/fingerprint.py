@@ -118,7 +118,7 @@ def of_actor(world: World, name: str) -> Any:
             [
                 (lease.client, lease.session_id is None, digest(lease.watches), digest(lease.reservations),
                  sorted(pin.pin_id for pin in lease.pins.values()))
-                for lease in state.leases.all()
+                for lease in state.leases.all_leases()
             ],
         )  # fmt: skip
     if name == REDIS:

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import Any
 from uuid import uuid4 as real_uuid4
 
-from triptych_common.store_session import session_state as session
+from triptych_common.store_session import session_state
 
 
 class Clock:
@@ -76,10 +76,11 @@ def virtual_time() -> Iterator[None]:
     And the store's sessions write and read messages as they are.
     """
     undo: list[tuple[Any, str, Any]] = [
-        (session, name, getattr(session, name)) for name in ("frame", "decode_reply", "FrameDecoder")
+        (session_state, name, getattr(session_state, name))
+        for name in ("frame", "decode_reply", "FrameDecoder")
     ]
-    session.frame = session.decode_reply = whole_frame  # type: ignore[attr-defined]
-    session.FrameDecoder = WholeFrames  # type: ignore[attr-defined,misc]
+    session_state.frame = session_state.decode_reply = whole_frame  # type: ignore[attr-defined]
+    session_state.FrameDecoder = WholeFrames  # type: ignore[attr-defined,misc]
     for name, module in list(sys.modules.items()):
         if name.split(".", 1)[0] not in PACKAGES:
             continue

@@ -9,7 +9,7 @@ from collections import Counter
 from typing import Any
 
 from tests.support.fake_engine import mm_hash
-from tests.support.inflight_model import OVER
+from tests.support.flight_model import OVER
 from tests.support.protocol_world.checks import Checks
 from tests.support.protocol_world.config import FAULTS, Config, Key
 from tests.support.protocol_world.consumer import ConsumerActor, EngineDiedError

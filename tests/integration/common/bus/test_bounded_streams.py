@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import EmbeddedRedis
-from tests.integration.common.bus.samples import LIMIT_S, STREAM, ids, message, take
+from tests.integration.common.samples import LIMIT_S, STREAM, ids, message, take
 from tests.support.system import wait_until
 from triptych_common.bus import AsyncBus, ThreadedBus, dead_letters, stream_bounds
 from triptych_common.domain.errors import StreamFullError

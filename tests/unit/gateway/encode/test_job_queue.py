@@ -15,7 +15,7 @@ class Backlogs:
     def __init__(self) -> None:
         self.asked: list[str] = []
 
-    async def backlog(self, namespace_digest: str) -> tuple[int, float]:
+    async def read_backlog(self, namespace_digest: str) -> tuple[int, float]:
         self.asked.append(namespace_digest)
         return {FULL: (3, 0.0), SLOW: (1, 30.0), FREE: (1, 0.0)}[namespace_digest]
 

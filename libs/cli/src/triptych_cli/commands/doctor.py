@@ -27,7 +27,7 @@ from triptych_cli.launch import (
 from triptych_cli.options import DEFAULT_MODEL_TEXT, DEFAULT_PORT
 from triptych_cli.settings import CHECKOUT, CliSettings
 from triptych_cli.supervisor.supervisor import is_supervised
-from triptych_common.region.cuda.driver import has_bindings
+from triptych_common.region.cuda.loading import has_bindings
 
 GIB = 1 << 30
 VLLM_VERSION = "0.32.0"

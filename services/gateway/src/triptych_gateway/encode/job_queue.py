@@ -43,7 +43,7 @@ class JobQueue:
         """
         look = self._looks.get(namespace_digest) or _Look()
         if time.monotonic() - look.at >= LOOK_INTERVAL_S:
-            num_jobs, oldest_s = await self._inflight.backlog(namespace_digest)
+            num_jobs, oldest_s = await self._inflight.read_backlog(namespace_digest)
             look = self._looks[namespace_digest] = _Look(num_jobs, oldest_s, time.monotonic())
         if look.num_jobs >= self._max_jobs:
             raise RequestError(

@@ -13,8 +13,8 @@ import time
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from triptych_common.coordination import Claim, ClaimResult, SingleFlight
-from triptych_common.coordination.single_flight import Key, Mode, key_of
+from triptych_common.coordination import ClaimResult, FlightClaim, SingleFlight
+from triptych_common.coordination.single_flight import ClaimMode, RequesterKey, requester_key
 from triptych_common.domain.errors import BusUnavailableError, RequestError
 from triptych_common.protocol.ids import JobId, MmHash
 from triptych_common.protocol.messages import EncoderCacheMetadata, FailureKind, Requester
@@ -51,7 +51,7 @@ class _Told:
     """Subscribers that Redis may know of."""
 
     namespace_digest: str  # of the item
-    keys: set[Key] = field(default_factory=set)
+    keys: set[RequesterKey] = field(default_factory=set)
     until: float = 0.0  # monotonic seconds; Redis forgets them by itself then
 
 
@@ -133,7 +133,7 @@ class Flights:
         self._unchecked.discard(mm_hash)
         item, tickets = self._table.get(mm_hash), self._listener.waiting(mm_hash)
         wanted = requesters_of(mm_hash, tickets, self._gateway)
-        keys = {key_of(each) for each in wanted}
+        keys = {requester_key(each) for each in wanted}
         if item is not None and item.in_flight and tickets:
             told = self._told.get(mm_hash)
             if is_check or not item.is_claimed or told is None or not keys <= told.keys:
@@ -166,12 +166,12 @@ class Flights:
         job_id, ttl_s = item.job_id, remaining_s(tickets) + EXPIRY_GRACE_S
         if job_id is None:
             return
-        mode: Mode = "look" if item.is_claimed else "retry" if item.is_retry else "new"
+        mode: ClaimMode = "check" if item.is_claimed else "retry" if item.is_retry else "new"
         namespace_digest = tickets[0].namespace_digest
         told = self._told.setdefault(item.mm_hash, _Told(namespace_digest))
-        told.keys.update(map(key_of, wanted))
+        told.keys.update(map(requester_key, wanted))
         told.until = max(told.until, time.monotonic() + ttl_s)
-        claim = await self._inflight.claim(
+        claim = await self._inflight.claim_flight(
             item.mm_hash,
             wanted,
             namespace_digest=namespace_digest,
@@ -183,43 +183,43 @@ class Flights:
         )
         if item.job_id != job_id or self._table.get(item.mm_hash) is not item:
             # It went on meanwhile, so it was touched: the next step sees to it.
-            if claim.standing is ClaimResult.OWNER:  # and nobody shall wait for us to publish
-                await self._inflight.leave(
-                    item.mm_hash, map(key_of, wanted), namespace_digest=namespace_digest
+            if claim.result is ClaimResult.OWNER:  # and nobody shall wait for us to publish
+                await self._inflight.leave_flight(
+                    item.mm_hash, map(requester_key, wanted), namespace_digest=namespace_digest
                 )
-                told.keys.difference_update(map(key_of, wanted))
+                told.keys.difference_update(map(requester_key, wanted))
             return
         self._table.adopt(item, claim.job_id, claim.attempt)
-        match claim.standing:
+        match claim.result:
             case ClaimResult.OWNER:
                 self._count_order(claim, mode)
                 await self._publish(item.mm_hash, claim, tickets, wanted)
             case ClaimResult.JOINED:
-                if mode != "look":
+                if mode != "check":
                     self._metrics.items.labels("joined").inc()
                 if claim.metadata is not None:
                     await self._listener.on_metadata(claim.metadata)
             case ClaimResult.FAILED | ClaimResult.EXHAUSTED:
                 self._listener.fail(
-                    item.mm_hash, claim.job_id, _why(claim), is_final=claim.standing is ClaimResult.EXHAUSTED
+                    item.mm_hash, claim.job_id, _why(claim), is_final=claim.result is ClaimResult.EXHAUSTED
                 )
 
-    def _count_order(self, claim: Claim, mode: Mode) -> None:
-        if mode == "look":
+    def _count_order(self, claim: FlightClaim, mode: ClaimMode) -> None:
+        if mode == "check":
             log.warning("encode job sent again: nothing was known of it", job_id=claim.job_id)
             self._metrics.jobs_sent_again.inc()
         else:
             self._metrics.items.labels("ordered").inc()
 
     async def _publish(
-        self, mm_hash: MmHash, claim: Claim, tickets: list[MediaWait], wanted: tuple[Requester, ...]
+        self, mm_hash: MmHash, claim: FlightClaim, tickets: list[MediaWait], wanted: tuple[Requester, ...]
     ) -> None:
         shelved = self._shelf.get(mm_hash)
         if shelved is None:
             return  # everybody went away, so it was touched
         job, blob = encode_job(mm_hash, claim.job_id, claim.attempt, tickets, wanted, shelved, self._limits)
         await self._queue.admit(job.namespace_digest)
-        entry_id = await self._inflight.publish(
+        entry_id = await self._inflight.publish_job(
             job,
             traceparent=tickets[0].traceparent,
             remaining_ms=int(remaining_s(tickets) * 1000),
@@ -228,7 +228,7 @@ class Flights:
         if entry_id is None:  # Redis lost the flight since it was claimed
             self.touch(mm_hash, check=True)
 
-    async def _leave(self, mm_hash: MmHash, wanted: set[Key]) -> None:
+    async def _leave(self, mm_hash: MmHash, wanted: set[RequesterKey]) -> None:
         told = self._told.get(mm_hash)
         if told is None:
             return
@@ -236,7 +236,7 @@ class Flights:
         if gone:
             try:
                 async with asyncio.timeout(self._limits.publish_timeout_s):
-                    is_dropped = await self._inflight.leave(
+                    is_dropped = await self._inflight.leave_flight(
                         mm_hash, gone, namespace_digest=told.namespace_digest
                     )
             except (BusUnavailableError, TimeoutError) as error:
@@ -252,7 +252,7 @@ class Flights:
             del self._told[mm_hash]
 
 
-def _why(claim: Claim) -> ItemFailure:
+def _why(claim: FlightClaim) -> ItemFailure:
     if claim.failure is None:
         return ItemFailure(FailureKind.DEAD_LETTER, "the job vanished again and again")
     return ItemFailure(claim.failure.kind, claim.failure.detail)

@@ -14,7 +14,7 @@ import pytest
 import redis
 
 from tests.conftest import EmbeddedRedis
-from tests.integration.common.bus.samples import LIMIT_S, STREAM, ids, message, take, take_queued, until_lost
+from tests.integration.common.samples import LIMIT_S, STREAM, ids, message, take, take_queued, until_lost
 from triptych_common.bus import AsyncBus, ThreadedBus, check_login
 from triptych_common.domain.errors import BusRefusedError
 from triptych_common.protocol.codec import Envelope

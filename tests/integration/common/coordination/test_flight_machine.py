@@ -8,10 +8,10 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
-from tests.integration.common.bus.flight_samples import DIGEST, HASH, METADATA
-from tests.support.inflight_model import InflightModel, JobsModel
+from tests.integration.common.flight_samples import DIGEST, HASH, METADATA
+from tests.support.flight_model import FlightModel, JobsModel
 from triptych_common.bus import AsyncBus
-from triptych_common.coordination import Claim, ClaimResult, SingleFlight
+from triptych_common.coordination import ClaimResult, FlightClaim, SingleFlight
 from triptych_common.protocol.messages import (
     EncodeFailed,
     EncodeJob,
@@ -65,7 +65,7 @@ class FlightMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.jobs = JobsModel()
-        self.model, self.real = InflightModel(self.jobs), SingleFlight(self.bus)
+        self.model, self.real = FlightModel(self.jobs), SingleFlight(self.bus)
         self.names = self.bus.names
         self.entries: dict[str, str] = {}
         self.jobs_of: dict[str, EncodeJob] = {}
@@ -105,11 +105,11 @@ class FlightMachine(RuleBasedStateMachine):
                 self.leave(who)
 
     # ---- gateways ----
-    @rule(who=WHO, job_id=JOBS, mode=st.sampled_from(["new", "retry", "look"]))
+    @rule(who=WHO, job_id=JOBS, mode=st.sampled_from(["new", "retry", "check"]))
     def claim(self, who: Requester, job_id: str, mode: Any) -> None:
         job_id = self.job(job_id)
-        claim: Claim = self.both(
-            lambda flights: flights.claim(
+        claim: FlightClaim = self.both(
+            lambda flights: flights.claim_flight(
                 HASH,
                 [who],
                 namespace_digest=DIGEST,
@@ -121,14 +121,14 @@ class FlightMachine(RuleBasedStateMachine):
             )
         )
         assert claim.attempt <= MAX_ATTEMPTS
-        if claim.standing is ClaimResult.FAILED:
+        if claim.result is ClaimResult.FAILED:
             assert claim.failure is not None
 
     @rule(who=WHO, job_id=JOBS)
     def publish(self, who: Requester, job_id: str) -> None:
         job = job_of(self.job(job_id), who)
-        expected = self.do(self.model.publish(job))
-        found = self.do(self.real.publish(job, blob=b"media"))
+        expected = self.do(self.model.publish_job(job))
+        found = self.do(self.real.publish_job(job, blob=b"media"))
         assert (found is None) == (expected is None)
         if found is not None and expected is not None:
             assert self.entries.setdefault(expected, found) == found
@@ -137,7 +137,7 @@ class FlightMachine(RuleBasedStateMachine):
     @rule(who=st.lists(WHO, min_size=1, max_size=3))
     def leave(self, who: list[Requester]) -> None:
         keys = [(each.request_id, each.item_index) for each in who]
-        self.both(lambda flights: flights.leave(HASH, keys, namespace_digest=DIGEST))
+        self.both(lambda flights: flights.leave_flight(HASH, keys, namespace_digest=DIGEST))
 
     # ---- encoders ----
     @rule(encoder=ENCODERS, starts=st.booleans())
@@ -168,8 +168,8 @@ class FlightMachine(RuleBasedStateMachine):
 
     def _start(self, entry: str, encoder: str) -> None:
         job = self.jobs_of[entry]
-        expected = self.do(self.model.start(job, entry, encoder, lease_s=600, ttl_s=600))
-        found = self.do(self.real.start(job, self.entries[entry], encoder, lease_s=600, ttl_s=600))
+        expected = self.do(self.model.start_job(job, entry, encoder, lease_s=600, ttl_s=600))
+        found = self.do(self.real.start_job(job, self.entries[entry], encoder, lease_s=600, ttl_s=600))
         assert found == expected
 
     @rule(data=st.data(), encoder=ENCODERS)
@@ -177,24 +177,24 @@ class FlightMachine(RuleBasedStateMachine):
         entry = self._some_entry(data)
         if entry is not None:
             job_id = self.jobs_of[entry].job_id
-            expected = self.do(self.model.renew(HASH, job_id, entry, encoder, lease_s=600))
-            found = self.do(self.real.renew(HASH, job_id, self.entries[entry], encoder, lease_s=600))
+            expected = self.do(self.model.renew_job(HASH, job_id, entry, encoder, lease_s=600))
+            found = self.do(self.real.renew_job(HASH, job_id, self.entries[entry], encoder, lease_s=600))
             assert found == expected
 
     @rule(job_id=JOBS)
     def announce(self, job_id: str) -> None:
         metadata = metadata_of(self.job(job_id))
-        self.both(lambda flights: flights.announce(metadata))
+        self.both(lambda flights: flights.announce_metadata(metadata))
 
     @rule(job_id=JOBS, told=st.lists(WHO, max_size=3))
     def finish(self, job_id: str, told: list[Requester]) -> None:
         job_id, keys = self.job(job_id), [(each.request_id, each.item_index) for each in told]
-        self.both(lambda flights: flights.finish(HASH, job_id, keys))
+        self.both(lambda flights: flights.finish_flight(HASH, job_id, keys))
 
     @rule(job_id=JOBS, encoder=ENCODERS, by_owner=st.booleans())
     def fail(self, job_id: str, encoder: str, by_owner: bool) -> None:
         failure = failure_of(self.job(job_id), encoder)
-        self.both(lambda flights: flights.fail(failure, by_owner=by_owner))
+        self.both(lambda flights: flights.fail_flight(failure, by_owner=by_owner))
 
     @rule(data=st.data())
     def ack(self, data: st.DataObject) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.common.bus.samples import LIMIT_S, STREAM, ids, message, take, take_queued
+from tests.integration.common.samples import LIMIT_S, STREAM, ids, message, take, take_queued
 from tests.support.redis_pair import Pair, raw, running_pair, sentinel_of
 from tests.support.system import free_port
 from tests.support.tcp_proxy import TcpProxy, proxy_to

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.conftest import EmbeddedRedis, embedded_redis
-from tests.integration.common.bus.samples import STREAM, ids, message, take
+from tests.integration.common.samples import STREAM, ids, message, take
 from tests.support.system import free_port
 from triptych_common.bus import AsyncBus
 

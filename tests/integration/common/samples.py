@@ -3,7 +3,7 @@
 import asyncio
 import queue
 
-from triptych_common.bus.stream_consumer import Consumer
+from triptych_common.bus.stream_consumer import StreamConsumer
 from triptych_common.protocol.codec import Envelope
 from triptych_common.protocol.messages import EncodeCompleted
 
@@ -15,7 +15,7 @@ def message(number: int) -> EncodeCompleted:
     return EncodeCompleted(job_id=f"job-{number}", mm_hash="ab" * 32, encoder="e", encode_s=0)
 
 
-async def take(consumer: Consumer, count: int) -> list[str]:
+async def take(consumer: StreamConsumer, count: int) -> list[str]:
     """The job ids of the next `count` entries, each acked."""
     taken: list[str] = []
     async with asyncio.timeout(LIMIT_S):
@@ -35,7 +35,7 @@ def take_queued(received: "queue.Queue[Envelope]", count: int) -> list[str]:
     ]
 
 
-async def until_lost(consumer: Consumer) -> None:
+async def until_lost(consumer: StreamConsumer) -> None:
     """Return once `consumer` has noticed that Redis is away."""
     async with asyncio.timeout(LIMIT_S):
         while consumer.is_connected:  # noqa: ASYNC110

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 import redis
 
-import triptych_common.bus as bus_package
+import triptych_common
 from tests.conftest import EmbeddedRedis, embedded_redis
-from tests.integration.common.bus.flight_samples import DIGEST, HASH, METADATA, job_for, requester_at
-from tests.integration.common.bus.samples import LIMIT_S, STREAM, ids, message, take, take_queued
+from tests.integration.common.flight_samples import DIGEST, HASH, METADATA, claim, job_for, requester_at
+from tests.integration.common.samples import LIMIT_S, STREAM, ids, message, take, take_queued
 from triptych_common.bus import AsyncBus, ThreadedBus, drop_idle_consumers
 from triptych_common.bus.inspection import delete_deployment, list_lags, peek
 from triptych_common.coordination import BlobStore, Registry, SharedSizes, SingleFlight
@@ -27,6 +27,7 @@ from triptych_common.protocol.codec import Envelope
 from triptych_common.protocol.messages import EncodeFailed, FailureKind, InstanceRecord, Role
 from triptych_common.protocol.names import ENCODERS_GROUP
 from triptych_common.redis_client.rights import RIGHTS, Right, rules
+from triptych_common.redis_client.scripts import LuaScript
 
 PASSWORD = "open-sesame"
 GATEWAY = requester_at("gateway-0")
@@ -51,15 +52,16 @@ def url_of(server: EmbeddedRedis, database: int = 1) -> str:
 
 
 def all_scripts() -> dict[str, str]:
-    """By name, every Lua script of the package."""
+    """By name, every Lua script of the package, as Redis gets it."""
     found: dict[str, str] = {}
-    for each in pkgutil.iter_modules(bus_package.__path__):
-        module = importlib.import_module(f"{bus_package.__name__}.{each.name}")
-        for name, value in vars(module).items():
-            if isinstance(value, str) and re.search(r"redis\.p?call\(", value) and name != "_COMMON":
-                found[f"{each.name}.{name}"] = value
-    for path in Path(bus_package.__path__[0]).glob("lua/*.lua"):
-        found[path.name] = path.read_text()
+    for each in pkgutil.walk_packages(triptych_common.__path__, "triptych_common."):
+        if each.name.startswith(
+            ("triptych_common.bus", "triptych_common.coordination", "triptych_common.redis_")
+        ):
+            values = vars(importlib.import_module(each.name)).values()
+            found |= {value.name: value.text for value in values if isinstance(value, LuaScript)}
+    files = {path.stem for path in Path(triptych_common.__path__[0]).rglob("*.lua")}
+    assert found.keys() == files - {"flight"}  # that one begins the others
     return found
 
 
@@ -130,34 +132,28 @@ async def use_jobs(bus: AsyncBus, flights: SingleFlight) -> None:
     consumer = bus.consumer(stream, group=ENCODERS_GROUP, consumer="e", prefetch=4, min_idle_ms=60_000)
     async with consumer, asyncio.timeout(LIMIT_S):
         for is_failing in (True, False):
-            await claim(flights, GATEWAY, "new")
-            entry_id = await flights.publish(JOB, remaining_ms=1000, blob=b"media")
+            await claim(flights, GATEWAY, "new", ttl_s=9, max_attempts=9)
+            entry_id = await flights.publish_job(JOB, remaining_ms=1000, blob=b"media")
             assert entry_id is not None
-            await claim(flights, others[0], "look")
-            assert await flights.backlog(DIGEST) >= (1, 0.0)
+            await claim(flights, others[0], "check", ttl_s=9, max_attempts=9)
+            assert await flights.read_backlog(DIGEST) >= (1, 0.0)
             delivery = await anext(consumer)
-            await flights.start(JOB, entry_id, "e", lease_s=9, ttl_s=9)
-            assert await flights.renew(HASH, "job-1", entry_id, "e", lease_s=9)
-            await flights.announce(METADATA)
+            await flights.start_job(JOB, entry_id, "e", lease_s=9, ttl_s=9)
+            assert await flights.renew_job(HASH, "job-1", entry_id, "e", lease_s=9)
+            await flights.announce_metadata(METADATA)
             if is_failing:
-                assert await flights.fail(failure)
+                assert await flights.fail_flight(failure)
             else:
-                assert await flights.finish(HASH, "job-1", [])
+                assert await flights.finish_flight(HASH, "job-1", [])
                 told = [(each.request_id, 0) for each in (GATEWAY, *others)]
-                assert (await flights.finish(HASH, "job-1", told))[0]
+                assert (await flights.finish_flight(HASH, "job-1", told))[0]
             await delivery.ack()
-    await claim(flights, GATEWAY, "new")
-    await flights.publish(JOB)
+    await claim(flights, GATEWAY, "new", ttl_s=9, max_attempts=9)
+    await flights.publish_job(JOB)
     left = [(each.request_id, 0) for each in (GATEWAY, *others)]
-    assert await flights.leave(HASH, left, namespace_digest=DIGEST)
+    assert await flights.leave_flight(HASH, left, namespace_digest=DIGEST)
     await asyncio.sleep(0.01)  # the consumer's idle time has a resolution
     assert await drop_idle_consumers(bus, stream, ENCODERS_GROUP, idle_ms=1) == 1
-
-
-async def claim(flights: SingleFlight, who: Any, mode: Any) -> None:
-    await flights.claim(
-        HASH, [who], namespace_digest=DIGEST, mode=mode, job_id="job-1", attempt=1, max_attempts=9, ttl_s=9
-    )
 
 
 async def use_registry(bus: AsyncBus) -> None:
@@ -184,7 +180,7 @@ def use_blobs(url: str) -> None:
     try:
         blobs.put("place", memoryview(b"tensor"))
         assert blobs.get("place", 6) == b"tensor"
-        assert blobs.touch("place", 6)
+        assert blobs.renew_tensor("place", 6)
     finally:
         blobs.close()
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import orjson
 
+from triptych_common.telemetry.span_records import SpanRecord
 from triptych_common.telemetry.trace_files import trace_files
-from triptych_common.telemetry.trace_format import SpanRecord
 from triptych_common.telemetry.tracing import REQUEST_ID
 
 

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 import redis
 
-from tests.integration.common.bus.flight_samples import DIGEST, HASH, job_for, requester_at
+from tests.integration.common.flight_samples import DIGEST, HASH, claim, job_for, requester_at
 from triptych_common.bus import AsyncBus, ThreadedBus, drop_idle_consumers
-from triptych_common.coordination import Claim, ClaimResult, Registry, SingleFlight
-from triptych_common.coordination.single_flight import Mode, key_of
-from triptych_common.protocol.messages import EncodeCompleted, InstanceRecord, Requester, Role
+from triptych_common.coordination import ClaimResult, Registry, SingleFlight
+from triptych_common.coordination.single_flight import requester_key
+from triptych_common.protocol.messages import EncodeCompleted, InstanceRecord, Role
 from triptych_common.protocol.names import (
     ENCODERS_GROUP,
     INBOX_TTL_S,
@@ -59,13 +59,13 @@ async def test_jobs_last_as_long_as_somebody_may_wait_for_one(
 ) -> None:
     stream, who = bus.names.encode_jobs(DIGEST), requester_at("g-0")
     for remaining_s in (10, 2 * JOBS_TTL_S):
-        await claim(flights, who, remaining_s)
-        await flights.publish(job_for(who), remaining_ms=remaining_s * 1000)
+        await claim(flights, who, ttl_s=remaining_s)
+        await flights.publish_job(job_for(who), remaining_ms=remaining_s * 1000)
         assert max(remaining_s, JOBS_TTL_S) - 5 < raw.ttl(stream) <= max(remaining_s, JOBS_TTL_S)
-        await flights.leave(HASH, [key_of(who)], namespace_digest=DIGEST)
-    await claim(flights, who, 9)
-    await flights.publish(job_for(who), remaining_ms=1000)
-    await claim(flights, requester_at("g-1"), 3 * JOBS_TTL_S)  # it joins, and waits longer
+        await flights.leave_flight(HASH, [requester_key(who)], namespace_digest=DIGEST)
+    await claim(flights, who, ttl_s=9)
+    await flights.publish_job(job_for(who), remaining_ms=1000)
+    await claim(flights, requester_at("g-1"), ttl_s=3 * JOBS_TTL_S)  # it joins, and waits longer
     assert 3 * JOBS_TTL_S - 5 < raw.ttl(stream) <= 3 * JOBS_TTL_S
     async with Registry(bus).keep_registered(ENCODER):
         assert raw.ttl(stream) > 2 * JOBS_TTL_S  # a heartbeat shortens nothing
@@ -93,27 +93,14 @@ async def test_a_job_whose_stream_is_gone_is_sent_again(
 ) -> None:
     """Its encoders were away for too long; another one comes."""
     who = requester_at("g-0")
-    await claim(flights, who, 60)
-    await flights.publish(job_for(who))
+    await claim(flights, who, ttl_s=60)
+    await flights.publish_job(job_for(who))
     raw.delete(bus.names.encode_jobs(DIGEST))
-    found = await claim(flights, who, 60, "look")
-    assert (found.standing, found.job_id, found.attempt) == (ClaimResult.OWNER, "job-1", 1)
-    entry_id = await flights.publish(job_for(who))
+    found = await claim(flights, who, "check", ttl_s=60)
+    assert (found.result, found.job_id, found.attempt) == (ClaimResult.OWNER, "job-1", 1)
+    entry_id = await flights.publish_job(job_for(who))
     async with bus.consumer(bus.names.encode_jobs(DIGEST), group=ENCODERS_GROUP, consumer="e") as consumer:
         assert (await anext(consumer)).entry_id == entry_id
-
-
-async def claim(flights: SingleFlight, who: Requester, ttl_s: float, mode: Mode = "new") -> Claim:
-    return await flights.claim(
-        HASH,
-        [who],
-        namespace_digest=DIGEST,
-        mode=mode,
-        job_id="job-1",
-        attempt=1,
-        max_attempts=2,
-        ttl_s=ttl_s,
-    )
 
 
 async def test_cleared_when_its_owner_has_left(bus: AsyncBus, raw: Any) -> None:

@@ -1,5 +1,7 @@
-"""One job of one flight, as the tests of flights send it, and who asks for its item."""
+"""One job of one flight, as the tests of flights send it, and the requesters of its item."""
 
+from triptych_common.coordination import FlightClaim, SingleFlight
+from triptych_common.coordination.single_flight import ClaimMode
 from triptych_common.protocol.messages import EncodeJob, EncoderCacheMetadata, Modality, Requester
 
 HASH = "a" * 64
@@ -35,3 +37,24 @@ METADATA = EncoderCacheMetadata(
     sealed=True,
     requesters=(),
 )
+
+
+async def claim(
+    flights: SingleFlight,
+    requester: Requester,
+    mode: ClaimMode = "new",
+    *,
+    ttl_s: float = 600.0,
+    job_id: str = "job-1",
+    max_attempts: int = 2,
+) -> FlightClaim:
+    return await flights.claim_flight(
+        HASH,
+        [requester],
+        namespace_digest=DIGEST,
+        mode=mode,
+        job_id=job_id,
+        attempt=1,
+        max_attempts=max_attempts,
+        ttl_s=ttl_s,
+    )

@@ -1,4 +1,4 @@
-"""FAKE of `bus.SingleFlight`: the flights in plain Python, over any stream of jobs.
+"""FAKE of `coordination.SingleFlight`: the flights in plain Python, over any stream of jobs.
 
 The scripts are compared with it; tests without Redis, and the model of the protocol, use it.
 """
@@ -7,17 +7,19 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from triptych_common.coordination.flight_state import ALLOWED, FlightState
 from triptych_common.coordination.single_flight import (
     FINISHED_S,
     MAX_SENDS,
     PUBLISH_LEASE_S,
-    Claim,
+    ClaimMode,
     ClaimResult,
-    Key,
-    Mode,
-    Start,
-    key_of,
+    FlightClaim,
+    RequesterKey,
+    StartResult,
+    requester_key,
 )
+from triptych_common.domain.transitions import check_transition
 from triptych_common.protocol.ids import JobId
 from triptych_common.protocol.messages import EncodeFailed, EncodeJob, EncoderCacheMetadata, Requester
 
@@ -26,11 +28,11 @@ OVER = -1.0  # a lease that has ended, at any time
 
 @dataclass
 class Flight:
-    """One hash. Times in seconds, on the clock of its `InflightModel`."""
+    """One hash. Times in seconds, on the clock of its `FlightModel`."""
 
     job_id: str
     attempt: int
-    state: str = "claimed"
+    state: FlightState | None = None  # assigned by `become` alone
     until: float = OVER  # of the claim's or the encoder's lease
     expires_at: float = 0.0  # when Redis forgets all of it
     entry_id: str = ""
@@ -38,14 +40,18 @@ class Flight:
     num_sent: int = 0
     metadata: EncoderCacheMetadata | None = None
     failure: EncodeFailed | None = None
-    requesters: dict[Key, Requester] = field(default_factory=dict)
-    ends: dict[Key, float] = field(default_factory=dict)  # until when each of them waits
+    requesters: dict[RequesterKey, Requester] = field(default_factory=dict)
+    ends: dict[RequesterKey, float] = field(default_factory=dict)  # until when each of them waits
+
+    def become(self, to: FlightState) -> None:
+        check_transition(ALLOWED, f"flight of {self.job_id}", self.state, to)
+        self.state = to
 
     def subscribe(self, requesters: Iterable[Requester], until: float) -> None:
         for each in requesters:
-            self.requesters[key_of(each)], self.ends[key_of(each)] = each, until
+            self.requesters[requester_key(each)], self.ends[requester_key(each)] = each, until
 
-    def unsubscribe(self, keys: Iterable[Key]) -> None:
+    def unsubscribe(self, keys: Iterable[RequesterKey]) -> None:
         for key in keys:
             self.requesters.pop(key, None)
             self.ends.pop(key, None)
@@ -116,7 +122,7 @@ class JobsModel:
         self.last_delivered = 0
 
 
-class InflightModel:
+class FlightModel:
     """Same methods, same answers. Without a clock, leases end when `end_leases` says so."""
 
     def __init__(self, jobs: Jobs, now: Callable[[], float] = lambda: 0.0) -> None:
@@ -139,24 +145,24 @@ class InflightModel:
         return flight
 
     # ---- SingleFlight ----
-    async def claim(
+    async def claim_flight(
         self,
         mm_hash: str,
         requesters: Iterable[Requester],
         *,
         namespace_digest: str,
-        mode: Mode,
+        mode: ClaimMode,
         job_id: str,
         attempt: int,
         max_attempts: int,
         ttl_s: float,
-    ) -> Claim:
+    ) -> FlightClaim:
         flight, who = self.find(mm_hash), tuple(requesters)
         if flight is None:
             flight = self.flights[mm_hash] = Flight(job_id, attempt)
             return self._own(flight, job_id, attempt, who, ttl_s)
-        if flight.state == "failed":
-            if mode == "look":
+        if flight.state is FlightState.FAILED:
+            if mode == "check":
                 return self._answer(flight, ClaimResult.FAILED)
             if flight.attempt < max_attempts:
                 flight.num_sent = 0
@@ -165,13 +171,15 @@ class InflightModel:
                 return self._answer(flight, ClaimResult.EXHAUSTED)
             flight.num_sent = 0
             return self._own(flight, job_id, 1, who, ttl_s)
-        if flight.state == "finished" and (mode != "look" or flight.metadata is None):
+        if flight.state is FlightState.FINISHED and (mode != "check" or flight.metadata is None):
             flight.num_sent = 0
             return self._own(flight, job_id, 1, who, ttl_s)
-        is_ours = flight.job_id == job_id and mode != "look"
-        if flight.state == "claimed" and (self._is_over(flight) or is_ours):
+        is_ours = flight.job_id == job_id and mode != "check"
+        if flight.state is FlightState.CLAIMED and (self._is_over(flight) or is_ours):
             return self._own(flight, flight.job_id, flight.attempt, who, ttl_s)
-        is_idle = flight.state == "queued" or (flight.state == "running" and self._is_over(flight))
+        is_idle = flight.state is FlightState.QUEUED or (
+            flight.state is FlightState.RUNNING and self._is_over(flight)
+        )
         if is_idle and not (flight.entry_id and self._jobs.is_awaited(flight.entry_id)):
             if flight.num_sent >= MAX_SENDS:
                 return self._answer(flight, ClaimResult.EXHAUSTED)
@@ -181,8 +189,9 @@ class InflightModel:
 
     def _own(
         self, flight: Flight, job_id: str, attempt: int, who: Iterable[Requester], ttl_s: float
-    ) -> Claim:
-        flight.job_id, flight.attempt, flight.state = job_id, attempt, "claimed"
+    ) -> FlightClaim:
+        flight.become(FlightState.CLAIMED)
+        flight.job_id, flight.attempt = job_id, attempt
         flight.until = self._now() + PUBLISH_LEASE_S
         flight.entry_id = flight.encoder = ""
         flight.metadata = flight.failure = None
@@ -193,8 +202,8 @@ class InflightModel:
         flight.subscribe(who, self._now() + ttl_s)
         self._live_for(flight, ttl_s)
 
-    def _answer(self, flight: Flight, standing: ClaimResult) -> Claim:
-        return Claim(standing, JobId(flight.job_id), flight.attempt, flight.metadata, flight.failure)
+    def _answer(self, flight: Flight, result: ClaimResult) -> FlightClaim:
+        return FlightClaim(result, JobId(flight.job_id), flight.attempt, flight.metadata, flight.failure)
 
     def _is_over(self, flight: Flight) -> bool:
         return self._now() > flight.until
@@ -202,7 +211,7 @@ class InflightModel:
     def _live_for(self, flight: Flight, ttl_s: float) -> None:
         flight.expires_at = max(flight.expires_at, self._now() + ttl_s)
 
-    async def publish(
+    async def publish_job(
         self,
         job: EncodeJob,
         *,
@@ -213,74 +222,89 @@ class InflightModel:
         flight = self.find(job.mm_hash)
         if flight is None or flight.job_id != job.job_id:
             return None
-        if flight.state != "claimed":
+        if flight.state is not FlightState.CLAIMED:
             return flight.entry_id or None
-        flight.entry_id, flight.state = self._jobs.append(job, remaining_ms=remaining_ms, blob=blob), "queued"
+        flight.become(FlightState.QUEUED)
+        flight.entry_id = self._jobs.append(job, remaining_ms=remaining_ms, blob=blob)
         flight.num_sent += 1
         return flight.entry_id
 
-    async def leave(self, mm_hash: str, keys: Iterable[Key], *, namespace_digest: str) -> bool:
+    async def leave_flight(
+        self, mm_hash: str, keys: Iterable[RequesterKey], *, namespace_digest: str
+    ) -> bool:
         flight = self.find(mm_hash)
         if flight is None:
             return False
         flight.unsubscribe(keys)
-        if flight.state == "running":
+        if flight.state is FlightState.RUNNING:
             return False
         if flight.requesters:
-            if flight.state == "claimed":
+            if flight.state is FlightState.CLAIMED:
                 flight.until = OVER
             return False
         del self.flights[mm_hash]
-        if flight.state != "queued":
+        if flight.state is not FlightState.QUEUED:
             return False
         self._jobs.remove(flight.entry_id)
         return True
 
-    async def start(
+    async def start_job(
         self, job: EncodeJob, entry_id: str, encoder: str, *, lease_s: float, ttl_s: float
-    ) -> tuple[Start, tuple[Requester, ...]]:
+    ) -> tuple[StartResult, tuple[Requester, ...]]:
         flight = self.find(job.mm_hash)
         if flight is None:
             if not self._jobs.has(entry_id):
-                return Start.UNWANTED, ()
+                return StartResult.UNWANTED, ()
             flight = self.flights[job.mm_hash] = Flight(job.job_id, job.attempt, num_sent=1)
+            flight.become(FlightState.CLAIMED)
             flight.subscribe(job.requesters, self._now() + max(ttl_s, lease_s))
         elif (
             flight.job_id != job.job_id
-            or flight.state in ("failed", "finished")
-            or (flight.state == "running" and flight.entry_id != entry_id and not self._is_over(flight))
+            or flight.state in (FlightState.FAILED, FlightState.FINISHED)
+            or (
+                flight.state is FlightState.RUNNING
+                and flight.entry_id != entry_id
+                and not self._is_over(flight)
+            )
         ):
-            return Start.SUPERSEDED, ()
+            return StartResult.SUPERSEDED, ()
         elif not flight.requesters:
             del self.flights[job.mm_hash]
-            return Start.UNWANTED, ()
+            return StartResult.UNWANTED, ()
         self._run(flight, entry_id, encoder, lease_s)
         self._live_for(flight, max(ttl_s, lease_s))
-        return Start.STARTED, flight.waiting()
+        return StartResult.STARTED, flight.waiting()
 
-    async def renew(self, mm_hash: str, job_id: str, entry_id: str, encoder: str, *, lease_s: float) -> bool:
+    async def renew_job(
+        self, mm_hash: str, job_id: str, entry_id: str, encoder: str, *, lease_s: float
+    ) -> bool:
         flight = self.find(mm_hash)
-        if flight is None or flight.job_id != job_id or flight.state in ("failed", "finished"):
+        if (
+            flight is None
+            or flight.job_id != job_id
+            or flight.state in (FlightState.FAILED, FlightState.FINISHED)
+        ):
             return False
-        if flight.state == "running" and flight.encoder != encoder:
+        if flight.state is FlightState.RUNNING and flight.encoder != encoder:
             return False
         self._run(flight, entry_id, encoder, lease_s)
         self._live_for(flight, lease_s)
         return True
 
     def _run(self, flight: Flight, entry_id: str, encoder: str, lease_s: float) -> None:
-        flight.state, flight.entry_id, flight.encoder = "running", entry_id, encoder
+        flight.become(FlightState.RUNNING)
+        flight.entry_id, flight.encoder = entry_id, encoder
         flight.until = self._now() + lease_s
 
-    async def announce(self, metadata: EncoderCacheMetadata) -> tuple[Requester, ...] | None:
+    async def announce_metadata(self, metadata: EncoderCacheMetadata) -> tuple[Requester, ...] | None:
         flight = self.find(metadata.mm_hash)
         if flight is None or flight.job_id != metadata.job_id:
             return None
         flight.metadata = metadata.model_copy(update={"requesters": ()})
         return flight.waiting()
 
-    async def finish(
-        self, mm_hash: str, job_id: str, told: Iterable[Key]
+    async def finish_flight(
+        self, mm_hash: str, job_id: str, told: Iterable[RequesterKey]
     ) -> tuple[bool, tuple[Requester, ...] | None]:
         flight = self.find(mm_hash)
         if flight is None or flight.job_id != job_id:
@@ -289,20 +313,24 @@ class InflightModel:
         if is_finished and not flight.requesters:
             del self.flights[mm_hash]
         elif is_finished:
-            flight.state, flight.entry_id, flight.encoder = "finished", "", ""
+            flight.become(FlightState.FINISHED)
+            flight.entry_id = flight.encoder = ""
             flight.expires_at = self._now() + FINISHED_S
         return is_finished, flight.waiting()
 
-    async def fail(self, failure: EncodeFailed, *, by_owner: bool = True) -> tuple[Requester, ...] | None:
+    async def fail_flight(
+        self, failure: EncodeFailed, *, by_owner: bool = True
+    ) -> tuple[Requester, ...] | None:
         flight = self.find(failure.mm_hash)
         if flight is None or flight.job_id != failure.job_id:
             return None
-        if flight.state == "finished" or (by_owner and flight.encoder not in ("", failure.encoder)):
+        if flight.state is FlightState.FINISHED or (by_owner and flight.encoder not in ("", failure.encoder)):
             return ()
         if not flight.requesters:
             del self.flights[failure.mm_hash]
             return ()
-        flight.state, flight.failure, flight.metadata, flight.until = "failed", failure, None, OVER
+        flight.become(FlightState.FAILED)
+        flight.failure, flight.metadata, flight.until = failure, None, OVER
         return flight.waiting()
 
 

@@ -85,7 +85,7 @@ def test_without_redis_everything_ends_soon() -> None:
     start = time.monotonic()
     for call in (
         lambda: blobs.get("p", 1),
-        lambda: blobs.touch("p", 1),
+        lambda: blobs.renew_tensor("p", 1),
         lambda: blobs.put("p", memoryview(b"x")),
     ):
         with pytest.raises(BusUnavailableError):
@@ -149,7 +149,7 @@ def test_a_connection_that_breaks_under_a_command_is_made_anew_once(
 
     monkeypatch.setattr(Pipeline, "_execute_pipeline", flaky)
     if num_failures == 1:
-        assert blobs.touch("p", 1)
+        assert blobs.renew_tensor("p", 1)
     else:
         with pytest.raises(BusUnavailableError):
-            blobs.touch("p", 1)
+            blobs.renew_tensor("p", 1)
