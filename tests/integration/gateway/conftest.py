@@ -60,9 +60,9 @@ class System:
 
     async def assert_idle(self) -> None:
         """Nothing of any request is left, at the latest a moment after its answer."""
-        await until(lambda: not self.gateway.admission.num_requests)
-        assert self.gateway.admission.media_bytes == 0
-        assert len(self.gateway.shelf) == 0
+        await until(lambda: not self.gateway.chat.limiter.num_requests)
+        assert self.gateway.chat.limiter.media_bytes == 0
+        assert len(self.gateway.media_cache) == 0
         assert self.gateway.router.num_in_flight("pd-0") == 0
         assert not [item for item in self.gateway.orders.table if item.waiters]
 

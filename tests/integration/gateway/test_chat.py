@@ -121,7 +121,7 @@ async def test_concurrent_requests_for_one_picture_are_one_job(system: System) -
     system.encoder.before_metadata.clear()
     async with asyncio.TaskGroup() as group:
         asked = [group.create_task(system.ask([image()])) for _ in range(5)]
-        await until(lambda: len(system.gateway.orders._tickets) == 5)
+        await until(lambda: len(system.gateway.orders._media_waits) == 5)
         system.encoder.before_metadata.set()
     assert {task.result().choices[0].message.content for task in asked} == {"1x8x8 word0 word1 word2"}
     assert len(system.encoder.jobs) == 1
@@ -134,9 +134,9 @@ async def test_first_client_that_goes_away_leaves_the_job_to_the_others(system: 
         first = group.create_task(system.ask([image()]))
         await until(lambda: system.encoder.jobs)
         second = group.create_task(system.ask([image()]))
-        await until(lambda: len(system.gateway.orders._tickets) == 2)
+        await until(lambda: len(system.gateway.orders._media_waits) == 2)
         first.cancel()
-        await until(lambda: len(system.gateway.orders._tickets) == 1)
+        await until(lambda: len(system.gateway.orders._media_waits) == 1)
         system.encoder.before_metadata.set()
         assert (await second).choices[0].message.content.startswith("1x8x8")
     assert len(system.encoder.jobs) == 1

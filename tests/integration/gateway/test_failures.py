@@ -239,7 +239,7 @@ async def test_a_client_that_stays_and_does_not_read_is_let_go(
         client.connect(("127.0.0.1", system.gateway.settings.port))
         head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
         client.sendall(head.encode() + body)
-        await until(lambda: b"gateway_request_seconds_count 1.0" in system.gateway.metrics.metrics.render())
+        await until(lambda: b"gateway_request_seconds_count 1.0" in system.gateway.chat.metrics.metrics.render())
     assert system.prefill_decode.num_disconnects == 1
     await system.assert_idle()
 
@@ -330,7 +330,7 @@ async def test_a_stream_that_has_its_tensors_outlives_the_failure_of_a_later_job
         kind=FailureKind.ENCODER_ERROR,
         detail="x",
     )
-    await system.gateway.orders.handle(failed)
+    await system.gateway.orders.on_encode_result(failed)
     assert system.gateway.orders.table.get(MmHash(item.mm_hash)) is item
     assert not item.in_flight  # and not ordered again: nobody needs it
     system.prefill_decode.release.set()

@@ -63,7 +63,7 @@ async def assert_nothing_is_left(*systems: System) -> None:
     for system in systems:
         await system.assert_idle()
         assert len(system.gateway.orders.table) == 0
-        await until(lambda gateway=system.gateway: not len(gateway.orders.flights))
+        await until(lambda gateway=system.gateway: not len(gateway.orders.flight_requests))
     assert await eventually(num_flights, systems[0], 0)
     assert await eventually(num_queued, systems[0], 0)
 
@@ -102,7 +102,7 @@ async def test_concurrent_requests_through_two_gateways_are_one_encode(pair: tup
     async with asyncio.TaskGroup() as group:
         answers = [group.create_task(each.ask([IMAGE])) for _ in range(3) for each in pair]
         await until(lambda: system.encoder.jobs)
-        await until(lambda: all(len(each.gateway.orders.flights) for each in pair))
+        await until(lambda: all(len(each.gateway.orders.flight_requests) for each in pair))
         system.encoder.before_metadata.set()
     assert all(answer.result().choices for answer in answers)
     await until(lambda: system.encoder.num_encodes)
@@ -139,7 +139,7 @@ async def test_a_failure_is_tried_again_once_for_both_gateways(pair: tuple[Syste
     system.encoder.before_metadata.clear()
     async with asyncio.TaskGroup() as group:
         answers = [group.create_task(each.ask([IMAGE])) for each in pair]
-        await until(lambda: all(len(each.gateway.orders.flights) for each in pair))
+        await until(lambda: all(len(each.gateway.orders.flight_requests) for each in pair))
         await until(lambda: system.encoder.jobs)
         system.encoder.before_metadata.set()
     assert all(answer.result().choices for answer in answers)
@@ -157,7 +157,7 @@ async def test_attempts_are_counted_over_both_gateways(pair: tuple[System, Syste
             group.create_task(each.http.post("/v1/chat/completions", json=body()), name="ask")
             for each in pair
         ]
-        await until(lambda: all(len(each.gateway.orders.flights) for each in pair))
+        await until(lambda: all(len(each.gateway.orders.flight_requests) for each in pair))
         await until(lambda: system.encoder.jobs)
         system.encoder.before_metadata.set()
     assert [answer.result().status_code for answer in answers] == [503, 503]
@@ -171,7 +171,7 @@ async def test_media_that_went_with_their_gateway_use_up_no_attempts(pair: tuple
     system.encoder.before_metadata.clear()
     async with asyncio.TaskGroup() as group:
         answers = [group.create_task(each.ask([IMAGE])) for each in pair]
-        await until(lambda: all(len(each.gateway.orders.flights) for each in pair))
+        await until(lambda: all(len(each.gateway.orders.flight_requests) for each in pair))
         await until(lambda: system.encoder.jobs)
         system.encoder.before_metadata.set()
     assert all(answer.result().choices for answer in answers)
@@ -191,13 +191,13 @@ async def test_a_job_that_waits_goes_with_the_last_who_wanted_it(pair: tuple[Sys
     async with asyncio.TaskGroup() as group:
         others = [Departing(system, group, (image(color),)) for color in range(10, 10 + PREFETCH)]
         assert await eventually(num_queued, system, PREFETCH)  # no encoder is free
-        num_before = len(system.gateway.orders.flights)
+        num_before = len(system.gateway.orders.flight_requests)
         first, second = Departing(system, group), Departing(other, group)
-        await until(lambda: len(system.gateway.orders.flights) > num_before)
-        await until(lambda: len(other.gateway.orders.flights))
+        await until(lambda: len(system.gateway.orders.flight_requests) > num_before)
+        await until(lambda: len(other.gateway.orders.flight_requests))
         assert await eventually(num_queued, system, PREFETCH + 1)
         first.go_away()
-        await until(lambda: len(system.gateway.orders.flights) == num_before)
+        await until(lambda: len(system.gateway.orders.flight_requests) == num_before)
         assert await num_queued(system) == PREFETCH + 1  # the other still wants it
         second.go_away()
         assert await eventually(num_queued, system, PREFETCH)
@@ -247,7 +247,7 @@ async def test_jobs_that_redis_lost_are_sent_again(pair: tuple[System, System], 
     async with asyncio.TaskGroup() as group:
         answers = [group.create_task(each.ask([IMAGE])) for each in pair]
         assert await eventually(num_queued, system, 1)
-        await until(lambda: all(len(each.gateway.orders.flights) for each in pair))
+        await until(lambda: all(len(each.gateway.orders.flight_requests) for each in pair))
         if stage == "running":
             await until(lambda: system.encoder.jobs)
         await system.bus.client.flushall()
@@ -257,7 +257,7 @@ async def test_jobs_that_redis_lost_are_sent_again(pair: tuple[System, System], 
     assert all(answer.result().choices for answer in answers)
     assert system.encoder.num_encodes <= (1 if stage == "queued" else 2)
     assert len({job.job_id for job in system.encoder.jobs}) == 1
-    await until(lambda: not any(len(each.gateway.orders.flights) for each in pair))
+    await until(lambda: not any(len(each.gateway.orders.flight_requests) for each in pair))
 
 
 async def test_redis_restarts_empty_while_a_job_waits(own_redis: EmbeddedRedis, tmp_path: Path) -> None:

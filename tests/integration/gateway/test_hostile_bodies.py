@@ -76,7 +76,7 @@ async def test_what_looks_like_media_is_not_forwarded(system: System) -> None:
 async def test_bodies_are_parsed_apart_from_media(system: System) -> None:
     """Every media thread is busy, and a large text is served meanwhile."""
     release = threading.Event()
-    threads = system.gateway.media_threads
+    threads = system.gateway.chat.media_serving.intake.threads
     busy = [threads.submit(release.wait) for _ in range(system.gateway.settings.num_media_threads)]
     try:
         assert (await system.post(chat("x" * 100_000))).status_code == 200
@@ -108,10 +108,10 @@ async def test_an_order_that_fails_in_the_gateway_is_told_at_once(
 
     body = chat([image_part(image_bytes())])
     with monkeypatch.context() as patched:
-        patched.setattr("triptych_gateway.encode.single_flight.encode_job", broken)
+        patched.setattr("triptych_gateway.encode.encode_orders.encode_job", broken)
         assert refusal(await system.post(body)) == (500, "internal_error")
     await system.assert_idle()
-    await until(lambda: not len(system.gateway.orders.flights))
+    await until(lambda: not len(system.gateway.orders.flight_requests))
     assert (await system.post(body)).status_code == 200
 
 
@@ -134,7 +134,7 @@ async def test_many_small_bodies_of_unknown_length(system: System) -> None:
     async with asyncio.TaskGroup() as group:
         asked = [group.create_task(system.post_raw(chunks(raw))) for _ in range(40)]
         await until(lambda: len(system.prefill_decode.bodies) == 40 or any(task.done() for task in asked))
-        assert system.gateway.admission.media_bytes == 40 * len(raw)
+        assert system.gateway.chat.limiter.media_bytes == 40 * len(raw)
         system.prefill_decode.release.set()
     assert [task.result().status_code for task in asked] == [200] * 40
     await system.assert_idle()
@@ -148,9 +148,9 @@ async def test_what_is_announced_takes_nobodys_room(system: System) -> None:
         for _ in range(20):
             client = stack.enter_context(socket.create_connection(address))
             client.sendall(head + b"{")
-        await until(lambda: system.gateway.admission.num_requests == 20)
+        await until(lambda: system.gateway.chat.limiter.num_requests == 20)
         assert (await system.post(TEXT)).status_code == 200
-        await until(lambda: system.gateway.admission.media_bytes == 20)
+        await until(lambda: system.gateway.chat.limiter.media_bytes == 20)
     await system.assert_idle()
 
 
@@ -166,7 +166,7 @@ async def test_growth_is_refused_when_there_is_no_room(system: System) -> None:
 
     async with asyncio.TaskGroup() as group:
         first = group.create_task(system.post_raw(slowly()))
-        await until(lambda: system.gateway.admission.media_bytes == len(body) - 1)
+        await until(lambda: system.gateway.chat.limiter.media_bytes == len(body) - 1)
         assert refusal(await system.post_raw(chunks(body, 10_000))) == (429, "too_much_media")
         assert (await system.post(TEXT)).status_code == 200
         more.set()
@@ -182,7 +182,7 @@ async def test_bytes_are_given_back_as_media_are_decoded(system: System) -> None
     async with asyncio.TaskGroup() as group:
         asked = group.create_task(system.post(body))
         await until(lambda: system.prefill_decode.bodies)
-        held = system.gateway.admission.media_bytes
+        held = system.gateway.chat.limiter.media_bytes
         assert len(content) < held < len(content) + 500 < num_bytes
         system.prefill_decode.release.set()
     assert asked.result().status_code == 200

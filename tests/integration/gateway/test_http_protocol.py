@@ -170,7 +170,7 @@ async def test_garbage_behind_a_stream_does_not_get_into_it(system: System) -> N
         answer += await read_all(reader)
     assert answer.count(b"HTTP/1.1") == 1
     system.prefill_decode.release.set()
-    await until(lambda: not system.gateway.admission.num_requests)
+    await until(lambda: not system.gateway.chat.limiter.num_requests)
 
 
 # ---- ahead of an answer, and behind one -----------------------------------------------------------

@@ -47,7 +47,7 @@ def whole_bodies(*instances: FakePrefillDecode) -> list[dict[str, Any]]:
 
 
 def count(system: System, reason: str) -> float:
-    value = system.gateway.metrics.metrics.registry.get_sample_value(
+    value = system.gateway.chat.metrics.metrics.registry.get_sample_value(
         "triptych_gateway_local_encodes_total", {"reason": reason}
     )
     return value or 0.0
@@ -164,7 +164,7 @@ async def test_an_instance_that_waits_for_another_reason_is_left_alone(system: S
         await until(lambda: not next(iter(system.gateway.orders.table)).in_flight)
         for _ in range(10):  # well past `local_encode_after_s`, in looks at the registry
             async with asyncio.timeout(1):
-                await system.gateway.view.wait_for_look()
+                await system.gateway.view.wait_for_refresh()
         assert whole_bodies(system.prefill_decode, instance) == []
         system.prefill_decode.release.set()
         instance.release.set()

@@ -117,7 +117,7 @@ async def test_sizes_of_another_tenant_are_not_found(tenants: System) -> None:
     system = tenants
 
     def num_known() -> float:
-        registry = system.gateway.metrics.metrics.registry
+        registry = system.gateway.chat.metrics.metrics.registry
         return registry.get_sample_value("triptych_gateway_items_total", {"how": "sizes_known"}) or 0.0
 
     await ask(system, "key-alice", [IMAGE])

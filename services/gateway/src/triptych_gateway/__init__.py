@@ -12,7 +12,7 @@ Life of a request, in the order of the modules it passes:
       router        which prefill_decode, over what registry_view knows
       encode_orders one job per mm_hash (item_table is its pure state), sizes when known
       encode_wait   how long encoders are waited for
-      last_words    tells encoders of requests that prefill_decode will not speak of
+      final_acks    tells encoders of requests that prefill_decode will not speak of
       dispatch      the body for prefill_decode: metadata instead of media
       upstream      HTTP to prefill_decode, up to its first chunk; then streaming to the client
 """

@@ -15,7 +15,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from triptych_common.domain.errors import RequestError
 from triptych_common.telemetry.logs import get_logger
-from triptych_gateway.openai_errors import error_response
+from triptych_gateway.errors import error_response
 
 log = get_logger(__name__)
 

@@ -1,7 +1,7 @@
 """Relay of an answer to the client, from the moment its first chunk is there."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any
 
 import httpx
@@ -11,7 +11,7 @@ from triptych_common.domain.errors import RequestError
 from triptych_common.telemetry.logs import get_logger
 from triptych_gateway.chat.sse import cut_at_error
 from triptych_gateway.chat.upstream import Answer
-from triptych_gateway.openai_errors import error_event, unavailable
+from triptych_gateway.errors import error_event, unavailable
 
 log = get_logger(__name__)
 
@@ -21,20 +21,24 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 class ClientStream:
     """The response being sent. Knows whether it has begun, and whether it has ended.
 
-    Every method raises ClientDisconnect when the client takes nothing for `timeout_s`: one that stays, and
-    does not read, would keep its place for ever.
+    Every method raises ClientDisconnect when the client takes nothing for `timeout_s`: a client that stays,
+    and does not read, would keep its place for ever.
     """
 
-    def __init__(self, send: Send, timeout_s: float) -> None:
+    def __init__(self, send: Send, headers: Mapping[str, str], timeout_s: float) -> None:
+        """`headers`: of every answer, beside its own."""
         self._send_unbounded = send
+        self._headers = headers
         self._timeout_s = timeout_s
         self.has_begun = False
         self.has_ended = False
 
-    async def begin(self, status: int, headers: dict[str, str]) -> None:
-        raw = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
+    async def begin(self, headers: Mapping[str, str]) -> None:
+        """Begin a good answer (200)."""
+        both = {**self._headers, **headers}
+        raw = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in both.items()]
         self.has_begun = True
-        await self._send({"type": "http.response.start", "status": status, "headers": raw})
+        await self._send({"type": "http.response.start", "status": 200, "headers": raw})
 
     async def write(self, chunk: bytes) -> None:
         await self._send({"type": "http.response.body", "body": chunk, "more_body": True})
@@ -53,10 +57,14 @@ class ClientStream:
             raise ClientDisconnect from error
 
 
-async def relay_stream(
-    answer: Answer, client: ClientStream, headers: dict[str, str], chunk_timeout_s: float
-) -> int:
-    """Pass whole events through, untouched. A stream that breaks off ends with an error event of ours.
+async def relay_whole(answer: Answer, client: ClientStream) -> None:
+    """Pass an answer on that is there already."""
+    await client.begin({"Content-Type": answer.content_type, "Content-Length": str(len(answer.first))})
+    await client.end(answer.first)
+
+
+async def relay_stream(answer: Answer, client: ClientStream, chunk_timeout_s: float) -> int:
+    """Pass whole events through, untouched. A stream that breaks off is to end with an error event.
 
     Returns:
         Number of chunks that were passed on.
@@ -65,13 +73,7 @@ async def relay_stream(
         RequestError: the stream broke off, or the model failed; nothing was sent about it yet.
     """
     await client.begin(
-        200,
-        {
-            **headers,
-            "Content-Type": answer.content_type,
-            "Cache-Control": "no-cache",
-            "X-Accel-Buffering": "no",
-        },
+        {"Content-Type": answer.content_type, "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
     )
     num_chunks = 0
     chunk: bytes | None = answer.first
@@ -82,16 +84,16 @@ async def relay_stream(
                 await client.write(good)
                 num_chunks += 1
             if fault is not None:
-                log.warning("model failed in a stream", error=str(fault.get("message"))[:500])
+                log.warning("model failed during a stream", error=str(fault.get("message"))[:500])
                 raise unavailable("stream_interrupted", "the answer broke off: the model failed at it")
             chunk = await _next(answer, chunk_timeout_s)
     except (httpx.HTTPError, TimeoutError) as error:
-        log.warning("stream broke off", error=repr(error), num_chunks=num_chunks)
+        log.warning("stream of prefill_decode broke off", error=repr(error), num_chunks=num_chunks)
         raise unavailable(
             "stream_interrupted", "the answer broke off: the serving instance went away"
         ) from error
     if not answer.cutter.is_done:
-        log.warning("stream ended early", num_chunks=num_chunks)
+        log.warning("stream of prefill_decode ended early", num_chunks=num_chunks)
         raise unavailable("stream_interrupted", "the answer broke off: the serving instance went away")
     await client.end()
     return num_chunks
@@ -103,5 +105,5 @@ async def _next(answer: Answer, timeout_s: float) -> bytes | None:
 
 
 async def end_with_error(client: ClientStream, error: RequestError) -> None:
-    """Say in the stream what went wrong, then end it: no silent truncation."""
+    """Send the error in the stream, then end it: no truncation without a notice."""
     await client.end(error_event(error))

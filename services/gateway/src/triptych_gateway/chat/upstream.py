@@ -17,7 +17,7 @@ from triptych_common.runtime import DRAINING_HEADER
 from triptych_common.runtime.http_client import new_http_client
 from triptych_common.telemetry.logs import get_logger
 from triptych_gateway.chat.sse import EventCutter, error_in_first_event
-from triptych_gateway.openai_errors import unavailable
+from triptych_gateway.errors import unavailable
 
 log = get_logger(__name__)
 
@@ -48,7 +48,7 @@ class Answer:
 
 
 def new_client(connect_timeout_s: float, chunk_timeout_s: float) -> httpx.AsyncClient:
-    """One per gateway. The admission limit bounds the connections; deadlines bound the first chunk."""
+    """One per gateway. `RequestLimiter` bounds the connections; deadlines bound the first chunk."""
     return new_http_client(
         httpx.Timeout(chunk_timeout_s, connect=connect_timeout_s, read=None, pool=connect_timeout_s),
         httpx.Limits(max_connections=None, max_keepalive_connections=256, keepalive_expiry=KEEPALIVE_S),
@@ -135,7 +135,7 @@ def _content_type(response: httpx.Response) -> str:
 
 
 def upstream_error(status_code: int, body: bytes) -> RequestError:
-    """What the caller sees of an error answer of prefill_decode."""
+    """What the caller gets of an error answer of prefill_decode."""
     try:
         parsed = orjson.loads(body)
     except orjson.JSONDecodeError:
@@ -156,7 +156,7 @@ def _from_error_object(status_code: int, error: dict[str, Any]) -> RequestError:
             message if isinstance(message, str) else "the request was refused",
             param if isinstance(param, str) else None,
         )
-    log.warning("prefill_decode failed at a request", status=status_code, error=str(message)[:500])
+    log.warning("prefill_decode failed before its first token", status=status_code, error=str(message)[:500])
     return unavailable("generation_failed", "the model failed at this request before its first token")
 
 

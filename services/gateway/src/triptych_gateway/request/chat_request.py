@@ -1,8 +1,10 @@
-"""Validation of a chat completion's body: what the gateway must know, and what callers may not say.
+"""Validation of a chat completion's body: what the gateway must know, and what callers may not send.
 
 Everything else passes through to vLLM, which validates it again.
 """
 
+import asyncio
+from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
@@ -21,7 +23,7 @@ from triptych_gateway.request.request_options import (
 )
 
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
-# Set by the gateway and the engines alone. `cache_salt` is not dropped in silence: a caller that
+# Set by the gateway and the engines alone. `cache_salt` is refused, not dropped: a caller that
 # sets it counts on the isolation it stands for.
 REFUSED_FIELDS = ("ec_transfer_params", "kv_transfer_params", "cache_salt")
 # `request_id` is the gateway's; the processor options are in mm_hash and in the job, and would make
@@ -29,6 +31,7 @@ REFUSED_FIELDS = ("ec_transfer_params", "kv_transfer_params", "cache_salt")
 STRIPPED_FIELDS = (*REFUSED_FIELDS, "request_id", *OPTIONS_FIELDS)
 
 NO_OPTIONS = RequestOptions()
+PARSE_INLINE_BYTES = 32 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +92,7 @@ def parse_chat_request(
     """Validate one body. Takes a while for a large one: tens of milliseconds.
 
     Args:
-        options: what the request may say to processor and media reader.
+        options: those that the request may set for processor and media reader.
 
     Raises:
         RequestError: 400, `param` names the field; 413 too much text.
@@ -116,6 +119,23 @@ def parse_chat_request(
         media_io_options={name: each for name, each in (fields.get(MEDIA_IO_FIELD) or {}).items() if each},
         num_prompt_bytes=num_prompt_bytes,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class RequestParser:
+    """`parse_chat_request` with a gateway's bounds; of large bodies in a thread: the event loop goes on."""
+
+    guard: PlaceholderGuard
+    max_items: int
+    limits: RequestLimits
+    options: RequestOptions
+    threads: Executor
+
+    async def parse(self, raw: bytearray) -> ChatRequest:
+        arguments = raw, self.guard, self.max_items, self.limits, self.options
+        if len(raw) <= PARSE_INLINE_BYTES:
+            return parse_chat_request(*arguments)
+        return await asyncio.get_running_loop().run_in_executor(self.threads, parse_chat_request, *arguments)
 
 
 def _check_numbers(body: ChatBody, limits: RequestLimits) -> None:

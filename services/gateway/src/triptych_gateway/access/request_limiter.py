@@ -1,4 +1,4 @@
-"""Admission: how many requests, and how many bytes of media, the gateway holds at once. Pure counters."""
+"""How many requests, and how many bytes of media, the gateway holds at once. Pure counters."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from triptych_common.domain.errors import RequestError
 
 
-class Admission:
+class RequestLimiter:
     """Bounded by design: what does not fit is refused with 429, never queued."""
 
     def __init__(self, max_requests: int, max_media_bytes: int) -> None:
@@ -16,7 +16,7 @@ class Admission:
         self.media_bytes = 0
 
     @contextmanager
-    def request(self) -> Iterator[None]:
+    def hold_request(self) -> Iterator[None]:
         """Hold one place for a request.
 
         Raises:
@@ -33,7 +33,7 @@ class Admission:
             self.num_requests -= 1
 
     @contextmanager
-    def media(self) -> Iterator["Booking"]:
+    def hold_bytes(self) -> Iterator["Booking"]:
         """Hold room for one request's body and media: none at first, see `Booking.resize`."""
         booking = Booking(self)
         try:
@@ -45,22 +45,22 @@ class Admission:
 class Booking:
     """The bytes that one request holds, booked as they come and given back as they go.
 
-    Nothing is booked for bytes that are announced only: who sends nothing takes nobody's room.
+    Nothing is booked for bytes that are announced only: a client that sends nothing takes no room.
     """
 
-    def __init__(self, admission: Admission) -> None:
-        self._admission = admission
+    def __init__(self, limiter: RequestLimiter) -> None:
+        self._limiter = limiter
         self.num_bytes = 0
 
     def resize(self, num_bytes: int) -> None:
-        """From now on the request holds `num_bytes`. One that is alone may hold any number.
+        """From now on the request holds `num_bytes`. A request that is alone may hold any number.
 
         Raises:
             RequestError: 429, it is more than before, and the gateway holds as many bytes as it may.
         """
-        admission = self._admission
-        others = admission.media_bytes - self.num_bytes
-        if others and num_bytes > self.num_bytes and others + num_bytes > admission.max_media_bytes:
+        limiter = self._limiter
+        others = limiter.media_bytes - self.num_bytes
+        if others and num_bytes > self.num_bytes and others + num_bytes > limiter.max_media_bytes:
             raise RequestError(429, "too_much_media", "too much media in flight; try again shortly", None)
-        admission.media_bytes = others + num_bytes
+        limiter.media_bytes = others + num_bytes
         self.num_bytes = num_bytes

@@ -1,0 +1,127 @@
+"""The requests of this gateway at the flights in Redis: which of them Redis knows to wait for which item.
+
+`EncodeOrders` owns this record and decides what is sent. No message says that Redis, a gateway or an
+encoder has lost something, so Redis is asked again now and then (`EncodeOrders.run_checks`).
+"""
+
+import asyncio
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from triptych_common.coordination import Claim, SingleFlight
+from triptych_common.coordination.single_flight import Key, Mode, key_of
+from triptych_common.domain.errors import BusUnavailableError
+from triptych_common.protocol.ids import JobId, MmHash
+from triptych_common.protocol.messages import EncodeJob, Requester
+from triptych_common.telemetry.logs import get_logger
+from triptych_gateway.encode.encode_job import OrderLimits
+from triptych_gateway.encode.item_table import Item
+from triptych_gateway.encode.job_queue import JobQueue
+
+log = get_logger(__name__)
+
+
+@dataclass
+class _Sent:
+    """The requesters of one item that Redis may know of."""
+
+    namespace_digest: str  # of the item
+    keys: set[Key] = field(default_factory=set)
+    until: float = 0.0  # monotonic seconds; Redis drops them by itself then
+
+
+class FlightRequests:
+    """What was sent to Redis, and is not known to be gone there."""
+
+    def __init__(self, single_flight: SingleFlight, limits: OrderLimits) -> None:
+        self._single_flight = single_flight
+        self._job_queue = JobQueue(single_flight, limits.max_queued_jobs, limits.max_queue_age_s)
+        self._limits = limits
+        self._sent: dict[MmHash, _Sent] = {}
+
+    def __len__(self) -> int:
+        return len(self._sent)
+
+    def __iter__(self) -> Iterator[MmHash]:
+        """Items that Redis may believe this gateway to wait for."""
+        return iter(self._sent)
+
+    def covers(self, mm_hash: MmHash, keys: set[Key]) -> bool:
+        """Whether all of `keys` were sent."""
+        sent = self._sent.get(mm_hash)
+        return sent is not None and keys <= sent.keys
+
+    async def claim_item(
+        self,
+        item: Item,
+        requesters: tuple[Requester, ...],
+        *,
+        job_id: JobId,
+        mode: Mode,
+        namespace_digest: str,
+        ttl_s: float,
+    ) -> Claim:
+        """Add `requesters` to the item's flight, and claim it for `job_id` where no gateway has.
+
+        Raises:
+            BusUnavailableError: Redis may have them all the same.
+        """
+        sent = self._sent.setdefault(item.mm_hash, _Sent(namespace_digest))
+        sent.keys.update(map(key_of, requesters))
+        sent.until = max(sent.until, time.monotonic() + ttl_s)
+        return await self._single_flight.claim(
+            item.mm_hash,
+            requesters,
+            namespace_digest=namespace_digest,
+            mode=mode,
+            job_id=job_id,
+            attempt=item.num_attempts,
+            max_attempts=self._limits.attempts_after(item.retry_of),
+            ttl_s=ttl_s,
+        )
+
+    async def withdraw_claim(self, mm_hash: MmHash, keys: set[Key]) -> None:
+        """End a claim that is not needed any more: no other gateway may wait for this one to publish."""
+        sent = self._sent[mm_hash]
+        await self._single_flight.leave(mm_hash, keys, namespace_digest=sent.namespace_digest)
+        sent.keys -= keys
+
+    async def publish_job(
+        self, job: EncodeJob, blob: bytes | None, *, traceparent: str | None, remaining_ms: int
+    ) -> bool:
+        """Publish the job of a claimed flight. False: Redis has lost the flight since it was claimed.
+
+        Raises:
+            RequestError: 429, too many jobs wait.
+            BusUnavailableError: Redis may have the job all the same.
+        """
+        await self._job_queue.admit_job(job.namespace_digest)
+        entry_id = await self._single_flight.publish(
+            job, traceparent=traceparent, remaining_ms=remaining_ms, blob=blob
+        )
+        return entry_id is not None
+
+    async def leave_all_but(self, mm_hash: MmHash, keys: set[Key]) -> bool:
+        """End all waits for the item but those of `keys`. True: no request waits, and its job was dropped."""
+        sent = self._sent.get(mm_hash)
+        if sent is None:
+            return False
+        gone, is_dropped = sent.keys - keys, False
+        if gone:
+            try:
+                async with asyncio.timeout(self._limits.publish_timeout_s):
+                    is_dropped = await self._single_flight.leave(
+                        mm_hash, gone, namespace_digest=sent.namespace_digest
+                    )
+            except (BusUnavailableError, TimeoutError) as error:
+                log.warning(
+                    "requesters could not be removed from a flight", mm_hash=mm_hash, error=repr(error)
+                )
+                if time.monotonic() >= sent.until:
+                    del self._sent[mm_hash]
+                return False
+            sent.keys -= gone
+        if not sent.keys:
+            del self._sent[mm_hash]
+        return is_dropped
