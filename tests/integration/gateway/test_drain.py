@@ -10,10 +10,12 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.integration.gateway.conftest import System
-from tests.integration.gateway.fakes import MODEL, FakeEncoder, FakePrefillDecode, free_port, served, until
-from tests.integration.gateway.test_service import environment, process_of
-from tests.unit.gateway.media_samples import data_url, image_bytes
+from tests.support.gateway.fake_encoder import FakeEncoder
+from tests.support.gateway.fake_prefill_decode import FakePrefillDecode
+from tests.support.gateway.media_samples import data_url, image_bytes
+from tests.support.gateway.process import environment, process_of
+from tests.support.gateway.serving import MODEL, free_port, served, until
+from tests.support.gateway.system import System
 from triptych_common.bus import AsyncBus
 from triptych_common.coordination import Registry
 from triptych_common.protocol.messages import InstanceRecord

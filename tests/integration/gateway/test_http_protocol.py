@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.integration.gateway.conftest import System
-from tests.integration.gateway.fakes import MODEL, until
+from tests.support.gateway.serving import MODEL, until
+from tests.support.gateway.system import System
 from triptych_gateway import http_protocol
 
 HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"

@@ -10,9 +10,9 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from tests.integration.gateway.conftest import System, opened_system
-from tests.integration.gateway.fakes import MODEL
-from tests.unit.gateway.media_samples import data_url, image_bytes
+from tests.support.gateway.media_samples import data_url, image_bytes
+from tests.support.gateway.serving import MODEL
+from tests.support.gateway.system import System, opened_system
 
 
 @pytest.fixture

@@ -15,8 +15,8 @@ import orjson
 import pytest
 from PIL import Image
 
+from tests.support.gateway.media_samples import data_url, image_bytes
 from tests.support.hostile.chunks import jpeg_that_is_fli
-from tests.unit.gateway.media_samples import data_url, image_bytes
 from triptych_common.domain.errors import RequestError
 from triptych_common.domain.hashing import tenant_salt
 from triptych_gateway.request.chat_request import ChatRequest, parse_chat_request

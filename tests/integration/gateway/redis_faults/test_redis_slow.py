@@ -4,8 +4,8 @@ import asyncio
 from pathlib import Path
 
 from tests.conftest import EmbeddedRedis
-from tests.integration.gateway.conftest import opened_system
-from tests.integration.gateway.redis_faults import check_well_again, image
+from tests.integration.gateway.redis_faults.checks import check_well_again, image
+from tests.support.gateway.system import opened_system
 from tests.support.tcp_proxy import proxy_to
 
 

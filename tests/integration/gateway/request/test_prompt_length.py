@@ -8,9 +8,10 @@ from typing import Any
 import openai
 import pytest
 
-from tests.integration.gateway.conftest import System, opened_system
-from tests.integration.gateway.fakes import MODEL, FakePrefillDecode, until
-from tests.unit.gateway.media_samples import data_url, image_bytes
+from tests.support.gateway.fake_prefill_decode import FakePrefillDecode
+from tests.support.gateway.media_samples import data_url, image_bytes
+from tests.support.gateway.serving import MODEL, until
+from tests.support.gateway.system import System, opened_system
 
 MAX_MODEL_LEN = 100
 

@@ -8,9 +8,9 @@ import httpx
 import openai
 import pytest
 
-from tests.integration.gateway.conftest import System
-from tests.integration.gateway.fakes import MODEL
-from tests.unit.gateway.media_samples import data_url, image_bytes
+from tests.support.gateway.media_samples import data_url, image_bytes
+from tests.support.gateway.serving import MODEL
+from tests.support.gateway.system import System
 
 URL = "messages[0].content[1].image_url.url"
 

@@ -7,39 +7,20 @@ from typing import Any
 import openai
 import pytest
 
-from tests.integration.gateway.conftest import System
-from tests.integration.gateway.fakes import FakePrefillDecode, until
-from tests.unit.gateway.media_samples import data_url, image_bytes
-from triptych_common.protocol.messages import ECTransferParams, FailureKind, InstanceRecord, Role
+from tests.support.gateway.fake_prefill_decode import FakePrefillDecode
+from tests.support.gateway.local_encode import ANSWER, QUICK, tower, without_encoders
+from tests.support.gateway.media_samples import data_url, image_bytes
+from tests.support.gateway.serving import until
+from tests.support.gateway.system import System
+from triptych_common.protocol.messages import ECTransferParams, FailureKind, Role
 
 MEDIA = image_bytes(3)
 IMAGE = {"type": "image_url", "image_url": {"url": data_url(MEDIA)}}
 TEXT = {"type": "text", "text": "what is this?"}
-ANSWER = "1x8x8 word0 word1 word2"
 ALLOWED_OPTIONS = {
     "request_processor_options": {"max_pixels": {"min": 4, "max": 4096}},
     "request_image_options": {"rgba": {"values": [[0, 0, 0]]}},
 }
-QUICK = {"encoder_grace_s": 0.2, "local_encode_after_s": 0.3}
-
-
-async def tower(system: System, name: str = "pd-tower") -> FakePrefillDecode:
-    """An instance that can encode, and the gateway knows it."""
-    instance = FakePrefillDecode(name, role=Role.ENCODE_PREFILL_DECODE)
-    await system.stack.enter_async_context(instance.running(system.bus))
-    await system.look()
-    return instance
-
-
-async def without_encoders(system: System) -> None:
-    """From now on the gateway sees no encoder."""
-    look = system.gateway.view._registry.list_instances
-
-    async def list_instances() -> list[InstanceRecord]:
-        return [record for record in await look() if record.role is not Role.ENCODE]
-
-    system.gateway.view._registry.list_instances = list_instances  # type: ignore[method-assign]
-    await system.look()
 
 
 def whole_bodies(*instances: FakePrefillDecode) -> list[dict[str, Any]]:

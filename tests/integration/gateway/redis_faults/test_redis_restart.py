@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import EmbeddedRedis, embedded_redis
-from tests.integration.gateway.conftest import opened_system
-from tests.integration.gateway.fakes import until
-from tests.integration.gateway.redis_faults import answer_or_documented_error, check_well_again, image
+from tests.integration.gateway.redis_faults.checks import answer_or_documented_error, check_well_again, image
+from tests.support.gateway.serving import until
+from tests.support.gateway.system import opened_system
 
 
 async def test_with_data_while_the_encoder_works(tmp_path: Path) -> None:

@@ -9,11 +9,13 @@ from typing import Any
 import openai
 import pytest
 
-from tests.integration.gateway.conftest import KEYS, System, opened_system
-from tests.integration.gateway.fakes import MODEL, FakePrefillDecode, until
-from tests.integration.gateway.test_local_encode import ANSWER, QUICK, tower, without_encoders
-from tests.integration.gateway.test_service import environment, exit_code
-from tests.unit.gateway.media_samples import data_url, image_bytes
+from tests.support.gateway.fake_prefill_decode import FakePrefillDecode
+from tests.support.gateway.key_samples import KEYS
+from tests.support.gateway.local_encode import ANSWER, QUICK, tower, without_encoders
+from tests.support.gateway.media_samples import data_url, image_bytes
+from tests.support.gateway.process import environment, exit_code
+from tests.support.gateway.serving import MODEL, until
+from tests.support.gateway.system import System, opened_system
 from triptych_common.domain.hashing import tenant_salt
 from triptych_common.telemetry.logs import JsonFormatter
 

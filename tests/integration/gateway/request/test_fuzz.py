@@ -24,9 +24,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from tests.contract.test_runbook import described
-from tests.integration.gateway.fakes import MODEL, FakeEncoder, FakePrefillDecode, free_port
-from tests.integration.gateway.request_strategies import FuzzedRequest, requests
-from tests.integration.gateway.test_service import environment, process_of
+from tests.integration.gateway.request.request_strategies import FuzzedRequest, requests
+from tests.support.gateway.fake_encoder import FakeEncoder
+from tests.support.gateway.fake_prefill_decode import FakePrefillDecode
+from tests.support.gateway.process import environment, process_of
+from tests.support.gateway.serving import MODEL, free_port
 from triptych_common.bus import AsyncBus
 
 NUM_REQUESTS = 300

@@ -7,9 +7,10 @@ import httpx
 import openai
 import pytest
 
-from tests.integration.gateway.conftest import System
-from tests.integration.gateway.fakes import MODEL, say_encode_needed, until
-from tests.unit.gateway.media_samples import data_url, image_bytes
+from tests.support.gateway.fake_prefill_decode import send_encode_needed
+from tests.support.gateway.media_samples import data_url, image_bytes
+from tests.support.gateway.serving import MODEL, until
+from tests.support.gateway.system import System
 from triptych_common.protocol.messages import ECTransferParams, ImageProperties
 
 ALLOWED_OPTIONS = {
@@ -192,8 +193,8 @@ async def test_encode_needed_orders_the_item(system: System) -> None:
     system.encoder.sealed.clear()  # evicted
 
     async def until_sealed(params: ECTransferParams) -> None:
-        await say_encode_needed(system.bus, params, "pd-0")
-        await say_encode_needed(system.bus, params, "pd-0")
+        await send_encode_needed(system.bus, params, "pd-0")
+        await send_encode_needed(system.bus, params, "pd-0")
         await until(lambda: mm_hash in system.encoder.sealed)
 
     system.prefill_decode.waits_for = until_sealed

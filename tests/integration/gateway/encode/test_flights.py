@@ -11,9 +11,10 @@ import openai
 import pytest
 
 from tests.conftest import EmbeddedRedis
-from tests.integration.gateway.conftest import System, opened_system
-from tests.integration.gateway.fakes import DIGEST, MODEL, PREFETCH, free_port, served, until
-from tests.unit.gateway.media_samples import data_url, image_bytes
+from tests.support.gateway.fake_encoder import PREFETCH
+from tests.support.gateway.media_samples import data_url, image_bytes
+from tests.support.gateway.serving import DIGEST, MODEL, free_port, served, until
+from tests.support.gateway.system import System, opened_system
 from triptych_common.coordination import SingleFlight, Start
 from triptych_common.coordination import single_flight as inflight
 from triptych_common.protocol.messages import FailureKind, Requester

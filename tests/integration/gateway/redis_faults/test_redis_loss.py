@@ -8,8 +8,8 @@ import openai
 import pytest
 
 from tests.conftest import EmbeddedRedis
-from tests.integration.gateway.conftest import System, opened_system
-from tests.unit.gateway.media_samples import data_url, image_bytes
+from tests.support.gateway.media_samples import data_url, image_bytes
+from tests.support.gateway.system import System, opened_system
 
 
 def image(color: int) -> dict[str, Any]:

@@ -3,8 +3,8 @@
 import asyncio
 from pathlib import Path
 
-from tests.integration.gateway.conftest import opened_system
-from tests.integration.gateway.redis_faults import answer_or_documented_error, check_well_again
+from tests.integration.gateway.redis_faults.checks import answer_or_documented_error, check_well_again
+from tests.support.gateway.system import opened_system
 from tests.support.redis_pair import running_pair
 from tests.support.tcp_proxy import proxy_to
 

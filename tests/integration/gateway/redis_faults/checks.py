@@ -5,8 +5,8 @@ from typing import Any
 
 import openai
 
-from tests.integration.gateway.conftest import System
-from tests.unit.gateway.media_samples import data_url, image_bytes
+from tests.support.gateway.media_samples import data_url, image_bytes
+from tests.support.gateway.system import System
 
 RETRYABLE = {"bus_unavailable", "deadline_exceeded", "encode_failed", "no_encoder", "no_instance"}
 

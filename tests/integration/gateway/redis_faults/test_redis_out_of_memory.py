@@ -5,8 +5,8 @@ import time
 from pathlib import Path
 
 from tests.conftest import EmbeddedRedis
-from tests.integration.gateway.conftest import opened_system
-from tests.integration.gateway.redis_faults import answer_or_documented_error, check_well_again, image
+from tests.integration.gateway.redis_faults.checks import answer_or_documented_error, check_well_again, image
+from tests.support.gateway.system import opened_system
 from tests.support.redis_pair import raw
 from triptych_common.coordination.registry import TTL_S
 

@@ -8,14 +8,13 @@ from typing import Any
 import openai
 import orjson
 import pytest
-from starlette.requests import Request
 
-from tests.integration.gateway.conftest import System
-from tests.integration.gateway.fakes import DIGEST, MODEL, FakePrefillDecode, until
-from tests.unit.gateway.media_samples import data_url, image_bytes
+from tests.support.gateway.fake_prefill_decode import FakePrefillDecode
+from tests.support.gateway.media_samples import data_url, image_bytes
+from tests.support.gateway.serving import DIGEST, MODEL, until
+from tests.support.gateway.system import System
 from triptych_common.protocol.ids import MmHash
 from triptych_common.protocol.messages import ECTransferParams, EncodeFailed, FailureKind
-from triptych_gateway.chat.exchange import ChatExchange
 
 IMAGE = {"type": "image_url", "image_url": {"url": data_url(image_bytes(3))}}
 URL = "messages[0].content[0].image_url.url"
@@ -29,7 +28,7 @@ async def collect_into(words: list[str], stream: Any) -> None:
 async def second_instance(system: System) -> FakePrefillDecode:
     """Another prefill_decode, and the gateway knows it."""
     other = await system.stack.enter_async_context(FakePrefillDecode("pd-1").running(system.bus))
-    await system.look()
+    await system.refresh()
     return other
 
 
@@ -120,7 +119,7 @@ async def test_client_that_goes_away_leaves_nothing(system: System, stage: str) 
 async def test_prefill_decode_that_cannot_be_reached_costs_only_time(system: System, content: Any) -> None:
     other = await second_instance(system)
     await system.stack.enter_async_context(FakePrefillDecode("pd-2", port=1).running_nowhere(system.bus))
-    await system.look()
+    await system.refresh()
     for _ in range(4):
         assert (await system.ask(content)).choices
     assert other.bodies
@@ -239,7 +238,9 @@ async def test_a_client_that_stays_and_does_not_read_is_let_go(
         client.connect(("127.0.0.1", system.gateway.settings.port))
         head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
         client.sendall(head.encode() + body)
-        await until(lambda: b"gateway_request_seconds_count 1.0" in system.gateway.chat.metrics.metrics.render())
+        await until(
+            lambda: b"gateway_request_seconds_count 1.0" in system.gateway.chat.metrics.metrics.render()
+        )
     assert system.prefill_decode.num_disconnects == 1
     await system.assert_idle()
 
@@ -266,7 +267,7 @@ async def test_without_any_encoder(system: System) -> None:
     records = [record for record in system.gateway.view.records if record.instance != "encoder-0"]
     system.encoder.before_metadata.clear()
     system.gateway.view._registry.list_instances = lambda: _answer(records)  # type: ignore[method-assign]
-    await system.look()
+    await system.refresh()
     with pytest.raises(openai.InternalServerError) as caught:
         await system.ask([{"type": "image_url", "image_url": {"url": data_url(image_bytes(99))}}])
     assert (caught.value.status_code, caught.value.code) == (503, "no_encoder")
@@ -284,7 +285,7 @@ async def test_nothing_is_queued_without_an_encoder(system: System) -> None:
     records = [record for record in system.gateway.view.records if record.instance != "encoder-0"]
     system.gateway.view._registry.list_instances = lambda: _answer(records)  # type: ignore[method-assign]
     await asyncio.sleep(0.1)  # a look that had begun before
-    await system.look()
+    await system.refresh()
     with pytest.raises(openai.InternalServerError) as caught:
         await system.ask([IMAGE])
     assert caught.value.code == "no_encoder"
@@ -366,8 +367,7 @@ async def test_a_large_body_does_not_block_the_event_loop(system: System) -> Non
 
 
 async def _parse(system: System, body: bytes) -> int:
-    exchange = ChatExchange(system.gateway, Request({"type": "http", "headers": []}))
-    return len((await exchange._parse(bytearray(body))).media)
+    return len((await system.gateway.chat.parser.parse(bytearray(body))).media)
 
 
 async def _answer(records: Any) -> Any:

@@ -8,9 +8,9 @@ import openai
 import pytest
 
 from tests.conftest import EmbeddedRedis
-from tests.integration.gateway.conftest import System, opened_system
-from tests.integration.gateway.fakes import until
-from tests.integration.gateway.redis_faults import check_well_again, image, until_ready
+from tests.integration.gateway.redis_faults.checks import check_well_again, image, until_ready
+from tests.support.gateway.serving import until
+from tests.support.gateway.system import System, opened_system
 from tests.support.tcp_proxy import TcpProxy, proxy_to
 
 

@@ -10,11 +10,11 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.integration.gateway.conftest import System
-from tests.integration.gateway.fakes import MODEL, until
+from tests.support.gateway.header_bombs import jpeg_of_empty_segments
+from tests.support.gateway.media_samples import data_url, image_bytes
+from tests.support.gateway.serving import MODEL, until
+from tests.support.gateway.system import System
 from tests.support.hostile import chunks as hostile_chunks
-from tests.unit.gateway.header_bombs import jpeg_of_empty_segments
-from tests.unit.gateway.media_samples import data_url, image_bytes
 
 TEXT = {"model": MODEL, "messages": [{"role": "user", "content": "x"}]}
 MIB = 1 << 20

@@ -8,9 +8,9 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from tests.integration.gateway.fakes import MODEL
-from tests.unit.gateway.header_bombs import gif_with_profile, webp_animation
-from tests.unit.gateway.media_samples import data_url, image_bytes
+from tests.support.gateway.header_bombs import gif_with_profile, webp_animation
+from tests.support.gateway.media_samples import data_url, image_bytes
+from tests.support.gateway.serving import MODEL
 
 CHAT_PATH = "/v1/chat/completions"
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "ICO")
