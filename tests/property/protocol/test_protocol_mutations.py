@@ -344,7 +344,7 @@ MUTATIONS: dict[str, Mutation] = {
     "a flight that everybody left is kept": Mutation(
         InflightModel, "leave", _keeps_what_nobody_wants, with_faults(TWO_GATEWAYS, "cancel")
     ),
-    "who waits no more stays in the flight": Mutation(
+    "a request that waits no more stays in the flight": Mutation(
         FlightRequests, "leave_all_but", _leaves_nothing, with_faults(TWO_GATEWAYS, "cancel")
     ),
     "sizes that came are not told": Mutation(MediaWait, "set_sizes", nothing, APART),
@@ -352,7 +352,7 @@ MUTATIONS: dict[str, Mutation] = {
         FinalAcks, "_queue_ack", nothing, with_faults(APART, "cancel")
     ),
     "a request leaves its items behind": Mutation(GatewayTable, "leave_item", nothing, APART),
-    "media stay on the shelf": Mutation(MediaCache, "release_media", nothing, APART),
+    "media stay in the cache": Mutation(MediaCache, "release_media", nothing, APART),
 }
 
 

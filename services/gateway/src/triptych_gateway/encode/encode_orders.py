@@ -320,7 +320,7 @@ class EncodeOrders:
         match claim.standing:
             case ClaimResult.OWNER:
                 if mode == "look":
-                    log.warning("encode job sent again: Redis had lost it", job_id=claim.job_id)
+                    log.warning("encode job sent again: it was lost", job_id=claim.job_id)
                     self._metrics.jobs_sent_again.inc()
                 else:
                     self._metrics.items.labels("ordered").inc()
