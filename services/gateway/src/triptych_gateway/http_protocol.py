@@ -22,7 +22,7 @@ log = get_logger(__name__)
 MAX_AHEAD = 16  # requests on one connection behind the one that is being served
 # Chunked bodies have a line per chunk: so many bytes of framing per byte of the body are honest.
 FRAMING_PER_BYTE = 16
-# Of a body whose request is answered. Whoever closes on a client that still sends takes its answer away.
+# Of a body whose request is answered. A close while the client still sends would take its answer away.
 MAX_UNREAD_BYTES = 64 << 20
 
 

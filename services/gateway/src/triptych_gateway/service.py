@@ -2,7 +2,7 @@
 
     serving --stop--> leaving --grace over--> refusing --last request ended, or bound--> closed
 
-Leaving: `/health/ready` says 503, requests are still served, each answer with `Connection: close`. The
+Leaving: `/health/ready` answers 503, requests are still served, each answer with `Connection: close`. The
 listener goes on until the last request has ended: encoders fetch its media there.
 """
 

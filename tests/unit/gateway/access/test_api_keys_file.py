@@ -11,7 +11,7 @@ from triptych_common.domain.hashing import tenant_salt
 from triptych_gateway.access import api_keys_file
 from triptych_gateway.access.api_keys_file import ApiKeysFileError, read_api_keys_file
 from triptych_gateway.access.auth import ApiKeys
-from triptych_gateway.access.callers import ANYBODY, Caller
+from triptych_gateway.access.callers import ANONYMOUS, Caller
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def test_a_key_has_a_name_and_perhaps_a_tenant(path: Path) -> None:
     assert keys.check("Bearer one") == Caller("alice", "research")
     assert keys.check("Bearer two") == Caller("bob", "research")
     assert keys.check("Bearer three") == Caller("carol", None)
-    assert keys.check("Bearer four") == ANYBODY
+    assert keys.check("Bearer four") == ANONYMOUS
     for header in (None, "Bearer", "Bearer five", f"Bearer {sha256('one')}"):
         with pytest.raises(RequestError) as caught:
             keys.check(header)
@@ -45,7 +45,7 @@ def test_salts_are_of_the_tenant_alone() -> None:
     assert Caller("alice", "a").salt == Caller("bob", "a").salt == tenant_salt("a")
     names = ["a", "b", "A", "a.", "ab", "0" * 64, tenant_salt("a")]
     assert len({tenant_salt(name) for name in names}) == len(names)
-    assert ANYBODY.salt == Caller("carol", None).salt == ""
+    assert ANONYMOUS.salt == Caller("carol", None).salt == ""
 
 
 def test_the_key_is_shown_nowhere(path: Path) -> None:

@@ -46,8 +46,8 @@ async def test_the_time_begins_anew_when_an_item_is_needed_again(monkeypatch: py
         model="m",
         encoder_grace_s=10.0,
         local_encode_after_s=LOCAL_ENCODE_AFTER_S,
+        began_at=time.monotonic() - LOCAL_ENCODE_AFTER_S - 1,  # the request arrived long ago
     )
-    wait._first_give_up_at = time.monotonic() - 1  # the request arrived long ago
     media_wait.need_again(MmHash("a" * 64))
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.05):

@@ -23,9 +23,7 @@ class RequestLimiter:
             RequestError: 429, every place is taken.
         """
         if self.num_requests >= self._max_requests:
-            raise RequestError(
-                429, "too_many_requests", "too many requests in flight; try again shortly", None
-            )
+            raise RequestError(429, "too_many_requests", "too many requests in flight; try again shortly")
         self.num_requests += 1
         try:
             yield

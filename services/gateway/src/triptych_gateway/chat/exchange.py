@@ -22,7 +22,7 @@ from triptych_common.domain.errors import RequestError
 from triptych_common.protocol.ids import RequestId
 from triptych_common.telemetry import get_logger, span
 from triptych_gateway.access.auth import ApiKeys
-from triptych_gateway.access.callers import ANYBODY
+from triptych_gateway.access.callers import ANONYMOUS
 from triptych_gateway.access.request_limiter import Booking, RequestLimiter
 from triptych_gateway.chat.forward import Arrival, Dispatch, Forwarder
 from triptych_gateway.chat.media_serving import MediaServing
@@ -69,7 +69,7 @@ class ChatExchange(Response):
         self._request = request
         self._arrived_at = time.monotonic()
         self._request_id = RequestId(f"req-{uuid4().hex}")
-        self._caller = ANYBODY
+        self._caller = ANONYMOUS
         self._echo: dict[str, str] = {"X-Request-Id": self._request_id}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -54,20 +54,14 @@ class Dispatch:
     first_choice: InstanceRecord | None = None
 
 
+@dataclass(frozen=True, slots=True)
 class Forwarder:
     """One per gateway."""
 
-    def __init__(
-        self,
-        http: httpx.AsyncClient,
-        instances: Instances,
-        metrics: GatewayMetrics,
-        chunk_timeout_s: float,
-    ) -> None:
-        self._http = http
-        self._instances = instances
-        self._metrics = metrics
-        self._chunk_timeout_s = chunk_timeout_s
+    http: httpx.AsyncClient
+    instances: Instances
+    metrics: GatewayMetrics
+    chunk_timeout_s: float
 
     async def forward(self, dispatch: Dispatch, client: ClientStream) -> None:
         """Send, wait for the first chunk, relay to the end.
@@ -86,7 +80,7 @@ class Forwarder:
     async def _first_answer(self, dispatch: Dispatch, held: AsyncExitStack) -> tuple[InstanceRecord, Answer]:
         """Of the instances that may serve the request, the first that answers. `held` keeps it open."""
         choice = Choice(
-            self._instances,
+            self.instances,
             dispatch.request.model,
             dispatch.namespace_digest,
             dispatch.first_choice,
@@ -119,7 +113,7 @@ class Forwarder:
         traceparent = current_traceparent()
         if traceparent is not None:
             headers["traceparent"] = traceparent
-        stream, router = dispatch.request.stream, self._instances.router
+        stream, router = dispatch.request.stream, self.instances.router
         # Only a stream shows its first token; a whole answer is bound by the request's own limit.
         limit_s = dispatch.arrival.first_token_deadline - time.monotonic() if stream else None
         async with AsyncExitStack() as trial:
@@ -128,7 +122,7 @@ class Forwarder:
             try:
                 async with asyncio.timeout(limit_s):
                     answer = await trial.enter_async_context(
-                        open_answer(self._http, record.url or "", dispatch.body, headers, stream=stream)
+                        open_answer(self.http, record.url or "", dispatch.body, headers, stream=stream)
                     )
             except TimeoutError as error:
                 raise RequestError(504, "deadline_exceeded", "no token came in time") from error
@@ -143,9 +137,9 @@ class Forwarder:
             await relay_whole(answer, client)
             return
         kind = "image" if dispatch.request.media else "none"
-        self._metrics.first_token_s.labels(kind).observe(time.monotonic() - dispatch.arrival.at)
+        self.metrics.first_token_s.labels(kind).observe(time.monotonic() - dispatch.arrival.at)
         with span("gateway.stream") as streaming:
-            num_chunks = await relay_stream(answer, client, self._chunk_timeout_s)
+            num_chunks = await relay_stream(answer, client, self.chunk_timeout_s)
             streaming.set_attribute("triptych.num_chunks", num_chunks)
 
 

@@ -89,9 +89,8 @@ async def relay_stream(answer: Answer, client: ClientStream, chunk_timeout_s: fl
             chunk = await _next(answer, chunk_timeout_s)
     except (httpx.HTTPError, TimeoutError) as error:
         log.warning("stream of prefill_decode broke off", error=repr(error), num_chunks=num_chunks)
-        raise unavailable(
-            "stream_interrupted", "the answer broke off: the serving instance went away"
-        ) from error
+        message = "the answer broke off: the serving instance went away"
+        raise unavailable("stream_interrupted", message) from error
     if not answer.cutter.is_done:
         log.warning("stream of prefill_decode ended early", num_chunks=num_chunks)
         raise unavailable("stream_interrupted", "the answer broke off: the serving instance went away")

@@ -24,7 +24,7 @@ log = get_logger(__name__)
 CHAT_PATH = "/v1/chat/completions"
 _NOT_NOW = frozenset({502, 503})  # starting, draining, or its engine is dead: another instance may take it
 # vLLM's for a prompt that is too long, which it finds in three places and gives no code.
-TOO_LONG_WORDS = ("maximum context length", "longer than the maximum model length")
+TOO_LONG_PHRASES = ("maximum context length", "longer than the maximum model length")
 MAX_ERROR_BYTES = 64 << 10
 KEEPALIVE_S = 2.0  # below the server's own, so that an idle connection is not used as it closes
 
@@ -148,7 +148,7 @@ def _from_error_object(status_code: int, error: dict[str, Any]) -> RequestError:
     message = error.get("message")
     if 400 <= status_code < 500:
         param, code = error.get("param"), error.get("code")
-        if isinstance(message, str) and any(words in message for words in TOO_LONG_WORDS):
+        if isinstance(message, str) and any(phrase in message for phrase in TOO_LONG_PHRASES):
             return RequestError(400, "context_length_exceeded", message, "messages")
         return RequestError(
             status_code,

@@ -1,8 +1,8 @@
 """Encode orders: what the requests of this gateway need of encoders, and what has become of it.
 
-    item queue --step--> claimed, joined or left, as the item table says at that moment
+    item queue --step--> claimed, joined or left, as the item table is at that moment
 
-The item table says what is needed; a step makes Redis agree with it, one step at a time per item. So the
+The item table is what is needed; a step makes Redis agree with it, one step at a time per item. So the
 order in which requests come and go does not matter, nor what gets lost: the next step mends it. A step is
 taken when something changed, and every `flight_check_s` for what is still unanswered: then a job that was
 lost is sent again, under its own id. Steps belong to tasks of their own (`run`), not to the request that
@@ -289,7 +289,9 @@ class EncodeOrders:
         except RequestError as error:
             log.warning("encode job refused", job_id=job_id, code=error.code)
             failure = ItemFailure(None, error.message, error)
-        except Exception:  # a fault of ours: no request shall wait for what the next check may not mend
+        except (
+            Exception
+        ):  # a fault of the gateway: the next check may not mend it
             log.exception("encode job not made", job_id=job_id)
             internal = RequestError(500, "internal_error", "the gateway failed to order an encode")
             failure = ItemFailure(None, internal.message, internal)
@@ -324,7 +326,7 @@ class EncodeOrders:
                     self._metrics.jobs_sent_again.inc()
                 else:
                     self._metrics.items.labels("ordered").inc()
-                await self._publish(mm_hash, claim, media_waits, requesters)
+                await self._publish(claim, mm_hash, media_waits, requesters)
             case ClaimResult.JOINED:
                 if mode != "look":
                     self._metrics.items.labels("joined").inc()
@@ -335,11 +337,7 @@ class EncodeOrders:
                 self._fail_job(mm_hash, claim.job_id, _failure_of(claim), is_final=is_final)
 
     async def _publish(
-        self,
-        mm_hash: MmHash,
-        claim: Claim,
-        media_waits: list[MediaWait],
-        requesters: tuple[Requester, ...],
+        self, claim: Claim, mm_hash: MmHash, media_waits: list[MediaWait], requesters: tuple[Requester, ...]
     ) -> None:
         media = self._media_cache.media_of(mm_hash)
         if media is None:

@@ -11,6 +11,8 @@ What is wrong with the media themselves is another error.
 
 import asyncio
 import time
+from contextlib import suppress
+from dataclasses import dataclass, field
 
 from triptych_gateway.encode.encode_orders import EncodeOrders
 from triptych_gateway.encode.media_wait import MediaWait
@@ -20,33 +22,24 @@ from triptych_gateway.routing.registry_view import RegistryView
 from triptych_gateway.routing.router import has_tower
 
 
+@dataclass(frozen=True, slots=True)
 class EncodeWait:
     """One request's wait, from now on."""
 
-    def __init__(
-        self,
-        view: RegistryView,
-        orders: EncodeOrders,
-        media_wait: MediaWait,
-        *,
-        model: str,
-        encoder_grace_s: float,
-        local_encode_after_s: float,
-    ) -> None:
-        self._view = view
-        self._orders = orders
-        self._media_wait = media_wait
-        self._model = model
-        self._encoder_grace_s = encoder_grace_s
-        self._local_encode_after_s = local_encode_after_s
-        self._first_give_up_at = time.monotonic() + local_encode_after_s
+    view: RegistryView
+    orders: EncodeOrders
+    media_wait: MediaWait
+    model: str
+    encoder_grace_s: float
+    local_encode_after_s: float
+    began_at: float = field(default_factory=time.monotonic)
 
     @property
     def has_local_encode(self) -> bool:
         """An instance could encode the request's media itself. Media with options are for encoders alone."""
-        if any(item.processor_options or item.media_io_options for item in self._media_wait.items):
+        if any(item.processor_options or item.media_io_options for item in self.media_wait.items):
             return False
-        return has_tower(self._view.records, self._model, self._media_wait.namespace_digest)
+        return has_tower(self.view.records, self.model, self.media_wait.namespace_digest)
 
     async def wait_sizes(self) -> None:
         """Order what is not known, and return when the sizes of all items are.
@@ -54,10 +47,10 @@ class EncodeWait:
         Raises:
             RequestError: an item failed, or `EncodeUnavailableError`.
         """
-        media_wait, orders = self._media_wait, self._orders
+        media_wait, orders = self.media_wait, self.orders
         until = media_wait.deadline
         if self.has_local_encode:
-            until = min(until, self._first_give_up_at)
+            until = min(until, self.began_at + self.local_encode_after_s)
         try:
             async with asyncio.timeout_at(_loop_time(until)):
                 if orders.lacks_job(media_wait):  # without an encoder, jobs would pile up in Redis
@@ -79,37 +72,35 @@ class EncodeWait:
         while True:
             await self._wait_refresh()
             now = time.monotonic()
-            if not self._orders.awaits_job(self._media_wait):
+            if not self.orders.awaits_job(self.media_wait):
                 without_encoder_since = None
                 continue
             if now >= self._give_up_at:
                 raise _too_late(None)
-            if self._view.has_encoder(self._media_wait.namespace_digest):
+            if self.view.has_encoder(self.media_wait.namespace_digest):
                 without_encoder_since = None
             elif without_encoder_since is None:
                 without_encoder_since = now
-            elif now - without_encoder_since >= self._encoder_grace_s:
+            elif now - without_encoder_since >= self.encoder_grace_s:
                 raise _no_encoder()
 
     @property
     def _give_up_at(self) -> float:
         """Counted anew from each `EncodeNeeded`: one that comes late is no encode that takes too long."""
-        return max(self._first_give_up_at, self._media_wait.needed_at + self._local_encode_after_s)
+        return max(self.began_at, self.media_wait.needed_at) + self.local_encode_after_s
 
     async def _wait_refresh(self) -> None:
         """Until the registry was read again, at the latest when the time is up."""
         remaining_s = self._give_up_at - time.monotonic()
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(remaining_s if remaining_s > 0 else None):
-                await self._view.wait_for_refresh()
-        except TimeoutError:
-            return
+                await self.view.wait_for_refresh()
 
     async def _wait_encoder(self) -> None:
         """Also a guard: raises when no encoder registers in time."""
         try:
-            async with asyncio.timeout(self._encoder_grace_s):
-                await self._view.wait_for_encoder(self._media_wait.namespace_digest)
+            async with asyncio.timeout(self.encoder_grace_s):
+                await self.view.wait_for_encoder(self.media_wait.namespace_digest)
         except TimeoutError as error:
             raise _no_encoder() from error
 

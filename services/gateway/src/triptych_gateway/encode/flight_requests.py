@@ -1,7 +1,7 @@
 """The requests of this gateway at the flights in Redis: which of them Redis knows to wait for which item.
 
-`EncodeOrders` owns this record and decides what is sent. No message says that Redis, a gateway or an
-encoder has lost something, so Redis is asked again now and then (`EncodeOrders.run_checks`).
+`EncodeOrders` owns this record and decides what is sent. No message comes when Redis, a gateway or
+an encoder has lost something, so Redis is asked again now and then (`EncodeOrders.run_checks`).
 """
 
 import asyncio

@@ -46,11 +46,9 @@ class JobQueue:
             num_jobs, oldest_s = await self._single_flight.backlog(namespace_digest)
             backlog = self._backlogs[namespace_digest] = _Backlog(num_jobs, oldest_s, time.monotonic())
         if backlog.num_jobs >= self._max_jobs:
-            raise RequestError(
-                429, "encode_queue_full", "too many media wait for an encoder; try again shortly", None
-            )
+            message = "too many media wait for an encoder; try again shortly"
+            raise RequestError(429, "encode_queue_full", message)
         if backlog.oldest_s >= self._max_age_s:
-            raise RequestError(
-                429, "encode_queue_slow", "media wait too long for an encoder; try again shortly", None
-            )
+            message = "media wait too long for an encoder; try again shortly"
+            raise RequestError(429, "encode_queue_slow", message)
         backlog.num_jobs += 1

@@ -73,11 +73,11 @@ class ChatRequest:
     tenant_salt: str = ""
 
     def of_tenant(self, salt: str) -> "ChatRequest":
-        """The request with its tenant's salt in what is forwarded; "" for callers who share."""
+        """The request with its tenant's salt in what is forwarded; "" for callers without a tenant."""
         return replace(self, tenant_salt=salt, body={**self.body, "cache_salt": salt}) if salt else self
 
     def drop_text(self, part: MediaPart) -> None:
-        """Let go of the text of a part whose bytes were taken; the part's place stays."""
+        """Drop the text of a part whose bytes were taken; the part's place stays."""
         part.url = ""
         self.body["messages"][part.message_index]["content"][part.part_index] = None
 
@@ -105,7 +105,7 @@ def parse_chat_request(
     _check_numbers(body, limits)
     media = _check_messages(body.messages, max_items)
     num_prompt_bytes = len(raw) - sum(len(part.url) for part in media)
-    if num_prompt_bytes > limits.body.max_prompt_bytes:  # what looked like media, and is none
+    if num_prompt_bytes > limits.body.max_prompt_bytes:  # text that begins like media, and is none
         raise prompt_too_large(limits.body.max_prompt_bytes)
     guard.check(fields, [body.messages[m.message_index]["content"][m.part_index] for m in media])
     if media:
@@ -209,23 +209,17 @@ def _check_messages(messages: list[dict[str, Any]], max_items: int) -> tuple[Med
         if not isinstance(role, str):
             raise RequestError(400, "missing_field", f"{path}.role must be a string", f"{path}.role")
         if role not in ROLES:
-            raise RequestError(
-                400, "unknown_role", f"{path}.role: unknown role {role[:50]!r}", f"{path}.role"
-            )
+            fault = f"{path}.role: unknown role {role[:50]!r}"
+            raise RequestError(400, "unknown_role", fault, f"{path}.role")
         content = message.get("content")
         if isinstance(content, list):
             media.extend(find_media(index, content, len(media)))
         elif content is not None and not isinstance(content, str):
-            raise RequestError(
-                400, "invalid_type", f"{path}.content must be a string or a list of parts", f"{path}.content"
-            )
+            fault = f"{path}.content must be a string or a list of parts"
+            raise RequestError(400, "invalid_type", fault, f"{path}.content")
         elif content is None and role in ("system", "developer", "user"):
             raise RequestError(400, "missing_field", f"{path}.content is missing", f"{path}.content")
         if len(media) > max_items:
-            raise RequestError(
-                400,
-                "too_many_items",
-                f"a request may hold {max_items} media items at most",
-                media[max_items].path,
-            )
+            fault = f"a request may hold {max_items} media items at most"
+            raise RequestError(400, "too_many_items", fault, media[max_items].path)
     return tuple(media)

@@ -86,10 +86,6 @@ class MediaIntake:
                 tenant_salt=request.tenant_salt,
             )
         except TypeError as error:
-            raise RequestError(
-                400,
-                "invalid_value",
-                "mm_processor_kwargs and media_io_kwargs must be plain JSON",
-                "mm_processor_kwargs",
-            ) from error
+            message = "mm_processor_kwargs and media_io_kwargs must be plain JSON"
+            raise RequestError(400, "invalid_value", message, "mm_processor_kwargs") from error
         return TakenItem(part, identity, content, image, request.processor_options, io_options)

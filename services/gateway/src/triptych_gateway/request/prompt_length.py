@@ -40,7 +40,7 @@ _COUNT = re.compile(rb'"count" *: *(\d+)')
 
 
 def too_long(num_tokens: int, max_model_len: int) -> RequestError:
-    """400, in vLLM's words."""
+    """400, with vLLM's text."""
     return RequestError(
         400,
         "context_length_exceeded",

@@ -3,7 +3,8 @@
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from triptych_common.domain.errors import RequestError
@@ -72,33 +73,21 @@ class Instances:
         return RequestError(503, "no_instance", "no instance that serves this model is available", "model")
 
 
+@dataclass(slots=True)
 class Choice:
     """For one request. No life of an instance is chosen twice; after a restart it is another life.
 
     Before it gives up it waits for the registry to be read once more: a new instance is not in the view yet.
-
-    Args:
-        first: the instance that was chosen before, unless it is leaving meanwhile.
-        needs_tower: only instances that can encode the request's media themselves.
     """
 
-    def __init__(
-        self,
-        instances: Instances,
-        model: str,
-        namespace_digest: str | None,
-        first: InstanceRecord | None = None,
-        *,
-        needs_tower: bool = False,
-    ) -> None:
-        self._instances = instances
-        self._model = model
-        self._namespace_digest = namespace_digest
-        self._first = first
-        self._needs_tower = needs_tower
-        self._tried: set[tuple[str, str]] = set()  # (instance, boot id)
-        self._num_failed = 0
-        self._may_refresh = True
+    instances: Instances
+    model: str
+    namespace_digest: str | None
+    first: InstanceRecord | None = None  # chosen before; taken unless it is leaving meanwhile
+    needs_tower: bool = False  # only instances that can encode the request's media themselves
+    _tried: set[tuple[str, str]] = field(default_factory=set)  # (instance, boot id)
+    _num_failed: int = 0
+    _may_refresh: bool = True
 
     async def next_instance(self) -> InstanceRecord:
         """The instance to send the request to now.
@@ -109,45 +98,40 @@ class Choice:
         record = self._pick()
         if record is None and self._may_refresh:
             self._may_refresh = False
-            await self._wait_refresh()
+            view = self.instances.view
+            with suppress(TimeoutError):  # Redis is away: the last view is all there is
+                async with asyncio.timeout(view.interval_s + REFRESH_LIMIT_S):
+                    await view.wait_for_refresh()
             record = self._pick()
         if record is not None:
             self._tried.add((record.instance, record.boot_id))
             return record
         if self._tried:
             raise unavailable("instance_unreachable", "the serving instance cannot be reached")
-        raise self._instances.unknown_model(self._model)
+        raise self.instances.unknown_model(self.model)
 
     def on_unreachable(self, record: InstanceRecord) -> None:
         """It could not be reached, or went away: a bounded number of times."""
         self._num_failed += 1
-        self._instances.router.suspect(record.instance, time.monotonic())
+        self.instances.router.suspect(record.instance, time.monotonic())
 
     def on_draining(self) -> None:
         """It did nothing with the request: this costs no attempt."""
         self._may_refresh = True
 
     def _pick(self) -> InstanceRecord | None:
-        first, self._first = self._first, None
-        records = self._instances.view.records
+        first, self.first = self.first, None
+        records = self.instances.view.records
         if first is not None and not any(r.draining for r in records if r.instance == first.instance):
             return first
-        if self._num_failed >= self._instances.max_attempts:
+        if self._num_failed >= self.instances.max_attempts:
             self._may_refresh = False
             return None
-        return self._instances.router.pick(
+        return self.instances.router.pick(
             records,
-            model=self._model,
-            namespace_digest=self._namespace_digest,
+            model=self.model,
+            namespace_digest=self.namespace_digest,
             exclude={r.instance for r in records if (r.instance, r.boot_id) in self._tried},
             now=time.monotonic(),
-            needs_tower=self._needs_tower,
+            needs_tower=self.needs_tower,
         )
-
-    async def _wait_refresh(self) -> None:
-        view = self._instances.view
-        try:
-            async with asyncio.timeout(view.interval_s + REFRESH_LIMIT_S):
-                await view.wait_for_refresh()
-        except TimeoutError:
-            return  # Redis is away: the last view is all there is

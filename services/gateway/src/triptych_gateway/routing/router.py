@@ -111,8 +111,8 @@ def has_tower(records: Iterable[InstanceRecord], model: str, namespace_digest: s
 def choose_namespace(records: Iterable[InstanceRecord], model: str) -> str | None:
     """The namespace digest for an image request: one that encoders and serving instances share.
 
-    Without any live encoder, that of a serving instance: an encoder may come back. None: nobody
-    serves the model's images.
+    Without any live encoder, that of a serving instance: an encoder may come back. None: no
+    instance serves the model's images.
     """
     records = list(records)
     serving = [r.namespace_digest for r in records if can_serve(r, model) and r.namespace_digest is not None]
