@@ -41,11 +41,6 @@ def unavailable(code: str, message: str, param: str | None = None) -> RequestErr
     return RequestError(503, code, message, param)
 
 
-def bus_unavailable() -> RequestError:
-    """503: Redis cannot be reached, so nothing can be ordered."""
-    return unavailable("bus_unavailable", "the control plane cannot be reached")
-
-
 def error_event(error: RequestError) -> bytes:
     """The error as one server-sent event, for a stream that has begun."""
     return b"data: " + orjson.dumps(error.body()) + b"\n\n"
@@ -65,7 +60,7 @@ def error_response(error: RequestError, headers: Mapping[str, str] | None = None
 
 
 def _path_of(request: Request) -> str:
-    """As it was asked for. `Request.url` cannot be had with every Host header."""
+    """As it was requested. `Request.url` cannot be had with every Host header."""
     return str(request.scope["path"])[:MAX_PATH_CHARS]
 
 
@@ -77,7 +72,7 @@ async def _on_request_error(_: Request, error: Exception) -> Response:
 
 async def _on_bus_error(_: Request, error: Exception) -> Response:
     log.warning("bus unavailable", error=repr(error))
-    return error_response(bus_unavailable())
+    return error_response(unavailable("bus_unavailable", "the control plane cannot be reached"))
 
 
 async def _on_http_error(request: Request, error: Exception) -> Response:

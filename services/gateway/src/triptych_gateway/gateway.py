@@ -1,10 +1,11 @@
 """The parts of one running gateway: built, with their tasks, and closed at the end."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import Any
 from uuid import uuid4
 
 from triptych_common.bus import AsyncBus
@@ -46,7 +47,6 @@ class Gateway:
     """A gateway whose tasks run. Routes take from it what they need."""
 
     settings: GatewaySettings
-    bus: AsyncBus
     view: RegistryView
     router: Router
     orders: EncodeOrders
@@ -67,12 +67,11 @@ async def run_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
     """
     bus = await AsyncBus.connect(settings.redis_url, settings.deployment, client_name=settings.instance)
     try:
-        registry = Registry(bus)
-        metrics, media_cache = GatewayMetrics(), MediaCache()
+        registry, metrics, media_cache = Registry(bus), GatewayMetrics(), MediaCache()
         view, router = RegistryView(registry, settings.registry_interval_s), Router(settings.suspect_s)
+        instances = Instances(view, router, settings.instance_grace_s, settings.max_dispatch_attempts)
         orders = _encode_orders(settings, bus, media_cache, metrics)
         final_acks = FinalAcks(bus, settings.instance)
-        instances = Instances(view, router, settings.instance_grace_s, settings.max_dispatch_attempts)
         with (
             ThreadPoolExecutor(settings.num_body_threads, thread_name_prefix="body") as body_threads,
             ThreadPoolExecutor(settings.num_media_threads, thread_name_prefix="media") as media_threads,
@@ -81,7 +80,7 @@ async def run_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
                 forwarder = Forwarder(http, instances, metrics, settings.chunk_timeout_s)
                 media_serving = MediaServing(
                     gateway=settings.instance,
-                    intake=MediaIntake(_media_limits(settings), media_threads),
+                    intake=_media_intake(settings, media_threads),
                     instances=instances,
                     orders=orders,
                     final_acks=final_acks,
@@ -93,56 +92,29 @@ async def run_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
                     encoder_grace_s=settings.encoder_grace_s,
                     local_encode_after_s=settings.local_encode_after_s,
                 )
-                chat = ChatParts(
-                    metrics=metrics,
-                    api_keys=_api_keys(settings),
-                    limiter=RequestLimiter(
-                        settings.max_requests_in_flight, settings.max_media_in_flight_bytes
-                    ),
-                    max_body_bytes=settings.max_body_bytes,
-                    body_timeout_s=settings.body_timeout_s,
-                    parser=_parser(settings, body_threads),
-                    first_token_timeout_s=settings.first_token_timeout_s,
-                    request_timeout_s=settings.request_timeout_s,
-                    instances=instances,
-                    media_serving=media_serving,
-                    forwarder=forwarder,
-                    chunk_timeout_s=settings.chunk_timeout_s,
-                    cut_off=asyncio.Event(),
-                )
+                parser = _parser(settings, body_threads)
+                chat = _chat_parts(settings, metrics, parser, instances, media_serving, forwarder)
                 bus.on_server_changed(orders.check_all)
                 await view.refresh()
-                async with (
-                    _running(settings, bus, view, router, orders, final_acks),
-                    registry.keep_registered(_record(settings)) as registration,
-                ):
-                    yield Gateway(settings, bus, view, router, orders, media_cache, registration, chat)
+                work = [
+                    _read_registry(view, router),
+                    _read_results(bus, settings.instance, orders, final_acks),
+                    final_acks.run(),
+                    orders.run_checks(),
+                    *(orders.run() for _ in range(settings.num_publishers)),
+                ]
+                async with _running(work), registry.keep_registered(_record(settings)) as registration:
+                    yield Gateway(settings, view, router, orders, media_cache, registration, chat)
         await registry.clear_inboxes(settings.instance)
     finally:
         await bus.close()
 
 
 @asynccontextmanager
-async def _running(
-    settings: GatewaySettings,
-    bus: AsyncBus,
-    view: RegistryView,
-    router: Router,
-    orders: EncodeOrders,
-    final_acks: FinalAcks,
-) -> AsyncIterator[None]:
+async def _running(work: Iterable[Coroutine[Any, Any, None]]) -> AsyncIterator[None]:
     """The background tasks. A task that fails cancels the block: the service ends, and is restarted."""
     async with asyncio.TaskGroup() as group:
-        tasks = [
-            group.create_task(_read_registry(view, router), name="registry-view"),
-            group.create_task(_read_results(bus, settings.instance, orders, final_acks), name="results"),
-            group.create_task(final_acks.run(), name="final-acks"),
-            group.create_task(orders.run_checks(), name="flight-checks"),
-        ]
-        tasks += [
-            group.create_task(orders.run(), name=f"publisher-{index}")
-            for index in range(settings.num_publishers)
-        ]
+        tasks = [group.create_task(each) for each in work]
         try:
             yield
         finally:
@@ -196,6 +168,37 @@ def _encode_orders(
     )
 
 
+def _chat_parts(
+    settings: GatewaySettings,
+    metrics: GatewayMetrics,
+    parser: RequestParser,
+    instances: Instances,
+    media_serving: MediaServing,
+    forwarder: Forwarder,
+) -> ChatParts:
+    keys = () if settings.api_keys_file is None else read_api_keys_file(settings.api_keys_file)
+    return ChatParts(
+        metrics=metrics,
+        api_keys=ApiKeys(settings.api_keys, keys),
+        limiter=RequestLimiter(settings.max_requests_in_flight, settings.max_media_in_flight_bytes),
+        max_body_bytes=settings.max_body_bytes,
+        body_timeout_s=settings.body_timeout_s,
+        parser=parser,
+        first_token_timeout_s=settings.first_token_timeout_s,
+        request_timeout_s=settings.request_timeout_s,
+        instances=instances,
+        media_serving=media_serving,
+        forwarder=forwarder,
+        chunk_timeout_s=settings.chunk_timeout_s,
+        cut_off=asyncio.Event(),
+    )
+
+
+def _media_intake(settings: GatewaySettings, threads: ThreadPoolExecutor) -> MediaIntake:
+    image_limits = ImageLimits(settings.max_image_pixels, settings.image_formats)
+    return MediaIntake(MediaLimits(settings.max_item_bytes, image_limits), threads)
+
+
 def _parser(settings: GatewaySettings, threads: ThreadPoolExecutor) -> RequestParser:
     return RequestParser(
         PlaceholderGuard(settings.placeholder_tokens, settings.max_body_values),
@@ -214,11 +217,6 @@ def _media_limits(settings: GatewaySettings) -> MediaLimits:
     return MediaLimits(
         settings.max_item_bytes, ImageLimits(settings.max_image_pixels, settings.image_formats)
     )
-
-
-def _api_keys(settings: GatewaySettings) -> ApiKeys:
-    entries = () if settings.api_keys_file is None else read_api_keys_file(settings.api_keys_file)
-    return ApiKeys(settings.api_keys, entries)
 
 
 def _record(settings: GatewaySettings) -> InstanceRecord:

@@ -2,9 +2,7 @@
 comes of a body that is answered already, and on requests that a client sends ahead without waiting for
 answers. And with errors in OpenAI's format.
 
-    between requests -> head (line and headers) -> body -> between requests ...
-
-While nothing is being answered, a timer runs: uvicorn's own between requests, ours in all other places.
+While nothing is being answered, a timer runs: uvicorn's own between requests, else this module's.
 """
 
 import asyncio
@@ -27,7 +25,7 @@ MAX_UNREAD_BYTES = 64 << 20
 
 
 class _Place(Enum):
-    """Where the next byte belongs."""
+    """Where the next byte belongs, as the parser finds it."""
 
     BETWEEN = auto()  # empty lines, which a client may send before a request
     HEAD = auto()

@@ -10,7 +10,7 @@ T = TypeVar("T")
 async def race(work: Coroutine[Any, Any, T], *guards: Coroutine[Any, Any, None]) -> T:
     """Result of `work`, unless a guard raises first; then `work` is cancelled and awaited.
 
-    A guard that returns has nothing against the work. When both failed, the guard's exception is
+    A guard that returns does not end the work. When both failed, the guard's exception is
     raised: it explains the work's. All tasks have ended when this returns or raises.
     """
     loop = asyncio.get_running_loop()
@@ -27,15 +27,10 @@ async def race(work: Coroutine[Any, Any, T], *guards: Coroutine[Any, Any, None])
         await asyncio.gather(worker, *watchers, return_exceptions=True)
     if won:
         return worker.result()
-    for watcher in watchers:
-        if _failed(watcher):
-            raise _exception(watcher)
+    for failed in filter(_failed, watchers):
+        failed.result()  # raises
     return worker.result()
 
 
 def _failed(task: asyncio.Future[Any]) -> bool:
     return task.done() and not task.cancelled() and task.exception() is not None
-
-
-def _exception(task: asyncio.Future[Any]) -> BaseException:
-    return task.exception() or RuntimeError("the task did not fail")

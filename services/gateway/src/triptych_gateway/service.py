@@ -1,9 +1,8 @@
 """Run the gateway: uvicorn in this process, until asked to stop; then drain within a bound.
 
-    serving --stop--> leaving --grace over--> refusing --last request ended, or bound--> closed
-
-Leaving: `/health/ready` answers 503, requests are still served, each answer with `Connection: close`. The
-listener goes on until the last request has ended: encoders fetch its media there.
+`DrainGate` has the states. While it is leaving, `/health/ready` answers 503, and requests are still served,
+each answer with `Connection: close`. The listener goes on until the last request has ended: encoders fetch
+its media there.
 """
 
 import asyncio

@@ -262,8 +262,8 @@ async def test_overload_is_429(system: System) -> None:
 @pytest.mark.parametrize("system", [{"encoder_grace_s": 0.2}], indirect=True)
 async def test_without_any_encoder(system: System) -> None:
     await system.ask([IMAGE])
-    await system.gateway.bus.client.delete(system.bus.names.instance("encoder-0"))
-    await system.gateway.bus.client.zrem(system.bus.names.instances, "encoder-0")
+    await system.bus.client.delete(system.bus.names.instance("encoder-0"))
+    await system.bus.client.zrem(system.bus.names.instances, "encoder-0")
     records = [record for record in system.gateway.view.records if record.instance != "encoder-0"]
     system.encoder.before_metadata.clear()
     system.gateway.view._registry.list_instances = lambda: _answer(records)  # type: ignore[method-assign]

@@ -26,9 +26,9 @@ from triptych_gateway.access.callers import ANONYMOUS
 from triptych_gateway.access.request_limiter import Booking, RequestLimiter
 from triptych_gateway.chat.forward import Arrival, Dispatch, Forwarder
 from triptych_gateway.chat.media_serving import MediaServing
-from triptych_gateway.chat.streaming import ClientStream, end_with_error
+from triptych_gateway.chat.streaming import ClientStream
 from triptych_gateway.chat.upstream_body import text_body
-from triptych_gateway.errors import error_response, unavailable
+from triptych_gateway.errors import error_event, error_response, unavailable
 from triptych_gateway.metrics import GatewayMetrics
 from triptych_gateway.race import race
 from triptych_gateway.request.chat_request import ChatRequest, RequestParser
@@ -158,7 +158,7 @@ class ChatExchange(Response):
         try:
             async with asyncio.timeout(ERROR_TIMEOUT_S):
                 if client.has_begun:
-                    await end_with_error(client, error)
+                    await client.end(error_event(error))
                 else:
                     await error_response(error, self._echo)(scope, receive, send)
         except (TimeoutError, ClientDisconnect):

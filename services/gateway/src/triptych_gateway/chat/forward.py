@@ -110,8 +110,7 @@ class Forwarder:
     async def _begin(self, dispatch: Dispatch, record: InstanceRecord, held: AsyncExitStack) -> Answer:
         """The answer at its first chunk. On failure nothing stays open."""
         headers: dict[str, str] = {"X-Request-Id": dispatch.arrival.request_id}
-        traceparent = current_traceparent()
-        if traceparent is not None:
+        if (traceparent := current_traceparent()) is not None:
             headers["traceparent"] = traceparent
         stream, router = dispatch.request.stream, self.instances.router
         # Only a stream shows its first token; a whole answer is bound by the request's own limit.

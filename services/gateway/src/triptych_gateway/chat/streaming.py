@@ -7,11 +7,10 @@ from typing import Any
 import httpx
 from starlette.requests import ClientDisconnect
 
-from triptych_common.domain.errors import RequestError
 from triptych_common.telemetry.logs import get_logger
 from triptych_gateway.chat.sse import cut_at_error
 from triptych_gateway.chat.upstream import Answer
-from triptych_gateway.errors import error_event, unavailable
+from triptych_gateway.errors import unavailable
 
 log = get_logger(__name__)
 
@@ -101,8 +100,3 @@ async def relay_stream(answer: Answer, client: ClientStream, chunk_timeout_s: fl
 async def _next(answer: Answer, timeout_s: float) -> bytes | None:
     async with asyncio.timeout(timeout_s):
         return await anext(answer.rest, None)
-
-
-async def end_with_error(client: ClientStream, error: RequestError) -> None:
-    """Send the error in the stream, then end it: no truncation without a notice."""
-    await client.end(error_event(error))

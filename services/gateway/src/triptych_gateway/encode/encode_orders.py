@@ -16,7 +16,7 @@ from contextlib import asynccontextmanager
 from uuid import uuid4
 
 from triptych_common.coordination import Claim, ClaimResult, SingleFlight
-from triptych_common.coordination.single_flight import Mode, key_of
+from triptych_common.coordination.single_flight import key_of
 from triptych_common.domain.errors import BusUnavailableError, RequestError
 from triptych_common.protocol.ids import JobId, MmHash, RequestId
 from triptych_common.protocol.messages import (
@@ -41,7 +41,6 @@ from triptych_gateway.metrics import GatewayMetrics
 log = get_logger(__name__)
 
 RETRIED_KINDS = frozenset({FailureKind.ENCODER_ERROR, FailureKind.MEDIA_GONE, FailureKind.EXPIRED})
-EXPIRY_GRACE_S = 1.0  # beyond the last deadline: the encoder's own report comes first
 
 
 class EncodeOrders:
@@ -84,11 +83,10 @@ class EncodeOrders:
                 if self.table.join_item(item.mm_hash, media_wait.request_id).in_flight:
                     self._queue_step(item.mm_hash)
             await self._recall_sizes(media_wait)
-            for mm_hash in media_wait.mm_hashes:
-                known = self.table.get(mm_hash)
-                if known is not None and known.sizes is not None:
+            for known in self._items_of(media_wait):
+                if known.sizes is not None:
                     self._metrics.items.labels("sizes_known").inc()
-                    media_wait.set_sizes(mm_hash, known.sizes)
+                    media_wait.set_sizes(known.mm_hash, known.sizes)
             yield
         finally:
             del self._media_waits[media_wait.request_id]
@@ -117,24 +115,21 @@ class EncodeOrders:
 
     def lacks_job(self, media_wait: MediaWait) -> bool:
         """Whether an item of `media_wait` has no sizes, and no encoder was asked for them."""
-        items = [
-            self.table.get(mm_hash) for mm_hash in media_wait.mm_hashes if mm_hash not in media_wait.sizes
-        ]
-        return any(item is not None and not item.in_flight for item in items)
+        return any(
+            not item.in_flight for item in self._items_of(media_wait) if item.mm_hash not in media_wait.sizes
+        )
 
     def awaits_job(self, media_wait: MediaWait) -> bool:
         """Whether a job is in flight for an item that `media_wait` still needs."""
-        items = [self.table.get(mm_hash) for mm_hash in media_wait.mm_hashes if media_wait.needs(mm_hash)]
-        return any(item is not None and item.in_flight for item in items)
+        return any(item.in_flight and media_wait.needs(item.mm_hash) for item in self._items_of(media_wait))
 
     def order_missing(self, media_wait: MediaWait) -> None:
         """Order the items of `media_wait` that have no sizes yet; it gets them, or a failure."""
-        for mm_hash in media_wait.mm_hashes:
-            item = self.table.get(mm_hash)
-            if item is None or mm_hash in media_wait.sizes:
+        for item in self._items_of(media_wait):
+            if item.mm_hash in media_wait.sizes:
                 continue
             if item.sizes is not None:  # came in the meantime
-                media_wait.set_sizes(mm_hash, item.sizes)
+                media_wait.set_sizes(item.mm_hash, item.sizes)
             elif item.in_flight:
                 self._metrics.items.labels("joined").inc()
             else:
@@ -143,6 +138,10 @@ class EncodeOrders:
     def _order_item(self, item: Item, *, retry_of: FailureKind | None = None) -> None:
         if self.table.order_item(item.mm_hash, JobId(f"job-{uuid4().hex}"), retry_of=retry_of):
             self._queue_step(item.mm_hash)
+
+    def _items_of(self, media_wait: MediaWait) -> list[Item]:
+        found = map(self.table.get, media_wait.mm_hashes)
+        return [item for item in found if item is not None]
 
     def _waits_of(self, request_ids: Iterable[RequestId]) -> list[MediaWait]:
         return [self._media_waits[each] for each in request_ids if each in self._media_waits]
@@ -289,9 +288,7 @@ class EncodeOrders:
         except RequestError as error:
             log.warning("encode job refused", job_id=job_id, code=error.code)
             failure = ItemFailure(None, error.message, error)
-        except (
-            Exception
-        ):  # a fault of the gateway: the next check may not mend it
+        except Exception:  # a fault of the gateway: the next check may not mend it
             log.exception("encode job not made", job_id=job_id)
             internal = RequestError(500, "internal_error", "the gateway failed to order an encode")
             failure = ItemFailure(None, internal.message, internal)
@@ -301,18 +298,10 @@ class EncodeOrders:
     async def _claim(
         self, item: Item, media_waits: list[MediaWait], requesters: tuple[Requester, ...]
     ) -> None:
-        mm_hash, job_id = item.mm_hash, item.job_id
+        mm_hash, job_id, was_claimed = item.mm_hash, item.job_id, item.is_claimed
         if job_id is None:
             return
-        mode: Mode = "look" if item.is_claimed else "retry" if item.is_retry else "new"
-        claim = await self.flight_requests.claim_item(
-            item,
-            requesters,
-            job_id=job_id,
-            mode=mode,
-            namespace_digest=media_waits[0].namespace_digest,
-            ttl_s=remaining_s(media_waits) + EXPIRY_GRACE_S,
-        )
+        claim = await self.flight_requests.claim_item(item, job_id, media_waits, requesters)
         if item.job_id != job_id or self.table.get(mm_hash) is not item:
             # It went on meanwhile, so it is queued: the next step sees to it.
             if claim.standing is ClaimResult.OWNER:
@@ -321,14 +310,14 @@ class EncodeOrders:
         self.table.apply_claim(item, claim.job_id, claim.attempt)
         match claim.standing:
             case ClaimResult.OWNER:
-                if mode == "look":
+                if was_claimed:
                     log.warning("encode job sent again: it was lost", job_id=claim.job_id)
                     self._metrics.jobs_sent_again.inc()
                 else:
                     self._metrics.items.labels("ordered").inc()
                 await self._publish(claim, mm_hash, media_waits, requesters)
             case ClaimResult.JOINED:
-                if mode != "look":
+                if not was_claimed:
                     self._metrics.items.labels("joined").inc()
                 if claim.metadata is not None:
                     await self._on_metadata(claim.metadata)
@@ -345,13 +334,7 @@ class EncodeOrders:
         job, blob = encode_job(
             mm_hash, claim.job_id, claim.attempt, media_waits, requesters, media, self._limits
         )
-        is_published = await self.flight_requests.publish_job(
-            job,
-            blob,
-            traceparent=media_waits[0].traceparent,
-            remaining_ms=int(remaining_s(media_waits) * 1000),
-        )
-        if not is_published:
+        if not await self.flight_requests.publish_job(job, blob, media_waits):
             self._queue_step(mm_hash, check=True)
 
 

@@ -52,7 +52,7 @@ class EncodeWait:
         if self.has_local_encode:
             until = min(until, self.began_at + self.local_encode_after_s)
         try:
-            async with asyncio.timeout_at(_loop_time(until)):
+            async with asyncio.timeout(until - time.monotonic()):
                 if orders.lacks_job(media_wait):  # without an encoder, jobs would pile up in Redis
                     await race(self._wait_encoder(), media_wait.wait_failure())
                 orders.order_missing(media_wait)
@@ -112,7 +112,3 @@ def _no_encoder() -> EncodeUnavailableError:
 def _too_late(path: str | None) -> EncodeUnavailableError:
     message = f"{path or 'the media'} could not be encoded in time"
     return EncodeUnavailableError("deadline_exceeded", message, path)
-
-
-def _loop_time(monotonic_s: float) -> float:
-    return asyncio.get_running_loop().time() + monotonic_s - time.monotonic()

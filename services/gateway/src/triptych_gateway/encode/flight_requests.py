@@ -15,11 +15,14 @@ from triptych_common.domain.errors import BusUnavailableError
 from triptych_common.protocol.ids import JobId, MmHash
 from triptych_common.protocol.messages import EncodeJob, Requester
 from triptych_common.telemetry.logs import get_logger
-from triptych_gateway.encode.encode_job import OrderLimits
+from triptych_gateway.encode.encode_job import OrderLimits, remaining_s
 from triptych_gateway.encode.item_table import Item
 from triptych_gateway.encode.job_queue import JobQueue
+from triptych_gateway.encode.media_wait import MediaWait
 
 log = get_logger(__name__)
+
+EXPIRY_GRACE_S = 1.0  # beyond the last deadline: the encoder's own report comes first
 
 
 @dataclass
@@ -53,20 +56,15 @@ class FlightRequests:
         return sent is not None and keys <= sent.keys
 
     async def claim_item(
-        self,
-        item: Item,
-        requesters: tuple[Requester, ...],
-        *,
-        job_id: JobId,
-        mode: Mode,
-        namespace_digest: str,
-        ttl_s: float,
+        self, item: Item, job_id: JobId, media_waits: list[MediaWait], requesters: tuple[Requester, ...]
     ) -> Claim:
         """Add `requesters` to the item's flight, and claim it for `job_id` where no gateway has.
 
         Raises:
             BusUnavailableError: Redis may have them all the same.
         """
+        mode: Mode = "look" if item.is_claimed else "retry" if item.is_retry else "new"
+        namespace_digest, ttl_s = media_waits[0].namespace_digest, remaining_s(media_waits) + EXPIRY_GRACE_S
         sent = self._sent.setdefault(item.mm_hash, _Sent(namespace_digest))
         sent.keys.update(map(key_of, requesters))
         sent.until = max(sent.until, time.monotonic() + ttl_s)
@@ -87,9 +85,7 @@ class FlightRequests:
         await self._single_flight.leave(mm_hash, keys, namespace_digest=sent.namespace_digest)
         sent.keys -= keys
 
-    async def publish_job(
-        self, job: EncodeJob, blob: bytes | None, *, traceparent: str | None, remaining_ms: int
-    ) -> bool:
+    async def publish_job(self, job: EncodeJob, blob: bytes | None, media_waits: list[MediaWait]) -> bool:
         """Publish the job of a claimed flight. False: Redis has lost the flight since it was claimed.
 
         Raises:
@@ -98,7 +94,10 @@ class FlightRequests:
         """
         await self._job_queue.admit_job(job.namespace_digest)
         entry_id = await self._single_flight.publish(
-            job, traceparent=traceparent, remaining_ms=remaining_ms, blob=blob
+            job,
+            traceparent=media_waits[0].traceparent,
+            remaining_ms=int(remaining_s(media_waits) * 1000),
+            blob=blob,
         )
         return entry_id is not None
 
