@@ -31,12 +31,12 @@ from triptych_encoder.store.store_client import StoreClient
 from triptych_gateway.encode import encode_orders
 from triptych_gateway.encode.encode_orders import EncodeOrders
 from triptych_gateway.encode.final_acks import FinalAcks
+from triptych_gateway.encode.flight_requests import FlightRequests
 from triptych_gateway.encode.item_table import Item as GatewayItem
 from triptych_gateway.encode.item_table import ItemFailure
 from triptych_gateway.encode.item_table import ItemTable as GatewayTable
 from triptych_gateway.encode.media_cache import MediaCache
 from triptych_gateway.encode.media_wait import MediaWait
-from triptych_gateway.encode.flight_requests import FlightRequests
 from triptych_vllm_connector.consumer.arrivals import Arrivals
 from triptych_vllm_connector.consumer.item_grants import Grants
 from triptych_vllm_connector.consumer.item_pins import ItemPins

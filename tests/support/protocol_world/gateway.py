@@ -90,9 +90,9 @@ class GatewayActor:
         )
         self.final_acks = FinalAcks(self.bus, self.name)
         for _ in range(NUM_PUBLISHERS):
-            self.loop.run(lambda: self.loop.create_task(self.orders.run()))
+            self.loop.run(lambda: self.loop.create_task(self.orders.run_steps()))
         self.loop.run(lambda: self.loop.keep_up(self.orders.run_checks(), self._has_to_check))
-        self.loop.run(lambda: self.loop.create_task(self.final_acks.run()))
+        self.loop.run(lambda: self.loop.create_task(self.final_acks.run_sender()))
 
     def _has_to_check(self) -> bool:
         """Does it, or does Redis, believe that a request here waits?"""

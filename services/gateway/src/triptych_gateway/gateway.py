@@ -99,9 +99,9 @@ async def run_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
                 work = [
                     _read_registry(view, router),
                     _read_results(bus, settings.instance, orders, final_acks),
-                    final_acks.run(),
+                    final_acks.run_sender(),
                     orders.run_checks(),
-                    *(orders.run() for _ in range(settings.num_publishers)),
+                    *(orders.run_steps() for _ in range(settings.num_publishers)),
                 ]
                 async with _running(work), registry.keep_registered(_record(settings)) as registration:
                     yield Gateway(settings, view, router, orders, media_cache, registration, chat)
@@ -123,10 +123,9 @@ async def _running(work: Iterable[Coroutine[Any, Any, None]]) -> AsyncIterator[N
 
 
 async def _read_registry(view: RegistryView, router: Router) -> None:
-    """Never returns."""
     while True:
         await view.refresh()
-        router.forget({record.instance for record in view.records})
+        router.forget_all_but({record.instance for record in view.records})
         await asyncio.sleep(view.interval_s)
 
 

@@ -145,13 +145,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         return True
 
     def _refuse_head(self) -> None:
-        self._refuse(
-            RequestError(
-                431,
-                "headers_too_large",
-                f"the headers of the request are larger than {self.max_header_bytes} bytes",
-            )
-        )
+        message = f"the headers of the request are larger than {self.max_header_bytes} bytes"
+        self._refuse(RequestError(431, "headers_too_large", message))
 
     def send_400_response(self, msg: str) -> None:
         """uvicorn's answer to what is no HTTP."""

@@ -55,7 +55,7 @@ def wait_of(request_id: str) -> MediaWait:
 async def sent(bus: FakeBus, final_acks: FinalAcks, number: int) -> list[tuple[str, str]]:
     """(stream, request) of the next acks."""
     async with asyncio.timeout(LIMIT_S), asyncio.TaskGroup() as group:
-        running = group.create_task(final_acks.run())
+        running = group.create_task(final_acks.run_sender())
         acks = [await bus.published.get() for _ in range(number)]
         assert all(ack.outcome is Outcome.SKIPPED for _, ack in acks)
         running.cancel()

@@ -33,7 +33,7 @@ class ApiKeys:
                 raise TriptychError(f"the API key {entry.name} stands in api_keys and in api_keys_file")
         self._callers = plain | named
 
-    def check(self, authorization: str | None) -> Caller:
+    def check_key(self, authorization: str | None) -> Caller:
         """The caller whose key the request shows. `authorization` is its header.
 
         Raises:

@@ -99,7 +99,7 @@ class ChatExchange(Response):
 
     async def _run(self, client: ClientStream, root: Span) -> None:
         parts = self._parts
-        self._caller = parts.api_keys.check(self._request.headers.get("authorization"))
+        self._caller = parts.api_keys.check_key(self._request.headers.get("authorization"))
         for name, value in self._caller.fields.items():
             root.set_attribute(f"triptych.{name}", value)
         with ExitStack() as held:
@@ -158,7 +158,7 @@ class ChatExchange(Response):
         try:
             async with asyncio.timeout(ERROR_TIMEOUT_S):
                 if client.has_begun:
-                    await client.end(error_event(error))
+                    await client.end_answer(error_event(error))
                 else:
                     await error_response(error, self._echo)(scope, receive, send)
         except (TimeoutError, ClientDisconnect):

@@ -79,28 +79,18 @@ class Forwarder:
 
     async def _first_answer(self, dispatch: Dispatch, held: AsyncExitStack) -> tuple[InstanceRecord, Answer]:
         """Of the instances that may serve the request, the first that answers. `held` keeps it open."""
-        choice = Choice(
-            self.instances,
-            dispatch.request.model,
-            dispatch.namespace_digest,
-            dispatch.first_choice,
-            needs_tower=dispatch.needs_tower,
-        )
-        request_id = dispatch.arrival.request_id
+        model, digest = dispatch.request.model, dispatch.namespace_digest
+        choice = Choice(self.instances, model, digest, dispatch.first_choice, dispatch.needs_tower)
         while True:
             record = await choice.next_instance()
+            fields = {"instance": record.instance, "request_id": dispatch.arrival.request_id}
             try:
                 answer = await self._begin(dispatch, record, held)
             except DrainingError:
-                log.info("prefill_decode is draining", instance=record.instance, request_id=request_id)
+                log.info("prefill_decode is draining", **fields)
                 choice.on_draining()
             except UnreachableError as error:
-                log.warning(
-                    "prefill_decode not reachable",
-                    instance=record.instance,
-                    error=str(error),
-                    request_id=request_id,
-                )
+                log.warning("prefill_decode not reachable", error=str(error), **fields)
                 choice.on_unreachable(record)
             else:
                 if dispatch.media_wait is not None:
@@ -116,8 +106,8 @@ class Forwarder:
         # Only a stream shows its first token; a whole answer is bound by the request's own limit.
         limit_s = dispatch.arrival.first_token_deadline - time.monotonic() if stream else None
         async with AsyncExitStack() as trial:
-            router.begin(record.instance)
-            trial.callback(router.end, record.instance)
+            router.begin_request(record.instance)
+            trial.callback(router.end_request, record.instance)
             try:
                 async with asyncio.timeout(limit_s):
                     answer = await trial.enter_async_context(

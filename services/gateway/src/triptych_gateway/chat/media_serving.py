@@ -27,7 +27,7 @@ from triptych_gateway.metrics import GatewayMetrics
 from triptych_gateway.race import race
 from triptych_gateway.request.chat_request import ChatRequest
 from triptych_gateway.request.media import MediaIntake
-from triptych_gateway.request.prompt_length import check_text
+from triptych_gateway.request.prompt_length import check_prompt_length
 from triptych_gateway.routing.instances import Instances
 
 log = get_logger(__name__)
@@ -116,7 +116,9 @@ class MediaServing:
         """A prompt that is too long is refused first, where that is known before the sizes."""
         media_wait.raise_failure()
         if self.orders.lacks_job(media_wait):
-            await check_text(self.http, chosen, request, media_wait.num_rows, self.tokenize_timeout_s)
+            await check_prompt_length(
+                self.http, chosen, request, media_wait.num_rows, self.tokenize_timeout_s
+            )
         await encode_wait.wait_sizes()
 
     def _with_metadata(

@@ -32,17 +32,17 @@ class ClientStream:
         self.has_begun = False
         self.has_ended = False
 
-    async def begin(self, headers: Mapping[str, str]) -> None:
+    async def begin_answer(self, headers: Mapping[str, str]) -> None:
         """Begin a good answer (200)."""
         both = {**self._headers, **headers}
         raw = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in both.items()]
         self.has_begun = True
         await self._send({"type": "http.response.start", "status": 200, "headers": raw})
 
-    async def write(self, chunk: bytes) -> None:
+    async def write_chunk(self, chunk: bytes) -> None:
         await self._send({"type": "http.response.body", "body": chunk, "more_body": True})
 
-    async def end(self, chunk: bytes = b"") -> None:
+    async def end_answer(self, chunk: bytes = b"") -> None:
         """Send the last bytes. The second call does nothing."""
         if not self.has_ended:
             self.has_ended = True
@@ -58,8 +58,8 @@ class ClientStream:
 
 async def relay_whole(answer: Answer, client: ClientStream) -> None:
     """Pass an answer on that is there already."""
-    await client.begin({"Content-Type": answer.content_type, "Content-Length": str(len(answer.first))})
-    await client.end(answer.first)
+    await client.begin_answer({"Content-Type": answer.content_type, "Content-Length": str(len(answer.first))})
+    await client.end_answer(answer.first)
 
 
 async def relay_stream(answer: Answer, client: ClientStream, chunk_timeout_s: float) -> int:
@@ -71,7 +71,7 @@ async def relay_stream(answer: Answer, client: ClientStream, chunk_timeout_s: fl
     Raises:
         RequestError: the stream broke off, or the model failed; nothing was sent about it yet.
     """
-    await client.begin(
+    await client.begin_answer(
         {"Content-Type": answer.content_type, "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
     )
     num_chunks = 0
@@ -80,7 +80,7 @@ async def relay_stream(answer: Answer, client: ClientStream, chunk_timeout_s: fl
         while chunk is not None:
             good, fault = cut_at_error(chunk)
             if good:
-                await client.write(good)
+                await client.write_chunk(good)
                 num_chunks += 1
             if fault is not None:
                 log.warning("model failed during a stream", error=str(fault.get("message"))[:500])
@@ -93,7 +93,7 @@ async def relay_stream(answer: Answer, client: ClientStream, chunk_timeout_s: fl
     if not answer.cutter.is_done:
         log.warning("stream of prefill_decode ended early", num_chunks=num_chunks)
         raise unavailable("stream_interrupted", "the answer broke off: the serving instance went away")
-    await client.end()
+    await client.end_answer()
     return num_chunks
 
 

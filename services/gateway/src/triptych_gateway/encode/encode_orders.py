@@ -1,12 +1,10 @@
 """Encode orders: what the requests of this gateway need of encoders, and what has become of it.
 
-    item queue --step--> claimed, joined or left, as the item table is at that moment
-
 The item table is what is needed; a step makes Redis agree with it, one step at a time per item. So the
 order in which requests come and go does not matter, nor what gets lost: the next step mends it. A step is
-taken when something changed, and every `flight_check_s` for what is still unanswered: then a job that was
-lost is sent again, under its own id. Steps belong to tasks of their own (`run`), not to the request that
-was first: a client that goes away must not take the job of the others with it.
+due when something changed, and every `flight_check_s` for what is still unanswered: then a job that was
+lost is sent again, under its own id. Steps are taken by tasks of their own, not by the request that was
+first: a client that goes away must not take the job of the others with it.
 """
 
 import asyncio
@@ -46,7 +44,7 @@ RETRIED_KINDS = frozenset({FailureKind.ENCODER_ERROR, FailureKind.MEDIA_GONE, Fa
 class EncodeOrders:
     """Owns the item table, the media waits and the flight requests.
 
-    `run` must run, several at once; `run_checks` once. `on_encode_result` gets the results.
+    `run_steps` must run, several at once; `run_checks` once. `on_encode_result` gets the results.
     """
 
     def __init__(
@@ -140,8 +138,7 @@ class EncodeOrders:
             self._queue_step(item.mm_hash)
 
     def _items_of(self, media_wait: MediaWait) -> list[Item]:
-        found = map(self.table.get, media_wait.mm_hashes)
-        return [item for item in found if item is not None]
+        return [item for each in media_wait.mm_hashes if (item := self.table.get(each)) is not None]
 
     def _waits_of(self, request_ids: Iterable[RequestId]) -> list[MediaWait]:
         return [self._media_waits[each] for each in request_ids if each in self._media_waits]
@@ -246,7 +243,7 @@ class EncodeOrders:
             if not self._queue.has_round:  # else more checks would only stand in the way
                 self.check_all()
 
-    async def run(self) -> None:
+    async def run_steps(self) -> None:
         """Take steps, one after the other. Never returns."""
         while True:
             mm_hash, is_check = await self._queue.take_item()

@@ -29,7 +29,7 @@ class _FinalAck:
 
 
 class FinalAcks:
-    """Gets every encoder's metadata; `run` must run."""
+    """Gets every encoder's metadata; `run_sender` must run."""
 
     def __init__(self, bus: AsyncBus, gateway: str) -> None:
         self._bus = bus
@@ -61,7 +61,7 @@ class FinalAcks:
             else:
                 pending.append(final_ack)
 
-    async def run(self) -> None:
+    async def run_sender(self) -> None:
         """Never returns."""
         while True:
             final_ack = await self._outbox.get()

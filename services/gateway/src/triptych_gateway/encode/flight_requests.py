@@ -35,7 +35,7 @@ class _Sent:
 
 
 class FlightRequests:
-    """What was sent to Redis, and is not known to be gone there."""
+    """Per item what was sent to Redis, and is not known to be gone there."""
 
     def __init__(self, single_flight: SingleFlight, limits: OrderLimits) -> None:
         self._single_flight = single_flight
@@ -47,7 +47,6 @@ class FlightRequests:
         return len(self._sent)
 
     def __iter__(self) -> Iterator[MmHash]:
-        """Items that Redis may believe this gateway to wait for."""
         return iter(self._sent)
 
     def covers(self, mm_hash: MmHash, keys: set[Key]) -> bool:

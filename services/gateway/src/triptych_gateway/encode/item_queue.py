@@ -39,7 +39,7 @@ class ItemQueue:
 
     @property
     def has_round(self) -> bool:
-        """Whether some of the last round still wait for their check: Redis is slow, or away."""
+        """Some of the last round still wait for their check: Redis is slow, or away."""
         return bool(self._round)
 
     async def take_item(self) -> tuple[MmHash, bool]:

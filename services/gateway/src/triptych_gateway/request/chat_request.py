@@ -101,13 +101,13 @@ def parse_chat_request(
     fields = _parse_object(raw)
     body = _validate(fields)
     _refuse_privileged(fields)
-    options.check(fields)
+    options.check_options(fields)
     _check_numbers(body, limits)
     media = _check_messages(body.messages, max_items)
     num_prompt_bytes = len(raw) - sum(len(part.url) for part in media)
     if num_prompt_bytes > limits.body.max_prompt_bytes:  # text that begins like media, and is none
         raise prompt_too_large(limits.body.max_prompt_bytes)
-    guard.check(fields, [body.messages[m.message_index]["content"][m.part_index] for m in media])
+    guard.check_texts(fields, [body.messages[m.message_index]["content"][m.part_index] for m in media])
     if media:
         _check_options_beside_media(body, fields)
     return ChatRequest(

@@ -6,8 +6,7 @@ bulk of a large body, are stepped over, and the scan ends where a bound is passe
 
     body = media (long `"data:…"` strings) + prompt (everything else)
 
-For text that is no JSON the counts mean nothing; the parser stops at its first fault, and up to there
-they are right.
+For text that is no JSON the counts are right up to its first fault, where the parser stops.
 """
 
 import re

@@ -33,7 +33,7 @@ class PlaceholderGuard:
         self._tokens = tuple(tokens)
         self._max_values = max_values
 
-    def check(self, body: Mapping[str, Any], media_parts: Sequence[Mapping[str, Any]]) -> None:
+    def check_texts(self, body: Mapping[str, Any], media_parts: Sequence[Mapping[str, Any]]) -> None:
         """Search everything that a template may render, except `media_parts` (parts of `body`).
 
         Takes time and memory in proportion to the body.

@@ -51,12 +51,8 @@ def too_long(num_tokens: int, max_model_len: int) -> RequestError:
     )
 
 
-async def check_text(
-    client: httpx.AsyncClient,
-    record: InstanceRecord,
-    request: ChatRequest,
-    num_rows: int,
-    timeout_s: float,
+async def check_prompt_length(
+    client: httpx.AsyncClient, record: InstanceRecord, request: ChatRequest, num_rows: int, timeout_s: float
 ) -> None:
     """Refuse `request` if its text is too long beside `num_rows`. What is not known passes.
 

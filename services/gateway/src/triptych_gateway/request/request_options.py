@@ -23,7 +23,7 @@ class RequestOptions:
     processor: OptionRules = field(default_factory=dict)
     image: OptionRules = field(default_factory=dict)
 
-    def check(self, fields: Mapping[str, Any]) -> None:
+    def check_options(self, fields: Mapping[str, Any]) -> None:
         """Check both fields of a request's body, as parsed; absent, null and {} are fine.
 
         Raises:

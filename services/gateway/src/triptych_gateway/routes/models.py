@@ -19,12 +19,12 @@ def model_routes(api_keys: ApiKeys, view: RegistryView) -> APIRouter:
 
     @router.get("/v1/models")
     async def list_models(request: Request) -> dict[str, Any]:
-        api_keys.check(request.headers.get("authorization"))
+        api_keys.check_key(request.headers.get("authorization"))
         return {"object": "list", "data": [card(model) for model in view.models]}
 
     @router.get("/v1/models/{model:path}")
     async def get_model(model: str, request: Request) -> dict[str, Any]:
-        api_keys.check(request.headers.get("authorization"))
+        api_keys.check_key(request.headers.get("authorization"))
         if model not in view.models:
             raise RequestError(404, "model_not_found", f"the model {model[:200]!r} does not exist", "model")
         return card(model)

@@ -46,7 +46,7 @@ class Instances:
         """An instance for a request with images."""
         return await self._wait(
             model,
-            lambda: self.router.pick(
+            lambda: self.router.pick_instance(
                 self.view.records,
                 model=model,
                 namespace_digest=namespace_digest,
@@ -113,7 +113,7 @@ class Choice:
     def on_unreachable(self, record: InstanceRecord) -> None:
         """It could not be reached, or went away: a bounded number of times."""
         self._num_failed += 1
-        self.instances.router.suspect(record.instance, time.monotonic())
+        self.instances.router.avoid_instance(record.instance, time.monotonic())
 
     def on_draining(self) -> None:
         """It did nothing with the request: this costs no attempt."""
@@ -127,7 +127,7 @@ class Choice:
         if self._num_failed >= self.instances.max_attempts:
             self._may_refresh = False
             return None
-        return self.instances.router.pick(
+        return self.instances.router.pick_instance(
             records,
             model=self.model,
             namespace_digest=self.namespace_digest,

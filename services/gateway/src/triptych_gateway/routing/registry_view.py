@@ -48,7 +48,6 @@ class RegistryView:
         return sorted({record.model for record in self.serving if record.model is not None})
 
     async def refresh(self) -> None:
-        """Read the registry once."""
         try:
             async with asyncio.timeout(max(self.interval_s * _STALE_INTERVALS, 1.0)):
                 records = tuple(await self._registry.list_instances())
