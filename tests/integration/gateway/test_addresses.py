@@ -83,7 +83,7 @@ async def test_a_port_that_is_taken_ends_the_start(redis_url: str, tmp_path: Pat
 
 
 @pytest.mark.parametrize("advertise_url", ["::1", "http://::1:80", "gateway:8000", "http://h:1/?q"])
-async def test_an_address_that_nobody_could_call_is_refused_at_the_start(
+async def test_an_address_that_cannot_be_called_is_refused_at_the_start(
     advertise_url: str, redis_url: str, tmp_path: Path
 ) -> None:
     env = environment(redis_url, tmp_path, free_port()) | {"TRIPTYCH_ADVERTISE_URL": advertise_url}
@@ -97,7 +97,7 @@ def record_with_url(url: str) -> bytes:
     return orjson.dumps({"v": 1, "record": fields})
 
 
-async def test_a_record_with_an_invalid_url_costs_nobody_an_answer(
+async def test_a_record_with_an_invalid_url_costs_no_answer(
     system: System, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither one that the registry leaves out, nor one that got into the view all the same."""

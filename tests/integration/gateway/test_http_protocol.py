@@ -129,7 +129,7 @@ async def test_small_chunks_are_no_header_flood(system: System) -> None:
 
 @pytest.mark.parametrize("system", [{"header_timeout_s": 0.3, "body_timeout_s": 0.3}], indirect=True)
 async def test_slow_clients(system: System) -> None:
-    """A head, and a body, that never end; and a client that says nothing at all."""
+    """A head, and a body, that never end; and a client that sends nothing at all."""
     assert error_of(await answer_to(system, b"GET / HTTP/1.1\r\nHost:")) == (408, "header_timeout")
     assert await answer_to(system) == b""
     async with connection(system) as (reader, writer), asyncio.timeout(LIMIT_S):

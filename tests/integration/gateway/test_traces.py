@@ -67,7 +67,7 @@ async def test_failed_request_is_marked(spans: InMemorySpanExporter, system: Sys
     assert not root.status.is_ok
 
 
-async def test_the_root_says_whose_key_it_was(
+async def test_the_root_names_the_key(
     spans: InMemorySpanExporter, redis_url: str, tmp_path: Path, keys_file: Path
 ) -> None:
     async with opened_system(redis_url, tmp_path, api_keys_file=keys_file) as system:

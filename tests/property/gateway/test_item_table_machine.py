@@ -1,4 +1,4 @@
-"""The item table under any order of events: single flight, nobody forgotten, nothing left behind."""
+"""The item table under any order of events: single flight, no request forgotten, nothing left behind."""
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -71,8 +71,8 @@ class ItemTableMachine(RuleBasedStateMachine):
         job_id = data.draw(st.sampled_from(sorted(self.jobs)))
         mm_hash = self.jobs[job_id]
         is_current = self.in_flight.get(mm_hash) == job_id
-        told = self.table.fail_job(mm_hash, job_id, BROKEN)
-        assert told == (self.waiters(mm_hash) if is_current else frozenset())
+        waiters = self.table.fail_job(mm_hash, job_id, BROKEN)
+        assert waiters == (self.waiters(mm_hash) if is_current else frozenset())
         if is_current:
             del self.in_flight[mm_hash]
 
@@ -81,12 +81,12 @@ class ItemTableMachine(RuleBasedStateMachine):
         assert {item.mm_hash: item.job_id for item in self.table if item.in_flight} == self.in_flight
 
     @invariant()
-    def nobody_is_forgotten_and_nothing_is_left(self) -> None:
+    def no_request_is_forgotten_and_nothing_is_left(self) -> None:
         assert {(item.mm_hash, request) for item in self.table for request in item.waiters} == self.waiting
         assert all(item.waiters for item in self.table)
 
     @invariant()
-    def states_say_what_is_known(self) -> None:
+    def states_match_what_is_known(self) -> None:
         for item in self.table:
             if item.state in (ItemState.SIZED, ItemState.SEALED):
                 assert item.sizes is not None

@@ -48,8 +48,8 @@ class FakeEncoder:
     before_metadata: asyncio.Event = field(default_factory=asyncio.Event)
     before_seal: asyncio.Event = field(default_factory=asyncio.Event)
     num_encodes: int = 0
-    mute_jobs: int = 0  # so many jobs are done without a word to anybody, and Redis loses the flight
-    is_unheard: bool = False  # what it tells gateways is lost
+    mute_jobs: int = 0  # so many jobs are done without any message, and Redis loses the flight
+    loses_results: bool = False  # what it sends to gateways is lost
     vanishing_jobs: int = 0  # so many are taken off the stream, and that is all
     vanished: list[EncodeJob] = field(default_factory=list)
 
@@ -129,7 +129,7 @@ class FakeEncoder:
             return
         is_known = job.mm_hash in self.sealed
         metadata = self.metadata(job, width, height).model_copy(update={"sealed": is_known})
-        told = await self._announce(flights, metadata, ())
+        informed = await self._announce(flights, metadata, ())
         if not is_known:
             await self.before_seal.wait()
             if self.fail_after_metadata is not None:
@@ -137,13 +137,13 @@ class FakeEncoder:
                 return
             self.num_encodes += 1
             self.sealed.add(job.mm_hash)
-        told = await self._announce(flights, metadata.model_copy(update={"sealed": True}), told)
+        informed = await self._announce(flights, metadata.model_copy(update={"sealed": True}), informed)
         completed = EncodeCompleted(job_id=job.job_id, mm_hash=job.mm_hash, encoder=self.name, encode_s=0.001)
-        await self._tell(told, completed)
-        await flights.finish(job.mm_hash, job.job_id, [key_of(each) for each in told])
+        await self._send(informed, completed)
+        await flights.finish(job.mm_hash, job.job_id, [key_of(each) for each in informed])
 
     def metadata(self, job: EncodeJob, width: int, height: int) -> EncoderCacheMetadata:
-        """What it says of a picture of that size; nobody is named in it yet."""
+        """Of a picture of that size, without requesters."""
         return EncoderCacheMetadata(
             job_id=job.job_id,
             mm_hash=job.mm_hash,
@@ -160,24 +160,24 @@ class FakeEncoder:
         )
 
     async def _announce(
-        self, flights: SingleFlight, metadata: EncoderCacheMetadata, told: tuple[Requester, ...]
+        self, flights: SingleFlight, metadata: EncoderCacheMetadata, informed: tuple[Requester, ...]
     ) -> tuple[Requester, ...]:
-        """To those who wait and have not heard it. Returns who has."""
+        """To the requesters that wait and have not had it. Returns all that have."""
         waiting = await flights.announce(metadata)
-        new = tuple(each for each in waiting or () if each not in told)
+        new = tuple(each for each in waiting or () if each not in informed)
         if new:
             message = metadata.model_copy(update={"requesters": new})
-            await self._tell(new, message)
+            await self._send(new, message)
             for instance in {requester.prefill_decode for requester in new}:
                 await self.bus.publish(self.bus.names.metadata(instance), message)
-        return told + new
+        return informed + new
 
     async def _fail(self, flights: SingleFlight, job: EncodeJob, kind: FailureKind) -> None:
         failure = EncodeFailed(
             job_id=job.job_id, mm_hash=job.mm_hash, encoder=self.name, kind=kind, detail="a fake failure"
         )
         waiting = await flights.fail(failure)
-        await self._tell(job.requesters if waiting is None else waiting, failure)
+        await self._send(job.requesters if waiting is None else waiting, failure)
 
     async def _fetch(self, job: EncodeJob) -> bytes:
         assert job.media_url is not None
@@ -186,6 +186,6 @@ class FakeEncoder:
             answer.raise_for_status()
             return answer.content
 
-    async def _tell(self, requesters: tuple[Requester, ...], message: Message) -> None:
-        for gateway in {requester.gateway for requester in requesters if not self.is_unheard}:
+    async def _send(self, requesters: tuple[Requester, ...], message: Message) -> None:
+        for gateway in {requester.gateway for requester in requesters if not self.loses_results}:
             await self.bus.publish(self.bus.names.encode_results(gateway), message)

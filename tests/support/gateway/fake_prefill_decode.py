@@ -66,7 +66,7 @@ class FakePrefillDecode:
 
     @asynccontextmanager
     async def running_nowhere(self, bus: AsyncBus) -> AsyncIterator["FakePrefillDecode"]:
-        """Registered, but nobody listens."""
+        """Registered, without a server."""
         async with Registry(bus).keep_registered(self.record()):
             yield self
 

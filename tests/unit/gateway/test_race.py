@@ -11,7 +11,7 @@ async def test_result() -> None:
     assert await race(asyncio.sleep(0, 7), asyncio.sleep(10)) == 7
 
 
-async def test_guard_that_returns_has_no_say() -> None:
+async def test_guard_that_returns_does_not_end_the_work() -> None:
     assert await race(asyncio.sleep(0.01, 7), asyncio.sleep(0)) == 7
 
 

@@ -87,7 +87,7 @@ async def test_no_caller_can_take_anothers_salt(tenants: System, place: str) -> 
 
 
 async def test_a_tenants_uuid_in_a_part_is_not_passed_on(tenants: System) -> None:
-    """Who learned an item's identity cannot ask for it: the gateway names every item itself."""
+    """A caller that learned an item's identity cannot ask for it: the gateway names every item itself."""
     await ask(tenants, "key-bob", [IMAGE])
     (blue,) = uuids(tenants.prefill_decode)
     await ask(tenants, "key-alice", [{**IMAGE, "uuid": blue}])
@@ -148,7 +148,7 @@ async def test_raw_media_have_a_name_of_the_tenant(tenants: System) -> None:
         assert base64.b64decode(part["image_url"]["url"].partition("base64,")[2]) == MEDIA
 
 
-async def test_the_root_span_and_the_logs_say_who_but_not_the_key(
+async def test_the_root_span_and_the_logs_name_the_caller_but_not_the_key(
     redis_url: str, tmp_path: Path, keys_file: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")

@@ -169,7 +169,7 @@ async def test_options_are_refused_before_the_media_are_touched(system: System) 
     assert system.prefill_decode.bodies == []
 
 
-async def test_the_job_says_which_image_the_gateway_saw(system: System) -> None:
+async def test_the_job_names_the_image_that_the_gateway_saw(system: System) -> None:
     await system.ask([image(size=(9, 8))])
     (job,) = system.encoder.jobs
     assert job.image == ImageProperties(format="PNG", width=9, height=8)

@@ -315,7 +315,7 @@ async def test_full_job_queue_is_429(system: System) -> None:
 
 
 async def test_a_stream_that_has_its_tensors_outlives_the_failure_of_a_later_job(system: System) -> None:
-    """Somebody else's job for the same item."""
+    """Another request's job for the same item."""
     system.prefill_decode.behaviour = "stall"
     system.encoder.before_seal.clear()  # the job stays in flight
     words: list[str] = []
@@ -333,7 +333,7 @@ async def test_a_stream_that_has_its_tensors_outlives_the_failure_of_a_later_job
     )
     await system.gateway.orders.on_encode_result(failed)
     assert system.gateway.orders.table.get(MmHash(item.mm_hash)) is item
-    assert not item.in_flight  # and not ordered again: nobody needs it
+    assert not item.in_flight  # and not ordered again: no request needs it
     system.prefill_decode.release.set()
     await reading
     assert words[-2:] == ["word2 ", ""]

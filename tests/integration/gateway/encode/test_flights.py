@@ -1,4 +1,4 @@
-"""One encode per item over all gateways; jobs that nobody wants, and jobs that Redis lost. By counting."""
+"""One encode per item over all gateways; jobs without requests, and jobs that Redis lost. By counting."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -111,7 +111,9 @@ async def test_concurrent_requests_through_two_gateways_are_one_encode(pair: tup
     await assert_nothing_is_left(system, other)
 
 
-async def test_who_joins_while_it_is_encoded_has_the_sizes_at_once(pair: tuple[System, System]) -> None:
+async def test_a_request_that_joins_a_running_job_has_the_sizes_at_once(
+    pair: tuple[System, System],
+) -> None:
     system, other = pair
     system.encoder.before_seal.clear()
 
@@ -186,7 +188,7 @@ def body() -> dict[str, Any]:
 
 
 # ---- going away ------------------------------------------------------------------------------------
-async def test_a_job_that_waits_goes_with_the_last_who_wanted_it(pair: tuple[System, System]) -> None:
+async def test_a_job_that_waits_goes_with_the_last_request_for_it(pair: tuple[System, System]) -> None:
     system, other = pair
     system.encoder.before_start.clear()
     async with asyncio.TaskGroup() as group:
@@ -199,7 +201,7 @@ async def test_a_job_that_waits_goes_with_the_last_who_wanted_it(pair: tuple[Sys
         assert await eventually(num_queued, system, PREFETCH + 1)
         first.go_away()
         await until(lambda: len(system.gateway.orders.flight_requests) == num_before)
-        assert await num_queued(system) == PREFETCH + 1  # the other still wants it
+        assert await num_queued(system) == PREFETCH + 1  # the other still needs it
         second.go_away()
         assert await eventually(num_queued, system, PREFETCH)
         for each in others:
@@ -287,7 +289,7 @@ async def test_a_result_that_never_came_is_asked_for_again(pair: tuple[System, S
 
 async def test_results_that_never_came_stand_in_the_flight(pair: tuple[System, System]) -> None:
     system, other = pair
-    system.encoder.is_unheard = True
+    system.encoder.loses_results = True
     assert (await system.ask([IMAGE])).choices
     await until(lambda: system.encoder.num_encodes)
     assert (len(system.encoder.jobs), system.encoder.num_encodes) == (1, 1)

@@ -61,7 +61,7 @@ async def test_for_longer_than_a_job_may_wait(proxied: tuple[System, TcpProxy]) 
     await check_well_again(system, 2)
 
 
-async def test_readiness_tells_it_and_keeps_text(proxied: tuple[System, TcpProxy]) -> None:
+async def test_readiness_shows_it_and_keeps_text(proxied: tuple[System, TcpProxy]) -> None:
     system, proxy = proxied
     proxy.cut()
     await until(lambda: not system.gateway.view.is_fresh)

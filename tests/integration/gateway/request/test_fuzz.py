@@ -116,7 +116,7 @@ def send(port: int, raw: bytes) -> tuple[int, bytes] | None:
 def check(request: FuzzedRequest, answer: tuple[int, bytes] | None) -> str:
     """One line about a good answer."""
     if answer is None:
-        # An answer may be lost where the gateway closes with bytes unread that nobody announced to it.
+        # An answer may be lost where the gateway closes with bytes unread that were not announced to it.
         assert request.headers != (b"Content-Length: %d" % len(request.body),), "no answer"
         return "closed"
     status, body = answer

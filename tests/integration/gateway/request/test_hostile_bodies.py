@@ -98,10 +98,10 @@ async def test_an_image_that_no_job_can_name(system: System) -> None:
     await system.assert_idle()
 
 
-async def test_an_order_that_fails_in_the_gateway_is_told_at_once(
+async def test_an_order_that_fails_in_the_gateway_is_answered_at_once(
     system: System, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever it is: nobody waits for the first token's deadline."""
+    """Whatever it is: no request waits for the first token's deadline."""
 
     def broken(*_: Any) -> Any:
         raise ValueError("a fault of the gateway's own")
@@ -140,7 +140,7 @@ async def test_many_small_bodies_of_unknown_length(system: System) -> None:
     await system.assert_idle()
 
 
-async def test_what_is_announced_takes_nobodys_room(system: System) -> None:
+async def test_what_is_only_announced_takes_no_room(system: System) -> None:
     """Twenty clients announce 64 MiB each, and send a few bytes."""
     address = ("127.0.0.1", system.gateway.settings.port)
     head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 67108864\r\n\r\n"

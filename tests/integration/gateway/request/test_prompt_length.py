@@ -18,7 +18,7 @@ MAX_MODEL_LEN = 100
 
 @pytest.fixture
 async def limited(redis_url: str, tmp_path: Path) -> AsyncIterator[System]:
-    """A prefill_decode that has said how much it takes."""
+    """A prefill_decode that has announced how much it takes."""
     fake = FakePrefillDecode(max_model_len=MAX_MODEL_LEN)
     async with opened_system(redis_url, tmp_path, fake) as system:
         yield system

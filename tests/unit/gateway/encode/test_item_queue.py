@@ -19,7 +19,7 @@ async def test_what_no_encoder_knows_goes_first_and_each_once() -> None:
     assert await taken(queue) == [C, B, A]
 
 
-async def test_each_item_wakes_one_of_those_who_wait() -> None:
+async def test_each_item_wakes_one_of_the_waiting_tasks() -> None:
     queue = ItemQueue()
     async with asyncio.timeout(5), asyncio.TaskGroup() as group:
         waiting = [group.create_task(queue.take_item()) for _ in range(2)]

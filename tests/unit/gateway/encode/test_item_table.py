@@ -50,7 +50,7 @@ def test_sizes_known_from_before_need_no_job(table: ItemTable) -> None:
     item = table.join_item(H, R1)
     table.recall_sizes(H, SIZES)
     assert (item.state, item.in_flight, item.sizes) == (ItemState.SIZED, False, SIZES)
-    assert table.order_item(H, J1)  # prefill_decode says that the store lacks it
+    assert table.order_item(H, J1)  # prefill_decode reports that the store lacks it
     assert item.state is ItemState.SIZED
 
 
