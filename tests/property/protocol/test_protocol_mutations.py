@@ -31,12 +31,12 @@ from triptych_encoder.store.store_client import StoreClient
 from triptych_gateway.encode import encode_orders
 from triptych_gateway.encode.encode_orders import EncodeOrders
 from triptych_gateway.encode.final_acks import FinalAcks
+from triptych_gateway.encode.flight_requests import FlightRequests
 from triptych_gateway.encode.item_table import Item as GatewayItem
 from triptych_gateway.encode.item_table import ItemFailure
 from triptych_gateway.encode.item_table import ItemTable as GatewayTable
-from triptych_gateway.encode.media_cache import MediaShelf
+from triptych_gateway.encode.media_cache import MediaCache
 from triptych_gateway.encode.media_wait import MediaWait
-from triptych_gateway.encode.single_flight import Flights
 from triptych_vllm_connector.consumer.arrivals import Arrivals
 from triptych_vllm_connector.consumer.item_grants import Grants
 from triptych_vllm_connector.consumer.item_pins import ItemPins
@@ -196,11 +196,11 @@ async def _never_ends(self: FlightModel, mm_hash: str, job_id: str, told: Any) -
     return True, None
 
 
-async def _leaves_nothing(self: Flights, mm_hash: str, wanted: Any) -> None:
+async def _leaves_nothing(self: FlightRequests, mm_hash: str, wanted: Any) -> None:
     """Redis is not told."""
 
 
-async def _checks_nothing(self: Flights) -> None:
+async def _checks_nothing(self: EncodeOrders) -> None:
     """Jobs are only heard of."""
 
 
@@ -215,7 +215,7 @@ def _the_first_alone(self: KeptFlight) -> Any:
 def _blames_the_next_job(self: EncodeOrders, message: Any) -> None:
     item = self.table.get(message.mm_hash)
     if item is not None and item.job_id is not None:
-        self.fail(item.mm_hash, item.job_id, ItemFailure(message.kind, message.detail))
+        self._fail_job(item.mm_hash, item.job_id, ItemFailure(message.kind, message.detail))
 
 
 _CLAIM, _LEAVE = FlightModel.claim_flight, FlightModel.leave_flight
@@ -329,7 +329,10 @@ MUTATIONS: dict[str, Mutation] = {
         FlightModel, "_is_over", no, with_faults(TWO_GATEWAYS, "crash_gateway")
     ),
     "jobs of which nothing is heard are waited for": Mutation(
-        Flights, "run_checks", _checks_nothing, with_faults(TWO_GATEWAYS, "crash_gateway", "lose_flights")
+        EncodeOrders,
+        "run_checks",
+        _checks_nothing,
+        with_faults(TWO_GATEWAYS, "crash_gateway", "lose_flights"),
     ),
     "a result of which nothing is left counts as heard": Mutation(
         FlightModel, "claim_flight", _takes_the_end_for_the_result, with_faults(TWO_GATEWAYS, "lose_redis")
@@ -343,15 +346,15 @@ MUTATIONS: dict[str, Mutation] = {
     "a flight that everybody left is kept": Mutation(
         FlightModel, "leave_flight", _keeps_what_nobody_wants, with_faults(TWO_GATEWAYS, "cancel")
     ),
-    "who waits no more stays in the flight": Mutation(
-        Flights, "_leave", _leaves_nothing, with_faults(TWO_GATEWAYS, "cancel")
+    "a request that waits no more stays in the flight": Mutation(
+        FlightRequests, "leave_all_but", _leaves_nothing, with_faults(TWO_GATEWAYS, "cancel")
     ),
     "sizes that came are not told": Mutation(MediaWait, "set_sizes", nothing, APART),
     "an encoder is not told of requests that ended elsewhere": Mutation(
-        FinalAcks, "_say", nothing, with_faults(APART, "cancel")
+        FinalAcks, "_queue_ack", nothing, with_faults(APART, "cancel")
     ),
-    "a request leaves its items behind": Mutation(GatewayTable, "leave", nothing, APART),
-    "media stay on the shelf": Mutation(MediaShelf, "release", nothing, APART),
+    "a request leaves its items behind": Mutation(GatewayTable, "leave_item", nothing, APART),
+    "media stay in the cache": Mutation(MediaCache, "release_media", nothing, APART),
 }
 
 

@@ -136,8 +136,8 @@ class Checks(Choices):
         assert not state.table.num_reservations, "the store has a reservation"
         for gateway in self.gateways.values():
             assert not len(gateway.orders.table), "the gateway waits for an item"
-            assert not len(gateway.shelf), "the gateway keeps media"
-            assert not len(gateway.orders.flights), "Redis was not told that nobody waits"
+            assert not len(gateway.media_cache), "the gateway keeps media"
+            assert not len(gateway.orders.flight_requests), "Redis was not told that nobody waits"
         assert not self.network.jobs, "a job was never done"
         self._check_flights()
         self._check_encodes()

@@ -1,4 +1,4 @@
-"""`bus.SingleFlight` of one process: Redis runs its scripts one by one, when the world says so.
+"""`bus.SingleFlight` of one process: Redis runs its scripts one by one, when the world decides so.
 
 Those for one item keep their order; others have connections of their own. The answer comes with the
 script: what happens between the two looks to the others as if it had happened before, or after.
@@ -60,7 +60,7 @@ class InflightLink:
         return await reply
 
     def run_next(self, mm_hash: str) -> str:
-        """Run the next script for the item, and let its caller hear the answer. Returns what it came to."""
+        """Run the next script for the item, and give its caller the answer. Returns what it came to."""
         script = self.scripts[mm_hash].popleft()
         if not self.scripts[mm_hash]:
             del self.scripts[mm_hash]
@@ -72,11 +72,11 @@ class InflightLink:
                 getattr(self._network.flights, script.name)(*script.arguments, **script.options)
             )
 
-        def hear() -> None:
-            if not script.reply.done():  # else nobody waits for it any more
+        def reply() -> None:
+            if not script.reply.done():  # else its caller waits no more
                 script.reply.set_result(answer)
 
-        self._loop.run(hear)
+        self._loop.run(reply)
         return _outcome(script, answer)
 
 
