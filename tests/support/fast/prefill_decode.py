@@ -28,7 +28,7 @@ from triptych_prefill_decode.server import ListeningServer
 from triptych_vllm_connector.config import ConnectorConfig
 from triptych_vllm_connector.consumer.consumer import Consumer
 from triptych_vllm_connector.links.opening import open_consumer
-from triptych_vllm_connector.worker.writing_loading import LoadingWorker
+from triptych_vllm_connector.worker.loading import LoadingWorker
 
 log = get_logger(__name__)
 

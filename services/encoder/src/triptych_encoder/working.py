@@ -29,7 +29,7 @@ from triptych_encoder.jobs.reporter import Reporter
 from triptych_encoder.settings import EncoderSettings
 from triptych_encoder.store.store_client import StoreClient
 from triptych_encoder.store.transport_selector import TransportSelector
-from triptych_vllm_connector.host.probing import has_region
+from triptych_vllm_connector.host.platform import has_region
 from triptych_vllm_connector.host.slab_watch import Ask, SlabWatch
 
 log = get_logger(__name__)

@@ -35,17 +35,14 @@ from triptych_prefill_decode.engine_watchdog import EngineGoneError, watch_answe
 from triptych_prefill_decode.server import ListeningServer
 from triptych_prefill_decode.settings import PrefillDecodeSettings
 from triptych_vllm_connector.config import ConnectorConfig
-from triptych_vllm_connector.host.budget import budget_embeds
-from triptych_vllm_connector.host.engine_options import prefill_decode_options
+from triptych_vllm_connector.host.budget import budget_embeds, encoder_cache_embeds
+from triptych_vllm_connector.host.engine_options import check_engine_options, prefill_decode_options
 from triptych_vllm_connector.host.image_reader import read_image_formats_only
-from triptych_vllm_connector.host.limits import encoder_cache_embeds
 from triptych_vllm_connector.host.namespace import digest_of_model
-from triptych_vllm_connector.host.platform import has_gpu, may_use_slab
-from triptych_vllm_connector.host.probing import has_region
+from triptych_vllm_connector.host.platform import has_gpu, has_region, may_use_slab
 from triptych_vllm_connector.host.slab_watch import Ask, SlabWatch
-from triptych_vllm_connector.host.unsupported_options import check_engine_options
 from triptych_vllm_connector.process_exit import end_quickly
-from triptych_vllm_connector.scheduler.slab_probe import PROBE_SLAB
+from triptych_vllm_connector.slab_probe import PROBE_SLAB
 
 log = get_logger(__name__)
 

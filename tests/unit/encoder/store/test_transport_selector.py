@@ -12,7 +12,8 @@ from triptych_common.protocol.store import Reserve, Reserved, StoreFailure, Stor
 from triptych_encoder.store import transport_selector as pairing
 from triptych_encoder.store.store_client import StoreClient
 from triptych_encoder.store.transport_selector import TransportSelector
-from triptych_vllm_connector.host.transport_capabilities import SlabVerdict, ability
+from triptych_vllm_connector.host.transport_capabilities import announced_capabilities
+from triptych_vllm_connector.slab_probe import SlabProbeResult
 
 GPU = "GPU-00000000-0000-0000-0000-00000000000a"
 SLAB = StoreSlab(f"cuda:{GPU}", generation=7)
@@ -51,7 +52,7 @@ class FakeRegistry:
 
 
 def make(registry: FakeRegistry, setting: Any = "auto") -> TransportSelector:
-    own = ability(setting, slab=SlabVerdict(GPU, generation=7), has_region=True)
+    own = announced_capabilities(setting, slab=SlabProbeResult(GPU, generation=7), has_region=True)
     return TransportSelector(lambda: own, DIGEST, registry, lambda: SLAB)  # type: ignore[arg-type]
 
 

@@ -20,7 +20,7 @@ from triptych_common.region.transport import (
 from triptych_common.store_session import StoreSession
 from triptych_common.telemetry.logs import get_logger
 from triptych_vllm_connector.config import ConnectorConfig
-from triptych_vllm_connector.host.transport_capabilities import MAX_FAILURE_CHARS, SlabVerdict
+from triptych_vllm_connector.slab_probe import MAX_FAILURE_CHARS, SlabProbeResult
 from triptych_vllm_connector.worker.cuda_transports import GpuTransports
 from triptych_vllm_connector.worker.redis_transport import RedisReader, RedisWriter
 
@@ -64,7 +64,7 @@ class WorkerTransports:
             return self._region.address, self._region.num_bytes
         return None if self._gpu is None or memory in (SHM, REDIS) else self._gpu.slab_extent()
 
-    def probe_slab(self) -> SlabVerdict:
+    def probe_slab(self) -> SlabProbeResult:
         """What this worker can do with the slab of the store as it is now. Never raises."""
         generation = self._session.welcome.generation
         device: str | None = None
@@ -78,7 +78,7 @@ class WorkerTransports:
             failure = str(error)[:MAX_FAILURE_CHARS]
         if self._session.welcome.generation != generation:
             failure = failure or "the store was restarted meanwhile"
-        return SlabVerdict(device, generation, failure)
+        return SlabProbeResult(device, generation, failure)
 
     def close(self) -> None:
         for each in self._made.values():

@@ -33,9 +33,9 @@ from triptych_encoder.engine.encoding import (
     PreprocessLimits,
 )
 from triptych_encoder.preprocessing.preprocessor import Preprocessor, Rendered
-from triptych_vllm_connector.host.limits import encoder_cache_embeds
-from triptych_vllm_connector.host.unsupported_options import check_engine_options
-from triptych_vllm_connector.scheduler.slab_probe import PROBE_SLAB
+from triptych_vllm_connector.host.budget import encoder_cache_embeds
+from triptych_vllm_connector.host.engine_options import check_engine_options
+from triptych_vllm_connector.slab_probe import PROBE_SLAB
 from triptych_vllm_connector.step_orders import WriteOrder
 from triptych_vllm_connector.worker.rpc import ENCODER_WIDTHS
 
@@ -142,7 +142,7 @@ class EncodeEngine:
             raise EngineFailedError(f"the encoder's workers do not answer: {error}") from error
 
     async def probe_slab(self) -> dict[str, Any]:
-        """Ask the worker for the store's memory on its GPU: fields of a `SlabVerdict`."""
+        """Ask the worker for the store's memory on its GPU: fields of a `SlabProbeResult`."""
         answer: dict[str, Any] = await self._llm.engine_core.call_utility_async(PROBE_SLAB)
         return answer
 
