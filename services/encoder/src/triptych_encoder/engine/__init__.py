@@ -1,6 +1,6 @@
-"""The vLLM engine of the encoder.
+"""vLLM of the encoder, as its host sees it.
 
-encode_engine    The vLLM engine of the encoder: preprocess in this process, encode in vLLM's.
-encoding         What encodes, as a job sees it: so that jobs can be tested, and imported, without vLLM.
-engine_watchdog  How long the engine may say nothing while it has work: one that hangs is as good as dead.
+encoding         the protocol of an engine that encodes, its errors and limits: jobs need no vLLM
+encode_engine    vLLM: preprocess in this process, encode in vLLM's
+engine_watchdog  ends the host when the engine has work and hangs
 """

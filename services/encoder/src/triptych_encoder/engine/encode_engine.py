@@ -126,23 +126,23 @@ class EncodeEngine:
             await self._wait_until_ended(order.job_id)
             raise EncodeRefusedError("the encoder's engine refused the item") from error
 
-    async def _wait_until_ended(self, request_id: str) -> None:
-        """A request that failed here may be in a step all the same: whose order is it, until that is over?
+    async def _wait_until_ended(self, engine_request_id: str) -> None:
+        """A request that failed here may be in a step all the same: its worker may still write.
 
-        EngineCore takes what it is sent in its order, and so do the workers: after the abort no new step has
+        EngineCore handles what it is sent in order, and so do the workers: after the abort no new step has
         the request, and the answer comes behind the steps that had it.
 
         Raises:
-            EngineFailedError: nobody knows whether a worker writes; the end of the engine ends it.
+            EngineFailedError: it is not known whether a worker writes; the end of the engine ends it.
         """
         try:
-            await self._llm.abort(request_id)
+            await self._llm.abort(engine_request_id)
             await self._llm.collective_rpc("check_health")
         except Exception as error:  # whatever vLLM makes of a call
             raise EngineFailedError(f"the encoder's workers do not answer: {error}") from error
 
     async def probe_slab(self) -> dict[str, Any]:
-        """Ask the worker for the store's memory on its GPU: fields of a `SlabProbeResult`."""
+        """Have the worker probe the store's memory on its GPU: fields of a `SlabProbeResult`."""
         answer: dict[str, Any] = await self._llm.engine_core.call_utility_async(PROBE_SLAB)
         return answer
 

@@ -1,4 +1,4 @@
-"""What encodes, as a job sees it: so that jobs can be tested, and imported, without vLLM."""
+"""An engine that encodes, as a job sees it: so that jobs can be tested, and imported, without vLLM."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ class EncodeRefusedError(TriptychError):
 
 @dataclass
 class JobFailure(Exception):
-    """A job will produce nothing: what those who wait for it are told."""
+    """A job will produce nothing: the failure that is reported to its requesters."""
 
     kind: FailureKind
     detail: str
