@@ -58,18 +58,10 @@ async def serve(settings: EncoderSettings, stop: StopSignal) -> None:
     end_quickly()
     await check_login(settings.redis_url, settings.deployment, client_name=settings.instance)
     digest = await asyncio.to_thread(digest_of_model, settings.model, settings.engine_args)
-    config = ConnectorConfig(
-        instance=settings.instance,
-        deployment=settings.deployment,
-        redis_url=settings.redis_url,
-        store_socket=settings.store_socket,
-        log_level=settings.log_level,
-        traces_dir=settings.traces_dir,
-        traces_max_bytes=settings.traces_max_bytes,
-        otlp_endpoint=settings.otlp_endpoint,
+    config = ConnectorConfig.of_service(
+        settings,
         namespace_digest=digest,
         has_encoder=True,
-        transport=settings.transport,
         debug_encode_delay_s=settings.debug_encode_delay_ms / 1000,
     )
     options = encoder_options(config, settings.model, settings.num_slots, has_gpu(), settings.engine_args)

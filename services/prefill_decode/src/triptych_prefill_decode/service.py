@@ -13,6 +13,7 @@ import socket
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import uvicorn
@@ -63,22 +64,7 @@ async def serve(settings: PrefillDecodeSettings, stop: StopSignal) -> None:
     end_quickly()
     await check_login(settings.redis_url, settings.deployment, client_name=settings.instance)
     digest = await asyncio.to_thread(digest_of_model, settings.model, settings.engine_args)
-    config = ConnectorConfig(
-        instance=settings.instance,
-        deployment=settings.deployment,
-        redis_url=settings.redis_url,
-        store_socket=settings.store_socket,
-        log_level=settings.log_level,
-        traces_dir=settings.traces_dir,
-        traces_max_bytes=settings.traces_max_bytes,
-        otlp_endpoint=settings.otlp_endpoint,
-        namespace_digest=digest,
-        preallocation=settings.preallocation,
-        budget_embeds=settings.budget_embeds,
-        budget_num_bytes=settings.budget_num_bytes,
-        transport=settings.transport,
-        has_encoder=settings.has_tower,
-    )
+    config = ConnectorConfig.of_service(settings, namespace_digest=digest, has_encoder=settings.has_tower)
     options = [
         *prefill_decode_options(config, settings.model, has_gpu(), settings.engine_args),
         f"--served-model-name={settings.model_name}",
@@ -114,29 +100,18 @@ async def _clear_inboxes(settings: PrefillDecodeSettings) -> None:
         await Registry(bus).clear_inboxes(settings.instance)
 
 
+@dataclass(frozen=True)
 class PrefillDecodeService:
     """Around a running engine: `open` connects and disconnects, `run` serves, and drains."""
 
-    def __init__(
-        self,
-        settings: PrefillDecodeSettings,
-        engine: Any,
-        server: ListeningServer,
-        gate: DrainGate,
-        sockets: list[socket.socket],
-        slab: SlabWatch,
-        bus: AsyncBus,
-        record: InstanceRecord,
-    ) -> None:
-        """`gate` is the application of `server`; `record` is this instance's. Everything is connected."""
-        self._settings = settings
-        self._engine = engine
-        self._server = server
-        self._gate = gate
-        self._sockets = sockets
-        self._slab = slab
-        self._bus = bus
-        self._record = record
+    settings: PrefillDecodeSettings
+    engine: Any  # vLLM's client of it
+    server: ListeningServer
+    gate: DrainGate  # the server's application
+    sockets: list[socket.socket]
+    slab: SlabWatch
+    bus: AsyncBus
+    record: InstanceRecord  # announces this instance
 
     # ---- startup, shutdown -----------------------------------------------------------------------
     @classmethod
@@ -212,30 +187,30 @@ class PrefillDecodeService:
         """
         try:
             async with asyncio.TaskGroup() as group:
-                group.create_task(self._server.serve(sockets=self._sockets))
+                group.create_task(self.server.serve(sockets=self.sockets))
                 try:
-                    await self._server.listening.wait()  # an instance that is registered takes connections
-                    async with Registry(self._bus).keep_registered(self._record) as registration:
+                    await self.server.listening.wait()  # an instance that is registered takes connections
+                    async with Registry(self.bus).keep_registered(self.record) as registration:
                         log.info(
                             "prefill_decode ready",
-                            port=self._sockets[0].getsockname()[1],
-                            model=self._settings.model_name,
-                            transports=[each.value for each in self._slab.own.transports],
+                            port=self.sockets[0].getsockname()[1],
+                            model=self.settings.model_name,
+                            transports=[each.value for each in self.slab.own.transports],
                         )
                         upkeep = [
                             group.create_task(each)
                             for each in (
                                 self._watch_health(),
                                 self._watch_answers(),
-                                self._slab.run(registration),
+                                self.slab.run(registration),
                             )
                         ]
                         await stop.wait()
-                        await drain(registration, self._gate, self._settings.drain_timeout_s)
+                        await drain(registration, self.gate, self.settings.drain_timeout_s)
                         for task in upkeep:
                             task.cancel()
                 finally:
-                    self._server.should_exit = True  # what still runs is cut off
+                    self.server.should_exit = True  # what still runs is cut off
         except* TriptychError as failures:
             raise failures.exceptions[0] from None
 
@@ -245,10 +220,10 @@ class PrefillDecodeService:
         Raises:
             EngineGoneError: the engine died, or the server ended.
         """
-        while not self._server.should_exit:
+        while not self.server.should_exit:
             await asyncio.sleep(HEALTH_CHECK_S)  # vLLM reports a dead engine only when asked
             try:
-                await self._engine.check_health()
+                await self.engine.check_health()
             except EngineDeadError as error:
                 raise EngineGoneError(f"vLLM's engine died: {error}") from error
         raise EngineGoneError("vLLM's HTTP server ended by itself")
@@ -261,7 +236,7 @@ class PrefillDecodeService:
         """
         try:
             await watch_answers(
-                self._engine, interval_s=ANSWER_CHECK_S, timeout_s=self._settings.engine_timeout_s
+                self.engine, interval_s=ANSWER_CHECK_S, timeout_s=self.settings.engine_timeout_s
             )
         except EngineDeadError as error:
             raise EngineGoneError(f"vLLM's engine died: {error}") from error

@@ -26,10 +26,10 @@ ILLEGAL = [(state, to) for state, to in itertools.product(S, S) if to not in ALL
 
 def job_in(state: JobState) -> ActiveJob:
     unused: Any = None
-    delivery = delivery_of()
+    delivery: Any = delivery_of()
     message = delivery.envelope.message
     assert isinstance(message, EncodeJob)
-    job = ActiveJob(unused, unused, unused, message, delivery.envelope, delivery.entry_id, message.requesters)
+    job = ActiveJob(unused, unused, unused, delivery, message, message.requesters)
     for each in WAYS[state]:
         job.enter(each)
     assert job.state is state

@@ -21,7 +21,7 @@ async def test_all_who_joined_hear_of_one_encode(bench: Bench) -> None:
     assert [each.request_id for each in metadata.requesters] == ["req-0", "req-1", "req-2"]
     assert [bench.ledger.remove_requesters(HASH, {(f"req-{n}", 0)}) for n in range(3)] == [[], [], [1]]
     assert bench.inflight.flights[HASH].state == "finished"
-    assert bench.runner._locks == {}
+    assert dict(bench.runner._locks) == {}
 
 
 async def test_who_joins_while_it_is_encoded_hears_too(bench: Bench) -> None:

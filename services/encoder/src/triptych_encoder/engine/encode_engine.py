@@ -53,17 +53,12 @@ class EncodeEngine:
         self._model_cls: Any = get_model_cls(model_config)
         self.dtype = str(model_config.dtype).removeprefix("torch.")
         self.width = 0
-        self._max_item_embeds = encoder_cache_embeds(llm.vllm_config)
+        self.max_item_embeds = encoder_cache_embeds(llm.vllm_config)  # rows of the largest item it takes
 
     @property
     def max_num_tokens(self) -> int:
         """A prompt must be shorter than this."""
         return int(self._llm.vllm_config.model_config.max_model_len)
-
-    @property
-    def max_item_embeds(self) -> int:
-        """Rows of the largest item that the engine takes."""
-        return self._max_item_embeds
 
     async def measure_width(self) -> None:
         """Ask the engine's workers for the columns of an encoder output (wider than hidden with DeepStack).

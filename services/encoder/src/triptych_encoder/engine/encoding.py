@@ -65,12 +65,10 @@ class Encoder(Protocol):
 
     dtype: str
     width: int
+    max_item_embeds: int
 
     @property
     def max_num_tokens(self) -> int: ...
-
-    @property
-    def max_item_embeds(self) -> int: ...
 
     async def preprocess(self, job: EncodeJob, media: bytes) -> PreparedItem:
         """Raises BadMediaError or PreprocessFailedError."""

@@ -16,6 +16,7 @@ knew last: the messages wait for Redis themselves, and the requesters mend a fli
 from collections.abc import Iterable
 from enum import Enum
 
+from triptych_common.bus import Delivery
 from triptych_common.coordination import SingleFlight
 from triptych_common.coordination.single_flight import Key, key_of
 from triptych_common.domain.errors import BusUnavailableError
@@ -72,9 +73,8 @@ class ActiveJob:
         single_flight: SingleFlight,
         reporter: Reporter,
         ledger: Ledger,
+        delivery: Delivery,
         job: EncodeJob,
-        envelope: Envelope,
-        entry_id: str,
         requesters: Iterable[Requester],
     ) -> None:
         self._single_flight = single_flight
@@ -82,8 +82,8 @@ class ActiveJob:
         self._ledger = ledger
         self.state = JobState.STARTED
         self.job = job
-        self.envelope = envelope
-        self.entry_id = entry_id
+        self.envelope = delivery.envelope
+        self.entry_id = delivery.entry_id
         self._waiting = {key_of(each): each for each in requesters}
         self._informed: dict[Key, Requester] = {}  # have the metadata
 
@@ -148,14 +148,8 @@ class ActiveJob:
             kind=kind,
             detail=detail[:2000],
         )
-        waiting: Iterable[Requester] | None = None
-        try:
-            waiting = await self._single_flight.fail(failure)
-        except BusUnavailableError as error:
-            log.warning("failed job not recorded in its flight", job_id=self.job.job_id, error=str(error))
-        if waiting is None:
-            waiting = (self._informed | self._waiting).values()
-        await self._reporter.send_failed(failure, self.envelope, waiting)
+        known = (self._informed | self._waiting).values()
+        await publish_failure(self._single_flight, self._reporter, failure, self.envelope, known)
         self.enter(JobState.FAILED)
 
     async def renew_lease(self, encoder: str, lease_s: float) -> None:
@@ -183,3 +177,21 @@ class ActiveJob:
             log.warning("flight not ended", job_id=self.job.job_id, error=str(error))
             return True
         return is_ended
+
+
+async def publish_failure(
+    single_flight: SingleFlight,
+    reporter: Reporter,
+    failure: EncodeFailed,
+    envelope: Envelope,
+    known: Iterable[Requester],
+    *,
+    by_owner: bool = True,
+) -> None:
+    """To all requesters; without Redis to `known`. `by_owner`: unless another encoder works on the job."""
+    waiting: Iterable[Requester] | None = None
+    try:
+        waiting = await single_flight.fail(failure, by_owner=by_owner)
+    except BusUnavailableError as error:
+        log.warning("failed job not recorded in its flight", job_id=failure.job_id, error=str(error))
+    await reporter.send_failed(failure, envelope, known if waiting is None else waiting)

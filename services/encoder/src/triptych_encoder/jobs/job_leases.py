@@ -2,16 +2,16 @@
 
 import asyncio
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from triptych_common.bus import Delivery
 from triptych_common.coordination import SingleFlight, Start
 from triptych_common.domain.errors import BusUnavailableError
 from triptych_common.protocol.codec import Envelope
-from triptych_common.protocol.messages import EncodeFailed, EncodeJob, FailureKind, Requester
+from triptych_common.protocol.messages import EncodeFailed, EncodeJob, FailureKind
 from triptych_common.telemetry.logs import get_logger
-from triptych_encoder.jobs.active_job import ActiveJob
+from triptych_encoder.jobs.active_job import ActiveJob, publish_failure
 from triptych_encoder.jobs.ledger import Ledger
 from triptych_encoder.jobs.reporter import Reporter
 
@@ -61,15 +61,7 @@ class JobLeases:
             self.num_superseded += 1
             log.info("job dropped: superseded", job_id=job.job_id)
             return None
-        return ActiveJob(
-            self._single_flight,
-            self._reporter,
-            self._ledger,
-            job,
-            delivery.envelope,
-            delivery.entry_id,
-            requesters,
-        )
+        return ActiveJob(self._single_flight, self._reporter, self._ledger, delivery, job, requesters)
 
     @contextmanager
     def renewing(self, job: ActiveJob) -> Iterator[None]:
@@ -89,12 +81,9 @@ class JobLeases:
             kind=FailureKind.DEAD_LETTER,
             detail=reason[:2000],
         )
-        waiting: Iterable[Requester] | None = None
-        try:
-            waiting = await self._single_flight.fail(failure, by_owner=False)
-        except BusUnavailableError as error:
-            log.warning("failed job not recorded in its flight", job_id=job.job_id, error=str(error))
-        await self._reporter.send_failed(failure, envelope, job.requesters if waiting is None else waiting)
+        await publish_failure(
+            self._single_flight, self._reporter, failure, envelope, job.requesters, by_owner=False
+        )
 
     async def run(self) -> None:
         """Renew the leases until cancelled."""

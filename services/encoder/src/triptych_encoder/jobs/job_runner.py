@@ -5,8 +5,9 @@ deliver -> start (or drop) -> fetch and preprocess -> reserve -> announce -> enc
 
 import asyncio
 import time
+from weakref import WeakValueDictionary
 
-from tenacity import AsyncRetrying, retry_if_exception_type, stop_before_delay, wait_exponential
+import tenacity
 
 from triptych_common.bus import Delivery
 from triptych_common.domain.errors import StoreFullError
@@ -66,8 +67,7 @@ class JobRunner:
         self._instance = instance
         self._namespace_digest = namespace_digest
         self._active: dict[str, ActiveJob] = {}  # by entry id: a job may stand on the stream twice
-        self._locks: dict[str, asyncio.Lock] = {}  # by mm_hash, of the jobs below
-        self._num_jobs: dict[str, int] = {}
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # by mm_hash
         self.num_encodes = 0
 
     def has_blocks(self, delivery: Delivery) -> bool:
@@ -138,16 +138,9 @@ class JobRunner:
         return job.namespace_digest == self._namespace_digest
 
     async def _once_per_hash(self, job: ActiveJob) -> None:
-        mm_hash = job.job.mm_hash
-        lock = self._locks.setdefault(mm_hash, asyncio.Lock())
-        self._num_jobs[mm_hash] = self._num_jobs.get(mm_hash, 0) + 1
-        try:
-            async with lock:
-                await self._encode(job)
-        finally:
-            self._num_jobs[mm_hash] -= 1
-            if not self._num_jobs[mm_hash]:
-                del self._num_jobs[mm_hash], self._locks[mm_hash]
+        lock = self._locks.setdefault(job.job.mm_hash, asyncio.Lock())  # lives as long as a job has it
+        async with lock:
+            await self._encode(job)
 
     async def _encode(self, active: ActiveJob) -> None:
         job, envelope = active.job, active.envelope
@@ -183,10 +176,10 @@ class JobRunner:
         The item is announced meanwhile: below the store's reserve only granted items are written, and a grant
         answers the metadata.
         """
-        retrying = AsyncRetrying(
-            retry=retry_if_exception_type(StoreFullError),
-            wait=wait_exponential(multiplier=FIRST_RETRY_S, max=LONGEST_RETRY_S),
-            stop=stop_before_delay(deadline - time.monotonic()),
+        retrying = tenacity.AsyncRetrying(
+            retry=tenacity.retry_if_exception_type(StoreFullError),
+            wait=tenacity.wait_exponential(multiplier=FIRST_RETRY_S, max=LONGEST_RETRY_S),
+            stop=tenacity.stop_before_delay(deadline - time.monotonic()),
             reraise=True,
         )
         try:

@@ -4,13 +4,7 @@ import asyncio
 import time
 from collections.abc import Iterable
 
-from tenacity import (
-    AsyncRetrying,
-    retry_if_exception_type,
-    retry_if_not_exception_type,
-    stop_before_delay,
-    wait_exponential,
-)
+import tenacity
 
 from triptych_common.bus import AsyncBus
 from triptych_common.domain.errors import BusUnavailableError, StreamFullError
@@ -74,16 +68,21 @@ class Reporter:
         await asyncio.gather(*(self._publish_one(stream, message, envelope, deadline) for stream in streams))
 
     async def _publish_one(self, stream: str, message: Message, envelope: Envelope, deadline: float) -> None:
-        retrying = AsyncRetrying(
-            retry=retry_if_exception_type(BusUnavailableError) & retry_if_not_exception_type(StreamFullError),
-            wait=wait_exponential(multiplier=FIRST_RETRY_S, max=LONGEST_RETRY_S),
-            stop=stop_before_delay(deadline - time.monotonic()),
+        retrying = tenacity.AsyncRetrying(
+            retry=tenacity.retry_if_exception(_may_pass),
+            wait=tenacity.wait_exponential(multiplier=FIRST_RETRY_S, max=LONGEST_RETRY_S),
+            stop=tenacity.stop_before_delay(deadline - time.monotonic()),
             reraise=True,
         )
         try:
             await retrying(self._bus.publish, stream, message, traceparent=envelope.traceparent)
-        except BusUnavailableError as error:  # or full: its reader has stopped, and would come too late
+        except BusUnavailableError as error:
             log.warning("message given up", stream=stream, type=message.TYPE, error=str(error))
+
+
+def _may_pass(error: BaseException) -> bool:
+    """Not a full stream: its reader has stopped, and would read the message too late."""
+    return isinstance(error, BusUnavailableError) and not isinstance(error, StreamFullError)
 
 
 def _distinct(names: Iterable[str]) -> list[str]:
