@@ -145,7 +145,7 @@ class PrefillDecodeService:
                 lifespan="on",
             )
         )
-        app.state.server = server  # vLLM's handler of engine errors looks for it
+        app.state.server = server  # vLLM's handler of engine errors ends it
         cache_embeds = settings.budget_embeds
         if cache_embeds is None:
             cache_embeds = await asyncio.to_thread(encoder_cache_embeds, engine.vllm_config)

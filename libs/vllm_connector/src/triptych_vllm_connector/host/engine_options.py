@@ -70,7 +70,7 @@ def prefill_decode_options(
         f"--scheduler-cls={_PACKAGE}.scheduler.parking_scheduler.{scheduler}",
         "--enable-mm-embeds",
         f"--shutdown-timeout={ENGINE_END_S}",
-        "--otlp-traces-endpoint=triptych",  # turns vLLM's request spans on; `plugin` says where they go
+        "--otlp-traces-endpoint=triptych",  # turns vLLM's request spans on; `plugin` sends them where ours go
     ]
     # With a limit of 0 the tower is not loaded; for video it never is: raw video is not served.
     limits = {"video": 0} if config.has_encoder else {"image": 0, "video": 0}

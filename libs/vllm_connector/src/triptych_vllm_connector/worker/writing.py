@@ -75,7 +75,7 @@ class WritingWorker(StoreWorker):
         """Copy `tensor` [num_embeds, width] to its place and seal it.
 
         A tensor that does not fit its reservation, or that the transport cannot take, is not written, and the
-        reservation is cancelled: the host learns it from the store, and fails the job.
+        reservation is cancelled: the store reports that to the host, which fails the job.
 
         Raises:
             torch.AcceleratorError: the device is lost, and the engine ends with it.

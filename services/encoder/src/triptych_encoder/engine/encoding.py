@@ -18,7 +18,7 @@ class BadMediaError(TriptychError):
 
 
 class PreprocessFailedError(TriptychError):
-    """The item was not preprocessed, which says nothing about its media. Text as in `BadMediaError`."""
+    """The item was not preprocessed, which is not the fault of its media. Text as in `BadMediaError`."""
 
 
 class EncodeRefusedError(TriptychError):
@@ -39,7 +39,7 @@ class EngineFailedError(TriptychError):
 
 @dataclass(frozen=True)
 class PreprocessLimits:
-    """What the encoder takes, whatever a job says, and what preprocessing may cost."""
+    """What the encoder takes, whatever a job carries, and what preprocessing may cost."""
 
     image_formats: tuple[str, ...]
     max_image_pixels: int

@@ -1,6 +1,6 @@
 """From an image's bytes to its pixels: exactly the image that the gateway saw, or nothing.
 
-The format and the size come with the job. Only that format's decoder is asked, and the size is compared
+The format and the size come with the job. Only that format's decoder is tried, and the size is compared
 before it runs, so that bytes which are another image for another decoder are refused.
 """
 
@@ -29,7 +29,7 @@ class ImageDecoder:
     max_pixels: int
 
     def check(self, image: ImageProperties | None) -> ImageProperties:
-        """What the job says of the image, if it may be decoded.
+        """The job's properties of the image, if it may be decoded.
 
         Raises:
             BadMediaError: an image of that format, or of that size, is not decoded here.

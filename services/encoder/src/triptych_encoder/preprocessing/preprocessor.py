@@ -2,8 +2,8 @@
 
 options -> decoded (`decoding`) -> rendered by vLLM -> of the learned form (`item_schema`)
 
-All but the first step run in a thread (`bounded_threads`). What goes wrong is the media's fault, or says
-nothing about them; a caller learns which, and never a library's own message.
+All but the first step run in a thread (`bounded_threads`). What goes wrong is the media's fault, or not;
+the caller's error keeps the two apart, and never has a library's own message.
 """
 
 import math
