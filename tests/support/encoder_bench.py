@@ -20,7 +20,7 @@ from triptych_common.protocol.messages import (
     Requester,
 )
 from triptych_common.protocol.store import SHM, AlreadySealed, Reserved, TensorSpec
-from triptych_encoder.engine.encoding import PreparedItem
+from triptych_encoder.encoding import PreparedItem
 from triptych_encoder.engine.engine_watchdog import EngineWatchdog
 from triptych_encoder.jobs.job_leases import JobLeases
 from triptych_encoder.jobs.job_runner import JobRunner
@@ -198,7 +198,7 @@ class Bench:
             EngineWatchdog(engine_timeout_s),
             MediaSource(httpx.AsyncClient(transport=httpx.MockTransport(_not_found)), 1000),
             store_client,
-            StoreReservations(store_client, self.ledger, _region),
+            StoreReservations(store_client, _region),
             self.leases,
             self.ledger,
             "encoder-0",

@@ -24,7 +24,7 @@ from triptych_common.protocol.names import ENCODERS_GROUP, OWNER_GROUP, inboxes
 from triptych_common.protocol.store import Seal
 from triptych_common.runtime import StopSignal
 from triptych_common.store_session import AsyncStoreSession
-from triptych_encoder.engine.encoding import EngineFailedError, PreparedItem
+from triptych_encoder.encoding import EngineFailedError, PreparedItem
 from triptych_encoder.service import EncoderService
 from triptych_encoder.settings import EncoderSettings
 from triptych_vllm_connector.config import worker_session_name

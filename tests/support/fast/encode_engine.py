@@ -11,7 +11,7 @@ import torch
 from tests.support.fast.tally import note_encode
 from tests.support.fast.tensors import DTYPE, MAX_GRID, WIDTH, grid_of, tensor_bytes
 from triptych_common.protocol.messages import EncodeJob
-from triptych_encoder.engine.encoding import BadMediaError, PreparedItem
+from triptych_encoder.encoding import BadMediaError, PreparedItem
 from triptych_vllm_connector.config import ConnectorConfig
 from triptych_vllm_connector.step_orders import WriteOrder
 from triptych_vllm_connector.worker.writing import WritingWorker

@@ -10,7 +10,7 @@ from tests.support.protocol_world.virtual_loop import CLOCK, VirtualLoop
 from triptych_common.protocol.codec import Envelope
 from triptych_common.protocol.messages import EncodeJob, Message
 from triptych_common.protocol.store import SHM, Cancel, Seal
-from triptych_encoder.engine.encoding import EncodeRefusedError, EngineFailedError, PreparedItem
+from triptych_encoder.encoding import EncodeRefusedError, EngineFailedError, PreparedItem
 from triptych_encoder.engine.engine_watchdog import EngineWatchdog
 from triptych_encoder.jobs.job_leases import JobLeases
 from triptych_encoder.jobs.job_runner import JobRunner
@@ -111,7 +111,7 @@ class EncoderActor:
             EngineWatchdog(ENGINE_TIMEOUT_S),
             MediaSource(None, 1000),  # type: ignore[arg-type]
             self.store_client,
-            StoreReservations(self.store_client, self.ledger, self._memories),
+            StoreReservations(self.store_client, self._memories),
             self.leases,
             self.ledger,
             self.name,

@@ -22,7 +22,7 @@ from triptych_common.protocol.names import ENCODERS_GROUP
 from triptych_common.runtime import StopSignal
 from triptych_common.telemetry import setup_logging, setup_tracing
 from triptych_common.telemetry.logs import get_logger
-from triptych_encoder.engine.encoding import Encoder, PreprocessLimits
+from triptych_encoder.encoding import Encoder, PreprocessLimits
 from triptych_encoder.engine.engine_watchdog import EngineWatchdog
 from triptych_encoder.jobs.job_leases import JobLeases
 from triptych_encoder.jobs.job_runner import JobRunner
@@ -124,7 +124,7 @@ class EncoderService:
             EngineWatchdog(settings.engine_timeout_s),
             MediaSource(http, settings.max_media_bytes),
             store_client,
-            StoreReservations(store_client, ledger, selector.memories),
+            StoreReservations(store_client, selector.memories),
             self._leases,
             ledger,
             instance,

@@ -7,7 +7,7 @@ import pytest
 from tests.support.encoder_bench import HASH, Bench, delivery_of
 from triptych_common.domain.errors import StoreError
 from triptych_common.protocol.messages import FailureKind
-from triptych_encoder.engine.encoding import EncodeRefusedError, EngineFailedError
+from triptych_encoder.encoding import EncodeRefusedError, EngineFailedError
 from triptych_encoder.store import store_reservations
 from triptych_vllm_connector.step_orders import WriteOrder
 

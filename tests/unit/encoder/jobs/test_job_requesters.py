@@ -9,7 +9,7 @@ from tests.support.encoder_bench import DIGEST, HASH, Bench, delivery_of, reques
 from triptych_common.coordination import ClaimResult, Start
 from triptych_common.domain.errors import BusUnavailableError
 from triptych_common.protocol.messages import FailureKind
-from triptych_encoder.engine.encoding import EncodeRefusedError
+from triptych_encoder.encoding import EncodeRefusedError
 from triptych_vllm_connector.step_orders import WriteOrder
 
 

@@ -98,3 +98,16 @@ async def test_a_watch_that_fails_gives_the_reservation_back(bench: Bench) -> No
     await bench.run(delivery_of())
     assert bench.reporter.kinds == [FailureKind.ENCODER_ERROR]
     assert bench.store_client.unwatched == [(HASH, 1)]
+
+
+async def test_a_job_that_is_cancelled_while_the_store_is_full_is_handed_back(bench: Bench) -> None:
+    bench.store_client.answers = [FULL] * 1000
+    delivery = delivery_of()
+    task = asyncio.ensure_future(bench.run(delivery))
+    while len(bench.store_client.may_use_reserve) < 3:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    assert not bench.runner.has_blocks(delivery)  # type: ignore[arg-type]
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert (delivery.num_acks, delivery.num_hand_backs, len(bench.ledger)) == (0, 1, 0)

@@ -12,7 +12,7 @@ from triptych_common.coordination import ClaimResult
 from triptych_common.domain.errors import BusUnavailableError
 from triptych_common.protocol.codec import Envelope
 from triptych_common.protocol.messages import EncodeCompleted, FailureKind
-from triptych_encoder.engine.encoding import BadMediaError, PreprocessFailedError
+from triptych_encoder.encoding import BadMediaError, PreprocessFailedError
 from triptych_vllm_connector.step_orders import WriteOrder
 
 ANOTHER = "e" * 64

@@ -26,7 +26,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 
 from triptych_common.protocol.messages import EncodeJob, Modality
 from triptych_common.telemetry.logs import get_logger
-from triptych_encoder.engine.encoding import (
+from triptych_encoder.encoding import (
     EncodeRefusedError,
     EngineFailedError,
     PreparedItem,

@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from triptych_encoder.engine.encoding import EngineFailedError
+from triptych_encoder.encoding import EngineFailedError
 
 
 class EngineWatchdog:

@@ -102,7 +102,7 @@ class ActiveJob:
         """Every requester that this job was ever for."""
         return {*self._waiting, *self._informed}
 
-    async def announce_metadata(self, metadata: EncoderCacheMetadata, deadline: float) -> None:
+    async def inform_requesters(self, metadata: EncoderCacheMetadata, deadline: float) -> None:
         """Send `metadata` to the requesters that do not have it.
 
         `deadline`: monotonic seconds until which their final acks are waited for.
@@ -126,7 +126,7 @@ class ActiveJob:
             The requesters that left: they will not ack.
         """
         metadata = metadata.model_copy(update={"sealed": True})
-        await self.announce_metadata(metadata, deadline)
+        await self.inform_requesters(metadata, deadline)
         left = self._informed.keys() - self._waiting.keys()
         reported: set[Key] = set()
         for _ in range(MAX_ROUNDS):
@@ -135,7 +135,7 @@ class ActiveJob:
             reported |= {key_of(each) for each in new}
             if await self._end_flight(self._informed):
                 break
-            await self.announce_metadata(metadata, deadline)
+            await self.inform_requesters(metadata, deadline)
         self.enter(JobState.COMPLETED)
         return left
 

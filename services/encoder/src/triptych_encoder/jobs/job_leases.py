@@ -36,7 +36,7 @@ class JobLeases:
         self.num_dropped = 0  # jobs that no requester waited for any more
         self.num_superseded = 0  # jobs that another encoder works on, or that another job replaced
 
-    async def start_job(self, delivery: Delivery, job: EncodeJob) -> ActiveJob | None:
+    async def take_job(self, delivery: Delivery, job: EncodeJob) -> ActiveJob | None:
         """A job that was taken from the stream; None: it is dropped."""
         requesters = job.requesters
         try:

@@ -17,7 +17,7 @@ from triptych_common.protocol.messages import EncodeJob, EncoderCacheMetadata, F
 from triptych_common.protocol.store import Reserved, TensorSpec
 from triptych_common.telemetry import record_span, span
 from triptych_common.telemetry.logs import get_logger
-from triptych_encoder.engine.encoding import (
+from triptych_encoder.encoding import (
     BadMediaError,
     Encoder,
     EncodeRefusedError,
@@ -94,7 +94,7 @@ class JobRunner:
         self._record_queue_time(delivery, message)
         job: ActiveJob | None = None
         try:
-            job = await self._leases.start_job(delivery, message)
+            job = await self._leases.take_job(delivery, message)
             if job is not None:
                 self._active[delivery.entry_id] = job
                 await self._work_on(job)
@@ -154,7 +154,7 @@ class JobRunner:
         metadata = metadata.model_copy(
             update={"sealed": is_pinned(pin), "transport": transport_of(reservation.memory)}
         )
-        await active.announce_metadata(metadata, deadline)
+        await active.inform_requesters(metadata, deadline)
         started = time.monotonic()
         if isinstance(reservation, Reserved) and is_pinned(pin):  # sealed by another encoder meanwhile
             self._store_client.cancel_reservation(reservation.reservation_id)
@@ -191,9 +191,12 @@ class JobRunner:
         self, active: ActiveJob, metadata: EncoderCacheMetadata, spec: TensorSpec, deadline: float
     ) -> tuple[Reservation, PinFuture]:
         try:
-            return await self._reservations.reserve_item(active.job.mm_hash, spec, deadline)
+            mm_hash = active.job.mm_hash
+            return await self._reservations.reserve_item(
+                mm_hash, spec, is_granted=self._ledger.is_granted(mm_hash), deadline=deadline
+            )
         except StoreFullError:
-            await active.announce_metadata(metadata, deadline)
+            await active.inform_requesters(metadata, deadline)
             raise
 
     def _order(

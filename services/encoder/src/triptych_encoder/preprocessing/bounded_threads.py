@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from triptych_encoder.engine.encoding import EngineFailedError, PreprocessFailedError
+from triptych_encoder.encoding import EngineFailedError, PreprocessFailedError
 
 Result = TypeVar("Result")
 

@@ -16,7 +16,7 @@ from vllm.multimodal.media.image import ImageMediaIO
 from triptych_common.domain.jpeg_scans import MAX_JPEG_SCANS, has_too_many_scans
 from triptych_common.domain.transient import is_transient
 from triptych_common.protocol.messages import ImageProperties
-from triptych_encoder.engine.encoding import BadMediaError, PreprocessFailedError
+from triptych_encoder.encoding import BadMediaError, PreprocessFailedError
 
 _NAMES = {"MPO": "JPEG"}  # a JPEG of several pictures, as its reader calls it
 

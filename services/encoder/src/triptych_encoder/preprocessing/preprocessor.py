@@ -20,7 +20,7 @@ from triptych_common.domain.media_options import OptionRules, refused_option
 from triptych_common.domain.transient import is_transient
 from triptych_common.protocol.messages import EncodeJob, ImageProperties, Modality
 from triptych_common.telemetry.logs import get_logger
-from triptych_encoder.engine.encoding import (
+from triptych_encoder.encoding import (
     BadMediaError,
     EngineFailedError,
     PreparedItem,

@@ -7,8 +7,7 @@ from collections.abc import Awaitable, Callable
 from triptych_common.domain.errors import ItemTooLargeError, StoreError, StoreFullError
 from triptych_common.protocol.messages import FailureKind
 from triptych_common.protocol.store import AlreadySealed, Reserved, TensorSpec
-from triptych_encoder.engine.encoding import JobFailure
-from triptych_encoder.jobs.ledger import Ledger
+from triptych_encoder.encoding import JobFailure
 from triptych_encoder.store.store_client import StoreClient
 
 SEAL_TIMEOUT_S = 5.0  # from the engine's answer to the store's push: a message on a local socket
@@ -23,18 +22,17 @@ PinFuture = asyncio.Future[int]
 class StoreReservations:
     """What the store refuses becomes a `JobFailure`; a full store stays a `StoreFullError`."""
 
-    def __init__(
-        self, store_client: StoreClient, ledger: Ledger, memories: Callable[[], Awaitable[list[str]]]
-    ) -> None:
+    def __init__(self, store_client: StoreClient, memories: Callable[[], Awaitable[list[str]]]) -> None:
         """`memories`: where the tensor may lie, best first."""
         self._store_client = store_client
-        self._ledger = ledger
         self._memories = memories
 
     async def reserve_item(
-        self, mm_hash: str, spec: TensorSpec, deadline: float
+        self, mm_hash: str, spec: TensorSpec, *, is_granted: bool, deadline: float
     ) -> tuple[Reservation, PinFuture]:
         """Blocks to write, or an entry that is there; and our pin of it, once it is sealed.
+
+        `is_granted`: a consumer keeps space for the item.
 
         Raises:
             StoreFullError: no space now.
@@ -46,7 +44,7 @@ class StoreReservations:
                 reservation = await self._store_client.reserve_blocks(
                     mm_hash,
                     spec,
-                    may_use_reserve=self._ledger.is_granted(mm_hash),
+                    may_use_reserve=is_granted,
                     memories=await self._memories(),
                     timeout_s=_left_s(deadline),
                 )

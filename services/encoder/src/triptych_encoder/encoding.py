@@ -61,7 +61,7 @@ class PreparedItem:
 
 
 class Encoder(Protocol):
-    """`engine.EncodeEngine`. Its outputs are [num_embeds, width] of `dtype`."""
+    """`engine.encode_engine.EncodeEngine`. Its outputs are [num_embeds, width] of `dtype`."""
 
     dtype: str
     width: int
