@@ -6,7 +6,6 @@ items run here on the CPU; the encoder is a stand-in. No engine is started.
 
 import warnings
 from collections.abc import Iterator
-from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from types import SimpleNamespace
@@ -15,10 +14,9 @@ from typing import Any
 import pytest
 
 from tests.support.fake_engine import mm_hash
-from triptych_common.protocol.store import Cancel, Done, Seal, StoreReply
-from triptych_vllm_connector.config import ConnectorConfig
+from tests.support.fake_store_worker import without_store, worker_config
 from triptych_vllm_connector.step_orders import WriteOrder
-from triptych_vllm_connector.worker.writing_loading import WritingWorker
+from triptych_vllm_connector.worker.writing import WritingWorker
 
 with warnings.catch_warnings(action="ignore"):  # importing vLLM warns, of torch's own use of torch
     import torch
@@ -29,34 +27,11 @@ with warnings.catch_warnings(action="ignore"):  # importing vLLM warns, of torch
     from vllm.v1.worker.gpu.model_states.default import DefaultModelState
 
     from triptych_vllm_connector.connector import TriptychECConnector
-    from triptych_vllm_connector.worker import runner_wrappers
-    from triptych_vllm_connector.worker import writing_loading as workers
+    from triptych_vllm_connector.worker import ports, runner_wrappers
 
 A, B, C = mm_hash("a"), mm_hash("b"), mm_hash("c")
 ROWS, WIDTH = 2, 4
 ORDER = WriteOrder(A, "job-1", 1, 0, ROWS, WIDTH, "float32")
-
-
-class FakeSession:
-    def __init__(self) -> None:
-        self.sent: list[Any] = []
-
-    def submit(self, command: Any) -> "Future[StoreReply]":
-        self.sent.append(command)
-        future: Future[StoreReply] = Future()
-        future.set_result(Done(seq=1))
-        return future
-
-
-class FakeTransports:
-    def __init__(self) -> None:
-        self.written: list[tuple[int, torch.Tensor]] = []
-
-    def writer(self, memory: str) -> "FakeTransports":
-        return self
-
-    def write(self, order: WriteOrder, tensor: torch.Tensor) -> None:
-        self.written.append((order.reservation_id, tensor.clone()))
 
 
 class Connector(TriptychECConnector):
@@ -138,21 +113,12 @@ class Instance:
     """An encoder: scheduler's half, runner and worker's half. `encoded`: items, as the encoder saw them."""
 
     def __init__(self, generation: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
-        self.session, self.transports = FakeSession(), FakeTransports()
-        monkeypatch.setattr(workers.StoreSession, "connect", lambda *args, **kwargs: self.session)
-        monkeypatch.setattr(workers, "WorkerTransports", lambda *args: self.transports)
-        config = ConnectorConfig(
-            instance="encoder-0",
-            deployment="d",
-            redis_url="unix:///nowhere",
-            store_socket=tmp_path / "store.sock",
-            namespace_digest="0" * 64,
-        )
-        self.connector = Connector(WritingWorker(config, 0))
+        self.session, self.transports = without_store(monkeypatch)
+        self.connector = Connector(WritingWorker(worker_config(tmp_path), 0))
         for module in (v1, v2):
             monkeypatch.setattr(module, "get_ec_transfer", lambda: self.connector)
             monkeypatch.setattr(module, "has_ec_transfer", lambda: True)
-        monkeypatch.setattr(runner_wrappers, "get_ec_transfer", lambda: self.connector)
+        monkeypatch.setattr(ports, "get_ec_transfer", lambda: self.connector)
         self.cache = EncoderCache()
         self.encoded: list[str] = []
         self.guilty: set[str] = set()  # items for which the tower raises
@@ -200,20 +166,12 @@ class Instance:
             raise EncoderError
         return [torch.full((ROWS, WIDTH), float(int(item, 16) % 7)) for item in items]
 
-    @property
-    def sealed(self) -> list[int]:
-        return [each.reservation_id for each in self.session.sent if isinstance(each, Seal)]
-
-    @property
-    def cancelled(self) -> list[int]:
-        return [each.reservation_id for each in self.session.sent if isinstance(each, Cancel)]
-
     def check_written(self, *reservation_ids: int) -> None:
         """Each of them once, with what the encoder made of its item, in any order."""
         assert sorted(each for each, _ in self.transports.written) == list(reservation_ids)
         for _, tensor in self.transports.written:
             assert any(torch.equal(tensor, each) for each in self.cache.encoder_outputs.values())
-        assert sorted(self.sealed) == list(reservation_ids)
+        assert sorted(self.session.sealed) == list(reservation_ids)
 
 
 @pytest.fixture(params=["v1", "v2"])
@@ -225,14 +183,14 @@ def test_each_order_is_written_once(instance: Instance) -> None:
     instance.step(ORDER, replace(ORDER, mm_hash=B, job_id="job-2", reservation_id=2))
     instance.check_written(1, 2)
     instance.step()
-    assert instance.cancelled == []
+    assert instance.session.cancelled == []
 
 
 def test_an_item_that_the_workers_cache_has_is_written_for_a_new_order(instance: Instance) -> None:
     instance.step(ORDER)
     instance.step(replace(ORDER, job_id="job-2", reservation_id=2))
     instance.check_written(1, 2)
-    assert instance.cancelled == []
+    assert instance.session.cancelled == []
 
 
 def test_an_item_that_was_freed_meanwhile_is_encoded_again(instance: Instance) -> None:
@@ -245,16 +203,16 @@ def test_an_item_that_was_freed_meanwhile_is_encoded_again(instance: Instance) -
 def test_two_orders_of_one_step_for_the_same_item_are_both_written(instance: Instance) -> None:
     instance.step(ORDER, replace(ORDER, job_id="job-2", reservation_id=2))
     instance.check_written(1, 2)
-    assert instance.cancelled == []
+    assert instance.session.cancelled == []
 
 
 def test_an_order_whose_item_is_not_encoded_is_cancelled_with_its_step(instance: Instance) -> None:
     with pytest.raises(EncoderError):
         instance.step(ORDER, fails=True)
-    assert (instance.sealed, instance.cancelled) == ([], [1])
+    assert (instance.session.sealed, instance.session.cancelled) == ([], [1])
     instance.step(replace(ORDER, job_id="job-2", reservation_id=2))  # nothing of it is left
     instance.check_written(2)
-    assert instance.cancelled == [1]
+    assert instance.session.cancelled == [1]
 
 
 def test_an_item_for_which_the_tower_raises_costs_only_its_own_order(instance: Instance) -> None:
@@ -265,7 +223,7 @@ def test_an_item_for_which_the_tower_raises_costs_only_its_own_order(instance: I
     ]
     instance.step(*orders)
     instance.check_written(1, 3)
-    assert instance.cancelled == [2]
+    assert instance.session.cancelled == [2]
     assert B not in instance.cache.encoder_outputs
     assert instance.connector.writer is not None
     assert instance.connector.writer._orders == {}

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.support.fake_engine import mm_hash
-from triptych_encoder.engine.encoding import EncodeRefusedError, EngineFailedError, PreparedItem
+from triptych_encoder.encoding import EncodeRefusedError, EngineFailedError, PreparedItem
 from triptych_vllm_connector.step_orders import WriteOrder
 
 with warnings.catch_warnings(action="ignore"):  # importing vLLM warns, of torch's own use of torch

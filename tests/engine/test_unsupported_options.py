@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from triptych_vllm_connector.host.unsupported_options import UnsupportedOptionError, check_engine_options
+from triptych_vllm_connector.host.engine_options import UnsupportedOptionError, check_engine_options
 
 with warnings.catch_warnings(action="ignore"):  # importing vLLM warns, of torch's own use of torch
     from vllm.entrypoints.launchers.cli_args import make_arg_parser

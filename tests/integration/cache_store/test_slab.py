@@ -18,9 +18,9 @@ from triptych_common.region.cuda.slab import DeviceSlab
 from triptych_common.runtime import StopSignal
 from triptych_common.store_session import AsyncStoreSession
 from triptych_vllm_connector.host import slab_watch
-from triptych_vllm_connector.host.slab_watch import Ask, SlabWatch
-from triptych_vllm_connector.host.transport_capabilities import SlabVerdict, TransportError
-from triptych_vllm_connector.scheduler.slab_probe import UsableSlab, probe_in_engine
+from triptych_vllm_connector.host.slab_watch import ProbeSlab, SlabWatch
+from triptych_vllm_connector.host.transport_capabilities import TransportError
+from triptych_vllm_connector.slab_probe import SlabProbeResult, UsableSlab, probe_in_engine
 from triptych_vllm_connector.worker.cuda_transports import GpuTransports
 
 LIMIT_S = 20.0
@@ -124,8 +124,8 @@ async def worker_of(machine: Machine) -> AsyncIterator[Worker]:
         worker.ends.close()
 
 
-def watch_of(machine: Machine, ask: Ask | None, setting: Any = "auto") -> Any:
-    return SlabWatch.open(machine.settings.store_socket, "i-0", setting, has_region=True, ask=ask)
+def watch_of(machine: Machine, ask: ProbeSlab | None, setting: Any = "auto") -> Any:
+    return SlabWatch.open(machine.settings.store_socket, "i-0", setting, has_region=True, probe_slab=ask)
 
 
 class Record:
@@ -214,8 +214,8 @@ async def test_it_is_tried_again_when_the_store_is_back(machine: Machine) -> Non
 async def test_a_slab_that_failed_is_tried_again_while_the_store_lives(
     machine: Machine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(slab_watch, "FIRST_LOOK_AGAIN_S", 0.01)
-    monkeypatch.setattr(slab_watch, "LONGEST_LOOK_AGAIN_S", 0.02)
+    monkeypatch.setattr(slab_watch, "FIRST_REPROBE_S", 0.01)
+    monkeypatch.setattr(slab_watch, "LONGEST_REPROBE_S", 0.02)
     async with worker_of(machine) as worker:
         worker.fails = "ipc_open"
         async with watch_of(machine, worker.ask) as watch, running(watch) as record:
@@ -235,8 +235,8 @@ async def test_a_slab_that_failed_is_tried_again_while_the_store_lives(
 async def test_a_call_that_goes_on_failing_is_logged_once(
     machine: Machine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(slab_watch, "FIRST_LOOK_AGAIN_S", 0.01)
-    monkeypatch.setattr(slab_watch, "LONGEST_LOOK_AGAIN_S", 0.02)
+    monkeypatch.setattr(slab_watch, "FIRST_REPROBE_S", 0.01)
+    monkeypatch.setattr(slab_watch, "LONGEST_REPROBE_S", 0.02)
     num_asked = 0
     asked_often = asyncio.Event()
 
@@ -341,7 +341,7 @@ class TestEngine:
         answer = {"device": UUID, "generation": 3, "failure": None}
         engine = self.engine(answer)
         assert probe_in_engine(engine) == answer
-        assert engine.scheduler.ec_connector.slab._verdict == SlabVerdict(UUID, 3)
+        assert engine.scheduler.ec_connector.slab._result == SlabProbeResult(UUID, 3)
 
     def test_several_workers_have_no_slab_of_their_own(self) -> None:
         answer = {"device": UUID, "generation": 3, "failure": None}

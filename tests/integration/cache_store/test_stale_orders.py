@@ -17,7 +17,7 @@ from triptych_common.region.transport import SharedMemoryWriter, TensorWriter
 from triptych_common.store_session import StoreSession
 from triptych_vllm_connector.config import ConnectorConfig
 from triptych_vllm_connector.step_orders import WriteOrder
-from triptych_vllm_connector.worker.writing_loading import WritingWorker
+from triptych_vllm_connector.worker.writing import WritingWorker
 
 A, B = "ab" * 32, "cd" * 32
 OLD, NEW = torch.full((64, 32), 1.0), torch.full((64, 32), 2.0)
@@ -110,8 +110,8 @@ def test_the_worker_cancels_and_goes_on(daemon: StoreProcess, tmp_path: Path) ->
         stale = order_for(host, A, OLD, "e-0/worker-0")
         host.request(Cancel(seq=0, reservation_id=stale.reservation_id, is_unwritten=True))
         order = order_for(host, B, NEW, "e-0/worker-0")
-        worker.write(order, B, NEW)
-        worker.write(stale, A, OLD)
+        worker.write_order(order, NEW)
+        worker.write_order(stale, OLD)
         mapping = mapping_of(host)
         assert bytes_at(mapping, order) == NEW.numpy().tobytes()
         assert worker.num_transferred == 1

@@ -24,9 +24,9 @@ from triptych_common.protocol.names import ENCODERS_GROUP, OWNER_GROUP, inboxes
 from triptych_common.protocol.store import Seal
 from triptych_common.runtime import StopSignal
 from triptych_common.store_session import AsyncStoreSession
-from triptych_encoder.engine.encoding import EngineFailedError, PreparedItem
+from triptych_encoder.encoding import EngineFailedError, PreparedItem
+from triptych_encoder.service import EncoderService
 from triptych_encoder.settings import EncoderSettings
-from triptych_encoder.working import work
 from triptych_vllm_connector.config import worker_session_name
 from triptych_vllm_connector.step_orders import WriteOrder
 
@@ -78,6 +78,11 @@ def job(mm_hash: str) -> EncodeJob:
         attempt=1,
         namespace_digest=DIGEST,
     )
+
+
+async def serve(settings: EncoderSettings, engine: TimidEngine, stop: StopSignal) -> None:
+    async with EncoderService.open(settings, DIGEST, engine) as service:
+        await service.run(stop)
 
 
 class Bench:
@@ -143,7 +148,7 @@ async def working(redis_url: str, store: StoreProcess, drain_timeout_s: float) -
         asyncio.TaskGroup() as group,
     ):
         engine = TimidEngine(worker)
-        task = group.create_task(work(settings, DIGEST, engine, stop))
+        task = group.create_task(serve(settings, engine, stop))
         try:
             yield Bench(bus, engine, stop, task)
         finally:
@@ -228,6 +233,6 @@ async def test_an_engine_that_hangs_ends_the_service_with_one_clear_error(
         await bus.publish(bus.names.encode_jobs(DIGEST), job(RUNNING), remaining_ms=60_000, blob=b"media")
         async with asyncio.timeout(LIMIT_S):
             with pytest.raises(EngineFailedError, match="has not answered"):
-                await work(settings, DIGEST, engine, StopSignal())
+                await serve(settings, engine, StopSignal())
         assert await Registry(bus).list_instances() == []
         assert await bus.stream_length(bus.names.encode_jobs(DIGEST)) == 1  # another encoder's

@@ -24,8 +24,8 @@ from triptych_common.coordination import ClaimResult, FlightClaim, StartResult
 from triptych_common.domain.errors import IllegalTransitionError
 from triptych_common.store_session import session_state
 from triptych_common.store_session.resumption import Resume, WatchLog
-from triptych_encoder.jobs import job
-from triptych_encoder.jobs.flight import Flight
+from triptych_encoder.jobs import job_runner
+from triptych_encoder.jobs.active_job import ActiveJob
 from triptych_encoder.jobs.ledger import Ledger
 from triptych_encoder.store.store_client import StoreClient
 from triptych_gateway.encode import encode_orders
@@ -204,7 +204,7 @@ async def _checks_nothing(self: EncodeOrders) -> None:
     """Jobs are only heard of."""
 
 
-async def _looks_for_nobody(self: Flight, metadata: Any) -> None:
+async def _looks_for_nobody(self: ActiveJob, metadata: Any) -> None:
     """Those whom the job named when it was started are all."""
 
 
@@ -262,20 +262,22 @@ MUTATIONS: dict[str, Mutation] = {
     ),
     "the last word is not said": Mutation(Conversation, "ended", empty, APART),
     # ---- encoder ----
-    "a pin is not given back when all have said their last word": Mutation(Ledger, "settled", empty, APART),
+    "a pin is not given back when all have said their last word": Mutation(
+        Ledger, "remove_requesters", empty, APART
+    ),
     "pins of requesters that never answer stay": Mutation(
         Ledger, "expire", empty, with_faults(APART, "lose_message")
     ),
-    "a second pin of an entry is forgotten": Mutation(StoreClient, "unpin", nothing, APART),
+    "a second pin of an entry is forgotten": Mutation(StoreClient, "end_pins", nothing, APART),
     "an item that is here is encoded, and its pin forgotten": Mutation(
-        job,
-        "is_here",
+        job_runner,
+        "is_pinned",
         no,
         with_faults(replace(SAME, num_gateways=2), "lose_flights", "crash_gateway", "refuse"),
         fault_share=0.2,
     ),
     "a failed job keeps its reservation": Mutation(
-        StoreClient, "give_up", nothing, with_faults(APART, "refuse", "unfit")
+        StoreClient, "unwatch_item", nothing, with_faults(APART, "refuse", "unfit")
     ),
     # ---- store and sessions ----
     "who watches is not told of a lost writer": Mutation(
@@ -322,7 +324,7 @@ MUTATIONS: dict[str, Mutation] = {
         KeptFlight, "waiting", _the_first_alone, with_faults(TWO_GATEWAYS, "refuse")
     ),
     "metadata are told to those who waited when the job was started": Mutation(
-        Flight, "_look", _looks_for_nobody, TWO_GATEWAYS
+        ActiveJob, "_refresh_requesters", _looks_for_nobody, TWO_GATEWAYS
     ),
     "a flight does not end": Mutation(FlightModel, "finish_flight", _never_ends, TWO_GATEWAYS),
     "a claim that its owner left is nobody's": Mutation(

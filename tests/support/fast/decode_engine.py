@@ -25,7 +25,7 @@ from tests.support.fast.tensors import answer_words, word_of
 from triptych_common.domain.errors import StoreUnavailableError
 from triptych_common.telemetry.logs import get_logger
 from triptych_vllm_connector.consumer.consumer import Consumer
-from triptych_vllm_connector.worker.writing_loading import LoadingWorker
+from triptych_vllm_connector.worker.loading import LoadingWorker
 
 log = get_logger(__name__)
 
@@ -213,8 +213,8 @@ class DecodeEngine:
 
     def _load(self) -> frozenset[str]:
         """What could not be had, if anything; who waits for it fails."""
-        self._worker.load(self._encoder_cache, self._consumer.take_loads())
-        lost = self._worker.take_lost()
+        self._worker.load_orders(self._encoder_cache, self._consumer.take_loads())
+        lost = self._worker.take_failed_loads()
         if lost:
             self._consumer.load_lost(lost)
         return lost

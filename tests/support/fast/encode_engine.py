@@ -11,10 +11,10 @@ import torch
 from tests.support.fast.tally import note_encode
 from tests.support.fast.tensors import DTYPE, MAX_GRID, WIDTH, grid_of, tensor_bytes
 from triptych_common.protocol.messages import EncodeJob
-from triptych_encoder.engine.encoding import BadMediaError, PreparedItem
+from triptych_encoder.encoding import BadMediaError, PreparedItem
 from triptych_vllm_connector.config import ConnectorConfig
 from triptych_vllm_connector.step_orders import WriteOrder
-from triptych_vllm_connector.worker.writing_loading import WritingWorker
+from triptych_vllm_connector.worker.writing import WritingWorker
 
 
 class FastEncodeEngine:
@@ -43,8 +43,8 @@ class FastEncodeEngine:
         await asyncio.sleep(self._encode_s)  # the work
         raw = bytearray(tensor_bytes(prepared.engine_input["media"], order.num_embeds))
         tensor = torch.frombuffer(raw, dtype=torch.float32).view(order.num_embeds, WIDTH)
-        self._worker.encode_started()
-        self._worker.write(order, order.mm_hash, tensor)
+        self._worker.on_encode_start()
+        self._worker.write_order(order, tensor)
 
     async def check_health(self) -> None:
         return

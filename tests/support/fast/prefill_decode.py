@@ -23,12 +23,11 @@ from triptych_common.protocol.messages import InstanceRecord, Role
 from triptych_common.runtime import ServiceSettings, StopSignal
 from triptych_common.runtime.drain import AsgiApp
 from triptych_common.telemetry.logs import get_logger
-from triptych_prefill_decode.draining import drain, guarded
-from triptych_prefill_decode.server import ListeningServer
+from triptych_prefill_decode.http_server import ListeningServer, drain, guarded
 from triptych_vllm_connector.config import ConnectorConfig
 from triptych_vllm_connector.consumer.consumer import Consumer
 from triptych_vllm_connector.links.opening import open_consumer
-from triptych_vllm_connector.worker.writing_loading import LoadingWorker
+from triptych_vllm_connector.worker.loading import LoadingWorker
 
 log = get_logger(__name__)
 

@@ -28,8 +28,8 @@ PRELOADED = [
     "tests.support.fast.services",
     "triptych_cache_store.__main__",
     "triptych_gateway.__main__",
-    "triptych_encoder.working",
-    "triptych_vllm_connector.worker.writing_loading",
+    "triptych_encoder.service",
+    "triptych_vllm_connector.worker.writing",
     "httpcore",  # from here on: what others import when they are used first
     "pydantic.v1",
     "uvicorn.lifespan.off",

@@ -14,8 +14,8 @@ from tests.support.fast.tensors import DIGEST
 from triptych_common.protocol.steps import Party
 from triptych_common.runtime import StopSignal, run_service
 from triptych_common.telemetry import setup_logging, setup_tracing
+from triptych_encoder.service import EncoderService
 from triptych_encoder.settings import EncoderSettings
-from triptych_encoder.working import work
 
 
 class FastEncoderSettings(EncoderSettings):
@@ -40,7 +40,8 @@ def run_encoder() -> None:
             FastEncodeEngine, config_of(settings, settings.namespace), settings.encode_s, settings.tally
         )
         try:
-            await work(settings, settings.namespace, engine, stop)
+            async with EncoderService.open(settings, settings.namespace, engine) as service:
+                await service.run(stop)
         finally:
             engine.close()
 

@@ -89,7 +89,7 @@ class Checks(Choices):
             owners += [each.pin_id for each in session.from_store if isinstance(each, Pinned | EntrySealed)]
             owners += [each.pin_id for each in session.to_store if isinstance(each, Unpin)]
         if isinstance(engine, EncoderActor):
-            known = {e.pin_id for e in engine.ledger._entries.values() if e.pin_id is not None}
+            known = {e.pin_id for e in engine.ledger._items.values() if e.pin_id is not None}
             assert known <= engine.host.held, "the ledger has a pin that it was not given"
             with_jobs = engine.host.held - known  # of entries that were sealed before the job's end
             assert len(with_jobs) <= len(engine.outstanding), "pins that neither ledger nor job has"
@@ -129,7 +129,7 @@ class Checks(Choices):
         for encoder in self.encoders.values():
             assert not len(encoder.ledger), f"{encoder.name} still waits for acks"
             assert not encoder.loop.tasks, f"a job of {encoder.name} never ends"
-            assert not encoder.hand_over._sealed
+            assert not encoder.store_client._pins
         state = self.store.core.state
         assert not state.leases.num_pins, "the store has a pin"
         assert not state.leases.num_watches, "the store has a watch"

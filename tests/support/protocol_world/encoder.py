@@ -1,4 +1,4 @@
-"""The real encoder but for vLLM: `JobRunner`, `StoreClient`, `Ledger`, `Reporter`, `ReplyListener`."""
+"""The real encoder but for vLLM: `JobRunner`, `StoreClient`, `Ledger`, `Reporter`, `ReplyReader`."""
 
 import asyncio
 from typing import Any
@@ -9,19 +9,22 @@ from tests.support.protocol_world.store import ClientSession, StoreActor
 from tests.support.protocol_world.virtual_loop import CLOCK, VirtualLoop
 from triptych_common.protocol.codec import Envelope
 from triptych_common.protocol.messages import EncodeJob, Message
-from triptych_common.protocol.store import Cancel, Seal
-from triptych_encoder.engine.encoding import EncodeRefusedError, EngineFailedError, PreparedItem
-from triptych_encoder.jobs.job import JobRunner
+from triptych_common.protocol.store import SHM, Cancel, Seal
+from triptych_encoder.encoding import EncodeRefusedError, EngineFailedError, PreparedItem
+from triptych_encoder.engine.engine_watchdog import EngineWatchdog
 from triptych_encoder.jobs.job_leases import JobLeases
+from triptych_encoder.jobs.job_runner import JobRunner
 from triptych_encoder.jobs.ledger import Ledger
 from triptych_encoder.jobs.media_source import MediaSource
-from triptych_encoder.jobs.replies import ReplyListener
+from triptych_encoder.jobs.reply_reader import ReplyReader
 from triptych_encoder.jobs.reporter import Reporter
 from triptych_encoder.store.store_client import StoreClient
+from triptych_encoder.store.store_reservations import StoreReservations
 from triptych_vllm_connector.step_orders import WriteOrder
 
 WIDTH, DTYPE = 4, "float32"
 LEASE_S = 6.0
+ENGINE_TIMEOUT_S = 60.0
 
 
 class JobDelivery:
@@ -91,26 +94,31 @@ class EncoderActor:
         self.bus: Any = AsyncBusModel(self._network, self.name)
         self.ledger = Ledger()
         self.engine = EngineModel(self._rows)
-        self.hand_over = StoreClient(self.name)
         self.host = ClientSession(
-            self._store, f"{self.name}/host", self.loop.create_future, self.hand_over._on_push, self._lost
+            self._store,
+            f"{self.name}/host",
+            self.loop.create_future,
+            lambda push: self.store_client.on_push(push),  # noqa: PLW0108 -- it is made next
+            self._lost,
         )
-        self.hand_over._session = self.host  # type: ignore[assignment]
+        self.store_client = StoreClient(self.name, self.host, asyncio.Event())  # type: ignore[arg-type]
         self.worker = ClientSession(self._store, f"{self.name}/worker-0", self.loop.create_future)
         redis: Any = self.redis
         reporter = Reporter(self.bus, NAMES, self.name)
-        self.flights = JobLeases(redis, reporter, self.ledger, self.name, LEASE_S)
+        self.leases = JobLeases(redis, reporter, self.ledger, self.name, LEASE_S)
         self.runner = JobRunner(
             self.engine,
+            EngineWatchdog(ENGINE_TIMEOUT_S),
             MediaSource(None, 1000),  # type: ignore[arg-type]
-            self.hand_over,
-            self.flights,
+            self.store_client,
+            StoreReservations(self.store_client, self._memories),
+            self.leases,
             self.ledger,
             self.name,
             DIGEST,
         )
-        self.loop.run(lambda: self.loop.keep_up(self.flights.run(), lambda: bool(self.flights._running)))
-        self.listener = ReplyListener(self.bus, NAMES, self.name, self.ledger, self.hand_over)
+        self.loop.run(lambda: self.loop.keep_up(self.leases.run(), lambda: bool(self.leases._renewed)))
+        self.replies = ReplyReader(self.bus, NAMES, self.name, self.ledger, self.store_client)
 
     @property
     def sessions(self) -> tuple[ClientSession, ...]:
@@ -124,6 +132,9 @@ class EncoderActor:
             session.kill()
         self.loop.kill()
         self.outstanding = set()
+
+    async def _memories(self) -> list[str]:
+        return [SHM]
 
     def _lost(self) -> None:
         """The lease is lost: the service ends."""
@@ -160,7 +171,7 @@ class EncoderActor:
             self.loop.errors.append(error)
 
     def hear(self, message: Message) -> None:
-        self.loop.run(lambda: self.listener._handle(message))
+        self.loop.run(lambda: self.replies.on_reply(message))
 
     def encode(self, mm_hash: str, how: str = "seals") -> None:
         """The engine's step for one item: the worker writes and seals, or does not; or vLLM refuses."""
@@ -188,4 +199,4 @@ class EncoderActor:
     def run_due(self) -> None:
         if self.is_up:
             self.loop.run_due()
-            self.loop.run(lambda: self.hand_over.unpin(self.ledger.expire(CLOCK.now)))
+            self.loop.run(lambda: self.store_client.end_pins(self.ledger.expire(CLOCK.now)))

@@ -165,14 +165,14 @@ def _encoder(encoder: EncoderActor) -> Any:
         encoder.must_end,
         encoder.is_frozen,
         digest(encoder.ledger),
-        digest(encoder.hand_over._sealed),
+        digest(encoder.store_client._pins),
         sorted((mm_hash, order.reservation_id) for mm_hash, (order, _) in encoder.engine.pending.items()),
         sorted(encoder.outstanding),
         sorted(map(_stands, encoder.loop.all_tasks)),
         digest(encoder.num_encodes),
         sorted(
-            (each.entry_id, tuple(sorted(each._waiting)), tuple(sorted(each._told)))
-            for each in encoder.flights._running
+            (each.entry_id, tuple(sorted(each._waiting)), tuple(sorted(each._informed)))
+            for each in encoder.leases._renewed
         ),
         _scripts(encoder.redis),
         [_session(session) for session in encoder.sessions],

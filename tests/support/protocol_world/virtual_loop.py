@@ -66,7 +66,7 @@ def whole_frame(message: Any, seq: int | None = None) -> Any:
 
 
 CLOCK = Clock()
-PACKAGES = ("triptych_gateway", "triptych_encoder", "triptych_vllm_connector")
+PACKAGES = ("triptych_gateway", "triptych_encoder", "triptych_vllm_connector", "tenacity")
 
 
 @contextmanager

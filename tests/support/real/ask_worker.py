@@ -8,8 +8,8 @@ import json
 import sys
 from pathlib import Path
 
+from triptych_encoder.encoding import PreprocessLimits
 from triptych_encoder.engine.encode_engine import run_engine
-from triptych_encoder.engine.encoding import PreprocessLimits
 from triptych_vllm_connector.config import ConnectorConfig
 from triptych_vllm_connector.host.engine_options import encoder_options
 

@@ -33,6 +33,11 @@ class ConnectorConfig(BaseModel):
     debug_encode_delay_s: NonNegativeFloat = 0.0  # test option: a slow encoder
 
     @classmethod
+    def of_service(cls, settings: BaseModel, **others: Any) -> "ConnectorConfig":
+        """From a service's settings, whose names are the same, and `others`."""
+        return cls(**settings.model_dump(include=set(cls.model_fields)), **others)
+
+    @classmethod
     def from_vllm(cls, vllm_config: Any) -> "ConnectorConfig":
         """Raises pydantic's ValidationError when an option is missing or unknown."""
         return cls.model_validate(vllm_config.ec_transfer_config.ec_connector_extra_config)

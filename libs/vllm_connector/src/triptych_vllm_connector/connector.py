@@ -1,7 +1,7 @@
 """The one EC connector class, producer and consumer, scheduler side and worker side.
 
 vLLM makes one object in EngineCore and one in each worker; each delegates to the part that belongs
-there (`Consumer`, `WriteOrders`, `workers.WritingWorker`, `workers.LoadingWorker`).
+there (`Consumer`, `WriteOrders`, `WritingWorker`, `LoadingWorker`).
 """
 
 from dataclasses import dataclass, field
@@ -25,9 +25,10 @@ from triptych_vllm_connector.consumer.local_encode import Tower, no_tower
 from triptych_vllm_connector.host.budget import budget_embeds
 from triptych_vllm_connector.links.opening import open_consumer
 from triptych_vllm_connector.process_exit import end_quickly, leave_signals_to_host
-from triptych_vllm_connector.scheduler.slab_probe import UsableSlab
+from triptych_vllm_connector.slab_probe import UsableSlab
 from triptych_vllm_connector.step_orders import WriteOrder
-from triptych_vllm_connector.worker.writing_loading import LoadingWorker, WritingWorker
+from triptych_vllm_connector.worker.loading import LoadingWorker
+from triptych_vllm_connector.worker.writing import WritingWorker
 
 log = get_logger(__name__)
 
@@ -142,25 +143,25 @@ class TriptychECConnector(ECConnectorBase):
 
     def start_load_caches(self, encoder_cache: dict[str, torch.Tensor], **kwargs: Any) -> None:
         if self.loader is not None:
-            self.loader.load(encoder_cache, self.orders().loads)
+            self.loader.load_orders(encoder_cache, self.orders().loads)
 
     def start_save_caches(self, **kwargs: Any) -> None:
         """`save_caches` follows for what vLLM encodes in this step; not for what `encoder_cache` has."""
         if self.writer is not None:
-            self.writer.step_started(self.orders().writes, kwargs["encoder_cache"])
+            self.writer.on_step_start(self.orders().writes, kwargs["encoder_cache"])
 
     def save_caches(self, encoder_cache: dict[str, torch.Tensor], mm_hash: str, **kwargs: Any) -> None:
         if self.writer is not None:
-            self.writer.encoded(mm_hash, encoder_cache[mm_hash])
+            self.writer.on_encoded(mm_hash, encoder_cache[mm_hash])
 
     def clear_connector_metadata(self) -> None:
         """The step has ended, however."""
         super().clear_connector_metadata()
         if self.writer is not None:
-            self.writer.step_ended()
+            self.writer.on_step_end()
 
     def build_connector_worker_meta(self) -> LostLoads | None:
-        lost = self.loader.take_lost() if self.loader is not None else frozenset()
+        lost = self.loader.take_failed_loads() if self.loader is not None else frozenset()
         return LostLoads(lost) if lost else None
 
     def shutdown(self) -> None:

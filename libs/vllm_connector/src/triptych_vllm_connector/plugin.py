@@ -87,6 +87,6 @@ def _let_scheduler_wake_engine() -> None:
 def _let_host_probe_slab() -> None:
     from vllm.v1.engine.core import EngineCore
 
-    from triptych_vllm_connector.scheduler.slab_probe import probe_in_engine
+    from triptych_vllm_connector.slab_probe import probe_in_engine
 
     EngineCore.triptych_probe_slab = probe_in_engine

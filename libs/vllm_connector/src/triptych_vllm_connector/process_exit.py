@@ -1,4 +1,4 @@
-"""How the processes of an engine end: when the host says so, and without a last look at the whole heap."""
+"""How the processes of an engine end: when the host ends them, and without a last garbage collection."""
 
 import atexit
 import ctypes
@@ -11,20 +11,20 @@ _PR_SET_PDEATHSIG = 1
 
 
 def leave_signals_to_host() -> None:
-    """EngineCore and its workers end when their parent says so, or is gone; not before. Idempotent.
+    """EngineCore and its workers end when their parent ends them, or is gone; not before. Idempotent.
 
     A terminal's Ctrl-C, and `kill` of a process group, reach every process of the group: vLLM would abort
     what the host still drains. So this process gets a group of its own. The session stays the same: a
-    supervisor still finds everybody.
+    supervisor still finds all of them.
     """
     host = multiprocessing.parent_process()
     if host is None:
-        return  # the engine runs inside the host: there is nobody to leave it to
+        return  # the engine runs inside the host, and gets its signals
     if os.getpid() not in (os.getpgrp(), os.getsid(0)):
         os.setpgid(0, 0)
     # A parent that is killed cannot end us any more, so the kernel does. SIGTERM: vLLM tidies up.
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-    # It may have died before that: the kernel will not say so any more. (A fork server is a parent, too.)
+    # It may have died before that: then the kernel sends nothing. (A fork server is a parent, too.)
     if os.getppid() != host.pid and not host.is_alive():
         os.kill(os.getpid(), signal.SIGTERM)
 

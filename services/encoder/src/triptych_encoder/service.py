@@ -1,49 +1,67 @@
-"""The encoder's life: engine, then work (`working`) until it is told to stop.
+"""The encoder's life: vLLM's engine, and around it the service that takes jobs until it is stopped.
 
-starting -> working --stop--> draining -> deregistered -> inboxes deleted -> engine ended
+    engine started -> ready --stop--> draining -> deregistered -> inboxes deleted -> engine ended
+
+Draining: announced; jobs that have no blocks yet are handed back, for another encoder to take at once; the
+others are finished, and their pins kept until the requesters' final acks, for `drain_timeout_s` at most.
 """
 
 import asyncio
+import contextlib
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
-from triptych_common.bus import check_login
+import httpx
+
+from triptych_common.bus import AsyncBus, Delivery, StreamConsumer, check_login, drop_idle_consumers
+from triptych_common.coordination import Registration, Registry, SingleFlight
+from triptych_common.domain.errors import StoreUnavailableError, TriptychError
+from triptych_common.protocol.messages import InstanceRecord, Role
+from triptych_common.protocol.names import ENCODERS_GROUP
 from triptych_common.runtime import StopSignal
 from triptych_common.telemetry import setup_logging, setup_tracing
-from triptych_encoder.engine.encoding import PreprocessLimits
+from triptych_common.telemetry.logs import get_logger
+from triptych_encoder.encoding import Encoder, PreprocessLimits
+from triptych_encoder.engine.engine_watchdog import EngineWatchdog
+from triptych_encoder.jobs.job_leases import JobLeases
+from triptych_encoder.jobs.job_runner import JobRunner
+from triptych_encoder.jobs.ledger import Ledger
+from triptych_encoder.jobs.media_source import MediaSource, new_media_client
+from triptych_encoder.jobs.reply_reader import ReplyReader
+from triptych_encoder.jobs.reporter import Reporter
 from triptych_encoder.settings import EncoderSettings
-from triptych_encoder.working import work
+from triptych_encoder.store.store_client import StoreClient
+from triptych_encoder.store.store_reservations import StoreReservations
+from triptych_encoder.store.transport_selector import TransportSelector
 from triptych_vllm_connector.config import ConnectorConfig
 from triptych_vllm_connector.host.engine_options import encoder_options
 from triptych_vllm_connector.host.namespace import digest_of_model
-from triptych_vllm_connector.host.platform import has_gpu, may_use_slab
+from triptych_vllm_connector.host.platform import has_gpu, has_region, may_use_slab
+from triptych_vllm_connector.host.slab_watch import ProbeSlab, SlabWatch
 from triptych_vllm_connector.process_exit import end_quickly
+
+log = get_logger(__name__)
+
+HEALTH_CHECK_S = 1.0  # vLLM reports a dead engine only when asked
 
 
 async def serve(settings: EncoderSettings, stop: StopSignal) -> None:
-    """Run until `stop` is set, then finish the jobs in hand within the drain timeout.
+    """Start the engine, and run the service until `stop` is set and it has drained.
 
     Raises:
         TriptychError: vLLM, the store or Redis cannot be used; the caller exits and is restarted.
     """
-    from triptych_encoder.engine.encode_engine import (
-        run_engine,  # vLLM: `work` runs without it, on any `Encoder`
-    )
+    from triptych_encoder.engine.encode_engine import run_engine  # vLLM: the service runs on any `Encoder`
 
     setup_logging("encoder", settings.instance, settings.log_level)
     end_quickly()
     await check_login(settings.redis_url, settings.deployment, client_name=settings.instance)
     digest = await asyncio.to_thread(digest_of_model, settings.model, settings.engine_args)
-    config = ConnectorConfig(
-        instance=settings.instance,
-        deployment=settings.deployment,
-        redis_url=settings.redis_url,
-        store_socket=settings.store_socket,
-        log_level=settings.log_level,
-        traces_dir=settings.traces_dir,
-        traces_max_bytes=settings.traces_max_bytes,
-        otlp_endpoint=settings.otlp_endpoint,
+    config = ConnectorConfig.of_service(
+        settings,
         namespace_digest=digest,
         has_encoder=True,
-        transport=settings.transport,
         debug_encode_delay_s=settings.debug_encode_delay_ms / 1000,
     )
     options = encoder_options(config, settings.model, settings.num_slots, has_gpu(), settings.engine_args)
@@ -65,7 +83,195 @@ async def serve(settings: EncoderSettings, stop: StopSignal) -> None:
             traces_max_bytes=settings.traces_max_bytes,
         )
         try:
-            ask = engine.probe_slab if may_use_slab(settings.engine_args) else None
-            await work(settings, digest, engine, stop, ask)
+            probe_slab = engine.probe_slab if may_use_slab(settings.engine_args) else None
+            async with EncoderService.open(settings, digest, engine, probe_slab) as service:
+                await service.run(stop)
         finally:
             await asyncio.to_thread(tracing.shutdown)
+
+
+class EncoderService:
+    """Around a running engine: `open` connects and disconnects, `run` takes jobs, and drains."""
+
+    def __init__(
+        self,
+        settings: EncoderSettings,
+        digest: str,
+        engine: Encoder,
+        slab: SlabWatch,
+        store_client: StoreClient,
+        bus: AsyncBus,
+        http: httpx.AsyncClient,
+    ) -> None:
+        """`digest`: of the namespace that the engine encodes for. Everything is connected already."""
+        instance, names = settings.instance, settings.names
+        ledger, registry = Ledger(), Registry(bus)
+        reporter = Reporter(bus, names, instance)
+        selector = TransportSelector(lambda: slab.own, digest, registry, lambda: store_client.slab)
+        self._settings = settings
+        self._digest = digest
+        self._engine = engine
+        self._slab = slab
+        self._store_client = store_client
+        self._bus = bus
+        self._registry = registry
+        self._leases = JobLeases(
+            SingleFlight(bus), reporter, ledger, instance, settings.takeover_idle_ms / 1000
+        )
+        self._replies = ReplyReader(bus, names, instance, ledger, store_client)
+        self._runner = JobRunner(
+            engine,
+            EngineWatchdog(settings.engine_timeout_s),
+            MediaSource(http, settings.max_media_bytes),
+            store_client,
+            StoreReservations(store_client, selector.memories),
+            self._leases,
+            ledger,
+            instance,
+            digest,
+        )
+        self._running: dict[asyncio.Task[None], Delivery] = {}
+        self._drained_by = float("inf")  # on the event loop's clock
+
+    # ---- startup, shutdown -----------------------------------------------------------------------
+    @classmethod
+    @asynccontextmanager
+    async def open(
+        cls, settings: EncoderSettings, digest: str, engine: Encoder, probe_slab: ProbeSlab | None = None
+    ) -> "AsyncIterator[EncoderService]":
+        """`probe_slab`: has the engine's worker probe the store's memory on its GPU; None: it has none.
+
+        Raises:
+            TriptychError: the store or Redis cannot be used.
+        """
+        socket, instance = settings.store_socket, settings.instance
+        async with contextlib.AsyncExitStack() as stack:
+            is_mappable = await asyncio.to_thread(has_region, socket, instance)
+            slab = await stack.enter_async_context(
+                SlabWatch.open(
+                    socket, instance, settings.transport, has_region=is_mappable, probe_slab=probe_slab
+                )
+            )
+            store_client = await StoreClient.connect(socket, instance, digest)
+            stack.push_async_callback(store_client.close)
+            bus = await AsyncBus.connect(settings.redis_url, settings.deployment, client_name=instance)
+            stack.push_async_callback(bus.close)
+            http = await stack.enter_async_context(new_media_client())
+            yield cls(settings, digest, engine, slab, store_client, bus, http)
+
+    # ---- main loop -------------------------------------------------------------------------------
+    async def run(self, stop: StopSignal) -> None:
+        """Register, take jobs until `stop` is set, drain, deregister.
+
+        Raises:
+            TriptychError: the engine, the store or Redis cannot be used any more.
+        """
+        await drop_idle_consumers(self._bus, self._settings.names.encode_jobs(self._digest), ENCODERS_GROUP)
+        async with self._registry.keep_registered(self._record()) as registration:
+            transports = [each.value for each in self._slab.own.transports]
+            log.info("encoder ready", num_slots=self._settings.num_slots, transports=transports)
+            try:
+                async with asyncio.TaskGroup() as group:
+                    upkeep = [
+                        group.create_task(each)
+                        for each in (
+                            self._replies.run(),
+                            self._leases.run(),
+                            self._slab.run(registration),
+                            self._watch_health(),
+                        )
+                    ]
+                    await self._take_jobs(registration, stop)
+                    await self._wait_settled()
+                    for task in upkeep:
+                        task.cancel()
+            except* TriptychError as failures:
+                raise _first(failures) from None
+        await self._registry.clear_inboxes(self._settings.instance)
+
+    def _record(self) -> InstanceRecord:
+        settings = self._settings
+        return InstanceRecord(
+            instance=settings.instance,
+            boot_id=uuid.uuid4().hex,
+            role=Role.ENCODE,
+            model=settings.model.rstrip("/").rsplit("/", 1)[-1],
+            namespace_digest=self._digest,
+            width=self._engine.width,
+            dtype=self._engine.dtype,
+            max_item_embeds=self._engine.max_num_tokens,
+            store=self._store_client.store,
+            num_slots=settings.num_slots,
+            **self._slab.fields(),
+        )
+
+    async def _take_jobs(self, registration: Registration, stop: StopSignal) -> None:
+        """Take a job of the namespace whenever a slot is free, until `stop`; return when all have ended."""
+        settings = self._settings
+        consumer = self._bus.consumer(
+            settings.names.encode_jobs(self._digest),
+            group=ENCODERS_GROUP,
+            consumer=settings.instance,
+            prefetch=settings.num_slots,
+            min_idle_ms=settings.takeover_idle_ms,
+            max_deliveries=settings.max_deliveries,
+            on_dead_letter=self._runner.on_dead_letter,
+        )
+        try:
+            async with asyncio.timeout(None) as limit, consumer, asyncio.TaskGroup() as group:
+                group.create_task(self._drain_on_stop(stop, consumer, limit, registration))
+                async for delivery in consumer:
+                    if stop.is_set:
+                        await delivery.hand_back()
+                        continue
+                    task = group.create_task(self._runner.run(delivery))
+                    self._running[task] = delivery
+                    task.add_done_callback(self._running.pop)
+        except TimeoutError:
+            log.warning("drain timeout: unfinished jobs handed back")
+
+    async def _watch_health(self) -> None:
+        """Until cancelled.
+
+        Raises:
+            TriptychError: the engine died, also while idle, or the store went away.
+        """
+        lost = self._store_client.lost
+        while not lost.is_set():
+            await self._engine.check_health()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(lost.wait(), HEALTH_CHECK_S)
+        raise StoreUnavailableError("the cache store went away")
+
+    # ---- drain -----------------------------------------------------------------------------------
+    async def _drain_on_stop(
+        self, stop: StopSignal, consumer: StreamConsumer, limit: asyncio.Timeout, registration: Registration
+    ) -> None:
+        """Hand back what has no blocks yet; `limit` ends what is not finished in time."""
+        await stop.wait()
+        consumer.stop()
+        self._drained_by = asyncio.get_running_loop().time() + self._settings.drain_timeout_s
+        limit.reschedule(self._drained_by)
+        log.info("draining", num_jobs=len(self._running))
+        waiting = {task: each for task, each in self._running.items() if not self._runner.has_blocks(each)}
+        for task in waiting:
+            task.cancel()
+        await registration.announce_draining()
+        await asyncio.gather(*waiting, return_exceptions=True)
+        for delivery in waiting.values():
+            await delivery.hand_back()  # of a task that had not run yet
+
+    async def _wait_settled(self) -> None:
+        """Until the requesters have sent their final acks, so that no pin ends too early."""
+        try:
+            async with asyncio.timeout_at(self._drained_by):
+                await self._replies.wait_settled()
+        except TimeoutError:
+            log.warning("drain timeout: final acks are missing, pins end with the session")
+
+
+def _first(failures: BaseException) -> BaseException:
+    """Of what may be a group of groups: those of the jobs have one of their own."""
+    while isinstance(failures, BaseExceptionGroup):
+        failures = failures.exceptions[0]
+    return failures

@@ -1,8 +1,7 @@
-"""The HTTP server of an engine that is dead says nothing more of its requests.
+"""Answers for an engine that is dead: 503, or a connection that breaks off.
 
-What vLLM says then, an answer 500 or an error event with `[DONE]`, reads as if the request were at fault.
-It is not: another instance can serve it, as long as no token is out. 503, or a connection that breaks off,
-says so.
+vLLM's own answer, 500 or an error event with `[DONE]`, reads as if the request were at fault. It is not:
+another instance can serve it, as long as no token is out.
 """
 
 from collections.abc import Callable
@@ -45,7 +44,7 @@ class DeadEngineMiddleware:
         except Exception as error:
             if has_begun or not self._is_dead():
                 raise
-            log.info("request failed with the engine", error=repr(error))
+            log.info("request failed: engine dead", error=repr(error))
         if not has_begun:
             await _answer_dead(send)
         # What has begun and was not ended breaks off: the server closes its connection.

@@ -1,9 +1,9 @@
 """prefill_decode's life: vLLM's engine and its OpenAI server in this process, and a place in the registry.
 
-    starting -> serving --stop--> draining -> deregistered -> engine ended -> inbox deleted
+    engine started -> serving --stop--> draining -> deregistered -> engine ended -> inbox deleted
 
-Draining: announced, so that gateways choose others; new requests are refused, which a gateway that did
-not know yet takes elsewhere; what runs goes on, for `drain_timeout_s` at most.
+Draining: announced, so that gateways choose other instances; new requests are refused, and a gateway that did
+not know yet takes them elsewhere; what runs goes on, for `drain_timeout_s` at most.
 """
 
 import asyncio
@@ -11,6 +11,9 @@ import contextlib
 import functools
 import socket
 import uuid
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import uvicorn
@@ -27,25 +30,22 @@ from triptych_common.domain.errors import TriptychError
 from triptych_common.protocol.messages import InstanceRecord, Role
 from triptych_common.protocol.urls import base_url
 from triptych_common.runtime import StopSignal, bind_tcp
+from triptych_common.runtime.drain import DrainGate
 from triptych_common.telemetry import setup_logging, setup_tracing
 from triptych_common.telemetry.logs import get_logger
 from triptych_prefill_decode.dead_engine import DeadEngineMiddleware
-from triptych_prefill_decode.draining import drain, guarded
-from triptych_prefill_decode.engine_watchdog import EngineGoneError, watch_answers
-from triptych_prefill_decode.server import ListeningServer
+from triptych_prefill_decode.engine_health import EngineGoneError, watch_answers
+from triptych_prefill_decode.http_server import ListeningServer, drain, guarded
 from triptych_prefill_decode.settings import PrefillDecodeSettings
 from triptych_vllm_connector.config import ConnectorConfig
-from triptych_vllm_connector.host.budget import budget_embeds
-from triptych_vllm_connector.host.engine_options import prefill_decode_options
+from triptych_vllm_connector.host.budget import budget_embeds, encoder_cache_embeds
+from triptych_vllm_connector.host.engine_options import check_engine_options, prefill_decode_options
 from triptych_vllm_connector.host.image_reader import read_image_formats_only
-from triptych_vllm_connector.host.limits import encoder_cache_embeds
 from triptych_vllm_connector.host.namespace import digest_of_model
-from triptych_vllm_connector.host.platform import has_gpu, may_use_slab
-from triptych_vllm_connector.host.probing import has_region
-from triptych_vllm_connector.host.slab_watch import Ask, SlabWatch
-from triptych_vllm_connector.host.unsupported_options import check_engine_options
+from triptych_vllm_connector.host.platform import has_gpu, has_region, may_use_slab
+from triptych_vllm_connector.host.slab_watch import ProbeSlab, SlabWatch
 from triptych_vllm_connector.process_exit import end_quickly
-from triptych_vllm_connector.scheduler.slab_probe import PROBE_SLAB
+from triptych_vllm_connector.slab_probe import PROBE_SLAB
 
 log = get_logger(__name__)
 
@@ -64,22 +64,7 @@ async def serve(settings: PrefillDecodeSettings, stop: StopSignal) -> None:
     end_quickly()
     await check_login(settings.redis_url, settings.deployment, client_name=settings.instance)
     digest = await asyncio.to_thread(digest_of_model, settings.model, settings.engine_args)
-    config = ConnectorConfig(
-        instance=settings.instance,
-        deployment=settings.deployment,
-        redis_url=settings.redis_url,
-        store_socket=settings.store_socket,
-        log_level=settings.log_level,
-        traces_dir=settings.traces_dir,
-        traces_max_bytes=settings.traces_max_bytes,
-        otlp_endpoint=settings.otlp_endpoint,
-        namespace_digest=digest,
-        preallocation=settings.preallocation,
-        budget_embeds=settings.budget_embeds,
-        budget_num_bytes=settings.budget_num_bytes,
-        transport=settings.transport,
-        has_encoder=settings.has_tower,
-    )
+    config = ConnectorConfig.of_service(settings, namespace_digest=digest, has_encoder=settings.has_tower)
     options = [
         *prefill_decode_options(config, settings.model, has_gpu(), settings.engine_args),
         f"--served-model-name={settings.model_name}",
@@ -93,9 +78,8 @@ async def serve(settings: PrefillDecodeSettings, stop: StopSignal) -> None:
         sockets = [
             held.enter_context(contextlib.closing(sock)) for sock in bind_tcp(settings.host, settings.port)
         ]
-        async with build_async_engine_client(
-            args
-        ) as engine:  # first: vLLM may fork, nothing of ours runs yet
+        # First: vLLM may fork, and nothing of ours runs yet.
+        async with build_async_engine_client(args) as engine:
             tracing = setup_tracing(
                 "prefill_decode",
                 settings.instance,
@@ -104,8 +88,8 @@ async def serve(settings: PrefillDecodeSettings, stop: StopSignal) -> None:
                 traces_max_bytes=settings.traces_max_bytes,
             )
             try:
-                async with contextlib.AsyncExitStack() as stack:
-                    await _serve_engine(settings, config, engine, args, sockets, stop, stack)
+                async with PrefillDecodeService.open(settings, config, engine, args, sockets) as service:
+                    await service.run(stop)
             finally:
                 await asyncio.to_thread(tracing.shutdown)
     await _clear_inboxes(settings)  # the engine, which read them, has ended
@@ -116,111 +100,143 @@ async def _clear_inboxes(settings: PrefillDecodeSettings) -> None:
         await Registry(bus).clear_inboxes(settings.instance)
 
 
-async def _serve_engine(
-    settings: PrefillDecodeSettings,
-    config: ConnectorConfig,
-    engine: Any,
-    args: Any,
-    sockets: list[socket.socket],
-    stop: StopSignal,
-    stack: contextlib.AsyncExitStack,
-) -> None:
-    """`stack`: what is to be closed when it ends."""
-    setup_logging(
-        "prefill_decode", settings.instance, settings.log_level
-    )  # again: vLLM's start changes levels
-    supported_tasks = await engine.get_supported_tasks()
-    app = build_app(args, supported_tasks, engine.model_config)
-    await init_app_state(engine, app.state, args, supported_tasks)
-    gate = guarded(DeadEngineMiddleware(app, lambda: engine.errored))
-    server = ListeningServer(
-        uvicorn.Config(
-            gate,
-            log_config=None,
-            access_log=False,
-            timeout_keep_alive=75,
-            timeout_graceful_shutdown=CUT_OFF_S,
-            lifespan="on",
+@dataclass(frozen=True)
+class PrefillDecodeService:
+    """Around a running engine: `open` connects and disconnects, `run` serves, and drains."""
+
+    settings: PrefillDecodeSettings
+    engine: Any  # vLLM's client of it
+    server: ListeningServer
+    gate: DrainGate  # the server's application
+    sockets: list[socket.socket]
+    slab: SlabWatch
+    bus: AsyncBus
+    record: InstanceRecord  # announces this instance
+
+    # ---- startup, shutdown -----------------------------------------------------------------------
+    @classmethod
+    @asynccontextmanager
+    async def open(
+        cls,
+        settings: PrefillDecodeSettings,
+        config: ConnectorConfig,
+        engine: Any,
+        args: Any,
+        sockets: list[socket.socket],
+    ) -> "AsyncIterator[PrefillDecodeService]":
+        """`engine` and `args`: vLLM's client of the engine, and its parsed options.
+
+        Raises:
+            TriptychError: the store or Redis cannot be used.
+        """
+        # Again: vLLM's start changes levels.
+        setup_logging("prefill_decode", settings.instance, settings.log_level)
+        supported_tasks = await engine.get_supported_tasks()
+        app = build_app(args, supported_tasks, engine.model_config)
+        await init_app_state(engine, app.state, args, supported_tasks)
+        gate = guarded(DeadEngineMiddleware(app, lambda: engine.errored))
+        server = ListeningServer(
+            uvicorn.Config(
+                gate,
+                log_config=None,
+                access_log=False,
+                timeout_keep_alive=75,
+                timeout_graceful_shutdown=CUT_OFF_S,
+                lifespan="on",
+            )
         )
-    )
-    app.state.server = server  # vLLM's handler of engine errors looks for it
-    port = sockets[0].getsockname()[1]
-    cache_embeds = settings.budget_embeds
-    if cache_embeds is None:
-        cache_embeds = await asyncio.to_thread(encoder_cache_embeds, engine.vllm_config)
-    max_item_embeds = budget_embeds(config, cache_embeds, engine.model_config)
-    is_mappable = await asyncio.to_thread(has_region, settings.store_socket, settings.instance)
-    ask: Ask | None = None
-    if may_use_slab(settings.engine_args):
-        ask = functools.partial(engine.engine_core.call_utility_async, PROBE_SLAB)
-    slab = await stack.enter_async_context(
-        SlabWatch.open(
-            settings.store_socket, settings.instance, settings.transport, has_region=is_mappable, ask=ask
-        )
-    )
-    record = InstanceRecord(
-        instance=settings.instance,
-        boot_id=uuid.uuid4().hex,
-        role=Role.ENCODE_PREFILL_DECODE if settings.has_tower else Role.PREFILL_DECODE,
-        url=base_url(settings.advertised_host or settings.host, port),
-        model=settings.model_name,
-        namespace_digest=config.namespace_digest,
-        dtype=str(engine.model_config.dtype).removeprefix("torch."),
-        max_item_embeds=max_item_embeds,
-        max_model_len=engine.model_config.max_model_len,
-        num_slots=engine.vllm_config.scheduler_config.max_num_seqs,
-        **slab.fields(),
-    )
-    bus = await AsyncBus.connect(settings.redis_url, settings.deployment, client_name=settings.instance)
-    try:
-        async with bus, asyncio.TaskGroup() as group:
-            group.create_task(server.serve(sockets=sockets))
-            try:
-                await server.listening.wait()  # who registers earlier is chosen, and refuses connections
-                async with Registry(bus).keep_registered(record) as registration:
-                    log.info(
-                        "prefill_decode ready",
-                        port=port,
-                        model=settings.model_name,
-                        transports=[each.value for each in slab.own.transports],
-                    )
-                    checks = [
-                        group.create_task(_check_engine(engine, server)),
-                        group.create_task(_watch_answers(engine, settings.engine_timeout_s)),
-                        group.create_task(slab.run(registration)),
-                    ]
-                    await stop.wait()
-                    await drain(registration, gate, settings.drain_timeout_s)
-                    for check in checks:
-                        check.cancel()
-            finally:
-                server.should_exit = True  # what still runs is cut off
-    except* TriptychError as failures:
-        raise failures.exceptions[0] from None
+        app.state.server = server  # vLLM's handler of engine errors ends it
+        cache_embeds = settings.budget_embeds
+        if cache_embeds is None:
+            cache_embeds = await asyncio.to_thread(encoder_cache_embeds, engine.vllm_config)
+        is_mappable = await asyncio.to_thread(has_region, settings.store_socket, settings.instance)
+        probe_slab: ProbeSlab | None = None
+        if may_use_slab(settings.engine_args):
+            probe_slab = functools.partial(engine.engine_core.call_utility_async, PROBE_SLAB)
+        async with SlabWatch.open(
+            settings.store_socket,
+            settings.instance,
+            settings.transport,
+            has_region=is_mappable,
+            probe_slab=probe_slab,
+        ) as slab:
+            record = InstanceRecord(
+                instance=settings.instance,
+                boot_id=uuid.uuid4().hex,
+                role=Role.ENCODE_PREFILL_DECODE if settings.has_tower else Role.PREFILL_DECODE,
+                url=base_url(settings.advertised_host or settings.host, sockets[0].getsockname()[1]),
+                model=settings.model_name,
+                namespace_digest=config.namespace_digest,
+                dtype=str(engine.model_config.dtype).removeprefix("torch."),
+                max_item_embeds=budget_embeds(config, cache_embeds, engine.model_config),
+                max_model_len=engine.model_config.max_model_len,
+                num_slots=engine.vllm_config.scheduler_config.max_num_seqs,
+                **slab.fields(),
+            )
+            async with await AsyncBus.connect(
+                settings.redis_url, settings.deployment, client_name=settings.instance
+            ) as bus:
+                yield cls(settings, engine, server, gate, sockets, slab, bus, record)
 
+    # ---- main loop, drain ------------------------------------------------------------------------
+    async def run(self, stop: StopSignal) -> None:
+        """Listen, register, serve until `stop` is set, drain, deregister.
 
-async def _check_engine(engine: Any, server: uvicorn.Server) -> None:
-    """Until cancelled.
-
-    Raises:
-        EngineGoneError: the engine died, or the server ended.
-    """
-    while not server.should_exit:
-        await asyncio.sleep(HEALTH_CHECK_S)  # vLLM tells of a dead engine only when asked
+        Raises:
+            TriptychError: the engine or Redis cannot be used any more.
+        """
         try:
-            await engine.check_health()
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self.server.serve(sockets=self.sockets))
+                try:
+                    await self.server.listening.wait()  # an instance that is registered takes connections
+                    async with Registry(self.bus).keep_registered(self.record) as registration:
+                        log.info(
+                            "prefill_decode ready",
+                            port=self.sockets[0].getsockname()[1],
+                            model=self.settings.model_name,
+                            transports=[each.value for each in self.slab.own.transports],
+                        )
+                        upkeep = [
+                            group.create_task(each)
+                            for each in (
+                                self._watch_health(),
+                                self._watch_answers(),
+                                self.slab.run(registration),
+                            )
+                        ]
+                        await stop.wait()
+                        await drain(registration, self.gate, self.settings.drain_timeout_s)
+                        for task in upkeep:
+                            task.cancel()
+                finally:
+                    self.server.should_exit = True  # what still runs is cut off
+        except* TriptychError as failures:
+            raise failures.exceptions[0] from None
+
+    async def _watch_health(self) -> None:
+        """Until cancelled.
+
+        Raises:
+            EngineGoneError: the engine died, or the server ended.
+        """
+        while not self.server.should_exit:
+            await asyncio.sleep(HEALTH_CHECK_S)  # vLLM reports a dead engine only when asked
+            try:
+                await self.engine.check_health()
+            except EngineDeadError as error:
+                raise EngineGoneError(f"vLLM's engine died: {error}") from error
+        raise EngineGoneError("vLLM's HTTP server ended by itself")
+
+    async def _watch_answers(self) -> None:
+        """Until cancelled.
+
+        Raises:
+            EngineGoneError: the engine hangs, or died.
+        """
+        try:
+            await watch_answers(
+                self.engine, interval_s=ANSWER_CHECK_S, timeout_s=self.settings.engine_timeout_s
+            )
         except EngineDeadError as error:
             raise EngineGoneError(f"vLLM's engine died: {error}") from error
-    raise EngineGoneError("vLLM's HTTP server ended by itself")
-
-
-async def _watch_answers(engine: Any, timeout_s: float) -> None:
-    """Until cancelled.
-
-    Raises:
-        EngineGoneError: the engine hangs, or died.
-    """
-    try:
-        await watch_answers(engine, interval_s=ANSWER_CHECK_S, timeout_s=timeout_s)
-    except EngineDeadError as error:
-        raise EngineGoneError(f"vLLM's engine died: {error}") from error

@@ -45,7 +45,7 @@ class PrefillDecodeSettings(MediaSettings):
     def model_post_init(self, context: Any) -> None:
         """Raises ValueError: this instance would encode media with options.
 
-        Only encoders look at what a processor made of such media before a tower is given it.
+        Only encoders check what a processor made of such media before a tower gets it.
         """
         if self.has_tower and (self.request_processor_options or self.request_image_options):
             raise ValueError(

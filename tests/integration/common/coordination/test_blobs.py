@@ -16,10 +16,10 @@ from triptych_common.coordination.tensor_blobs import MAX_BLOB_BYTES, TTL_S
 from triptych_common.domain.errors import BusRefusedError, BusUnavailableError, ItemTooLargeError
 from triptych_common.protocol.store import Descriptor
 from triptych_common.region.tensor_view import tensor_spec
-from triptych_vllm_connector.host.transport_capabilities import SlabVerdict
-from triptych_vllm_connector.scheduler.slab_probe import UsableSlab
+from triptych_vllm_connector.readable import Readable
+from triptych_vllm_connector.slab_probe import SlabProbeResult, UsableSlab
 from triptych_vllm_connector.step_orders import WriteOrder
-from triptych_vllm_connector.worker.redis_transport import Readable, RedisReader, RedisWriter
+from triptych_vllm_connector.worker.redis_transport import RedisReader, RedisWriter
 
 HASH = "ab" * 32
 
@@ -115,12 +115,12 @@ def test_only_a_slab_that_the_worker_has_read_can_be_read(blobs: BlobStore) -> N
     can_read = Readable(slab, blobs)
     assert not can_read(in_slab)
     for verdict, expected in (
-        (SlabVerdict(gpu, generation), True),
-        (SlabVerdict(gpu, generation - 1), False),
-        (SlabVerdict(gpu[:-1] + "b", generation), False),
-        (SlabVerdict(gpu, generation, "cudaIpcOpenMemHandle: invalid device context"), False),
+        (SlabProbeResult(gpu, generation), True),
+        (SlabProbeResult(gpu, generation - 1), False),
+        (SlabProbeResult(gpu[:-1] + "b", generation), False),
+        (SlabProbeResult(gpu, generation, "cudaIpcOpenMemHandle: invalid device context"), False),
     ):
-        slab.learn(verdict)
+        slab.set_result(verdict)
         assert can_read(in_slab) == expected, verdict
         assert can_read(descriptor.model_copy(update={"memory": "shm"}))
 

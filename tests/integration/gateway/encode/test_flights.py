@@ -15,8 +15,7 @@ from tests.support.gateway.fake_encoder import PREFETCH
 from tests.support.gateway.media_samples import data_url, image_bytes
 from tests.support.gateway.serving import DIGEST, MODEL, free_port, served, until
 from tests.support.gateway.system import System, opened_system
-from triptych_common.coordination import SingleFlight, StartResult
-from triptych_common.coordination import single_flight
+from triptych_common.coordination import SingleFlight, StartResult, single_flight
 from triptych_common.protocol.messages import FailureKind, Requester
 from triptych_gateway.app import create_app
 from triptych_gateway.gateway import run_gateway

@@ -12,18 +12,21 @@ from triptych_common.domain.transports import (
 )
 from triptych_common.protocol.messages import InstanceRecord, Role, Transport
 from triptych_vllm_connector.config import TransportSetting
-from triptych_vllm_connector.host.transport_capabilities import NO_GPU, SlabVerdict, TransportError, ability
+from triptych_vllm_connector.host.transport_capabilities import TransportError, announced_capabilities
+from triptych_vllm_connector.slab_probe import NO_GPU, SlabProbeResult
 
 GPU, OTHER_GPU = (f"GPU-00000000-0000-0000-0000-00000000000{n}" for n in "ab")
 SLAB = StoreSlab(f"cuda:{GPU}", generation=7)
-READ = SlabVerdict(GPU, generation=7)
-ON_GPU = ability("auto", slab=READ, has_region=True)
-ON_OTHER_GPU = ability("auto", slab=SlabVerdict(OTHER_GPU, generation=7), has_region=True)
-READ_THE_ONE_BEFORE = ability("auto", slab=SlabVerdict(GPU, generation=6), has_region=True)
-CANNOT_MAP_IT = ability("auto", slab=SlabVerdict(GPU, 7, "cudaIpcOpenMemHandle"), has_region=True)
-ON_CPU = ability("auto", slab=NO_GPU, has_region=True)
-NO_REGION = ability("auto", slab=NO_GPU, has_region=False)
-WANTS_REDIS = ability("redis", slab=READ, has_region=True)
+READ = SlabProbeResult(GPU, generation=7)
+ON_GPU = announced_capabilities("auto", slab=READ, has_region=True)
+ON_OTHER_GPU = announced_capabilities("auto", slab=SlabProbeResult(OTHER_GPU, generation=7), has_region=True)
+READ_THE_ONE_BEFORE = announced_capabilities("auto", slab=SlabProbeResult(GPU, generation=6), has_region=True)
+CANNOT_MAP_IT = announced_capabilities(
+    "auto", slab=SlabProbeResult(GPU, 7, "cudaIpcOpenMemHandle"), has_region=True
+)
+ON_CPU = announced_capabilities("auto", slab=NO_GPU, has_region=True)
+NO_REGION = announced_capabilities("auto", slab=NO_GPU, has_region=False)
+WANTS_REDIS = announced_capabilities("redis", slab=READ, has_region=True)
 
 
 @pytest.mark.parametrize(
@@ -45,10 +48,10 @@ WANTS_REDIS = ability("redis", slab=READ, has_region=True)
         (NO_REGION, [ON_CPU], None, ["redis"]),
         (ON_GPU, [WANTS_REDIS], SLAB, ["redis"]),
         (WANTS_REDIS, [ON_GPU], SLAB, ["redis"]),
-        (ability("pinned_shm", slab=READ, has_region=True), [ON_GPU], SLAB, ["shm"]),
-        (ability("pinned_shm", slab=READ, has_region=True), [WANTS_REDIS], SLAB, ["shm"]),
-        (ability("cuda_ipc", slab=READ, has_region=True), [ON_GPU], SLAB, [SLAB.memory]),
-        (ability("cuda_ipc", slab=READ, has_region=True), [ON_GPU], None, ["shm"]),
+        (announced_capabilities("pinned_shm", slab=READ, has_region=True), [ON_GPU], SLAB, ["shm"]),
+        (announced_capabilities("pinned_shm", slab=READ, has_region=True), [WANTS_REDIS], SLAB, ["shm"]),
+        (announced_capabilities("cuda_ipc", slab=READ, has_region=True), [ON_GPU], SLAB, [SLAB.memory]),
+        (announced_capabilities("cuda_ipc", slab=READ, has_region=True), [ON_GPU], None, ["shm"]),
     ],
 )
 def test_the_best_that_all_can(
@@ -63,7 +66,7 @@ def test_the_best_that_all_can(
 @pytest.mark.parametrize(("setting", "has_region"), [("cuda_ipc", True), ("pinned_shm", False)])
 def test_what_is_asked_for_and_not_there_is_an_error(setting: TransportSetting, has_region: bool) -> None:
     with pytest.raises(TransportError, match=setting):
-        ability(setting, slab=NO_GPU, has_region=has_region)
+        announced_capabilities(setting, slab=NO_GPU, has_region=has_region)
 
 
 def test_why_the_slab_cannot_be_used_is_told_with_its_pairs() -> None:
@@ -80,7 +83,9 @@ def test_why_the_slab_cannot_be_used_is_told_with_its_pairs() -> None:
 
 def test_what_a_worker_found_is_why_it_refuses() -> None:
     with pytest.raises(TransportError, match="invalid device context"):
-        ability("cuda_ipc", slab=SlabVerdict(GPU, 7, "invalid device context"), has_region=True)
+        announced_capabilities(
+            "cuda_ipc", slab=SlabProbeResult(GPU, 7, "invalid device context"), has_region=True
+        )
 
 
 def test_an_instance_that_announces_nothing_reads_the_region() -> None:

@@ -1,4 +1,4 @@
-"""What the encoder says, and to whom."""
+"""What the encoder sends about a job, and to which streams."""
 
 import asyncio
 from typing import Any
@@ -88,7 +88,7 @@ async def test_metadata_go_to_everybody_once_and_to_the_consumers_first(
     bus: FakeBus, reporter: Reporter
 ) -> None:
     job = job_for(("g-0", "pd-0"), ("g-0", "pd-1"), ("g-1", "pd-0"))
-    await reporter.metadata(metadata_of(job), Envelope(job, traceparent="tp"))
+    await reporter.send_metadata(metadata_of(job), Envelope(job, traceparent="tp"))
     assert sorted(bus.streams[:2]) == [NAMES.metadata("pd-0"), NAMES.metadata("pd-1")]
     assert sorted(bus.streams[2:]) == [NAMES.encode_results("g-0"), NAMES.encode_results("g-1")]
     assert {traceparent for _, _, traceparent in bus.published} == {"tp"}
@@ -96,11 +96,11 @@ async def test_metadata_go_to_everybody_once_and_to_the_consumers_first(
 
 async def test_results_go_to_the_gateways(bus: FakeBus, reporter: Reporter) -> None:
     job = job_for(("g-0", "pd-0"), ("g-1", "pd-0"))
-    await reporter.completed(job, Envelope(job), 0.5, job.requesters)
+    await reporter.send_completed(job, Envelope(job), 0.5, job.requesters)
     failure = EncodeFailed(
         job_id=job.job_id, mm_hash=job.mm_hash, encoder="encoder-0", kind=FailureKind.BAD_MEDIA, detail="x"
     )
-    await reporter.failed(failure, Envelope(job), job.requesters)
+    await reporter.send_failed(failure, Envelope(job), job.requesters)
     assert sorted(bus.streams) == sorted([NAMES.encode_results("g-0"), NAMES.encode_results("g-1")] * 2)
     assert bus.published[-1][1] == failure
 
@@ -110,7 +110,7 @@ async def test_one_gateway_that_cannot_be_told_does_not_keep_the_others_from_hea
 ) -> None:
     job = job_for(("g-0", "pd-0"), ("g-1", "pd-0"))
     bus.broken = {NAMES.encode_results("g-0")}
-    await reporter.completed(
+    await reporter.send_completed(
         job, Envelope(job, remaining_ms=100), 0.5, job.requesters
     )  # and the encoder lives on
     assert bus.streams == [NAMES.encode_results("g-1")]
@@ -120,7 +120,7 @@ async def test_a_reader_that_has_stopped_is_not_waited_for(bus: FakeBus, reporte
     job = job_for(("g-0", "pd-0"), ("g-1", "pd-1"))
     bus.full = {NAMES.metadata("pd-0")}
     async with asyncio.timeout(5):
-        await reporter.metadata(metadata_of(job), Envelope(job, remaining_ms=60_000))
+        await reporter.send_metadata(metadata_of(job), Envelope(job, remaining_ms=60_000))
     assert bus.streams[0] == NAMES.metadata("pd-1")
     assert sorted(bus.streams[1:]) == [NAMES.encode_results("g-0"), NAMES.encode_results("g-1")]
 
@@ -129,7 +129,7 @@ async def test_a_redis_that_comes_back_in_time_is_told(bus: FakeBus, reporter: R
     job = job_for(("g-0", "pd-0"))
     bus.broken = {NAMES.encode_results("g-0")}
     telling = asyncio.ensure_future(
-        reporter.completed(job, Envelope(job, remaining_ms=5000), 0.5, job.requesters)
+        reporter.send_completed(job, Envelope(job, remaining_ms=5000), 0.5, job.requesters)
     )
     await asyncio.sleep(0)
     assert bus.streams == []

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from triptych_encoder.engine.encoding import EngineFailedError, PreprocessFailedError
+from triptych_encoder.encoding import EngineFailedError, PreprocessFailedError
 from triptych_encoder.preprocessing import bounded_threads
 from triptych_encoder.preprocessing.bounded_threads import BoundedThreads
 

@@ -14,7 +14,7 @@ from tests.support.hostile import chunks
 from tests.support.hostile.images import FORMATS, HostileImage, hostile_images, saved
 from triptych_common.domain.jpeg_scans import MAX_JPEG_SCANS
 from triptych_common.protocol.messages import ImageProperties
-from triptych_encoder.engine.encoding import BadMediaError, PreprocessFailedError
+from triptych_encoder.encoding import BadMediaError, PreprocessFailedError
 from triptych_encoder.preprocessing import decoding
 from triptych_encoder.preprocessing.decoding import ImageDecoder
 

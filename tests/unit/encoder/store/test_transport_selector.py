@@ -8,11 +8,19 @@ import pytest
 from triptych_common.domain.errors import BusUnavailableError, StoreFullError
 from triptych_common.domain.transports import StoreSlab
 from triptych_common.protocol.messages import InstanceRecord, Role, Transport
-from triptych_common.protocol.store import Reserve, Reserved, StoreFailure, StoreReply, TensorSpec
-from triptych_encoder.store import transport_selector as pairing
+from triptych_common.protocol.store import (
+    AlreadySealed,
+    Reserve,
+    Reserved,
+    StoreFailure,
+    StoreReply,
+    TensorSpec,
+)
+from triptych_encoder.store import transport_selector as module
 from triptych_encoder.store.store_client import StoreClient
 from triptych_encoder.store.transport_selector import TransportSelector
-from triptych_vllm_connector.host.transport_capabilities import SlabVerdict, ability
+from triptych_vllm_connector.host.transport_capabilities import announced_capabilities
+from triptych_vllm_connector.slab_probe import SlabProbeResult
 
 GPU = "GPU-00000000-0000-0000-0000-00000000000a"
 SLAB = StoreSlab(f"cuda:{GPU}", generation=7)
@@ -33,10 +41,6 @@ def consumer(*transports: Transport, **fields: Any) -> InstanceRecord:
     )
 
 
-async def nothing() -> None:
-    """`on_full`: nobody is to be told."""
-
-
 class FakeRegistry:
     def __init__(self) -> None:
         self.records: list[InstanceRecord] = []
@@ -51,12 +55,12 @@ class FakeRegistry:
 
 
 def make(registry: FakeRegistry, setting: Any = "auto") -> TransportSelector:
-    own = ability(setting, slab=SlabVerdict(GPU, generation=7), has_region=True)
+    own = announced_capabilities(setting, slab=SlabProbeResult(GPU, generation=7), has_region=True)
     return TransportSelector(lambda: own, DIGEST, registry, lambda: SLAB)  # type: ignore[arg-type]
 
 
 async def test_consumers_of_this_namespace_decide(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pairing, "LOOK_INTERVAL_S", 0.0)
+    monkeypatch.setattr(module, "REFRESH_INTERVAL_S", 0.0)
     registry = FakeRegistry()
     both = make(registry)
     on_gpu = consumer(*Transport, device=GPU, slab_generation=7)
@@ -98,22 +102,24 @@ class FakeSession:
         return future
 
 
-async def test_a_full_slab_is_passed_over_and_a_full_region_waited_for() -> None:
-    hand_over, session = StoreClient("encoder-0"), FakeSession()
-    hand_over._session = session  # type: ignore[assignment]
-    memories = [SLAB.memory, "shm"]
-    reply = await hand_over.reserve("ab" * 32, SPEC, lambda: False, nothing, 5.0, memories)
+async def test_a_full_slab_is_passed_over_and_a_full_region_reported() -> None:
+    session = FakeSession()
+    store_client = StoreClient("encoder-0", session, asyncio.Event())  # type: ignore[arg-type]
+
+    async def reserve() -> Reserved | AlreadySealed:
+        return await store_client.reserve_blocks(
+            "ab" * 32, SPEC, may_use_reserve=False, memories=[SLAB.memory, "shm"], timeout_s=5.0
+        )
+
+    reply = await reserve()
     assert isinstance(reply, Reserved)
     assert reply.memory == "shm"
     session.full = {"shm", SLAB.memory}
-    with pytest.raises(StoreFullError):
-        await hand_over.reserve("ab" * 32, SPEC, lambda: False, nothing, 0.05, memories)
-
-    async def room_comes() -> None:
-        session.full = {"shm"}
-
     session.asked.clear()
-    reply = await hand_over.reserve("ab" * 32, SPEC, lambda: False, room_comes, 5.0, memories)
+    with pytest.raises(StoreFullError):
+        await reserve()
+    session.full = {"shm"}
+    reply = await reserve()
     assert isinstance(reply, Reserved)
-    assert session.asked == [SLAB.memory, "shm", SLAB.memory], "told once, when the last was full as well"
+    assert session.asked == [SLAB.memory, "shm", SLAB.memory], "each try begins with the best"
     assert reply.memory == SLAB.memory

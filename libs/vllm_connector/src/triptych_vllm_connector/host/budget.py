@@ -1,4 +1,4 @@
-"""The preallocator's budget: rows of encoder output, bounded by the rows or by the bytes that were set.
+"""How many rows of encoder output an engine holds, and the preallocator's budget of them.
 
 All rows of one model have one size, so a bound in bytes is a bound in rows.
 """
@@ -6,6 +6,14 @@ All rows of one model have one size, so a bound in bytes is a bound in rows.
 from typing import Any
 
 from triptych_vllm_connector.config import ConnectorConfig
+
+
+def encoder_cache_embeds(vllm_config: Any) -> int:
+    """Rows that vLLM's encoder cache holds, so the largest item, as its scheduler counts. Takes seconds."""
+    from vllm.multimodal import MULTIMODAL_REGISTRY
+    from vllm.multimodal.encoder_budget import MultiModalBudget
+
+    return int(MultiModalBudget(vllm_config, MULTIMODAL_REGISTRY, enable_cache=False).encoder_cache_size)
 
 
 def row_num_bytes(model_config: Any) -> int:

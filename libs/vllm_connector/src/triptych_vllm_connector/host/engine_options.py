@@ -1,13 +1,22 @@
-"""vLLM's command-line options for each role. What the user passes through comes last, so it wins."""
+"""vLLM's command-line options for each role, and which of them are refused.
+
+What the user passes through comes last, so it wins.
+"""
 
 from collections.abc import Sequence
+from typing import Any
 
 import orjson
 
+from triptych_common.domain.errors import TriptychError
 from triptych_vllm_connector.config import ConnectorConfig
 
 _PACKAGE = "triptych_vllm_connector"
-ENGINE_END_S = 5  # to say its last words, and to end its workers; by vLLM's default it is killed at once
+ENGINE_END_S = 5  # to send final acks, and to end its workers; by vLLM's default it is killed at once
+
+
+class UnsupportedOptionError(TriptychError):
+    """An option that would break what the instances have agreed on."""
 
 
 def _json(value: object) -> str:
@@ -61,7 +70,7 @@ def prefill_decode_options(
         f"--scheduler-cls={_PACKAGE}.scheduler.parking_scheduler.{scheduler}",
         "--enable-mm-embeds",
         f"--shutdown-timeout={ENGINE_END_S}",
-        "--otlp-traces-endpoint=triptych",  # turns vLLM's request spans on; `plugin` says where they go
+        "--otlp-traces-endpoint=triptych",  # turns vLLM's request spans on; `plugin` sends them where ours go
     ]
     # With a limit of 0 the tower is not loaded; for video it never is: raw video is not served.
     limits = {"video": 0} if config.has_encoder else {"image": 0, "video": 0}
@@ -78,3 +87,17 @@ def option_value(options: Sequence[str], name: str, default: str) -> str:
         elif option == name and index + 1 < len(options):
             value = options[index + 1]
     return value
+
+
+def check_engine_options(args: Any) -> None:
+    """Check vLLM's options as parsed, however they were spelled.
+
+    Raises:
+        UnsupportedOptionError: the message names the option.
+    """
+    if (args.media_io_kwargs or {}).get("image"):
+        # vLLM folds them into an item's identity, also when the gateway has named it: none would be found.
+        raise UnsupportedOptionError(
+            "--media-io-kwargs cannot be set for images: take `image` out of it. "
+            "Requests can set options that TRIPTYCH_REQUEST_IMAGE_OPTIONS lists"
+        )

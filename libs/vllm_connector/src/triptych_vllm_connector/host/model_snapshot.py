@@ -27,7 +27,7 @@ _HUB_FOLDER = re.compile(r"models--(?P<model>.+)/snapshots/(?P<commit>[0-9a-f]{4
 
 
 class UnresolvedModelError(TriptychError):
-    """A hub model whose commit is not known: equal names do not say that the weights are equal."""
+    """A hub model whose commit is not known: equal names do not mean equal weights."""
 
 
 def snapshot_parts(model: str, commit: str | None, *, runs_its_code: bool) -> dict[str, str]:

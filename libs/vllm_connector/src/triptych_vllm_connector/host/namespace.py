@@ -5,7 +5,7 @@ gateway folds it into every mm_hash and pairs only engines that agree.
 
 It is made of what vLLM understood, not of what was written: vLLM's own parser reads the options, vLLM's
 `ModelConfig` resolves the model, and of both only what changes an encoder's output counts
-(`result_fields`). No engine is started and no GPU is touched.
+(`result_fields`). No engine is started and no GPU is used.
 """
 
 from collections.abc import Mapping, Sequence
@@ -68,7 +68,7 @@ def digest_of_model(model: str, engine_args: Sequence[str]) -> str:
     Raises:
         UnsupportedVLLMError: vLLM is missing, or another version.
         EngineOptionsError: vLLM refuses the options or the model.
-        UnresolvedModelError: nothing says which commit of a hub model this is.
+        UnresolvedModelError: the commit of a hub model is not known.
     """
     vllm = vllm_version()
     args = parse_engine_options([f"--model={model}", *engine_args])
@@ -81,7 +81,7 @@ def parse_engine_options(options: Sequence[str]) -> "AsyncEngineArgs":
     """What vLLM reads in `options`: every spelling, short names, dotted keys, `--config` files.
 
     Raises:
-        EngineOptionsError: vLLM refuses them; its parser has said why on stderr.
+        EngineOptionsError: vLLM refuses them; its parser has printed the reason.
     """
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.entrypoints.launchers.cli_args import make_arg_parser

@@ -1,10 +1,19 @@
-"""Which kind of vLLM runs here."""
+"""What this machine offers to an engine: a GPU, and the store's region."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 
+from triptych_common.domain.errors import StoreError
+from triptych_common.region import RegionMapping
+from triptych_common.store_session import StoreSession
+from triptych_common.telemetry.logs import get_logger
 from triptych_vllm_connector.host.engine_options import option_value
+
+log = get_logger(__name__)
+
+REGION_CHECK_TIMEOUT_S = 5.0
 
 
 def has_gpu() -> bool:
@@ -13,9 +22,24 @@ def has_gpu() -> bool:
 
 
 def may_use_slab(engine_args: Sequence[str]) -> bool:
-    """Whether the engine's worker is to be asked for the store's memory on its GPU; makes no CUDA context.
+    """Whether the engine's worker is to probe the store's memory on its GPU; makes no CUDA context.
 
     Not without a GPU, and not for an engine that is spread over several.
     """
     parallel = {"--tensor-parallel-size", "-tp", "--pipeline-parallel-size", "-pp"}
     return has_gpu() and all(option_value(engine_args, name, "1") == "1" for name in parallel)
+
+
+def has_region(socket: Path, instance: str) -> bool:
+    """Whether this process can map the region of the store at `socket`. Blocks, at most for seconds."""
+    try:
+        session = StoreSession.connect(socket, f"{instance}/probe", timeout_s=REGION_CHECK_TIMEOUT_S)
+        try:
+            welcome = session.welcome
+            RegionMapping.open(welcome.region_path, welcome.region_num_bytes, populate=False).close()
+        finally:
+            session.close()
+    except StoreError as error:
+        log.warning("the region cannot be used", error=str(error))
+        return False
+    return True

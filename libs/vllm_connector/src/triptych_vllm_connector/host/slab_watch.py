@@ -1,8 +1,8 @@
 """What an instance announces of its transports, kept true over restarts of the store. In the host.
 
 `cuda_ipc` is announced for one start of one store, after the worker has mapped that store's slab and copied
-from it. When the store was restarted the worker is asked again; until then nobody uses the new slab, because
-what was announced is of the old one. Where the slab failed, the worker is asked again from time to time.
+from it. When the store was restarted the worker probes again; until then no producer uses the new slab,
+because what was announced is of the old one. Where the slab failed, it is probed again from time to time.
 """
 
 import asyncio
@@ -18,24 +18,19 @@ from triptych_common.protocol.store import Welcome
 from triptych_common.store_session import AsyncStoreSession
 from triptych_common.telemetry.logs import get_logger
 from triptych_vllm_connector.config import STORE_RECONNECT_S, TransportSetting
-from triptych_vllm_connector.host.transport_capabilities import (
-    MAX_FAILURE_CHARS,
-    NO_GPU,
-    SlabVerdict,
-    TransportError,
-    ability,
-)
+from triptych_vllm_connector.host.transport_capabilities import TransportError, announced_capabilities
+from triptych_vllm_connector.slab_probe import MAX_FAILURE_CHARS, NO_GPU, SlabProbeResult
 
 log = get_logger(__name__)
 
-Ask = Callable[[], Awaitable[dict[str, Any]]]
-"""EngineCore's `triptych_probe_slab`: fields of a `SlabVerdict`."""
+ProbeSlab = Callable[[], Awaitable[dict[str, Any]]]
+"""EngineCore's `triptych_probe_slab`: fields of a `SlabProbeResult`."""
 
 SLAB_SESSION = "slab"
-ANSWER_LIMIT_S = 30.0  # a step of the engine comes first, and the worker's own way back to the store
+PROBE_LIMIT_S = 30.0  # a step of the engine comes first, and the worker's own way back to the store
 RETRY_S = 0.1
-FIRST_LOOK_AGAIN_S = 30.0  # at a slab that failed; then twice as long each time
-LONGEST_LOOK_AGAIN_S = 300.0
+FIRST_REPROBE_S = 30.0  # of a slab that failed; then twice as long each time
+LONGEST_REPROBE_S = 300.0
 
 
 class StoreChanges:
@@ -53,93 +48,27 @@ class StoreChanges:
         self.happened.set()
 
 
-class SlabWatch:
-    """`own` is what the instance offers now; `run` publishes its changes."""
+class SlabProber:
+    """Has the worker probe the slab of the store that this session knows. `result` is of the last probe."""
 
-    def __init__(
-        self,
-        setting: TransportSetting,
-        has_region: bool,
-        session: AsyncStoreSession | None = None,
-        ask: Ask | None = None,
-        changes: "StoreChanges | None" = None,
-    ) -> None:
-        self._setting = setting
-        self._has_region = has_region
+    def __init__(self, session: AsyncStoreSession, probe_slab: ProbeSlab, changes: StoreChanges) -> None:
         self._session = session
-        self._ask = ask
-        self._changes = changes or StoreChanges()
-        self._verdict = NO_GPU
-        self.own: TransportCapabilities
-
-    @classmethod
-    @asynccontextmanager
-    async def open(
-        cls, socket: Path, instance: str, setting: TransportSetting, *, has_region: bool, ask: Ask | None
-    ) -> "AsyncIterator[SlabWatch]":
-        """`ask` None: the engine has no GPU of its own.
-
-        Raises:
-            TransportError: `setting` asks for what cannot be had here.
-            StoreError: there is no store, or it refuses us.
-        """
-        if ask is None or setting not in ("auto", "cuda_ipc"):
-            watch = cls(setting, has_region)
-            watch.own = ability(setting, slab=NO_GPU, has_region=has_region)
-            yield watch
-            return
-        changes = StoreChanges()
-        session = await AsyncStoreSession.connect(
-            socket,
-            f"{instance}/{SLAB_SESSION}",
-            on_reconnect=changes.on_reconnect,
-            on_disconnect=changes.on_disconnect,
-            reconnect_timeout_s=STORE_RECONNECT_S,
-        )
-        async with session:
-            watch = cls(setting, has_region, session, ask, changes)
-            await watch._look()
-            watch.own = ability(setting, slab=watch._verdict, has_region=has_region)
-            yield watch
+        self._probe_slab = probe_slab
+        self._changes = changes
+        self.result = NO_GPU
 
     @property
-    def slab_failure(self) -> str | None:
+    def is_over(self) -> bool:
+        """The session has ended: nothing can change any more."""
+        return self._changes.is_over
+
+    @property
+    def failure(self) -> str | None:
         """Why the slab that the store has cannot be used; None: it can, or there is none."""
-        has_slab = self._session is not None and self._session.welcome.slab is not None
-        return self._verdict.failure if has_slab else None
+        return None if self._session.welcome.slab is None else self.result.failure
 
-    def fields(self) -> dict[str, Any]:
-        """Of the instance's record."""
-        return {
-            "transports": self.own.transports,
-            "device": self.own.device,
-            "slab_generation": self.own.slab_generation,
-            "slab_failure": self.slab_failure,
-        }
-
-    async def run(self, registration: Registration) -> None:
-        """Until cancelled, or nothing can change any more."""
-        look_again_s = FIRST_LOOK_AGAIN_S
-        while self._session is not None and not self._changes.is_over:
-            before = self.fields()
-            if await self._store_changed(look_again_s if self.slab_failure is not None else None):
-                look_again_s = FIRST_LOOK_AGAIN_S
-            else:
-                look_again_s = min(2 * look_again_s, LONGEST_LOOK_AGAIN_S)
-            await self._look()
-            try:
-                self.own = ability(self._setting, slab=self._verdict, has_region=self._has_region)
-            except TransportError:  # an instance that works goes on with what it can do
-                self.own = ability("auto", slab=self._verdict, has_region=self._has_region)
-            if self.fields() == before:
-                continue
-            try:
-                await registration.update(**self.fields())
-            except BusUnavailableError as error:
-                log.warning("transports are announced later", error=str(error))
-
-    async def _store_changed(self, timeout_s: float | None) -> bool:
-        """Waits for a change of the store; False: none came in `timeout_s`. None: waits for ever."""
+    async def wait_for_change(self, timeout_s: float | None) -> bool:
+        """Whether the store changed within `timeout_s`. None: waits for ever."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._changes.happened.wait()
@@ -148,32 +77,111 @@ class SlabWatch:
         self._changes.happened.clear()
         return True
 
-    async def _look(self) -> None:
-        if self._session is None or self._ask is None:
-            return
-        before = self._verdict
-        device = before.device
+    async def probe(self) -> None:
+        """Once; a probe that fails is a result."""
+        before = self.result
         try:
-            async with asyncio.timeout(ANSWER_LIMIT_S):
-                self._verdict = await self._answer(self._session, self._ask)
+            async with asyncio.timeout(PROBE_LIMIT_S):
+                self.result = await self._probe_this_store()
         except TimeoutError:
-            self._verdict = SlabVerdict(device, failure="the worker did not answer in time")
-        except Exception as error:  # whatever vLLM makes of a call: the engine's health is looked at apart
-            self._verdict = SlabVerdict(device, failure=str(error)[:MAX_FAILURE_CHARS])
-            if self._verdict != before:
-                log.exception("worker not asked for the slab")
-        if self._verdict == before:
+            self.result = SlabProbeResult(before.device, failure="the worker did not answer in time")
+        except Exception as error:  # whatever vLLM makes of a call: the engine's health is checked apart
+            self.result = SlabProbeResult(before.device, failure=str(error)[:MAX_FAILURE_CHARS])
+            if self.result != before:
+                log.exception("slab probe failed")
+        if self.result == before:
             return
-        if self.slab_failure is not None:
-            log.warning("cuda_ipc cannot be used", failure=self.slab_failure)
-        elif self._verdict.usable_generation is not None:
-            log.info("cuda_ipc can be used", device=self._verdict.device)
+        if self.failure is not None:
+            log.warning("cuda_ipc cannot be used", failure=self.failure)
+        elif self.result.usable_generation is not None:
+            log.info("cuda_ipc can be used", device=self.result.device)
 
-    async def _answer(self, session: AsyncStoreSession, ask: Ask) -> SlabVerdict:
-        """The worker's, of the store as we know it: its own session may come back later than ours."""
-        while not self._changes.is_over:
-            verdict = SlabVerdict(**await ask())
-            if verdict.generation == session.welcome.generation:
-                return verdict
+    async def _probe_this_store(self) -> SlabProbeResult:
+        """The worker's result, of the store as we know it: its own session may come back later than ours."""
+        while not self.is_over:
+            result = SlabProbeResult(**await self._probe_slab())
+            if result.generation == self._session.welcome.generation:
+                return result
             await asyncio.sleep(RETRY_S)
-        return SlabVerdict(failure="the session with the store has ended")
+        return SlabProbeResult(failure="the session with the store has ended")
+
+
+class SlabWatch:
+    """`own` is what the instance offers now; `run` publishes its changes."""
+
+    def __init__(self, setting: TransportSetting, has_region: bool, prober: SlabProber | None) -> None:
+        """`prober`, which has probed once; None: this engine has no GPU of its own, or does not use it.
+
+        Raises:
+            TransportError: `setting` asks for what cannot be had here.
+        """
+        self._has_region = has_region
+        self._prober = prober
+        self._setting = setting
+        self.own = self._capabilities(setting)
+
+    @classmethod
+    @asynccontextmanager
+    async def open(
+        cls,
+        socket: Path,
+        instance: str,
+        setting: TransportSetting,
+        *,
+        has_region: bool,
+        probe_slab: ProbeSlab | None,
+    ) -> "AsyncIterator[SlabWatch]":
+        """`probe_slab` None: the engine has no GPU of its own.
+
+        Raises:
+            TransportError: `setting` asks for what cannot be had here.
+            StoreError: there is no store, or it refuses us.
+        """
+        if probe_slab is None or setting not in ("auto", "cuda_ipc"):
+            yield cls(setting, has_region, None)
+            return
+        changes = StoreChanges()
+        async with await AsyncStoreSession.connect(
+            socket,
+            f"{instance}/{SLAB_SESSION}",
+            on_reconnect=changes.on_reconnect,
+            on_disconnect=changes.on_disconnect,
+            reconnect_timeout_s=STORE_RECONNECT_S,
+        ) as session:
+            prober = SlabProber(session, probe_slab, changes)
+            await prober.probe()
+            yield cls(setting, has_region, prober)
+
+    def fields(self) -> dict[str, Any]:
+        """Of the instance's record."""
+        return {
+            "transports": self.own.transports,
+            "device": self.own.device,
+            "slab_generation": self.own.slab_generation,
+            "slab_failure": None if self._prober is None else self._prober.failure,
+        }
+
+    async def run(self, registration: Registration) -> None:
+        """Until cancelled, or nothing can change any more."""
+        reprobe_s, prober = FIRST_REPROBE_S, self._prober
+        while prober is not None and not prober.is_over:
+            before = self.fields()
+            if await prober.wait_for_change(None if prober.failure is None else reprobe_s):
+                reprobe_s = FIRST_REPROBE_S
+            else:
+                reprobe_s = min(2 * reprobe_s, LONGEST_REPROBE_S)
+            await prober.probe()
+            try:
+                self.own = self._capabilities(self._setting)
+            except TransportError:  # an instance that works goes on with what it can do
+                self.own = self._capabilities("auto")
+            if self.fields() == before:
+                continue
+            try:
+                await registration.update(**self.fields())
+            except BusUnavailableError as error:
+                log.warning("transports not announced yet", error=str(error))
+
+    def _capabilities(self, setting: TransportSetting) -> TransportCapabilities:
+        slab = NO_GPU if self._prober is None else self._prober.result
+        return announced_capabilities(setting, slab=slab, has_region=self._has_region)

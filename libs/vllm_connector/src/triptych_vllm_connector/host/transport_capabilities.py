@@ -1,37 +1,21 @@
-"""What this instance offers for handing over tensors, as it announces it in the registry."""
-
-from dataclasses import dataclass
+"""What this instance offers for handing over tensors, as it announces it in the registry. Pure."""
 
 from triptych_common.domain.errors import TriptychError
 from triptych_common.domain.transports import TransportCapabilities
 from triptych_common.protocol.messages import Transport
 from triptych_vllm_connector.config import TransportSetting
+from triptych_vllm_connector.slab_probe import SlabProbeResult
 
 BEST_FIRST = (Transport.CUDA_IPC, Transport.PINNED_SHM, Transport.REDIS)
-MAX_FAILURE_CHARS = 300  # as in `InstanceRecord.slab_failure`
 
 
 class TransportError(TriptychError):
     """The transport that was asked for cannot be used here."""
 
 
-@dataclass(frozen=True)
-class SlabVerdict:
-    """Whether this instance's worker has mapped a store's slab and read from it."""
-
-    device: str | None = None  # UUID of its GPU, "GPU-...", as far as it is known
-    generation: int | None = None  # of the store that was asked about
-    failure: str | None = None  # why not
-
-    @property
-    def usable_generation(self) -> int | None:
-        return None if self.failure is not None else self.generation
-
-
-NO_GPU = SlabVerdict(failure="this engine has no GPU of its own")
-
-
-def ability(setting: TransportSetting, *, slab: SlabVerdict, has_region: bool) -> TransportCapabilities:
+def announced_capabilities(
+    setting: TransportSetting, *, slab: SlabProbeResult, has_region: bool
+) -> TransportCapabilities:
     """What this instance offers.
 
     `slab`: what its worker found; `has_region`: the store's region can be mapped here.
@@ -44,8 +28,8 @@ def ability(setting: TransportSetting, *, slab: SlabVerdict, has_region: bool) -
         Transport.PINNED_SHM: has_region,
         Transport.REDIS: True,
     }
-    wanted = BEST_FIRST if setting == "auto" else (Transport(setting),)
-    transports = tuple(each for each in wanted if possible[each])
+    asked_for = BEST_FIRST if setting == "auto" else (Transport(setting),)
+    transports = tuple(each for each in asked_for if possible[each])
     if not transports:
         lacking = slab.failure if setting == "cuda_ipc" else "the region cannot be mapped"
         raise TransportError(f"transport {setting} cannot be used here: {lacking}")

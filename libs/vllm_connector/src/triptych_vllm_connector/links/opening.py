@@ -17,8 +17,8 @@ from triptych_vllm_connector.links.alarm import Alarm
 from triptych_vllm_connector.links.inbox import BusChanged, Inbox, PinReply, StoreLost
 from triptych_vllm_connector.links.links import BusMessageSender, StorePinLink
 from triptych_vllm_connector.links.readable_pins import ReadablePins
-from triptych_vllm_connector.scheduler.slab_probe import UsableSlab
-from triptych_vllm_connector.worker.redis_transport import Readable
+from triptych_vllm_connector.readable import Readable
+from triptych_vllm_connector.slab_probe import UsableSlab
 
 log = get_logger(__name__)
 

@@ -1,13 +1,15 @@
-"""What runs in vLLM's workers.
+"""Inside vLLM's workers, on the thread that runs a step. In the order in which a step passes them.
 
-containment      An item that raises inside the vision tower costs its own job, not the engine and not its nei
-cpu_worker       Worker class for the CPU, given to vLLM by `--worker-cls`.
-cuda_transports  A worker's ends on its GPU: one driver, one registered region, one slab mapping per store.
-encode_clock     How long a step's encoding took: by the host's clock, or the GPU's where the host only launch
-gpu_worker       Worker class for GPUs, given to vLLM by `--worker-cls`.
-redis_transport  Transport `redis`: the bytes of a tensor under a key of their own, read into memory of the co
-rpc              Methods of our worker classes that hosts call by name (`collective_rpc`).
-runner_wrappers  The two model runner wrappers: mixins in front of vLLM's own runner class.
-transports       A worker's ends of all transports, by the memory that an order names. Made when first needed.
-writing_loading  The worker's two ends of the hand-over: write and seal (encoder), inject and release (prefill
+cpu_worker, gpu_worker  worker classes, given to vLLM by `--worker-cls`
+rpc                     their methods that hosts call by name: the encoder's width, the slab's probe
+runner_wrappers         in front of vLLM's model runner: when encoding starts; no encode without a tower
+ports                   what all these need of the connector, which stands above them
+containment             encoder: an item that raises inside the vision tower costs its own job alone
+encode_clock            encoder: how long a step's encoding took, by the host's or the GPU's clock
+writing                 encoder: an output to its reservation, then the seal
+loading                 prefill_decode: sealed tensors into vLLM's encoder cache; their pins end
+store_worker            what both ends have: the store session, the transports, spans
+transports              the ends of all transports, by the memory that an order names
+cuda_transports         transports `pinned_shm` and `cuda_ipc`, on the worker's GPU
+redis_transport         transport `redis`
 """

@@ -28,7 +28,7 @@ def encode_contained(
     """Run `encode` for all of `planned`; when that raises, for each item alone.
 
     Args:
-        refuse: told of each item (request id, number) that raises alone.
+        refuse: called for each item (engine request id, number) that raises alone.
         num_ranks: workers that run the same step.
 
     Raises:
@@ -41,17 +41,19 @@ def encode_contained(
         if _is_fatal(error, num_ranks):
             raise
         failure = error
-    items = [(request_id, index) for request_id, indices in planned.items() for index in indices]
+    items = [
+        (engine_request_id, index) for engine_request_id, indices in planned.items() for index in indices
+    ]
     log.warning("encoder step failed", num_items=len(items), error=repr(failure)[:500])
-    for request_id, index in items:
+    for engine_request_id, index in items:
         try:
             if len(items) == 1:
                 raise failure
-            encode({request_id: [index]})
+            encode({engine_request_id: [index]})
         except Exception as error:
             if _is_fatal(error, num_ranks):
                 raise
-            refuse(request_id, index, error)
+            refuse(engine_request_id, index, error)
     check_device()
 
 
@@ -66,7 +68,7 @@ def check_device() -> None:
 
 
 def _is_fatal(error: Exception, num_ranks: int) -> bool:
-    """Is the device's state lost, or that of other ranks, which may not have raised?"""
+    """The device's state is lost, or that of other ranks, which may not have raised."""
     return isinstance(error, torch.AcceleratorError) or (
         num_ranks > 1 and isinstance(error, (torch.OutOfMemoryError, torch.distributed.DistError))
     )

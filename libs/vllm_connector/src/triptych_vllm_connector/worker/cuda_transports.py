@@ -103,7 +103,7 @@ class GpuTransports:
                 for source in (first, first + slab.info.num_bytes - 1):
                     copy_and_wait(driver, self._device, target.data_ptr(), source, 1)
         except CudaError:
-            self._retire_slab()  # the next one who asks tries again
+            self._retire_slab()  # the next probe tries again
             raise
 
     def slab_extent(self) -> tuple[int, int] | None:

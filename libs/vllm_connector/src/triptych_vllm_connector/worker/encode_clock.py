@@ -53,7 +53,7 @@ class TimedEvent(Protocol):
 class DeviceClock:
     """For a GPU: two events around the encoder's kernels, which the host does not wait for.
 
-    Where the stream has not come to the second one, since nothing was written, the launches are told.
+    Where the stream has not come to the second one, since nothing was written, the launches are measured.
     """
 
     def __init__(self, record: Callable[[], TimedEvent]) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 from vllm.distributed.ec_transfer.ec_connector.encoder_output_width import _measure_on_worker
 
-from triptych_vllm_connector.worker.runner_wrappers import connector_of_worker
+from triptych_vllm_connector.worker.ports import connector_of_worker
 
 ENCODER_WIDTHS = "triptych_encoder_widths"
 
@@ -19,7 +19,7 @@ class WorkerRpc:
         return widths
 
     def triptych_probe_slab(self) -> dict[str, Any]:
-        """Fields of a `SlabVerdict`: whether this worker can use the slab of the store as it is now."""
+        """Fields of a `SlabProbeResult`: whether this worker can use the slab of the store as it is now."""
         connector = connector_of_worker()
         worker = connector.writer or connector.loader
         if worker is None:

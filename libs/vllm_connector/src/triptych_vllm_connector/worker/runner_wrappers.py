@@ -10,12 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from vllm.distributed.ec_transfer import get_ec_transfer
-
 from triptych_common.domain.errors import TriptychError
 from triptych_common.telemetry.logs import get_logger
-from triptych_vllm_connector.connector import TriptychECConnector
 from triptych_vllm_connector.worker.containment import encode_contained
+from triptych_vllm_connector.worker.ports import connector_of_worker
 
 log = get_logger(__name__)
 Runner = TypeVar("Runner")
@@ -23,18 +21,6 @@ Runner = TypeVar("Runner")
 
 class EncoderNotAllowedError(TriptychError):
     """A step asked for the encoder on an instance that must not encode."""
-
-
-def connector_of_worker() -> TriptychECConnector:
-    """This worker's connector.
-
-    Raises:
-        TypeError: the engine was started with another one.
-    """
-    connector = get_ec_transfer()
-    if not isinstance(connector, TriptychECConnector):
-        raise TypeError(f"expected TriptychECConnector, got {type(connector).__name__}")
-    return connector
 
 
 class DisaggEncodeGPURunnerWrapper:
@@ -51,7 +37,7 @@ class DisaggEncodeGPURunnerWrapper:
         if scheduler_output.scheduled_encoder_inputs:
             connector = connector_of_worker()
             if connector.writer is not None:
-                connector.writer.encode_started()
+                connector.writer.on_encode_start()
             if connector.config.debug_encode_delay_s > 0:
                 time.sleep(connector.config.debug_encode_delay_s)  # noqa: TID251 -- the test option's purpose
         return super().execute_model(scheduler_output, *args, **kwargs)  # type: ignore[misc]
@@ -61,9 +47,9 @@ class DisaggEncodeGPURunnerWrapper:
         self._contain(
             lambda planned: execute(replace(scheduler_output, scheduled_encoder_inputs=planned)),
             scheduler_output.scheduled_encoder_inputs,
-            lambda request_id: self.requests[request_id].mm_features,  # type: ignore[attr-defined]
+            lambda engine_request_id: self.requests[engine_request_id].mm_features,  # type: ignore[attr-defined]
         )
-        return []  # nobody reads it: the outputs are in the encoder cache
+        return []  # vLLM does not read it: the outputs are in the encoder cache
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         super().load_model(*args, **kwargs)  # type: ignore[misc]
@@ -81,10 +67,10 @@ class DisaggEncodeGPURunnerWrapper:
     ) -> None:
         connector = connector_of_worker()
 
-        def refuse(request_id: str, index: int, error: Exception) -> None:
-            mm_hash = features_of(request_id)[index].identifier
+        def refuse(engine_request_id: str, index: int, error: Exception) -> None:
+            mm_hash = features_of(engine_request_id)[index].identifier
             if connector.writer is not None:
-                connector.writer.refuse(mm_hash, error)
+                connector.writer.on_item_error(mm_hash, error)
 
         encode_contained(encode, planned, refuse, connector.num_ranks)
 
@@ -92,7 +78,7 @@ class DisaggEncodeGPURunnerWrapper:
 class DisaggPrefillDecodeGPURunnerWrapper:
     """prefill_decode: never lets a step run the encoder, unless the instance has one for fallback.
 
-    Injection is timed where it happens, in `workers.LoadingWorker`.
+    Injection is timed where it happens, in `LoadingWorker`.
     """
 
     def execute_model(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:

@@ -1,8 +1,5 @@
 """A worker's ends of all transports, by the memory that an order names. Made when first needed."""
 
-from collections.abc import Callable
-from typing import Any
-
 import torch
 
 from triptych_common.coordination import BlobStore
@@ -21,7 +18,7 @@ from triptych_common.region.transport import (
 from triptych_common.store_session import StoreSession
 from triptych_common.telemetry.logs import get_logger
 from triptych_vllm_connector.config import ConnectorConfig
-from triptych_vllm_connector.host.transport_capabilities import MAX_FAILURE_CHARS, SlabVerdict
+from triptych_vllm_connector.slab_probe import MAX_FAILURE_CHARS, SlabProbeResult
 from triptych_vllm_connector.worker.cuda_transports import GpuTransports
 from triptych_vllm_connector.worker.redis_transport import RedisReader, RedisWriter
 
@@ -37,20 +34,23 @@ class WorkerTransports:
         self._device_type = device_type
         self._region: RegionMapping | None = None
         self._gpu = None if device_type == "cpu" else self._make_gpu()
-        self._made: dict[tuple[str, str], Any] = {}
+        self._writers: dict[str, TensorWriter] = {}  # by memory
+        self._readers: dict[str, TensorReader] = {}
         if config.transport != "redis":
             self._prepare_region()
         log.info("transports ready", transport=config.transport, device=device_type)
 
     def writer(self, memory: str) -> TensorWriter:
         """Raises TriptychError where this memory cannot be written from here."""
-        writer: TensorWriter = self._get("writer", memory, self._make_writer)
-        return writer
+        if memory not in self._writers:
+            self._writers[memory] = self._make_writer(memory)
+        return self._writers[memory]
 
     def reader(self, memory: str) -> TensorReader:
         """Raises TriptychError where this memory cannot be read from here."""
-        reader: TensorReader = self._get("reader", memory, self._make_reader)
-        return reader
+        if memory not in self._readers:
+            self._readers[memory] = self._make_reader(memory)
+        return self._readers[memory]
 
     def region(self) -> RegionMapping:
         """Raises StoreUnavailableError where it cannot be mapped."""
@@ -65,7 +65,7 @@ class WorkerTransports:
             return self._region.address, self._region.num_bytes
         return None if self._gpu is None or memory in (SHM, REDIS) else self._gpu.slab_extent()
 
-    def probe_slab(self) -> SlabVerdict:
+    def probe_slab(self) -> SlabProbeResult:
         """What this worker can do with the slab of the store as it is now. Never raises."""
         generation = self._session.welcome.generation
         device: str | None = None
@@ -79,12 +79,13 @@ class WorkerTransports:
             failure = str(error)[:MAX_FAILURE_CHARS]
         if self._session.welcome.generation != generation:
             failure = failure or "the store was restarted meanwhile"
-        return SlabVerdict(device, generation, failure)
+        return SlabProbeResult(device, generation, failure)
 
     def close(self) -> None:
-        for each in self._made.values():
-            each.close()
-        self._made.clear()
+        while self._writers:
+            self._writers.popitem()[1].close()
+        while self._readers:
+            self._readers.popitem()[1].close()
         if self._gpu is not None:
             self._gpu.close()
 
@@ -99,12 +100,6 @@ class WorkerTransports:
             return
         if self._gpu is not None:
             self._gpu.try_register()
-
-    def _get(self, end: str, memory: str, make: Callable[[str], Any]) -> Any:
-        key = (end, memory)
-        if key not in self._made:
-            self._made[key] = make(memory)
-        return self._made[key]
 
     def _make_writer(self, memory: str) -> TensorWriter:
         if memory == REDIS:

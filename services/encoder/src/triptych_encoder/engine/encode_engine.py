@@ -26,16 +26,16 @@ from vllm.v1.engine.exceptions import EngineDeadError
 
 from triptych_common.protocol.messages import EncodeJob, Modality
 from triptych_common.telemetry.logs import get_logger
-from triptych_encoder.engine.encoding import (
+from triptych_encoder.encoding import (
     EncodeRefusedError,
     EngineFailedError,
     PreparedItem,
     PreprocessLimits,
 )
 from triptych_encoder.preprocessing.preprocessor import Preprocessor, Rendered
-from triptych_vllm_connector.host.limits import encoder_cache_embeds
-from triptych_vllm_connector.host.unsupported_options import check_engine_options
-from triptych_vllm_connector.scheduler.slab_probe import PROBE_SLAB
+from triptych_vllm_connector.host.budget import encoder_cache_embeds
+from triptych_vllm_connector.host.engine_options import check_engine_options
+from triptych_vllm_connector.slab_probe import PROBE_SLAB
 from triptych_vllm_connector.step_orders import WriteOrder
 from triptych_vllm_connector.worker.rpc import ENCODER_WIDTHS
 
@@ -53,17 +53,12 @@ class EncodeEngine:
         self._model_cls: Any = get_model_cls(model_config)
         self.dtype = str(model_config.dtype).removeprefix("torch.")
         self.width = 0
-        self._max_item_embeds = encoder_cache_embeds(llm.vllm_config)
+        self.max_item_embeds = encoder_cache_embeds(llm.vllm_config)  # rows of the largest item it takes
 
     @property
     def max_num_tokens(self) -> int:
         """A prompt must be shorter than this."""
         return int(self._llm.vllm_config.model_config.max_model_len)
-
-    @property
-    def max_item_embeds(self) -> int:
-        """Rows of the largest item that the engine takes."""
-        return self._max_item_embeds
 
     async def measure_width(self) -> None:
         """Ask the engine's workers for the columns of an encoder output (wider than hidden with DeepStack).
@@ -126,23 +121,23 @@ class EncodeEngine:
             await self._wait_until_ended(order.job_id)
             raise EncodeRefusedError("the encoder's engine refused the item") from error
 
-    async def _wait_until_ended(self, request_id: str) -> None:
-        """A request that failed here may be in a step all the same: whose order is it, until that is over?
+    async def _wait_until_ended(self, engine_request_id: str) -> None:
+        """A request that failed here may be in a step all the same: its worker may still write.
 
-        EngineCore takes what it is sent in its order, and so do the workers: after the abort no new step has
+        EngineCore handles what it is sent in order, and so do the workers: after the abort no new step has
         the request, and the answer comes behind the steps that had it.
 
         Raises:
-            EngineFailedError: nobody knows whether a worker writes; the end of the engine ends it.
+            EngineFailedError: it is not known whether a worker writes; the end of the engine ends it.
         """
         try:
-            await self._llm.abort(request_id)
+            await self._llm.abort(engine_request_id)
             await self._llm.collective_rpc("check_health")
         except Exception as error:  # whatever vLLM makes of a call
             raise EngineFailedError(f"the encoder's workers do not answer: {error}") from error
 
     async def probe_slab(self) -> dict[str, Any]:
-        """Ask the worker for the store's memory on its GPU: fields of a `SlabVerdict`."""
+        """Have the worker probe the store's memory on its GPU: fields of a `SlabProbeResult`."""
         answer: dict[str, Any] = await self._llm.engine_core.call_utility_async(PROBE_SLAB)
         return answer
 

@@ -1,13 +1,13 @@
-"""How long the engine may say nothing while it has work: one that hangs is as good as dead.
+"""How long the engine may take to answer while it has work: one that hangs is as good as dead.
 
-Its host lives, and renews the leases of its jobs: without an end nobody else would ever take them.
+Its host lives, and renews the leases of its jobs: without an end no other encoder would ever take them.
 """
 
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from triptych_encoder.engine.encoding import EngineFailedError
+from triptych_encoder.encoding import EngineFailedError
 
 
 class EngineWatchdog:
@@ -22,7 +22,7 @@ class EngineWatchdog:
         """The block ends with the engine's answer.
 
         Raises:
-            EngineFailedError: it has answered nobody for `limit_s` seconds.
+            EngineFailedError: it has answered no job for `limit_s` seconds.
         """
         try:
             async with asyncio.timeout(self._limit_s) as timer:
@@ -33,9 +33,9 @@ class EngineWatchdog:
                     self._timers.discard(timer)
         except TimeoutError as error:
             raise EngineFailedError(f"the encoder's engine has not answered for {self._limit_s} s") from error
-        self._answered()
+        self._on_answer()
 
-    def _answered(self) -> None:
+    def _on_answer(self) -> None:
         until = asyncio.get_running_loop().time() + self._limit_s
         for timer in self._timers:
             if not timer.expired():

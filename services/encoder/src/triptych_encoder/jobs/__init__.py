@@ -1,10 +1,10 @@
-"""Encode jobs: taken, worked on, reported.
+"""Encode jobs, in the host. In the order in which a job passes them.
 
-flight        One job at this encoder: for whom it works, and what they have been told.
-job           One encode job, from the stream to the seal.
-job_leases    The flights that this encoder works on: which jobs it shall do at all, and their leases in Redis
-ledger        Ledger: which (request, item)s still wait for a sealed entry, so how long the encoder keeps its
-media_source  Where a job's media come from: inside the job, or from the gateway that keeps them.
-replies       Listens to what the consumers say (`preallocations`, `acks`) and ends the producer's pins.
-reporter      What the encoder tells the others about a job, each in the job's own trace.
+job_runner    one delivery of a job from the stream to its ack
+job_leases    which jobs this encoder does at all; their leases in Redis; dead letters
+active_job    one job's state, its requesters, and what was sent to them
+media_source  its media: inside the job, or from the gateway that keeps them
+reporter      metadata, EncodeCompleted and EncodeFailed to prefill_decodes and gateways
+ledger        which requesters still wait for a sealed item, so how long the producer's pin is kept
+reply_reader  their replies (`preallocations`, `acks`), which end the pins
 """

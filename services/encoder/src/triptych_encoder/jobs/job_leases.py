@@ -1,17 +1,17 @@
-"""The flights that this encoder works on: which jobs it shall do at all, and their leases in Redis."""
+"""Which jobs this encoder does at all, and the leases of those that it works on, in Redis."""
 
 import asyncio
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from triptych_common.bus import Delivery
 from triptych_common.coordination import SingleFlight, StartResult
 from triptych_common.domain.errors import BusUnavailableError
 from triptych_common.protocol.codec import Envelope
-from triptych_common.protocol.messages import EncodeFailed, EncodeJob, FailureKind, Requester
+from triptych_common.protocol.messages import EncodeFailed, EncodeJob, FailureKind
 from triptych_common.telemetry.logs import get_logger
-from triptych_encoder.jobs.flight import Flight
+from triptych_encoder.jobs.active_job import ActiveJob, publish_failure
 from triptych_encoder.jobs.ledger import Ledger
 from triptych_encoder.jobs.reporter import Reporter
 
@@ -24,66 +24,56 @@ class JobLeases:
     """`run` must run."""
 
     def __init__(
-        self, inflight: SingleFlight, reporter: Reporter, ledger: Ledger, instance: str, lease_s: float
+        self, single_flight: SingleFlight, reporter: Reporter, ledger: Ledger, instance: str, lease_s: float
     ) -> None:
-        """`lease_s`: a job that nobody renewed for so long is another encoder's; as on the stream."""
-        self._inflight = inflight
+        """`lease_s`: a job that was not renewed for so long is another encoder's; as on the stream."""
+        self._single_flight = single_flight
         self._reporter = reporter
         self._ledger = ledger
         self._instance = instance
         self._lease_s = lease_s
-        self._running: set[Flight] = set()
-        self.num_dropped = 0  # jobs that nobody waited for any more
+        self._renewed: set[ActiveJob] = set()
+        self.num_dropped = 0  # jobs that no requester waited for any more
         self.num_superseded = 0  # jobs that another encoder works on, or that another job replaced
 
-    async def start(self, delivery: Delivery, job: EncodeJob) -> Flight | None:
-        """The flight of a job that was taken from the stream; None: it shall not be done."""
+    async def take_job(self, delivery: Delivery, job: EncodeJob) -> ActiveJob | None:
+        """A job that was taken from the stream; None: it is dropped."""
         requesters = job.requesters
         try:
-            start, waiting = await self._inflight.start_job(
+            start, waiting = await self._single_flight.start_job(
                 job,
                 delivery.entry_id,
                 self._instance,
                 lease_s=self._lease_s,
                 ttl_s=remaining_s(delivery.envelope),
             )
-            requesters = waiting or requesters  # a full Redis starts a job that it could not note anybody for
-        except BusUnavailableError as error:  # who waits may have changed; the job names who did
-            log.warning("flight not started", job_id=job.job_id, error=str(error))
+            requesters = waiting or requesters  # a full Redis starts a job without recording any
+        except BusUnavailableError as error:  # the requesters may have changed; the job names the first
+            log.warning("job started without its flight", job_id=job.job_id, error=str(error))
             start = StartResult.STARTED
         if start is StartResult.UNWANTED:
             self.num_dropped += 1
-            log.info("job dropped: nobody waits for it", job_id=job.job_id, num_dropped=self.num_dropped)
+            log.info(
+                "job dropped: no requester waits for it", job_id=job.job_id, num_dropped=self.num_dropped
+            )
             return None
         if start is StartResult.SUPERSEDED:
             self.num_superseded += 1
-            log.info("job dropped: another one serves", job_id=job.job_id)
+            log.info("job dropped: superseded", job_id=job.job_id)
             return None
-        return Flight(
-            self._inflight,
-            self._reporter,
-            self._ledger,
-            job,
-            delivery.envelope,
-            delivery.entry_id,
-            requesters,
-        )
+        return ActiveJob(self._single_flight, self._reporter, self._ledger, delivery, job, requesters)
 
     @contextmanager
-    def working_on(self, flight: Flight) -> Iterator[None]:
+    def renewing(self, job: ActiveJob) -> Iterator[None]:
         """Its lease is renewed meanwhile."""
-        self._running.add(flight)
+        self._renewed.add(job)
         try:
             yield
         finally:
-            self._running.discard(flight)
+            self._renewed.discard(job)
 
-    async def fail(self, flight: Flight, kind: FailureKind, detail: str) -> None:
-        """See `Flight.fail`."""
-        await flight.fail(kind, detail, self._instance)
-
-    async def give_up(self, job: EncodeJob, envelope: Envelope, reason: str) -> None:
-        """Nobody shall try the job again, whoever had it."""
+    async def fail_dead_letter(self, job: EncodeJob, envelope: Envelope, reason: str) -> None:
+        """No encoder will try the job again, whichever had it: report that to the requesters."""
         failure = EncodeFailed(
             job_id=job.job_id,
             mm_hash=job.mm_hash,
@@ -91,20 +81,17 @@ class JobLeases:
             kind=FailureKind.DEAD_LETTER,
             detail=reason[:2000],
         )
-        waiting: Iterable[Requester] | None = None
-        try:
-            waiting = await self._inflight.fail_flight(failure, by_owner=False)
-        except BusUnavailableError as error:
-            log.warning("failure not noted", job_id=job.job_id, error=str(error))
-        await self._reporter.failed(failure, envelope, job.requesters if waiting is None else waiting)
+        await publish_failure(
+            self._single_flight, self._reporter, failure, envelope, job.requesters, by_owner=False
+        )
 
     async def run(self) -> None:
         """Renew the leases until cancelled."""
         while True:
             await asyncio.sleep(self._lease_s / 3)
-            await asyncio.gather(*(each.renew(self._instance, self._lease_s) for each in self._running))
+            await asyncio.gather(*(each.renew_lease(self._instance, self._lease_s) for each in self._renewed))
 
 
 def remaining_s(envelope: Envelope) -> float:
-    """Seconds until nobody waits any more."""
+    """Seconds until no requester waits any more."""
     return DEFAULT_DEADLINE_S if envelope.deadline is None else envelope.deadline - time.monotonic()

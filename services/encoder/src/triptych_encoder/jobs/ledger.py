@@ -1,90 +1,113 @@
-"""Ledger: which (request, item)s still wait for a sealed entry, so how long the encoder keeps its pin. Pure.
+"""Ledger: which requesters still wait for a sealed entry, so how long the encoder keeps its pin of it. Pure.
 
-    made --sealed--> HELD --every requester acked, or the deadline passed--> released
+    ANNOUNCED --sealed--> HELD --every requester acked, or the deadline passed--> RELEASED
+        `--every requester acked, its job failed, or the deadline passed-------------^
 
 The producer's pin bridges the time between the seal and the consumers' own pins.
 """
 
 from dataclasses import dataclass, field
+from enum import Enum
+
+from triptych_common.domain.transitions import check_transition
 
 Key = tuple[str, int]  # (request id, item index)
 
 
+class PinState(Enum):
+    """Of the producer's pin of one item."""
+
+    ANNOUNCED = "announced"  # requesters know of the item; nothing is pinned yet
+    HELD = "held"
+    RELEASED = "released"  # the item is not in the ledger any more
+
+
+ALLOWED: dict[PinState, frozenset[PinState]] = {
+    PinState.ANNOUNCED: frozenset({PinState.HELD, PinState.RELEASED}),
+    PinState.HELD: frozenset({PinState.RELEASED}),
+    PinState.RELEASED: frozenset(),
+}
+
+
 @dataclass
-class Entry:
+class PinnedItem:
+    """`pin_id` is set from HELD on. Only `enter` assigns `state`."""
+
     mm_hash: str
     waiting: set[Key]
     deadline: float  # monotonic seconds
     pin_id: int | None = None
     granted: set[Key] = field(default_factory=set)
+    state: PinState = PinState.ANNOUNCED
+
+    def enter(self, state: PinState) -> None:
+        """Raises IllegalTransitionError when `state` cannot follow."""
+        check_transition(ALLOWED, f"pin of {self.mm_hash}", self.state, state)
+        self.state = state
 
 
 class Ledger:
-    """By mm_hash. Every method returns the pins that may end now."""
+    """By mm_hash. Methods that end pins return them: the caller gives them back to the store."""
 
     def __init__(self) -> None:
-        self._entries: dict[str, Entry] = {}
+        self._items: dict[str, PinnedItem] = {}
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self._items)
 
-    def add(self, mm_hash: str, requesters: set[Key], deadline: float) -> None:
+    def add_requesters(self, mm_hash: str, requesters: set[Key], deadline: float) -> None:
         """A job's item was announced to these requesters."""
-        entry = self._entries.get(mm_hash)
-        if entry is None:
-            self._entries[mm_hash] = Entry(mm_hash, set(requesters), deadline)
+        item = self._items.get(mm_hash)
+        if item is None:
+            self._items[mm_hash] = PinnedItem(mm_hash, set(requesters), deadline)
         else:
-            entry.waiting |= requesters
-            entry.deadline = max(entry.deadline, deadline)
+            item.waiting |= requesters
+            item.deadline = max(item.deadline, deadline)
 
-    def sealed(self, mm_hash: str, pin_id: int) -> list[int]:
+    def hold_pin(self, mm_hash: str, pin_id: int) -> list[int]:
         """The entry is sealed and pinned for us. A second pin of it is not needed."""
-        entry = self._entries.get(mm_hash)
-        if entry is None or entry.pin_id is not None:
+        item = self._items.get(mm_hash)
+        if item is None or item.state is PinState.HELD:
             return [pin_id]
-        entry.pin_id = pin_id
-        return self._end_if_done(entry)
+        item.pin_id = pin_id
+        item.enter(PinState.HELD)
+        return self._release_if_done(item)
 
-    def granted(self, mm_hash: str, key: Key) -> None:
-        entry = self._entries.get(mm_hash)
-        if entry is not None:
-            entry.granted.add(key)
+    def add_grant(self, mm_hash: str, key: Key) -> None:
+        """This requester's prefill_decode keeps space for the item."""
+        item = self._items.get(mm_hash)
+        if item is not None:
+            item.granted.add(key)
 
     def is_granted(self, mm_hash: str) -> bool:
-        """Has any consumer kept space for it?"""
-        entry = self._entries.get(mm_hash)
-        return entry is not None and bool(entry.granted)
+        """Whether any consumer keeps space for it."""
+        item = self._items.get(mm_hash)
+        return item is not None and bool(item.granted)
 
-    def settled(self, mm_hash: str, key: Key) -> list[int]:
-        """A requester said its last word (injected, skipped, failed), or declined. Idempotent."""
-        entry = self._entries.get(mm_hash)
-        if entry is None:
-            return []
-        entry.waiting.discard(key)
-        entry.granted.discard(key)
-        return self._end_if_done(entry)
+    def remove_requesters(self, mm_hash: str, requesters: set[Key]) -> list[int]:
+        """These send no more acks: they sent the final one, declined, left, or their job failed. Idempotent.
 
-    def dropped(self, mm_hash: str, requesters: set[Key]) -> list[int]:
-        """A job failed: these will not ack. Others may still, for an earlier job that did not."""
-        entry = self._entries.get(mm_hash)
-        if entry is None:
+        Others may still wait, also for an earlier job that did not fail.
+        """
+        item = self._items.get(mm_hash)
+        if item is None:
             return []
-        entry.waiting -= requesters
-        entry.granted -= requesters
-        return self._end_if_done(entry)
+        item.waiting -= requesters
+        item.granted -= requesters
+        return self._release_if_done(item)
 
     def expire(self, now: float) -> list[int]:
-        """Entries whose requesters never answered."""
-        late = [entry for entry in self._entries.values() if entry.deadline <= now]
-        for entry in late:
-            del self._entries[entry.mm_hash]
-        return [entry.pin_id for entry in late if entry.pin_id is not None]
+        """Items whose requesters never answered."""
+        late = [item for item in self._items.values() if item.deadline <= now]
+        return [pin_id for item in late for pin_id in self._release(item)]
 
     def next_deadline(self) -> float | None:
-        return min((entry.deadline for entry in self._entries.values()), default=None)
+        return min((item.deadline for item in self._items.values()), default=None)
 
-    def _end_if_done(self, entry: Entry) -> list[int]:
-        if entry.waiting:
-            return []
-        del self._entries[entry.mm_hash]  # without a pin too: a later job lists it anew
-        return [] if entry.pin_id is None else [entry.pin_id]
+    def _release_if_done(self, item: PinnedItem) -> list[int]:
+        return [] if item.waiting else self._release(item)  # without a pin too: a later job lists it anew
+
+    def _release(self, item: PinnedItem) -> list[int]:
+        item.enter(PinState.RELEASED)
+        del self._items[item.mm_hash]
+        return [] if item.pin_id is None else [item.pin_id]

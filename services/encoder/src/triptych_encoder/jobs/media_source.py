@@ -24,7 +24,7 @@ def new_media_client() -> httpx.AsyncClient:
 
 
 class MediaSource:
-    """Fetches at most `max_bytes`, bounded in time; the address is the gateway's own, told in the job."""
+    """Fetches at most `max_bytes`, bounded in time; the address is the gateway's own, from the job."""
 
     def __init__(self, client: httpx.AsyncClient, max_bytes: int) -> None:
         self._client = client

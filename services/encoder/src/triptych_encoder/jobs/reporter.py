@@ -1,8 +1,10 @@
-"""What the encoder tells the others about a job, each in the job's own trace."""
+"""Messages about a job to the gateways and prefill_decodes that wait for it, in the job's own trace."""
 
 import asyncio
 import time
 from collections.abc import Iterable
+
+import tenacity
 
 from triptych_common.bus import AsyncBus
 from triptych_common.domain.errors import BusUnavailableError, StreamFullError
@@ -22,14 +24,13 @@ log = get_logger(__name__)
 
 FIRST_RETRY_S = 0.05
 LONGEST_RETRY_S = 1.0
-DEFAULT_PATIENCE_S = 60.0
+DEFAULT_DEADLINE_S = 60.0
 
 
 class Reporter:
-    """Publishes to the gateways and prefill_decodes that wait for a job.
+    """Waits for a Redis that is away, or full, until the job's deadline.
 
-    A Redis that is away, or full, is waited for until the job's deadline. Then nobody waits for the
-    message any more: it is given up, and the encoder lives on.
+    Then no requester waits for the message any more: it is given up, and the encoder goes on.
     """
 
     def __init__(self, bus: AsyncBus, names: StreamNames, instance: str) -> None:
@@ -37,13 +38,13 @@ class Reporter:
         self._names = names
         self._instance = instance
 
-    async def metadata(self, metadata: EncoderCacheMetadata, envelope: Envelope) -> None:
+    async def send_metadata(self, metadata: EncoderCacheMetadata, envelope: Envelope) -> None:
         """To every waiting prefill_decode, then to every waiting gateway."""
         consumers = _distinct(requester.prefill_decode for requester in metadata.requesters)
         await self._publish([self._names.metadata(name) for name in consumers], metadata, envelope)
         await self._publish(self._gateways(metadata.requesters), metadata, envelope)
 
-    async def completed(
+    async def send_completed(
         self, job: EncodeJob, envelope: Envelope, encode_s: float, requesters: Iterable[Requester]
     ) -> None:
         """To the gateways of `requesters`."""
@@ -52,7 +53,7 @@ class Reporter:
         )
         await self._publish(self._gateways(requesters), message, envelope)
 
-    async def failed(
+    async def send_failed(
         self, failure: EncodeFailed, envelope: Envelope, requesters: Iterable[Requester]
     ) -> None:
         """To the gateways of `requesters`."""
@@ -62,25 +63,26 @@ class Reporter:
         return [self._names.encode_results(name) for name in _distinct(each.gateway for each in requesters)]
 
     async def _publish(self, streams: list[str], message: Message, envelope: Envelope) -> None:
-        """Tell everybody at once: one that cannot be told keeps nobody else from hearing."""
-        deadline = envelope.deadline or time.monotonic() + DEFAULT_PATIENCE_S
+        """To all streams at once: one that cannot be written does not keep the others back."""
+        deadline = envelope.deadline or time.monotonic() + DEFAULT_DEADLINE_S
         await asyncio.gather(*(self._publish_one(stream, message, envelope, deadline) for stream in streams))
 
     async def _publish_one(self, stream: str, message: Message, envelope: Envelope, deadline: float) -> None:
-        retry_s = FIRST_RETRY_S
-        while True:
-            try:
-                await self._bus.publish(stream, message, traceparent=envelope.traceparent)
-                return
-            except StreamFullError as error:  # its reader has stopped, and would hear of it too late
-                log.warning("message given up", stream=stream, type=message.TYPE, error=str(error))
-                return
-            except BusUnavailableError as error:
-                if time.monotonic() + retry_s > deadline:
-                    log.warning("message given up", stream=stream, type=message.TYPE, error=str(error))
-                    return
-            await asyncio.sleep(retry_s)  # backoff
-            retry_s = min(retry_s * 2, LONGEST_RETRY_S)
+        retrying = tenacity.AsyncRetrying(
+            retry=tenacity.retry_if_exception(_may_pass),
+            wait=tenacity.wait_exponential(multiplier=FIRST_RETRY_S, max=LONGEST_RETRY_S),
+            stop=tenacity.stop_before_delay(deadline - time.monotonic()),
+            reraise=True,
+        )
+        try:
+            await retrying(self._bus.publish, stream, message, traceparent=envelope.traceparent)
+        except BusUnavailableError as error:
+            log.warning("message given up", stream=stream, type=message.TYPE, error=str(error))
+
+
+def _may_pass(error: BaseException) -> bool:
+    """Not a full stream: its reader has stopped, and would read the message too late."""
+    return isinstance(error, BusUnavailableError) and not isinstance(error, StreamFullError)
 
 
 def _distinct(names: Iterable[str]) -> list[str]:

@@ -1,7 +1,7 @@
 """Blocking work in threads, bounded together in cost and each in time.
 
-A thread cannot be ended. What runs too long fails for who waits for it, and keeps its share of the capacity
-until it ends; one that does not end ends the service, which is started again.
+A thread cannot be ended. What runs too long fails for its job, and keeps its share of the capacity until
+it ends; one that does not end ends the service, which is started again.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from triptych_encoder.engine.encoding import EngineFailedError, PreprocessFailedError
+from triptych_encoder.encoding import EngineFailedError, PreprocessFailedError
 
 Result = TypeVar("Result")
 
@@ -78,9 +78,9 @@ class BoundedThreads:
             outcome: tuple[Result | None, BaseException | None]
             try:
                 outcome = (work(), None)
-            except BaseException as error:  # it belongs to who waits
+            except BaseException as error:  # raised again in `run`
                 outcome = (None, error)
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            with contextlib.suppress(RuntimeError):  # the loop is closed: no job waits any more
                 loop.call_soon_threadsafe(settle, *outcome)
 
         threading.Thread(target=target, name="triptych-preprocess", daemon=True).start()
@@ -88,7 +88,7 @@ class BoundedThreads:
 
     def _ended(self, future: "asyncio.Future[Any]", cost: int) -> None:
         del self._running[future]
-        future.exception()  # seen: after the time limit nobody else looks
+        future.exception()  # retrieved: after the time limit no job does
         self._release(cost)
 
     async def _acquire(self, cost: int) -> None:
@@ -115,7 +115,7 @@ class BoundedThreads:
     def _admit(self) -> None:
         while self._waiting:
             cost, turn = self._waiting[0]
-            if turn.cancelled():  # who waited goes away, and has not run yet
+            if turn.cancelled():  # its job was cancelled, and has not run yet
                 self._waiting.popleft()
                 continue
             if cost > self._free:

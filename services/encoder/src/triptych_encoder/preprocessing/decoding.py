@@ -1,6 +1,6 @@
 """From an image's bytes to its pixels: exactly the image that the gateway saw, or nothing.
 
-The format and the size come with the job. Only that format's decoder is asked, and the size is compared
+The format and the size come with the job. Only that format's decoder is tried, and the size is compared
 before it runs, so that bytes which are another image for another decoder are refused.
 """
 
@@ -16,7 +16,7 @@ from vllm.multimodal.media.image import ImageMediaIO
 from triptych_common.domain.jpeg_scans import MAX_JPEG_SCANS, has_too_many_scans
 from triptych_common.domain.transient import is_transient
 from triptych_common.protocol.messages import ImageProperties
-from triptych_encoder.engine.encoding import BadMediaError, PreprocessFailedError
+from triptych_encoder.encoding import BadMediaError, PreprocessFailedError
 
 _NAMES = {"MPO": "JPEG"}  # a JPEG of several pictures, as its reader calls it
 
@@ -29,7 +29,7 @@ class ImageDecoder:
     max_pixels: int
 
     def check(self, image: ImageProperties | None) -> ImageProperties:
-        """What the job says of the image, if it may be decoded.
+        """The job's properties of the image, if it may be decoded.
 
         Raises:
             BadMediaError: an image of that format, or of that size, is not decoded here.

@@ -140,6 +140,6 @@ def _rule(path: str, samples: Sequence[Sample]) -> _Rule:
             for index in range(numbers_of_dims.pop())
         )
     products = [(part.product, rows) for part, rows in seen if part.product is not None]
-    # A product that never changed says nothing: values of a list may be anything that the image is.
+    # A product that never changed is no rule: values of a list may be anything that the image is.
     product = _Quantity.learned(products) if len({value for value, _ in products}) > 1 else _Quantity()
     return _Rule(frozenset(part.kind for part, _ in seen), dims, product)

@@ -2,8 +2,8 @@
 
 options -> decoded (`decoding`) -> rendered by vLLM -> of the learned form (`item_schema`)
 
-All but the first step run in a thread (`bounded_threads`). What goes wrong is the media's fault, or says
-nothing about them; a caller is told which, and never a library's words.
+All but the first step run in a thread (`bounded_threads`). What goes wrong is the media's fault, or not;
+the caller's error keeps the two apart, and never has a library's own message.
 """
 
 import math
@@ -20,7 +20,7 @@ from triptych_common.domain.media_options import OptionRules, refused_option
 from triptych_common.domain.transient import is_transient
 from triptych_common.protocol.messages import EncodeJob, ImageProperties, Modality
 from triptych_common.telemetry.logs import get_logger
-from triptych_encoder.engine.encoding import (
+from triptych_encoder.encoding import (
     BadMediaError,
     EngineFailedError,
     PreparedItem,

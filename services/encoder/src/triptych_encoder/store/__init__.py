@@ -1,6 +1,6 @@
-"""The encoder's end of the cache_store.
+"""The encoder's end of the cache_store, in the host. In the order in which a job passes them.
 
-store_client        The encoder's end of the store: reservations for the worker to write, and the producer's p
-store_reservations  A place in the store for an item that will be encoded, and our pin of it once it is there.
-transport_selector  Where this encoder puts tensors, so that those who may want them can read them.
+transport_selector  in which memories a tensor may lie, so that every prefill_decode can read it
+store_reservations  one item's place in the store, and our pin of it once it is sealed
+store_client        the session: reserve, watch, cancel, unpin
 """

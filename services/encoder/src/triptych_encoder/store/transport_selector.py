@@ -1,4 +1,4 @@
-"""Where this encoder puts tensors, so that those who may want them can read them."""
+"""Where this encoder puts tensors, so that the prefill_decodes of its namespace can read them."""
 
 import time
 from collections.abc import Callable
@@ -16,11 +16,11 @@ from triptych_common.telemetry.logs import get_logger
 
 log = get_logger(__name__)
 
-LOOK_INTERVAL_S = 1.0
+REFRESH_INTERVAL_S = 1.0
 
 
 class TransportSelector:
-    """Knows the consumers of this namespace from the registry, not older than `LOOK_INTERVAL_S`."""
+    """Knows the consumers of this namespace from the registry, not older than `REFRESH_INTERVAL_S`."""
 
     def __init__(
         self,
@@ -35,26 +35,26 @@ class TransportSelector:
         self._registry = registry
         self._slab = slab
         self._consumers: list[TransportCapabilities] = []
-        self._looked_at = float("-inf")
-        self._told: list[str] = []
+        self._refreshed_at = float("-inf")
+        self._logged: list[str] = []
 
     async def memories(self) -> list[str]:
         """Best first; the next is for when the store has no room in the one before."""
         own = self._own()
-        if len(own.transports) > 1 and time.monotonic() - self._looked_at > LOOK_INTERVAL_S:
-            await self._look()
+        if len(own.transports) > 1 and time.monotonic() - self._refreshed_at > REFRESH_INTERVAL_S:
+            await self._refresh()
         memories = choose_memories(own, self._consumers, self._slab())
-        if memories != self._told:
-            self._told = memories
+        if memories != self._logged:
+            self._logged = memories
             log.info("transport chosen", transports=[transport_of(each).value for each in memories])
         return memories
 
-    async def _look(self) -> None:
+    async def _refresh(self) -> None:
         try:
             records = await self._registry.list_instances()
         except BusUnavailableError as error:
-            log.warning("consumers not known anew", error=str(error))
+            log.warning("consumers not refreshed from the registry", error=str(error))
             return
-        self._looked_at = time.monotonic()
+        self._refreshed_at = time.monotonic()
         consumers = consumers_of(self._namespace_digest, records)
         self._consumers = [TransportCapabilities.announced(record) for record in consumers]

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from uuid import uuid4
 
-from triptych_common.coordination import FlightClaim, ClaimResult, SingleFlight
+from triptych_common.coordination import ClaimResult, FlightClaim, SingleFlight
 from triptych_common.coordination.single_flight import requester_key
 from triptych_common.domain.errors import BusUnavailableError, RequestError
 from triptych_common.protocol.ids import JobId, MmHash, RequestId
@@ -302,7 +302,9 @@ class EncodeOrders:
         if item.job_id != job_id or self.table.get(mm_hash) is not item:
             # It went on meanwhile, so it is queued: the next step sees to it.
             if claim.result is ClaimResult.OWNER:
-                await self.flight_requests.withdraw_claim(mm_hash, {requester_key(each) for each in requesters})
+                await self.flight_requests.withdraw_claim(
+                    mm_hash, {requester_key(each) for each in requesters}
+                )
             return
         self.table.apply_claim(item, claim.job_id, claim.attempt)
         match claim.result:
@@ -323,7 +325,11 @@ class EncodeOrders:
                 self._fail_job(mm_hash, claim.job_id, _failure_of(claim), is_final=is_final)
 
     async def _publish(
-        self, claim: FlightClaim, mm_hash: MmHash, media_waits: list[MediaWait], requesters: tuple[Requester, ...]
+        self,
+        claim: FlightClaim,
+        mm_hash: MmHash,
+        media_waits: list[MediaWait],
+        requesters: tuple[Requester, ...],
     ) -> None:
         media = self._media_cache.media_of(mm_hash)
         if media is None:

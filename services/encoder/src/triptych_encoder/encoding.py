@@ -1,4 +1,4 @@
-"""What encodes, as a job sees it: so that jobs can be tested, and imported, without vLLM."""
+"""An engine that encodes, as a job sees it: so that jobs can be tested, and imported, without vLLM."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ class BadMediaError(TriptychError):
 
 
 class PreprocessFailedError(TriptychError):
-    """The item was not preprocessed, which says nothing about its media. Text as in `BadMediaError`."""
+    """The item was not preprocessed, which is not the fault of its media. Text as in `BadMediaError`."""
 
 
 class EncodeRefusedError(TriptychError):
@@ -27,7 +27,7 @@ class EncodeRefusedError(TriptychError):
 
 @dataclass
 class JobFailure(Exception):
-    """A job will produce nothing: what those who wait for it are told."""
+    """A job will produce nothing: the failure that is reported to its requesters."""
 
     kind: FailureKind
     detail: str
@@ -39,7 +39,7 @@ class EngineFailedError(TriptychError):
 
 @dataclass(frozen=True)
 class PreprocessLimits:
-    """What the encoder takes, whatever a job says, and what preprocessing may cost."""
+    """What the encoder takes, whatever a job carries, and what preprocessing may cost."""
 
     image_formats: tuple[str, ...]
     max_image_pixels: int
@@ -61,16 +61,14 @@ class PreparedItem:
 
 
 class Encoder(Protocol):
-    """`engine.EncodeEngine`. Its outputs are [num_embeds, width] of `dtype`."""
+    """`engine.encode_engine.EncodeEngine`. Its outputs are [num_embeds, width] of `dtype`."""
 
     dtype: str
     width: int
+    max_item_embeds: int
 
     @property
     def max_num_tokens(self) -> int: ...
-
-    @property
-    def max_item_embeds(self) -> int: ...
 
     async def preprocess(self, job: EncodeJob, media: bytes) -> PreparedItem:
         """Raises BadMediaError or PreprocessFailedError."""

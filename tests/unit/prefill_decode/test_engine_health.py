@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from triptych_prefill_decode.engine_watchdog import EngineGoneError, watch_answers
+from triptych_prefill_decode.engine_health import EngineGoneError, watch_answers
 
 TIMEOUT_S = 1.0
 
@@ -32,7 +32,7 @@ async def test_an_engine_that_hangs_is_gone() -> None:
     assert engine.num_answers == 6
 
 
-async def test_what_the_engine_raises_is_told() -> None:
+async def test_what_the_engine_raises_is_raised() -> None:
     class DeadError(Exception): ...
 
     class DeadEngine:

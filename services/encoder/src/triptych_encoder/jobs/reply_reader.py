@@ -1,4 +1,4 @@
-"""Listens to what the consumers say (`preallocations`, `acks`) and ends the producer's pins."""
+"""Reads the consumers' replies (`preallocations`, `acks`), and ends the producer's pins."""
 
 import asyncio
 import time
@@ -12,21 +12,21 @@ from triptych_encoder.store.store_client import StoreClient
 EXPIRY_CHECK_S = 5.0  # pins of requests that never answered; time to live, not a wake-up
 
 
-class ReplyListener:
-    """Owns the ledger's inputs from the bus."""
+class ReplyReader:
+    """Applies what comes from the bus to the ledger."""
 
     def __init__(
-        self, bus: AsyncBus, names: StreamNames, instance: str, ledger: Ledger, hand_over: StoreClient
+        self, bus: AsyncBus, names: StreamNames, instance: str, ledger: Ledger, store_client: StoreClient
     ) -> None:
         self._bus = bus
         self._names = names
         self._instance = instance
         self._ledger = ledger
-        self._hand_over = hand_over
+        self._store_client = store_client
         self._changed = asyncio.Event()
 
     async def wait_settled(self) -> None:
-        """Return when no requester's last word is awaited any more. `run` must run; bound it."""
+        """Return when no requester's final ack is outstanding. `run` must run; bound it."""
         while len(self._ledger):
             self._changed.clear()
             await self._changed.wait()
@@ -34,29 +34,30 @@ class ReplyListener:
     async def run(self) -> None:
         """Until cancelled."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._listen(self._names.preallocations(self._instance)))
-            group.create_task(self._listen(self._names.acks(self._instance)))
+            group.create_task(self._read(self._names.preallocations(self._instance)))
+            group.create_task(self._read(self._names.acks(self._instance)))
             group.create_task(self._expire())
 
-    async def _listen(self, stream: str) -> None:
+    async def _read(self, stream: str) -> None:
         async with self._bus.consumer(
             stream, group=OWNER_GROUP, consumer=self._instance, prefetch=64
         ) as consumer:
             async for delivery in consumer:
-                self._handle(delivery.envelope.message)
+                self.on_reply(delivery.envelope.message)
                 self._changed.set()
                 await delivery.ack()
 
-    def _handle(self, message: object) -> None:
+    def on_reply(self, message: object) -> None:
+        """Anything but a reply is ignored."""
         match message:
             case Preallocation(decision=Decision.GRANTED):
-                self._ledger.granted(message.mm_hash, (message.request_id, message.item_index))
+                self._ledger.add_grant(message.mm_hash, (message.request_id, message.item_index))
             case Preallocation() | ItemAck():
-                ended = self._ledger.settled(message.mm_hash, (message.request_id, message.item_index))
-                self._hand_over.unpin(ended)
+                key = (message.request_id, message.item_index)
+                self._store_client.end_pins(self._ledger.remove_requesters(message.mm_hash, {key}))
 
     async def _expire(self) -> None:
         while True:
             await asyncio.sleep(EXPIRY_CHECK_S)
-            self._hand_over.unpin(self._ledger.expire(time.monotonic()))
+            self._store_client.end_pins(self._ledger.expire(time.monotonic()))
             self._changed.set()

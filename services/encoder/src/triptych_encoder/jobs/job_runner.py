@@ -1,22 +1,23 @@
-"""One encode job, from the stream to the seal.
+"""Runs encode jobs from the stream to the seal; their states are in `active_job`.
 
-taken -> started -> media -> preprocessed -> reserved -> announced -> encoding -> sealed
-   |         `--------`------------`------------`------------`------------`--> failed (one clear message)
-   `--> dropped (nobody waits for it any more, or another encoder works on it)
+deliver -> start (or drop) -> fetch and preprocess -> reserve -> announce -> encode -> pin -> report -> ack
 """
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from weakref import WeakValueDictionary
+
+import tenacity
 
 from triptych_common.bus import Delivery
+from triptych_common.domain.errors import StoreFullError
 from triptych_common.domain.transports import transport_of
 from triptych_common.protocol.codec import Envelope
 from triptych_common.protocol.messages import EncodeJob, EncoderCacheMetadata, FailureKind
 from triptych_common.protocol.store import Reserved, TensorSpec
 from triptych_common.telemetry import record_span, span
 from triptych_common.telemetry.logs import get_logger
-from triptych_encoder.engine.encoding import (
+from triptych_encoder.encoding import (
     BadMediaError,
     Encoder,
     EncodeRefusedError,
@@ -25,18 +26,20 @@ from triptych_encoder.engine.encoding import (
     PreprocessFailedError,
 )
 from triptych_encoder.engine.engine_watchdog import EngineWatchdog
-from triptych_encoder.jobs.flight import Flight
+from triptych_encoder.jobs.active_job import ActiveJob, JobState
 from triptych_encoder.jobs.job_leases import JobLeases, remaining_s
 from triptych_encoder.jobs.ledger import Ledger
 from triptych_encoder.jobs.media_source import MediaGoneError, MediaSource
 from triptych_encoder.store.store_client import StoreClient
-from triptych_encoder.store.store_reservations import StoreReservations, is_here
+from triptych_encoder.store.store_reservations import PinFuture, Reservation, StoreReservations, is_pinned
 from triptych_vllm_connector.step_orders import WriteOrder
 
 log = get_logger(__name__)
 
 MAX_CAUSE_CHARS = 500
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+FIRST_RETRY_S = 0.02  # of a full store: space comes from other processes' pins
+LONGEST_RETRY_S = 0.5
 
 
 class JobRunner:
@@ -45,32 +48,32 @@ class JobRunner:
     def __init__(
         self,
         engine: Encoder,
+        watchdog: EngineWatchdog,
         media: MediaSource,
-        hand_over: StoreClient,
-        flights: JobLeases,
+        store_client: StoreClient,
+        reservations: StoreReservations,
+        leases: JobLeases,
         ledger: Ledger,
         instance: str,
         namespace_digest: str,
-        memories: Callable[[], Awaitable[list[str]]] | None = None,
-        engine_timeout_s: float = 60.0,
     ) -> None:
-        self._namespace_digest = namespace_digest
         self._engine = engine
+        self._watchdog = watchdog
         self._media = media
-        self._hand_over = hand_over
-        self._placing = StoreReservations(hand_over, ledger, memories)
-        self._flights = flights
+        self._store_client = store_client
+        self._reservations = reservations
+        self._leases = leases
         self._ledger = ledger
         self._instance = instance
-        self._patience = EngineWatchdog(engine_timeout_s)
-        self._under_way: dict[str, asyncio.Lock] = {}
-        self._num_waiting: dict[str, int] = {}
-        self._begun: set[str] = set()  # entry ids: a job may stand on the stream twice
+        self._namespace_digest = namespace_digest
+        self._active: dict[str, ActiveJob] = {}  # by entry id: a job may stand on the stream twice
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # by mm_hash
         self.num_encodes = 0
 
-    def has_begun(self, delivery: Delivery) -> bool:
-        """Whether the job has its blocks: it will soon be done. Before that another encoder may have it."""
-        return delivery.entry_id in self._begun
+    def has_blocks(self, delivery: Delivery) -> bool:
+        """Whether the job will soon be done here. Before that another encoder may have it."""
+        job = self._active.get(delivery.entry_id)
+        return job is not None and job.has_blocks
 
     async def run(self, delivery: Delivery) -> None:
         """Handle one delivery to its end, and ack it.
@@ -78,96 +81,123 @@ class JobRunner:
         Raises:
             EngineFailedError: the engine is dead, or hangs; the delivery stays pending for another encoder.
         """
-        envelope = delivery.envelope
-        job = envelope.message
-        if not isinstance(job, EncodeJob):
+        message = delivery.envelope.message
+        if not isinstance(message, EncodeJob):
             await delivery.ack()
             return
-        if not self._is_ours(job):
-            log.error("job of another namespace refused", job_id=job.job_id, namespace=job.namespace_digest)
+        if not self._is_ours(message):
+            log.error(
+                "job of another namespace refused", job_id=message.job_id, namespace=message.namespace_digest
+            )
             await delivery.reject("job of another namespace than the stream's")
             return
-        self._record_queue_time(delivery, job)
+        self._record_queue_time(delivery, message)
+        job: ActiveJob | None = None
         try:
-            flight = await self._flights.start(delivery, job)
-            if flight is not None:
-                await self._work(flight)
+            job = await self._leases.take_job(delivery, message)
+            if job is not None:
+                self._active[delivery.entry_id] = job
+                await self._work_on(job)
         except asyncio.CancelledError:
+            if job is not None:
+                job.enter(JobState.HANDED_BACK)
             await delivery.hand_back()
             raise
         finally:
-            self._begun.discard(delivery.entry_id)
+            self._active.pop(delivery.entry_id, None)
         await delivery.ack()
 
-    async def _work(self, flight: Flight) -> None:
-        job = flight.job
+    async def on_dead_letter(self, envelope: Envelope, reason: str) -> None:
+        """The job was delivered too often: report that before it goes to the dead letters."""
+        if isinstance(envelope.message, EncodeJob) and self._is_ours(envelope.message):
+            await self._leases.fail_dead_letter(envelope.message, envelope, reason)
+
+    async def _work_on(self, job: ActiveJob) -> None:
+        mm_hash = job.job.mm_hash
         try:
-            with self._flights.working_on(flight):
-                await self._once_per_hash(flight)
+            with self._leases.renewing(job):
+                await self._once_per_hash(job)
         except JobFailure as failure:
             log.info(
                 "job failed",
-                job_id=job.job_id,
+                job_id=job.job.job_id,
                 kind=failure.kind.value,
                 detail=failure.detail,
                 cause=_cause(failure),
             )
-            self._hand_over.unpin(self._ledger.dropped(job.mm_hash, flight.keys))
-            await self._flights.fail(flight, failure.kind, failure.detail)
+            self._store_client.end_pins(self._ledger.remove_requesters(mm_hash, job.keys))
+            await job.report_failed(failure.kind, failure.detail, self._instance)
         except asyncio.CancelledError:
-            self._hand_over.unpin(self._ledger.dropped(job.mm_hash, flight.keys))
+            self._store_client.end_pins(self._ledger.remove_requesters(mm_hash, job.keys))
             raise
 
-    async def give_up(self, envelope: Envelope, reason: str) -> None:
-        """The job was delivered too often: tell those who wait before it goes to the dead letters."""
-        if isinstance(envelope.message, EncodeJob) and self._is_ours(envelope.message):
-            await self._flights.give_up(envelope.message, envelope, reason)
-
     def _is_ours(self, job: EncodeJob) -> bool:
-        """Another namespace's item is not touched: no wrong tensor may stand under its hash, and its flight
+        """Another namespace's item is left alone: no wrong tensor may stand under its hash, and its flight
         goes on. Its gateways see that the job is not on the stream where it belongs, and send it there.
         """
         return job.namespace_digest == self._namespace_digest
 
-    async def _once_per_hash(self, flight: Flight) -> None:
-        mm_hash = flight.job.mm_hash
-        lock = self._under_way.setdefault(mm_hash, asyncio.Lock())
-        self._num_waiting[mm_hash] = self._num_waiting.get(mm_hash, 0) + 1
-        try:
-            async with lock:
-                await self._encode(flight)
-        finally:
-            self._num_waiting[mm_hash] -= 1
-            if not self._num_waiting[mm_hash]:
-                del self._num_waiting[mm_hash], self._under_way[mm_hash]
+    async def _once_per_hash(self, job: ActiveJob) -> None:
+        lock = self._locks.setdefault(job.job.mm_hash, asyncio.Lock())  # lives as long as a job has it
+        async with lock:
+            await self._encode(job)
 
-    async def _encode(self, flight: Flight) -> None:
-        job, envelope = flight.job, flight.envelope
+    async def _encode(self, active: ActiveJob) -> None:
+        job, envelope = active.job, active.envelope
         prepared = await self._prepare(job, envelope)
+        active.enter(JobState.PREPROCESSED)
         spec = self._spec(prepared)
-        metadata, left_s = self._metadata(job, prepared, spec), remaining_s(envelope)
-        deadline = time.monotonic() + left_s
+        metadata, deadline = self._metadata(job, prepared, spec), time.monotonic() + remaining_s(envelope)
         with span("encoder.reserve", traceparent=envelope.traceparent, attributes=self._attributes(job)):
-            # Below the store's reserve only granted items are written, and a grant answers the metadata.
-            reservation, sealed = await self._placing.reserve(
-                job.mm_hash, spec, lambda: flight.announce(metadata, deadline), left_s
-            )
-        self._begun.add(flight.entry_id)
+            reservation, pin = await self._reserve(active, metadata, spec, deadline)
+        active.enter(JobState.RESERVED)
         metadata = metadata.model_copy(
-            update={"sealed": is_here(sealed), "transport": transport_of(reservation.memory)}
+            update={"sealed": is_pinned(pin), "transport": transport_of(reservation.memory)}
         )
-        await flight.announce(metadata, deadline)
+        await active.inform_requesters(metadata, deadline)
         started = time.monotonic()
-        if isinstance(reservation, Reserved) and is_here(sealed):  # by another encoder, since we reserved
-            self._hand_over.cancel(reservation.reservation_id)
+        if isinstance(reservation, Reserved) and is_pinned(pin):  # sealed by another encoder meanwhile
+            self._store_client.cancel_reservation(reservation.reservation_id)
         elif isinstance(reservation, Reserved):
+            active.enter(JobState.ENCODING)
             self.num_encodes += 1
-            await self._run_encoder(prepared, self._order(job, envelope, prepared, spec, reservation), sealed)
-        pin_id = await self._placing.sealed_pin(job.mm_hash, sealed, reservation)
-        self._hand_over.unpin(self._ledger.sealed(job.mm_hash, pin_id))
-        left = await flight.complete(metadata, deadline, time.monotonic() - started)
-        for key in left:
-            self._hand_over.unpin(self._ledger.settled(job.mm_hash, key))
+            await self._run_encoder(prepared, self._order(job, envelope, prepared, spec, reservation), pin)
+        pin_id = await self._reservations.wait_for_pin(job.mm_hash, pin, reservation)
+        active.enter(JobState.SEALED)
+        self._store_client.end_pins(self._ledger.hold_pin(job.mm_hash, pin_id))
+        left = await active.report_completed(metadata, deadline, time.monotonic() - started)
+        self._store_client.end_pins(self._ledger.remove_requesters(job.mm_hash, left))
+
+    async def _reserve(
+        self, active: ActiveJob, metadata: EncoderCacheMetadata, spec: TensorSpec, deadline: float
+    ) -> tuple[Reservation, PinFuture]:
+        """While the store is full it is asked again, until the deadline.
+
+        The item is announced meanwhile: below the store's reserve only granted items are written, and a grant
+        answers the metadata.
+        """
+        retrying = tenacity.AsyncRetrying(
+            retry=tenacity.retry_if_exception_type(StoreFullError),
+            wait=tenacity.wait_exponential(multiplier=FIRST_RETRY_S, max=LONGEST_RETRY_S),
+            stop=tenacity.stop_before_delay(deadline - time.monotonic()),
+            reraise=True,
+        )
+        try:
+            return await retrying(self._try_reserve, active, metadata, spec, deadline)
+        except StoreFullError as error:
+            raise JobFailure(FailureKind.STORE_FULL, "the cache store has no space") from error
+
+    async def _try_reserve(
+        self, active: ActiveJob, metadata: EncoderCacheMetadata, spec: TensorSpec, deadline: float
+    ) -> tuple[Reservation, PinFuture]:
+        try:
+            mm_hash = active.job.mm_hash
+            return await self._reservations.reserve_item(
+                mm_hash, spec, is_granted=self._ledger.is_granted(mm_hash), deadline=deadline
+            )
+        except StoreFullError:
+            await active.inform_requesters(metadata, deadline)
+            raise
 
     def _order(
         self,
@@ -228,22 +258,20 @@ class JobRunner:
             num_bytes=spec.num_bytes,
             placeholder_metadata=prepared.placeholder_metadata,
             encoder=self._instance,
-            store=self._hand_over.store,
+            store=self._store_client.store,
             sealed=False,
             requesters=(),
         )
 
-    async def _run_encoder(
-        self, prepared: PreparedItem, order: WriteOrder, sealed: "asyncio.Future[int]"
-    ) -> None:
+    async def _run_encoder(self, prepared: PreparedItem, order: WriteOrder, pin: PinFuture) -> None:
         try:
-            async with self._patience.with_job():
+            async with self._watchdog.with_job():
                 await self._engine.encode(prepared, order)
         except EncodeRefusedError as error:
-            if is_here(sealed):  # another encoder made it meanwhile, and its pin is ours already
-                self._hand_over.cancel(order.reservation_id)
+            if is_pinned(pin):  # another encoder made it meanwhile, and the pin of its entry is ours already
+                self._store_client.cancel_reservation(order.reservation_id)
                 return
-            self._hand_over.give_up(order.mm_hash, order.reservation_id)
+            self._store_client.unwatch_item(order.mm_hash, order.reservation_id)
             raise JobFailure(FailureKind.ENCODER_ERROR, str(error)) from error
 
     def _spec(self, prepared: PreparedItem) -> TensorSpec:
@@ -275,7 +303,7 @@ class JobRunner:
 
 
 def _cause(failure: JobFailure) -> str | None:
-    """What a library said of it, for the log alone: the caller is told `failure.detail`."""
+    """A library's own error, for the log alone: the caller gets `failure.detail`."""
     error = failure.__cause__
     return (
         repr(error.__cause__)[:MAX_CAUSE_CHARS] if error is not None and error.__cause__ is not None else None

@@ -13,7 +13,7 @@ from PIL import Image
 from tests.support.hostile.images import saved
 from triptych_common.domain.media_options import OptionBounds
 from triptych_common.protocol.messages import EncodeJob, ImageProperties, Modality
-from triptych_encoder.engine.encoding import (
+from triptych_encoder.encoding import (
     BadMediaError,
     EngineFailedError,
     PreparedItem,

@@ -1,4 +1,4 @@
-"""Does the engine answer? vLLM tells of an engine that died, when asked; of one that lives and hangs never.
+"""Whether vLLM's engine answers: vLLM reports an engine that died, when asked; one that hangs, never.
 
 Its host would go on: registered, chosen by every gateway, and each request would wait until its deadline.
 """
@@ -13,16 +13,16 @@ class EngineGoneError(TriptychError):
     """vLLM's engine is dead, or hangs: this process must be restarted."""
 
 
-class Asked(Protocol):
-    """vLLM's `AsyncLLM`, as far as it is asked here."""
+class AnsweringEngine(Protocol):
+    """vLLM's `AsyncLLM`, as far as it is used here."""
 
     async def is_sleeping(self) -> bool:
-        """A question that the engine answers between two steps, or at once when it has nothing to do."""
+        """A request that the engine answers between two steps, or at once when it has nothing to do."""
         ...
 
 
-async def watch_answers(engine: Asked, *, interval_s: float, timeout_s: float) -> None:
-    """Ask again and again, until cancelled.
+async def watch_answers(engine: AnsweringEngine, *, interval_s: float, timeout_s: float) -> None:
+    """Until cancelled.
 
     Raises:
         EngineGoneError: no answer within `timeout_s` seconds.

@@ -1,0 +1,97 @@
+"""prefill_decode's worker: puts what the transports open into vLLM's encoder cache, and ends the pins."""
+
+import functools
+import queue
+import threading
+import time
+
+import torch
+
+from triptych_common.domain.transports import transport_of
+from triptych_common.protocol.store import Unpin
+from triptych_common.region.tensor_view import TORCH_DTYPES
+from triptych_common.telemetry.logs import get_logger
+from triptych_vllm_connector.config import ConnectorConfig
+from triptych_vllm_connector.consumer.item_table import LoadOrder
+from triptych_vllm_connector.worker.containment import check_device
+from triptych_vllm_connector.worker.store_worker import TRANSFER_ERRORS, StoreWorker
+
+log = get_logger(__name__)
+
+
+class LoadingWorker(StoreWorker):
+    """A pin ends when the last slice of its view is gone: the finalizer sits on the view's exporter.
+
+    It may run anywhere, even inside the session's own code, so it only puts the pin's id into a `SimpleQueue`
+    (whose `put` is reentrant); a thread sends it on.
+
+    A tensor that cannot be read must not end the engine, which has planned this step with it: zeros take its
+    place, and `take_failed_loads` names it, so that the scheduler fails the requests that need it before
+    anything of theirs is sent.
+    """
+
+    def __init__(self, config: ConnectorConfig, rank: int, device_type: str) -> None:
+        super().__init__(config, rank, device_type)
+        self._device_type = device_type
+        self._failed: set[str] = set()
+        self._released: queue.SimpleQueue[int | None] = queue.SimpleQueue()
+        self._releaser = threading.Thread(target=self._release_pins, name="triptych-release", daemon=True)
+        self._releaser.start()
+        self.num_injected = 0
+
+    def load_orders(self, encoder_cache: dict[str, torch.Tensor], orders: list[LoadOrder]) -> None:
+        """Inject one tensor per order.
+
+        Raises:
+            torch.AcceleratorError: the device is lost, and the engine ends with it.
+        """
+        for order in orders:
+            start_ns = time.time_ns()
+            on_release = functools.partial(self._released.put, order.pin_id)
+            descriptor = order.descriptor
+            try:
+                injected = self._transports.reader(descriptor.memory).open(descriptor, on_release)
+            except torch.AcceleratorError:
+                raise
+            except TRANSFER_ERRORS as error:
+                check_device()
+                log.warning("tensor not loaded", mm_hash=order.mm_hash, error=str(error))
+                encoder_cache[order.mm_hash] = self._zeros(order)
+                self._failed.add(order.mm_hash)
+                on_release()
+                continue
+            encoder_cache[order.mm_hash] = injected
+            self.num_injected += 1
+            address, num_bytes = self._transports.extent(descriptor.memory) or (0, 0)
+            self._span(
+                "prefill.inject",
+                start_ns,
+                time.time_ns(),
+                order.traceparent,
+                order.mm_hash,
+                num_bytes=injected.nbytes,
+                view_address=injected.data_ptr(),
+                region_address=address,
+                region_num_bytes=num_bytes,
+                transport=transport_of(descriptor.memory).value,
+            )
+
+    def take_failed_loads(self) -> frozenset[str]:
+        """The mm_hashes of this step that are zeros instead of what they should be."""
+        failed, self._failed = frozenset(self._failed), set()
+        return failed
+
+    def _zeros(self, order: LoadOrder) -> torch.Tensor:
+        """In the order's shape, but of one element: memory may be what there was too little of."""
+        spec = order.descriptor.spec
+        zero = torch.zeros(1, 1, dtype=TORCH_DTYPES[spec.dtype], device=self._device_type)
+        return zero.expand(spec.shape)
+
+    def _release_pins(self) -> None:
+        while (pin_id := self._released.get()) is not None:
+            self._session.submit(Unpin(seq=0, pin_id=pin_id))  # a store that is gone has no pins either
+
+    def close(self) -> None:
+        self._released.put(None)
+        self._releaser.join(timeout=2)
+        super().close()

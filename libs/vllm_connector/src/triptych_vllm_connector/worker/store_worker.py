@@ -1,0 +1,71 @@
+"""What both ends of the handover have in a worker: a store session, the transports, and spans.
+
+Both run inside vLLM's step, on its thread. Neither waits for the store: commands are sent, and the session's
+thread reads the answers. The transport carries the bytes (`transports`).
+"""
+
+from triptych_common.domain.errors import TriptychError
+from triptych_common.store_session import StoreSession
+from triptych_common.telemetry import record_span
+from triptych_common.telemetry.logs import get_logger
+from triptych_vllm_connector.config import STORE_RECONNECT_S, ConnectorConfig, worker_session_name
+from triptych_vllm_connector.slab_probe import SlabProbeResult
+from triptych_vllm_connector.worker.transports import WorkerTransports
+
+log = get_logger(__name__)
+
+TRANSFER_ERRORS = (TriptychError, ValueError, RuntimeError, MemoryError)
+"""What a transfer may end with: torch's own errors, out of memory among them, are RuntimeErrors.
+
+One of them is not survived: after `torch.AcceleratorError` nothing on the device can be trusted."""
+
+
+class StoreWorker:
+    """A store session and the transports, of one worker."""
+
+    def __init__(self, config: ConnectorConfig, rank: int, device_type: str) -> None:
+        self._config = config
+        self._session = StoreSession.connect(
+            config.store_socket,
+            worker_session_name(config.instance, rank),
+            on_push=lambda push: None,
+            on_disconnect=self._on_disconnect,
+            timeout_s=config.store_timeout_s,
+            reconnect_timeout_s=STORE_RECONNECT_S,
+            namespace_digest=config.namespace_digest,
+        )
+        self._transports = WorkerTransports(config, self._session, device_type)
+        self._rank = rank
+
+    def probe_slab(self) -> SlabProbeResult:
+        """Whether this worker can use the store's memory on its GPU."""
+        return self._transports.probe_slab()
+
+    def close(self) -> None:
+        self._transports.close()
+        self._session.close()
+
+    def _on_disconnect(self, error: Exception | None) -> None:
+        if error is not None:
+            log.error("store session lost", instance=self._config.instance, error=str(error))
+
+    def _span(
+        self,
+        name: str,
+        start_ns: int,
+        end_ns: int,
+        traceparent: str | None,
+        mm_hash: str,
+        **attributes: str | int,
+    ) -> None:
+        record_span(
+            name,
+            start_ns,
+            end_ns,
+            traceparent=traceparent,
+            attributes={
+                "triptych.instance": self._config.instance,
+                "triptych.mm_hash": mm_hash,
+                **{f"triptych.{key}": value for key, value in attributes.items()},
+            },
+        )

@@ -1,0 +1,145 @@
+"""Encoder's worker: writes an encoder output to its reservation, and seals it.
+
+order --written--> Seal sent        order --not encoded, refused, unfit, not written--> Cancel sent
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+
+import torch
+
+from triptych_common.domain.transports import transport_of
+from triptych_common.protocol.store import Cancel, Done, Seal, StoreReply
+from triptych_common.telemetry.logs import get_logger
+from triptych_vllm_connector.config import ConnectorConfig
+from triptych_vllm_connector.step_orders import WriteOrder
+from triptych_vllm_connector.worker.containment import check_device
+from triptych_vllm_connector.worker.encode_clock import clock_of
+from triptych_vllm_connector.worker.store_worker import TRANSFER_ERRORS, StoreWorker
+
+log = get_logger(__name__)
+
+
+class WritingWorker(StoreWorker):
+    """One copy into the reservation, then the seal. Rank 0 writes; every rank has the same rows.
+
+    Each order of a step ends with it: written, or cancelled. vLLM's newer runner does not encode what its
+    cache has, and reports nothing of it, so what is left at the end of the step is written from there.
+    """
+
+    def __init__(self, config: ConnectorConfig, rank: int, device_type: str = "cpu") -> None:
+        super().__init__(config, rank, device_type)
+        self._orders: dict[str, list[WriteOrder]] = {}  # of the step under way, by mm_hash
+        self._encoder_cache: Mapping[str, torch.Tensor] = {}
+        self._clock = clock_of(device_type)
+        self.num_transferred = 0
+
+    def on_step_start(
+        self, orders: Mapping[str, Sequence[WriteOrder]], encoder_cache: Mapping[str, torch.Tensor]
+    ) -> None:
+        """`orders` are those of the step, by mm_hash; `encoder_cache` is vLLM's."""
+        self._orders = {mm_hash: list(each) for mm_hash, each in orders.items()}
+        self._encoder_cache = encoder_cache
+
+    def on_encode_start(self) -> None:
+        """The encoder runs now, for every item of this step (from the runner wrapper)."""
+        self._clock.start()
+
+    def on_encoded(self, mm_hash: str, tensor: torch.Tensor) -> None:
+        """vLLM has the item: each of its orders is written. Called again for the same item: nothing."""
+        for order in self._orders.pop(mm_hash, ()):
+            self.write_order(order, tensor)
+
+    def on_item_error(self, mm_hash: str, error: Exception) -> None:
+        """The tower raised `error` for this item: its reservations are cancelled; the host fails the jobs."""
+        for order in self._orders.pop(mm_hash, ()):
+            if self._rank == 0:
+                log.error(
+                    "encoder refused item", mm_hash=mm_hash, job_id=order.job_id, error=repr(error)[:500]
+                )
+                self._cancel(order)
+
+    def on_step_end(self) -> None:
+        """Nothing more is encoded: an order that is left is written from vLLM's cache, or cancelled."""
+        for mm_hash in list(self._orders):
+            if mm_hash in self._encoder_cache:
+                self.on_encoded(mm_hash, self._encoder_cache[mm_hash])
+                continue
+            for order in self._orders.pop(mm_hash):
+                if self._rank == 0:
+                    log.warning("item not encoded", mm_hash=mm_hash, job_id=order.job_id)
+                    self._cancel(order)
+
+    def write_order(self, order: WriteOrder, tensor: torch.Tensor) -> None:
+        """Copy `tensor` [num_embeds, width] to its place and seal it.
+
+        A tensor that does not fit its reservation, or that the transport cannot take, is not written, and the
+        reservation is cancelled: the store reports that to the host, which fails the job.
+
+        Raises:
+            torch.AcceleratorError: the device is lost, and the engine ends with it.
+        """
+        if self._rank != 0:
+            return
+        self._clock.mark_end()  # the first write of a step: all its items are encoded by now, or launched
+        start_ns = time.time_ns()
+        if not self._transfer(order, tensor):
+            self._record_encode(order)
+            self._cancel(order)
+            return
+        written_ns = time.time_ns()
+        encoded_ns = self._record_encode(order)
+        self._span(
+            "encoder.write",
+            min(max(start_ns, encoded_ns), written_ns),
+            written_ns,
+            order.traceparent,
+            order.mm_hash,
+            num_bytes=tensor.nbytes,
+            transport=transport_of(order.memory).value,
+        )
+        future = self._session.submit(Seal(seq=0, reservation_id=order.reservation_id))
+        future.add_done_callback(lambda done: self._on_seal_answer(done, order, written_ns))
+        self.num_transferred += 1
+
+    def _transfer(self, order: WriteOrder, tensor: torch.Tensor) -> bool:
+        """Whether the tensor fits its reservation and was written to it."""
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        if tuple(tensor.shape) != (order.num_embeds, order.width) or dtype != order.dtype:
+            log.error(
+                "encoder output does not fit its reservation",
+                mm_hash=order.mm_hash,
+                shape=list(tensor.shape),
+                dtype=dtype,
+                expected=[order.num_embeds, order.width],
+                expected_dtype=order.dtype,
+            )
+            return False
+        try:
+            self._transports.writer(order.memory).write(order, tensor)
+        except torch.AcceleratorError:
+            raise
+        except TRANSFER_ERRORS as error:
+            check_device()
+            log.warning(
+                "encoder output not written", mm_hash=order.mm_hash, memory=order.memory, error=str(error)
+            )
+            return False
+        return True
+
+    def _cancel(self, order: WriteOrder) -> None:
+        self._session.submit(Cancel(seq=0, reservation_id=order.reservation_id))
+
+    def _record_encode(self, order: WriteOrder) -> int:
+        """The span of the step's encoding, once its item was written, or could not be; when it ended."""
+        start_ns, end_ns = self._clock.span_ns()
+        self._span("encoder.encode", start_ns, end_ns, order.traceparent, order.mm_hash)
+        return end_ns
+
+    def _on_seal_answer(self, done: "Future[StoreReply]", order: WriteOrder, start_ns: int) -> None:
+        error: object = done.exception() or done.result()
+        if not isinstance(error, Done):
+            log.error("seal failed", mm_hash=order.mm_hash, job_id=order.job_id, error=str(error))
+            return
+        self._span("encoder.seal", start_ns, time.time_ns(), order.traceparent, order.mm_hash)

@@ -1,0 +1,197 @@
+"""One job at this encoder: how far it is, which requesters it is for, and what was sent to them.
+
+    STARTED -> PREPROCESSED -> RESERVED -> ENCODING -> SEALED -> COMPLETED
+       |            |              |  `----------------^ |  (the entry was there already)
+       |            |              |          |          |
+       `------------`--------------`----------`--------> |  FAILED (from the first four: one EncodeFailed)
+       `------------`--------------`----------`----------`> HANDED_BACK (cancelled: another encoder's)
+
+A job that is dropped (no requester waits for it any more, or another encoder works on it) never gets here.
+One whose engine dies stays as it is: the process ends, and another encoder takes the job over.
+
+The encoder asks Redis for the requesters just before it sends anything. Without Redis it uses those that it
+knew last: the messages wait for Redis themselves, and the requesters mend a flight that outlives its job.
+"""
+
+from collections.abc import Iterable
+from enum import Enum
+
+from triptych_common.bus import Delivery
+from triptych_common.coordination import SingleFlight
+from triptych_common.coordination.single_flight import RequesterKey, requester_key
+from triptych_common.domain.errors import BusUnavailableError
+from triptych_common.domain.transitions import check_transition
+from triptych_common.protocol.codec import Envelope
+from triptych_common.protocol.messages import (
+    EncodeFailed,
+    EncodeJob,
+    EncoderCacheMetadata,
+    FailureKind,
+    Requester,
+)
+from triptych_common.telemetry.logs import get_logger
+from triptych_encoder.jobs.ledger import Ledger
+from triptych_encoder.jobs.reporter import Reporter
+
+log = get_logger(__name__)
+
+MAX_ROUNDS = 5  # of late joiners; they see the sealed metadata, so none of them waits in vain
+
+
+class JobState(Enum):
+    """How far a job is."""
+
+    STARTED = "started"  # its flight runs here; the media are fetched and preprocessed
+    PREPROCESSED = "preprocessed"  # its size is known; the store is asked for space
+    RESERVED = "reserved"  # blocks are held, or the entry is there; the item is announced
+    ENCODING = "encoding"  # inside vLLM, and until the seal
+    SEALED = "sealed"  # and pinned for the requesters
+    COMPLETED = "completed"  # and reported
+    FAILED = "failed"  # and reported
+    HANDED_BACK = "handed back"  # to the stream, for another encoder
+
+
+_ENDS = frozenset({JobState.FAILED, JobState.HANDED_BACK})
+
+ALLOWED: dict[JobState, frozenset[JobState]] = {
+    JobState.STARTED: _ENDS | {JobState.PREPROCESSED},
+    JobState.PREPROCESSED: _ENDS | {JobState.RESERVED},
+    JobState.RESERVED: _ENDS | {JobState.ENCODING, JobState.SEALED},
+    JobState.ENCODING: _ENDS | {JobState.SEALED},
+    JobState.SEALED: frozenset({JobState.COMPLETED, JobState.HANDED_BACK}),
+    JobState.COMPLETED: frozenset(),
+    JobState.FAILED: frozenset(),
+    JobState.HANDED_BACK: frozenset(),
+}
+
+
+class ActiveJob:
+    """Only `enter` assigns `state`. Messages that cannot be sent until the job's deadline are given up."""
+
+    def __init__(
+        self,
+        single_flight: SingleFlight,
+        reporter: Reporter,
+        ledger: Ledger,
+        delivery: Delivery,
+        job: EncodeJob,
+        requesters: Iterable[Requester],
+    ) -> None:
+        self._single_flight = single_flight
+        self._reporter = reporter
+        self._ledger = ledger
+        self.state = JobState.STARTED
+        self.job = job
+        self.envelope = delivery.envelope
+        self.entry_id = delivery.entry_id
+        self._waiting = {requester_key(each): each for each in requesters}
+        self._informed: dict[RequesterKey, Requester] = {}  # have the metadata
+
+    def enter(self, state: JobState) -> None:
+        """Raises IllegalTransitionError when `state` cannot follow."""
+        check_transition(ALLOWED, f"job {self.job.job_id}", self.state, state)
+        self.state = state
+
+    @property
+    def has_blocks(self) -> bool:
+        """It will soon be done here. Before that another encoder may have it."""
+        return self.state not in (JobState.STARTED, JobState.PREPROCESSED)
+
+    @property
+    def keys(self) -> set[RequesterKey]:
+        """Every requester that this job was ever for."""
+        return {*self._waiting, *self._informed}
+
+    async def inform_requesters(self, metadata: EncoderCacheMetadata, deadline: float) -> None:
+        """Send `metadata` to the requesters that do not have it.
+
+        `deadline`: monotonic seconds until which their final acks are waited for.
+        """
+        await self._refresh_requesters(metadata)
+        new = [requester for key, requester in self._waiting.items() if key not in self._informed]
+        if not new:
+            return
+        self._ledger.add_requesters(self.job.mm_hash, {requester_key(each) for each in new}, deadline)
+        await self._reporter.send_metadata(
+            metadata.model_copy(update={"requesters": tuple(new)}), self.envelope
+        )
+        self._informed.update({requester_key(each): each for each in new})
+
+    async def report_completed(
+        self, metadata: EncoderCacheMetadata, deadline: float, encode_s: float
+    ) -> set[RequesterKey]:
+        """The entry is sealed: report it to all requesters, and end the flight.
+
+        Returns:
+            The requesters that left: they will not ack.
+        """
+        metadata = metadata.model_copy(update={"sealed": True})
+        await self.inform_requesters(metadata, deadline)
+        left = self._informed.keys() - self._waiting.keys()
+        reported: set[RequesterKey] = set()
+        for _ in range(MAX_ROUNDS):
+            new = [requester for key, requester in self._informed.items() if key not in reported | left]
+            await self._reporter.send_completed(self.job, self.envelope, encode_s, new)
+            reported |= {requester_key(each) for each in new}
+            if await self._end_flight(self._informed):
+                break
+            await self.inform_requesters(metadata, deadline)
+        self.enter(JobState.COMPLETED)
+        return left
+
+    async def report_failed(self, kind: FailureKind, detail: str, encoder: str) -> None:
+        """The job produces nothing: report it to all requesters, unless another encoder works on it."""
+        failure = EncodeFailed(
+            job_id=self.job.job_id,
+            mm_hash=self.job.mm_hash,
+            encoder=encoder,
+            kind=kind,
+            detail=detail[:2000],
+        )
+        known = (self._informed | self._waiting).values()
+        await publish_failure(self._single_flight, self._reporter, failure, self.envelope, known)
+        self.enter(JobState.FAILED)
+
+    async def renew_lease(self, encoder: str, lease_s: float) -> None:
+        """This encoder still works on it."""
+        try:
+            await self._single_flight.renew_job(
+                self.job.mm_hash, self.job.job_id, self.entry_id, encoder, lease_s=lease_s
+            )
+        except BusUnavailableError as error:
+            log.warning("job lease not renewed", job_id=self.job.job_id, error=str(error))
+
+    async def _refresh_requesters(self, metadata: EncoderCacheMetadata) -> None:
+        try:
+            waiting = await self._single_flight.announce_metadata(metadata)
+        except BusUnavailableError as error:
+            log.warning("requesters not refreshed", job_id=self.job.job_id, error=str(error))
+            return
+        if waiting is not None:
+            self._waiting = {requester_key(each): each for each in waiting}
+
+    async def _end_flight(self, informed: Iterable[RequesterKey]) -> bool:
+        try:
+            is_ended, _ = await self._single_flight.finish_flight(self.job.mm_hash, self.job.job_id, informed)
+        except BusUnavailableError as error:
+            log.warning("flight not ended", job_id=self.job.job_id, error=str(error))
+            return True
+        return is_ended
+
+
+async def publish_failure(
+    single_flight: SingleFlight,
+    reporter: Reporter,
+    failure: EncodeFailed,
+    envelope: Envelope,
+    known: Iterable[Requester],
+    *,
+    by_owner: bool = True,
+) -> None:
+    """To all requesters; without Redis to `known`. `by_owner`: unless another encoder works on the job."""
+    waiting: Iterable[Requester] | None = None
+    try:
+        waiting = await single_flight.fail_flight(failure, by_owner=by_owner)
+    except BusUnavailableError as error:
+        log.warning("failed job not recorded in its flight", job_id=failure.job_id, error=str(error))
+    await reporter.send_failed(failure, envelope, known if waiting is None else waiting)

@@ -1,0 +1,103 @@
+"""An encode job and the engine: refusals, silence, death, and an encoder that ends."""
+
+import asyncio
+
+import pytest
+
+from tests.support.encoder_bench import HASH, Bench, delivery_of
+from triptych_common.domain.errors import StoreError
+from triptych_common.protocol.messages import FailureKind
+from triptych_encoder.encoding import EncodeRefusedError, EngineFailedError
+from triptych_encoder.store import store_reservations
+from triptych_vllm_connector.step_orders import WriteOrder
+
+
+async def test_an_item_that_the_engine_refuses_gives_its_reservation_back(bench: Bench) -> None:
+    async def refuse(order: WriteOrder) -> None:
+        raise EncodeRefusedError("too many tokens")
+
+    bench.engine.on_encode = refuse
+    delivery = delivery_of()
+    await bench.run(delivery)
+    assert bench.reporter.kinds == ["EncoderCacheMetadata", FailureKind.ENCODER_ERROR]
+    assert bench.store_client.unwatched == [(HASH, 1)]
+    assert delivery.num_acks == 1
+
+
+async def test_a_refusal_of_what_another_encoder_sealed_meanwhile_does_not_matter(bench: Bench) -> None:
+    async def refuse_late(order: WriteOrder) -> None:
+        await bench.store_client.seal(order)
+        raise EncodeRefusedError("too late to be needed")
+
+    bench.engine.on_encode = refuse_late
+    await bench.run(delivery_of())
+    assert bench.store_client.cancelled == [1]
+    assert bench.reporter.kinds == ["EncoderCacheMetadata", "EncodeCompleted"]
+    assert bench.ledger.remove_requesters(HASH, {("req-1", 0)}) == [1], "the pin is nobody's"
+
+
+async def test_an_output_that_is_not_written_fails_the_job_in_bounded_time(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_reservations, "SEAL_TIMEOUT_S", 0.01)
+
+    async def write_nothing(order: WriteOrder) -> None:
+        pass
+
+    bench.engine.on_encode = write_nothing
+    await bench.run(delivery_of())
+    assert bench.reporter.kinds == ["EncoderCacheMetadata", FailureKind.ENCODER_ERROR]
+    assert bench.store_client.unwatched == [(HASH, 1)]
+    assert len(bench.ledger) == 0
+
+
+async def test_a_writer_that_is_lost_fails_the_job_at_once(bench: Bench) -> None:
+    async def lose(order: WriteOrder) -> None:
+        bench.store_client.futures[0].set_exception(StoreError("unknown_reservation", "gone"))
+
+    bench.engine.on_encode = lose
+    await bench.run(delivery_of())
+    assert bench.reporter.kinds == ["EncoderCacheMetadata", FailureKind.ENCODER_ERROR]
+
+
+async def test_a_dead_engine_leaves_the_job_to_another_encoder(bench: Bench) -> None:
+    async def die(order: WriteOrder) -> None:
+        raise EngineFailedError("dead")
+
+    bench.engine.on_encode = die
+    delivery = delivery_of()
+    with pytest.raises(EngineFailedError):
+        await bench.run(delivery)
+    assert delivery.num_acks == 0
+
+
+async def test_an_engine_that_lives_and_hangs_leaves_the_job_to_another_encoder() -> None:
+    """Its host would renew the job's lease for ever, and whoever asks for the item would join it."""
+    bench = Bench(engine_timeout_s=0.1)
+
+    async def hang(order: WriteOrder) -> None:
+        await asyncio.Event().wait()
+
+    bench.engine.on_encode = hang
+    delivery = delivery_of()
+    with pytest.raises(EngineFailedError, match="has not answered"):
+        await bench.run(delivery)
+    assert delivery.num_acks == 0
+    assert bench.reporter.kinds == ["EncoderCacheMetadata"]  # no word that the item failed
+
+
+async def test_a_cancelled_job_is_handed_back(bench: Bench) -> None:
+    encodes = asyncio.Event()
+
+    async def hang(order: WriteOrder) -> None:
+        encodes.set()
+        await asyncio.Event().wait()
+
+    bench.engine.on_encode = hang
+    delivery = delivery_of()
+    bench.publish(delivery)
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(bench.runner.run(delivery))  # type: ignore[arg-type]
+        await encodes.wait()
+        task.cancel()
+    assert (delivery.num_acks, delivery.num_hand_backs) == (0, 1)

@@ -1,0 +1,156 @@
+"""Requesters that join, leave and share: several jobs and requests for one item."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from tests.support.encoder_bench import DIGEST, HASH, Bench, delivery_of, requester
+from triptych_common.coordination import ClaimResult, StartResult
+from triptych_common.domain.errors import BusUnavailableError
+from triptych_common.protocol.messages import FailureKind
+from triptych_encoder.encoding import EncodeRefusedError
+from triptych_vllm_connector.step_orders import WriteOrder
+
+
+async def test_all_who_joined_hear_of_one_encode(bench: Bench) -> None:
+    await bench.claim("req-0", "req-1", "req-2")
+    await bench.run(delivery_of("job-0", "req-0"))
+    assert len(bench.engine.orders) == 1
+    (metadata,) = [each for each in bench.reporter.sent if each.TYPE == "EncoderCacheMetadata"]
+    assert [each.request_id for each in metadata.requesters] == ["req-0", "req-1", "req-2"]
+    assert [bench.ledger.remove_requesters(HASH, {(f"req-{n}", 0)}) for n in range(3)] == [[], [], [1]]
+    assert bench.single_flight.flights[HASH].state == "finished"
+    assert dict(bench.runner._locks) == {}
+
+
+async def test_who_joins_while_it_is_encoded_hears_too(bench: Bench) -> None:
+    await bench.claim("req-0")
+
+    async def on_encode(order: WriteOrder) -> None:
+        await bench.claim("req-0", "req-1")
+        await bench.store_client.seal(order)
+
+    bench.engine.on_encode = on_encode
+    await bench.run(delivery_of("job-0", "req-0"))
+    metadata = [each for each in bench.reporter.sent if each.TYPE == "EncoderCacheMetadata"]
+    assert [[who.request_id for who in each.requesters] for each in metadata] == [["req-0"], ["req-1"]]
+    assert [each.sealed for each in metadata] == [False, True]
+    assert [bench.ledger.remove_requesters(HASH, {(f"req-{n}", 0)}) for n in range(2)] == [[], [1]]
+    assert bench.single_flight.flights[HASH].state == "finished"
+
+
+async def test_no_pin_is_kept_for_who_left_meanwhile(bench: Bench) -> None:
+    await bench.claim("req-0", "req-1")
+
+    async def on_encode(order: WriteOrder) -> None:
+        await bench.single_flight.leave_flight(HASH, [("req-0", 0), ("req-1", 0)], namespace_digest=DIGEST)
+        await bench.store_client.seal(order)
+
+    bench.engine.on_encode = on_encode
+    await bench.run(delivery_of("job-0", "req-0"))
+    assert len(bench.engine.orders) == 1  # what runs is finished, into the cache
+    assert bench.store_client.ended_pins == [1]
+    assert len(bench.ledger) == 0
+    assert bench.single_flight.flights == {}
+
+
+async def test_a_job_that_nobody_waits_for_is_dropped(bench: Bench) -> None:
+    await bench.claim("req-0")
+    bench.jobs.deliver("1-1")
+    assert await bench.single_flight.leave_flight(HASH, [("req-0", 0)], namespace_digest=DIGEST)
+    delivery = delivery_of("job-0", "req-0")
+    await asyncio.wait_for(bench.runner.run(delivery), 5)  # type: ignore[arg-type]
+    assert (bench.engine.orders, bench.reporter.sent, delivery.num_acks) == ([], [], 1)
+    assert bench.leases.num_dropped == 1
+
+
+async def test_a_second_entry_of_a_job_that_is_worked_on_is_dropped(bench: Bench) -> None:
+    """Sent again, because Redis had lost the first."""
+    await bench.claim("req-0")
+
+    async def on_encode(order: WriteOrder) -> None:
+        again = delivery_of("job-0", "req-0")
+        again.entry_id = "1-2"
+        await bench.run(again)
+        assert again.num_acks == 1
+        await bench.store_client.seal(order)
+
+    bench.engine.on_encode = on_encode
+    await bench.run(delivery_of("job-0", "req-0"))
+    assert len(bench.engine.orders) == 1
+    assert bench.leases.num_superseded == 1
+
+
+async def test_a_failure_is_heard_by_all_and_claimed_by_one(bench: Bench) -> None:
+    await bench.claim("req-0", "req-1")
+
+    async def refuse(order: WriteOrder) -> None:
+        raise EncodeRefusedError("no")
+
+    bench.engine.on_encode = refuse
+    await bench.run(delivery_of("job-0", "req-0"))
+    assert bench.reporter.kinds == ["EncoderCacheMetadata", FailureKind.ENCODER_ERROR]
+    assert len(bench.ledger) == 0
+    results = []
+    for n in range(2):
+        claim = await bench.single_flight.claim_flight(
+            HASH,
+            [requester(f"req-{n}")],
+            namespace_digest=DIGEST,
+            mode="retry",
+            job_id=f"again-{n}",
+            attempt=2,
+            max_attempts=2,
+            ttl_s=9,
+        )
+        results.append(claim.result)
+    assert results == [ClaimResult.OWNER, ClaimResult.JOINED]
+
+
+async def test_without_the_flights_a_job_is_done_for_those_it_names(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def away(*args: Any, **options: Any) -> Any:
+        raise BusUnavailableError("away")
+
+    for step in ("start_job", "announce_metadata", "finish_flight"):
+        monkeypatch.setattr(bench.single_flight, step, away)
+    await bench.run(delivery_of())
+    assert bench.reporter.kinds == ["EncoderCacheMetadata", "EncodeCompleted"]
+    assert bench.ledger.remove_requesters(HASH, {("req-1", 0)}) == [1]
+
+
+async def test_a_full_redis_that_noted_nobody_is_no_reason_to_tell_nobody(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def started(*args: Any, **options: Any) -> Any:
+        return StartResult.STARTED, ()
+
+    monkeypatch.setattr(bench.single_flight, "start_job", started)
+    await bench.run(delivery_of())
+    assert bench.reporter.kinds == ["EncoderCacheMetadata", "EncodeCompleted"]
+    assert bench.ledger.remove_requesters(HASH, {("req-1", 0)}) == [1]
+
+
+async def test_a_second_delivery_of_a_job_does_not_undo_that_the_first_has_blocks(bench: Bench) -> None:
+    first, second = delivery_of(), delivery_of()
+    second.entry_id = "1-2"
+    write, seen = bench.engine.on_encode, list[bool]()
+
+    async def on_encode(order: WriteOrder) -> None:
+        await bench.run(second)
+        seen.extend(bench.runner.has_blocks(each) for each in (first, second))  # type: ignore[arg-type]
+        await write(order)
+
+    bench.engine.on_encode = on_encode
+    await bench.run(first)
+    assert seen == [True, False]
+    assert not bench.runner.has_blocks(first)  # type: ignore[arg-type]
+
+
+async def test_a_failed_job_does_not_take_the_item_from_those_of_an_earlier_one(bench: Bench) -> None:
+    await bench.run(delivery_of("job-1", "req-1"))
+    await bench.run(delivery_of("job-2", "req-2", remaining_ms=0))
+    assert bench.store_client.ended_pins == []
+    assert bench.ledger.remove_requesters(HASH, {("req-1", 0)}) == [1]

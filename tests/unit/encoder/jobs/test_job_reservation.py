@@ -1,0 +1,113 @@
+"""An encode job and the store: full, evicting, refusing, sealed by another encoder."""
+
+import asyncio
+
+import pytest
+
+from tests.support.encoder_bench import HASH, Bench, delivery_of
+from triptych_common.domain.errors import ItemTooLargeError, StoreError, StoreFullError
+from triptych_common.protocol.messages import FailureKind
+from triptych_encoder.jobs import job_runner
+
+FULL = StoreFullError("full", "")
+
+
+@pytest.fixture(autouse=True)
+def _short_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_runner, "FIRST_RETRY_S", 0.001)
+
+
+async def test_a_full_store_is_announced_and_waited_for(bench: Bench) -> None:
+    """The consumer's grant opens the store's reserve, and it grants what it has heard of."""
+    bench.store_client.answers = [FULL, FULL]
+    await bench.run(delivery_of())
+    assert bench.reporter.kinds == ["EncoderCacheMetadata", "EncodeCompleted"]
+
+
+async def test_a_grant_that_comes_while_the_store_is_full_opens_its_reserve(bench: Bench) -> None:
+    bench.store_client.answers = [FULL, FULL]
+    tries = bench.store_client.may_use_reserve
+    task = asyncio.ensure_future(bench.run(delivery_of()))
+    while len(tries) < 2:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    bench.ledger.add_grant(HASH, ("req-1", 0))
+    await task
+    assert tries == [False, False, True]
+
+
+async def test_a_store_that_stays_full_fails_the_job_at_its_deadline(bench: Bench) -> None:
+    bench.store_client.answers = [FULL] * 1000
+    delivery = delivery_of(remaining_ms=50)
+    await bench.run(delivery)
+    assert bench.reporter.kinds == ["EncoderCacheMetadata", FailureKind.STORE_FULL]
+    assert (delivery.num_acks, bench.engine.orders, len(bench.ledger)) == (1, [], 0)
+
+
+async def test_an_entry_evicted_before_it_could_be_pinned_is_encoded(bench: Bench) -> None:
+    bench.store_client.answers = ["already sealed"]
+    await bench.run(delivery_of())
+    assert len(bench.engine.orders) == 1
+    assert bench.reporter.kinds == ["EncoderCacheMetadata", "EncodeCompleted"]
+
+
+async def test_an_entry_that_is_evicted_again_and_again_fails_the_job(bench: Bench) -> None:
+    bench.store_client.answers = ["already sealed"] * 100
+    await bench.run(delivery_of())
+    assert bench.reporter.kinds == [FailureKind.STORE_FULL]
+    assert bench.store_client.unwatched == [(HASH, None)]
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (ItemTooLargeError("too_large", ""), FailureKind.TOO_LARGE),
+        (StoreError("internal", "secret path"), FailureKind.ENCODER_ERROR),
+    ],
+)
+async def test_a_store_that_refuses(bench: Bench, error: StoreError, kind: FailureKind) -> None:
+    bench.store_client.answers = [error]
+    delivery = delivery_of()
+    await bench.run(delivery)
+    assert bench.reporter.kinds == [kind]
+    assert "secret" not in bench.reporter.sent[0][2]
+    assert delivery.num_acks == 1
+    assert bench.engine.orders == []
+    assert len(bench.ledger) == 0
+
+
+async def test_an_item_that_another_encoder_sealed_since_we_reserved_is_not_encoded(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watch = bench.store_client.watch_item
+
+    async def sealed_before(mm_hash: str, timeout_s: float) -> "asyncio.Future[int]":
+        bench.store_client.is_sealed = True
+        return await watch(mm_hash, timeout_s)
+
+    monkeypatch.setattr(bench.store_client, "watch_item", sealed_before)
+    await bench.run(delivery_of())
+    assert bench.engine.orders == []
+    assert bench.store_client.cancelled == [1]
+    assert bench.reporter.kinds == ["EncoderCacheMetadata", "EncodeCompleted"]
+    assert bench.reporter.sent[0].sealed
+    assert bench.ledger.remove_requesters(HASH, {("req-1", 0)}) == [1]
+
+
+async def test_a_watch_that_fails_gives_the_reservation_back(bench: Bench) -> None:
+    bench.store_client.watch_error = StoreError("unavailable", "gone")
+    await bench.run(delivery_of())
+    assert bench.reporter.kinds == [FailureKind.ENCODER_ERROR]
+    assert bench.store_client.unwatched == [(HASH, 1)]
+
+
+async def test_a_job_that_is_cancelled_while_the_store_is_full_is_handed_back(bench: Bench) -> None:
+    bench.store_client.answers = [FULL] * 1000
+    delivery = delivery_of()
+    task = asyncio.ensure_future(bench.run(delivery))
+    while len(bench.store_client.may_use_reserve) < 3:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    assert not bench.runner.has_blocks(delivery)  # type: ignore[arg-type]
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert (delivery.num_acks, delivery.num_hand_backs, len(bench.ledger)) == (0, 1, 0)
