@@ -117,7 +117,7 @@ def test_a_request_whose_load_is_lost_ends_before_a_token_is_told(engine: Parkin
     engine.run()
     assert engine.told == {"r1": []}
     assert engine.ended == {"r1": "error"}
-    assert "injected 0" not in engine.talk.words()
+    assert "injected 0" not in engine.sender.take_short()
     engine.check_idle()
     engine.add("r2", A, text=text)  # finds nothing of it in the prefix cache
     engine.run()
@@ -136,7 +136,7 @@ def test_an_item_is_freed_with_the_output_of_the_step_that_loads_it(
 
     def noted_update(step: Any, output: Any) -> Any:
         result = update(step, output)
-        outputs.append((bool(step.ec_connector_metadata.loads), "injected 0" in engine.talk.words()))
+        outputs.append((bool(step.ec_connector_metadata.loads), "injected 0" in engine.sender.take_short()))
         return result
 
     monkeypatch.setattr(engine.scheduler, "update_from_output", noted_update)
@@ -167,7 +167,7 @@ def test_who_leaves_before_a_lost_load_is_told_leaves_no_wrong_block(
     engine.run()
     assert engine.told == {"r1": []}
     assert engine.ended == {"r1": "abort" if leaves == "aborted" else "error"}
-    assert "injected 0" not in engine.talk.words()
+    assert "injected 0" not in engine.sender.take_short()
     engine.check_idle()
 
 

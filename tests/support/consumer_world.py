@@ -7,7 +7,7 @@ session's end comes last. The models state what must never happen as assertions.
 from collections import deque
 
 from tests.support.consumer_checks import ROWS, Running
-from tests.support.consumer_neighbours import StoreModel, TalkModel
+from tests.support.consumer_neighbours import SenderModel, StoreModel
 from tests.support.consumer_scheduler import PlayedScheduler, Window
 from tests.support.fake_engine import (
     INSTANCE,
@@ -15,8 +15,8 @@ from tests.support.fake_engine import (
     metadata,
     whole_request,
 )
-from triptych_vllm_connector.consumer.consumer import Consumer
-from triptych_vllm_connector.consumer.local_encode import Tower
+from triptych_vllm_connector.consumer.consumer import Consumer, Inbox
+from triptych_vllm_connector.consumer.local_encode import LocalEncode
 from triptych_vllm_connector.consumer.preallocator import make_preallocator
 
 
@@ -25,15 +25,20 @@ class World(PlayedScheduler):
 
     def __init__(self, strategy: str, budget: int, kv_tokens: int, max_in_flight: int) -> None:
         self.store = StoreModel()
-        self.talk = TalkModel()
+        self.sender = SenderModel()
         self.budget = budget if strategy == "sync" else None
         self.preallocator = make_preallocator(strategy, budget)
-        encodes = Tower(lambda modality: {"image_grid_thw"}).encodes
+        encodes_request = LocalEncode(lambda modality: {"image_grid_thw"}).encodes_request
+        self.inbox = Inbox()
         self.consumer = Consumer(
-            INSTANCE, self.store, self.talk, self.preallocator, lambda: 0, encodes=encodes
-        )
-        self.consumer.bind(
-            self._evict, lambda rid, place: rid in self.live and place in self.live[rid].inputs
+            INSTANCE,
+            self.store,
+            self.sender,
+            self.preallocator,
+            self,
+            self.inbox,
+            encodes_request=encodes_request,
+            now_ns=lambda: 0,
         )
         self.kv_tokens = kv_tokens
         self.max_in_flight = max_in_flight
@@ -78,7 +83,7 @@ class World(PlayedScheduler):
             self.orders |= {(added.wire_id, item) for item in items}
 
     def gateway_hears(self, index: int) -> None:
-        message = self.talk.needs.pop(index)
+        message = self.sender.needs.pop(index)
         if message.request_id in {each.wire_id for each in self.live.values()}:
             self.orders.add((message.request_id, message.mm_hash))
 
@@ -102,7 +107,7 @@ class World(PlayedScheduler):
 
     # ---- what the consumer hears -----------------------------------------------------------------
     def hear(self, index: int) -> None:
-        self.consumer.post(self.store.to_engine.pop(index))
+        self.inbox.post_event(self.store.to_engine.pop(index))
 
     def lose_store(self) -> None:
         self.store.lose()
@@ -118,13 +123,13 @@ class World(PlayedScheduler):
             each.inputs.clear()
         self.cached.clear()
         self.freed.clear()
-        self.consumer.views_forgotten()
+        self.consumer.on_cache_emptied()
         while self.worker:
             self._drop_view(self.worker.popitem()[1])
 
     def end_overdue(self, rid: str) -> None:
         """The time of a request that does not run is up."""
-        self.consumer.overdue(self.live[rid].request)
+        self.consumer.fail_overdue(self.live[rid].request)
 
     # ---- the end ---------------------------------------------------------------------------------
     def run_to_the_end(self) -> None:
@@ -141,20 +146,20 @@ class World(PlayedScheduler):
                 break
         assert not self.live, f"never served: {sorted(self.live)}"
         self._settle()
-        self.consumer.drain()
+        self.consumer.drain_inbox()
         self.schedule(1)  # vLLM steps once more: the worker drops its views
         self._settle()
 
     def _settle(self) -> None:
         """Store, encoders and gateway do all that is to do."""
         while (
-            self.talk.needs
+            self.sender.needs
             or self.orders
             or self.store.writing
             or self.store.commands
             or self.store.to_engine
         ):
-            while self.talk.needs:
+            while self.sender.needs:
                 self.gateway_hears(0)
             for wire_id, item in sorted(self.orders):
                 self.encode(wire_id, item)

@@ -13,17 +13,16 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 from queue import Queue
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from tests.support.fake_engine import GATEWAY, INSTANCE, FakePinLink, FakeTalkLink, descriptor, metadata
+from tests.support.fake_engine import GATEWAY, INSTANCE, FakeMessageSender, FakePinLink, descriptor, metadata
 from tests.support.played_engine import IDLE
 from triptych_common.protocol.store import Pinned
-from triptych_vllm_connector.consumer.consumer import Consumer
+from triptych_vllm_connector.consumer.consumer import Consumer, Inbox, PinReply
+from triptych_vllm_connector.consumer.ports import EncoderCache
 from triptych_vllm_connector.consumer.preallocator import make_preallocator
-from triptych_vllm_connector.links.inbox import PinReply
 
 with warnings.catch_warnings(action="ignore"):  # importing vLLM warns, of torch's own use of torch
     import torch
@@ -41,8 +40,9 @@ with warnings.catch_warnings(action="ignore"):  # importing vLLM warns, of torch
     from vllm.v1.request import Request
     from vllm.v1.structured_output import StructuredOutputManager
 
-    from triptych_vllm_connector.connector import LostLoads, TriptychECConnector
+    from triptych_vllm_connector.connector import TriptychECConnector
     from triptych_vllm_connector.scheduler.parking_scheduler import ParkingAsyncScheduler, ParkingScheduler
+    from triptych_vllm_connector.step_metadata import FailedLoads
 
 MODEL = Path(__file__).parents[2] / "models" / "digits-vl"
 BLOCK_SIZE = 16
@@ -55,15 +55,18 @@ SCHEDULERS: tuple[tuple[type[Any], int], ...] = ((ParkingScheduler, 1), (Parking
 class Connector(TriptychECConnector):
     """The scheduler's half, without a store and a bus."""
 
-    def __init__(self, vllm_config: VllmConfig, role: Any, consumer: Consumer) -> None:
+    def __init__(
+        self, vllm_config: VllmConfig, role: Any, make_consumer: Callable[[EncoderCache], Consumer]
+    ) -> None:
         ECConnectorBase.__init__(self, vllm_config, role)
         self._writes, self._closers, self.writer, self.loader = {}, [], None, None
         self._consumer: Consumer | None = None
-        self._opened = consumer
+        self._plans_local = False
+        self._make_consumer = make_consumer
 
-    def open_consumer(self, cache_size: int) -> Consumer:
-        self._consumer = self._opened
-        return self._opened
+    def open_consumer(self, cache: EncoderCache, cache_size: int) -> Consumer:
+        self._consumer = self._make_consumer(cache)
+        return self._consumer
 
 
 @functools.cache
@@ -169,7 +172,7 @@ class Worker:
         output = ModelRunnerOutput(ids, {each: index for index, each in enumerate(ids)}, sampled)
         output.prompt_logprobs_dict = prompt_logprobs
         if lost:
-            output.ec_connector_output = ECConnectorOutput(ec_connector_worker_meta=LostLoads(lost))
+            output.ec_connector_output = ECConnectorOutput(ec_connector_worker_meta=FailedLoads(lost))
         return output
 
     def _load(self, orders: list[Any]) -> frozenset[str]:
@@ -240,23 +243,24 @@ class ParkingEngine:
         num_blocks: int = 200,
     ) -> None:
         self.clock = Clock()
-        monkeypatch.setattr(
-            "triptych_vllm_connector.scheduler.parking_scheduler.time",
-            SimpleNamespace(monotonic=lambda: self.clock.now_s),
-        )
-        self.pins, self.talk = FakePinLink(), FakeTalkLink()
-        self.consumer = Consumer(
-            INSTANCE,
-            self.pins,
-            self.talk,
-            make_preallocator("sync", budget),
-            lambda: 0,
-            lambda: self.clock.now_s,
-        )
+        self.pins, self.sender, self.inbox = FakePinLink(), FakeMessageSender(), Inbox()
+
+        def make_consumer(cache: EncoderCache) -> Consumer:
+            return Consumer(
+                INSTANCE,
+                self.pins,
+                self.sender,
+                make_preallocator("sync", budget),
+                cache,
+                self.inbox,
+                now_ns=lambda: 0,
+                now=lambda: self.clock.now_s,
+            )
+
         monkeypatch.setattr(
             ECConnectorFactory,
             "create_connector",
-            lambda config, role: Connector(config, role, self.consumer),
+            lambda config, role: Connector(config, role, make_consumer),
         )
         config = vllm_config()
         config.cache_config.num_gpu_blocks = num_blocks
@@ -273,6 +277,7 @@ class ParkingEngine:
             hash_block_size=BLOCK_SIZE,
             log_stats=True,
         )
+        self.consumer: Consumer = self.scheduler.consumer
         self.worker = Worker(self)
         self.core = Core(config, self.scheduler, self.worker, num_in_flight)
         self.told: dict[str, list[int]] = {}
@@ -307,7 +312,7 @@ class ParkingEngine:
             offset += length
             self.rows[item] = length
             requester = (f"wire-{request_id}", len(features) - 1)
-            self.consumer.post(metadata(item, requester, job_id=f"job-{item}-{request_id}"))
+            self.inbox.post_event(metadata(item, requester, job_id=f"job-{item}-{request_id}"))
         params = {
             "request_id": f"wire-{request_id}",
             "gateway": GATEWAY,
@@ -339,7 +344,7 @@ class ParkingEngine:
         """The store says that it has the item, pinned."""
         self.num_pins += 1
         reply = Pinned(seq=1, pin_id=self.num_pins, descriptor=descriptor(item, self.rows[item]))
-        self.consumer.post(PinReply(item, reply))
+        self.inbox.post_event(PinReply(item, reply))
 
     def answer_pins(self) -> None:
         """The store has whatever it is asked for."""

@@ -126,10 +126,10 @@ class ConsumerMachine(RuleBasedStateMachine):
         while self.world.store.to_engine:
             self.world.hear(0)
 
-    @precondition(lambda self: self.world.talk.needs)
+    @precondition(lambda self: self.world.sender.needs)
     @rule(data=st.data())
     def gateway_hears(self, data: st.DataObject) -> None:
-        self.world.gateway_hears(data.draw(st.integers(0, len(self.world.talk.needs) - 1)))
+        self.world.gateway_hears(data.draw(st.integers(0, len(self.world.sender.needs) - 1)))
 
     @precondition(lambda self: self.world.orders)
     @rule(data=st.data())
@@ -178,7 +178,7 @@ class ConsumerMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         self.world.run_to_the_end()
         assert set(self.world.consumer.counts().values()) == {0}
-        assert self.world.talk.acks >= self.world.expected_acks
+        assert self.world.sender.acks >= self.world.expected_acks
         assert not self.world.worker
         assert not self.world.cached
         assert not self.world.store.pins

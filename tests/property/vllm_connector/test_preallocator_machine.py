@@ -72,7 +72,7 @@ class PreallocatorMachine(RuleBasedStateMachine):
         self.take()
 
     @precondition(lambda self: self.queue)
-    @rule(data=st.data(), names=st.lists(st.sampled_from(sorted(SIZES)), max_size=4))
+    @rule(data=st.data(), names=st.lists(st.sampled_from(sorted(SIZES)), min_size=1, max_size=4))
     def asks_anew(self, data: st.DataObject, names: list[str]) -> None:
         """It keeps its place."""
         request_id = data.draw(st.sampled_from(self.queue))
@@ -84,6 +84,16 @@ class PreallocatorMachine(RuleBasedStateMachine):
         self.was_granted(request_id, granted)
         if not request.waiting:
             self.queue.remove(request_id)
+        self.take()
+
+    @precondition(lambda self: self.queue)
+    @rule(data=st.data())
+    def waits_no_more(self, data: st.DataObject) -> None:
+        """It keeps what it holds."""
+        request_id = data.draw(st.sampled_from(self.queue))
+        self.requests[request_id].waiting = []
+        self.preallocator.cancel_pending(request_id)
+        self.queue.remove(request_id)
         self.take()
 
     # ---- the model -------------------------------------------------------------------------------

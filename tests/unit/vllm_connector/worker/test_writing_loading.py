@@ -14,8 +14,7 @@ from triptych_common.protocol.store import Cancel, Descriptor, Done, Seal, Store
 from triptych_common.region.cuda.driver import CudaError
 from triptych_common.region.transport import OnRelease, Place
 from triptych_vllm_connector.config import ConnectorConfig
-from triptych_vllm_connector.consumer.item_table import LoadOrder
-from triptych_vllm_connector.step_orders import WriteOrder
+from triptych_vllm_connector.step_orders import LoadOrder, WriteOrder
 from triptych_vllm_connector.worker import writing_loading as workers
 from triptych_vllm_connector.worker.writing_loading import LoadingWorker, WritingWorker
 

@@ -21,9 +21,8 @@ from triptych_common.store_session import StoreSession
 from triptych_common.telemetry import record_span
 from triptych_common.telemetry.logs import get_logger
 from triptych_vllm_connector.config import STORE_RECONNECT_S, ConnectorConfig, worker_session_name
-from triptych_vllm_connector.consumer.item_table import LoadOrder
 from triptych_vllm_connector.host.transport_capabilities import SlabVerdict
-from triptych_vllm_connector.step_orders import WriteOrder
+from triptych_vllm_connector.step_orders import LoadOrder, WriteOrder
 from triptych_vllm_connector.worker.containment import check_device
 from triptych_vllm_connector.worker.encode_clock import clock_of
 from triptych_vllm_connector.worker.transports import WorkerTransports
