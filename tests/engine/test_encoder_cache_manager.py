@@ -22,6 +22,7 @@ from triptych_vllm_connector.consumer.local_encode import LocalEncode, encodes_n
 from triptych_vllm_connector.consumer.preallocator import make_preallocator
 
 with warnings.catch_warnings(action="ignore"):  # importing vLLM warns, of torch's own use of torch
+    from triptych_vllm_connector.connector import TriptychECConnector
     from triptych_vllm_connector.scheduler.encoder_cache_manager import (
         ForgettingEncoderCacheManager,
         PreallocatingEncoderCacheManager,
@@ -235,14 +236,18 @@ def test_an_instance_without_a_tower_encodes_nothing(pd: PrefillDecode) -> None:
 
 
 def test_a_local_item_is_encoded_even_where_a_remote_one_is_pinned(with_tower: PrefillDecode) -> None:
-    """vLLM asks the connector for an item by its name alone, right after `can_allocate`."""
+    """vLLM asks the connector for an item by its name alone: the scheduler names the request before."""
+    connector = TriptychECConnector.__new__(TriptychECConnector)
+    connector._consumer = with_tower.consumer
     remote, local = fake_request("r1", [(A, 4)]), local_request("l")
     with_tower.pin(remote, A, 1)
     with_tower.consumer.admit_request(local, 0)
+    connector.plan_request("l")
     assert with_tower.can_allocate(local)
-    assert with_tower.consumer.plans_local
+    assert not connector.has_cache_item(A)
+    connector.plan_request("r1")
     assert with_tower.can_allocate(remote)
-    assert not with_tower.consumer.plans_local
+    assert connector.has_cache_item(A)
 
 
 def test_a_view_that_a_local_request_refers_to_outlives_the_remote_one(with_tower: PrefillDecode) -> None:

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 
 from tests.support.fake_engine import mm_hash
-from tests.support.parking_engine import BLOCK_SIZE, RIGHT, SCHEDULERS, ParkingEngine
+from tests.support.parking_engine import SCHEDULERS, ParkingEngine
+from tests.support.parking_worker import BLOCK_SIZE, RIGHT
 
 A, B = mm_hash("a"), mm_hash("b")
 ROWS = 4
-PATIENCE_S = 2.0  # more than what a request may wait, and the grace
+OVERDUE_S = 2.0  # more than what a request may wait, and the grace
 Make = Callable[..., ParkingEngine]
 
 
@@ -31,6 +32,20 @@ def engine(make: Make) -> ParkingEngine:
 
 
 # ---- parking -------------------------------------------------------------------------------------
+def test_the_connector_learns_which_request_is_planned(
+    engine: ParkingEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM asks it for items by their names alone."""
+    planned: list[str] = []
+    monkeypatch.setattr(engine.scheduler.ec_connector, "plan_request", planned.append)
+    engine.add("r1", A)
+    engine.run()
+    engine.comes(A)
+    engine.run()
+    assert "r1" in planned
+    engine.check_idle()
+
+
 def test_a_parked_request_costs_no_step(engine: ParkingEngine) -> None:
     engine.add("r1", A)
     assert engine.run() == 1
@@ -88,7 +103,7 @@ def test_what_waits_is_ended_when_its_time_is_up(engine: ParkingEngine, state: s
     if state == "stalled":
         engine.comes(A)
         engine.run()
-    engine.clock.now_s += PATIENCE_S
+    engine.clock.now_s += OVERDUE_S
     assert 1 <= engine.run() <= 3  # with two in flight one more is scheduled before the first is handled
     assert engine.ended == {"r1": "error"}
     engine.check_idle()
@@ -100,7 +115,7 @@ def test_what_computes_is_not_ended(engine: ParkingEngine) -> None:
     engine.comes(A)
     engine.scheduler.has_requests()
     engine.turn()
-    engine.clock.now_s += PATIENCE_S
+    engine.clock.now_s += OVERDUE_S
     engine.run()
     assert engine.told == {"r1": [RIGHT] * 8}
     engine.check_idle()

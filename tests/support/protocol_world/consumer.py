@@ -7,16 +7,15 @@ scheduling. The decode is one step long. Which KV blocks there are is not modell
 
 from collections import deque
 from concurrent.futures import Future
-from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 from tests.support.fake_engine import fake_request
 from tests.support.protocol_world.config import Config
 from tests.support.protocol_world.network import NAMES, Network, ThreadedBusModel
+from tests.support.protocol_world.steps import Running, Step, Window
 from tests.support.protocol_world.store import ClientSession, StoreActor
 from tests.support.protocol_world.virtual_loop import CLOCK
-from tests.support.scheduled import Scheduled
 from triptych_common.protocol.messages import Message
 from triptych_common.protocol.store import Unpin
 from triptych_vllm_connector.consumer.consumer import Consumer, Inbox, PinReply, StoreLost
@@ -28,35 +27,6 @@ from triptych_vllm_connector.scheduler.failed_loads import LoadsInFlight, undo_f
 
 class EngineDiedError(Exception):
     """EngineCore raised: the process ends."""
-
-
-@dataclass(kw_only=True)
-class Running(Scheduled):
-    """One request in vLLM's hands."""
-
-    gateway: str
-    wire_id: str
-    attempt: int
-    has_begun: bool = False  # its first token is out
-    is_done: bool = False  # its last token is computed with a step under way
-    is_wrong: bool = False  # a step of it read zeros
-
-
-class Window(NamedTuple):
-    """Tokens of a request that a step computes; of a decode, the last step, none."""
-
-    rid: str
-    epoch: int
-    start: int
-    end: int
-
-
-class Step(NamedTuple):
-    """One that the worker has, and of which no output was handled."""
-
-    windows: tuple[Window, ...]
-    loads: frozenset[str]
-    lost: frozenset[str]  # of these: zeros were put in their place
 
 
 class ConsumerActor:
@@ -97,10 +67,12 @@ class ConsumerActor:
         self.worker = ClientSession(self._store, f"{self.name}/worker-0", Future)
         session: Any = self.engine
         bus: Any = ThreadedBusModel(self._network, self.name)
+        pins = StorePins(session, 1, lambda mm_hash, reply: self.inbox.post_event(PinReply(mm_hash, reply)))
+        sender = BusMessageSender(bus, NAMES)
         self.consumer = Consumer(
             self.name,
-            StorePins(session, 1, lambda mm_hash, reply: self.inbox.post_event(PinReply(mm_hash, reply))),
-            BusMessageSender(bus, NAMES),
+            pins,
+            sender,
             self.preallocator,
             self,
             self.inbox,

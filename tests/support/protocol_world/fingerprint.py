@@ -27,8 +27,8 @@ LEFT_OUT = frozenset(
     {
         "seq", "origin_seq", "last_seq", "offset", "blocks", "traceparent", "envelope", "published_at",
         "num_attempts_total", "first_seen_ns", "parked_ns", "parked_at_step", "is_grant_recorded",
-        "opened_at", "reserved_at", "last_used_at", "sealed_at", "requester_lease", "descriptor", "generation",
-        "slot", "detail", "_log", "encode_s", "ordered_at",
+        "opened_at", "reserved_at", "last_used_at", "sealed_at", "requester_lease", "descriptor",
+        "generation", "slot", "detail", "_log", "encode_s", "ordered_at",
     }
 )  # fmt: skip
 _PLAIN = (str, int, float, bytes, type(None))

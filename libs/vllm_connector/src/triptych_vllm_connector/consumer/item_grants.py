@@ -138,7 +138,7 @@ class ItemGrants:
         for engine_request_id in self._pins.requests_of(mm_hash):
             admission = self._requests[engine_request_id]
             if not admission.has_failed and admission.gateway is not None:
-                log.info("encode needed", mm_hash=mm_hash, request_id=admission.request_id, reason=reason)
+                log.info("encode requested from gateway", mm_hash=mm_hash, request_id=admission.request_id, reason=reason)
                 self._pins.note_order(mm_hash, engine_request_id)
                 self._replies.request_encode(admission, mm_hash, reason)
                 return

@@ -141,7 +141,7 @@ class RequestTable:
         admission.asked &= admission.granted
         self._failed.add(admission.engine_request_id)
         self.wake_request(admission)
-        log.warning("request failed", request_id=admission.request_id, reason=why)
+        log.warning("admission failed", request_id=admission.request_id, reason=why)
         return True
 
     def set_waiting(self, admission: Admission, is_waiting: bool) -> None:

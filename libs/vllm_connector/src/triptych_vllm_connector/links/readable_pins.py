@@ -100,7 +100,7 @@ class ReadablePins:
             try:
                 self._check_entry(*waiting)
             except Exception:  # this thread serves every entry: one of them must not end it
-                log.exception("pin not delivered", mm_hash=waiting[0].mm_hash)
+                log.exception("pin check failed", mm_hash=waiting[0].mm_hash)
 
     def _check_entry(self, descriptor: Descriptor, pin_id: int, deliver: Deliver) -> None:
         mm_hash = descriptor.mm_hash
@@ -108,7 +108,7 @@ class ReadablePins:
             is_readable = self._can_read(descriptor)
         except Exception as error:
             if not isinstance(error, TriptychError):
-                log.exception("entry not checked", mm_hash=mm_hash, memory=descriptor.memory)
+                log.exception("entry cannot be checked", mm_hash=mm_hash, memory=descriptor.memory)
             self._forget(mm_hash)
             self._link.unpin(pin_id)
             self._deliver_reply(mm_hash, StoreError("unreadable", str(error)))

@@ -107,7 +107,7 @@ def undo_failed_loads(
     scheduler.kv_cache_manager.evict_blocks(spoilt)
     for engine_request_id in failed:
         _drop_output(runner_output, engine_request_id)
-    log.warning("loads lost", num_items=len(mm_hashes), num_requests=len(failed))
+    log.warning("loads failed", num_items=len(mm_hashes), num_requests=len(failed))
 
 
 def _drop_output(runner_output: Any, engine_request_id: str) -> None:
