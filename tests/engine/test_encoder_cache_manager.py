@@ -175,8 +175,8 @@ def test_a_step_that_vllm_gave_up_keeps_the_entry(pd: PrefillDecode) -> None:
 def test_evicting_is_idempotent_whatever_refers_to_the_entry(pd: PrefillDecode) -> None:
     request = fake_request("r1", [(A, 4)])
     pd.manager.allocate(request, 0)
-    pd.manager.evict(A)
-    pd.manager.evict(A)
+    pd.manager.evict_item(A)
+    pd.manager.evict_item(A)
     assert pd.manager.get_freed_mm_hashes() == [A]
     pd.manager.free(request)
     assert pd.is_empty()

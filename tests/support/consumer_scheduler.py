@@ -162,7 +162,7 @@ class PlayedScheduler(ConsumerChecks):
         ):
             self.cached[item].discard(each.rid)
             if not self.cached[item] and not self.consumer.is_resident(item):
-                self.evict(item)
+                self.evict_item(item)
 
     def _preempt(self, each: Running) -> None:
         for place in list(each.inputs):
@@ -177,7 +177,7 @@ class PlayedScheduler(ConsumerChecks):
         """Of vLLM's encoder cache manager."""
         return engine_request_id in self.live and item_index in self.live[engine_request_id].inputs
 
-    def evict(self, item: str) -> None:
+    def evict_item(self, item: str) -> None:
         if any(map(self.consumer.is_local, self.cached.get(item, ()))):
             return  # it goes with its last reference
         if self.cached.pop(item, None) is not None:

@@ -29,7 +29,7 @@ class Engine:
         )
         self.consumer.attach_waker(self._wake)
 
-    def evict(self, mm_hash: str) -> None:
+    def evict_item(self, mm_hash: str) -> None:
         self.evicted.append(mm_hash)
 
     def is_in_use(self, engine_request_id: str, item_index: int) -> bool:

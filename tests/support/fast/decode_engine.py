@@ -274,9 +274,9 @@ class DecodeEngine:
             if holders is not None:
                 holders.discard(each.prompt.request_id)
                 if not holders and not self._consumer.is_resident(mm_hash):
-                    self.evict(mm_hash)
+                    self.evict_item(mm_hash)
 
-    def evict(self, mm_hash: str) -> None:
+    def evict_item(self, mm_hash: str) -> None:
         self._cached.pop(mm_hash, None)
         self._encoder_cache.pop(mm_hash, None)  # the view's finalizer ends its pin
 

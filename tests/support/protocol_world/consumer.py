@@ -341,7 +341,7 @@ class ConsumerActor:
         """Of vLLM's encoder cache manager."""
         return engine_request_id in self.live and item_index in self.live[engine_request_id].inputs
 
-    def evict(self, item: str) -> None:
+    def evict_item(self, item: str) -> None:
         if self.cached.pop(item, None) is not None:
             self.freed.append(item)
             self.has_news = True  # vLLM steps once more

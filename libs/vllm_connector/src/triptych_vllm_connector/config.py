@@ -38,7 +38,7 @@ class ConnectorConfig(BaseModel):
         return cls.model_validate(vllm_config.ec_transfer_config.ec_connector_extra_config)
 
 
-STORE_RECONNECT_S = 24 * 3600.0  # a store that restarts takes up our lease; meanwhile only tensors wait
+STORE_RECONNECT_S = 24 * 3600.0  # a store that restarts takes up the lease; meanwhile only tensors wait
 
 ENGINE_SESSION = "engine"
 WORKER_SESSION = "worker"

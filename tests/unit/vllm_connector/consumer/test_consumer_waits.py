@@ -44,7 +44,7 @@ class Engine:
             now=lambda: self.now_s,
         )
 
-    def evict(self, mm_hash: str) -> None:
+    def evict_item(self, mm_hash: str) -> None:
         """vLLM's encoder cache is not looked at here."""
 
     def is_in_use(self, engine_request_id: str, item_index: int) -> bool:

@@ -26,7 +26,7 @@ class PlayedDeadlines(Deadlines):
 
     def take_at(self, now_s: float) -> list[str]:
         self.now_s = now_s
-        return self.take_overdue()
+        return self.take_passed()
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ class Bench:
         self.evicted: list[str] = []
         self.pins = ItemPins(self.link, self)
 
-    def evict(self, mm_hash: str) -> None:
+    def evict_item(self, mm_hash: str) -> None:
         self.evicted.append(mm_hash)
 
     def is_in_use(self, engine_request_id: str, item_index: int) -> bool:
@@ -68,22 +68,22 @@ def test_an_item_is_ready_once_it_is_pinned(pins: ItemPins) -> None:
 def test_load_hands_the_pin_over_once(pins: ItemPins) -> None:
     pins.acquire_item(A, "r1")
     pins.keep_pin(A, 7, descriptor(A))
-    pins.load_item(A, "tp")
+    pins.order_load(A, "tp")
     (order,) = pins.take_loads()
     assert (order.mm_hash, order.pin_id, order.traceparent) == (A, 7, "tp")
     assert pins.state_of(A) is ItemState.RESIDENT
     assert pins.is_item_ready(A)
     with pytest.raises(IllegalTransitionError):
-        pins.load_item(A, None)
+        pins.order_load(A, None)
     assert pins.take_loads() == []
 
 
 def test_an_item_that_is_not_pinned_cannot_be_loaded(pins: ItemPins) -> None:
     with pytest.raises(IllegalTransitionError, match="absent"):
-        pins.load_item(A, None)
+        pins.order_load(A, None)
     pins.acquire_item(A, "r1")
     with pytest.raises(IllegalTransitionError, match="WATCHING"):
-        pins.load_item(A, None)
+        pins.order_load(A, None)
 
 
 def test_a_second_pin_and_one_that_no_request_needs_are_given_back(bench: Bench, pins: ItemPins) -> None:
@@ -91,7 +91,7 @@ def test_a_second_pin_and_one_that_no_request_needs_are_given_back(bench: Bench,
     pins.acquire_item(A, "r1")
     assert pins.keep_pin(A, 2, descriptor(A))
     assert not pins.keep_pin(A, 3, descriptor(A))
-    pins.load_item(A, None)
+    pins.order_load(A, None)
     assert not pins.keep_pin(A, 4, descriptor(A))
     assert bench.link.take() == [("unpin", 1), ("pin_or_watch", A), ("unpin", 3), ("unpin", 4)]
 
@@ -122,7 +122,7 @@ def test_a_lost_store_takes_everything_but_what_the_worker_has(pins: ItemPins) -
         pins.acquire_item(mm_hash(name), "r1")
         if name != "a":
             pins.keep_pin(mm_hash(name), index, descriptor(mm_hash(name)))
-    pins.load_item(mm_hash("c"), None)
+    pins.order_load(mm_hash("c"), None)
     assert sorted(item.mm_hash for item in pins.lose_unloaded()) == [A, B]
     assert [pins.count_items(state) for state in ItemState] == [0, 0, 1]
     assert pins.state_of(mm_hash("c")) is ItemState.RESIDENT

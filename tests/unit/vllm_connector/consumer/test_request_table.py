@@ -72,8 +72,8 @@ def test_a_failed_request_keeps_what_it_holds_and_waits_for_nothing(
     table.ask_places(admission, {0, 1, 2})
     for index in range(num_granted):
         table.grant_place(admission, index)
-    assert table.fail_request(admission, "first")
-    assert not table.fail_request(admission, "second")
+    assert table.mark_failed(admission, "first")
+    assert not table.mark_failed(admission, "second")
     assert (admission.state, admission.failure) == (AdmissionState.FAILED, "first")
     assert admission.asked == admission.granted == set(range(num_granted))
     for index in range(num_granted):

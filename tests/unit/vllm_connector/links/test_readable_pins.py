@@ -28,7 +28,7 @@ class FakeLink:
     def unwatch(self, mm_hash: str) -> None:
         self.asked.append(("unwatch", mm_hash))
 
-    def evict(self, mm_hash: str) -> None:
+    def evict_entry(self, mm_hash: str) -> None:
         self.asked.append(("evict", mm_hash))
 
     def close(self) -> None:

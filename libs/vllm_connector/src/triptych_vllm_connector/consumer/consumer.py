@@ -153,7 +153,7 @@ class Consumer:
         """vLLM gave the item space in its cache: the worker shall load it in this step."""
         admission = self._requests.get(engine_request_id)
         if admission is None or not admission.is_local:
-            self._pins.load_item(mm_hash, admission.traceparent if admission else None)
+            self._pins.order_load(mm_hash, admission.traceparent if admission else None)
         self._preallocator.finalize_allocation(mm_hash)
 
     def take_loads(self) -> list[LoadOrder]:
@@ -171,14 +171,14 @@ class Consumer:
                 admission = self._requests[engine_request_id]
                 start = admission.places_of(mm_hash)[0].start
                 first_tokens[engine_request_id] = min(start, first_tokens.get(engine_request_id, start))
-                self._grants.fail_request(admission, "the item could not be read")
+                self._grants.fail_admission(admission, "the item could not be read")
         return first_tokens
 
     def fail_request(self, engine_request_id: str, why: str) -> None:
         """End the request with an error."""
         admission = self._requests.get(engine_request_id)
         if admission is not None:
-            self._grants.fail_request(admission, why)
+            self._grants.fail_admission(admission, why)
 
     # ---- the end of items and requests -----------------------------------------------------------
     def on_item_computed(self, engine_request_id: str, item_index: int) -> None:
@@ -227,12 +227,12 @@ class Consumer:
 
     def take_overdue(self) -> list[str]:
         """Requests whose time is up, once each. The scheduler knows which of them wait."""
-        return self._deadlines.take_overdue()
+        return self._deadlines.take_passed()
 
     def fail_overdue(self, request: Any) -> None:
         """It waits, and its time is up: end it with an error."""
         admission = self._requests.get(request.request_id) or self._requests.open_request(request)
-        self._grants.fail_request(admission, "its time is up")
+        self._grants.fail_admission(admission, "its time is up")
 
     def is_waiting(self, engine_request_id: str) -> bool:
         """Was the last answer about it no, and nothing has changed since?"""
@@ -297,6 +297,6 @@ class Consumer:
         }
 
     def _renew_wait(self, admission: Admission) -> None:
-        """It waits again: not for ever, if a gateway said how long it may wait at all."""
+        """It waits again: not for ever, if a gateway bounds its wait."""
         if admission.gateway is not None:
             self._deadlines.renew_wait(admission.engine_request_id)

@@ -12,7 +12,7 @@ RENEWED_WAIT_S = 30.0  # for a request that had begun
 
 
 class Deadlines:
-    """`now`: monotonic seconds. `set_alarm(when)` asks for a call of `take_overdue` then, or a bit later."""
+    """`now`: monotonic seconds. `set_alarm(when)` asks for a call of `take_passed` then, or a bit later."""
 
     def __init__(self, now: Callable[[], float], set_alarm: Callable[[float], None]) -> None:
         self._now = now
@@ -40,21 +40,21 @@ class Deadlines:
         self._by_request.pop(engine_request_id, None)
         self._clean()
 
-    def take_overdue(self) -> list[str]:
+    def take_passed(self) -> list[str]:
         """Requests whose time is up, the longest overdue first. They have no deadline any more."""
         now = self._now()
-        overdue: list[str] = []
+        passed: list[str] = []
         self._clean()
         while self._heap and self._heap[0][0] <= now:
             engine_request_id = heapq.heappop(self._heap)[1]
             del self._by_request[engine_request_id]
-            overdue.append(engine_request_id)
+            passed.append(engine_request_id)
             self._clean()
         if self._alarm_at is not None and self._alarm_at <= now:
             self._alarm_at = self._heap[0][0] if self._heap else None
             if self._alarm_at is not None:
                 self._set_alarm(self._alarm_at)
-        return overdue
+        return passed
 
     def _set_deadline(self, engine_request_id: str, when: float) -> None:
         """It may wait until `when`, whatever was set before."""

@@ -50,7 +50,7 @@ class ItemGrants:
             if not self._preallocator.can_ever_hold(need):
                 self._replies.decline_item(admission, admission.features[need.item_index], "too_large")
                 why = f"an item of {need.num_embeds} rows is larger than the encoder cache"
-                self.fail_request(admission, why)
+                self.fail_admission(admission, why)
                 self._grant_pending()
                 return False
         for item_index in sorted(unused):
@@ -83,9 +83,9 @@ class ItemGrants:
         self._drop_places(admission, {item_index})
         self._grant_pending()
 
-    def fail_request(self, admission: Admission, why: str) -> None:
+    def fail_admission(self, admission: Admission, why: str) -> None:
         """End the request with an error at the next step. It waits for no space any more."""
-        if self._requests.fail_request(admission, why):
+        if self._requests.mark_failed(admission, why):
             self._preallocator.cancel_pending(admission.engine_request_id)
 
     # ---- the store's answers ---------------------------------------------------------------------
@@ -138,11 +138,16 @@ class ItemGrants:
         for engine_request_id in self._pins.requests_of(mm_hash):
             admission = self._requests[engine_request_id]
             if not admission.has_failed and admission.gateway is not None:
-                log.info("encode requested from gateway", mm_hash=mm_hash, request_id=admission.request_id, reason=reason)
+                log.info(
+                    "encode requested from gateway",
+                    mm_hash=mm_hash,
+                    request_id=admission.request_id,
+                    reason=reason,
+                )
                 self._pins.note_order(mm_hash, engine_request_id)
                 self._replies.request_encode(admission, mm_hash, reason)
                 return
-        self._fail_item(mm_hash, "the item is not in the cache store and nobody can encode it")
+        self._fail_item(mm_hash, "the item is not in the cache store and no gateway can order it")
 
     def _fail_item(self, mm_hash: str, why: str) -> None:
         """Fail the requests that wait for the item. One that came meanwhile is not concerned."""
@@ -157,7 +162,7 @@ class ItemGrants:
             admission = self._requests[engine_request_id]
             self._requests.drop_item(admission, item.mm_hash)
             self._preallocator.deallocate(engine_request_id, item.mm_hash)
-            self.fail_request(admission, why)
+            self.fail_admission(admission, why)
 
     # ---- granting --------------------------------------------------------------------------------
     def _grant_pending(self) -> None:
@@ -176,7 +181,7 @@ class ItemGrants:
             self._pins.acquire_item(need.mm_hash, admission.engine_request_id)
             if self._pins.num_rows_of(need.mm_hash) not in (None, need.num_embeds):
                 why = f"the item has other rows than the {need.num_embeds} that are expected"
-                self.fail_request(admission, why)
+                self.fail_admission(admission, why)
 
     def _wake_if_ready(self, admission: Admission) -> None:
         """The request leaves the parking if all that it was granted is here."""

@@ -157,7 +157,7 @@ class ItemPins:
         return lost
 
     # ---- vLLM's encoder cache --------------------------------------------------------------------
-    def load_item(self, mm_hash: str, traceparent: str | None) -> None:
+    def order_load(self, mm_hash: str, traceparent: str | None) -> None:
         """vLLM gave the item space in its cache: hand the pin to the worker.
 
         Raises:
@@ -191,7 +191,7 @@ class ItemPins:
             self._link.unpin(item.pin_id)
         else:
             self._withdraw_load(item.mm_hash)
-            self._cache.evict(item.mm_hash)
+            self._cache.evict_item(item.mm_hash)
 
     def _withdraw_load(self, mm_hash: str) -> None:
         """A request that was scheduled and preempted in one pass: no worker will see the load."""

@@ -26,7 +26,7 @@ class MessageSender(Protocol):
 class EncoderCache(Protocol):
     """vLLM's encoder cache, as its manager keeps it."""
 
-    def evict(self, mm_hash: str) -> None:
+    def evict_item(self, mm_hash: str) -> None:
         """Drop the item."""
 
     def is_in_use(self, engine_request_id: str, item_index: int) -> bool:

@@ -67,7 +67,7 @@ class RequestTable:
         self._admissions[request.request_id] = admission
         self._siblings.setdefault(admission.request_id, set()).add(admission.engine_request_id)
         if fault is not None:
-            self.fail_request(admission, fault)
+            self.mark_failed(admission, fault)
         return admission
 
     def close_request(self, request: Any) -> Admission | None:
@@ -132,7 +132,7 @@ class RequestTable:
             self.drop_place(admission, feature.item_index)
 
     # ---- failing, waiting and waking -------------------------------------------------------------
-    def fail_request(self, admission: Admission, why: str) -> bool:
+    def mark_failed(self, admission: Admission, why: str) -> bool:
         """End the request with an error at the next step; it is woken for that. False: it failed before."""
         if admission.has_failed:
             return False

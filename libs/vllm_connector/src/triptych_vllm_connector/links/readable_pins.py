@@ -26,7 +26,7 @@ Deliver = Callable[[], None]
 class EvictingPinLink(PinLink, Protocol):
     """The store's end."""
 
-    def evict(self, mm_hash: str) -> None: ...
+    def evict_entry(self, mm_hash: str) -> None: ...
 
     def close(self) -> None: ...
 
@@ -128,7 +128,7 @@ class ReadablePins:
             why = f"memory {descriptor.memory} cannot be read"
             self._deliver_reply(mm_hash, StoreError("unreadable", why))
             return
-        self._link.evict(mm_hash)
+        self._link.evict_entry(mm_hash)
         if mm_hash not in self._awaited:
             return
         self._refused.add(mm_hash)

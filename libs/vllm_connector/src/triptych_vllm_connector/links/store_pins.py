@@ -39,7 +39,7 @@ class StorePins:
     def unwatch(self, mm_hash: str) -> None:
         self._session.submit(Unwatch(seq=0, mm_hash=mm_hash))
 
-    def evict(self, mm_hash: str) -> None:
+    def evict_entry(self, mm_hash: str) -> None:
         """Have the entry made anew, unless another client uses it."""
         self._session.submit(Evict(seq=0, mm_hash=mm_hash))
 

@@ -14,9 +14,9 @@ _UNBOUNDED = 1 << 62
 
 
 class _EvictingManager(EncoderCacheManager):
-    """Adds `evict`: drop one entry now, whatever refers to it."""
+    """Adds `evict_item`: drop one entry now, whatever refers to it."""
 
-    def evict(self, mm_hash: str) -> None:
+    def evict_item(self, mm_hash: str) -> None:
         """Idempotent. The worker drops its tensor at the next step that runs."""
         if mm_hash not in self.cached:
             return
@@ -51,10 +51,10 @@ class PreallocatingEncoderCacheManager(_EvictingManager):
         """vLLM makes the manager before the connector can open the consumer, which needs the manager."""
         self.consumer = consumer
 
-    def evict(self, mm_hash: str) -> None:
+    def evict_item(self, mm_hash: str) -> None:
         """As above. What a local request refers to stays: a step that is being planned may read it."""
         if self.consumer is None or not any(map(self.consumer.is_local, self.cached.get(mm_hash, ()))):
-            super().evict(mm_hash)
+            super().evict_item(mm_hash)
 
     def is_in_use(self, engine_request_id: str, item_index: int) -> bool:
         """Was the item scheduled at this place, so that a step under way may read it?"""
@@ -83,7 +83,7 @@ class PreallocatingEncoderCacheManager(_EvictingManager):
         super().free_encoder_input(request, input_id)
         mm_hash = request.mm_features[input_id].identifier
         if mm_hash in self.freeable and (self.consumer is None or not self.consumer.is_resident(mm_hash)):
-            self.evict(mm_hash)
+            self.evict_item(mm_hash)
 
 
 class ForgettingEncoderCacheManager(_EvictingManager):
@@ -108,4 +108,4 @@ class ForgettingEncoderCacheManager(_EvictingManager):
         super().free_encoder_input(request, input_id)
         mm_hash = request.mm_features[input_id].identifier
         if mm_hash in self.freeable:
-            self.evict(mm_hash)
+            self.evict_item(mm_hash)
