@@ -40,7 +40,7 @@ from triptych_gateway.encode.single_flight import Flights
 from triptych_vllm_connector.consumer.item_grants import ItemGrants
 from triptych_vllm_connector.consumer.item_pins import ItemPins, ItemState
 from triptych_vllm_connector.consumer.item_replies import ItemReplies
-from triptych_vllm_connector.consumer.preallocator import ItemSpace, SyncPreallocator
+from triptych_vllm_connector.consumer.preallocator import ItemSpace, Preallocator
 from triptych_vllm_connector.links.store_pins import StorePins
 from triptych_vllm_connector.scheduler.failed_loads import LoadsInFlight
 
@@ -87,11 +87,11 @@ class Mutation:
     fault_share: float = 0.06
 
 
-def _all_that_is_asked(self: SyncPreallocator, needs: Any) -> Any:
+def _all_that_is_asked(self: Preallocator, needs: Any) -> Any:
     return list(needs)
 
 
-def _parts_to_whoever_comes(self: SyncPreallocator, request_id: str, needs: Any) -> Any:
+def _parts_to_whoever_comes(self: Preallocator, request_id: str, needs: Any) -> Any:
     granted = self._fitting(needs)
     for need in granted:
         if need.mm_hash not in self._spaces:
@@ -229,12 +229,12 @@ MUTATIONS: dict[str, Mutation] = {
     "a watch that is not needed any more goes on": Mutation(
         StorePins, "unwatch", nothing, with_faults(APART, "cancel", "refuse", "unfit")
     ),
-    "space is granted beyond the budget": Mutation(SyncPreallocator, "_fitting", _all_that_is_asked, TIGHT),
+    "space is granted beyond the budget": Mutation(Preallocator, "_fitting", _all_that_is_asked, TIGHT),
     "parts of requests are granted to whoever comes": Mutation(
-        SyncPreallocator, "preallocate", _parts_to_whoever_comes, LARGE
+        Preallocator, "preallocate", _parts_to_whoever_comes, LARGE
     ),
     "space that was given back is given to nobody": Mutation(ItemGrants, "_grant_pending", nothing, TIGHT),
-    "space is not given back": Mutation(SyncPreallocator, "deallocate", nothing, TIGHT),
+    "space is not given back": Mutation(Preallocator, "deallocate", nothing, TIGHT),
     "an item counts as pinned while it is watched": Mutation(ItemPins, "state_of", _pinned_too_early, APART),
     "nobody is woken when an item is pinned": Mutation(ItemGrants, "_wake_if_ready", nothing, APART),
     "a request that ends keeps what it held": Mutation(

@@ -8,6 +8,7 @@ from triptych_vllm_connector.consumer.preallocator import (
     AsyncPreallocator,
     ItemSpace,
     Need,
+    Preallocator,
     SpaceState,
     SyncPreallocator,
     make_preallocator,
@@ -20,7 +21,7 @@ def needs(*items: str) -> list[Need]:
     return [Need(item[0], int(item[1:]), index) for index, item in enumerate(items)]
 
 
-def granted_of(preallocator: SyncPreallocator) -> list[tuple[str, list[str]]]:
+def granted_of(preallocator: Preallocator) -> list[tuple[str, list[str]]]:
     return [
         (request_id, [need.mm_hash for need in granted])
         for request_id, granted in preallocator.take_granted()

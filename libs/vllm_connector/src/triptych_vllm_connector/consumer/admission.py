@@ -86,10 +86,6 @@ class Admission:
     def last_end(self) -> int:
         return self.features[-1].end
 
-    @property
-    def granted_features(self) -> list[Feature]:
-        return [self.features[item_index] for item_index in sorted(self.granted)]
-
     def needs_after(self, num_computed_tokens: int) -> list[Need]:
         """Places that the KV cache does not cover yet, in prompt order."""
         return [

@@ -138,12 +138,7 @@ class ItemGrants:
         for engine_request_id in self._pins.requests_of(mm_hash):
             admission = self._requests[engine_request_id]
             if not admission.has_failed and admission.gateway is not None:
-                log.info(
-                    "encode requested from gateway",
-                    mm_hash=mm_hash,
-                    request_id=admission.request_id,
-                    reason=reason,
-                )
+                log.info("encode requested", mm_hash=mm_hash, request_id=admission.request_id, reason=reason)
                 self._pins.note_order(mm_hash, engine_request_id)
                 self._replies.request_encode(admission, mm_hash, reason)
                 return
@@ -185,10 +180,8 @@ class ItemGrants:
 
     def _wake_if_ready(self, admission: Admission) -> None:
         """The request leaves the parking if all that it was granted is here."""
-        granted = admission.granted_features
-        if granted and (
-            admission.is_local or all(self._pins.is_item_ready(each.mm_hash) for each in granted)
-        ):
+        items = {admission.features[item_index].mm_hash for item_index in admission.granted}
+        if items and (admission.is_local or all(map(self._pins.is_item_ready, items))):
             self._requests.wake_request(admission)
 
     def _unused_places(self, admission: Admission, needed: set[int]) -> set[int]:

@@ -21,7 +21,6 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import Protocol
 
 from triptych_common.domain.transitions import check_transition
 
@@ -33,34 +32,6 @@ class Need:
     mm_hash: str
     num_embeds: int  # rows
     item_index: int = 0  # position among the request's media items
-
-
-class Preallocator(Protocol):
-    """See the module docstring. An `engine_request_id` is vLLM's `request_id`."""
-
-    @property
-    def num_embeds_used(self) -> int: ...
-
-    @property
-    def num_pending(self) -> int: ...
-
-    def can_ever_hold(self, need: Need) -> bool: ...
-
-    def can_preallocate(self, needs: Sequence[Need]) -> bool: ...
-
-    def preallocate(self, engine_request_id: str, needs: Sequence[Need]) -> list[Need]: ...
-
-    def is_pending(self, engine_request_id: str) -> bool: ...
-
-    def cancel_pending(self, engine_request_id: str) -> None: ...
-
-    def take_granted(self) -> list[tuple[str, list[Need]]]: ...
-
-    def finalize_allocation(self, mm_hash: str) -> None: ...
-
-    def depreallocate(self, engine_request_id: str) -> None: ...
-
-    def deallocate(self, engine_request_id: str, mm_hash: str) -> None: ...
 
 
 class SpaceState(Enum):
@@ -96,8 +67,8 @@ def move_space(space: ItemSpace, to: SpaceState) -> None:
     space.state = to
 
 
-class SyncPreallocator:
-    """Budgeted. `budget_embeds` rows in all; None means without bound (see `AsyncPreallocator`)."""
+class Preallocator:
+    """`budget_embeds` rows in all; None: without bound. An `engine_request_id` is vLLM's `request_id`."""
 
     def __init__(self, budget_embeds: int | None) -> None:
         self._budget = budget_embeds
@@ -223,14 +194,18 @@ class SyncPreallocator:
         )
 
 
-class AsyncPreallocator(SyncPreallocator):
+class SyncPreallocator(Preallocator):
+    """With a budget: a request waits until there is space for it."""
+
+
+class AsyncPreallocator(Preallocator):
     """Without a budget: every request is granted at once; the store's own limits are the only ones."""
 
     def __init__(self) -> None:
         super().__init__(None)
 
 
-def make_preallocator(strategy: str, budget_embeds: int) -> SyncPreallocator:
+def make_preallocator(strategy: str, budget_embeds: int) -> Preallocator:
     """`strategy` is `sync` or `async`.
 
     Raises:
