@@ -50,7 +50,7 @@ class ConsumerChecks:
         """Every pin has one owner: a message under way, the item table, a load order, or the worker."""
         if self.store.is_lost:
             return
-        owners = [pin for heard in self._heard_not_handled() if (pin := _pin_of(heard)) is not None]
+        owners = [pin for event in self._events_not_handled() if (pin := _pin_of(event)) is not None]
         owners += [int(argument) for command, argument in self.store.commands if command == "unpin"]
         owners += [
             item.pin_id
@@ -78,14 +78,14 @@ class ConsumerChecks:
                 assert self._can_come(item), "parked for an item that nobody makes"
 
     def _can_come(self, item: str) -> bool:
-        about_it = [heard for heard in self._heard_not_handled() if _item_of(heard) in (item, "all")]
+        about_it = [event for event in self._events_not_handled() if _item_of(event) in (item, "all")]
         is_asked = ("pin_or_watch", item) in self.store.commands
         is_watched = item in self.store.watches
         is_made = item in self.store.writing or any(order[1] == item for order in self._live_orders())
         is_wanted = any(message.mm_hash == item for message in self._live_needs())
         return bool(about_it) or is_asked or (is_watched and (is_made or is_wanted))
 
-    def _heard_not_handled(self) -> list[InboxEvent]:
+    def _events_not_handled(self) -> list[InboxEvent]:
         return [*self.store.to_engine, *self.inbox._events]
 
     def _live_orders(self) -> set[tuple[str, str]]:
@@ -97,22 +97,22 @@ class ConsumerChecks:
         return [message for message in self.sender.needs if message.request_id in wires]
 
 
-def _item_of(heard: InboxEvent) -> str | None:
-    match heard:
+def _item_of(event: InboxEvent) -> str | None:
+    match event:
         case PinReply() | WriterLost():
-            return heard.mm_hash
+            return event.mm_hash
         case EntrySealed():
-            return heard.descriptor.mm_hash
+            return event.descriptor.mm_hash
         case StoreLost():
             return "all"
         case EncoderCacheMetadata():
             return None
 
 
-def _pin_of(heard: InboxEvent) -> int | None:
-    match heard:
+def _pin_of(event: InboxEvent) -> int | None:
+    match event:
         case EntrySealed():
-            return heard.pin_id
+            return event.pin_id
         case PinReply(reply=Pinned() as reply):
             return reply.pin_id
         case _:

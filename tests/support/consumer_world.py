@@ -82,7 +82,7 @@ class World(PlayedScheduler):
         if is_ordered:
             self.orders |= {(added.wire_id, item) for item in items}
 
-    def gateway_hears(self, index: int) -> None:
+    def gateway_receives(self, index: int) -> None:
         message = self.sender.needs.pop(index)
         if message.request_id in {each.wire_id for each in self.live.values()}:
             self.orders.add((message.request_id, message.mm_hash))
@@ -105,14 +105,14 @@ class World(PlayedScheduler):
         self.expected_acks |= {(job_id, *requester) for requester in requesters}
         self.store.to_engine.append(metadata(item, *sorted(requesters), job_id=job_id))
 
-    # ---- what the consumer hears -----------------------------------------------------------------
-    def hear(self, index: int) -> None:
+    # ---- what the consumer gets ------------------------------------------------------------------
+    def deliver(self, index: int) -> None:
         self.inbox.post_event(self.store.to_engine.pop(index))
 
     def lose_store(self) -> None:
         self.store.lose()
         while self.store.to_engine:
-            self.hear(0)
+            self.deliver(0)
 
     # ---- what operators and gateways that hang do -------------------------------------------------
     def reset_encoder_cache(self) -> None:
@@ -160,7 +160,7 @@ class World(PlayedScheduler):
             or self.store.to_engine
         ):
             while self.sender.needs:
-                self.gateway_hears(0)
+                self.gateway_receives(0)
             for wire_id, item in sorted(self.orders):
                 self.encode(wire_id, item)
             for item in sorted(self.store.writing):
@@ -168,4 +168,4 @@ class World(PlayedScheduler):
             while self.store.commands:
                 self.store.run_next()
             while self.store.to_engine:
-                self.hear(0)
+                self.deliver(0)

@@ -38,13 +38,13 @@ class Engine:
     def _wake(self) -> None:
         self.num_wakes += 1
 
-    def hears(self, *heard: Any) -> list[str]:
-        for each in heard:
+    def receives(self, *events: Any) -> list[str]:
+        for each in events:
             self.inbox.post_event(each)
         return self.consumer.drain_inbox()
 
     def replies(self, identifier: str, reply: Any) -> list[str]:
-        return self.hears(PinReply(identifier, reply))
+        return self.receives(PinReply(identifier, reply))
 
     def loads(self, request: FakeRequest, *identifiers: str) -> list[int]:
         """One step that schedules these items; the pins that went to the worker."""

@@ -117,19 +117,19 @@ class ConsumerMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.world.store.to_engine)
     @rule(data=st.data())
-    def consumer_hears(self, data: st.DataObject) -> None:
-        self.world.hear(data.draw(st.integers(0, len(self.world.store.to_engine) - 1)))
+    def consumer_receives(self, data: st.DataObject) -> None:
+        self.world.deliver(data.draw(st.integers(0, len(self.world.store.to_engine) - 1)))
 
     @precondition(lambda self: self.world.store.to_engine)
     @rule()
-    def consumer_hears_everything(self) -> None:
+    def consumer_receives_everything(self) -> None:
         while self.world.store.to_engine:
-            self.world.hear(0)
+            self.world.deliver(0)
 
     @precondition(lambda self: self.world.sender.needs)
     @rule(data=st.data())
-    def gateway_hears(self, data: st.DataObject) -> None:
-        self.world.gateway_hears(data.draw(st.integers(0, len(self.world.sender.needs) - 1)))
+    def gateway_receives(self, data: st.DataObject) -> None:
+        self.world.gateway_receives(data.draw(st.integers(0, len(self.world.sender.needs) - 1)))
 
     @precondition(lambda self: self.world.orders)
     @rule(data=st.data())

@@ -11,13 +11,13 @@ from triptych_vllm_connector.consumer.consumer import PinReply
 
 def test_the_whole_way_of_one_item(engine: Engine) -> None:
     request = fake_request("r1", [(A, 4)])
-    engine.hears(metadata(A, ("wire-r1", 0)))
+    engine.receives(metadata(A, ("wire-r1", 0)))
     assert not engine.consumer.admit_request(request, 0)
     assert engine.pins.take() == [("pin_or_watch", A)]
     assert engine.sender.take_short() == ["granted 0"]
     engine.consumer.on_parked("r1", 1)
     assert engine.replies(A, watching(A)) == []
-    assert engine.hears(sealed(A, 7)) == ["r1"]
+    assert engine.receives(sealed(A, 7)) == ["r1"]
     assert engine.num_wakes == 3
     engine.consumer.on_unparked("r1", 2)
     assert engine.consumer.admit_request(request, 0)
@@ -77,7 +77,7 @@ def test_a_pin_that_comes_after_the_release_is_given_back(engine: Engine) -> Non
     engine.finish(request, 0)
     assert engine.pins.take() == [("pin_or_watch", A), ("unwatch", A)]
     engine.replies(A, pinned(A, 1))
-    engine.hears(sealed(A, 2))
+    engine.receives(sealed(A, 2))
     assert engine.pins.take() == [("unpin", 1), ("unpin", 2)]
 
 
@@ -99,7 +99,7 @@ def test_old_bad_news_do_not_hurt_an_item_that_came_meanwhile(engine: Engine) ->
     request = fake_request("r1", [(A, 4)])
     engine.consumer.admit_request(request, 0)
     engine.replies(A, pinned(A, 1))
-    engine.hears(
+    engine.receives(
         writer_lost(A),
         PinReply(A, watching(A, writing=False)),
         PinReply(A, StoreFailure(seq=1, code="internal", detail="")),
@@ -109,7 +109,7 @@ def test_old_bad_news_do_not_hurt_an_item_that_came_meanwhile(engine: Engine) ->
 
 
 def test_news_of_unknown_items_are_harmless(engine: Engine) -> None:
-    engine.hears(writer_lost(A), PinReply(A, watching(A, writing=False)), PinReply(A, Done(seq=1)))
+    engine.receives(writer_lost(A), PinReply(A, watching(A, writing=False)), PinReply(A, Done(seq=1)))
     assert engine.pins.take() == [("unwatch", A)]
     assert engine.sender.take_short() == []
 

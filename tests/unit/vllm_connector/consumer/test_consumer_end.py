@@ -33,7 +33,7 @@ def test_an_abort_gives_everything_back(
     engine: Engine, reach: Callable[[Engine, FakeRequest], list[tuple[str, Any]]]
 ) -> None:
     request = fake_request("r1", [(A, 4)])
-    engine.hears(metadata(A, ("wire-r1", 0)))
+    engine.receives(metadata(A, ("wire-r1", 0)))
     expected = reach(engine, request)
     engine.pins.take(), engine.sender.take()
     engine.finish(request, 0)
@@ -50,10 +50,10 @@ def test_a_request_that_ends_before_it_was_ever_admitted_declines(
 ) -> None:
     request = fake_request("r1", [(A, 4)])
     if is_metadata_first:
-        engine.hears(metadata(A, ("wire-r1", 0)))
+        engine.receives(metadata(A, ("wire-r1", 0)))
     engine.finish(request, 0)
     if not is_metadata_first:
-        engine.hears(metadata(A, ("wire-r1", 0)))
+        engine.receives(metadata(A, ("wire-r1", 0)))
     words = [message for _, message in engine.sender.take()]
     assert [type(word) for word in words] == [Preallocation, ItemAck]
     assert words[0].reason == "request_gone"  # type: ignore[attr-defined]

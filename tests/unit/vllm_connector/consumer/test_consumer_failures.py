@@ -34,9 +34,9 @@ def test_an_absent_item_is_ordered_from_the_gateway(engine: Engine) -> None:
 def test_an_item_whose_writer_is_lost_is_ordered_again(engine: Engine) -> None:
     engine.consumer.admit_request(fake_request("r1", [(A, 4)]), 0)
     engine.replies(A, watching(A))
-    engine.hears(writer_lost(A))
+    engine.receives(writer_lost(A))
     assert engine.sender.take_short() == ["encode needed 0"]
-    assert engine.hears(sealed(A, 1)) == ["r1"]
+    assert engine.receives(sealed(A, 1)) == ["r1"]
 
 
 def test_without_a_gateway_the_request_fails(engine: Engine) -> None:
@@ -73,16 +73,16 @@ def test_an_order_that_redis_may_have_lost_is_said_again_if_nobody_writes(engine
     engine.replies(A, watching(A, writing=False))
     engine.replies(B, watching(B, writing=True))
     engine.pins.take()
-    engine.hears(BusChanged())
+    engine.receives(BusChanged())
     assert engine.pins.take() == [("pin_or_watch", A)]  # B's job is its gateway's to look after
     engine.replies(A, watching(A, writing=False))
     assert engine.sender.take_short() == ["encode needed 0"] * 2
-    engine.hears(BusChanged())
+    engine.receives(BusChanged())
     engine.replies(A, watching(A, writing=True))  # the order was heard, after all
     assert engine.sender.take_short() == []
     engine.replies(A, pinned(A, 1))
     engine.pins.take()
-    engine.hears(BusChanged())
+    engine.receives(BusChanged())
     assert engine.pins.take() == []
 
 
@@ -97,7 +97,7 @@ def test_an_order_that_redis_may_have_lost_is_said_again_if_nobody_writes(engine
 )
 def test_a_store_that_refuses_fails_those_that_wait(engine: Engine, reply: object) -> None:
     waiting, other = fake_request("r1", [(A, 4)]), fake_request("r2", [(B, 4)])
-    engine.hears(metadata(A, ("wire-r1", 0)))
+    engine.receives(metadata(A, ("wire-r1", 0)))
     engine.consumer.admit_request(waiting, 0)
     engine.consumer.admit_request(other, 0)
     engine.sender.take()
@@ -116,7 +116,7 @@ def test_a_lost_store_fails_all_but_those_whose_items_the_worker_has(engine: Eng
     engine.replies(B, pinned(B, 2))
     engine.loads(resident, A)
     engine.pins.take()
-    assert engine.hears(StoreLost()) == ["r1", "r2"]
+    assert engine.receives(StoreLost()) == ["r1", "r2"]
     assert engine.consumer.take_failed() == {"r1", "r2"}
     for request in (resident, holding, waiting):
         engine.finish(request, 0)
@@ -131,7 +131,7 @@ def test_a_lost_store_gives_its_space_to_those_in_the_queue() -> None:
     engine.consumer.admit_request(first, 0)
     engine.consumer.admit_request(second, 0)
     engine.pins.take()
-    engine.hears(StoreLost())
+    engine.receives(StoreLost())
     assert engine.pins.take() == [("pin_or_watch", B)]
 
 

@@ -6,7 +6,7 @@ from tests.support.played_engine import IDLE, A, B, C, Engine
 
 def test_what_the_prefix_covers_is_declined_and_never_pinned(engine: Engine) -> None:
     request = fake_request("r1", [(A, 4), (B, 4)])
-    engine.hears(metadata(A, ("wire-r1", 0)), metadata(B, ("wire-r1", 1)))
+    engine.receives(metadata(A, ("wire-r1", 0)), metadata(B, ("wire-r1", 1)))
     assert not engine.consumer.admit_request(request, 8)
     assert engine.pins.take() == [("pin_or_watch", B)]
     assert engine.sender.take_short() == ["declined 0", "skipped 0", "granted 1"]
@@ -16,7 +16,7 @@ def test_a_request_whose_items_are_all_covered_goes_at_once(engine: Engine) -> N
     request = fake_request("r1", [(A, 4)])
     assert engine.consumer.admit_request(request, 8)
     assert engine.pins.take() == []
-    engine.hears(metadata(A, ("wire-r1", 0)))
+    engine.receives(metadata(A, ("wire-r1", 0)))
     assert engine.sender.take_short() == ["declined 0", "skipped 0"]
     engine.finish(request)
     assert engine.consumer.counts() == IDLE
@@ -24,7 +24,7 @@ def test_a_request_whose_items_are_all_covered_goes_at_once(engine: Engine) -> N
 
 def test_a_prefix_that_shrank_makes_it_ask_again_as_a_whole(engine: Engine) -> None:
     request = fake_request("r1", [(A, 4), (B, 4)])
-    engine.hears(metadata(A, ("wire-r1", 0)))
+    engine.receives(metadata(A, ("wire-r1", 0)))
     engine.consumer.admit_request(request, 8)
     engine.replies(B, pinned(B, 1))
     engine.pins.take(), engine.sender.take()
@@ -39,7 +39,7 @@ def test_a_prefix_that_shrank_makes_it_ask_again_as_a_whole(engine: Engine) -> N
 def test_a_prefix_that_grew_gives_back_what_it_covers(engine: Engine) -> None:
     """Nobody else would: vLLM says `computed` only of items that this request had in its cache."""
     request = fake_request("r1", [(A, 4), (B, 4)])
-    engine.hears(metadata(A, ("wire-r1", 0)))
+    engine.receives(metadata(A, ("wire-r1", 0)))
     engine.consumer.admit_request(request, 0)
     engine.replies(A, pinned(A, 1))
     assert engine.replies(B, pinned(B, 2)) == ["r1"]

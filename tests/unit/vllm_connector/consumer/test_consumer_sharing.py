@@ -41,7 +41,7 @@ def test_a_shared_item_goes_with_its_last_holder(engine: Engine) -> None:
 def test_several_engine_requests_of_one_wire_request_do_not_speak_for_each_other(engine: Engine) -> None:
     first = fake_request("0_r", [(A, 4)], wire_id="wire")
     second = fake_request("1_r", [(A, 4)], wire_id="wire")
-    engine.hears(metadata(A, ("wire", 0)))
+    engine.receives(metadata(A, ("wire", 0)))
     engine.consumer.admit_request(first, 0)
     engine.consumer.admit_request(second, 0)
     assert engine.sender.take_short() == ["granted 0"]
@@ -59,7 +59,7 @@ def test_several_engine_requests_of_one_wire_request_do_not_speak_for_each_other
 
 def test_the_last_of_several_declines_for_all(engine: Engine) -> None:
     requests = [fake_request(f"{n}_r", [(A, 4)], wire_id="wire") for n in range(2)]
-    engine.hears(metadata(A, ("wire", 0)))
+    engine.receives(metadata(A, ("wire", 0)))
     for request in requests:
         engine.consumer.admit_request(request, 0)
     engine.sender.take()

@@ -7,7 +7,7 @@ from tests.support.played_engine import IDLE, A, B, C, Engine
 def test_a_request_without_space_waits_unpinned_and_is_woken_when_it_has_both() -> None:
     engine = Engine(budget=6)
     first, second = fake_request("r1", [(A, 4)]), fake_request("r2", [(B, 4)])
-    engine.hears(metadata(B, ("wire-r2", 0)))
+    engine.receives(metadata(B, ("wire-r2", 0)))
     engine.consumer.admit_request(first, 0)
     assert not engine.consumer.admit_request(second, 0)
     assert engine.pins.take() == [("pin_or_watch", A)]
@@ -42,7 +42,7 @@ def test_async_has_no_budget() -> None:
 def test_an_item_larger_than_the_budget_fails_at_once_without_stopping_the_queue() -> None:
     engine = Engine(budget=6)
     request = fake_request("r1", [(A, 2), (B, 7)])
-    engine.hears(metadata(A, ("wire-r1", 0)), metadata(B, ("wire-r1", 1)))
+    engine.receives(metadata(A, ("wire-r1", 0)), metadata(B, ("wire-r1", 1)))
     assert not engine.consumer.admit_request(request, 0)
     assert engine.sender.take_short() == ["declined 1"]
     assert engine.consumer.has_failed("r1")

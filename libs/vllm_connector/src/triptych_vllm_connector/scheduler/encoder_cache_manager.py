@@ -29,7 +29,7 @@ class _EvictingManager(EncoderCacheManager):
 
 
 class PreallocatingEncoderCacheManager(_EvictingManager):
-    """PD: an entry lives as long as a request that was granted it needs it (see `consumer.Consumer`).
+    """prefill_decode: an entry lives as long as a request that was granted it needs it (see `Consumer`).
 
     The two-step bookkeeping lives in the consumer's `Preallocator`; this class offers it to vLLM:
     `can_allocate` is False for a remote item that is not pinned, so the scheduler clips the step in front of

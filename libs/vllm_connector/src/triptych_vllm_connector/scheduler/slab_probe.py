@@ -3,7 +3,10 @@
 from typing import Any
 
 from triptych_common.protocol.store import Descriptor, device_memory
+from triptych_common.telemetry.logs import get_logger
 from triptych_vllm_connector.host.transport_capabilities import SlabVerdict
+
+log = get_logger(__name__)
 
 PROBE_SLAB = "triptych_probe_slab"
 """Name of the worker's method, and of EngineCore's."""
