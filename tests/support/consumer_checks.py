@@ -75,7 +75,7 @@ class ConsumerChecks:
             ]
             assert waits or self.preallocator.is_pending(rid), "parked for nothing"
             for item in waits:
-                assert self._can_come(item), "parked for an item that nobody makes"
+                assert self._can_come(item), "parked for an item that no encoder makes"
 
     def _can_come(self, item: str) -> bool:
         about_it = [event for event in self._events_not_handled() if _item_of(event) in (item, "all")]

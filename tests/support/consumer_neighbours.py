@@ -1,6 +1,6 @@
-"""Models of the consumer's neighbours: the cache store, and whom it talks to over the bus.
+"""Models of the consumer's neighbours: the cache store, and the bus.
 
-Each acts only when a test says so. Messages are delivered in any order, but for the end of a session, which
+Each acts only when a test makes it. Messages are delivered in any order, but for the end of a session, which
 is the last.
 """
 

@@ -85,7 +85,7 @@ class PlayedScheduler(ConsumerChecks):
 
     def _schedule_running(self, each: Running, chunk: int) -> list[Window]:
         is_admitted = self.consumer.admit_request(each.request, each.computed)
-        for place in each.inputs:  # steps under way may read it, vLLM says when they do not
+        for place in each.inputs:  # steps under way may read it, vLLM reports when they do not
             assert each.request.mm_features[place].identifier in self.cached, "evicted under a running step"
         if not is_admitted:
             return []

@@ -1,6 +1,6 @@
 """A model of everything around the consumer: cache store, encoders, gateway, vLLM's scheduler and worker.
 
-Each acts only when a test says so, in any order. Messages are delivered in any order too, except that a
+Each acts only when a test makes it, in any order. Messages are delivered in any order too, except that a
 session's end comes last. The models state what must never happen as assertions.
 """
 
@@ -88,7 +88,7 @@ class World(PlayedScheduler):
             self.orders.add((message.request_id, message.mm_hash))
 
     def encode(self, wire_id: str, item: str) -> None:
-        """An encoder takes an order: it reserves, and tells who waits. Orders of the dead are dropped."""
+        """An encoder takes an order: it reserves, and sends metadata. Orders of the dead are dropped."""
         self.orders.discard((wire_id, item))
         requesters = {
             (each.wire_id, place)
@@ -133,7 +133,7 @@ class World(PlayedScheduler):
 
     # ---- the end ---------------------------------------------------------------------------------
     def run_to_the_end(self) -> None:
-        """No more faults: everybody is served."""
+        """No more faults: every request is served."""
         self.store.refuses_next = False
         for _ in range(20 + 30 * len(self.live)):
             self._settle()

@@ -1,9 +1,9 @@
 """The consumer among models of store, encoders, gateway, scheduler and worker, in random interleavings.
 
 Several requests over four items, with a budget smaller than some requests, and with none. After every step:
-space is what the held items need, and within the budget; every pin has exactly one owner; nobody is parked
-for nothing. In every scheduled step all its items are there. At the end everybody is served, every encoder
-got its last word, and nothing is held.
+space is what the held items need, and within the budget; every pin has exactly one owner; no request is
+parked for nothing. In every scheduled step all its items are there. At the end every request is served, every
+encoder got its ack, and nothing is held.
 """
 
 from hypothesis import settings

@@ -1,7 +1,7 @@
 """SyncPreallocator against a model: requests come, get space, free it item by item, and leave.
 
-After every step: the rows add up and stay below the budget, whole requests only, nobody overtakes, and
-nobody is forgotten in the queue who could be served. At the end everybody gets through.
+After every step: the rows add up and stay below the budget, whole requests only, none overtakes, and
+no request that could be served is forgotten in the queue. At the end all get through.
 """
 
 import copy
@@ -157,7 +157,7 @@ class PreallocatorMachine(RuleBasedStateMachine):
         assert copy.deepcopy(self.preallocator).take_granted() == []
 
     def teardown(self) -> None:
-        """Without newcomers everybody gets all their space in turn, and in the end nothing is held."""
+        """Without newcomers each request gets all its space in turn, and in the end nothing is held."""
         while self.requests:
             working = next((name for name, request in self.requests.items() if request.granted), None)
             if working is not None:

@@ -1,4 +1,4 @@
-"""The consumer: an item from its admission to its release, and words that come late or to nobody."""
+"""The consumer: an item from its admission to its release, and events that come late or for no request."""
 
 import pytest
 
@@ -62,7 +62,7 @@ def test_a_request_wakes_when_the_last_of_its_items_is_there(engine: Engine) -> 
     assert engine.consumer.admit_request(request, 0)
 
 
-def test_who_waits_for_the_same_item_wakes_in_the_order_of_coming(engine: Engine) -> None:
+def test_requests_for_the_same_item_wake_in_the_order_of_coming(engine: Engine) -> None:
     requests = [fake_request(f"r{index}", [(A, 4)]) for index in range(8)]
     for request in requests:
         assert not engine.consumer.admit_request(request, 0)
@@ -95,7 +95,7 @@ def test_of_two_pins_after_a_new_acquire_one_is_kept(engine: Engine, order: tupl
     assert engine.pins.take() == [("unpin", order[0])]
 
 
-def test_old_bad_news_do_not_hurt_an_item_that_came_meanwhile(engine: Engine) -> None:
+def test_late_failures_do_not_fail_an_item_that_came_meanwhile(engine: Engine) -> None:
     request = fake_request("r1", [(A, 4)])
     engine.consumer.admit_request(request, 0)
     engine.replies(A, pinned(A, 1))
@@ -108,7 +108,7 @@ def test_old_bad_news_do_not_hurt_an_item_that_came_meanwhile(engine: Engine) ->
     assert engine.sender.take_short() == []
 
 
-def test_news_of_unknown_items_are_harmless(engine: Engine) -> None:
+def test_events_of_unknown_items_are_harmless(engine: Engine) -> None:
     engine.receives(writer_lost(A), PinReply(A, watching(A, writing=False)), PinReply(A, Done(seq=1)))
     assert engine.pins.take() == [("unwatch", A)]
     assert engine.sender.take_short() == []
@@ -125,10 +125,10 @@ def test_a_wake_up_for_a_request_that_has_ended_is_forgotten(engine: Engine) -> 
     assert engine.pins.take()[-1] == ("unpin", 1)
 
 
-def test_strangers_are_harmless(engine: Engine) -> None:
-    engine.consumer.on_item_computed("nobody", 0)
-    engine.consumer.on_preempted("nobody")
-    engine.consumer.on_parked("nobody", 1)
-    engine.consumer.on_unparked("nobody", 1)
-    assert not engine.consumer.has_failed("nobody")
+def test_unknown_requests_are_harmless(engine: Engine) -> None:
+    engine.consumer.on_item_computed("unknown", 0)
+    engine.consumer.on_preempted("unknown")
+    engine.consumer.on_parked("unknown", 1)
+    engine.consumer.on_unparked("unknown", 1)
+    assert not engine.consumer.has_failed("unknown")
     assert engine.consumer.counts() == IDLE

@@ -1,4 +1,4 @@
-"""The consumer: a request that ends, at any point, gives everything back and says its last words."""
+"""The consumer: a request that ends, at any point, gives everything back and sends its acks."""
 
 from collections.abc import Callable
 from typing import Any
@@ -54,7 +54,7 @@ def test_a_request_that_ends_before_it_was_ever_admitted_declines(
     engine.finish(request, 0)
     if not is_metadata_first:
         engine.receives(metadata(A, ("wire-r1", 0)))
-    words = [message for _, message in engine.sender.take()]
-    assert [type(word) for word in words] == [Preallocation, ItemAck]
-    assert words[0].reason == "request_gone"  # type: ignore[attr-defined]
+    messages = [message for _, message in engine.sender.take()]
+    assert [type(message) for message in messages] == [Preallocation, ItemAck]
+    assert messages[0].reason == "request_gone"  # type: ignore[attr-defined]
     assert engine.consumer.counts() == IDLE

@@ -1,4 +1,4 @@
-"""The consumer: items that nobody makes, a store that refuses or goes away, requests that make no sense."""
+"""The consumer: items that no encoder makes, a store that refuses or is lost, requests without sense."""
 
 from typing import Any
 
@@ -24,8 +24,8 @@ from triptych_vllm_connector.consumer.consumer import BusChanged, StoreLost
 def test_an_absent_item_is_ordered_from_the_gateway(engine: Engine) -> None:
     engine.consumer.admit_request(fake_request("r1", [(B, 4), (A, 4)]), 0)
     engine.replies(A, watching(A, writing=False))
-    (said,) = engine.sender.take()
-    assert said == (
+    (sent,) = engine.sender.take()
+    assert sent == (
         "gateway-0",
         EncodeNeeded(request_id="wire-r1", item_index=1, mm_hash=A, prefill_decode=INSTANCE, reason="absent"),
     )
@@ -50,24 +50,24 @@ def test_without_a_gateway_the_request_fails(engine: Engine) -> None:
 
 
 def test_the_order_of_a_request_that_leaves_is_looked_after(engine: Engine) -> None:
-    """A gateway ignores `EncodeNeeded` of a request that has ended; somebody else may wait for it."""
+    """A gateway ignores `EncodeNeeded` of a request that has ended; another one may wait for it."""
     first, second = fake_request("r1", [(A, 4)]), fake_request("r2", [(A, 4)])
     engine.consumer.admit_request(first, 0)
     engine.consumer.admit_request(second, 0)
     engine.replies(A, watching(A, writing=False))
-    (said,) = engine.sender.take()
-    assert isinstance(said[1], EncodeNeeded)
-    assert said[1].request_id == "wire-r1"
+    (sent,) = engine.sender.take()
+    assert isinstance(sent[1], EncodeNeeded)
+    assert sent[1].request_id == "wire-r1"
     engine.pins.take()
     engine.finish(first, 0)
-    assert engine.pins.take() == [("pin_or_watch", A)]  # is somebody writing it?
+    assert engine.pins.take() == [("pin_or_watch", A)]  # is an encoder writing it?
     engine.replies(A, watching(A, writing=False))
-    (said,) = engine.sender.take()
-    assert isinstance(said[1], EncodeNeeded)
-    assert said[1].request_id == "wire-r2"
+    (sent,) = engine.sender.take()
+    assert isinstance(sent[1], EncodeNeeded)
+    assert sent[1].request_id == "wire-r2"
 
 
-def test_an_order_that_redis_may_have_lost_is_said_again_if_nobody_writes(engine: Engine) -> None:
+def test_an_order_that_redis_may_have_lost_is_sent_again_if_no_encoder_writes(engine: Engine) -> None:
     """Nobody repeats it by itself: the request would wait until its deadline."""
     engine.consumer.admit_request(fake_request("r1", [(A, 1), (B, 2)]), 0)
     engine.replies(A, watching(A, writing=False))
@@ -78,7 +78,7 @@ def test_an_order_that_redis_may_have_lost_is_said_again_if_nobody_writes(engine
     engine.replies(A, watching(A, writing=False))
     assert engine.sender.take_short() == ["encode needed 0"] * 2
     engine.receives(BusChanged())
-    engine.replies(A, watching(A, writing=True))  # the order was heard, after all
+    engine.replies(A, watching(A, writing=True))  # the order arrived, after all
     assert engine.sender.take_short() == []
     engine.replies(A, pinned(A, 1))
     engine.pins.take()
@@ -147,7 +147,7 @@ def test_a_failed_request_holds_what_it_holds_until_vllm_ends_it(engine: Engine)
     assert engine.consumer.counts() == IDLE
 
 
-def test_who_comes_after_a_refusal_asks_the_store_anew(engine: Engine) -> None:
+def test_a_request_after_a_refusal_asks_the_store_anew(engine: Engine) -> None:
     """Also while the request that was refused is not ended yet."""
     engine.consumer.admit_request(fake_request("r1", [(A, 4)]), 0)
     engine.replies(A, StoreFailure(seq=1, code="internal", detail=""))

@@ -37,7 +37,7 @@ def test_a_prefix_that_shrank_makes_it_ask_again_as_a_whole(engine: Engine) -> N
 
 
 def test_a_prefix_that_grew_gives_back_what_it_covers(engine: Engine) -> None:
-    """Nobody else would: vLLM says `computed` only of items that this request had in its cache."""
+    """vLLM would not: it reports as computed only items that this request had in its cache."""
     request = fake_request("r1", [(A, 4), (B, 4)])
     engine.receives(metadata(A, ("wire-r1", 0)))
     engine.consumer.admit_request(request, 0)
@@ -77,7 +77,7 @@ def test_an_item_that_is_being_computed_is_not_taken_from_under_the_step(engine:
 
 
 def test_an_item_of_which_only_the_end_mark_is_not_covered_is_given_back_behind_it() -> None:
-    """vLLM wants it to be there, but never reads it, and never says `computed`."""
+    """vLLM needs it to be there, but never reads it, and never reports it as computed."""
     engine = Engine(budget=5)
     request = fake_request("r1", [(A, 3), (B, 5)])
     assert not engine.consumer.admit_request(request, 6)

@@ -38,7 +38,7 @@ def test_a_shared_item_goes_with_its_last_holder(engine: Engine) -> None:
     assert engine.consumer.counts() == IDLE
 
 
-def test_several_engine_requests_of_one_wire_request_do_not_speak_for_each_other(engine: Engine) -> None:
+def test_several_engine_requests_of_one_request_do_not_count_for_each_other(engine: Engine) -> None:
     first = fake_request("0_r", [(A, 4)], wire_id="wire")
     second = fake_request("1_r", [(A, 4)], wire_id="wire")
     engine.receives(metadata(A, ("wire", 0)))

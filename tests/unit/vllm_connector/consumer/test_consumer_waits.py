@@ -58,7 +58,7 @@ class Engine:
         return self.consumer.drain_inbox()
 
     def end_overdue(self, request: FakeRequest) -> None:
-        """What the scheduler does with who still waits."""
+        """What the scheduler does with a request that still waits."""
         assert self.passed() == [request.request_id]
         self.consumer.fail_overdue(request)
         assert request.request_id in self.consumer.drain_inbox()
@@ -72,7 +72,7 @@ def engine() -> Engine:
 
 
 # ---- deadlines -----------------------------------------------------------------------------------
-def test_a_request_may_wait_as_long_as_its_gateway_said(engine: Engine) -> None:
+def test_a_request_may_wait_as_long_as_its_gateway_allows(engine: Engine) -> None:
     engine.consumer.on_request_added(fake_request("r1", [(A, 4)]))
     engine.now_s += REMAINING_S + GRACE_S - 0.01
     assert engine.passed() == []
@@ -81,7 +81,7 @@ def test_a_request_may_wait_as_long_as_its_gateway_said(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("how", ["unseen", "watching", "pinned", "pending"])
-def test_who_is_overdue_gives_everything_back(how: str) -> None:
+def test_an_overdue_request_gives_everything_back(how: str) -> None:
     engine = Engine(budget=4)
     request, first = fake_request("r1", [(A, 4)]), fake_request("r0", [(B, 4)], gateway=None)
     engine.inbox.post_event(metadata(A, ("wire-r1", 0)))
@@ -108,7 +108,7 @@ def test_who_is_overdue_gives_everything_back(how: str) -> None:
     assert len(engine.consumer._deadlines) == 0
 
 
-def test_who_ended_in_time_is_never_overdue(engine: Engine) -> None:
+def test_a_request_that_ended_in_time_is_never_overdue(engine: Engine) -> None:
     request = fake_request("r1", [(A, 4)])
     engine.consumer.on_request_added(request)
     engine.consumer.on_finished(request, 1000)
@@ -127,7 +127,7 @@ def test_a_preempted_request_may_wait_anew(engine: Engine) -> None:
     assert engine.passed() == ["r1"]
 
 
-def test_who_waits_again_after_its_time_waits_not_for_ever(engine: Engine) -> None:
+def test_a_request_that_waits_again_after_its_time_does_not_wait_for_ever(engine: Engine) -> None:
     request = fake_request("r1", [(A, 4), (B, 4)])
     engine.consumer.on_request_added(request)
     engine.consumer.admit_request(request, 0)
@@ -141,7 +141,7 @@ def test_who_waits_again_after_its_time_waits_not_for_ever(engine: Engine) -> No
 @pytest.mark.parametrize(
     "request_", [fake_request("r", [(A, 1)], gateway=None), whole_request("r", [(A, 1)])]
 )
-def test_without_a_gateways_word_there_is_no_deadline(engine: Engine, request_: FakeRequest) -> None:
+def test_without_a_gateway_there_is_no_deadline(engine: Engine, request_: FakeRequest) -> None:
     engine.consumer.on_request_added(request_)
     assert len(engine.consumer._deadlines) == 0
 
@@ -154,21 +154,23 @@ def test_params_that_make_no_sense_set_no_deadline(engine: Engine) -> None:
     assert len(engine.consumer._deadlines) == 0
 
 
-@pytest.mark.parametrize(("said", "counted_s"), [("1000", 1.0), (1000.0, 1.0), (2**63, LONGEST_WAIT_S)])
-def test_what_a_stranger_says_about_its_time_ends_no_engine_and_no_alarm(
-    engine: Engine, said: Any, counted_s: float
+@pytest.mark.parametrize(
+    ("remaining_ms", "counted_s"), [("1000", 1.0), (1000.0, 1.0), (2**63, LONGEST_WAIT_S)]
+)
+def test_whatever_time_a_client_sends_ends_no_engine_and_no_alarm(
+    engine: Engine, remaining_ms: Any, counted_s: float
 ) -> None:
-    """Whoever reaches the HTTP port says what JSON allows. `Alarm` cannot wait for 300 million years."""
+    """A client of the HTTP port sends what JSON allows. `Alarm` cannot wait for 300 million years."""
     request = fake_request("r1", [(A, 4)])
     assert request.ec_transfer_params is not None
-    request.ec_transfer_params["remaining_ms"] = said
+    request.ec_transfer_params["remaining_ms"] = remaining_ms
     engine.consumer.on_request_added(request)
     engine.now_s += counted_s + GRACE_S
     assert engine.passed() == ["r1"]
 
 
 # ---- running requests that wait ------------------------------------------------------------------
-def test_a_request_waits_from_the_word_no_until_it_is_woken() -> None:
+def test_a_request_waits_from_its_refusal_until_it_is_woken() -> None:
     engine = Engine(budget=4)
     request = fake_request("r1", [(A, 4), (B, 4)])
     assert not engine.consumer.is_waiting("r1")
@@ -197,7 +199,7 @@ def test_a_failed_request_does_not_wait(engine: Engine) -> None:
 
 
 # ---- encoded by this instance --------------------------------------------------------------------
-def test_a_local_request_needs_space_and_nobody_else(engine: Engine) -> None:
+def test_a_local_request_needs_space_and_no_tensor(engine: Engine) -> None:
     request = whole_request("r1", [("vllm's own hash", 4), (B, 4)])
     assert engine.consumer.admit_request(request, 0)
     assert engine.consumer.is_local("r1")

@@ -34,7 +34,7 @@ def deadlines(armed: list[float]) -> PlayedDeadlines:
     return PlayedDeadlines(armed)
 
 
-def test_who_is_overdue_is_named_once_the_longest_first(deadlines: PlayedDeadlines) -> None:
+def test_overdue_requests_are_named_once_the_longest_first(deadlines: PlayedDeadlines) -> None:
     for request_id, when in (("b", 2.0), ("c", 3.0), ("a", 1.0)):
         deadlines.set_until(request_id, when)
     assert deadlines.take_at(0.5) == []
@@ -58,7 +58,7 @@ def test_a_wait_that_is_renewed_begins_now(deadlines: PlayedDeadlines) -> None:
     assert deadlines.take_at(5.0 + RENEWED_WAIT_S) == ["a"]
 
 
-def test_who_has_ended_is_never_overdue(deadlines: PlayedDeadlines) -> None:
+def test_a_request_that_has_ended_is_never_overdue(deadlines: PlayedDeadlines) -> None:
     deadlines.set_until("a", 1.0)
     deadlines.end_wait("a")
     deadlines.end_wait("a")
@@ -75,7 +75,7 @@ def test_the_alarm_is_set_for_the_earliest(deadlines: PlayedDeadlines, armed: li
     assert armed == [5.0, 3.0, 5.0]
 
 
-def test_an_alarm_for_nobody_is_set_again(deadlines: PlayedDeadlines, armed: list[float]) -> None:
+def test_an_alarm_without_a_request_is_set_again(deadlines: PlayedDeadlines, armed: list[float]) -> None:
     """The one that it was set for has ended: the next one must not be forgotten."""
     deadlines.set_until("a", 1.0)
     deadlines.set_until("b", 5.0)
@@ -118,7 +118,7 @@ def test_the_alarm_rings_at_the_earliest_time_and_once() -> None:
     assert not rung.acquire(blocking=False)
 
 
-def test_a_closed_alarm_is_silent() -> None:
+def test_a_closed_alarm_calls_no_more() -> None:
     rung = threading.Event()
     alarm = Alarm(rung.set)
     alarm.set(time.monotonic() + 30)

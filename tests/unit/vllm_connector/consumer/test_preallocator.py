@@ -67,7 +67,7 @@ def test_whole_requests_wait_and_hold_nothing_meanwhile() -> None:
     assert preallocator.num_pending == 0
 
 
-def test_nobody_overtakes_a_large_request() -> None:
+def test_no_request_overtakes_a_large_one() -> None:
     preallocator = SyncPreallocator(10)
     preallocator.preallocate("r1", needs("a6"))
     preallocator.preallocate("large", needs("b10"))
@@ -115,7 +115,7 @@ def test_larger_than_the_budget_is_served_item_by_item() -> None:
     assert not preallocator.is_pending("r1")
 
 
-def test_item_by_item_begins_only_when_nobody_else_holds_space() -> None:
+def test_item_by_item_begins_only_when_no_other_request_holds_space() -> None:
     preallocator = SyncPreallocator(10)
     preallocator.preallocate("r1", needs("a2"))
     assert preallocator.preallocate("large", needs("b6", "c6")) == []

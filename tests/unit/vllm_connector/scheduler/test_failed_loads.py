@@ -1,4 +1,4 @@
-"""A tensor that the worker could not have fails its requests before a token of that step is told."""
+"""A tensor that the worker could not read fails its requests before a token of that step is sent."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -45,7 +45,7 @@ def output_of(*request_ids: str, **fields: Any) -> Any:
     return output
 
 
-def test_a_lost_load_fails_who_waits_for_it_before_a_token_is_told(engine: Engine) -> None:
+def test_a_failed_load_fails_its_requests_before_a_token_is_sent(engine: Engine) -> None:
     one, other = fake_request("r1", [(A, 4)]), fake_request("r2", [(B, 4)])
     for number, (request, item) in enumerate(((one, A), (other, B))):
         engine.consumer.admit_request(request, 0)
@@ -62,10 +62,10 @@ def test_a_lost_load_fails_who_waits_for_it_before_a_token_is_told(engine: Engin
     assert output.sampled_token_ids == [[], [11], []]
     assert scheduler.evicted == set([0, 1, 2, 3][first_block:]) - {0}
     assert engine.consumer.take_failed() == {"r1"}
-    engine.consumer.on_item_computed("r1", 0)  # vLLM's word, before it ends the request
+    engine.consumer.on_item_computed("r1", 0)  # vLLM reports it before it ends the request
     engine.finish(one)
     assert engine.evicted == [A]
-    assert "injected" not in [word for word in engine.sender.take_short() if word.endswith("r1")]
+    assert "injected" not in [each for each in engine.sender.take_short() if each.endswith("r1")]
     engine.finish(other)
     assert engine.consumer.counts() == IDLE
 
@@ -85,7 +85,7 @@ def test_blocks_of_a_request_that_was_aborted_meanwhile_are_not_found_again(engi
     in_flight = LoadsInFlight()
     request = load_in_flight(engine, in_flight)
     scheduler = FakeScheduler({"r1": [1, 2, 3], "r2": [7, 1, 8, 9], "r3": [4, 5]})
-    scheduler.block_pool.blocks[2].block_hash = None  # half full: nobody can find it
+    scheduler.block_pool.blocks[2].block_hash = None  # half full: no request can find it
     in_flight.note_departure(request, scheduler)
     scheduler.free("r1")
     engine.finish(request)
@@ -111,7 +111,7 @@ def test_a_request_that_was_preempted_meanwhile_fails_too(engine: Engine) -> Non
     undo_failed_loads(frozenset({A}), engine.consumer, in_flight, scheduler, output)
 
     assert scheduler.evicted == {1, 2, 3}
-    assert output.sampled_token_ids == [[]]  # told even of a preempted request
+    assert output.sampled_token_ids == [[]]  # dropped even of a preempted request
     assert engine.consumer.take_failed() == {"r1"}
 
 
@@ -152,7 +152,7 @@ def test_of_a_request_that_runs_on_without_its_view_later_blocks_are_wrong_too(e
     assert engine.consumer.take_failed() == {"r1"}
 
 
-def test_who_left_is_forgotten_with_the_last_step_that_loads(engine: Engine) -> None:
+def test_departed_requests_are_forgotten_with_the_last_step_that_loads(engine: Engine) -> None:
     in_flight = LoadsInFlight()
     request = load_in_flight(engine, in_flight)
     in_flight.on_step_scheduled({A})
