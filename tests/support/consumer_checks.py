@@ -6,7 +6,7 @@ from tests.support.scheduled import Scheduled
 from triptych_common.protocol.messages import EncodeNeeded, EncoderCacheMetadata
 from triptych_common.protocol.store import EntrySealed, Pinned, WriterLost
 from triptych_vllm_connector.consumer.consumer import Consumer, Inbox, InboxEvent, PinReply, StoreLost
-from triptych_vllm_connector.consumer.item_pins import ItemState
+from triptych_vllm_connector.consumer.item_pins import EngineItemState
 from triptych_vllm_connector.consumer.preallocator import Preallocator
 
 ROWS = {mm_hash(index): rows for index, rows in enumerate((2, 3, 5, 7))}  # the items there are
@@ -55,7 +55,7 @@ class ConsumerChecks:
         owners += [
             item.pin_id
             for item in self.consumer._pins._items.values()
-            if item.state is ItemState.PINNED and item.pin_id is not None
+            if item.state is EngineItemState.PINNED and item.pin_id is not None
         ]
         owners += [order.pin_id for order in self.consumer._pins._loads]
         owners += [pin for pin in self.worker.values() if pin is not None]
@@ -71,7 +71,7 @@ class ConsumerChecks:
             waits = [
                 item
                 for item in items
-                if not admission.is_local and self.consumer._pins.state_of(item) is ItemState.WATCHING
+                if not admission.is_local and self.consumer._pins.state_of(item) is EngineItemState.WATCHING
             ]
             assert waits or self.preallocator.is_pending(rid), "parked for nothing"
             for item in waits:

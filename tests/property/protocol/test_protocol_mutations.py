@@ -38,7 +38,7 @@ from triptych_gateway.encode.media_cache import MediaShelf
 from triptych_gateway.encode.media_wait import MediaWait
 from triptych_gateway.encode.single_flight import Flights
 from triptych_vllm_connector.consumer.item_grants import ItemGrants
-from triptych_vllm_connector.consumer.item_pins import ItemPins, ItemState
+from triptych_vllm_connector.consumer.item_pins import EngineItemState, ItemPins
 from triptych_vllm_connector.consumer.item_replies import ItemReplies
 from triptych_vllm_connector.consumer.preallocator import ItemSpace, Preallocator
 from triptych_vllm_connector.links.store_pins import StorePins
@@ -104,9 +104,9 @@ def _parts_to_whoever_comes(self: Preallocator, request_id: str, needs: Any) -> 
     return granted
 
 
-def _pinned_too_early(self: ItemPins, mm_hash: str) -> ItemState | None:
+def _pinned_too_early(self: ItemPins, mm_hash: str) -> EngineItemState | None:
     state = _STATE(self, mm_hash)
-    return ItemState.PINNED if state is ItemState.WATCHING else state
+    return EngineItemState.PINNED if state is EngineItemState.WATCHING else state
 
 
 def _forgets_the_encoder_before(self: ItemReplies, metadata: Any) -> None:

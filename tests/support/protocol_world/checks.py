@@ -9,7 +9,7 @@ from tests.support.protocol_world.consumer import ConsumerActor
 from tests.support.protocol_world.encoder import EncoderActor
 from triptych_common.protocol.store import EntrySealed, Pinned, Unpin
 from triptych_vllm_connector.consumer.consumer import PinReply
-from triptych_vllm_connector.consumer.item_pins import ItemState
+from triptych_vllm_connector.consumer.item_pins import EngineItemState
 
 
 class Checks(Choices):
@@ -99,7 +99,7 @@ class Checks(Choices):
                 case PinReply(reply=Pinned() as reply):
                     owners.append(reply.pin_id)
         for item in consumer._pins._items.values():
-            if item.state is ItemState.PINNED and item.pin_id is not None:
+            if item.state is EngineItemState.PINNED and item.pin_id is not None:
                 owners.append(item.pin_id)
         owners += [order.pin_id for order in consumer._pins._loads]
         owners += [pin_id for pin_id in engine.views.values() if pin_id is not None]

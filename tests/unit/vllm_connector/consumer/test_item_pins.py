@@ -4,7 +4,13 @@ import pytest
 
 from tests.support.fake_engine import FakePinLink, descriptor, mm_hash
 from triptych_common.domain.errors import IllegalTransitionError
-from triptych_vllm_connector.consumer.item_pins import ALLOWED, EngineItem, ItemPins, ItemState, move_item
+from triptych_vllm_connector.consumer.item_pins import (
+    ALLOWED,
+    EngineItem,
+    EngineItemState,
+    ItemPins,
+    move_item,
+)
 
 A, B = mm_hash("a"), mm_hash("b")
 
@@ -34,9 +40,9 @@ def pins(bench: Bench) -> ItemPins:
     return bench.pins
 
 
-@pytest.mark.parametrize("state", ItemState)
-@pytest.mark.parametrize("to", ItemState)
-def test_only_the_drawn_steps_can_be_taken(state: ItemState, to: ItemState) -> None:
+@pytest.mark.parametrize("state", EngineItemState)
+@pytest.mark.parametrize("to", EngineItemState)
+def test_only_the_drawn_steps_can_be_taken(state: EngineItemState, to: EngineItemState) -> None:
     item = EngineItem(A, state=state)
     if to in ALLOWED[state]:
         move_item(item, to)
@@ -58,10 +64,10 @@ def test_an_item_is_ready_once_it_is_pinned(pins: ItemPins) -> None:
     assert pins.state_of(A) is None
     assert not pins.is_item_ready(A)
     pins.acquire_item(A, "r1")
-    assert pins.state_of(A) is ItemState.WATCHING
+    assert pins.state_of(A) is EngineItemState.WATCHING
     assert not pins.is_item_ready(A)
     assert pins.keep_pin(A, 7, descriptor(A))
-    assert pins.state_of(A) is ItemState.PINNED
+    assert pins.state_of(A) is EngineItemState.PINNED
     assert pins.is_item_ready(A)
 
 
@@ -69,13 +75,13 @@ def test_load_hands_the_pin_over_once(pins: ItemPins) -> None:
     pins.acquire_item(A, "r1")
     pins.keep_pin(A, 7, descriptor(A))
     pins.order_load(A, "tp")
-    (order,) = pins.take_loads()
+    (order,) = pins.take_load_orders()
     assert (order.mm_hash, order.pin_id, order.traceparent) == (A, 7, "tp")
-    assert pins.state_of(A) is ItemState.RESIDENT
+    assert pins.state_of(A) is EngineItemState.RESIDENT
     assert pins.is_item_ready(A)
     with pytest.raises(IllegalTransitionError):
         pins.order_load(A, None)
-    assert pins.take_loads() == []
+    assert pins.take_load_orders() == []
 
 
 def test_an_item_that_is_not_pinned_cannot_be_loaded(pins: ItemPins) -> None:
@@ -114,7 +120,7 @@ def test_counts_are_by_state(pins: ItemPins) -> None:
     pins.acquire_item(A, "r1")
     pins.acquire_item(B, "r1")
     pins.keep_pin(B, 1, descriptor(B))
-    assert [pins.count_items(state) for state in ItemState] == [1, 1, 0]
+    assert [pins.count_items(state) for state in EngineItemState] == [1, 1, 0]
 
 
 def test_a_lost_store_takes_everything_but_what_the_worker_has(pins: ItemPins) -> None:
@@ -124,8 +130,8 @@ def test_a_lost_store_takes_everything_but_what_the_worker_has(pins: ItemPins) -
             pins.keep_pin(mm_hash(name), index, descriptor(mm_hash(name)))
     pins.order_load(mm_hash("c"), None)
     assert sorted(item.mm_hash for item in pins.lose_unloaded()) == [A, B]
-    assert [pins.count_items(state) for state in ItemState] == [0, 0, 1]
-    assert pins.state_of(mm_hash("c")) is ItemState.RESIDENT
+    assert [pins.count_items(state) for state in EngineItemState] == [0, 0, 1]
+    assert pins.state_of(mm_hash("c")) is EngineItemState.RESIDENT
 
 
 def test_an_order_is_orphaned_when_its_request_leaves_while_others_wait(bench: Bench, pins: ItemPins) -> None:

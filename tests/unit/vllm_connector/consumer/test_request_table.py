@@ -79,13 +79,13 @@ def test_a_failed_request_keeps_what_it_holds_and_waits_for_nothing(
     for index in range(num_granted):
         table.drop_place(admission, index)
     assert admission.has_failed
-    assert table.take_failed() == {"r1"}
+    assert table.take_failed_ids() == {"r1"}
     assert table.take_to_wake() == ["r1"]
 
 
 def test_a_request_that_cannot_be_served_has_failed_when_it_is_opened(table: RequestTable) -> None:
     assert table.open_request(fake_request("r2", [("cat-1", 4)])).has_failed
-    assert table.take_failed() == {"r2"}
+    assert table.take_failed_ids() == {"r2"}
 
 
 def test_siblings_are_engine_requests_of_one_request(table: RequestTable) -> None:

@@ -77,16 +77,16 @@ def bench() -> Iterator[Bench]:
 def test_what_is_in_the_region_passes_at_once(bench: Bench) -> None:
     bench.can_read = lambda descriptor: pytest.fail("nothing is to be checked")
     answers: list[StoreReply] = [pinned(A, 1), watching(A), sealed(A, 2)]
-    bench.pins.on_pin_reply(A, answers[0])
-    bench.pins.on_pin_reply(A, answers[1])
-    bench.pins.on_push(answers[2])
+    bench.pins.on_store_reply(A, answers[0])
+    bench.pins.on_store_reply(A, answers[1])
+    bench.pins.on_store_push(answers[2])
     assert bench.delivered == answers
 
 
 def test_what_can_be_read_passes(bench: Bench) -> None:
     reply, push = in_memory(pinned(A, 1), "redis"), in_memory(sealed(A, 2), "redis")
-    bench.pins.on_pin_reply(A, reply)
-    bench.pins.on_push(push)
+    bench.pins.on_store_reply(A, reply)
+    bench.pins.on_store_push(push)
     wait_for(lambda: bench.delivered == [reply, push])
     assert bench.link.asked == []
 
@@ -94,11 +94,11 @@ def test_what_can_be_read_passes(bench: Bench) -> None:
 def test_what_cannot_be_read_is_made_anew_once(bench: Bench) -> None:
     bench.can_read = lambda descriptor: False
     bench.pins.pin_or_watch(A)
-    bench.pins.on_pin_reply(A, in_memory(pinned(A, 1), "redis"))
+    bench.pins.on_store_reply(A, in_memory(pinned(A, 1), "redis"))
     again = [("pin_or_watch", A), ("unpin", 1), ("evict", A), ("pin_or_watch", A)]
     wait_for(lambda: bench.link.asked == again)
     assert bench.delivered == []
-    bench.pins.on_push(in_memory(sealed(A, 2), "redis"))
+    bench.pins.on_store_push(in_memory(sealed(A, 2), "redis"))
     wait_for(lambda: bool(bench.delivered))
     assert isinstance(bench.delivered[0], StoreError)
     assert bench.link.asked == [*again, ("unpin", 2)]
@@ -109,7 +109,7 @@ def test_when_it_cannot_be_checked_the_item_fails(bench: Bench) -> None:
         raise BusUnavailableError("Redis is away")
 
     bench.can_read = away
-    bench.pins.on_pin_reply(A, in_memory(pinned(A, 1), "redis"))
+    bench.pins.on_store_reply(A, in_memory(pinned(A, 1), "redis"))
     wait_for(lambda: bool(bench.delivered))
     assert isinstance(bench.delivered[0], StoreError)
     assert bench.link.asked == [("unpin", 1)]
@@ -124,7 +124,7 @@ def test_what_was_given_up_meanwhile_is_not_watched(bench: Bench) -> None:
 
     bench.can_read = slow
     bench.pins.pin_or_watch(A)
-    bench.pins.on_pin_reply(A, in_memory(pinned(A, 1), "redis"))
+    bench.pins.on_store_reply(A, in_memory(pinned(A, 1), "redis"))
     bench.pins.unwatch(A)
     asked_again.set()
     wait_for(lambda: ("unpin", 1) in bench.link.asked)
@@ -140,13 +140,13 @@ def test_a_fault_in_one_check_ends_no_other(bench: Bench) -> None:
         raise ValueError("not thought of")
 
     bench.can_read = fail
-    bench.pins.on_pin_reply(A, in_memory(pinned(A, 1), "redis"))
+    bench.pins.on_store_reply(A, in_memory(pinned(A, 1), "redis"))
     wait_for(lambda: bool(bench.delivered))
     assert isinstance(bench.delivered[0], StoreError)
     assert bench.link.asked == [("unpin", 1)]
     bench.can_read = lambda descriptor: True
     reply = in_memory(pinned(A, 2), "redis")
-    bench.pins.on_pin_reply(A, reply)
+    bench.pins.on_store_reply(A, reply)
     wait_for(lambda: bench.delivered[1:] == [reply])
 
 
@@ -155,7 +155,7 @@ def test_a_refusal_is_forgotten_with_the_request(bench: Bench) -> None:
     for pin_id in (1, 2):  # the second finds no refusal of the first
         bench.link.asked.clear()
         bench.pins.pin_or_watch(A)
-        bench.pins.on_pin_reply(A, in_memory(pinned(A, pin_id), "redis"))
+        bench.pins.on_store_reply(A, in_memory(pinned(A, pin_id), "redis"))
         again = [("pin_or_watch", A), ("unpin", pin_id), ("evict", A), ("pin_or_watch", A)]
         wait_for(lambda again=again: bench.link.asked == again)  # type: ignore[misc]
         bench.pins.unwatch(A)

@@ -21,7 +21,7 @@ from triptych_common.protocol.store import EntrySealed, StoreReply, WriterLost
 from triptych_vllm_connector.consumer.admission import Admission
 from triptych_vllm_connector.consumer.deadlines import Deadlines
 from triptych_vllm_connector.consumer.item_grants import ItemGrants
-from triptych_vllm_connector.consumer.item_pins import ItemPins, ItemState
+from triptych_vllm_connector.consumer.item_pins import EngineItemState, ItemPins
 from triptych_vllm_connector.consumer.item_replies import ItemReplies
 from triptych_vllm_connector.consumer.local_encode import encodes_no_request
 from triptych_vllm_connector.consumer.ports import EncoderCache, MessageSender, PinLink
@@ -125,9 +125,8 @@ class Consumer:
         if not admission.asked and num_computed_tokens >= admission.last_end:
             return True
         needs = admission.needs_after(num_computed_tokens)
-        is_ready = self._grants.ask_space(admission, needs) and self._grants.is_request_ready(
-            admission, needs
-        )
+        grants = self._grants
+        is_ready = grants.ask_space(admission, needs) and grants.is_request_ready(admission, needs)
         self._requests.set_waiting(admission, not is_ready)
         return is_ready
 
@@ -143,11 +142,11 @@ class Consumer:
 
     def is_pinned(self, mm_hash: str) -> bool:
         """Is the item pinned, so that the worker can load it?"""
-        return self._pins.state_of(mm_hash) is ItemState.PINNED
+        return self._pins.state_of(mm_hash) is EngineItemState.PINNED
 
     def is_resident(self, mm_hash: str) -> bool:
         """Has the worker a view of the item that a request still needs?"""
-        return self._pins.state_of(mm_hash) is ItemState.RESIDENT
+        return self._pins.state_of(mm_hash) is EngineItemState.RESIDENT
 
     def load_item(self, engine_request_id: str, mm_hash: str) -> None:
         """vLLM gave the item space in its cache: the worker shall load it in this step."""
@@ -157,7 +156,7 @@ class Consumer:
         self._preallocator.finalize_allocation(mm_hash)
 
     def take_loads(self) -> list[LoadOrder]:
-        return self._pins.take_loads()
+        return self._pins.take_load_orders()
 
     def on_loads_failed(self, mm_hashes: Iterable[str]) -> dict[str, int]:
         """The worker had to put zeros in the place of these items: the requests that hold them fail.
@@ -279,7 +278,7 @@ class Consumer:
 
     def take_failed(self) -> set[str]:
         """Requests whose items can no longer come. vLLM ends them with an error."""
-        return self._requests.take_failed()
+        return self._requests.take_failed_ids()
 
     def has_failed(self, engine_request_id: str) -> bool:
         admission = self._requests.get(engine_request_id)
@@ -289,9 +288,9 @@ class Consumer:
         """For tests, metrics and the invariant that all are 0 when idle."""
         return {
             "requests": len(self._requests),
-            "watching": self._pins.count_items(ItemState.WATCHING),
-            "pinned": self._pins.count_items(ItemState.PINNED),
-            "resident": self._pins.count_items(ItemState.RESIDENT),
+            "watching": self._pins.count_items(EngineItemState.WATCHING),
+            "pinned": self._pins.count_items(EngineItemState.PINNED),
+            "resident": self._pins.count_items(EngineItemState.RESIDENT),
             "pending": self._preallocator.num_pending,
             "preallocated_embeds": self._preallocator.num_embeds_used,
         }

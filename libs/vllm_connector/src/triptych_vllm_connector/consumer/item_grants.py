@@ -8,7 +8,7 @@ from triptych_common.domain.errors import StoreError
 from triptych_common.protocol.store import EntrySealed, Pinned, StoreFailure, StoreReply, Watching
 from triptych_common.telemetry.logs import get_logger
 from triptych_vllm_connector.consumer.admission import Admission
-from triptych_vllm_connector.consumer.item_pins import EngineItem, ItemPins, ItemState
+from triptych_vllm_connector.consumer.item_pins import EngineItem, EngineItemState, ItemPins
 from triptych_vllm_connector.consumer.item_replies import ItemReplies, NeedReason
 from triptych_vllm_connector.consumer.ports import EncoderCache
 from triptych_vllm_connector.consumer.preallocator import Need, Preallocator
@@ -126,14 +126,14 @@ class ItemGrants:
         self._grant_pending()
 
     def _on_watching(self, mm_hash: str, reply: Watching) -> None:
-        if self._pins.state_of(mm_hash) is not ItemState.WATCHING:
+        if self._pins.state_of(mm_hash) is not EngineItemState.WATCHING:
             self._pins.end_watch(mm_hash)  # the request that asked has left since
         elif not reply.writing:
             self._order_again(mm_hash, "absent")
 
     def _order_again(self, mm_hash: str, reason: NeedReason) -> None:
         """No encoder makes this item: ask a gateway that still has the media."""
-        if self._pins.state_of(mm_hash) is not ItemState.WATCHING:
+        if self._pins.state_of(mm_hash) is not EngineItemState.WATCHING:
             return  # no request needs it any more, or it came meanwhile
         for engine_request_id in self._pins.requests_of(mm_hash):
             admission = self._requests[engine_request_id]

@@ -23,16 +23,16 @@ from triptych_vllm_connector.consumer.ports import EncoderCache, PinLink
 from triptych_vllm_connector.step_orders import LoadOrder
 
 
-class ItemState(Enum):
+class EngineItemState(Enum):
     WATCHING = auto()
     PINNED = auto()
     RESIDENT = auto()
 
 
-ALLOWED: dict[ItemState, frozenset[ItemState]] = {
-    ItemState.WATCHING: frozenset({ItemState.PINNED}),
-    ItemState.PINNED: frozenset({ItemState.RESIDENT}),
-    ItemState.RESIDENT: frozenset({ItemState.WATCHING}),
+ALLOWED: dict[EngineItemState, frozenset[EngineItemState]] = {
+    EngineItemState.WATCHING: frozenset({EngineItemState.PINNED}),
+    EngineItemState.PINNED: frozenset({EngineItemState.RESIDENT}),
+    EngineItemState.RESIDENT: frozenset({EngineItemState.WATCHING}),
 }
 
 
@@ -42,13 +42,13 @@ class EngineItem:
 
     mm_hash: str
     needed_by: dict[str, None] = field(default_factory=dict)  # engine request ids, first come first
-    state: ItemState = ItemState.WATCHING
+    state: EngineItemState = EngineItemState.WATCHING
     pin_id: int | None = None
     descriptor: Descriptor | None = None
     ordered_by: str | None = None  # the request in whose name a gateway was asked to have it encoded
 
 
-def move_item(item: EngineItem, to: ItemState) -> None:
+def move_item(item: EngineItem, to: EngineItemState) -> None:
     """Move `item` to `to`. Nothing else assigns `item.state`.
 
     Raises:
@@ -68,16 +68,16 @@ class ItemPins:
         self._loads: list[LoadOrder] = []
 
     # ---- questions -------------------------------------------------------------------------------
-    def count_items(self, state: ItemState) -> int:
+    def count_items(self, state: EngineItemState) -> int:
         return sum(1 for item in self._items.values() if item.state is state)
 
-    def state_of(self, mm_hash: str) -> ItemState | None:
+    def state_of(self, mm_hash: str) -> EngineItemState | None:
         item = self._items.get(mm_hash)
         return None if item is None else item.state
 
     def is_item_ready(self, mm_hash: str) -> bool:
         """May a step that needs this item be scheduled?"""
-        return self.state_of(mm_hash) in (ItemState.PINNED, ItemState.RESIDENT)
+        return self.state_of(mm_hash) in (EngineItemState.PINNED, EngineItemState.RESIDENT)
 
     def requests_of(self, mm_hash: str) -> tuple[str, ...]:
         """Engine request ids, in the order in which they came."""
@@ -107,7 +107,7 @@ class ItemPins:
         if not item.needed_by:
             del self._items[mm_hash]
             self._end_item(item)
-        elif item.state is ItemState.WATCHING and item.ordered_by not in (None, *item.needed_by):
+        elif item.state is EngineItemState.WATCHING and item.ordered_by not in (None, *item.needed_by):
             item.ordered_by = None
             self._link.pin_or_watch(
                 mm_hash
@@ -121,10 +121,10 @@ class ItemPins:
     def keep_pin(self, mm_hash: str, pin_id: int, descriptor: Descriptor) -> bool:
         """The store pinned the item. False: it is not needed any more, the pin was given back."""
         item = self._items.get(mm_hash)
-        if item is None or item.state is not ItemState.WATCHING:
+        if item is None or item.state is not EngineItemState.WATCHING:
             self._link.unpin(pin_id)
             return False
-        move_item(item, ItemState.PINNED)
+        move_item(item, EngineItemState.PINNED)
         item.pin_id, item.descriptor = pin_id, descriptor
         return True
 
@@ -139,19 +139,19 @@ class ItemPins:
     def ask_for_ordered(self) -> None:
         """What a gateway was asked to order may be lost: if no encoder writes it, it is ordered again."""
         for item in self._items.values():
-            if item.state is ItemState.WATCHING and item.ordered_by is not None:
+            if item.state is EngineItemState.WATCHING and item.ordered_by is not None:
                 self._link.pin_or_watch(item.mm_hash)
 
     def lose_watched(self, mm_hash: str) -> EngineItem | None:
         """The item will not come: forget it, so that later requests ask anew. None: it is not awaited."""
-        if self.state_of(mm_hash) is not ItemState.WATCHING:
+        if self.state_of(mm_hash) is not EngineItemState.WATCHING:
             return None
         self._link.unwatch(mm_hash)
         return self._items.pop(mm_hash)
 
     def lose_unloaded(self) -> list[EngineItem]:
         """The store is gone: forget every item that no worker holds, and name them."""
-        lost = [item for item in self._items.values() if item.state is not ItemState.RESIDENT]
+        lost = [item for item in self._items.values() if item.state is not EngineItemState.RESIDENT]
         for item in lost:
             del self._items[item.mm_hash]
         return lost
@@ -166,10 +166,10 @@ class ItemPins:
         item = self._items.get(mm_hash)
         if item is None or item.pin_id is None or item.descriptor is None:
             raise IllegalTransitionError(mm_hash, "absent" if item is None else item.state.name, "RESIDENT")
-        move_item(item, ItemState.RESIDENT)
+        move_item(item, EngineItemState.RESIDENT)
         self._loads.append(LoadOrder(mm_hash, item.pin_id, item.descriptor, traceparent))
 
-    def take_loads(self) -> list[LoadOrder]:
+    def take_load_orders(self) -> list[LoadOrder]:
         """The orders of this step."""
         loads, self._loads = self._loads, []
         return loads
@@ -177,17 +177,17 @@ class ItemPins:
     def forget_views(self) -> None:
         """vLLM emptied its encoder cache: the pins of the views end with them, and new ones are needed."""
         for item in self._items.values():
-            if item.state is ItemState.RESIDENT:
-                move_item(item, ItemState.WATCHING)
+            if item.state is EngineItemState.RESIDENT:
+                move_item(item, EngineItemState.WATCHING)
                 item.pin_id = item.descriptor = None
                 self._withdraw_load(item.mm_hash)
                 self._link.pin_or_watch(item.mm_hash)
 
     def _end_item(self, item: EngineItem) -> None:
         """No request needs it any more."""
-        if item.state is ItemState.WATCHING:
+        if item.state is EngineItemState.WATCHING:
             self._link.unwatch(item.mm_hash)
-        elif item.state is ItemState.PINNED and item.pin_id is not None:
+        elif item.state is EngineItemState.PINNED and item.pin_id is not None:
             self._link.unpin(item.pin_id)
         else:
             self._withdraw_load(item.mm_hash)

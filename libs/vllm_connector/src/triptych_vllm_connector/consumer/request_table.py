@@ -159,7 +159,7 @@ class RequestTable:
             self._admissions[engine_request_id].is_waiting = False
         return list(to_wake)
 
-    def take_failed(self) -> set[str]:
+    def take_failed_ids(self) -> set[str]:
         failed, self._failed = self._failed, set()
         return failed
 

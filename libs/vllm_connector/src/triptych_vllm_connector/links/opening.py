@@ -88,10 +88,10 @@ def open_pins(
     """What the store sends goes through the check; it sends nothing before the check asks for a pin."""
 
     def on_push(push: EntrySealed | WriterLost) -> None:
-        pins.on_push(push)
+        pins.on_store_push(push)
 
     def on_reply(mm_hash: str, reply: StoreReply | StoreError) -> None:
-        pins.on_pin_reply(mm_hash, reply)
+        pins.on_store_reply(mm_hash, reply)
 
     session = StoreSession.connect(
         config.store_socket,

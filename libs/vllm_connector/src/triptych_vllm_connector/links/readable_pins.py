@@ -32,7 +32,7 @@ class EvictingPinLink(PinLink, Protocol):
 
 
 class ReadablePins:
-    """`PinLink` in front of another, whose replies and pushes come to `on_pin_reply` and `on_push`.
+    """`PinLink` in front of another, whose replies and pushes come to `on_store_reply` and `on_store_push`.
 
     `can_read` may block, and raises TriptychError when it cannot find out.
     """
@@ -72,7 +72,7 @@ class ReadablePins:
         self._link.close()
 
     # ---- the store's side ------------------------------------------------------------------------
-    def on_pin_reply(self, mm_hash: str, reply: StoreReply | StoreError) -> None:
+    def on_store_reply(self, mm_hash: str, reply: StoreReply | StoreError) -> None:
         """On the session's thread."""
         deliver = functools.partial(self._deliver_reply, mm_hash, reply)
         if isinstance(reply, Pinned):
@@ -80,7 +80,7 @@ class ReadablePins:
         else:
             deliver()
 
-    def on_push(self, push: EntrySealed | WriterLost) -> None:
+    def on_store_push(self, push: EntrySealed | WriterLost) -> None:
         """On the session's thread."""
         deliver = functools.partial(self._deliver_push, push)
         if isinstance(push, EntrySealed):
