@@ -9,20 +9,20 @@ import pytest
 
 from tests.support.fake_engine import (
     INSTANCE,
+    FakeMessageSender,
     FakePinLink,
     FakeRequest,
-    FakeTalkLink,
     fake_request,
     mm_hash,
     pinned,
     whole_request,
 )
-from triptych_vllm_connector.consumer.consumer import Consumer
-from triptych_vllm_connector.consumer.local_encode import Tower, no_tower
+from triptych_vllm_connector.consumer.consumer import Consumer, Inbox, PinReply
+from triptych_vllm_connector.consumer.local_encode import LocalEncode, encodes_no_request
 from triptych_vllm_connector.consumer.preallocator import make_preallocator
-from triptych_vllm_connector.links.inbox import PinReply
 
 with warnings.catch_warnings(action="ignore"):  # importing vLLM warns, of torch's own use of torch
+    from triptych_vllm_connector.connector import TriptychECConnector
     from triptych_vllm_connector.scheduler.encoder_cache_manager import (
         ForgettingEncoderCacheManager,
         PreallocatingEncoderCacheManager,
@@ -41,17 +41,27 @@ class PrefillDecode:
         )
         self.pins = FakePinLink()
         preallocator = make_preallocator("sync", self.manager.budget_embeds)
-        encodes = Tower(lambda modality: {"image_grid_thw"}).encodes if has_encoder else no_tower
-        self.consumer = Consumer(
-            INSTANCE, self.pins, FakeTalkLink(), preallocator, lambda: 0, encodes=encodes
+        encodes_request = (
+            LocalEncode(lambda modality: {"image_grid_thw"}).encodes_request
+            if has_encoder
+            else encodes_no_request
         )
-        self.consumer.bind(self.manager.evict, self.manager.is_in_use)
-        self.manager.bind(self.consumer)
+        self.inbox = Inbox()
+        self.consumer = Consumer(
+            INSTANCE,
+            self.pins,
+            FakeMessageSender(),
+            preallocator,
+            self.manager,
+            self.inbox,
+            encodes_request=encodes_request,
+        )
+        self.manager.attach_consumer(self.consumer)
 
     def pin(self, request: FakeRequest, identifier: str, pin_id: int) -> None:
-        self.consumer.admit(request, 0)
-        self.consumer.post(PinReply(identifier, pinned(identifier, pin_id)))
-        self.consumer.drain()
+        self.consumer.admit_request(request, 0)
+        self.inbox.post_event(PinReply(identifier, pinned(identifier, pin_id)))
+        self.consumer.drain_inbox()
 
     def can_allocate(self, request: Any, place: int = 0, compute_budget: int = COMPUTE_BUDGET) -> bool:
         return self.manager.can_allocate(request, place, compute_budget, 0)
@@ -59,16 +69,16 @@ class PrefillDecode:
     def load(self, request: Any, place: int = 0) -> None:
         """What the scheduler does with an item that `has_cache_item`."""
         self.manager.allocate(request, place)
-        self.consumer.load(request.request_id, request.mm_features[place].identifier)
+        self.consumer.load_item(request.request_id, request.mm_features[place].identifier)
 
     def computed(self, request: Any, place: int = 0) -> None:
         """`_free_encoder_input`."""
         self.manager.free_encoder_input(request, place)
-        self.consumer.computed(request.request_id, place)
+        self.consumer.on_item_computed(request.request_id, place)
 
     def finish(self, request: Any) -> None:
         """`_free_request`."""
-        self.consumer.finished(request, 0)
+        self.consumer.on_finished(request, 0)
         self.manager.free(request)
 
     def is_empty(self) -> bool:
@@ -87,7 +97,7 @@ def test_an_item_that_is_not_pinned_cannot_be_allocated(pd: PrefillDecode) -> No
     """Or else vLLM would plan an encode, which kills an engine without a tower."""
     request = fake_request("r1", [(A, 4)])
     assert not pd.can_allocate(request)
-    pd.consumer.admit(request, 0)
+    pd.consumer.admit_request(request, 0)
     assert not pd.can_allocate(request)
     pd.pin(request, A, 1)
     assert pd.can_allocate(request)
@@ -121,7 +131,7 @@ def test_an_entry_goes_when_its_last_place_is_computed(pd: PrefillDecode) -> Non
 def test_an_entry_that_another_request_was_granted_stays(pd: PrefillDecode) -> None:
     first, second = fake_request("r1", [(A, 4)]), fake_request("r2", [(A, 4)])
     pd.pin(first, A, 1)
-    pd.consumer.admit(second, 0)
+    pd.consumer.admit_request(second, 0)
     pd.load(first)
     pd.computed(first)
     assert pd.manager.get_freed_mm_hashes() == []
@@ -143,7 +153,7 @@ def test_an_entry_goes_with_its_request(pd: PrefillDecode, end: str) -> None:
     else:
         pd.consumer.take_loads()
         pd.manager.free(request)
-        pd.consumer.preempted("r1")
+        pd.consumer.on_preempted("r1")
     assert pd.manager.get_freed_mm_hashes() == [A]
     assert ("unpin", 2) in pd.pins.take()
     assert pd.is_empty()
@@ -153,7 +163,7 @@ def test_a_step_that_vllm_gave_up_keeps_the_entry(pd: PrefillDecode) -> None:
     """No KV blocks: vLLM frees its references, the request will try again."""
     first, second = fake_request("r1", [(A, 4)]), fake_request("r2", [(A, 4)])
     pd.pin(first, A, 1)
-    pd.consumer.admit(second, 0)
+    pd.consumer.admit_request(second, 0)
     pd.load(first)
     pd.manager.check_and_update_cache(second, 0)
     pd.manager.free(second)
@@ -165,8 +175,8 @@ def test_a_step_that_vllm_gave_up_keeps_the_entry(pd: PrefillDecode) -> None:
 def test_evicting_is_idempotent_whatever_refers_to_the_entry(pd: PrefillDecode) -> None:
     request = fake_request("r1", [(A, 4)])
     pd.manager.allocate(request, 0)
-    pd.manager.evict(A)
-    pd.manager.evict(A)
+    pd.manager.evict_item(A)
+    pd.manager.evict_item(A)
     assert pd.manager.get_freed_mm_hashes() == [A]
     pd.manager.free(request)
     assert pd.is_empty()
@@ -185,7 +195,7 @@ def local_request(request_id: str, rows: int = 4) -> FakeRequest:
 def test_a_local_item_is_encoded_here_and_forgotten(with_tower: PrefillDecode) -> None:
     request = local_request("r1")
     assert not with_tower.can_allocate(request), "it has no space yet"
-    assert with_tower.consumer.admit(request, 0)
+    assert with_tower.consumer.admit_request(request, 0)
     assert with_tower.can_allocate(request)
     assert not with_tower.can_allocate(request, compute_budget=3)
     with_tower.load(request)
@@ -199,11 +209,11 @@ def test_a_local_item_is_encoded_here_and_forgotten(with_tower: PrefillDecode) -
 def test_local_and_remote_items_share_one_budget(with_tower: PrefillDecode) -> None:
     remote, local = fake_request("r1", [(B, 7)]), local_request("l")
     with_tower.pin(remote, B, 1)
-    assert not with_tower.consumer.admit(local, 0)
+    assert not with_tower.consumer.admit_request(local, 0)
     assert not with_tower.can_allocate(local)
     with_tower.finish(remote)
-    assert with_tower.consumer.drain() == ["l"]
-    assert with_tower.consumer.admit(local, 0)
+    assert with_tower.consumer.drain_inbox() == ["l"]
+    assert with_tower.consumer.admit_request(local, 0)
     assert with_tower.can_allocate(local)
     with_tower.finish(local)
     assert with_tower.consumer.counts()["preallocated_embeds"] == 0
@@ -214,26 +224,30 @@ def test_an_item_without_media_is_never_encoded_here(with_tower: PrefillDecode, 
     """Whoever sent it: a step that plans it would end the engine."""
     request = local_request("r1")
     request.mm_features = [replace(feature, data=data) for feature in request.mm_features]
-    with_tower.consumer.admit(request, 0)
+    with_tower.consumer.admit_request(request, 0)
     assert ("pin_or_watch", A) in with_tower.pins.take()
     assert not with_tower.can_allocate(request)
 
 
 def test_an_instance_without_a_tower_encodes_nothing(pd: PrefillDecode) -> None:
     request = local_request("r1")
-    assert not pd.consumer.admit(request, 0)
+    assert not pd.consumer.admit_request(request, 0)
     assert not pd.can_allocate(request)
 
 
 def test_a_local_item_is_encoded_even_where_a_remote_one_is_pinned(with_tower: PrefillDecode) -> None:
-    """vLLM asks the connector for an item by its name alone, right after `can_allocate`."""
+    """vLLM asks the connector for an item by its name alone: the scheduler names the request before."""
+    connector = TriptychECConnector.__new__(TriptychECConnector)
+    connector._consumer = with_tower.consumer
     remote, local = fake_request("r1", [(A, 4)]), local_request("l")
     with_tower.pin(remote, A, 1)
-    with_tower.consumer.admit(local, 0)
+    with_tower.consumer.admit_request(local, 0)
+    connector.plan_request("l")
     assert with_tower.can_allocate(local)
-    assert with_tower.consumer.plans_local
+    assert not connector.has_cache_item(A)
+    connector.plan_request("r1")
     assert with_tower.can_allocate(remote)
-    assert not with_tower.consumer.plans_local
+    assert connector.has_cache_item(A)
 
 
 def test_a_view_that_a_local_request_refers_to_outlives_the_remote_one(with_tower: PrefillDecode) -> None:
@@ -242,7 +256,7 @@ def test_a_view_that_a_local_request_refers_to_outlives_the_remote_one(with_towe
     with_tower.pin(remote, A, 1)
     with_tower.load(remote)
     with_tower.consumer.take_loads()
-    with_tower.consumer.admit(local, 0)
+    with_tower.consumer.admit_request(local, 0)
     assert with_tower.manager.check_and_update_cache(local, 0)
     with_tower.finish(remote)
     assert with_tower.manager.get_freed_mm_hashes() == []
@@ -255,10 +269,10 @@ def test_a_local_request_does_not_take_a_view_from_a_remote_one(with_tower: Pref
     """The remote one was granted it, and has not been scheduled yet: it could never load it again."""
     first, second, local = fake_request("r1", [(A, 4)]), fake_request("r2", [(A, 4)]), local_request("l")
     with_tower.pin(first, A, 1)
-    with_tower.consumer.admit(second, 0)
+    with_tower.consumer.admit_request(second, 0)
     with_tower.load(first)
     with_tower.computed(first)
-    with_tower.consumer.admit(local, 0)
+    with_tower.consumer.admit_request(local, 0)
     assert with_tower.manager.check_and_update_cache(local, 0)
     with_tower.computed(local)
     assert with_tower.manager.check_and_update_cache(second, 0)
@@ -269,7 +283,7 @@ def test_a_local_request_does_not_take_a_view_from_a_remote_one(with_tower: Pref
 def test_a_local_item_that_a_remote_request_used_too_is_forgotten(with_tower: PrefillDecode) -> None:
     remote, local = fake_request("r1", [(A, 4)]), local_request("l")
     with_tower.pin(remote, A, 1)
-    with_tower.consumer.admit(local, 0)
+    with_tower.consumer.admit_request(local, 0)
     with_tower.load(local)  # encoded here
     assert with_tower.manager.check_and_update_cache(remote, 0)  # so the pinned one is not loaded
     with_tower.computed(local)

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from tests.support.fake_engine import mm_hash
-from tests.support.parking_engine import BLOCK_SIZE, RIGHT, SCHEDULERS, STEP_TOKENS, ParkingEngine
+from tests.support.parking_engine import SCHEDULERS, STEP_TOKENS, ParkingEngine
+from tests.support.parking_worker import BLOCK_SIZE, RIGHT
 
 ROWS = {mm_hash("a"): 4, mm_hash("b"): 7, mm_hash("c"): STEP_TOKENS + 3}
 ITEMS = sorted(ROWS)

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 
 from tests.support.fake_engine import mm_hash
-from tests.support.parking_engine import BLOCK_SIZE, RIGHT, SCHEDULERS, ParkingEngine
+from tests.support.parking_engine import SCHEDULERS, ParkingEngine
+from tests.support.parking_worker import BLOCK_SIZE, RIGHT
 
 A, B = mm_hash("a"), mm_hash("b")
 ROWS = 4
-PATIENCE_S = 2.0  # more than what a request may wait, and the grace
+OVERDUE_S = 2.0  # more than what a request may wait, and the grace
 Make = Callable[..., ParkingEngine]
 
 
@@ -31,6 +32,20 @@ def engine(make: Make) -> ParkingEngine:
 
 
 # ---- parking -------------------------------------------------------------------------------------
+def test_the_connector_learns_which_request_is_planned(
+    engine: ParkingEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM asks it for items by their names alone."""
+    planned: list[str] = []
+    monkeypatch.setattr(engine.scheduler.ec_connector, "plan_request", planned.append)
+    engine.add("r1", A)
+    engine.run()
+    engine.comes(A)
+    engine.run()
+    assert "r1" in planned
+    engine.check_idle()
+
+
 def test_a_parked_request_costs_no_step(engine: ParkingEngine) -> None:
     engine.add("r1", A)
     assert engine.run() == 1
@@ -88,7 +103,7 @@ def test_what_waits_is_ended_when_its_time_is_up(engine: ParkingEngine, state: s
     if state == "stalled":
         engine.comes(A)
         engine.run()
-    engine.clock.now_s += PATIENCE_S
+    engine.clock.now_s += OVERDUE_S
     assert 1 <= engine.run() <= 3  # with two in flight one more is scheduled before the first is handled
     assert engine.ended == {"r1": "error"}
     engine.check_idle()
@@ -100,7 +115,7 @@ def test_what_computes_is_not_ended(engine: ParkingEngine) -> None:
     engine.comes(A)
     engine.scheduler.has_requests()
     engine.turn()
-    engine.clock.now_s += PATIENCE_S
+    engine.clock.now_s += OVERDUE_S
     engine.run()
     assert engine.told == {"r1": [RIGHT] * 8}
     engine.check_idle()
@@ -117,7 +132,7 @@ def test_a_request_whose_load_is_lost_ends_before_a_token_is_told(engine: Parkin
     engine.run()
     assert engine.told == {"r1": []}
     assert engine.ended == {"r1": "error"}
-    assert "injected 0" not in engine.talk.words()
+    assert "injected 0" not in engine.sender.take_short()
     engine.check_idle()
     engine.add("r2", A, text=text)  # finds nothing of it in the prefix cache
     engine.run()
@@ -136,7 +151,7 @@ def test_an_item_is_freed_with_the_output_of_the_step_that_loads_it(
 
     def noted_update(step: Any, output: Any) -> Any:
         result = update(step, output)
-        outputs.append((bool(step.ec_connector_metadata.loads), "injected 0" in engine.talk.words()))
+        outputs.append((bool(step.ec_connector_metadata.loads), "injected 0" in engine.sender.take_short()))
         return result
 
     monkeypatch.setattr(engine.scheduler, "update_from_output", noted_update)
@@ -167,7 +182,7 @@ def test_who_leaves_before_a_lost_load_is_told_leaves_no_wrong_block(
     engine.run()
     assert engine.told == {"r1": []}
     assert engine.ended == {"r1": "abort" if leaves == "aborted" else "error"}
-    assert "injected 0" not in engine.talk.words()
+    assert "injected 0" not in engine.sender.take_short()
     engine.check_idle()
 
 

@@ -1,14 +1,13 @@
 """What always holds for the consumer in its world."""
 
-from tests.support.consumer_neighbours import StoreModel, TalkModel
+from tests.support.consumer_neighbours import SenderModel, StoreModel
 from tests.support.fake_engine import mm_hash
 from tests.support.scheduled import Scheduled
 from triptych_common.protocol.messages import EncodeNeeded, EncoderCacheMetadata
 from triptych_common.protocol.store import EntrySealed, Pinned, WriterLost
-from triptych_vllm_connector.consumer.consumer import Consumer
-from triptych_vllm_connector.consumer.item_table import ItemState
+from triptych_vllm_connector.consumer.consumer import Consumer, Inbox, InboxEvent, PinReply, StoreLost
+from triptych_vllm_connector.consumer.item_pins import EngineItemState
 from triptych_vllm_connector.consumer.preallocator import Preallocator
-from triptych_vllm_connector.links.inbox import Heard, PinReply, StoreLost
 
 ROWS = {mm_hash(index): rows for index, rows in enumerate((2, 3, 5, 7))}  # the items there are
 HASHES = sorted(ROWS)
@@ -27,10 +26,11 @@ class ConsumerChecks:
     """The part of `World` that knows right from wrong."""
 
     store: StoreModel
-    talk: TalkModel
+    sender: SenderModel
     budget: int | None
     preallocator: Preallocator
     consumer: Consumer
+    inbox: Inbox
     live: dict[str, Running]
     parked: set[str]
     worker: dict[str, int | None]
@@ -38,7 +38,7 @@ class ConsumerChecks:
 
     # ---- what always holds -----------------------------------------------------------------------
     def check_space(self) -> None:
-        held = {item for item in HASHES if self.consumer._items.holders(item)}
+        held = {item for item in HASHES if self.consumer._pins.requests_of(item)}
         for rid in self.live:
             admission = self.consumer._requests.get(rid)
             if admission is not None and admission.is_local:
@@ -50,14 +50,14 @@ class ConsumerChecks:
         """Every pin has one owner: a message under way, the item table, a load order, or the worker."""
         if self.store.is_lost:
             return
-        owners = [pin for heard in self._heard_not_handled() if (pin := _pin_of(heard)) is not None]
+        owners = [pin for event in self._events_not_handled() if (pin := _pin_of(event)) is not None]
         owners += [int(argument) for command, argument in self.store.commands if command == "unpin"]
         owners += [
             item.pin_id
-            for item in self.consumer._items._items.values()
-            if item.state is ItemState.PINNED and item.pin_id is not None
+            for item in self.consumer._pins._items.values()
+            if item.state is EngineItemState.PINNED and item.pin_id is not None
         ]
-        owners += [order.pin_id for order in self.consumer._holdings._loads]
+        owners += [order.pin_id for order in self.consumer._pins._loads]
         owners += [pin for pin in self.worker.values() if pin is not None]
         assert sorted(owners) == sorted(self.store.pins)
 
@@ -71,22 +71,22 @@ class ConsumerChecks:
             waits = [
                 item
                 for item in items
-                if not admission.is_local and self.consumer._items.state(item) is ItemState.WATCHING
+                if not admission.is_local and self.consumer._pins.state_of(item) is EngineItemState.WATCHING
             ]
             assert waits or self.preallocator.is_pending(rid), "parked for nothing"
             for item in waits:
-                assert self._can_come(item), "parked for an item that nobody makes"
+                assert self._can_come(item), "parked for an item that no encoder makes"
 
     def _can_come(self, item: str) -> bool:
-        about_it = [heard for heard in self._heard_not_handled() if _item_of(heard) in (item, "all")]
+        about_it = [event for event in self._events_not_handled() if _item_of(event) in (item, "all")]
         is_asked = ("pin_or_watch", item) in self.store.commands
         is_watched = item in self.store.watches
         is_made = item in self.store.writing or any(order[1] == item for order in self._live_orders())
         is_wanted = any(message.mm_hash == item for message in self._live_needs())
         return bool(about_it) or is_asked or (is_watched and (is_made or is_wanted))
 
-    def _heard_not_handled(self) -> list[Heard]:
-        return [*self.store.to_engine, *self.consumer._inbox._heard]
+    def _events_not_handled(self) -> list[InboxEvent]:
+        return [*self.store.to_engine, *self.inbox._events]
 
     def _live_orders(self) -> set[tuple[str, str]]:
         wires = {each.wire_id for each in self.live.values()}
@@ -94,25 +94,25 @@ class ConsumerChecks:
 
     def _live_needs(self) -> list[EncodeNeeded]:
         wires = {each.wire_id for each in self.live.values()}
-        return [message for message in self.talk.needs if message.request_id in wires]
+        return [message for message in self.sender.needs if message.request_id in wires]
 
 
-def _item_of(heard: Heard) -> str | None:
-    match heard:
+def _item_of(event: InboxEvent) -> str | None:
+    match event:
         case PinReply() | WriterLost():
-            return heard.mm_hash
+            return event.mm_hash
         case EntrySealed():
-            return heard.descriptor.mm_hash
+            return event.descriptor.mm_hash
         case StoreLost():
             return "all"
         case EncoderCacheMetadata():
             return None
 
 
-def _pin_of(heard: Heard) -> int | None:
-    match heard:
+def _pin_of(event: InboxEvent) -> int | None:
+    match event:
         case EntrySealed():
-            return heard.pin_id
+            return event.pin_id
         case PinReply(reply=Pinned() as reply):
             return reply.pin_id
         case _:

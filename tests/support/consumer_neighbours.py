@@ -1,6 +1,6 @@
-"""Models of the consumer's neighbours: the cache store, and whom it talks to over the bus.
+"""Models of the consumer's neighbours: the cache store, and the bus.
 
-Each acts only when a test says so. Messages are delivered in any order, but for the end of a session, which
+Each acts only when a test makes it. Messages are delivered in any order, but for the end of a session, which
 is the last.
 """
 
@@ -10,7 +10,7 @@ from tests.support.fake_engine import pinned, sealed, watching, writer_lost
 from triptych_common.domain.errors import StoreUnavailableError
 from triptych_common.protocol.messages import EncodeNeeded, ItemAck, Message
 from triptych_common.protocol.store import StoreFailure
-from triptych_vllm_connector.links.inbox import Heard, PinReply, StoreLost
+from triptych_vllm_connector.consumer.consumer import InboxEvent, PinReply, StoreLost
 
 
 class StoreModel:
@@ -18,7 +18,7 @@ class StoreModel:
 
     def __init__(self) -> None:
         self.commands: deque[tuple[str, str | int]] = deque()
-        self.to_engine: list[Heard] = []
+        self.to_engine: list[InboxEvent] = []
         self.sealed: set[str] = set()
         self.writing: set[str] = set()
         self.watches: set[str] = set()
@@ -102,17 +102,17 @@ class StoreModel:
         return self.num_pins
 
 
-class TalkModel:
+class SenderModel:
     """`MessageSender`: the acks that encoders got, and what is under way to the gateway."""
 
     def __init__(self) -> None:
         self.acks: set[tuple[str, str, int]] = set()  # (job, wire id, place)
         self.needs: list[EncodeNeeded] = []
 
-    def to_encoder(self, encoder: str, message: Message, traceparent: str | None) -> None:
+    def send_to_encoder(self, encoder: str, message: Message, traceparent: str | None) -> None:
         if isinstance(message, ItemAck):
             self.acks.add((message.job_id, message.request_id, message.item_index))
 
-    def to_gateway(self, gateway: str, message: Message, traceparent: str | None) -> None:
+    def send_to_gateway(self, gateway: str, message: Message, traceparent: str | None) -> None:
         assert isinstance(message, EncodeNeeded)
         self.needs.append(message)

@@ -3,7 +3,7 @@
 from collections import deque
 
 from tests.support.consumer_checks import ConsumerChecks, Running
-from triptych_vllm_connector.consumer.item_table import LoadOrder
+from triptych_vllm_connector.step_orders import LoadOrder
 
 Window = tuple[str, int, int, int]  # (request id, epoch, first token, end)
 
@@ -40,7 +40,7 @@ class PlayedScheduler(ConsumerChecks):
             if not self.consumer.has_failed(rid):
                 self.waiting.remove(rid)
                 self.parked.add(rid)
-                self.consumer.parked(rid, 0)
+                self.consumer.on_parked(rid, 0)
         freed, self.freed = [item for item in self.freed if item not in self.cached], []
         encodes, self.encodes = self.encodes, []
         self._run_worker(freed, self.consumer.take_loads(), encodes, windows)
@@ -55,7 +55,7 @@ class PlayedScheduler(ConsumerChecks):
             for place in sorted(each.inputs):
                 if each.end_of(place) <= each.computed:
                     self._free_input(each, place)
-                    self.consumer.computed(rid, place)
+                    self.consumer.on_item_computed(rid, place)
         for rid in self.consumer.take_failed():
             if rid in self.live:
                 self.finish(rid)
@@ -63,7 +63,7 @@ class PlayedScheduler(ConsumerChecks):
     def finish(self, rid: str) -> None:
         """Answered, aborted or failed."""
         each = self.live.pop(rid)
-        self.consumer.finished(each.request, each.computed)
+        self.consumer.on_finished(each.request, each.computed)
         for place in list(each.inputs):
             self._free_input(each, place)
         self.waiting = [other for other in self.waiting if other != rid]
@@ -77,15 +77,15 @@ class PlayedScheduler(ConsumerChecks):
         return [r for r in self.running if self.live[r].computed >= self.live[r].prompt_len and r not in busy]
 
     def _resume(self) -> None:
-        woken = [rid for rid in self.consumer.drain() if rid in self.parked]
+        woken = [rid for rid in self.consumer.drain_inbox() if rid in self.parked]
         for rid in woken:
             self.parked.discard(rid)
-            self.consumer.unparked(rid, 0)
+            self.consumer.on_unparked(rid, 0)
         self.waiting = woken + self.waiting
 
     def _schedule_running(self, each: Running, chunk: int) -> list[Window]:
-        is_admitted = self.consumer.admit(each.request, each.computed)
-        for place in each.inputs:  # steps under way may read it, vLLM says when they do not
+        is_admitted = self.consumer.admit_request(each.request, each.computed)
+        for place in each.inputs:  # steps under way may read it, vLLM reports when they do not
             assert each.request.mm_features[place].identifier in self.cached, "evicted under a running step"
         if not is_admitted:
             return []
@@ -102,7 +102,7 @@ class PlayedScheduler(ConsumerChecks):
         windows = []
         for rid in list(self.waiting):
             each = self.live[rid]
-            if not self.consumer.admit(each.request, each.prefix):
+            if not self.consumer.admit_request(each.request, each.prefix):
                 deferred.append(rid)
                 continue
             end, loads = self._plan(each, each.prefix, min(each.prefix + chunk, each.prompt_len))
@@ -127,12 +127,12 @@ class PlayedScheduler(ConsumerChecks):
             elif item in self.cached:
                 self._refer(each, place)
             elif self.consumer.is_local(each.rid):
-                if not self.consumer.may_encode(each.rid, place):
+                if not self.consumer.may_encode_item(each.rid, place):
                     end = max(start, first)
                     break
                 if touches:
                     loads.append((place, item))
-            elif not self.consumer.must_load(item):
+            elif not self.consumer.is_pinned(item):
                 assert not self.consumer.is_resident(item), "the worker has it, vLLM does not know"
                 end = max(start, first)
                 break
@@ -145,7 +145,7 @@ class PlayedScheduler(ConsumerChecks):
         for place, item in loads:
             if item not in self.cached:
                 self.cached[item] = set()
-                self.consumer.load(each.rid, item)
+                self.consumer.load_item(each.rid, item)
                 if self.consumer.is_local(each.rid):
                     self.encodes.append(item)
             self._refer(each, place)
@@ -162,18 +162,22 @@ class PlayedScheduler(ConsumerChecks):
         ):
             self.cached[item].discard(each.rid)
             if not self.cached[item] and not self.consumer.is_resident(item):
-                self._evict(item)
+                self.evict_item(item)
 
     def _preempt(self, each: Running) -> None:
         for place in list(each.inputs):
             self._free_input(each, place)
-        self.consumer.preempted(each.rid)
+        self.consumer.on_preempted(each.rid)
         each.computed = 0
         each.epoch += 1
         self.running.remove(each.rid)
         self.waiting.insert(0, each.rid)
 
-    def _evict(self, item: str) -> None:
+    def is_in_use(self, engine_request_id: str, item_index: int) -> bool:
+        """Of vLLM's encoder cache manager."""
+        return engine_request_id in self.live and item_index in self.live[engine_request_id].inputs
+
+    def evict_item(self, item: str) -> None:
         if any(map(self.consumer.is_local, self.cached.get(item, ()))):
             return  # it goes with its last reference
         if self.cached.pop(item, None) is not None:

@@ -1,13 +1,13 @@
 """A model of everything around the consumer: cache store, encoders, gateway, vLLM's scheduler and worker.
 
-Each acts only when a test says so, in any order. Messages are delivered in any order too, except that a
+Each acts only when a test makes it, in any order. Messages are delivered in any order too, except that a
 session's end comes last. The models state what must never happen as assertions.
 """
 
 from collections import deque
 
 from tests.support.consumer_checks import ROWS, Running
-from tests.support.consumer_neighbours import StoreModel, TalkModel
+from tests.support.consumer_neighbours import SenderModel, StoreModel
 from tests.support.consumer_scheduler import PlayedScheduler, Window
 from tests.support.fake_engine import (
     INSTANCE,
@@ -15,8 +15,8 @@ from tests.support.fake_engine import (
     metadata,
     whole_request,
 )
-from triptych_vllm_connector.consumer.consumer import Consumer
-from triptych_vllm_connector.consumer.local_encode import Tower
+from triptych_vllm_connector.consumer.consumer import Consumer, Inbox
+from triptych_vllm_connector.consumer.local_encode import LocalEncode
 from triptych_vllm_connector.consumer.preallocator import make_preallocator
 
 
@@ -25,15 +25,20 @@ class World(PlayedScheduler):
 
     def __init__(self, strategy: str, budget: int, kv_tokens: int, max_in_flight: int) -> None:
         self.store = StoreModel()
-        self.talk = TalkModel()
+        self.sender = SenderModel()
         self.budget = budget if strategy == "sync" else None
         self.preallocator = make_preallocator(strategy, budget)
-        encodes = Tower(lambda modality: {"image_grid_thw"}).encodes
+        encodes_request = LocalEncode(lambda modality: {"image_grid_thw"}).encodes_request
+        self.inbox = Inbox()
         self.consumer = Consumer(
-            INSTANCE, self.store, self.talk, self.preallocator, lambda: 0, encodes=encodes
-        )
-        self.consumer.bind(
-            self._evict, lambda rid, place: rid in self.live and place in self.live[rid].inputs
+            INSTANCE,
+            self.store,
+            self.sender,
+            self.preallocator,
+            self,
+            self.inbox,
+            encodes_request=encodes_request,
+            now_ns=lambda: 0,
         )
         self.kv_tokens = kv_tokens
         self.max_in_flight = max_in_flight
@@ -77,13 +82,13 @@ class World(PlayedScheduler):
         if is_ordered:
             self.orders |= {(added.wire_id, item) for item in items}
 
-    def gateway_hears(self, index: int) -> None:
-        message = self.talk.needs.pop(index)
+    def gateway_receives(self, index: int) -> None:
+        message = self.sender.needs.pop(index)
         if message.request_id in {each.wire_id for each in self.live.values()}:
             self.orders.add((message.request_id, message.mm_hash))
 
     def encode(self, wire_id: str, item: str) -> None:
-        """An encoder takes an order: it reserves, and tells who waits. Orders of the dead are dropped."""
+        """An encoder takes an order: it reserves, and sends metadata. Orders of the dead are dropped."""
         self.orders.discard((wire_id, item))
         requesters = {
             (each.wire_id, place)
@@ -100,14 +105,14 @@ class World(PlayedScheduler):
         self.expected_acks |= {(job_id, *requester) for requester in requesters}
         self.store.to_engine.append(metadata(item, *sorted(requesters), job_id=job_id))
 
-    # ---- what the consumer hears -----------------------------------------------------------------
-    def hear(self, index: int) -> None:
-        self.consumer.post(self.store.to_engine.pop(index))
+    # ---- what the consumer gets ------------------------------------------------------------------
+    def deliver(self, index: int) -> None:
+        self.inbox.post_event(self.store.to_engine.pop(index))
 
     def lose_store(self) -> None:
         self.store.lose()
         while self.store.to_engine:
-            self.hear(0)
+            self.deliver(0)
 
     # ---- what operators and gateways that hang do -------------------------------------------------
     def reset_encoder_cache(self) -> None:
@@ -118,17 +123,17 @@ class World(PlayedScheduler):
             each.inputs.clear()
         self.cached.clear()
         self.freed.clear()
-        self.consumer.views_forgotten()
+        self.consumer.on_cache_emptied()
         while self.worker:
             self._drop_view(self.worker.popitem()[1])
 
     def end_overdue(self, rid: str) -> None:
         """The time of a request that does not run is up."""
-        self.consumer.overdue(self.live[rid].request)
+        self.consumer.fail_overdue(self.live[rid].request)
 
     # ---- the end ---------------------------------------------------------------------------------
     def run_to_the_end(self) -> None:
-        """No more faults: everybody is served."""
+        """No more faults: every request is served."""
         self.store.refuses_next = False
         for _ in range(20 + 30 * len(self.live)):
             self._settle()
@@ -141,21 +146,21 @@ class World(PlayedScheduler):
                 break
         assert not self.live, f"never served: {sorted(self.live)}"
         self._settle()
-        self.consumer.drain()
+        self.consumer.drain_inbox()
         self.schedule(1)  # vLLM steps once more: the worker drops its views
         self._settle()
 
     def _settle(self) -> None:
         """Store, encoders and gateway do all that is to do."""
         while (
-            self.talk.needs
+            self.sender.needs
             or self.orders
             or self.store.writing
             or self.store.commands
             or self.store.to_engine
         ):
-            while self.talk.needs:
-                self.gateway_hears(0)
+            while self.sender.needs:
+                self.gateway_receives(0)
             for wire_id, item in sorted(self.orders):
                 self.encode(wire_id, item)
             for item in sorted(self.store.writing):
@@ -163,4 +168,4 @@ class World(PlayedScheduler):
             while self.store.commands:
                 self.store.run_next()
             while self.store.to_engine:
-                self.hear(0)
+                self.deliver(0)

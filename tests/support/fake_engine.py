@@ -1,5 +1,6 @@
 """Stand-ins for what surrounds the consumer inside EngineCore: vLLM's requests, the store, the bus."""
 
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,7 +13,15 @@ from triptych_common.protocol.messages import (
     Preallocation,
     Requester,
 )
-from triptych_common.protocol.store import Descriptor, EntrySealed, Pinned, TensorSpec, Watching, WriterLost
+from triptych_common.protocol.store import (
+    Descriptor,
+    EntrySealed,
+    Pinned,
+    StoreReply,
+    TensorSpec,
+    Watching,
+    WriterLost,
+)
 
 INSTANCE = "pd-0"
 ENCODER = "encoder-0"
@@ -149,6 +158,23 @@ def metadata(
     )
 
 
+class FakeStoreSession:
+    """`StoreSession`: keeps the commands, and what it was connected with."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.args, self.kwargs = args, kwargs
+        self.sent: list[tuple[Any, Future[StoreReply]]] = []
+        self.is_closed = False
+
+    def submit(self, command: Any) -> Future[StoreReply]:
+        future: Future[StoreReply] = Future()
+        self.sent.append((command, future))
+        return future
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
 @dataclass
 class FakePinLink:
     """`PinLink`: remembers what it was told."""
@@ -170,27 +196,27 @@ class FakePinLink:
 
 
 @dataclass
-class FakeTalkLink:
-    """`MessageSender`: remembers what was said, to whom."""
+class FakeMessageSender:
+    """`MessageSender`: remembers what was sent, to whom."""
 
-    said: list[tuple[str, Message]] = field(default_factory=list)
+    sent: list[tuple[str, Message]] = field(default_factory=list)
 
-    def to_encoder(self, encoder: str, message: Message, traceparent: str | None) -> None:
-        self.said.append((encoder, message))
+    def send_to_encoder(self, encoder: str, message: Message, traceparent: str | None) -> None:
+        self.sent.append((encoder, message))
 
-    def to_gateway(self, gateway: str, message: Message, traceparent: str | None) -> None:
-        self.said.append((gateway, message))
+    def send_to_gateway(self, gateway: str, message: Message, traceparent: str | None) -> None:
+        self.sent.append((gateway, message))
 
     def take(self) -> list[tuple[str, Message]]:
-        taken, self.said = self.said, []
+        taken, self.sent = self.sent, []
         return taken
 
-    def words(self) -> list[str]:
-        """What was said since the last look, in short, e.g. `granted 0`, `injected 1`, `encode needed 0`."""
-        return [_word(message) for _, message in self.take()]
+    def take_short(self) -> list[str]:
+        """What was sent since the last time, in short, e.g. `granted 0`, `injected 1`, `encode needed 0`."""
+        return [_short(message) for _, message in self.take()]
 
 
-def _word(message: Message) -> str:
+def _short(message: Message) -> str:
     match message:
         case Preallocation():
             return f"{message.decision} {message.item_index}"

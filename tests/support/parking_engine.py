@@ -1,29 +1,26 @@
 """EngineCore's own loop over vLLM's own schedulers with parking in front; store, bus and worker are played.
 
 `ParkingScheduler` runs one step at a time. `ParkingAsyncScheduler` runs as on a GPU: step N + 1 is scheduled
-before the output of step N is handled. The worker keeps the KV cache a slot at a time, with what was
-computed from zeros, so that it knows which tokens are wrong.
+before the output of step N is handled.
 """
 
 import functools
 import warnings
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass, field
 from pathlib import Path
 from queue import Queue
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from tests.support.fake_engine import GATEWAY, INSTANCE, FakePinLink, FakeTalkLink, descriptor, metadata
+from tests.support.fake_engine import GATEWAY, INSTANCE, FakeMessageSender, FakePinLink, descriptor, metadata
+from tests.support.parking_worker import BLOCK_SIZE, ParkingWorker
 from tests.support.played_engine import IDLE
 from triptych_common.protocol.store import Pinned
-from triptych_vllm_connector.consumer.consumer import Consumer
+from triptych_vllm_connector.consumer.consumer import Consumer, Inbox, PinReply
+from triptych_vllm_connector.consumer.ports import EncoderCache
 from triptych_vllm_connector.consumer.preallocator import make_preallocator
-from triptych_vllm_connector.links.inbox import PinReply
 
 with warnings.catch_warnings(action="ignore"):  # importing vLLM warns, of torch's own use of torch
     import torch
@@ -37,17 +34,15 @@ with warnings.catch_warnings(action="ignore"):  # importing vLLM warns, of torch
     from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
     from vllm.v1.engine.core import EngineCore
     from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
-    from vllm.v1.outputs import ECConnectorOutput, ModelRunnerOutput
     from vllm.v1.request import Request
     from vllm.v1.structured_output import StructuredOutputManager
 
-    from triptych_vllm_connector.connector import LostLoads, TriptychECConnector
+    from triptych_vllm_connector.connector import TriptychECConnector
     from triptych_vllm_connector.scheduler.parking_scheduler import ParkingAsyncScheduler, ParkingScheduler
 
 MODEL = Path(__file__).parents[2] / "models" / "digits-vl"
-BLOCK_SIZE = 16
 STEP_TOKENS = 16
-RIGHT, WRONG, TEXT = 7, 13, 5  # tokens: sampled from what is right, from zeros; of a prompt
+TEXT = 5  # a token of a prompt
 SCHEDULERS: tuple[tuple[type[Any], int], ...] = ((ParkingScheduler, 1), (ParkingAsyncScheduler, 2))
 """Each with the steps that it keeps in flight."""
 
@@ -55,15 +50,18 @@ SCHEDULERS: tuple[tuple[type[Any], int], ...] = ((ParkingScheduler, 1), (Parking
 class Connector(TriptychECConnector):
     """The scheduler's half, without a store and a bus."""
 
-    def __init__(self, vllm_config: VllmConfig, role: Any, consumer: Consumer) -> None:
+    def __init__(
+        self, vllm_config: VllmConfig, role: Any, make_consumer: Callable[[EncoderCache], Consumer]
+    ) -> None:
         ECConnectorBase.__init__(self, vllm_config, role)
         self._writes, self._closers, self.writer, self.loader = {}, [], None, None
         self._consumer: Consumer | None = None
-        self._opened = consumer
+        self._plans_local = False
+        self._make_consumer = make_consumer
 
-    def open_consumer(self, cache_size: int) -> Consumer:
-        self._consumer = self._opened
-        return self._opened
+    def open_consumer(self, cache: EncoderCache, cache_size: int) -> Consumer:
+        self._consumer = self._make_consumer(cache)
+        return self._consumer
 
 
 @functools.cache
@@ -102,117 +100,10 @@ def block_hasher() -> Any:
     return get_request_block_hasher(BLOCK_SIZE, hash_fn)
 
 
-@dataclass
-class View:
-    pin_id: int
-    is_lost: bool
-
-
-@dataclass
-class Worker:
-    """`model_executor`: runs steps in the order in which they come.
-
-    `kv[block][slot]`: was it computed from zeros, or from what was? `losing`: items whose next load fails.
-    `when_loading`: what happens, once, between the scheduling of a step that loads the item and its output.
-    """
-
-    engine: "ParkingEngine"
-    views: dict[str, View] = field(default_factory=dict)
-    kv: dict[int, dict[int, bool]] = field(default_factory=dict)
-    losing: set[str] = field(default_factory=set)
-    when_loading: dict[str, Callable[[], object]] = field(default_factory=dict)
-    prompts_done: set[str] = field(default_factory=set)  # of which the prompt's logprobs were made
-    outputs: deque[ModelRunnerOutput] = field(default_factory=deque)
-
-    def execute_model(self, step: Any, non_block: bool) -> "Future[ModelRunnerOutput | None]":
-        future: Future[ModelRunnerOutput | None] = Future()
-        output = self._run(step)
-        for order in step.ec_connector_metadata.loads:
-            self.when_loading.pop(order.mm_hash, bool)()
-        if step.total_num_scheduled_tokens:
-            self.outputs.append(output)
-            future.set_result(None)  # as GPU runners do: the tokens come with `sample_tokens`
-        else:
-            future.set_result(output)
-        return future
-
-    def sample_tokens(self, grammar: Any, non_block: bool = False) -> Any:
-        output = self.outputs.popleft()
-        if not non_block:
-            return output
-        future: Future[ModelRunnerOutput] = Future()
-        future.set_result(output)
-        return future
-
-    def reset_encoder_cache(self) -> None:
-        while self.views:
-            self.engine.pins.unpin(self.views.popitem()[1].pin_id)
-
-    def _run(self, step: Any) -> ModelRunnerOutput:
-        for item in step.free_encoder_mm_hashes:
-            if item in self.views:
-                self.engine.pins.unpin(self.views.pop(item).pin_id)
-        lost = self._load(step.ec_connector_metadata.loads)
-        scheduler = self.engine.scheduler
-        ids = list(step.num_scheduled_tokens)
-        sampled: list[list[int]] = []
-        prompt_logprobs = {}
-        for request_id in ids:
-            request = scheduler.requests[request_id]
-            end = request.num_computed_tokens  # vLLM counts them when it schedules
-            is_wrong = self._compute(request, end - step.num_scheduled_tokens[request_id], end)
-            sampled.append([] if request.is_prefill_chunk else [WRONG if is_wrong else RIGHT])
-            is_wanted = request.sampling_params.prompt_logprobs is not None
-            if is_wanted and not request.is_prefill_chunk and request_id not in self.prompts_done:
-                self.prompts_done.add(request_id)
-                prompt_logprobs[request_id] = (torch.tensor([float(is_wrong)]),)
-        output = ModelRunnerOutput(ids, {each: index for index, each in enumerate(ids)}, sampled)
-        output.prompt_logprobs_dict = prompt_logprobs
-        if lost:
-            output.ec_connector_output = ECConnectorOutput(ec_connector_worker_meta=LostLoads(lost))
-        return output
-
-    def _load(self, orders: list[Any]) -> frozenset[str]:
-        lost = {order.mm_hash for order in orders} & self.losing
-        self.losing -= lost
-        for order in orders:
-            if order.mm_hash in self.views:  # evicted and loaded in one pass: replaced
-                self.engine.pins.unpin(self.views.pop(order.mm_hash).pin_id)
-            self.views[order.mm_hash] = View(order.pin_id, order.mm_hash in lost)
-        return frozenset(lost)
-
-    def _compute(self, request: Any, start: int, end: int) -> bool:
-        """Whether what the window made is wrong."""
-        (blocks,) = self.engine.scheduler.kv_cache_manager.get_block_ids(request.request_id)
-
-        def slot(position: int) -> tuple[dict[int, bool], int]:
-            block = blocks[position // BLOCK_SIZE]
-            return self.kv.setdefault(block, {}), position % BLOCK_SIZE
-
-        is_wrong = False
-        for position in range(start):
-            block, index = slot(position)
-            assert index in block, "the step reads KV that was never computed"
-            is_wrong |= block[index]
-        for position in range(start, end):
-            is_wrong |= self._reads_zeros(request, position)
-            block, index = slot(position)
-            block[index] = is_wrong
-        return is_wrong
-
-    def _reads_zeros(self, request: Any, position: int) -> bool:
-        for feature in request.mm_features:
-            place = feature.mm_position
-            if place.offset <= position < place.offset + place.length:
-                assert feature.identifier in self.views, "the step reads an item that is not there"
-                return self.views[feature.identifier].is_lost
-        return False
-
-
 class Core(EngineCore):
     """EngineCore without its start: no processes, no model."""
 
-    def __init__(self, config: VllmConfig, scheduler: Any, worker: Worker, num_in_flight: int) -> None:
+    def __init__(self, config: VllmConfig, scheduler: Any, worker: ParkingWorker, num_in_flight: int) -> None:
         self.vllm_config, self.scheduler, self.model_executor = config, scheduler, worker
         self.batch_queue_size = num_in_flight
         self.batch_queue = deque(maxlen=num_in_flight) if num_in_flight > 1 else None
@@ -240,23 +131,24 @@ class ParkingEngine:
         num_blocks: int = 200,
     ) -> None:
         self.clock = Clock()
-        monkeypatch.setattr(
-            "triptych_vllm_connector.scheduler.parking_scheduler.time",
-            SimpleNamespace(monotonic=lambda: self.clock.now_s),
-        )
-        self.pins, self.talk = FakePinLink(), FakeTalkLink()
-        self.consumer = Consumer(
-            INSTANCE,
-            self.pins,
-            self.talk,
-            make_preallocator("sync", budget),
-            lambda: 0,
-            lambda: self.clock.now_s,
-        )
+        self.pins, self.sender, self.inbox = FakePinLink(), FakeMessageSender(), Inbox()
+
+        def make_consumer(cache: EncoderCache) -> Consumer:
+            return Consumer(
+                INSTANCE,
+                self.pins,
+                self.sender,
+                make_preallocator("sync", budget),
+                cache,
+                self.inbox,
+                now_ns=lambda: 0,
+                now=lambda: self.clock.now_s,
+            )
+
         monkeypatch.setattr(
             ECConnectorFactory,
             "create_connector",
-            lambda config, role: Connector(config, role, self.consumer),
+            lambda config, role: Connector(config, role, make_consumer),
         )
         config = vllm_config()
         config.cache_config.num_gpu_blocks = num_blocks
@@ -273,7 +165,8 @@ class ParkingEngine:
             hash_block_size=BLOCK_SIZE,
             log_stats=True,
         )
-        self.worker = Worker(self)
+        self.consumer: Consumer = self.scheduler.consumer
+        self.worker = ParkingWorker(self)
         self.core = Core(config, self.scheduler, self.worker, num_in_flight)
         self.told: dict[str, list[int]] = {}
         self.ended: dict[str, str] = {}
@@ -307,7 +200,7 @@ class ParkingEngine:
             offset += length
             self.rows[item] = length
             requester = (f"wire-{request_id}", len(features) - 1)
-            self.consumer.post(metadata(item, requester, job_id=f"job-{item}-{request_id}"))
+            self.inbox.post_event(metadata(item, requester, job_id=f"job-{item}-{request_id}"))
         params = {
             "request_id": f"wire-{request_id}",
             "gateway": GATEWAY,
@@ -339,7 +232,7 @@ class ParkingEngine:
         """The store says that it has the item, pinned."""
         self.num_pins += 1
         reply = Pinned(seq=1, pin_id=self.num_pins, descriptor=descriptor(item, self.rows[item]))
-        self.consumer.post(PinReply(item, reply))
+        self.inbox.post_event(PinReply(item, reply))
 
     def answer_pins(self) -> None:
         """The store has whatever it is asked for."""

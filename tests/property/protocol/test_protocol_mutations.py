@@ -5,7 +5,7 @@ tried until one of them shows it.
 """
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -37,13 +37,11 @@ from triptych_gateway.encode.item_table import ItemFailure
 from triptych_gateway.encode.item_table import ItemTable as GatewayTable
 from triptych_gateway.encode.media_cache import MediaCache
 from triptych_gateway.encode.media_wait import MediaWait
-from triptych_vllm_connector.consumer.arrivals import Arrivals
-from triptych_vllm_connector.consumer.item_grants import Grants
-from triptych_vllm_connector.consumer.item_pins import ItemPins
-from triptych_vllm_connector.consumer.item_replies import Conversation
-from triptych_vllm_connector.consumer.item_table import ItemState, ItemTable
-from triptych_vllm_connector.consumer.preallocator import SyncPreallocator, _Hold
-from triptych_vllm_connector.links.links import StorePinLink
+from triptych_vllm_connector.consumer.item_grants import ItemGrants
+from triptych_vllm_connector.consumer.item_pins import EngineItemState, ItemPins
+from triptych_vllm_connector.consumer.item_replies import ItemReplies
+from triptych_vllm_connector.consumer.preallocator import ItemSpace, Preallocator
+from triptych_vllm_connector.links.store_pins import StorePins
 from triptych_vllm_connector.scheduler.failed_loads import LoadsInFlight
 
 MAX_WALKS = 500
@@ -89,32 +87,33 @@ class Mutation:
     fault_share: float = 0.06
 
 
-def _all_that_is_asked(self: SyncPreallocator, needs: Any) -> Any:
+def _all_that_is_asked(self: Preallocator, needs: Any) -> Any:
     return list(needs)
 
 
-def _parts_to_whoever_comes(self: SyncPreallocator, request_id: str, needs: Any) -> Any:
+def _parts_to_whoever_comes(self: Preallocator, request_id: str, needs: Any) -> Any:
     granted = self._fitting(needs)
     for need in granted:
-        if need.mm_hash not in self._holds:
+        if need.mm_hash not in self._spaces:
             self._used += need.num_embeds
-        self._holds.setdefault(need.mm_hash, _Hold(need.num_embeds, set())).request_ids.add(request_id)
+        space = self._spaces.setdefault(need.mm_hash, ItemSpace(need.mm_hash, need.num_embeds))
+        space.engine_request_ids.add(request_id)
     self._pending[request_id] = tuple(needs[len(granted) :])
     if not self._pending[request_id]:
         del self._pending[request_id]
     return granted
 
 
-def _pinned_too_early(self: ItemTable, mm_hash: str) -> ItemState | None:
+def _pinned_too_early(self: ItemPins, mm_hash: str) -> EngineItemState | None:
     state = _STATE(self, mm_hash)
-    return ItemState.PINNED if state is ItemState.WATCHING else state
+    return EngineItemState.PINNED if state is EngineItemState.WATCHING else state
 
 
-def _forgets_the_encoder_before(self: Conversation, metadata: Any) -> list[Any]:
-    for talk in self._talks.values():
-        for key in [key for key in talk.jobs if key[0] == metadata.job_id]:
-            del talk.jobs[key]
-    return _METADATA(self, metadata)
+def _forgets_the_encoder_before(self: ItemReplies, metadata: Any) -> None:
+    for reply in self._replies.values():
+        for key in [key for key in reply.jobs if key[0] == metadata.job_id]:
+            del reply.jobs[key]
+    _ON_METADATA(self, metadata)
 
 
 def _undoes_nothing(welcome: Any, requests: Any, watches: Any) -> Resume:
@@ -127,12 +126,12 @@ def _forgets_the_unanswered(self: WatchLog, command: Any, seq: int) -> None:
         self._watches.pop(command.mm_hash, None)
 
 
-def _hears_and_says_nothing(self: Conversation, metadata: Any) -> list[Any]:
-    say, self._say = self._say, empty  # type: ignore[method-assign,assignment]
+def _takes_metadata_and_sends_nothing(self: ItemReplies, metadata: Any) -> None:
+    send, self._send_news = self._send_news, nothing  # type: ignore[method-assign,assignment]
     try:
-        return _METADATA(self, metadata)
+        _ON_METADATA(self, metadata)
     finally:
-        self._say = say  # type: ignore[method-assign]
+        self._send_news = send  # type: ignore[method-assign]
 
 
 async def _claims_its_own(self: FlightModel, mm_hash: str, requesters: Any, **options: Any) -> FlightClaim:
@@ -219,48 +218,52 @@ def _blames_the_next_job(self: EncodeOrders, message: Any) -> None:
 
 
 _CLAIM, _LEAVE = FlightModel.claim_flight, FlightModel.leave_flight
-_STATE = ItemTable.state
-_METADATA: Callable[[Conversation, Any], list[Any]] = Conversation.metadata
+_STATE = ItemPins.state_of
+_ON_METADATA = ItemReplies.on_metadata
 
 MUTATIONS: dict[str, Mutation] = {
     # ---- prefill_decode ----
     "a pin that is not needed any more is not given back": Mutation(
-        StorePinLink, "unpin", nothing, with_faults(APART, "cancel", "preempt")
+        StorePins, "unpin", nothing, with_faults(APART, "cancel", "preempt")
     ),
     "a watch that is not needed any more goes on": Mutation(
-        StorePinLink, "unwatch", nothing, with_faults(APART, "cancel", "refuse", "unfit")
+        StorePins, "unwatch", nothing, with_faults(APART, "cancel", "refuse", "unfit")
     ),
-    "space is granted beyond the budget": Mutation(SyncPreallocator, "_fitting", _all_that_is_asked, TIGHT),
+    "space is granted beyond the budget": Mutation(Preallocator, "_fitting", _all_that_is_asked, TIGHT),
     "parts of requests are granted to whoever comes": Mutation(
-        SyncPreallocator, "preallocate", _parts_to_whoever_comes, LARGE
+        Preallocator, "preallocate", _parts_to_whoever_comes, LARGE
     ),
-    "space that was given back is given to nobody": Mutation(Grants, "wake_granted", nothing, TIGHT),
-    "space is not given back": Mutation(SyncPreallocator, "deallocate", nothing, TIGHT),
-    "an item counts as pinned while it is watched": Mutation(ItemTable, "state", _pinned_too_early, APART),
-    "nobody is woken when an item is pinned": Mutation(Grants, "wake_if_ready", nothing, APART),
+    "space that was given back is given to nobody": Mutation(ItemGrants, "_grant_pending", nothing, TIGHT),
+    "space is not given back": Mutation(Preallocator, "deallocate", nothing, TIGHT),
+    "an item counts as pinned while it is watched": Mutation(ItemPins, "state_of", _pinned_too_early, APART),
+    "nobody is woken when an item is pinned": Mutation(ItemGrants, "_wake_if_ready", nothing, APART),
     "a request that ends keeps what it held": Mutation(
-        Grants, "give_back", nothing, with_faults(APART, "cancel")
+        ItemGrants, "give_back_request", nothing, with_faults(APART, "cancel")
     ),
     "a lost writer is not heard of": Mutation(
-        Arrivals, "_order_again", nothing, with_faults(APART, "evict", "crash_encoder")
+        ItemGrants, "_order_again", nothing, with_faults(APART, "evict", "crash_encoder")
     ),
     "a load that no worker will see is not taken back": Mutation(
         ItemPins, "_withdraw_load", nothing, with_faults(APART, "preempt_late")
     ),
-    "an item is not dropped with its last holder": Mutation(ItemPins, "release", nothing, APART),
+    "an item is not dropped with its last holder": Mutation(ItemPins, "release_item", nothing, APART),
     "an encoder that introduces itself late is told nothing": Mutation(
-        Conversation, "metadata", _hears_and_says_nothing, with_faults(APART, "duplicate"), fault_share=0.1
+        ItemReplies,
+        "on_metadata",
+        _takes_metadata_and_sends_nothing,
+        with_faults(APART, "duplicate"),
+        fault_share=0.1,
     ),
     "an encoder whose job was taken over is forgotten": Mutation(
-        Conversation, "metadata", _forgets_the_encoder_before, with_faults(APART, "freeze_encoder")
+        ItemReplies, "on_metadata", _forgets_the_encoder_before, with_faults(APART, "freeze_encoder")
     ),
     "an item that is being loaded is given back": Mutation(
-        LoadsInFlight, "has", no, with_faults(ASYNC, "lose_load"), fault_share=0.1
+        LoadsInFlight, "is_loading", no, with_faults(ASYNC, "lose_load"), fault_share=0.1
     ),
     "a load that is lost is not noted": Mutation(
-        played_consumer, "undo", nothing, with_faults(ASYNC, "lose_load"), fault_share=0.1
+        played_consumer, "undo_failed_loads", nothing, with_faults(ASYNC, "lose_load"), fault_share=0.1
     ),
-    "the last word is not said": Mutation(Conversation, "ended", empty, APART),
+    "the ack is not sent": Mutation(ItemReplies, "ack_item", nothing, APART),
     # ---- encoder ----
     "a pin is not given back when all have said their last word": Mutation(
         Ledger, "remove_requesters", empty, APART

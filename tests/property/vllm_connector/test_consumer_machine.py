@@ -1,9 +1,9 @@
 """The consumer among models of store, encoders, gateway, scheduler and worker, in random interleavings.
 
 Several requests over four items, with a budget smaller than some requests, and with none. After every step:
-space is what the held items need, and within the budget; every pin has exactly one owner; nobody is parked
-for nothing. In every scheduled step all its items are there. At the end everybody is served, every encoder
-got its last word, and nothing is held.
+space is what the held items need, and within the budget; every pin has exactly one owner; no request is
+parked for nothing. In every scheduled step all its items are there. At the end every request is served, every
+encoder got its ack, and nothing is held.
 """
 
 from hypothesis import settings
@@ -117,19 +117,19 @@ class ConsumerMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.world.store.to_engine)
     @rule(data=st.data())
-    def consumer_hears(self, data: st.DataObject) -> None:
-        self.world.hear(data.draw(st.integers(0, len(self.world.store.to_engine) - 1)))
+    def consumer_receives(self, data: st.DataObject) -> None:
+        self.world.deliver(data.draw(st.integers(0, len(self.world.store.to_engine) - 1)))
 
     @precondition(lambda self: self.world.store.to_engine)
     @rule()
-    def consumer_hears_everything(self) -> None:
+    def consumer_receives_everything(self) -> None:
         while self.world.store.to_engine:
-            self.world.hear(0)
+            self.world.deliver(0)
 
-    @precondition(lambda self: self.world.talk.needs)
+    @precondition(lambda self: self.world.sender.needs)
     @rule(data=st.data())
-    def gateway_hears(self, data: st.DataObject) -> None:
-        self.world.gateway_hears(data.draw(st.integers(0, len(self.world.talk.needs) - 1)))
+    def gateway_receives(self, data: st.DataObject) -> None:
+        self.world.gateway_receives(data.draw(st.integers(0, len(self.world.sender.needs) - 1)))
 
     @precondition(lambda self: self.world.orders)
     @rule(data=st.data())
@@ -178,7 +178,7 @@ class ConsumerMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         self.world.run_to_the_end()
         assert set(self.world.consumer.counts().values()) == {0}
-        assert self.world.talk.acks >= self.world.expected_acks
+        assert self.world.sender.acks >= self.world.expected_acks
         assert not self.world.worker
         assert not self.world.cached
         assert not self.world.store.pins

@@ -1,7 +1,7 @@
 """SyncPreallocator against a model: requests come, get space, free it item by item, and leave.
 
-After every step: the rows add up and stay below the budget, whole requests only, nobody overtakes, and
-nobody is forgotten in the queue who could be served. At the end everybody gets through.
+After every step: the rows add up and stay below the budget, whole requests only, none overtakes, and
+no request that could be served is forgotten in the queue. At the end all get through.
 """
 
 import copy
@@ -72,7 +72,7 @@ class PreallocatorMachine(RuleBasedStateMachine):
         self.take()
 
     @precondition(lambda self: self.queue)
-    @rule(data=st.data(), names=st.lists(st.sampled_from(sorted(SIZES)), max_size=4))
+    @rule(data=st.data(), names=st.lists(st.sampled_from(sorted(SIZES)), min_size=1, max_size=4))
     def asks_anew(self, data: st.DataObject, names: list[str]) -> None:
         """It keeps its place."""
         request_id = data.draw(st.sampled_from(self.queue))
@@ -84,6 +84,16 @@ class PreallocatorMachine(RuleBasedStateMachine):
         self.was_granted(request_id, granted)
         if not request.waiting:
             self.queue.remove(request_id)
+        self.take()
+
+    @precondition(lambda self: self.queue)
+    @rule(data=st.data())
+    def waits_no_more(self, data: st.DataObject) -> None:
+        """It keeps what it holds."""
+        request_id = data.draw(st.sampled_from(self.queue))
+        self.requests[request_id].waiting = []
+        self.preallocator.cancel_pending(request_id)
+        self.queue.remove(request_id)
         self.take()
 
     # ---- the model -------------------------------------------------------------------------------
@@ -147,7 +157,7 @@ class PreallocatorMachine(RuleBasedStateMachine):
         assert copy.deepcopy(self.preallocator).take_granted() == []
 
     def teardown(self) -> None:
-        """Without newcomers everybody gets all their space in turn, and in the end nothing is held."""
+        """Without newcomers each request gets all its space in turn, and in the end nothing is held."""
         while self.requests:
             working = next((name for name, request in self.requests.items() if request.granted), None)
             if working is not None:

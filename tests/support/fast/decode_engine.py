@@ -12,7 +12,6 @@ plus two marks. What the KV cache holds of an item is its word, so a prefix of e
 
 import queue
 import threading
-import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -53,10 +52,7 @@ class _Running:
 class DecodeEngine:
     """Owns the thread. `on_death` is called on it when the engine cannot go on."""
 
-    def __init__(
-        self, consumer: Consumer, worker: LoadingWorker, token_s: float, on_death: Callable[[str], None]
-    ) -> None:
-        self._consumer = consumer
+    def __init__(self, worker: LoadingWorker, token_s: float, on_death: Callable[[str], None]) -> None:
         self._worker = worker
         self._token_s = token_s
         self._on_death = on_death
@@ -70,11 +66,12 @@ class DecodeEngine:
         self._kv: OrderedDict[str, str] = OrderedDict()  # prefix -> word of its last item
         self._num_steps = 0
         self._is_closed = False
-        consumer.bind(self._evict, self._is_in_use)
-        consumer.attach_waker(lambda: self._inbox.put(lambda: None))
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
-    def start(self) -> None:
+    def start(self, consumer: Consumer) -> None:
+        """`consumer` has this engine's encoder cache."""
+        self._consumer = consumer
+        consumer.attach_waker(lambda: self._inbox.put(lambda: None))
         self._thread.start()
 
     # ---- any thread ------------------------------------------------------------------------------
@@ -140,21 +137,21 @@ class DecodeEngine:
             offset += item.num_embeds + 3
         request = FakeRequest(prompt.request_id, features, prompt.transfer_params)
         if features:
-            self._consumer.expect(request)
+            self._consumer.on_request_added(request)
         self._live[prompt.request_id] = _Running(prompt, request)
         self._waiting.append(prompt.request_id)
 
     def _resume(self) -> None:
-        woken = self._consumer.drain()
+        woken = self._consumer.drain_inbox()
         if self._consumer.is_store_lost:
             raise StoreUnavailableError("the lease on the cache store is lost: its tensors cannot be trusted")
-        for rid in self._consumer.deadlines.take_passed(time.monotonic()):
+        for rid in self._consumer.take_overdue():
             if rid in self._live and not self._live[rid].is_prefilled:
-                self._consumer.overdue(self._live[rid].request)
+                self._consumer.fail_overdue(self._live[rid].request)
         ready = [rid for rid in woken if rid in self._parked]
         for rid in ready:
             self._parked.discard(rid)
-            self._consumer.unparked(rid, self._num_steps)
+            self._consumer.on_unparked(rid, self._num_steps)
         self._waiting[:0] = ready
 
     def _schedule(self) -> list[tuple[str, int]]:
@@ -162,13 +159,15 @@ class DecodeEngine:
         touched: list[tuple[str, int]] = []
         for rid in self._running:
             each = self._live[rid]
-            if not each.is_prefilled and self._consumer.admit(each.request, each.request.num_computed_tokens):
+            if not each.is_prefilled and self._consumer.admit_request(
+                each.request, each.request.num_computed_tokens
+            ):
                 touched += self._plan(each)
         for rid in list(self._waiting):
             each = self._live[rid]
             if each.prompt.items:
                 covered = self._recall(each)
-                if not self._consumer.admit(each.request, covered):
+                if not self._consumer.admit_request(each.request, covered):
                     self._defer(rid)
                     continue
                 each.request.num_computed_tokens = covered
@@ -181,7 +180,7 @@ class DecodeEngine:
         if not self._consumer.has_failed(rid):
             self._waiting.remove(rid)
             self._parked.add(rid)
-            self._consumer.parked(rid, self._num_steps)
+            self._consumer.on_parked(rid, self._num_steps)
 
     def _recall(self, each: _Running) -> int:
         """Tokens that the KV cache holds. Those of items only: text costs nothing here."""
@@ -202,10 +201,10 @@ class DecodeEngine:
         for place in range(len(each.words), len(each.prompt.items)):
             mm_hash = each.prompt.items[place].mm_hash
             if mm_hash not in self._cached:
-                if not self._consumer.must_load(mm_hash):
+                if not self._consumer.is_pinned(mm_hash):
                     break
                 self._cached[mm_hash] = set()
-                self._consumer.load(each.prompt.request_id, mm_hash)
+                self._consumer.load_item(each.prompt.request_id, mm_hash)
             self._cached[mm_hash].add(each.prompt.request_id)
             each.held.add(place)
             touched.append((each.prompt.request_id, place))
@@ -216,7 +215,7 @@ class DecodeEngine:
         self._worker.load_orders(self._encoder_cache, self._consumer.take_loads())
         lost = self._worker.take_failed_loads()
         if lost:
-            self._consumer.load_lost(lost)
+            self._consumer.on_loads_failed(lost)
         return lost
 
     def _compute(self, touched: list[tuple[str, int]], lost: frozenset[str]) -> None:
@@ -236,7 +235,7 @@ class DecodeEngine:
             each = self._live[rid]
             each.request.num_computed_tokens = max(each.request.num_computed_tokens, each.end_of(place))
             self._release(each, place)
-            self._consumer.computed(rid, place)
+            self._consumer.on_item_computed(rid, place)
 
     def _say_tokens(self) -> None:
         for rid in list(self._running):
@@ -261,7 +260,7 @@ class DecodeEngine:
                 requests.remove(rid)
         self._parked.discard(rid)
         if each.prompt.items:
-            self._consumer.finished(each.request, each.request.num_computed_tokens)
+            self._consumer.on_finished(each.request, each.request.num_computed_tokens)
         for place in list(each.held):
             self._release(each, place)
         each.prompt.say(Finished(error))
@@ -275,14 +274,14 @@ class DecodeEngine:
             if holders is not None:
                 holders.discard(each.prompt.request_id)
                 if not holders and not self._consumer.is_resident(mm_hash):
-                    self._evict(mm_hash)
+                    self.evict_item(mm_hash)
 
-    def _evict(self, mm_hash: str) -> None:
+    def evict_item(self, mm_hash: str) -> None:
         self._cached.pop(mm_hash, None)
         self._encoder_cache.pop(mm_hash, None)  # the view's finalizer ends its pin
 
-    def _is_in_use(self, rid: str, place: int) -> bool:
-        return rid in self._live and place in self._live[rid].held
+    def is_in_use(self, engine_request_id: str, item_index: int) -> bool:
+        return engine_request_id in self._live and item_index in self._live[engine_request_id].held
 
     def _counts(self) -> dict[str, int]:
         return {

@@ -26,6 +26,7 @@ from triptych_common.telemetry.logs import get_logger
 from triptych_prefill_decode.http_server import ListeningServer, drain, guarded
 from triptych_vllm_connector.config import ConnectorConfig
 from triptych_vllm_connector.consumer.consumer import Consumer
+from triptych_vllm_connector.consumer.ports import EncoderCache
 from triptych_vllm_connector.links.opening import open_consumer
 from triptych_vllm_connector.worker.loading import LoadingWorker
 
@@ -56,8 +57,9 @@ def config_of(settings: ServiceSettings, namespace: str) -> ConnectorConfig:
 
 
 @contextmanager
-def opened_consumer(settings: FastPrefillDecodeSettings) -> Iterator[Consumer]:
-    consumer, closers = open_consumer(config_of(settings, settings.namespace), 1, settings.budget_embeds)
+def opened_consumer(settings: FastPrefillDecodeSettings, cache: EncoderCache) -> Iterator[Consumer]:
+    config = config_of(settings, settings.namespace)
+    consumer, closers = open_consumer(config, 1, settings.budget_embeds, cache)
     try:
         yield consumer
     finally:
@@ -77,10 +79,10 @@ async def serve(settings: FastPrefillDecodeSettings, stop: StopSignal) -> None:
     def on_death(why: str) -> None:
         loop.call_soon_threadsafe(_set, death, why)
 
-    with opened_consumer(settings) as consumer:
-        worker = LoadingWorker(config_of(settings, settings.namespace), 0, "cpu")
-        engine = DecodeEngine(consumer, worker, settings.token_s, on_death)
-        engine.start()
+    worker = LoadingWorker(config_of(settings, settings.namespace), 0, "cpu")
+    engine = DecodeEngine(worker, settings.token_s, on_death)
+    with opened_consumer(settings, engine) as consumer:
+        engine.start(consumer)
         try:
             gate = guarded(_app(engine, settings.instance))
             async with _listening(settings, gate):

@@ -8,8 +8,8 @@ from tests.support.protocol_world.config import ERRORS, HARMLESS, ONCE, PROMPT, 
 from tests.support.protocol_world.consumer import ConsumerActor
 from tests.support.protocol_world.encoder import EncoderActor
 from triptych_common.protocol.store import EntrySealed, Pinned, Unpin
-from triptych_vllm_connector.consumer.item_table import ItemState
-from triptych_vllm_connector.links.inbox import PinReply
+from triptych_vllm_connector.consumer.consumer import PinReply
+from triptych_vllm_connector.consumer.item_pins import EngineItemState
 
 
 class Checks(Choices):
@@ -48,8 +48,8 @@ class Checks(Choices):
         )
 
     def _check_space(self, consumer: ConsumerActor) -> None:
-        items = consumer.consumer._items
-        held = [each for each in self.hashes if items.holders(each)]
+        items = consumer.consumer._pins
+        held = [each for each in self.hashes if items.requests_of(each)]
         used = consumer.preallocator.num_embeds_used
         assert used == sum(self.rows[each] for each in held), "space is not what is held"
         assert consumer.budget is None or used <= consumer.budget, "more space than there is"
@@ -61,7 +61,7 @@ class Checks(Choices):
         ]
         assert len(halves) <= 1, "two requests hold a part, and wait for the rest"
         for each in self.hashes:
-            for rid in items.holders(each):
+            for rid in items.requests_of(each):
                 assert rid in consumer.live, "held by nobody"
 
     def _check_pins(self) -> None:
@@ -95,16 +95,16 @@ class Checks(Choices):
             assert len(with_jobs) <= len(engine.outstanding), "pins that neither ledger nor job has"
             return owners + sorted(engine.host.held)
         consumer = engine.consumer
-        for heard in consumer._inbox._heard:
+        for heard in engine.inbox._events:
             match heard:
                 case EntrySealed():
                     owners.append(heard.pin_id)
                 case PinReply(reply=Pinned() as reply):
                     owners.append(reply.pin_id)
-        for item in consumer._items._items.values():
-            if item.state is ItemState.PINNED and item.pin_id is not None:
+        for item in consumer._pins._items.values():
+            if item.state is EngineItemState.PINNED and item.pin_id is not None:
                 owners.append(item.pin_id)
-        owners += [order.pin_id for order in consumer._holdings._loads]
+        owners += [order.pin_id for order in consumer._pins._loads]
         owners += [pin_id for pin_id in engine.views.values() if pin_id is not None]
         return owners
 

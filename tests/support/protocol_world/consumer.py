@@ -7,56 +7,26 @@ scheduling. The decode is one step long. Which KV blocks there are is not modell
 
 from collections import deque
 from concurrent.futures import Future
-from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 from tests.support.fake_engine import fake_request
 from tests.support.protocol_world.config import Config
 from tests.support.protocol_world.network import NAMES, Network, ThreadedBusModel
+from tests.support.protocol_world.steps import Running, Step, Window
 from tests.support.protocol_world.store import ClientSession, StoreActor
 from tests.support.protocol_world.virtual_loop import CLOCK
-from tests.support.scheduled import Scheduled
 from triptych_common.protocol.messages import Message
 from triptych_common.protocol.store import Unpin
-from triptych_vllm_connector.consumer.consumer import Consumer
+from triptych_vllm_connector.consumer.consumer import Consumer, Inbox, PinReply, StoreLost
 from triptych_vllm_connector.consumer.preallocator import make_preallocator
-from triptych_vllm_connector.links.inbox import PinReply, StoreLost
-from triptych_vllm_connector.links.links import BusMessageSender, StorePinLink
-from triptych_vllm_connector.scheduler.failed_loads import LoadsInFlight, undo
+from triptych_vllm_connector.links.message_sender import BusMessageSender
+from triptych_vllm_connector.links.store_pins import StorePins
+from triptych_vllm_connector.scheduler.failed_loads import LoadsInFlight, undo_failed_loads
 
 
 class EngineDiedError(Exception):
     """EngineCore raised: the process ends."""
-
-
-@dataclass(kw_only=True)
-class Running(Scheduled):
-    """One request in vLLM's hands."""
-
-    gateway: str
-    wire_id: str
-    attempt: int
-    has_begun: bool = False  # its first token is out
-    is_done: bool = False  # its last token is computed with a step under way
-    is_wrong: bool = False  # a step of it read zeros
-
-
-class Window(NamedTuple):
-    """Tokens of a request that a step computes; of a decode, the last step, none."""
-
-    rid: str
-    epoch: int
-    start: int
-    end: int
-
-
-class Step(NamedTuple):
-    """One that the worker has, and of which no output was handled."""
-
-    windows: tuple[Window, ...]
-    loads: frozenset[str]
-    lost: frozenset[str]  # of these: zeros were put in their place
 
 
 class ConsumerActor:
@@ -89,22 +59,26 @@ class ConsumerActor:
         self.loads_in_flight = LoadsInFlight()
         self.preempts_late = False  # the next step finds too late that the KV cache is full
         self.loses_load = False  # the worker cannot read the next item
-        links = StorePinLink.__new__(StorePinLink)
-        bus: Any = ThreadedBusModel(self._network, self.name)
-        self.consumer = Consumer(
-            self.name, links, BusMessageSender(bus, NAMES), self.preallocator, lambda: 0, CLOCK.monotonic
-        )
+        self.inbox = Inbox()
+        self.inbox.attach_waker(self._wake)
         self.engine = ClientSession(
-            self._store, f"{self.name}/engine", Future, self.consumer.post, self._on_lost
+            self._store, f"{self.name}/engine", Future, self.inbox.post_event, self._on_lost
         )
-        links._session = self.engine  # type: ignore[assignment]
-        links._num_holders = 1
-        links._on_reply = lambda mm_hash, reply: self.consumer.post(PinReply(mm_hash, reply))
         self.worker = ClientSession(self._store, f"{self.name}/worker-0", Future)
-        self.consumer.bind(
-            self._evict, lambda rid, place: rid in self.live and place in self.live[rid].inputs
+        session: Any = self.engine
+        bus: Any = ThreadedBusModel(self._network, self.name)
+        pins = StorePins(session, 1, lambda mm_hash, reply: self.inbox.post_event(PinReply(mm_hash, reply)))
+        sender = BusMessageSender(bus, NAMES)
+        self.consumer = Consumer(
+            self.name,
+            pins,
+            sender,
+            self.preallocator,
+            self,
+            self.inbox,
+            now_ns=lambda: 0,
+            now=CLOCK.monotonic,
         )
-        self.consumer.attach_waker(self._wake)
 
     @property
     def sessions(self) -> tuple[ClientSession, ...]:
@@ -124,7 +98,7 @@ class ConsumerActor:
             self._network.send((self.name, gateway, "http"), ("broken", wire_id, attempt))
 
     def _on_lost(self) -> None:
-        self.consumer.post(StoreLost())
+        self.inbox.post_event(StoreLost())
 
     def _wake(self) -> None:
         self.has_news = True
@@ -132,7 +106,7 @@ class ConsumerActor:
     # ---- transitions -----------------------------------------------------------------------------
     def hear(self, message: Message) -> None:
         """Of its stream."""
-        self.consumer.post(message)  # type: ignore[arg-type]
+        self.inbox.post_event(message)  # type: ignore[arg-type]
 
     def hear_http(self, gateway: str, frame: tuple[str, str, int, Any]) -> None:
         """A request, or the end of its connection."""
@@ -159,7 +133,7 @@ class ConsumerActor:
             attempt=attempt,
         )
         self.waiting.append(rid)
-        self.consumer.expect(request)
+        self.consumer.on_request_added(request)
 
     @property
     def can_step(self) -> bool:
@@ -172,12 +146,12 @@ class ConsumerActor:
         if not self.in_flight or len(self.in_flight) >= self._steps_in_flight:
             self._update()
         self._end_overdue()
-        woken = [rid for rid in self.consumer.drain() if rid in self.parked]
+        woken = [rid for rid in self.consumer.drain_inbox() if rid in self.parked]
         if self.consumer.is_store_lost:
             raise EngineDiedError("the lease on the store is lost")
         for rid in woken:
             del self.parked[rid]
-            self.consumer.unparked(rid, 0)
+            self.consumer.on_unparked(rid, 0)
         self.waiting = woken + self.waiting
         windows = [window for rid in list(self.running) for window in self._schedule_running(self.live[rid])]
         windows += self._schedule_waiting()
@@ -187,7 +161,7 @@ class ConsumerActor:
             windows = [window for window in windows if window.rid != victim]
         freed, self.freed = self.freed, []
         step = self._run_worker(freed, self.consumer.take_loads(), windows)
-        self.loads_in_flight.started(step.loads)
+        self.loads_in_flight.on_step_scheduled(step.loads)
         if windows:
             self.in_flight.append(step)
         elif self.in_flight:  # nothing to schedule: vLLM waits for an output
@@ -198,10 +172,10 @@ class ConsumerActor:
     def preempt(self, rid: str) -> None:
         """vLLM needs its KV blocks."""
         each = self.live[rid]
-        self.loads_in_flight.leaving(each.request, self._scheduler)
+        self.loads_in_flight.note_departure(each.request, self._scheduler)
         for place in list(each.inputs):
             self._free_input(each, place)
-        self.consumer.preempted(rid)
+        self.consumer.on_preempted(rid)
         each.computed, each.is_done, each.is_wrong = 0, False, False
         each.epoch += 1
         self.running.remove(rid)
@@ -215,7 +189,7 @@ class ConsumerActor:
         self.has_news = True
 
     def next_timer(self, *, with_upkeep: bool = True) -> float | None:
-        return min(self.consumer.deadlines._by_request.values(), default=None)
+        return min(self.consumer._deadlines._by_request.values(), default=None)
 
     def run_due(self) -> None:
         """The alarm wakes the engine."""
@@ -226,7 +200,7 @@ class ConsumerActor:
     # ---- vLLM's scheduler ------------------------------------------------------------------------
     @property
     def _scheduler(self) -> Any:
-        """vLLM's, as far as `lost_loads` looks. Without KV blocks."""
+        """vLLM's, as far as `failed_loads` reads it. Without KV blocks."""
         pool = SimpleNamespace(blocks=[], null_block=SimpleNamespace(block_id=0))
         cache = SimpleNamespace(
             block_pool=pool, get_block_ids=lambda request_id: ([],), evict_blocks=lambda blocks: None
@@ -244,8 +218,8 @@ class ConsumerActor:
             prompt_token_id_logprobs_dict={},
         )
         if step.lost:
-            undo(step.lost, self.consumer, self.loads_in_flight, self._scheduler, output)
-        self.loads_in_flight.ended(step.loads)
+            undo_failed_loads(step.lost, self.consumer, self.loads_in_flight, self._scheduler, output)
+        self.loads_in_flight.on_step_output(step.loads)
         for window, tokens in zip(step.windows, output.sampled_token_ids, strict=True):
             each = self.live.get(window.rid)
             if each is None or each.epoch != window.epoch:
@@ -267,14 +241,14 @@ class ConsumerActor:
         """vLLM counts tokens as computed when it schedules them; what is in flight is the mixin's to know."""
         for place in sorted(each.inputs):
             item = each.request.mm_features[place].identifier
-            if each.end_of(place) <= each.computed and not self.loads_in_flight.has(item):
+            if each.end_of(place) <= each.computed and not self.loads_in_flight.is_loading(item):
                 self._free_input(each, place)
-                self.consumer.computed(each.rid, place)
+                self.consumer.on_item_computed(each.rid, place)
 
     def _end_overdue(self) -> None:
-        for rid in self.consumer.deadlines.take_passed(CLOCK.now):
+        for rid in self.consumer.take_overdue():
             if rid in self.live and (rid not in self.running or self.consumer.is_waiting(rid)):
-                self.consumer.overdue(self.live[rid].request)
+                self.consumer.fail_overdue(self.live[rid].request)
 
     def _say(self, each: Running, what: str) -> None:
         assert what == "error" or not each.is_wrong, "answered from zeros"
@@ -282,10 +256,10 @@ class ConsumerActor:
 
     def _finish(self, rid: str) -> None:
         each = self.live.pop(rid)
-        self.loads_in_flight.leaving(each.request, self._scheduler)
+        self.loads_in_flight.note_departure(each.request, self._scheduler)
         under_way = [window for step in self.in_flight for window in step.windows]
         starts = [window.start for window in under_way if window[:2] == (rid, each.epoch)]
-        self.consumer.finished(each.request, min([each.computed, *starts]))
+        self.consumer.on_finished(each.request, min([each.computed, *starts]))
         for place in list(each.inputs):
             self._free_input(each, place)
         self.waiting = [other for other in self.waiting if other != rid]
@@ -294,7 +268,7 @@ class ConsumerActor:
         self.has_news = True
 
     def _schedule_running(self, each: Running) -> list[Window]:
-        is_admitted = self.consumer.admit(each.request, each.computed)
+        is_admitted = self.consumer.admit_request(each.request, each.computed)
         for place in each.inputs:
             assert each.request.mm_features[place].identifier in self.cached, "evicted under a running step"
         if not is_admitted or each.is_done:
@@ -313,11 +287,11 @@ class ConsumerActor:
         windows: list[Window] = []
         for rid in list(self.waiting):
             each = self.live[rid]
-            if not self.consumer.admit(each.request, each.prefix):
+            if not self.consumer.admit_request(each.request, each.prefix):
                 if not self.consumer.has_failed(rid):
                     self.waiting.remove(rid)
                     self.parked[rid] = None
-                    self.consumer.parked(rid, 0)
+                    self.consumer.on_parked(rid, 0)
                 continue
             end, loads = self._plan(each, each.prefix)
             assert end > each.prefix, "admitted, and cannot move"
@@ -337,7 +311,7 @@ class ConsumerActor:
                 loads.append((place, item))
             elif item in self.cached:
                 self._refer(each, place)
-            elif not self.consumer.must_load(item):
+            elif not self.consumer.is_pinned(item):
                 assert not self.consumer.is_resident(item), "the worker has it, vLLM does not know"
                 return max(start, first), loads
             elif touches:
@@ -348,7 +322,7 @@ class ConsumerActor:
         for place, item in loads:
             if item not in self.cached:
                 self.cached[item] = set()
-                self.consumer.load(each.rid, item)
+                self.consumer.load_item(each.rid, item)
             self._refer(each, place)
 
     def _refer(self, each: Running, place: int) -> None:
@@ -363,7 +337,11 @@ class ConsumerActor:
         ):
             self.cached[item].discard(each.rid)
 
-    def _evict(self, item: str) -> None:
+    def is_in_use(self, engine_request_id: str, item_index: int) -> bool:
+        """Of vLLM's encoder cache manager."""
+        return engine_request_id in self.live and item_index in self.live[engine_request_id].inputs
+
+    def evict_item(self, item: str) -> None:
         if self.cached.pop(item, None) is not None:
             self.freed.append(item)
             self.has_news = True  # vLLM steps once more

@@ -22,13 +22,13 @@ from tests.support.protocol_world.store import ClientSession
 from tests.support.protocol_world.virtual_loop import CLOCK
 from tests.support.protocol_world.world import World
 
-ORDERED = frozenset({"holders", "_to_wake", "_pending", "parked"})  # dicts whose order matters
+ORDERED = frozenset({"needed_by", "_to_wake", "_pending", "parked"})  # dicts whose order matters
 LEFT_OUT = frozenset(
     {
         "seq", "origin_seq", "last_seq", "offset", "blocks", "traceparent", "envelope", "published_at",
-        "num_attempts_total", "first_seen_ns", "parked_ns", "parked_at_step", "grant_recorded", "opened_at",
-        "reserved_at", "last_used_at", "sealed_at", "requester_lease", "descriptor", "generation", "slot",
-        "detail", "_log", "encode_s", "ordered_at",
+        "num_attempts_total", "first_seen_ns", "parked_ns", "parked_at_step", "is_grant_recorded",
+        "opened_at", "reserved_at", "last_used_at", "sealed_at", "requester_lease", "descriptor",
+        "generation", "slot", "detail", "_log", "encode_s", "ordered_at",
     }
 )  # fmt: skip
 _PLAIN = (str, int, float, bytes, type(None))
@@ -184,14 +184,13 @@ def _consumer(actor: ConsumerActor) -> Any:
     return (
         (actor.is_up, actor.must_end, actor.has_news, actor.preempts_late, actor.loses_load,
          consumer.is_store_lost),
-        digest(consumer._holdings.items._items),
-        digest(consumer._holdings._loads),
-        digest(consumer._speech._conversation._talks),
-        digest(consumer._speech._engine_ids),
+        digest(consumer._pins._items),
+        digest(consumer._pins._loads),
+        digest(consumer._replies._replies),
         digest(actor.preallocator),
         digest(consumer._requests._admissions),
-        digest(consumer.deadlines._by_request),
-        digest([_heard(each) for each in consumer._inbox._heard]),
+        digest(consumer._deadlines._by_request),
+        digest([_heard(each) for each in actor.inbox._events]),
         (tuple(consumer._requests._to_wake), tuple(sorted(consumer._requests._failed))),
         (tuple(actor.waiting), tuple(actor.running), tuple(actor.parked)),
         digest(actor.in_flight),

@@ -20,7 +20,7 @@ from tests.support.protocol_world.store import ClientSession, StoreActor
 from tests.support.protocol_world.virtual_loop import CLOCK
 from triptych_common.protocol.steps import Channel
 from triptych_common.protocol.store import Unpin
-from triptych_vllm_connector.links.inbox import BusChanged
+from triptych_vllm_connector.consumer.consumer import BusChanged
 
 
 class World(Checks):
@@ -250,7 +250,7 @@ class World(Checks):
                 gateway.loop.run(gateway.orders.check_all)
         for consumer in self.consumers.values():
             if consumer.is_up:
-                consumer.consumer.post(BusChanged())
+                consumer.inbox.post_event(BusChanged())
 
     def _do_duplicate(self, key: Key) -> None:
         way = (key.who, key.what, key.how)

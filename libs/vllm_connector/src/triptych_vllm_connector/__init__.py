@@ -1,4 +1,14 @@
-"""What Triptych puts inside vLLM: an encoder-cache connector, a scheduler that parks, a preallocating
-encoder cache manager, and model runner wrappers. Everything is loaded through vLLM's own options
-(`engine_options` builds them); nothing in vLLM is replaced but the seams listed in `plugin`.
+"""What Triptych puts inside vLLM, loaded through vLLM's own options (`host.engine_options` builds them).
+
+host/           host processes: engine options, namespace, what the machine offers.
+plugin          every process of vLLM: the four changes for which vLLM has no option.
+connector       EngineCore and workers: the one object that vLLM makes in each, and calls.
+config          the connector's options, in every process.
+scheduler/      EngineCore: vLLM's hooks: schedulers that park, encoder cache managers.
+consumer/       EngineCore of prefill_decode: which requests may run, and what they hold.
+links/          EngineCore of prefill_decode: the consumer's links to store, bus and clock.
+step_orders     EngineCore -> worker: what to write and what to load.
+step_metadata   the same, and what failed, as vLLM carries them with each step.
+worker/         workers: write and seal, load and release; the transports.
+process_exit    EngineCore and workers: signals, and a quick end.
 """

@@ -27,7 +27,7 @@ class ConnectorConfig(BaseModel):
     preallocation: Literal["sync", "async"] = "sync"
     budget_embeds: PositiveInt | None = None  # None: the size of vLLM's encoder cache
     budget_num_bytes: PositiveInt | None = None  # a second bound; None: rows alone count
-    has_encoder: bool = False  # PD: the vision tower is loaded, so local encode is possible
+    has_encoder: bool = False  # prefill_decode: the vision tower is loaded, so local encode is possible
     transport: TransportSetting = "auto"
     store_timeout_s: NonNegativeFloat = 5.0
     debug_encode_delay_s: NonNegativeFloat = 0.0  # test option: a slow encoder
@@ -43,14 +43,14 @@ class ConnectorConfig(BaseModel):
         return cls.model_validate(vllm_config.ec_transfer_config.ec_connector_extra_config)
 
 
-STORE_RECONNECT_S = 24 * 3600.0  # a store that restarts takes up our lease; meanwhile only tensors wait
+STORE_RECONNECT_S = 24 * 3600.0  # a store that restarts takes up the lease; meanwhile only tensors wait
 
 ENGINE_SESSION = "engine"
 WORKER_SESSION = "worker"
 
 
 def engine_session_name(instance: str) -> str:
-    """Name of the store session that PD's EngineCore opens."""
+    """Name of the store session that prefill_decode's EngineCore opens."""
     return f"{instance}/{ENGINE_SESSION}"
 
 

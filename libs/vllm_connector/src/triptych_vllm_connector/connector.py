@@ -1,54 +1,31 @@
 """The one EC connector class, producer and consumer, scheduler side and worker side.
 
 vLLM makes one object in EngineCore and one in each worker; each delegates to the part that belongs
-there (`Consumer`, `WriteOrders`, `WritingWorker`, `LoadingWorker`).
+there: to the `Consumer`, or to the worker's `WritingWorker` and `LoadingWorker`.
 """
 
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from vllm.distributed.ec_transfer.ec_connector.base import (
-    ECConnectorBase,
-    ECConnectorMetadata,
-    ECConnectorRole,
-    ECConnectorWorkerMetadata,
-)
+from vllm.distributed.ec_transfer.ec_connector.base import ECConnectorBase, ECConnectorRole
 from vllm.distributed.ec_transfer.ec_connector.utils import PlaceholderMetadataResolver
 
 from triptych_common.telemetry import setup_tracing
 from triptych_common.telemetry.logs import get_logger, setup_logging
 from triptych_vllm_connector.config import ConnectorConfig
 from triptych_vllm_connector.consumer.consumer import Consumer
-from triptych_vllm_connector.consumer.item_table import LoadOrder
-from triptych_vllm_connector.consumer.local_encode import Tower, no_tower
+from triptych_vllm_connector.consumer.local_encode import LocalEncode, encodes_no_request
+from triptych_vllm_connector.consumer.ports import EncoderCache
 from triptych_vllm_connector.host.budget import budget_embeds
 from triptych_vllm_connector.links.opening import open_consumer
 from triptych_vllm_connector.process_exit import end_quickly, leave_signals_to_host
 from triptych_vllm_connector.slab_probe import UsableSlab
+from triptych_vllm_connector.step_metadata import FailedLoads, StepOrders
 from triptych_vllm_connector.step_orders import WriteOrder
 from triptych_vllm_connector.worker.loading import LoadingWorker
 from triptych_vllm_connector.worker.writing import WritingWorker
 
 log = get_logger(__name__)
-
-
-@dataclass
-class StepOrders(ECConnectorMetadata):
-    """Scheduler -> worker, with each step: what to write to the region, and what to load from it."""
-
-    writes: dict[str, list[WriteOrder]] = field(default_factory=dict)  # by mm_hash
-    loads: list[LoadOrder] = field(default_factory=list)
-
-
-@dataclass
-class LostLoads(ECConnectorWorkerMetadata):
-    """Worker -> scheduler, with a step's output: tensors that could not be had (`lost_loads`)."""
-
-    mm_hashes: frozenset[str]
-
-    def aggregate(self, other: ECConnectorWorkerMetadata) -> "LostLoads":
-        return LostLoads(self.mm_hashes | other.mm_hashes) if isinstance(other, LostLoads) else self
 
 
 class TriptychECConnector(ECConnectorBase):
@@ -73,6 +50,7 @@ class TriptychECConnector(ECConnectorBase):
         self.num_ranks: int = vllm_config.parallel_config.tensor_parallel_size
         self._writes: dict[str, list[WriteOrder]] = {}
         self._consumer: Consumer | None = None
+        self._plans_local = False
         self._closers: list[Any] = []
         self.slab = UsableSlab()
         self.writer: WritingWorker | None = None
@@ -88,36 +66,44 @@ class TriptychECConnector(ECConnectorBase):
                 self._closers.append(self.loader)
 
     # ---- scheduler side: consumer ----------------------------------------------------------------
-    def open_consumer(self, cache_size: int) -> Consumer:
-        """Connect to the store and the bus. `cache_size` is vLLM's encoder cache, in rows."""
-        encodes = no_tower
+    def open_consumer(self, cache: EncoderCache, cache_size: int) -> Consumer:
+        """Connect to the store and the bus. `cache_size` is that of vLLM's encoder cache, in rows."""
+        model_config = self._vllm_config.model_config
+        encodes_request = encodes_no_request
         if self.config.has_encoder:
-            encodes = Tower(PlaceholderMetadataResolver(self._vllm_config.model_config).fields_for).encodes
-        budget = budget_embeds(self.config, cache_size, self._vllm_config.model_config)
-        self._consumer, closers = open_consumer(self.config, self.num_ranks, budget, encodes, self.slab)
+            encodes_request = LocalEncode(
+                PlaceholderMetadataResolver(model_config).fields_for
+            ).encodes_request
+        budget = budget_embeds(self.config, cache_size, model_config)
+        self._consumer, closers = open_consumer(
+            self.config, self.num_ranks, budget, cache, encodes_request, self.slab
+        )
         self._closers += closers
         return self._consumer
 
     def ensure_cache_available(self, request: Any, num_computed_tokens: int) -> bool:
-        return self._consumer is None or self._consumer.admit(request, num_computed_tokens)
+        return self._consumer is None or self._consumer.admit_request(request, num_computed_tokens)
+
+    def plan_request(self, engine_request_id: str) -> None:
+        """vLLM plans the request's items next: `has_cache_item` gets the item's name alone."""
+        self._plans_local = self._consumer is not None and self._consumer.is_local(engine_request_id)
 
     def has_cache_item(self, identifier: str) -> bool:
-        consumer = self._consumer
-        return consumer is not None and not consumer.plans_local and consumer.must_load(identifier)
+        return self._consumer is not None and not self._plans_local and self._consumer.is_pinned(identifier)
 
     def take_unavailable_requests(self) -> set[str]:
         return self._consumer.take_failed() if self._consumer is not None else set()
 
     def update_state_after_free(self, request: Any, index: int) -> None:
-        """vLLM's word that the item's placeholder is computed."""
+        """The item's placeholder is computed."""
         if self._consumer is not None:
-            self._consumer.computed(request.request_id, index)
+            self._consumer.on_item_computed(request.request_id, index)
 
     # ---- scheduler side: both --------------------------------------------------------------------
     def update_state_after_alloc(self, request: Any, index: int) -> None:
         mm_hash = request.mm_features[index].identifier
         if self._consumer is not None:
-            self._consumer.load(request.request_id, mm_hash)
+            self._consumer.load_item(request.request_id, mm_hash)
         elif self.is_producer and request.ec_transfer_params is not None:
             order = WriteOrder(**request.ec_transfer_params)
             self._writes.setdefault(order.mm_hash, []).append(order)
@@ -130,7 +116,7 @@ class TriptychECConnector(ECConnectorBase):
         if self._consumer is not None and request.mm_features:
             # vLLM counts tokens when it schedules them; those of steps without output are not computed yet.
             computed = max(0, request.num_computed_tokens - request.num_in_flight_tokens)
-            self._consumer.finished(request, computed)
+            self._consumer.on_finished(request, computed)
         return False, None  # True would never be cleared by vLLM
 
     # ---- worker side -----------------------------------------------------------------------------
@@ -160,9 +146,9 @@ class TriptychECConnector(ECConnectorBase):
         if self.writer is not None:
             self.writer.on_step_end()
 
-    def build_connector_worker_meta(self) -> LostLoads | None:
-        lost = self.loader.take_failed_loads() if self.loader is not None else frozenset()
-        return LostLoads(lost) if lost else None
+    def build_connector_worker_meta(self) -> FailedLoads | None:
+        failed = self.loader.take_failed_loads() if self.loader is not None else frozenset()
+        return FailedLoads(failed) if failed else None
 
     def shutdown(self) -> None:
         for closer in self._closers:

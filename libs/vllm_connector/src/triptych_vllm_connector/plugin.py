@@ -1,10 +1,10 @@
-"""vLLM general plugin: loaded by vLLM in each of its processes, before anything else of ours.
+"""vLLM general plugin: loaded by vLLM in each of its processes, before any other code of Triptych.
 
-It touches vLLM in four places, each because no option exists for it:
-1. vLLM's tracer: its spans go where ours go (`_use_our_tracing`).
+It changes vLLM in four places, each because no option exists for it:
+1. vLLM's tracer: its spans go where Triptych's go (`_use_triptych_tracing`).
 2. the worker's message queue, which spins for a second after each message (`_stop_spinning`).
 3. EngineCore's loop: the parking scheduler learns how to wake it (`_let_scheduler_wake_engine`).
-4. EngineCore's methods that hosts may call: the slab on its GPU is looked at (`_let_host_probe_slab`).
+4. EngineCore's methods that hosts may call: the worker probes the slab on its GPU (`_let_host_probe_slab`).
 Without Triptych's connector in the configuration each of these changes nothing that a user could see.
 """
 
@@ -20,13 +20,13 @@ RECHECK_INTERVAL_MS = 50
 
 def register() -> None:
     """Entry point `vllm.general_plugins`."""
-    _use_our_tracing()
+    _use_triptych_tracing()
     _stop_spinning()
     _let_scheduler_wake_engine()
     _let_host_probe_slab()
 
 
-def _use_our_tracing() -> None:
+def _use_triptych_tracing() -> None:
     """vLLM would make a provider of its own, and a process can have one only."""
     from opentelemetry import trace
     from vllm import tracing

@@ -1,13 +1,16 @@
-"""What the encoder's host tells its worker about one item, through vLLM's `ec_transfer_params`."""
+"""What the host and the scheduler order of a worker, one item each. Without vLLM.
+
+A WriteOrder goes through vLLM's `ec_transfer_params`, then with the step, like a LoadOrder (`step_metadata`).
+"""
 
 from dataclasses import dataclass
 
-from triptych_common.protocol.store import SHM
+from triptych_common.protocol.store import SHM, Descriptor
 
 
 @dataclass(frozen=True)
 class WriteOrder:
-    """Host -> worker: write this item's embeddings to this place, then seal it."""
+    """Encoder's host -> worker: write this item's embeddings to this place, then seal it."""
 
     mm_hash: str
     job_id: str
@@ -19,3 +22,13 @@ class WriteOrder:
     traceparent: str | None = None
     generation: int = 1
     memory: str = SHM
+
+
+@dataclass(frozen=True)
+class LoadOrder:
+    """Scheduler -> worker: put this pinned tensor into vLLM's encoder cache; the pin becomes yours."""
+
+    mm_hash: str
+    pin_id: int
+    descriptor: Descriptor
+    traceparent: str | None = None

@@ -1,7 +1,16 @@
-"""Admission records: what a request needs, by place."""
+"""Admission records: what a request needs, by place, and its states."""
+
+import pytest
 
 from tests.support.fake_engine import fake_request, mm_hash
-from triptych_vllm_connector.consumer.admission import Admission, make_admission
+from triptych_common.domain.errors import IllegalTransitionError
+from triptych_vllm_connector.consumer.admission import (
+    ALLOWED,
+    Admission,
+    AdmissionState,
+    make_admission,
+    move_admission,
+)
 from triptych_vllm_connector.consumer.preallocator import Need
 
 A, B = mm_hash("a"), mm_hash("b")
@@ -18,13 +27,13 @@ def test_it_is_made_from_the_requests_features_and_its_transfer_params() -> None
         (0, A, 4, 8),
         (1, B, 6, 18),
     ]
-    assert (admission.wire_id, admission.gateway, admission.first_seen_ns) == ("wire-r1", "gateway-0", 5)
+    assert (admission.request_id, admission.gateway, admission.first_seen_ns) == ("wire-r1", "gateway-0", 5)
     assert admission.last_end == 18
 
 
-def test_a_request_without_transfer_params_speaks_for_itself() -> None:
+def test_a_request_without_transfer_params_has_vllms_id_alone() -> None:
     admission = make_admission("r1", fake_request("r1", [(A, 1)]).mm_features, None, 0)
-    assert (admission.wire_id, admission.gateway, admission.traceparent) == ("r1", None, None)
+    assert (admission.request_id, admission.gateway, admission.traceparent) == ("r1", None, None)
 
 
 def test_needs_are_the_places_that_the_kv_cache_does_not_cover_whole() -> None:
@@ -36,24 +45,15 @@ def test_needs_are_the_places_that_the_kv_cache_does_not_cover_whole() -> None:
     assert admission.needs_after(admission.last_end) == []
 
 
-def test_an_item_is_done_with_when_its_last_granted_place_is() -> None:
-    admission = admission_of((A, 4), (B, 6), (A, 4))
-    admission.asked = {0, 1, 2}
-    admission.grant(0)
-    admission.grant(2)
-    admission.grant(2)
-    assert not admission.drop(0)
-    assert not admission.drop(1)  # was never granted
-    assert admission.drop(2)
-    assert not admission.drop(2)
-    assert admission.asked == set()
-
-
-def test_a_lost_item_is_lost_at_all_its_places() -> None:
-    admission = admission_of((A, 4), (B, 6), (A, 4))
-    admission.asked = {0, 1, 2}
-    for index in range(3):
-        admission.grant(index)
-    admission.drop_item(A)
-    assert admission.granted == {1}
-    assert admission.drop(1)
+@pytest.mark.parametrize("state", AdmissionState)
+@pytest.mark.parametrize("to", AdmissionState)
+def test_only_the_drawn_steps_can_be_taken(state: AdmissionState, to: AdmissionState) -> None:
+    admission = admission_of((A, 4))
+    admission.state = state
+    if to in ALLOWED[state]:
+        move_admission(admission, to)
+        assert admission.state is to
+    else:
+        with pytest.raises(IllegalTransitionError):
+            move_admission(admission, to)
+        assert admission.state is state

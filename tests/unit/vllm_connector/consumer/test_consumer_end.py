@@ -1,4 +1,4 @@
-"""The consumer: a request that ends, at any point, gives everything back and says its last words."""
+"""The consumer: a request that ends, at any point, gives everything back and sends its acks."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,18 +11,18 @@ from triptych_common.protocol.messages import ItemAck, Preallocation
 
 
 def abort_while_watching(engine: Engine, request: FakeRequest) -> list[tuple[str, Any]]:
-    engine.consumer.admit(request, 0)
+    engine.consumer.admit_request(request, 0)
     return [("unwatch", A)]
 
 
 def abort_while_pinned(engine: Engine, request: FakeRequest) -> list[tuple[str, Any]]:
-    engine.consumer.admit(request, 0)
+    engine.consumer.admit_request(request, 0)
     engine.replies(A, pinned(A, 1))
     return [("unpin", 1)]
 
 
 def abort_while_resident(engine: Engine, request: FakeRequest) -> list[tuple[str, Any]]:
-    engine.consumer.admit(request, 0)
+    engine.consumer.admit_request(request, 0)
     engine.replies(A, pinned(A, 1))
     engine.loads(request, A)
     return []
@@ -33,12 +33,12 @@ def test_an_abort_gives_everything_back(
     engine: Engine, reach: Callable[[Engine, FakeRequest], list[tuple[str, Any]]]
 ) -> None:
     request = fake_request("r1", [(A, 4)])
-    engine.hears(metadata(A, ("wire-r1", 0)))
+    engine.receives(metadata(A, ("wire-r1", 0)))
     expected = reach(engine, request)
-    engine.pins.take(), engine.talk.take()
+    engine.pins.take(), engine.sender.take()
     engine.finish(request, 0)
     assert engine.pins.take() == expected
-    assert engine.talk.words() == ["declined 0", "skipped 0"]
+    assert engine.sender.take_short() == ["declined 0", "skipped 0"]
     assert engine.consumer.counts() == IDLE
     engine.finish(request, 0)  # twice is harmless
     assert engine.consumer.counts() == IDLE
@@ -50,11 +50,11 @@ def test_a_request_that_ends_before_it_was_ever_admitted_declines(
 ) -> None:
     request = fake_request("r1", [(A, 4)])
     if is_metadata_first:
-        engine.hears(metadata(A, ("wire-r1", 0)))
+        engine.receives(metadata(A, ("wire-r1", 0)))
     engine.finish(request, 0)
     if not is_metadata_first:
-        engine.hears(metadata(A, ("wire-r1", 0)))
-    words = [message for _, message in engine.talk.take()]
-    assert [type(word) for word in words] == [Preallocation, ItemAck]
-    assert words[0].reason == "request_gone"  # type: ignore[attr-defined]
+        engine.receives(metadata(A, ("wire-r1", 0)))
+    messages = [message for _, message in engine.sender.take()]
+    assert [type(message) for message in messages] == [Preallocation, ItemAck]
+    assert messages[0].reason == "request_gone"  # type: ignore[attr-defined]
     assert engine.consumer.counts() == IDLE

@@ -1,4 +1,4 @@
-"""The consumer: items that nobody makes, a store that refuses or goes away, requests that make no sense."""
+"""The consumer: items that no encoder makes, a store that refuses or is lost, requests without sense."""
 
 from typing import Any
 
@@ -18,71 +18,71 @@ from tests.support.played_engine import IDLE, A, B, C, Engine
 from triptych_common.domain.errors import StoreUnavailableError
 from triptych_common.protocol.messages import EncodeNeeded
 from triptych_common.protocol.store import Done, Pinned, StoreFailure
-from triptych_vllm_connector.links.inbox import BusChanged, StoreLost
+from triptych_vllm_connector.consumer.consumer import BusChanged, StoreLost
 
 
 def test_an_absent_item_is_ordered_from_the_gateway(engine: Engine) -> None:
-    engine.consumer.admit(fake_request("r1", [(B, 4), (A, 4)]), 0)
+    engine.consumer.admit_request(fake_request("r1", [(B, 4), (A, 4)]), 0)
     engine.replies(A, watching(A, writing=False))
-    (said,) = engine.talk.take()
-    assert said == (
+    (sent,) = engine.sender.take()
+    assert sent == (
         "gateway-0",
         EncodeNeeded(request_id="wire-r1", item_index=1, mm_hash=A, prefill_decode=INSTANCE, reason="absent"),
     )
 
 
 def test_an_item_whose_writer_is_lost_is_ordered_again(engine: Engine) -> None:
-    engine.consumer.admit(fake_request("r1", [(A, 4)]), 0)
+    engine.consumer.admit_request(fake_request("r1", [(A, 4)]), 0)
     engine.replies(A, watching(A))
-    engine.hears(writer_lost(A))
-    assert engine.talk.words() == ["encode needed 0"]
-    assert engine.hears(sealed(A, 1)) == ["r1"]
+    engine.receives(writer_lost(A))
+    assert engine.sender.take_short() == ["encode needed 0"]
+    assert engine.receives(sealed(A, 1)) == ["r1"]
 
 
 def test_without_a_gateway_the_request_fails(engine: Engine) -> None:
     request = fake_request("r1", [(A, 4)], gateway=None)
-    engine.consumer.admit(request, 0)
+    engine.consumer.admit_request(request, 0)
     assert engine.replies(A, watching(A, writing=False)) == ["r1"]
-    assert not engine.consumer.admit(request, 0)
+    assert not engine.consumer.admit_request(request, 0)
     assert engine.consumer.take_failed() == {"r1"}
     engine.finish(request, 0)
     assert engine.consumer.counts() == IDLE
 
 
 def test_the_order_of_a_request_that_leaves_is_looked_after(engine: Engine) -> None:
-    """A gateway ignores `EncodeNeeded` of a request that has ended; somebody else may wait for it."""
+    """A gateway ignores `EncodeNeeded` of a request that has ended; another one may wait for it."""
     first, second = fake_request("r1", [(A, 4)]), fake_request("r2", [(A, 4)])
-    engine.consumer.admit(first, 0)
-    engine.consumer.admit(second, 0)
+    engine.consumer.admit_request(first, 0)
+    engine.consumer.admit_request(second, 0)
     engine.replies(A, watching(A, writing=False))
-    (said,) = engine.talk.take()
-    assert isinstance(said[1], EncodeNeeded)
-    assert said[1].request_id == "wire-r1"
+    (sent,) = engine.sender.take()
+    assert isinstance(sent[1], EncodeNeeded)
+    assert sent[1].request_id == "wire-r1"
     engine.pins.take()
     engine.finish(first, 0)
-    assert engine.pins.take() == [("pin_or_watch", A)]  # is somebody writing it?
+    assert engine.pins.take() == [("pin_or_watch", A)]  # is an encoder writing it?
     engine.replies(A, watching(A, writing=False))
-    (said,) = engine.talk.take()
-    assert isinstance(said[1], EncodeNeeded)
-    assert said[1].request_id == "wire-r2"
+    (sent,) = engine.sender.take()
+    assert isinstance(sent[1], EncodeNeeded)
+    assert sent[1].request_id == "wire-r2"
 
 
-def test_an_order_that_redis_may_have_lost_is_said_again_if_nobody_writes(engine: Engine) -> None:
+def test_an_order_that_redis_may_have_lost_is_sent_again_if_no_encoder_writes(engine: Engine) -> None:
     """Nobody repeats it by itself: the request would wait until its deadline."""
-    engine.consumer.admit(fake_request("r1", [(A, 1), (B, 2)]), 0)
+    engine.consumer.admit_request(fake_request("r1", [(A, 1), (B, 2)]), 0)
     engine.replies(A, watching(A, writing=False))
     engine.replies(B, watching(B, writing=True))
     engine.pins.take()
-    engine.hears(BusChanged())
+    engine.receives(BusChanged())
     assert engine.pins.take() == [("pin_or_watch", A)]  # B's job is its gateway's to look after
     engine.replies(A, watching(A, writing=False))
-    assert engine.talk.words() == ["encode needed 0"] * 2
-    engine.hears(BusChanged())
-    engine.replies(A, watching(A, writing=True))  # the order was heard, after all
-    assert engine.talk.words() == []
+    assert engine.sender.take_short() == ["encode needed 0"] * 2
+    engine.receives(BusChanged())
+    engine.replies(A, watching(A, writing=True))  # the order arrived, after all
+    assert engine.sender.take_short() == []
     engine.replies(A, pinned(A, 1))
     engine.pins.take()
-    engine.hears(BusChanged())
+    engine.receives(BusChanged())
     assert engine.pins.take() == []
 
 
@@ -97,26 +97,26 @@ def test_an_order_that_redis_may_have_lost_is_said_again_if_nobody_writes(engine
 )
 def test_a_store_that_refuses_fails_those_that_wait(engine: Engine, reply: object) -> None:
     waiting, other = fake_request("r1", [(A, 4)]), fake_request("r2", [(B, 4)])
-    engine.hears(metadata(A, ("wire-r1", 0)))
-    engine.consumer.admit(waiting, 0)
-    engine.consumer.admit(other, 0)
-    engine.talk.take()
+    engine.receives(metadata(A, ("wire-r1", 0)))
+    engine.consumer.admit_request(waiting, 0)
+    engine.consumer.admit_request(other, 0)
+    engine.sender.take()
     assert engine.replies(A, reply) == ["r1"]
     assert engine.consumer.take_failed() == {"r1"}
     engine.finish(waiting, 0)
-    assert engine.talk.words() == ["failed 0"]
+    assert engine.sender.take_short() == ["failed 0"]
     assert not engine.consumer.has_failed("r2")
 
 
 def test_a_lost_store_fails_all_but_those_whose_items_the_worker_has(engine: Engine) -> None:
     resident, holding, waiting = (fake_request(f"r{n}", [(h, 4)]) for n, h in enumerate((A, B, C)))
     for request in (resident, holding, waiting):
-        engine.consumer.admit(request, 0)
+        engine.consumer.admit_request(request, 0)
     engine.replies(A, pinned(A, 1))
     engine.replies(B, pinned(B, 2))
     engine.loads(resident, A)
     engine.pins.take()
-    assert engine.hears(StoreLost()) == ["r1", "r2"]
+    assert engine.receives(StoreLost()) == ["r1", "r2"]
     assert engine.consumer.take_failed() == {"r1", "r2"}
     for request in (resident, holding, waiting):
         engine.finish(request, 0)
@@ -128,16 +128,16 @@ def test_a_lost_store_gives_its_space_to_those_in_the_queue() -> None:
     """They will be refused by the store, and fail too: none of them waits for ever."""
     engine = Engine(budget=4)
     first, second = fake_request("r1", [(A, 4)]), fake_request("r2", [(B, 4)])
-    engine.consumer.admit(first, 0)
-    engine.consumer.admit(second, 0)
+    engine.consumer.admit_request(first, 0)
+    engine.consumer.admit_request(second, 0)
     engine.pins.take()
-    engine.hears(StoreLost())
+    engine.receives(StoreLost())
     assert engine.pins.take() == [("pin_or_watch", B)]
 
 
 def test_a_failed_request_holds_what_it_holds_until_vllm_ends_it(engine: Engine) -> None:
     request = fake_request("r1", [(A, 4), (B, 4)])
-    engine.consumer.admit(request, 0)
+    engine.consumer.admit_request(request, 0)
     engine.replies(A, pinned(A, 1))
     engine.replies(B, StoreUnavailableError("gone"))
     assert engine.consumer.counts() == IDLE | {"requests": 1, "pinned": 1, "preallocated_embeds": 4}
@@ -147,24 +147,24 @@ def test_a_failed_request_holds_what_it_holds_until_vllm_ends_it(engine: Engine)
     assert engine.consumer.counts() == IDLE
 
 
-def test_who_comes_after_a_refusal_asks_the_store_anew(engine: Engine) -> None:
+def test_a_request_after_a_refusal_asks_the_store_anew(engine: Engine) -> None:
     """Also while the request that was refused is not ended yet."""
-    engine.consumer.admit(fake_request("r1", [(A, 4)]), 0)
+    engine.consumer.admit_request(fake_request("r1", [(A, 4)]), 0)
     engine.replies(A, StoreFailure(seq=1, code="internal", detail=""))
     engine.pins.take()
-    engine.consumer.admit(fake_request("r2", [(A, 4)]), 0)
+    engine.consumer.admit_request(fake_request("r2", [(A, 4)]), 0)
     assert engine.pins.take() == [("pin_or_watch", A)]
     assert engine.replies(A, pinned(A, 1)) == ["r2"]
 
 
 def test_a_tensor_of_other_rows_fails_the_request_and_is_given_back(engine: Engine) -> None:
     request = fake_request("r1", [(A, 3)])
-    assert not engine.consumer.admit(request, 0)
+    assert not engine.consumer.admit_request(request, 0)
     other = Pinned(seq=1, pin_id=7, descriptor=descriptor(A, 4))
     assert engine.replies(A, other) == ["r1"]
     assert engine.consumer.take_failed() == {"r1"}
-    assert not engine.consumer.must_load(A)
-    engine.consumer.finished(request, 0)
+    assert not engine.consumer.is_pinned(A)
+    engine.consumer.on_finished(request, 0)
     assert set(engine.consumer.counts().values()) == {0}
 
 
@@ -177,7 +177,7 @@ def test_a_request_that_makes_no_sense_fails_alone(
 ) -> None:
     request = fake_request("r1", [(identifier, 3)])
     request.ec_transfer_params = params
-    assert not engine.consumer.admit(request, 0)
+    assert not engine.consumer.admit_request(request, 0)
     assert engine.consumer.take_failed() == {"r1"}
-    engine.consumer.finished(request, 0)
+    engine.consumer.on_finished(request, 0)
     assert set(engine.consumer.counts().values()) == {0}

@@ -6,47 +6,47 @@ from tests.support.played_engine import IDLE, A, B, C, Engine
 
 def test_what_the_prefix_covers_is_declined_and_never_pinned(engine: Engine) -> None:
     request = fake_request("r1", [(A, 4), (B, 4)])
-    engine.hears(metadata(A, ("wire-r1", 0)), metadata(B, ("wire-r1", 1)))
-    assert not engine.consumer.admit(request, 8)
+    engine.receives(metadata(A, ("wire-r1", 0)), metadata(B, ("wire-r1", 1)))
+    assert not engine.consumer.admit_request(request, 8)
     assert engine.pins.take() == [("pin_or_watch", B)]
-    assert engine.talk.words() == ["declined 0", "skipped 0", "granted 1"]
+    assert engine.sender.take_short() == ["declined 0", "skipped 0", "granted 1"]
 
 
 def test_a_request_whose_items_are_all_covered_goes_at_once(engine: Engine) -> None:
     request = fake_request("r1", [(A, 4)])
-    assert engine.consumer.admit(request, 8)
+    assert engine.consumer.admit_request(request, 8)
     assert engine.pins.take() == []
-    engine.hears(metadata(A, ("wire-r1", 0)))
-    assert engine.talk.words() == ["declined 0", "skipped 0"]
+    engine.receives(metadata(A, ("wire-r1", 0)))
+    assert engine.sender.take_short() == ["declined 0", "skipped 0"]
     engine.finish(request)
     assert engine.consumer.counts() == IDLE
 
 
 def test_a_prefix_that_shrank_makes_it_ask_again_as_a_whole(engine: Engine) -> None:
     request = fake_request("r1", [(A, 4), (B, 4)])
-    engine.hears(metadata(A, ("wire-r1", 0)))
-    engine.consumer.admit(request, 8)
+    engine.receives(metadata(A, ("wire-r1", 0)))
+    engine.consumer.admit_request(request, 8)
     engine.replies(B, pinned(B, 1))
-    engine.pins.take(), engine.talk.take()
-    assert not engine.consumer.admit(request, 0)
+    engine.pins.take(), engine.sender.take()
+    assert not engine.consumer.admit_request(request, 0)
     assert engine.pins.take() == [("unpin", 1), ("pin_or_watch", A), ("pin_or_watch", B)]
-    assert engine.talk.words() == ["granted 0"]  # `declined` is taken back
+    assert engine.sender.take_short() == ["granted 0"]  # `declined` is taken back
     assert engine.replies(A, pinned(A, 2)) == []
     assert engine.replies(B, pinned(B, 3)) == ["r1"]
-    assert engine.consumer.admit(request, 0)
+    assert engine.consumer.admit_request(request, 0)
 
 
 def test_a_prefix_that_grew_gives_back_what_it_covers(engine: Engine) -> None:
-    """Nobody else would: vLLM says `computed` only of items that this request had in its cache."""
+    """vLLM would not: it reports as computed only items that this request had in its cache."""
     request = fake_request("r1", [(A, 4), (B, 4)])
-    engine.hears(metadata(A, ("wire-r1", 0)))
-    engine.consumer.admit(request, 0)
+    engine.receives(metadata(A, ("wire-r1", 0)))
+    engine.consumer.admit_request(request, 0)
     engine.replies(A, pinned(A, 1))
     assert engine.replies(B, pinned(B, 2)) == ["r1"]
-    engine.pins.take(), engine.talk.take()
-    assert engine.consumer.admit(request, 8)
+    engine.pins.take(), engine.sender.take()
+    assert engine.consumer.admit_request(request, 8)
     assert engine.pins.take() == [("unpin", 1)]
-    assert engine.talk.words() == ["declined 0", "skipped 0"]
+    assert engine.sender.take_short() == ["declined 0", "skipped 0"]
     assert engine.consumer.counts() == IDLE | {"requests": 1, "pinned": 1, "preallocated_embeds": 4}
 
 
@@ -54,8 +54,8 @@ def test_a_prefix_that_grew_over_everything_takes_it_out_of_the_queue() -> None:
     engine = Engine(budget=4)
     first, second, third = (fake_request(f"r{n}", [(h, 4)]) for n, h in enumerate((A, B, C)))
     for request in (first, second, third):
-        assert not engine.consumer.admit(request, 0)
-    assert engine.consumer.admit(second, 8)
+        assert not engine.consumer.admit_request(request, 0)
+    assert engine.consumer.admit_request(second, 8)
     engine.finish(first)
     assert ("pin_or_watch", C) in engine.pins.take()  # the third does not wait behind the second
 
@@ -63,26 +63,26 @@ def test_a_prefix_that_grew_over_everything_takes_it_out_of_the_queue() -> None:
 def test_an_item_that_is_being_computed_is_not_taken_from_under_the_step(engine: Engine) -> None:
     """With asynchronous scheduling `num_computed_tokens` is ahead of the worker."""
     request = fake_request("r1", [(A, 4), (B, 4)])
-    engine.consumer.admit(request, 0)
+    engine.consumer.admit_request(request, 0)
     engine.replies(A, pinned(A, 1))
     engine.replies(B, pinned(B, 2))
-    assert engine.consumer.admit(request, 0)
+    assert engine.consumer.admit_request(request, 0)
     assert engine.loads(request, A) == [1]
     engine.in_use = {("r1", 0)}
-    assert engine.consumer.admit(request, 8)
+    assert engine.consumer.admit_request(request, 8)
     assert engine.evicted == []
     assert engine.consumer.is_resident(A)
-    engine.consumer.computed("r1", 0)
+    engine.consumer.on_item_computed("r1", 0)
     assert engine.evicted == [A]
 
 
 def test_an_item_of_which_only_the_end_mark_is_not_covered_is_given_back_behind_it() -> None:
-    """vLLM wants it to be there, but never reads it, and never says `computed`."""
+    """vLLM needs it to be there, but never reads it, and never reports it as computed."""
     engine = Engine(budget=5)
     request = fake_request("r1", [(A, 3), (B, 5)])
-    assert not engine.consumer.admit(request, 6)
+    assert not engine.consumer.admit_request(request, 6)
     assert engine.replies(A, pinned(A, 1)) == ["r1"]
-    assert engine.consumer.admit(request, 6)
+    assert engine.consumer.admit_request(request, 6)
     engine.pins.take()
-    assert not engine.consumer.admit(request, 9)
+    assert not engine.consumer.admit_request(request, 9)
     assert engine.pins.take() == [("unpin", 1), ("pin_or_watch", B)]

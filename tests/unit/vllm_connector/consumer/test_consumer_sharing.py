@@ -6,17 +6,17 @@ from tests.support.played_engine import IDLE, A, B, Engine
 
 def test_an_image_that_stands_twice_is_held_until_its_last_place(engine: Engine) -> None:
     request = fake_request("r1", [(A, 4), (B, 4), (A, 4)])
-    engine.consumer.admit(request, 0)
+    engine.consumer.admit_request(request, 0)
     assert engine.pins.take() == [("pin_or_watch", A), ("pin_or_watch", B)]
     engine.replies(A, pinned(A, 1))
     engine.replies(B, pinned(B, 2))
-    assert engine.consumer.admit(request, 0)
+    assert engine.consumer.admit_request(request, 0)
     assert engine.loads(request, A, B) == [1, 2]
-    engine.consumer.computed("r1", 0)
+    engine.consumer.on_item_computed("r1", 0)
     assert engine.evicted == []
-    engine.consumer.computed("r1", 2)
+    engine.consumer.on_item_computed("r1", 2)
     assert engine.evicted == [A]
-    engine.consumer.computed("r1", 1)
+    engine.consumer.on_item_computed("r1", 1)
     assert engine.evicted == [A, B]
     engine.finish(request)
     assert engine.consumer.counts() == IDLE
@@ -24,45 +24,45 @@ def test_an_image_that_stands_twice_is_held_until_its_last_place(engine: Engine)
 
 def test_a_shared_item_goes_with_its_last_holder(engine: Engine) -> None:
     first, second = fake_request("r1", [(A, 4)]), fake_request("r2", [(A, 4)])
-    engine.consumer.admit(first, 0)
+    engine.consumer.admit_request(first, 0)
     engine.replies(A, pinned(A, 1))
-    assert engine.consumer.admit(first, 0)
-    assert engine.consumer.admit(second, 0)
+    assert engine.consumer.admit_request(first, 0)
+    assert engine.consumer.admit_request(second, 0)
     assert engine.loads(first, A) == [1]
     engine.finish(first)
     assert engine.evicted == []
-    assert engine.consumer.admit(second, 0)
-    engine.consumer.computed("r2", 0)
+    assert engine.consumer.admit_request(second, 0)
+    engine.consumer.on_item_computed("r2", 0)
     assert engine.evicted == [A]
     engine.finish(second)
     assert engine.consumer.counts() == IDLE
 
 
-def test_several_engine_requests_of_one_wire_request_do_not_speak_for_each_other(engine: Engine) -> None:
+def test_several_engine_requests_of_one_request_do_not_count_for_each_other(engine: Engine) -> None:
     first = fake_request("0_r", [(A, 4)], wire_id="wire")
     second = fake_request("1_r", [(A, 4)], wire_id="wire")
-    engine.hears(metadata(A, ("wire", 0)))
-    engine.consumer.admit(first, 0)
-    engine.consumer.admit(second, 0)
-    assert engine.talk.words() == ["granted 0"]
+    engine.receives(metadata(A, ("wire", 0)))
+    engine.consumer.admit_request(first, 0)
+    engine.consumer.admit_request(second, 0)
+    assert engine.sender.take_short() == ["granted 0"]
     engine.finish(first, 0)  # aborted
-    assert engine.talk.words() == []  # the second needs it
+    assert engine.sender.take_short() == []  # the second needs it
     engine.replies(A, pinned(A, 1))
-    assert engine.consumer.admit(second, 0)
+    assert engine.consumer.admit_request(second, 0)
     assert engine.loads(second, A) == [1]
-    engine.consumer.computed("1_r", 0)
-    assert engine.talk.words() == ["injected 0"]
+    engine.consumer.on_item_computed("1_r", 0)
+    assert engine.sender.take_short() == ["injected 0"]
     engine.finish(second)
-    assert engine.talk.words() == []
+    assert engine.sender.take_short() == []
     assert engine.consumer.counts() == IDLE
 
 
 def test_the_last_of_several_declines_for_all(engine: Engine) -> None:
     requests = [fake_request(f"{n}_r", [(A, 4)], wire_id="wire") for n in range(2)]
-    engine.hears(metadata(A, ("wire", 0)))
+    engine.receives(metadata(A, ("wire", 0)))
     for request in requests:
-        engine.consumer.admit(request, 0)
-    engine.talk.take()
+        engine.consumer.admit_request(request, 0)
+    engine.sender.take()
     for request in requests:
         engine.finish(request, 0)
-    assert engine.talk.words() == ["declined 0", "skipped 0"]
+    assert engine.sender.take_short() == ["declined 0", "skipped 0"]

@@ -6,21 +6,20 @@ import pytest
 
 from tests.support.fake_engine import (
     INSTANCE,
+    FakeMessageSender,
     FakePinLink,
     FakeRequest,
-    FakeTalkLink,
     fake_request,
     metadata,
     mm_hash,
     pinned,
     whole_request,
 )
-from triptych_vllm_connector.consumer.consumer import Consumer
+from triptych_vllm_connector.consumer.consumer import Consumer, Inbox, PinReply
 from triptych_vllm_connector.consumer.deadlines import GRACE_S, RENEWED_WAIT_S
-from triptych_vllm_connector.consumer.local_encode import Tower
+from triptych_vllm_connector.consumer.local_encode import LocalEncode
 from triptych_vllm_connector.consumer.preallocator import make_preallocator
 from triptych_vllm_connector.consumer.request_table import LONGEST_WAIT_S
-from triptych_vllm_connector.links.inbox import PinReply
 
 A, B = mm_hash("a"), mm_hash("b")
 IDLE = dict.fromkeys(("requests", "watching", "pinned", "resident", "pending", "preallocated_embeds"), 0)
@@ -31,32 +30,40 @@ class Engine:
     """A consumer with a tower, and a clock that the test moves."""
 
     def __init__(self, budget: int = 100) -> None:
-        self.pins, self.talk = FakePinLink(), FakeTalkLink()
+        self.pins, self.sender, self.inbox = FakePinLink(), FakeMessageSender(), Inbox()
         self.now_s = 100.0
         self.consumer = Consumer(
             INSTANCE,
             self.pins,
-            self.talk,
+            self.sender,
             make_preallocator("sync", budget),
-            lambda: 0,
-            lambda: self.now_s,
-            Tower(lambda modality: {"image_grid_thw"}).encodes,
+            self,
+            self.inbox,
+            encodes_request=LocalEncode(lambda modality: {"image_grid_thw"}).encodes_request,
+            now_ns=lambda: 0,
+            now=lambda: self.now_s,
         )
 
+    def evict_item(self, mm_hash: str) -> None:
+        """vLLM's encoder cache is not looked at here."""
+
+    def is_in_use(self, engine_request_id: str, item_index: int) -> bool:
+        return False
+
     def passed(self) -> list[str]:
-        return self.consumer.deadlines.take_passed(self.now_s)
+        return self.consumer.take_overdue()
 
     def replies(self, identifier: str, reply: Any) -> list[str]:
-        self.consumer.post(PinReply(identifier, reply))
-        return self.consumer.drain()
+        self.inbox.post_event(PinReply(identifier, reply))
+        return self.consumer.drain_inbox()
 
     def end_overdue(self, request: FakeRequest) -> None:
-        """What the scheduler does with who still waits."""
+        """What the scheduler does with a request that still waits."""
         assert self.passed() == [request.request_id]
-        self.consumer.overdue(request)
-        assert request.request_id in self.consumer.drain()
+        self.consumer.fail_overdue(request)
+        assert request.request_id in self.consumer.drain_inbox()
         assert self.consumer.take_failed() == {request.request_id}
-        self.consumer.finished(request, 0)
+        self.consumer.on_finished(request, 0)
 
 
 @pytest.fixture
@@ -65,8 +72,8 @@ def engine() -> Engine:
 
 
 # ---- deadlines -----------------------------------------------------------------------------------
-def test_a_request_may_wait_as_long_as_its_gateway_said(engine: Engine) -> None:
-    engine.consumer.expect(fake_request("r1", [(A, 4)]))
+def test_a_request_may_wait_as_long_as_its_gateway_allows(engine: Engine) -> None:
+    engine.consumer.on_request_added(fake_request("r1", [(A, 4)]))
     engine.now_s += REMAINING_S + GRACE_S - 0.01
     assert engine.passed() == []
     engine.now_s += 0.01
@@ -74,59 +81,59 @@ def test_a_request_may_wait_as_long_as_its_gateway_said(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("how", ["unseen", "watching", "pinned", "pending"])
-def test_who_is_overdue_gives_everything_back(how: str) -> None:
+def test_an_overdue_request_gives_everything_back(how: str) -> None:
     engine = Engine(budget=4)
     request, first = fake_request("r1", [(A, 4)]), fake_request("r0", [(B, 4)], gateway=None)
-    engine.consumer.post(metadata(A, ("wire-r1", 0)))
-    engine.consumer.expect(request)
+    engine.inbox.post_event(metadata(A, ("wire-r1", 0)))
+    engine.consumer.on_request_added(request)
     if how == "pending":
-        engine.consumer.admit(first, 0)
+        engine.consumer.admit_request(first, 0)
     if how != "unseen":
-        engine.consumer.admit(request, 0)
-        engine.consumer.parked("r1", 1)
+        engine.consumer.admit_request(request, 0)
+        engine.consumer.on_parked("r1", 1)
     if how == "pinned":
         engine.replies(A, pinned(A, 7))
-    engine.consumer.drain()
-    engine.talk.take()
+    engine.consumer.drain_inbox()
+    engine.sender.take()
     engine.now_s += REMAINING_S + GRACE_S
     engine.end_overdue(request)
-    assert "failed 0" in engine.talk.words()
+    assert "failed 0" in engine.sender.take_short()
     if how == "pending":
-        engine.consumer.finished(first, 0)
+        engine.consumer.on_finished(first, 0)
     if how == "watching":
         assert ("unwatch", A) in engine.pins.take()
     if how == "pinned":
         assert ("unpin", 7) in engine.pins.take()
     assert engine.consumer.counts() == IDLE
-    assert len(engine.consumer.deadlines) == 0
+    assert len(engine.consumer._deadlines) == 0
 
 
-def test_who_ended_in_time_is_never_overdue(engine: Engine) -> None:
+def test_a_request_that_ended_in_time_is_never_overdue(engine: Engine) -> None:
     request = fake_request("r1", [(A, 4)])
-    engine.consumer.expect(request)
-    engine.consumer.finished(request, 1000)
+    engine.consumer.on_request_added(request)
+    engine.consumer.on_finished(request, 1000)
     engine.now_s += 1000
     assert engine.passed() == []
 
 
 def test_a_preempted_request_may_wait_anew(engine: Engine) -> None:
     request = fake_request("r1", [(A, 4)])
-    engine.consumer.expect(request)
-    engine.consumer.admit(request, 0)
-    engine.consumer.preempted("r1")
+    engine.consumer.on_request_added(request)
+    engine.consumer.admit_request(request, 0)
+    engine.consumer.on_preempted("r1")
     engine.now_s += REMAINING_S + GRACE_S
     assert engine.passed() == []
     engine.now_s += RENEWED_WAIT_S
     assert engine.passed() == ["r1"]
 
 
-def test_who_waits_again_after_its_time_waits_not_for_ever(engine: Engine) -> None:
+def test_a_request_that_waits_again_after_its_time_does_not_wait_for_ever(engine: Engine) -> None:
     request = fake_request("r1", [(A, 4), (B, 4)])
-    engine.consumer.expect(request)
-    engine.consumer.admit(request, 0)
+    engine.consumer.on_request_added(request)
+    engine.consumer.admit_request(request, 0)
     engine.now_s += REMAINING_S + GRACE_S
     assert engine.passed() == ["r1"]  # it was running at that moment: the scheduler left it alone
-    engine.consumer.parked("r1", 9)
+    engine.consumer.on_parked("r1", 9)
     engine.now_s += RENEWED_WAIT_S
     assert engine.passed() == ["r1"]
 
@@ -134,46 +141,48 @@ def test_who_waits_again_after_its_time_waits_not_for_ever(engine: Engine) -> No
 @pytest.mark.parametrize(
     "request_", [fake_request("r", [(A, 1)], gateway=None), whole_request("r", [(A, 1)])]
 )
-def test_without_a_gateways_word_there_is_no_deadline(engine: Engine, request_: FakeRequest) -> None:
-    engine.consumer.expect(request_)
-    assert len(engine.consumer.deadlines) == 0
+def test_without_a_gateway_there_is_no_deadline(engine: Engine, request_: FakeRequest) -> None:
+    engine.consumer.on_request_added(request_)
+    assert len(engine.consumer._deadlines) == 0
 
 
 def test_params_that_make_no_sense_set_no_deadline(engine: Engine) -> None:
     request = fake_request("r1", [(A, 4)])
     assert request.ec_transfer_params is not None
     request.ec_transfer_params["remaining_ms"] = "soon"
-    engine.consumer.expect(request)
-    assert len(engine.consumer.deadlines) == 0
+    engine.consumer.on_request_added(request)
+    assert len(engine.consumer._deadlines) == 0
 
 
-@pytest.mark.parametrize(("said", "counted_s"), [("1000", 1.0), (1000.0, 1.0), (2**63, LONGEST_WAIT_S)])
-def test_what_a_stranger_says_about_its_time_ends_no_engine_and_no_alarm(
-    engine: Engine, said: Any, counted_s: float
+@pytest.mark.parametrize(
+    ("remaining_ms", "counted_s"), [("1000", 1.0), (1000.0, 1.0), (2**63, LONGEST_WAIT_S)]
+)
+def test_whatever_time_a_client_sends_ends_no_engine_and_no_alarm(
+    engine: Engine, remaining_ms: Any, counted_s: float
 ) -> None:
-    """Whoever reaches the HTTP port says what JSON allows. `Alarm` cannot wait for 300 million years."""
+    """A client of the HTTP port sends what JSON allows. `Alarm` cannot wait for 300 million years."""
     request = fake_request("r1", [(A, 4)])
     assert request.ec_transfer_params is not None
-    request.ec_transfer_params["remaining_ms"] = said
-    engine.consumer.expect(request)
+    request.ec_transfer_params["remaining_ms"] = remaining_ms
+    engine.consumer.on_request_added(request)
     engine.now_s += counted_s + GRACE_S
     assert engine.passed() == ["r1"]
 
 
 # ---- running requests that wait ------------------------------------------------------------------
-def test_a_request_waits_from_the_word_no_until_it_is_woken() -> None:
+def test_a_request_waits_from_its_refusal_until_it_is_woken() -> None:
     engine = Engine(budget=4)
     request = fake_request("r1", [(A, 4), (B, 4)])
     assert not engine.consumer.is_waiting("r1")
-    engine.consumer.admit(request, 0)
+    engine.consumer.admit_request(request, 0)
     assert engine.consumer.is_waiting("r1")
     assert engine.replies(A, pinned(A, 1)) == ["r1"]
     assert not engine.consumer.is_waiting("r1")
-    assert engine.consumer.admit(request, 0)
-    engine.consumer.load("r1", A)
-    engine.consumer.computed("r1", 0)  # and B gets the space
-    engine.consumer.drain()
-    assert not engine.consumer.admit(request, 10)
+    assert engine.consumer.admit_request(request, 0)
+    engine.consumer.load_item("r1", A)
+    engine.consumer.on_item_computed("r1", 0)  # and B gets the space
+    engine.consumer.drain_inbox()
+    assert not engine.consumer.admit_request(request, 10)
     assert engine.consumer.is_waiting("r1")
     assert engine.replies(B, pinned(B, 2)) == ["r1"]
     assert not engine.consumer.is_waiting("r1")
@@ -182,84 +191,84 @@ def test_a_request_waits_from_the_word_no_until_it_is_woken() -> None:
 def test_a_failed_request_does_not_wait(engine: Engine) -> None:
     """Its end needs a step."""
     request = fake_request("r1", [(A, 4)])
-    engine.consumer.admit(request, 0)
-    engine.consumer.overdue(request)
-    engine.consumer.drain()
-    assert not engine.consumer.admit(request, 0)
+    engine.consumer.admit_request(request, 0)
+    engine.consumer.fail_overdue(request)
+    engine.consumer.drain_inbox()
+    assert not engine.consumer.admit_request(request, 0)
     assert not engine.consumer.is_waiting("r1")
 
 
 # ---- encoded by this instance --------------------------------------------------------------------
-def test_a_local_request_needs_space_and_nobody_else(engine: Engine) -> None:
+def test_a_local_request_needs_space_and_no_tensor(engine: Engine) -> None:
     request = whole_request("r1", [("vllm's own hash", 4), (B, 4)])
-    assert engine.consumer.admit(request, 0)
+    assert engine.consumer.admit_request(request, 0)
     assert engine.consumer.is_local("r1")
-    assert engine.consumer.may_encode("r1", 1)
+    assert engine.consumer.may_encode_item("r1", 1)
     assert engine.consumer.counts() == IDLE | {"requests": 1, "preallocated_embeds": 8}
-    engine.consumer.load("r1", "vllm's own hash")
+    engine.consumer.load_item("r1", "vllm's own hash")
     assert engine.consumer.take_loads() == []
-    engine.consumer.computed("r1", 0)
+    engine.consumer.on_item_computed("r1", 0)
     assert engine.consumer.counts() == IDLE | {"requests": 1, "preallocated_embeds": 4}
-    engine.consumer.finished(request, 1000)
+    engine.consumer.on_finished(request, 1000)
     assert engine.consumer.counts() == IDLE
-    assert (engine.pins.take(), engine.talk.take()) == ([], [])
+    assert (engine.pins.take(), engine.sender.take()) == ([], [])
 
 
 def test_a_local_request_without_space_is_woken_when_it_has_some() -> None:
     engine = Engine(budget=4)
     first, second = whole_request("r1", [(A, 4)]), whole_request("r2", [(B, 3)])
-    assert engine.consumer.admit(first, 0)
-    assert not engine.consumer.admit(second, 0)
-    assert not engine.consumer.may_encode("r2", 0)
-    engine.consumer.computed("r1", 0)
-    assert engine.consumer.drain() == ["r2"]
-    assert engine.consumer.admit(second, 0)
+    assert engine.consumer.admit_request(first, 0)
+    assert not engine.consumer.admit_request(second, 0)
+    assert not engine.consumer.may_encode_item("r2", 0)
+    engine.consumer.on_item_computed("r1", 0)
+    assert engine.consumer.drain_inbox() == ["r2"]
+    assert engine.consumer.admit_request(second, 0)
 
 
 def test_a_local_request_larger_than_the_budget_goes_item_by_item() -> None:
     engine = Engine(budget=4)
     request = whole_request("r1", [(A, 4), (B, 4)])
-    assert engine.consumer.admit(request, 0)
-    assert [engine.consumer.may_encode("r1", place) for place in (0, 1)] == [True, False]
-    engine.consumer.computed("r1", 0)
-    assert engine.consumer.may_encode("r1", 1)
+    assert engine.consumer.admit_request(request, 0)
+    assert [engine.consumer.may_encode_item("r1", place) for place in (0, 1)] == [True, False]
+    engine.consumer.on_item_computed("r1", 0)
+    assert engine.consumer.may_encode_item("r1", 1)
 
 
 def test_a_local_request_does_not_touch_what_a_remote_one_holds(engine: Engine) -> None:
     remote, local = fake_request("r1", [(A, 4)]), whole_request("l", [(A, 4)])
-    engine.consumer.admit(remote, 0)
+    engine.consumer.admit_request(remote, 0)
     engine.replies(A, pinned(A, 1))
-    assert engine.consumer.admit(local, 0)
-    engine.consumer.finished(local, 1000)
-    assert engine.consumer.must_load(A)
+    assert engine.consumer.admit_request(local, 0)
+    engine.consumer.on_finished(local, 1000)
+    assert engine.consumer.is_pinned(A)
     assert engine.pins.take() == [("pin_or_watch", A)]
 
 
 # ---- an encoder cache that is emptied ------------------------------------------------------------
 def test_views_that_were_forgotten_are_asked_for_anew(engine: Engine) -> None:
     request = fake_request("r1", [(A, 4), (B, 4)])
-    engine.consumer.admit(request, 0)
+    engine.consumer.admit_request(request, 0)
     engine.replies(A, pinned(A, 1))
     engine.replies(B, pinned(B, 2))
-    engine.consumer.load("r1", A)
+    engine.consumer.load_item("r1", A)
     engine.consumer.take_loads()
     engine.pins.take()
-    engine.consumer.views_forgotten()
+    engine.consumer.on_cache_emptied()
     assert engine.pins.take() == [("pin_or_watch", A)]
-    assert not engine.consumer.admit(request, 0)
+    assert not engine.consumer.admit_request(request, 0)
     assert engine.replies(A, pinned(A, 3)) == ["r1"]
-    assert engine.consumer.admit(request, 0)
-    engine.consumer.load("r1", A)
+    assert engine.consumer.admit_request(request, 0)
+    engine.consumer.load_item("r1", A)
     assert [order.pin_id for order in engine.consumer.take_loads()] == [3]
-    engine.consumer.finished(request, 1000)
+    engine.consumer.on_finished(request, 1000)
     assert engine.consumer.counts() == IDLE
 
 
 def test_a_load_that_no_worker_saw_is_taken_back_with_the_view(engine: Engine) -> None:
     request = fake_request("r1", [(A, 4)])
-    engine.consumer.admit(request, 0)
+    engine.consumer.admit_request(request, 0)
     engine.replies(A, pinned(A, 1))
-    engine.consumer.load("r1", A)
-    engine.consumer.views_forgotten()
+    engine.consumer.load_item("r1", A)
+    engine.consumer.on_cache_emptied()
     assert engine.consumer.take_loads() == []
     assert ("unpin", 1) in engine.pins.take()

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from triptych_vllm_connector.consumer.deadlines import Deadlines
+from triptych_vllm_connector.consumer.deadlines import GRACE_S, RENEWED_WAIT_S, Deadlines
 from triptych_vllm_connector.links.alarm import Alarm
 
 
@@ -14,65 +14,86 @@ def armed() -> list[float]:
     return []
 
 
+class PlayedDeadlines(Deadlines):
+    """With a clock that the test moves."""
+
+    def __init__(self, armed: list[float]) -> None:
+        super().__init__(lambda: self.now_s, armed.append)
+        self.now_s = 0.0
+
+    def set_until(self, engine_request_id: str, when: float) -> None:
+        self.start_wait(engine_request_id, when - self.now_s - GRACE_S)
+
+    def take_at(self, now_s: float) -> list[str]:
+        self.now_s = now_s
+        return self.take_passed()
+
+
 @pytest.fixture
-def deadlines(armed: list[float]) -> Deadlines:
-    made = Deadlines()
-    made.bind(armed.append)
-    return made
+def deadlines(armed: list[float]) -> PlayedDeadlines:
+    return PlayedDeadlines(armed)
 
 
-def test_who_is_overdue_is_named_once_the_longest_first(deadlines: Deadlines) -> None:
+def test_overdue_requests_are_named_once_the_longest_first(deadlines: PlayedDeadlines) -> None:
     for request_id, when in (("b", 2.0), ("c", 3.0), ("a", 1.0)):
-        deadlines.set(request_id, when)
-    assert deadlines.take_passed(0.5) == []
-    assert deadlines.take_passed(2.0) == ["a", "b"]
-    assert deadlines.take_passed(2.0) == []
-    assert [deadlines.has(request_id) for request_id in "abc"] == [False, False, True]
+        deadlines.set_until(request_id, when)
+    assert deadlines.take_at(0.5) == []
+    assert deadlines.take_at(2.0) == ["a", "b"]
+    assert deadlines.take_at(2.0) == []
+    assert [deadlines.has_deadline(request_id) for request_id in "abc"] == [False, False, True]
 
 
-def test_a_new_deadline_replaces_the_old_one(deadlines: Deadlines) -> None:
-    deadlines.set("a", 1.0)
-    deadlines.set("a", 5.0)
-    assert deadlines.take_passed(4.0) == []
-    assert deadlines.take_passed(5.0) == ["a"]
+def test_a_new_deadline_replaces_the_old_one(deadlines: PlayedDeadlines) -> None:
+    deadlines.set_until("a", 1.0)
+    deadlines.set_until("a", 5.0)
+    assert deadlines.take_at(4.0) == []
+    assert deadlines.take_at(5.0) == ["a"]
 
 
-def test_who_has_ended_is_never_overdue(deadlines: Deadlines) -> None:
-    deadlines.set("a", 1.0)
-    deadlines.discard("a")
-    deadlines.discard("a")
-    assert deadlines.take_passed(9.0) == []
+def test_a_wait_that_is_renewed_begins_now(deadlines: PlayedDeadlines) -> None:
+    deadlines.set_until("a", 100.0)
+    deadlines.now_s = 5.0
+    deadlines.renew_wait("a")
+    assert deadlines.take_at(5.0 + RENEWED_WAIT_S - 0.1) == []
+    assert deadlines.take_at(5.0 + RENEWED_WAIT_S) == ["a"]
+
+
+def test_a_request_that_has_ended_is_never_overdue(deadlines: PlayedDeadlines) -> None:
+    deadlines.set_until("a", 1.0)
+    deadlines.end_wait("a")
+    deadlines.end_wait("a")
+    assert deadlines.take_at(9.0) == []
     assert len(deadlines) == 0
 
 
-def test_the_alarm_is_set_for_the_earliest(deadlines: Deadlines, armed: list[float]) -> None:
-    deadlines.set("b", 5.0)
-    deadlines.set("c", 9.0)
-    deadlines.set("a", 3.0)
+def test_the_alarm_is_set_for_the_earliest(deadlines: PlayedDeadlines, armed: list[float]) -> None:
+    deadlines.set_until("b", 5.0)
+    deadlines.set_until("c", 9.0)
+    deadlines.set_until("a", 3.0)
     assert armed == [5.0, 3.0]
-    deadlines.take_passed(3.0)
+    deadlines.take_at(3.0)
     assert armed == [5.0, 3.0, 5.0]
 
 
-def test_an_alarm_for_nobody_is_set_again(deadlines: Deadlines, armed: list[float]) -> None:
+def test_an_alarm_without_a_request_is_set_again(deadlines: PlayedDeadlines, armed: list[float]) -> None:
     """The one that it was set for has ended: the next one must not be forgotten."""
-    deadlines.set("a", 1.0)
-    deadlines.set("b", 5.0)
-    deadlines.discard("a")
-    assert deadlines.take_passed(1.0) == []
+    deadlines.set_until("a", 1.0)
+    deadlines.set_until("b", 5.0)
+    deadlines.end_wait("a")
+    assert deadlines.take_at(1.0) == []
     assert armed == [1.0, 5.0]
-    assert deadlines.take_passed(5.0) == ["b"]
-    deadlines.set("c", 7.0)
+    assert deadlines.take_at(5.0) == ["b"]
+    deadlines.set_until("c", 7.0)
     assert armed == [1.0, 5.0, 7.0]
 
 
 def test_a_deadline_that_is_set_between_the_alarm_and_the_look(
-    deadlines: Deadlines, armed: list[float]
+    deadlines: PlayedDeadlines, armed: list[float]
 ) -> None:
-    deadlines.set("a", 1.0)
-    deadlines.discard("a")
-    deadlines.set("b", 61.0)  # the alarm has just rung, or is about to
-    deadlines.take_passed(1.1)
+    deadlines.set_until("a", 1.0)
+    deadlines.end_wait("a")
+    deadlines.set_until("b", 61.0)  # the alarm has just rung, or is about to
+    deadlines.take_at(1.1)
     assert armed == [1.0, 61.0]
 
 
@@ -97,7 +118,7 @@ def test_the_alarm_rings_at_the_earliest_time_and_once() -> None:
     assert not rung.acquire(blocking=False)
 
 
-def test_a_closed_alarm_is_silent() -> None:
+def test_a_closed_alarm_calls_no_more() -> None:
     rung = threading.Event()
     alarm = Alarm(rung.set)
     alarm.set(time.monotonic() + 30)

@@ -1,49 +1,86 @@
-"""The conversation with the encoders: every word once, in whatever order its two halves become known."""
+"""Item replies: every message once, in whatever order its two halves become known."""
 
 import pytest
 
-from tests.support.fake_engine import INSTANCE, metadata, mm_hash
+from tests.support.fake_engine import INSTANCE, FakeMessageSender, fake_request, metadata, mm_hash
 from triptych_common.protocol.messages import Decision, ItemAck, Outcome, Preallocation
-from triptych_vllm_connector.consumer.item_replies import Addressed, Conversation
+from triptych_vllm_connector.consumer.admission import Admission, make_admission
+from triptych_vllm_connector.consumer.item_replies import DeclineReason, ItemReplies
+from triptych_vllm_connector.consumer.local_encode import encodes_no_request
+from triptych_vllm_connector.consumer.request_table import RequestTable
 
 A = mm_hash("a")
 KEY = ("req-1", 0)
 
 
-def said(words: list[Addressed]) -> list[tuple[str, str, str]]:
+class Replies:
+    """Item replies of requests with item A at each place; what each call sent, as (encoder, message)."""
+
+    def __init__(self, capacity: int = 100) -> None:
+        self.sender = FakeMessageSender()
+        requests = RequestTable(INSTANCE, encodes_no_request, lambda: 0)
+        self.replies = ItemReplies(INSTANCE, self.sender, requests, capacity)
+
+    def on_metadata(self, *requesters: tuple[str, int], **fields: str) -> list[tuple[str, object]]:
+        self.replies.on_metadata(metadata(A, *requesters, **fields))
+        return list(self.sender.take())
+
+    def grant(self, key: tuple[str, int] = KEY) -> list[tuple[str, object]]:
+        admission = admission_of(key)
+        self.replies.grant_item(admission, admission.features[key[1]])
+        return list(self.sender.take())
+
+    def decline(self, reason: DeclineReason, key: tuple[str, int] = KEY) -> list[tuple[str, object]]:
+        admission = admission_of(key)
+        self.replies.decline_item(admission, admission.features[key[1]], reason)
+        return list(self.sender.take())
+
+    def ack(self, outcome: Outcome, failure: str | None = None) -> list[tuple[str, object]]:
+        admission = admission_of(KEY)
+        admission.failure = failure
+        self.replies.ack_item(admission, admission.features[KEY[1]], outcome)
+        return list(self.sender.take())
+
+
+def admission_of(key: tuple[str, int]) -> Admission:
+    request = fake_request("r1", [(A, 1)] * (key[1] + 1), wire_id=key[0])
+    return make_admission("r1", request.mm_features, request.ec_transfer_params, 0)
+
+
+def short(sent: list[tuple[str, object]]) -> list[tuple[str, str, str]]:
     """(encoder, job, decision or outcome)"""
-    return [
-        (
-            word.encoder,
-            word.message.job_id,
-            word.message.decision if isinstance(word.message, Preallocation) else word.message.outcome,
-        )
-        for word in words
-    ]
+    out = []
+    for encoder, message in sent:
+        assert isinstance(message, Preallocation | ItemAck)
+        what = message.decision if isinstance(message, Preallocation) else message.outcome
+        out.append((encoder, message.job_id, what))
+    return out
 
 
-def test_metadata_first() -> None:
-    conversation = Conversation(INSTANCE)
-    assert conversation.metadata(metadata(A, KEY)) == []
-    assert said(conversation.decided(KEY, A, Decision.GRANTED)) == [("encoder-0", "job-1", "granted")]
-    assert said(conversation.ended(KEY, A, Outcome.INJECTED)) == [("encoder-0", "job-1", "injected")]
+@pytest.fixture
+def replies() -> Replies:
+    return Replies()
 
 
-def test_request_first() -> None:
-    conversation = Conversation(INSTANCE)
-    assert conversation.decided(KEY, A, Decision.GRANTED) == []
-    assert conversation.ended(KEY, A, Outcome.INJECTED) == []
-    assert said(conversation.metadata(metadata(A, KEY))) == [
+def test_metadata_first(replies: Replies) -> None:
+    assert replies.on_metadata(KEY) == []
+    assert short(replies.grant()) == [("encoder-0", "job-1", "granted")]
+    assert short(replies.ack(Outcome.INJECTED)) == [("encoder-0", "job-1", "injected")]
+
+
+def test_request_first(replies: Replies) -> None:
+    assert replies.grant() == []
+    assert replies.ack(Outcome.INJECTED) == []
+    assert short(replies.on_metadata(KEY)) == [
         ("encoder-0", "job-1", "declined"),  # it comes too late to be sent
         ("encoder-0", "job-1", "injected"),
     ]
 
 
-def test_the_words_name_request_item_job_and_reason() -> None:
-    conversation = Conversation(INSTANCE)
-    conversation.metadata(metadata(A, KEY))
-    (word,) = conversation.decided(KEY, A, Decision.DECLINED, "prefix_cached")
-    assert word.message == Preallocation(
+def test_messages_name_request_item_job_and_reason(replies: Replies) -> None:
+    replies.on_metadata(KEY)
+    ((_, message),) = replies.decline("prefix_cached")
+    assert message == Preallocation(
         request_id="req-1",
         item_index=0,
         job_id="job-1",
@@ -52,112 +89,102 @@ def test_the_words_name_request_item_job_and_reason() -> None:
         decision=Decision.DECLINED,
         reason="prefix_cached",
     )
-    (word,) = conversation.ended(KEY, A, Outcome.FAILED, "x" * 900)
-    assert isinstance(word.message, ItemAck)
-    assert word.message.detail == "x" * 500
+    ((_, message),) = replies.ack(Outcome.FAILED, "x" * 900)
+    assert isinstance(message, ItemAck)
+    assert message.detail == "x" * 500
 
 
-def test_a_word_is_not_repeated() -> None:
-    conversation = Conversation(INSTANCE)
-    conversation.metadata(metadata(A, KEY))
-    conversation.decided(KEY, A, Decision.GRANTED)
-    assert conversation.decided(KEY, A, Decision.GRANTED) == []
-    conversation.ended(KEY, A, Outcome.INJECTED)
-    assert conversation.ended(KEY, A, Outcome.INJECTED) == []
-    assert conversation.ended(KEY, A, Outcome.SKIPPED) == []  # the first last word counts
+def test_a_message_is_not_repeated(replies: Replies) -> None:
+    replies.on_metadata(KEY)
+    replies.grant()
+    assert replies.grant() == []
+    replies.ack(Outcome.INJECTED)
+    assert replies.ack(Outcome.INJECTED) == []
+    assert replies.ack(Outcome.SKIPPED) == []  # the first outcome counts
 
 
-def test_a_decision_can_be_revoked_and_taken_again() -> None:
-    conversation = Conversation(INSTANCE)
-    conversation.metadata(metadata(A, KEY))
-    words = [
-        *conversation.decided(KEY, A, Decision.GRANTED),
-        *conversation.decided(KEY, A, Decision.DECLINED, "prefix_cached"),
-        *conversation.decided(KEY, A, Decision.GRANTED),
+def test_a_decision_can_be_revoked_and_taken_again(replies: Replies) -> None:
+    replies.on_metadata(KEY)
+    sent = [
+        *replies.grant(),
+        *replies.decline("prefix_cached"),
+        *replies.grant(),
     ]
-    assert [word for _, _, word in said(words)] == ["granted", "declined", "granted"]
+    assert [what for _, _, what in short(sent)] == ["granted", "declined", "granted"]
 
 
-def test_an_item_that_is_needed_again_gets_a_last_word_again() -> None:
-    conversation = Conversation(INSTANCE)
-    conversation.metadata(metadata(A, KEY))
-    conversation.decided(KEY, A, Decision.DECLINED, "prefix_cached")
-    conversation.ended(KEY, A, Outcome.SKIPPED)
-    words = [*conversation.decided(KEY, A, Decision.GRANTED), *conversation.ended(KEY, A, Outcome.INJECTED)]
-    assert [word for _, _, word in said(words)] == ["granted", "injected"]
+def test_an_item_that_is_needed_again_gets_an_ack_again(replies: Replies) -> None:
+    replies.on_metadata(KEY)
+    replies.decline("prefix_cached")
+    replies.ack(Outcome.SKIPPED)
+    sent = [*replies.grant(), *replies.ack(Outcome.INJECTED)]
+    assert [what for _, _, what in short(sent)] == ["granted", "injected"]
 
 
-def test_an_encoder_that_took_the_job_over_hears_everything() -> None:
-    conversation = Conversation(INSTANCE)
-    conversation.metadata(metadata(A, KEY))
-    conversation.decided(KEY, A, Decision.GRANTED)
-    assert said(conversation.metadata(metadata(A, KEY, encoder="encoder-1"))) == [
-        ("encoder-1", "job-1", "granted")
-    ]
-    assert said(conversation.ended(KEY, A, Outcome.INJECTED)) == [
-        ("encoder-0", "job-1", "injected"),  # it was only slow: it waits for the last word too
+def test_an_encoder_that_took_the_job_over_gets_everything(replies: Replies) -> None:
+    replies.on_metadata(KEY)
+    replies.grant()
+    assert short(replies.on_metadata(KEY, encoder="encoder-1")) == [("encoder-1", "job-1", "granted")]
+    assert short(replies.ack(Outcome.INJECTED)) == [
+        ("encoder-0", "job-1", "injected"),  # it was only slow: it waits for the ack too
         ("encoder-1", "job-1", "injected"),
     ]
 
 
-def test_a_job_that_was_delivered_again_is_answered_again() -> None:
-    conversation = Conversation(INSTANCE)
-    conversation.metadata(metadata(A, KEY))
-    conversation.ended(KEY, A, Outcome.SKIPPED)
-    assert [word for _, _, word in said(conversation.metadata(metadata(A, KEY)))] == ["skipped"]
+def test_a_job_that_was_delivered_again_is_answered_again(replies: Replies) -> None:
+    replies.on_metadata(KEY)
+    replies.ack(Outcome.SKIPPED)
+    assert [what for _, _, what in short(replies.on_metadata(KEY))] == ["skipped"]
 
 
 @pytest.mark.parametrize(
     ("outcome", "reason"), [(Outcome.INJECTED, "prefix_cached"), (Outcome.FAILED, "request_gone")]
 )
-def test_an_encoder_that_comes_after_the_last_word_shall_not_send(outcome: Outcome, reason: str) -> None:
-    conversation = Conversation(INSTANCE)
-    conversation.metadata(metadata(A, KEY))
-    conversation.decided(KEY, A, Decision.GRANTED)
-    assert [word for _, _, word in said(conversation.ended(KEY, A, outcome))] == [outcome]
-    decision, ack = conversation.metadata(metadata(A, KEY, job_id="job-2", encoder="encoder-1"))
-    assert isinstance(decision.message, Preallocation)
-    assert (decision.message.decision, decision.message.reason) == (Decision.DECLINED, reason)
-    assert isinstance(ack.message, ItemAck)
-    assert ack.message.outcome is outcome
+def test_an_encoder_that_comes_after_the_ack_shall_not_send(
+    replies: Replies, outcome: Outcome, reason: str
+) -> None:
+    replies.on_metadata(KEY)
+    replies.grant()
+    assert [what for _, _, what in short(replies.ack(outcome))] == [outcome]
+    (_, decision), (_, ack) = replies.on_metadata(KEY, job_id="job-2", encoder="encoder-1")
+    assert isinstance(decision, Preallocation)
+    assert (decision.decision, decision.reason) == (Decision.DECLINED, reason)
+    assert isinstance(ack, ItemAck)
+    assert ack.outcome is outcome
 
 
-def test_two_jobs_for_the_same_item_are_both_answered() -> None:
-    conversation = Conversation(INSTANCE)
-    conversation.metadata(metadata(A, KEY))
-    conversation.decided(KEY, A, Decision.GRANTED)
-    words = conversation.metadata(metadata(A, KEY, job_id="job-2", encoder="encoder-1"))
-    assert said(words) == [("encoder-1", "job-2", "granted")]
-    assert said(conversation.ended(KEY, A, Outcome.INJECTED)) == [
+def test_two_jobs_for_the_same_item_are_both_answered(replies: Replies) -> None:
+    replies.on_metadata(KEY)
+    replies.grant()
+    sent = replies.on_metadata(KEY, job_id="job-2", encoder="encoder-1")
+    assert short(sent) == [("encoder-1", "job-2", "granted")]
+    assert short(replies.ack(Outcome.INJECTED)) == [
         ("encoder-0", "job-1", "injected"),
         ("encoder-1", "job-2", "injected"),
     ]
 
 
-def test_one_metadata_for_several_requesters_of_ours() -> None:
-    conversation = Conversation(INSTANCE)
-    conversation.decided(("req-1", 0), A, Decision.GRANTED)
-    conversation.decided(("req-2", 3), A, Decision.DECLINED, "request_gone")
-    words = conversation.metadata(metadata(A, ("req-1", 0), ("req-2", 3)))
-    assert [word for _, _, word in said(words)] == ["granted", "declined"]
+def test_one_metadata_for_several_requesters_of_ours(replies: Replies) -> None:
+    replies.grant(("req-1", 0))
+    replies.decline("request_gone", ("req-2", 3))
+    sent = replies.on_metadata(("req-1", 0), ("req-2", 3))
+    assert [what for _, _, what in short(sent)] == ["granted", "declined"]
 
 
-def test_requesters_of_other_instances_are_not_ours() -> None:
-    conversation = Conversation(INSTANCE)
-    assert conversation.metadata(metadata(A, KEY, prefill_decode="pd-1")) == []
-    assert len(conversation) == 0
+def test_requesters_of_other_instances_are_not_ours(replies: Replies) -> None:
+    assert replies.on_metadata(KEY, prefill_decode="pd-1") == []
+    assert len(replies.replies) == 0
 
 
-def test_nobody_is_told_about_an_item_that_nobody_encodes() -> None:
-    conversation = Conversation(INSTANCE)
-    assert conversation.decided(KEY, A, Decision.GRANTED) == []
-    assert conversation.ended(KEY, A, Outcome.INJECTED) == []
+def test_nothing_is_sent_about_an_item_that_no_encoder_makes(replies: Replies) -> None:
+    assert replies.grant() == []
+    assert replies.ack(Outcome.INJECTED) == []
 
 
 def test_it_is_bounded_and_forgets_the_oldest() -> None:
-    conversation = Conversation(INSTANCE, capacity=2)
+    replies = Replies(capacity=2)
     for index in range(3):
-        conversation.decided(("req-1", index), A, Decision.GRANTED)
-    assert len(conversation) == 2
-    assert conversation.metadata(metadata(A, ("req-1", 0))) == []
-    assert said(conversation.metadata(metadata(A, ("req-1", 2)))) == [("encoder-0", "job-1", "granted")]
+        replies.grant(("req-1", index))
+    assert len(replies.replies) == 2
+    assert replies.on_metadata(("req-1", 0)) == []
+    assert short(replies.on_metadata(("req-1", 2))) == [("encoder-0", "job-1", "granted")]

@@ -1,7 +1,7 @@
 """Which requests an instance with a vision tower encodes itself."""
 
 from tests.support.fake_engine import FakeFeature, FakePosition, FakeRequest
-from triptych_vllm_connector.consumer.local_encode import Tower, no_tower
+from triptych_vllm_connector.consumer.local_encode import LocalEncode, encodes_no_request
 
 METADATA = {"image_grid_thw": 1}
 MEDIA = {"pixel_values": 1, **METADATA}
@@ -9,9 +9,9 @@ EMBEDS = {"image_embeds": 1, **METADATA}
 
 
 def encodes(*datas: dict[str, object] | None, params: dict[str, object] | None = None) -> bool:
-    tower = Tower(lambda modality: set(METADATA) if modality == "image" else set())
+    tower = LocalEncode(lambda modality: set(METADATA) if modality == "image" else set())
     features = [FakeFeature("x", FakePosition(0, 1, 1), data) for data in datas]
-    return tower.encodes(FakeRequest("r", features, params))
+    return tower.encodes_request(FakeRequest("r", features, params))
 
 
 def test_raw_media_are_encoded_here() -> None:
@@ -36,4 +36,4 @@ def test_embeddings_need_no_tower() -> None:
 
 
 def test_without_a_tower_nothing_is() -> None:
-    assert not no_tower(FakeRequest("r", [FakeFeature("x", FakePosition(0, 1, 1), MEDIA)]))
+    assert not encodes_no_request(FakeRequest("r", [FakeFeature("x", FakePosition(0, 1, 1), MEDIA)]))

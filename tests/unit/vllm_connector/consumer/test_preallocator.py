@@ -2,11 +2,17 @@
 
 import pytest
 
+from triptych_common.domain.errors import IllegalTransitionError
 from triptych_vllm_connector.consumer.preallocator import (
+    ALLOWED,
     AsyncPreallocator,
+    ItemSpace,
     Need,
+    Preallocator,
+    SpaceState,
     SyncPreallocator,
     make_preallocator,
+    move_space,
 )
 
 
@@ -15,7 +21,7 @@ def needs(*items: str) -> list[Need]:
     return [Need(item[0], int(item[1:]), index) for index, item in enumerate(items)]
 
 
-def granted_of(preallocator: SyncPreallocator) -> list[tuple[str, list[str]]]:
+def granted_of(preallocator: Preallocator) -> list[tuple[str, list[str]]]:
     return [
         (request_id, [need.mm_hash for need in granted])
         for request_id, granted in preallocator.take_granted()
@@ -61,7 +67,7 @@ def test_whole_requests_wait_and_hold_nothing_meanwhile() -> None:
     assert preallocator.num_pending == 0
 
 
-def test_nobody_overtakes_a_large_request() -> None:
+def test_no_request_overtakes_a_large_one() -> None:
     preallocator = SyncPreallocator(10)
     preallocator.preallocate("r1", needs("a6"))
     preallocator.preallocate("large", needs("b10"))
@@ -109,7 +115,7 @@ def test_larger_than_the_budget_is_served_item_by_item() -> None:
     assert not preallocator.is_pending("r1")
 
 
-def test_item_by_item_begins_only_when_nobody_else_holds_space() -> None:
+def test_item_by_item_begins_only_when_no_other_request_holds_space() -> None:
     preallocator = SyncPreallocator(10)
     preallocator.preallocate("r1", needs("a2"))
     assert preallocator.preallocate("large", needs("b6", "c6")) == []
@@ -153,14 +159,15 @@ def test_the_first_in_the_queue_asks_anew_for_less_and_gets_it() -> None:
     assert granted_of(preallocator) == [("r2", ["b"])]
 
 
-def test_asking_anew_for_nothing_leaves_the_queue() -> None:
+def test_a_request_that_waits_no_more_leaves_the_queue_and_keeps_what_it_holds() -> None:
     preallocator = SyncPreallocator(10)
     preallocator.preallocate("r0", needs("z5"))
     preallocator.preallocate("r1", needs("a6"))
     preallocator.preallocate("r2", needs("b6"))
-    assert preallocator.preallocate("r2", []) == []
-    assert preallocator.preallocate("r1", []) == []
-    assert preallocator.num_pending == 0
+    preallocator.cancel_pending("r2")
+    preallocator.cancel_pending("r1")
+    preallocator.cancel_pending("r0")
+    assert (preallocator.num_pending, preallocator.num_embeds_used) == (0, 5)
 
 
 def test_what_is_larger_than_the_budget_can_never_be_held() -> None:
@@ -191,6 +198,19 @@ def test_async_grants_everything_at_once_and_still_keeps_books() -> None:
     for index in range(5):
         preallocator.depreallocate(f"r{index}")
     assert preallocator.num_embeds_used == 0
+
+
+@pytest.mark.parametrize("state", SpaceState)
+@pytest.mark.parametrize("to", SpaceState)
+def test_only_the_drawn_steps_can_be_taken(state: SpaceState, to: SpaceState) -> None:
+    space = ItemSpace("a", 4, state=state)
+    if to in ALLOWED[state]:
+        move_space(space, to)
+        assert space.state is to
+    else:
+        with pytest.raises(IllegalTransitionError):
+            move_space(space, to)
+        assert space.state is state
 
 
 def test_strategies_by_name() -> None:

@@ -28,7 +28,7 @@ class FakeLink:
     def unwatch(self, mm_hash: str) -> None:
         self.asked.append(("unwatch", mm_hash))
 
-    def evict(self, mm_hash: str) -> None:
+    def evict_entry(self, mm_hash: str) -> None:
         self.asked.append(("evict", mm_hash))
 
     def close(self) -> None:
@@ -40,18 +40,14 @@ class Bench:
 
     def __init__(self) -> None:
         self.link = FakeLink()
-        self.heard: list[Any] = []
+        self.delivered: list[Any] = []
         self.can_read: Callable[[Descriptor], bool] = lambda descriptor: True
         self.pins = ReadablePins(
-            self._connect,
+            self.link,
             lambda descriptor: self.can_read(descriptor),  # noqa: PLW0108 - tests change it
-            lambda mm_hash, reply: self.heard.append(reply),
-            self.heard.append,
+            lambda mm_hash, reply: self.delivered.append(reply),
+            self.delivered.append,
         )
-
-    def _connect(self, on_reply: Any, on_push: Any) -> FakeLink:
-        self.reply, self.push = on_reply, on_push
-        return self.link
 
 
 def descriptor_in(memory: str) -> Descriptor:
@@ -79,43 +75,43 @@ def bench() -> Iterator[Bench]:
 
 
 def test_what_is_in_the_region_passes_at_once(bench: Bench) -> None:
-    bench.can_read = lambda descriptor: pytest.fail("nobody is asked")
+    bench.can_read = lambda descriptor: pytest.fail("nothing is to be checked")
     answers: list[StoreReply] = [pinned(A, 1), watching(A), sealed(A, 2)]
-    bench.reply(A, answers[0])
-    bench.reply(A, answers[1])
-    bench.push(answers[2])
-    assert bench.heard == answers
+    bench.pins.on_store_reply(A, answers[0])
+    bench.pins.on_store_reply(A, answers[1])
+    bench.pins.on_store_push(answers[2])
+    assert bench.delivered == answers
 
 
 def test_what_can_be_read_passes(bench: Bench) -> None:
     reply, push = in_memory(pinned(A, 1), "redis"), in_memory(sealed(A, 2), "redis")
-    bench.reply(A, reply)
-    bench.push(push)
-    wait_for(lambda: bench.heard == [reply, push])
+    bench.pins.on_store_reply(A, reply)
+    bench.pins.on_store_push(push)
+    wait_for(lambda: bench.delivered == [reply, push])
     assert bench.link.asked == []
 
 
 def test_what_cannot_be_read_is_made_anew_once(bench: Bench) -> None:
     bench.can_read = lambda descriptor: False
     bench.pins.pin_or_watch(A)
-    bench.reply(A, in_memory(pinned(A, 1), "redis"))
+    bench.pins.on_store_reply(A, in_memory(pinned(A, 1), "redis"))
     again = [("pin_or_watch", A), ("unpin", 1), ("evict", A), ("pin_or_watch", A)]
     wait_for(lambda: bench.link.asked == again)
-    assert bench.heard == []
-    bench.push(in_memory(sealed(A, 2), "redis"))
-    wait_for(lambda: bool(bench.heard))
-    assert isinstance(bench.heard[0], StoreError)
+    assert bench.delivered == []
+    bench.pins.on_store_push(in_memory(sealed(A, 2), "redis"))
+    wait_for(lambda: bool(bench.delivered))
+    assert isinstance(bench.delivered[0], StoreError)
     assert bench.link.asked == [*again, ("unpin", 2)]
 
 
-def test_when_it_cannot_be_told_the_item_fails(bench: Bench) -> None:
+def test_when_it_cannot_be_checked_the_item_fails(bench: Bench) -> None:
     def away(descriptor: Descriptor) -> bool:
         raise BusUnavailableError("Redis is away")
 
     bench.can_read = away
-    bench.reply(A, in_memory(pinned(A, 1), "redis"))
-    wait_for(lambda: bool(bench.heard))
-    assert isinstance(bench.heard[0], StoreError)
+    bench.pins.on_store_reply(A, in_memory(pinned(A, 1), "redis"))
+    wait_for(lambda: bool(bench.delivered))
+    assert isinstance(bench.delivered[0], StoreError)
     assert bench.link.asked == [("unpin", 1)]
 
 
@@ -128,7 +124,7 @@ def test_what_was_given_up_meanwhile_is_not_watched(bench: Bench) -> None:
 
     bench.can_read = slow
     bench.pins.pin_or_watch(A)
-    bench.reply(A, in_memory(pinned(A, 1), "redis"))
+    bench.pins.on_store_reply(A, in_memory(pinned(A, 1), "redis"))
     bench.pins.unwatch(A)
     asked_again.set()
     wait_for(lambda: ("unpin", 1) in bench.link.asked)
@@ -136,7 +132,7 @@ def test_what_was_given_up_meanwhile_is_not_watched(bench: Bench) -> None:
     assert bench.link.asked == [
         ("pin_or_watch", A), ("unwatch", A), ("unpin", 1), ("evict", A), ("close",)
     ]  # fmt: skip
-    assert bench.heard == []
+    assert bench.delivered == []
 
 
 def test_a_fault_in_one_check_ends_no_other(bench: Bench) -> None:
@@ -144,14 +140,14 @@ def test_a_fault_in_one_check_ends_no_other(bench: Bench) -> None:
         raise ValueError("not thought of")
 
     bench.can_read = fail
-    bench.reply(A, in_memory(pinned(A, 1), "redis"))
-    wait_for(lambda: bool(bench.heard))
-    assert isinstance(bench.heard[0], StoreError)
+    bench.pins.on_store_reply(A, in_memory(pinned(A, 1), "redis"))
+    wait_for(lambda: bool(bench.delivered))
+    assert isinstance(bench.delivered[0], StoreError)
     assert bench.link.asked == [("unpin", 1)]
     bench.can_read = lambda descriptor: True
     reply = in_memory(pinned(A, 2), "redis")
-    bench.reply(A, reply)
-    wait_for(lambda: bench.heard[1:] == [reply])
+    bench.pins.on_store_reply(A, reply)
+    wait_for(lambda: bench.delivered[1:] == [reply])
 
 
 def test_a_refusal_is_forgotten_with_the_request(bench: Bench) -> None:
@@ -159,8 +155,8 @@ def test_a_refusal_is_forgotten_with_the_request(bench: Bench) -> None:
     for pin_id in (1, 2):  # the second finds no refusal of the first
         bench.link.asked.clear()
         bench.pins.pin_or_watch(A)
-        bench.reply(A, in_memory(pinned(A, pin_id), "redis"))
+        bench.pins.on_store_reply(A, in_memory(pinned(A, pin_id), "redis"))
         again = [("pin_or_watch", A), ("unpin", pin_id), ("evict", A), ("pin_or_watch", A)]
         wait_for(lambda again=again: bench.link.asked == again)  # type: ignore[misc]
         bench.pins.unwatch(A)
-    assert bench.heard == []
+    assert bench.delivered == []

@@ -1,15 +1,15 @@
-"""A tensor that the worker could not have fails its requests before a token of that step is told."""
+"""A tensor that the worker could not read fails its requests before a token of that step is sent."""
 
 from types import SimpleNamespace
 from typing import Any
 
 from tests.support.fake_engine import fake_request, pinned
 from tests.support.played_engine import IDLE, A, B, Engine
-from triptych_vllm_connector.scheduler.failed_loads import LoadsInFlight, undo
+from triptych_vllm_connector.scheduler.failed_loads import LoadsInFlight, undo_failed_loads
 
 
 class FakeScheduler:
-    """vLLM's, as far as `lost_loads.undo` looks: blocks of each request that runs, one group."""
+    """vLLM's, as far as `failed_loads` reads it: blocks of each request that runs, one group."""
 
     block_size = 4
 
@@ -45,27 +45,27 @@ def output_of(*request_ids: str, **fields: Any) -> Any:
     return output
 
 
-def test_a_lost_load_fails_who_waits_for_it_before_a_token_is_told(engine: Engine) -> None:
+def test_a_failed_load_fails_its_requests_before_a_token_is_sent(engine: Engine) -> None:
     one, other = fake_request("r1", [(A, 4)]), fake_request("r2", [(B, 4)])
     for number, (request, item) in enumerate(((one, A), (other, B))):
-        engine.consumer.admit(request, 0)
+        engine.consumer.admit_request(request, 0)
         engine.replies(item, pinned(item, number + 1))
-        assert engine.consumer.admit(request, 0)
+        assert engine.consumer.admit_request(request, 0)
         engine.loads(request, item)
     start = one.mm_features[0].mm_position.offset
     first_block = start // FakeScheduler.block_size
     scheduler = FakeScheduler({"r1": [0, 1, 2, 3], "r2": [0, 5, 6, 7], "r3": [0, 1, 2, 3]})
     output = output_of("r1", "r2", "r3")
 
-    undo(frozenset({A}), engine.consumer, LoadsInFlight(), scheduler, output)
+    undo_failed_loads(frozenset({A}), engine.consumer, LoadsInFlight(), scheduler, output)
 
     assert output.sampled_token_ids == [[], [11], []]
     assert scheduler.evicted == set([0, 1, 2, 3][first_block:]) - {0}
     assert engine.consumer.take_failed() == {"r1"}
-    engine.consumer.computed("r1", 0)  # vLLM's word, before it ends the request
+    engine.consumer.on_item_computed("r1", 0)  # vLLM reports it before it ends the request
     engine.finish(one)
     assert engine.evicted == [A]
-    assert "injected" not in [word for word in engine.talk.words() if word.endswith("r1")]
+    assert "injected" not in [each for each in engine.sender.take_short() if each.endswith("r1")]
     engine.finish(other)
     assert engine.consumer.counts() == IDLE
 
@@ -73,11 +73,11 @@ def test_a_lost_load_fails_who_waits_for_it_before_a_token_is_told(engine: Engin
 def load_in_flight(engine: Engine, in_flight: LoadsInFlight) -> Any:
     """A request whose item A is loaded in a step without output; it begins in its first block."""
     request = fake_request("r1", [(A, 4)])
-    engine.consumer.admit(request, 0)
+    engine.consumer.admit_request(request, 0)
     engine.replies(A, pinned(A, 1))
-    assert engine.consumer.admit(request, 0)
+    assert engine.consumer.admit_request(request, 0)
     engine.loads(request, A)
-    in_flight.started({A})
+    in_flight.on_step_scheduled({A})
     return request
 
 
@@ -85,14 +85,14 @@ def test_blocks_of_a_request_that_was_aborted_meanwhile_are_not_found_again(engi
     in_flight = LoadsInFlight()
     request = load_in_flight(engine, in_flight)
     scheduler = FakeScheduler({"r1": [1, 2, 3], "r2": [7, 1, 8, 9], "r3": [4, 5]})
-    scheduler.block_pool.blocks[2].block_hash = None  # half full: nobody can find it
-    in_flight.leaving(request, scheduler)
+    scheduler.block_pool.blocks[2].block_hash = None  # half full: no request can find it
+    in_flight.note_departure(request, scheduler)
     scheduler.free("r1")
     engine.finish(request)
     scheduler.block_pool.blocks[3].block_hash = "another's"  # used anew: right again
     output = output_of("r1", "r2", "r3")
 
-    undo(frozenset({A}), engine.consumer, in_flight, scheduler, output)
+    undo_failed_loads(frozenset({A}), engine.consumer, in_flight, scheduler, output)
 
     assert scheduler.evicted == {1, 8, 9}  # with what r2 computed from it
     assert output.sampled_token_ids == [[], [], [12]]
@@ -103,15 +103,15 @@ def test_a_request_that_was_preempted_meanwhile_fails_too(engine: Engine) -> Non
     in_flight = LoadsInFlight()
     request = load_in_flight(engine, in_flight)
     scheduler = FakeScheduler({"r1": [1, 2, 3]})
-    in_flight.leaving(request, scheduler)
+    in_flight.note_departure(request, scheduler)
     scheduler.free("r1")
-    engine.consumer.preempted("r1")
+    engine.consumer.on_preempted("r1")
     output = output_of("r1")
 
-    undo(frozenset({A}), engine.consumer, in_flight, scheduler, output)
+    undo_failed_loads(frozenset({A}), engine.consumer, in_flight, scheduler, output)
 
     assert scheduler.evicted == {1, 2, 3}
-    assert output.sampled_token_ids == [[]]  # told even of a preempted request
+    assert output.sampled_token_ids == [[]]  # dropped even of a preempted request
     assert engine.consumer.take_failed() == {"r1"}
 
 
@@ -127,7 +127,9 @@ def test_whatever_the_step_made_for_a_failed_request_is_dropped(engine: Engine) 
         prompt_token_id_logprobs_dict={"r1": "wrong"},
     )
 
-    undo(frozenset({A}), engine.consumer, in_flight, FakeScheduler({"r1": [1], "r2": [4]}), output)
+    undo_failed_loads(
+        frozenset({A}), engine.consumer, in_flight, FakeScheduler({"r1": [1], "r2": [4]}), output
+    )
 
     assert output.pooler_output == ["right", None]
     assert output.prompt_logprobs_dict == {"r2": "right"}
@@ -140,24 +142,24 @@ def test_of_a_request_that_runs_on_without_its_view_later_blocks_are_wrong_too(e
     request = load_in_flight(engine, in_flight)
     scheduler = FakeScheduler({"r1": [1, 2]})
     scheduler.block_pool.blocks[2].block_hash = None  # half full
-    in_flight.leaving(request, scheduler)
+    in_flight.note_departure(request, scheduler)
     scheduler.block_pool.blocks[2].block_hash = "full by now"
     scheduler.blocks["r1"].append(3)
 
-    undo(frozenset({A}), engine.consumer, in_flight, scheduler, output_of("r1"))
+    undo_failed_loads(frozenset({A}), engine.consumer, in_flight, scheduler, output_of("r1"))
 
     assert scheduler.evicted == {1, 2, 3}
     assert engine.consumer.take_failed() == {"r1"}
 
 
-def test_who_left_is_forgotten_with_the_last_step_that_loads(engine: Engine) -> None:
+def test_departed_requests_are_forgotten_with_the_last_step_that_loads(engine: Engine) -> None:
     in_flight = LoadsInFlight()
     request = load_in_flight(engine, in_flight)
-    in_flight.started({A})
-    in_flight.leaving(request, FakeScheduler({"r1": [1]}))
-    in_flight.ended({A})
-    assert [each.request_id for each in in_flight.leavers({A})] == ["r1"]
-    in_flight.ended({A})
-    assert list(in_flight.leavers({A})) == []
-    in_flight.leaving(request, FakeScheduler({"r1": [1]}))
-    assert list(in_flight.leavers({A})) == []
+    in_flight.on_step_scheduled({A})
+    in_flight.note_departure(request, FakeScheduler({"r1": [1]}))
+    in_flight.on_step_output({A})
+    assert [each.engine_request_id for each in in_flight.departed_from({A})] == ["r1"]
+    in_flight.on_step_output({A})
+    assert list(in_flight.departed_from({A})) == []
+    in_flight.note_departure(request, FakeScheduler({"r1": [1]}))
+    assert list(in_flight.departed_from({A})) == []

@@ -7,7 +7,7 @@ from tests.support.fake_engine import mm_hash
 from tests.support.fake_store_worker import TENSOR, FakeStoreSession, FakeTransports
 from triptych_common.protocol.store import Descriptor, TensorSpec, Unpin
 from triptych_vllm_connector.config import ConnectorConfig
-from triptych_vllm_connector.consumer.item_table import LoadOrder
+from triptych_vllm_connector.step_orders import LoadOrder
 from triptych_vllm_connector.worker.loading import LoadingWorker
 
 A = mm_hash("a")

@@ -1,25 +1,49 @@
-"""Admission records: what PD's engine knows of each request that needs remote items. Pure.
+"""Admission: what prefill_decode's engine knows of one request that needs remote items. Pure.
 
-    NEW --admit--> QUEUED --granted--> GRANTED --all items ready--> (vLLM schedules it)
-                     |                    |
-                     `------- fail -------+--> FAILED
-    preempted, or a prefix that shrank: back to NEW, with nothing held
+    NEW --ask--> QUEUED --grant--> GRANTED --last granted place done--> NEW, or QUEUED for the rest
+                   |                  |
+                   `------ fail ------+--> FAILED
+    preempted, or the cached prefix shrank: back to NEW, with nothing held
+
+NEW: nothing is asked for: at first, after a preemption, and behind the last item. QUEUED: space was asked
+for, and none is held. GRANTED: there is space for all that was asked for; of a request that is larger than
+the budget, for the first places. vLLM schedules it while all granted items are ready. FAILED: vLLM ends it
+at its next step; until then it keeps what it holds.
 
 Space is asked for and granted by place (`item_index`): one image may stand at several places of a prompt,
 and a request that is served item by item may be done with one of them long before it has the next.
+
+`RequestTable` changes admissions; every other module only reads them.
 """
 
 import re
 from collections import Counter
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from typing import Any
 
 from pydantic import ValidationError
 
+from triptych_common.domain.transitions import check_transition
 from triptych_common.protocol.messages import ECTransferParams
 from triptych_vllm_connector.consumer.preallocator import Need
 
 _MM_HASH = re.compile(r"[0-9a-f]{64}")
+
+
+class AdmissionState(Enum):
+    NEW = auto()
+    QUEUED = auto()
+    GRANTED = auto()
+    FAILED = auto()
+
+
+ALLOWED: dict[AdmissionState, frozenset[AdmissionState]] = {
+    AdmissionState.NEW: frozenset({AdmissionState.QUEUED, AdmissionState.FAILED}),
+    AdmissionState.QUEUED: frozenset({AdmissionState.GRANTED, AdmissionState.NEW, AdmissionState.FAILED}),
+    AdmissionState.GRANTED: frozenset({AdmissionState.QUEUED, AdmissionState.NEW, AdmissionState.FAILED}),
+    AdmissionState.FAILED: frozenset(),
+}
 
 
 @dataclass(frozen=True)
@@ -35,24 +59,28 @@ class Feature:
 
 @dataclass
 class Admission:
-    """One request. `engine_id` is vLLM's id, `wire_id` the gateway's."""
+    """One request. `engine_request_id` is vLLM's, `request_id` the gateway's."""
 
-    engine_id: str
-    wire_id: str
+    engine_request_id: str
+    request_id: str
     gateway: str | None
     traceparent: str | None
     features: tuple[Feature, ...]
     first_seen_ns: int
     is_local: bool = False  # encoded by this instance: it needs space, and no tensor of others
-    waits: bool = False  # the last word about it was no
+    state: AdmissionState = AdmissionState.NEW
+    failure: str | None = None  # why it is FAILED
+    is_waiting: bool = False  # it may not be scheduled, and was not woken since
     asked: set[int] = field(default_factory=set)  # item indexes that space was asked for, until it ends
     granted: set[int] = field(default_factory=set)  # those of them that have space in the encoder cache
-    fault: str | None = None  # why it cannot be served at all (see `fault_of`)
-    failure: str | None = None
-    grant_recorded: bool = False
+    num_places: Counter[str] = field(default_factory=Counter)  # granted ones, by mm_hash
+    is_grant_recorded: bool = False
     parked_ns: int | None = None
     parked_at_step: int = 0
-    _num_places: Counter[str] = field(default_factory=Counter)  # granted ones, by mm_hash
+
+    @property
+    def has_failed(self) -> bool:
+        return self.state is AdmissionState.FAILED
 
     @property
     def last_end(self) -> int:
@@ -69,34 +97,22 @@ class Admission:
     def covered_by(self, num_computed_tokens: int) -> list[Feature]:
         return [feature for feature in self.features if feature.end <= num_computed_tokens]
 
-    def grant(self, item_index: int) -> None:
-        """This place has space."""
-        if item_index not in self.granted:
-            self.granted.add(item_index)
-            self._num_places[self.features[item_index].mm_hash] += 1
+    def places_of(self, mm_hash: str) -> list[Feature]:
+        return [feature for feature in self.features if feature.mm_hash == mm_hash]
 
-    def drop(self, item_index: int) -> bool:
-        """This place is done with. True: it was the last one of its item that had space."""
-        self.asked.discard(item_index)
-        if item_index not in self.granted:
-            return False
-        self.granted.discard(item_index)
-        mm_hash = self.features[item_index].mm_hash
-        self._num_places[mm_hash] -= 1
-        if self._num_places[mm_hash]:
-            return False
-        del self._num_places[mm_hash]
-        return True
 
-    def drop_item(self, mm_hash: str) -> None:
-        """All places of the item are done with."""
-        for feature in self.features:
-            if feature.mm_hash == mm_hash:
-                self.drop(feature.item_index)
+def move_admission(admission: Admission, to: AdmissionState) -> None:
+    """Move `admission` to `to`. Nothing else assigns `admission.state`.
+
+    Raises:
+        IllegalTransitionError: `to` cannot follow its state.
+    """
+    check_transition(ALLOWED, admission.engine_request_id, admission.state, to)
+    admission.state = to
 
 
 def fault_of(mm_features: list[Any], transfer_params: dict[str, Any] | None) -> str | None:
-    """Why a request cannot be served at all; None: it can. Our HTTP port takes anything from anybody."""
+    """Why a request cannot be served at all; None: it can. The HTTP port takes whatever clients send."""
     for feature in mm_features:
         if _MM_HASH.fullmatch(feature.identifier) is None:
             return f"the uuid {feature.identifier[:80]!r} is no mm_hash"
@@ -109,7 +125,12 @@ def fault_of(mm_features: list[Any], transfer_params: dict[str, Any] | None) -> 
 
 
 def make_admission(
-    engine_id: str, mm_features: list[Any], transfer_params: dict[str, Any] | None, now_ns: int
+    engine_request_id: str,
+    mm_features: list[Any],
+    transfer_params: dict[str, Any] | None,
+    now_ns: int,
+    *,
+    is_local: bool = False,
 ) -> Admission:
     """`mm_features` are vLLM's `MultiModalFeatureSpec`s, sorted by position; `transfer_params` the
     request's `ec_transfer_params` (see `protocol.messages.ECTransferParams`)."""
@@ -125,10 +146,11 @@ def make_admission(
         for index, f in enumerate(mm_features)
     )
     return Admission(
-        engine_id=engine_id,
-        wire_id=params.get("request_id", engine_id),
+        engine_request_id=engine_request_id,
+        request_id=params.get("request_id", engine_request_id),
         gateway=params.get("gateway"),
         traceparent=params.get("traceparent"),
         features=features,
         first_seen_ns=now_ns,
+        is_local=is_local,
     )

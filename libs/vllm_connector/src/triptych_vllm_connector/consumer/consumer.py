@@ -1,267 +1,301 @@
-"""PD's side of the handover, inside EngineCore: decide, pin, wait, wake, release.
+"""prefill_decode's side of the handover, inside EngineCore: decide, pin, wait, wake, release.
 
-    scheduler, connector ──▶ Consumer ──▶ request_table  admissions; who is woken, who has failed
-                                 │   ├──▶ grants         space for items, pins for what has space
-    store, bus ──▶ inbox ──▶ drain   ├──▶ arrivals       what the store says about items
-                                     └──▶ waits          spans and deadlines
+    scheduler, connector ──▶ Consumer ──▶ request_table  admissions; which are woken, which have failed
+                                 │   ├──▶ item_grants    space for items, and what the store's answers mean
+    store, bus ──▶ Inbox ──▶ drain   ├──▶ item_pins      what is watched, pinned, resident
+                                     ├──▶ item_replies   decisions and acks to encoders, orders to gateways
+                                     └──▶ deadlines      until when requests may wait
 
-Everything here runs on EngineCore's own thread, except `post` and `wake`: see `inbox`.
+Everything here runs on EngineCore's own thread, except `Inbox.post_event` and `Inbox.wake_engine`.
 """
 
 import time
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
-from triptych_common.protocol.messages import EncoderCacheMetadata
-from triptych_common.protocol.store import EntrySealed, WriterLost
+from triptych_common.domain.errors import StoreError
+from triptych_common.protocol.messages import EncoderCacheMetadata, Outcome
+from triptych_common.protocol.store import EntrySealed, StoreReply, WriterLost
 from triptych_vllm_connector.consumer.admission import Admission
-from triptych_vllm_connector.consumer.arrivals import Arrivals
 from triptych_vllm_connector.consumer.deadlines import Deadlines
-from triptych_vllm_connector.consumer.item_grants import Grants
-from triptych_vllm_connector.consumer.item_pins import ItemPins
-from triptych_vllm_connector.consumer.item_table import ItemState, LoadOrder
-from triptych_vllm_connector.consumer.local_encode import no_tower
+from triptych_vllm_connector.consumer.item_grants import ItemGrants
+from triptych_vllm_connector.consumer.item_pins import EngineItemState, ItemPins
+from triptych_vllm_connector.consumer.item_replies import ItemReplies
+from triptych_vllm_connector.consumer.local_encode import encodes_no_request
+from triptych_vllm_connector.consumer.ports import EncoderCache, MessageSender, PinLink
 from triptych_vllm_connector.consumer.preallocator import Preallocator
 from triptych_vllm_connector.consumer.request_table import RequestTable
-from triptych_vllm_connector.consumer.speech import Speech
-from triptych_vllm_connector.consumer.waits import Waits
-from triptych_vllm_connector.links.inbox import BusChanged, Heard, Inbox, PinReply, StoreLost
-from triptych_vllm_connector.links.links import MessageSender, PinLink
+from triptych_vllm_connector.step_orders import LoadOrder
+
+
+class StoreLost:
+    """The store session ended; every pin that no worker holds is gone."""
+
+
+class BusChanged:
+    """Another Redis answers than before: what was sent may be lost."""
+
+
+@dataclass
+class PinReply:
+    """The store's answer to one `pin_or_watch`."""
+
+    mm_hash: str
+    reply: StoreReply | StoreError
+
+
+InboxEvent = PinReply | EntrySealed | WriterLost | EncoderCacheMetadata | StoreLost | BusChanged
+
+
+class Inbox:
+    """What other threads leave for the engine's: any thread posts, the engine's takes. Without locks.
+
+    It exists before the consumer: a session may be lost as soon as it is open.
+    """
+
+    def __init__(self) -> None:
+        self._events: deque[InboxEvent] = deque()
+        self._wake_engine: Callable[[], None] = lambda: None
+
+    def attach_waker(self, wake_engine: Callable[[], None]) -> None:
+        """`wake_engine` ends the engine's wait for input. vLLM makes it when its loop starts."""
+        self._wake_engine = wake_engine
+
+    def post_event(self, event: InboxEvent) -> None:
+        """Leave an event for the engine's thread, and wake it."""
+        self._events.append(event)
+        self.wake_engine()
+
+    def wake_engine(self) -> None:
+        """End the engine's wait for input: something is to be done."""
+        self._wake_engine()
+
+    def take_events(self) -> Iterator[InboxEvent]:
+        """Until it is empty, also of what comes meanwhile."""
+        while self._events:
+            yield self._events.popleft()
 
 
 class Consumer:
-    """What vLLM's scheduler asks and tells. `now_ns` is wall-clock time for spans, `now` monotonic seconds.
+    """What vLLM's scheduler asks and reports. `engine_request_id`s are vLLM's `request_id`s.
 
-    `encodes(request)`: is it encoded by this instance itself? Then it only needs space. `inbox`: where its
-    links leave what they hear, from the moment they are open.
+    `now_ns` is wall-clock time for spans, `now` monotonic seconds. `set_alarm(when)` wakes the engine then.
+    `encodes_request(request)`: does this instance encode it itself? Then it only needs space.
     """
 
     def __init__(
         self,
         instance: str,
-        pins: PinLink,
-        talk: MessageSender,
+        link: PinLink,
+        sender: MessageSender,
         preallocator: Preallocator,
+        cache: EncoderCache,
+        inbox: Inbox,
+        *,
+        set_alarm: Callable[[float], None] = lambda when: None,
+        encodes_request: Callable[[Any], bool] = encodes_no_request,
         now_ns: Callable[[], int] = time.time_ns,
         now: Callable[[], float] = time.monotonic,
-        encodes: Callable[[Any], bool] = no_tower,
-        inbox: Inbox | None = None,
     ) -> None:
+        self._inbox = inbox
         self._preallocator = preallocator
-        self._inbox = Inbox() if inbox is None else inbox
-        self._holdings = ItemPins(pins)
-        self._items = self._holdings.items
-        self._speech = Speech(instance, talk)
-        self._waits = Waits(instance, now_ns, now)
-        self._requests = RequestTable(self._speech, preallocator, encodes, now_ns)
-        self._grants = Grants(self._requests, self._holdings, preallocator, self._speech, self._waits)
-        self._arrivals = Arrivals(self._requests, self._holdings, self._grants, preallocator, self._speech)
+        self._requests = RequestTable(instance, encodes_request, now_ns)
+        self._deadlines = Deadlines(now, set_alarm)
+        self._pins = ItemPins(link, cache)
+        self._replies = ItemReplies(instance, sender, self._requests)
+        self._grants = ItemGrants(self._requests, self._pins, preallocator, self._replies, cache)
         self.is_store_lost = False  # the lease is gone for good: views may be overwritten
-        self.plans_local = False  # does vLLM plan a local request? It asks for a tensor by its name alone
-
-    @property
-    def deadlines(self) -> Deadlines:
-        return self._waits.deadlines
-
-    def bind(self, evict: Callable[[str], None], is_in_use: Callable[[str, int], bool]) -> None:
-        """`evict(mm_hash)` makes vLLM drop the item from its encoder cache.
-
-        `is_in_use(request_id, item_index)`: has vLLM scheduled the item there, so will it say `computed`?
-        """
-        self._holdings.bind(evict)
-        self._grants.bind(is_in_use)
-
-    def attach_waker(self, wake_engine: Callable[[], None]) -> None:
-        """`wake_engine` ends the engine's wait for input; called from other threads."""
-        self._inbox.attach_waker(wake_engine)
-
-    # ---- other threads ---------------------------------------------------------------------------
-    def post(self, heard: Heard) -> None:
-        """Leave a message for the engine's thread, and wake it."""
-        self._inbox.post(heard)
-
-    def wake(self) -> None:
-        """End the engine's wait for input: something is to be done."""
-        self._inbox.wake()
 
     # ---- scheduling ------------------------------------------------------------------------------
-    def admit(self, request: Any, num_computed_tokens: int) -> bool:
+    def admit_request(self, request: Any, num_computed_tokens: int) -> bool:
         """May `request` be scheduled, given that `num_computed_tokens` are in the KV cache?
 
         Decides about its items on the way: covered ones are declined, the others preallocated and pinned.
         """
         admission = self._requests.get(request.request_id)
         if admission is None:
-            admission = self._open(request, num_computed_tokens)
-        if admission.failure is not None:
+            admission = self._requests.open_request(request)
+            if not admission.has_failed:
+                for feature in admission.covered_by(num_computed_tokens):
+                    self._replies.skip_item(admission, feature, "prefix_cached")
+        if admission.has_failed:
             return False
         if not admission.asked and num_computed_tokens >= admission.last_end:
             return True
         needs = admission.needs_after(num_computed_tokens)
-        is_ready = self._grants.ask(admission, needs) and self._grants.is_ready(admission, needs)
-        admission.waits = not is_ready
+        grants = self._grants
+        is_ready = grants.ask_space(admission, needs) and grants.is_request_ready(admission, needs)
+        self._requests.set_waiting(admission, not is_ready)
         return is_ready
 
-    def is_local(self, request_id: str) -> bool:
+    def is_local(self, engine_request_id: str) -> bool:
         """Are its items encoded by this instance?"""
-        admission = self._requests.get(request_id)
+        admission = self._requests.get(engine_request_id)
         return admission is not None and admission.is_local
 
-    def may_encode(self, request_id: str, item_index: int) -> bool:
+    def may_encode_item(self, engine_request_id: str, item_index: int) -> bool:
         """Of a local request: has this place space?"""
-        admission = self._requests.get(request_id)
+        admission = self._requests.get(engine_request_id)
         return admission is not None and admission.is_local and item_index in admission.granted
 
-    def must_load(self, mm_hash: str) -> bool:
+    def is_pinned(self, mm_hash: str) -> bool:
         """Is the item pinned, so that the worker can load it?"""
-        return self._items.state(mm_hash) is ItemState.PINNED
+        return self._pins.state_of(mm_hash) is EngineItemState.PINNED
 
     def is_resident(self, mm_hash: str) -> bool:
-        """Has the worker a view of the item that a request of ours still needs?"""
-        return self._items.state(mm_hash) is ItemState.RESIDENT
+        """Has the worker a view of the item that a request still needs?"""
+        return self._pins.state_of(mm_hash) is EngineItemState.RESIDENT
 
-    def load(self, request_id: str, mm_hash: str) -> None:
+    def load_item(self, engine_request_id: str, mm_hash: str) -> None:
         """vLLM gave the item space in its cache: the worker shall load it in this step."""
-        admission = self._requests.get(request_id)
+        admission = self._requests.get(engine_request_id)
         if admission is None or not admission.is_local:
-            self._holdings.load(mm_hash, admission.traceparent if admission else None)
+            self._pins.order_load(mm_hash, admission.traceparent if admission else None)
         self._preallocator.finalize_allocation(mm_hash)
 
     def take_loads(self) -> list[LoadOrder]:
-        return self._holdings.take_loads()
+        return self._pins.take_load_orders()
 
-    def load_lost(self, mm_hashes: Iterable[str]) -> dict[str, int]:
-        """The worker had to put zeros in the place of these items: who holds them fails.
+    def on_loads_failed(self, mm_hashes: Iterable[str]) -> dict[str, int]:
+        """The worker had to put zeros in the place of these items: the requests that hold them fail.
 
         Returns:
             Those requests, with the index of the first token whose key and value may be wrong.
         """
         first_tokens: dict[str, int] = {}
         for mm_hash in mm_hashes:
-            for engine_id in self._items.holders(mm_hash):
-                admission = self._requests[engine_id]
-                start = next(each.start for each in admission.features if each.mm_hash == mm_hash)
-                first_tokens[engine_id] = min(start, first_tokens.get(engine_id, start))
-                self._requests.fail(admission, "the item could not be read")
+            for engine_request_id in self._pins.requests_of(mm_hash):
+                admission = self._requests[engine_request_id]
+                start = admission.places_of(mm_hash)[0].start
+                first_tokens[engine_request_id] = min(start, first_tokens.get(engine_request_id, start))
+                self._grants.fail_admission(admission, "the item could not be read")
         return first_tokens
 
-    def fail(self, request_id: str, why: str) -> None:
+    def fail_request(self, engine_request_id: str, why: str) -> None:
         """End the request with an error."""
-        admission = self._requests.get(request_id)
+        admission = self._requests.get(engine_request_id)
         if admission is not None:
-            self._requests.fail(admission, why)
+            self._grants.fail_admission(admission, why)
 
     # ---- the end of items and requests -----------------------------------------------------------
-    def computed(self, request_id: str, item_index: int) -> None:
-        """The item's placeholder is in the KV cache of `request_id`."""
-        admission = self._requests.get(request_id)
-        if admission is None or admission.failure is not None:
+    def on_item_computed(self, engine_request_id: str, item_index: int) -> None:
+        """The item's placeholder is in the KV cache of the request."""
+        admission = self._requests.get(engine_request_id)
+        if admission is None or admission.has_failed:
             return
-        self._speech.injected(admission, admission.features[item_index])
+        self._replies.ack_item(admission, admission.features[item_index], Outcome.INJECTED)
         self._grants.give_back_place(admission, item_index)
 
-    def preempted(self, request_id: str) -> None:
-        """It starts again from nothing: give everything back; `admit` will ask anew."""
-        admission = self._requests.get(request_id)
+    def on_preempted(self, engine_request_id: str) -> None:
+        """The request starts again from nothing: give everything back; `admit_request` will ask anew."""
+        admission = self._requests.get(engine_request_id)
         if admission is not None:
-            self._grants.give_back(admission)
-            self._waits.renew(admission)
+            self._grants.give_back_request(admission)
+            self._renew_wait(admission)
 
-    def views_forgotten(self) -> None:
+    def on_cache_emptied(self) -> None:
         """vLLM emptied its encoder cache: what was there is asked for anew."""
-        self._holdings.forget_views()
+        self._pins.forget_views()
 
-    def finished(self, request: Any, num_computed_tokens: int) -> None:
-        """Answered, aborted or failed: say the last word about every item, and give everything back.
+    def on_finished(self, request: Any, num_computed_tokens: int) -> None:
+        """Answered, aborted or failed: send an ack for every item, and give everything back.
 
-        `request` may never have been admitted; its encoders wait for a word all the same.
+        `request` may never have been admitted; its encoders wait for acks all the same.
         """
-        admission = self._requests.take(request)
-        self.deadlines.discard(request.request_id)
+        admission = self._requests.close_request(request)
+        self._deadlines.end_wait(request.request_id)
         if admission is None:
-            admission, num_computed_tokens = self._requests.unseen(request), 0
-        self._speech.closed(admission)
+            admission, num_computed_tokens = self._requests.admission_of_unopened(request), 0
         for feature in admission.features:
-            if admission.failure is not None:
-                self._speech.failed(admission, feature)
+            if admission.has_failed:
+                self._replies.ack_item(admission, feature, Outcome.FAILED)
             elif feature.end <= num_computed_tokens:
-                self._speech.injected(admission, feature)
+                self._replies.ack_item(admission, feature, Outcome.INJECTED)
             else:
-                self._speech.unused(admission, feature, "request_gone")
-        self._grants.give_back(admission)
+                self._replies.skip_item(admission, feature, "request_gone")
+        self._grants.give_back_request(admission)
 
     # ---- waiting and waking ----------------------------------------------------------------------
-    def expect(self, request: Any) -> None:
-        """A request came: how long it may wait counts from now."""
+    def on_request_added(self, request: Any) -> None:
+        """How long the request may wait counts from now."""
         remaining_s = self._requests.remaining_s(request)
         if remaining_s is not None:
-            self._waits.expect(request.request_id, remaining_s)
+            self._deadlines.start_wait(request.request_id, remaining_s)
 
-    def overdue(self, request: Any) -> None:
+    def take_overdue(self) -> list[str]:
+        """Requests whose time is up, once each. The scheduler knows which of them wait."""
+        return self._deadlines.take_passed()
+
+    def fail_overdue(self, request: Any) -> None:
         """It waits, and its time is up: end it with an error."""
-        admission = self._requests.get(request.request_id) or self._requests.add(request)
-        self._requests.fail(admission, "its time is up")
+        admission = self._requests.get(request.request_id) or self._requests.open_request(request)
+        self._grants.fail_admission(admission, "its time is up")
 
-    def is_waiting(self, request_id: str) -> bool:
-        """Was the last word about it no, and nothing has changed since?"""
-        admission = self._requests.get(request_id)
-        return admission is not None and admission.waits and admission.failure is None
+    def is_waiting(self, engine_request_id: str) -> bool:
+        """Was the last answer about it no, and nothing has changed since?"""
+        admission = self._requests.get(engine_request_id)
+        return admission is not None and admission.is_waiting and not admission.has_failed
 
-    def parked(self, request_id: str, step: int) -> None:
+    def on_parked(self, engine_request_id: str, step: int) -> None:
         """`step`: the engine's steps so far."""
-        admission = self._requests.get(request_id)
-        if admission is not None:
-            self._waits.parked(admission, step)
+        admission = self._requests.get(engine_request_id)
+        if (
+            admission is not None
+            and self._requests.note_parked(admission, step)
+            and not self._deadlines.has_deadline(engine_request_id)
+        ):
+            self._renew_wait(admission)
 
-    def unparked(self, request_id: str, step: int) -> None:
-        admission = self._requests.get(request_id)
+    def on_unparked(self, engine_request_id: str, step: int) -> None:
+        admission = self._requests.get(engine_request_id)
         if admission is not None:
-            self._waits.unparked(admission, step)
+            self._requests.note_unparked(admission, step)
 
-    def drain(self) -> list[str]:
+    def attach_waker(self, wake_engine: Callable[[], None]) -> None:
+        """`wake_engine` ends the engine's wait for input; called from other threads."""
+        self._inbox.attach_waker(wake_engine)
+
+    def drain_inbox(self) -> list[str]:
         """Handle what other threads left. Returns the requests that shall leave the parking."""
-        for heard in self._inbox.take_all():
-            match heard:
+        for event in self._inbox.take_events():
+            match event:
                 case PinReply():
-                    self._arrivals.replied(heard.mm_hash, heard.reply)
+                    self._grants.on_pin_reply(event.mm_hash, event.reply)
                 case EntrySealed():
-                    self._arrivals.pinned(heard.descriptor.mm_hash, heard)
+                    self._grants.on_pinned(event.descriptor.mm_hash, event)
                 case WriterLost():
-                    self._arrivals.writer_lost(heard.mm_hash)
+                    self._grants.on_writer_lost(event.mm_hash)
                 case EncoderCacheMetadata():
-                    self._speech.metadata(heard)
+                    self._replies.on_metadata(event)
                 case StoreLost():
                     self.is_store_lost = True
-                    self._arrivals.store_lost()
+                    self._grants.on_store_lost()
                 case BusChanged():
-                    self._holdings.ask_again()
+                    self._pins.ask_for_ordered()
         return self._requests.take_to_wake()
 
     def take_failed(self) -> set[str]:
         """Requests whose items can no longer come. vLLM ends them with an error."""
-        return self._requests.take_failed()
+        return self._requests.take_failed_ids()
 
-    def has_failed(self, request_id: str) -> bool:
-        admission = self._requests.get(request_id)
-        return admission is not None and admission.failure is not None
+    def has_failed(self, engine_request_id: str) -> bool:
+        admission = self._requests.get(engine_request_id)
+        return admission is not None and admission.has_failed
 
     def counts(self) -> dict[str, int]:
         """For tests, metrics and the invariant that all are 0 when idle."""
         return {
             "requests": len(self._requests),
-            "watching": self._items.count(ItemState.WATCHING),
-            "pinned": self._items.count(ItemState.PINNED),
-            "resident": self._items.count(ItemState.RESIDENT),
+            "watching": self._pins.count_items(EngineItemState.WATCHING),
+            "pinned": self._pins.count_items(EngineItemState.PINNED),
+            "resident": self._pins.count_items(EngineItemState.RESIDENT),
             "pending": self._preallocator.num_pending,
             "preallocated_embeds": self._preallocator.num_embeds_used,
         }
 
-    def _open(self, request: Any, num_computed_tokens: int) -> Admission:
-        """First sight of a request: what the KV cache covers is not to be sent."""
-        admission = self._requests.add(request)
-        if admission.fault is not None:
-            self._requests.fail(admission, admission.fault)
-            return admission
-        for feature in admission.covered_by(num_computed_tokens):
-            self._speech.unused(admission, feature, "prefix_cached")
-        return admission
+    def _renew_wait(self, admission: Admission) -> None:
+        """It waits again: not for ever, if a gateway bounds its wait."""
+        if admission.gateway is not None:
+            self._deadlines.renew_wait(admission.engine_request_id)

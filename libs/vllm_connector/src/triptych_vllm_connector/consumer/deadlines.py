@@ -1,61 +1,68 @@
-"""Until when requests may wait in prefill_decode's engine: a gateway that hangs ends nothing. Pure.
+"""Until when requests may wait in prefill_decode's engine: a gateway that hangs ends no request. Pure.
 
-expect (remaining_ms of its params) --time is up--> taken, once
-renew (preempted, or it waits again after that): RENEWED_WAIT_S from now
+start_wait (remaining_ms of its params) --time is up--> taken, once
+renew_wait (preempted, or it waits again after that): RENEWED_WAIT_S from now
 """
 
 import heapq
 from collections.abc import Callable
 
-GRACE_S = 1.0  # a gateway that lives ends the request first, and with a better word
+GRACE_S = 1.0  # a gateway that lives ends the request first, and with a better error
 RENEWED_WAIT_S = 30.0  # for a request that had begun
 
 
 class Deadlines:
-    """Times are monotonic seconds. `arm(when)` asks for a call of `take_passed` then, or a little later."""
+    """`now`: monotonic seconds. `set_alarm(when)` asks for a call of `take_passed` then, or a bit later."""
 
-    def __init__(self) -> None:
-        self._by_request: dict[str, float] = {}
+    def __init__(self, now: Callable[[], float], set_alarm: Callable[[float], None]) -> None:
+        self._now = now
+        self._set_alarm = set_alarm
+        self._by_request: dict[str, float] = {}  # engine request id -> until when
         self._heap: list[tuple[float, str]] = []  # with what is out of date; cleaned from the front
-        self._armed_for: float | None = None
-        self._arm: Callable[[float], None] = lambda when: None
+        self._alarm_at: float | None = None
 
     def __len__(self) -> int:
         return len(self._by_request)
 
-    def bind(self, arm: Callable[[float], None]) -> None:
-        self._arm = arm
+    def start_wait(self, engine_request_id: str, remaining_s: float) -> None:
+        """A request came that may wait so long."""
+        self._set_deadline(engine_request_id, self._now() + remaining_s + GRACE_S)
 
-    def set(self, request_id: str, when: float) -> None:
-        """`request_id` may wait until `when`, whatever was said before."""
-        self._by_request[request_id] = when
-        heapq.heappush(self._heap, (when, request_id))
-        if self._armed_for is None or when < self._armed_for:
-            self._armed_for = when
-            self._arm(when)
+    def renew_wait(self, engine_request_id: str) -> None:
+        """The request has begun, and waits again: not for ever."""
+        self._set_deadline(engine_request_id, self._now() + RENEWED_WAIT_S)
 
-    def has(self, request_id: str) -> bool:
-        return request_id in self._by_request
+    def has_deadline(self, engine_request_id: str) -> bool:
+        return engine_request_id in self._by_request
 
-    def discard(self, request_id: str) -> None:
-        """It has ended."""
-        self._by_request.pop(request_id, None)
+    def end_wait(self, engine_request_id: str) -> None:
+        """The request has ended."""
+        self._by_request.pop(engine_request_id, None)
         self._clean()
 
-    def take_passed(self, now: float) -> list[str]:
+    def take_passed(self) -> list[str]:
         """Requests whose time is up, the longest overdue first. They have no deadline any more."""
+        now = self._now()
         passed: list[str] = []
         self._clean()
         while self._heap and self._heap[0][0] <= now:
-            request_id = heapq.heappop(self._heap)[1]
-            del self._by_request[request_id]
-            passed.append(request_id)
+            engine_request_id = heapq.heappop(self._heap)[1]
+            del self._by_request[engine_request_id]
+            passed.append(engine_request_id)
             self._clean()
-        if self._armed_for is not None and self._armed_for <= now:
-            self._armed_for = self._heap[0][0] if self._heap else None
-            if self._armed_for is not None:
-                self._arm(self._armed_for)
+        if self._alarm_at is not None and self._alarm_at <= now:
+            self._alarm_at = self._heap[0][0] if self._heap else None
+            if self._alarm_at is not None:
+                self._set_alarm(self._alarm_at)
         return passed
+
+    def _set_deadline(self, engine_request_id: str, when: float) -> None:
+        """It may wait until `when`, whatever was set before."""
+        self._by_request[engine_request_id] = when
+        heapq.heappush(self._heap, (when, engine_request_id))
+        if self._alarm_at is None or when < self._alarm_at:
+            self._alarm_at = when
+            self._set_alarm(when)
 
     def _clean(self) -> None:
         while self._heap and self._by_request.get(self._heap[0][1]) != self._heap[0][0]:

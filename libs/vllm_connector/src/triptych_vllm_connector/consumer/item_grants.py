@@ -1,122 +1,199 @@
-"""Grants: space in the encoder cache for the items of requests, and pins for what has space."""
+"""Item grants: space in the encoder cache for the items of requests, pins for what has space, and what the
+store's answers mean for the requests that wait.
+"""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
+from triptych_common.domain.errors import StoreError
+from triptych_common.protocol.store import EntrySealed, Pinned, StoreFailure, StoreReply, Watching
+from triptych_common.telemetry.logs import get_logger
 from triptych_vllm_connector.consumer.admission import Admission
-from triptych_vllm_connector.consumer.item_pins import ItemPins
+from triptych_vllm_connector.consumer.item_pins import EngineItem, EngineItemState, ItemPins
+from triptych_vllm_connector.consumer.item_replies import ItemReplies, NeedReason
+from triptych_vllm_connector.consumer.ports import EncoderCache
 from triptych_vllm_connector.consumer.preallocator import Need, Preallocator
 from triptych_vllm_connector.consumer.request_table import RequestTable
-from triptych_vllm_connector.consumer.speech import Speech
-from triptych_vllm_connector.consumer.waits import Waits
+
+log = get_logger(__name__)
 
 
-class Grants:
-    """Between the preallocator, which decides about space, and the holdings, which get the tensors."""
+class ItemGrants:
+    """Between the preallocator, which decides about space, and the item pins, which get the tensors."""
 
     def __init__(
         self,
         requests: RequestTable,
-        holdings: ItemPins,
+        pins: ItemPins,
         preallocator: Preallocator,
-        speech: Speech,
-        waits: Waits,
+        replies: ItemReplies,
+        cache: EncoderCache,
     ) -> None:
         self._requests = requests
-        self._holdings = holdings
-        self._items = holdings.items
+        self._pins = pins
         self._preallocator = preallocator
-        self._speech = speech
-        self._waits = waits
-        self._is_in_use: Callable[[str, int], bool] = lambda request_id, item_index: False
+        self._replies = replies
+        self._cache = cache
 
-    def bind(self, is_in_use: Callable[[str, int], bool]) -> None:
-        """`is_in_use(request_id, item_index)`: has vLLM scheduled the item there?"""
-        self._is_in_use = is_in_use
-
-    def ask(self, admission: Admission, needs: list[Need]) -> bool:
+    # ---- space -----------------------------------------------------------------------------------
+    def ask_space(self, admission: Admission, needs: list[Need]) -> bool:
         """Have space asked for, for exactly `needs`. False: one of them can never have it.
 
-        The cached prefix may have shrunk since the last time: then it asks again as a whole, and holds
-        nothing meanwhile. Or it has grown: then what it covers is given back.
+        The cached prefix may have shrunk since the last time: then the request asks again as a whole, and
+        holds nothing meanwhile. Or it has grown: then what it covers is given back.
         """
-        wanted = {need.item_index for need in needs}
-        unused = self._unused(admission, wanted)
-        is_short = not wanted <= admission.asked
+        needed = {need.item_index for need in needs}
+        unused = self._unused_places(admission, needed)
+        is_short = not needed <= admission.asked
         if not is_short and not unused:
             return True
         for need in needs:
             if not self._preallocator.can_ever_hold(need):
-                self._speech.declined(admission, admission.features[need.item_index], "too_large")
+                self._replies.decline_item(admission, admission.features[need.item_index], "too_large")
                 why = f"an item of {need.num_embeds} rows is larger than the encoder cache"
-                self._requests.fail(admission, why)
-                self.wake_granted()
+                self.fail_admission(admission, why)
+                self._grant_pending()
                 return False
         for item_index in sorted(unused):
-            self._speech.unused(admission, admission.features[item_index], "prefix_cached")
-        self._drop(admission, set(admission.asked) if is_short else unused)
-        admission.asked |= wanted
+            self._replies.skip_item(admission, admission.features[item_index], "prefix_cached")
+        self._drop_places(admission, set(admission.asked) if is_short else unused)
+        self._requests.ask_places(admission, needed)
         rest = [need for need in needs if need.item_index not in admission.granted]
-        if rest or self._preallocator.is_pending(admission.engine_id):
-            self._granted(admission, self._preallocator.preallocate(admission.engine_id, rest))
-        self.wake_granted()
+        if rest:
+            self._grant_needs(admission, self._preallocator.preallocate(admission.engine_request_id, rest))
+        else:
+            self._preallocator.cancel_pending(admission.engine_request_id)
+        self._grant_pending()
         return True
 
-    def is_ready(self, admission: Admission, needs: list[Need]) -> bool:
+    def is_request_ready(self, admission: Admission, needs: list[Need]) -> bool:
         """Is every item here? Of a request larger than the budget: every item that it was granted so far?"""
         granted = [need for need in needs if need.item_index in admission.granted]
         if len(granted) < len(needs) and (not granted or granted[0] is not needs[0]):
             return False
-        return admission.is_local or all(self._items.is_ready(need.mm_hash) for need in granted)
+        return admission.is_local or all(self._pins.is_item_ready(need.mm_hash) for need in granted)
 
-    def give_back(self, admission: Admission) -> None:
+    def give_back_request(self, admission: Admission) -> None:
         """Everything that the request holds or waits for."""
-        self._preallocator.depreallocate(admission.engine_id)
-        self._drop(admission, set(admission.asked))
-        self.wake_granted()
+        self._preallocator.depreallocate(admission.engine_request_id)
+        self._drop_places(admission, set(admission.asked))
+        self._grant_pending()
 
     def give_back_place(self, admission: Admission, item_index: int) -> None:
         """The request is done with this place."""
-        self._drop(admission, {item_index})
-        self.wake_granted()
+        self._drop_places(admission, {item_index})
+        self._grant_pending()
 
-    def wake_granted(self) -> None:
-        """Something was given back: who has space now?"""
-        for engine_id, needs in self._preallocator.take_granted():
-            admission = self._requests[engine_id]  # who waits for space lives
-            self._granted(admission, needs)
-            self.wake_if_ready(admission)
+    def fail_admission(self, admission: Admission, why: str) -> None:
+        """End the request with an error at the next step. It waits for no space any more."""
+        if self._requests.mark_failed(admission, why):
+            self._preallocator.cancel_pending(admission.engine_request_id)
 
-    def wake_if_ready(self, admission: Admission) -> None:
-        """It leaves the parking if all that it was granted is here."""
-        if not admission.granted:
-            return
-        features = (admission.features[index] for index in admission.granted)
-        if admission.is_local or all(self._items.is_ready(feature.mm_hash) for feature in features):
-            self._requests.wake(admission)
+    # ---- the store's answers ---------------------------------------------------------------------
+    def on_pin_reply(self, mm_hash: str, reply: StoreReply | StoreError) -> None:
+        """The store's answer to `pin_or_watch`."""
+        match reply:
+            case Pinned():
+                self.on_pinned(mm_hash, reply)
+            case Watching():
+                self._on_watching(mm_hash, reply)
+            case StoreError():
+                self._fail_item(mm_hash, f"the cache store refused: {reply}")
+            case StoreFailure():
+                self._fail_item(mm_hash, f"the cache store refused: {reply.code}")
+            case _:
+                self._fail_item(mm_hash, f"the cache store answered {reply.kind!r} to pin_or_watch")
 
-    def _unused(self, admission: Admission, wanted: set[int]) -> set[int]:
-        """Places that were asked for, and that the KV cache covers without that they were ever scheduled."""
-        covered = admission.asked - wanted
-        return {index for index in covered if not self._is_in_use(admission.engine_id, index)}
+    def on_pinned(self, mm_hash: str, pinned: Pinned | EntrySealed) -> None:
+        """The item is here, if its rows are those that the requests expect."""
+        num_embeds = pinned.descriptor.spec.shape[0]
+        waiting = [self._requests[each] for each in self._pins.requests_of(mm_hash)]
+        if any(place.num_embeds != num_embeds for each in waiting for place in each.places_of(mm_hash)):
+            # Other rows would be wrong answers, or the engine's end.
+            self._pins.refuse_pin(pinned.pin_id)
+            self._fail_item(mm_hash, f"the encoder made {num_embeds} rows, and the request expects others")
+        elif self._pins.keep_pin(mm_hash, pinned.pin_id, pinned.descriptor):
+            for admission in waiting:
+                self._wake_if_ready(admission)
 
-    def _granted(self, admission: Admission, needs: Iterable[Need]) -> None:
+    def on_writer_lost(self, mm_hash: str) -> None:
+        """The encoder that was writing the item went away before the seal."""
+        self._order_again(mm_hash, "writer_lost")
+
+    def on_store_lost(self) -> None:
+        """The session ended, and with it every pin that no worker holds."""
+        for item in self._pins.lose_unloaded():
+            self._fail_requests_of(item, "the cache store went away")
+        self._grant_pending()
+
+    def _on_watching(self, mm_hash: str, reply: Watching) -> None:
+        if self._pins.state_of(mm_hash) is not EngineItemState.WATCHING:
+            self._pins.end_watch(mm_hash)  # the request that asked has left since
+        elif not reply.writing:
+            self._order_again(mm_hash, "absent")
+
+    def _order_again(self, mm_hash: str, reason: NeedReason) -> None:
+        """No encoder makes this item: ask a gateway that still has the media."""
+        if self._pins.state_of(mm_hash) is not EngineItemState.WATCHING:
+            return  # no request needs it any more, or it came meanwhile
+        for engine_request_id in self._pins.requests_of(mm_hash):
+            admission = self._requests[engine_request_id]
+            if not admission.has_failed and admission.gateway is not None:
+                log.info("encode requested", mm_hash=mm_hash, request_id=admission.request_id, reason=reason)
+                self._pins.note_order(mm_hash, engine_request_id)
+                self._replies.request_encode(admission, mm_hash, reason)
+                return
+        self._fail_item(mm_hash, "the item is not in the cache store and no gateway can order it")
+
+    def _fail_item(self, mm_hash: str, why: str) -> None:
+        """Fail the requests that wait for the item. One that came meanwhile is not concerned."""
+        item = self._pins.lose_watched(mm_hash)
+        if item is not None:
+            self._fail_requests_of(item, why)
+            self._grant_pending()
+
+    def _fail_requests_of(self, item: EngineItem, why: str) -> None:
+        """`item` was dropped: its requests do not hold it any more."""
+        for engine_request_id in item.needed_by:
+            admission = self._requests[engine_request_id]
+            self._requests.drop_item(admission, item.mm_hash)
+            self._preallocator.deallocate(engine_request_id, item.mm_hash)
+            self.fail_admission(admission, why)
+
+    # ---- granting --------------------------------------------------------------------------------
+    def _grant_pending(self) -> None:
+        """Something was given back: which requests have space now?"""
+        for engine_request_id, needs in self._preallocator.take_granted():
+            admission = self._requests[engine_request_id]  # a request that waits for space lives
+            self._grant_needs(admission, needs)
+            self._wake_if_ready(admission)
+
+    def _grant_needs(self, admission: Admission, needs: Iterable[Need]) -> None:
         for need in needs:
-            admission.grant(need.item_index)
+            self._requests.grant_place(admission, need.item_index)
             if admission.is_local:
                 continue
-            self._speech.granted(admission, admission.features[need.item_index])
-            self._holdings.acquire(need.mm_hash, admission.engine_id)
-            if self._items.num_rows(need.mm_hash) not in (None, need.num_embeds):
+            self._replies.grant_item(admission, admission.features[need.item_index])
+            self._pins.acquire_item(need.mm_hash, admission.engine_request_id)
+            if self._pins.num_rows_of(need.mm_hash) not in (None, need.num_embeds):
                 why = f"the item has other rows than the {need.num_embeds} that are expected"
-                self._requests.fail(admission, why)
-        if admission.granted:
-            self._waits.granted(admission)
+                self.fail_admission(admission, why)
 
-    def _drop(self, admission: Admission, item_indexes: set[int]) -> None:
-        """These places need no space. The caller lets others hear of it (`wake_granted`)."""
+    def _wake_if_ready(self, admission: Admission) -> None:
+        """The request leaves the parking if all that it was granted is here."""
+        items = {admission.features[item_index].mm_hash for item_index in admission.granted}
+        if items and (admission.is_local or all(map(self._pins.is_item_ready, items))):
+            self._requests.wake_request(admission)
+
+    def _unused_places(self, admission: Admission, needed: set[int]) -> set[int]:
+        """Places that were asked for, and that the KV cache covers without that they were ever scheduled."""
+        covered = admission.asked - needed
+        return {each for each in covered if not self._cache.is_in_use(admission.engine_request_id, each)}
+
+    def _drop_places(self, admission: Admission, item_indexes: set[int]) -> None:
+        """These places need no space. `_grant_pending` follows."""
         for item_index in sorted(item_indexes):
-            if admission.drop(item_index):  # the item's last place
+            if self._requests.drop_place(admission, item_index):  # the item's last place
                 mm_hash = admission.features[item_index].mm_hash
-                self._preallocator.deallocate(admission.engine_id, mm_hash)
+                self._preallocator.deallocate(admission.engine_request_id, mm_hash)
                 if not admission.is_local:
-                    self._holdings.release(mm_hash, admission.engine_id)
+                    self._pins.release_item(mm_hash, admission.engine_request_id)

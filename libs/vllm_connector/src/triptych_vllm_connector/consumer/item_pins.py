@@ -1,99 +1,200 @@
-"""ItemPins: the item table with the store at its one end and vLLM's encoder cache at the other.
+"""Item pins: what prefill_decode's engine holds of each media item, and which requests need it.
+
+    None --acquire--> WATCHING --pinned--> PINNED --load--> RESIDENT
+                          |                  |                 |
+                          `------------- last request released it --------> None
+
+    vLLM's encoder cache was emptied: RESIDENT --forget_views--> WATCHING, and the store is asked anew
+
+WATCHING: the store was asked, the tensor is not there yet. PINNED: the store keeps it for this engine.
+RESIDENT: the worker holds a view in vLLM's encoder cache; the pin is the worker's to end, when the view is
+gone. An item may be scheduled only while it is PINNED or RESIDENT.
 
 Every pin that the store gives ends once: given back from here, or handed to the worker by a `LoadOrder`.
 """
 
-from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum, auto
 
+from triptych_common.domain.errors import IllegalTransitionError
+from triptych_common.domain.transitions import check_transition
 from triptych_common.protocol.store import Descriptor
-from triptych_vllm_connector.consumer.item_table import Item, ItemState, ItemTable, LoadOrder
-from triptych_vllm_connector.links.links import PinLink
+from triptych_vllm_connector.consumer.ports import EncoderCache, PinLink
+from triptych_vllm_connector.step_orders import LoadOrder
+
+
+class EngineItemState(Enum):
+    WATCHING = auto()
+    PINNED = auto()
+    RESIDENT = auto()
+
+
+ALLOWED: dict[EngineItemState, frozenset[EngineItemState]] = {
+    EngineItemState.WATCHING: frozenset({EngineItemState.PINNED}),
+    EngineItemState.PINNED: frozenset({EngineItemState.RESIDENT}),
+    EngineItemState.RESIDENT: frozenset({EngineItemState.WATCHING}),
+}
+
+
+@dataclass
+class EngineItem:
+    """One item that requests were granted, and are not done with."""
+
+    mm_hash: str
+    needed_by: dict[str, None] = field(default_factory=dict)  # engine request ids, first come first
+    state: EngineItemState = EngineItemState.WATCHING
+    pin_id: int | None = None
+    descriptor: Descriptor | None = None
+    ordered_by: str | None = None  # the request in whose name a gateway was asked to have it encoded
+
+
+def move_item(item: EngineItem, to: EngineItemState) -> None:
+    """Move `item` to `to`. Nothing else assigns `item.state`.
+
+    Raises:
+        IllegalTransitionError: `to` cannot follow its state.
+    """
+    check_transition(ALLOWED, item.mm_hash, item.state, to)
+    item.state = to
 
 
 class ItemPins:
-    """Turns what requests need, and no longer need, into commands to the store and orders to the worker."""
+    """Owns the items; turns what requests need into commands to the store, and orders to the worker."""
 
-    def __init__(self, pins: PinLink) -> None:
-        self._pins = pins
-        self.items = ItemTable()
+    def __init__(self, link: PinLink, cache: EncoderCache) -> None:
+        self._link = link
+        self._cache = cache
+        self._items: dict[str, EngineItem] = {}
         self._loads: list[LoadOrder] = []
-        self._evict: Callable[[str], None] = lambda mm_hash: None
 
-    def bind(self, evict: Callable[[str], None]) -> None:
-        """`evict(mm_hash)` makes vLLM drop the item from its encoder cache."""
-        self._evict = evict
+    # ---- questions -------------------------------------------------------------------------------
+    def count_items(self, state: EngineItemState) -> int:
+        return sum(1 for item in self._items.values() if item.state is state)
 
-    def acquire(self, mm_hash: str, engine_id: str) -> None:
+    def state_of(self, mm_hash: str) -> EngineItemState | None:
+        item = self._items.get(mm_hash)
+        return None if item is None else item.state
+
+    def is_item_ready(self, mm_hash: str) -> bool:
+        """May a step that needs this item be scheduled?"""
+        return self.state_of(mm_hash) in (EngineItemState.PINNED, EngineItemState.RESIDENT)
+
+    def requests_of(self, mm_hash: str) -> tuple[str, ...]:
+        """Engine request ids, in the order in which they came."""
+        item = self._items.get(mm_hash)
+        return tuple(item.needed_by) if item else ()
+
+    def num_rows_of(self, mm_hash: str) -> int | None:
+        """Rows of the tensor, once it is known."""
+        item = self._items.get(mm_hash)
+        return item.descriptor.spec.shape[0] if item is not None and item.descriptor is not None else None
+
+    # ---- requests --------------------------------------------------------------------------------
+    def acquire_item(self, mm_hash: str, engine_request_id: str) -> None:
         """A request was granted the item."""
-        if self.items.acquire(mm_hash, engine_id):
-            self._pins.pin_or_watch(mm_hash)
+        item = self._items.get(mm_hash)
+        if item is None:
+            item = self._items[mm_hash] = EngineItem(mm_hash)
+            self._link.pin_or_watch(mm_hash)
+        item.needed_by[engine_request_id] = None
 
-    def pinned(self, mm_hash: str, pin_id: int, descriptor: Descriptor) -> bool:
-        """The store pinned the item. False: not needed any more, the pin was given back."""
-        if self.items.pinned(mm_hash, pin_id, descriptor):
-            return True
-        self._pins.unpin(pin_id)
-        return False
+    def release_item(self, mm_hash: str, engine_request_id: str) -> None:
+        """A request is done with the item, which goes with the last one."""
+        item = self._items.get(mm_hash)
+        if item is None or engine_request_id not in item.needed_by:
+            return
+        del item.needed_by[engine_request_id]
+        if not item.needed_by:
+            del self._items[mm_hash]
+            self._end_item(item)
+        elif item.state is EngineItemState.WATCHING and item.ordered_by not in (None, *item.needed_by):
+            item.ordered_by = None
+            self._link.pin_or_watch(
+                mm_hash
+            )  # its gateway forgets the order: if no encoder writes, order again
 
-    def give_back(self, pin_id: int) -> None:
-        """A pin of a tensor that cannot be used."""
-        self._pins.unpin(pin_id)
+    def note_order(self, mm_hash: str, engine_request_id: str) -> None:
+        """A gateway was asked for the item, in the name of this request."""
+        self._items[mm_hash].ordered_by = engine_request_id
 
-    def load(self, mm_hash: str, traceparent: str | None) -> None:
-        """vLLM gave the item space in its cache.
+    # ---- the store -------------------------------------------------------------------------------
+    def keep_pin(self, mm_hash: str, pin_id: int, descriptor: Descriptor) -> bool:
+        """The store pinned the item. False: it is not needed any more, the pin was given back."""
+        item = self._items.get(mm_hash)
+        if item is None or item.state is not EngineItemState.WATCHING:
+            self._link.unpin(pin_id)
+            return False
+        move_item(item, EngineItemState.PINNED)
+        item.pin_id, item.descriptor = pin_id, descriptor
+        return True
+
+    def refuse_pin(self, pin_id: int) -> None:
+        """Give back a pin of a tensor that cannot be used."""
+        self._link.unpin(pin_id)
+
+    def end_watch(self, mm_hash: str) -> None:
+        """End a watch that no request needs."""
+        self._link.unwatch(mm_hash)
+
+    def ask_for_ordered(self) -> None:
+        """What a gateway was asked to order may be lost: if no encoder writes it, it is ordered again."""
+        for item in self._items.values():
+            if item.state is EngineItemState.WATCHING and item.ordered_by is not None:
+                self._link.pin_or_watch(item.mm_hash)
+
+    def lose_watched(self, mm_hash: str) -> EngineItem | None:
+        """The item will not come: forget it, so that later requests ask anew. None: it is not awaited."""
+        if self.state_of(mm_hash) is not EngineItemState.WATCHING:
+            return None
+        self._link.unwatch(mm_hash)
+        return self._items.pop(mm_hash)
+
+    def lose_unloaded(self) -> list[EngineItem]:
+        """The store is gone: forget every item that no worker holds, and name them."""
+        lost = [item for item in self._items.values() if item.state is not EngineItemState.RESIDENT]
+        for item in lost:
+            del self._items[item.mm_hash]
+        return lost
+
+    # ---- vLLM's encoder cache --------------------------------------------------------------------
+    def order_load(self, mm_hash: str, traceparent: str | None) -> None:
+        """vLLM gave the item space in its cache: hand the pin to the worker.
 
         Raises:
             IllegalTransitionError: the item is not pinned.
         """
-        self._loads.append(self.items.load(mm_hash, traceparent))
+        item = self._items.get(mm_hash)
+        if item is None or item.pin_id is None or item.descriptor is None:
+            raise IllegalTransitionError(mm_hash, "absent" if item is None else item.state.name, "RESIDENT")
+        move_item(item, EngineItemState.RESIDENT)
+        self._loads.append(LoadOrder(mm_hash, item.pin_id, item.descriptor, traceparent))
 
-    def take_loads(self) -> list[LoadOrder]:
+    def take_load_orders(self) -> list[LoadOrder]:
         """The orders of this step."""
         loads, self._loads = self._loads, []
         return loads
 
-    def release(self, mm_hash: str, engine_id: str) -> None:
-        """A request is done with the item."""
-        item = self.items.release(mm_hash, engine_id)
-        if item is not None:
-            self._end(item)
-        elif self.items.take_orphaned_order(mm_hash):
-            self._pins.pin_or_watch(mm_hash)  # its gateway forgets the order: if nobody writes, order again
-
-    def ask_again(self) -> None:
-        """What a gateway was asked to order may be lost: if nobody writes it, it is ordered again."""
-        for mm_hash in self.items.ordered_hashes():
-            self._pins.pin_or_watch(mm_hash)
-
     def forget_views(self) -> None:
         """vLLM emptied its encoder cache: the pins of the views end with them, and new ones are needed."""
-        for mm_hash in self.items.forget_views():
-            self._withdraw_load(mm_hash)
-            self._pins.pin_or_watch(mm_hash)
+        for item in self._items.values():
+            if item.state is EngineItemState.RESIDENT:
+                move_item(item, EngineItemState.WATCHING)
+                item.pin_id = item.descriptor = None
+                self._withdraw_load(item.mm_hash)
+                self._link.pin_or_watch(item.mm_hash)
 
-    def unwatch(self, mm_hash: str) -> None:
-        """A watch that nobody needs."""
-        self._pins.unwatch(mm_hash)
-
-    def lose_watched(self, mm_hash: str) -> Item | None:
-        """The item will not come. None: it is not awaited, or came meanwhile."""
-        item = self.items.lose_watched(mm_hash)
-        if item is not None:
-            self._pins.unwatch(mm_hash)
-        return item
-
-    def _end(self, item: Item) -> None:
-        """Nobody needs it any more."""
-        if item.state is ItemState.WATCHING:
-            self._pins.unwatch(item.mm_hash)
-        elif item.state is ItemState.PINNED and item.pin_id is not None:
-            self._pins.unpin(item.pin_id)
+    def _end_item(self, item: EngineItem) -> None:
+        """No request needs it any more."""
+        if item.state is EngineItemState.WATCHING:
+            self._link.unwatch(item.mm_hash)
+        elif item.state is EngineItemState.PINNED and item.pin_id is not None:
+            self._link.unpin(item.pin_id)
         else:
             self._withdraw_load(item.mm_hash)
-            self._evict(item.mm_hash)
+            self._cache.evict_item(item.mm_hash)
 
     def _withdraw_load(self, mm_hash: str) -> None:
         """A request that was scheduled and preempted in one pass: no worker will see the load."""
         for order in [order for order in self._loads if order.mm_hash == mm_hash]:
             self._loads.remove(order)
-            self._pins.unpin(order.pin_id)
+            self._link.unpin(order.pin_id)

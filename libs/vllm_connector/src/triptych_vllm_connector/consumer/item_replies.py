@@ -1,137 +1,181 @@
-"""Conversation about each (request, item) with the encoder that makes it. Pure.
+"""Item replies: what prefill_decode sends about its requests' items, to their encoders and to gateways. Pure.
 
-PD decides about an item when it admits the request, the encoder introduces itself with its metadata,
-and either may come first. A `Preallocation` is said when decision and metadata are both known, an
-`ItemAck` when outcome and metadata are both known; again only when it changed, or when metadata come
-again: the job was delivered twice, or another encoder took it over and knows nothing. An item that nobody
-encodes (it was in the store all along) has no metadata, and then nobody is told.
+The engine decides about an item when it admits the request, the encoder reports the item with its metadata,
+and either may come first. A `Preallocation` is sent when decision and metadata are both known, an `ItemAck`
+when outcome and metadata are both known; again only when it changed, or when metadata come again: the job was
+delivered twice, or another encoder took it over and knows nothing. An item that no encoder makes (it was in
+the store all along) has no metadata, and then nothing is sent.
+
+Several engine requests can stand for one request of a gateway (`n` > 1). While one of them lives, another
+one's end does not count for it: an item is skipped by the last of them.
 """
 
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Literal
 
-from triptych_common.protocol.messages import Decision, EncoderCacheMetadata, ItemAck, Outcome, Preallocation
+from triptych_common.protocol.messages import (
+    Decision,
+    EncodeNeeded,
+    EncoderCacheMetadata,
+    ItemAck,
+    Outcome,
+    Preallocation,
+)
+from triptych_vllm_connector.consumer.admission import Admission, Feature
+from triptych_vllm_connector.consumer.ports import MessageSender
+from triptych_vllm_connector.consumer.request_table import RequestTable
 
-Key = tuple[str, int]  # (wire request id, item index)
-Reason = Literal["", "prefix_cached", "request_gone", "too_large"]
+DeclineReason = Literal["", "prefix_cached", "request_gone", "too_large"]
+NeedReason = Literal["absent", "writer_lost", "evicted"]
+
+_Key = tuple[str, int]  # (the gateway's request id, item index)
 
 
 @dataclass
 class _Job:
-    """A job, at an encoder that makes the item; and what the encoder was told."""
+    """A job, at an encoder that makes the item; and what was sent to that encoder."""
 
     job_id: str
     encoder: str
-    told_decision: Preallocation | None = None
-    told_outcome: ItemAck | None = None
+    sent_decision: Preallocation | None = None
+    sent_ack: ItemAck | None = None
 
 
 @dataclass
-class _Talk:
+class _Reply:
+    """What is known of one (request, item)."""
+
     mm_hash: str
     # By job and encoder. Usually one; more after `EncodeNeeded`, and when a job was taken over: an encoder
-    # that was only slow waits for the last word too.
+    # that was only slow waits for the ack too.
     jobs: dict[tuple[str, str], _Job] = field(default_factory=dict)
-    decision: tuple[Decision, Reason] | None = None
+    decision: tuple[Decision, DeclineReason] | None = None
     outcome: tuple[Outcome, str] | None = None
 
 
-@dataclass(frozen=True)
-class Addressed:
-    """A message and the encoder that shall get it."""
-
-    encoder: str
-    message: Preallocation | ItemAck
-
-
-class Conversation:
+class ItemReplies:
     """Holds at most `capacity` items; the oldest are forgotten, which costs a message, never a tensor."""
 
-    def __init__(self, instance: str, capacity: int = 16384) -> None:
+    def __init__(
+        self, instance: str, sender: MessageSender, requests: RequestTable, capacity: int = 16384
+    ) -> None:
         self._instance = instance
+        self._sender = sender
+        self._requests = requests
         self._capacity = capacity
-        self._talks: OrderedDict[Key, _Talk] = OrderedDict()
+        self._replies: OrderedDict[_Key, _Reply] = OrderedDict()
 
     def __len__(self) -> int:
-        return len(self._talks)
+        return len(self._replies)
 
-    def metadata(self, metadata: EncoderCacheMetadata) -> list[Addressed]:
-        """An encoder said that it makes this item for these requesters."""
-        out: list[Addressed] = []
+    def on_metadata(self, metadata: EncoderCacheMetadata) -> None:
+        """An encoder makes this item for these requesters: it gets what is decided already."""
         for requester in metadata.requesters:
-            if requester.prefill_decode != self._instance:
-                continue
-            talk = self._talk((requester.request_id, requester.item_index), metadata.mm_hash)
-            job = _Job(metadata.job_id, metadata.encoder)
-            talk.jobs[job.job_id, job.encoder] = job
-            out += self._say((requester.request_id, requester.item_index), talk)
-        return out
+            if requester.prefill_decode == self._instance:
+                key = (requester.request_id, requester.item_index)
+                reply = self._reply_of(key, metadata.mm_hash)
+                job = _Job(metadata.job_id, metadata.encoder)
+                reply.jobs[job.job_id, job.encoder] = job
+                self._send_news(key, reply, None)
 
-    def decided(self, key: Key, mm_hash: str, decision: Decision, reason: Reason = "") -> list[Addressed]:
-        """The latest decision counts. One that grants takes back an earlier last word: it is needed again."""
-        talk = self._talk(key, mm_hash)
-        talk.decision = (decision, reason)
+    def grant_item(self, admission: Admission, feature: Feature) -> None:
+        """The item has space. An earlier ack is taken back: the item is needed again."""
+        self._decide(admission, feature, Decision.GRANTED, "")
+
+    def decline_item(self, admission: Admission, feature: Feature, reason: DeclineReason) -> None:
+        """The item is not to be sent. The latest decision counts."""
+        if not admission.is_local:
+            self._decide(admission, feature, Decision.DECLINED, reason)
+
+    def skip_item(self, admission: Admission, feature: Feature, reason: DeclineReason) -> None:
+        """The request does not need the item, for now or for ever: decline it, and free its encoder."""
+        if not self._requests.has_sibling(admission):
+            self.decline_item(admission, feature, reason)
+            self.ack_item(admission, feature, Outcome.SKIPPED)
+
+    def ack_item(self, admission: Admission, feature: Feature, outcome: Outcome) -> None:
+        """The request is done with the item. The first outcome counts."""
+        if admission.is_local:
+            return
+        key = (admission.request_id, feature.item_index)
+        reply = self._reply_of(key, feature.mm_hash)
+        if reply.outcome is None:
+            detail = (admission.failure or "") if outcome is Outcome.FAILED else ""
+            reply.outcome = (outcome, detail[:500])
+        self._send_news(key, reply, admission.traceparent)
+
+    def request_encode(self, admission: Admission, mm_hash: str, reason: NeedReason) -> None:
+        """To the request's gateway, if it has one: no encoder makes this item."""
+        if admission.gateway is None:
+            return
+        message = EncodeNeeded(
+            request_id=admission.request_id,
+            item_index=admission.places_of(mm_hash)[0].item_index,
+            mm_hash=mm_hash,
+            prefill_decode=self._instance,
+            reason=reason,
+        )
+        self._sender.send_to_gateway(admission.gateway, message, admission.traceparent)
+
+    def _decide(
+        self, admission: Admission, feature: Feature, decision: Decision, reason: DeclineReason
+    ) -> None:
+        key = (admission.request_id, feature.item_index)
+        reply = self._reply_of(key, feature.mm_hash)
+        reply.decision = (decision, reason)
         if decision is Decision.GRANTED:
-            talk.outcome = None
-        return self._say(key, talk)
+            reply.outcome = None
+        self._send_news(key, reply, admission.traceparent)
 
-    def ended(self, key: Key, mm_hash: str, outcome: Outcome, detail: str = "") -> list[Addressed]:
-        """The first last word counts."""
-        talk = self._talk(key, mm_hash)
-        if talk.outcome is None:
-            talk.outcome = (outcome, detail)
-        return self._say(key, talk)
+    def _reply_of(self, key: _Key, mm_hash: str) -> _Reply:
+        reply = self._replies.get(key)
+        if reply is None:
+            reply = self._replies[key] = _Reply(mm_hash)
+            if len(self._replies) > self._capacity:
+                self._replies.popitem(last=False)
+        return reply
 
-    def _talk(self, key: Key, mm_hash: str) -> _Talk:
-        talk = self._talks.get(key)
-        if talk is None:
-            talk = self._talks[key] = _Talk(mm_hash)
-            if len(self._talks) > self._capacity:
-                self._talks.popitem(last=False)
-        return talk
+    def _send_news(self, key: _Key, reply: _Reply, traceparent: str | None) -> None:
+        """To each encoder of the item: what it does not know yet."""
+        for job in reply.jobs.values():
+            decision, ack = self._decision_for(key, reply, job), self._ack_for(key, reply, job)
+            if decision is not None and decision != job.sent_decision:
+                job.sent_decision = decision
+                self._sender.send_to_encoder(job.encoder, decision, traceparent)
+            if ack is not None and ack != job.sent_ack:
+                job.sent_ack = ack
+                self._sender.send_to_encoder(job.encoder, ack, traceparent)
 
-    def _say(self, key: Key, talk: _Talk) -> list[Addressed]:
-        words: list[Addressed] = []
-        for job in talk.jobs.values():
-            decision, outcome = self._decision(key, talk, job), self._outcome(key, talk, job.job_id)
-            if decision is not None and decision != job.told_decision:
-                job.told_decision = decision
-                words.append(Addressed(job.encoder, decision))
-            if outcome is not None and outcome != job.told_outcome:
-                job.told_outcome = outcome
-                words.append(Addressed(job.encoder, outcome))
-        return words
-
-    def _decision(self, key: Key, talk: _Talk, job: _Job) -> Preallocation | None:
-        if talk.decision is None:
+    def _decision_for(self, key: _Key, reply: _Reply, job: _Job) -> Preallocation | None:
+        if reply.decision is None:
             return None
-        decision, reason = talk.decision
-        if decision is Decision.GRANTED and talk.outcome is not None:
-            if job.told_decision is not None:
-                return job.told_decision
-            # It comes after the last word: nothing is to be sent any more.
+        decision, reason = reply.decision
+        if decision is Decision.GRANTED and reply.outcome is not None:
+            if job.sent_decision is not None:
+                return job.sent_decision
+            # The encoder comes after the ack: nothing is to be sent any more.
             decision = Decision.DECLINED
-            reason = "prefix_cached" if talk.outcome[0] is Outcome.INJECTED else "request_gone"
+            reason = "prefix_cached" if reply.outcome[0] is Outcome.INJECTED else "request_gone"
         return Preallocation(
             request_id=key[0],
             item_index=key[1],
             job_id=job.job_id,
-            mm_hash=talk.mm_hash,
+            mm_hash=reply.mm_hash,
             prefill_decode=self._instance,
             decision=decision,
             reason=reason,
         )
 
-    def _outcome(self, key: Key, talk: _Talk, job_id: str) -> ItemAck | None:
-        if talk.outcome is None:
+    def _ack_for(self, key: _Key, reply: _Reply, job: _Job) -> ItemAck | None:
+        if reply.outcome is None:
             return None
         return ItemAck(
             request_id=key[0],
             item_index=key[1],
-            job_id=job_id,
-            mm_hash=talk.mm_hash,
+            job_id=job.job_id,
+            mm_hash=reply.mm_hash,
             prefill_decode=self._instance,
-            outcome=talk.outcome[0],
-            detail=talk.outcome[1][:500],
+            outcome=reply.outcome[0],
+            detail=reply.outcome[1],
         )

@@ -9,13 +9,13 @@ from collections.abc import Callable
 from typing import Any
 
 
-class Tower:
+class LocalEncode:
     """`metadata_fields(modality)`: keys of an item's data that only size its placeholder."""
 
     def __init__(self, metadata_fields: Callable[[str], set[str]]) -> None:
         self._metadata_fields = metadata_fields
 
-    def encodes(self, request: Any) -> bool:
+    def encodes_request(self, request: Any) -> bool:
         """Are the items of `request` (vLLM's) encoded by this instance?"""
         return request.ec_transfer_params is None and all(map(self._has_media, request.mm_features))
 
@@ -23,6 +23,6 @@ class Tower:
         return feature.data is not None and not set(feature.data) <= self._metadata_fields(feature.modality)
 
 
-def no_tower(request: Any) -> bool:
-    """`encodes` of an instance without one."""
+def encodes_no_request(request: Any) -> bool:
+    """`encodes_request` of an instance without a vision tower."""
     return False

@@ -1,22 +1,28 @@
 """Preallocator: which requests may have space in the encoder cache, before their tensors exist. Pure.
 
-The two-step bookkeeping has the field's names: space is `preallocate`d for a request as a whole, becomes
-an allocation when vLLM schedules the item (`finalize_allocation`), and ends with `deallocate`, or with
-`depreallocate` when the item was never scheduled. Whole requests only: two requests that each held half
-of what the other needs would wait for ever. First come, first served: a large request is not overtaken.
+    None --preallocate--> HELD --finalize_allocation--> ALLOCATED --deallocate--> FREE
+                            `------ deallocate, depreallocate -----------------------^
 
-A request that is larger than the whole budget is served item by item, and alone: when nobody else holds
+The two-step bookkeeping of each item's space has the field's names: it is `preallocate`d for a request as a
+whole, becomes an allocation when vLLM schedules the item (`finalize_allocation`), and ends with `deallocate`
+when its last request is done with it, or with `depreallocate` when that request is gone. Whole requests only:
+two requests that each held half of what the other needs would wait for ever. First come, first served: a
+large request is not overtaken.
+
+A request that is larger than the whole budget is served item by item, and alone: when no other request holds
 space it gets the longest prefix of its items that fits, and the rest as it frees them. Alone, because it
-runs with a part of its items: it holds KV blocks while it waits for space, and whoever held that space
-could be waiting for its KV blocks.
+runs with a part of its items: it holds KV blocks while it waits for space, and another request that held that
+space could be waiting for its KV blocks.
 
 `sync` keeps a budget in rows; `async` is the same interface without a budget.
 """
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from triptych_common.domain.transitions import check_transition
 
 
 @dataclass(frozen=True)
@@ -28,45 +34,45 @@ class Need:
     item_index: int = 0  # position among the request's media items
 
 
-class Preallocator(Protocol):
-    """See the module docstring. `request_id` is vLLM's engine request id."""
+class SpaceState(Enum):
+    HELD = auto()
+    ALLOCATED = auto()
+    FREE = auto()
 
-    @property
-    def num_embeds_used(self) -> int: ...
 
-    @property
-    def num_pending(self) -> int: ...
-
-    def can_ever_hold(self, need: Need) -> bool: ...
-
-    def can_preallocate(self, needs: Sequence[Need]) -> bool: ...
-
-    def preallocate(self, request_id: str, needs: Sequence[Need]) -> list[Need]: ...
-
-    def is_pending(self, request_id: str) -> bool: ...
-
-    def take_granted(self) -> list[tuple[str, list[Need]]]: ...
-
-    def finalize_allocation(self, mm_hash: str) -> None: ...
-
-    def depreallocate(self, request_id: str) -> None: ...
-
-    def deallocate(self, request_id: str, mm_hash: str) -> None: ...
+ALLOWED: dict[SpaceState, frozenset[SpaceState]] = {
+    SpaceState.HELD: frozenset({SpaceState.ALLOCATED, SpaceState.FREE}),
+    SpaceState.ALLOCATED: frozenset({SpaceState.FREE}),
+    SpaceState.FREE: frozenset(),
+}
 
 
 @dataclass
-class _Hold:
+class ItemSpace:
+    """Space for one item, shared by the requests that need it."""
+
+    mm_hash: str
     num_embeds: int
-    request_ids: set[str]
-    allocated: bool = False
+    engine_request_ids: set[str] = field(default_factory=set)
+    state: SpaceState = SpaceState.HELD
 
 
-class SyncPreallocator:
-    """Budgeted. `budget_embeds` rows in all; None means without bound (see `AsyncPreallocator`)."""
+def move_space(space: ItemSpace, to: SpaceState) -> None:
+    """Move `space` to `to`. Nothing else assigns `space.state`.
+
+    Raises:
+        IllegalTransitionError: `to` cannot follow its state.
+    """
+    check_transition(ALLOWED, space.mm_hash, space.state, to)
+    space.state = to
+
+
+class Preallocator:
+    """`budget_embeds` rows in all; None: without bound. An `engine_request_id` is vLLM's `request_id`."""
 
     def __init__(self, budget_embeds: int | None) -> None:
         self._budget = budget_embeds
-        self._holds: dict[str, _Hold] = {}
+        self._spaces: dict[str, ItemSpace] = {}
         self._used = 0
         self._pending: OrderedDict[str, tuple[Need, ...]] = OrderedDict()
 
@@ -78,9 +84,9 @@ class SyncPreallocator:
     def num_pending(self) -> int:
         return len(self._pending)
 
-    def is_pending(self, request_id: str) -> bool:
+    def is_pending(self, engine_request_id: str) -> bool:
         """Does the request queue up for space, for all of its items or for the rest of them?"""
-        return request_id in self._pending
+        return engine_request_id in self._pending
 
     def can_ever_hold(self, need: Need) -> bool:
         return self._budget is None or need.num_embeds <= self._budget
@@ -89,21 +95,25 @@ class SyncPreallocator:
         """Is there space now for all of `needs`? Items that are held already cost nothing."""
         return len(self._fitting(needs)) == len(needs)
 
-    def preallocate(self, request_id: str, needs: Sequence[Need]) -> list[Need]:
+    def preallocate(self, engine_request_id: str, needs: Sequence[Need]) -> list[Need]:
         """Grant what may be granted now; the request queues up for the rest.
 
-        A request that waits already asks anew: `needs` replace what it waited for, its place is kept.
+        A request that is pending already asks anew: `needs` replace what it waited for, its place is kept.
         Returns the granted needs: all of them, or, for a request larger than the budget, a prefix;
         or none, and `take_granted` names the request later.
         """
-        is_first = not self._pending or next(iter(self._pending)) == request_id  # nobody overtakes
-        granted = self._grant(request_id, needs) if is_first else []
+        is_first = not self._pending or next(iter(self._pending)) == engine_request_id  # no request overtakes
+        granted = self._grant(engine_request_id, needs) if is_first else []
         rest = tuple(needs[len(granted) :])
         if rest:
-            self._pending[request_id] = rest
+            self._pending[engine_request_id] = rest
         else:
-            self._pending.pop(request_id, None)
+            self._pending.pop(engine_request_id, None)
         return granted
+
+    def cancel_pending(self, engine_request_id: str) -> None:
+        """The request waits for no more space. What it holds it keeps."""
+        self._pending.pop(engine_request_id, None)
 
     def take_granted(self) -> list[tuple[str, list[Need]]]:
         """Requests at the head of the queue that fit by now, in order, with what each was granted.
@@ -112,49 +122,52 @@ class SyncPreallocator:
         """
         out: list[tuple[str, list[Need]]] = []
         while self._pending:
-            request_id, needs = next(iter(self._pending.items()))
-            granted = self._grant(request_id, needs)
+            engine_request_id, needs = next(iter(self._pending.items()))
+            granted = self._grant(engine_request_id, needs)
             if not granted:
                 break
-            out.append((request_id, granted))
+            out.append((engine_request_id, granted))
             if len(granted) < len(needs):
-                self._pending[request_id] = needs[len(granted) :]
+                self._pending[engine_request_id] = needs[len(granted) :]
                 break
-            del self._pending[request_id]
+            del self._pending[engine_request_id]
         return out
 
     def finalize_allocation(self, mm_hash: str) -> None:
         """vLLM scheduled the item: what was preallocated is an allocation now."""
-        hold = self._holds.get(mm_hash)
-        if hold is not None:
-            hold.allocated = True
+        space = self._spaces.get(mm_hash)
+        if (
+            space is not None and space.state is SpaceState.HELD
+        ):  # it is scheduled again once the cache was emptied
+            move_space(space, SpaceState.ALLOCATED)
 
-    def depreallocate(self, request_id: str) -> None:
+    def depreallocate(self, engine_request_id: str) -> None:
         """The request is gone, or starts again: whatever it holds or waits for is free."""
-        self._pending.pop(request_id, None)
-        for mm_hash in [h for h, hold in self._holds.items() if request_id in hold.request_ids]:
-            self.deallocate(request_id, mm_hash)
+        self._pending.pop(engine_request_id, None)
+        for space in list(self._spaces.values()):
+            self.deallocate(engine_request_id, space.mm_hash)
 
-    def deallocate(self, request_id: str, mm_hash: str) -> None:
+    def deallocate(self, engine_request_id: str, mm_hash: str) -> None:
         """The request is done with this item; its space is free when no other request holds it."""
-        hold = self._holds.get(mm_hash)
-        if hold is None:
+        space = self._spaces.get(mm_hash)
+        if space is None:
             return
-        hold.request_ids.discard(request_id)
-        if not hold.request_ids:
-            self._used -= hold.num_embeds
-            del self._holds[mm_hash]
+        space.engine_request_ids.discard(engine_request_id)
+        if not space.engine_request_ids:
+            move_space(space, SpaceState.FREE)
+            self._used -= space.num_embeds
+            del self._spaces[mm_hash]
 
-    def _grant(self, request_id: str, needs: Sequence[Need]) -> list[Need]:
+    def _grant(self, engine_request_id: str, needs: Sequence[Need]) -> list[Need]:
         granted = self._fitting(needs)
-        if len(granted) < len(needs) and not self._may_go_by_items(request_id, needs):
+        if len(granted) < len(needs) and not self._may_go_by_items(engine_request_id, needs):
             return []
         for need in granted:
-            hold = self._holds.get(need.mm_hash)
-            if hold is None:
-                hold = self._holds[need.mm_hash] = _Hold(need.num_embeds, set())
+            space = self._spaces.get(need.mm_hash)
+            if space is None:
+                space = self._spaces[need.mm_hash] = ItemSpace(need.mm_hash, need.num_embeds)
                 self._used += need.num_embeds
-            hold.request_ids.add(request_id)
+            space.engine_request_ids.add(engine_request_id)
         return granted
 
     def _fitting(self, needs: Sequence[Need]) -> list[Need]:
@@ -163,7 +176,7 @@ class SyncPreallocator:
             return list(needs)
         free, new = self._budget - self._used, set[str]()
         for end, need in enumerate(needs):
-            if need.mm_hash in self._holds or need.mm_hash in new:
+            if need.mm_hash in self._spaces or need.mm_hash in new:
                 continue
             if need.num_embeds > free:
                 return list(needs[:end])
@@ -171,24 +184,28 @@ class SyncPreallocator:
             new.add(need.mm_hash)
         return list(needs)
 
-    def _may_go_by_items(self, request_id: str, needs: Sequence[Need]) -> bool:
-        """Larger than the budget, and nobody else holds space."""
+    def _may_go_by_items(self, engine_request_id: str, needs: Sequence[Need]) -> bool:
+        """Larger than the budget, and no other request holds space."""
         size = sum({need.mm_hash: need.num_embeds for need in needs}.values())
         return (
             self._budget is not None
             and size > self._budget
-            and all(hold.request_ids == {request_id} for hold in self._holds.values())
+            and all(space.engine_request_ids == {engine_request_id} for space in self._spaces.values())
         )
 
 
-class AsyncPreallocator(SyncPreallocator):
+class SyncPreallocator(Preallocator):
+    """With a budget: a request waits until there is space for it."""
+
+
+class AsyncPreallocator(Preallocator):
     """Without a budget: every request is granted at once; the store's own limits are the only ones."""
 
     def __init__(self) -> None:
         super().__init__(None)
 
 
-def make_preallocator(strategy: str, budget_embeds: int) -> SyncPreallocator:
+def make_preallocator(strategy: str, budget_embeds: int) -> Preallocator:
     """`strategy` is `sync` or `async`.
 
     Raises:

@@ -1,103 +1,203 @@
-"""Request table: the admission of each living request, who is to be woken, and who has failed."""
+"""Request table: the admission of each living request, which are to be woken, and which have failed.
+
+The only module that changes an `Admission`. It also records the spans of a request's waiting.
+"""
 
 from collections.abc import Callable
 from typing import Any
 
 from triptych_common.protocol.messages import ECTransferParams
+from triptych_common.telemetry import record_span
 from triptych_common.telemetry.logs import get_logger
-from triptych_vllm_connector.consumer.admission import Admission, fault_of, make_admission
-from triptych_vllm_connector.consumer.preallocator import Preallocator
-from triptych_vllm_connector.consumer.speech import Speech
+from triptych_vllm_connector.consumer.admission import (
+    Admission,
+    AdmissionState,
+    fault_of,
+    make_admission,
+    move_admission,
+)
 
 log = get_logger(__name__)
 
-LONGEST_WAIT_S = 24 * 3600.0  # whatever is said: timers end somewhere
+LONGEST_WAIT_S = 24 * 3600.0  # whatever a client sends: timers have a limit
 
 
 class RequestTable:
-    """`encodes(request)`: is it encoded by this instance itself? Then it only needs space."""
+    """`encodes_request(request)`: does this instance encode it? `now_ns`: wall-clock time for spans."""
 
     def __init__(
-        self,
-        speech: Speech,
-        preallocator: Preallocator,
-        encodes: Callable[[Any], bool],
-        now_ns: Callable[[], int],
+        self, instance: str, encodes_request: Callable[[Any], bool], now_ns: Callable[[], int]
     ) -> None:
-        self._speech = speech
-        self._preallocator = preallocator
-        self._encodes = encodes
+        self._instance = instance
+        self._encodes_request = encodes_request
         self._now_ns = now_ns
-        self._admissions: dict[str, Admission] = {}
+        self._admissions: dict[str, Admission] = {}  # by engine request id
+        self._siblings: dict[str, set[str]] = {}  # engine request ids, by the gateway's request id
         self._to_wake: dict[str, None] = {}  # ordered set of engine request ids
         self._failed: set[str] = set()
 
     def __len__(self) -> int:
         return len(self._admissions)
 
-    def __getitem__(self, engine_id: str) -> Admission:
-        """Of a request that lives, as everybody does who holds or awaits something."""
-        return self._admissions[engine_id]
+    def __getitem__(self, engine_request_id: str) -> Admission:
+        """Of a request that lives, as each does that holds or awaits something."""
+        return self._admissions[engine_request_id]
 
-    def get(self, engine_id: str) -> Admission | None:
-        return self._admissions.get(engine_id)
+    def get(self, engine_request_id: str) -> Admission | None:
+        return self._admissions.get(engine_request_id)
 
-    def add(self, request: Any) -> Admission:
-        """First sight of a request (vLLM's)."""
-        admission = self._admissions[request.request_id] = self._admission_of(request)
-        self._speech.opened(admission)
-        return admission
-
-    def take(self, request: Any) -> Admission | None:
-        """`request` has ended. None: it was never looked at."""
-        self._failed.discard(request.request_id)
-        self._to_wake.pop(request.request_id, None)
-        return self._admissions.pop(request.request_id, None)
-
-    def unseen(self, request: Any) -> Admission:
-        """Of a request that ended before it was looked at: its encoders wait for a word all the same."""
-        return self._admission_of(request)
+    def has_sibling(self, admission: Admission) -> bool:
+        """Does another engine request live that stands for the same request of the gateway (`n` > 1)?"""
+        return bool(self._siblings.get(admission.request_id, set()) - {admission.engine_request_id})
 
     def remaining_s(self, request: Any) -> float | None:
-        """How long `request` may wait from now; None: nothing sensible was said, or it waits for nobody."""
-        if self._encodes(request) or fault_of(request.mm_features, request.ec_transfer_params) is not None:
+        """How long `request` (vLLM's) may wait from now; None: no valid time came with it, or it is local."""
+        if self._encodes_request(request) or request.ec_transfer_params is None:
             return None
-        if request.ec_transfer_params is None:
+        if fault_of(request.mm_features, request.ec_transfer_params) is not None:
             return None
         # As it was validated, not as it came: "5000" and 5000.0 pass for a number, too.
         remaining_ms = ECTransferParams.model_validate(request.ec_transfer_params).remaining_ms
         return min(remaining_ms, LONGEST_WAIT_S * 1000) / 1000
 
-    # ---- failing and waking ----------------------------------------------------------------------
-    def fail(self, admission: Admission, why: str) -> None:
-        """End the request with an error at the next step; it is woken for that, and waits for nothing."""
-        if admission.failure is None:
-            admission.failure = why
-            self._preallocator.preallocate(admission.engine_id, [])
-            admission.asked &= admission.granted
-            self._failed.add(admission.engine_id)
-            self.wake(admission)
-            log.warning("request failed", request_id=admission.wire_id, reason=why)
+    # ---- first and last step ---------------------------------------------------------------------
+    def open_request(self, request: Any) -> Admission:
+        """First sight of a request (vLLM's). One that cannot be served has failed."""
+        admission, fault = self._admission_of(request)
+        self._admissions[request.request_id] = admission
+        self._siblings.setdefault(admission.request_id, set()).add(admission.engine_request_id)
+        if fault is not None:
+            self.mark_failed(admission, fault)
+        return admission
 
-    def wake(self, admission: Admission) -> None:
-        """It shall leave the parking."""
-        self._to_wake[admission.engine_id] = None
+    def close_request(self, request: Any) -> Admission | None:
+        """`request` has ended. None: it was never opened (see `admission_of_unopened`)."""
+        self._failed.discard(request.request_id)
+        self._to_wake.pop(request.request_id, None)
+        admission = self._admissions.pop(request.request_id, None)
+        if admission is not None:
+            siblings = self._siblings[admission.request_id]
+            siblings.discard(admission.engine_request_id)
+            if not siblings:
+                del self._siblings[admission.request_id]
+        return admission
+
+    def admission_of_unopened(self, request: Any) -> Admission:
+        """Of a request that ended before it was opened: its encoders wait for an ack all the same."""
+        return self._admission_of(request)[0]
+
+    # ---- places ----------------------------------------------------------------------------------
+    def ask_places(self, admission: Admission, item_indexes: set[int]) -> None:
+        """Space is asked for at these places, beside those that it was asked for before."""
+        if item_indexes - admission.asked and admission.state is AdmissionState.NEW:
+            move_admission(admission, AdmissionState.QUEUED)
+        admission.asked |= item_indexes
+
+    def grant_place(self, admission: Admission, item_index: int) -> None:
+        """This place has space.
+
+        Raises:
+            IllegalTransitionError: the request asked for none.
+        """
+        if item_index in admission.granted:
+            return
+        if admission.state not in (AdmissionState.GRANTED, AdmissionState.FAILED):
+            move_admission(admission, AdmissionState.GRANTED)
+        admission.granted.add(item_index)
+        admission.num_places[admission.features[item_index].mm_hash] += 1
+        if not admission.is_grant_recorded:
+            admission.is_grant_recorded = True
+            self._record_span("prefill.preallocate", admission, admission.first_seen_ns, {})
+
+    def drop_place(self, admission: Admission, item_index: int) -> bool:
+        """This place is done with. True: it was the last one of its item that had space."""
+        mm_hash = admission.features[item_index].mm_hash
+        was_granted = item_index in admission.granted
+        admission.asked.discard(item_index)
+        admission.granted.discard(item_index)
+        if was_granted:
+            admission.num_places[mm_hash] -= 1
+        if not admission.asked and admission.state in (AdmissionState.QUEUED, AdmissionState.GRANTED):
+            move_admission(admission, AdmissionState.NEW)
+        elif not admission.granted and admission.state is AdmissionState.GRANTED:
+            move_admission(admission, AdmissionState.QUEUED)
+        if not was_granted or admission.num_places[mm_hash]:
+            return False
+        del admission.num_places[mm_hash]
+        return True
+
+    def drop_item(self, admission: Admission, mm_hash: str) -> None:
+        """All places of the item are done with."""
+        for feature in admission.places_of(mm_hash):
+            self.drop_place(admission, feature.item_index)
+
+    # ---- failing, waiting and waking -------------------------------------------------------------
+    def mark_failed(self, admission: Admission, why: str) -> bool:
+        """End the request with an error at the next step; it is woken for that. False: it failed before."""
+        if admission.has_failed:
+            return False
+        move_admission(admission, AdmissionState.FAILED)
+        admission.failure = why
+        admission.asked &= admission.granted
+        self._failed.add(admission.engine_request_id)
+        self.wake_request(admission)
+        log.warning("admission failed", request_id=admission.request_id, reason=why)
+        return True
+
+    def set_waiting(self, admission: Admission, is_waiting: bool) -> None:
+        """Whether the request waits, now that vLLM has asked about it."""
+        admission.is_waiting = is_waiting
+
+    def wake_request(self, admission: Admission) -> None:
+        """The request shall leave the parking."""
+        self._to_wake[admission.engine_request_id] = None
 
     def take_to_wake(self) -> list[str]:
         """In the order in which they were woken."""
         to_wake, self._to_wake = self._to_wake, {}
-        for engine_id in to_wake:
-            self._admissions[engine_id].waits = False
+        for engine_request_id in to_wake:
+            self._admissions[engine_request_id].is_waiting = False
         return list(to_wake)
 
-    def take_failed(self) -> set[str]:
+    def take_failed_ids(self) -> set[str]:
         failed, self._failed = self._failed, set()
         return failed
 
-    def _admission_of(self, request: Any) -> Admission:
-        is_local = self._encodes(request)
+    def note_parked(self, admission: Admission, step: int) -> bool:
+        """`step`: the engine's steps so far. False: it was parked before."""
+        if admission.parked_ns is not None:
+            return False
+        admission.parked_ns, admission.parked_at_step = self._now_ns(), step
+        return True
+
+    def note_unparked(self, admission: Admission, step: int) -> None:
+        if admission.parked_ns is not None:
+            num_steps = step - admission.parked_at_step
+            attributes = {"triptych.num_engine_steps": num_steps}
+            self._record_span("prefill.wait", admission, admission.parked_ns, attributes)
+            admission.parked_ns = None
+
+    def _admission_of(self, request: Any) -> tuple[Admission, str | None]:
+        """With the reason why it cannot be served, if there is one."""
+        is_local = self._encodes_request(request)
         fault = None if is_local else fault_of(request.mm_features, request.ec_transfer_params)
         params = request.ec_transfer_params if fault is None else None
-        admission = make_admission(request.request_id, request.mm_features, params, self._now_ns())
-        admission.fault, admission.is_local = fault, is_local
-        return admission
+        now_ns = self._now_ns()
+        admission = make_admission(request.request_id, request.mm_features, params, now_ns, is_local=is_local)
+        return admission, fault
+
+    def _record_span(
+        self, name: str, admission: Admission, start_ns: int, attributes: dict[str, Any]
+    ) -> None:
+        record_span(
+            name,
+            start_ns,
+            self._now_ns(),
+            traceparent=admission.traceparent,
+            attributes={
+                "triptych.instance": self._instance,
+                "triptych.request_id": admission.request_id,
+                "triptych.num_items": len(admission.features),
+                **attributes,
+            },
+        )

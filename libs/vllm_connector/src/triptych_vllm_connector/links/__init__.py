@@ -1,8 +1,8 @@
-"""What EngineCore talks to: store, bus, clock.
+"""What connects the consumer, in EngineCore, to the store, the bus and the clock; each with its thread.
 
-alarm          One thread that calls back at a set time: the engine's thread itself waits for input without a
-inbox          What other threads leave for EngineCore's: the store session's and the bus's. No locks, no lost
-links          What EngineCore talks to, as the consumer sees it: two narrow interfaces, testable without the
-opening        The consumer with its links to store and bus, as an engine opens it. Without vLLM.
-readable_pins  A pin counts only if its bytes can be read from here: checked before a request is scheduled wit
+opening         open_consumer: the consumer with all its links.
+readable_pins   ReadablePins: a pin counts only if its bytes can be read from here.
+store_pins      StorePins: commands about pins, over the store session.
+message_sender  BusMessageSender: decisions, acks and orders, over the bus.
+alarm           Alarm: wakes the engine at a set time.
 """

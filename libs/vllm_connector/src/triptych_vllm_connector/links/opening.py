@@ -5,20 +5,24 @@ from typing import Any, Protocol
 
 from triptych_common.bus import ThreadedBus
 from triptych_common.coordination import BlobStore
+from triptych_common.domain.errors import StoreError
 from triptych_common.protocol.codec import Envelope
 from triptych_common.protocol.messages import EncoderCacheMetadata
 from triptych_common.protocol.names import OWNER_GROUP, StreamNames
+from triptych_common.protocol.store import Descriptor, EntrySealed, StoreReply, WriterLost
+from triptych_common.store_session import StoreSession
 from triptych_common.telemetry.logs import get_logger
-from triptych_vllm_connector.config import ConnectorConfig
-from triptych_vllm_connector.consumer.consumer import Consumer
-from triptych_vllm_connector.consumer.local_encode import no_tower
+from triptych_vllm_connector.config import STORE_RECONNECT_S, ConnectorConfig, engine_session_name
+from triptych_vllm_connector.consumer.consumer import BusChanged, Consumer, Inbox, PinReply, StoreLost
+from triptych_vllm_connector.consumer.local_encode import encodes_no_request
+from triptych_vllm_connector.consumer.ports import EncoderCache
 from triptych_vllm_connector.consumer.preallocator import make_preallocator
 from triptych_vllm_connector.links.alarm import Alarm
-from triptych_vllm_connector.links.inbox import BusChanged, Inbox, PinReply, StoreLost
-from triptych_vllm_connector.links.links import BusMessageSender, StorePinLink
+from triptych_vllm_connector.links.message_sender import BusMessageSender
 from triptych_vllm_connector.links.readable_pins import ReadablePins
 from triptych_vllm_connector.readable import Readable
 from triptych_vllm_connector.slab_probe import UsableSlab
+from triptych_vllm_connector.links.store_pins import StorePins
 
 log = get_logger(__name__)
 
@@ -33,7 +37,8 @@ def open_consumer(
     config: ConnectorConfig,
     num_ranks: int,
     budget: int,
-    encodes: Callable[[Any], bool] = no_tower,
+    cache: EncoderCache,
+    encodes_request: Callable[[Any], bool] = encodes_no_request,
     slab: UsableSlab | None = None,
 ) -> tuple[Consumer, tuple[Closer, ...]]:
     """Connect to the store and the bus.
@@ -41,7 +46,8 @@ def open_consumer(
     Args:
         num_ranks: tensor-parallel workers, each of which ends every pin.
         budget: rows of encoder output that may be held for requests at once.
-        encodes: whether the instance encodes a request's items itself.
+        cache: vLLM's encoder cache.
+        encodes_request: whether the instance encodes a request's items itself.
         slab: what is known of the store's slab; it changes. None: no GPU.
 
     Returns:
@@ -50,33 +56,56 @@ def open_consumer(
     names = StreamNames(config.deployment)
     bus = ThreadedBus(config.redis_url, config.deployment, client_name=f"{config.instance}/engine")
     blobs = BlobStore(config.redis_url, config.deployment, client_name=f"{config.instance}/pins")
-    inbox = Inbox()  # before the consumer: a session may be lost as soon as it is open
-    pins = ReadablePins(
-        lambda on_reply, on_push: StorePinLink(
-            config, num_ranks, on_reply, on_push, on_lost=lambda: inbox.post(StoreLost())
-        ),
-        Readable(slab or UsableSlab(), blobs),
-        on_reply=lambda mm_hash, reply: inbox.post(PinReply(mm_hash, reply)),
-        on_push=inbox.post,
-    )
+    inbox = Inbox()
+    pins = open_pins(config, num_ranks, inbox, Readable(slab or UsableSlab(), blobs))
+    alarm = Alarm(inbox.wake_engine)
     consumer = Consumer(
         config.instance,
         pins,
         BusMessageSender(bus, names),
         make_preallocator(config.preallocation, budget),
-        encodes=encodes,
-        inbox=inbox,
+        cache,
+        inbox,
+        set_alarm=alarm.set,
+        encodes_request=encodes_request,
     )
-    alarm = Alarm(consumer.wake)
-    consumer.deadlines.bind(alarm.set)
 
     def on_metadata(envelope: Envelope) -> None:
         if isinstance(envelope.message, EncoderCacheMetadata):
-            consumer.post(envelope.message)
+            inbox.post_event(envelope.message)
 
-    bus.on_server_changed(lambda: consumer.post(BusChanged()))
+    bus.on_server_changed(lambda: inbox.post_event(BusChanged()))
     bus.subscribe(
         names.metadata(config.instance), group=OWNER_GROUP, consumer=config.instance, callback=on_metadata
     )
     log.info("consumer ready", budget_embeds=budget, strategy=config.preallocation)
     return consumer, (alarm, pins, blobs, bus)
+
+
+def open_pins(
+    config: ConnectorConfig, num_ranks: int, inbox: Inbox, can_read: Callable[[Descriptor], bool]
+) -> ReadablePins:
+    """What the store sends goes through the check; it sends nothing before the check asks for a pin."""
+
+    def on_push(push: EntrySealed | WriterLost) -> None:
+        pins.on_store_push(push)
+
+    def on_reply(mm_hash: str, reply: StoreReply | StoreError) -> None:
+        pins.on_store_reply(mm_hash, reply)
+
+    session = StoreSession.connect(
+        config.store_socket,
+        engine_session_name(config.instance),
+        on_push=on_push,
+        on_disconnect=lambda error: inbox.post_event(StoreLost()),
+        timeout_s=config.store_timeout_s,
+        reconnect_timeout_s=STORE_RECONNECT_S,
+        namespace_digest=config.namespace_digest,
+    )
+    pins = ReadablePins(
+        StorePins(session, num_ranks, on_reply),
+        can_read,
+        deliver_reply=lambda mm_hash, reply: inbox.post_event(PinReply(mm_hash, reply)),
+        deliver_push=inbox.post_event,
+    )
+    return pins

@@ -1,7 +1,7 @@
 """A pin counts only if its bytes can be read from here: checked before a request is scheduled with it.
 
 An entry may lie in the memory of a GPU that this instance does not have, or its bytes in Redis may be gone.
-Then it is given back and evicted, and asked for again: whoever makes it anew knows this instance's
+Then it is given back and evicted, and asked for again: the encoder that makes it anew knows this instance's
 transports. What can be checked only over the network is checked in a thread.
 """
 
@@ -14,52 +14,56 @@ from typing import Protocol
 from triptych_common.domain.errors import StoreError, TriptychError
 from triptych_common.protocol.store import SHM, Descriptor, EntrySealed, Pinned, StoreReply, WriterLost
 from triptych_common.telemetry.logs import get_logger
-from triptych_vllm_connector.links.links import OnPush, OnReply, PinLink
+from triptych_vllm_connector.consumer.ports import PinLink
+from triptych_vllm_connector.links.store_pins import OnReply
 
 log = get_logger(__name__)
 
+OnPush = Callable[[EntrySealed | WriterLost], None]
 Deliver = Callable[[], None]
 
 
 class EvictingPinLink(PinLink, Protocol):
     """The store's end."""
 
-    def evict(self, mm_hash: str) -> None: ...
+    def evict_entry(self, mm_hash: str) -> None: ...
 
     def close(self) -> None: ...
 
 
 class ReadablePins:
-    """`PinLink` in front of another; `can_read` may block, and raises TriptychError when it cannot tell."""
+    """`PinLink` in front of another, whose replies and pushes come to `on_store_reply` and `on_store_push`.
+
+    `can_read` may block, and raises TriptychError when it cannot find out.
+    """
 
     def __init__(
         self,
-        connect: Callable[[OnReply, OnPush], EvictingPinLink],
+        link: EvictingPinLink,
         can_read: Callable[[Descriptor], bool],
-        on_reply: OnReply,
-        on_push: OnPush,
+        deliver_reply: OnReply,
+        deliver_push: OnPush,
     ) -> None:
+        self._link = link
         self._can_read = can_read
-        self._on_reply = on_reply
-        self._on_push = on_push
+        self._deliver_reply = deliver_reply
+        self._deliver_push = deliver_push
         self._refused: set[str] = set()  # asked for again; a second time it fails
-        self._wanted: set[str] = set()  # asked for and not given up
+        self._awaited: set[str] = set()  # asked for and not given up
         self._queue: queue.SimpleQueue[tuple[Descriptor, int, Deliver] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="triptych-readable", daemon=True)
         self._thread.start()
-        self._link = connect(self._heard_reply, self._heard_push)
 
     # ---- the consumer's side ---------------------------------------------------------------------
     def pin_or_watch(self, mm_hash: str) -> None:
-        self._wanted.add(mm_hash)
+        self._awaited.add(mm_hash)
         self._link.pin_or_watch(mm_hash)
 
     def unpin(self, pin_id: int) -> None:
         self._link.unpin(pin_id)
 
     def unwatch(self, mm_hash: str) -> None:
-        self._wanted.discard(mm_hash)
-        self._refused.discard(mm_hash)
+        self._forget(mm_hash)
         self._link.unwatch(mm_hash)
 
     def close(self) -> None:
@@ -68,24 +72,25 @@ class ReadablePins:
         self._link.close()
 
     # ---- the store's side ------------------------------------------------------------------------
-    def _heard_reply(self, mm_hash: str, reply: StoreReply | StoreError) -> None:
-        deliver = functools.partial(self._on_reply, mm_hash, reply)
+    def on_store_reply(self, mm_hash: str, reply: StoreReply | StoreError) -> None:
+        """On the session's thread."""
+        deliver = functools.partial(self._deliver_reply, mm_hash, reply)
         if isinstance(reply, Pinned):
-            self._check(reply.descriptor, reply.pin_id, deliver)
+            self._check_pin(reply.descriptor, reply.pin_id, deliver)
         else:
             deliver()
 
-    def _heard_push(self, push: EntrySealed | WriterLost) -> None:
-        deliver = functools.partial(self._on_push, push)
+    def on_store_push(self, push: EntrySealed | WriterLost) -> None:
+        """On the session's thread."""
+        deliver = functools.partial(self._deliver_push, push)
         if isinstance(push, EntrySealed):
-            self._check(push.descriptor, push.pin_id, deliver)
+            self._check_pin(push.descriptor, push.pin_id, deliver)
         else:
             deliver()
 
-    def _check(self, descriptor: Descriptor, pin_id: int, deliver: Deliver) -> None:
+    def _check_pin(self, descriptor: Descriptor, pin_id: int, deliver: Deliver) -> None:
         if descriptor.memory == SHM:
-            self._wanted.discard(descriptor.mm_hash)
-            self._refused.discard(descriptor.mm_hash)
+            self._forget(descriptor.mm_hash)
             deliver()
         else:
             self._queue.put((descriptor, pin_id, deliver))
@@ -93,42 +98,46 @@ class ReadablePins:
     def _run(self) -> None:
         while (waiting := self._queue.get()) is not None:
             try:
-                self._serve(*waiting)
-            except Exception:  # this thread is everybody's: one entry must not end it
-                log.exception("pin not delivered", mm_hash=waiting[0].mm_hash)
+                self._check_entry(*waiting)
+            except Exception:  # this thread serves every entry: one of them must not end it
+                log.exception("pin check failed", mm_hash=waiting[0].mm_hash)
 
-    def _serve(self, descriptor: Descriptor, pin_id: int, deliver: Deliver) -> None:
+    def _check_entry(self, descriptor: Descriptor, pin_id: int, deliver: Deliver) -> None:
         mm_hash = descriptor.mm_hash
         try:
             is_readable = self._can_read(descriptor)
         except Exception as error:
             if not isinstance(error, TriptychError):
-                log.exception("entry not checked", mm_hash=mm_hash, memory=descriptor.memory)
-            self._wanted.discard(mm_hash)
-            self._refused.discard(mm_hash)
+                log.exception("entry cannot be checked", mm_hash=mm_hash, memory=descriptor.memory)
+            self._forget(mm_hash)
             self._link.unpin(pin_id)
-            self._on_reply(mm_hash, StoreError("unreadable", str(error)))
+            self._deliver_reply(mm_hash, StoreError("unreadable", str(error)))
             return
         if is_readable:
-            self._wanted.discard(mm_hash)
-            self._refused.discard(mm_hash)
+            self._forget(mm_hash)
             deliver()
         else:
-            self._refuse(descriptor, pin_id)
+            self._refuse_pin(descriptor, pin_id)
 
-    def _refuse(self, descriptor: Descriptor, pin_id: int) -> None:
+    def _refuse_pin(self, descriptor: Descriptor, pin_id: int) -> None:
         mm_hash = descriptor.mm_hash
         log.warning("entry cannot be read from here", mm_hash=mm_hash, memory=descriptor.memory)
         self._link.unpin(pin_id)
         if mm_hash in self._refused:
             self._refused.discard(mm_hash)
-            self._on_reply(mm_hash, StoreError("unreadable", f"memory {descriptor.memory} cannot be read"))
+            why = f"memory {descriptor.memory} cannot be read"
+            self._deliver_reply(mm_hash, StoreError("unreadable", why))
             return
-        self._link.evict(mm_hash)
-        if mm_hash not in self._wanted:
+        self._link.evict_entry(mm_hash)
+        if mm_hash not in self._awaited:
             return
         self._refused.add(mm_hash)
         self._link.pin_or_watch(mm_hash)
-        if mm_hash not in self._wanted:  # given up this instant
+        if mm_hash not in self._awaited:  # given up this instant
             self._refused.discard(mm_hash)
             self._link.unwatch(mm_hash)
+
+    def _forget(self, mm_hash: str) -> None:
+        """The item came, failed, or is not needed any more."""
+        self._awaited.discard(mm_hash)
+        self._refused.discard(mm_hash)

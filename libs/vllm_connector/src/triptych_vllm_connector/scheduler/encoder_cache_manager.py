@@ -1,7 +1,7 @@
 """Encoder cache managers, put into vLLM by `--ec-manager-config`.
 
 vLLM's own evicts only under pressure, so an idle engine would keep its views, and the store's pins,
-for ever. Ours drop an entry with its last use.
+for ever. These drop an entry with its last use.
 """
 
 from typing import Any
@@ -14,9 +14,9 @@ _UNBOUNDED = 1 << 62
 
 
 class _EvictingManager(EncoderCacheManager):
-    """Adds `evict`: drop one entry now, whoever refers to it."""
+    """Adds `evict_item`: drop one entry now, whatever refers to it."""
 
-    def evict(self, mm_hash: str) -> None:
+    def evict_item(self, mm_hash: str) -> None:
         """Idempotent. The worker drops its tensor at the next step that runs."""
         if mm_hash not in self.cached:
             return
@@ -29,12 +29,12 @@ class _EvictingManager(EncoderCacheManager):
 
 
 class PreallocatingEncoderCacheManager(_EvictingManager):
-    """PD: an entry lives as long as a request that was granted it needs it (see `consumer.Consumer`).
+    """prefill_decode: an entry lives as long as a request that was granted it needs it (see `Consumer`).
 
-    The two-step bookkeeping lives in the consumer's `Preallocator`; this class is its face towards
-    vLLM: `can_allocate` says no to a remote item that is not pinned, so the scheduler clips the step
-    in front of it and never plans an encode that this instance cannot run; and to an item that is to be
-    encoded here, and has no space yet.
+    The two-step bookkeeping lives in the consumer's `Preallocator`; this class offers it to vLLM:
+    `can_allocate` is False for a remote item that is not pinned, so the scheduler clips the step in front of
+    it and never plans an encode that this instance cannot run; and for an item that is to be encoded here,
+    and has no space yet.
     """
 
     consumer: Consumer | None = None
@@ -47,27 +47,27 @@ class PreallocatingEncoderCacheManager(_EvictingManager):
         manager.budget_embeds = cache_size
         return manager
 
-    def bind(self, consumer: Consumer) -> None:
+    def attach_consumer(self, consumer: Consumer) -> None:
+        """vLLM makes the manager before the connector can open the consumer, which needs the manager."""
         self.consumer = consumer
 
-    def evict(self, mm_hash: str) -> None:
+    def evict_item(self, mm_hash: str) -> None:
         """As above. What a local request refers to stays: a step that is being planned may read it."""
         if self.consumer is None or not any(map(self.consumer.is_local, self.cached.get(mm_hash, ()))):
-            super().evict(mm_hash)
+            super().evict_item(mm_hash)
 
-    def is_in_use(self, request_id: str, input_id: int) -> bool:
+    def is_in_use(self, engine_request_id: str, item_index: int) -> bool:
         """Was the item scheduled at this place, so that a step under way may read it?"""
-        return input_id in self.request_cached_ids.get(request_id, ())
+        return item_index in self.request_cached_ids.get(engine_request_id, ())
 
     def can_allocate(
         self, request: Any, input_id: int, encoder_compute_budget: int, num_embeds_to_schedule: int
     ) -> bool:
         if self.consumer is not None:
-            is_local = self.consumer.plans_local = self.consumer.is_local(request.request_id)
-            if is_local:
-                may_allocate = self.consumer.may_encode(request.request_id, input_id)
+            if self.consumer.is_local(request.request_id):
+                may_allocate = self.consumer.may_encode_item(request.request_id, input_id)
             else:
-                may_allocate = self.consumer.must_load(request.mm_features[input_id].identifier)
+                may_allocate = self.consumer.is_pinned(request.mm_features[input_id].identifier)
                 # A load costs no encoder compute: only space counts.
                 encoder_compute_budget = max(encoder_compute_budget, request.get_num_encoder_embeds(input_id))
             if not may_allocate:
@@ -83,7 +83,7 @@ class PreallocatingEncoderCacheManager(_EvictingManager):
         super().free_encoder_input(request, input_id)
         mm_hash = request.mm_features[input_id].identifier
         if mm_hash in self.freeable and (self.consumer is None or not self.consumer.is_resident(mm_hash)):
-            self.evict(mm_hash)
+            self.evict_item(mm_hash)
 
 
 class ForgettingEncoderCacheManager(_EvictingManager):
@@ -108,4 +108,4 @@ class ForgettingEncoderCacheManager(_EvictingManager):
         super().free_encoder_input(request, input_id)
         mm_hash = request.mm_features[input_id].identifier
         if mm_hash in self.freeable:
-            self.evict(mm_hash)
+            self.evict_item(mm_hash)

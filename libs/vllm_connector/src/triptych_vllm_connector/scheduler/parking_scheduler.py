@@ -2,13 +2,12 @@
 
 vLLM asks its connector about each waiting request in every step, and steps a thousand times a second
 while the answer is no. `ParkingMixin` takes such a request out of the waiting queue until the consumer
-says that its items are pinned, or that they will never be. Loaded by `--scheduler-cls`.
+reports that its items are pinned, or that they will never be. Loaded by `--scheduler-cls`.
 
 A request that runs item by item keeps its place among the running ones, and its KV blocks, while it waits
 for the next item: it is stalled. When nothing but stalled requests is left, the engine waits for input.
 """
 
-import time
 from collections.abc import Callable, Container, Iterable
 from typing import Any
 
@@ -17,10 +16,11 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request, RequestStatus
 
 from triptych_common.domain.errors import StoreUnavailableError
-from triptych_vllm_connector.connector import LostLoads, StepOrders, TriptychECConnector
+from triptych_vllm_connector.connector import TriptychECConnector
 from triptych_vllm_connector.consumer.consumer import Consumer
 from triptych_vllm_connector.scheduler.encoder_cache_manager import PreallocatingEncoderCacheManager
-from triptych_vllm_connector.scheduler.failed_loads import LoadsInFlight, undo
+from triptych_vllm_connector.scheduler.failed_loads import LoadsInFlight, undo_failed_loads
+from triptych_vllm_connector.step_metadata import FailedLoads, StepOrders
 
 
 class ParkingMixin:
@@ -34,9 +34,8 @@ class ParkingMixin:
             manager, PreallocatingEncoderCacheManager
         ):
             raise TypeError("the parking scheduler needs Triptych's connector and encoder cache manager")
-        self.consumer: Consumer = connector.open_consumer(manager.budget_embeds)
-        self.consumer.bind(manager.evict, manager.is_in_use)
-        manager.bind(self.consumer)
+        self.consumer: Consumer = connector.open_consumer(manager, manager.budget_embeds)
+        manager.attach_consumer(self.consumer)
         self._parked: dict[str, Request] = {}
         self._stalled: set[str] = set()
         self._deferred: list[Request] = []
@@ -56,7 +55,7 @@ class ParkingMixin:
         for request in self._deferred:
             self._park(request)
         self._stall(output.num_scheduled_tokens)
-        self._loads_in_flight.started(_loads_of(output))
+        self._loads_in_flight.on_step_scheduled(_loads_of(output))
         return output
 
     def _ec_transfer_pending(self, request: Request, num_computed_tokens: int) -> bool:
@@ -65,59 +64,65 @@ class ParkingMixin:
             self._deferred.append(request)
         return pending
 
+    def _try_schedule_encoder_inputs(self, request: Request, *args: Any, **kwargs: Any) -> Any:
+        self.ec_connector.plan_request(request.request_id)  # type: ignore[attr-defined]
+        return super()._try_schedule_encoder_inputs(request, *args, **kwargs)  # type: ignore[misc]
+
     def _park(self, request: Request) -> None:
         if self.consumer.has_failed(request.request_id):
             return  # stays in the queue: this step's output ends it
         self.waiting.remove_requests([request])  # type: ignore[attr-defined]
         self.deferred_waiting.discard(request)  # type: ignore[attr-defined]
         self._parked[request.request_id] = request
-        self.consumer.parked(request.request_id, self.num_steps)
+        self.consumer.on_parked(request.request_id, self.num_steps)
 
     def _stall(self, scheduled: Container[str]) -> None:
         """Running requests of this step that wait for an item cost no more steps."""
         for request in self.running:  # type: ignore[attr-defined]
-            request_id = request.request_id
-            if request_id not in scheduled and self.consumer.is_waiting(request_id):
-                self._stalled.add(request_id)
-                self.consumer.parked(request_id, self.num_steps)
+            engine_request_id = request.request_id
+            if engine_request_id not in scheduled and self.consumer.is_waiting(engine_request_id):
+                self._stalled.add(engine_request_id)
+                self.consumer.on_parked(engine_request_id, self.num_steps)
 
     def _end_overdue(self) -> None:
-        """Whoever sent these requests does not wait for them any more, or hangs."""
-        for request_id in self.consumer.deadlines.take_passed(time.monotonic()):
-            request = self.requests.get(request_id)  # type: ignore[attr-defined]
+        """The gateways of these requests do not wait for them any more, or hang."""
+        for engine_request_id in self.consumer.take_overdue():
+            request = self.requests.get(engine_request_id)  # type: ignore[attr-defined]
             if request is None or request.is_finished():
                 continue
-            if request.status != RequestStatus.RUNNING or request_id in self._stalled:
-                self.consumer.overdue(request)
+            if request.status != RequestStatus.RUNNING or engine_request_id in self._stalled:
+                self.consumer.fail_overdue(request)
 
     def _resume_ready(self) -> None:
         self._end_overdue()
-        woken = self.consumer.drain()
+        woken = self.consumer.drain_inbox()
         if self.consumer.is_store_lost:
             raise StoreUnavailableError("the lease on the cache store is lost: its tensors cannot be trusted")
-        for rid in self._stalled.intersection(woken):
-            self._stalled.remove(rid)
-            self.consumer.unparked(rid, self.num_steps)
-        ready = [self._parked.pop(rid) for rid in woken if rid in self._parked]
+        for engine_request_id in self._stalled.intersection(woken):
+            self._stalled.remove(engine_request_id)
+            self.consumer.on_unparked(engine_request_id, self.num_steps)
+        ready = [self._parked.pop(each) for each in woken if each in self._parked]
         for request in reversed(ready):  # first come, first served: each goes in front of the next
-            self.consumer.unparked(request.request_id, self.num_steps)
+            self.consumer.on_unparked(request.request_id, self.num_steps)
             self.waiting.prepend_request(request)  # type: ignore[attr-defined]
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
-        told = model_runner_output.ec_connector_output
-        metadata = None if told is None else told.ec_connector_worker_meta
-        if isinstance(metadata, LostLoads):
-            undo(metadata.mm_hashes, self.consumer, self._loads_in_flight, self, model_runner_output)
-        self._loads_in_flight.ended(_loads_of(scheduler_output))
+        reported = model_runner_output.ec_connector_output
+        metadata = None if reported is None else reported.ec_connector_worker_meta
+        if isinstance(metadata, FailedLoads):
+            undo_failed_loads(
+                metadata.mm_hashes, self.consumer, self._loads_in_flight, self, model_runner_output
+            )
+        self._loads_in_flight.on_step_output(_loads_of(scheduler_output))
         return super().update_from_output(scheduler_output, model_runner_output)  # type: ignore[misc]
 
     def _free_encoder_input(self, request: Request, input_id: int) -> None:
-        """Not while a step without output loads the item: if it is lost, the request must be found.
+        """Not while a step without output loads the item: if that fails, the request must be found.
 
         Called with each output of the request, for every item that its tokens cover by now. The request has
         a step in flight, so it is called again.
         """
-        if not self._loads_in_flight.has(request.mm_features[input_id].identifier):
+        if not self._loads_in_flight.is_loading(request.mm_features[input_id].identifier):
             super()._free_encoder_input(request, input_id)  # type: ignore[misc]
 
     # ---- what the engine asks --------------------------------------------------------------------
@@ -131,13 +136,13 @@ class ParkingMixin:
     def add_request(self, request: Request) -> None:
         super().add_request(request)  # type: ignore[misc]
         if request.mm_features:
-            self.consumer.expect(request)
+            self.consumer.on_request_added(request)
 
     def reset_encoder_cache(self) -> None:
         for request in self.running:  # type: ignore[attr-defined]
-            self._loads_in_flight.leaving(request, self)
+            self._loads_in_flight.note_departure(request, self)
         super().reset_encoder_cache()  # type: ignore[misc]
-        self.consumer.views_forgotten()
+        self.consumer.on_cache_emptied()
 
     def has_finished_requests(self) -> bool:
         """Parked requests are in `requests` and in no queue; they are not finished."""
@@ -164,7 +169,7 @@ class ParkingMixin:
         for request_id in request_ids:
             request = self.requests.get(request_id)  # type: ignore[attr-defined]
             if request is not None and not request.is_finished():
-                self._loads_in_flight.leaving(request, self)
+                self._loads_in_flight.note_departure(request, self)
         finished: list[Request] = super().finish_requests(request_ids, finished_status)  # type: ignore[misc]
         for request in finished:
             self._parked.pop(request.request_id, None)
@@ -172,11 +177,11 @@ class ParkingMixin:
         return finished
 
     def _preempt_request(self, request: Request, *args: Any, **kwargs: Any) -> None:
-        self._loads_in_flight.leaving(request, self)
+        self._loads_in_flight.note_departure(request, self)
         super()._preempt_request(request, *args, **kwargs)  # type: ignore[misc]
         if request.mm_features:
             self._stalled.discard(request.request_id)
-            self.consumer.preempted(request.request_id)
+            self.consumer.on_preempted(request.request_id)
 
 
 def _loads_of(scheduler_output: Any) -> set[str]:

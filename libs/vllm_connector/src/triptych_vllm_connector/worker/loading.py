@@ -12,7 +12,7 @@ from triptych_common.protocol.store import Unpin
 from triptych_common.region.tensor_view import TORCH_DTYPES
 from triptych_common.telemetry.logs import get_logger
 from triptych_vllm_connector.config import ConnectorConfig
-from triptych_vllm_connector.consumer.item_table import LoadOrder
+from triptych_vllm_connector.step_orders import LoadOrder
 from triptych_vllm_connector.worker.containment import check_device
 from triptych_vllm_connector.worker.store_worker import TRANSFER_ERRORS, StoreWorker
 

@@ -1,0 +1,33 @@
+"""What the consumer needs of its surroundings; `links` and `scheduler` have it, tests play it."""
+
+from typing import Protocol
+
+from triptych_common.protocol.messages import Message
+
+
+class PinLink(Protocol):
+    """The store, as far as pins go. Nothing here blocks; answers reach the `Inbox` from another thread."""
+
+    def pin_or_watch(self, mm_hash: str) -> None: ...
+
+    def unpin(self, pin_id: int) -> None: ...
+
+    def unwatch(self, mm_hash: str) -> None: ...
+
+
+class MessageSender(Protocol):
+    """The bus, as far as the consumer sends on it."""
+
+    def send_to_encoder(self, encoder: str, message: Message, traceparent: str | None) -> None: ...
+
+    def send_to_gateway(self, gateway: str, message: Message, traceparent: str | None) -> None: ...
+
+
+class EncoderCache(Protocol):
+    """vLLM's encoder cache, as its manager keeps it."""
+
+    def evict_item(self, mm_hash: str) -> None:
+        """Drop the item."""
+
+    def is_in_use(self, engine_request_id: str, item_index: int) -> bool:
+        """Has vLLM scheduled the item at this place, so that it will report it as computed?"""

@@ -1,0 +1,55 @@
+"""Store pins over a fake session: commands, and replies with their item."""
+
+from typing import Any
+
+import pytest
+
+from tests.support.fake_engine import FakeStoreSession, mm_hash, watching
+from triptych_common.domain.errors import StoreUnavailableError
+from triptych_vllm_connector.links.store_pins import StorePins
+
+A = mm_hash("a")
+
+
+@pytest.fixture
+def session() -> FakeStoreSession:
+    return FakeStoreSession()
+
+
+@pytest.fixture
+def replies() -> list[Any]:
+    return []
+
+
+@pytest.fixture
+def pins(session: FakeStoreSession, replies: list[Any]) -> StorePins:
+    return StorePins(session, 2, lambda mm_hash, reply: replies.append((mm_hash, reply)))  # type: ignore[arg-type]
+
+
+def test_a_reply_comes_with_its_item(pins: StorePins, session: FakeStoreSession, replies: list[Any]) -> None:
+    pins.pin_or_watch(A)
+    command, future = session.sent[0]
+    assert (command.kind, command.mm_hash, command.num_holders) == ("pin_or_watch", A, 2)
+    assert replies == []
+    future.set_result(watching(A))
+    assert replies == [(A, watching(A))]
+
+
+def test_a_broken_session_comes_as_the_reply(
+    pins: StorePins, session: FakeStoreSession, replies: list[Any]
+) -> None:
+    pins.pin_or_watch(A)
+    error = StoreUnavailableError("gone")
+    session.sent[0][1].set_exception(error)
+    assert replies == [(A, error)]
+
+
+def test_a_pin_ends_once_per_rank(pins: StorePins, session: FakeStoreSession) -> None:
+    pins.unpin(7)
+    pins.unwatch(A)
+    assert [command.kind for command, _ in session.sent] == ["unpin", "unpin", "unwatch"]
+
+
+def test_it_closes_its_session(pins: StorePins, session: FakeStoreSession) -> None:
+    pins.close()
+    assert session.is_closed
