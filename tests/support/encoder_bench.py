@@ -78,6 +78,9 @@ class FakeEngine:
         self.orders.append(order)
         await self.on_encode(order)
 
+    async def check_health(self) -> None:
+        return
+
 
 class FakeStoreClient:
     """`StoreClient`: a store of one item. Each try to reserve takes the next answer; then it succeeds.

@@ -10,6 +10,7 @@ import torch
 from triptych_common.domain.errors import BusUnavailableError
 from triptych_common.protocol.store import Cancel, Descriptor, Done, Seal, StoreReply
 from triptych_common.region.transport import OnRelease
+from triptych_common.store_session import StoreSession
 from triptych_vllm_connector.config import ConnectorConfig
 from triptych_vllm_connector.step_orders import WriteOrder
 from triptych_vllm_connector.worker import store_worker
@@ -79,7 +80,7 @@ class FakeTransports:
 def without_store(monkeypatch: pytest.MonkeyPatch) -> tuple[FakeStoreSession, FakeTransports]:
     """What each worker that is made from now on has."""
     session, transports = FakeStoreSession(), FakeTransports()
-    monkeypatch.setattr(store_worker.StoreSession, "connect", lambda *args, **kwargs: session)
+    monkeypatch.setattr(StoreSession, "connect", lambda *args, **kwargs: session)
     monkeypatch.setattr(store_worker, "WorkerTransports", lambda *args: transports)
     return session, transports
 

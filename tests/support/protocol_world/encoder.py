@@ -70,6 +70,9 @@ class EngineModel:
         self.pending[order.mm_hash] = (order, future)
         await future
 
+    async def check_health(self) -> None:
+        return
+
 
 class EncoderActor:
     """One encoder, with its worker. Starts running; `crash` and `start` as often as one likes."""
@@ -94,6 +97,7 @@ class EncoderActor:
         self.bus: Any = AsyncBusModel(self._network, self.name)
         self.ledger = Ledger()
         self.engine = EngineModel(self._rows)
+        self.store_client: StoreClient
         self.host = ClientSession(
             self._store,
             f"{self.name}/host",
@@ -101,7 +105,7 @@ class EncoderActor:
             lambda push: self.store_client.on_push(push),  # noqa: PLW0108 -- it is made next
             self._lost,
         )
-        self.store_client = StoreClient(self.name, self.host, asyncio.Event())  # type: ignore[arg-type]
+        self.store_client = StoreClient(self.name, self.host, asyncio.Event())
         self.worker = ClientSession(self._store, f"{self.name}/worker-0", self.loop.create_future)
         redis: Any = self.redis
         reporter = Reporter(self.bus, NAMES, self.name)

@@ -5,12 +5,12 @@ In the order that a command passes them:
 __main__    command line: serve, or `healthcheck`
 service     puts the daemon together, and ends it; `settings` says how
 server      the socket: frames in, frames out, one connection per session
-core/       one command at a time: what it does, which replies and pushes come of it. Pure
+core/       one command at a time: what it does, which replies and pushes come of it; recovery. Pure
 entries/    states of entries, free blocks, leases, eviction. Pure
-persistence/  the region file, its journal, and recovery after a restart
+persistence/  the region file and its journal
 checksums/  checksums of sealed entries, taken and checked beside the work
 device      the store's memory on a GPU
-metrics     what a scrape gets; `scrape` is its HTTP
+scrape      answers Prometheus with `core.metrics`
 testing     a daemon as a child process, its core alone: for tests and benchmarks
 
 Pure: no I/O, no clock; the region is any buffer.

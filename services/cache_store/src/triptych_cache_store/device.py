@@ -2,11 +2,11 @@
 
 from triptych_cache_store.core.state import Slab
 from triptych_cache_store.entries.block_pool import BestFitPool
+from triptych_cache_store.entries.entry_journal import EntryJournal
 from triptych_cache_store.entries.entry_table import EntryTable
 from triptych_cache_store.entries.eviction import RecencyAndCostPolicy
 from triptych_cache_store.entries.limits import Limits
 from triptych_cache_store.entries.space import Space
-from triptych_cache_store.persistence.journal import NoJournal
 from triptych_cache_store.settings import StoreSettings
 from triptych_common.protocol.store import SlabInfo
 from triptych_common.region.cuda.driver import CudaError
@@ -35,4 +35,4 @@ def make_slab(info: SlabInfo, table: EntryTable, block_num_bytes: int, reserve_f
     """Books for the device memory: a pool of its own, the same table. Nothing of it outlives the store."""
     num_blocks = info.num_bytes // block_num_bytes
     limits = Limits(num_reserve_blocks=int(reserve_fraction * num_blocks))
-    return Slab(info, Space(table, BestFitPool(num_blocks), RecencyAndCostPolicy(), NoJournal(), limits))
+    return Slab(info, Space(table, BestFitPool(num_blocks), RecencyAndCostPolicy(), EntryJournal(), limits))

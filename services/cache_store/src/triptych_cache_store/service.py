@@ -8,6 +8,8 @@ from dataclasses import asdict
 
 from triptych_cache_store.checksums.checksums import Checksums
 from triptych_cache_store.checksums.verifier import Verifier
+from triptych_cache_store.core.metrics import render
+from triptych_cache_store.core.recovery import recover, trust
 from triptych_cache_store.core.state import StoreIdentity, StoreState
 from triptych_cache_store.core.store_core import StoreCore
 from triptych_cache_store.device import make_slab, open_slab
@@ -17,9 +19,7 @@ from triptych_cache_store.entries.eviction import RecencyAndCostPolicy
 from triptych_cache_store.entries.leases import SessionId
 from triptych_cache_store.entries.limits import Limits
 from triptych_cache_store.entries.space import Space
-from triptych_cache_store.metrics import render
 from triptych_cache_store.persistence.journal import RegionJournal
-from triptych_cache_store.persistence.recovery import recover, trust
 from triptych_cache_store.persistence.region_file import RegionFile
 from triptych_cache_store.scrape import ScrapeServer
 from triptych_cache_store.server import Connections, StoreServer

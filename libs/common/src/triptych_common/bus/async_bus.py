@@ -11,6 +11,7 @@ from triptych_common.bus.consumer_group import ConsumerGroup
 from triptych_common.bus.publisher import NewEntry, Publisher, RefusedEntry
 from triptych_common.bus.stream_bounds import StreamBounds
 from triptych_common.bus.stream_consumer import ConsumerOptions, OnDeadLetter, StreamConsumer
+from triptych_common.domain.errors import BusRefusedError, BusUnavailableError
 from triptych_common.protocol import codec
 from triptych_common.protocol.messages import Message
 from triptych_common.protocol.names import JOBS_TTL_S, StreamNames, is_inbox, is_jobs
@@ -166,3 +167,18 @@ class AsyncBus:
             options,
             self._watch,
         )
+
+
+async def check_login(url: str, deployment: str, *, client_name: str) -> None:
+    """Connect once, and close. A Redis that is not there yet is no fault: it may come.
+
+    Raises:
+        BusRefusedError: login, rights or certificate are wrong.
+    """
+    try:
+        async with await AsyncBus.connect(url, deployment, client_name=client_name):
+            return
+    except BusRefusedError:
+        raise
+    except BusUnavailableError as error:
+        log.warning("redis is not reachable yet", error=str(error))

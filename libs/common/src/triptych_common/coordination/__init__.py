@@ -2,13 +2,12 @@
 
 single_flight   which encoder works on an item, and which requests wait for it, over all gateways
 flight_state    a flight's states (the machine `FlightState`), for Python and for the scripts in `lua/`
-registry        which instances are alive; `presence` asks for one of them
+registry        which instances are alive
 shared_sizes    sizes of items that were encoded before
 tensor_blobs    bytes of tensors, for the transport `redis`
 """
 
-from triptych_common.coordination.presence import is_registered
-from triptych_common.coordination.registry import Registration, Registry
+from triptych_common.coordination.registry import Registration, Registry, is_registered
 from triptych_common.coordination.shared_sizes import SharedSizes
 from triptych_common.coordination.single_flight import ClaimResult, FlightClaim, SingleFlight, StartResult
 from triptych_common.coordination.tensor_blobs import BlobMissingError, BlobStore

@@ -5,11 +5,11 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from triptych_cache_store.core.metrics import render
 from triptych_cache_store.core.state import MAX_VERIFY_REQUESTS, Out, Refusal, StoreState, VerifyRequest
 from triptych_cache_store.core.views import entry_state, stats
 from triptych_cache_store.entries.entry_table import Entry, EntryState
 from triptych_cache_store.entries.leases import Lease, Watch
-from triptych_cache_store.metrics import render
 from triptych_common.protocol import store as wire
 from triptych_common.protocol.ids import MmHash, PinId, ReservationId
 

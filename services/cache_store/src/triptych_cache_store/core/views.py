@@ -1,13 +1,9 @@
 """What the store reports of its state: entry states, statistics. Changes nothing."""
 
-from typing import TYPE_CHECKING
-
+from triptych_cache_store.core.state import StoreState
 from triptych_cache_store.entries.entry_table import EntryState, EntryTable
 from triptych_common.protocol.ids import MmHash
 from triptych_common.protocol.store import EntryInfo, StoreStats
-
-if TYPE_CHECKING:
-    from triptych_cache_store.core.state import StoreState
 
 
 def entry_state(table: EntryTable, mm_hash: MmHash, now: float) -> EntryInfo:
@@ -29,7 +25,7 @@ def entry_state(table: EntryTable, mm_hash: MmHash, now: float) -> EntryInfo:
     return EntryInfo(mm_hash=mm_hash, state="absent")
 
 
-def stats(seq: int, state: "StoreState") -> StoreStats:
+def stats(seq: int, state: StoreState) -> StoreStats:
     """Bytes are whole blocks: free and those of all states add up to `region_num_bytes` (without headers)."""
     layout, space, leases, counters = state.identity.layout, state.space, state.leases, state.counters
     num_bytes = space.table.num_bytes

@@ -3,12 +3,12 @@
 from dataclasses import dataclass, field
 
 from triptych_cache_store.entries.block_pool import BlockPool, BlockRange
+from triptych_cache_store.entries.entry_journal import EntryJournal
 from triptych_cache_store.entries.entry_table import Entry, EntryState, EntryTable
 from triptych_cache_store.entries.eviction import EvictionPolicy
 from triptych_cache_store.entries.eviction_window import EvictableMap, cheapest_victims
 from triptych_cache_store.entries.limits import Limits
 from triptych_cache_store.entries.tenants import TenantTable
-from triptych_cache_store.persistence.journal import EntryJournal
 from triptych_common.protocol.ids import MmHash
 
 

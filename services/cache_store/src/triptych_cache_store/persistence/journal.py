@@ -5,8 +5,8 @@ Every change is written before its reply is sent. `recovery` reads it back.
 
 import hashlib
 from collections.abc import Iterator
-from typing import Protocol
 
+from triptych_cache_store.entries.entry_journal import EntryJournal
 from triptych_cache_store.entries.entry_table import Entry
 from triptych_common.region import records
 from triptych_common.region.layout import (
@@ -17,40 +17,7 @@ from triptych_common.region.layout import (
 )
 
 
-class EntryJournal(Protocol):
-    """The steps of entries that `Space` records."""
-
-    def note_reserved(self, entry: Entry, writer_slot: int) -> None: ...
-
-    def note_sealed(self, entry: Entry) -> None: ...
-
-    def note_used(self, entry: Entry) -> None: ...
-
-    def note_abandoned(self, entry: Entry) -> None: ...
-
-    def note_freed(self, entry: Entry) -> None: ...
-
-
-class NoJournal:
-    """For memory that ends with the store, so that nothing of it can be taken up again."""
-
-    def note_reserved(self, entry: Entry, writer_slot: int) -> None:
-        pass
-
-    def note_sealed(self, entry: Entry) -> None:
-        pass
-
-    def note_used(self, entry: Entry) -> None:
-        pass
-
-    def note_abandoned(self, entry: Entry) -> None:
-        pass
-
-    def note_freed(self, entry: Entry) -> None:
-        pass
-
-
-class RegionJournal:
+class RegionJournal(EntryJournal):
     """Writes the records of clients, pins and entries. Owns which slots and pin records are free."""
 
     def __init__(self, buffer: memoryview, layout: RegionLayout) -> None:

@@ -1,0 +1,31 @@
+"""Scripts name their arguments once: in the header of their file."""
+
+import pytest
+
+from triptych_common.coordination.flight_state import PRELUDE
+from triptych_common.redis_client.scripts import load_script
+
+CLAIM = load_script("triptych_common.coordination", "claim_flight", prelude=PRELUDE)
+FINISH = load_script("triptych_common.coordination", "finish_flight", prelude=PRELUDE)
+
+
+def test_arguments_go_out_in_the_order_of_the_header() -> None:
+    assert FINISH.argument_names == ("job", "finished_ms")
+    assert FINISH.arguments(["r:a/0", "r:b/0"], finished_ms=5, job="j") == ["j", 5, "r:a/0", "r:b/0"]
+
+
+@pytest.mark.parametrize("named", [{}, {"job": "j"}, {"job": "j", "finished_ms": 5, "finshed_ms": 5}])
+def test_a_missing_or_unknown_name_is_refused(named: dict[str, str | int]) -> None:
+    with pytest.raises(TypeError, match="finish_flight takes"):
+        FINISH.arguments(**named)
+
+
+def test_names_are_local_variables_in_front_of_the_prelude() -> None:
+    before, found, _ = CLAIM.text.partition(PRELUDE)
+    assert found
+    assert before.splitlines()[:3] == [
+        "local flight = KEYS[1]",
+        "local stream = KEYS[2]",
+        "local mode = ARGV[1]",
+    ]
+    assert "local requesters = {} for i = 9, #ARGV do" in before
