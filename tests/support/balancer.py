@@ -73,12 +73,13 @@ def steady_load(urls: Sequence[str], kinds: dict[str, Ask], pause_s: float) -> I
     """One thread per kind asks again and again, `pause_s` after each answer; no request is repeated."""
     load, ended = Load(), threading.Event()
     transport = RoundRobin(urls)
+    http_client: Any = httpx.Client(transport=transport, trust_env=False)  # openai also has a fork of it
     client = openai.OpenAI(
         base_url="http://balanced/v1",
         api_key="none",
         max_retries=0,
         timeout=120,
-        http_client=httpx.Client(transport=transport, trust_env=False),
+        http_client=http_client,
     )
 
     def ask_on(kind: str, ask: Ask) -> None:

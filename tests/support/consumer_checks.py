@@ -8,7 +8,7 @@ from triptych_common.protocol.store import EntrySealed, Pinned, WriterLost
 from triptych_vllm_connector.consumer.consumer import Consumer
 from triptych_vllm_connector.consumer.item_table import ItemState
 from triptych_vllm_connector.consumer.preallocator import Preallocator
-from triptych_vllm_connector.links.inbox import Heard, PinReply, StoreLost
+from triptych_vllm_connector.links.inbox import BusChanged, Heard, PinReply, StoreLost
 
 ROWS = {mm_hash(index): rows for index, rows in enumerate((2, 3, 5, 7))}  # the items there are
 HASHES = sorted(ROWS)
@@ -105,7 +105,7 @@ def _item_of(heard: Heard) -> str | None:
             return heard.descriptor.mm_hash
         case StoreLost():
             return "all"
-        case EncoderCacheMetadata():
+        case EncoderCacheMetadata() | BusChanged():
             return None
 
 

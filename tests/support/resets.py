@@ -32,7 +32,7 @@ class _Connects:
         return transport, protocol
 
 
-class Uvloop(_Connects, uvloop.Loop): ...
+class Uvloop(_Connects, uvloop.Loop): ...  # type: ignore[misc]
 
 
 class Asyncio(_Connects, asyncio.SelectorEventLoop): ...

@@ -15,6 +15,7 @@ from triptych_cache_store.entries.limits import Limits
 from triptych_cache_store.persistence.recovery import trust
 from triptych_cache_store.testing import core_on
 from triptych_common.protocol import store as wire
+from triptych_common.protocol.ids import MmHash, ReservationId
 from triptych_common.region.layout import RegionLayout
 
 NUM_BLOCKS = 24
@@ -26,7 +27,7 @@ LIMITS = Limits(
     tenant_quotas={"small": 5},
     default_tenant_quota=18,
 )
-HASHES = [f"{n:064x}" for n in range(6)]
+HASHES = [MmHash(f"{n:064x}") for n in range(6)]
 NAMES = ["encoder-0/host", "encoder-0/worker-0", "encoder-1/worker-0", "pd-0/engine", "pd-0/worker-0"]
 NOBODY = 10**9
 """A session, reservation or pin that there never was."""
@@ -36,8 +37,8 @@ def live_sessions(machine: "StoreMachine") -> st.SearchStrategy[SessionId]:
     return st.sampled_from(sorted(machine.live) or [SessionId(NOBODY)])
 
 
-def open_reservations(machine: "StoreMachine") -> st.SearchStrategy[int]:
-    return st.sampled_from(sorted(machine.orders) or [NOBODY])
+def open_reservations(machine: "StoreMachine") -> st.SearchStrategy[ReservationId]:
+    return st.sampled_from(sorted(machine.orders) or [ReservationId(NOBODY)])
 
 
 def known_pins(machine: "StoreMachine") -> st.SearchStrategy[int]:
@@ -74,7 +75,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.last_seqs: dict[str, int] = {}  # client -> of the last command that the store took from it
         self.unheard: dict[str, list[int]] = {}  # client -> commands whose answer never arrived
         self.unheard_pins: set[int] = set()
-        self.orders: dict[int, tuple[str, int, int]] = {}  # reservation -> (writer, offset, bytes)
+        self.orders: dict[ReservationId, tuple[str, int, int]] = {}  # reservation -> (writer, offset, bytes)
         self.start_store()
         for name in NAMES:
             self.connect_as(name, resumes=False)
@@ -124,13 +125,13 @@ class StoreMachine(RuleBasedStateMachine):
             else:
                 assert isinstance(push, wire.WriterLost)
                 assert (session, push.mm_hash) in self.watched
-                assert not self.core.table.is_writing(push.mm_hash)
+                assert not self.core.table.is_writing(MmHash(push.mm_hash))
 
     # ---- for machines that look at more ----------------------------------------------------------
-    def write(self, reservation: int) -> None:
+    def write(self, reservation: ReservationId) -> None:
         """The writer writes the whole of its reservation."""
 
-    def written(self, reservation: int) -> None:
+    def written(self, reservation: ReservationId) -> None:
         """The writer has sealed or cancelled, and writes no more."""
         del self.orders[reservation]
 
@@ -200,7 +201,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: len(self.live) > 2)
     @rule(session=SESSIONS, mm_hash=st.sampled_from(HASHES), reserves=st.booleans())
-    def lose_an_answer(self, session: SessionId, mm_hash: str, reserves: bool) -> None:
+    def lose_an_answer(self, session: SessionId, mm_hash: MmHash, reserves: bool) -> None:
         """The connection breaks when a command was carried out, but before its answer is read."""
         name = self.live.get(session)
         if name is not None:
@@ -265,7 +266,7 @@ class StoreMachine(RuleBasedStateMachine):
     def reserve(
         self,
         session: SessionId,
-        mm_hash: str,
+        mm_hash: MmHash,
         num_blocks: int,
         writer: str | None,
         tenant: str | None,
@@ -289,7 +290,7 @@ class StoreMachine(RuleBasedStateMachine):
         if isinstance(reply, wire.Reserved):
             assert available - num_blocks >= (0 if granted else LIMITS.num_reserve_blocks)
             assert space.tenants.num_blocks(tenant or "") <= max(quota, held)
-            self.orders[reply.reservation_id] = (
+            self.orders[ReservationId(reply.reservation_id)] = (
                 writer or self.live[session],
                 reply.offset,
                 command.spec.num_bytes,
@@ -317,7 +318,7 @@ class StoreMachine(RuleBasedStateMachine):
             assert used <= LIMITS.low_watermark or len(self.core.space.policy) == 0
 
     @rule(session=SESSIONS, mm_hash=st.sampled_from(HASHES), tenant=st.none() | st.just("large"))
-    def produce(self, session: SessionId, mm_hash: str, tenant: str | None) -> None:
+    def produce(self, session: SessionId, mm_hash: MmHash, tenant: str | None) -> None:
         """The usual way at once, so that there is something to pin, to evict and to lose."""
         before = set(self.orders)
         self.reserve(session, mm_hash, num_blocks=2, writer=None, tenant=tenant, granted=True)
@@ -326,7 +327,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.orders)
     @rule(session=SESSIONS, reservation=RESERVATIONS, is_writer=MOSTLY)
-    def seal(self, session: SessionId, reservation: int, is_writer: bool) -> None:
+    def seal(self, session: SessionId, reservation: ReservationId, is_writer: bool) -> None:
         session = self.writer_of(reservation, session) if is_writer else session
         entry = self.core.table.reservation(reservation)
         mine = entry is not None and self.core.leases.writer_of(reservation).session_id == session
@@ -340,7 +341,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.orders)
     @rule(session=SESSIONS, reservation=RESERVATIONS)
-    def cancel(self, session: SessionId, reservation: int) -> None:
+    def cancel(self, session: SessionId, reservation: ReservationId) -> None:
         entry = self.core.table.reservation(reservation)
         mine = entry is not None and self.core.leases.writer_of(reservation).session_id == session
         reply = self.send(session, wire.Cancel(seq=0, reservation_id=reservation))
@@ -349,13 +350,13 @@ class StoreMachine(RuleBasedStateMachine):
             if mine:
                 self.written(reservation)
 
-    def writer_of(self, reservation: int, otherwise: SessionId) -> SessionId:
+    def writer_of(self, reservation: ReservationId, otherwise: SessionId) -> SessionId:
         """The session of the reservation's writer, if it has one."""
         name = self.orders.get(reservation, ("",))[0]
         return next((session for session, each in self.live.items() if each == name), otherwise)
 
     @rule(session=SESSIONS, mm_hash=st.sampled_from(HASHES), num_holders=st.sampled_from([1, 1, 3]))
-    def pin_or_watch(self, session: SessionId, mm_hash: str, num_holders: int) -> None:
+    def pin_or_watch(self, session: SessionId, mm_hash: MmHash, num_holders: int) -> None:
         command = wire.PinOrWatch(seq=0, mm_hash=mm_hash, num_holders=num_holders)
         reply = self.send(session, command)
         if isinstance(reply, wire.Pinned):
@@ -391,12 +392,12 @@ class StoreMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.watched)
     @rule(session=SESSIONS, mm_hash=st.sampled_from(HASHES))
-    def unwatch(self, session: SessionId, mm_hash: str) -> None:
+    def unwatch(self, session: SessionId, mm_hash: MmHash) -> None:
         self.send(session, wire.Unwatch(seq=0, mm_hash=mm_hash))
         self.watched.discard((session, mm_hash))
 
     @rule(session=SESSIONS, mm_hash=st.none() | st.sampled_from(HASHES))
-    def evict(self, session: SessionId, mm_hash: str | None) -> None:
+    def evict(self, session: SessionId, mm_hash: MmHash | None) -> None:
         self.send(session, wire.Evict(seq=0, mm_hash=mm_hash))
 
     # ---- invariants ------------------------------------------------------------------------------
@@ -434,7 +435,7 @@ class StoreMachine(RuleBasedStateMachine):
         for _, mm_hash, _ in self.held.values():
             pins_of[mm_hash] = pins_of.get(mm_hash, 0) + 1
         for mm_hash, num_pins in pins_of.items():
-            entry = self.core.table.sealed(mm_hash)
+            entry = self.core.table.sealed(MmHash(mm_hash))
             assert entry is not None
             assert entry.state is EntryState.PINNED
             assert entry.num_pins == num_pins

@@ -100,7 +100,8 @@ class Server:
     ) -> Answer:
         """One user message behind `history`, at temperature 0, with the ids of the answer's tokens."""
         with self.openai.with_options(api_key=api_key) as client:
-            raw = client.chat.completions.with_raw_response.create(
+            completions: Any = client.chat.completions.with_raw_response
+            raw = completions.create(
                 model=MODEL.name,
                 messages=[*history, {"role": "user", "content": content}],
                 temperature=0,
@@ -112,7 +113,8 @@ class Server:
             if not stream:
                 choice = raw.parse().choices[0]
                 return Answer(request_id, choice.message.content or "", list(choice.model_extra["token_ids"]))
-            text, token_ids = "", []
+            text = ""
+            token_ids: list[int] = []
             for chunk in raw.parse():
                 for choice in chunk.choices:
                     text += choice.delta.content or ""

@@ -194,7 +194,7 @@ def _watch_session(session_class: Any) -> None:
         _reach_command(client, command, SENT)
         return result
 
-    def watched_connect(cls: Any, path: Any, client: str, **options: Any) -> Any:
+    def watched_connect(cls: Any, /, path: Any, client: str, **options: Any) -> Any:
         on_push: Callable[[object], None] | None = options.get("on_push")
         if on_push is not None:
 
@@ -260,8 +260,8 @@ def _watch_http_client(party: Party) -> None:
 def _watch_gateway_app() -> None:
     from triptych_gateway import service
 
-    create_app = service.create_app
     module: Any = service
+    create_app = module.create_app
     module.create_app = lambda gateway: _WatchedApp(create_app(gateway))
 
 

@@ -92,7 +92,8 @@ async def serve(settings: FastPrefillDecodeSettings, stop: StopSignal) -> None:
                     Registry(bus).keep_registered(_record(settings)) as registration,
                 ):
                     stopped = loop.create_task(stop.wait())
-                    await asyncio.wait({stopped, death}, return_when=asyncio.FIRST_COMPLETED)
+                    ends: set[asyncio.Future[Any]] = {stopped, death}
+                    await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
                     stopped.cancel()
                     if not death.done():
                         await drain(registration, gate, settings.drain_timeout_s)

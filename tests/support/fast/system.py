@@ -47,7 +47,7 @@ class FastSystem:
         self._ports: dict[str, int] = {}
         self._held_down: set[str] = set()
         self._dead_boots: set[str] = set()  # registered by processes that have ended
-        self._is_ending = False
+        self._ending = threading.Event()
         self._lock = threading.RLock()
         self._wake_receiver, self._wake_sender = multiprocessing.Pipe(duplex=False)
         self.services = self._make_services()
@@ -71,7 +71,7 @@ class FastSystem:
     def close(self) -> None:
         """End everything; the last logs stay readable until then."""
         with self._lock:
-            self._is_ending = True
+            self._ending.set()
         self._wake_sender.send_bytes(b"x")
         if self._keeper.is_alive():
             self._keeper.join(10.0)
@@ -263,7 +263,7 @@ class FastSystem:
     def _keep_running(self) -> None:
         while True:
             with self._lock:
-                if self._is_ending:
+                if self._ending.is_set():
                     return
                 watched = {
                     service.sentinel: service
@@ -279,7 +279,7 @@ class FastSystem:
             with self._lock:
                 self._note_boots(ended)
                 for service in ended:
-                    if self._is_ending or service.exit_code is None:
+                    if self._ending.is_set() or service.exit_code is None:
                         continue
                     self.exits.append((service.name, service.exit_code))
                     if service.name not in self._held_down:

@@ -98,10 +98,10 @@ class EncoderActor:
         self.hand_over._session = self.host  # type: ignore[assignment]
         self.worker = ClientSession(self._store, f"{self.name}/worker-0", self.loop.create_future)
         redis: Any = self.redis
-        reporter = Reporter(self.bus, NAMES, self.name)
+        reporter = Reporter(self.bus, NAMES, self.name)  # type: ignore[arg-type]
         self.flights = JobLeases(redis, reporter, self.ledger, self.name, LEASE_S)
         self.runner = JobRunner(
-            self.engine,
+            self.engine,  # type: ignore[arg-type]
             MediaSource(None, 1000),  # type: ignore[arg-type]
             self.hand_over,
             self.flights,
@@ -110,7 +110,7 @@ class EncoderActor:
             DIGEST,
         )
         self.loop.run(lambda: self.loop.keep_up(self.flights.run(), lambda: bool(self.flights._running)))
-        self.listener = ReplyListener(self.bus, NAMES, self.name, self.ledger, self.hand_over)
+        self.listener = ReplyListener(self.bus, NAMES, self.name, self.ledger, self.hand_over)  # type: ignore[arg-type]
 
     @property
     def sessions(self) -> tuple[ClientSession, ...]:

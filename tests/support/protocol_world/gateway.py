@@ -88,7 +88,7 @@ class GatewayActor:
             ),
             metrics=METRICS,
         )
-        self.last_words = FinalAcks(self.bus, self.name)
+        self.last_words = FinalAcks(self.bus, self.name)  # type: ignore[arg-type]
         flights = self.orders.flights
         for _ in range(NUM_PUBLISHERS):
             self.loop.run(lambda: self.loop.create_task(flights.run()))

@@ -12,10 +12,10 @@ import time as real_time
 from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4 as real_uuid4
 
-from triptych_common.store_session import session_state as session
+from triptych_common.store_session import session_state
 
 
 class Clock:
@@ -65,6 +65,11 @@ def whole_frame(message: Any, seq: int | None = None) -> Any:
     return message if seq is None else message.model_copy(update={"seq": seq})
 
 
+if TYPE_CHECKING:
+    EventLoop: Any  # so that what is left out needs no mention
+else:
+    EventLoop = asyncio.AbstractEventLoop
+
 CLOCK = Clock()
 PACKAGES = ("triptych_gateway", "triptych_encoder", "triptych_vllm_connector")
 
@@ -76,10 +81,12 @@ def virtual_time() -> Iterator[None]:
     And the store's sessions write and read messages as they are.
     """
     undo: list[tuple[Any, str, Any]] = [
-        (session, name, getattr(session, name)) for name in ("frame", "decode_reply", "FrameDecoder")
+        (session_state, name, getattr(session_state, name))
+        for name in ("frame", "decode_reply", "FrameDecoder")
     ]
-    session.frame = session.decode_reply = whole_frame  # type: ignore[attr-defined]
-    session.FrameDecoder = WholeFrames  # type: ignore[attr-defined,misc]
+    session: Any = session_state
+    session.frame = session.decode_reply = whole_frame
+    session.FrameDecoder = WholeFrames
     for name, module in list(sys.modules.items()):
         if name.split(".", 1)[0] not in PACKAGES:
             continue
@@ -97,7 +104,7 @@ def virtual_time() -> Iterator[None]:
             setattr(module, attribute, real)
 
 
-class VirtualLoop(asyncio.AbstractEventLoop):
+class VirtualLoop(EventLoop):  # type: ignore[misc]
     """As much of an event loop as tasks, futures, locks, queues and timeouts need."""
 
     def __init__(self, name: str = "") -> None:
@@ -167,8 +174,8 @@ class VirtualLoop(asyncio.AbstractEventLoop):
             result = action()
             while self._ready:
                 handle = self._ready.popleft()
-                if not handle._cancelled:  # type: ignore[attr-defined]
-                    handle._run()  # type: ignore[attr-defined]
+                if not handle._cancelled:
+                    handle._run()
         finally:
             asyncio._set_running_loop(None)
         self.tasks = [task for task in self.tasks if not task.done()]
@@ -206,7 +213,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         while self._timers and self._timers[0][0] <= CLOCK.now:
             handle = heapq.heappop(self._timers)[2]
             self._idle.pop(handle, None)
-            self.run(handle._run)  # type: ignore[attr-defined]
+            self.run(handle._run)
             self._drop_cancelled()
 
     def kill(self) -> None:

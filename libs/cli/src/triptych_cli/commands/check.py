@@ -27,7 +27,7 @@ def steps() -> list[tuple[str, list[str]]]:
         ("format", [python, "-m", "ruff", "format", "--check", "."]),
         ("lint", [python, "-m", "ruff", "check", "."]),
         ("types", [python, "-m", "mypy", *(word for name in packages for word in ("-p", name))]),
-        ("benchmarks", [python, "-m", "mypy", "benchmarks"]),
+        ("test types", [python, "-m", "mypy", "benchmarks", "tests/support"]),
         ("imports", [str(tools / "lint-imports"), "--no-cache"]),
         ("tests", [python, "-m", "pytest", "-q", *quick_tests]),
     ]
