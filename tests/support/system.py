@@ -25,7 +25,7 @@ import psutil
 import pytest
 from openai import DefaultHttpxClient, OpenAI
 
-from triptych_cli.launch import free_ports
+from triptych_cli.system.machine import free_ports
 from triptych_common.protocol.store import StatsQuery, StoreStats
 from triptych_common.store_session import StoreSession
 from triptych_common.telemetry.trace_format import SpanRecord

@@ -19,7 +19,7 @@ from fastapi import FastAPI, Request
 from PIL import Image
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from triptych_cli.launch import free_ports
+from triptych_cli.system.machine import free_ports
 from triptych_common.bus import AsyncBus, Delivery
 from triptych_common.coordination import Registry, SingleFlight, Start
 from triptych_common.coordination.single_flight import key_of

@@ -49,19 +49,13 @@ def demo(
 ) -> None:
     """Start everything, read held-out handwriting, show where the time went, stop cleanly."""
     from triptych_cli.commands import demo as command
-    from triptych_cli.launch import free_ports
+    from triptych_cli.system.machine import free_ports
 
-    wish = SystemOptions(
-        model,
-        encoders,
-        prefill_decodes,
-        redis_url,
-        port or free_ports(1)[0],
-        region_bytes,
-        encoder_args,
-        prefill_decode_args,
-    )
-    raise typer.Exit(command.demo(wish, images))
+    options = SystemOptions(
+        model, encoders, prefill_decodes, redis_url, port or free_ports(1)[0], region_bytes,
+        encoder_args, prefill_decode_args,
+    )  # fmt: skip
+    raise typer.Exit(command.demo(options, images))
 
 
 @app.command()
@@ -77,58 +71,33 @@ def up(
     prefill_decode_args: PrefillDecodeArgs = "",
 ) -> None:
     """Start the system in the background, on 127.0.0.1."""
-    from triptych_cli.commands import system
+    from triptych_cli.commands import lifecycle
 
-    wish = SystemOptions(
-        model,
-        encoders,
-        prefill_decodes,
-        redis_url,
-        port,
-        region_bytes,
-        encoder_args,
-        prefill_decode_args,
-        gateways,
-    )
-    raise typer.Exit(system.up(wish))
+    options = SystemOptions(
+        model, encoders, prefill_decodes, redis_url, port, region_bytes,
+        encoder_args, prefill_decode_args, gateways,
+    )  # fmt: skip
+    raise typer.Exit(lifecycle.up(options))
 
 
 @app.command(hidden=True)
 def supervise(
     progress_fd: Annotated[int, typer.Option()],
-    model: Model = DEFAULT_MODEL_TEXT,
-    encoders: Encoders = 1,
-    prefill_decodes: PrefillDecodes = 1,
-    gateways: Gateways = 1,
+    options: Annotated[str, typer.Argument()],
     redis_url: RedisUrl = None,
-    port: Port = DEFAULT_PORT,
-    region_bytes: RegionBytes = None,
-    encoder_args: EncoderArgs = "",
-    prefill_decode_args: PrefillDecodeArgs = "",
 ) -> None:
-    """What `up` leaves running."""
-    from triptych_cli.commands import system
+    """The daemon that `up` leaves behind."""
+    from triptych_cli.commands import lifecycle
 
-    wish = SystemOptions(
-        model,
-        encoders,
-        prefill_decodes,
-        redis_url,
-        port,
-        region_bytes,
-        encoder_args,
-        prefill_decode_args,
-        gateways,
-    )
-    raise typer.Exit(system.supervise(wish, progress_fd))
+    raise typer.Exit(lifecycle.supervise(SystemOptions.of_daemon(options, redis_url), progress_fd))
 
 
 @app.command()
 def down() -> None:
     """Stop the system that `up` started; nothing of it is left."""
-    from triptych_cli.commands import system
+    from triptych_cli.commands import lifecycle
 
-    raise typer.Exit(system.down())
+    raise typer.Exit(lifecycle.down())
 
 
 @app.command()
@@ -147,9 +116,9 @@ def restart(
 @app.command()
 def status() -> None:
     """Show the services: state, pid, restarts, since when."""
-    from triptych_cli.commands import system
+    from triptych_cli.commands import lifecycle
 
-    raise typer.Exit(system.status())
+    raise typer.Exit(lifecycle.status())
 
 
 @app.command()
@@ -159,9 +128,9 @@ def logs(
     lines: Annotated[int, typer.Option("-n", "--lines", min=0, help="How many lines from the end.")] = 50,
 ) -> None:
     """Show the end of a service's log."""
-    from triptych_cli.commands import system
+    from triptych_cli.commands import lifecycle
 
-    raise typer.Exit(system.logs(service, follow, lines))
+    raise typer.Exit(lifecycle.logs(service, follow, lines))
 
 
 @app.command()

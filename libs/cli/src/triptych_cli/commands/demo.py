@@ -12,20 +12,21 @@ from pathlib import Path
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient, OpenAIError
 from rich.markup import escape
 
+from triptych_cli.commands.demo_folders import private_layout, sweep
+from triptych_cli.commands.half_blocks import half_blocks
 from triptych_cli.console import StartProgress, err, fail, out, show_tail, show_waterfall
-from triptych_cli.demo_folders import private_layout, sweep
-from triptych_cli.launch import Launch, LaunchError, prepare
-from triptych_cli.layout import RunLayout
 from triptych_cli.options import SystemOptions
-from triptych_cli.picture import half_blocks
 from triptych_cli.settings import CHECKOUT, caller_environment
+from triptych_cli.supervisor.launch import Launch, prepare
 from triptych_cli.supervisor.service import StartFailedError
-from triptych_cli.supervisor.state import SystemStatus, note_status
+from triptych_cli.supervisor.state import SystemStatus, try_write_status
 from triptych_cli.supervisor.supervisor import (
     Supervisor,
     ended_by_signals,
     run_directory,
 )
+from triptych_cli.system.layout import RunLayout
+from triptych_cli.system.machine import LaunchError
 from triptych_common.bus import AsyncBus
 from triptych_common.bus.inspection import delete_deployment
 from triptych_common.domain.errors import TriptychError
@@ -80,13 +81,13 @@ def load_samples(folder: Path, count: int) -> list[Sample]:
     return samples[:count]
 
 
-def demo(wish: SystemOptions, num_images: int) -> int:
+def demo(options: SystemOptions, num_images: int) -> int:
     """Set up, show, stop. 0 when the pictures were read; 130 after Ctrl-C; 1 after anything else."""
     try:
         sweep()
         samples = load_samples(SAMPLES, num_images)
         with private_layout() as layout:
-            launch = prepare(wish, layout, deployment=f"demo-{uuid.uuid4().hex[:8]}")
+            launch = prepare(options, layout, deployment=f"demo-{uuid.uuid4().hex[:8]}")
             launch = replace(launch, env=demo_environment(caller_environment()))
             return asyncio.run(_run(launch, samples))
     except StartFailedError as error:
@@ -125,7 +126,7 @@ async def _run_system(launch: Launch, samples: list[Sample]) -> None:
     progress = StartProgress()
 
     def on_change(status: SystemStatus) -> None:
-        note_status(layout.state_file, status)
+        try_write_status(layout.state_file, status)
         progress.update(status)
 
     with run_directory(layout):

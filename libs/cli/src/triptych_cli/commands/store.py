@@ -1,11 +1,11 @@
-"""`store stats | verify | ls | evict`: a session of our own with the running cache_store."""
+"""`store stats | verify | ls | evict`: requests to the running cache_store."""
 
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from rich.table import Table
 
-from triptych_cli.commands.running import run, store_session
-from triptych_cli.console import fail, out
+from triptych_cli.commands.running import expect, run, store_session
+from triptych_cli.console import fail, out, plain_table
 from triptych_common.protocol.store import (
     Done,
     Entries,
@@ -26,10 +26,7 @@ def stats() -> int:
 
     async def work() -> int:
         async with store_session() as session:
-            reply = await session.request(MetricsQuery(seq=0))
-        if not isinstance(reply, StoreMetrics):
-            fail(f"the store answered {reply.TYPE}")
-            return 1
+            reply = expect(StoreMetrics, await session.request(MetricsQuery(seq=0)))
         table = Table(box=None, pad_edge=False, show_header=False)
         table.add_column()
         table.add_column(justify="right")
@@ -80,11 +77,9 @@ def verify(evict: bool) -> int:
     """Check every sealed entry; 1 when one is damaged."""
 
     async def work() -> int:
+        command = Verify(seq=0, evict=evict)
         async with store_session() as session:
-            reply = await session.request(Verify(seq=0, evict=evict), timeout_s=VERIFY_TIMEOUT_S)
-        if not isinstance(reply, Verified):
-            fail(f"the store answered {reply.TYPE}")
-            return 1
+            reply = expect(Verified, await session.request(command, timeout_s=VERIFY_TIMEOUT_S))
         out.print(
             f"{reply.num_intact} intact, {reply.num_recorded} checksums taken now, {reply.num_gone} evicted "
             f"meanwhile, {reply.num_damaged} damaged; "
@@ -103,14 +98,12 @@ def ls(limit: int) -> int:
 
     async def work() -> int:
         async with store_session() as session:
-            reply = await session.request(ListEntries(seq=0, limit=limit))
-        entries = reply.entries if isinstance(reply, Entries) else ()
+            entries = expect(Entries, await session.request(ListEntries(seq=0, limit=limit))).entries
         if not entries:
             out.print("no entries")
             return 0
-        table = Table(box=None, pad_edge=False, header_style="dim")
-        for column in ("mm_hash", "state", "shape", "dtype", "size", "pins", "age"):
-            table.add_column(column, justify="right" if column in ("size", "pins", "age") else "left")
+        numbers = ("size", "pins", "age")
+        table = plain_table("mm_hash", "state", "shape", "dtype", *numbers, right=numbers)
         for entry in entries:
             spec = entry.spec
             table.add_row(
@@ -138,17 +131,14 @@ def evict(beginning: str | None, everything: bool) -> int:
         async with store_session() as session:
             mm_hash = None
             if beginning is not None:
-                listed = await session.request(ListEntries(seq=0, limit=MOST_ENTRIES))
-                entries = listed.entries if isinstance(listed, Entries) else ()
+                command = ListEntries(seq=0, limit=MOST_ENTRIES)
+                entries = expect(Entries, await session.request(command)).entries
                 matches = [entry.mm_hash for entry in entries if entry.mm_hash.startswith(beginning)]
                 if len(matches) != 1:
                     fail(f"{len(matches)} entries begin with {beginning}")
                     return 1
                 mm_hash = matches[0]
-            reply = await session.request(Evict(seq=0, mm_hash=mm_hash))
-        if not isinstance(reply, Done):
-            fail(f"the store answered {reply.TYPE}")
-            return 1
+            expect(Done, await session.request(Evict(seq=0, mm_hash=mm_hash)))
         out.print("evicted")
         return 0
 

@@ -1,7 +1,7 @@
 """The supervisor as a process of its own: what `up` leaves behind, and how `down` ends it.
 
-`up` starts it with one end of a pipe. Until the system is ready, or has failed, the daemon writes what
-happens there, one JSON object per line; then it closes the pipe and goes on.
+`up` starts it with one end of a pipe. Until the system is ready, or has failed, the daemon writes its
+progress there, one JSON object per line; then it closes the pipe and keeps running.
 """
 
 import asyncio
@@ -11,18 +11,17 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Literal
 
 from pydantic import BaseModel
 
-from triptych_cli.launch import Launch, LaunchError
-from triptych_cli.layout import RunLayout
 from triptych_cli.settings import caller_environment
-from triptych_cli.supervisor.control import taking_orders
+from triptych_cli.supervisor.control import serving_requests
+from triptych_cli.supervisor.launch import Launch
 from triptych_cli.supervisor.process import is_same_session, session_members
 from triptych_cli.supervisor.service import StartFailedError
-from triptych_cli.supervisor.state import SystemStatus, note_status, read_status
+from triptych_cli.supervisor.state import SystemStatus, read_status, try_write_status
 from triptych_cli.supervisor.supervisor import (
     AlreadyRunningError,
     clear_leftovers,
@@ -30,6 +29,8 @@ from triptych_cli.supervisor.supervisor import (
     is_supervised,
     run_directory,
 )
+from triptych_cli.system.layout import RunLayout
+from triptych_cli.system.machine import LaunchError
 from triptych_common.domain.errors import TriptychError
 
 SUPERVISOR_LOG = "supervisor.log"
@@ -46,7 +47,7 @@ class Progress(BaseModel):
 
 
 class ProgressPipe:
-    """The daemon's end. Whoever listened may be gone: then nothing is written any more."""
+    """The daemon's end. It closes when the reader has ended."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor: int | None = descriptor
@@ -70,7 +71,7 @@ async def supervise(launch: Launch, pipe: ProgressPipe) -> int:
 
     def on_change(status: SystemStatus) -> None:
         if layout.run_dir.exists():
-            note_status(layout.state_file, status)
+            try_write_status(layout.state_file, status)
         pipe.send(Progress(kind="status", status=status))
 
     try:
@@ -80,7 +81,7 @@ async def supervise(launch: Launch, pipe: ProgressPipe) -> int:
                 async with supervisor.running():
                     pipe.send(Progress(kind="ready", status=supervisor.status()))
                     pipe.close()
-                    async with taking_orders(supervisor, layout.control_socket):
+                    async with serving_requests(supervisor, layout.control_socket):
                         await asyncio.Event().wait()  # a signal ends it
     except StartFailedError as error:
         pipe.send(Progress(kind="failed", message=str(error), log_file=str(error.log_file)))
@@ -95,9 +96,7 @@ async def supervise(launch: Launch, pipe: ProgressPipe) -> int:
     return 0
 
 
-def spawn(
-    arguments: Sequence[str], layout: RunLayout, *, env: Mapping[str, str]
-) -> tuple[subprocess.Popen[bytes], int]:
+def spawn(options: str, layout: RunLayout, *, env: Mapping[str, str]) -> tuple[subprocess.Popen[bytes], int]:
     """Start the daemon in a session of its own: (the process, the reading end of its pipe).
 
     `env` is set over the caller's environment.
@@ -106,7 +105,7 @@ def spawn(
     reading, writing = os.pipe()
     with (layout.state_dir / SUPERVISOR_LOG).open("wb") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "triptych_cli", "supervise", "--progress-fd", str(writing), *arguments],
+            [sys.executable, "-m", "triptych_cli", "supervise", "--progress-fd", str(writing), options],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
@@ -120,14 +119,14 @@ def spawn(
 
 
 def progress_of(reading: int) -> Iterator[Progress]:
-    """What the daemon reports, until it closes its end."""
+    """The reports of the daemon, until it closes its end."""
     with os.fdopen(reading, "rb") as pipe:
         for line in pipe:
             yield Progress.model_validate_json(line)
 
 
-def stop(layout: RunLayout) -> list[str]:
-    """End the system, whether its supervisor lives or was killed. What is left after all, in words."""
+def stop_system(layout: RunLayout) -> list[str]:
+    """End the system, whether its supervisor runs or was killed: descriptions of what is left."""
     status = read_status(layout.state_file)
     if status is not None and is_supervised(layout):
         _end_process(status.supervisor_pid)

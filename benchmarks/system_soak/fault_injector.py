@@ -13,8 +13,8 @@ FAULT_INTERVAL_S = 5.0
 MIN_FAULTS = 3  # however long they take: a short soak on a slow machine is one, too
 
 
-class Tormentor:
-    """Of `target`. Notes in `deaths` when one of a kind of service was killed (monotonic seconds)."""
+class FaultInjector:
+    """Injects faults into `target`; `deaths` gets the times of kills by kind of service (monotonic s)."""
 
     def __init__(self, target: Target, deaths: dict[str, list[float]], seed: int) -> None:
         self._target = target
@@ -24,7 +24,7 @@ class Tormentor:
         self.longest_recovery_s = 0.0
 
     async def run(self, seconds: float) -> None:
-        """For so long, and `MIN_FAULTS`.
+        """For `seconds`, and `MIN_FAULTS` faults at least.
 
         Raises:
             RuntimeError: the system did not become healthy.
@@ -33,12 +33,12 @@ class Tormentor:
         while time.monotonic() < end or self.counts.total() < MIN_FAULTS:
             started = time.monotonic()
             await self._one_fault(self._target.draw(self._random))
-            began_to_heal = time.monotonic()
+            recovery_began = time.monotonic()
             await asyncio.to_thread(self._target.wait_until_healthy)
             now = time.monotonic()
-            self.longest_recovery_s = max(self.longest_recovery_s, now - began_to_heal)
+            self.longest_recovery_s = max(self.longest_recovery_s, now - recovery_began)
             pause_s = self._random.uniform(0.0, FAULT_INTERVAL_S) - (now - started)
-            await asyncio.sleep(max(0.0, min(pause_s, end - now)))  # a time of health between faults
+            await asyncio.sleep(max(0.0, min(pause_s, end - now)))  # no fault meanwhile
 
     async def _one_fault(self, fault: Fault) -> None:
         self.counts[fault.what] += 1

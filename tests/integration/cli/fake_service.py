@@ -1,9 +1,9 @@
-"""A stand-in for a service, for tests of the supervisor: an HTTP server that can be told to misbehave.
+"""A fake service for tests of the supervisor: an HTTP server with faults that its options choose.
 
-    python standin.py PORT [--exit-after-s S] [--exit-at-once CODE] [--child] [--deaf] [--never-ready]
-                       [--shared-memory NAME]
+    python fake_service.py PORT [--exit-after-s S] [--exit-at-once CODE] [--child] [--ignore-sigterm]
+                           [--never-ready] [--shared-memory NAME]
 
-`--child`: starts a process of its own that outlives it. `--deaf`: ignores SIGTERM.
+`--child`: starts a process of its own that outlives it.
 """
 
 import argparse
@@ -33,18 +33,18 @@ def main() -> None:
     parser.add_argument("--exit-after-s", type=float)
     parser.add_argument("--exit-at-once", type=int)
     parser.add_argument("--child", action="store_true")
-    parser.add_argument("--deaf", action="store_true")
+    parser.add_argument("--ignore-sigterm", action="store_true")
     parser.add_argument("--never-ready", action="store_true")
     parser.add_argument("--shared-memory")
     args = parser.parse_args()
     if args.exit_at_once is not None:
-        sys.stderr.write("standin: cannot go on\n")
+        sys.stderr.write("fake service: cannot go on\n")
         sys.exit(args.exit_at_once)
     if args.child:
         subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
     memory = SharedMemory(args.shared_memory, create=True, size=4096) if args.shared_memory else None
     semaphore = SemLock(1, 1, 1, f"/{args.shared_memory}", False) if args.shared_memory else None
-    signal.signal(signal.SIGTERM, signal.SIG_IGN if args.deaf else lambda *_: sys.exit(0))
+    signal.signal(signal.SIGTERM, signal.SIG_IGN if args.ignore_sigterm else lambda *_: sys.exit(0))
     Answer.status = 503 if args.never_ready else 200
     HTTPServer.allow_reuse_address = True
     server = HTTPServer(("127.0.0.1", args.port), Answer)

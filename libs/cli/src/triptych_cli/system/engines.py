@@ -4,7 +4,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from triptych_cli.layout import Options, RunLayout
+from triptych_cli.system.layout import RunLayout
+from triptych_cli.system.resolved_options import ResolvedOptions
 
 ENGINE_ENV: Mapping[str, str] = {
     "VLLM_NO_USAGE_STATS": "1",
@@ -39,7 +40,7 @@ class Engine:
     gpu: str | None = None  # the one it runs on; None: CPU, or several GPUs
 
 
-def engine_hosts(options: Options, layout: RunLayout, ports: Sequence[int]) -> list[Engine]:
+def engine_hosts(options: ResolvedOptions, layout: RunLayout, ports: Sequence[int]) -> list[Engine]:
     """Encoders first. `ports`: one for each prefill_decode."""
     env = {
         "TRIPTYCH_MODEL": options.model,
@@ -74,7 +75,7 @@ def memory_shares(packages: Sequence[str], slab_share: float) -> list[float]:
     return [ENCODER_SHARE if package == "encoder" else other for package in packages]
 
 
-def _placed_on_gpus(engines: list[Engine], options: Options) -> list[Engine]:
+def _placed_on_gpus(engines: list[Engine], options: ResolvedOptions) -> list[Engine]:
     """Round robin. vLLM takes 92 % of a GPU unless told: engines that share one, or share it with the store's
     slab, get parts."""
     gpus = options.gpus
@@ -103,7 +104,7 @@ def _has_flag(arguments: Sequence[str], *flags: str) -> bool:
     return any(argument.split("=")[0] in flags for argument in arguments)
 
 
-def engine_env_defaults(options: Options) -> dict[str, str]:
+def engine_env_defaults(options: ResolvedOptions) -> dict[str, str]:
     defaults = dict(ENGINE_ENV)
     if not options.gpus:
         defaults |= CPU_ENGINE_ENV

@@ -12,8 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from triptych_cli.engines import engine_env_defaults, engine_hosts
-from triptych_cli.layout import Options, RunLayout
+from triptych_cli.system.engines import engine_env_defaults, engine_hosts
+from triptych_cli.system.layout import RunLayout
+from triptych_cli.system.resolved_options import ResolvedOptions
 
 
 # ---- readiness: conditions, checked by supervisor.readiness --------------------------------------
@@ -77,7 +78,7 @@ class Topology:
 
 
 def plan(
-    options: Options,
+    options: ResolvedOptions,
     layout: RunLayout,
     *,
     prefill_decode_ports: Sequence[int],
@@ -143,7 +144,7 @@ def plan(
 
 
 def _gateway(
-    python: str, options: Options, number: int, common: Mapping[str, str], after: frozenset[str]
+    python: str, options: ResolvedOptions, number: int, common: Mapping[str, str], after: frozenset[str]
 ) -> ServiceSpec:
     port = options.gateway_port + number
     return ServiceSpec(

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from triptych_cli.layout import RunLayout
 from triptych_cli.settings import CliSettings
 from triptych_cli.supervisor.supervisor import clear_leftovers, is_supervised
+from triptych_cli.system.layout import RunLayout
 
 PREFIX = "triptych-demo-"
 LOGS_PREFIX = f"{PREFIX}logs-"

@@ -1,18 +1,17 @@
-"""What one running system is made of on disk, and what its user chose."""
+"""Where one running system keeps its files."""
 
 from dataclasses import dataclass
 from pathlib import Path
 
-MIB = 1 << 20
+from triptych_cli.settings import CliSettings
+
 MAX_SOCKET_PATH_BYTES = 105  # the kernel allows 107
 
 
 @dataclass(frozen=True)
 class RunLayout:
-    """Where one running system keeps its files.
-
-    `run_dir` (tmpfs) holds what must vanish with it: sockets, region, state. `state_dir` (disk) holds
-    logs and traces, which may grow and may be looked at afterwards.
+    """`run_dir` (tmpfs) holds what vanishes with the system: sockets, region, state. `state_dir` (disk) holds
+    logs and traces, which may grow and stay readable afterwards.
     """
 
     run_dir: Path
@@ -37,12 +36,12 @@ class RunLayout:
 
     @property
     def control_socket(self) -> Path:
-        """Where the supervisor takes orders."""
+        """Where the supervisor accepts restart requests."""
         return self.run_dir / "supervisor.sock"
 
     @property
     def lock_file(self) -> Path:
-        """Locked by the supervisor as long as it lives."""
+        """The supervisor holds a lock on it while it runs."""
         return self.run_dir / "supervisor.lock"
 
     @property
@@ -57,20 +56,6 @@ class RunLayout:
         return self.logs_dir / f"{service}.log"
 
 
-@dataclass(frozen=True)
-class Options:
-    """What the user chose."""
-
-    model: str
-    model_is_local: bool
-    gateway_port: int
-    num_encoders: int = 1
-    num_prefill_decodes: int = 1
-    num_gateways: int = 1  # on gateway_port and the ports after it
-    redis_url: str | None = None  # None: the embedded server
-    deployment: str = "default"
-    region_bytes: int = 256 * MIB
-    encoder_args: tuple[str, ...] = ()
-    prefill_decode_args: tuple[str, ...] = ()
-    gpus: tuple[str, ...] = ()  # as in CUDA_VISIBLE_DEVICES; empty: engines run on the CPU
-    slab_share: float = 0.0  # of the first GPU's memory, which the store takes there
+def lasting_layout(settings: CliSettings) -> RunLayout:
+    """The folders of the system that `up` starts."""
+    return RunLayout(settings.run_dir, settings.state_dir / settings.run_dir.name)

@@ -10,17 +10,17 @@ from datetime import timedelta
 from pathlib import Path
 
 from rich.markup import escape
-from rich.table import Table
 
 from triptych_cli.commands.pairs import pairs_table
-from triptych_cli.console import StartProgress, err, fail, out, show_tail
-from triptych_cli.launch import LaunchError, lasting_layout, prepare
-from triptych_cli.layout import RunLayout
+from triptych_cli.console import StartProgress, err, fail, out, plain_table, show_tail
 from triptych_cli.options import SystemOptions
 from triptych_cli.settings import CliSettings
 from triptych_cli.supervisor import daemon
+from triptych_cli.supervisor.launch import prepare
 from triptych_cli.supervisor.state import ServiceState, SystemStatus, read_status
 from triptych_cli.supervisor.supervisor import is_supervised
+from triptych_cli.system.layout import RunLayout, lasting_layout
+from triptych_cli.system.machine import LaunchError
 from triptych_common.domain.errors import TriptychError
 from triptych_common.telemetry import setup_logging
 
@@ -34,7 +34,7 @@ STATE_COLOURS = {
 }
 
 
-def up(wish: SystemOptions) -> int:
+def up(options: SystemOptions) -> int:
     """Start the system in the background, and return when it is ready."""
     settings = CliSettings()
     layout = lasting_layout(settings)
@@ -42,11 +42,11 @@ def up(wish: SystemOptions) -> int:
         fail("a system is running already: ./triptych status shows it, ./triptych down ends it")
         return 1
     try:
-        prepare(wish, layout, deployment=settings.deployment)  # refuse here what cannot work
+        prepare(options, layout, deployment=settings.deployment)  # refuse here what cannot work
     except LaunchError as error:
         fail(str(error))
         return 1
-    process, reading = daemon.spawn(wish.arguments(), layout, env=wish.environment())
+    process, reading = daemon.spawn(options.argument(), layout, env=options.environment())
     try:
         return _follow_start(process, reading, layout)
     except KeyboardInterrupt:
@@ -67,7 +67,7 @@ def _follow_start(process: subprocess.Popen[bytes], reading: int, layout: RunLay
         return 0
     process.wait(timeout=daemon.STOP_LIMIT_S)
     failed = last is not None and last.kind == "failed"
-    fail(last.message if last is not None and failed else "the supervisor ended without a word")
+    fail(last.message if last is not None and failed else "the supervisor ended without a report")
     log_file = last.log_file if last is not None and failed else str(layout.state_dir / daemon.SUPERVISOR_LOG)
     if log_file:
         show_tail(Path(log_file))
@@ -76,7 +76,7 @@ def _follow_start(process: subprocess.Popen[bytes], reading: int, layout: RunLay
 
 def _show_endpoint(status: SystemStatus) -> None:
     name = Path(status.model).name if status.model.startswith("/") else status.model
-    out.print(f"\n[bold]{status.endpoint}[/] speaks the OpenAI API. For example:\n")
+    out.print(f"\n[bold]{status.endpoint}[/] serves the OpenAI API. For example:\n")
     out.print(
         f"  IMAGE=$(base64 -w0 models/digits-vl/samples/strip-04.png)\n"
         f"  curl -s {status.endpoint}/chat/completions -H 'Content-Type: application/json' -d '{{\n"
@@ -98,7 +98,7 @@ def down() -> int:
         out.print("nothing is running")
         return 0
     with out.status("stopping ..."):
-        left = daemon.stop(layout)
+        left = daemon.stop_system(layout)
     if left:
         fail(f"not everything could be ended: {', '.join(left)}")
         return 1
@@ -116,9 +116,8 @@ def status() -> int:
     supervised = is_supervised(layout)
     if not supervised:
         fail("the supervisor was killed; ./triptych down clears what it left")
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for column in ("service", "state", "pid", "restarts", "for", ""):
-        table.add_column(column, justify="right" if column in ("pid", "restarts", "for") else "left")
+    numbers = ("pid", "restarts", "for")
+    table = plain_table("service", "state", *numbers, "", right=numbers)
     for service in current.services:
         lasted = timedelta(seconds=int(time.time() - service.since))
         table.add_row(
@@ -162,13 +161,13 @@ def logs(service: str, follow: bool, num_lines: int) -> int:
     return 0
 
 
-def supervise(wish: SystemOptions, progress_fd: int) -> int:
+def supervise(options: SystemOptions, progress_fd: int) -> int:
     """The daemon itself."""
     setup_logging("supervisor", "supervisor", "WARNING")  # stderr is its log file
     settings = CliSettings()
     pipe = daemon.ProgressPipe(progress_fd)
     try:
-        launch = prepare(wish, lasting_layout(settings), deployment=settings.deployment)
+        launch = prepare(options, lasting_layout(settings), deployment=settings.deployment)
     except LaunchError as error:
         pipe.send(daemon.Progress(kind="failed", message=str(error)))
         return 1

@@ -3,7 +3,7 @@
 import pytest
 
 from triptych_cli.commands import doctor
-from triptych_cli.commands.doctor import Verdict
+from triptych_cli.commands.doctor import Level
 
 
 @pytest.fixture
@@ -18,16 +18,16 @@ def found(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 
 def test_a_gpu_with_nvidias_bindings_is_good(found: pytest.MonkeyPatch) -> None:
     finding = doctor.check_gpu()
-    assert finding.verdict is Verdict.GOOD
-    assert finding.words == "2 NVIDIA GPUs, cuda-bindings 13.1 of cuda-bindings"
+    assert finding.level is Level.GOOD
+    assert finding.text == "2 NVIDIA GPUs, cuda-bindings 13.1 of cuda-bindings"
 
 
 def test_a_gpu_without_them_is_a_note_with_its_remedy(found: pytest.MonkeyPatch) -> None:
     found.setattr(doctor, "has_bindings", lambda: False)
     finding = doctor.check_gpu()
-    assert finding.verdict is Verdict.NOTE
-    assert "without cuda-bindings" in finding.words
-    assert "pip install 'cuda-bindings>=12.9.1'" in finding.words
+    assert finding.level is Level.NOTE
+    assert "without cuda-bindings" in finding.text
+    assert "pip install 'cuda-bindings>=12.9.1'" in finding.text
 
 
 def test_without_a_gpu_nobody_asks_for_them(found: pytest.MonkeyPatch) -> None:
@@ -35,5 +35,5 @@ def test_without_a_gpu_nobody_asks_for_them(found: pytest.MonkeyPatch) -> None:
     found.setattr(doctor, "_has_distribution", lambda name: False)
     found.setattr(doctor, "has_bindings", lambda: False)
     finding = doctor.check_gpu()
-    assert finding.verdict is Verdict.GOOD
-    assert finding.words == "none; engines run on the CPU"
+    assert finding.level is Level.GOOD
+    assert finding.text == "none; engines run on the CPU"

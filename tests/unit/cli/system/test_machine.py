@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from triptych_cli import launch
-from triptych_cli.launch import LaunchError, gpu_bytes, slab_share
+from triptych_cli.system import machine
+from triptych_cli.system.machine import LaunchError, gpu_bytes, slab_share
 
 GIB = 1 << 30
 
@@ -22,7 +22,7 @@ def smi(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
             raise answer["error"]
         return subprocess.CompletedProcess(command, answer["returncode"], answer["stdout"], "")
 
-    monkeypatch.setattr(launch.subprocess, "run", run)
+    monkeypatch.setattr(machine.subprocess, "run", run)
     return answer
 
 

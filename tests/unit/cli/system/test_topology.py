@@ -6,17 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from triptych_cli.engines import ENCODER_SHARE, SMALLEST_SHARE, UNCOUNTED_SHARE, memory_shares
-from triptych_cli.layout import Options, RunLayout
 from triptych_cli.supervisor.daemon import STOP_LIMIT_S
-from triptych_cli.topology import HttpReady, RedisAnswers, Registered, ServiceSpec, Topology, plan
+from triptych_cli.system.engines import ENCODER_SHARE, SMALLEST_SHARE, UNCOUNTED_SHARE, memory_shares
+from triptych_cli.system.layout import RunLayout
+from triptych_cli.system.resolved_options import ResolvedOptions
+from triptych_cli.system.topology import HttpReady, RedisAnswers, Registered, ServiceSpec, Topology, plan
 from triptych_common.runtime import ServiceSettings
 
 LAYOUT = RunLayout(Path("/run/t"), Path("/state/t"))
-OPTIONS = Options(model="/models/m", model_is_local=True, gateway_port=8000)
+OPTIONS = ResolvedOptions(model="/models/m", model_is_local=True, gateway_port=8000)
 
 
-def planned(options: Options = OPTIONS) -> Topology:
+def planned(options: ResolvedOptions = OPTIONS) -> Topology:
     ports = range(9000, 9000 + options.num_prefill_decodes)
     return plan(options, LAYOUT, prefill_decode_ports=ports, python="python", redis_server="redis-server")
 

@@ -1,4 +1,4 @@
-"""`demo` on other people's machines: whose folders it clears, and what of the environment it drops."""
+"""The folders of `demo`: which ones it clears, and which ones it leaves alone."""
 
 import os
 import tempfile
@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from triptych_cli import demo_folders
-from triptych_cli.commands.demo import demo_environment
-from triptych_cli.demo_folders import private_layout, sweep
+from triptych_cli.commands import demo_folders
+from triptych_cli.commands.demo_folders import private_layout, sweep
 
 LONG_AGO = (1.0, 1.0)
 
@@ -66,15 +65,3 @@ def test_folders_of_other_users_are_left_alone(base: Path, monkeypatch: pytest.M
     monkeypatch.setattr(demo_folders, "is_supervised", lambda _: pytest.fail("looked into"))
     sweep()
     assert all(folder.exists() for folder in left)
-
-
-def test_spans_stay_in_files_and_no_key_is_asked_for() -> None:
-    caller = {
-        "OTEL_EXPORTER_OTLP_ENDPOINT": "http://collector:4318",
-        "OTEL_SDK_DISABLED": "true",
-        "TRIPTYCH_OTLP_ENDPOINT": "http://collector:4318",
-        "triptych_api_keys": '["k"]',
-        "TRIPTYCH_LOG_LEVEL": "DEBUG",
-        "PATH": "/bin",
-    }
-    assert demo_environment(caller) == {"TRIPTYCH_LOG_LEVEL": "DEBUG", "PATH": "/bin"}

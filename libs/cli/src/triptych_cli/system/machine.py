@@ -1,4 +1,4 @@
-"""From what the user asked for to a supervisor: looks at the machine, then plans."""
+"""What this machine offers: model folders, free ports, GPUs, room for the region, a redis-server."""
 
 import contextlib
 import importlib.util
@@ -7,16 +7,12 @@ import shlex
 import shutil
 import socket
 import subprocess
-import sys
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 
-from triptych_cli.layout import MIB, Options, RunLayout
 from triptych_cli.options import SystemOptions
-from triptych_cli.settings import CliSettings, GpuSettings, caller_environment
-from triptych_cli.supervisor.supervisor import OnChange, Supervisor
-from triptych_cli.topology import plan
+from triptych_cli.settings import CliSettings, GpuSettings
+from triptych_cli.system.layout import RunLayout
+from triptych_cli.system.resolved_options import MIB, ResolvedOptions
 
 DEFAULT_REGION_BYTES = 256 * MIB
 SMALLEST_REGION_BYTES = 16 * MIB
@@ -30,66 +26,28 @@ class LaunchError(Exception):
     """The system cannot be started as asked; the text says what to do."""
 
 
-@dataclass(frozen=True)
-class Launch:
-    """Everything that is needed to start."""
-
-    options: Options
-    layout: RunLayout
-    env: Mapping[str, str] = field(default_factory=caller_environment, repr=False)
-    """What the services inherit."""
-
-    def supervisor(self, on_change: OnChange) -> Supervisor:
-        """To be called in a running event loop.
-
-        Raises:
-            LaunchError: no redis-server is to be found.
-        """
-        topology = plan(
-            self.options,
-            self.layout,
-            prefill_decode_ports=free_ports(self.options.num_prefill_decodes),
-            python=sys.executable,
-            redis_server=redis_server() if self.options.redis_url is None else "",
-        )
-        return Supervisor(
-            topology,
-            self.layout,
-            self.options,
-            env=self.env,
-            cwd=self.layout.state_dir,
-            on_change=on_change,
-        )
-
-
-def prepare(wish: SystemOptions, layout: RunLayout, *, deployment: str) -> Launch:
-    """Look at the machine, and settle what was left open.
+def resolve(options: SystemOptions, layout: RunLayout, *, deployment: str) -> ResolvedOptions:
+    """Inspect the machine, and settle what `options` leave open.
 
     Raises:
-        LaunchError: it cannot be done; nothing was changed.
+        LaunchError: the system cannot run here so; nothing was changed.
     """
-    model = local_model(wish.model)
-    options = Options(
-        model=model or wish.model,
+    model = local_model(options.model)
+    return ResolvedOptions(
+        model=model or options.model,
         model_is_local=model is not None,
-        gateway_port=require_free(wish.port, wish.gateways),
-        num_gateways=wish.gateways,
-        num_encoders=wish.encoders,
-        num_prefill_decodes=wish.prefill_decodes,
-        redis_url=wish.redis_url,
+        gateway_port=require_free(options.port, options.gateways),
+        num_gateways=options.gateways,
+        num_encoders=options.encoders,
+        num_prefill_decodes=options.prefill_decodes,
+        redis_url=options.redis_url,
         deployment=deployment,
-        region_bytes=fitting_region(wish.region_bytes, layout.run_dir),
-        encoder_args=tuple(shlex.split(wish.encoder_args)),
-        prefill_decode_args=tuple(shlex.split(wish.prefill_decode_args)),
+        region_bytes=fitting_region(options.region_bytes, layout.run_dir),
+        encoder_args=tuple(shlex.split(options.encoder_args)),
+        prefill_decode_args=tuple(shlex.split(options.prefill_decode_args)),
         gpus=(gpus := visible_gpus()),
         slab_share=slab_share(CliSettings().slab_bytes, gpus),
     )
-    return Launch(options, layout)
-
-
-def lasting_layout(settings: CliSettings) -> RunLayout:
-    """Where the system of `up` lives."""
-    return RunLayout(settings.run_dir, settings.state_dir / settings.run_dir.name)
 
 
 def local_model(model: str) -> str | None:
