@@ -31,9 +31,9 @@ from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from tests.support.fast.redis_look import registered_records  # noqa: E402
-from tests.support.real import look  # noqa: E402
-from tests.support.system import MODEL, System, image_part, load_strips, running_system  # noqa: E402
+from tests.support.fast.redis_inspection import registered_records  # noqa: E402
+from tests.support.real import inspection  # noqa: E402
+from tests.support.real.system import MODEL, System, image_part, load_strips, running_system  # noqa: E402
 from triptych_common.protocol.names import StreamNames  # noqa: E402
 from triptych_common.protocol.store import StatsQuery, StoreStats  # noqa: E402
 from triptych_common.store_session import AsyncStoreSession  # noqa: E402
@@ -51,11 +51,13 @@ class Looker:
 
     def __init__(self, system: System, bus: "redis.Redis", store: AsyncStoreSession) -> None:
         self._bus: Any = bus
-        self._names = StreamNames(look.DEPLOYMENT)
+        self._names = StreamNames(inspection.DEPLOYMENT)
         self._store = store
         self._http = httpx.AsyncClient(trust_env=False, timeout=5.0)
         self._gateway = httpx.URL(system.base_url).join("/metrics")
-        records = registered_records(look.redis_url(system), look.DEPLOYMENT, ["prefill_decode-0"])
+        records = registered_records(
+            inspection.redis_url(system), inspection.DEPLOYMENT, ["prefill_decode-0"]
+        )
         self._engine = httpx.URL(records["prefill_decode-0"]["url"]).join("/metrics")
 
     async def close(self) -> None:
@@ -229,7 +231,7 @@ async def measure(system: System, rounds: int) -> dict[str, dict[str, float]]:
     caller = Caller(system, (NUM_SLOTS + 4) * (rounds + 1))
     found: dict[str, list[float]] = {}
     async with (
-        redis.Redis.from_url(look.redis_url(system)) as bus,
+        redis.Redis.from_url(inspection.redis_url(system)) as bus,
         await AsyncStoreSession.connect(system.run_dir / "store.sock", "bench/stats") as store,
     ):
         looker = Looker(system, bus, store)

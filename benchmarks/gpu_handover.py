@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SOURCES = [str(ROOT / part) for part in ("libs/common/src", "services/cache_store/src", "benchmarks")]
 sys.path[:0] = [path for path in (str(ROOT), *SOURCES) if path not in sys.path]
 
-from tests.support.gpu import why_no_gpu  # noqa: E402
+from tests.support.cuda.gpu import why_no_gpu  # noqa: E402
 
 MIB = 1 << 20
 DEFAULT_SIZES_MIB = (1, 16, 64, 256)

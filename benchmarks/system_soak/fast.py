@@ -13,7 +13,7 @@ from tests.conftest import embedded_redis
 from tests.support.fast.faults import REDIS, Faults
 from tests.support.fast.layout import Layout
 from tests.support.fast.load import Load
-from tests.support.fast.redis_look import used_bytes
+from tests.support.fast.redis_inspection import used_bytes
 from tests.support.fast.scenario import Action, points_of
 from tests.support.fast.system import FastSystem
 from triptych_common.protocol.steps import Party

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.system import MODEL
+from tests.support.real.system import MODEL
 from triptych_cache_store.testing import StoreProcess
 from triptych_cli.settings import caller_environment
 from triptych_cli.system.engines import CPU_ENGINE_ENV, ENGINE_ENV

@@ -10,7 +10,7 @@ from typing import Any
 import redis
 
 from tests.conftest import EmbeddedRedis, embedded_redis, redis_server_binary
-from tests.support.system import free_port, wait_until
+from tests.support.waiting import free_port, wait_until
 
 LIMIT_S = 20.0
 FAST_REPLICATION = ("--repl-diskless-sync", "yes", "--repl-diskless-sync-delay", "0")

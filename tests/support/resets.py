@@ -10,7 +10,7 @@ from typing import Any
 
 import uvloop
 
-from tests.support.tcp_proxy import RESET_ON_CLOSE
+from tests.support.faults.tcp_proxy import RESET_ON_CLOSE
 
 _ANSWER = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"
 LIMIT_S = 10.0

@@ -11,7 +11,7 @@ from tests.conftest import EmbeddedRedis
 from tests.integration.gateway.conftest import System, opened_system
 from tests.integration.gateway.fakes import until
 from tests.integration.gateway.redis_faults import check_well_again, image, until_ready
-from tests.support.tcp_proxy import TcpProxy, proxy_to
+from tests.support.faults.tcp_proxy import TcpProxy, proxy_to
 
 
 @pytest.fixture

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from tests.integration.gateway.conftest import opened_system
 from tests.integration.gateway.redis_faults import answer_or_documented_error, check_well_again
+from tests.support.faults.tcp_proxy import proxy_to
 from tests.support.redis_pair import running_pair
-from tests.support.tcp_proxy import proxy_to
 
 
 async def test_failover_under_load(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from tests.support.fast.client import Answer
-from tests.support.fast.tally import Tally
+from tests.support.fast.processes.tally import Tally
 
 TEXT = 4  # place of the text question among the answers
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.support.fast.tensors import MODEL
+from tests.support.fast.processes.tensors import MODEL
 from triptych_common.protocol.steps import Party
 
 DEPLOYMENT = "fast"

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from tests.support.fast.client import Answer, Client, Question
-from tests.support.fast.tensors import png
+from tests.support.fast.processes.tensors import png
 
 CLIENT_LIMIT_S = 60.0  # above every deadline of `FastSystem`: a request that takes longer hangs
 NUM_OLD_IMAGES = 20

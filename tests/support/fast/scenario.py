@@ -11,9 +11,9 @@ from itertools import count
 from tests.support.fast.case import Case, CaseError, check
 from tests.support.fast.client import Answer, Client, HungError, Question
 from tests.support.fast.faults import REDIS, Faults
-from tests.support.fast.points import HANDLED, RECEIVED, SENDING
+from tests.support.fast.processes.points import HANDLED, RECEIVED, SENDING
+from tests.support.fast.processes.tensors import png
 from tests.support.fast.system import FastSystem
-from tests.support.fast.tensors import png
 from triptych_common.protocol.steps import STEPS, Channel, Occurs, Party, Step
 
 CLIENT_LIMIT_S = 40.0  # far above any deadline: a request that takes longer hangs

@@ -14,10 +14,10 @@ import httpx
 import redis
 
 from tests.support.fast.layout import Layout, port_to_listen_at
-from tests.support.fast.points import SEEN
-from tests.support.fast.processes import ServiceProcess
-from tests.support.fast.redis_look import RedisServer, registered_boots, stream_leftovers
-from tests.support.fast.tally import Tally
+from tests.support.fast.processes.forkserver import ServiceProcess
+from tests.support.fast.processes.points import SEEN
+from tests.support.fast.processes.tally import Tally
+from tests.support.fast.redis_inspection import RedisServer, registered_boots, stream_leftovers
 from tests.support.leftovers import store_leftovers
 from triptych_common.domain.errors import StoreError
 from triptych_common.protocol.steps import Party

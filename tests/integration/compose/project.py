@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 UP = ("up", "--detach", "--wait", "--wait-timeout", "480")
 UP_LIMIT_S = 500.0
 COMMAND_LIMIT_S = 120.0

@@ -7,14 +7,13 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -25,28 +24,19 @@ import psutil
 import pytest
 from openai import DefaultHttpxClient, OpenAI
 
-from triptych_cli.system.machine import free_ports
+from tests.support.waiting import free_port, free_ports_in_a_row, wait_until
 from triptych_common.protocol.store import StatsQuery, StoreStats
 from triptych_common.store_session import StoreSession
 from triptych_common.telemetry.trace_format import SpanRecord
 from triptych_common.telemetry.traces import read_trace
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 MODEL = Path(os.environ.get("TRIPTYCH_TEST_MODEL", ROOT / "models" / "digits-vl"))
 # Two engines that batch differently round differently in bfloat16: answers are compared in float32.
 EXACT = ("--dtype", "float32")
 START_TIMEOUT_S = 600
 STOP_TIMEOUT_S = 120
 SPANS_TIMEOUT_S = 10
-
-
-def wait_until(condition: Callable[[], bool], timeout_s: float, what: str) -> None:
-    """Wait for something that another process does, and that wakes nobody here."""
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        if time.monotonic() > deadline:
-            pytest.fail(f"not within {timeout_s} s: {what}")
-        time.sleep(0.05)
 
 
 def load_strips() -> ModuleType:
@@ -203,21 +193,6 @@ def _stopped(pids: Sequence[int]) -> Iterator[None]:
     finally:
         for pid in pids:
             os.kill(pid, signal.SIGCONT)
-
-
-def free_port() -> int:
-    return free_ports(1)[0]
-
-
-def free_ports_in_a_row(count: int) -> int:
-    """The first of `count` free ports."""
-    for _ in range(100):
-        first = free_port()
-        with contextlib.ExitStack() as stack, contextlib.suppress(OSError, OverflowError):
-            for port in range(first, first + count):
-                stack.enter_context(socket.socket()).bind(("127.0.0.1", port))
-            return first
-    pytest.fail(f"no {count} free ports in a row")
 
 
 @contextlib.contextmanager

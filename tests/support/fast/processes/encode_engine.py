@@ -8,8 +8,8 @@ from pathlib import Path
 
 import torch
 
-from tests.support.fast.tally import note_encode
-from tests.support.fast.tensors import DTYPE, MAX_GRID, WIDTH, grid_of, tensor_bytes
+from tests.support.fast.processes.tally import note_encode
+from tests.support.fast.processes.tensors import DTYPE, MAX_GRID, WIDTH, grid_of, tensor_bytes
 from triptych_common.protocol.messages import EncodeJob
 from triptych_encoder.engine.encoding import BadMediaError, PreparedItem
 from triptych_vllm_connector.config import ConnectorConfig

@@ -8,10 +8,10 @@ import orjson
 import psutil
 import redis
 
-from tests.support.fast.redis_look import registered_records, stream_leftovers
+from tests.support.fast.redis_inspection import registered_records, stream_leftovers
 from tests.support.leftovers import store_leftovers
 from tests.support.real.processes import pids_of
-from tests.support.system import System
+from tests.support.real.system import System
 from triptych_common.domain.errors import StoreError
 
 DEPLOYMENT = "default"

@@ -19,13 +19,13 @@ from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-from tests.support.fast import points
+from tests.support.fast.processes import points
 from triptych_common.protocol.steps import Party
 
 PR_SET_PDEATHSIG = 1
 STOP_TIMEOUT_S = 20.0
 PRELOADED = [
-    "tests.support.fast.services",
+    "tests.support.fast.processes.mains",
     "triptych_cache_store.__main__",
     "triptych_gateway.__main__",
     "triptych_encoder.working",
@@ -156,7 +156,7 @@ def _main(party: Party, name: str, arguments: tuple[str, ...], folder: Path, log
         os.dup2(log.fileno(), 2)
     sys.argv = [name, *arguments]
     points.install(folder, name, party)
-    from tests.support.fast import services
+    from tests.support.fast.processes import mains as product_mains
 
-    mains: dict[Party, Callable[[], None]] = services.MAINS
+    mains: dict[Party, Callable[[], None]] = product_mains.MAINS
     mains[party]()

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import triptych_cache_store.__main__ as cache_store
 import triptych_gateway.__main__ as gateway
-from tests.support.fast.encode_engine import FastEncodeEngine
-from tests.support.fast.prefill_decode import FastPrefillDecodeSettings, config_of
-from tests.support.fast.prefill_decode import serve as serve_prefill_decode
-from tests.support.fast.tally import note_taken_jobs
-from tests.support.fast.tensors import DIGEST
+from tests.support.fast.processes.encode_engine import FastEncodeEngine
+from tests.support.fast.processes.prefill_decode import FastPrefillDecodeSettings, config_of
+from tests.support.fast.processes.prefill_decode import serve as serve_prefill_decode
+from tests.support.fast.processes.tally import note_taken_jobs
+from tests.support.fast.processes.tensors import DIGEST
 from triptych_common.protocol.steps import Party
 from triptych_common.runtime import StopSignal, run_service
 from triptych_common.telemetry import setup_logging, setup_tracing

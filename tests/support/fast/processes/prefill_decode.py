@@ -12,10 +12,10 @@ import uvicorn
 from fastapi import FastAPI, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from tests.support.fast import points
-from tests.support.fast.decode_engine import DecodeEngine
+from tests.support.fast.processes import points
+from tests.support.fast.processes.decode_engine import DecodeEngine
+from tests.support.fast.processes.tensors import DEFAULT_TOKENS, DIGEST, DTYPE, MAX_GRID, MODEL
 from tests.support.fast.prompts import Finished, Item, Prompt, Token, prefix_digest
-from tests.support.fast.tensors import DEFAULT_TOKENS, DIGEST, DTYPE, MAX_GRID, MODEL
 from triptych_common.bus import AsyncBus
 from triptych_common.coordination import Registry
 from triptych_common.domain.errors import TriptychError
