@@ -380,8 +380,8 @@ async def test_a_full_run_directory_ends_nothing(layout: RunLayout, monkeypatch:
     monkeypatch.setattr(Launch, "supervisor", supervisor)
     reading, writing = os.pipe()
     async with asyncio.timeout(LIMIT_S), asyncio.TaskGroup() as group:
-        task = group.create_task(daemon.supervise(Launch(OPTIONS, layout), daemon.ProgressPipe(writing)))
-        progress = await asyncio.to_thread(lambda: list(daemon.progress_of(reading)))
+        task = group.create_task(daemon.supervise(Launch(OPTIONS, layout), daemon.StartReportPipe(writing)))
+        progress = await asyncio.to_thread(lambda: list(daemon.read_reports(reading)))
         assert progress[-1].kind == "ready"
         assert read_status(layout.state_file) is None
         task.cancel()

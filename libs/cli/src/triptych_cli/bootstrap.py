@@ -84,7 +84,7 @@ def detect_engine(override: str | None) -> str:
     return "cuda" if answer.returncode == 0 and answer.stdout.strip() else "cpu"
 
 
-class Progress:
+class SetupProgress:
     """One line per stage, with the time it took; on a terminal the line counts while the stage runs."""
 
     def __init__(self, log: Path, num_stages: int) -> None:
@@ -221,7 +221,7 @@ def install_torch(installer: Installer, engine: str, tick: Callable[[], None]) -
     return installer.install(build, "torchvision", "--extra-index-url", TORCH_CPU_INDEX, tick=tick)
 
 
-def set_up(root: Path, venv: Path, installer: Installer, progress: Progress, engine: str) -> None:
+def set_up(root: Path, venv: Path, installer: Installer, progress: SetupProgress, engine: str) -> None:
     """All stages. Raises SetupError naming the one that failed."""
 
     def stage(title: str, *steps: Callable[[Callable[[], None]], bool]) -> None:
@@ -288,7 +288,7 @@ def main(root: Path, venv: Path) -> int:
                 root,
                 venv,
                 Installer(root, venv, log, lock),
-                Progress(log, 5 if engine == "cpu" else 4),
+                SetupProgress(log, 5 if engine == "cpu" else 4),
                 engine,
             )
             temporary = stored.with_suffix(".new")

@@ -45,7 +45,7 @@ UNWANTED = frozenset({"TRIPTYCH_OTLP_ENDPOINT", "TRIPTYCH_API_KEYS", "TRIPTYCH_A
 
 
 @dataclass(frozen=True)
-class Sample:
+class DemoSample:
     """One picture of held-out handwriting, and what it shows."""
 
     file: Path
@@ -53,7 +53,7 @@ class Sample:
 
 
 @dataclass(frozen=True)
-class Answer:
+class DemoAnswer:
     text: str
     request_id: str
     first_token_ms: float
@@ -64,7 +64,7 @@ class DemoFailedError(Exception):
     """The system ran, but did not do what it should."""
 
 
-def load_samples(folder: Path, count: int) -> list[Sample]:
+def load_samples(folder: Path, count: int) -> list[DemoSample]:
     """The first `count` samples of three digits or more, then others.
 
     Raises:
@@ -72,7 +72,7 @@ def load_samples(folder: Path, count: int) -> list[Sample]:
     """
     try:
         listing = json.loads((folder / "samples.json").read_text())
-        samples = [Sample(folder / each["file"], each["digits"]) for each in listing]
+        samples = [DemoSample(folder / each["file"], each["digits"]) for each in listing]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise LaunchError(f"the demo's pictures cannot be read from {folder}: {error}") from None
     samples.sort(key=lambda sample: len(sample.digits) < len("0 0 0"))
@@ -111,7 +111,7 @@ def demo_environment(caller: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-async def _run(launch: Launch, samples: list[Sample]) -> int:
+async def _run(launch: Launch, samples: list[DemoSample]) -> int:
     try:
         await _run_system(launch, samples)
     finally:
@@ -121,7 +121,7 @@ async def _run(launch: Launch, samples: list[Sample]) -> int:
     return 0
 
 
-async def _run_system(launch: Launch, samples: list[Sample]) -> None:
+async def _run_system(launch: Launch, samples: list[DemoSample]) -> None:
     layout = launch.layout
     progress = StartProgress()
 
@@ -159,7 +159,7 @@ async def _tidy_redis(url: str, deployment: str) -> None:
         fail(f"Redis could not be tidied; keys triptych:{deployment}:* may be left in it: {why}")
 
 
-async def _show(supervisor: Supervisor, layout: RunLayout, samples: list[Sample]) -> None:
+async def _show(supervisor: Supervisor, layout: RunLayout, samples: list[DemoSample]) -> None:
     """Each picture once, then the first one again."""
     async with AsyncOpenAI(
         base_url=supervisor.endpoint,
@@ -170,7 +170,7 @@ async def _show(supervisor: Supervisor, layout: RunLayout, samples: list[Sample]
     ) as client:
         model = (await client.models.list()).data[0].id
         out.print(f"\n[bold]{supervisor.endpoint}[/] serves [bold]{escape(model)}[/]")
-        first: Answer | None = None
+        first: DemoAnswer | None = None
         num_right = 0
         for sample in samples:
             answer = await _ask_and_show(client, model, sample)
@@ -194,7 +194,7 @@ async def _show(supervisor: Supervisor, layout: RunLayout, samples: list[Sample]
         out.print(f"no encode; first token after {again_ms:.0f} ms, {first_ms:.0f} ms before")
 
 
-async def _ask_and_show(client: AsyncOpenAI, model: str, sample: Sample) -> Answer:
+async def _ask_and_show(client: AsyncOpenAI, model: str, sample: DemoSample) -> DemoAnswer:
     out.print(f"\n[dim]{_short(sample.file)}[/]", soft_wrap=True)
     if out.is_terminal:
         out.print(half_blocks(sample.file))
@@ -209,7 +209,7 @@ async def _ask_and_show(client: AsyncOpenAI, model: str, sample: Sample) -> Answ
     return answer
 
 
-async def ask(client: AsyncOpenAI, model: str, file: Path) -> Answer:
+async def ask(client: AsyncOpenAI, model: str, file: Path) -> DemoAnswer:
     """One streamed request about one picture."""
     media = await asyncio.to_thread(file.read_bytes)
     url = f"data:image/png;base64,{base64.b64encode(media).decode()}"
@@ -238,10 +238,12 @@ async def ask(client: AsyncOpenAI, model: str, file: Path) -> Answer:
             first_at = first_at or time.monotonic()
             pieces.append(piece)
     end = time.monotonic()
-    return Answer("".join(pieces).strip(), request_id, ((first_at or end) - start) * 1e3, (end - start) * 1e3)
+    return DemoAnswer(
+        "".join(pieces).strip(), request_id, ((first_at or end) - start) * 1e3, (end - start) * 1e3
+    )
 
 
-async def _trace_of(layout: RunLayout, answer: Answer) -> list[SpanRecord]:
+async def _trace_of(layout: RunLayout, answer: DemoAnswer) -> list[SpanRecord]:
     """The answer's trace, once its root span and the engines' spans have arrived.
 
     Files of several processes wake nobody: looked at until the spans stop growing, at most

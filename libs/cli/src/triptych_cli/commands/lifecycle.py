@@ -57,9 +57,9 @@ def up(options: SystemOptions) -> int:
 
 
 def _follow_start(process: subprocess.Popen[bytes], reading: int, layout: RunLayout) -> int:
-    last: daemon.Progress | None = None
+    last: daemon.StartReport | None = None
     with StartProgress() as progress:
-        for last in daemon.progress_of(reading):
+        for last in daemon.read_reports(reading):
             if last.status is not None:
                 progress.update(last.status)
     if last is not None and last.kind == "ready" and last.status is not None:
@@ -165,10 +165,10 @@ def supervise(options: SystemOptions, progress_fd: int) -> int:
     """The daemon itself."""
     setup_logging("supervisor", "supervisor", "WARNING")  # stderr is its log file
     settings = CliSettings()
-    pipe = daemon.ProgressPipe(progress_fd)
+    pipe = daemon.StartReportPipe(progress_fd)
     try:
         launch = prepare(options, lasting_layout(settings), deployment=settings.deployment)
     except LaunchError as error:
-        pipe.send(daemon.Progress(kind="failed", message=str(error)))
+        pipe.send(daemon.StartReport(kind="failed", message=str(error)))
         return 1
     return asyncio.run(daemon.supervise(launch, pipe))

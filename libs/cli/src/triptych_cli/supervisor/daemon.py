@@ -37,7 +37,7 @@ SUPERVISOR_LOG = "supervisor.log"
 STOP_LIMIT_S = 180.0  # longer than the stop limits of all waves of `plan` together
 
 
-class Progress(BaseModel):
+class StartReport(BaseModel):
     """One line on the pipe."""
 
     kind: Literal["status", "ready", "failed"]
@@ -46,16 +46,16 @@ class Progress(BaseModel):
     log_file: str | None = None
 
 
-class ProgressPipe:
+class StartReportPipe:
     """The daemon's end. It closes when the reader has ended."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor: int | None = descriptor
 
-    def send(self, progress: Progress) -> None:
+    def send(self, report: StartReport) -> None:
         if self._descriptor is not None:
             try:
-                os.write(self._descriptor, progress.model_dump_json().encode() + b"\n")
+                os.write(self._descriptor, report.model_dump_json().encode() + b"\n")
             except BrokenPipeError:
                 self.close()
 
@@ -65,29 +65,29 @@ class ProgressPipe:
             self._descriptor = None
 
 
-async def supervise(launch: Launch, pipe: ProgressPipe) -> int:
+async def supervise(launch: Launch, pipe: StartReportPipe) -> int:
     """Run the system until SIGTERM or SIGINT; the exit code."""
     layout = launch.layout
 
     def on_change(status: SystemStatus) -> None:
         if layout.run_dir.exists():
             try_write_status(layout.state_file, status)
-        pipe.send(Progress(kind="status", status=status))
+        pipe.send(StartReport(kind="status", status=status))
 
     try:
         with run_directory(layout):
             supervisor = launch.supervisor(on_change)
             with ended_by_signals(supervisor):
                 async with supervisor.running():
-                    pipe.send(Progress(kind="ready", status=supervisor.status()))
+                    pipe.send(StartReport(kind="ready", status=supervisor.status()))
                     pipe.close()
                     async with serving_requests(supervisor, layout.control_socket):
                         await asyncio.Event().wait()  # a signal ends it
     except StartFailedError as error:
-        pipe.send(Progress(kind="failed", message=str(error), log_file=str(error.log_file)))
+        pipe.send(StartReport(kind="failed", message=str(error), log_file=str(error.log_file)))
         return 1
     except (AlreadyRunningError, LaunchError, TriptychError, ValueError, OSError) as error:
-        pipe.send(Progress(kind="failed", message=str(error)))
+        pipe.send(StartReport(kind="failed", message=str(error)))
         return 1
     except asyncio.CancelledError:
         return 0
@@ -118,11 +118,11 @@ def spawn(options: str, layout: RunLayout, *, env: Mapping[str, str]) -> tuple[s
     return process, reading
 
 
-def progress_of(reading: int) -> Iterator[Progress]:
+def read_reports(reading: int) -> Iterator[StartReport]:
     """The reports of the daemon, until it closes its end."""
     with os.fdopen(reading, "rb") as pipe:
         for line in pipe:
-            yield Progress.model_validate_json(line)
+            yield StartReport.model_validate_json(line)
 
 
 def stop_system(layout: RunLayout) -> list[str]:
