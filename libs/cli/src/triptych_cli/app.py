@@ -27,8 +27,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-store_app = typer.Typer(help="Look into the cache_store of the running system.", no_args_is_help=True)
-streams_app = typer.Typer(help="Look into the Redis Streams of the running system.", no_args_is_help=True)
+store_app = typer.Typer(help="Inspect the cache_store of the running system.", no_args_is_help=True)
+streams_app = typer.Typer(help="Inspect the Redis Streams of the running system.", no_args_is_help=True)
 app.add_typer(store_app, name="store")
 app.add_typer(streams_app, name="streams")
 
@@ -151,7 +151,7 @@ def run_tests(
         typer.Argument(help="unit, property, contract, integration, engine, chaos, gpu or all"),
     ] = None,
 ) -> None:
-    """Run the tests; words after the layer go to pytest."""
+    """Run the tests; further arguments go to pytest."""
     from triptych_cli.commands import tests as command
 
     raise typer.Exit(command.run_tests(layer, context.args))
@@ -162,7 +162,7 @@ def bench(
     context: typer.Context,
     name: Annotated[str | None, typer.Argument(help="Without: what there is.")] = None,
 ) -> None:
-    """Run one of benchmarks/; words after the name go to it."""
+    """Run one of benchmarks/; further arguments go to it."""
     from triptych_cli.commands import bench as command
 
     raise typer.Exit(command.bench(name, context.args))
@@ -195,7 +195,7 @@ def check() -> None:
 
 @app.command()
 def doctor() -> None:
-    """Say what is missing or wrong on this machine."""
+    """Report what is missing or wrong on this machine."""
     from triptych_cli.commands import doctor as command
 
     raise typer.Exit(command.doctor())
@@ -265,7 +265,7 @@ def streams_lag() -> None:
 def streams_dead(
     count: Annotated[int, typer.Option("-n", min=1, help="How many, newest first.")] = 10,
 ) -> None:
-    """Show what nobody could handle, with the reason."""
+    """Show what no consumer could handle, with the reason."""
     from triptych_cli.commands import streams
 
     raise typer.Exit(streams.dead(count))

@@ -54,7 +54,7 @@ class SystemOptions:
     gateways: int = 1
 
     def argument(self) -> str:
-        """As a command line word for the daemon; without the Redis URL, which can hold a password."""
+        """As one command line argument for the daemon; without the Redis URL, which can hold a password."""
         return json.dumps({**asdict(self), "redis_url": None})
 
     @classmethod

@@ -147,7 +147,7 @@ async def _run_system(launch: Launch, samples: list[DemoSample]) -> None:
 
 
 async def _tidy_redis(url: str, deployment: str) -> None:
-    """The demo's deployment is its own; in a Redis of somebody else nothing of it shall stay."""
+    """The demo's deployment is its own; nothing of it stays in a Redis that the user named."""
     try:
         async with (
             asyncio.timeout(TIDY_LIMIT_S),
@@ -246,7 +246,7 @@ async def ask(client: AsyncOpenAI, model: str, file: Path) -> DemoAnswer:
 async def _trace_of(layout: RunLayout, answer: DemoAnswer) -> list[SpanRecord]:
     """The answer's trace, once its root span and the engines' spans have arrived.
 
-    Files of several processes wake nobody: looked at until the spans stop growing, at most
+    Files cannot be awaited: they are read until no span is added any more, at most
     `TRACE_LIMIT_S`.
     """
     deadline = time.monotonic() + TRACE_LIMIT_S

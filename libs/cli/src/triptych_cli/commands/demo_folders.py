@@ -43,7 +43,7 @@ def private_layout() -> Iterator[RunLayout]:
         layout = RunLayout(*folders)
         descriptor = os.open(layout.state_dir, os.O_RDONLY | os.O_DIRECTORY)
         stack.callback(os.close, descriptor)
-        fcntl.flock(descriptor, fcntl.LOCK_EX)  # says to `sweep` that its demo lives
+        fcntl.flock(descriptor, fcntl.LOCK_EX)  # `sweep` leaves a locked folder alone
         yield layout
 
 
@@ -67,7 +67,7 @@ def _is_ours(folder: Path) -> bool:
 
 
 def _is_abandoned(folder: Path) -> bool:
-    """Nobody holds its lock, and it is not being made just now."""
+    """No demo holds its lock, and none is making it just now."""
     if time.time() - folder.lstat().st_mtime < UNLOCKED_AGE_S:
         return False
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)

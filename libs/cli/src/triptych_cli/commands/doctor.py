@@ -196,7 +196,7 @@ def check_vllm() -> Finding:
     except subprocess.TimeoutExpired:
         return Finding(Level.BAD, "vllm", f"{names[0]} could not be imported within {COMMAND_LIMIT_S:.0f} s")
     if answer.returncode != 0:
-        last = (answer.stderr.strip().splitlines() or ["no word"])[-1]
+        last = (answer.stderr.strip().splitlines() or ["no output"])[-1]
         return Finding(Level.BAD, "vllm", f"{names[0]} cannot be imported: {last}")
     torch_version = answer.stdout.strip().splitlines()[-1]
     return Finding(Level.GOOD, "vllm", f"{names[0]} {version}, torch {torch_version}")

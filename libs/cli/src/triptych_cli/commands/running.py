@@ -1,4 +1,4 @@
-"""Clients of the running system, for the commands that look into it."""
+"""Clients of the running system, for the commands that inspect it."""
 
 import asyncio
 import os
@@ -19,7 +19,7 @@ Reply = TypeVar("Reply")
 
 
 class NothingRunningError(Exception):
-    """No system of `up` is there to look into."""
+    """No system of `up` is running."""
 
 
 def running_system() -> SystemStatus:

@@ -30,8 +30,8 @@ def stats() -> int:
         table = Table(box=None, pad_edge=False, show_header=False)
         table.add_column()
         table.add_column(justify="right")
-        for words, value in metric_rows(reply.text):
-            table.add_row(words, value)
+        for title, value in metric_rows(reply.text):
+            table.add_row(title, value)
         out.print(table)
         return 0
 
@@ -42,28 +42,28 @@ def metric_rows(text: str) -> list[tuple[str, str]]:
     """Name and value of each metric in Prometheus' text format; of a histogram its number and quantiles."""
     rows: list[tuple[str, str]] = []
     for family in text_string_to_metric_families(text):
-        words = family.name.removeprefix("triptych_store_").replace("_", " ")
+        title = family.name.removeprefix("triptych_store_").replace("_", " ")
         if family.type == "histogram":
-            rows += histogram_rows(words.removesuffix(" seconds"), family)
+            rows += histogram_rows(title.removesuffix(" seconds"), family)
             continue
         for sample in family.samples:
             if not sample.name.endswith("_created"):
                 labels = " ".join(sample.labels.values())
-                rows.append((f"{words} {labels}".strip(), format_value(family.name, sample.value)))
+                rows.append((f"{title} {labels}".strip(), format_value(family.name, sample.value)))
     return rows
 
 
-def histogram_rows(words: str, family: Metric) -> list[tuple[str, str]]:
+def histogram_rows(title: str, family: Metric) -> list[tuple[str, str]]:
     """Number of values, and the bounds that half and 99 % of them do not exceed."""
     buckets = [
         (sample.labels["le"], sample.value) for sample in family.samples if sample.name.endswith("_bucket")
     ]
     total = buckets[-1][1]
-    rows = [(words, f"{total:.0f}")]
+    rows = [(title, f"{total:.0f}")]
     for part in (0.5, 0.99) if total else ():
         bound = next(bound for bound, count in buckets if count >= part * total)
         above = "more" if bound == "+Inf" else f"≤ {float(bound) * 1000:g} ms"
-        rows.append((f"{words}, {part:.0%} of them", above))
+        rows.append((f"{title}, {part:.0%} of them", above))
     return rows
 
 
@@ -124,7 +124,7 @@ def ls(limit: int) -> int:
 def evict(beginning: str | None, everything: bool) -> int:
     """Evict what is not pinned: all, or the one entry whose hash begins so."""
     if (beginning is None) == (not everything):
-        fail("name one content hash (or its beginning), or say --all")
+        fail("name one content hash (or its beginning), or give --all")
         return 2
 
     async def work() -> int:

@@ -54,7 +54,7 @@ class ServiceStatus(BaseModel):
     name: str
     state: ServiceState
     pid: int | None = None  # leader of the service's session
-    pid_started_at: float | None = None  # Unix seconds; tells the pid from a later one
+    pid_started_at: float | None = None  # Unix seconds; distinguishes the pid from a later one
     num_restarts: int = 0
     since: float  # Unix seconds of the last change of state
     detail: str = ""  # why it is not ready

@@ -76,7 +76,7 @@ def memory_shares(packages: Sequence[str], slab_share: float) -> list[float]:
 
 
 def _placed_on_gpus(engines: list[Engine], options: ResolvedOptions) -> list[Engine]:
-    """Round robin. vLLM takes 92 % of a GPU unless told: engines that share one, or share it with the store's
+    """Round robin. vLLM takes 92 % of a GPU by default: engines that share one, or share it with the store's
     slab, get parts."""
     gpus = options.gpus
     spread = ("--tensor-parallel-size", "-tp", "--pipeline-parallel-size", "-pp")

@@ -23,7 +23,7 @@ _MAX_PORT_TRIES = 1_000
 
 
 class LaunchError(Exception):
-    """The system cannot be started as asked; the text says what to do."""
+    """The system cannot be started so; the text names the remedy."""
 
 
 def resolve(options: SystemOptions, layout: RunLayout, *, deployment: str) -> ResolvedOptions:
@@ -54,7 +54,7 @@ def local_model(model: str) -> str | None:
     """Absolute path of a model folder; None for a name on a hub.
 
     Raises:
-        LaunchError: it looks like a path, and nothing is there.
+        LaunchError: it is written as a path, and no model is there.
     """
     folder = Path(model).expanduser()
     if (folder / "config.json").is_file():
@@ -181,11 +181,11 @@ def slab_share(slab_bytes: int, gpus: tuple[str, ...]) -> float:
 
 
 def gpu_bytes(gpu: str) -> int | None:
-    """All memory of a GPU; None: it cannot be told, as for a part of one (MIG)."""
+    """All memory of a GPU; None: unknown, as for a part of one (MIG)."""
     command = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits", f"--id={gpu}"]
     try:
         answer = subprocess.run(command, check=False, capture_output=True, text=True, timeout=20)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    word = answer.stdout.strip()
-    return int(word) * MIB if answer.returncode == 0 and word.isdecimal() else None
+    size = answer.stdout.strip()
+    return int(size) * MIB if answer.returncode == 0 and size.isdecimal() else None

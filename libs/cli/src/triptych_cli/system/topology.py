@@ -2,7 +2,7 @@
 
     redis ──▶ cache_store ──▶ encoder-0 …, prefill_decode-0 … ──▶ gateway-0 …
 
-An arrow says: the right one starts when the left one is ready; stopping goes the other way. Without
+Arrow: the right one starts when the left one is ready; stopping goes the other way. Without
 `redis` (an existing server is used) the others move up. Engines of one GPU start one after the other,
 and stop together.
 """
@@ -177,5 +177,5 @@ def _redis(layout: RunLayout, redis_server: str, url: str) -> ServiceSpec:
         "maxmemory-policy": "noeviction",
         "daemonize": "no",
     }
-    argv = [redis_server, *(word for key, value in arguments.items() for word in (f"--{key}", value))]
+    argv = [redis_server, *(part for key, value in arguments.items() for part in (f"--{key}", value))]
     return ServiceSpec("redis", tuple(argv), RedisAnswers(url))
