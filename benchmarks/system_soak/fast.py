@@ -65,7 +65,7 @@ class FastTarget:
         hit: list[str] = []
 
         def act_there(instance: str) -> None:
-            """Whoever gets there, if it is one of the victim's kind."""
+            """The process that gets there, if it is of the victim's kind."""
             is_here = fault.victim != REDIS and str(self._system.services[instance].party) == fault.service
             hit.append(instance if is_here else fault.victim)
             act(hit[0])

@@ -37,7 +37,7 @@ LONGEST_STOP_S = 3.0
 HEALTHY_LIMIT_S = 120.0
 WHOLE_LIMIT_S = 300.0
 IDLE_LIMIT_S = REQUEST_TIMEOUT_S + 40.0  # a requester that went elsewhere never acks: its pin ends with it
-CALM_S = 60.0  # as the supervisor's, after which its delays begin anew
+CALM_S = 60.0  # as the supervisor's, after which its delays begin again
 LOOK_S = 0.25
 ENGINE_WEIGHT = 3  # their turn comes seldom: one that was killed spares the other one for long
 KINDS = ("encoder", "prefill_decode", "gateway", "cache_store", "redis")
@@ -45,7 +45,7 @@ KINDS = ("encoder", "prefill_decode", "gateway", "cache_store", "redis")
 
 @contextmanager
 def opened(num_callers: int, seed: int) -> Iterator[tuple[Target, Load]]:
-    """The right answers are asked of a monolithic vLLM first; then the system runs until the block ends."""
+    """A monolithic vLLM gives the right answers first; then the system runs until the block ends."""
     with (
         tempfile.TemporaryDirectory() as folder,
         running_monolith(Path(folder)) as monolith,
@@ -202,7 +202,7 @@ def _serves(url: str) -> bool:
 
 
 def _wait(condition: Callable[[], bool], limit_s: float, what: str, target: RealTarget) -> None:
-    """Of things in other processes, which wake nobody here.
+    """In other processes, which cannot be awaited here.
 
     Raises:
         RuntimeError: not in time.

@@ -1,4 +1,4 @@
-"""The soak itself, and what it says in the end."""
+"""The soak itself, and its report."""
 
 import asyncio
 import statistics
@@ -14,7 +14,7 @@ MAX_FAULTS_TOLD = 50
 
 
 async def wear_out(target: Target, load: Load, minutes: float, seed: int) -> dict[str, Any]:
-    """The report; its `faults` say what was wrong."""
+    """The report; its `faults` list what was wrong."""
     injector = FaultInjector(target, load.tally.deaths, seed + 1)  # not in step with the load
     memory = {"start": target.memory_bytes()}
     done = asyncio.Event()
@@ -71,7 +71,7 @@ def _leftovers(target: Target, wrong: list[str]) -> dict[str, int]:
     return target.leftovers()
 
 
-def tell(report: dict[str, Any]) -> None:
+def print_report(report: dict[str, Any]) -> None:
     """For people."""
     for key in ("engine", "num_requests", "outcomes", "latency", "num_faults", "faults_injected"):
         print(f"{key:<22} {report[key]}")
