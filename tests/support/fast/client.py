@@ -111,7 +111,7 @@ class Answer:
 
     @property
     def is_gone(self) -> bool:
-        """The gateway went away; nobody could say anything."""
+        """The gateway went away, and could send no error."""
         return bool(self.fault) and not self.code and not self.has_hung
 
     def __str__(self) -> str:

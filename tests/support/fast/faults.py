@@ -130,7 +130,7 @@ def _arm(folder: Path, point: str) -> None:
 
 
 def _disarm(folder: Path, point: str) -> bool:
-    """Whether it was still armed: nobody has reached it."""
+    """Whether it was still armed: no process has reached it."""
     try:
         (folder / point).unlink()
     except FileNotFoundError:

@@ -55,7 +55,7 @@ class FastSystem:
 
     # ---- life ------------------------------------------------------------------------------------
     def start(self) -> None:
-        """Returns when a gateway would serve, and everybody is registered.
+        """Returns when a gateway would serve, and every service is registered.
 
         Raises:
             RuntimeError: not in time; with the logs.
@@ -191,7 +191,7 @@ class FastSystem:
             raise RuntimeError(f"left over: {left}\n{error}") from None
 
     def wait_until_whole(self) -> None:
-        """Everybody runs, is registered and seen by every gateway."""
+        """Every service runs, is registered and known to every gateway."""
 
         def is_whole() -> bool:
             with self._lock:
@@ -213,7 +213,7 @@ class FastSystem:
                 return False
             return boots.keys() == expected and not self._dead_boots & set(boots.values())
 
-        self.wait_until(is_whole, START_LIMIT_S, "everybody runs and is registered")
+        self.wait_until(is_whole, START_LIMIT_S, "every service runs and is registered")
 
     def seen_points(self) -> set[str]:
         """`step.moment` of everything that has happened so far."""
@@ -227,7 +227,7 @@ class FastSystem:
         return {name: service.rss_bytes() for name, service in self.services.items()}
 
     def wait_until(self, condition: Callable[[], bool], limit_s: float, what: str) -> None:
-        """Of things in other processes, which wake nobody here.
+        """In other processes, which cannot be awaited here.
 
         Raises:
             RuntimeError: not in time; with the ends of the logs.

@@ -1,4 +1,4 @@
-"""An event loop without I/O and without waiting: time is a number, and passes only when it is told to.
+"""An event loop without I/O and without waiting: time is a number, and passes only when the test advances it.
 
 Every actor of the model has one of its own, so that what an actor does is done when its turn ends, and
 so that it can be killed: a killed process runs no `finally`.
@@ -39,7 +39,7 @@ class Clock:
         return int(self.now * 1e9)
 
     def new_id(self) -> "_Id":
-        """Of whoever asks: so equal states look equal, whoever was first."""
+        """Numbered per actor: equal states have equal ids, in whatever order they arose."""
         loop = asyncio._get_running_loop()
         name = loop.name if isinstance(loop, VirtualLoop) else ""
         self._num_ids[name] += 1
@@ -184,7 +184,7 @@ class VirtualLoop(EventLoop):  # type: ignore[misc]
         return result
 
     def keep_up(self, work: Coroutine[Any, Any, Any], is_needed: Callable[[], bool]) -> None:
-        """A task that looks after something now and then, for ever. Time passes for it when it is needed."""
+        """A periodic task without an end. Time passes for it when it is needed."""
         task = self.create_task(work)
         self.tasks.remove(task)
         self._upkeep[task] = is_needed

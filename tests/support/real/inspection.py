@@ -68,7 +68,7 @@ def leftovers(system: System, urls: Sequence[str]) -> dict[str, int]:
     """What must not be there when nothing is asked; empty: nothing.
 
     Raises:
-        StoreError, httpx.HTTPError, redis.RedisError, OSError: somebody does not answer.
+        StoreError, httpx.HTTPError, redis.RedisError, OSError: a service does not answer.
         ValueError: a prefill_decode does not say how many requests it has.
     """
     found = store_leftovers(system.store_stats())
@@ -83,7 +83,7 @@ def requests_in_engines(system: System) -> dict[str, int]:
     """`NAME running` and `NAME waiting` of each prefill_decode; those that are parked are waiting ones.
 
     Raises:
-        httpx.HTTPError, redis.RedisError: somebody does not answer.
+        httpx.HTTPError, redis.RedisError: a service does not answer.
         ValueError: a prefill_decode does not say it.
     """
     found: dict[str, int] = {}

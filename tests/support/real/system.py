@@ -67,7 +67,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Server:
-    """Anything that speaks OpenAI's API."""
+    """Any server of OpenAI's API."""
 
     base_url: str
 

@@ -65,7 +65,7 @@ class DecodeEngine:
         self._waiting: list[str] = []
         self._parked: set[str] = set()
         self._running: list[str] = []
-        self._cached: dict[str, set[str]] = {}  # mm_hash -> who refers to it
+        self._cached: dict[str, set[str]] = {}  # mm_hash -> requests that refer to it
         self._encoder_cache: dict[str, torch.Tensor] = {}
         self._kv: OrderedDict[str, str] = OrderedDict()  # prefix -> word of its last item
         self._num_steps = 0
@@ -84,9 +84,9 @@ class DecodeEngine:
     def abort(self, request_id: str) -> None:
         self._inbox.put(lambda: self._finish(request_id, None))
 
-    def report(self, told: Callable[[dict[str, int]], None]) -> None:
-        """`told` gets what the engine holds; on its thread."""
-        self._inbox.put(lambda: told(self._counts()))
+    def report(self, on_counts: Callable[[dict[str, int]], None]) -> None:
+        """`on_counts` gets what the engine holds; on its thread."""
+        self._inbox.put(lambda: on_counts(self._counts()))
 
     def close(self) -> None:
         self._inbox.put(None)
@@ -212,7 +212,7 @@ class DecodeEngine:
         return touched
 
     def _load(self) -> frozenset[str]:
-        """What could not be had, if anything; who waits for it fails."""
+        """The tensors that failed to load, if any; the requests that wait for them fail."""
         self._worker.load(self._encoder_cache, self._consumer.take_loads())
         lost = self._worker.take_lost()
         if lost:

@@ -45,7 +45,7 @@ def _context() -> ForkServerContext:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
     before = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)  # the server imports before it hears of our path
+    os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)  # the server imports before it gets our path
     try:
         forkserver.ensure_running()
     finally:

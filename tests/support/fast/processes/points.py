@@ -2,7 +2,7 @@
 
 A point is a step and a moment of it: `sending` (about to be sent), `sent`, `received` (not handled yet) and
 `handled` (not acked yet). A test arms a point by a file of that name; the first process that reaches it
-takes the file, tells the test over a socket, and stands still until the test has done its worst.
+takes the file, notifies the test over a socket, and stops until the test has injected its fault.
 Nothing of this is in the product: `install` puts itself around the bus, the store's sessions and HTTP.
 """
 
@@ -93,7 +93,7 @@ _PUSH_STEPS: dict[tuple[Party, type[Message]], Step] = {
 
 
 def _reach_message(stream: str, kind: str, body: Mapping[str, Any], moment: str) -> None:
-    """A message of a stream. Who reads it does not see who wrote it: all that it can be is reached."""
+    """A message of a stream. Its reader does not know its writer: every point that it can be is reached."""
     attribute = stream.split(":")[2].replace("-", "_")
     variant = body.get("decision", body.get("outcome"))
     for each in _STREAM_STEPS:

@@ -147,9 +147,9 @@ def _app(engine: DecodeEngine, instance: str) -> FastAPI:
     @app.get("/status")
     async def status() -> dict[str, int]:
         loop = asyncio.get_running_loop()
-        told: asyncio.Future[dict[str, int]] = loop.create_future()
-        engine.report(lambda counts: _set_soon(loop, told, counts))
-        return await asyncio.wait_for(told, 5.0)
+        counts_future: asyncio.Future[dict[str, int]] = loop.create_future()
+        engine.report(lambda counts: _set_soon(loop, counts_future, counts))
+        return await asyncio.wait_for(counts_future, 5.0)
 
     @app.post("/v1/chat/completions")
     async def chat(request: Request) -> Response:
@@ -167,9 +167,9 @@ def _set(future: "asyncio.Future[Any]", value: Any) -> None:
         future.set_result(value)
 
 
-def _set_soon(loop: asyncio.AbstractEventLoop, told: "asyncio.Future[Any]", value: Any) -> None:
-    with contextlib.suppress(RuntimeError):  # the loop has ended: nobody waits
-        loop.call_soon_threadsafe(_set, told, value)
+def _set_soon(loop: asyncio.AbstractEventLoop, counts_future: "asyncio.Future[Any]", value: Any) -> None:
+    with contextlib.suppress(RuntimeError):  # the loop has ended, and no task waits
+        loop.call_soon_threadsafe(_set, counts_future, value)
 
 
 class _Exchange:
@@ -200,7 +200,7 @@ class _Exchange:
         return Prompt(self._id, tuple(items), "\n".join(texts), num_tokens, params, self._say)
 
     def _say(self, what: Token | Finished) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop has ended: nobody listens
+        with contextlib.suppress(RuntimeError):  # the loop has ended, and no task reads
             self._loop.call_soon_threadsafe(self._said.put_nowait, what)
 
     async def events(self) -> AsyncIterator[bytes]:

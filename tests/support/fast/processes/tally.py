@@ -1,7 +1,7 @@
 """How often which item was encoded in which job, and how often a job was taken over; by all encoders.
 
 A job is taken over when an encoder takes it after another, or the same one, has had it: its lease was over,
-or Redis lost its data, and with them who had the job, so that it was sent again.
+or Redis lost its data, and with them the owner of the job, so that it was sent again.
 """
 
 import os
