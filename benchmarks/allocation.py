@@ -159,7 +159,7 @@ class Simulation:
         spec = self._specs.get(image) or self._new_spec(image)
         self._rows_asked += spec.shape[0]
         mm_hash = MmHash(f"{image:064x}")
-        entry = self.space.table.sealed(mm_hash)
+        entry = self.space.table.find_sealed(mm_hash)
         if entry is not None:
             self._rows_hit += spec.shape[0]
         else:

@@ -49,7 +49,7 @@ def measure_all(options: argparse.Namespace) -> int:
     from gpu_rates.ways import COMPARED, Peer, make_tensor, plain_copies
 
     from triptych_cache_store.testing import StoreProcess
-    from triptych_common.region.cuda.driver import load_driver
+    from triptych_common.region.cuda.loading import load_driver
 
     run_dir = Path(tempfile.mkdtemp(prefix="triptych-gpu-", dir=SHARED_MEMORY))
     room = int((max(options.sizes) * 2 + 64) * MIB)

@@ -13,7 +13,8 @@ runtime = pytest.importorskip("cuda.bindings.runtime", reason="cuda-bindings is 
 
 from cuda.bindings import driver as cuda_driver  # noqa: E402
 
-from triptych_common.region.cuda.driver import CudaError, has_bindings  # noqa: E402
+from triptych_common.region.cuda.driver import CudaError  # noqa: E402
+from triptych_common.region.cuda.loading import has_bindings  # noqa: E402
 from triptych_common.region.cuda.runtime import RuntimeDriver  # noqa: E402
 
 UUID_OF_A_PART = "cuDeviceGetUuid_v2" if hasattr(cuda_driver, "cuDeviceGetUuid_v2") else "cuDeviceGetUuid"

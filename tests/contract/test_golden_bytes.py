@@ -117,7 +117,7 @@ REPLY_SAMPLES: tuple[StoreFrame, ...] = (
     store.EntrySealed(seq=0, pin_id=9, descriptor=_DESCRIPTOR),
     store.WriterLost(seq=0, mm_hash=HASH),
     store.Entries(
-        seq=9, entries=(store.EntryState(mm_hash=HASH, state="ready", spec=_SPEC, num_pins=0, age_s=1.5),)
+        seq=9, entries=(store.EntryInfo(mm_hash=HASH, state="ready", spec=_SPEC, num_pins=0, age_s=1.5),)
     ),
     store.StoreStats(
         seq=10,

@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.real.system import MODEL, Answer, Server, System, image_part
 from tests.support.waiting import wait_until
-from triptych_common.telemetry.trace_format import SpanRecord
+from triptych_common.telemetry.span_records import SpanRecord
 
 pytestmark = pytest.mark.engine
 

@@ -22,7 +22,8 @@ from tests.support.cuda.gpu_producer import SLEEP_CYCLES, Order, pattern
 from triptych_cache_store.testing import PushLog, StoreProcess
 from triptych_common.protocol.store import EntrySealed, Pinned, PinOrWatch, Unpin
 from triptych_common.region import RegionMapping
-from triptych_common.region.cuda.driver import CudaDriver, load_driver
+from triptych_common.region.cuda.driver import CudaDriver
+from triptych_common.region.cuda.loading import load_driver
 from triptych_common.region.cuda.release import EventReleaser
 from triptych_common.region.cuda.slab import SlabMapping
 from triptych_common.region.cuda.transports import (

@@ -22,7 +22,7 @@ SPEC = TensorSpec(shape=(4, 4), dtype="float32", num_bytes=64)
 VICTIM = """
 import sys, threading
 from triptych_common.protocol.store import *
-from triptych_common.region import StoreSession
+from triptych_common.store_session import StoreSession
 session = StoreSession.connect(sys.argv[1], "encoder-0/worker-0")
 spec = TensorSpec(shape=(4, 4), dtype="float32", num_bytes=64)
 session.request(Reserve(seq=0, mm_hash="ab" * 32, spec=spec))

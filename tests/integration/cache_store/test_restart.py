@@ -99,7 +99,7 @@ def test_what_a_living_client_holds_survives(daemon: StoreProcess) -> None:
 HOLDER = """
 import sys, threading
 from triptych_common.protocol.store import *
-from triptych_common.region import StoreSession
+from triptych_common.store_session import StoreSession
 session = StoreSession.connect(sys.argv[1], "pd-1/engine", reconnect_timeout_s=30)
 spec = TensorSpec(shape=(4, 4), dtype="float32", num_bytes=64)
 reserved = session.request(Reserve(seq=0, mm_hash="ab" * 32, spec=spec))

@@ -16,12 +16,12 @@ async def test_it_is_kept_as_a_dead_letter_and_can_be_sent_where_it_belongs(
 ) -> None:
     async with working(redis_url, store, drain_timeout_s=60) as bench, asyncio.timeout(LIMIT_S):
         bus, flights = bench.bus, SingleFlight(bench.bus)
-        claimed = await flights.claim(
+        claimed = await flights.claim_flight(
             STRAYED.mm_hash, STRAYED.requesters, namespace_digest=ANOTHER, mode="new",
             job_id=STRAYED.job_id, attempt=1, max_attempts=1, ttl_s=60,
         )  # fmt: skip
-        assert claimed.standing is ClaimResult.OWNER
-        await flights.publish(STRAYED, remaining_ms=60_000, blob=b"media")
+        assert claimed.result is ClaimResult.OWNER
+        await flights.publish_job(STRAYED, remaining_ms=60_000, blob=b"media")
         await bus.publish(bus.names.encode_jobs(DIGEST), STRAYED, remaining_ms=60_000, blob=b"media")
         while not await bus.stream_length(bus.names.dead_letters):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
@@ -31,8 +31,8 @@ async def test_it_is_kept_as_a_dead_letter_and_can_be_sent_where_it_belongs(
         assert await bus.stream_length(bus.names.encode_jobs(DIGEST)) == 0
         assert await bus.stream_length(bus.names.encode_jobs(ANOTHER)) == 1
         assert await bus.stream_length(bus.names.encode_results("gateway-0")) == 0  # nobody is told a failure
-        joined = await flights.claim(
-            STRAYED.mm_hash, STRAYED.requesters, namespace_digest=ANOTHER, mode="look",
+        joined = await flights.claim_flight(
+            STRAYED.mm_hash, STRAYED.requesters, namespace_digest=ANOTHER, mode="check",
             job_id=STRAYED.job_id, attempt=1, max_attempts=1, ttl_s=60,
         )  # fmt: skip
-        assert (joined.standing, joined.attempt, joined.failure) == (ClaimResult.JOINED, 1, None)
+        assert (joined.result, joined.attempt, joined.failure) == (ClaimResult.JOINED, 1, None)

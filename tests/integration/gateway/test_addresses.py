@@ -9,17 +9,12 @@ import orjson
 import pytest
 from starlette.responses import Response
 
-from tests.integration.gateway.conftest import System
-from tests.integration.gateway.fakes import (
-    MODEL,
-    FakeEncoder,
-    FakePrefillDecode,
-    free_port,
-    served,
-    until_async,
-)
-from tests.integration.gateway.test_service import environment, exit_code, process_of
-from tests.unit.gateway.media_samples import data_url, image_bytes
+from tests.support.gateway.fake_encoder import FakeEncoder
+from tests.support.gateway.fake_prefill_decode import FakePrefillDecode
+from tests.support.gateway.media_samples import data_url, image_bytes
+from tests.support.gateway.process import environment, exit_code, process_of
+from tests.support.gateway.serving import MODEL, free_port, served, until_async
+from tests.support.gateway.system import System
 from triptych_common.bus import AsyncBus
 from triptych_common.coordination import Registry
 from triptych_common.protocol.messages import InstanceRecord, Role
@@ -88,7 +83,7 @@ async def test_a_port_that_is_taken_ends_the_start(redis_url: str, tmp_path: Pat
 
 
 @pytest.mark.parametrize("advertise_url", ["::1", "http://::1:80", "gateway:8000", "http://h:1/?q"])
-async def test_an_address_that_nobody_could_call_is_refused_at_the_start(
+async def test_an_address_that_cannot_be_called_is_refused_at_the_start(
     advertise_url: str, redis_url: str, tmp_path: Path
 ) -> None:
     env = environment(redis_url, tmp_path, free_port()) | {"TRIPTYCH_ADVERTISE_URL": advertise_url}
@@ -102,14 +97,14 @@ def record_with_url(url: str) -> bytes:
     return orjson.dumps({"v": 1, "record": fields})
 
 
-async def test_a_record_with_an_invalid_url_costs_nobody_an_answer(
+async def test_a_record_with_an_invalid_url_costs_no_answer(
     system: System, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither one that the registry leaves out, nor one that got into the view all the same."""
     names = system.bus.names
     await system.bus.client.set(names.instance("pd-bad"), record_with_url("http://::1:8100"), ex=60)
     await system.bus.client.zadd(names.instances, {"pd-bad": 1})
-    await system.look()
+    await system.refresh()
     assert "pd-bad" not in {record.instance for record in system.gateway.view.records}
     for _ in range(4):
         assert (await system.ask("hello")).choices[0].message.content
@@ -122,7 +117,7 @@ async def test_a_record_with_an_invalid_url_costs_nobody_an_answer(
         return [bad, *await registered(registry)]
 
     monkeypatch.setattr(Registry, "list_instances", with_bad)
-    await system.look()
+    await system.refresh()
     assert "pd-bad" in {record.instance for record in system.gateway.view.records}
     for _ in range(4):
         assert (await system.ask("hello")).choices[0].message.content

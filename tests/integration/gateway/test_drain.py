@@ -10,10 +10,12 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.integration.gateway.conftest import System
-from tests.integration.gateway.fakes import MODEL, FakeEncoder, FakePrefillDecode, free_port, served, until
-from tests.integration.gateway.test_service import environment, process_of
-from tests.unit.gateway.media_samples import data_url, image_bytes
+from tests.support.gateway.fake_encoder import FakeEncoder
+from tests.support.gateway.fake_prefill_decode import FakePrefillDecode
+from tests.support.gateway.media_samples import data_url, image_bytes
+from tests.support.gateway.process import environment, process_of
+from tests.support.gateway.serving import MODEL, free_port, served, until
+from tests.support.gateway.system import System
 from triptych_common.bus import AsyncBus
 from triptych_common.coordination import Registry
 from triptych_common.protocol.messages import InstanceRecord
@@ -65,8 +67,8 @@ async def test_a_refused_request_goes_elsewhere(system: System) -> None:
 
 
 @pytest.mark.parametrize("system", [{"registry_interval_s": 0.5}], indirect=True)
-async def test_who_took_its_place_is_found_by_another_look(system: System) -> None:
-    """Everybody in the gateway's view refuses; the one that has just come is not in it yet."""
+async def test_a_new_instance_is_found_by_another_read(system: System) -> None:
+    """All instances in the gateway's view refuse; the new one is not in it yet."""
     first, second = DrainingPrefillDecode(name="pd-a"), DrainingPrefillDecode(name="pd-b")
     async with first.running(system.bus):
         await until(lambda: names(system.gateway.view) == {"pd-a"})
@@ -76,7 +78,7 @@ async def test_who_took_its_place_is_found_by_another_look(system: System) -> No
     assert (len(first.bodies), len(second.bodies)) == (0, 1)
 
 
-async def test_who_cannot_be_reached_is_replaced_by_another_look(system: System) -> None:
+async def test_an_unreachable_instance_is_replaced_by_another_read(system: System) -> None:
     """Likewise when the one in the view has ended already."""
     nowhere, second = FakePrefillDecode(name="pd-a"), DrainingPrefillDecode(name="pd-b")
     gone = nowhere.record().model_copy(update={"model": OTHER_MODEL})
@@ -149,7 +151,7 @@ async def test_in_the_grace_late_requests_are_served(redis_url: str, tmp_path: P
         late = await http.post("/v1/chat/completions", json=TEXT)
         assert (late.status_code, late.headers["connection"]) == (200, "close")
         async with asyncio.timeout(10):
-            while True:  # announced: nobody asks for its media any more
+            while True:  # announced: no encoder asks for its media any more
                 records = {each.instance: each for each in await Registry(bus).list_instances()}
                 if records["gateway-0"].draining:
                     break
@@ -189,7 +191,7 @@ async def test_media_are_served_until_the_last_request_has_ended(redis_url: str,
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_what_is_not_finished_in_time_ends_with_words(
+async def test_what_is_not_finished_in_time_ends_with_an_error(
     redis_url: str, tmp_path: Path, stream: bool
 ) -> None:
     async with (

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.integration.gateway.conftest import System
-from tests.integration.gateway.fakes import MODEL, until
+from tests.support.gateway.serving import MODEL, until
+from tests.support.gateway.system import System
 from triptych_gateway import http_protocol
 
 HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
@@ -129,7 +129,7 @@ async def test_small_chunks_are_no_header_flood(system: System) -> None:
 
 @pytest.mark.parametrize("system", [{"header_timeout_s": 0.3, "body_timeout_s": 0.3}], indirect=True)
 async def test_slow_clients(system: System) -> None:
-    """A head, and a body, that never end; and a client that says nothing at all."""
+    """A head, and a body, that never end; and a client that sends nothing at all."""
     assert error_of(await answer_to(system, b"GET / HTTP/1.1\r\nHost:")) == (408, "header_timeout")
     assert await answer_to(system) == b""
     async with connection(system) as (reader, writer), asyncio.timeout(LIMIT_S):
@@ -170,7 +170,7 @@ async def test_garbage_behind_a_stream_does_not_get_into_it(system: System) -> N
         answer += await read_all(reader)
     assert answer.count(b"HTTP/1.1") == 1
     system.prefill_decode.release.set()
-    await until(lambda: not system.gateway.admission.num_requests)
+    await until(lambda: not system.gateway.chat.limiter.num_requests)
 
 
 # ---- ahead of an answer, and behind one -----------------------------------------------------------

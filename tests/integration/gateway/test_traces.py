@@ -10,9 +10,9 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from tests.integration.gateway.conftest import System, opened_system
-from tests.integration.gateway.fakes import MODEL
-from tests.unit.gateway.media_samples import data_url, image_bytes
+from tests.support.gateway.media_samples import data_url, image_bytes
+from tests.support.gateway.serving import MODEL
+from tests.support.gateway.system import System, opened_system
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ async def test_failed_request_is_marked(spans: InMemorySpanExporter, system: Sys
     assert not root.status.is_ok
 
 
-async def test_the_root_says_whose_key_it_was(
+async def test_the_root_names_the_key(
     spans: InMemorySpanExporter, redis_url: str, tmp_path: Path, keys_file: Path
 ) -> None:
     async with opened_system(redis_url, tmp_path, api_keys_file=keys_file) as system:

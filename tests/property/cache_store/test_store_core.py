@@ -19,15 +19,15 @@ from triptych_common.protocol import store as wire
 
 @dataclass(frozen=True)
 class Reading:
-    """A look at all entries, between its two steps: checksums are taken, nobody has judged them yet."""
+    """A pass over all entries, between its two steps: checksums are computed, and not noted yet."""
 
-    look: ChecksumPass
+    checksum_pass: ChecksumPass
     checksums: list[tuple[Entry, int]]
     contents: dict[int, bytes]  # reservation -> what was read
 
 
 class BytesMachine(StoreMachine):
-    """With writers that write whenever they may, memory that goes bad, and looks at checksums meanwhile.
+    """With writers that write whenever they may, memory that goes bad, and checksum passes meanwhile.
 
     After every step every sealed entry holds the bytes that its writer sealed, or that went bad since.
     """
@@ -75,12 +75,12 @@ class BytesMachine(StoreMachine):
         """Both steps at once."""
         self.begin_to_verify(session, evict)
         if self.reading is not None:
-            self.judge()
+            self.note_checksums()
 
     @precondition(lambda self: self.reading is None)
     @rule(session=SESSIONS, evict=st.booleans())
     def begin_to_verify(self, session: SessionId, evict: bool) -> None:
-        """What the verifier's thread reads; until it is judged, anything may happen."""
+        """What the verifier's thread reads; until it is noted, anything may happen."""
         answers = self.handle(session, wire.Verify(seq=0, evict=evict))
         if session not in self.live:
             assert isinstance(answers[0].reply, wire.StoreFailure)
@@ -88,27 +88,27 @@ class BytesMachine(StoreMachine):
         assert answers == []
         request = self.core.state.verify_queue.requests.popleft()
         assert (request.session_id, request.command.evict) == (session, evict)
-        look = ChecksumPass(self.core.state, evict)
+        checksum_pass = ChecksumPass(self.core.state, evict)
         entries = list(self.core.table.all_sealed())
-        assert all(look.is_readable(entry) for entry in entries)
-        checksums = Checksums(memoryview(self.region), self.layout).checksums(entries)
+        assert all(checksum_pass.is_readable(entry) for entry in entries)
+        checksums = Checksums(memoryview(self.region), self.layout).compute(entries)
         assert checksums is not None
         contents = {entry.reservation_id: self.bytes_of(entry) for entry in entries}
-        self.reading = Reading(look, list(zip(entries, checksums, strict=True)), contents)
+        self.reading = Reading(checksum_pass, list(zip(entries, checksums, strict=True)), contents)
 
     @precondition(lambda self: self.reading is not None)
     @rule()
-    def judge(self) -> None:
+    def note_checksums(self) -> None:
         assert self.reading is not None
-        look, evict = self.reading.look, self.reading.look.evict
+        checksum_pass, evict = self.reading.checksum_pass, self.reading.checksum_pass.evict
         for entry, checksum in self.reading.checksums:
-            number, before, num_damaged = entry.reservation_id, entry.state, len(look.report.damaged)
+            number, before, num_damaged = entry.reservation_id, entry.state, len(checksum_pass.result.damaged)
             read = self.reading.contents[number]
             is_damaged = before is not EntryState.FREED and self.checked.get(number, read) != read
-            look.judge(entry, checksum)
+            checksum_pass.note_checksum(entry, checksum)
             if before is not EntryState.FREED:
                 self.checked.setdefault(number, read)
-            assert len(look.report.damaged) - num_damaged == is_damaged
+            assert len(checksum_pass.result.damaged) - num_damaged == is_damaged
             is_gone = is_damaged and evict and before is EntryState.READY
             assert entry.state is (EntryState.FREED if is_gone else before)
             assert entry.is_damaged or not (is_damaged and evict and before is EntryState.PINNED)

@@ -145,8 +145,8 @@ def test_no_crash_and_no_effect_on_others() -> None:
     while hostile.num_frames < NUM_FRAMES:
         hostile.session()
         assert hostile.core.leases.num_sessions == 1
-        assert hostile.core.leases.pin(hostile.pin_id) is not None
-        assert hostile.core.table.reservation(hostile.reservation_id) is not None
+        assert hostile.core.leases.find_pin(hostile.pin_id) is not None
+        assert hostile.core.table.find_reservation(hostile.reservation_id) is not None
         assert hostile.core.leases.num_pins == 1
         assert hostile.core.leases.num_watches == 0
     assert isinstance(hostile.bystander(wire.Seal(seq=9, reservation_id=hostile.reservation_id)), wire.Done)

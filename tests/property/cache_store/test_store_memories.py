@@ -77,7 +77,7 @@ class MemoriesMachine(RuleBasedStateMachine):
     def pin(self, mm_hash: str) -> None:
         reply = self.send(wire.PinOrWatch(seq=4, mm_hash=mm_hash))
         if isinstance(reply, wire.Pinned):
-            entry = self.core.table.sealed(mm_hash)
+            entry = self.core.table.find_sealed(mm_hash)
             assert entry is not None
             assert reply.descriptor.memory == entry.memory
             self.pins[reply.pin_id] = mm_hash
@@ -134,7 +134,7 @@ class MemoriesMachine(RuleBasedStateMachine):
     def what_is_pinned_is_there(self) -> None:
         assert self.core.leases.num_pins == len(self.pins)
         for mm_hash in self.pins.values():
-            entry = self.core.table.sealed(mm_hash)
+            entry = self.core.table.find_sealed(mm_hash)
             assert entry is not None
             assert entry.state is EntryState.PINNED
 

@@ -1,4 +1,4 @@
-"""The item table under any order of events: single flight, nobody forgotten, nothing left behind."""
+"""The item table under any order of events: single flight, no request forgotten, nothing left behind."""
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -30,24 +30,24 @@ class ItemTableMachine(RuleBasedStateMachine):
 
     @rule(mm_hash=ITEMS, request=REQUESTS)
     def join(self, mm_hash: MmHash, request: RequestId) -> None:
-        self.table.join(mm_hash, request)
+        self.table.join_item(mm_hash, request)
         self.waiting.add((mm_hash, request))
 
     @rule(mm_hash=ITEMS, request=REQUESTS)
     def leave(self, mm_hash: MmHash, request: RequestId) -> None:
-        self.table.leave(mm_hash, request)
+        self.table.leave_item(mm_hash, request)
         self.waiting.discard((mm_hash, request))
         if not self.waiters(mm_hash):
             self.in_flight.pop(mm_hash, None)
 
     @rule(mm_hash=ITEMS)
     def recall(self, mm_hash: MmHash) -> None:
-        self.table.recall(mm_hash, SIZES)
+        self.table.recall_sizes(mm_hash, SIZES)
 
     @rule(mm_hash=ITEMS)
     def order(self, mm_hash: MmHash) -> None:
         job_id = JobId(f"j{len(self.jobs)}")
-        must_publish = self.table.order(mm_hash, job_id)
+        must_publish = self.table.order_item(mm_hash, job_id)
         assert must_publish == (bool(self.waiters(mm_hash)) and mm_hash not in self.in_flight)
         if must_publish:
             self.jobs[job_id] = mm_hash
@@ -55,13 +55,13 @@ class ItemTableMachine(RuleBasedStateMachine):
 
     @rule(mm_hash=ITEMS, sealed=st.booleans())
     def metadata(self, mm_hash: MmHash, sealed: bool) -> None:
-        assert self.table.size(mm_hash, SIZES, sealed=sealed) == self.waiters(mm_hash)
+        assert self.table.set_sizes(mm_hash, SIZES, sealed=sealed) == self.waiters(mm_hash)
         if sealed:
             self.in_flight.pop(mm_hash, None)
 
     @rule(mm_hash=ITEMS)
     def completed(self, mm_hash: MmHash) -> None:
-        assert self.table.seal(mm_hash) == self.waiters(mm_hash)
+        assert self.table.seal_item(mm_hash) == self.waiters(mm_hash)
         self.in_flight.pop(mm_hash, None)
 
     @rule(data=st.data())
@@ -71,8 +71,8 @@ class ItemTableMachine(RuleBasedStateMachine):
         job_id = data.draw(st.sampled_from(sorted(self.jobs)))
         mm_hash = self.jobs[job_id]
         is_current = self.in_flight.get(mm_hash) == job_id
-        told = self.table.fail(mm_hash, job_id, BROKEN)
-        assert told == (self.waiters(mm_hash) if is_current else frozenset())
+        waiters = self.table.fail_job(mm_hash, job_id, BROKEN)
+        assert waiters == (self.waiters(mm_hash) if is_current else frozenset())
         if is_current:
             del self.in_flight[mm_hash]
 
@@ -81,12 +81,12 @@ class ItemTableMachine(RuleBasedStateMachine):
         assert {item.mm_hash: item.job_id for item in self.table if item.in_flight} == self.in_flight
 
     @invariant()
-    def nobody_is_forgotten_and_nothing_is_left(self) -> None:
+    def no_request_is_forgotten_and_nothing_is_left(self) -> None:
         assert {(item.mm_hash, request) for item in self.table for request in item.waiters} == self.waiting
         assert all(item.waiters for item in self.table)
 
     @invariant()
-    def states_say_what_is_known(self) -> None:
+    def states_match_what_is_known(self) -> None:
         for item in self.table:
             if item.state in (ItemState.SIZED, ItemState.SEALED):
                 assert item.sizes is not None

@@ -127,7 +127,7 @@ RARE: tuple[tuple[Config, float], ...] = (
 )
 """Systems that lead to what seldom happens in the others, where everything happens; with shares of faults."""
 ON_REDIS = (
-    "claim, owner", "claim, joined", "look, owner", "look, joined", "look, failed", "publish, gone",
+    "claim, owner", "claim, joined", "check, owner", "check, joined", "check, failed", "publish, gone",
     "leave, dropped", "start, started", "start, unwanted", "start, superseded",
 )  # fmt: skip
 """What scripts of flights came to."""

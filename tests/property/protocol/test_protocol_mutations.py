@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.inflight_model import Flight as KeptFlight
-from tests.support.inflight_model import InflightModel
+from tests.support.flight_model import Flight as KeptFlight
+from tests.support.flight_model import FlightModel
 from tests.support.protocol_world import consumer as played_consumer
 from tests.support.protocol_world.config import Config
 from tests.support.protocol_world.explore import BrokenError
@@ -20,9 +20,9 @@ from tests.support.protocol_world.random_walk import walk
 from tests.support.protocol_world.virtual_loop import virtual_time
 from triptych_cache_store.core.state import StoreState
 from triptych_cache_store.entries.leases import LeaseTable
-from triptych_common.coordination import Claim, ClaimResult, Start
+from triptych_common.coordination import ClaimResult, FlightClaim, StartResult
 from triptych_common.domain.errors import IllegalTransitionError
-from triptych_common.store_session import session_state as session
+from triptych_common.store_session import session_state
 from triptych_common.store_session.resumption import Resume, WatchLog
 from triptych_encoder.jobs import job
 from triptych_encoder.jobs.flight import Flight
@@ -31,12 +31,12 @@ from triptych_encoder.store.store_client import StoreClient
 from triptych_gateway.encode import encode_orders
 from triptych_gateway.encode.encode_orders import EncodeOrders
 from triptych_gateway.encode.final_acks import FinalAcks
+from triptych_gateway.encode.flight_requests import FlightRequests
 from triptych_gateway.encode.item_table import Item as GatewayItem
 from triptych_gateway.encode.item_table import ItemFailure
 from triptych_gateway.encode.item_table import ItemTable as GatewayTable
-from triptych_gateway.encode.media_cache import MediaShelf
+from triptych_gateway.encode.media_cache import MediaCache
 from triptych_gateway.encode.media_wait import MediaWait
-from triptych_gateway.encode.single_flight import Flights
 from triptych_vllm_connector.consumer.arrivals import Arrivals
 from triptych_vllm_connector.consumer.item_grants import Grants
 from triptych_vllm_connector.consumer.item_pins import ItemPins
@@ -135,22 +135,22 @@ def _hears_and_says_nothing(self: Conversation, metadata: Any) -> list[Any]:
         self._say = say  # type: ignore[method-assign]
 
 
-async def _claims_its_own(self: InflightModel, mm_hash: str, requesters: Any, **options: Any) -> Claim:
+async def _claims_its_own(self: FlightModel, mm_hash: str, requesters: Any, **options: Any) -> FlightClaim:
     """As without flights: what another one does is not looked at."""
-    if options["mode"] != "look":
+    if options["mode"] != "check":
         self.flights.pop(mm_hash, None)
     return await _CLAIM(self, mm_hash, requesters, **options)
 
 
 async def _retries_what_is_retried(
-    self: InflightModel, mm_hash: str, requesters: Any, **options: Any
-) -> Claim:
+    self: FlightModel, mm_hash: str, requesters: Any, **options: Any
+) -> FlightClaim:
     if options["mode"] == "retry":
         self.flights.pop(mm_hash, None)
     return await _CLAIM(self, mm_hash, requesters, **options)
 
 
-async def _retries_nothing(self: InflightModel, mm_hash: str, requesters: Any, **options: Any) -> Claim:
+async def _retries_nothing(self: FlightModel, mm_hash: str, requesters: Any, **options: Any) -> FlightClaim:
     """Whoever comes second counts as one who joined; and so does the first."""
     flight = self.find(mm_hash)
     if flight is None or flight.state != "failed":
@@ -160,8 +160,8 @@ async def _retries_nothing(self: InflightModel, mm_hash: str, requesters: Any, *
 
 
 async def _takes_the_end_for_the_result(
-    self: InflightModel, mm_hash: str, requesters: Any, **options: Any
-) -> Claim:
+    self: FlightModel, mm_hash: str, requesters: Any, **options: Any
+) -> FlightClaim:
     flight = self.find(mm_hash)
     if flight is None or flight.state != "finished":
         return await _CLAIM(self, mm_hash, requesters, **options)
@@ -169,14 +169,14 @@ async def _takes_the_end_for_the_result(
     return self._answer(flight, ClaimResult.JOINED)
 
 
-async def _drops_what_others_want(self: InflightModel, mm_hash: str, keys: Any, **options: Any) -> bool:
+async def _drops_what_others_want(self: FlightModel, mm_hash: str, keys: Any, **options: Any) -> bool:
     flight = self.find(mm_hash)
     if flight is not None and flight.state == "queued":
         flight.unsubscribe(list(flight.ends))
     return await _LEAVE(self, mm_hash, keys, **options)
 
 
-async def _keeps_what_nobody_wants(self: InflightModel, mm_hash: str, keys: Any, **options: Any) -> bool:
+async def _keeps_what_nobody_wants(self: FlightModel, mm_hash: str, keys: Any, **options: Any) -> bool:
     flight = self.find(mm_hash)
     if flight is not None:
         flight.unsubscribe(keys)
@@ -184,23 +184,23 @@ async def _keeps_what_nobody_wants(self: InflightModel, mm_hash: str, keys: Any,
 
 
 async def _starts_whatever_comes(
-    self: InflightModel, job: Any, entry_id: str, encoder: str, *, lease_s: float, ttl_s: float
+    self: FlightModel, job: Any, entry_id: str, encoder: str, *, lease_s: float, ttl_s: float
 ) -> Any:
     flight = self.flights.setdefault(job.mm_hash, KeptFlight(job.job_id, job.attempt))
     self._run(flight, entry_id, encoder, lease_s)
     self._live_for(flight, ttl_s)
-    return Start.STARTED, flight.waiting()
+    return StartResult.STARTED, flight.waiting()
 
 
-async def _never_ends(self: InflightModel, mm_hash: str, job_id: str, told: Any) -> Any:
+async def _never_ends(self: FlightModel, mm_hash: str, job_id: str, told: Any) -> Any:
     return True, None
 
 
-async def _leaves_nothing(self: Flights, mm_hash: str, wanted: Any) -> None:
+async def _leaves_nothing(self: FlightRequests, mm_hash: str, wanted: Any) -> None:
     """Redis is not told."""
 
 
-async def _checks_nothing(self: Flights) -> None:
+async def _checks_nothing(self: EncodeOrders) -> None:
     """Jobs are only heard of."""
 
 
@@ -215,10 +215,10 @@ def _the_first_alone(self: KeptFlight) -> Any:
 def _blames_the_next_job(self: EncodeOrders, message: Any) -> None:
     item = self.table.get(message.mm_hash)
     if item is not None and item.job_id is not None:
-        self.fail(item.mm_hash, item.job_id, ItemFailure(message.kind, message.detail))
+        self._fail_job(item.mm_hash, item.job_id, ItemFailure(message.kind, message.detail))
 
 
-_CLAIM, _LEAVE = InflightModel.claim, InflightModel.leave
+_CLAIM, _LEAVE = FlightModel.claim_flight, FlightModel.leave_flight
 _STATE = ItemTable.state
 _METADATA: Callable[[Conversation, Any], list[Any]] = Conversation.metadata
 
@@ -279,14 +279,14 @@ MUTATIONS: dict[str, Mutation] = {
     ),
     # ---- store and sessions ----
     "who watches is not told of a lost writer": Mutation(
-        StoreState, "tell_writer_lost", nothing, with_faults(APART, "unfit")
+        StoreState, "push_writer_lost", nothing, with_faults(APART, "unfit")
     ),
     "who watches is not told of a seal": Mutation(LeaseTable, "take_watchers", empty, APART),
     "watches of the dead stay": Mutation(
         StoreState, "end_watches", nothing, with_faults(APART, "crash_consumer")
     ),
     "nothing is undone for a session that resumes": Mutation(
-        session, "resume_of", _undoes_nothing, with_faults(APART, "restart_store")
+        session_state, "resume_of", _undoes_nothing, with_faults(APART, "restart_store")
     ),
     "watches are not taken up again": Mutation(
         WatchLog, "take_all", lambda self: {}, with_faults(APART, "restart_store")
@@ -306,12 +306,14 @@ MUTATIONS: dict[str, Mutation] = {
         EncodeOrders, "_on_needed", nothing, with_faults(APART, "evict", "crash_encoder")
     ),
     # ---- flights ----
-    "an item is encoded once per gateway": Mutation(InflightModel, "claim", _claims_its_own, TWO_GATEWAYS),
+    "an item is encoded once per gateway": Mutation(
+        FlightModel, "claim_flight", _claims_its_own, TWO_GATEWAYS
+    ),
     "a failed encode is tried again by all who heard of it": Mutation(
-        InflightModel, "claim", _retries_what_is_retried, with_faults(TWO_GATEWAYS, "refuse")
+        FlightModel, "claim_flight", _retries_what_is_retried, with_faults(TWO_GATEWAYS, "refuse")
     ),
     "a failed encode is tried again by none of those who heard of it": Mutation(
-        InflightModel, "claim", _retries_nothing, with_faults(TWO_GATEWAYS, "refuse")
+        FlightModel, "claim_flight", _retries_nothing, with_faults(TWO_GATEWAYS, "refuse")
     ),
     "a late failure counts for the job that is in flight now": Mutation(
         EncodeOrders, "_on_failed", _blames_the_next_job, with_faults(TWO_GATEWAYS, "refuse", "duplicate")
@@ -322,34 +324,37 @@ MUTATIONS: dict[str, Mutation] = {
     "metadata are told to those who waited when the job was started": Mutation(
         Flight, "_look", _looks_for_nobody, TWO_GATEWAYS
     ),
-    "a flight does not end": Mutation(InflightModel, "finish", _never_ends, TWO_GATEWAYS),
+    "a flight does not end": Mutation(FlightModel, "finish_flight", _never_ends, TWO_GATEWAYS),
     "a claim that its owner left is nobody's": Mutation(
-        InflightModel, "_is_over", no, with_faults(TWO_GATEWAYS, "crash_gateway")
+        FlightModel, "_is_over", no, with_faults(TWO_GATEWAYS, "crash_gateway")
     ),
     "jobs of which nothing is heard are waited for": Mutation(
-        Flights, "run_checks", _checks_nothing, with_faults(TWO_GATEWAYS, "crash_gateway", "lose_flights")
+        EncodeOrders,
+        "run_checks",
+        _checks_nothing,
+        with_faults(TWO_GATEWAYS, "crash_gateway", "lose_flights"),
     ),
     "a result of which nothing is left counts as heard": Mutation(
-        InflightModel, "claim", _takes_the_end_for_the_result, with_faults(TWO_GATEWAYS, "lose_redis")
+        FlightModel, "claim_flight", _takes_the_end_for_the_result, with_faults(TWO_GATEWAYS, "lose_redis")
     ),
     "who leaves takes the job of the others along": Mutation(
-        InflightModel, "leave", _drops_what_others_want, with_faults(TWO_GATEWAYS, "cancel")
+        FlightModel, "leave_flight", _drops_what_others_want, with_faults(TWO_GATEWAYS, "cancel")
     ),
     "a job that everybody left is done": Mutation(
-        InflightModel, "start", _starts_whatever_comes, with_faults(TWO_GATEWAYS, "cancel")
+        FlightModel, "start_job", _starts_whatever_comes, with_faults(TWO_GATEWAYS, "cancel")
     ),
     "a flight that everybody left is kept": Mutation(
-        InflightModel, "leave", _keeps_what_nobody_wants, with_faults(TWO_GATEWAYS, "cancel")
+        FlightModel, "leave_flight", _keeps_what_nobody_wants, with_faults(TWO_GATEWAYS, "cancel")
     ),
-    "who waits no more stays in the flight": Mutation(
-        Flights, "_leave", _leaves_nothing, with_faults(TWO_GATEWAYS, "cancel")
+    "a request that waits no more stays in the flight": Mutation(
+        FlightRequests, "leave_all_but", _leaves_nothing, with_faults(TWO_GATEWAYS, "cancel")
     ),
     "sizes that came are not told": Mutation(MediaWait, "set_sizes", nothing, APART),
     "an encoder is not told of requests that ended elsewhere": Mutation(
-        FinalAcks, "_say", nothing, with_faults(APART, "cancel")
+        FinalAcks, "_queue_ack", nothing, with_faults(APART, "cancel")
     ),
-    "a request leaves its items behind": Mutation(GatewayTable, "leave", nothing, APART),
-    "media stay on the shelf": Mutation(MediaShelf, "release", nothing, APART),
+    "a request leaves its items behind": Mutation(GatewayTable, "leave_item", nothing, APART),
+    "media stay in the cache": Mutation(MediaCache, "release_media", nothing, APART),
 }
 
 

@@ -12,7 +12,7 @@ import torch
 
 from triptych_common.protocol.store import Reserve, Reserved, Seal
 from triptych_common.region import RegionMapping
-from triptych_common.region.cuda.driver import load_driver
+from triptych_common.region.cuda.loading import load_driver
 from triptych_common.region.cuda.slab import SlabMapping
 from triptych_common.region.cuda.transports import PinnedWriter, RegisteredRegion, SlabWriter, TorchDevice
 from triptych_common.region.tensor_view import tensor_spec

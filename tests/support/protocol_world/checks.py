@@ -69,12 +69,15 @@ class Checks(Choices):
         owners = list(itertools.chain.from_iterable(map(self._pins_of, self.engines)))
         dead = {
             pin_id
-            for lease in self.store.core.leases.all()
+            for lease in self.store.core.leases.all_leases()
             if lease.slot not in self.store._slots or self.store._slots[lease.slot].is_over
             for pin_id in lease.pins
         }
         pins = [
-            pin_id for lease in self.store.core.leases.all() for pin_id in lease.pins if pin_id not in dead
+            pin_id
+            for lease in self.store.core.leases.all_leases()
+            for pin_id in lease.pins
+            if pin_id not in dead
         ]
         assert sorted(owners) == sorted(pins), "pins without an owner, or pins that are not there"
 
@@ -133,8 +136,8 @@ class Checks(Choices):
         assert not state.table.num_reservations, "the store has a reservation"
         for gateway in self.gateways.values():
             assert not len(gateway.orders.table), "the gateway waits for an item"
-            assert not len(gateway.shelf), "the gateway keeps media"
-            assert not len(gateway.orders.flights), "Redis still has requesters that do not wait"
+            assert not len(gateway.media_cache), "the gateway keeps media"
+            assert not len(gateway.orders.flight_requests), "Redis still has requesters that do not wait"
         assert not self.network.jobs, "a job was never done"
         self._check_flights()
         self._check_encodes()

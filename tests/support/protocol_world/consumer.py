@@ -374,7 +374,7 @@ class ConsumerActor:
             self._end_pin(self.views.pop(item, None))
         lost: set[str] = set()
         for order in loads:
-            pin = self._store.core.leases.pin(order.pin_id)
+            pin = self._store.core.leases.find_pin(order.pin_id)
             is_pinned = pin is not None and pin.entry.mm_hash == order.mm_hash
             assert is_pinned or not self.engine.is_connected, "an item that is not pinned is scheduled"
             assert order.mm_hash not in self.views, "loaded twice"

@@ -118,7 +118,7 @@ def of_actor(world: World, name: str) -> Any:
             [
                 (lease.client, lease.session_id is None, digest(lease.watches), digest(lease.reservations),
                  sorted(pin.pin_id for pin in lease.pins.values()))
-                for lease in state.leases.all()
+                for lease in state.leases.all_leases()
             ],
         )  # fmt: skip
     if name == REDIS:
@@ -134,18 +134,20 @@ def of_actor(world: World, name: str) -> Any:
 
 def _gateway(world: World, gateway: GatewayActor) -> Any:
     requests = [each for each in world.requests.values() if each.gateway == gateway.name]
-    flights = gateway.orders.flights
+    queue = gateway.orders._queue
     return (
         gateway.is_up,
         digest(gateway.orders.table._items),
-        digest(gateway.orders._tickets),
-        digest(gateway.last_words._pending),
+        digest(gateway.orders._media_waits),
+        digest(gateway.final_acks._pending),
         digest(set(gateway.orders._sizes._local)),
         [(each.outcome, each.has_begun, tuple(each.dispatched)) for each in requests],
         [each.request_id for each in requests if each.request_id in world.to_arrive],
         sorted(map(_stands, gateway.loop.all_tasks)),
-        digest([flights._told, flights._unchecked, flights._round, flights._busy, flights._again]),
-        (tuple(flights._touched._urgent), tuple(flights._touched._others)),
+        digest(
+            [gateway.orders.flight_requests._sent, queue._unchecked, queue._round, queue._busy, queue._again]
+        ),
+        (tuple(queue._urgent), tuple(queue._others)),
         _scripts(gateway.redis),
     )
 

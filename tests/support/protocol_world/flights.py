@@ -1,4 +1,4 @@
-"""`bus.SingleFlight` of one process: Redis runs its scripts one by one, when the world says so.
+"""`bus.SingleFlight` of one process: Redis runs its scripts one by one, when the world decides so.
 
 Those for one item keep their order; others have connections of their own. The answer comes with the
 script: what happens between the two looks to the others as if it had happened before, or after.
@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from tests.support.inflight_model import InflightModel
+from tests.support.flight_model import FlightModel
 from tests.support.protocol_world.network import Network
 from tests.support.protocol_world.virtual_loop import VirtualLoop
 
@@ -36,7 +36,7 @@ class InflightLink:
         self.scripts: dict[str, deque[Script]] = {}  # by mm_hash
 
     def __getattr__(self, name: str) -> Callable[..., Coroutine[Any, Any, Any]]:
-        if not hasattr(InflightModel, name):
+        if not hasattr(FlightModel, name):
             raise AttributeError(name)
 
         async def call(about: str | BaseModel, *arguments: Any, **options: Any) -> Any:
@@ -45,7 +45,7 @@ class InflightLink:
 
         return call
 
-    async def backlog(self, namespace_digest: str) -> tuple[int, float]:
+    async def read_backlog(self, namespace_digest: str) -> tuple[int, float]:
         return len(self._network.jobs), 0.0
 
     async def ack(self, mm_hash: str, number: int) -> None:
@@ -60,7 +60,7 @@ class InflightLink:
         return await reply
 
     def run_next(self, mm_hash: str) -> str:
-        """Run the next script for the item, and let its caller hear the answer. Returns what it came to."""
+        """Run the next script for the item, and give its caller the answer. Returns what it came to."""
         script = self.scripts[mm_hash].popleft()
         if not self.scripts[mm_hash]:
             del self.scripts[mm_hash]
@@ -72,11 +72,11 @@ class InflightLink:
                 getattr(self._network.flights, script.name)(*script.arguments, **script.options)
             )
 
-        def hear() -> None:
-            if not script.reply.done():  # else nobody waits for it any more
+        def reply() -> None:
+            if not script.reply.done():  # else its caller waits no more
                 script.reply.set_result(answer)
 
-        self._loop.run(hear)
+        self._loop.run(reply)
         return _outcome(script, answer)
 
 
@@ -99,14 +99,14 @@ def _at_once(work: Coroutine[Any, Any, Any]) -> Any:
 
 def _outcome(script: Script, answer: Any) -> str:
     match script.name:
-        case "claim":
-            return f"{'look' if script.options['mode'] == 'look' else 'claim'}, {answer.standing}"
-        case "start":
+        case "claim_flight":
+            return f"{'check' if script.options['mode'] == 'check' else 'claim'}, {answer.result}"
+        case "start_job":
             return f"start, {answer[0]}"
-        case "leave":
+        case "leave_flight":
             return "leave, dropped" if answer else "leave"
-        case "publish":
+        case "publish_job":
             return "publish" if answer is not None else "publish, gone"
-        case "finish":
+        case "finish_flight":
             return "finish" if answer[0] else "finish, joined"
     return script.name

@@ -1,6 +1,6 @@
 """The real gateway from the known items to the answer's end: `EncodeOrders`, `MediaWait`, `race`.
 
-In front of it HTTP, media and validation are left out; behind it `serving` is played: one frame is the
+In front of it HTTP, media and validation are left out; behind it `forward` is played: one frame is the
 whole first chunk, another the end of the answer.
 """
 
@@ -14,15 +14,15 @@ from tests.support.protocol_world.virtual_loop import CLOCK, VirtualLoop
 from triptych_common.domain.errors import RequestError
 from triptych_common.protocol.ids import MmHash, RequestId
 from triptych_common.protocol.messages import EncoderCacheMetadata, Message, Modality
-from triptych_gateway.chat.race import race
 from triptych_gateway.encode.encode_job import OrderLimits
 from triptych_gateway.encode.encode_orders import EncodeOrders
 from triptych_gateway.encode.final_acks import FinalAcks
-from triptych_gateway.encode.media_cache import MediaShelf
+from triptych_gateway.encode.media_cache import MediaCache
 from triptych_gateway.encode.media_wait import MediaWait
 from triptych_gateway.encode.sizes import SizesCache
+from triptych_gateway.errors import unavailable
 from triptych_gateway.metrics import GatewayMetrics
-from triptych_gateway.openai_errors import unavailable
+from triptych_gateway.race import race
 from triptych_gateway.request.content_parts import MediaPart
 from triptych_gateway.request.image_header import ImageHeader
 from triptych_gateway.request.media import TakenItem
@@ -50,12 +50,12 @@ class ClientRequest:
     outcome: str | None = None
     has_begun: bool = False  # the first chunk has reached the client
     task: Any = None
-    frames: Any = None  # asyncio.Queue of what prefill_decode says
+    frames: Any = None  # asyncio.Queue of what prefill_decode sends
     dispatched: list[tuple[str, int]] = field(default_factory=list)  # (instance, attempt)
 
 
 class GatewayActor:
-    """One gateway. `crash` and `start` as often as one likes."""
+    """One gateway. `crash` and `start` any number of times."""
 
     def __init__(self, name: str, network: Network, is_reachable: Any, max_attempts: int) -> None:
         self.name = name
@@ -70,12 +70,12 @@ class GatewayActor:
         self.loop = VirtualLoop(self.name)
         self.redis = InflightLink(self._network, self.loop)
         self.bus: Any = AsyncBusModel(self._network, self.name)
-        self.shelf = MediaShelf()
+        self.media_cache = MediaCache()
         self.open: dict[str, ClientRequest] = {}
         self.orders = EncodeOrders(
-            inflight=cast("Any", self.redis),
+            single_flight=cast("Any", self.redis),
             gateway=self.name,
-            shelf=self.shelf,
+            media_cache=self.media_cache,
             sizes=SizesCache(SizesModel(self.bus), 100),  # type: ignore[arg-type]
             limits=OrderLimits(
                 inline_media_bytes=100,
@@ -88,16 +88,15 @@ class GatewayActor:
             ),
             metrics=METRICS,
         )
-        self.last_words = FinalAcks(self.bus, self.name)  # type: ignore[arg-type]
-        flights = self.orders.flights
+        self.final_acks = FinalAcks(self.bus, self.name)  # type: ignore[arg-type]
         for _ in range(NUM_PUBLISHERS):
-            self.loop.run(lambda: self.loop.create_task(flights.run()))
-        self.loop.run(lambda: self.loop.keep_up(flights.run_checks(), self._has_to_look))
-        self.loop.run(lambda: self.loop.create_task(self.last_words.run()))
+            self.loop.run(lambda: self.loop.create_task(self.orders.run_steps()))
+        self.loop.run(lambda: self.loop.keep_up(self.orders.run_checks(), self._has_to_check))
+        self.loop.run(lambda: self.loop.create_task(self.final_acks.run_sender()))
 
-    def _has_to_look(self) -> bool:
-        """Does it, or does Redis, believe that somebody here waits?"""
-        return bool(len(self.orders.flights)) or any(item.in_flight for item in self.orders.table)
+    def _has_to_check(self) -> bool:
+        """Does it, or does Redis, believe that a request here waits?"""
+        return bool(len(self.orders.flight_requests)) or any(item.in_flight for item in self.orders.table)
 
     def crash(self) -> None:
         self.is_up = False
@@ -123,18 +122,18 @@ class GatewayActor:
         """The client goes away."""
         self.loop.run(request.task.cancel)
 
-    def hear(self, message: Message) -> None:
+    def receive_result(self, message: Message) -> None:
         async def handle() -> None:
             try:
                 if isinstance(message, EncoderCacheMetadata):
-                    self.last_words.hear(message)
-                await self.orders.handle(message)
-            except Exception as error:  # the service would log it, and listen on
+                    self.final_acks.on_metadata(message)
+                await self.orders.on_encode_result(message)
+            except Exception as error:  # the service would log it, and read on
                 self.loop.errors.append(error)
 
         self.loop.run(lambda: self.loop.create_task(handle()))
 
-    def hear_http(self, frame: tuple[str, str, int]) -> None:
+    def receive_frame(self, frame: tuple[str, str, int]) -> None:
         """(what, request id, attempt) of prefill_decode."""
         what, request_id, attempt = frame
         request = self.open.get(request_id)
@@ -168,14 +167,14 @@ class GatewayActor:
         first = next((name for name in request.consumers if self._is_reachable(name)), request.consumers[0])
         items = tuple(_taken(mm_hash, index) for index, mm_hash in enumerate(request.hashes))
         deadline = CLOCK.now + FIRST_TOKEN_S
-        ticket = MediaWait(RequestId(request.request_id), first, items, deadline, None, DIGEST)
-        async with self.last_words.of(ticket), self.orders.open(ticket):
+        media_wait = MediaWait(RequestId(request.request_id), first, items, deadline, None, DIGEST)
+        async with self.final_acks.hold_acks(media_wait), self.orders.open_wait(media_wait):
             async with asyncio.timeout_at(deadline):
-                self.orders.order(ticket)
-                await race(ticket.wait_sizes(), ticket.wait_failure())
-            await race(self._serve(request, ticket, first), ticket.wait_failure())
+                self.orders.order_missing(media_wait)
+                await race(media_wait.wait_sizes(), media_wait.wait_failure())
+            await race(self._serve(request, media_wait, first), media_wait.wait_failure())
 
-    async def _serve(self, request: ClientRequest, ticket: MediaWait, first: str) -> None:
+    async def _serve(self, request: ClientRequest, media_wait: MediaWait, first: str) -> None:
         tried: list[str] = []
         while True:
             left = [name for name in request.consumers if name not in tried and self._is_reachable(name)]
@@ -184,18 +183,18 @@ class GatewayActor:
                 raise unavailable("instance_unreachable", "the serving instance cannot be reached")
             tried.append(name)
             try:
-                await self._attempt(request, ticket, name)
+                await self._attempt(request, media_wait, name)
             except BrokenError:
                 if request.has_begun:
                     raise RequestError(503, "stream_broken", "an error event ends the stream") from None
                 continue
             return
 
-    async def _attempt(self, request: ClientRequest, ticket: MediaWait, name: str) -> None:
+    async def _attempt(self, request: ClientRequest, media_wait: MediaWait, name: str) -> None:
         request.dispatched.append((name, len(request.dispatched) + 1))
         request.frames = asyncio.Queue()
-        remaining_ms = max(1, int((ticket.deadline - CLOCK.now) * 1000))
-        rows = tuple((mm_hash, ticket.sizes[MmHash(mm_hash)].num_embeds) for mm_hash in request.hashes)
+        remaining_ms = max(1, int((media_wait.deadline - CLOCK.now) * 1000))
+        rows = tuple((mm_hash, media_wait.sizes[MmHash(mm_hash)].num_embeds) for mm_hash in request.hashes)
         if self._is_reachable(name):
             frame = ("dispatch", request.request_id, len(request.dispatched), (remaining_ms, rows))
             self._network.send((self.name, name, "http"), frame)
@@ -203,15 +202,15 @@ class GatewayActor:
             raise BrokenError
         has_ended, loop = False, self.loop
         try:
-            async with asyncio.timeout_at(ticket.deadline):
+            async with asyncio.timeout_at(media_wait.deadline):
                 what = await request.frames.get()
             if what == "first":
-                ticket.settle()
+                media_wait.settle()
                 request.has_begun = True
                 what = await request.frames.get()
             has_ended = True
             if what == "answer":
-                ticket.answered_by = name
+                media_wait.answered_by = name
             if what == "broken":
                 raise BrokenError
             if what == "error":

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from tests.support.inflight_model import InflightModel
+from tests.support.flight_model import FlightModel
 from triptych_common.protocol.codec import Envelope
 from triptych_common.protocol.messages import BUS_MESSAGES, EncodeJob, Message
 from triptych_common.protocol.names import StreamNames
@@ -46,7 +46,7 @@ class JobEntry:
 class Network:
     """`now` is the model's time. Owns what is under way between processes, but for the store's socket.
 
-    And what Redis keeps: the jobs (it is their stream, `inflight_model.Jobs`), the flights, the sizes.
+    And what Redis keeps: the jobs (it is their stream, `flight_model.Jobs`), the flights, the sizes.
     """
 
     def __init__(self, now: Callable[[], float]) -> None:
@@ -55,7 +55,7 @@ class Network:
         self.jobs: dict[int, JobEntry] = {}
         self.num_jobs = 0
         self.keys: dict[str, bytes] = {}
-        self.flights = InflightModel(self, now)
+        self.flights = FlightModel(self, now)
 
     def send(self, way: Way, message: Any) -> None:
         self.queues.setdefault(way, deque()).append(message)

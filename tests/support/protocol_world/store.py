@@ -76,7 +76,7 @@ class ClientSession:
 
     def send(self, request: Request[Any]) -> None:
         if self.is_connected:
-            self.to_store.append(self.state.stamp(request))  # type: ignore[arg-type] # see `virtual_time`
+            self.to_store.append(self.state.frame_request(request))  # type: ignore[arg-type] # see `virtual_time`
         else:
             self.unsent.append(request)
 
@@ -88,7 +88,7 @@ class ClientSession:
             self.held.add(reply.pin_id)
         if isinstance(reply, EntrySealed | WriterLost):
             self._store.coverage[step_of(Channel.PUSH, STORE, self.client, reply)] += 1
-        for pending, event in self.state.feed(reply):  # type: ignore[arg-type]
+        for pending, event in self.state.on_data(reply):  # type: ignore[arg-type]
             if pending is None:
                 assert isinstance(event, EntrySealed | WriterLost)
                 self._on_push(event)
@@ -98,7 +98,7 @@ class ClientSession:
     def welcomed(self, reply: StoreReply) -> None:
         """Connected, or over: the store does not know us any more."""
         try:
-            repeats = self.state.welcomed(reply)  # type: ignore[arg-type]
+            repeats = self.state.on_welcome(reply)  # type: ignore[arg-type]
         except StoreUnavailableError as error:
             self.is_over = True
             for pending in self.state.take_pending():
@@ -178,7 +178,7 @@ class StoreActor:
         """Hello and welcome in one: a client does nothing else meanwhile."""
         session_id = SessionId(next(self._session_ids))
         self.sessions[session_id] = session
-        hello: Any = session.state.hello()
+        hello: Any = session.state.begin_connection()
         self.coverage[step_of(Channel.STORE, session.client, STORE, hello)] += 1
         self._name_ids(session.client, 0)
         replies = self._handle(session_id, hello)
@@ -207,7 +207,7 @@ class StoreActor:
     def needs_reaping(self) -> bool:
         return any(
             lease.slot not in self._slots or self._slots[lease.slot].is_over
-            for lease in self.core.leases.detached()
+            for lease in self.core.leases.detached_leases()
         )
 
     def run_next(self, session_id: SessionId) -> None:
@@ -244,7 +244,7 @@ class StoreActor:
     def _hash_of(self, command: StoreCommand) -> int:
         mm_hash = getattr(command, "mm_hash", None)
         if mm_hash is None:
-            entry = self.core.table.reservation(getattr(command, "reservation_id", 0))  # type: ignore[arg-type]
+            entry = self.core.table.find_reservation(getattr(command, "reservation_id", 0))  # type: ignore[arg-type]
             mm_hash = entry.mm_hash if entry is not None else None
         return self._hashes.get(mm_hash or "", 0)
 

@@ -9,7 +9,7 @@ from collections import Counter
 from typing import Any
 
 from tests.support.fake_engine import mm_hash
-from tests.support.inflight_model import OVER
+from tests.support.flight_model import OVER
 from tests.support.protocol_world.checks import Checks
 from tests.support.protocol_world.config import FAULTS, Config, Key
 from tests.support.protocol_world.consumer import ConsumerActor, EngineDiedError
@@ -122,13 +122,13 @@ class World(Checks):
         if kind == "http":
             self.coverage[_http_step(message[0])] += 1
             if receiver in self.gateways:
-                self.gateways[receiver].hear_http(message)
+                self.gateways[receiver].receive_frame(message)
             else:
                 self.consumers[receiver].hear_http(sender, message)
             return
         self.coverage[step_of(Channel.STREAM, sender, receiver, message)] += 1
         if receiver in self.gateways:
-            self.gateways[receiver].hear(message)
+            self.gateways[receiver].receive_result(message)
         else:
             (self.encoders.get(receiver) or self.consumers[receiver]).hear(message)
 
@@ -247,7 +247,7 @@ class World(Checks):
         self.network.lose_redis()
         for gateway in self.gateways.values():
             if gateway.is_up:
-                gateway.loop.run(gateway.orders.flights.check_all)
+                gateway.loop.run(gateway.orders.check_all)
         for consumer in self.consumers.values():
             if consumer.is_up:
                 consumer.consumer.post(BusChanged())

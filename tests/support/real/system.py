@@ -27,8 +27,8 @@ from openai import DefaultHttpxClient, OpenAI
 from tests.support.waiting import free_port, free_ports_in_a_row, wait_until
 from triptych_common.protocol.store import StatsQuery, StoreStats
 from triptych_common.store_session import StoreSession
-from triptych_common.telemetry.trace_format import SpanRecord
-from triptych_common.telemetry.traces import read_trace
+from triptych_common.telemetry.span_records import SpanRecord
+from triptych_common.telemetry.trace_reader import read_trace
 
 ROOT = Path(__file__).resolve().parents[3]
 MODEL = Path(os.environ.get("TRIPTYCH_TEST_MODEL", ROOT / "models" / "digits-vl"))

@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from triptych_cli.supervisor.state import ServiceState, ServiceStatus, SystemStatus
-from triptych_common.telemetry.trace_format import SpanRecord
+from triptych_common.telemetry.span_records import SpanRecord
 from triptych_common.telemetry.waterfall import render_waterfall
 
 ERROR_LINE = re.compile(r"\b\w*(Error|Exception): ")

@@ -1,14 +1,17 @@
-"""cache_store: the daemon that owns a host's shared memory for encoder outputs.
+"""cache_store: the daemon that owns a host's shared memory for encoder outputs. One process, one event loop.
 
-    entry_table  states of entries              block_pool  free ranges of blocks
-    leases       what each client holds         eviction    who goes first
-    journal      all that, in the region        adoption    and back, after a restart
-    space        entries and blocks together    state       all of it, and its steps
-    commands     what each command does         sessions    hello, resume, disconnect
-    core         command in, replies and pushes out
+In the order that a command passes them:
 
-    region_file  makes, adopts and prefaults the region   server   the socket around the core
-    service      the daemon put together                  testing  a daemon as a child process
+__main__    command line: serve, or `healthcheck`
+service     puts the daemon together, and ends it; `settings` says how
+server      the socket: frames in, frames out, one connection per session
+core/       one command at a time: what it does, which replies and pushes come of it. Pure
+entries/    states of entries, free blocks, leases, eviction. Pure
+persistence/  the region file, its journal, and recovery after a restart
+checksums/  checksums of sealed entries, taken and checked beside the work
+device      the store's memory on a GPU
+metrics     what a scrape gets; `scrape` is its HTTP
+testing     a daemon as a child process, its core alone: for tests and benchmarks
 
-All above the gap are pure: no I/O, no clock; the region is any buffer.
+Pure: no I/O, no clock; the region is any buffer.
 """

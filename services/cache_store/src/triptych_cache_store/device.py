@@ -9,7 +9,8 @@ from triptych_cache_store.entries.space import Space
 from triptych_cache_store.persistence.journal import NoJournal
 from triptych_cache_store.settings import StoreSettings
 from triptych_common.protocol.store import SlabInfo
-from triptych_common.region.cuda.driver import CudaError, load_driver
+from triptych_common.region.cuda.driver import CudaError
+from triptych_common.region.cuda.loading import load_driver
 from triptych_common.region.cuda.slab import DeviceSlab
 from triptych_common.telemetry.logs import get_logger
 
@@ -24,13 +25,13 @@ def open_slab(settings: StoreSettings) -> DeviceSlab | None:
     try:
         slab = DeviceSlab(load_driver(settings.slab_device), num_bytes)
     except CudaError as error:
-        log.warning("no device memory", error=str(error))
+        log.warning("device memory cannot be used", error=str(error))
         return None
     log.info("device memory is up", memory=slab.info.memory, num_bytes=num_bytes)
     return slab
 
 
-def slab_of(info: SlabInfo, table: EntryTable, block_num_bytes: int, reserve_fraction: float = 0.0) -> Slab:
+def make_slab(info: SlabInfo, table: EntryTable, block_num_bytes: int, reserve_fraction: float = 0.0) -> Slab:
     """Books for the device memory: a pool of its own, the same table. Nothing of it outlives the store."""
     num_blocks = info.num_bytes // block_num_bytes
     limits = Limits(num_reserve_blocks=int(reserve_fraction * num_blocks))

@@ -43,7 +43,7 @@ class _Collector(Collector):
         yield _gauge("watches", "Clients that wait for an entry, times entries.", leases.num_watches)
         yield _gauge("sessions", "Clients connected.", leases.num_sessions)
         yield _gauge("detached_clients", "Clients that live without a connection.", leases.num_detached)
-        opened = (lease.opened_at for lease in leases.all())
+        opened = (lease.opened_at for lease in leases.all_leases())
         yield _gauge("oldest_lease_seconds", "Age of the oldest client lease.", self._oldest(opened))
         reserved = (entry.reserved_at for entry in space.table.all_unsealed())
         yield _gauge("oldest_reservation_seconds", "Age of the oldest reservation.", self._oldest(reserved))

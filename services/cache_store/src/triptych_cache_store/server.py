@@ -44,7 +44,7 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
             return
         self._transport.set_write_buffer_limits(high=self._server.max_unsent_bytes // 4)
-        self._server.opened(self)
+        self._server.connections.add_connection(self)
 
     def data_received(self, data: bytes) -> None:
         try:
@@ -63,13 +63,13 @@ class Connection(asyncio.Protocol):
             try:
                 out = self._server.core.handle(self.session_id, command, time.monotonic())
             except Exception:  # a fault of ours: it costs this session, not the store
-                log.exception("command failed", session_id=self.session_id, kind=command.kind)
+                log.exception("store command failed", session_id=self.session_id, kind=command.kind)
                 failure = StoreFailure(seq=command.seq, code="internal", detail="a fault in the store")
                 self.send(failure, closes=True)
                 return
             if len(out) > 1:  # others first: they wait for a tensor, the caller only for a confirmation
                 out.sort(key=lambda each: each.session_id == self.session_id)
-            self._server.deliver(out)
+            self._server.connections.deliver(out)
         self._server.relieve_soon()
         self._server.on_commands()
 
@@ -83,10 +83,10 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
-        self._server.closed(self)
+        self._server.on_closed(self)
 
     def send(self, reply: StoreReply, *, closes: bool) -> None:
-        """Send without waiting. A client that lets too much pile up is cut off: it lives on no promise."""
+        """Send without waiting. A client that leaves too much unread is cut off."""
         if self._transport is None or self._transport.is_closing():
             return
         self._transport.write(frame(reply))
@@ -114,23 +114,60 @@ class Connection(asyncio.Protocol):
         self.send(StoreFailure(seq=0, code="bad_frame", detail=detail), closes=True)
 
 
-class StoreServer:
-    """Listens, and carries frames between connections and the core."""
+class Connections:
+    """The connections of all sessions: where the core's and the verifier's replies go out."""
 
-    def __init__(self, *, max_unsent_bytes: int) -> None:
-        self.on_commands: Callable[[], None] = lambda: None  # after the commands of one read
-        self.core: StoreCore  # set before `serve`
+    def __init__(self) -> None:
+        self._by_session: dict[SessionId, Connection] = {}
+
+    def is_connected(self, session_id: SessionId) -> bool:
+        connection = self._by_session.get(session_id)
+        return connection is not None and connection.is_alive()
+
+    def deliver(self, outgoing: Iterable[Outgoing]) -> None:
+        """Send what the core returned."""
+        for session_id, reply, closes in outgoing:
+            connection = self._by_session.get(session_id)
+            if connection is not None:
+                connection.send(reply, closes=closes)
+
+    def add_connection(self, connection: Connection) -> None:
+        self._by_session[connection.session_id] = connection
+
+    def remove_connection(self, connection: Connection) -> bool:
+        """False: it was removed before."""
+        return self._by_session.pop(connection.session_id, None) is not None
+
+    def abort_all(self) -> None:
+        connections = list(self._by_session.values())
+        self._by_session.clear()
+        for connection in connections:
+            connection.abort()
+
+
+class StoreServer:
+    """Listens, and carries frames between connections and the core.
+
+    `on_commands` is called after the commands of one read.
+    """
+
+    def __init__(
+        self,
+        core: StoreCore,
+        connections: Connections,
+        on_commands: Callable[[], None],
+        *,
+        max_unsent_bytes: int,
+    ) -> None:
+        self.core = core
+        self.connections = connections
+        self.on_commands = on_commands
         self.max_unsent_bytes = max_unsent_bytes
-        self._connections: dict[SessionId, Connection] = {}
         self._next_session = 1
         self._server: asyncio.Server | None = None
         self._reaper: asyncio.TimerHandle | None = None
         self._relief: asyncio.Handle | None = None
         self._path: Path | None = None
-
-    def is_connected(self, session_id: SessionId) -> bool:
-        connection = self._connections.get(session_id)
-        return connection is not None and connection.is_alive()
 
     async def serve(self, path: Path) -> None:
         """Listen at `path`, 0600.
@@ -158,8 +195,8 @@ class StoreServer:
     async def close(self) -> None:
         """Stop listening, end all sessions, remove the socket.
 
-        What clients hold stays as it is in the region: the next store takes it up, or nobody does. So
-        nothing looks after them from here on; the region may be closed by then.
+        What clients hold stays as it is in the region, for the next store. No timer of this one runs any
+        more: the region may be closed by then.
         """
         if self._reaper is not None:
             self._reaper.cancel()
@@ -167,35 +204,22 @@ class StoreServer:
             self._relief.cancel()
         if self._server is not None:
             self._server.close()
-        connections = list(self._connections.values())
-        self._connections.clear()
-        for connection in connections:
-            connection.abort()
+        self.connections.abort_all()
         if self._server is not None:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._server.wait_closed(), 5.0)
         if self._path is not None:
             self._path.unlink(missing_ok=True)
 
-    def deliver(self, outgoing: Iterable[Outgoing]) -> None:
-        """Send what the core wants sent."""
-        for session_id, reply, closes in outgoing:
-            connection = self._connections.get(session_id)
-            if connection is not None:
-                connection.send(reply, closes=closes)
-
-    def opened(self, connection: Connection) -> None:
-        self._connections[connection.session_id] = connection
-
-    def closed(self, connection: Connection) -> None:
-        if self._connections.pop(connection.session_id, None) is not None:
-            self.deliver(self.core.disconnect(connection.session_id, time.monotonic()))
+    def on_closed(self, connection: Connection) -> None:
+        if self.connections.remove_connection(connection):
+            self.connections.deliver(self.core.disconnect(connection.session_id, time.monotonic()))
             self.watch_detached()
 
     def watch_detached(self, delay_s: float = FIRST_REAP_S) -> None:
-        """Look after clients without a connection: the kernel tells nobody when one lets go of its lock.
+        """Check clients without a connection now and then: no event comes when one lets go of its lock.
 
-        A dying process closes its socket an instant before its lock, hence the short first look.
+        A dying process closes its socket an instant before its lock, hence the short first delay.
         """
         if self._reaper is not None:
             self._reaper.cancel()
@@ -216,7 +240,7 @@ class StoreServer:
 
     def _reap(self, delay_s: float) -> None:
         self._reaper = None
-        self.deliver(self.core.reap(time.monotonic()))
+        self.connections.deliver(self.core.reap(time.monotonic()))
         self.watch_detached(min(2 * delay_s, LAST_REAP_S))
 
     def _new_connection(self) -> Connection:
@@ -235,7 +259,7 @@ def _peer_uid(transport: asyncio.Transport) -> int:
 
 
 def _remove_stale(path: Path) -> None:
-    """Remove a socket that nobody listens at."""
+    """Remove a socket without a listener."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(1.0)
         try:

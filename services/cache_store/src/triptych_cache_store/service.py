@@ -2,27 +2,30 @@
 
 import asyncio
 import time
+from collections.abc import Callable
+from contextlib import AsyncExitStack
 from dataclasses import asdict
 
 from triptych_cache_store.checksums.checksums import Checksums
 from triptych_cache_store.checksums.verifier import Verifier
 from triptych_cache_store.core.state import StoreIdentity, StoreState
 from triptych_cache_store.core.store_core import StoreCore
-from triptych_cache_store.device import open_slab, slab_of
+from triptych_cache_store.device import make_slab, open_slab
 from triptych_cache_store.entries.block_pool import BestFitPool
 from triptych_cache_store.entries.entry_table import EntryTable
 from triptych_cache_store.entries.eviction import RecencyAndCostPolicy
+from triptych_cache_store.entries.leases import SessionId
+from triptych_cache_store.entries.limits import Limits
 from triptych_cache_store.entries.space import Space
 from triptych_cache_store.metrics import render
 from triptych_cache_store.persistence.journal import RegionJournal
-from triptych_cache_store.persistence.recovery import adopt, trust
+from triptych_cache_store.persistence.recovery import recover, trust
 from triptych_cache_store.persistence.region_file import RegionFile
 from triptych_cache_store.scrape import ScrapeServer
-from triptych_cache_store.server import StoreServer
+from triptych_cache_store.server import Connections, StoreServer
 from triptych_cache_store.settings import StoreSettings
 from triptych_common.domain.errors import StoreUnavailableError, TriptychError
 from triptych_common.protocol.store import Ping, SlabInfo
-from triptych_common.region.cuda.slab import DeviceSlab
 from triptych_common.region.layout import RegionLayout
 from triptych_common.runtime import StopSignal
 from triptych_common.store_session.async_session import AsyncStoreSession
@@ -47,40 +50,39 @@ async def run_store(settings: StoreSettings, stop: StopSignal) -> None:
         failure.append(detail)
         loop.call_soon_threadsafe(stop.set, "prefault failed")
 
-    server = StoreServer(max_unsent_bytes=settings.max_unsent_bytes)
-    verifier: Verifier | None = None
-    slab: DeviceSlab | None = None
-    scrapes = ScrapeServer(lambda: render(server.core.state, time.monotonic()))
-    try:
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(asyncio.to_thread, region.close, unlink=not settings.keep_region)
         slab = await asyncio.to_thread(open_slab, settings)
-        server.core = make_core(settings, region, server, None if slab is None else slab.info)
+        connections = Connections()
+        core = make_core(settings, region, connections.is_connected, None if slab is None else slab.info)
         verifier = Verifier(
-            server.core.state,
+            core.state,
             region.buffer,
-            server.deliver,
+            connections.deliver,
             interval_s=settings.verify_interval_s if settings.verify == "always" else None,
         )
+        stack.push_async_callback(verifier.close)
+        server = StoreServer(core, connections, verifier.wake, max_unsent_bytes=settings.max_unsent_bytes)
+        stack.push_async_callback(server.close)
+        scrapes = ScrapeServer(lambda: render(core.state, time.monotonic()))
+        stack.push_async_callback(scrapes.close)
         verifier.start()
-        server.on_commands = verifier.wake
         region.start_prefault(on_prefault_failure, large_pages=settings.large_pages)
         await server.serve(settings.store_socket)
         server.watch_detached()
         await scrapes.serve(settings.metrics_socket, settings.metrics_port)
         log.info("store is up", num_blocks=layout.num_blocks, block_num_bytes=layout.block_num_bytes)
         await stop.wait()
-    finally:
-        await scrapes.close()
-        await server.close()
-        if verifier is not None:
-            await verifier.close()
-        await asyncio.to_thread(region.close, unlink=not settings.keep_region)
     if failure:
         raise StoreUnavailableError(failure[0])
     log.info("store is down", reason=stop.reason)
 
 
 def make_core(
-    settings: StoreSettings, region: RegionFile, server: StoreServer, slab: SlabInfo | None = None
+    settings: StoreSettings,
+    region: RegionFile,
+    is_connected: Callable[[SessionId], bool],
+    slab: SlabInfo | None = None,
 ) -> StoreCore:
     """The core on `region`, with what an earlier store left there."""
     layout = region.header.layout
@@ -91,23 +93,33 @@ def make_core(
         generation=region.header.generation,
         layout=layout,
     )
-    journal = RegionJournal(region.buffer, layout)
-    table, pool = EntryTable(layout.block_num_bytes), BestFitPool(layout.num_blocks)
-    space = Space(table, pool, RecencyAndCostPolicy(), journal, settings.limits(layout))
-    state = StoreState(identity, space, journal)
-    if slab is not None:
-        state.slab = slab_of(slab, table, layout.block_num_bytes, settings.reserve_fraction)
+    state = make_state(region.buffer, identity, settings.limits(layout), slab, settings.reserve_fraction)
     state.verify_queue.takes_checksums = settings.verify != "off"
     if not region.is_new:
-        adopted = adopt(
+        recovered = recover(
             state,
             is_alive=region.is_client_alive,
             namespace=settings.namespace_digest,
             now=time.monotonic(),
             is_intact=Checksums(region.buffer, layout).has_checksum if settings.verify != "off" else trust,
         )
-        log.info("region adopted", **asdict(adopted))
-    return StoreCore(state, is_connected=server.is_connected, is_alive=region.is_client_alive)
+        log.info("region recovered", **asdict(recovered))
+    return StoreCore(state, is_connected=is_connected, is_alive=region.is_client_alive)
+
+
+def make_state(
+    buffer: memoryview,
+    identity: StoreIdentity,
+    limits: Limits,
+    slab: SlabInfo | None,
+    reserve_fraction: float = 0.0,
+) -> StoreState:
+    """Empty tables over the region in `buffer`."""
+    layout = identity.layout
+    journal, table = RegionJournal(buffer, layout), EntryTable(layout.block_num_bytes)
+    space = Space(table, BestFitPool(layout.num_blocks), RecencyAndCostPolicy(), journal, limits)
+    books = None if slab is None else make_slab(slab, table, layout.block_num_bytes, reserve_fraction)
+    return StoreState(identity, space, journal, slab=books)
 
 
 async def is_healthy(settings: StoreSettings, client_name: str) -> bool:

@@ -8,17 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from triptych_cache_store.core.state import StoreIdentity, StoreState
+from triptych_cache_store.core.state import StoreIdentity
 from triptych_cache_store.core.store_core import StoreCore
-from triptych_cache_store.device import slab_of
-from triptych_cache_store.entries.block_pool import BestFitPool
-from triptych_cache_store.entries.entry_table import EntryTable
-from triptych_cache_store.entries.eviction import RecencyAndCostPolicy
 from triptych_cache_store.entries.leases import SessionId
 from triptych_cache_store.entries.limits import Limits
-from triptych_cache_store.entries.space import Space
-from triptych_cache_store.persistence.journal import RegionJournal
-from triptych_cache_store.persistence.recovery import IsIntact, adopt, trust
+from triptych_cache_store.persistence.recovery import IsIntact, recover, trust
+from triptych_cache_store.service import make_state
 from triptych_common.domain.errors import StoreError, StoreUnavailableError
 from triptych_common.protocol.store import SlabInfo, StatsQuery, StoreStats
 from triptych_common.region.layout import RegionLayout
@@ -42,13 +37,9 @@ def core_on(
     is_intact: IsIntact = trust,
 ) -> StoreCore:
     """The store's logic on any buffer that has room for the headers, with what it finds there."""
-    journal = RegionJournal(memoryview(region), layout)
-    table, pool = EntryTable(layout.block_num_bytes), BestFitPool(layout.num_blocks)
-    space = Space(table, pool, RecencyAndCostPolicy(), journal, limits or Limits())
-    state = StoreState(StoreIdentity("store-0", "/nowhere", "region", generation, layout), space, journal)
-    if slab is not None:
-        state.slab = slab_of(slab, table, layout.block_num_bytes)
-    adopt(state, is_alive=is_alive, namespace=None, now=now, is_intact=is_intact)
+    identity = StoreIdentity("store-0", "/nowhere", "region", generation, layout)
+    state = make_state(memoryview(region), identity, limits or Limits(), slab)
+    recover(state, is_alive=is_alive, namespace=None, now=now, is_intact=is_intact)
     return StoreCore(state, is_connected=is_connected, is_alive=is_alive)
 
 

@@ -1,18 +1,14 @@
-"""Gateway: the OpenAI-compatible front of Triptych.
+"""Gateway: the OpenAI-compatible front of Triptych. One process.
 
-Life of a request, in the order of the modules it passes:
+service        the process: starts, drains within a bound, ends; http_protocol bounds its sockets
+app            the HTTP application; routes/: one module per group of paths
+gateway        builds the parts below, owns their tasks, closes them
+chat/          one chat completion over HTTP, to prefill_decode and back
+encode/        what requests need of encoders: orders, flights, sizes, final acks
+request/       what a caller sent: bounds, validation, media
+routing/       which instances there are, and which of them gets a request
+access/        API keys, tenants, bounds on what is served at once
+errors         answers that are no success; race, metrics, settings: likewise for all of the above
 
-    exchange        one HTTP request from its first byte to its last
-      auth          whose API key it is (api_keys_file); callers: its tenant, and the tenant's salt
-      admission     bounded requests in flight
-      chat_request  validation, content_parts finds the media, placeholder_tokens guards the text,
-                    request_options the options
-      media         data URL -> bytes, image_header and polyglots check them, mm_hash; media_shelf keeps them
-                    for the encoders
-      router        which prefill_decode, over what registry_view knows
-      encode_orders one job per mm_hash (item_table is its pure state), sizes when known
-      encode_wait   how long encoders are waited for
-      last_words    tells encoders of requests that prefill_decode will not speak of
-      dispatch      the body for prefill_decode: metadata instead of media
-      upstream      HTTP to prefill_decode, up to its first chunk; then streaming to the client
+Imports go downwards: routes > chat > encode > request | routing | access > errors, race, metrics, settings.
 """

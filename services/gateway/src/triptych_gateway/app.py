@@ -2,8 +2,8 @@
 
 from fastapi import FastAPI
 
+from triptych_gateway.errors import install_error_handlers
 from triptych_gateway.gateway import Gateway
-from triptych_gateway.openai_errors import install_error_handlers
 from triptych_gateway.routes.chat import chat_routes
 from triptych_gateway.routes.health import health_routes
 from triptych_gateway.routes.media import media_routes
@@ -16,8 +16,9 @@ def create_app(gateway: Gateway) -> FastAPI:
         title="Triptych gateway", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False
     )
     install_error_handlers(app)
-    app.include_router(chat_routes(gateway))
-    app.include_router(model_routes(gateway))
-    app.include_router(health_routes(gateway))
-    app.include_router(media_routes(gateway))
+    chat, view = gateway.chat, gateway.view
+    app.include_router(chat_routes(chat))
+    app.include_router(model_routes(chat.api_keys, view))
+    app.include_router(health_routes(view, gateway.registration, chat.limiter, chat.metrics))
+    app.include_router(media_routes(gateway.media_cache))
     return app

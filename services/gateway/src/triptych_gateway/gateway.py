@@ -1,37 +1,38 @@
-"""The parts of one running gateway, put together. Owns what must be closed and the tasks that must run."""
+"""The parts of one running gateway: built, with their tasks, and closed at the end."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Any
 from uuid import uuid4
-
-import httpx
 
 from triptych_common.bus import AsyncBus
 from triptych_common.coordination import Registration, Registry, SharedSizes, SingleFlight
-from triptych_common.domain.errors import RequestError
 from triptych_common.protocol.messages import EncoderCacheMetadata, InstanceRecord, Role
 from triptych_common.protocol.names import OWNER_GROUP
 from triptych_common.telemetry.logs import get_logger
-from triptych_gateway.access.admission import Admission
 from triptych_gateway.access.api_keys_file import read_api_keys_file
 from triptych_gateway.access.auth import ApiKeys
+from triptych_gateway.access.request_limiter import RequestLimiter
+from triptych_gateway.chat.exchange import ChatParts
+from triptych_gateway.chat.forward import Forwarder
+from triptych_gateway.chat.media_serving import MediaServing
 from triptych_gateway.chat.upstream import new_client
 from triptych_gateway.encode.encode_job import OrderLimits
 from triptych_gateway.encode.encode_orders import EncodeOrders
 from triptych_gateway.encode.final_acks import FinalAcks
-from triptych_gateway.encode.media_cache import MediaShelf
+from triptych_gateway.encode.media_cache import MediaCache
 from triptych_gateway.encode.sizes import SizesCache
 from triptych_gateway.metrics import GatewayMetrics
-from triptych_gateway.openai_errors import unavailable
-from triptych_gateway.request.chat_request import RequestLimits
+from triptych_gateway.request.chat_request import RequestLimits, RequestParser
 from triptych_gateway.request.image_header import ImageLimits
 from triptych_gateway.request.json_bounds import BodyBounds
-from triptych_gateway.request.media import MediaLimits
+from triptych_gateway.request.media import MediaIntake, MediaLimits
 from triptych_gateway.request.placeholder_tokens import PlaceholderGuard
 from triptych_gateway.request.request_options import RequestOptions
+from triptych_gateway.routing.instances import Instances
 from triptych_gateway.routing.registry_view import RegistryView
 from triptych_gateway.routing.router import Router
 from triptych_gateway.settings import GatewaySettings
@@ -41,64 +42,17 @@ log = get_logger(__name__)
 RESULTS_PREFETCH = 64
 
 
-@dataclass
+@dataclass(frozen=True)
 class Gateway:
-    """Everything that serving a request needs."""
+    """A gateway whose tasks run. Routes take from it what they need."""
 
     settings: GatewaySettings
-    bus: AsyncBus
     view: RegistryView
     router: Router
     orders: EncodeOrders
-    last_words: FinalAcks
-    shelf: MediaShelf
-    admission: Admission
-    api_keys: ApiKeys
-    placeholder_guard: PlaceholderGuard
-    request_options: RequestOptions
-    media_limits: MediaLimits
-    request_limits: RequestLimits
-    body_threads: ThreadPoolExecutor
-    media_threads: ThreadPoolExecutor
-    http: httpx.AsyncClient
-    metrics: GatewayMetrics
-    registration: Registration | None = None
-    is_draining: bool = False
-    cut_off: asyncio.Event = field(default_factory=asyncio.Event)  # the time to drain is over
-
-    async def announce_draining(self) -> None:
-        """Not ready any more, for balancers; draining in the registry."""
-        self.is_draining = True
-        if self.registration is not None:
-            await self.registration.announce_draining()
-
-    async def wait_cut_off(self) -> None:
-        """A guard: raises when the gateway waits for running requests no longer.
-
-        Raises:
-            RequestError: what the caller shall see.
-        """
-        await self.cut_off.wait()
-        raise unavailable("draining", "this gateway is going away; send the request again")
-
-    async def listen(self) -> None:
-        """Take what encoders and prefill_decode instances say. Never returns."""
-        names, instance = self.bus.names, self.settings.instance
-        async with self.bus.consumer(
-            names.encode_results(instance), group=OWNER_GROUP, consumer=instance, prefetch=RESULTS_PREFETCH
-        ) as consumer:
-            async for delivery in consumer:
-                try:
-                    if isinstance(delivery.envelope.message, EncoderCacheMetadata):
-                        self.last_words.hear(delivery.envelope.message)
-                    await self.orders.handle(delivery.envelope.message)
-                except Exception:  # one bad message must not stop the listener
-                    log.exception("encode result could not be handled", entry_id=delivery.entry_id)
-                delivery.ack_soon()
-
-    def on_look(self) -> None:
-        """After each look at the registry."""
-        self.router.forget({record.instance for record in self.view.records})
+    media_cache: MediaCache
+    registration: Registration
+    chat: ChatParts
 
 
 @asynccontextmanager
@@ -113,36 +67,54 @@ async def run_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
     """
     bus = await AsyncBus.connect(settings.redis_url, settings.deployment, client_name=settings.instance)
     try:
-        registry = Registry(bus)
+        registry, metrics, media_cache = Registry(bus), GatewayMetrics(), MediaCache()
+        view, router = RegistryView(registry, settings.registry_interval_s), Router(settings.suspect_s)
+        instances = Instances(view, router, settings.instance_grace_s, settings.max_dispatch_attempts)
+        orders = _encode_orders(settings, bus, media_cache, metrics)
+        final_acks = FinalAcks(bus, settings.instance)
         with (
             ThreadPoolExecutor(settings.num_body_threads, thread_name_prefix="body") as body_threads,
             ThreadPoolExecutor(settings.num_media_threads, thread_name_prefix="media") as media_threads,
         ):
             async with new_client(settings.connect_timeout_s, settings.chunk_timeout_s) as http:
-                gateway = _assemble(settings, bus, registry, body_threads, media_threads, http)
-                await gateway.view.refresh()
-                async with _running(gateway), registry.keep_registered(_record(settings)) as registration:
-                    gateway.registration = registration
-                    yield gateway
+                forwarder = Forwarder(http, instances, metrics, settings.chunk_timeout_s)
+                media_serving = MediaServing(
+                    gateway=settings.instance,
+                    intake=_media_intake(settings, media_threads),
+                    instances=instances,
+                    orders=orders,
+                    final_acks=final_acks,
+                    forwarder=forwarder,
+                    http=http,
+                    threads=body_threads,
+                    metrics=metrics,
+                    tokenize_timeout_s=settings.tokenize_timeout_s,
+                    encoder_grace_s=settings.encoder_grace_s,
+                    local_encode_after_s=settings.local_encode_after_s,
+                )
+                parser = _parser(settings, body_threads)
+                chat = _chat_parts(settings, metrics, parser, instances, media_serving, forwarder)
+                bus.on_server_changed(orders.check_all)
+                await view.refresh()
+                work = [
+                    _read_registry(view, router),
+                    _read_results(bus, settings.instance, orders, final_acks),
+                    final_acks.run_sender(),
+                    orders.run_checks(),
+                    *(orders.run_steps() for _ in range(settings.num_publishers)),
+                ]
+                async with _running(work), registry.keep_registered(_record(settings)) as registration:
+                    yield Gateway(settings, view, router, orders, media_cache, registration, chat)
         await registry.clear_inboxes(settings.instance)
     finally:
         await bus.close()
 
 
 @asynccontextmanager
-async def _running(gateway: Gateway) -> AsyncIterator[None]:
+async def _running(work: Iterable[Coroutine[Any, Any, None]]) -> AsyncIterator[None]:
     """The background tasks. A task that fails cancels the block: the service ends, and is restarted."""
     async with asyncio.TaskGroup() as group:
-        tasks = [
-            group.create_task(gateway.view.run(gateway.on_look), name="registry-view"),
-            group.create_task(gateway.listen(), name="results"),
-            group.create_task(gateway.last_words.run(), name="last-words"),
-            group.create_task(gateway.orders.flights.run_checks(), name="flight-checks"),
-        ]
-        tasks += [
-            group.create_task(gateway.orders.flights.run(), name=f"publisher-{index}")
-            for index in range(gateway.settings.num_publishers)
-        ]
+        tasks = [group.create_task(each) for each in work]
         try:
             yield
         finally:
@@ -150,24 +122,38 @@ async def _running(gateway: Gateway) -> AsyncIterator[None]:
                 task.cancel()
 
 
-def _assemble(
-    settings: GatewaySettings,
-    bus: AsyncBus,
-    registry: Registry,
-    body_threads: ThreadPoolExecutor,
-    media_threads: ThreadPoolExecutor,
-    http: httpx.AsyncClient,
-) -> Gateway:
-    metrics = GatewayMetrics()
-    shelf = MediaShelf()
-    orders = EncodeOrders(
-        inflight=SingleFlight(bus),
+async def _read_registry(view: RegistryView, router: Router) -> None:
+    while True:
+        await view.refresh()
+        router.forget_all_but({record.instance for record in view.records})
+        await asyncio.sleep(view.interval_s)
+
+
+async def _read_results(bus: AsyncBus, instance: str, orders: EncodeOrders, final_acks: FinalAcks) -> None:
+    """What encoders and prefill_decode instances send to this gateway. Never returns."""
+    async with bus.consumer(
+        bus.names.encode_results(instance), group=OWNER_GROUP, consumer=instance, prefetch=RESULTS_PREFETCH
+    ) as consumer:
+        async for delivery in consumer:
+            message = delivery.envelope.message
+            try:
+                if isinstance(message, EncoderCacheMetadata):
+                    final_acks.on_metadata(message)
+                await orders.on_encode_result(message)
+            except Exception:  # one bad message must not stop the reader
+                log.exception("encode result could not be handled", entry_id=delivery.entry_id)
+            delivery.ack_soon()
+
+
+def _encode_orders(
+    settings: GatewaySettings, bus: AsyncBus, media_cache: MediaCache, metrics: GatewayMetrics
+) -> EncodeOrders:
+    shared = SharedSizes(bus, max_items=settings.sizes_redis_items, ttl_s=settings.sizes_ttl_s)
+    return EncodeOrders(
+        single_flight=SingleFlight(bus),
         gateway=settings.instance,
-        shelf=shelf,
-        sizes=SizesCache(
-            SharedSizes(bus, max_items=settings.sizes_redis_items, ttl_s=settings.sizes_ttl_s),
-            settings.sizes_cache_items,
-        ),
+        media_cache=media_cache,
+        sizes=SizesCache(shared, settings.sizes_cache_items),
         limits=OrderLimits(
             inline_media_bytes=settings.inline_media_bytes,
             media_base_url=settings.media_base_url,
@@ -179,37 +165,57 @@ def _assemble(
         ),
         metrics=metrics,
     )
-    bus.on_server_changed(orders.flights.check_all)
-    return Gateway(
-        settings=settings,
-        bus=bus,
-        view=RegistryView(registry, settings.registry_interval_s),
-        router=Router(settings.suspect_s),
-        orders=orders,
-        last_words=FinalAcks(bus, settings.instance),
-        shelf=shelf,
-        admission=Admission(settings.max_requests_in_flight, settings.max_media_in_flight_bytes),
-        api_keys=_api_keys(settings),
-        placeholder_guard=PlaceholderGuard(settings.placeholder_tokens, settings.max_body_values),
-        request_options=RequestOptions(settings.request_processor_options, settings.request_image_options),
-        media_limits=MediaLimits(
-            settings.max_item_bytes, ImageLimits(settings.max_image_pixels, settings.image_formats)
-        ),
-        request_limits=RequestLimits(
+
+
+def _chat_parts(
+    settings: GatewaySettings,
+    metrics: GatewayMetrics,
+    parser: RequestParser,
+    instances: Instances,
+    media_serving: MediaServing,
+    forwarder: Forwarder,
+) -> ChatParts:
+    keys = () if settings.api_keys_file is None else read_api_keys_file(settings.api_keys_file)
+    return ChatParts(
+        metrics=metrics,
+        api_keys=ApiKeys(settings.api_keys, keys),
+        limiter=RequestLimiter(settings.max_requests_in_flight, settings.max_media_in_flight_bytes),
+        max_body_bytes=settings.max_body_bytes,
+        body_timeout_s=settings.body_timeout_s,
+        parser=parser,
+        first_token_timeout_s=settings.first_token_timeout_s,
+        request_timeout_s=settings.request_timeout_s,
+        instances=instances,
+        media_serving=media_serving,
+        forwarder=forwarder,
+        chunk_timeout_s=settings.chunk_timeout_s,
+        cut_off=asyncio.Event(),
+    )
+
+
+def _media_intake(settings: GatewaySettings, threads: ThreadPoolExecutor) -> MediaIntake:
+    image_limits = ImageLimits(settings.max_image_pixels, settings.image_formats)
+    return MediaIntake(MediaLimits(settings.max_item_bytes, image_limits), threads)
+
+
+def _parser(settings: GatewaySettings, threads: ThreadPoolExecutor) -> RequestParser:
+    return RequestParser(
+        PlaceholderGuard(settings.placeholder_tokens, settings.max_body_values),
+        settings.max_items,
+        RequestLimits(
             BodyBounds(settings.max_prompt_bytes, settings.max_body_values),
             settings.max_messages,
             settings.max_choices,
         ),
-        body_threads=body_threads,
-        media_threads=media_threads,
-        http=http,
-        metrics=metrics,
+        RequestOptions(settings.request_processor_options, settings.request_image_options),
+        threads,
     )
 
 
-def _api_keys(settings: GatewaySettings) -> ApiKeys:
-    entries = () if settings.api_keys_file is None else read_api_keys_file(settings.api_keys_file)
-    return ApiKeys(settings.api_keys, entries)
+def _media_limits(settings: GatewaySettings) -> MediaLimits:
+    return MediaLimits(
+        settings.max_item_bytes, ImageLimits(settings.max_image_pixels, settings.image_formats)
+    )
 
 
 def _record(settings: GatewaySettings) -> InstanceRecord:
@@ -220,10 +226,3 @@ def _record(settings: GatewaySettings) -> InstanceRecord:
         url=settings.media_base_url,
         num_slots=settings.max_requests_in_flight,
     )
-
-
-def unknown_model(gateway: Gateway, model: str) -> RequestError:
-    """For a model that nobody serves now: 404; 503 if somebody did before, or nothing is served at all."""
-    if gateway.view.models and model not in gateway.view.models_seen:
-        return RequestError(404, "model_not_found", f"the model {model[:200]!r} does not exist", "model")
-    return RequestError(503, "no_instance", "no instance that serves this model is available", "model")

@@ -2,9 +2,7 @@
 comes of a body that is answered already, and on requests that a client sends ahead without waiting for
 answers. And with errors in OpenAI's format.
 
-    between requests -> head (line and headers) -> body -> between requests ...
-
-While nothing is being answered, a timer runs: uvicorn's own between requests, ours in all other places.
+While nothing is being answered, a timer runs: uvicorn's own between requests, else this module's.
 """
 
 import asyncio
@@ -15,19 +13,19 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from triptych_common.domain.errors import RequestError
 from triptych_common.telemetry.logs import get_logger
-from triptych_gateway.openai_errors import error_response
+from triptych_gateway.errors import error_response
 
 log = get_logger(__name__)
 
 MAX_AHEAD = 16  # requests on one connection behind the one that is being served
 # Chunked bodies have a line per chunk: so many bytes of framing per byte of the body are honest.
 FRAMING_PER_BYTE = 16
-# Of a body whose request is answered. Whoever closes on a client that still sends takes its answer away.
+# Of a body whose request is answered. A close while the client still sends would take its answer away.
 MAX_UNREAD_BYTES = 64 << 20
 
 
 class _Place(Enum):
-    """Where the next byte belongs."""
+    """Where the next byte belongs, as the parser finds it."""
 
     BETWEEN = auto()  # empty lines, which a client may send before a request
     HEAD = auto()
@@ -147,13 +145,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         return True
 
     def _refuse_head(self) -> None:
-        self._refuse(
-            RequestError(
-                431,
-                "headers_too_large",
-                f"the headers of the request are larger than {self.max_header_bytes} bytes",
-            )
-        )
+        message = f"the headers of the request are larger than {self.max_header_bytes} bytes"
+        self._refuse(RequestError(431, "headers_too_large", message))
 
     def send_400_response(self, msg: str) -> None:
         """uvicorn's answer to what is no HTTP."""

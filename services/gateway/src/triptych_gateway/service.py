@@ -1,9 +1,8 @@
 """Run the gateway: uvicorn in this process, until asked to stop; then drain within a bound.
 
-    serving --stop--> leaving --grace over--> refusing --last request ended, or bound--> closed
-
-Leaving: `/health/ready` says 503, requests are still served, each answer with `Connection: close`. The
-listener goes on until the last request has ended: encoders fetch its media there.
+`DrainGate` has the states. While it is leaving, `/health/ready` answers 503, and requests are still served,
+each answer with `Connection: close`. The listener goes on until the last request has ended: encoders fetch
+its media there.
 """
 
 import asyncio
@@ -25,7 +24,7 @@ log = get_logger(__name__)
 
 KEEPALIVE_S = 75
 HEALTH_TIMEOUT_S = 3.0
-CUT_OFF_S = 1  # for the last words of answers that are cut off, and for connections to close
+CUT_OFF_S = 1  # for the ends of answers that are cut off, and for connections to close
 API_PATHS = "/v1/"
 
 
@@ -57,14 +56,14 @@ async def _end_on_stop(gateway: Gateway, gate: DrainGate, server: uvicorn.Server
     gate.leave()
     try:
         async with asyncio.timeout(settings.drain_timeout_s):
-            await gateway.announce_draining()
+            await gateway.registration.announce_draining()
             log.info("draining", num_requests=gate.num_requests)
-            await asyncio.sleep(settings.drain_grace_s)  # balancers ask, they are not told
+            await asyncio.sleep(settings.drain_grace_s)  # until balancers have asked
             gate.refuse()
             await gate.wait_idle()
     except TimeoutError:
         log.warning("requests are cut off: not finished in time", num_requests=gate.num_requests)
-        gateway.cut_off.set()
+        gateway.chat.cut_off.set()
     server.should_exit = True
 
 

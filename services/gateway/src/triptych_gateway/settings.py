@@ -59,7 +59,7 @@ class GatewaySettings(MediaSettings):
     max_queue_age_s: PositiveFloat = 30.0
     """Likewise when a job has waited for an encoder for so long."""
     flight_check_s: PositiveFloat = 2.0
-    """How often unanswered jobs are looked for in Redis; those that it has lost are sent again."""
+    """How often unanswered jobs are checked in Redis; those that it has lost are sent again."""
 
     first_token_timeout_s: PositiveFloat = 60.0
     request_timeout_s: PositiveFloat = 600.0

@@ -3,7 +3,7 @@
 import asyncio
 import sys
 
-from tests.integration.common.bus.samples import STREAM
+from tests.integration.common.samples import STREAM
 from triptych_common.bus import AsyncBus
 from triptych_common.protocol.messages import EncodeCompleted
 

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from tests.conftest import EmbeddedRedis
-from tests.integration.common.bus.samples import LIMIT_S, STREAM, ids, message, take
+from tests.integration.common.samples import LIMIT_S, STREAM, ids, message, take
 from tests.support.waiting import wait_until
-from triptych_common.bus import AsyncBus, ThreadedBus, bounds, dead_letters
+from triptych_common.bus import AsyncBus, ThreadedBus, dead_letters, stream_bounds
 from triptych_common.domain.errors import StreamFullError
 
 BOUND = 200
@@ -22,7 +22,7 @@ FLOOD = 1000
 
 @pytest.fixture(autouse=True)
 def small_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bounds, "MAX_STREAM_ENTRIES", BOUND)
+    monkeypatch.setattr(stream_bounds, "MAX_STREAM_ENTRIES", BOUND)
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import redis
 
-from triptych_common.bus import AsyncBus, Consumer, Delivery
-from triptych_common.bus.consumer_group import Group
+from triptych_common.bus import AsyncBus, Delivery, StreamConsumer
+from triptych_common.bus.consumer_group import ConsumerGroup
 from triptych_common.domain.errors import BusUnavailableError
 from triptych_common.protocol.codec import Envelope
 from triptych_common.protocol.messages import EncodeCompleted
@@ -28,7 +28,7 @@ def job_id(delivery: Delivery) -> str:
     return delivery.envelope.message.job_id
 
 
-async def take(consumer: Consumer) -> Delivery:
+async def take(consumer: StreamConsumer) -> Delivery:
     async with asyncio.timeout(LIMIT_S):
         return await anext(consumer)
 
@@ -49,22 +49,22 @@ async def test_one_fault_does_not_end_the_renewal_of_leases(
     """Whatever this consumer works on would be taken over, again and again, and it would not know why."""
     renewals: asyncio.Queue[int] = asyncio.Queue()
     numbers = itertools.count(1)
-    renew = Group.renew
+    renew = ConsumerGroup.renew
 
-    async def fail_once(self: Group, holding: Collection[bytes]) -> None:
+    async def fail_once(self: ConsumerGroup, holding: Collection[bytes]) -> None:
         renewals.put_nowait(number := next(numbers))
         if number == 1:
             raise RuntimeError("a fault of the client's")
         await renew(self, holding)
 
-    monkeypatch.setattr(Group, "renew", fail_once)
+    monkeypatch.setattr(ConsumerGroup, "renew", fail_once)
     await bus.publish(STREAM, message(1))
     async with bus.consumer(STREAM, group=GROUP, consumer="e-0", min_idle_ms=60) as consumer:
         await take(consumer)
         async with asyncio.timeout(LIMIT_S):
             for _ in range(3):
                 await renewals.get()
-    assert caplog.messages == ["lease not renewed"]
+    assert caplog.messages == ["lease of stream entries not renewed"]
 
 
 async def test_in_order_with_everything_that_travels(bus: AsyncBus, raw: Any) -> None:
@@ -130,7 +130,7 @@ async def test_two_consumers_share_the_work(bus: AsyncBus) -> None:
     for number in range(10):
         await bus.publish(STREAM, message(number))
     seen: list[str] = []
-    consumers: list[Consumer] = []
+    consumers: list[StreamConsumer] = []
 
     async def work(name: str) -> None:
         async with bus.consumer(STREAM, group=GROUP, consumer=name) as consumer:

@@ -10,11 +10,11 @@ import pytest
 import redis
 
 from tests.conftest import EmbeddedRedis
-from tests.integration.common.bus.flight_samples import DIGEST
-from tests.integration.common.bus.samples import LIMIT_S, STREAM, ids, message, take, take_queued
+from tests.integration.common.flight_samples import DIGEST
+from tests.integration.common.samples import LIMIT_S, STREAM, ids, message, take, take_queued
 from triptych_common.bus import AsyncBus, ThreadedBus
 from triptych_common.bus import dead_letters as bus_dead_letters
-from triptych_common.coordination import Registry, SingleFlight, Start
+from triptych_common.coordination import Registry, SingleFlight, StartResult
 from triptych_common.domain.errors import BusUnavailableError
 from triptych_common.protocol.codec import Envelope
 from triptych_common.protocol.messages import (
@@ -184,7 +184,7 @@ async def test_a_job_whose_start_was_not_noted_can_fail(own_redis: EmbeddedRedis
         asyncio.timeout(LIMIT_S),
     ):
         flights = SingleFlight(bus)
-        await flights.claim(
+        await flights.claim_flight(
             job.mm_hash,
             [who],
             namespace_digest=DIGEST,
@@ -194,9 +194,9 @@ async def test_a_job_whose_start_was_not_noted_can_fail(own_redis: EmbeddedRedis
             max_attempts=2,
             ttl_s=9,
         )
-        entry_id = await flights.publish(job)
+        entry_id = await flights.publish_job(job)
         assert entry_id is not None
         with full(raw):
-            started = await flights.start(job, entry_id, "e-0", lease_s=9, ttl_s=9)
-            assert started == (Start.STARTED, (who,))
-        assert await flights.fail(failure) == (who,)
+            started = await flights.start_job(job, entry_id, "e-0", lease_s=9, ttl_s=9)
+            assert started == (StartResult.STARTED, (who,))
+        assert await flights.fail_flight(failure) == (who,)

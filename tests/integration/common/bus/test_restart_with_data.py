@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.conftest import EmbeddedRedis, embedded_redis
-from tests.integration.common.bus.samples import LIMIT_S, STREAM, ids, message, take, take_queued
+from tests.integration.common.samples import LIMIT_S, STREAM, ids, message, take, take_queued
 from triptych_common.bus import AsyncBus, ThreadedBus
 from triptych_common.protocol.codec import Envelope
 

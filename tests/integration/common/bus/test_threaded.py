@@ -12,7 +12,7 @@ import redis
 from tests.conftest import EmbeddedRedis
 from tests.support.waiting import wait_until
 from triptych_common.bus import AsyncBus, ThreadedBus
-from triptych_common.bus.publisher import Refusal, StreamEntry
+from triptych_common.bus.publisher import NewEntry, RefusedEntry
 from triptych_common.bus.threaded_bus import MAX_BATCH
 from triptych_common.protocol import codec
 from triptych_common.protocol.codec import Envelope
@@ -58,7 +58,7 @@ def test_one_fault_of_the_writer_does_not_end_the_thread(
     """The engine would go on, deaf and mute, and only its log would know."""
     publish, faults = AsyncBus.publish_encoded, iter([RuntimeError("a fault of the client's")])
 
-    async def fail_once(self: AsyncBus, entries: Sequence[StreamEntry]) -> list[Refusal]:
+    async def fail_once(self: AsyncBus, entries: Sequence[NewEntry]) -> list[RefusedEntry]:
         if (fault := next(faults, None)) is not None:
             raise fault
         return await publish(self, entries)

@@ -17,7 +17,7 @@ import orjson
 
 from triptych_common.bus import async_bus as asyncbus
 from triptych_common.bus import stream_consumer as consumer
-from triptych_common.coordination import single_flight as inflight
+from triptych_common.coordination import SingleFlight
 from triptych_common.protocol.messages import EncodeJob, Message
 from triptych_common.protocol.steps import STEPS, Channel, Party, Step
 from triptych_common.protocol.store import EntrySealed, Hello, StoreCommand, WriterLost
@@ -133,9 +133,9 @@ def _reach_push(client: str, push: object, moment: str) -> None:
 # ---- around the bus ------------------------------------------------------------------------------
 def _watch_streams() -> None:
     bus: Any = asyncbus.AsyncBus
-    taker: Any = consumer.Consumer
-    flights: Any = inflight.SingleFlight
-    publish, publish_encoded, publish_job = bus.publish, bus.publish_encoded, flights.publish
+    taker: Any = consumer.StreamConsumer
+    flights: Any = SingleFlight
+    publish, publish_encoded, publish_job = bus.publish, bus.publish_encoded, flights.publish_job
     take_next, ack, ack_soon = taker.__anext__, taker.ack, taker.ack_soon
 
     async def watched_publish(self: Any, stream: str, message: Message, **options: Any) -> Any:
@@ -169,7 +169,7 @@ def _watch_streams() -> None:
         return await ack(self, entry)
 
     bus.publish, bus.publish_encoded = watched_publish, watched_publish_encoded
-    flights.publish = watched_publish_job
+    flights.publish_job = watched_publish_job
 
     def watched_ack_soon(self: Any, entry: Any) -> None:
         _reach_entry(self._group.stream, entry.fields, HANDLED)
@@ -212,11 +212,11 @@ def _watch_session(session_class: Any) -> None:
 # ---- inside the store ----------------------------------------------------------------------------
 def _watch_store() -> None:
     from triptych_cache_store.core.store_core import StoreCore
-    from triptych_cache_store.server import StoreServer
+    from triptych_cache_store.server import Connections
 
     core: Any = StoreCore
-    server: Any = StoreServer
-    handle, deliver = core.handle, server.deliver
+    connections: Any = Connections
+    handle, deliver = core.handle, connections.deliver
     clients: dict[int, str] = {}
 
     def watched_handle(self: Any, session_id: int, command: StoreCommand, now: float) -> Any:
@@ -234,7 +234,7 @@ def _watch_store() -> None:
             _reach_push(clients.get(session_id, ""), reply, SENDING)
         return deliver(self, outgoing)
 
-    core.handle, server.deliver = watched_handle, watched_deliver
+    core.handle, connections.deliver = watched_handle, watched_deliver
 
 
 # ---- HTTP ----------------------------------------------------------------------------------------

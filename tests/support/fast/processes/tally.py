@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from triptych_common.bus import Consumer, Delivery
+from triptych_common.bus import Delivery, StreamConsumer
 from triptych_common.protocol.messages import EncodeJob
 
 ENCODE, TAKEN = "encode", "taken"
@@ -68,7 +68,7 @@ def note_encode(path: Path, mm_hash: str, job_id: str) -> None:
 
 def note_taken_jobs(path: Path) -> None:
     """From now on, in this process."""
-    consumer: Any = Consumer
+    consumer: Any = StreamConsumer
     take_next = consumer.__anext__
 
     async def noted(self: Any) -> Delivery:

@@ -3,7 +3,7 @@ import itertools
 import pytest
 
 from triptych_cache_store.entries.block_pool import BlockRange
-from triptych_cache_store.entries.entry_table import Entry, EntryState, EntryTable
+from triptych_cache_store.entries.entry_table import ALLOWED, Entry, EntryState, EntryTable
 from triptych_common.domain.errors import IllegalTransitionError
 from triptych_common.protocol.ids import MmHash, ReservationId
 from triptych_common.protocol.store import TensorSpec
@@ -24,70 +24,72 @@ def table() -> EntryTable:
 
 def test_a_whole_life(table: EntryTable) -> None:
     one = entry()
-    table.add(one)
+    table.add_entry(one)
     assert table.is_writing(HASH)
-    assert table.sealed(HASH) is None
-    table.seal(one, now=2.0)
+    assert table.find_sealed(HASH) is None
+    table.mark_sealed(one, now=2.0)
     assert not table.is_writing(HASH)
-    assert table.sealed(HASH) is one
-    table.pin(one, now=3.0)
-    table.pin(one, now=4.0)
-    table.unpin(one, now=5.0)
+    assert table.find_sealed(HASH) is one
+    table.mark_pinned(one, now=3.0)
+    table.mark_pinned(one, now=4.0)
+    table.mark_unpinned(one, now=5.0)
     assert one.state is EntryState.PINNED
-    table.unpin(one, now=6.0)
+    table.mark_unpinned(one, now=6.0)
     assert (one.state, one.num_pins, one.last_used_at) == (EntryState.READY, 0, 6.0)
-    table.free(one)
-    assert table.sealed(HASH) is None
+    table.mark_freed(one)
+    assert table.find_sealed(HASH) is None
     assert set(table.num_bytes.values()) == {0}
 
 
 def test_bytes_follow_the_state(table: EntryTable) -> None:
     one, two = entry(), entry()
-    table.add(one)
-    table.add(two)
+    table.add_entry(one)
+    table.add_entry(two)
     assert table.num_bytes[EntryState.WRITING] == 600
-    table.seal(one, now=0.0)
-    table.abandon(two)
+    table.mark_sealed(one, now=0.0)
+    table.mark_abandoned(two)
     assert table.num_bytes[EntryState.WRITING] == 0
     assert table.num_bytes[EntryState.READY] == table.num_bytes[EntryState.ABANDONED] == 300
-    table.pin(one, now=0.0)
+    table.mark_pinned(one, now=0.0)
     assert table.num_bytes[EntryState.PINNED] == 300
 
 
 def test_only_one_entry_of_a_hash_is_sealed(table: EntryTable) -> None:
     one, two = entry(), entry()
-    table.add(one)
-    table.add(two)
-    table.seal(two, now=0.0)
+    table.add_entry(one)
+    table.add_entry(two)
+    table.mark_sealed(two, now=0.0)
     with pytest.raises(IllegalTransitionError):
-        table.seal(one, now=0.0)
+        table.mark_sealed(one, now=0.0)
     assert one.state is EntryState.WRITING
     assert table.is_writing(HASH)
 
 
 PATHS: dict[EntryState, list[str]] = {
     EntryState.WRITING: [],
-    EntryState.READY: ["seal"],
-    EntryState.PINNED: ["seal", "pin"],
-    EntryState.ABANDONED: ["abandon"],
-    EntryState.FREED: ["abandon", "free"],
+    EntryState.READY: ["mark_sealed"],
+    EntryState.PINNED: ["mark_sealed", "mark_pinned"],
+    EntryState.ABANDONED: ["mark_abandoned"],
+    EntryState.FREED: ["mark_abandoned", "mark_freed"],
 }
 STEPS: dict[tuple[EntryState, str], EntryState] = {
-    (EntryState.WRITING, "seal"): EntryState.READY,
-    (EntryState.WRITING, "abandon"): EntryState.ABANDONED,
-    (EntryState.READY, "pin"): EntryState.PINNED,
-    (EntryState.READY, "free"): EntryState.FREED,
-    (EntryState.PINNED, "pin"): EntryState.PINNED,
-    (EntryState.PINNED, "unpin"): EntryState.READY,
-    (EntryState.ABANDONED, "free"): EntryState.FREED,
+    (EntryState.WRITING, "mark_sealed"): EntryState.READY,
+    (EntryState.WRITING, "mark_abandoned"): EntryState.ABANDONED,
+    (EntryState.READY, "mark_pinned"): EntryState.PINNED,
+    (EntryState.READY, "mark_freed"): EntryState.FREED,
+    (EntryState.PINNED, "mark_pinned"): EntryState.PINNED,
+    (EntryState.PINNED, "mark_unpinned"): EntryState.READY,
+    (EntryState.ABANDONED, "mark_freed"): EntryState.FREED,
 }
 
 
 @pytest.mark.parametrize("state", list(EntryState))
-@pytest.mark.parametrize("step", ["seal", "abandon", "pin", "unpin", "free"])
+@pytest.mark.parametrize(
+    "step", ["mark_sealed", "mark_abandoned", "mark_pinned", "mark_unpinned", "mark_freed"]
+)
 def test_every_step_in_every_state(table: EntryTable, state: EntryState, step: str) -> None:
     one = entry()
-    table.add(one)
+    table.add_entry(one)
     for each in PATHS[state]:
         apply(table, one, each)
     assert one.state is state
@@ -101,8 +103,35 @@ def test_every_step_in_every_state(table: EntryTable, state: EntryState, step: s
     assert (one.state, table.num_bytes) == (state, before)
 
 
+@pytest.mark.parametrize("to", list(EntryState))
+@pytest.mark.parametrize("state", list(EntryState))
+def test_only_steps_of_the_table_assign_the_state(
+    table: EntryTable, state: EntryState, to: EntryState
+) -> None:
+    one = entry()
+    table.add_entry(one)
+    for each in PATHS[state]:
+        apply(table, one, each)
+    if to in ALLOWED[state]:
+        table._become(one, to)
+        assert one.state is to
+    else:
+        with pytest.raises(IllegalTransitionError):
+            table._become(one, to)
+        assert one.state is state
+
+
+@pytest.mark.parametrize("state", [each for each in EntryState if each is not EntryState.WRITING])
+def test_an_entry_begins_as_a_reservation(table: EntryTable, state: EntryState) -> None:
+    one = entry()
+    one.state = state
+    with pytest.raises(IllegalTransitionError):
+        table.add_entry(one)
+    assert table.num_reservations == table.num_entries == 0
+
+
 def apply(table: EntryTable, one: Entry, step: str) -> None:
-    if step in ("seal", "pin", "unpin"):
+    if step in ("mark_sealed", "mark_pinned", "mark_unpinned"):
         getattr(table, step)(one, now=1.0)
     else:
         getattr(table, step)(one)

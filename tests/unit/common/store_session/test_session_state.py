@@ -48,19 +48,19 @@ def welcome(**fields: object) -> Welcome:
 @pytest.fixture
 def session() -> SessionState[str]:
     state: SessionState[str] = SessionState("pd-0/engine", None)
-    state.hello()
-    assert state.welcomed(frame(welcome())) == []
+    state.begin_connection()
+    assert state.on_welcome(frame(welcome())) == []
     return state
 
 
 def sent(session: SessionState[str], command: StoreCommand, name: str) -> int:
     """Send it; its seq."""
-    [body] = FrameDecoder().feed(session.stamp(Request(command, name)))
+    [body] = FrameDecoder().feed(session.frame_request(Request(command, name)))
     return decode_command(body).seq
 
 
 def fed(session: SessionState[str], *replies: StoreReply) -> list[tuple[str | None, StoreReply]]:
-    return list(session.feed(b"".join(map(frame, replies))))
+    return list(session.on_data(b"".join(map(frame, replies))))
 
 
 def test_each_command_has_a_seq_of_its_own(session: SessionState[str]) -> None:
@@ -72,7 +72,7 @@ def test_replies_in_any_order_and_any_pieces(session: SessionState[str]) -> None
     a, _, c = (sent(session, Ping(seq=0), name) for name in "abc")
     lost = WriterLost(seq=0, mm_hash=HASHES[0])
     data = frame(Done(seq=c)) + frame(lost) + frame(Done(seq=a))
-    events = [event for n in range(len(data)) for event in session.feed(data[n : n + 1])]
+    events = [event for n in range(len(data)) for event in session.on_data(data[n : n + 1])]
     assert events == [("c", Done(seq=c)), (None, lost), ("a", Done(seq=a))]
     assert session.take_pending() == ["b"]
     assert session.num_pending == 0
@@ -86,23 +86,23 @@ def test_a_reply_to_nothing_ends_the_session(session: SessionState[str], reply: 
 
 def test_what_is_no_reply_and_no_push(session: SessionState[str]) -> None:
     for data in (b"\x00\x00\x00\x02{}", b"\xff\xff\xff\xff", frame(Done(seq=0))):
-        session.hello()  # a fresh decoder
+        session.begin_connection()  # a fresh decoder
         with pytest.raises(MalformedMessageError):
-            list(session.feed(data))
+            list(session.on_data(data))
 
 
 def test_hello_is_answered_by_welcome_or_refusal() -> None:
     session: SessionState[str] = SessionState("pd-0/engine", "digest")
-    [body] = FrameDecoder().feed(session.hello())
+    [body] = FrameDecoder().feed(session.begin_connection())
     assert decode_command(body) == Hello(seq=1, version=1, client="pd-0/engine", namespace_digest="digest")
     data = frame(welcome())
-    assert session.welcomed(data[:9]) is None
-    assert session.welcomed(data[9:]) == []
+    assert session.on_welcome(data[:9]) is None
+    assert session.on_welcome(data[9:]) == []
     refused: SessionState[str] = SessionState("pd-0/engine", None)
     with pytest.raises(NotOwnerError):
-        refused.welcomed(frame(StoreFailure(seq=1, code="not_owner", detail="taken")))
+        refused.on_welcome(frame(StoreFailure(seq=1, code="not_owner", detail="taken")))
     with pytest.raises(StoreProtocolError):
-        refused.welcomed(frame(Done(seq=1)))
+        refused.on_welcome(frame(Done(seq=1)))
 
 
 def test_after_a_break_the_unanswered_is_undone_and_sent_again(session: SessionState[str]) -> None:
@@ -115,12 +115,12 @@ def test_after_a_break_the_unanswered_is_undone_and_sent_again(session: SessionS
     pin = PinOrWatch(seq=0, mm_hash=HASHES[1])
     not_carried_out = [sent(session, pin, "pin"), sent(session, Unpin(seq=0, pin_id=8), "unpin again")]
 
-    [body] = FrameDecoder().feed(session.hello())
+    [body] = FrameDecoder().feed(session.begin_connection())
 
     hello = decode_command(body)
     assert isinstance(hello, Hello)
     assert hello.resume == Resume(region_id="r1", lease_id=7, undo_seqs=(carried_out[0], not_carried_out[0]))
-    repeats = session.welcomed(frame(welcome(seq=hello.seq, last_seq=carried_out[-1])))
+    repeats = session.on_welcome(frame(welcome(seq=hello.seq, last_seq=carried_out[-1])))
     assert repeats is not None
     assert [(request.command, request.pending) for request in repeats] == [
         (reserve, "reserve"),
@@ -131,7 +131,7 @@ def test_after_a_break_the_unanswered_is_undone_and_sent_again(session: SessionS
     ]
     # A seal that had been carried out is not known any more: that means done.
     [_, _, seal, *_] = repeats
-    [body] = FrameDecoder().feed(session.stamp(seal))
+    [body] = FrameDecoder().feed(session.frame_request(seal))
     seq = decode_command(body).seq
     unknown = StoreFailure(seq=seq, code="unknown_reservation", detail="")
     assert fed(session, unknown) == [("seal", Done(seq=seq))]
@@ -147,18 +147,18 @@ def test_open_watches_are_watched_again_and_their_answers_become_pushes(session:
     fed(session, Done(seq=ended))
     fed(session, EntrySealed(seq=0, pin_id=1, descriptor=descriptor))  # of HASHES[4]
 
-    [body] = FrameDecoder().feed(session.hello())
+    [body] = FrameDecoder().feed(session.begin_connection())
     hello = decode_command(body)
     assert isinstance(hello, Hello)
     assert hello.resume is not None
     assert hello.resume.undo_seqs == tuple(seqs[:3])
-    repeats = session.welcomed(frame(welcome(seq=hello.seq)))
+    repeats = session.on_welcome(frame(welcome(seq=hello.seq)))
     assert repeats is not None
     watches = [request for request in repeats if request.pending is None]
     assert [request.command for request in watches] == [
         PinOrWatch(seq=0, mm_hash=mm_hash, num_holders=2) for mm_hash in HASHES[:3]
     ]
-    first = [decode_command(FrameDecoder().feed(session.stamp(each))[0]).seq for each in watches]
+    first = [decode_command(FrameDecoder().feed(session.frame_request(each))[0]).seq for each in watches]
     pinned = Pinned(seq=first[0], pin_id=9, descriptor=descriptor)
     assert fed(session, pinned) == [(None, EntrySealed(seq=0, pin_id=9, descriptor=descriptor))]
     assert fed(session, Watching(seq=first[1], mm_hash=HASHES[1], writing=True)) == []
@@ -178,12 +178,12 @@ def test_a_watch_whose_end_is_under_way_is_undone_but_not_watched_again(
     if not is_answered:  # late
         fed(session, Watching(seq=watch, mm_hash=HASHES[0], writing=True))
 
-    [body] = FrameDecoder().feed(session.hello())
+    [body] = FrameDecoder().feed(session.begin_connection())
     hello = decode_command(body)
     assert isinstance(hello, Hello)
     assert hello.resume is not None
     assert hello.resume.undo_seqs == (watch,)
-    repeats = session.welcomed(frame(welcome(seq=hello.seq, last_seq=watch)))
+    repeats = session.on_welcome(frame(welcome(seq=hello.seq, last_seq=watch)))
     assert repeats is not None
     assert [request.command for request in repeats] == [Unwatch(seq=0, mm_hash=HASHES[0])]
 
@@ -194,7 +194,7 @@ def test_a_watch_that_has_ended_is_forgotten(session: SessionState[str]) -> None
     again = sent(session, PinOrWatch(seq=0, mm_hash=HASHES[1]), "watch another")
     fed(session, Watching(seq=watch, mm_hash=HASHES[0], writing=True), Done(seq=unwatch))
     fed(session, Watching(seq=again, mm_hash=HASHES[1], writing=True))
-    [body] = FrameDecoder().feed(session.hello())
+    [body] = FrameDecoder().feed(session.begin_connection())
     hello = decode_command(body)
     assert isinstance(hello, Hello)
     assert hello.resume is not None
@@ -207,8 +207,8 @@ def test_a_watch_after_an_end_under_way_goes_on(session: SessionState[str]) -> N
     unwatch = sent(session, Unwatch(seq=0, mm_hash=HASHES[0]), "unwatch")
     again = sent(session, PinOrWatch(seq=0, mm_hash=HASHES[0]), "watch")
     fed(session, Done(seq=unwatch), Watching(seq=again, mm_hash=HASHES[0], writing=True))
-    session.hello()
-    repeats = session.welcomed(frame(welcome(seq=9, last_seq=again)))
+    session.begin_connection()
+    repeats = session.on_welcome(frame(welcome(seq=9, last_seq=again)))
     assert repeats is not None
     assert [request.command for request in repeats] == [PinOrWatch(seq=0, mm_hash=HASHES[0])]
 
@@ -216,8 +216,8 @@ def test_a_watch_after_an_end_under_way_goes_on(session: SessionState[str]) -> N
 @pytest.mark.parametrize("fields", [{"region_id": "r2"}, {"lease_id": 8}])
 def test_another_lease_or_region_is_the_end(session: SessionState[str], fields: dict[str, object]) -> None:
     sent(session, Ping(seq=0), "a")
-    session.hello()
+    session.begin_connection()
     with pytest.raises(StoreUnavailableError) as caught:
-        session.welcomed(frame(welcome(**fields)))
+        session.on_welcome(frame(welcome(**fields)))
     assert caught.value.code == "lease_lost"
     assert session.take_pending() == ["a"]

@@ -18,7 +18,7 @@ from triptych_common.runtime import ServiceSettings
 from triptych_common.runtime import settings as settings_module
 from triptych_common.telemetry import trace_files
 from triptych_common.telemetry.trace_files import MAX_ENDED_FILES, TraceFile
-from triptych_common.telemetry.traces import read_trace
+from triptych_common.telemetry.trace_reader import read_trace
 
 MAX_BYTES = 40_000
 

@@ -11,8 +11,8 @@ from opentelemetry.util._once import Once
 
 from triptych_common import telemetry
 from triptych_common.telemetry import tracing
-from triptych_common.telemetry.trace_format import SpanRecord
-from triptych_common.telemetry.traces import read_trace
+from triptych_common.telemetry.span_records import SpanRecord
+from triptych_common.telemetry.trace_reader import read_trace
 
 SECOND_NS = 1_000_000_000
 

@@ -1,6 +1,6 @@
 import pytest
 
-from triptych_common.telemetry.trace_format import SpanRecord
+from triptych_common.telemetry.span_records import SpanRecord
 from triptych_common.telemetry.waterfall import render_waterfall
 
 MS = 1_000_000

@@ -12,8 +12,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.support.inflight_model import InflightModel, JobsModel
-from triptych_common.coordination import ClaimResult, Start
+from tests.support.flight_model import FlightModel, JobsModel
+from triptych_common.coordination import ClaimResult, StartResult
 from triptych_common.domain.errors import (
     BusUnavailableError,
     ItemTooLargeError,
@@ -203,7 +203,7 @@ class Bench:
     def __init__(self) -> None:
         self.hand_over, self.reporter, self.ledger = FakeHandOver(), FakeReporter(), Ledger()
         self.jobs = JobsModel()
-        self.inflight = InflightModel(self.jobs)
+        self.inflight = FlightModel(self.jobs)
         self.engine = FakeEngine(self.hand_over.seal)
         self.media = MediaSource(
             httpx.AsyncClient(transport=httpx.MockTransport(lambda request: httpx.Response(404))), 1000
@@ -378,11 +378,11 @@ async def test_a_job_of_another_namespace_is_refused_and_costs_its_item_nothing(
     flight = bench.inflight.flights[HASH]
     assert (flight.state, flight.attempt, flight.failure) == ("queued", 1, None)
     bench.jobs.remove(flight.entry_id)
-    claim = await bench.inflight.claim(
-        HASH, [requester("req-0")], namespace_digest=ANOTHER, mode="look", job_id="job-0", attempt=1,
+    claim = await bench.inflight.claim_flight(
+        HASH, [requester("req-0")], namespace_digest=ANOTHER, mode="check", job_id="job-0", attempt=1,
         max_attempts=2, ttl_s=10,
     )  # fmt: skip
-    assert (claim.standing, claim.job_id, claim.attempt) == (ClaimResult.OWNER, "job-0", 1)
+    assert (claim.result, claim.job_id, claim.attempt) == (ClaimResult.OWNER, "job-0", 1)
 
 
 async def test_media_that_are_gone(bench: Bench) -> None:
@@ -560,7 +560,7 @@ async def claimed(bench: Bench, *request_ids: str) -> None:
     """These wait for the item, in this order, and the first published the job."""
     requesters = [requester(request_id) for request_id in request_ids]
     for index, each in enumerate(requesters):
-        await bench.inflight.claim(
+        await bench.inflight.claim_flight(
             HASH,
             [each],
             namespace_digest=DIGEST,
@@ -573,7 +573,7 @@ async def claimed(bench: Bench, *request_ids: str) -> None:
         if index == 0:
             job = delivery_of("job-0", request_ids[0]).envelope.message
             assert isinstance(job, EncodeJob)
-            assert await bench.inflight.publish(job) == "1-1"
+            assert await bench.inflight.publish_job(job) == "1-1"
 
 
 async def test_all_who_joined_hear_of_one_encode(bench: Bench) -> None:
@@ -607,7 +607,7 @@ async def test_no_pin_is_kept_for_who_left_meanwhile(bench: Bench) -> None:
     await claimed(bench, "req-0", "req-1")
 
     async def on_encode(order: WriteOrder) -> None:
-        await bench.inflight.leave(HASH, [("req-0", 0), ("req-1", 0)], namespace_digest=DIGEST)
+        await bench.inflight.leave_flight(HASH, [("req-0", 0), ("req-1", 0)], namespace_digest=DIGEST)
         await bench.hand_over.seal(order)
 
     bench.engine.on_encode = on_encode
@@ -621,7 +621,7 @@ async def test_no_pin_is_kept_for_who_left_meanwhile(bench: Bench) -> None:
 async def test_a_job_that_nobody_waits_for_is_dropped(bench: Bench) -> None:
     await claimed(bench, "req-0")
     bench.jobs.deliver("1-1")
-    assert await bench.inflight.leave(HASH, [("req-0", 0)], namespace_digest=DIGEST)
+    assert await bench.inflight.leave_flight(HASH, [("req-0", 0)], namespace_digest=DIGEST)
     delivery = delivery_of("job-0", "req-0")
     await asyncio.wait_for(bench.runner.run(delivery), 5)  # type: ignore[arg-type]
     assert (bench.engine.orders, bench.reporter.said, delivery.num_acks) == ([], [], 1)
@@ -657,7 +657,7 @@ async def test_a_failure_is_heard_by_all_and_claimed_by_one(bench: Bench) -> Non
     assert len(bench.ledger) == 0
     standings = []
     for n in range(2):
-        claim = await bench.inflight.claim(
+        claim = await bench.inflight.claim_flight(
             HASH,
             [requester(f"req-{n}")],
             namespace_digest=DIGEST,
@@ -667,7 +667,7 @@ async def test_a_failure_is_heard_by_all_and_claimed_by_one(bench: Bench) -> Non
             max_attempts=2,
             ttl_s=9,
         )
-        standings.append(claim.standing)
+        standings.append(claim.result)
     assert standings == [ClaimResult.OWNER, ClaimResult.JOINED]
 
 
@@ -677,7 +677,7 @@ async def test_without_the_flights_a_job_is_done_for_those_it_names(
     async def away(*args: Any, **options: Any) -> Any:
         raise BusUnavailableError("away")
 
-    for step in ("start", "announce", "finish"):
+    for step in ("start_job", "announce_metadata", "finish_flight"):
         monkeypatch.setattr(bench.inflight, step, away)
     await bench.run(delivery_of())
     assert bench.reporter.kinds == ["EncoderCacheMetadata", "EncodeCompleted"]
@@ -688,9 +688,9 @@ async def test_a_full_redis_that_noted_nobody_is_no_reason_to_tell_nobody(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def started(*args: Any, **options: Any) -> Any:
-        return Start.STARTED, ()
+        return StartResult.STARTED, ()
 
-    monkeypatch.setattr(bench.inflight, "start", started)
+    monkeypatch.setattr(bench.inflight, "start_job", started)
     await bench.run(delivery_of())
     assert bench.reporter.kinds == ["EncoderCacheMetadata", "EncodeCompleted"]
     assert bench.ledger.settled(HASH, ("req-1", 0)) == [1]

@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from tests.unit.gateway.key_samples import entry, sha256
+from tests.support.gateway.key_samples import entry, sha256
 from triptych_common.domain.errors import RequestError, TriptychError
 from triptych_common.domain.hashing import tenant_salt
 from triptych_gateway.access import api_keys_file
 from triptych_gateway.access.api_keys_file import ApiKeysFileError, read_api_keys_file
 from triptych_gateway.access.auth import ApiKeys
-from triptych_gateway.access.callers import ANYBODY, Caller
+from triptych_gateway.access.callers import ANONYMOUS, Caller
 
 
 @pytest.fixture
@@ -26,32 +26,32 @@ def test_a_key_has_a_name_and_perhaps_a_tenant(path: Path) -> None:
         entry("alice", "one", "research") + entry("bob", "two", "research") + entry("carol", "three")
     )
     keys = ApiKeys([SecretStr("four")], read_api_keys_file(path))
-    assert keys.check("Bearer one") == Caller("alice", "research")
-    assert keys.check("Bearer two") == Caller("bob", "research")
-    assert keys.check("Bearer three") == Caller("carol", None)
-    assert keys.check("Bearer four") == ANYBODY
+    assert keys.check_key("Bearer one") == Caller("alice", "research")
+    assert keys.check_key("Bearer two") == Caller("bob", "research")
+    assert keys.check_key("Bearer three") == Caller("carol", None)
+    assert keys.check_key("Bearer four") == ANONYMOUS
     for header in (None, "Bearer", "Bearer five", f"Bearer {sha256('one')}"):
         with pytest.raises(RequestError) as caught:
-            keys.check(header)
+            keys.check_key(header)
         assert caught.value.status_code == 401
 
 
 def test_capital_hex_digits_are_the_same_key(path: Path) -> None:
     path.write_text(f'[[keys]]\nname = "alice"\nsha256 = "{sha256("one").upper()}"\n')
-    assert ApiKeys((), read_api_keys_file(path)).check("Bearer one").key_name == "alice"
+    assert ApiKeys((), read_api_keys_file(path)).check_key("Bearer one").key_name == "alice"
 
 
 def test_salts_are_of_the_tenant_alone() -> None:
     assert Caller("alice", "a").salt == Caller("bob", "a").salt == tenant_salt("a")
     names = ["a", "b", "A", "a.", "ab", "0" * 64, tenant_salt("a")]
     assert len({tenant_salt(name) for name in names}) == len(names)
-    assert ANYBODY.salt == Caller("carol", None).salt == ""
+    assert ANONYMOUS.salt == Caller("carol", None).salt == ""
 
 
 def test_the_key_is_shown_nowhere(path: Path) -> None:
     path.write_text(entry("alice", "one", "research"))
     entries = read_api_keys_file(path)
-    caller = ApiKeys((), entries).check("Bearer one")
+    caller = ApiKeys((), entries).check_key("Bearer one")
     shown = f"{entries!r} {caller!r} {caller.fields}"
     assert "one" not in shown
     assert sha256("one") not in shown

@@ -1,4 +1,4 @@
-"""Whom the gateway tells that a request of its own needs nothing any more."""
+"""Which encoders get the gateway's own final acks."""
 
 import asyncio
 from typing import Any, cast
@@ -22,14 +22,14 @@ class FakeBus:
     names = StreamNames("test")
 
     def __init__(self) -> None:
-        self.said: asyncio.Queue[tuple[str, ItemAck]] = asyncio.Queue()
+        self.published: asyncio.Queue[tuple[str, ItemAck]] = asyncio.Queue()
         self.is_away = False
 
     async def publish(self, stream: str, message: ItemAck) -> str:
         if self.is_away:
             self.is_away = False
             raise BusUnavailableError("away")
-        await self.said.put((stream, message))
+        await self.published.put((stream, message))
         return "1-1"
 
 
@@ -46,21 +46,21 @@ def metadata(
     )  # fmt: skip
 
 
-def ticket(request_id: str) -> MediaWait:
+def wait_of(request_id: str) -> MediaWait:
     return MediaWait(
         RequestId(request_id), "pd-0", (), deadline=0.0, traceparent=None, namespace_digest="d" * 64
     )
 
 
-async def heard(bus: FakeBus, words: FinalAcks, number: int) -> list[tuple[str, str]]:
-    """(stream, request) of the next words."""
+async def sent(bus: FakeBus, final_acks: FinalAcks, number: int) -> list[tuple[str, str]]:
+    """(stream, request) of the next acks."""
     async with asyncio.timeout(LIMIT_S), asyncio.TaskGroup() as group:
-        running = group.create_task(words.run())
-        said = [await bus.said.get() for _ in range(number)]
-        assert all(ack.outcome is Outcome.SKIPPED for _, ack in said)
+        running = group.create_task(final_acks.run_sender())
+        acks = [await bus.published.get() for _ in range(number)]
+        assert all(ack.outcome is Outcome.SKIPPED for _, ack in acks)
         running.cancel()
-    assert bus.said.empty()
-    return [(stream, ack.request_id) for stream, ack in said]
+    assert bus.published.empty()
+    return [(stream, ack.request_id) for stream, ack in acks]
 
 
 @pytest.fixture
@@ -69,47 +69,49 @@ def bus() -> FakeBus:
 
 
 @pytest.fixture
-def words(bus: FakeBus) -> FinalAcks:
+def final_acks(bus: FakeBus) -> FinalAcks:
     return FinalAcks(cast(AsyncBus, bus), "gateway-0")
 
 
-def num_unsaid(words: FinalAcks) -> int:
-    outbox: Any = words._outbox
+def num_unsent(final_acks: FinalAcks) -> int:
+    outbox: Any = final_acks._outbox
     return int(outbox.qsize())
 
 
-async def test_nothing_is_said_for_who_was_answered_as_planned(words: FinalAcks) -> None:
-    asked = ticket("req-1")
-    async with words.of(asked):
-        words.hear(metadata("req-1"))
+async def test_no_ack_for_a_request_that_was_answered_as_planned(final_acks: FinalAcks) -> None:
+    asked = wait_of("req-1")
+    async with final_acks.hold_acks(asked):
+        final_acks.on_metadata(metadata("req-1"))
         asked.answered_by = "pd-0"
-    assert num_unsaid(words) == 0
+    assert num_unsent(final_acks) == 0
 
 
 @pytest.mark.parametrize("answered_by", [None, "pd-1"])
-async def test_who_ended_otherwise_is_said_to_every_encoder_that_made_it(
-    bus: FakeBus, words: FinalAcks, answered_by: str | None
+async def test_a_request_that_ended_otherwise_is_acked_to_every_encoder_that_made_its_item(
+    bus: FakeBus, final_acks: FinalAcks, answered_by: str | None
 ) -> None:
-    asked = ticket("req-1")
-    async with words.of(asked):
-        words.hear(metadata("req-1"))
-        words.hear(metadata("req-1", encoder="encoder-1"))
+    asked = wait_of("req-1")
+    async with final_acks.hold_acks(asked):
+        final_acks.on_metadata(metadata("req-1"))
+        final_acks.on_metadata(metadata("req-1", encoder="encoder-1"))
         asked.answered_by = answered_by
-        assert num_unsaid(words) == 0, "while it lives it may need the item"
-    assert await heard(bus, words, 2) == [
+        assert num_unsent(final_acks) == 0, "while it lives it may need the item"
+    assert await sent(bus, final_acks, 2) == [
         ("triptych:test:acks:encoder-0", "req-1"),
         ("triptych:test:acks:encoder-1", "req-1"),
     ]
 
 
-async def test_metadata_that_come_after_the_end_are_answered_at_once(bus: FakeBus, words: FinalAcks) -> None:
-    async with words.of(ticket("living")):
-        words.hear(metadata("gone", "living"))
-        words.hear(metadata("foreign", gateway="gateway-1"))
-        assert await heard(bus, words, 1) == [("triptych:test:acks:encoder-0", "gone")]
+async def test_metadata_that_come_after_the_end_are_answered_at_once(
+    bus: FakeBus, final_acks: FinalAcks
+) -> None:
+    async with final_acks.hold_acks(wait_of("living")):
+        final_acks.on_metadata(metadata("gone", "living"))
+        final_acks.on_metadata(metadata("foreign", gateway="gateway-1"))
+        assert await sent(bus, final_acks, 1) == [("triptych:test:acks:encoder-0", "gone")]
 
 
-async def test_a_word_that_cannot_be_said_does_not_stop_the_next(bus: FakeBus, words: FinalAcks) -> None:
+async def test_an_ack_that_cannot_be_sent_does_not_stop_the_next(bus: FakeBus, final_acks: FinalAcks) -> None:
     bus.is_away = True
-    words.hear(metadata("first", "second"))
-    assert await heard(bus, words, 1) == [("triptych:test:acks:encoder-0", "second")]
+    final_acks.on_metadata(metadata("first", "second"))
+    assert await sent(bus, final_acks, 1) == [("triptych:test:acks:encoder-0", "second")]

@@ -8,24 +8,49 @@ from triptych_gateway.encode.item_queue import ItemQueue
 A, B, C = MmHash("a" * 64), MmHash("b" * 64), MmHash("c" * 64)
 
 
-async def taken(touched: ItemQueue) -> list[MmHash]:
-    return [await touched.get() for _ in range(len(touched))]
+async def taken(queue: ItemQueue) -> list[MmHash]:
+    return [(await queue.take_item())[0] for _ in range(len(queue))]
 
 
 async def test_what_no_encoder_knows_goes_first_and_each_once() -> None:
-    touched = ItemQueue()
+    queue = ItemQueue()
     for mm_hash, is_urgent in ((A, False), (B, False), (C, True), (B, False), (B, True), (C, False)):
-        touched.add(mm_hash, is_urgent=is_urgent)
-    assert await taken(touched) == [C, B, A]
+        queue.add_item(mm_hash, is_urgent=is_urgent)
+    assert await taken(queue) == [C, B, A]
 
 
-async def test_each_item_wakes_one_of_those_who_wait() -> None:
-    touched = ItemQueue()
+async def test_each_item_wakes_one_of_the_waiting_tasks() -> None:
+    queue = ItemQueue()
     async with asyncio.timeout(5), asyncio.TaskGroup() as group:
-        waiting = [group.create_task(touched.get()) for _ in range(2)]
+        waiting = [group.create_task(queue.take_item()) for _ in range(2)]
         await asyncio.sleep(0)
-        touched.add(A, is_urgent=False)
+        queue.add_item(A, is_urgent=False)
         await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         assert [task.done() for task in waiting].count(True) == 1
-        touched.add(B, is_urgent=False)
-    assert {task.result() for task in waiting} == {A, B}
+        queue.add_item(B, is_urgent=False)
+    assert {task.result() for task in waiting} == {(A, False), (B, False)}
+
+
+async def test_an_item_that_is_stepped_is_not_taken_twice_and_comes_next() -> None:
+    queue = ItemQueue()
+    queue.add_item(A, is_urgent=False)
+    assert await queue.take_item() == (A, False)
+    for mm_hash in (A, B, C):
+        queue.add_item(mm_hash, is_urgent=False, check=mm_hash == A)
+    assert await queue.take_item() == (B, False)
+    queue.finish_item(A)
+    assert await queue.take_item() == (A, True)
+    queue.finish_item(A)
+    assert await queue.take_item() == (C, False)
+
+
+async def test_a_round_ends_when_each_of_its_items_was_stepped() -> None:
+    queue = ItemQueue()
+    queue.begin_round([A, B])
+    for mm_hash in (A, B):
+        queue.add_item(mm_hash, is_urgent=False, check=True)
+    for mm_hash in (A, B):
+        assert queue.has_round
+        assert await queue.take_item() == (mm_hash, True)
+        queue.finish_item(mm_hash)
+    assert not queue.has_round

@@ -15,24 +15,24 @@ class Backlogs:
     def __init__(self) -> None:
         self.asked: list[str] = []
 
-    async def backlog(self, namespace_digest: str) -> tuple[int, float]:
+    async def read_backlog(self, namespace_digest: str) -> tuple[int, float]:
         self.asked.append(namespace_digest)
         return {FULL: (3, 0.0), SLOW: (1, 30.0), FREE: (1, 0.0)}[namespace_digest]
 
 
 async def test_a_full_or_slow_namespace_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "LOOK_INTERVAL_S", 3600.0)
+    monkeypatch.setattr(module, "READ_INTERVAL_S", 3600.0)
     backlogs = Backlogs()
     queue = JobQueue(backlogs, 3, 30.0)  # type: ignore[arg-type]
     codes: list[str] = []
     for digest in (FULL, SLOW, FREE, FULL, FREE, FREE):
         try:
-            await queue.admit(digest)
+            await queue.admit_job(digest)
             codes.append("admitted")
         except RequestError as error:
             codes.append(f"{error.status_code} {error.code}")
     assert codes == [
         "429 encode_queue_full", "429 encode_queue_slow", "admitted", "429 encode_queue_full", "admitted",
-        "429 encode_queue_full",  # those admitted since the look count
+        "429 encode_queue_full",  # those admitted since it was read count
     ]  # fmt: skip
     assert backlogs.asked == [FULL, SLOW, FREE]

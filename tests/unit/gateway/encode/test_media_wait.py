@@ -1,4 +1,4 @@
-"""Tickets: whose failures count, and until when."""
+"""MediaWait: which failures count, until when, and what the caller gets."""
 
 import asyncio
 import time
@@ -9,7 +9,7 @@ from triptych_common.domain.errors import RequestError
 from triptych_common.protocol.ids import MmHash, RequestId
 from triptych_common.protocol.messages import FailureKind, Modality
 from triptych_gateway.encode.item_table import ItemFailure
-from triptych_gateway.encode.media_wait import RENEWED_WAIT_S, MediaWait
+from triptych_gateway.encode.media_wait import RENEWED_WAIT_S, MediaWait, error_for
 from triptych_gateway.request.content_parts import MediaPart
 from triptych_gateway.request.image_header import ImageHeader
 from triptych_gateway.request.media import TakenItem
@@ -18,7 +18,7 @@ A, B = MmHash("a" * 64), MmHash("b" * 64)
 BROKEN = ItemFailure(FailureKind.ENCODER_ERROR, "x")
 
 
-def ticket() -> MediaWait:
+def media_wait() -> MediaWait:
     items = [
         TakenItem(
             MediaPart(index, 0, index, Modality.IMAGE, "", f"part {index}"),
@@ -45,27 +45,27 @@ async def raises_now(waiting: MediaWait) -> bool:
 
 
 async def test_a_failure_before_the_first_chunk_counts() -> None:
-    waiting = ticket()
-    waiting.fail(B, BROKEN)
+    waiting = media_wait()
+    waiting.fail_item(B, BROKEN)
     with pytest.raises(RequestError) as caught:
         await waiting.wait_failure()
     assert caught.value.param == "part 1"
 
 
 async def test_from_the_first_chunk_on_it_does_not() -> None:
-    waiting = ticket()
+    waiting = media_wait()
     waiting.settle()
-    waiting.fail(A, BROKEN)
+    waiting.fail_item(A, BROKEN)
     assert not waiting.has_failed
     assert not await raises_now(waiting)
 
 
 async def test_a_failure_in_the_moment_of_the_first_chunk_does_not_end_the_watch() -> None:
-    waiting = ticket()
+    waiting = media_wait()
     async with asyncio.TaskGroup() as group:
         guard = group.create_task(waiting.wait_failure())
         await asyncio.sleep(0)
-        waiting.fail(A, BROKEN)
+        waiting.fail_item(A, BROKEN)
         waiting.settle()
         await asyncio.sleep(0.01)
         assert not guard.done()
@@ -73,19 +73,19 @@ async def test_a_failure_in_the_moment_of_the_first_chunk_does_not_end_the_watch
 
 
 async def test_what_is_needed_again_counts_again() -> None:
-    waiting = ticket()
+    waiting = media_wait()
     waiting.settle()
     waiting.need_again(A)
     assert waiting.deadline > 0.0
-    waiting.fail(B, BROKEN)
+    waiting.fail_item(B, BROKEN)
     assert not waiting.has_failed
-    waiting.fail(A, BROKEN)
+    waiting.fail_item(A, BROKEN)
     assert await raises_now(waiting)
 
 
 async def test_an_item_that_is_still_needed_is_waited_for_longer_too() -> None:
     """A whole answer does not show its first token."""
-    waiting = ticket()
+    waiting = media_wait()
     before = time.monotonic()
     waiting.need_again(A)
     assert waiting.needed_at >= before
@@ -93,8 +93,8 @@ async def test_an_item_that_is_still_needed_is_waited_for_longer_too() -> None:
 
 
 async def test_the_answer_of_a_failure_goes_before_its_kind() -> None:
-    waiting = ticket()
-    waiting.fail(A, ItemFailure(None, "x", RequestError(429, "encode_queue_full", "full")))
+    waiting = media_wait()
+    waiting.fail_item(A, ItemFailure(None, "x", RequestError(429, "encode_queue_full", "full")))
     with pytest.raises(RequestError) as caught:
         waiting.raise_failure()
     assert (caught.value.status_code, caught.value.code, caught.value.param) == (
@@ -102,3 +102,22 @@ async def test_the_answer_of_a_failure_goes_before_its_kind() -> None:
         "encode_queue_full",
         "part 0",
     )
+
+
+@pytest.mark.parametrize(
+    ("kind", "status", "code"),
+    [
+        (FailureKind.BAD_MEDIA, 400, "invalid_image"),
+        (FailureKind.TOO_LARGE, 413, "image_too_large"),
+        (FailureKind.MEDIA_GONE, 503, "encode_failed"),
+        (FailureKind.STORE_FULL, 503, "store_full"),
+        (FailureKind.ENCODER_ERROR, 503, "encode_failed"),
+        (FailureKind.EXPIRED, 503, "deadline_exceeded"),
+        (FailureKind.DEAD_LETTER, 503, "encode_failed"),
+        (None, 503, "bus_unavailable"),
+    ],
+)
+def test_item_failures(kind: FailureKind | None, status: int, code: str) -> None:
+    error = error_for(ItemFailure(kind, "detail"), "messages[0].content[1].image_url.url")
+    assert (error.status_code, error.code) == (status, code)
+    assert error.param == "messages[0].content[1].image_url.url"

@@ -5,9 +5,9 @@ from collections.abc import Callable
 
 import pytest
 
+from tests.support.gateway.header_bombs import BOMBS, HONEST, SIZE
+from tests.support.gateway.media_samples import image_bytes
 from tests.support.hostile import chunks
-from tests.unit.gateway.header_bombs import BOMBS, HONEST, SIZE
-from tests.unit.gateway.media_samples import image_bytes
 from triptych_common.domain.errors import RequestError
 from triptych_common.domain.jpeg_scans import MAX_JPEG_SCANS
 from triptych_common.protocol.messages import MAX_IMAGE_SIDE, ImageProperties

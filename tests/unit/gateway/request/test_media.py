@@ -8,22 +8,22 @@ import warnings
 import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import orjson
 import pytest
 from PIL import Image
 
+from tests.support.gateway.media_samples import data_url, image_bytes
 from tests.support.hostile.chunks import jpeg_that_is_fli
-from tests.unit.gateway.media_samples import data_url, image_bytes
 from triptych_common.domain.errors import RequestError
 from triptych_common.domain.hashing import tenant_salt
-from triptych_common.protocol.messages import Modality
-from triptych_gateway.request.chat_request import parse_chat_request
+from triptych_gateway.request.chat_request import ChatRequest, parse_chat_request
 from triptych_gateway.request.content_parts import MediaPart
 from triptych_gateway.request.data_url import decode_data_url
 from triptych_gateway.request.image_header import ImageHeader, ImageLimits, read_image_header
-from triptych_gateway.request.media import MediaLimits, take_media
+from triptych_gateway.request.media import MediaIntake, MediaLimits
 from triptych_gateway.request.placeholder_tokens import PlaceholderGuard
 
 PATH = "messages[0].content[0].image_url.url"
@@ -118,19 +118,20 @@ def test_bombs_are_refused_by_their_header(size: tuple[int, int]) -> None:
 
 
 async def take(threads: ThreadPoolExecutor, url: str, **options: Any) -> Any:
-    part = MediaPart(0, 0, 0, Modality.IMAGE, url, PATH)
-    return (
-        await take_media(
-            [part],
-            namespace_digest=options.get("digest", DIGEST),
-            processor_options=options.get("processor", {}),
-            media_io_options=options.get("media_io", {}),
-            tenant_salt=options.get("salt", ""),
-            limits=LIMITS,
-            threads=threads,
-            on_taken=lambda _: None,
-        )
-    )[0]
+    request = replace(
+        chat_request(url, 1),
+        processor_options=options.get("processor", {}),
+        media_io_options=options.get("media_io", {}),
+        tenant_salt=options.get("salt", ""),
+    )
+    items = await MediaIntake(LIMITS, threads).take_items(request, options.get("digest", DIGEST))
+    return items[0]
+
+
+def chat_request(url: str, num_items: int) -> ChatRequest:
+    content = [{"type": "image_url", "image_url": {"url": url}}] * num_items
+    body = {"model": "m", "messages": [{"role": "user", "content": content}]}
+    return parse_chat_request(orjson.dumps(body), PlaceholderGuard(()), 8)
 
 
 async def test_identity_follows_content_options_and_namespace(threads: ThreadPoolExecutor) -> None:
@@ -152,43 +153,26 @@ async def test_identity_follows_content_options_and_namespace(threads: ThreadPoo
 
 
 async def test_text_is_dropped_once_taken_and_equal_bytes_are_held_once(threads: ThreadPoolExecutor) -> None:
-    url = data_url(image_bytes())
-    body = {
-        "model": "m",
-        "messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}] * 2}],
-    }
-    request = parse_chat_request(orjson.dumps(body), PlaceholderGuard(()), 8)
-    first, second = await take_media(
-        request.media,
-        namespace_digest=DIGEST,
-        processor_options={},
-        media_io_options={},
-        tenant_salt="",
-        limits=LIMITS,
-        threads=threads,
-        on_taken=request.drop_text,
-    )
+    request = chat_request(data_url(image_bytes()), 2)
+    first, second = await MediaIntake(LIMITS, threads).take_items(request, DIGEST)
     assert first.content is second.content
     assert [part.url for part in request.media] == ["", ""]
     assert request.body["messages"] == [{"role": "user", "content": [None, None]}]
 
 
-async def test_nobody_waits_behind_somebody_elses_upload(threads: ThreadPoolExecutor) -> None:
+async def test_no_request_waits_behind_the_whole_upload_of_another(threads: ThreadPoolExecutor) -> None:
     """One thread for two requests: each gets its turn, item by item."""
     order: list[str] = []
 
+    class Recorded(ChatRequest):
+        def drop_text(self, part: MediaPart) -> None:
+            order.append(self.model)
+            super().drop_text(part)
+
     async def take_for(name: str, num_items: int) -> None:
-        url = data_url(image_bytes())
-        await take_media(
-            [MediaPart(index, 0, index, Modality.IMAGE, url, PATH) for index in range(num_items)],
-            namespace_digest=DIGEST,
-            processor_options={},
-            media_io_options={},
-            tenant_salt="",
-            limits=LIMITS,
-            threads=threads,
-            on_taken=lambda _: order.append(name),
-        )
+        request = chat_request(data_url(image_bytes()), num_items)
+        recorded = Recorded(**{**vars(request), "model": name})
+        await MediaIntake(LIMITS, threads).take_items(recorded, DIGEST)
 
     await asyncio.gather(take_for("large", 4), take_for("small", 1))
     assert order == ["large", "small", "large", "large", "large"]

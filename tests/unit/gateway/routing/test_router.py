@@ -26,21 +26,21 @@ def encoder(digest: str, **fields: Any) -> InstanceRecord:
 
 def pick(router: Router, records: list[InstanceRecord], **options: Any) -> str | None:
     arguments: dict[str, Any] = {"model": "m", "namespace_digest": None, "exclude": frozenset(), "now": 0.0}
-    chosen = router.pick(records, **(arguments | options))
+    chosen = router.pick_instance(records, **(arguments | options))
     return None if chosen is None else chosen.instance
 
 
 def test_fewest_in_flight_then_round_robin() -> None:
     router, records = Router(2.0), [pd("a"), pd("b")]
     assert [pick(router, records) for _ in range(3)] == ["a", "b", "a"]
-    router.begin("b")
+    router.begin_request("b")
     assert pick(router, records) == "a"
-    router.begin("a")
-    router.begin("a")
+    router.begin_request("a")
+    router.begin_request("a")
     assert pick(router, records) == "b"
-    router.end("a")
-    router.end("a")
-    router.end("b")
+    router.end_request("a")
+    router.end_request("a")
+    router.end_request("b")
     assert router.num_in_flight("a") == router.num_in_flight("b") == 0
 
 
@@ -59,7 +59,7 @@ def test_only_those_that_can() -> None:
 
 def test_suspects_are_avoided_for_a_while_but_better_than_none() -> None:
     router, records = Router(2.0), [pd("a"), pd("b")]
-    router.suspect("a", now=10.0)
+    router.avoid_instance("a", now=10.0)
     assert pick(router, records, now=11.0) == "b"
     assert pick(router, records, now=11.0) == "b"
     assert pick(router, records[:1], now=11.0) == "a"

@@ -30,8 +30,8 @@ from triptych_cli.system.machine import LaunchError
 from triptych_common.bus import AsyncBus
 from triptych_common.bus.inspection import delete_deployment
 from triptych_common.domain.errors import TriptychError
-from triptych_common.telemetry.trace_format import SpanRecord
-from triptych_common.telemetry.traces import read_trace
+from triptych_common.telemetry.span_records import SpanRecord
+from triptych_common.telemetry.trace_reader import read_trace
 
 SAMPLES = CHECKOUT / "models" / "digits-vl" / "samples"
 PROMPT = "read the digits"

@@ -27,7 +27,7 @@ from triptych_cli.system.machine import (
     require_free,
     visible_gpus,
 )
-from triptych_common.region.cuda.driver import has_bindings
+from triptych_common.region.cuda.loading import has_bindings
 
 GIB = 1 << 30
 VLLM_VERSION = "0.32.0"

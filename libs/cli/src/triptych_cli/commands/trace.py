@@ -3,7 +3,7 @@
 from triptych_cli.console import fail, show_waterfall
 from triptych_cli.settings import CliSettings
 from triptych_cli.system.layout import lasting_layout
-from triptych_common.telemetry.traces import read_trace
+from triptych_common.telemetry.trace_reader import read_trace
 
 
 def trace(request_id: str) -> int:

@@ -7,16 +7,15 @@ from typing import Self
 
 from redis.asyncio import Redis
 
-from triptych_common.bus.consumer_group import Group
-from triptych_common.bus.consumer_options import ConsumerOptions, OnDeadLetter
-from triptych_common.bus.publisher import Publisher, Refusal, StreamEntry
+from triptych_common.bus.consumer_group import ConsumerGroup
+from triptych_common.bus.publisher import NewEntry, Publisher, RefusedEntry
 from triptych_common.bus.stream_bounds import StreamBounds
-from triptych_common.bus.stream_consumer import Consumer
+from triptych_common.bus.stream_consumer import ConsumerOptions, OnDeadLetter, StreamConsumer
 from triptych_common.protocol import codec
 from triptych_common.protocol.messages import Message
 from triptych_common.protocol.names import JOBS_TTL_S, StreamNames, is_inbox, is_jobs
 from triptych_common.redis_client.address import RedisAddress
-from triptych_common.redis_client.commands import command
+from triptych_common.redis_client.commands import run_command
 from triptych_common.redis_client.rights import Right
 from triptych_common.redis_client.rights_check import find_missing
 from triptych_common.redis_client.server_watch import OnServerChanged, ServerWatch
@@ -24,7 +23,7 @@ from triptych_common.telemetry.logs import get_logger
 
 log = get_logger(__name__)
 
-CONNECT_PATIENCE_S = 1.0  # a Redis that is not there yet: whoever started us starts us again
+CONNECT_RETRY_S = 1.0  # a Redis that is not there yet: the supervisor starts the service again
 
 
 class AsyncBus:
@@ -98,8 +97,8 @@ class AsyncBus:
             BusRefusedError: one is missing that we cannot do without; it is named.
             BusUnavailableError: Redis cannot be reached.
         """
-        return await command(
-            "connect", lambda: find_missing(self._client, self.names), patience_s=CONNECT_PATIENCE_S
+        return await run_command(
+            "connect", lambda: find_missing(self._client, self.names), retry_for_s=CONNECT_RETRY_S
         )
 
     async def publish(
@@ -123,19 +122,19 @@ class AsyncBus:
         fields = codec.encode(message, traceparent=traceparent, remaining_ms=remaining_ms, blob=blob)
         return await self._publisher.append(stream, fields)
 
-    async def publish_encoded(self, entries: Sequence[StreamEntry]) -> list[Refusal]:
+    async def publish_encoded(self, entries: Sequence[NewEntry]) -> list[RefusedEntry]:
         """Append entries in one round trip, and try it once.
 
         Returns:
             Those that were refused, in order.
 
         Raises:
-            BusUnavailableError: nobody knows which of them were appended.
+            BusUnavailableError: any of them may have been appended.
         """
         return await self._publisher.append_all(entries)
 
     def _lasts_s(self, stream: str) -> int | None:
-        """Jobs belong to no instance: nobody's heartbeat comes before their group is made."""
+        """Jobs belong to no instance: no heartbeat comes before their group is made."""
         return JOBS_TTL_S if is_jobs(self.names, stream) else None
 
     async def stream_length(self, stream: str) -> int:
@@ -152,7 +151,7 @@ class AsyncBus:
         min_idle_ms: int | None = None,
         max_deliveries: int | None = None,
         on_dead_letter: OnDeadLetter | None = None,
-    ) -> Consumer:
+    ) -> StreamConsumer:
         """A consumer named `consumer` of `group`; see `ConsumerOptions` for the rest.
 
         The name must be stable over restarts of its owner, and unique among living ones: what was
@@ -160,9 +159,9 @@ class AsyncBus:
         """
         options = ConsumerOptions(prefetch, min_idle_ms, max_deliveries, on_dead_letter)
         reader = self._address.client(f"{self._client_name}/{consumer}", self._watch)
-        return Consumer(
+        return StreamConsumer(
             reader,
-            Group(self._client, reader, stream, group, consumer, lasts_s=self._lasts_s(stream)),
+            ConsumerGroup(self._client, reader, stream, group, consumer, lasts_s=self._lasts_s(stream)),
             self.names.dead_letters,
             options,
             self._watch,

@@ -1,8 +1,8 @@
 """One consumer's place in one group of one stream: the Redis commands, typed, and nothing more.
 
-Entries that somebody holds but does not work on any more are found with XPENDING and taken with
-XCLAIM. Unlike XAUTOCLAIM this leaves out what this very consumer is working on, tells how often
-each entry was delivered, and sees entries whose content is gone.
+Entries that a consumer holds but does not work on any more are found with XPENDING and taken with
+XCLAIM. Unlike XAUTOCLAIM this leaves out what this very consumer is working on, returns how often
+each entry was delivered, and finds entries whose content is gone.
 """
 
 import asyncio
@@ -15,14 +15,14 @@ from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
 from triptych_common.redis_client.commands import COMMAND_LIMIT_S, READ_LIMIT_S, is_existing_group
-from triptych_common.redis_client.scripts import script
+from triptych_common.redis_client.scripts import EXTEND_EXPIRY
 
 CLOCK_CHECK_AGE_S = 1.0
 _HAND_BACK_IDLE_MS = 1_000_000_000
 
 
 @dataclass(frozen=True)
-class Entry:
+class StreamEntry:
     """One entry of a stream, delivered to this consumer."""
 
     entry_id: bytes
@@ -41,7 +41,7 @@ class _PendingEntry:
     num_deliveries: int
 
 
-class Group:
+class ConsumerGroup:
     """`reader` is used for blocking reads only, `client` for all else.
 
     Every method raises redis-py's errors, and TimeoutError when it takes too long.
@@ -57,7 +57,7 @@ class Group:
         *,
         lasts_s: int | None = None,
     ) -> None:
-        """`lasts_s`: of the stream, from `ensure` on, unless somebody renews it; None: for ever."""
+        """`lasts_s`: of the stream, from `ensure` on, unless it is renewed; None: for ever."""
         self._client = client
         self._reader = reader
         self.stream = stream
@@ -80,11 +80,12 @@ class Group:
                 raise
             is_new = False
         if self._lasts_s is not None:
-            await _any(self._client.eval(script("outlive"), 1, self.stream, str(self._lasts_s * 1000)))
+            arguments = EXTEND_EXPIRY.arguments(ttl_ms=self._lasts_s * 1000)
+            await _any(self._client.eval(EXTEND_EXPIRY.text, 1, self.stream, *arguments))
         await self._learn_clock()
         return is_new
 
-    async def queued_s(self, entry: Entry) -> float:
+    async def queued_s(self, entry: StreamEntry) -> float:
         """How long ago `entry` was published, whether or not our clock and Redis' agree."""
         age_s = self._age_s(entry)
         if age_s > CLOCK_CHECK_AGE_S:  # so old, or Redis' clock was set: a wrong age would expire jobs
@@ -92,7 +93,7 @@ class Group:
             age_s = self._age_s(entry)
         return age_s
 
-    def _age_s(self, entry: Entry) -> float:
+    def _age_s(self, entry: StreamEntry) -> float:
         return max(0.0, time.monotonic() + self._redis_clock_offset_s - entry.published_s)
 
     async def _learn_clock(self) -> None:
@@ -101,7 +102,7 @@ class Group:
         middle = (before + time.monotonic()) / 2
         self._redis_clock_offset_s = seconds + micros / 1e6 - middle
 
-    async def read_new(self, count: int, block_ms: int) -> list[Entry]:
+    async def read_new(self, count: int, block_ms: int) -> list[StreamEntry]:
         """Entries that no consumer of the group has had; empty after `block_ms` without any."""
         reply = await _any(
             self._reader.xreadgroup(
@@ -109,15 +110,15 @@ class Group:
             ),
             READ_LIMIT_S,
         )
-        return [Entry(entry_id, fields) for _, entries in reply or [] for entry_id, fields in entries]
+        return [StreamEntry(entry_id, fields) for _, entries in reply or [] for entry_id, fields in entries]
 
-    async def take_own(self, count: int, holding: Collection[bytes]) -> list[Entry]:
+    async def take_own(self, count: int, holding: Collection[bytes]) -> list[StreamEntry]:
         """Entries that were delivered to this consumer's name, but are not in `holding`."""
         pending = await self._pending(count + len(holding), consumer=self.consumer)
         return await self._claim([each for each in pending if each.entry_id not in holding][:count], 0)
 
-    async def take_over(self, count: int, min_idle_ms: int, holding: Collection[bytes]) -> list[Entry]:
-        """Entries that their consumer has not touched for `min_idle_ms`."""
+    async def take_over(self, count: int, min_idle_ms: int, holding: Collection[bytes]) -> list[StreamEntry]:
+        """Entries that their consumer has not renewed for `min_idle_ms`."""
         pending = await self._pending(count + len(holding), min_idle_ms=min_idle_ms)
         wanted = [each for each in pending if each.entry_id not in holding][:count]
         return await self._claim(wanted, min_idle_ms)
@@ -131,7 +132,7 @@ class Group:
                 self._client.xclaim(self.stream, self.group, self.consumer, 0, _ids(ours), justid=True)
             )
 
-    async def hand_back(self, entries: Sequence[Entry]) -> None:
+    async def hand_back(self, entries: Sequence[StreamEntry]) -> None:
         """Let any consumer take these over at once; this delivery does not count."""
         if not entries:
             return
@@ -173,7 +174,7 @@ class Group:
         )
         return [_PendingEntry(each["message_id"], each["times_delivered"]) for each in reply]
 
-    async def _claim(self, pending: Sequence[_PendingEntry], min_idle_ms: int) -> list[Entry]:
+    async def _claim(self, pending: Sequence[_PendingEntry], min_idle_ms: int) -> list[StreamEntry]:
         """Take `pending`; those whose content is gone are acked and left out."""
         if not pending:
             return []
@@ -183,7 +184,7 @@ class Group:
         )
         contents = {entry_id: fields for entry_id, fields in reply if entry_id is not None and fields}
         taken = [
-            Entry(each.entry_id, contents[each.entry_id], each.num_deliveries + 1)
+            StreamEntry(each.entry_id, contents[each.entry_id], each.num_deliveries + 1)
             for each in pending
             if each.entry_id in contents
         ]
@@ -192,14 +193,14 @@ class Group:
         return taken
 
     async def _ack_vanished(self, entry_ids: Sequence[bytes]) -> None:
-        """Ack those of `entry_ids` that the stream no longer holds; others were taken by somebody else."""
+        """Ack those of `entry_ids` that the stream no longer holds; others were taken by another consumer."""
         for entry_id in entry_ids:
             if not await _any(self._client.xrange(self.stream, entry_id, entry_id, count=1)):
                 await self.ack([entry_id])
 
 
 async def _any(reply: Awaitable[Any], limit_s: float | None = None) -> Any:
-    """The reply, in time. redis-py's types do not say what it holds; the callers here know."""
+    """The reply, in time. redis-py's types leave it open; the callers here know it."""
     async with asyncio.timeout(COMMAND_LIMIT_S if limit_s is None else limit_s):
         return await reply
 

@@ -1,11 +1,11 @@
-"""Dead letters: entries that nobody can handle, kept with the reason for whoever is on call."""
+"""Dead letters: entries that no consumer can handle, kept with the reason for the person on call."""
 
 import asyncio
 from collections.abc import Mapping
 
 from redis.exceptions import ResponseError
 
-from triptych_common.bus.consumer_group import Entry, Group
+from triptych_common.bus.consumer_group import ConsumerGroup, StreamEntry
 from triptych_common.bus.stream_bounds import DEAD_LETTERS_MAX_ENTRIES
 from triptych_common.redis_client.commands import reconnect_backoff
 from triptych_common.redis_client.failures import is_out_of_memory
@@ -17,7 +17,7 @@ MAX_FIELD_BYTES = 8192  # longer fields are cut: dead letters stay small
 ATTEMPTS = 8  # while Redis is out of memory; about three seconds
 
 
-async def bury(group: Group, entry: Entry, reason: str, dead_letters: str) -> None:
+async def bury(group: ConsumerGroup, entry: StreamEntry, reason: str, dead_letters: str) -> None:
     """Move `entry` to the stream `dead_letters`, in one step.
 
     While Redis is out of memory this is tried a few times; then the letter is lost, but for the log:
@@ -42,7 +42,7 @@ async def bury(group: Group, entry: Entry, reason: str, dead_letters: str) -> No
     await group.ack([entry.entry_id])
 
 
-def letter_of(entry: Entry, stream: str, reason: str) -> Mapping[bytes, bytes]:
+def letter_of(entry: StreamEntry, stream: str, reason: str) -> Mapping[bytes, bytes]:
     """The fields of `entry`, cut, and where it came from and why. Users' media stay behind."""
     letter = {name: value[:MAX_FIELD_BYTES] for name, value in entry.fields.items() if name != b"blob"}
     letter[b"blob_num_bytes"] = str(len(entry.fields.get(b"blob", b""))).encode()

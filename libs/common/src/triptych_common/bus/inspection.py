@@ -1,4 +1,4 @@
-"""Looking into the streams of one deployment without taking part: for operators' tools."""
+"""Reads the streams of one deployment without taking part: for operators' tools."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from typing import Any, cast
 
 from triptych_common.bus.async_bus import AsyncBus
 from triptych_common.protocol.names import everything
-from triptych_common.redis_client.commands import command
+from triptych_common.redis_client.commands import run_command
 
 _SCAN_BATCH = 500
 
@@ -17,7 +17,7 @@ class GroupLag:
 
     stream: str  # without the deployment's prefix
     num_entries: int  # in the stream; handled ones are deleted
-    group: str | None  # None: nobody reads the stream
+    group: str | None  # None: the stream has no reader
     num_consumers: int = 0
     num_pending: int = 0  # delivered, not acked
     oldest_s: float | None = None  # Unix seconds, when the oldest entry was published; None: there is none
@@ -42,7 +42,7 @@ async def list_lags(bus: AsyncBus) -> list[GroupLag]:
     Raises:
         BusUnavailableError
     """
-    return await command("list_lags", lambda: _lags(bus))
+    return await run_command("list_lags", lambda: _lags(bus))
 
 
 async def _lags(bus: AsyncBus) -> list[GroupLag]:
@@ -65,12 +65,12 @@ async def _lags(bus: AsyncBus) -> list[GroupLag]:
 async def find_streams(bus: AsyncBus, beginning: str) -> list[str]:
     """Names of streams, without the deployment's prefix: `beginning` itself, else all that begin with it.
 
-    So nobody needs to write a namespace's whole digest: `encode-jobs`, `encode-jobs:4f`.
+    So a namespace's digest can be shortened: `encode-jobs`, `encode-jobs:4f`.
 
     Raises:
         BusUnavailableError
     """
-    names = await command("find_streams", lambda: _stream_names(bus))
+    names = await run_command("find_streams", lambda: _stream_names(bus))
     return [beginning] if beginning in names else [name for name in names if name.startswith(beginning)]
 
 
@@ -86,7 +86,7 @@ async def peek(bus: AsyncBus, stream: str, count: int) -> list[RawEntry]:
     Raises:
         BusUnavailableError
     """
-    found = await command(
+    found = await run_command(
         "peek", lambda: cast("Any", bus.client.xrevrange(_prefix(bus) + stream, count=count))
     )
     return [
@@ -101,7 +101,7 @@ async def delete_deployment(bus: AsyncBus) -> int:
     Raises:
         BusUnavailableError
     """
-    return await command("delete_deployment", lambda: _delete_all(bus))
+    return await run_command("delete_deployment", lambda: _delete_all(bus))
 
 
 async def _delete_all(bus: AsyncBus) -> int:

@@ -1,4 +1,4 @@
-"""A look at Redis before something expensive is started."""
+"""A check of Redis before something expensive is started."""
 
 from triptych_common.bus.async_bus import AsyncBus
 from triptych_common.domain.errors import BusRefusedError, BusUnavailableError
@@ -19,4 +19,4 @@ async def check_login(url: str, deployment: str, *, client_name: str) -> None:
     except BusRefusedError:
         raise
     except BusUnavailableError as error:
-        log.warning("redis not reachable yet", error=str(error))
+        log.warning("redis is not reachable yet", error=str(error))

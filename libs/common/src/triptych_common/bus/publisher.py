@@ -1,4 +1,4 @@
-"""Appends entries to streams, within their bounds: one round trip, which also tells how long each is."""
+"""Appends entries to streams, within their bounds: one round trip, which also returns how long each is."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,17 +10,17 @@ from redis.exceptions import RedisError
 from triptych_common.bus.stream_bounds import StreamBounds
 from triptych_common.domain.errors import BusUnavailableError
 from triptych_common.protocol.names import INBOX_TTL_S
-from triptych_common.redis_client.commands import command, execute
+from triptych_common.redis_client.commands import run_command, send_command
 from triptych_common.redis_client.failures import unavailable
 
-StreamEntry = tuple[str, Mapping[bytes, bytes]]
+NewEntry = tuple[str, Mapping[bytes, bytes]]
 
 
 @dataclass(frozen=True)
-class Refusal:
+class RefusedEntry:
     """An entry that was not appended."""
 
-    entry: StreamEntry
+    entry: NewEntry
     is_final: bool  # the stream is full; everything else can be tried again
 
 
@@ -36,7 +36,7 @@ class Publisher:
         """Append one entry; its id."""
         if stream in await self._find_full([stream]):
             raise self._bounds.error(stream)
-        replies = await command("publish", lambda: self._send([(stream, fields)], [stream]))
+        replies = await run_command("publish", lambda: self._send([(stream, fields)], [stream]))
         for reply in replies:
             if isinstance(reply, RedisError):
                 raise unavailable("publish", reply)
@@ -44,7 +44,7 @@ class Publisher:
         self._bounds.saw(stream, num_entries)
         return _text(entry_id)
 
-    async def append_all(self, entries: Sequence[StreamEntry]) -> list[Refusal]:
+    async def append_all(self, entries: Sequence[NewEntry]) -> list[RefusedEntry]:
         """Append `entries`, trying once; those that were refused."""
         streams = list(dict.fromkeys(stream for stream, _ in entries))
         full = await self._find_full(streams)
@@ -52,7 +52,7 @@ class Publisher:
         open_streams = [stream for stream in streams if stream not in full]
         replies: list[Any] = []
         if wanted:
-            replies = await command("publish", lambda: self._send(wanted, open_streams), patience_s=0)
+            replies = await run_command("publish", lambda: self._send(wanted, open_streams), retry_for_s=0)
         for stream, num_entries in zip(open_streams, replies[len(wanted) :], strict=True):
             if not isinstance(num_entries, RedisError):
                 self._bounds.saw(stream, num_entries)
@@ -60,14 +60,14 @@ class Publisher:
             id(entry) for entry, reply in zip(wanted, replies, strict=False) if isinstance(reply, RedisError)
         }
         return [
-            Refusal(entry, is_final=entry[0] in full)
+            RefusedEntry(entry, is_final=entry[0] in full)
             for entry in entries
             if entry[0] in full or id(entry) in refused
         ]
 
     async def length(self, stream: str) -> int:
         """Number of entries in `stream`."""
-        length: int = await command("stream_length", lambda: execute(self._client, "XLEN", stream))
+        length: int = await run_command("stream_length", lambda: send_command(self._client, "XLEN", stream))
         return length
 
     async def _find_full(self, streams: Sequence[str]) -> set[str]:
@@ -77,7 +77,7 @@ class Publisher:
                 self._bounds.saw(stream, await self.length(stream))
         return {stream for stream in streams if self._bounds.is_full(stream)}
 
-    async def _send(self, entries: Sequence[StreamEntry], lengths_of: Sequence[str]) -> list[Any]:
+    async def _send(self, entries: Sequence[NewEntry], lengths_of: Sequence[str]) -> list[Any]:
         """The entries' ids, then the streams' lengths; errors among them, but for the connection's.
 
         An inbox gets its time to live with every message: its owner may be gone for good, and a sender

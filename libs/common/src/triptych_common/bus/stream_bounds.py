@@ -1,7 +1,7 @@
 """How many entries a stream may hold: memory in Redis stays bounded, whatever stops.
 
 A stream of one instance grows only while its reader has stopped (handled entries are deleted). It is
-never trimmed, since what nobody has read would be lost without a word: it is full, and publishers hear
+never trimmed, since entries that were not read would be lost unseen: it is full, and publishers hear
 it. The bound is soft by what publishers have under way when it is reached.
 
 Streams of jobs have a bound of their own, at the gateway, with an answer for the caller; `dead-letters` is
@@ -17,7 +17,7 @@ DEAD_LETTERS_MAX_ENTRIES = 10_000
 
 
 class StreamBounds:
-    """Which streams were full when last looked at."""
+    """Which streams were full at the last check."""
 
     def __init__(self, is_bounded: Callable[[str], bool]) -> None:
         self._is_bounded = is_bounded

@@ -1,15 +1,14 @@
 """Consumer of one stream: flow control, takeover, dead letters, reconnection.
 
-    published --read / take over--> outstanding --ack--> gone
-                                       | `--reject / too often--> dead-letters
-                                       `--hand back / consumer dies--> another consumer's
-
-At least once: an entry can come again (after a crash, or when Redis lost an ack). Handlers are idempotent.
+An entry that was read or taken over is outstanding until it is acked, handed back, or moved to the dead
+letters (rejected, or delivered too often); a consumer that dies loses it to another. At least once: an entry
+can come again (after a crash, or when Redis lost an ack). Handlers are idempotent.
 """
 
 import asyncio
 import time
 from collections import deque
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
@@ -17,8 +16,7 @@ from typing import Self
 from redis.asyncio import Redis
 from redis.exceptions import RedisError, ResponseError
 
-from triptych_common.bus.consumer_group import Entry, Group
-from triptych_common.bus.consumer_options import ConsumerOptions
+from triptych_common.bus.consumer_group import ConsumerGroup, StreamEntry
 from triptych_common.bus.dead_letters import bury
 from triptych_common.domain.errors import ProtocolError
 from triptych_common.protocol import codec
@@ -31,6 +29,29 @@ from triptych_common.telemetry.logs import get_logger
 log = get_logger(__name__)
 
 _UNAVAILABLE = (RedisError, OSError)
+OnDeadLetter = Callable[[Envelope, str], Awaitable[None]]
+
+
+@dataclass(frozen=True)
+class ConsumerOptions:
+    """How a consumer takes entries.
+
+    Args:
+        prefetch: most entries taken but not acked; 1: one at a time.
+        min_idle_ms: take over entries that their consumer has not renewed for so long, and renew our
+            own; None: neither (streams with one reader).
+        max_deliveries: an entry delivered more often goes to the dead letters; None: no limit.
+        on_dead_letter: called with an entry that is given up for `max_deliveries`, before it is moved.
+    """
+
+    prefetch: int = 1
+    min_idle_ms: int | None = None
+    max_deliveries: int | None = None
+    on_dead_letter: OnDeadLetter | None = None
+
+    def __post_init__(self) -> None:
+        if self.prefetch < 1:
+            raise ValueError("prefetch must be at least 1")
 
 
 @dataclass(frozen=True)
@@ -39,10 +60,10 @@ class Delivery:
 
     envelope: Envelope
     entry_id: str
-    num_deliveries: int  # 1: nobody had it before
+    num_deliveries: int  # 1: no consumer had it before
     published_ns: int  # wall clock of this machine, nanoseconds; resolution 1 ms
-    entry: Entry = field(repr=False)
-    consumer: "Consumer" = field(repr=False)
+    entry: StreamEntry = field(repr=False)
+    consumer: "StreamConsumer" = field(repr=False)
 
     async def ack(self) -> None:
         """Done. If Redis is away, the ack is sent when it is back; never raises for that."""
@@ -53,7 +74,7 @@ class Delivery:
         self.consumer.ack_soon(self.entry)
 
     async def reject(self, reason: str) -> None:
-        """Nobody can handle this: move it to the dead letters.
+        """No consumer can handle this: move it to the dead letters.
 
         If Redis is away the entry stays pending, and comes again.
         """
@@ -67,7 +88,7 @@ class Delivery:
         await self.consumer.hand_back([self.entry])
 
 
-class Consumer:
+class StreamConsumer:
     """Async context manager and async iterator of `Delivery`. Made by `AsyncBus.consumer`.
 
     Iteration survives any loss of Redis: it reconnects with backoff, creates the group again when it
@@ -75,7 +96,12 @@ class Consumer:
     """
 
     def __init__(
-        self, reader: Redis, group: Group, dead_letters: str, options: ConsumerOptions, watch: ServerWatch
+        self,
+        reader: Redis,
+        group: ConsumerGroup,
+        dead_letters: str,
+        options: ConsumerOptions,
+        watch: ServerWatch,
     ) -> None:
         self._reader = reader
         self._group = group
@@ -85,7 +111,7 @@ class Consumer:
         self._had_group = False
         self._had_group_at: str | None = None  # run id of the Redis that had it
         self._ready: deque[Delivery] = deque()
-        self._outstanding: dict[bytes, Entry] = {}
+        self._outstanding: dict[bytes, StreamEntry] = {}
         self._owed_acks: set[bytes] = set()
         self._room = asyncio.Event()
         self._stopping = False
@@ -111,7 +137,9 @@ class Consumer:
         try:
             await self._pay_acks()
         except _UNAVAILABLE as error:
-            log.warning("acks not sent", stream=self._group.stream, error=str(error))  # they come again
+            log.warning(
+                "acks of stream entries not sent", stream=self._group.stream, error=str(error)
+            )  # they come again
         await self.hand_back([delivery.entry for delivery in self._ready])
         self._ready.clear()
         await self._reader.aclose()
@@ -149,7 +177,7 @@ class Consumer:
             self._room.clear()
             await self._room.wait()
 
-    async def _fetch(self, count: int) -> list[tuple[Entry, float]]:
+    async def _fetch(self, count: int) -> list[tuple[StreamEntry, float]]:
         """Entries, each with the seconds it waited."""
         try:
             entries = await self._fetch_once(count)
@@ -164,7 +192,7 @@ class Consumer:
             self._own_checked = False  # cancelled: Redis may have delivered what we no longer read
             raise
 
-    async def _fetch_once(self, count: int) -> list[Entry]:
+    async def _fetch_once(self, count: int) -> list[StreamEntry]:
         if not self._ensured:
             await self._ensure_group()
         await self._pay_acks()
@@ -199,24 +227,24 @@ class Consumer:
         except ResponseError as error:
             if not is_out_of_memory(error):
                 raise
-            is_new = False  # refused before Redis looked: most likely it is there, and reading is allowed
+            is_new = False  # refused unread: most likely the group is there, and reading is allowed
         if is_new and self._had_group and self._had_group_at == self._watch.run_id:
-            self._watch.group_was_lost()  # another run id was told already
+            self._watch.group_was_lost()  # another run id is a change of its own
         self._had_group, self._had_group_at = True, self._watch.run_id
         self._ensured = True
 
-    async def _take(self, entry: Entry, queued_s: float) -> None:
+    async def _take(self, entry: StreamEntry, queued_s: float) -> None:
         """Make `entry` ready for the caller, or bury it."""
         try:
             envelope = codec.decode(entry.fields, queued_s=queued_s)
         except ProtocolError as error:
-            log.warning("entry refused", stream=self._group.stream, reason=str(error))
+            log.warning("stream entry refused", stream=self._group.stream, reason=str(error))
             await self.reject(entry, f"{type(error).__name__}: {error}")
             return
         limit = self._options.max_deliveries
         if limit is not None and entry.num_deliveries > limit:
             reason = f"delivered {entry.num_deliveries - 1} times, limit {limit}"
-            log.warning("entry given up", stream=self._group.stream, reason=reason)
+            log.warning("stream entry given up", stream=self._group.stream, reason=reason)
             if self._options.on_dead_letter is not None:
                 await self._options.on_dead_letter(envelope, reason)
             await self.reject(entry, reason)
@@ -234,7 +262,7 @@ class Consumer:
         )
 
     # ---- giving entries up ----
-    async def ack(self, entry: Entry) -> None:
+    async def ack(self, entry: StreamEntry) -> None:
         """See `Delivery.ack`."""
         if self._outstanding.pop(entry.entry_id, None) is None:
             return
@@ -243,17 +271,17 @@ class Consumer:
         try:
             await self._group.ack([entry.entry_id])
         except _UNAVAILABLE as error:
-            log.warning("ack delayed", stream=self._group.stream, error=str(error))
+            log.warning("ack of a stream entry delayed", stream=self._group.stream, error=str(error))
             return
         self._owed_acks.discard(entry.entry_id)
 
-    def ack_soon(self, entry: Entry) -> None:
+    def ack_soon(self, entry: StreamEntry) -> None:
         """See `Delivery.ack_soon`."""
         if self._outstanding.pop(entry.entry_id, None) is not None:
             self._owed_acks.add(entry.entry_id)
             self._room.set()
 
-    async def reject(self, entry: Entry, reason: str) -> None:
+    async def reject(self, entry: StreamEntry, reason: str) -> None:
         """See `Delivery.reject`."""
         self._outstanding.pop(entry.entry_id, None)
         self._room.set()
@@ -263,7 +291,7 @@ class Consumer:
             self._lost(error)
             await self._back_off()
 
-    async def hand_back(self, entries: list[Entry]) -> None:
+    async def hand_back(self, entries: list[StreamEntry]) -> None:
         """See `Delivery.hand_back`."""
         # Not what was acked or handed back before: it may be another consumer's by now.
         ours = [entry for entry in entries if self._outstanding.pop(entry.entry_id, None) is not None]
@@ -272,7 +300,7 @@ class Consumer:
             await self._group.hand_back(ours)
         except _UNAVAILABLE as error:
             # They are taken over all the same, only later.
-            log.warning("hand-back failed", stream=self._group.stream, error=str(error))
+            log.warning("stream entries not handed back", stream=self._group.stream, error=str(error))
 
     # ---- staying connected ----
     async def _renew_leases(self, interval_s: float) -> None:
@@ -283,9 +311,11 @@ class Consumer:
             try:
                 await self._group.renew(self._outstanding.keys())
             except _UNAVAILABLE as error:
-                log.warning("lease not renewed", stream=self._group.stream, error=str(error))
-            except Exception:  # nobody awaits this task
-                log.exception("lease not renewed", stream=self._group.stream)
+                log.warning(
+                    "lease of stream entries not renewed", stream=self._group.stream, error=str(error)
+                )
+            except Exception:  # this task is not awaited
+                log.exception("lease of stream entries not renewed", stream=self._group.stream)
 
     def _lost(self, error: Exception) -> None:
         """Start over: the group may be gone, and an answer to our read may have been lost."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from triptych_common.bus.async_bus import AsyncBus
-from triptych_common.bus.publisher import StreamEntry
+from triptych_common.bus.publisher import NewEntry
 from triptych_common.domain.errors import BusUnavailableError
 from triptych_common.protocol import codec
 from triptych_common.protocol.codec import Envelope
@@ -33,7 +33,7 @@ class _Outgoing:
     stream: str
     fields: Mapping[bytes, bytes]
     deadline: float  # monotonic seconds
-    has_limit: bool  # tells the receiver how long it has
+    has_limit: bool  # the receiver gets the time that is left
 
 
 @dataclass(frozen=True)
@@ -200,7 +200,7 @@ class ThreadedBus:
                 continue
             num_failures += 1
             if num_failures == 1:
-                log.warning("messages wait for the bus", client=self._client_name, num_queued=self.num_queued)
+                log.warning("messages wait for redis", client=self._client_name, num_queued=self.num_queued)
             self._work.clear()
             wait_s = backoff.compute(num_failures)
             try:
@@ -211,12 +211,12 @@ class ThreadedBus:
 
     async def _send(self, batch: list[_Outgoing]) -> list[_Outgoing]:
         """Returns what has to be tried again."""
-        entries: list[StreamEntry] = [(each.stream, _with_remaining(each)) for each in batch]
+        entries: list[NewEntry] = [(each.stream, _with_remaining(each)) for each in batch]
         try:
             refused = await self._bus.publish_encoded(entries)
         except BusUnavailableError:
             return batch
-        except Exception:  # the thread is everybody's: it must not end with one batch
+        except Exception:  # the thread serves all callers: it must not end with one batch
             log.exception("messages not sent", client=self._client_name)
             return batch
         is_final = {id(refusal.entry): refusal.is_final for refusal in refused}
@@ -243,7 +243,7 @@ class ThreadedBus:
             try:
                 await self._read_entries(subscription)
             except Exception:
-                log.exception("reader failed, and starts again", stream=subscription.stream)
+                log.exception("stream reader failed, starts again", stream=subscription.stream)
             num_failures += 1
             await asyncio.sleep(backoff.compute(num_failures))
 

@@ -1,6 +1,7 @@
 """What services agree on through Redis keys, apart from streams.
 
 single_flight   which encoder works on an item, and which requests wait for it, over all gateways
+flight_state    a flight's states (the machine `FlightState`), for Python and for the scripts in `lua/`
 registry        which instances are alive; `presence` asks for one of them
 shared_sizes    sizes of items that were encoded before
 tensor_blobs    bytes of tensors, for the transport `redis`
@@ -9,18 +10,18 @@ tensor_blobs    bytes of tensors, for the transport `redis`
 from triptych_common.coordination.presence import is_registered
 from triptych_common.coordination.registry import Registration, Registry
 from triptych_common.coordination.shared_sizes import SharedSizes
-from triptych_common.coordination.single_flight import Claim, ClaimResult, SingleFlight, Start
+from triptych_common.coordination.single_flight import ClaimResult, FlightClaim, SingleFlight, StartResult
 from triptych_common.coordination.tensor_blobs import BlobMissingError, BlobStore
 
 __all__ = [
     "BlobMissingError",
     "BlobStore",
-    "Claim",
     "ClaimResult",
+    "FlightClaim",
     "Registration",
     "Registry",
     "SharedSizes",
     "SingleFlight",
-    "Start",
+    "StartResult",
     "is_registered",
 ]

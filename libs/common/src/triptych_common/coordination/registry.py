@@ -1,4 +1,4 @@
-"""Who is alive: one record per instance, kept fresh by heartbeats, gone soon after they stop."""
+"""Instances that are alive: one record each, kept fresh by heartbeats, gone soon after they stop."""
 
 import asyncio
 import time
@@ -14,9 +14,9 @@ from triptych_common.domain.errors import BusUnavailableError, ProtocolError
 from triptych_common.protocol import codec
 from triptych_common.protocol.messages import InstanceRecord, Role
 from triptych_common.protocol.names import INBOX_TTL_S, JOBS_TTL_S, inboxes
-from triptych_common.redis_client.commands import command, execute
+from triptych_common.redis_client.commands import run_command, send_command
 from triptych_common.redis_client.failures import is_out_of_memory
-from triptych_common.redis_client.scripts import script
+from triptych_common.redis_client.scripts import EXTEND_EXPIRY, load_script
 from triptych_common.telemetry.logs import get_logger
 
 log = get_logger(__name__)
@@ -25,29 +25,9 @@ INTERVAL_S = 1.0
 TTL_S = 4.0
 _FORGET_AFTER_S = 3600.0
 
-# Forget names that have not been heard of for long. Their scores are the writers' wall clocks, which need
-# not agree: who has a record lives, whatever ours says about its age.
-_FORGET = """
-for _, name in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', ARGV[1])) do
-  if redis.call('EXISTS', ARGV[2] .. name) == 0 then redis.call('ZREM', KEYS[1], name) end
-end
-"""
-
-# Remove an instance unless a later boot of it has registered meanwhile.
-_DEREGISTER = """
-local value = redis.call('GET', KEYS[1])
-if value and cjson.decode(value)['record']['boot_id'] ~= ARGV[1] then return 0 end
-redis.call('DEL', KEYS[1])
-redis.call('ZREM', KEYS[2], ARGV[2])
-return 1
-"""
-
-
-# Delete the streams that only this instance reads, unless it has come back.
-_CLEAR_INBOXES = """
-if redis.call('EXISTS', KEYS[1]) == 1 then return 0 end
-return redis.call('UNLINK', unpack(KEYS, 2))
-"""
+FORGET, DEREGISTER, CLEAR_INBOXES = (
+    load_script(__package__, name) for name in ("forget_instances", "deregister", "clear_inboxes")
+)
 
 
 class Registration:
@@ -70,11 +50,11 @@ class Registration:
         await self.beat()
 
     async def announce_draining(self) -> None:
-        """Tell everybody that this instance takes nothing new; with the next heartbeat if Redis is away."""
+        """Announce that this instance takes nothing new; with the next heartbeat if Redis is away."""
         try:
             await self.update(draining=True)
         except BusUnavailableError as error:
-            log.warning("draining is announced later", instance=self.record.instance, error=str(error))
+            log.warning("draining not announced yet", instance=self.record.instance, error=str(error))
 
     async def beat(self) -> None:
         """Publish the record now."""
@@ -113,7 +93,9 @@ class Registry:
             try:
                 await self.deregister(registration.record)
             except BusUnavailableError as error:
-                log.warning("not deregistered", error=str(error))  # the record expires by itself
+                log.warning(
+                    "instance not deregistered, its record expires", error=str(error)
+                )  # the record expires by itself
 
     async def register(self, record: InstanceRecord, *, ttl_s: float = TTL_S) -> str | None:
         """One heartbeat.
@@ -123,13 +105,15 @@ class Registry:
         """
         key, value, now = self._names.instance(record.instance), codec.encode_record(record), time.time()
 
+        forgotten = FORGET.arguments(
+            before=str(now - _FORGET_AFTER_S), record_prefix=self._names.instance("")
+        )
+
         async def send() -> bytes | None:
             async with self._bus.client.pipeline(transaction=True) as pipe:
                 pipe.set(key, value, px=int(ttl_s * 1000), get=True)
                 pipe.zadd(self._names.instances, {record.instance: now})
-                pipe.eval(
-                    _FORGET, 1, self._names.instances, str(now - _FORGET_AFTER_S), self._names.instance("")
-                )
+                pipe.eval(FORGET.text, 1, self._names.instances, *forgotten)
                 self._renew_streams(pipe, record)
                 try:
                     previous: bytes | None = (await pipe.execute())[0]
@@ -139,7 +123,7 @@ class Registry:
                     raise
                 return previous
 
-        previous = await command("register", send)
+        previous = await run_command("register", send)
         if previous is None:
             return None
         try:
@@ -159,14 +143,16 @@ class Registry:
             pipe.expire(inbox, INBOX_TTL_S)
         if record.role is Role.ENCODE and record.namespace_digest is not None:
             jobs = self._names.encode_jobs(record.namespace_digest)
-            pipe.eval(script("outlive"), 1, jobs, str(JOBS_TTL_S * 1000))
+            pipe.eval(EXTEND_EXPIRY.text, 1, jobs, *EXTEND_EXPIRY.arguments(ttl_ms=JOBS_TTL_S * 1000))
 
     async def deregister(self, record: InstanceRecord) -> None:
         """Remove `record`, unless a later boot of the same instance has registered."""
         keys = (self._names.instance(record.instance), self._names.instances)
-        arguments = (record.boot_id, record.instance)
+        arguments = DEREGISTER.arguments(boot_id=record.boot_id, instance=record.instance)
         client = self._bus.client
-        await command("deregister", lambda: execute(client, "EVAL", _DEREGISTER, 2, *keys, *arguments))
+        await run_command(
+            "deregister", lambda: send_command(client, "EVAL", DEREGISTER.text, 2, *keys, *arguments)
+        )
 
     async def clear_inboxes(self, instance: str) -> None:
         """Delete the streams that only `instance` read, unless it is registered (again).
@@ -176,21 +162,23 @@ class Registry:
         keys = (self._names.instance(instance), *inboxes(self._names, instance))
         client = self._bus.client
         try:
-            await command("clear_inboxes", lambda: execute(client, "EVAL", _CLEAR_INBOXES, len(keys), *keys))
+            await run_command(
+                "clear_inboxes", lambda: send_command(client, "EVAL", CLEAR_INBOXES.text, len(keys), *keys)
+            )
         except BusUnavailableError as error:
-            log.warning("inboxes are left to expire", instance=instance, error=str(error))
+            log.warning("inboxes not deleted, they expire", instance=instance, error=str(error))
 
     async def list_instances(self) -> list[InstanceRecord]:
         """The living instances, by name. Records of another version are left out (and logged)."""
         client = self._bus.client
-        reply: list[bytes] = await command(
-            "list_instances", lambda: execute(client, "ZRANGE", self._names.instances, 0, -1)
+        reply: list[bytes] = await run_command(
+            "list_instances", lambda: send_command(client, "ZRANGE", self._names.instances, 0, -1)
         )
         names = sorted(reply)
         keys = [self._names.instance(name.decode()) for name in names]
         values: list[bytes | None] = []
         if keys:
-            values = await command("list_instances", lambda: execute(client, "MGET", *keys))
+            values = await run_command("list_instances", lambda: send_command(client, "MGET", *keys))
         records: list[InstanceRecord] = []
         for name, value in zip(names, values, strict=True):
             if value is None:

@@ -1,20 +1,20 @@
 """Placeholder sizes of items that were encoded before: for every gateway, and for one that was restarted.
 
 A hash and the order of its items, not a key per item: so they can be counted, and the oldest go when there
-are too many. Whoever asks in vain has the item encoded, or found in the store, once more. Without new ones
-all of it expires.
+are too many. A gateway that finds none orders the item once more. Without new ones all of it expires.
 """
 
 from triptych_common.bus.async_bus import AsyncBus
-from triptych_common.redis_client.commands import command, execute
-from triptych_common.redis_client.scripts import script
+from triptych_common.redis_client.commands import run_command, send_command
+from triptych_common.redis_client.scripts import load_script
 
 MAX_SIZES_BYTES = 400  # of one item's
 MAX_DROPPED = 100  # by one write, where the bound was lowered: a script must not keep Redis for long
+SET_SIZES = load_script(__package__, "set_sizes")
 
 
 class SharedSizes:
-    """Sizes by mm_hash; the value is JSON, and not looked into."""
+    """Sizes by mm_hash; the value is JSON, and not parsed here."""
 
     def __init__(self, bus: AsyncBus, *, max_items: int, ttl_s: float) -> None:
         """`max_items`: of all gateways together; the one that writes enforces its own."""
@@ -22,7 +22,7 @@ class SharedSizes:
         self._names = bus.names
         self._max_items = max_items
         self._ttl_s = ttl_s
-        self._set = bus.client.register_script(script("sizes_set"))
+        self._set = bus.client.register_script(SET_SIZES.text)
 
     async def get(self, mm_hash: str) -> bytes | None:
         """What `set` kept for `mm_hash`.
@@ -31,8 +31,8 @@ class SharedSizes:
             BusUnavailableError
         """
         client, field = self._bus.client, bytes.fromhex(mm_hash)
-        value: bytes | None = await command(
-            "sizes_get", lambda: execute(client, "HGET", self._names.sizes, field)
+        value: bytes | None = await run_command(
+            "sizes_get", lambda: send_command(client, "HGET", self._names.sizes, field)
         )
         return value
 
@@ -45,7 +45,9 @@ class SharedSizes:
         if len(value) > MAX_SIZES_BYTES:
             return False
         keys = [self._names.sizes, self._names.sizes_order]
-        lasts_ms = max(1, int(self._ttl_s * 1000))
-        arguments: list[bytes | int] = [bytes.fromhex(mm_hash), value, lasts_ms, self._max_items, MAX_DROPPED]
-        await command("sizes_set", lambda: self._set(keys=keys, args=arguments))
+        arguments = SET_SIZES.arguments(
+            mm_hash=bytes.fromhex(mm_hash), value=value, ttl_ms=max(1, int(self._ttl_s * 1000)),
+            max_items=self._max_items, max_dropped=MAX_DROPPED,
+        )  # fmt: skip
+        await run_command("sizes_set", lambda: self._set(keys=keys, args=arguments))
         return True

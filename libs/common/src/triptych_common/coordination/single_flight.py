@@ -1,17 +1,14 @@
-"""Flights: who encodes an item now, and who waits for it, over all gateways. Kept in Redis, on its clock.
+"""Single flight: who encodes an item now, and which requests wait for it, over all gateways.
 
-    None --claim--> CLAIMED --publish--> QUEUED --start--> RUNNING --finish--> FINISHED --all left--> None
-                       |                    |                  `--fail--> FAILED --claim--> CLAIMED ...
-                       `--last one leaves---+--> None (a queued job is taken off the stream)
-
-Whoever claims first publishes the job; all others join, and hear what the first one hears. The encoder
-asks who waits just before it says anything, and leaves its metadata here for those who join later, so
-nobody misses them. A failed flight is claimed once more by exactly one of those who heard of it. A finished
-one stays for a moment, for those whom the result did not reach; who orders the item anew begins it again.
+A flight is a hash in Redis, on Redis' clock; `flight_state` draws its states. The first to claim it publishes
+the job; all others join, and receive what the first one receives. The encoder asks for the requesters just
+before it publishes anything, and leaves its metadata here for those that join later, so that none misses
+them. A failed flight is claimed once more by exactly one of those that received the failure. A finished one
+stays for a moment, for requesters that the result did not reach; a new order of the item begins it again.
 
 A claim whose owner vanished, and a job that neither stands on the stream nor is worked on, pass to the
-next who looks. So a flight that Redis lost costs one more job, and those who wait must look now and then.
-Every step can be repeated.
+gateway that checks next. So a flight that Redis lost costs one more job, and gateways must check now and
+then. Every step can be repeated.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,45 +19,55 @@ from typing import Any, Literal
 import orjson
 
 from triptych_common.bus.async_bus import AsyncBus
-from triptych_common.coordination import single_flight_lua as lua
+from triptych_common.coordination.flight_state import PRELUDE
 from triptych_common.domain.errors import BusUnavailableError
 from triptych_common.protocol import codec
 from triptych_common.protocol.ids import JobId
 from triptych_common.protocol.messages import EncodeFailed, EncodeJob, EncoderCacheMetadata, Requester
 from triptych_common.protocol.names import ENCODERS_GROUP, JOBS_TTL_S
-from triptych_common.redis_client.commands import command
+from triptych_common.redis_client.commands import run_command
+from triptych_common.redis_client.scripts import LuaScript, Value, load_script
 
 PUBLISH_LEASE_S = 5.0  # from the claim to the job on the stream
 FINISHED_S = 10.0  # that a result may take to its gateways, before it counts as lost
 MAX_SENDS = 4  # of one job: when it vanishes again and again, something refuses it
 
-Key = tuple[str, int]  # (request id, item index)
-Mode = Literal["new", "retry", "look"]
+RequesterKey = tuple[str, int]  # (request id, item index)
+ClaimMode = Literal["new", "retry", "check"]
+
+CLAIM, PUBLISH, LEAVE, START, RENEW, ANNOUNCE, FINISH, FAIL = (
+    load_script(__package__, name, prelude=PRELUDE)
+    for name in (
+        "claim_flight", "publish_job", "leave_flight", "start_job", "renew_job", "announce_metadata",
+        "finish_flight", "fail_flight",
+    )
+)  # fmt: skip
+READ_BACKLOG = load_script(__package__, "read_backlog")
 
 
 class ClaimResult(StrEnum):
     """What a claim came to."""
 
     OWNER = "owner"  # publish the job
-    JOINED = "joined"  # somebody did
-    FAILED = "failed"  # it failed, and nobody has claimed it since (only told to who looks)
+    JOINED = "joined"  # another gateway does, or did
+    FAILED = "failed"  # it failed, and has not been claimed since (of a check only)
     EXHAUSTED = "exhausted"  # all attempts failed, or the job vanished too often
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
-    standing: ClaimResult
+class FlightClaim:
+    result: ClaimResult
     job_id: JobId
     attempt: int
-    metadata: EncoderCacheMetadata | None = None  # announced before we joined
+    metadata: EncoderCacheMetadata | None = None  # announced before this claim
     failure: EncodeFailed | None = None
 
 
-class Start(StrEnum):
+class StartResult(StrEnum):
     """Whether an encoder shall work on a job that it took from the stream."""
 
     STARTED = "started"
-    UNWANTED = "unwanted"  # everybody who waited has left
+    UNWANTED = "unwanted"  # all requesters have left
     SUPERSEDED = "superseded"  # another encoder works on it, or another job took its place
 
 
@@ -69,49 +76,47 @@ class SingleFlight:
 
     def __init__(self, bus: AsyncBus) -> None:
         self._names = bus.names
-        register = bus.client.register_script
-        self._claim, self._publish = register(lua.CLAIM), register(lua.PUBLISH)
-        self._leave, self._start = register(lua.LEAVE), register(lua.START)
-        self._renew, self._announce = register(lua.RENEW), register(lua.ANNOUNCE)
-        self._finish, self._fail = register(lua.FINISH), register(lua.FAIL)
-        self._backlog = register(lua.BACKLOG)
+        scripts = (CLAIM, PUBLISH, LEAVE, START, RENEW, ANNOUNCE, FINISH, FAIL, READ_BACKLOG)
+        self._registered = {each: bus.client.register_script(each.text) for each in scripts}
 
     # ---- gateways --------------------------------------------------------------------------------
-    async def claim(
+    async def claim_flight(
         self,
         mm_hash: str,
         requesters: Iterable[Requester],
         *,
         namespace_digest: str,
-        mode: Mode,
+        mode: ClaimMode,
         job_id: str,
         attempt: int,
         max_attempts: int,
         ttl_s: float,
-    ) -> Claim:
-        """Subscribe `requesters`; become the owner where nobody else is.
+    ) -> FlightClaim:
+        """Join `requesters` to the flight; become its owner where there is none.
 
         Args:
             namespace_digest: that `mm_hash` was made with; its encoders get the job.
-            mode: `new`: wanted for the first time; `retry`: its failure was heard; `look`: is all well?
+            mode: `new`: ordered for the first time; `retry`: its failure was received; `check`: is it
+                still on its way?
             job_id: of the job to publish, unless one is in flight.
             attempt: of that job, unless Redis knows better.
-            ttl_s: seconds until nobody of these waits any more.
+            ttl_s: seconds until none of these waits any more.
         """
-        reply = await self._run_with_jobs(
-            self._claim, mm_hash, namespace_digest, mode, job_id, attempt, max_attempts, _ms(ttl_s),
-            _ms(PUBLISH_LEASE_S), MAX_SENDS, ENCODERS_GROUP, *_fields(requesters),
+        reply = await self._run(
+            CLAIM, mm_hash, namespace_digest, _fields(requesters),
+            mode=mode, job=job_id, attempt=attempt, max_attempts=max_attempts, ttl_ms=_ms(ttl_s),
+            claim_ms=_ms(PUBLISH_LEASE_S), max_sends=MAX_SENDS, group=ENCODERS_GROUP,
         )  # fmt: skip
-        standing, its_job, its_attempt, metadata, failure = reply
-        return Claim(
-            ClaimResult(standing.decode()),
+        result, its_job, its_attempt, metadata, failure = reply
+        return FlightClaim(
+            ClaimResult(result.decode()),
             JobId(its_job.decode()),
             int(its_attempt),
             EncoderCacheMetadata.model_validate_json(metadata) if metadata else None,
             EncodeFailed.model_validate_json(failure) if failure else None,
         )
 
-    async def publish(
+    async def publish_job(
         self,
         job: EncodeJob,
         *,
@@ -125,109 +130,125 @@ class SingleFlight:
             The entry's id; None: the flight is not this job's any more.
         """
         fields = codec.encode(job, traceparent=traceparent, remaining_ms=remaining_ms, blob=blob)
-        lasts_ms = max(_ms(JOBS_TTL_S), remaining_ms or 0)
-        reply = await self._run_with_jobs(
-            self._publish, job.mm_hash, job.namespace_digest, job.job_id, lasts_ms, *_flat(fields)
+        ttl_ms = max(_ms(JOBS_TTL_S), remaining_ms or 0)
+        reply = await self._run(
+            PUBLISH, job.mm_hash, job.namespace_digest, _flat(fields), job=job.job_id, ttl_ms=ttl_ms
         )
         return reply.decode() or None
 
-    async def leave(self, mm_hash: str, keys: Iterable[Key], *, namespace_digest: str) -> bool:
-        """These wait no more. True: nobody does, and the job, which no encoder had, was dropped."""
-        reply = await self._run_with_jobs(
-            self._leave, mm_hash, namespace_digest, ENCODERS_GROUP, *map(_field, keys)
-        )
+    async def leave_flight(
+        self, mm_hash: str, keys: Iterable[RequesterKey], *, namespace_digest: str
+    ) -> bool:
+        """These wait no more. True: none is left, and the job, which no encoder had, was dropped."""
+        reply = await self._run(LEAVE, mm_hash, namespace_digest, map(_field, keys), group=ENCODERS_GROUP)
         return bool(reply)
 
-    async def backlog(self, namespace_digest: str) -> tuple[int, float]:
+    async def read_backlog(self, namespace_digest: str) -> tuple[int, float]:
         """(jobs of the namespace, seconds that the oldest of those that no encoder took has waited)."""
-        stream = self._names.encode_jobs(namespace_digest)
-        num_entries, age_ms = await command(
-            "backlog", lambda: self._backlog(keys=[stream], args=[ENCODERS_GROUP])
+        keys = [self._names.encode_jobs(namespace_digest)]
+        num_entries, age_ms = await self._call(
+            READ_BACKLOG, keys, READ_BACKLOG.arguments(group=ENCODERS_GROUP)
         )
         return int(num_entries), max(0, int(age_ms)) / 1000
 
     # ---- encoders --------------------------------------------------------------------------------
-    async def start(
+    async def start_job(
         self, job: EncodeJob, entry_id: str, encoder: str, *, lease_s: float, ttl_s: float
-    ) -> tuple[Start, tuple[Requester, ...]]:
-        """`encoder` took `job` from the stream. Returns whether to work on it, and for whom.
+    ) -> tuple[StartResult, tuple[Requester, ...]]:
+        """`encoder` took `job` from the stream. Returns whether to work on it, and its requesters.
 
         An entry that was taken over is started anew; a second entry of the same job is not, while the
         encoder of the first renews its lease.
         """
-        reply = await self._run_with_jobs(
-            self._start, job.mm_hash, job.namespace_digest, job.job_id, entry_id, encoder, _ms(lease_s),
-            _ms(max(ttl_s, lease_s)), job.attempt, *_fields(job.requesters),
+        reply = await self._run(
+            START, job.mm_hash, job.namespace_digest, _fields(job.requesters),
+            job=job.job_id, entry=entry_id, encoder=encoder, lease_ms=_ms(lease_s),
+            ttl_ms=_ms(max(ttl_s, lease_s)), attempt=job.attempt,
         )  # fmt: skip
-        return Start(reply[0].decode()), _requesters(reply[1:])
+        return StartResult(reply[0].decode()), _requesters(reply[1:])
 
-    async def renew(self, mm_hash: str, job_id: str, entry_id: str, encoder: str, *, lease_s: float) -> bool:
+    async def renew_job(
+        self, mm_hash: str, job_id: str, entry_id: str, encoder: str, *, lease_s: float
+    ) -> bool:
         """`encoder` still works on the job. False: another one does, or Redis knows nothing of it."""
-        return bool(await self._run(self._renew, mm_hash, job_id, entry_id, encoder, _ms(lease_s)))
+        reply = await self._run(
+            RENEW, mm_hash, job=job_id, entry=entry_id, encoder=encoder, lease_ms=_ms(lease_s)
+        )
+        return bool(reply)
 
-    async def announce(self, metadata: EncoderCacheMetadata) -> tuple[Requester, ...] | None:
-        """Leave `metadata`, without its requesters, for those who join later.
+    async def announce_metadata(self, metadata: EncoderCacheMetadata) -> tuple[Requester, ...] | None:
+        """Leave `metadata`, without its requesters, for those that join later.
 
         Returns:
-            Who waits now; None: there is no flight.
+            The requesters that wait now; None: there is no flight.
         """
-        reply = await self._run(
-            self._announce, metadata.mm_hash, metadata.job_id,
-            metadata.model_copy(update={"requesters": ()}).model_dump_json().encode(),
-        )  # fmt: skip
+        kept = metadata.model_copy(update={"requesters": ()}).model_dump_json().encode()
+        reply = await self._run(ANNOUNCE, metadata.mm_hash, job=metadata.job_id, metadata=kept)
         return None if reply[0] == b"gone" else _requesters(reply[1:])
 
-    async def finish(
-        self, mm_hash: str, job_id: str, told: Iterable[Key]
+    async def finish_flight(
+        self, mm_hash: str, job_id: str, served: Iterable[RequesterKey]
     ) -> tuple[bool, tuple[Requester, ...] | None]:
-        """The item is sealed, and `told` have heard all of it.
+        """The item is sealed, and `served` were sent all of it.
 
         Returns:
-            (whether the flight has ended, who waits); not ended: somebody joined, tell them and ask again.
-            None: there was no flight.
+            (whether the flight has ended, the requesters that wait); not ended: others have joined, send
+            it to them and ask again. None: there was no flight.
         """
-        reply = await self._run(self._finish, mm_hash, job_id, _ms(FINISHED_S), *map(_field, told))
+        reply = await self._run(
+            FINISH, mm_hash, rest=map(_field, served), job=job_id, finished_ms=_ms(FINISHED_S)
+        )
         if reply[0] == b"gone":
             return True, None
         return reply[0] == b"finished", _requesters(reply[1:])
 
-    async def fail(self, failure: EncodeFailed, *, by_owner: bool = True) -> tuple[Requester, ...] | None:
-        """The job produces nothing. Returns who must hear it: nobody, when another encoder works on it.
+    async def fail_flight(
+        self, failure: EncodeFailed, *, by_owner: bool = True
+    ) -> tuple[Requester, ...] | None:
+        """The job produces nothing. Returns who must receive it: none, when another encoder works on it.
 
-        `by_owner` False: whoever worked on it. None: there was no flight.
+        `by_owner` False: whichever encoder worked on it. None: there was no flight.
         """
         reply = await self._run(
-            self._fail, failure.mm_hash, failure.job_id, failure.encoder if by_owner else "",
-            failure.model_dump_json().encode(),
+            FAIL, failure.mm_hash, job=failure.job_id, encoder=failure.encoder if by_owner else "",
+            failure=failure.model_dump_json().encode(),
         )  # fmt: skip
         return None if reply[0] == b"gone" else _requesters(reply[1:])
 
-    async def _run_with_jobs(
-        self, script: Any, mm_hash: str, namespace_digest: str, *arguments: str | bytes | int
+    async def _run(
+        self,
+        script: LuaScript,
+        mm_hash: str,
+        namespace_digest: str | None = None,
+        rest: Iterable[Value] = (),
+        **named: Value,
     ) -> Any:
-        keys = [self._names.inflight(mm_hash), self._names.encode_jobs(namespace_digest)]
-        return await self._call(script, keys, arguments)
+        """Run a step of the item's flight; with `namespace_digest` one that needs the stream of its jobs."""
+        keys = [self._names.inflight(mm_hash)]
+        if namespace_digest is not None:
+            keys.append(self._names.encode_jobs(namespace_digest))
+        return await self._call(script, keys, script.arguments(rest, **named))
 
-    async def _run(self, script: Any, mm_hash: str, *arguments: str | bytes | int) -> Any:
-        return await self._call(script, [self._names.inflight(mm_hash)], arguments)
-
-    async def _call(self, script: Any, keys: list[str], arguments: Sequence[str | bytes | int]) -> Any:
-        reply = await command("inflight", lambda: script(keys=keys, args=arguments))
+    async def _call(self, script: LuaScript, keys: list[str], arguments: list[Value]) -> Any:
+        registered = self._registered[script]
+        reply = await run_command("inflight", lambda: registered(keys=keys, args=arguments))
         if reply is None:
             raise BusUnavailableError("inflight: Redis answered nothing")
         return reply
 
 
-def key_of(requester: Requester) -> Key:
+def requester_key(requester: Requester) -> RequesterKey:
     return requester.request_id, requester.item_index
 
 
-def _field(key: Key) -> str:
+def _field(key: RequesterKey) -> str:
     return f"r:{key[0]}/{key[1]}"
 
 
-def _fields(requesters: Iterable[Requester]) -> list[str | bytes]:
-    return [part for each in requesters for part in (_field(key_of(each)), orjson.dumps(each.model_dump()))]
+def _fields(requesters: Iterable[Requester]) -> list[Value]:
+    return [
+        part for each in requesters for part in (_field(requester_key(each)), orjson.dumps(each.model_dump()))
+    ]
 
 
 def _flat(fields: Mapping[bytes, bytes]) -> list[bytes]:
@@ -236,7 +257,7 @@ def _flat(fields: Mapping[bytes, bytes]) -> list[bytes]:
 
 def _requesters(found: Sequence[bytes]) -> tuple[Requester, ...]:
     """Sorted, so that what is published does not depend on Redis' hash."""
-    return tuple(sorted((Requester.model_validate_json(each) for each in found), key=key_of))
+    return tuple(sorted((Requester.model_validate_json(each) for each in found), key=requester_key))
 
 
 def _ms(seconds: float) -> int:

@@ -17,7 +17,7 @@ from triptych_common.redis_client.failures import refusal, unavailable
 
 SOCKET_TIMEOUT_S = 2.0  # without any progress
 NUM_ATTEMPTS = 2
-TTL_S = 600  # renewed whenever somebody pins the tensor
+TTL_S = 600  # renewed whenever the tensor is pinned
 NOT_PRIMARY = exceptions.ReadOnlyError | exceptions.MasterDownError | exceptions.TryAgainError
 MAX_BLOB_BYTES = 256 << 20  # Redis itself takes no value above 512 MiB
 
@@ -62,7 +62,7 @@ class BlobStore:
             raise BlobMissingError(f"no tensor of {num_bytes} bytes at {place}")
         return data
 
-    def touch(self, place: str, num_bytes: int) -> bool:
+    def renew_tensor(self, place: str, num_bytes: int) -> bool:
         """Whether `num_bytes` are there; if so, they stay for another `TTL_S` seconds.
 
         Raises:
@@ -76,7 +76,7 @@ class BlobStore:
                 pipe.expire(key, TTL_S)
                 return pipe.execute()
 
-        found, _ = self._call("touch tensor", ask)
+        found, _ = self._call("renew tensor", ask)
         return bool(found == num_bytes)
 
     def close(self) -> None:

@@ -6,7 +6,7 @@
      │   └─ MalformedMessageError
      ├─ IllegalTransitionError         a state machine was asked for a step that its table forbids
      ├─ BusUnavailableError            Redis cannot be reached, or refuses to work; retryable
-     │   ├─ BusRefusedError            wrong login, rights or certificate: somebody must change a setting
+     │   ├─ BusRefusedError            wrong login, rights or certificate: a setting must be changed
      │   └─ StreamFullError            its reader has stopped taking entries
      ├─ StoreError                     the cache_store, `code` as in `StoreFailure`
      │   ├─ StoreUnavailableError      no session, or no answer in time
@@ -70,12 +70,12 @@ class BusUnavailableError(TriptychError):
 class BusRefusedError(BusUnavailableError):
     """Redis refuses our login, lacks rights for us, or has a certificate that is not trusted.
 
-    At the start, the service ends. Later it goes on trying: somebody may be changing the password.
+    At the start, the service ends. Later it goes on trying: the password may be about to change.
     """
 
 
 class StreamFullError(BusUnavailableError):
-    """A stream holds as many entries as it may: whoever should read it has stopped."""
+    """A stream holds as many entries as it may: its reader has stopped."""
 
 
 class StoreError(TriptychError):

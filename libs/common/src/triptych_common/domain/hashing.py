@@ -44,8 +44,8 @@ def mm_hash(
         modality: e.g. "image"; the same bytes read as another modality are another item.
         media: the media's bytes as received, not decoded.
         namespace_digest: from `namespace_digest`.
-        processor_options: what the request says to the processor (`mm_processor_kwargs`), JSON values.
-        media_io_options: what the request says to the media reader (`media_io_kwargs`), JSON values.
+        processor_options: what the request passes to the processor (`mm_processor_kwargs`), JSON values.
+        media_io_options: what the request passes to the media reader (`media_io_kwargs`), JSON values.
         tenant_salt: from `tenant_salt`; keeps tenants from seeing each other's items. "": shared.
 
     Raises:
@@ -65,7 +65,7 @@ def mm_hash(
 def tenant_salt(tenant: str) -> str:
     """What keeps the caches of `tenant` apart from all others': 64 hex digits, two names never share one.
 
-    Not a secret: nobody but the gateway can say it, since callers may not set what it goes into.
+    Not a secret: no caller can choose it, since callers may not set what it goes into.
     """
     return blake3(tenant.encode(), derive_key_context=_TENANT_CONTEXT).hexdigest()
 

@@ -1,7 +1,7 @@
 """How many scans a JPEG has. Pure.
 
-A scan of a progressive JPEG costs its decoder a look at every block of the image, and hardly any bytes.
-Segments are passed over by their length, and what follows the image's end is not looked at: photographs
+A scan of a progressive JPEG costs its decoder a pass over every block of the image, and hardly any bytes.
+Segments are passed over by their length, and what follows the image's end is not read: photographs
 carry previews, depth maps and videos there.
 """
 
@@ -9,7 +9,7 @@ import re
 
 MAX_JPEG_SCANS = 64  # encoders make about ten
 MAX_JPEG_MARKERS = 32_768  # the longest colour profile and metadata take some hundred segments
-WINDOW_BYTES = 1 << 20  # looked through at a time: other threads run in between
+WINDOW_BYTES = 1 << 20  # searched at a time: other threads run in between
 
 # Neither a stuffed byte, nor a restart within a scan, nor a filler.
 _MARKER = re.compile(rb"\xff[\x01-\xcf\xd8-\xfe]")
@@ -18,7 +18,7 @@ _START_OF_IMAGE, _END_OF_IMAGE, _START_OF_SCAN = 0xD8, 0xD9, 0xDA
 
 
 def has_too_many_scans(jpeg: bytes) -> bool:
-    """Whether decoding `jpeg` would take more than `MAX_JPEG_SCANS` looks at it.
+    """Whether decoding `jpeg` would take more than `MAX_JPEG_SCANS` passes over it.
 
     More than `MAX_JPEG_MARKERS` markers count as too many scans. What a decoder refuses anyway may be
     answered either way.

@@ -1,7 +1,7 @@
 """Which processor and media options a request may carry, and within which bounds. Pure.
 
 By default none: an option changes what an image costs, and what the vision tower is given. An operator lists
-the options that callers may set; everything else is refused before any media are touched, at the gateway and
+the options that callers may set; everything else is refused before any media are read, at the gateway and
 again at the encoder.
 """
 

@@ -1,4 +1,4 @@
-"""Which exceptions say nothing about the data that were worked on: trying again may help. Pure."""
+"""Which exceptions have nothing to do with the data that were worked on: trying again may help. Pure."""
 
 import errno
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from concurrent.futures import BrokenExecutor
 _TRANSIENT_ERRNOS = frozenset(
     {errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EAGAIN, errno.EIO, errno.ENOBUFS}
 )
-# Libraries whose own word for it is no MemoryError: Pillow's decoders, torch on the CPU and on a GPU.
+# Libraries that raise no MemoryError for it: Pillow's decoders, torch on the CPU and on a GPU.
 _OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "cannot allocate memory")
 
 

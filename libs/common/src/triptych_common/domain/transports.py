@@ -1,6 +1,6 @@
 """Which transport a producer and its consumers use. Pure.
 
-An entry lies in one memory, whoever reads it: the choice is the best that the producer and every consumer
+An entry lies in one memory for all its readers: the choice is the best that the producer and every consumer
 of its namespace can do, as they announce it in the registry.
 """
 
@@ -66,7 +66,7 @@ def choose_memories(
     ]
     if SHM in memories and REDIS in memories:
         memories.remove(REDIS)  # it takes blocks of the region as well: no way out when that is full
-    # Nothing in common: whoever cannot read it has the entry made again, and says so.
+    # Nothing in common: an instance that cannot read it has the entry made again, and logs it.
     return memories or [_memory(producer.transports[-1], slab_memory)]
 
 

@@ -1,1 +1,10 @@
-"""The wire: identifiers, messages, stream names, codec. The only place where wire types live."""
+"""The wire. The only place where wire types live.
+
+ids       identifiers as types
+messages  every message on Redis Streams, and the registry's record
+store     every frame on the store's socket
+codec     messages and frames to bytes and back; `errors`: what cannot be decoded
+names     streams and keys of a deployment in Redis
+urls      forms of URLs in messages and settings
+steps     every message and command as a step, in the order in which a request takes them
+"""

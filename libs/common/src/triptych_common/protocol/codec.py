@@ -46,7 +46,7 @@ class Envelope:
 
     @property
     def deadline(self) -> float | None:
-        """Monotonic second at which nobody waits any longer; None: no deadline."""
+        """Monotonic second from which no requester waits any longer; None: no deadline."""
         if self.remaining_ms is None:
             return None
         return self.received_at - self.queued_s + self.remaining_ms / 1000

@@ -1,4 +1,4 @@
-"""Every message that travels on Redis Streams. docs/protocol.md lists who sends which, when.
+"""Every message that travels on Redis Streams. docs/protocol.md lists their senders and readers.
 
 Commands are imperative (`EncodeJob`), events past tense (`EncodeCompleted`). A message is immutable,
 refuses unknown fields, and is validated when it is read (`codec.decode`). Tensors never travel here.
@@ -22,7 +22,7 @@ from triptych_common.protocol.urls import BaseUrlText
 
 SCHEMA_VERSION = 1
 IMAGE_FORMAT_PATTERN = r"^[A-Z0-9]{1,16}$"  # Pillow's names of formats
-MAX_IMAGE_SIDE = 1 << 20  # pixels; PNG and BMP can say more, which the gateway refuses
+MAX_IMAGE_SIDE = 1 << 20  # pixels; PNG and BMP can declare more, which the gateway refuses
 
 
 class Message(BaseModel):
@@ -163,7 +163,7 @@ class Outcome(StrEnum):
 
 
 class ItemAck(Message):
-    """prefill_decode, or the gateway, -> encoder (`acks:{instance}`): the last word about (request, item)."""
+    """prefill_decode, or the gateway, -> encoder (`acks:{instance}`): the final ack of (request, item)."""
 
     request_id: Name
     item_index: NonNegativeInt
@@ -195,7 +195,7 @@ class Role(StrEnum):
 
 
 class InstanceRecord(Message):
-    """Any service -> registry: who is alive, kept fresh by heartbeats (a key with a time to live)."""
+    """Any service -> registry: the instance is alive. Heartbeats renew it (a key with a time to live)."""
 
     instance: Name
     boot_id: Name

@@ -14,7 +14,7 @@ INBOX_TTL_S = 300
 
 JOBS_TTL_S = 300
 """A namespace's jobs are gone this long after its encoders' last heartbeat and the last job, but not while
-somebody may still wait for one of them."""
+a requester may still wait for one of them."""
 
 _DEPLOYMENT = re.compile(r"[A-Za-z0-9._-]{1,100}")
 
@@ -59,7 +59,7 @@ class StreamNames:
 
     @property
     def dead_letters(self) -> str:
-        """Entries that nobody could handle, with the reason."""
+        """Entries that no consumer could handle, with the reason."""
         return self._key("dead-letters")
 
     # ---- keys ----
@@ -87,7 +87,7 @@ class StreamNames:
         return self._key("sizes-order")
 
     def inflight(self, mm_hash: str) -> str:
-        """Who encodes an item now, and who waits for it."""
+        """The flight of an item: its encoder, and the requesters that wait for it."""
         return self._key("inflight", mm_hash)
 
 

@@ -1,4 +1,4 @@
-"""Steps: who tells whom what, and by which way, from a caller's request to the last unpin.
+"""Steps: which process sends what to which, and by which way, from a caller's request to the last unpin.
 
 The one list of everything that can be late, lost or doubled. Tests of faults go through it instead of
 remembering, and docs/protocol.md has it as a table. A step is one message in one direction; the answers
@@ -64,7 +64,7 @@ class Step:
     message: type[Message] | None
     occurs: Occurs = Occurs.SOMETIMES
     stream: str | None = None  # attribute of `StreamNames`
-    variant: Decision | Outcome | None = None  # where one type says several things
+    variant: Decision | Outcome | None = None  # where one type means several things
     replies: tuple[type[Message], ...] = ()  # of the store, besides `StoreFailure`
 
 

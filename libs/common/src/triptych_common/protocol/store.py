@@ -61,7 +61,7 @@ class StoreFrame(Message):
 
 # ---- commands, client -> store -------------------------------------------------------------------
 class Resume(Message):
-    """What a client says that lost its connection, not its life: its lease is still its own.
+    """From a client that lost its connection, not its life: its lease is still its own.
 
     Carried out but unanswered are undone, so that the client can send them again: reservations and pins
     that came of the commands in `undo_seqs` (`Reserve`, `PinOrWatch`, watches without their push).
@@ -110,9 +110,9 @@ class Seal(StoreFrame):
 
 
 class Cancel(StoreFrame):
-    """The writer or the one who reserved: the tensor will not be written; nobody writes any more.
+    """The writer or the session that reserved: the tensor will not be written.
 
-    From anybody but the writer the blocks wait until the writer is gone, unless `is_unwritten`: the
+    From any session but the writer's the blocks wait until the writer is gone, unless `is_unwritten`: the
     instance knows that its writer was never told, or is done with it.
     """
 
@@ -240,7 +240,7 @@ class Pinned(StoreFrame):
 
 
 class Watching(StoreFrame):
-    """Answer to `PinOrWatch`: not sealed. `writing`: somebody holds a reservation for it."""
+    """Answer to `PinOrWatch`: not sealed. `writing`: there is a reservation for it."""
 
     kind: Literal["watching"] = "watching"
     mm_hash: MmHashText
@@ -262,7 +262,7 @@ class WriterLost(StoreFrame):
     mm_hash: MmHashText
 
 
-class EntryState(Message):
+class EntryInfo(Message):
     mm_hash: MmHashText
     state: Literal["absent", "writing", "ready", "pinned"]
     spec: TensorSpec | None = None
@@ -275,7 +275,7 @@ class Entries(StoreFrame):
     """Answer to `Lookup` and `ListEntries`."""
 
     kind: Literal["entries"] = "entries"
-    entries: tuple[EntryState, ...]
+    entries: tuple[EntryInfo, ...]
 
 
 class StoreStats(StoreFrame):

@@ -7,7 +7,7 @@
     rediss+sentinel://...                                    the same, Redis by TLS
 
 Options go into the query. How long anything may take is not among them: that is this package's part
-(a socket timeout below the block time of a read, say, would send reads twice).
+(a socket timeout below the block time of a read would send reads twice).
 """
 
 from collections.abc import Mapping
@@ -118,7 +118,7 @@ class RedisAddress:
 
 @dataclass(frozen=True)
 class GivenToRedis:
-    """An address in redis-py's words: options of the connections to Redis, and of those to sentinels."""
+    """An address as redis-py takes it: options of the connections to Redis, and of those to sentinels."""
 
     link_class: Any  # as `parse_url` derives it from the URL
     options: Mapping[str, Any] = field(repr=False)

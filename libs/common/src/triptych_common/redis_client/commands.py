@@ -1,10 +1,10 @@
 """Commands on Redis: how long anything may take, how often it is tried again.
 
-Limits and repetitions are ours, around whole commands (`command`), not redis-py's:
+Limits and repetitions are ours, around whole commands (`run_command`), not redis-py's:
 - its `socket_timeout` sends through `asyncio.wait_for`, which before Python 3.12 can swallow the
   cancellation of its caller;
 - its retries nest (connect, handshake, health check, command), so that a wrong password takes
-  seconds to be told;
+  seconds to be reported;
 - a blocking XREADGROUP must never be repeated silently: the first one may have been answered after
   we gave up, and its entry would stay pending.
 A connection that broke while idle is noticed when it is taken from the pool (TCP keep-alive is on).
@@ -30,20 +30,22 @@ READ_LIMIT_S = BLOCK_MS / 1000 + COMMAND_LIMIT_S  # of the same: must exceed BLO
 T = TypeVar("T")
 
 
-async def command(action: str, call: Callable[[], Awaitable[T]], *, patience_s: float | None = None) -> T:
+async def run_command(
+    action: str, call: Callable[[], Awaitable[T]], *, retry_for_s: float | None = None
+) -> T:
     """Await `call()`, again while the connection breaks or cannot be made, for at most `COMMAND_LIMIT_S`.
 
     A reply that is slow is waited for, never asked for twice.
 
     Args:
-        patience_s: how long it is tried again; 0: never; None: as long as the limit allows.
+        retry_for_s: how long it is tried again; 0: never; None: as long as the limit allows.
 
     Raises:
         BusRefusedError: login, rights or certificate are wrong; at once.
         BusUnavailableError: whatever redis-py raised, or it took too long. It may have been done.
     """
     clock = asyncio.get_running_loop().time
-    give_up_at = clock() + (COMMAND_LIMIT_S if patience_s is None else patience_s)
+    give_up_at = clock() + (COMMAND_LIMIT_S if retry_for_s is None else retry_for_s)
     backoff, num_failures = reconnect_backoff(), 0
     failure: BaseException | None = None
     try:
@@ -68,18 +70,22 @@ async def command(action: str, call: Callable[[], Awaitable[T]], *, patience_s: 
         raise unavailable(action, error) from error
 
 
-async def execute(client: Redis, *arguments: str | bytes | int) -> Any:
-    """One command as it is written in Redis' documentation; redis-py's types say nothing of its reply."""
+async def send_command(client: Redis, *arguments: str | bytes | int) -> Any:
+    """One command as it is written in Redis' documentation; redis-py's types leave its reply open."""
     return await cast("Any", client).execute_command(*arguments)
 
 
 def reconnect_backoff() -> ExponentialWithJitterBackoff:
-    """Seconds to wait before attempt n: `compute(n)`."""
+    """Seconds to wait before attempt n: `compute(n)`.
+
+    redis-py's own class: a retry library would wrap these loops in more code than it takes away, since each
+    of them does more than repeat one call.
+    """
     return ExponentialWithJitterBackoff(cap=BACKOFF_CAP_S, base=BACKOFF_BASE_S)
 
 
 def is_missing_group(error: exceptions.ResponseError) -> bool:
-    """Whether the stream or its group is gone: Redis lost its data, or somebody deleted them."""
+    """Whether the stream or its group is gone: Redis lost its data, or they were deleted."""
     return str(error).startswith("NOGROUP")
 
 

@@ -4,7 +4,7 @@ A primary that was demoted, a replica, or a server that still loads its data ans
 MASTERDOWN or TRYAGAIN. The remedy is the same as for a lost connection: connect again, a little later,
 to whatever the address then means. (LOADING redis-py takes for a lost connection by itself.)
 
-A connection that was reset while nobody used it is one, too: redis-py notices an orderly end only, and
+A connection that was reset while it was idle is one, too: redis-py notices an orderly end only, and
 uvloop refuses to write to such a connection with an error that is none of the connection's.
 """
 
@@ -46,7 +46,7 @@ class _PrimaryOnly(AbstractConnection):
         except ResponseError as error:
             if "-READONLY" not in str(error):
                 raise
-            await self.disconnect(nowait=True)  # a script met it; before Redis 7 it is not told by its class
+            await self.disconnect(nowait=True)  # a script met it; before Redis 7 it has no class of its own
             raise RedisConnectionError(f"this Redis takes no writes now: {error}") from error
 
 

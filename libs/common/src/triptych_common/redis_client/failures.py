@@ -1,4 +1,4 @@
-"""What errors of redis-py mean: try again, wait, or tell somebody; in words for people, without secrets."""
+"""What errors of redis-py mean: try again, wait, or change a setting; as text for people, without secrets."""
 
 import ssl
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def refusal(error: BaseException) -> str | None:
-    """Why Redis will refuse this again and again until somebody changes something; None: it will not."""
+    """Why Redis will refuse this again and again until a setting is changed; None: it will not."""
     for cause in _chain(error):
         if isinstance(cause, exceptions.NoPermissionError):
             return f"the user of {SETTING} lacks a right: {cause}"
@@ -42,7 +42,7 @@ def refusal(error: BaseException) -> str | None:
 
 
 def unavailable(action: str, error: BaseException) -> BusUnavailableError:
-    """`error`, for those who know no Redis."""
+    """`error`, for callers that know no Redis."""
     if (reason := refusal(error)) is not None:
         return BusRefusedError(f"{action}: {reason}")
     if is_out_of_memory(error):

@@ -23,7 +23,7 @@ class Right:
     without: str = ""
 
     @property
-    def words(self) -> list[str]:
+    def call(self) -> list[str]:
         """The call that is made to try it."""
         return [*self.command.upper().split("|"), *self.sample.split()]
 

@@ -43,7 +43,7 @@ async def find_missing(client: Redis, names: StreamNames) -> tuple[Right, ...]:
 async def _try_all(connection: Any, names: StreamNames) -> tuple[list[Right], bool]:
     """(rights that we lack, whether the deployment's keys are closed to us)."""
     opens = next(right for right in RIGHTS if right.command == _OPENS)
-    await connection.send_command(*opens.words)
+    await connection.send_command(*opens.call)
     try:
         await connection.read_response()
     except NoPermissionError:
@@ -52,7 +52,7 @@ async def _try_all(connection: Any, names: StreamNames) -> tuple[list[Right], bo
     await _read(connection)
     tried = sorted((each for each in RIGHTS if each is not opens), key=lambda each: each.command == _ENDS)
     key = names.dead_letters
-    calls = [[key if word == "KEY" else word for word in right.words] for right in tried]
+    calls = [[key if each == "KEY" else each for each in right.call] for right in tried]
     await connection.send_packed_command(connection.pack_commands(calls))
     missing: list[Right] = []
     is_outside = False
@@ -66,7 +66,7 @@ async def _try_all(connection: Any, names: StreamNames) -> tuple[list[Right], bo
 
 
 async def _read(connection: Any) -> ResponseError | None:
-    """The refusal, if it is one. Whatever else is wrong (out of memory, say) is no question of rights."""
+    """The refusal, if it is one. Other errors (out of memory, for one) are not about rights."""
     try:
         await connection.read_response()
     except NoPermissionError as error:

@@ -1,11 +1,9 @@
 """Notices that another Redis answers than before: restarted, failed over, or emptied.
 
-    unknown --first connection--> known --connection to another run id--> known, callbacks told
-                                    `--a group that was there is gone------> known, callbacks told
-
-Every new connection asks for the server's run id, which no two lives of a Redis share. Whether data
-were lost with the change cannot be known (a replica or a snapshot may lack the last second), so those
-who listen do again what they still wait for; everything on the streams is idempotent.
+Every new connection asks for the server's run id, which no two lives of a Redis share. A run id that differs
+from the last one, or a group that was there and is gone, is a change, and the callbacks are called. Whether
+data were lost with it cannot be known (a replica or a snapshot may lack the last second), so callers do again
+what they still wait for; everything on the streams is idempotent.
 """
 
 from collections.abc import Callable
@@ -33,18 +31,18 @@ class ServerWatch:
         self._callbacks.append(callback)
 
     async def on_connect(self, connection: AbstractConnection) -> None:
-        """Log in on a new connection, as redis-py would, and look who answers."""
+        """Log in on a new connection, as redis-py would, and compare the server's run id."""
         await cast("Any", connection).on_connect()
         run_id = await _ask_run_id(connection)
         before, self.run_id = self.run_id, run_id or self.run_id
         if before is not None and run_id not in (None, before):
-            self._tell("another run id")
+            self._notify("another run id")
 
     def group_was_lost(self) -> None:
         """A consumer had to create a group again, on a server that had it before."""
-        self._tell("a consumer group is gone")
+        self._notify("a consumer group is gone")
 
-    def _tell(self, cause: str) -> None:
+    def _notify(self, cause: str) -> None:
         log.warning("redis was replaced or emptied", cause=cause, run_id=self.run_id)
         for callback in self._callbacks:
             try:
@@ -58,7 +56,7 @@ async def _ask_run_id(connection: AbstractConnection) -> str | None:
     await link.send_command("INFO", "server")
     try:
         reply: bytes = await link.read_response()
-    except ResponseError as error:  # a user without the right to ask: lost groups still tell
+    except ResponseError as error:  # a user without the right to ask: lost groups are still noticed
         log.debug("run id of redis is not known", error=str(error))
         return None
     for line in reply.splitlines():

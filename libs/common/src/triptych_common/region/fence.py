@@ -1,7 +1,7 @@
 """The fence in front of every view and of every write: both count only while the region's header agrees.
 
 A store that was restarted, or a reservation that has ended, leaves orders and descriptors behind whose blocks
-are somebody else's by now.
+are another entry's by now.
 """
 
 from typing import Protocol
@@ -46,7 +46,7 @@ class Place(Protocol):
 
 
 def check_reservation(mapping: RegionMapping, order: Place, num_bytes: int) -> None:
-    """Nothing, if blocks for `num_bytes` of the item are reserved where the order says, by its generation.
+    """Nothing, if blocks for `num_bytes` of the item are reserved at the order's place, by its generation.
 
     Raises:
         StaleReservationError: they are not.
@@ -58,7 +58,7 @@ def check_reservation(mapping: RegionMapping, order: Place, num_bytes: int) -> N
 
 
 def check_descriptor(mapping: RegionMapping, descriptor: Descriptor) -> None:
-    """Nothing, if the entry is sealed where the descriptor says, and of its generation.
+    """Nothing, if the entry is sealed where the descriptor points to, and of its generation.
 
     Raises:
         StaleDescriptorError: it is not.
@@ -70,7 +70,7 @@ def check_descriptor(mapping: RegionMapping, descriptor: Descriptor) -> None:
 
 
 def _identity_at(mapping: RegionMapping, offset: int) -> tuple[int, str, int, int] | None:
-    """State, mm_hash, generation and bytes that the header of the block at `offset` says.
+    """State, mm_hash, generation and bytes in the header of the block at `offset`.
 
     None: a plain file, without headers. A damaged header is of nothing.
     """

@@ -1,4 +1,4 @@
-"""One process's mapping of the region file. Owns memory only: who may touch what is the store's to say."""
+"""One process's mapping of the region file. Owns memory only: the store decides which parts may be used."""
 
 import ctypes
 import mmap
@@ -43,7 +43,7 @@ class RegionMapping:
         """Map the first `num_bytes` of the file at `path`.
 
         `populate`: enter all its pages into this process's page table, in a background thread. Without,
-        the first touch of each page costs a fault, which more than doubles the time of a first copy.
+        the first use of each page costs a fault, which more than doubles the time of a first copy.
 
         A mapping is writable in the memory-management sense by default even for consumers: torch warns
         about tensors on read-only memory. Nobody but a reservation's writer writes.

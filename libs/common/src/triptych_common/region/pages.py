@@ -1,6 +1,6 @@
 """Large pages for the region, where its tmpfs gives them: fewer entries in page tables, fewer TLB misses.
 
-Whether it does is the mount's to say (`huge=` among its options) or, for /dev/shm, the machine's
+Whether it does is up to the mount (`huge=` among its options) or, for /dev/shm, the machine's
 (/sys/kernel/mm/transparent_hugepage/shmem_enabled). Asking is never an error; what came of it is in smaps.
 """
 
@@ -17,7 +17,7 @@ _HUGE = re.compile(r"^(?:ShmemPmdMapped|FilePmdMapped): +(\d+) kB", re.MULTILINE
 
 
 def want_large_pages(memory: mmap.mmap) -> bool:
-    """Ask for them, before the memory is touched. False: the kernel has none at all."""
+    """Ask for them, before the memory is first used. False: the kernel has none at all."""
     return bool(madvise(address_of(memory), len(memory), MADV_HUGEPAGE) == 0)
 
 

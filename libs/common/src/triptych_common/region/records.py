@@ -17,7 +17,7 @@ MAX_NAMESPACE_BYTES = 64
 
 WRITING, READY, ABANDONED = 1, 2, 3  # states of an entry header; 0: none
 DTYPES: tuple[DType, ...] = ("float32", "bfloat16", "float16")
-MEMORIES = (SHM, REDIS)  # what a header can say; entries of a slab have none
+MEMORIES = (SHM, REDIS)  # what a header can name; entries of a slab have none
 NO_BLOCK = 2**32 - 1  # in the record of a pin on an entry of the slab, which ends with the store
 
 _REGION = struct.Struct("<8sIQQQQQ16s")  # magic, version, block bytes, blocks, pins, slots, generation, id
@@ -219,7 +219,7 @@ def read_entry(buffer: memoryview, offset: int) -> EntryRecord | None:
 
 
 def read_identity(header: memoryview) -> tuple[int, str, int, int] | None:
-    """State, mm_hash, generation and bytes of an entry, for who looks at nothing else; None: damaged."""
+    """State, mm_hash, generation and bytes of an entry, for readers of nothing else; None: damaged."""
     body = bytes(header[_BODY_AT : _BODY_AT + _ENTRY_BODY.size])
     if _CRC.unpack_from(header, _BODY_CRC_AT)[0] != zlib.crc32(body):
         return None

@@ -41,7 +41,7 @@ done:
 }
 !0 = !{ i32 1 }
 """
-# The fence: streaming stores pass others, but must not pass the seal that tells of them.
+# The fence: streaming stores pass others, but must not pass the seal that follows them.
 
 Copy = Callable[[int, int, int], object]
 """(target address, source address, bytes). Lets go of the GIL."""

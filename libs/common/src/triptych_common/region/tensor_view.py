@@ -39,7 +39,7 @@ def tensor_view(
     dtype = checked_dtype(descriptor.spec)
     exporter = mapping.exporter(descriptor.offset, descriptor.spec.num_bytes)
     tensor = torch.frombuffer(exporter, dtype=dtype).view(descriptor.spec.shape)
-    if on_release is not None:  # last: who gets no tensor is not called
+    if on_release is not None:  # last: a caller that gets no tensor is not called back
         # On the exporter, not on the tensor: slices outlive the tensor they were taken from.
         weakref.finalize(exporter, on_release).atexit = False
     return tensor

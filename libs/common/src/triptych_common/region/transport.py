@@ -1,6 +1,6 @@
 """The narrow interface between workers and transports, and the one that every machine has: shared memory.
 
-    producer   write(place, tensor)            the bytes are where `place` says when it returns; then the seal
+    producer   write(place, tensor)            the bytes are at `place` when it returns; then the seal
     consumer   open(descriptor, on_release)    a tensor on the consumer's device; `on_release` when the pin
                                                may end: nothing reads the shared bytes any more
 

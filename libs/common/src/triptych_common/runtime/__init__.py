@@ -1,4 +1,11 @@
-"""What a service's process needs: settings, signals, a bounded end."""
+"""What a service's process needs: settings, signals, a bounded end.
+
+settings        what every service reads from `TRIPTYCH_*` and its command line; `media_settings` for media
+service         runs a service until a signal; the second signal ends it at once
+listening       binds the TCP port before anything expensive is started
+drain           the gate of an HTTP service that ends (the machine `DrainState`)
+http_client     clients of other services
+"""
 
 from triptych_common.runtime.drain import DRAINING_HEADER, DrainGate, DrainState
 from triptych_common.runtime.listening import ListenError, bind_tcp

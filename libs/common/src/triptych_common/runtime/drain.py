@@ -1,4 +1,4 @@
-"""The end of an HTTP service: what runs is finished, what comes late goes elsewhere.
+"""The end of an HTTP service: what runs is finished, later requests go elsewhere.
 
     OPEN --leave--> LEAVING --refuse--> REFUSING
       `-------------refuse-----------------^
@@ -15,7 +15,8 @@ from typing import Any
 
 import orjson
 
-from triptych_common.domain.errors import IllegalTransitionError, RequestError
+from triptych_common.domain.errors import RequestError
+from triptych_common.domain.transitions import check_transition
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -34,10 +35,10 @@ class DrainState(StrEnum):
     REFUSING = "refusing"
 
 
-_ALLOWED = {
-    DrainState.OPEN: {DrainState.LEAVING, DrainState.REFUSING},
-    DrainState.LEAVING: {DrainState.REFUSING},
-    DrainState.REFUSING: frozenset[DrainState](),
+ALLOWED: dict[DrainState, frozenset[DrainState]] = {
+    DrainState.OPEN: frozenset({DrainState.LEAVING, DrainState.REFUSING}),
+    DrainState.LEAVING: frozenset({DrainState.REFUSING}),
+    DrainState.REFUSING: frozenset(),
 }
 
 
@@ -59,11 +60,11 @@ class DrainGate:
 
     def leave(self) -> None:
         """From now on answers carry `Connection: close`."""
-        self._to(DrainState.LEAVING)
+        self._become(DrainState.LEAVING)
 
     def refuse(self) -> None:
         """From now on guarded requests get 503."""
-        self._to(DrainState.REFUSING)
+        self._become(DrainState.REFUSING)
 
     async def wait_idle(self) -> None:
         """Return when no guarded request runs. Bound it; after `refuse` no other one begins."""
@@ -97,9 +98,9 @@ class DrainGate:
 
         return send_and_close
 
-    def _to(self, state: DrainState) -> None:
-        if state not in _ALLOWED[self.state]:
-            raise IllegalTransitionError("drain gate", self.state, state)
+    def _become(self, state: DrainState) -> None:
+        """Nothing else assigns `state`."""
+        check_transition(ALLOWED, "drain gate", self.state, state)
         self.state = state
 
 

@@ -15,7 +15,7 @@ class ListenError(TriptychError):
 
 
 def bind_tcp(host: str, port: int) -> list[socket.socket]:
-    """Bound, not listening yet: whoever connects meanwhile is refused.
+    """Bound, not listening yet: connections meanwhile are refused.
 
     `::` and the empty host are all addresses, IPv4's too; a name is every address that it stands for.
 

@@ -59,7 +59,7 @@ def _run(main: ServiceMain) -> int:
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             runner.run(_until_done(main))
     except TriptychError as error:
-        # An expected kind of failure: its text says it all.
+        # An expected kind of failure: its text is enough.
         log.error("service failed", error=str(error), kind=type(error).__name__)  # noqa: TRY400
         return FAILED_EXIT_CODE
     except Exception:

@@ -32,12 +32,12 @@ def default_run_dir() -> Path:
 
 
 def default_traces_dir(run_dir: Path) -> Path:
-    """In the run directory; beside the default one, which is in memory, where `./triptych trace` looks."""
+    """In the run directory; beside the default one, which is in memory, which `./triptych trace` reads."""
     return (default_state_dir() / run_dir.name if run_dir == default_run_dir() else run_dir) / "traces"
 
 
 def default_state_dir() -> Path:
-    """A directory of this user on a disk: what may grow, and is looked at afterwards."""
+    """A directory of this user on a disk: what may grow, and is read afterwards."""
     return Path.home() / ".local" / "state" / "triptych"
 
 

@@ -11,7 +11,13 @@ from triptych_common.protocol.store import StoreCommand, StoreFailure, StoreRepl
 from triptych_common.region.slot_lock import SlotLock
 from triptych_common.store_session.dial import FIRST_RETRY_S, LAST_RETRY_S
 from triptych_common.store_session.resumption import Request
-from triptych_common.store_session.session_state import Push, SessionOptions, SessionState, call, disconnected
+from triptych_common.store_session.session_state import (
+    Push,
+    SessionOptions,
+    SessionState,
+    call_owner,
+    disconnected,
+)
 
 OnPush = Callable[[Push], None]
 OnDisconnect = Callable[[Exception | None], None]
@@ -23,7 +29,7 @@ class AsyncStoreSession:
 
     The callbacks are called in the event loop and must not block; `on_disconnect` once, when the session
     is over: with None after `close`. With `reconnect_timeout_s`, that long a break is bridged: what was
-    held stays held, requests wait, and `on_reconnect` tells of it. For one event loop; also an async
+    held stays held, requests wait, and `on_reconnect` is called after it. For one event loop; also an async
     context manager that closes.
     """
 
@@ -55,7 +61,7 @@ class AsyncStoreSession:
         reconnect_timeout_s: float = 0.0,
         namespace_digest: str | None = None,
     ) -> "AsyncStoreSession":
-        """Connect and say hello.
+        """Connect and send hello.
 
         Raises:
             StoreUnavailableError: no store there, or it does not answer in time.
@@ -97,7 +103,7 @@ class AsyncStoreSession:
         future: asyncio.Future[StoreReply] = self._loop.create_future()
         if self._closing or self._ended.done():
             future.set_exception(disconnected("the session with the store has ended"))
-            future.exception()  # who waits sees it; a fire-and-forget command need not
+            future.exception()  # its waiter sees it; a fire-and-forget command need not
         else:
             self._send(Request(command, future))
         return future
@@ -135,7 +141,7 @@ class AsyncStoreSession:
 
     # ---- connecting ------------------------------------------------------------------------------
     async def _dial(self) -> None:
-        """Connect, say hello, and send what waited.
+        """Connect, send hello, and send what waited.
 
         Raises:
             StoreUnavailableError: no store there, no answer in time, or (code lease_lost) another region.
@@ -147,8 +153,8 @@ class AsyncStoreSession:
                 protocol = _Protocol(self._on_data, self._on_lost, self._state, welcomed)
                 transport, _ = await self._loop.create_unix_connection(lambda: protocol, self._path)
                 try:
-                    if not transport.is_closing():  # else `welcomed` says why
-                        transport.write(self._state.hello())
+                    if not transport.is_closing():  # else `welcomed` has the reason
+                        transport.write(self._state.begin_connection())
                     await welcomed
                 except BaseException:
                     transport.abort()
@@ -165,7 +171,7 @@ class AsyncStoreSession:
             self._unsent.append(request)
             return
         try:
-            self._transport.write(self._state.stamp(request))
+            self._transport.write(self._state.frame_request(request))
         except TriptychError as error:  # too large for a frame
             if request.pending is not None:
                 request.pending.set_exception(error)
@@ -185,7 +191,7 @@ class AsyncStoreSession:
                 break
             else:
                 self._reconnecting = None
-                call(self._options.on_reconnect, self.welcome)
+                call_owner(self._options.on_reconnect, self.welcome)
                 return
             await asyncio.sleep(retry_s)
             retry_s = min(2 * retry_s, LAST_RETRY_S)
@@ -195,9 +201,9 @@ class AsyncStoreSession:
     # ---- called by the transport -----------------------------------------------------------------
     def _on_data(self, data: bytes) -> None:
         try:
-            for pending, reply in self._state.feed(data):
+            for pending, reply in self._state.on_data(data):
                 if pending is None:
-                    call(self._options.on_push, cast(Push, reply))
+                    call_owner(self._options.on_push, cast(Push, reply))
                 elif not pending.done():  # cancelled, or given up on
                     pending.set_result(reply)
         except TriptychError as error:
@@ -227,8 +233,8 @@ class AsyncStoreSession:
         for future in pending:
             if not future.done():
                 future.set_exception(disconnected(f"the session with the store ended: {error or 'closed'}"))
-                future.exception()  # who waits sees it; who has gone away need not
-        call(self._options.on_disconnect, error)
+                future.exception()  # its waiter sees it; one that has gone away need not
+        call_owner(self._options.on_disconnect, error)
 
 
 class _Protocol(asyncio.Protocol):
@@ -252,7 +258,7 @@ class _Protocol(asyncio.Protocol):
             self._on_data(data)
             return
         try:
-            repeats = self._state.welcomed(data)
+            repeats = self._state.on_welcome(data)
         except TriptychError as error:
             self._welcomed.set_exception(error)
         else:

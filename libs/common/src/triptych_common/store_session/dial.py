@@ -1,4 +1,4 @@
-"""Connect to the store's socket and say hello, blocking. For sessions with a thread of their own."""
+"""Connect to the store's socket and send hello, blocking. For sessions with a thread of their own."""
 
 import socket
 import time
@@ -28,13 +28,13 @@ def dial(
     try:
         connection.settimeout(timeout_s)
         connection.connect(path)
-        connection.sendall(state.hello())
+        connection.sendall(state.begin_connection())
         while True:
             connection.settimeout(max(0.001, deadline - time.monotonic()))
             data = connection.recv(READ_BYTES)
             if not data:
                 raise disconnected("the store closed the session at hello")
-            repeats = state.welcomed(data)
+            repeats = state.on_welcome(data)
             if repeats is not None:
                 connection.setblocking(False)
                 return connection, repeats

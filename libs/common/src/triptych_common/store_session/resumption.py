@@ -2,7 +2,7 @@
 
 A session that lost its connection connects again, resumes its lease, and sends again what was not
 answered. The store has first undone every `Reserve` and `PinOrWatch` whose answer (or push) did not
-arrive, so that nothing is held twice and nothing is held by nobody.
+arrive, so that nothing is held twice, and nothing without a holder.
 
     unanswered command    carried out (seq <= last_seq)       not carried out
     Reserve, PinOrWatch   undone by the store, sent again     sent again
@@ -57,10 +57,10 @@ class Watched(NamedTuple):
 
 
 class WatchLog:
-    """The watches of a session, as far as answers and pushes have told.
+    """The watches of a session, as far as replies and pushes have come.
 
     A watch whose end is under way is remembered until that is answered: its entry may have been sealed,
-    and pinned for us, before the store hears of the end. `note_sent` is called by who sends, the rest by the
+    and pinned for us, before the store gets the unwatch. `note_sent` is called by the sender, the rest by the
     session's one reader.
     """
 
@@ -106,7 +106,7 @@ class WatchLog:
 
 
 def resume_of(welcome: Welcome, requests: dict[int, Request[Pending]], watches: dict[str, Watched]) -> Resume:
-    """What to say at hello."""
+    """What the next hello asks for."""
     undo = [seq for seq, each in requests.items() if isinstance(each.command, Reserve | PinOrWatch)]
     undo += [watched.seq for watched in watches.values()]
     return Resume(
@@ -140,7 +140,7 @@ def final_reply(request: Request[Pending], reply: StoreReply) -> StoreReply:
 
 
 def push_of(command: StoreCommand, reply: StoreReply) -> EntrySealed | WriterLost | None:
-    """What the answer to a watch that was sent again means to who watches; None: go on waiting."""
+    """What the reply to a watch that was sent again means to its watcher; None: go on waiting."""
     if not isinstance(command, PinOrWatch) or (isinstance(reply, Watching) and reply.writing):
         return None
     if isinstance(reply, Pinned):

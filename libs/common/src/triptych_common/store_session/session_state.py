@@ -37,7 +37,7 @@ from triptych_common.store_session.resumption import (
     watch_again,
 )
 
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 Push = EntrySealed | WriterLost
 Pending = TypeVar("Pending")
@@ -63,7 +63,7 @@ class SessionState(Generic[Pending]):
         self._broken: list[tuple[int, Request[Pending]]] = []  # of the connection before, in order of sending
 
     # ---- a connection begins ---------------------------------------------------------------------
-    def hello(self) -> bytes:
+    def begin_connection(self) -> bytes:
         """The first frame of a connection; resumes the lease of the one before."""
         self._decoder = FrameDecoder()
         self._broken = sorted([*self._broken, *self._requests.items()])
@@ -80,7 +80,7 @@ class SessionState(Generic[Pending]):
         )
         return frame(hello)
 
-    def welcomed(self, data: bytes) -> list[Request[Pending]] | None:
+    def on_welcome(self, data: bytes) -> list[Request[Pending]] | None:
         """The store's answer to hello: what is to be sent again. None: `data` does not complete it.
 
         Raises:
@@ -107,7 +107,7 @@ class SessionState(Generic[Pending]):
         return [*repeats, *watches]
 
     # ---- while it lasts --------------------------------------------------------------------------
-    def stamp(self, request: Request[Pending]) -> bytes:
+    def frame_request(self, request: Request[Pending]) -> bytes:
         """`request` as a frame with a `seq` of its own.
 
         Raises:
@@ -119,12 +119,12 @@ class SessionState(Generic[Pending]):
         self._watches.note_sent(request.command, seq)
         return data
 
-    def feed(self, data: bytes) -> Iterator[Event[Pending]]:
+    def on_data(self, data: bytes) -> Iterator[Event[Pending]]:
         """What the frames that `data` completes mean, in the order they were sent.
 
         Raises:
             ProtocolError: bytes that are no reply. The session cannot go on.
-            StoreProtocolError: a reply that nobody asked for, or the store refused a frame of ours.
+            StoreProtocolError: a reply without a request, or the store refused a frame of ours.
         """
         for body in self._decoder.feed(data):
             reply = decode_reply(body)
@@ -141,7 +141,7 @@ class SessionState(Generic[Pending]):
                 raise MalformedMessageError(f"{reply.TYPE} is no push")
 
     def take_pending(self) -> list[Pending]:
-        """Everything that will not be answered any more. May race with a late `stamp`: call it again then."""
+        """What will not be answered any more. May race with a late `frame_request`: call it again then."""
         requests = [request for _, request in self._broken]
         self._broken = []
         while self._requests:
@@ -175,13 +175,13 @@ class SessionOptions:
     namespace_digest: str | None = None
 
 
-def call(callback: Callable[[Value], None] | None, value: Value) -> None:
-    """Tell the session's owner; a fault of its callback must not end the session for everybody."""
+def call_owner(callback: Callable[[Value], None] | None, value: Value) -> None:
+    """Call the session's owner; a fault of its callback must not end the session for all."""
     try:
         if callback is not None:
             callback(value)
     except Exception:
-        _log.exception("a callback of the store's session failed")
+        log.exception("store session callback failed")
 
 
 def disconnected(detail: str) -> StoreUnavailableError:

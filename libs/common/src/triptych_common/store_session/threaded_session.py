@@ -2,7 +2,7 @@
 
 One thread reads, and connects again when the store restarts. Any thread submits, finalizers included:
 `submit` takes no lock that a finalizer on the same thread could already hold. Requests wait in a deque;
-whoever gets the send lock sends them all, whoever does not leaves them to its holder, who looks again
+the thread that gets the send lock sends them all, others leave them to its holder, which checks again
 after letting go.
 """
 
@@ -23,7 +23,13 @@ from triptych_common.protocol.store import StoreCommand, StoreFailure, StoreRepl
 from triptych_common.region.slot_lock import SlotLock
 from triptych_common.store_session.dial import FIRST_RETRY_S, LAST_RETRY_S, dial
 from triptych_common.store_session.resumption import Request
-from triptych_common.store_session.session_state import Push, SessionOptions, SessionState, call, disconnected
+from triptych_common.store_session.session_state import (
+    Push,
+    SessionOptions,
+    SessionState,
+    call_owner,
+    disconnected,
+)
 
 READ_BYTES = 1 << 16
 MAX_UNSENT_REQUESTS = 100_000
@@ -40,7 +46,7 @@ class StoreSession:
     `on_push`, `on_reconnect` and the callbacks of futures run in the reader thread: they must not block,
     and must not wait for another reply. `on_disconnect` is called once there, when the session is over:
     with None after `close`. With `reconnect_timeout_s`, that long a break is bridged: what was held stays
-    held, requests wait, and `on_reconnect` tells of it.
+    held, requests wait, and `on_reconnect` is called after it.
     """
 
     def __init__(self, socket_path: str | Path, client_name: str, options: SessionOptions) -> None:
@@ -78,7 +84,7 @@ class StoreSession:
         reconnect_timeout_s: float = 0.0,
         namespace_digest: str | None = None,
     ) -> "StoreSession":
-        """Connect and say hello.
+        """Connect and send hello.
 
         Raises:
             StoreUnavailableError: no store there, or it does not answer in time.
@@ -170,7 +176,7 @@ class StoreSession:
     def _stamp_next(self) -> bytes:
         request = self._unsent.popleft()
         try:
-            return self._state.stamp(request)
+            return self._state.frame_request(request)
         except TriptychError as error:  # too large for a frame
             if request.pending is not None:
                 request.pending.set_exception(error)
@@ -230,9 +236,9 @@ class StoreSession:
             return
         if not data:
             raise disconnected("the store closed the session")
-        for pending, reply in self._state.feed(data):
+        for pending, reply in self._state.on_data(data):
             if pending is None:
-                call(self._options.on_push, cast(Push, reply))
+                call_owner(self._options.on_push, cast(Push, reply))
             else:
                 pending.set_result(reply)
 
@@ -255,7 +261,7 @@ class StoreSession:
             else:
                 self._unsent.extendleft(reversed(repeats))
                 self._is_up = True
-                call(self._options.on_reconnect, self.welcome)
+                call_owner(self._options.on_reconnect, self.welcome)
                 self._send_all()
                 return None
             self._pause(retry_s)
@@ -276,7 +282,7 @@ class StoreSession:
         self._wake_sender.close()
         self._wake_receiver.close()
         self._fail_pending(error or disconnected("the session with the store was closed"))
-        call(self._options.on_disconnect, error)
+        call_owner(self._options.on_disconnect, error)
 
     def _fail_pending(self, error: Exception) -> None:
         """Without the send lock: a finalizer may run this inside of it. `submit` comes again if it must."""

@@ -1,4 +1,13 @@
-"""Traces, logs and metrics."""
+"""Traces, logs and metrics.
+
+tracing       spans: opened, recorded, continued from a message
+span_records  a span as a JSON line, and the exporter that writes it
+trace_files   the files of these lines: names, locks, how much of the disk they take
+trace_reader  reads one request's trace back from them
+waterfall     draws it as text
+logs          constant text with fields, as JSON or for a terminal
+metrics       Prometheus' registry of one service
+"""
 
 from triptych_common.telemetry.logs import get_logger, setup_logging
 from triptych_common.telemetry.tracing import (

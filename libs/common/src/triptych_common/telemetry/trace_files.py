@@ -3,7 +3,7 @@
     {service}-{pid}.jsonl     what a process writes now; locked (flock) as long as it lives
     {service}-{pid}.1.jsonl   what it wrote before; replaced when the file above is full
 
-Each is half of the bound at most. What processes left that have ended is kept for a look afterwards: of
+Each is half of the bound at most. What processes left that have ended is kept for later reading: of
 each service the newest files, and no more bytes together than one process may have.
 """
 
@@ -50,7 +50,7 @@ class TraceFile:
         try:
             _prune(traces_dir, name, self._path, max_bytes)
         except OSError as error:
-            log.warning("old trace files are left", folder=str(traces_dir), error=repr(error))
+            log.warning("old trace files not removed", folder=str(traces_dir), error=repr(error))
 
     def append(self, lines: bytes) -> None:
         """Whole lines, in one piece.
@@ -59,7 +59,7 @@ class TraceFile:
             OSError: they could not be written.
         """
         info = os.fstat(self._fd)
-        if info.st_nlink == 0:  # somebody cleared the folder
+        if info.st_nlink == 0:  # the folder was cleared
             self._reopen()
         elif info.st_size and info.st_size + len(lines) > self._max_file_bytes:
             self._path.replace(_old(self._path))
@@ -71,7 +71,7 @@ class TraceFile:
         os.close(self._fd)
 
     def _reopen(self) -> None:
-        """If it fails, the number stays open: a closed one may be somebody's connection by the next call."""
+        """If it fails, the number stays open: a closed one may be another file's by the next call."""
         folder, old = self._path.parent, self._fd
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._path, self._fd = _open_own(folder, self._path.name.removesuffix(_SUFFIX))

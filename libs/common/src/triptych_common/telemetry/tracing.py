@@ -18,8 +18,8 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
 from opentelemetry.sdk.trace.id_generator import IdGenerator
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
+from triptych_common.telemetry.span_records import FileSpanExporter
 from triptych_common.telemetry.trace_files import DEFAULT_MAX_BYTES
-from triptych_common.telemetry.trace_format import FileSpanExporter
 
 Attributes = Mapping[str, str | bool | int | float]
 

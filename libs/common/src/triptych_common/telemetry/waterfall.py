@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
-from triptych_common.telemetry.trace_format import SpanRecord
+from triptych_common.telemetry.span_records import SpanRecord
 
 _NAME_SHARE = 0.34
 _INSTANCE_WIDTH = 18

@@ -33,7 +33,7 @@ class Readable:
     def __call__(self, descriptor: Descriptor) -> bool:
         """Raises BusUnavailableError when Redis cannot be asked."""
         if descriptor.memory == REDIS:
-            return self._blobs.touch(blob_place(descriptor), descriptor.spec.num_bytes)
+            return self._blobs.renew_tensor(blob_place(descriptor), descriptor.spec.num_bytes)
         if descriptor.memory == SHM:
             return True
         return self._slab.holds(descriptor)

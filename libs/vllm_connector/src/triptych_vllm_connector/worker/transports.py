@@ -9,7 +9,8 @@ from triptych_common.coordination import BlobStore
 from triptych_common.domain.errors import StoreUnavailableError, TriptychError
 from triptych_common.protocol.store import REDIS, SHM
 from triptych_common.region import RegionMapping
-from triptych_common.region.cuda.driver import CudaError, load_driver
+from triptych_common.region.cuda.driver import CudaError
+from triptych_common.region.cuda.loading import load_driver
 from triptych_common.region.cuda.transports import TorchDevice
 from triptych_common.region.transport import (
     SharedMemoryReader,

@@ -1,6 +1,6 @@
-"""Checksums of sealed tensors.
+"""Checksums of sealed tensors: 32 bits of BLAKE3.
 
-checksum_pass  What a checksum says about a sealed entry, and what comes of it. Pure.
-checksums      Checksums of tensors: 32 bits of BLAKE3, enough to notice an accident. In nobody's way.
-verifier       The verifier: takes and checks the checksums of sealed entries, while the store goes on.
+verifier       takes and checks them while the store goes on: chooses entries, one thread reads
+checksum_pass  what becomes of an entry by its checksum. Pure
+checksums      computes them from the region's bytes
 """

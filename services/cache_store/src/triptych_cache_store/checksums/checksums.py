@@ -1,4 +1,4 @@
-"""Checksums of tensors: 32 bits of BLAKE3, enough to notice an accident. In nobody's way."""
+"""Checksums of tensors: 32 bits of BLAKE3, enough to notice an accident; taken beside the store's work."""
 
 from collections.abc import Callable, Sequence
 
@@ -19,9 +19,9 @@ class Checksums:
 
     def has_checksum(self, entry: Entry, checksum: int) -> bool:
         """Whether the bytes of `entry` have it."""
-        return self.checksums([entry]) == [checksum]
+        return self.compute([entry]) == [checksum]
 
-    def checksums(
+    def compute(
         self, entries: Sequence[Entry], is_stopping: Callable[[], bool] = lambda: False
     ) -> list[int] | None:
         """Of each entry; None: stopped on the way. From any thread: the bytes may change meanwhile, so

@@ -2,7 +2,7 @@
 
 Of those in the region: bytes in Redis or on a GPU are not the store's to read.
 
-The event loop chooses entries and looks at the outcome (`verdicts`); one thread reads the bytes.
+The event loop chooses entries and handles the results (`checksum_pass`); one thread reads the bytes.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
-from triptych_cache_store.checksums.checksum_pass import ChecksumPass, Report
+from triptych_cache_store.checksums.checksum_pass import ChecksumPass, ChecksumResult
 from triptych_cache_store.checksums.checksums import Checksums
 from triptych_cache_store.core.state import Out, Outgoing, StoreState, VerifyRequest
 from triptych_cache_store.entries.entry_table import Entry
@@ -26,7 +26,7 @@ MAX_FAULTS = 1000
 
 
 class Verifier:
-    """Works off the state's `verify_queue`, and every `interval_s` (None: never) looks at everything."""
+    """Works off the state's `verify_queue`; every `interval_s` (None: never) it checks all entries."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class Verifier:
         interval_s: float | None = None,
     ) -> None:
         self._state = state
-        self._payloads = Checksums(buffer, state.identity.layout)
+        self._checksums = Checksums(buffer, state.identity.layout)
         self._deliver = deliver
         self._interval_s = interval_s
         self._stopping = threading.Event()
@@ -68,16 +68,16 @@ class Verifier:
             try:
                 await self._step()
             except Exception:
-                log.exception("verifying failed")
+                log.exception("checksum pass failed")
 
     async def _step(self) -> None:
         queue = self._state.verify_queue
         self._woken.clear()
         if queue.requests:
-            await self._answer(queue.requests.popleft())
+            await self._reply_to(queue.requests.popleft())
         elif queue.sealed:
             batch = [queue.sealed.popleft() for _ in range(min(len(queue.sealed), BATCH_ENTRIES))]
-            await self._look_at(batch, evict=False)
+            await self._run_pass(batch, evict=False)
         else:
             await self._wait()
 
@@ -85,38 +85,38 @@ class Verifier:
         try:
             await asyncio.wait_for(self._woken.wait(), self._interval_s)
         except TimeoutError:
-            report = await self._look_at(list(self._state.table.all_sealed()), evict=True)
-            log.info("entries checked", num_intact=report.num_intact, num_damaged=len(report.damaged))
+            result = await self._run_pass(list(self._state.table.all_sealed()), evict=True)
+            log.info("entries checked", num_intact=result.num_intact, num_damaged=len(result.damaged))
 
-    async def _answer(self, request: VerifyRequest) -> None:
+    async def _reply_to(self, request: VerifyRequest) -> None:
         started_at = time.monotonic()
         entries = list(self._state.table.all_sealed())
-        report = await self._look_at(entries, evict=request.command.evict)
+        result = await self._run_pass(entries, evict=request.command.evict)
         verified = Verified(
             seq=request.command.seq,
-            num_intact=report.num_intact,
-            num_recorded=report.num_recorded,
-            num_gone=report.num_gone,
-            num_damaged=len(report.damaged),
-            num_bytes=report.num_bytes,
+            num_intact=result.num_intact,
+            num_recorded=result.num_recorded,
+            num_gone=result.num_gone,
+            num_damaged=len(result.damaged),
+            num_bytes=result.num_bytes,
             elapsed_s=time.monotonic() - started_at,
-            damaged=tuple(report.damaged[:MAX_FAULTS]),
+            damaged=tuple(result.damaged[:MAX_FAULTS]),
         )
         self._deliver([Outgoing(request.session_id, verified)])
 
-    async def _look_at(self, entries: list[Entry], *, evict: bool) -> Report:
-        """Check those that have a checksum, take it of the others. `evict`: damaged ones do not live on."""
-        look, loop = ChecksumPass(self._state, evict), asyncio.get_running_loop()
+    async def _run_pass(self, entries: list[Entry], *, evict: bool) -> ChecksumResult:
+        """Check the entries that have a checksum, take it of the others. `evict`: damaged ones go."""
+        checksum_pass, loop = ChecksumPass(self._state, evict), asyncio.get_running_loop()
         for batch in _batches(entry for entry in entries if entry.memory == SHM):
-            sealed = [entry for entry in batch if look.is_readable(entry)]
+            sealed = [entry for entry in batch if checksum_pass.is_readable(entry)]
             checksums = await loop.run_in_executor(
-                self._thread, self._payloads.checksums, sealed, self._stopping.is_set
+                self._thread, self._checksums.compute, sealed, self._stopping.is_set
             )
             if checksums is None:
                 break
             for entry, checksum in zip(sealed, checksums, strict=True):
-                look.judge(entry, checksum)
-        return look.report
+                checksum_pass.note_checksum(entry, checksum)
+        return checksum_pass.result
 
 
 def _batches(entries: Iterable[Entry]) -> Iterator[list[Entry]]:

@@ -48,12 +48,12 @@ class Commands:
         state, spec, mm_hash = self._state, command.spec, MmHash(command.mm_hash)
         if math.prod(spec.shape) * ITEM_BYTES[spec.dtype] != spec.num_bytes:
             raise Refusal("spec_mismatch", f"{spec.dtype} {spec.shape} is not {spec.num_bytes} bytes")
-        present = state.table.sealed(mm_hash) or state.table.first_writing(mm_hash)
+        present = state.table.find_sealed(mm_hash) or state.table.find_writing(mm_hash)
         if present is not None and present.spec != spec:
             raise Refusal("spec_mismatch", f"the entry is {present.spec.dtype} {present.spec.shape}")
         if present is not None and present.state is not EntryState.WRITING:
             return wire.AlreadySealed(seq=command.seq, spec=present.spec, memory=present.memory)
-        writer = lease if command.writer is None else state.leases.of_client(command.writer)
+        writer = lease if command.writer is None else state.leases.find_by_client(command.writer)
         if writer is None:
             raise Refusal("unknown_writer", f"{command.writer} has no session")
         space = state.space_in(command.memory)
@@ -98,7 +98,7 @@ class Commands:
         entry = self._reservation(command.reservation_id)
         if self._state.leases.writer_of(entry.reservation_id) is not lease:
             raise Refusal("not_owner", f"reservation {entry.reservation_id} is written by another session")
-        if entry.state is EntryState.ABANDONED or self._state.table.sealed(entry.mm_hash) is not None:
+        if entry.state is EntryState.ABANDONED or self._state.table.find_sealed(entry.mm_hash) is not None:
             self._state.release_reservation(entry, out)  # cancelled, or another was sealed first
         else:
             self._state.seal(entry, now, out)
@@ -116,7 +116,7 @@ class Commands:
             self._state.release_reservation(entry, out)
         elif entry.state is EntryState.WRITING:  # the writer may be writing now: its blocks wait for it
             self._state.space_of(entry).abandon(entry)
-            self._state.tell_writer_lost(entry.mm_hash, out)
+            self._state.push_writer_lost(entry.mm_hash, out)
         return wire.Done(seq=command.seq)
 
     # ---- consuming -------------------------------------------------------------------------------
@@ -124,7 +124,7 @@ class Commands:
         state, mm_hash = self._state, MmHash(command.mm_hash)
         if not state.has_room_for_pin():
             raise Refusal("full", "the store has no free pin record")
-        entry = state.table.sealed(mm_hash)
+        entry = state.table.find_sealed(mm_hash)
         if entry is None:
             state.counters.num_misses += 1
             state.leases.add_watch(lease, mm_hash, Watch(command.num_holders, command.seq))
@@ -138,7 +138,7 @@ class Commands:
         return wire.Done(seq=command.seq)
 
     def _unpin(self, lease: Lease, command: wire.Unpin, now: float, out: Out) -> wire.StoreReply:
-        pin = self._state.leases.pin(PinId(command.pin_id))
+        pin = self._state.leases.find_pin(PinId(command.pin_id))
         if pin is None:
             raise Refusal("unknown_pin", f"no pin {command.pin_id}")
         if lease.instance != pin.lease.instance:
@@ -147,10 +147,10 @@ class Commands:
             self._state.end_pin(pin, now)
         else:
             pin.num_holders -= 1
-            self._state.journal.holders_changed(pin.pin_id, pin.num_holders)
+            self._state.journal.note_holders(pin.pin_id, pin.num_holders)
         return wire.Done(seq=command.seq)
 
-    # ---- looking, and the operator ---------------------------------------------------------------
+    # ---- lookups, and the operator ---------------------------------------------------------------
     def _lookup(self, lease: Lease, command: wire.Lookup, now: float, out: Out) -> wire.StoreReply:
         entries = tuple(entry_state(self._state.table, MmHash(each), now) for each in command.mm_hashes)
         return wire.Entries(seq=command.seq, entries=entries)
@@ -191,7 +191,7 @@ class Commands:
                 yield entry.mm_hash
 
     def _reservation(self, reservation_id: int) -> Entry:
-        entry = self._state.table.reservation(ReservationId(reservation_id))
+        entry = self._state.table.find_reservation(ReservationId(reservation_id))
         if entry is None:
             raise Refusal("unknown_reservation", f"no reservation {reservation_id}")
         return entry

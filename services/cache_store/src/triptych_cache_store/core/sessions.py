@@ -11,7 +11,7 @@ from triptych_common.protocol.store import STORE_PROTOCOL_VERSION, Hello, Welcom
 class Sessions:
     """Attaches connections to leases.
 
-    `is_connected` says whether a session's peer still holds its end of the connection, `is_alive` whether
+    `is_connected`: whether a session's peer still holds its end of the connection, `is_alive`: whether
     the client in a slot still holds its kernel lock.
     """
 
@@ -35,14 +35,14 @@ class Sessions:
         if command.version != STORE_PROTOCOL_VERSION:
             detail = f"this store speaks version {STORE_PROTOCOL_VERSION}, not {command.version}"
             raise Refusal("bad_version", detail, closes=True)
-        if self._state.leases.of_session(session_id) is not None:
+        if self._state.leases.find_by_session(session_id) is not None:
             raise Refusal("bad_frame", "hello was said before", closes=True)
-        holder = self._state.leases.of_client(command.client)
+        holder = self._state.leases.find_by_client(command.client)
         if holder is not None and holder.session_id is not None:
             if self._is_connected(holder.session_id):
                 raise Refusal("not_owner", f"{command.client} has a live session", closes=True)
             self.disconnect(holder.session_id, now, out)
-            holder = self._state.leases.of_client(command.client)
+            holder = self._state.leases.find_by_client(command.client)
         if holder is not None and self._resumes(holder, command):
             self._resume(holder, session_id, command, now, out)
             return self._welcome(command, holder)
@@ -54,18 +54,18 @@ class Sessions:
 
     def disconnect(self, session_id: SessionId, now: float, out: Out) -> None:
         """The connection is gone. A client that lives keeps what it holds; else all comes back."""
-        lease = self._state.leases.of_session(session_id)
+        lease = self._state.leases.find_by_session(session_id)
         if lease is None:
             return
         if self._is_alive(lease.slot):
             self._state.end_watches(lease)
-            self._state.leases.detach(lease)
+            self._state.leases.detach_lease(lease)
         else:
             self._state.end_lease(lease, now, out)
 
     def reap(self, now: float, out: Out) -> int:
         """End the leases of detached clients that died; how many are left."""
-        for lease in self._state.leases.detached():
+        for lease in self._state.leases.detached_leases():
             if not self._is_alive(lease.slot):
                 self._state.end_lease(lease, now, out)
         return self._state.leases.num_detached
@@ -76,7 +76,7 @@ class Sessions:
         if slot is None:
             raise Refusal("full", "the store has no free client slot", closes=True)
         lease = Lease(lease_id, slot, session_id, command.client, namespace, opened_at=now)
-        self._state.leases.add(lease)
+        self._state.leases.add_lease(lease)
         return lease
 
     def _resumes(self, holder: Lease, command: Hello) -> bool:
@@ -88,15 +88,15 @@ class Sessions:
         )
 
     def _resume(self, lease: Lease, session_id: SessionId, command: Hello, now: float, out: Out) -> None:
-        """Undo what the client never heard of; it sends those commands again."""
+        """Undo what the client got no reply to; it sends those commands again."""
         undo = set(command.resume.undo_seqs if command.resume is not None else ())
         state = self._state
         for pin in [pin for pin in lease.pins.values() if pin.origin_seq in undo]:
             state.end_pin(pin, now)
         for entry in list(state.table.all_unsealed()):
             if entry.requester_lease == lease.lease_id and entry.origin_seq in undo:
-                state.release_reservation(entry, out)  # nobody was told of it, so nobody writes it
-        state.leases.attach(lease, session_id)
+                state.release_reservation(entry, out)  # its writer was not told, so it is not written
+        state.leases.attach_lease(lease, session_id)
 
     def _welcome(self, command: Hello, lease: Lease) -> Welcome:
         identity = self._state.identity

@@ -64,7 +64,7 @@ class Refusal(Exception):
 
 @dataclass(frozen=True, slots=True)
 class StoreIdentity:
-    """What every client is told at hello."""
+    """What every client gets at hello."""
 
     store: str
     region_path: str
@@ -82,7 +82,7 @@ class Slab:
 
 
 class HandedOver(NamedTuple):
-    """Label values: who wrote an entry ("" before the store's start), who pinned it, how its bytes come."""
+    """Label values: instances that wrote ("": unknown) and pinned an entry, and how its bytes travel."""
 
     producer: str
     consumer: str
@@ -109,7 +109,7 @@ class Counters:
 
 
 class VerifyRequest(NamedTuple):
-    """Somebody waits for the report."""
+    """A session that waits for the result."""
 
     session_id: SessionId
     command: Verify
@@ -123,7 +123,7 @@ class VerifyQueue:
     sealed: deque[Entry] = field(default_factory=lambda: deque(maxlen=MAX_UNCHECKED))
     requests: deque[VerifyRequest] = field(default_factory=deque)
 
-    def note_sealed(self, entry: Entry) -> None:
+    def queue_checksum(self, entry: Entry) -> None:
         """Its checksum is to be taken, some time."""
         if self.takes_checksums:
             self.sealed.append(entry)
@@ -135,7 +135,7 @@ class VerifyQueue:
 
 @dataclass(slots=True)
 class StoreState:
-    """Entries and blocks (`space`), who holds what (`leases`), and the record of both (`journal`)."""
+    """Entries and blocks (`space`), what each client holds (`leases`), and the record of both (`journal`)."""
 
     identity: StoreIdentity
     space: Space
@@ -193,13 +193,13 @@ class StoreState:
         space = self.space_of(entry)
         space.pin(entry, now)
         if entry.sealed_at is not None:
-            self.counters.seal_to_pin.add(max(0.0, now - entry.sealed_at))
+            self.counters.seal_to_pin.observe(max(0.0, now - entry.sealed_at))
             entry.sealed_at = None
         pin = Pin(PinId(next(self.ids)), entry, lease, num_holders, origin_seq)
         self.leases.add_pin(pin)
         self.counters.note_pin(entry, lease.instance)
         block = entry.blocks.start if space is self.space else NO_BLOCK
-        self.journal.pinned(PinRecord(pin.pin_id, lease.slot, block, num_holders, origin_seq))
+        self.journal.note_pinned(PinRecord(pin.pin_id, lease.slot, block, num_holders, origin_seq))
         return pin
 
     def has_room_for_pin(self) -> bool:
@@ -208,19 +208,19 @@ class StoreState:
 
     def end_pin(self, pin: Pin, now: float) -> None:
         self.leases.end_pin(pin)
-        self.journal.unpinned(pin.pin_id)
+        self.journal.note_unpinned(pin.pin_id)
         space = self.space_of(pin.entry)
         space.unpin(pin.entry, now)
         if pin.entry.is_damaged and pin.entry.state is EntryState.READY:
             space.evict(pin.entry)
 
     def seal(self, entry: Entry, now: float, out: Out) -> None:
-        """The entry is READY, and pinned for everybody who watched for it."""
+        """The entry is READY, and pinned for every watcher."""
         self.leases.end_reservation(entry.reservation_id)
         self.space_of(entry).seal(entry, now)
         entry.sealed_at = now
         self.counters.num_seals += 1
-        self.verify_queue.note_sealed(entry)
+        self.verify_queue.queue_checksum(entry)
         for lease, watch in self.leases.take_watchers(entry.mm_hash):
             pin = self.pin(lease, entry, watch.num_holders, watch.origin_seq, now)
             push = EntrySealed(seq=0, pin_id=pin.pin_id, descriptor=self.describe(entry))
@@ -232,10 +232,10 @@ class StoreState:
         self.leases.end_reservation(entry.reservation_id)
         self.space_of(entry).release(entry)
         if was_writing:
-            self.tell_writer_lost(entry.mm_hash, out)
+            self.push_writer_lost(entry.mm_hash, out)
 
-    def tell_writer_lost(self, mm_hash: MmHash, out: Out) -> None:
-        """Watchers hear of it, unless somebody else still writes."""
+    def push_writer_lost(self, mm_hash: MmHash, out: Out) -> None:
+        """Push it to the watchers, unless another reservation is still written."""
         if not self.table.is_writing(mm_hash):
             for lease in self.leases.watchers(mm_hash):
                 _push(lease, WriterLost(seq=0, mm_hash=mm_hash), out)
@@ -246,12 +246,12 @@ class StoreState:
 
     def end_lease(self, lease: Lease, now: float, out: Out) -> None:
         """The client is gone: everything it held comes back."""
-        self.end_watches(lease)  # first, so that it is not told about itself
+        self.end_watches(lease)  # first, so that it gets no push about itself
         for entry in list(lease.reservations.values()):
             self.release_reservation(entry, out)
         for pin in list(lease.pins.values()):
             self.end_pin(pin, now)
-        self.leases.remove(lease)
+        self.leases.remove_lease(lease)
         self.journal.close_slot(lease.slot)
 
 

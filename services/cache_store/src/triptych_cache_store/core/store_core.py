@@ -1,6 +1,6 @@
 """The store's logic: a command comes in, replies and pushes come out. No I/O, no clock, never awaits.
 
-Commands are handled one at a time, so each is atomic: nothing can be sealed between the look and the
+Commands are handled one at a time, so each is atomic: nothing can be sealed between the lookup and the
 watch of `PinOrWatch`. `now` is in monotonic seconds everywhere.
 """
 
@@ -16,7 +16,7 @@ from triptych_common.protocol.store import Hello, StoreCommand, StoreFailure, St
 
 
 class StoreCore:
-    """The three ways into the store's state: a command, the end of a connection, the look for the dead."""
+    """The ways into the store's state: a command, the end of a connection, the check for dead clients."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class StoreCore:
     ) -> StoreReply | None:
         if isinstance(command, Hello):
             return self._sessions.hello(session_id, command, now, out)
-        lease = self.leases.of_session(session_id)
+        lease = self.leases.find_by_session(session_id)
         if lease is None:
             raise Refusal("not_hello", "the first frame of a session must be hello", closes=True)
         lease.last_seq = command.seq

@@ -1,21 +1,20 @@
-"""What the store tells about its state: entry states, statistics. Changes nothing."""
+"""What the store reports of its state: entry states, statistics. Changes nothing."""
 
 from typing import TYPE_CHECKING
 
 from triptych_cache_store.entries.entry_table import EntryState, EntryTable
 from triptych_common.protocol.ids import MmHash
-from triptych_common.protocol.store import EntryState as EntryStateMessage
-from triptych_common.protocol.store import StoreStats
+from triptych_common.protocol.store import EntryInfo, StoreStats
 
 if TYPE_CHECKING:
     from triptych_cache_store.core.state import StoreState
 
 
-def entry_state(table: EntryTable, mm_hash: MmHash, now: float) -> EntryStateMessage:
+def entry_state(table: EntryTable, mm_hash: MmHash, now: float) -> EntryInfo:
     """State of one mm_hash; the sealed entry counts before reservations. `age_s`: since its last use."""
-    entry = table.sealed(mm_hash)
+    entry = table.find_sealed(mm_hash)
     if entry is not None:
-        return EntryStateMessage(
+        return EntryInfo(
             mm_hash=mm_hash,
             state="pinned" if entry.state is EntryState.PINNED else "ready",
             spec=entry.spec,
@@ -23,13 +22,11 @@ def entry_state(table: EntryTable, mm_hash: MmHash, now: float) -> EntryStateMes
             num_pins=entry.num_pins,
             age_s=max(0.0, now - entry.last_used_at),
         )
-    entry = table.first_writing(mm_hash)
+    entry = table.find_writing(mm_hash)
     if entry is not None:
         age_s = max(0.0, now - entry.reserved_at)
-        return EntryStateMessage(
-            mm_hash=mm_hash, state="writing", spec=entry.spec, age_s=age_s, memory=entry.memory
-        )
-    return EntryStateMessage(mm_hash=mm_hash, state="absent")
+        return EntryInfo(mm_hash=mm_hash, state="writing", spec=entry.spec, age_s=age_s, memory=entry.memory)
+    return EntryInfo(mm_hash=mm_hash, state="absent")
 
 
 def stats(seq: int, state: "StoreState") -> StoreStats:

@@ -1,4 +1,4 @@
-"""Entry table: who owns each block of the region, and when it may be used again.
+"""States of entries: what each block of the region is used for, and when it may be used again.
 
     None --reserve--> WRITING --seal--> READY <--pin / unpin--> PINNED
                          |                `--evict--> FREED
@@ -8,11 +8,12 @@ Of one mm_hash there may be several WRITING entries (reservations), and at most 
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 
 from triptych_cache_store.entries.block_pool import BlockRange
 from triptych_common.domain.errors import IllegalTransitionError
+from triptych_common.domain.transitions import check_transition
 from triptych_common.protocol.ids import MmHash, ReservationId
 from triptych_common.protocol.store import REDIS, SHM, TensorSpec
 
@@ -54,7 +55,7 @@ class Entry:
     num_pins: int = 0
     sealed_at: float | None = None  # until its first pin
     is_damaged: bool = False  # a pin keeps it; it goes with the last one
-    state: EntryState = field(default=EntryState.WRITING)
+    state: EntryState = EntryState.WRITING  # assigned by `EntryTable._become` alone
 
 
 class EntryTable:
@@ -69,17 +70,17 @@ class EntryTable:
         self.num_bytes: dict[EntryState, int] = dict.fromkeys(EntryState, 0)
 
     # ---- finding ---------------------------------------------------------------------------------
-    def sealed(self, mm_hash: MmHash) -> Entry | None:
+    def find_sealed(self, mm_hash: MmHash) -> Entry | None:
         return self._sealed.get(mm_hash)
 
-    def reservation(self, reservation_id: ReservationId) -> Entry | None:
+    def find_reservation(self, reservation_id: ReservationId) -> Entry | None:
         """An entry that is not sealed: WRITING or ABANDONED."""
         return self._unsealed.get(reservation_id)
 
     def is_writing(self, mm_hash: MmHash) -> bool:
         return mm_hash in self._writing
 
-    def first_writing(self, mm_hash: MmHash) -> Entry | None:
+    def find_writing(self, mm_hash: MmHash) -> Entry | None:
         return next(iter(self._writing.get(mm_hash, {}).values()), None)
 
     def all_sealed(self) -> Iterable[Entry]:
@@ -97,15 +98,16 @@ class EntryTable:
         return len(self._unsealed)
 
     # ---- changing --------------------------------------------------------------------------------
-    def add(self, entry: Entry) -> None:
+    def add_entry(self, entry: Entry) -> None:
         """A new reservation, in state WRITING."""
-        if entry.state is not EntryState.WRITING or entry.reservation_id in self._unsealed:
+        check_transition(ALLOWED, entry.mm_hash, None, entry.state)
+        if entry.reservation_id in self._unsealed:
             raise IllegalTransitionError(entry.mm_hash, None, entry.state)
         self._unsealed[entry.reservation_id] = entry
         self._writing.setdefault(entry.mm_hash, {})[entry.reservation_id] = entry
         self.num_bytes[entry.state] += self._bytes_of(entry)
 
-    def seal(self, entry: Entry, now: float) -> None:
+    def mark_sealed(self, entry: Entry, now: float) -> None:
         """WRITING -> READY.
 
         Raises:
@@ -113,37 +115,37 @@ class EntryTable:
         """
         if entry.mm_hash in self._sealed:
             raise IllegalTransitionError(entry.mm_hash, entry.state, EntryState.READY)
-        self._move(entry, EntryState.READY)
+        self._become(entry, EntryState.READY)
         self._forget_writing(entry)
         del self._unsealed[entry.reservation_id]
         self._sealed[entry.mm_hash] = entry
         entry.last_used_at = now
 
-    def abandon(self, entry: Entry) -> None:
-        """WRITING -> ABANDONED: no longer awaited; its blocks stay untouchable."""
-        self._move(entry, EntryState.ABANDONED)
+    def mark_abandoned(self, entry: Entry) -> None:
+        """WRITING -> ABANDONED: no longer awaited; its blocks stay the writer's."""
+        self._become(entry, EntryState.ABANDONED)
         self._forget_writing(entry)
 
-    def pin(self, entry: Entry, now: float) -> None:
+    def mark_pinned(self, entry: Entry, now: float) -> None:
         """READY or PINNED -> PINNED."""
         if entry.state is not EntryState.PINNED:
-            self._move(entry, EntryState.PINNED)
+            self._become(entry, EntryState.PINNED)
         entry.num_pins += 1
         entry.last_used_at = now
 
-    def unpin(self, entry: Entry, now: float) -> None:
+    def mark_unpinned(self, entry: Entry, now: float) -> None:
         """PINNED -> PINNED, or READY after the last pin."""
         if entry.state is not EntryState.PINNED:
             raise IllegalTransitionError(entry.mm_hash, entry.state, EntryState.READY)
         if entry.num_pins == 1:
-            self._move(entry, EntryState.READY)
+            self._become(entry, EntryState.READY)
         entry.num_pins -= 1
         entry.last_used_at = now
 
-    def free(self, entry: Entry) -> None:
+    def mark_freed(self, entry: Entry) -> None:
         """READY or ABANDONED -> FREED: its blocks may be used again."""
         was_sealed = entry.state is EntryState.READY
-        self._move(entry, EntryState.FREED)
+        self._become(entry, EntryState.FREED)
         self.num_bytes[EntryState.FREED] = 0
         if was_sealed:
             del self._sealed[entry.mm_hash]
@@ -151,14 +153,13 @@ class EntryTable:
             del self._unsealed[entry.reservation_id]
 
     # ---- inside ----------------------------------------------------------------------------------
-    def _move(self, entry: Entry, to: EntryState) -> None:
+    def _become(self, entry: Entry, to: EntryState) -> None:
         """Nothing else assigns `entry.state`.
 
         Raises:
             IllegalTransitionError: `to` cannot follow the entry's state.
         """
-        if to not in ALLOWED[entry.state]:
-            raise IllegalTransitionError(entry.mm_hash, entry.state, to)
+        check_transition(ALLOWED, entry.mm_hash, entry.state, to)
         self.num_bytes[entry.state] -= self._bytes_of(entry)
         self.num_bytes[to] += self._bytes_of(entry)
         entry.state = to

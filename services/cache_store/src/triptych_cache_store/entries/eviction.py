@@ -11,10 +11,10 @@ from triptych_cache_store.entries.entry_table import Entry
 class EvictionPolicy(Protocol):
     """Knows exactly the entries that may be evicted now: READY, not pinned."""
 
-    def add(self, entry: Entry) -> None:
+    def add_evictable(self, entry: Entry) -> None:
         """`entry` became evictable; its `last_used_at` is current."""
 
-    def discard(self, entry: Entry) -> None:
+    def discard_evictable(self, entry: Entry) -> None:
         """`entry` was pinned or evicted."""
 
     def candidates(self, limit: int) -> Iterator[Entry]:
@@ -37,10 +37,10 @@ class RecencyAndCostPolicy:
     def __init__(self) -> None:
         self._entries: OrderedDict[int, Entry] = OrderedDict()  # reservation_id -> entry, oldest use first
 
-    def add(self, entry: Entry) -> None:
+    def add_evictable(self, entry: Entry) -> None:
         self._entries[entry.reservation_id] = entry
 
-    def discard(self, entry: Entry) -> None:
+    def discard_evictable(self, entry: Entry) -> None:
         self._entries.pop(entry.reservation_id, None)
 
     def candidates(self, limit: int) -> Iterator[Entry]:

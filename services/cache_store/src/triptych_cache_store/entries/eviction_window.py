@@ -1,4 +1,4 @@
-"""Room: which neighbours must go so that a large enough range becomes free. Pure.
+"""Eviction window: which neighbours must go so that a large enough range becomes free. Pure.
 
 Evicting the least recently used one by one frees ranges here and there; a large tensor then costs much
 more than its size. Instead: start at each of the entries that should go first, grow the range to the
@@ -22,11 +22,11 @@ class EvictableMap:
     by_start: dict[int, Entry] = field(default_factory=dict)
     by_end: dict[int, Entry] = field(default_factory=dict)
 
-    def add(self, entry: Entry) -> None:
+    def add_evictable(self, entry: Entry) -> None:
         self.by_start[entry.blocks.start] = entry
         self.by_end[entry.blocks.end] = entry
 
-    def discard(self, entry: Entry) -> None:
+    def discard_evictable(self, entry: Entry) -> None:
         if self.by_start.pop(entry.blocks.start, None) is not None:
             del self.by_end[entry.blocks.end]
 

@@ -1,8 +1,8 @@
 """Leases: what each client holds. Everything of a client ends with its process.
 
-A lease is attached to a session, or detached: the connection is gone but the client's kernel lock says
+A lease is attached to a session, or detached: the connection is gone but the client's kernel lock shows
 that it lives, so it may still read and write what it held; it can come back and resume. A reservation
-belongs to the lease of the client that writes, whoever asked for it; a pin to the one that asked; a
+belongs to the lease of the client that writes, whichever requested it; a pin to the one that requested it; a
 watch likewise, at most one per lease and mm_hash, and only while attached.
 """
 
@@ -37,7 +37,7 @@ class Lease:
     pins: dict[PinId, "Pin"] = field(default_factory=dict)
     watches: dict[MmHash, Watch] = field(default_factory=dict)
     last_seq: int = 0
-    opened_at: float = 0.0  # monotonic seconds; adopted: when it was adopted
+    opened_at: float = 0.0  # monotonic seconds; recovered: when that was
 
     @property
     def instance(self) -> str:
@@ -72,40 +72,40 @@ class LeaseTable:
         self._num_watches = 0
 
     # ---- leases ----------------------------------------------------------------------------------
-    def add(self, lease: Lease) -> None:
+    def add_lease(self, lease: Lease) -> None:
         """A new lease; the caller made sure that its client has none."""
         self._by_client[lease.client] = lease
         if lease.session_id is not None:
             self._by_session[lease.session_id] = lease
 
-    def detach(self, lease: Lease) -> None:
+    def detach_lease(self, lease: Lease) -> None:
         """The session is gone, the client lives."""
         if lease.session_id is not None:
             del self._by_session[lease.session_id]
             lease.session_id = None
 
-    def attach(self, lease: Lease, session_id: SessionId) -> None:
+    def attach_lease(self, lease: Lease, session_id: SessionId) -> None:
         """The client of a detached lease is back."""
         lease.session_id = session_id
         self._by_session[session_id] = lease
 
-    def remove(self, lease: Lease) -> None:
+    def remove_lease(self, lease: Lease) -> None:
         """Forget an emptied lease."""
         if lease.reservations or lease.pins or lease.watches:
             raise ValueError(f"the lease of {lease.client} is not empty")
-        self.detach(lease)
+        self.detach_lease(lease)
         del self._by_client[lease.client]
 
-    def of_session(self, session_id: SessionId) -> Lease | None:
+    def find_by_session(self, session_id: SessionId) -> Lease | None:
         return self._by_session.get(session_id)
 
-    def of_client(self, client: str) -> Lease | None:
+    def find_by_client(self, client: str) -> Lease | None:
         return self._by_client.get(client)
 
-    def all(self) -> Iterable[Lease]:
+    def all_leases(self) -> Iterable[Lease]:
         return self._by_client.values()
 
-    def detached(self) -> list[Lease]:
+    def detached_leases(self) -> list[Lease]:
         if self.num_detached == 0:
             return []
         return [lease for lease in self._by_client.values() if lease.session_id is None]
@@ -139,7 +139,7 @@ class LeaseTable:
         del self._pins[pin.pin_id]
         del pin.lease.pins[pin.pin_id]
 
-    def pin(self, pin_id: PinId) -> Pin | None:
+    def find_pin(self, pin_id: PinId) -> Pin | None:
         return self._pins.get(pin_id)
 
     @property
@@ -168,7 +168,7 @@ class LeaseTable:
         return tuple(self._watchers.get(mm_hash, {}).values())
 
     def take_watchers(self, mm_hash: MmHash) -> list[tuple[Lease, Watch]]:
-        """End all watches of `mm_hash`; who watched and how, oldest first."""
+        """End all watches of `mm_hash`; returns the watchers' leases and watches, oldest first."""
         taken = [(lease, lease.watches[mm_hash]) for lease in self.watchers(mm_hash)]
         for lease, _ in taken:
             self.end_watch(lease, mm_hash)

@@ -1,4 +1,4 @@
-"""Limits: how full the region may get, and for whom. Pure numbers, no state."""
+"""Limits: how full the region may get, also by tenant. Pure numbers, no state."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -26,7 +26,7 @@ class Space:
     num_evictable_blocks: int = 0
     num_evictions: int = 0
 
-    # ---- room ------------------------------------------------------------------------------------
+    # ---- blocks ------------------------------------------------------------------------------------
     def try_allocate(self, num_blocks: int, now: float) -> BlockRange | None:
         """A range of `num_blocks`, evicting what costs least if there is none; None: too much is in use."""
         blocks = self.pool.try_allocate(num_blocks)
@@ -81,28 +81,28 @@ class Space:
     # ---- steps of an entry -----------------------------------------------------------------------
     def reserve(self, entry: Entry, writer_slot: int) -> None:
         """A new reservation in a range that `try_allocate` gave."""
-        self.table.add(entry)
-        self.tenants.add(entry)
-        self.journal.reserved(entry, writer_slot)
+        self.table.add_entry(entry)
+        self.tenants.add_blocks(entry)
+        self.journal.note_reserved(entry, writer_slot)
 
     def seal(self, entry: Entry, now: float) -> None:
-        self.table.seal(entry, now)
+        self.table.mark_sealed(entry, now)
         self.became_evictable(entry)
-        self.journal.sealed(entry)
+        self.journal.note_sealed(entry)
 
     def abandon(self, entry: Entry) -> None:
-        """Nobody awaits the reservation any longer; its blocks wait for the writer."""
-        self.table.abandon(entry)
-        self.journal.abandoned(entry)
+        """The reservation is not awaited any longer; its blocks wait for the writer."""
+        self.table.mark_abandoned(entry)
+        self.journal.note_abandoned(entry)
 
     def pin(self, entry: Entry, now: float) -> None:
         if entry.state is EntryState.READY:
             self._no_longer_evictable(entry)
-        self.table.pin(entry, now)
+        self.table.mark_pinned(entry, now)
 
     def unpin(self, entry: Entry, now: float) -> None:
-        self.table.unpin(entry, now)
-        self.journal.used(entry)
+        self.table.mark_unpinned(entry, now)
+        self.journal.note_used(entry)
         if entry.state is EntryState.READY:
             self.became_evictable(entry)
 
@@ -112,7 +112,7 @@ class Space:
         Raises:
             IllegalTransitionError: it is pinned, or not sealed.
         """
-        self.table.free(entry)
+        self.table.mark_freed(entry)
         self._no_longer_evictable(entry)
         self._give_back(entry)
         self.num_evictions += 1
@@ -120,8 +120,8 @@ class Space:
     def release(self, entry: Entry) -> None:
         """The writer of a reservation is done with its blocks, and the entry is not to be sealed."""
         if entry.state is EntryState.WRITING:
-            self.table.abandon(entry)
-        self.table.free(entry)
+            self.table.mark_abandoned(entry)
+        self.table.mark_freed(entry)
         self._give_back(entry)
 
     def evict_all(self) -> None:
@@ -129,26 +129,26 @@ class Space:
             self.evict(victim)
 
     def sealed_unpinned(self, mm_hash: MmHash) -> Entry | None:
-        entry = self.table.sealed(mm_hash)
+        entry = self.table.find_sealed(mm_hash)
         return entry if entry is not None and entry.state is EntryState.READY else None
 
     def became_evictable(self, entry: Entry) -> None:
         """READY, and its last use is now the latest of all."""
-        self.policy.add(entry)
-        self.evictable.add(entry)
+        self.policy.add_evictable(entry)
+        self.evictable.add_evictable(entry)
         self.tenants.became_evictable(entry)
         self.num_evictable_blocks += entry.blocks.num_blocks
 
     # ---- inside ----------------------------------------------------------------------------------
     def _no_longer_evictable(self, entry: Entry) -> None:
-        self.policy.discard(entry)
-        self.evictable.discard(entry)
+        self.policy.discard_evictable(entry)
+        self.evictable.discard_evictable(entry)
         self.tenants.no_longer_evictable(entry)
         self.num_evictable_blocks -= entry.blocks.num_blocks
 
     def _give_back(self, entry: Entry) -> None:
-        self.tenants.remove(entry)
-        self.journal.freed(entry)
+        self.tenants.remove_blocks(entry)
+        self.journal.note_freed(entry)
         self.pool.free(entry.blocks)
 
     @property

@@ -31,10 +31,10 @@ class TenantTable:
         """The tenant has one."""
         return next(iter(self._tenants[tenant].evictable.values()))
 
-    def add(self, entry: Entry) -> None:
+    def add_blocks(self, entry: Entry) -> None:
         self._tenants.setdefault(entry.tenant, _Tenant()).num_blocks += entry.blocks.num_blocks
 
-    def remove(self, entry: Entry) -> None:
+    def remove_blocks(self, entry: Entry) -> None:
         tenant = self._tenants[entry.tenant]
         tenant.num_blocks -= entry.blocks.num_blocks
         if tenant.num_blocks == 0:

@@ -1,6 +1,6 @@
-"""What survives a restart of the store.
+"""What outlives the store's process, in the region file.
 
-journal      Journal: what the store knows, kept in the region's headers as it changes, for the store after it
-recovery     Adoption: a store takes up what the one before it left in the region.
-region_file  The region file: made or taken up, locked against a second store, prefaulted in the background.
+region_file  makes, opens, locks and prefaults the file
+journal      every change of entries, pins and clients, in the region's headers
+recovery     a store takes up what the store before it left
 """

@@ -1,6 +1,6 @@
 """Journal: what the store knows, kept in the region's headers as it changes, for the store after it.
 
-Every change is written before the reply that tells of it. `adoption` reads it back.
+Every change is written before its reply is sent. `recovery` reads it back.
 """
 
 import hashlib
@@ -18,35 +18,35 @@ from triptych_common.region.layout import (
 
 
 class EntryJournal(Protocol):
-    """What `Space` tells of its entries."""
+    """The steps of entries that `Space` records."""
 
-    def reserved(self, entry: Entry, writer_slot: int) -> None: ...
+    def note_reserved(self, entry: Entry, writer_slot: int) -> None: ...
 
-    def sealed(self, entry: Entry) -> None: ...
+    def note_sealed(self, entry: Entry) -> None: ...
 
-    def used(self, entry: Entry) -> None: ...
+    def note_used(self, entry: Entry) -> None: ...
 
-    def abandoned(self, entry: Entry) -> None: ...
+    def note_abandoned(self, entry: Entry) -> None: ...
 
-    def freed(self, entry: Entry) -> None: ...
+    def note_freed(self, entry: Entry) -> None: ...
 
 
 class NoJournal:
     """For memory that ends with the store, so that nothing of it can be taken up again."""
 
-    def reserved(self, entry: Entry, writer_slot: int) -> None:
+    def note_reserved(self, entry: Entry, writer_slot: int) -> None:
         pass
 
-    def sealed(self, entry: Entry) -> None:
+    def note_sealed(self, entry: Entry) -> None:
         pass
 
-    def used(self, entry: Entry) -> None:
+    def note_used(self, entry: Entry) -> None:
         pass
 
-    def abandoned(self, entry: Entry) -> None:
+    def note_abandoned(self, entry: Entry) -> None:
         pass
 
-    def freed(self, entry: Entry) -> None:
+    def note_freed(self, entry: Entry) -> None:
         pass
 
 
@@ -83,22 +83,22 @@ class RegionJournal:
     def num_free_pins(self) -> int:
         return len(self._free_pins)
 
-    def pinned(self, pin: records.PinRecord) -> None:
+    def note_pinned(self, pin: records.PinRecord) -> None:
         """The caller made sure that a record is free."""
         index = self._free_pins.pop()
         self._pins[pin.pin_id] = index
         records.write_pin(self._buffer, self._pin_offset(index), pin)
 
-    def holders_changed(self, pin_id: int, num_holders: int) -> None:
+    def note_holders(self, pin_id: int, num_holders: int) -> None:
         records.write_num_holders(self._buffer, self._pin_offset(self._pins[pin_id]), num_holders)
 
-    def unpinned(self, pin_id: int) -> None:
+    def note_unpinned(self, pin_id: int) -> None:
         index = self._pins.pop(pin_id)
         records.clear(self._buffer, self._pin_offset(index))
         self._free_pins.append(index)
 
     # ---- entries ---------------------------------------------------------------------------------
-    def reserved(self, entry: Entry, writer_slot: int) -> None:
+    def note_reserved(self, entry: Entry, writer_slot: int) -> None:
         record = records.EntryRecord(
             num_blocks=entry.blocks.num_blocks,
             writer_slot=writer_slot,
@@ -117,28 +117,28 @@ class RegionJournal:
         )
         records.write_entry(self._buffer, self._entry_offset(entry), record)
 
-    def sealed(self, entry: Entry) -> None:
+    def note_sealed(self, entry: Entry) -> None:
         records.write_last_used(self._buffer, self._entry_offset(entry), entry.last_used_at)
         records.write_state(self._buffer, self._entry_offset(entry), records.READY)
 
-    def used(self, entry: Entry) -> None:
+    def note_used(self, entry: Entry) -> None:
         records.write_last_used(self._buffer, self._entry_offset(entry), entry.last_used_at)
 
-    def abandoned(self, entry: Entry) -> None:
+    def note_abandoned(self, entry: Entry) -> None:
         records.write_state(self._buffer, self._entry_offset(entry), records.ABANDONED)
 
-    def freed(self, entry: Entry) -> None:
+    def note_freed(self, entry: Entry) -> None:
         records.clear(self._buffer, self._entry_offset(entry))
 
-    def checksummed(self, entry: Entry, checksum: int) -> None:
+    def note_checksum(self, entry: Entry, checksum: int) -> None:
         """Of the entry's bytes."""
         records.write_checksum(self._buffer, self._entry_offset(entry), checksum)
 
     def checksum_of(self, entry: Entry) -> int | None:
         return records.read_marks(self._buffer, self._entry_offset(entry)).checksum
 
-    def bears_out(self, entry: Entry) -> bool:
-        """Whether the header of a sealed `entry` says what the store knows."""
+    def has_intact_header(self, entry: Entry) -> bool:
+        """Whether the header of a sealed `entry` is what the store wrote."""
         offset = self._entry_offset(entry)
         record, marks = records.read_entry(self._buffer, offset), records.read_marks(self._buffer, offset)
         return (
@@ -177,7 +177,7 @@ class RegionJournal:
                     records.read_marks(self._buffer, offset),
                 )
 
-    def keep(self, slots: set[int], pins: dict[int, int]) -> None:
+    def keep_only(self, slots: set[int], pins: dict[int, int]) -> None:
         """Of what was read, only these slots and pins (record -> pin_id) live on; the rest is cleared."""
         for slot in range(self._layout.num_client_slots):
             if slot not in slots:

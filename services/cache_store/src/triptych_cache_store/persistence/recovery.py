@@ -1,11 +1,11 @@
-"""Adoption: a store takes up what the one before it left in the region.
+"""Recovery: a store takes up what the store before it left in the region.
 
     client slot   its client holds the kernel lock  -> a detached lease; else cleared
     entry READY                                     -> READY, oldest use first in line for eviction
     entry WRITING, ABANDONED   its writer lives     -> as it was, in the writer's lease; else cleared
     pin           its client lives, its entry is READY -> PINNED; else cleared
 
-Damaged records, and entries of another namespace that nobody uses, are dropped. Pure.
+Damaged records, and entries of another namespace without a pin, are dropped. Pure.
 """
 
 from collections.abc import Callable
@@ -21,8 +21,8 @@ from triptych_common.region import records
 
 
 @dataclass(slots=True)
-class Adopted:
-    """What came of it."""
+class RecoveryResult:
+    """What was taken up."""
 
     num_entries: int = 0
     num_reservations: int = 0
@@ -37,23 +37,23 @@ IsIntact = Callable[[Entry, int], bool]
 
 
 def trust(entry: Entry, checksum: int) -> bool:
-    """Without a look."""
+    """Takes every entry as intact."""
     return True
 
 
-def adopt(
+def recover(
     state: StoreState,
     *,
     is_alive: Callable[[int], bool],
     namespace: str | None,
     now: float,
     is_intact: IsIntact = trust,
-) -> Adopted:
+) -> RecoveryResult:
     """Fill the empty `state` from its journal. `namespace`: entries of others are dropped; None: none are."""
-    return _Adoption(state, is_alive, namespace, is_intact).run(now)
+    return _Recovery(state, is_alive, namespace, is_intact).recover(now)
 
 
-class _Adoption:
+class _Recovery:
     def __init__(
         self,
         state: StoreState,
@@ -67,19 +67,19 @@ class _Adoption:
         self._is_intact = is_intact
         self._leases: dict[int, Lease] = {}  # slot -> lease
         self._last_id = 0
-        self._result = Adopted()
+        self._result = RecoveryResult()
 
-    def run(self, now: float) -> Adopted:
+    def recover(self, now: float) -> RecoveryResult:
         state, journal = self._state, self._state.journal
-        self._adopt_leases(now)
+        self._recover_leases(now)
         pins = [(index, pin) for index, pin in journal.pin_records() if pin.slot in self._leases]
-        entries = self._adopt_entries({pin.block for _, pin in pins})
+        entries = self._recover_entries({pin.block for _, pin in pins})
         state.space.pool.restore(entry.blocks for entry in entries.values())
         sealed = {block: entry for block, entry in entries.items() if entry.state is EntryState.READY}
         for entry in sorted(sealed.values(), key=lambda entry: entry.last_used_at):
             state.space.became_evictable(entry)
         kept = {index: pin for index, pin in pins if pin.block in sealed}
-        journal.keep(set(self._leases), {index: pin.pin_id for index, pin in kept.items()})
+        journal.keep_only(set(self._leases), {index: pin.pin_id for index, pin in kept.items()})
         for pin in kept.values():
             entry = sealed[pin.block]
             state.space.pin(entry, now)
@@ -90,17 +90,17 @@ class _Adoption:
         self._result.num_pins = len(kept)
         return self._result
 
-    def _adopt_leases(self, now: float) -> None:
+    def _recover_leases(self, now: float) -> None:
         for slot, record in self._state.journal.slots():
-            if self._is_alive(slot) and self._state.leases.of_client(record.client) is None:
+            if self._is_alive(slot) and self._state.leases.find_by_client(record.client) is None:
                 lease = Lease(record.lease_id, slot, None, record.client, record.namespace)
                 lease.last_seq, lease.opened_at = record.last_seq, now
-                self._state.leases.add(lease)
+                self._state.leases.add_lease(lease)
                 self._leases[slot] = lease
                 self._last_id = max(self._last_id, record.lease_id)
         self._result.num_clients = len(self._leases)
 
-    def _adopt_entries(self, pinned_blocks: set[int]) -> dict[int, Entry]:
+    def _recover_entries(self, pinned_blocks: set[int]) -> dict[int, Entry]:
         """The entries that live on, by their first block, in ascending order."""
         entries: dict[int, Entry] = {}
         end = 0
@@ -112,7 +112,7 @@ class _Adoption:
                 self._result.num_dropped += 1
                 continue
             entries[block] = entry
-            self._state.space.tenants.add(entry)
+            self._state.space.tenants.add_blocks(entry)
             end = entry.blocks.end
             self._last_id = max(self._last_id, entry.reservation_id)
         return entries
@@ -142,24 +142,24 @@ class _Adoption:
         table = self._state.table
         if marks.state == records.READY:
             is_foreign = self._namespace is not None and entry.namespace != self._namespace
-            if table.sealed(entry.mm_hash) is not None or (is_foreign and not is_pinned):
+            if table.find_sealed(entry.mm_hash) is not None or (is_foreign and not is_pinned):
                 return False
             if marks.checksum is None:
-                self._state.verify_queue.note_sealed(entry)
+                self._state.verify_queue.queue_checksum(entry)
             elif not self._is_intact(entry, marks.checksum):
                 self._result.num_damaged += 1
                 entry.is_damaged = True
                 if not is_pinned:
                     return False
-            table.add(entry)
-            table.seal(entry, entry.last_used_at)
+            table.add_entry(entry)
+            table.mark_sealed(entry, entry.last_used_at)
             self._result.num_entries += 1
             return True
         if writer is None:
             return False
-        table.add(entry)
+        table.add_entry(entry)
         if marks.state == records.ABANDONED:
-            table.abandon(entry)
+            table.mark_abandoned(entry)
         self._state.leases.add_reservation(writer, entry)
         self._result.num_reservations += 1
         return True

@@ -50,7 +50,7 @@ class RegionFile:
 
         Raises:
             RegionLayoutError: another store runs on it, it is not ours, of another version or damaged, the
-                directory cannot be used, or there is no room.
+                directory cannot be used, or has not enough memory.
         """
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -71,7 +71,7 @@ class RegionFile:
     def start_prefault(self, on_failure: Callable[[str], None], *, large_pages: bool = False) -> None:
         """Get the file's memory in a background thread, so that no client ever waits for it.
 
-        `large_pages`: ask for them first; the log says what came of it.
+        `large_pages`: ask for them first; the log names what it got.
 
         `on_failure` is called in that thread when the tmpfs has not enough: writers would be killed
         by SIGBUS, so the store must end.
@@ -100,13 +100,13 @@ class RegionFile:
 
     def _prefault(self, on_failure: Callable[[str], None], large_pages: bool) -> None:
         started_at = time.monotonic()
-        touches = large_pages and want_large_pages(self._memory)
+        populates = large_pages and want_large_pages(self._memory)
         for offset in range(0, self.header.layout.num_bytes, PREFAULT_STEP_BYTES):
             if self._stopping.is_set():
                 return
             num_bytes = min(PREFAULT_STEP_BYTES, self.header.layout.num_bytes - offset)
-            if touches and not try_populate(self._memory, offset, num_bytes):
-                touches = False  # the tmpfs is full, or the kernel too old: the next line tells
+            if populates and not try_populate(self._memory, offset, num_bytes):
+                populates = False  # the tmpfs is full, or the kernel too old: the next line shows which
             try:
                 os.posix_fallocate(self._fd, offset, num_bytes)
             except OSError as error:
@@ -119,9 +119,9 @@ class RegionFile:
             elapsed_s=round(time.monotonic() - started_at, 3),
         )
         if large_pages:
-            self._tell_large_pages()
+            self._log_large_pages()
 
-    def _tell_large_pages(self) -> None:
+    def _log_large_pages(self) -> None:
         num_bytes = num_large_page_bytes(self._memory)
         if num_bytes:
             log.info("region has large pages", num_bytes=num_bytes)
@@ -166,7 +166,7 @@ def _read_header(fd: int, path: Path) -> RegionHeader | None:
 
 
 def _create(path: Path, num_bytes: int, headers_num_bytes: int) -> int:
-    _check_room(path.parent, num_bytes)
+    _check_free_memory(path.parent, num_bytes)
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         _lock(fd, path)
@@ -186,7 +186,7 @@ def _lock(fd: int, path: Path) -> None:
         raise RegionLayoutError(f"another store runs on the region {path}") from None
 
 
-def _check_room(directory: Path, num_bytes: int) -> None:
+def _check_free_memory(directory: Path, num_bytes: int) -> None:
     info = os.statvfs(directory)
     available = info.f_bavail * info.f_frsize
     if available < num_bytes:

@@ -10,7 +10,7 @@ messages wait for Redis themselves, and a flight that outlives its job is mended
 from collections.abc import Iterable
 
 from triptych_common.coordination import SingleFlight
-from triptych_common.coordination.single_flight import Key, key_of
+from triptych_common.coordination.single_flight import RequesterKey, requester_key
 from triptych_common.domain.errors import BusUnavailableError
 from triptych_common.protocol.codec import Envelope
 from triptych_common.protocol.messages import (
@@ -48,11 +48,11 @@ class Flight:
         self.job = job
         self.envelope = envelope
         self.entry_id = entry_id
-        self._waiting = {key_of(each): each for each in requesters}
-        self._told: dict[Key, Requester] = {}
+        self._waiting = {requester_key(each): each for each in requesters}
+        self._told: dict[RequesterKey, Requester] = {}
 
     @property
-    def keys(self) -> set[Key]:
+    def keys(self) -> set[RequesterKey]:
         """Everybody this flight ever worked for."""
         return {*self._waiting, *self._told}
 
@@ -65,11 +65,13 @@ class Flight:
         new = [requester for key, requester in self._waiting.items() if key not in self._told]
         if not new:
             return
-        self._ledger.add(self.job.mm_hash, {key_of(each) for each in new}, deadline)
+        self._ledger.add(self.job.mm_hash, {requester_key(each) for each in new}, deadline)
         await self._reporter.metadata(metadata.model_copy(update={"requesters": tuple(new)}), self.envelope)
-        self._told.update({key_of(each): each for each in new})
+        self._told.update({requester_key(each): each for each in new})
 
-    async def complete(self, metadata: EncoderCacheMetadata, deadline: float, encode_s: float) -> set[Key]:
+    async def complete(
+        self, metadata: EncoderCacheMetadata, deadline: float, encode_s: float
+    ) -> set[RequesterKey]:
         """The entry is sealed: tell everybody, and end the flight.
 
         Returns:
@@ -78,11 +80,11 @@ class Flight:
         metadata = metadata.model_copy(update={"sealed": True})
         await self.announce(metadata, deadline)
         left = self._told.keys() - self._waiting.keys()
-        heard: set[Key] = set()
+        heard: set[RequesterKey] = set()
         for _ in range(MAX_ROUNDS):
             new = [requester for key, requester in self._told.items() if key not in heard | left]
             await self._reporter.completed(self.job, self.envelope, encode_s, new)
-            heard |= {key_of(each) for each in new}
+            heard |= {requester_key(each) for each in new}
             if await self._has_ended(self._told):
                 break
             await self.announce(metadata, deadline)
@@ -99,7 +101,7 @@ class Flight:
         )
         waiting: Iterable[Requester] | None = None
         try:
-            waiting = await self._inflight.fail(failure)
+            waiting = await self._inflight.fail_flight(failure)
         except BusUnavailableError as error:
             log.warning("failure not noted", job_id=self.job.job_id, error=str(error))
         if waiting is None:
@@ -109,7 +111,7 @@ class Flight:
     async def renew(self, encoder: str, lease_s: float) -> None:
         """We still work on it."""
         try:
-            await self._inflight.renew(
+            await self._inflight.renew_job(
                 self.job.mm_hash, self.job.job_id, self.entry_id, encoder, lease_s=lease_s
             )
         except BusUnavailableError as error:
@@ -117,16 +119,16 @@ class Flight:
 
     async def _look(self, metadata: EncoderCacheMetadata) -> None:
         try:
-            waiting = await self._inflight.announce(metadata)
+            waiting = await self._inflight.announce_metadata(metadata)
         except BusUnavailableError as error:
             log.warning("subscribers not known anew", job_id=self.job.job_id, error=str(error))
             return
         if waiting is not None:
-            self._waiting = {key_of(each): each for each in waiting}
+            self._waiting = {requester_key(each): each for each in waiting}
 
-    async def _has_ended(self, told: Iterable[Key]) -> bool:
+    async def _has_ended(self, told: Iterable[RequesterKey]) -> bool:
         try:
-            is_ended, _ = await self._inflight.finish(self.job.mm_hash, self.job.job_id, told)
+            is_ended, _ = await self._inflight.finish_flight(self.job.mm_hash, self.job.job_id, told)
         except BusUnavailableError as error:
             log.warning("flight not ended", job_id=self.job.job_id, error=str(error))
             return True

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from triptych_common.bus import Delivery
-from triptych_common.coordination import SingleFlight, Start
+from triptych_common.coordination import SingleFlight, StartResult
 from triptych_common.domain.errors import BusUnavailableError
 from triptych_common.protocol.codec import Envelope
 from triptych_common.protocol.messages import EncodeFailed, EncodeJob, FailureKind, Requester
@@ -40,7 +40,7 @@ class JobLeases:
         """The flight of a job that was taken from the stream; None: it shall not be done."""
         requesters = job.requesters
         try:
-            start, waiting = await self._inflight.start(
+            start, waiting = await self._inflight.start_job(
                 job,
                 delivery.entry_id,
                 self._instance,
@@ -50,12 +50,12 @@ class JobLeases:
             requesters = waiting or requesters  # a full Redis starts a job that it could not note anybody for
         except BusUnavailableError as error:  # who waits may have changed; the job names who did
             log.warning("flight not started", job_id=job.job_id, error=str(error))
-            start = Start.STARTED
-        if start is Start.UNWANTED:
+            start = StartResult.STARTED
+        if start is StartResult.UNWANTED:
             self.num_dropped += 1
             log.info("job dropped: nobody waits for it", job_id=job.job_id, num_dropped=self.num_dropped)
             return None
-        if start is Start.SUPERSEDED:
+        if start is StartResult.SUPERSEDED:
             self.num_superseded += 1
             log.info("job dropped: another one serves", job_id=job.job_id)
             return None
@@ -93,7 +93,7 @@ class JobLeases:
         )
         waiting: Iterable[Requester] | None = None
         try:
-            waiting = await self._inflight.fail(failure, by_owner=False)
+            waiting = await self._inflight.fail_flight(failure, by_owner=False)
         except BusUnavailableError as error:
             log.warning("failure not noted", job_id=job.job_id, error=str(error))
         await self._reporter.failed(failure, envelope, job.requesters if waiting is None else waiting)

@@ -1,7 +1,7 @@
-"""Who may call, and how much at once.
+"""Which callers are served, and how much at once.
 
-admission      Admission: how many requests, and how many bytes of media, the gateway holds at once. Pure coun
-api_keys_file  The file of API keys: a name, the key's SHA-256 and perhaps a tenant each (TOML).
-auth           API keys. Off unless keys are set, in the settings or in a file.
-callers        Who calls: the name of an API key and the tenant that it belongs to. Neither is a secret; the k
+auth             checks an API key, and finds its caller
+api_keys_file    the file of API keys, read at the start
+callers          a caller's name and tenant, and the tenant's salt
+request_limiter  bounds on requests, and on the bytes of their media
 """

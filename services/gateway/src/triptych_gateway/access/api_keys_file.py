@@ -21,8 +21,8 @@ from triptych_common.domain.errors import TriptychError
 
 MAX_FILE_BYTES = 1 << 20
 SECRETS_DIR = Path("/run/secrets")
-"""Where Docker mounts a container's secrets, readable by all of the container's users: it cannot be told
-otherwise by Compose, and nobody else is in there."""
+"""Where Docker mounts a container's secrets, readable by all of the container's users: Compose has
+no option for it, and a container has no other users."""
 
 PlainName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-fA-F]{64}$", to_lower=True)]
@@ -52,7 +52,7 @@ def read_api_keys_file(path: Path, secrets_dir: Path = SECRETS_DIR) -> tuple[Api
     """The keys of `path`, all names and all keys different.
 
     Raises:
-        ApiKeysFileError: it is missing, malformed, or open to those who must neither read nor write it.
+        ApiKeysFileError: it is missing, malformed, or open to users that must neither read nor write it.
     """
     try:
         with path.open("rb") as file:

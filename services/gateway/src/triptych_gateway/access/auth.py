@@ -9,7 +9,7 @@ from pydantic import SecretStr
 
 from triptych_common.domain.errors import RequestError, TriptychError
 from triptych_gateway.access.api_keys_file import ApiKeyEntry
-from triptych_gateway.access.callers import ANYBODY, Caller
+from triptych_gateway.access.callers import ANONYMOUS, Caller
 
 _SHA256 = re.compile(r"sha256:(?P<hex>[0-9a-fA-F]{64})")
 
@@ -22,25 +22,25 @@ class ApiKeys:
         entries: of the file.
 
     Raises:
-        TriptychError: one key stands in both: nobody could say whose it is.
+        TriptychError: one key stands in both: its tenant would be ambiguous.
     """
 
     def __init__(self, keys: Sequence[SecretStr], entries: Sequence[ApiKeyEntry] = ()) -> None:
-        plain = {_digest_of_setting(key.get_secret_value()): ANYBODY for key in keys}
+        plain = {_digest_of_setting(key.get_secret_value()): ANONYMOUS for key in keys}
         named = {entry.sha256: Caller(entry.name, entry.tenant) for entry in entries}
         for entry in entries:
             if entry.sha256 in plain:
                 raise TriptychError(f"the API key {entry.name} stands in api_keys and in api_keys_file")
         self._callers = plain | named
 
-    def check(self, authorization: str | None) -> Caller:
-        """Whose key the request shows. `authorization` is the request's header.
+    def check_key(self, authorization: str | None) -> Caller:
+        """The caller whose key the request shows. `authorization` is its header.
 
         Raises:
             RequestError: 401.
         """
         if not self._callers:
-            return ANYBODY
+            return ANONYMOUS
         scheme, _, token = (authorization or "").partition(" ")
         if scheme.lower() != "bearer" or not token:
             raise RequestError(401, "missing_api_key", "send an API key: Authorization: Bearer <key>")

@@ -1,4 +1,4 @@
-"""Who calls: the name of an API key and the tenant that it belongs to. Neither is a secret; the key is."""
+"""A caller: the name of an API key and the tenant that it belongs to. Neither is a secret; the key is."""
 
 from dataclasses import dataclass
 
@@ -24,4 +24,4 @@ class Caller:
         return {name: value for name, value in fields.items() if value is not None}
 
 
-ANYBODY = Caller()
+ANONYMOUS = Caller()

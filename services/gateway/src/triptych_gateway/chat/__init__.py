@@ -1,11 +1,10 @@
-"""One chat completion, from its first byte to its last.
+"""One chat completion: from its first byte to prefill_decode, and its answer back. In the order of a request.
 
-choice         Which prefill_decode gets one request, and who is next when that one does not take it.
-exchange       One chat completion, from its first byte to its last.
-forward        A prepared request goes to prefill_decode, its answer to the client.
-race           Run work under guards: the first guard that raises ends the work.
-sse            Server-sent events as bytes: cut into whole events, never rewritten.
-streaming      Relay of an answer to the client, from the moment its first chunk is there.
-upstream       HTTP to prefill_decode, up to the first chunk of its answer.
-upstream_body  The request for prefill_decode: metadata instead of media, and the items it will wait for.
+exchange       the HTTP exchange: admitted, read, parsed, served, answered or refused
+media_serving  a request with media: sizes waited for, forwarded with metadata, or whole where encoders fail
+upstream_body    what is sent: text, metadata in the place of media, or the raw media
+forward        to one instance after the other, until one answers; then its answer to the client
+upstream         HTTP to one prefill_decode, up to the first chunk of its answer
+streaming        the answer to the client, from its first chunk on
+sse                server-sent events as bytes, cut into whole ones
 """

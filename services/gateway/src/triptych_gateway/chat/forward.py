@@ -9,138 +9,141 @@ import time
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
+import httpx
+from opentelemetry.trace import Span
+
 from triptych_common.domain.errors import RequestError
 from triptych_common.protocol.ids import RequestId
 from triptych_common.protocol.messages import InstanceRecord
 from triptych_common.telemetry import current_traceparent, get_logger, span
-from triptych_gateway.chat.choice import Choice
-from triptych_gateway.chat.streaming import ClientStream, relay_stream
+from triptych_gateway.access.callers import Caller
+from triptych_gateway.chat.streaming import ClientStream, relay_stream, relay_whole
 from triptych_gateway.chat.upstream import Answer, DrainingError, UnreachableError, open_answer
 from triptych_gateway.encode.media_wait import MediaWait
-from triptych_gateway.gateway import Gateway
-from triptych_gateway.openai_errors import unavailable
+from triptych_gateway.errors import unavailable
+from triptych_gateway.metrics import GatewayMetrics
+from triptych_gateway.request.chat_request import ChatRequest
+from triptych_gateway.routing.instances import Choice, Instances
 
 log = get_logger(__name__)
 
 ITEM_FAILURE_GRACE_S = 0.1
 
 
-@dataclass
-class Dispatch:
-    """What is sent, and how."""
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """One request as it arrived."""
 
     request_id: RequestId
-    model: str
-    stream: bool
-    namespace_digest: str | None  # None: text only, any namespace
+    caller: Caller
+    root: Span
+    at: float  # monotonic seconds
+    first_token_deadline: float  # monotonic seconds; whole answers are bound by the request's own limit
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatch:
+    """What is sent to prefill_decode, and to which instances it may go."""
+
+    arrival: Arrival
+    request: ChatRequest
     body: bytes
-    response_headers: dict[str, str]
-    arrived_at: float  # monotonic seconds
-    first_token_deadline: float  # monotonic seconds; streamed requests only
-    has_media: bool = False
+    namespace_digest: str | None = None  # None: text only, any namespace
     needs_tower: bool = False  # the media are sent raw
-    ticket: MediaWait | None = None  # the media are sent as metadata
+    media_wait: MediaWait | None = None  # the media are sent as metadata
     first_choice: InstanceRecord | None = None
 
 
-async def serve(gateway: Gateway, dispatch: Dispatch, client: ClientStream) -> None:
-    """Send, wait for the first chunk, relay to the end.
+@dataclass(frozen=True, slots=True)
+class Forwarder:
+    """One per gateway."""
 
-    Raises:
-        RequestError: whatever went wrong; `client.has_begun` says whether it must go into the stream.
-    """
-    choice = Choice(
-        gateway,
-        dispatch.model,
-        dispatch.namespace_digest,
-        dispatch.first_choice,
-        needs_tower=dispatch.needs_tower,
-    )
-    async with AsyncExitStack() as held:
-        with span("gateway.first_token") as waiting:
-            while True:
-                record = await choice.next()
-                try:
-                    answer = await _begin(gateway, dispatch, record, held)
-                    if dispatch.ticket is not None:
-                        dispatch.ticket.settle()
-                    break
-                except DrainingError:
-                    log.info(
-                        "prefill_decode is draining", instance=record.instance, request_id=dispatch.request_id
-                    )
-                    choice.refused()
-                except UnreachableError as error:
-                    log.warning(
-                        "prefill_decode not reachable",
-                        instance=record.instance,
-                        error=str(error),
-                        request_id=dispatch.request_id,
-                    )
-                    choice.failed(record)
-            waiting.set_attribute("triptych.prefill_decode", record.instance)
-        await _relay(gateway, dispatch, answer, client)
-        if dispatch.ticket is not None:
-            dispatch.ticket.answered_by = record.instance
+    http: httpx.AsyncClient
+    instances: Instances
+    metrics: GatewayMetrics
+    chunk_timeout_s: float
 
+    async def forward(self, dispatch: Dispatch, client: ClientStream) -> None:
+        """Send, wait for the first chunk, relay to the end.
 
-async def _begin(
-    gateway: Gateway, dispatch: Dispatch, record: InstanceRecord, held: AsyncExitStack
-) -> Answer:
-    """The answer at its first chunk. `held` keeps it open; on failure nothing stays open."""
-    headers: dict[str, str] = {"X-Request-Id": dispatch.request_id}
-    traceparent = current_traceparent()
-    if traceparent is not None:
-        headers["traceparent"] = traceparent
-    async with AsyncExitStack() as trial:
-        gateway.router.begin(record.instance)
-        trial.callback(gateway.router.end, record.instance)
-        try:
-            # Only a stream shows its first token; a whole answer is bound by the request's own limit.
-            async with asyncio.timeout(
-                dispatch.first_token_deadline - time.monotonic() if dispatch.stream else None
-            ):
-                answer = await trial.enter_async_context(
-                    open_answer(
-                        gateway.http, record.url or "", dispatch.body, headers, stream=dispatch.stream
+        Raises:
+            RequestError: whatever went wrong; `client.has_begun` decides whether it must go into the stream.
+        """
+        async with AsyncExitStack() as held:
+            with span("gateway.first_token") as waiting:
+                record, answer = await self._first_answer(dispatch, held)
+                waiting.set_attribute("triptych.prefill_decode", record.instance)
+            await self._relay(dispatch, answer, client)
+            if dispatch.media_wait is not None:
+                dispatch.media_wait.answered_by = record.instance
+
+    async def _first_answer(self, dispatch: Dispatch, held: AsyncExitStack) -> tuple[InstanceRecord, Answer]:
+        """Of the instances that may serve the request, the first that answers. `held` keeps it open."""
+        model, digest = dispatch.request.model, dispatch.namespace_digest
+        choice = Choice(self.instances, model, digest, dispatch.first_choice, dispatch.needs_tower)
+        while True:
+            record = await choice.next_instance()
+            fields = {"instance": record.instance, "request_id": dispatch.arrival.request_id}
+            try:
+                answer = await self._begin(dispatch, record, held)
+            except DrainingError:
+                log.info("prefill_decode is draining", **fields)
+                choice.on_draining()
+            except UnreachableError as error:
+                log.warning("prefill_decode not reachable", error=str(error), **fields)
+                choice.on_unreachable(record)
+            else:
+                if dispatch.media_wait is not None:
+                    dispatch.media_wait.settle()
+                return record, answer
+
+    async def _begin(self, dispatch: Dispatch, record: InstanceRecord, held: AsyncExitStack) -> Answer:
+        """The answer at its first chunk. On failure nothing stays open."""
+        headers: dict[str, str] = {"X-Request-Id": dispatch.arrival.request_id}
+        if (traceparent := current_traceparent()) is not None:
+            headers["traceparent"] = traceparent
+        stream, router = dispatch.request.stream, self.instances.router
+        # Only a stream shows its first token; a whole answer is bound by the request's own limit.
+        limit_s = dispatch.arrival.first_token_deadline - time.monotonic() if stream else None
+        async with AsyncExitStack() as trial:
+            router.begin_request(record.instance)
+            trial.callback(router.end_request, record.instance)
+            try:
+                async with asyncio.timeout(limit_s):
+                    answer = await trial.enter_async_context(
+                        open_answer(self.http, record.url or "", dispatch.body, headers, stream=stream)
                     )
-                )
-        except TimeoutError as error:
-            raise RequestError(504, "deadline_exceeded", "no token came in time") from error
-        except RequestError as error:
-            await _prefer_item_failure(dispatch, error)
-            raise
-        held.push_async_exit(trial.pop_all())
-        return answer
+            except TimeoutError as error:
+                raise RequestError(504, "deadline_exceeded", "no token came in time") from error
+            except RequestError as error:
+                await _prefer_item_failure(dispatch, error)
+                raise
+            held.push_async_exit(trial.pop_all())
+            return answer
+
+    async def _relay(self, dispatch: Dispatch, answer: Answer, client: ClientStream) -> None:
+        if not dispatch.request.stream:
+            await relay_whole(answer, client)
+            return
+        kind = "image" if dispatch.request.media else "none"
+        self.metrics.first_token_s.labels(kind).observe(time.monotonic() - dispatch.arrival.at)
+        with span("gateway.stream") as streaming:
+            num_chunks = await relay_stream(answer, client, self.chunk_timeout_s)
+            streaming.set_attribute("triptych.num_chunks", num_chunks)
 
 
 async def _prefer_item_failure(dispatch: Dispatch, error: RequestError) -> None:
     """When prefill_decode gave up because an item failed, the item's failure is the better answer.
 
     Both come from the same event by different ways; the one over the bus may be a little later. And
-    prefill_decode gives up by itself what still waits for an item at the deadline that it was told.
+    prefill_decode gives up by itself what still waits for an item at the deadline that was sent to it.
     """
-    if dispatch.ticket is None or error.status_code < 500:
+    if dispatch.media_wait is None or error.status_code < 500:
         return
-    if time.monotonic() >= dispatch.ticket.deadline:
+    if time.monotonic() >= dispatch.media_wait.deadline:
         raise unavailable("deadline_exceeded", "the media were not there in time") from error
     try:
         async with asyncio.timeout(ITEM_FAILURE_GRACE_S):
-            await dispatch.ticket.wait_failure()
+            await dispatch.media_wait.wait_failure()
     except TimeoutError:
         return
-
-
-async def _relay(gateway: Gateway, dispatch: Dispatch, answer: Answer, client: ClientStream) -> None:
-    headers = dispatch.response_headers
-    if not dispatch.stream:
-        await client.begin(
-            200, {**headers, "Content-Type": answer.content_type, "Content-Length": str(len(answer.first))}
-        )
-        await client.end(answer.first)
-        return
-    kind = "image" if dispatch.has_media else "none"
-    gateway.metrics.first_token_s.labels(kind).observe(time.monotonic() - dispatch.arrived_at)
-    with span("gateway.stream") as streaming:
-        num_chunks = await relay_stream(answer, client, headers, gateway.settings.chunk_timeout_s)
-        streaming.set_attribute("triptych.num_chunks", num_chunks)

@@ -1,17 +1,16 @@
 """Relay of an answer to the client, from the moment its first chunk is there."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any
 
 import httpx
 from starlette.requests import ClientDisconnect
 
-from triptych_common.domain.errors import RequestError
 from triptych_common.telemetry.logs import get_logger
 from triptych_gateway.chat.sse import cut_at_error
 from triptych_gateway.chat.upstream import Answer
-from triptych_gateway.openai_errors import error_event, unavailable
+from triptych_gateway.errors import unavailable
 
 log = get_logger(__name__)
 
@@ -21,25 +20,29 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 class ClientStream:
     """The response being sent. Knows whether it has begun, and whether it has ended.
 
-    Every method raises ClientDisconnect when the client takes nothing for `timeout_s`: one that stays, and
-    does not read, would keep its place for ever.
+    Every method raises ClientDisconnect when the client takes nothing for `timeout_s`: a client that stays,
+    and does not read, would keep its place for ever.
     """
 
-    def __init__(self, send: Send, timeout_s: float) -> None:
+    def __init__(self, send: Send, headers: Mapping[str, str], timeout_s: float) -> None:
+        """`headers`: of every answer, beside its own."""
         self._send_unbounded = send
+        self._headers = headers
         self._timeout_s = timeout_s
         self.has_begun = False
         self.has_ended = False
 
-    async def begin(self, status: int, headers: dict[str, str]) -> None:
-        raw = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
+    async def begin_answer(self, headers: Mapping[str, str]) -> None:
+        """Begin a good answer (200)."""
+        both = {**self._headers, **headers}
+        raw = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in both.items()]
         self.has_begun = True
-        await self._send({"type": "http.response.start", "status": status, "headers": raw})
+        await self._send({"type": "http.response.start", "status": 200, "headers": raw})
 
-    async def write(self, chunk: bytes) -> None:
+    async def write_chunk(self, chunk: bytes) -> None:
         await self._send({"type": "http.response.body", "body": chunk, "more_body": True})
 
-    async def end(self, chunk: bytes = b"") -> None:
+    async def end_answer(self, chunk: bytes = b"") -> None:
         """Send the last bytes. The second call does nothing."""
         if not self.has_ended:
             self.has_ended = True
@@ -53,10 +56,14 @@ class ClientStream:
             raise ClientDisconnect from error
 
 
-async def relay_stream(
-    answer: Answer, client: ClientStream, headers: dict[str, str], chunk_timeout_s: float
-) -> int:
-    """Pass whole events through, untouched. A stream that breaks off ends with an error event of ours.
+async def relay_whole(answer: Answer, client: ClientStream) -> None:
+    """Pass an answer on that is there already."""
+    await client.begin_answer({"Content-Type": answer.content_type, "Content-Length": str(len(answer.first))})
+    await client.end_answer(answer.first)
+
+
+async def relay_stream(answer: Answer, client: ClientStream, chunk_timeout_s: float) -> int:
+    """Pass whole events through, untouched. A stream that breaks off is to end with an error event.
 
     Returns:
         Number of chunks that were passed on.
@@ -64,14 +71,8 @@ async def relay_stream(
     Raises:
         RequestError: the stream broke off, or the model failed; nothing was sent about it yet.
     """
-    await client.begin(
-        200,
-        {
-            **headers,
-            "Content-Type": answer.content_type,
-            "Cache-Control": "no-cache",
-            "X-Accel-Buffering": "no",
-        },
+    await client.begin_answer(
+        {"Content-Type": answer.content_type, "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
     )
     num_chunks = 0
     chunk: bytes | None = answer.first
@@ -79,29 +80,23 @@ async def relay_stream(
         while chunk is not None:
             good, fault = cut_at_error(chunk)
             if good:
-                await client.write(good)
+                await client.write_chunk(good)
                 num_chunks += 1
             if fault is not None:
-                log.warning("model failed in a stream", error=str(fault.get("message"))[:500])
+                log.warning("model failed during a stream", error=str(fault.get("message"))[:500])
                 raise unavailable("stream_interrupted", "the answer broke off: the model failed at it")
             chunk = await _next(answer, chunk_timeout_s)
     except (httpx.HTTPError, TimeoutError) as error:
-        log.warning("stream broke off", error=repr(error), num_chunks=num_chunks)
-        raise unavailable(
-            "stream_interrupted", "the answer broke off: the serving instance went away"
-        ) from error
+        log.warning("stream of prefill_decode broke off", error=repr(error), num_chunks=num_chunks)
+        message = "the answer broke off: the serving instance went away"
+        raise unavailable("stream_interrupted", message) from error
     if not answer.cutter.is_done:
-        log.warning("stream ended early", num_chunks=num_chunks)
+        log.warning("stream of prefill_decode ended early", num_chunks=num_chunks)
         raise unavailable("stream_interrupted", "the answer broke off: the serving instance went away")
-    await client.end()
+    await client.end_answer()
     return num_chunks
 
 
 async def _next(answer: Answer, timeout_s: float) -> bytes | None:
     async with asyncio.timeout(timeout_s):
         return await anext(answer.rest, None)
-
-
-async def end_with_error(client: ClientStream, error: RequestError) -> None:
-    """Say in the stream what went wrong, then end it: no silent truncation."""
-    await client.end(error_event(error))

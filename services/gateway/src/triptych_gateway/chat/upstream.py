@@ -17,14 +17,14 @@ from triptych_common.runtime import DRAINING_HEADER
 from triptych_common.runtime.http_client import new_http_client
 from triptych_common.telemetry.logs import get_logger
 from triptych_gateway.chat.sse import EventCutter, error_in_first_event
-from triptych_gateway.openai_errors import unavailable
+from triptych_gateway.errors import unavailable
 
 log = get_logger(__name__)
 
 CHAT_PATH = "/v1/chat/completions"
 _NOT_NOW = frozenset({502, 503})  # starting, draining, or its engine is dead: another instance may take it
 # vLLM's for a prompt that is too long, which it finds in three places and gives no code.
-TOO_LONG_WORDS = ("maximum context length", "longer than the maximum model length")
+TOO_LONG_PHRASES = ("maximum context length", "longer than the maximum model length")
 MAX_ERROR_BYTES = 64 << 10
 KEEPALIVE_S = 2.0  # below the server's own, so that an idle connection is not used as it closes
 
@@ -48,7 +48,7 @@ class Answer:
 
 
 def new_client(connect_timeout_s: float, chunk_timeout_s: float) -> httpx.AsyncClient:
-    """One per gateway. The admission limit bounds the connections; deadlines bound the first chunk."""
+    """One per gateway. `RequestLimiter` bounds the connections; deadlines bound the first chunk."""
     return new_http_client(
         httpx.Timeout(chunk_timeout_s, connect=connect_timeout_s, read=None, pool=connect_timeout_s),
         httpx.Limits(max_connections=None, max_keepalive_connections=256, keepalive_expiry=KEEPALIVE_S),
@@ -135,7 +135,7 @@ def _content_type(response: httpx.Response) -> str:
 
 
 def upstream_error(status_code: int, body: bytes) -> RequestError:
-    """What the caller sees of an error answer of prefill_decode."""
+    """What the caller gets of an error answer of prefill_decode."""
     try:
         parsed = orjson.loads(body)
     except orjson.JSONDecodeError:
@@ -148,7 +148,7 @@ def _from_error_object(status_code: int, error: dict[str, Any]) -> RequestError:
     message = error.get("message")
     if 400 <= status_code < 500:
         param, code = error.get("param"), error.get("code")
-        if isinstance(message, str) and any(words in message for words in TOO_LONG_WORDS):
+        if isinstance(message, str) and any(phrase in message for phrase in TOO_LONG_PHRASES):
             return RequestError(400, "context_length_exceeded", message, "messages")
         return RequestError(
             status_code,
@@ -156,7 +156,7 @@ def _from_error_object(status_code: int, error: dict[str, Any]) -> RequestError:
             message if isinstance(message, str) else "the request was refused",
             param if isinstance(param, str) else None,
         )
-    log.warning("prefill_decode failed at a request", status=status_code, error=str(message)[:500])
+    log.warning("prefill_decode failed before its first token", status=status_code, error=str(message)[:500])
     return unavailable("generation_failed", "the model failed at this request before its first token")
 
 

@@ -111,7 +111,7 @@ def _replace_parts(
 
 
 def _data_url(item: TakenItem) -> str:
-    """vLLM looks at the bytes, not at the media type."""
+    """vLLM goes by the bytes, not by the media type."""
     return f"data:application/octet-stream;base64,{b64encode(item.content).decode()}"
 
 

@@ -1,14 +1,14 @@
-"""Ordering of encodes: items, jobs, single flight.
+"""What requests need of encoders, and what has become of it. In the order of an item.
 
-encode_job     What a job says: made from the requests that wait for its item. Pure.
-encode_orders  Encode orders: what requests here want of encoders, and what they are told of it.
-encode_wait    How long a request waits for encoders: for its sizes, and later for the tensors that it was sen
-final_acks     The gateway's own last word about an item, where prefill_decode will not say one.
-item_queue     ItemQueue: the items that a step shall be taken for, each listed once; what no encoder knows go
-item_table     Item table: what the gateway knows about each media item that some request waits for. Pure.
-job_queue      The jobs of each namespace, seen as a queue with bounds.
-media_cache    Media bytes, kept while a request needs them, reachable by encoders under an unguessable path.
-media_wait     MediaWait: one request's wait for its media items.
-single_flight  Flights as this gateway sees them: Redis is told who waits here for which item, and who no long
-sizes          Placeholder sizes of items: what prefill_decode must know before the tensor exists.
+media_wait       one request's wait for its items: sizes, failures, deadline
+encode_wait      how long a request waits, and when it gives up encoders
+encode_orders    the owner of all below but the last: opens waits, takes encoders' messages, makes Redis agree
+item_table         the state of each item that a request waits for (drawn there); pure
+media_cache        media bytes while a request needs them, for encoders to fetch
+sizes              placeholder sizes, in memory and in Redis
+item_queue         the items that a step is due for
+flight_requests    which requesters Redis knows of, in the flight of which item
+job_queue          bounds on each namespace's jobs stream
+encode_job         the job itself, made from the requests that wait
+final_acks       the gateway's own acks to encoders, where prefill_decode will not send one
 """

@@ -1,4 +1,4 @@
-"""What a job says: made from the requests that wait for its item. Pure."""
+"""The encode job, made from the requests that wait for its item. Pure."""
 
 import time
 from collections.abc import Sequence
@@ -26,44 +26,44 @@ class OrderLimits:
     def attempts_after(self, kind: FailureKind | None) -> int:
         """How many jobs an item may cost, over all gateways, when the last one failed so (None: none did).
 
-        Media that went with the gateway that had them say nothing against the item or its encoders: who
-        has them too may still publish.
+        Media that went away with their gateway are no fault of the item or its encoders: another gateway
+        that has them may still publish.
         """
         return max(self.max_attempts, MAX_SENDS) if kind is FailureKind.MEDIA_GONE else self.max_attempts
 
 
-def requesters_of(mm_hash: MmHash, tickets: Sequence[MediaWait], gateway: str) -> tuple[Requester, ...]:
-    """Every place of the item in the requests of `tickets`."""
+def requesters_of(mm_hash: MmHash, media_waits: Sequence[MediaWait], gateway: str) -> tuple[Requester, ...]:
+    """Every place of the item in the requests of `media_waits`."""
     return tuple(
         Requester(
-            request_id=ticket.request_id,
+            request_id=media_wait.request_id,
             item_index=item.part.item_index,
             gateway=gateway,
-            prefill_decode=ticket.prefill_decode,
+            prefill_decode=media_wait.prefill_decode,
         )
-        for ticket in tickets
-        for item in ticket.items
+        for media_wait in media_waits
+        for item in media_wait.items
         if item.mm_hash == mm_hash
     )
 
 
-def remaining_s(tickets: Sequence[MediaWait]) -> float:
+def remaining_s(media_waits: Sequence[MediaWait]) -> float:
     """Seconds until none of them waits any more; a little more than 0."""
-    return max(max(ticket.deadline for ticket in tickets) - time.monotonic(), MIN_REMAINING_S)
+    return max(max(media_wait.deadline for media_wait in media_waits) - time.monotonic(), MIN_REMAINING_S)
 
 
 def encode_job(
     mm_hash: MmHash,
     job_id: JobId,
     attempt: int,
-    tickets: Sequence[MediaWait],
+    media_waits: Sequence[MediaWait],
     requesters: tuple[Requester, ...],
     media: tuple[str, bytes],
     limits: OrderLimits,
 ) -> tuple[EncodeJob, bytes | None]:
-    """The job, and what travels with it. `media`: token and content, as on the shelf."""
+    """The job, and what travels with it. `media`: token and content, as in the media cache."""
     token, content = media
-    first = next(item for item in tickets[0].items if item.mm_hash == mm_hash)
+    first = next(item for item in media_waits[0].items if item.mm_hash == mm_hash)
     is_inline = len(content) <= limits.inline_media_bytes
     job = EncodeJob(
         job_id=job_id,
@@ -76,6 +76,6 @@ def encode_job(
         media_io_kwargs=dict(first.media_io_options),
         requesters=requesters,
         attempt=attempt,
-        namespace_digest=tickets[0].namespace_digest,
+        namespace_digest=media_waits[0].namespace_digest,
     )
     return job, content if is_inline else None

@@ -1,7 +1,10 @@
-"""Encode orders: what requests here want of encoders, and what they are told of it.
+"""Encode orders: what the requests of this gateway need of encoders, and what has become of it.
 
-The talk with Redis belongs to tasks of its own (`flights`), not to the request that was first: a client
-that goes away must not take the job of the others with it.
+The item table is what is needed; a step makes Redis agree with it, one step at a time per item. So the
+order in which requests come and go does not matter, nor what gets lost: the next step mends it. A step is
+due when something changed, and every `flight_check_s` for what is still unanswered: then a job that was
+lost is sent again, under its own id. Steps are taken by tasks of their own, not by the request that was
+first: a client that goes away must not take the job of the others with it.
 """
 
 import asyncio
@@ -10,7 +13,9 @@ from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from uuid import uuid4
 
-from triptych_common.coordination import SingleFlight
+from triptych_common.coordination import FlightClaim, ClaimResult, SingleFlight
+from triptych_common.coordination.single_flight import requester_key
+from triptych_common.domain.errors import BusUnavailableError, RequestError
 from triptych_common.protocol.ids import JobId, MmHash, RequestId
 from triptych_common.protocol.messages import (
     EncodeCompleted,
@@ -19,13 +24,15 @@ from triptych_common.protocol.messages import (
     EncoderCacheMetadata,
     FailureKind,
     Message,
+    Requester,
 )
 from triptych_common.telemetry.logs import get_logger
-from triptych_gateway.encode.encode_job import OrderLimits
+from triptych_gateway.encode.encode_job import OrderLimits, encode_job, remaining_s, requesters_of
+from triptych_gateway.encode.flight_requests import FlightRequests
+from triptych_gateway.encode.item_queue import ItemQueue
 from triptych_gateway.encode.item_table import Item, ItemFailure, ItemState, ItemTable
-from triptych_gateway.encode.media_cache import MediaShelf
+from triptych_gateway.encode.media_cache import MediaCache
 from triptych_gateway.encode.media_wait import MediaWait
-from triptych_gateway.encode.single_flight import Flights
 from triptych_gateway.encode.sizes import ItemSizes, SizesCache
 from triptych_gateway.metrics import GatewayMetrics
 
@@ -35,111 +42,112 @@ RETRIED_KINDS = frozenset({FailureKind.ENCODER_ERROR, FailureKind.MEDIA_GONE, Fa
 
 
 class EncodeOrders:
-    """Owns the item table, the shelf and the tickets. `flights` must run; `handle` gets the results."""
+    """Owns the item table, the media waits and the flight requests.
+
+    `run_steps` must run, several at once; `run_checks` once. `on_encode_result` gets the results.
+    """
 
     def __init__(
         self,
         *,
-        inflight: SingleFlight,
+        single_flight: SingleFlight,
         gateway: str,
-        shelf: MediaShelf,
+        media_cache: MediaCache,
         sizes: SizesCache,
         limits: OrderLimits,
         metrics: GatewayMetrics,
     ) -> None:
-        self._shelf = shelf
+        self._gateway = gateway
+        self._media_cache = media_cache
         self._sizes = sizes
         self._limits = limits
         self._metrics = metrics
+        self._media_waits: dict[RequestId, MediaWait] = {}
+        self._queue = ItemQueue()  # bounded by the items in the table and in the flight requests
         self.table = ItemTable()
-        self._tickets: dict[RequestId, MediaWait] = {}
-        self.flights = Flights(inflight, self.table, shelf, self, gateway, limits, metrics)
+        self.flight_requests = FlightRequests(single_flight, limits)
 
-    # ---- a request's side ----
+    # ---- a request's side ------------------------------------------------------------------------
     @asynccontextmanager
-    async def open(self, ticket: MediaWait) -> AsyncIterator[None]:
-        """Keep the media of `ticket` and its place until the block ends.
+    async def open_wait(self, media_wait: MediaWait) -> AsyncIterator[None]:
+        """Keep the media of `media_wait` and its place until the block ends.
 
-        On entry `ticket` has the sizes that are known; `order` must be called for the others.
+        On entry it has the sizes that are known; `order_missing` must be called for the others.
         """
-        self._tickets[ticket.request_id] = ticket
+        self._media_waits[media_wait.request_id] = media_wait
         try:
-            for item in ticket.items:
-                self._shelf.put(item.mm_hash, item.content, ticket.request_id)
-                if self.table.join(item.mm_hash, ticket.request_id).in_flight:
-                    self.flights.touch(item.mm_hash)
-            await self._recall(ticket)
-            for mm_hash in ticket.mm_hashes:
-                known = self.table.get(mm_hash)
-                if known is not None and known.sizes is not None:
+            for item in media_wait.items:
+                self._media_cache.keep_media(item.mm_hash, item.content, media_wait.request_id)
+                if self.table.join_item(item.mm_hash, media_wait.request_id).in_flight:
+                    self._queue_step(item.mm_hash)
+            await self._recall_sizes(media_wait)
+            for known in self._items_of(media_wait):
+                if known.sizes is not None:
                     self._metrics.items.labels("sizes_known").inc()
-                    ticket.set_sizes(mm_hash, known.sizes)
+                    media_wait.set_sizes(known.mm_hash, known.sizes)
             yield
         finally:
-            del self._tickets[ticket.request_id]
-            for mm_hash in ticket.mm_hashes:
-                self.table.leave(mm_hash, ticket.request_id)
-                self._shelf.release(mm_hash, ticket.request_id)
-                self.flights.touch(mm_hash)
+            del self._media_waits[media_wait.request_id]
+            for mm_hash in media_wait.mm_hashes:
+                self.table.leave_item(mm_hash, media_wait.request_id)
+                self._media_cache.release_media(mm_hash, media_wait.request_id)
+                self._queue_step(mm_hash)
 
-    async def _recall(self, ticket: MediaWait) -> None:
+    async def _recall_sizes(self, media_wait: MediaWait) -> None:
         """Sizes from before: memory, then the bus (for all items at once)."""
         unknown: list[MmHash] = []
-        for mm_hash in ticket.mm_hashes:
+        for mm_hash in media_wait.mm_hashes:
             sizes = self._sizes.get_local(mm_hash)
             if sizes is not None:
-                self.table.recall(mm_hash, sizes)
+                self.table.recall_sizes(mm_hash, sizes)
             elif (item := self.table.get(mm_hash)) is not None and item.state is ItemState.UNKNOWN:
                 unknown.append(mm_hash)
         try:
             async with asyncio.timeout(self._limits.publish_timeout_s):
-                found = await asyncio.gather(*map(self._sizes.fetch, unknown))
+                found = await asyncio.gather(*map(self._sizes.fetch_shared, unknown))
         except TimeoutError:
             return
         for mm_hash, sizes in zip(unknown, found, strict=True):
             if sizes is not None:
-                self.table.recall(mm_hash, sizes)
+                self.table.recall_sizes(mm_hash, sizes)
 
-    def lacks_job(self, ticket: MediaWait) -> bool:
-        """Whether an item of `ticket` has no sizes, and nobody asked an encoder for them."""
-        items = [self.table.get(mm_hash) for mm_hash in ticket.mm_hashes if mm_hash not in ticket.sizes]
-        return any(item is not None and not item.in_flight for item in items)
+    def lacks_job(self, media_wait: MediaWait) -> bool:
+        """Whether an item of `media_wait` has no sizes, and no encoder was asked for them."""
+        return any(
+            not item.in_flight for item in self._items_of(media_wait) if item.mm_hash not in media_wait.sizes
+        )
 
-    def awaits_job(self, ticket: MediaWait) -> bool:
-        """Whether a job is in flight for an item that `ticket` still needs."""
-        items = [self.table.get(mm_hash) for mm_hash in ticket.mm_hashes if ticket.needs(mm_hash)]
-        return any(item is not None and item.in_flight for item in items)
+    def awaits_job(self, media_wait: MediaWait) -> bool:
+        """Whether a job is in flight for an item that `media_wait` still needs."""
+        return any(item.in_flight and media_wait.needs(item.mm_hash) for item in self._items_of(media_wait))
 
-    def order(self, ticket: MediaWait) -> None:
-        """Order the items of `ticket` that have no sizes yet; it is told what becomes of them."""
-        for mm_hash in ticket.mm_hashes:
-            item = self.table.get(mm_hash)
-            if item is None or mm_hash in ticket.sizes:
+    def order_missing(self, media_wait: MediaWait) -> None:
+        """Order the items of `media_wait` that have no sizes yet; it gets them, or a failure."""
+        for item in self._items_of(media_wait):
+            if item.mm_hash in media_wait.sizes:
                 continue
             if item.sizes is not None:  # came in the meantime
-                ticket.set_sizes(mm_hash, item.sizes)
+                media_wait.set_sizes(item.mm_hash, item.sizes)
             elif item.in_flight:
                 self._metrics.items.labels("joined").inc()
             else:
-                self._order(item)
+                self._order_item(item)
 
-    def _order(self, item: Item, *, retry_of: FailureKind | None = None) -> None:
-        if self.table.order(item.mm_hash, JobId(f"job-{uuid4().hex}"), retry_of=retry_of):
-            self.flights.touch(item.mm_hash)
+    def _order_item(self, item: Item, *, retry_of: FailureKind | None = None) -> None:
+        if self.table.order_item(item.mm_hash, JobId(f"job-{uuid4().hex}"), retry_of=retry_of):
+            self._queue_step(item.mm_hash)
 
-    def waiting(self, mm_hash: MmHash) -> list[MediaWait]:
-        """Requests that need the item."""
-        item = self.table.get(mm_hash)
-        return [t for t in self._waiting(item.waiters) if t.needs(mm_hash)] if item is not None else []
+    def _items_of(self, media_wait: MediaWait) -> list[Item]:
+        return [item for each in media_wait.mm_hashes if (item := self.table.get(each)) is not None]
 
-    def _waiting(self, request_ids: Iterable[RequestId]) -> list[MediaWait]:
-        return [self._tickets[request_id] for request_id in request_ids if request_id in self._tickets]
+    def _waits_of(self, request_ids: Iterable[RequestId]) -> list[MediaWait]:
+        return [self._media_waits[each] for each in request_ids if each in self._media_waits]
 
-    # ---- from the encoders and prefill_decode ----
-    async def handle(self, message: Message) -> None:
+    # ---- messages of encoders and prefill_decodes ------------------------------------------------
+    async def on_encode_result(self, message: Message) -> None:
         """One message of `encode-results:{gateway}`. Idempotent; late and unknown ones are harmless."""
         if isinstance(message, EncoderCacheMetadata):
-            await self.on_metadata(message)
+            await self._on_metadata(message)
         elif isinstance(message, EncodeCompleted):
             self._on_completed(message)
         elif isinstance(message, EncodeFailed):
@@ -156,57 +164,178 @@ class EncodeOrders:
         else:
             log.warning("unexpected message among encode results", type=message.TYPE)
 
-    async def on_metadata(self, message: EncoderCacheMetadata) -> None:
-        """The sizes are known; also of a job that was on its way before anybody here joined it."""
+    async def _on_metadata(self, message: EncoderCacheMetadata) -> None:
+        """The sizes are known; also of a job that was on its way before a request here joined it."""
         mm_hash, sizes = MmHash(message.mm_hash), ItemSizes.of(message)
         is_new = self._sizes.put_local(mm_hash, sizes)
-        for ticket in self._waiting(self.table.size(mm_hash, sizes, sealed=message.sealed)):
-            ticket.set_sizes(mm_hash, sizes)
+        for media_wait in self._waits_of(self.table.set_sizes(mm_hash, sizes, sealed=message.sealed)):
+            media_wait.set_sizes(mm_hash, sizes)
         if is_new:
-            await self._sizes.store(mm_hash, sizes)
+            await self._sizes.store_shared(mm_hash, sizes)
 
     def _on_failed(self, message: EncodeFailed) -> None:
         mm_hash, job_id = MmHash(message.mm_hash), JobId(message.job_id)
         item = self.table.get(mm_hash)
         if item is not None and item.in_flight and item.job_id != job_id:
-            self.flights.touch(mm_hash, check=True)  # late; or ours, and we have not heard its id yet
+            self._queue_step(mm_hash, check=True)  # late; or of our job, whose id Redis has not answered yet
             return
-        self.fail(mm_hash, job_id, ItemFailure(message.kind, message.detail))
+        self._fail_job(mm_hash, job_id, ItemFailure(message.kind, message.detail))
 
     def _on_completed(self, message: EncodeCompleted) -> None:
         mm_hash = MmHash(message.mm_hash)
-        waiters = self.table.seal(mm_hash)
-        self.flights.touch(mm_hash)
+        waiters = self.table.seal_item(mm_hash)
+        self._queue_step(mm_hash)
         item = self.table.get(mm_hash)
         if item is not None and item.sizes is None and waiters:
             # Its metadata never came (the bus lost it): the store has it, so asking again is cheap.
-            self._order(item)
+            self._order_item(item)
 
     def _on_needed(self, message: EncodeNeeded) -> None:
-        mm_hash, ticket = MmHash(message.mm_hash), self._tickets.get(RequestId(message.request_id))
+        mm_hash, media_wait = MmHash(message.mm_hash), self._media_waits.get(RequestId(message.request_id))
         item = self.table.get(mm_hash)
-        if ticket is None or item is None or ticket.request_id not in item.waiters:
+        if media_wait is None or item is None or media_wait.request_id not in item.waiters:
             log.info("encode needed by a request that has ended", request_id=message.request_id)
             return
-        ticket.need_again(mm_hash)
+        media_wait.need_again(mm_hash)
         if not item.in_flight:
             log.info("encode needed", request_id=message.request_id, mm_hash=mm_hash, reason=message.reason)
-            self._order(item)
+            self._order_item(item)
         else:
-            self.flights.touch(mm_hash, check=True)  # is it, really?
+            self._queue_step(mm_hash, check=True)  # Redis may have lost the job
 
-    def fail(self, mm_hash: MmHash, job_id: JobId, failure: ItemFailure, *, is_final: bool = False) -> None:
+    def _fail_job(
+        self, mm_hash: MmHash, job_id: JobId, failure: ItemFailure, *, is_final: bool = False
+    ) -> None:
         """The job came to nothing. It is ordered once more where that can help, unless `is_final`."""
-        self.flights.touch(mm_hash)
-        waiters = [t for t in self._waiting(self.table.fail(mm_hash, job_id, failure)) if t.needs(mm_hash)]
+        self._queue_step(mm_hash)
+        waiters = self._waits_of(self.table.fail_job(mm_hash, job_id, failure))
+        media_waits = [each for each in waiters if each.needs(mm_hash)]
         item = self.table.get(mm_hash)
         if item is None:
             return
-        in_time = [ticket for ticket in waiters if ticket.deadline > time.monotonic()]
+        in_time = [each for each in media_waits if each.deadline > time.monotonic()]
         is_useful = failure.kind in RETRIED_KINDS and not is_final
         if is_useful and item.num_attempts < self._limits.attempts_after(failure.kind) and in_time:
             self._metrics.retries.inc()
-            self._order(item, retry_of=failure.kind)
+            self._order_item(item, retry_of=failure.kind)
             return
-        for ticket in waiters:
-            ticket.fail(mm_hash, failure)
+        for media_wait in media_waits:
+            media_wait.fail_item(mm_hash, failure)
+
+    # ---- which items a step is due for -----------------------------------------------------------
+    def _queue_step(self, mm_hash: MmHash, *, check: bool = False) -> None:
+        """What is needed of the item has changed; `check`: or what Redis knows of it may have."""
+        item = self.table.get(mm_hash)
+        is_urgent = item is not None and item.in_flight and not item.is_claimed
+        self._queue.add_item(mm_hash, is_urgent=is_urgent, check=check)
+
+    def check_all(self) -> None:
+        """Redis may have lost something: check all that is unanswered."""
+        unanswered = {*self.flight_requests, *(item.mm_hash for item in self.table if item.in_flight)}
+        self._queue.begin_round(unanswered)
+        for mm_hash in unanswered:
+            self._queue_step(mm_hash, check=True)
+
+    async def run_checks(self) -> None:
+        """Never returns."""
+        while True:
+            await asyncio.sleep(self._limits.flight_check_s)
+            if not self._queue.has_round:  # else more checks would only stand in the way
+                self.check_all()
+
+    async def run_steps(self) -> None:
+        """Take steps, one after the other. Never returns."""
+        while True:
+            mm_hash, is_check = await self._queue.take_item()
+            try:
+                await self._step(mm_hash, is_check=is_check)
+            except Exception:  # one bad item must not stop the others; the next check tries again
+                log.exception("encode order step failed", mm_hash=mm_hash)
+            finally:
+                self._queue.finish_item(mm_hash)
+
+    # ---- one step --------------------------------------------------------------------------------
+    async def _step(self, mm_hash: MmHash, *, is_check: bool) -> None:
+        item = self.table.get(mm_hash)
+        media_waits = [] if item is None else [w for w in self._waits_of(item.waiters) if w.needs(mm_hash)]
+        requesters = requesters_of(mm_hash, media_waits, self._gateway)
+        keys = {requester_key(each) for each in requesters}
+        if item is not None and item.in_flight and media_waits:
+            is_known = item.is_claimed and self.flight_requests.covers(mm_hash, keys)
+            if is_check or not is_known:
+                await self._place_order(item, media_waits, requesters)
+        # No tensor may be kept for a request that left before the seal; one that still waits for its first
+        # token stays, also when the job has ended.
+        if await self.flight_requests.leave_all_but(mm_hash, keys):
+            log.info("encode job dropped: no request waits for it", mm_hash=mm_hash)
+            self._metrics.jobs_dropped.inc()
+
+    async def _place_order(
+        self, item: Item, media_waits: list[MediaWait], requesters: tuple[Requester, ...]
+    ) -> None:
+        """Claim the flight, and publish where that is for us. A first order that cannot be placed fails."""
+        job_id, is_first = item.job_id, not item.is_claimed
+        failure: ItemFailure | None = None
+        try:
+            async with asyncio.timeout(min(self._limits.publish_timeout_s, remaining_s(media_waits))):
+                await self._claim(item, media_waits, requesters)
+        except (BusUnavailableError, TimeoutError) as error:
+            log.warning("encode job not published", job_id=job_id, error=repr(error))
+            failure = ItemFailure(None, "the control plane cannot be reached")
+        except RequestError as error:
+            log.warning("encode job refused", job_id=job_id, code=error.code)
+            failure = ItemFailure(None, error.message, error)
+        except Exception:  # a fault of the gateway: the next check may not mend it
+            log.exception("encode job not made", job_id=job_id)
+            internal = RequestError(500, "internal_error", "the gateway failed to order an encode")
+            failure = ItemFailure(None, internal.message, internal)
+        if failure is not None and is_first and item.job_id is not None:
+            self._fail_job(item.mm_hash, item.job_id, failure, is_final=True)
+
+    async def _claim(
+        self, item: Item, media_waits: list[MediaWait], requesters: tuple[Requester, ...]
+    ) -> None:
+        mm_hash, job_id, was_claimed = item.mm_hash, item.job_id, item.is_claimed
+        if job_id is None:
+            return
+        claim = await self.flight_requests.claim_item(item, job_id, media_waits, requesters)
+        if item.job_id != job_id or self.table.get(mm_hash) is not item:
+            # It went on meanwhile, so it is queued: the next step sees to it.
+            if claim.result is ClaimResult.OWNER:
+                await self.flight_requests.withdraw_claim(mm_hash, {requester_key(each) for each in requesters})
+            return
+        self.table.apply_claim(item, claim.job_id, claim.attempt)
+        match claim.result:
+            case ClaimResult.OWNER:
+                if was_claimed:
+                    log.warning("encode job sent again: it was lost", job_id=claim.job_id)
+                    self._metrics.jobs_sent_again.inc()
+                else:
+                    self._metrics.items.labels("ordered").inc()
+                await self._publish(claim, mm_hash, media_waits, requesters)
+            case ClaimResult.JOINED:
+                if not was_claimed:
+                    self._metrics.items.labels("joined").inc()
+                if claim.metadata is not None:
+                    await self._on_metadata(claim.metadata)
+            case ClaimResult.FAILED | ClaimResult.EXHAUSTED:
+                is_final = claim.result is ClaimResult.EXHAUSTED
+                self._fail_job(mm_hash, claim.job_id, _failure_of(claim), is_final=is_final)
+
+    async def _publish(
+        self, claim: FlightClaim, mm_hash: MmHash, media_waits: list[MediaWait], requesters: tuple[Requester, ...]
+    ) -> None:
+        media = self._media_cache.media_of(mm_hash)
+        if media is None:
+            return  # all requests went away, so it is queued
+        job, blob = encode_job(
+            mm_hash, claim.job_id, claim.attempt, media_waits, requesters, media, self._limits
+        )
+        if not await self.flight_requests.publish_job(job, blob, media_waits):
+            self._queue_step(mm_hash, check=True)
+
+
+def _failure_of(claim: FlightClaim) -> ItemFailure:
+    if claim.failure is None:
+        return ItemFailure(FailureKind.DEAD_LETTER, "the job vanished again and again")
+    return ItemFailure(claim.failure.kind, claim.failure.detail)

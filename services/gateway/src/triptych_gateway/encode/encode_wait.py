@@ -1,113 +1,106 @@
 """How long a request waits for encoders: for its sizes, and later for the tensors that it was sent without.
 
-    lost hope   no encoder registered for `encoder_grace_s`
-                an item failed, all attempts used up (the ticket tells)
-                the deadline: of the first token; earlier where another way is left (`local_encode_after_s`)
+It gives up, with an `EncodeUnavailableError`, when
 
-Lost hope is an `EncodeUnavailableError`. What is wrong with the media themselves is another error.
+    no encoder was registered for `encoder_grace_s`
+    an item failed, all attempts used up (`MediaWait.wait_failure`)
+    the deadline has passed: that of the first token, or `local_encode_after_s` where an instance has a tower
+
+What is wrong with the media themselves is another error.
 """
 
 import asyncio
 import time
+from contextlib import suppress
+from dataclasses import dataclass, field
 
-from triptych_gateway.chat.race import race
 from triptych_gateway.encode.encode_orders import EncodeOrders
 from triptych_gateway.encode.media_wait import MediaWait
-from triptych_gateway.openai_errors import EncodeUnavailableError
+from triptych_gateway.errors import EncodeUnavailableError
+from triptych_gateway.race import race
 from triptych_gateway.routing.registry_view import RegistryView
 from triptych_gateway.routing.router import has_tower
-from triptych_gateway.settings import GatewaySettings
 
 
+@dataclass(frozen=True, slots=True)
 class EncodeWait:
     """One request's wait, from now on."""
 
-    def __init__(
-        self,
-        settings: GatewaySettings,
-        view: RegistryView,
-        orders: EncodeOrders,
-        ticket: MediaWait,
-        *,
-        model: str,
-        namespace_digest: str,
-    ) -> None:
-        self._grace_s = settings.encoder_grace_s
-        self._view = view
-        self._orders = orders
-        self._ticket = ticket
-        self._model = model
-        self._digest = namespace_digest
-        self._patience_s = settings.local_encode_after_s
-        self._give_up_at = time.monotonic() + self._patience_s
+    view: RegistryView
+    orders: EncodeOrders
+    media_wait: MediaWait
+    model: str
+    encoder_grace_s: float
+    local_encode_after_s: float
+    began_at: float = field(default_factory=time.monotonic)
 
     @property
-    def has_other_way(self) -> bool:
+    def has_local_encode(self) -> bool:
         """An instance could encode the request's media itself. Media with options are for encoders alone."""
-        if any(item.processor_options or item.media_io_options for item in self._ticket.items):
+        if any(item.processor_options or item.media_io_options for item in self.media_wait.items):
             return False
-        return has_tower(self._view.records, self._model, self._digest)
+        return has_tower(self.view.records, self.model, self.media_wait.namespace_digest)
 
-    async def sizes(self) -> None:
+    async def wait_sizes(self) -> None:
         """Order what is not known, and return when the sizes of all items are.
 
         Raises:
             RequestError: an item failed, or `EncodeUnavailableError`.
         """
-        ticket, orders = self._ticket, self._orders
-        until = min(ticket.deadline, self._give_up_at) if self.has_other_way else ticket.deadline
+        media_wait, orders = self.media_wait, self.orders
+        until = media_wait.deadline
+        if self.has_local_encode:
+            until = min(until, self.began_at + self.local_encode_after_s)
         try:
-            async with asyncio.timeout_at(_loop_time(until)):
-                if orders.lacks_job(ticket):  # without an encoder, jobs would pile up in Redis
-                    await race(self._encoder(), ticket.wait_failure())
-                orders.order(ticket)
-                await race(ticket.wait_sizes(), ticket.wait_failure(), self._encoder())
+            async with asyncio.timeout(until - time.monotonic()):
+                if orders.lacks_job(media_wait):  # without an encoder, jobs would pile up in Redis
+                    await race(self._wait_encoder(), media_wait.wait_failure())
+                orders.order_missing(media_wait)
+                await race(media_wait.wait_sizes(), media_wait.wait_failure(), self._wait_encoder())
         except TimeoutError as error:
-            raise _too_late(ticket.first_without_sizes) from error
+            raise _too_late(media_wait.first_without_sizes) from error
 
-    async def hopeless(self) -> None:
-        """A guard for a request that was sent without its tensors. Returns where there is no other way.
+    async def wait_given_up(self) -> None:
+        """A guard for a request that was sent without its tensors. Returns where no instance has a tower.
 
         Raises:
-            EncodeUnavailableError: an encode is under way for too long, or by nobody.
+            EncodeUnavailableError: an encode takes too long, or no encoder is there for it.
         """
-        if not self.has_other_way:
+        if not self.has_local_encode:
             return
-        alone_since: float | None = None
+        without_encoder_since: float | None = None
         while True:
-            await self._next_look()
+            await self._wait_refresh()
             now = time.monotonic()
-            if not self._orders.awaits_job(self._ticket):
-                alone_since = None
+            if not self.orders.awaits_job(self.media_wait):
+                without_encoder_since = None
                 continue
-            if now >= self._hopeless_at:
+            if now >= self._give_up_at:
                 raise _too_late(None)
-            if self._view.has_encoder(self._digest):
-                alone_since = None
-            elif alone_since is None:
-                alone_since = now
-            elif now - alone_since >= self._grace_s:
+            if self.view.has_encoder(self.media_wait.namespace_digest):
+                without_encoder_since = None
+            elif without_encoder_since is None:
+                without_encoder_since = now
+            elif now - without_encoder_since >= self.encoder_grace_s:
                 raise _no_encoder()
 
     @property
-    def _hopeless_at(self) -> float:
+    def _give_up_at(self) -> float:
         """Counted anew from each `EncodeNeeded`: one that comes late is no encode that takes too long."""
-        return max(self._give_up_at, self._ticket.needed_at + self._patience_s)
+        return max(self.began_at, self.media_wait.needed_at) + self.local_encode_after_s
 
-    async def _next_look(self) -> None:
-        """After the next look at the registry, at the latest when the time is up."""
-        remaining_s = self._hopeless_at - time.monotonic()
-        try:
+    async def _wait_refresh(self) -> None:
+        """Until the registry was read again, at the latest when the time is up."""
+        remaining_s = self._give_up_at - time.monotonic()
+        with suppress(TimeoutError):
             async with asyncio.timeout(remaining_s if remaining_s > 0 else None):
-                await self._view.wait_for_look()
-        except TimeoutError:
-            return
+                await self.view.wait_for_refresh()
 
-    async def _encoder(self) -> None:
-        """Also a guard: without any encoder there is little sense in waiting for long."""
+    async def _wait_encoder(self) -> None:
+        """Also a guard: raises when no encoder registers in time."""
         try:
-            async with asyncio.timeout(self._grace_s):
-                await self._view.wait_for_encoder(self._digest)
+            async with asyncio.timeout(self.encoder_grace_s):
+                await self.view.wait_for_encoder(self.media_wait.namespace_digest)
         except TimeoutError as error:
             raise _no_encoder() from error
 
@@ -119,7 +112,3 @@ def _no_encoder() -> EncodeUnavailableError:
 def _too_late(path: str | None) -> EncodeUnavailableError:
     message = f"{path or 'the media'} could not be encoded in time"
     return EncodeUnavailableError("deadline_exceeded", message, path)
-
-
-def _loop_time(monotonic_s: float) -> float:
-    return asyncio.get_running_loop().time() + monotonic_s - time.monotonic()

@@ -1,8 +1,8 @@
-"""The gateway's own last word about an item, where prefill_decode will not say one.
+"""The gateway's own final ack of an item, where prefill_decode will not send one.
 
 An encoder keeps its pin of a tensor until every (request, item) that it was made for has had its `ItemAck`.
-That is prefill_decode's to say, but the one that the item was announced to may never have seen the request:
-the caller left before it was sent, it failed, or another instance answered. Acks are idempotent.
+prefill_decode sends it as a rule, but the one that the item was announced to may never have had the
+request: the caller left before it was sent, it failed, or another instance answered. Acks are idempotent.
 """
 
 import asyncio
@@ -19,62 +19,62 @@ from triptych_gateway.encode.media_wait import MediaWait
 
 log = get_logger(__name__)
 
-MAX_UNSAID = 10_000  # a word that is not said costs memory in the store until the job's deadline
+MAX_UNSENT = 10_000  # an ack that is not sent costs memory in the store until the job's deadline
 
 
 @dataclass(frozen=True, slots=True)
-class _Word:
+class _FinalAck:
     encoder: str
     ack: ItemAck
 
 
 class FinalAcks:
-    """Hears every encoder's metadata; `run` must run."""
+    """Gets every encoder's metadata; `run_sender` must run."""
 
     def __init__(self, bus: AsyncBus, gateway: str) -> None:
         self._bus = bus
         self._gateway = gateway
-        self._pending: dict[RequestId, list[_Word]] = {}  # of living requests
-        self._outbox: asyncio.Queue[_Word] = asyncio.Queue(MAX_UNSAID)
+        self._pending: dict[RequestId, list[_FinalAck]] = {}  # of living requests
+        self._outbox: asyncio.Queue[_FinalAck] = asyncio.Queue(MAX_UNSENT)
 
     @asynccontextmanager
-    async def of(self, ticket: MediaWait) -> AsyncIterator[None]:
-        """The request lives until the block ends."""
-        self._pending[ticket.request_id] = []
+    async def hold_acks(self, media_wait: MediaWait) -> AsyncIterator[None]:
+        """The request lives until the block ends; then its acks go out, unless prefill_decode sends them."""
+        self._pending[media_wait.request_id] = []
         try:
             yield
         finally:
-            words = self._pending.pop(ticket.request_id)
-            if ticket.answered_by != ticket.prefill_decode:
-                for word in words:
-                    self._say(word)
+            pending = self._pending.pop(media_wait.request_id)
+            if media_wait.answered_by != media_wait.prefill_decode:
+                for final_ack in pending:
+                    self._queue_ack(final_ack)
 
-    def hear(self, message: EncoderCacheMetadata) -> None:
-        """An encoder makes, or has made, an item for requests of ours; some may have ended."""
+    def on_metadata(self, message: EncoderCacheMetadata) -> None:
+        """An encoder makes, or has made, an item for requests of this gateway; some may have ended."""
         for requester in message.requesters:
             if requester.gateway != self._gateway:
                 continue
-            word = _Word(message.encoder, _skipped(message, requester))
-            living = self._pending.get(RequestId(requester.request_id))
-            if living is None:
-                self._say(word)
+            final_ack = _FinalAck(message.encoder, _skipped(message, requester))
+            pending = self._pending.get(RequestId(requester.request_id))
+            if pending is None:
+                self._queue_ack(final_ack)
             else:
-                living.append(word)
+                pending.append(final_ack)
 
-    async def run(self) -> None:
+    async def run_sender(self) -> None:
         """Never returns."""
         while True:
-            word = await self._outbox.get()
+            final_ack = await self._outbox.get()
             try:
-                await self._bus.publish(self._bus.names.acks(word.encoder), word.ack)
+                await self._bus.publish(self._bus.names.acks(final_ack.encoder), final_ack.ack)
             except BusUnavailableError as error:
-                log.warning("last word not said", encoder=word.encoder, error=str(error))
+                log.warning("final ack not sent", encoder=final_ack.encoder, error=str(error))
 
-    def _say(self, word: _Word) -> None:
+    def _queue_ack(self, final_ack: _FinalAck) -> None:
         try:
-            self._outbox.put_nowait(word)
+            self._outbox.put_nowait(final_ack)
         except asyncio.QueueFull:
-            log.warning("last word dropped", encoder=word.encoder, job_id=word.ack.job_id)
+            log.warning("final ack dropped", encoder=final_ack.encoder, job_id=final_ack.ack.job_id)
 
 
 def _skipped(message: EncoderCacheMetadata, requester: Requester) -> ItemAck:

@@ -7,18 +7,19 @@
     shortcuts   UNKNOWN --recall (sizes known from before)--> SIZED
                 any --metadata(sealed: the store has it already)--> SEALED
     once more   FAILED --order--> SIZING, or SIZED where the sizes are known
-                SEALED --order (prefill_decode says EncodeNeeded: evicted)--> SIZED
+                SEALED --order (prefill_decode sent EncodeNeeded: evicted)--> SIZED
 
 SIZED without a job: the sizes come from a cache, nothing was asked of an encoder. One job at a time
-per item; any number of requests wait on it. Which job that is, this gateway's own or another's, is known
-once the flight is claimed (`adopt`). A record lives while a request waits.
+per item; any number of requests wait for it. Which job that is, this gateway's own or another's, is known
+once the flight is claimed (`apply_claim`). A record lives while a request waits.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from triptych_common.domain.errors import IllegalTransitionError, RequestError
+from triptych_common.domain.errors import RequestError
+from triptych_common.domain.transitions import check_transition
 from triptych_common.protocol.ids import JobId, MmHash, RequestId
 from triptych_common.protocol.messages import FailureKind
 from triptych_gateway.encode.sizes import ItemSizes
@@ -45,7 +46,7 @@ ALLOWED: dict[ItemState, frozenset[ItemState]] = {
 class ItemFailure:
     """Why an item will not come. `kind` None: the job could not even be published.
 
-    `answer`: what the caller shall see, where `kind` does not say it.
+    `answer`: what the caller gets, where `kind` does not determine it.
     """
 
     kind: FailureKind | None
@@ -59,7 +60,9 @@ class Item:
     state: ItemState = ItemState.UNKNOWN
     sizes: ItemSizes | None = None
     job_id: JobId | None = None  # the job in flight, if any
-    is_claimed: bool = False  # Redis knows that we wait for it, and `job_id` is what Redis says
+    is_claimed: bool = (
+        False  # Redis knows that this gateway waits for it, and `job_id` is what Redis answered
+    )
     retry_of: FailureKind | None = None  # the failure because of which it was ordered
     num_attempts: int = 0  # jobs since the last success, over all gateways as far as they are known
     failure: ItemFailure | None = None
@@ -80,11 +83,9 @@ def transition(item: Item, to: ItemState) -> None:
     Raises:
         IllegalTransitionError: `to` cannot follow `item.state`.
     """
-    if to is item.state:
-        return
-    if to not in ALLOWED[item.state]:
-        raise IllegalTransitionError(f"item {item.mm_hash[:12]}", item.state, to)
-    item.state = to
+    if to is not item.state:
+        check_transition(ALLOWED, f"item {item.mm_hash[:12]}", item.state, to)
+        item.state = to
 
 
 class ItemTable:
@@ -102,20 +103,20 @@ class ItemTable:
     def get(self, mm_hash: MmHash) -> Item | None:
         return self._items.get(mm_hash)
 
-    def join(self, mm_hash: MmHash, request_id: RequestId) -> Item:
+    def join_item(self, mm_hash: MmHash, request_id: RequestId) -> Item:
         """`request_id` waits for the item from now on."""
         item = self._items.setdefault(mm_hash, Item(mm_hash))
         item.waiters.add(request_id)
         return item
 
-    def leave(self, mm_hash: MmHash, request_id: RequestId) -> None:
-        """`request_id` waits no more. What becomes of a job that nobody waits for is not ours to know."""
+    def leave_item(self, mm_hash: MmHash, request_id: RequestId) -> None:
+        """`request_id` waits no more. What becomes of its job Redis knows, where later requests ask."""
         item = self._items.get(mm_hash)
         if item is not None:
             item.waiters.discard(request_id)
             self._drop_if_idle(item)
 
-    def recall(self, mm_hash: MmHash, sizes: ItemSizes) -> None:
+    def recall_sizes(self, mm_hash: MmHash, sizes: ItemSizes) -> None:
         """The sizes are known from an earlier encode."""
         item = self._items.get(mm_hash)
         if item is not None and item.sizes is None:
@@ -123,7 +124,7 @@ class ItemTable:
             if item.state in (ItemState.UNKNOWN, ItemState.SIZING):
                 transition(item, ItemState.SIZED)
 
-    def order(self, mm_hash: MmHash, job_id: JobId, *, retry_of: FailureKind | None = None) -> bool:
+    def order_item(self, mm_hash: MmHash, job_id: JobId, *, retry_of: FailureKind | None = None) -> bool:
         """A job is about to be asked for. False: one is in flight already, ask for none."""
         item = self._items.get(mm_hash)
         if item is None or item.in_flight:
@@ -135,25 +136,25 @@ class ItemTable:
         item.failure = None
         return True
 
-    def adopt(self, item: Item, job_id: JobId, attempt: int) -> None:
-        """Redis says which job is in flight for the item, and the how many-th it is."""
+    def apply_claim(self, item: Item, job_id: JobId, attempt: int) -> None:
+        """Redis has answered which job is in flight for the item, and the how many-th it is."""
         if item.in_flight:
             item.job_id, item.num_attempts, item.is_claimed = job_id, attempt, True
 
-    def size(self, mm_hash: MmHash, sizes: ItemSizes, *, sealed: bool) -> frozenset[RequestId]:
-        """Metadata came. Facts about an mm_hash hold whichever job they come from. Returns who waits."""
+    def set_sizes(self, mm_hash: MmHash, sizes: ItemSizes, *, sealed: bool) -> frozenset[RequestId]:
+        """Metadata came. Facts about an mm_hash hold whichever job they come from. Returns the waiters."""
         item = self._items.get(mm_hash)
         if item is None:
             return frozenset()
         item.sizes = sizes
         if sealed:
-            return self.seal(mm_hash)
+            return self.seal_item(mm_hash)
         if (item.in_flight and item.state is ItemState.SIZING) or item.state is ItemState.UNKNOWN:
             transition(item, ItemState.SIZED)
         return frozenset(item.waiters)
 
-    def seal(self, mm_hash: MmHash) -> frozenset[RequestId]:
-        """The tensor is in the store. Returns who waits."""
+    def seal_item(self, mm_hash: MmHash) -> frozenset[RequestId]:
+        """The tensor is in the store. Returns the waiters."""
         item = self._items.get(mm_hash)
         if item is None:
             return frozenset()
@@ -166,8 +167,8 @@ class ItemTable:
         self._drop_if_idle(item)
         return waiters
 
-    def fail(self, mm_hash: MmHash, job_id: JobId, failure: ItemFailure) -> frozenset[RequestId]:
-        """The job produced nothing. Returns who waits; nobody when the job is not the one in flight."""
+    def fail_job(self, mm_hash: MmHash, job_id: JobId, failure: ItemFailure) -> frozenset[RequestId]:
+        """The job produced nothing. Returns the waiters; none when the job is not the one in flight."""
         item = self._items.get(mm_hash)
         if item is None or item.job_id != job_id:
             return frozenset()

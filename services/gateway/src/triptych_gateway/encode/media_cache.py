@@ -16,14 +16,14 @@ class _Slot:
     holders: set[RequestId] = field(default_factory=set)
 
 
-class MediaShelf:
+class MediaCache:
     """One slot per mm_hash; it is emptied when the last request that holds it has ended."""
 
     def __init__(self) -> None:
         self._slots: dict[MmHash, _Slot] = {}
         self._by_token: dict[str, _Slot] = {}
 
-    def put(self, mm_hash: MmHash, content: bytes, holder: RequestId) -> str:
+    def keep_media(self, mm_hash: MmHash, content: bytes, holder: RequestId) -> str:
         """Keep `content` until `holder` (and all others) let go. Returns its token."""
         slot = self._slots.get(mm_hash)
         if slot is None:
@@ -33,7 +33,7 @@ class MediaShelf:
         slot.holders.add(holder)
         return slot.token
 
-    def release(self, mm_hash: MmHash, holder: RequestId) -> None:
+    def release_media(self, mm_hash: MmHash, holder: RequestId) -> None:
         """`holder` needs it no more. Harmless when it never did."""
         slot = self._slots.get(mm_hash)
         if slot is None:
@@ -43,13 +43,13 @@ class MediaShelf:
             del self._slots[mm_hash]
             del self._by_token[slot.token]
 
-    def get(self, mm_hash: MmHash) -> tuple[str, bytes] | None:
+    def media_of(self, mm_hash: MmHash) -> tuple[str, bytes] | None:
         """(token, content), or None when no request holds it."""
         slot = self._slots.get(mm_hash)
         return None if slot is None else (slot.token, slot.content)
 
-    def fetch(self, token: str) -> bytes | None:
-        """What an encoder asks for by its token."""
+    def media_by_token(self, token: str) -> bytes | None:
+        """The content that an encoder requests by its token; None when no request holds it."""
         slot = self._by_token.get(token)
         return None if slot is None else slot.content
 

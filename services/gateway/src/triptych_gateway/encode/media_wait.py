@@ -10,9 +10,9 @@ from triptych_common.protocol.ids import MmHash, RequestId
 from triptych_common.protocol.messages import FailureKind
 from triptych_gateway.encode.item_table import ItemFailure
 from triptych_gateway.encode.sizes import ItemSizes
-from triptych_gateway.openai_errors import EncodeUnavailableError, unavailable
+from triptych_gateway.errors import EncodeUnavailableError, unavailable
 from triptych_gateway.request.media import TakenItem
-from triptych_gateway.request.prompt_length import rows_of, too_long
+from triptych_gateway.request.prompt_length import too_long
 
 RENEWED_WAIT_S = 30.0  # for an item that prefill_decode needs again
 
@@ -22,14 +22,14 @@ class MediaWait:
     """Filled in by EncodeOrders, awaited by the exchange that owns the request.
 
     Until the first chunk of the answer every item is needed. From then on prefill_decode has had them
-    all: what becomes of somebody else's job for one of them is no concern of this request, unless
+    all: what becomes of another request's job for one of them does not matter to this request, unless
     prefill_decode asks for it again.
     """
 
     request_id: RequestId
     prefill_decode: str
     items: Sequence[TakenItem]
-    deadline: float  # monotonic seconds; after it nobody waits for the items. At first: for the first token
+    deadline: float  # monotonic seconds; the wait for the items ends then. At first: for the first token
     traceparent: str | None
     namespace_digest: str  # that the items' mm_hash were made with
     max_model_len: int | None = None  # tokens that a prompt may have; None: not known
@@ -56,15 +56,15 @@ class MediaWait:
 
     @property
     def num_rows(self) -> int:
-        """Rows of all items whose sizes are known."""
-        return rows_of((item.mm_hash for item in self.items), self.sizes)
+        """Rows of all items whose sizes are known; each takes a token's place."""
+        return sum(self.sizes[item.mm_hash].num_embeds for item in self.items if item.mm_hash in self.sizes)
 
     @property
     def has_failed(self) -> bool:
         return self._error is not None
 
     def set_sizes(self, mm_hash: MmHash, sizes: ItemSizes) -> None:
-        """One that makes the prompt longer than the model takes fails the ticket: others need no encode."""
+        """A prompt that becomes longer than the model takes fails at once: other items need no encode."""
         self.sizes[mm_hash] = sizes
         num_tokens = self.num_rows + 1
         if self.max_model_len is not None and num_tokens > self.max_model_len:
@@ -82,7 +82,7 @@ class MediaWait:
         self._failed.clear()
 
     def need_again(self, mm_hash: MmHash) -> None:
-        """prefill_decode says that it lacks the item (after the first token: it had to start over).
+        """prefill_decode has reported that it lacks the item (after the first token: it had to start over).
 
         A whole answer does not show its first token: all its items count as needed until its end, which
         may be long after the first deadline.
@@ -91,7 +91,7 @@ class MediaWait:
         self._needed.add(mm_hash)
         self.deadline = max(self.deadline, self.needed_at + RENEWED_WAIT_S)
 
-    def fail(self, mm_hash: MmHash, failure: ItemFailure) -> None:
+    def fail_item(self, mm_hash: MmHash, failure: ItemFailure) -> None:
         """An item will not come. The first failure is the answer; one of an item in hand is none."""
         if self._error is None and self.needs(mm_hash):
             path = next((item.part.path for item in self.items if item.mm_hash == mm_hash), None)
@@ -110,11 +110,11 @@ class MediaWait:
         """A guard: raises when an item failed.
 
         Raises:
-            RequestError: what the caller shall see.
+            RequestError: what the caller gets.
         """
         while True:
             await self._failed.wait()
-            self.raise_failure()  # else settled in the same moment: go on watching
+            self.raise_failure()  # else settled in the same moment: go on waiting
 
     def raise_failure(self) -> None:
         """Raises the failure, if there is one."""
@@ -123,7 +123,7 @@ class MediaWait:
 
 
 def error_for(failure: ItemFailure, path: str | None) -> RequestError:
-    """What the caller sees when the item at `path` failed.
+    """What the caller gets when the item at `path` failed.
 
     `detail` of bad media is the encoder's and names the fault; other details are for the log.
     """

@@ -48,8 +48,8 @@ class SizesCache:
         self._local[mm_hash] = sizes
         return is_new
 
-    async def fetch(self, mm_hash: MmHash) -> ItemSizes | None:
-        """Look in the bus' cache; None when it is unknown, unreadable, or the bus is away."""
+    async def fetch_shared(self, mm_hash: MmHash) -> ItemSizes | None:
+        """From the bus' cache; None when it is unknown, unreadable, or the bus is away."""
         try:
             stored = await self._shared.get(mm_hash)
         except BusUnavailableError as error:
@@ -60,17 +60,17 @@ class SizesCache:
         try:
             sizes = ItemSizes.model_validate_json(stored)
         except ValidationError:
-            log.warning("unreadable entry in the sizes cache", mm_hash=mm_hash)
+            log.warning("sizes cache entry not readable", mm_hash=mm_hash)
             return None
         self._local[mm_hash] = sizes
         return sizes
 
-    async def store(self, mm_hash: MmHash, sizes: ItemSizes) -> None:
-        """Let other gateways, and this one after a restart, know."""
+    async def store_shared(self, mm_hash: MmHash, sizes: ItemSizes) -> None:
+        """Keep them for other gateways, and for this one after a restart."""
         try:
             is_kept = await self._shared.set(mm_hash, sizes.model_dump_json().encode())
         except BusUnavailableError as error:
             log.warning("sizes cache not reachable", error=repr(error))
             return
         if not is_kept:
-            log.warning("sizes of an item are too large for the sizes cache", mm_hash=mm_hash)
+            log.warning("sizes of an item too large for the sizes cache", mm_hash=mm_hash)

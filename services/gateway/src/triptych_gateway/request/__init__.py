@@ -1,14 +1,14 @@
-"""What a caller sent: bounds, validation, media.
+"""What a caller sent: bounds, validation, media. In the order of a request.
 
-chat_request        Validation of a chat completion's body: what the gateway must know, and what callers may n
-content_parts       Content parts of chat messages: which are text, which are media, which are refused.
-data_url            `data:` URLs, strictly: what is not exactly a base64 data URL of an image is refused.
-image_header        The header of an image: of which format it is, and how large. Pixels are never decoded her
-json_bounds         Bounds on a body's JSON text, checked on the raw bytes before anything parses it.
-media               Media intake: each item of a request becomes checked bytes with their identity (mm_hash).
-placeholder_tokens  Special tokens that stand for media in a rendered prompt may not come from the caller's te
-polyglots           Files that are images of two formats at once, depending on who reads them.
-prompt_length       Prompts that are longer than the model takes, refused before their media are encoded.
-request_body        Reading a request's body, bounded in size and time.
-request_options     The gate for what a request says to the model's processor and to the media reader.
+request_body        reads the body, bounded in size and time
+json_bounds         counts the values of its JSON before anything parses it
+chat_request        parses and validates it
+request_options       which options it may set for the model's processor and the media reader
+content_parts         its text and media parts; others are refused
+placeholder_tokens    no text may contain a token that stands for media
+media               its media, checked and named by their mm_hash
+data_url              a data URL's bytes
+image_header          an image's format and size, without decoding it
+polyglots             no file that is an image of two formats
+prompt_length       a prompt that is longer than the model takes is refused before its media are encoded
 """

@@ -1,8 +1,10 @@
-"""Validation of a chat completion's body: what the gateway must know, and what callers may not say.
+"""Validation of a chat completion's body: what the gateway must know, and what callers may not send.
 
 Everything else passes through to vLLM, which validates it again.
 """
 
+import asyncio
+from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
@@ -21,7 +23,7 @@ from triptych_gateway.request.request_options import (
 )
 
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
-# Set by the gateway and the engines alone. `cache_salt` is not dropped in silence: a caller that
+# Set by the gateway and the engines alone. `cache_salt` is refused, not dropped: a caller that
 # sets it counts on the isolation it stands for.
 REFUSED_FIELDS = ("ec_transfer_params", "kv_transfer_params", "cache_salt")
 # `request_id` is the gateway's; the processor options are in mm_hash and in the job, and would make
@@ -29,6 +31,7 @@ REFUSED_FIELDS = ("ec_transfer_params", "kv_transfer_params", "cache_salt")
 STRIPPED_FIELDS = (*REFUSED_FIELDS, "request_id", *OPTIONS_FIELDS)
 
 NO_OPTIONS = RequestOptions()
+PARSE_INLINE_BYTES = 32 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +73,11 @@ class ChatRequest:
     tenant_salt: str = ""
 
     def of_tenant(self, salt: str) -> "ChatRequest":
-        """The request with its tenant's salt in what is forwarded; "" for callers who share."""
+        """The request with its tenant's salt in what is forwarded; "" for callers without a tenant."""
         return replace(self, tenant_salt=salt, body={**self.body, "cache_salt": salt}) if salt else self
 
     def drop_text(self, part: MediaPart) -> None:
-        """Let go of the text of a part whose bytes were taken; the part's place stays."""
+        """Drop the text of a part whose bytes were taken; the part's place stays."""
         part.url = ""
         self.body["messages"][part.message_index]["content"][part.part_index] = None
 
@@ -89,7 +92,7 @@ def parse_chat_request(
     """Validate one body. Takes a while for a large one: tens of milliseconds.
 
     Args:
-        options: what the request may say to processor and media reader.
+        options: those that the request may set for processor and media reader.
 
     Raises:
         RequestError: 400, `param` names the field; 413 too much text.
@@ -98,13 +101,13 @@ def parse_chat_request(
     fields = _parse_object(raw)
     body = _validate(fields)
     _refuse_privileged(fields)
-    options.check(fields)
+    options.check_options(fields)
     _check_numbers(body, limits)
     media = _check_messages(body.messages, max_items)
     num_prompt_bytes = len(raw) - sum(len(part.url) for part in media)
-    if num_prompt_bytes > limits.body.max_prompt_bytes:  # what looked like media, and is none
+    if num_prompt_bytes > limits.body.max_prompt_bytes:  # text that begins like media, and is none
         raise prompt_too_large(limits.body.max_prompt_bytes)
-    guard.check(fields, [body.messages[m.message_index]["content"][m.part_index] for m in media])
+    guard.check_texts(fields, [body.messages[m.message_index]["content"][m.part_index] for m in media])
     if media:
         _check_options_beside_media(body, fields)
     return ChatRequest(
@@ -116,6 +119,23 @@ def parse_chat_request(
         media_io_options={name: each for name, each in (fields.get(MEDIA_IO_FIELD) or {}).items() if each},
         num_prompt_bytes=num_prompt_bytes,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class RequestParser:
+    """`parse_chat_request` with a gateway's bounds; of large bodies in a thread: the event loop goes on."""
+
+    guard: PlaceholderGuard
+    max_items: int
+    limits: RequestLimits
+    options: RequestOptions
+    threads: Executor
+
+    async def parse(self, raw: bytearray) -> ChatRequest:
+        arguments = raw, self.guard, self.max_items, self.limits, self.options
+        if len(raw) <= PARSE_INLINE_BYTES:
+            return parse_chat_request(*arguments)
+        return await asyncio.get_running_loop().run_in_executor(self.threads, parse_chat_request, *arguments)
 
 
 def _check_numbers(body: ChatBody, limits: RequestLimits) -> None:
@@ -189,23 +209,17 @@ def _check_messages(messages: list[dict[str, Any]], max_items: int) -> tuple[Med
         if not isinstance(role, str):
             raise RequestError(400, "missing_field", f"{path}.role must be a string", f"{path}.role")
         if role not in ROLES:
-            raise RequestError(
-                400, "unknown_role", f"{path}.role: unknown role {role[:50]!r}", f"{path}.role"
-            )
+            fault = f"{path}.role: unknown role {role[:50]!r}"
+            raise RequestError(400, "unknown_role", fault, f"{path}.role")
         content = message.get("content")
         if isinstance(content, list):
             media.extend(find_media(index, content, len(media)))
         elif content is not None and not isinstance(content, str):
-            raise RequestError(
-                400, "invalid_type", f"{path}.content must be a string or a list of parts", f"{path}.content"
-            )
+            fault = f"{path}.content must be a string or a list of parts"
+            raise RequestError(400, "invalid_type", fault, f"{path}.content")
         elif content is None and role in ("system", "developer", "user"):
             raise RequestError(400, "missing_field", f"{path}.content is missing", f"{path}.content")
         if len(media) > max_items:
-            raise RequestError(
-                400,
-                "too_many_items",
-                f"a request may hold {max_items} media items at most",
-                media[max_items].path,
-            )
+            fault = f"a request may hold {max_items} media items at most"
+            raise RequestError(400, "too_many_items", fault, media[max_items].path)
     return tuple(media)

@@ -1,6 +1,6 @@
 """Content parts of chat messages: which are text, which are media, which are refused.
 
-vLLM reads a part that has a `uuid` by whatever media key it carries, whatever its `type` says, so a
+vLLM reads a part that has a `uuid` by whatever media key it carries, whatever its `type` is, so a
 text part may carry no media key at all, and `uuid` is never passed on.
 """
 
@@ -80,40 +80,29 @@ def _image_url(part: dict[str, Any], path: str) -> tuple[str, str]:
     if isinstance(value, dict):
         url_path, value = f"{url_path}.url", value.get("url")
     if not isinstance(value, str) or not value:
-        raise RequestError(
-            400, "missing_image_url", f"{path} is an image without a URL: {url_path} is missing", url_path
-        )
+        message = f"{path} is an image without a URL: {url_path} is missing"
+        raise RequestError(400, "missing_image_url", message, url_path)
     return url_path, value
 
 
 def _check_other(part: dict[str, Any], part_type: str, path: str) -> None:
     if part_type in EMBEDS_TYPES:
-        raise RequestError(
-            400, "embeds_not_allowed", f"{path}: embeddings may not be sent by callers", f"{path}.type"
-        )
+        message = f"{path}: embeddings may not be sent by callers"
+        raise RequestError(400, "embeds_not_allowed", message, f"{path}.type")
     if part_type in UNSUPPORTED_TYPES:
-        raise RequestError(
-            400,
-            "unsupported_content_part",
-            f"{path}: content of type {part_type!r} is not served",
-            f"{path}.type",
-        )
+        message = f"{path}: content of type {part_type!r} is not served"
+        raise RequestError(400, "unsupported_content_part", message, f"{path}.type")
     if part_type == "tool_reference":
         text_key = "name"
     elif part_type in TEXT_KEYS:
         text_key = TEXT_KEYS[part_type]
     else:
-        raise RequestError(
-            400,
-            "unknown_content_part",
-            f"{path}: unknown content part type {part_type[:50]!r}",
-            f"{path}.type",
-        )
+        message = f"{path}: unknown content part type {part_type[:50]!r}"
+        raise RequestError(400, "unknown_content_part", message, f"{path}.type")
     if not isinstance(part.get(text_key), str):
         raise RequestError(400, "invalid_type", f"{path}.{text_key} must be a string", f"{path}.{text_key}")
     smuggled = MEDIA_KEYS.intersection(part)
     if smuggled:
         name = min(smuggled)
-        raise RequestError(
-            400, "unexpected_field", f"{path} is a text part and may not have {name!r}", f"{path}.{name}"
-        )
+        message = f"{path} is a text part and may not have {name!r}"
+        raise RequestError(400, "unexpected_field", message, f"{path}.{name}")

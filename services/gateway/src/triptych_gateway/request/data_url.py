@@ -21,21 +21,16 @@ def decode_data_url(url: str, path: str, max_bytes: int) -> bytes:
     if url[:5].lower() != "data:":
         scheme = url.split(":", 1)[0].lower() if ":" in url[:20] else ""
         if scheme in ("http", "https"):
-            raise RequestError(
-                400,
-                "remote_media_disabled",
-                f"{path}: fetching media from http(s) URLs is not enabled; send a data URL",
-                path,
-            )
+            message = f"{path}: fetching media from http(s) URLs is not enabled; send a data URL"
+            raise RequestError(400, "remote_media_disabled", message, path)
         raise RequestError(400, "invalid_image_url", f"{path} must be a data URL", path)
     header = _DATA_URL.match(url[:_MAX_HEADER_CHARS])
     if header is None:
         raise RequestError(400, "invalid_image_url", f"{path} is not a well-formed data URL", path)
     options = header["options"].lower().split(";")
     if not header["type"].lower().startswith("image/") or options[-1] != "base64":
-        raise RequestError(
-            400, "invalid_image_url", f"{path} must start with data:image/<format>;base64,", path
-        )
+        message = f"{path} must start with data:image/<format>;base64,"
+        raise RequestError(400, "invalid_image_url", message, path)
     num_chars = len(url) - header.end()
     if num_chars // 4 * 3 > max_bytes + 2:
         raise too_large(path, max_bytes)

@@ -34,7 +34,7 @@ class ImageLimits:
 
 @dataclass(frozen=True, slots=True)
 class ImageHeader:
-    """What an image says of itself."""
+    """Format and size, as the header has them."""
 
     format: str  # the one of `ImageLimits.formats` that opened it
     width: int  # pixels
@@ -61,9 +61,8 @@ def read_image_header(content: bytes, path: str, limits: ImageLimits) -> ImageHe
         raise _too_many_pixels(path, limits) from error
     except Exception as error:  # hostile bytes make header parsers fail in many ways; all mean the same
         names = ", ".join(limits.formats)
-        raise RequestError(
-            400, "invalid_image", f"{path} is not an image that can be read ({names})", path
-        ) from error
+        message = f"{path} is not an image that can be read ({names})"
+        raise RequestError(400, "invalid_image", message, path) from error
     if width < 1 or height < 1:
         raise RequestError(400, "invalid_image", f"{path} is an image without pixels", path)
     if width * height > limits.max_pixels:

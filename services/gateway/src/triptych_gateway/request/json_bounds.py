@@ -6,8 +6,7 @@ bulk of a large body, are stepped over, and the scan ends where a bound is passe
 
     body = media (long `"data:…"` strings) + prompt (everything else)
 
-For text that is no JSON the counts mean nothing; the parser stops at its first fault, and up to there
-they are right.
+For text that is no JSON the counts are right up to its first fault, where the parser stops.
 """
 
 import re
@@ -108,7 +107,7 @@ def _prompt_spans(raw: bytes | bytearray, bounds: BodyBounds) -> Iterator[tuple[
     position, left = 0, bounds.max_prompt_bytes
     search_from, num_other = 0, 0
     while num_other <= 2 * bounds.max_values:  # key and value
-        # No further than the bound: what lies beyond is not looked at.
+        # No further than the bound: what lies beyond is not searched.
         found = _MEDIA_START.search(raw, search_from, position + left + _MEDIA_START_BYTES)
         if found is None:
             break
@@ -140,15 +139,10 @@ def _media_end(raw: bytes | bytearray, start: int) -> int | None:
 
 
 def prompt_too_large(max_prompt_bytes: int) -> RequestError:
-    return RequestError(
-        413, "prompt_too_large", f"the body without its media is larger than {max_prompt_bytes} bytes", None
-    )
+    message = f"the body without its media is larger than {max_prompt_bytes} bytes"
+    return RequestError(413, "prompt_too_large", message)
 
 
 def too_complex(max_values: int) -> RequestError:
-    return RequestError(
-        400,
-        "body_too_complex",
-        f"the body has more than {max_values} values, or is nested more than {MAX_DEPTH} deep",
-        None,
-    )
+    message = f"the body has more than {max_values} values, or is nested more than {MAX_DEPTH} deep"
+    return RequestError(400, "body_too_complex", message)

@@ -33,13 +33,13 @@ class PlaceholderGuard:
         self._tokens = tuple(tokens)
         self._max_values = max_values
 
-    def check(self, body: Mapping[str, Any], media_parts: Sequence[Mapping[str, Any]]) -> None:
-        """Look through everything that a template may render, except `media_parts` (parts of `body`).
+    def check_texts(self, body: Mapping[str, Any], media_parts: Sequence[Mapping[str, Any]]) -> None:
+        """Search everything that a template may render, except `media_parts` (parts of `body`).
 
         Takes time and memory in proportion to the body.
 
         Raises:
-            RequestError: 400: a token was found, `param` says where; or too many values, or too deep.
+            RequestError: 400: a token was found, `param` is the place; or too many values, or too deep.
         """
         for place, text in _texts(body, {id(part) for part in media_parts}, self._max_values):
             found = next((token for token in self._tokens if token in text), None)

@@ -1,4 +1,4 @@
-"""Files that are images of two formats at once, depending on who reads them.
+"""Files that are images of two formats at once, depending on the reader.
 
 Every reader of Pillow's has a test of the first bytes, or a signature elsewhere. A file that passes the one
 of another format than it was opened with is refused: other software would show another image.

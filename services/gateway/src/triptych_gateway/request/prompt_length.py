@@ -9,17 +9,14 @@ prefill_decode checks the whole prompt again.
 
 import asyncio
 import re
-from collections.abc import Iterable, Mapping
 from typing import Any
 
 import httpx
 import orjson
 
 from triptych_common.domain.errors import RequestError
-from triptych_common.protocol.ids import MmHash
 from triptych_common.protocol.messages import InstanceRecord
 from triptych_common.telemetry.logs import get_logger
-from triptych_gateway.encode.sizes import ItemSizes
 from triptych_gateway.request.chat_request import ChatRequest
 from triptych_gateway.request.content_parts import text_of
 
@@ -42,13 +39,8 @@ MAX_HEAD_BYTES = 512  # of the answer: the count stands before the tokens
 _COUNT = re.compile(rb'"count" *: *(\d+)')
 
 
-def rows_of(hashes: Iterable[MmHash], sizes: Mapping[MmHash, ItemSizes]) -> int:
-    """Rows of all items whose sizes are known; each takes a token's place."""
-    return sum(sizes[mm_hash].num_embeds for mm_hash in hashes if mm_hash in sizes)
-
-
 def too_long(num_tokens: int, max_model_len: int) -> RequestError:
-    """400, in vLLM's words."""
+    """400, with vLLM's text."""
     return RequestError(
         400,
         "context_length_exceeded",
@@ -59,14 +51,10 @@ def too_long(num_tokens: int, max_model_len: int) -> RequestError:
     )
 
 
-async def check_text(
-    client: httpx.AsyncClient,
-    record: InstanceRecord,
-    request: ChatRequest,
-    num_rows: int,
-    timeout_s: float,
+async def check_prompt_length(
+    client: httpx.AsyncClient, record: InstanceRecord, request: ChatRequest, num_rows: int, timeout_s: float
 ) -> None:
-    """Refuse `request` if its text is too long beside `num_rows`. What cannot be told passes.
+    """Refuse `request` if its text is too long beside `num_rows`. What is not known passes.
 
     Raises:
         RequestError: 400.
@@ -80,14 +68,16 @@ async def check_text(
         async with asyncio.timeout(timeout_s):
             num_tokens = await _count(client, (record.url or "").rstrip("/") + TOKENIZE_PATH, body)
     except (httpx.HTTPError, httpx.InvalidURL, TimeoutError) as error:
-        log.warning("tokens of a prompt not counted", instance=record.instance, error=repr(error))
+        log.warning(
+            "prompt tokens not counted by prefill_decode", instance=record.instance, error=repr(error)
+        )
         return
     if num_tokens is not None and num_tokens + num_rows > limit:
         raise too_long(num_tokens + num_rows, limit)
 
 
 async def _count(client: httpx.AsyncClient, url: str, body: dict[str, Any]) -> int | None:
-    """None where prefill_decode did not take it: it says why when it gets the request itself."""
+    """None where prefill_decode did not take it: its answer to the request itself gives the reason."""
     head = b""
     headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
     async with client.stream("POST", url, content=orjson.dumps(body), headers=headers) as answer:

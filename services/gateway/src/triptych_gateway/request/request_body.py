@@ -14,7 +14,7 @@ async def read_body(
     """The whole body.
 
     Args:
-        on_growth: told how many bytes are held, before more are; may raise.
+        on_growth: called with the number of bytes before so many are held; may raise.
 
     Raises:
         RequestError: 413 too large; 408 the client stopped sending.
@@ -50,7 +50,7 @@ def announced_bytes(request: Request) -> int | None:
 async def wait_disconnect(request: Request, has_ended: Callable[[], bool]) -> None:
     """A guard, for when the body has been read: raises when the client goes away before the answer's end.
 
-    The server says `http.disconnect` too once the answer is complete, which `has_ended` tells apart.
+    `http.disconnect` comes also once the answer is complete, which `has_ended` distinguishes.
 
     Raises:
         ClientDisconnect: it did.

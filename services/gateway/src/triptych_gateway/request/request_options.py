@@ -1,4 +1,4 @@
-"""The gate for what a request says to the model's processor and to the media reader.
+"""The gate for the options that a request sets for the model's processor and the media reader.
 
 vLLM has the same one, in front of its renderer: an option changes what an image costs and what the vision
 tower is given. Here, as there, all are refused unless the operator lists them; then with bounds.
@@ -23,7 +23,7 @@ class RequestOptions:
     processor: OptionRules = field(default_factory=dict)
     image: OptionRules = field(default_factory=dict)
 
-    def check(self, fields: Mapping[str, Any]) -> None:
+    def check_options(self, fields: Mapping[str, Any]) -> None:
         """Check both fields of a request's body, as parsed; absent, null and {} are fine.
 
         Raises:

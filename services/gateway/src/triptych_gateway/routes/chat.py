@@ -3,15 +3,14 @@
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from triptych_gateway.chat.exchange import ChatExchange
-from triptych_gateway.gateway import Gateway
+from triptych_gateway.chat.exchange import ChatExchange, ChatParts
 
 
-def chat_routes(gateway: Gateway) -> APIRouter:
+def chat_routes(parts: ChatParts) -> APIRouter:
     router = APIRouter()
 
     @router.post("/v1/chat/completions", response_class=Response)
     async def chat_completions(request: Request) -> Response:
-        return ChatExchange(gateway, request)
+        return ChatExchange(parts, request)
 
     return router

@@ -4,11 +4,16 @@ import orjson
 from fastapi import APIRouter
 from starlette.responses import Response
 
+from triptych_common.coordination import Registration
 from triptych_common.telemetry.metrics import CONTENT_TYPE
-from triptych_gateway.gateway import Gateway
+from triptych_gateway.access.request_limiter import RequestLimiter
+from triptych_gateway.metrics import GatewayMetrics
+from triptych_gateway.routing.registry_view import RegistryView
 
 
-def health_routes(gateway: Gateway) -> APIRouter:
+def health_routes(
+    view: RegistryView, registration: Registration, limiter: RequestLimiter, metrics: GatewayMetrics
+) -> APIRouter:
     router = APIRouter()
 
     @router.get("/health/live")
@@ -17,16 +22,16 @@ def health_routes(gateway: Gateway) -> APIRouter:
 
     @router.get("/health/ready")
     async def ready() -> Response:
-        """Ready: somebody serves. Text requests need neither Redis nor an encoder: a balancer that took
+        """Ready: an instance serves. Text requests need neither Redis nor an encoder: a balancer that took
         out every gateway because Redis is away would end those, too."""
-        view = gateway.view
-        is_ready = bool(view.serving) and not gateway.is_draining
+        is_draining = registration.record.draining
+        is_ready = bool(view.serving) and not is_draining
         report = {
             "status": "ready" if is_ready else "not ready",
             "redis": view.is_fresh,
-            "draining": gateway.is_draining,
+            "draining": is_draining,
             "encoder_available": bool(view.encoding),
-            "num_requests": gateway.admission.num_requests,
+            "num_requests": limiter.num_requests,
             "instances": [
                 {
                     "instance": r.instance,
@@ -46,7 +51,7 @@ def health_routes(gateway: Gateway) -> APIRouter:
         )
 
     @router.get("/metrics")
-    async def metrics() -> Response:
-        return Response(gateway.metrics.metrics.render(), headers={"Content-Type": CONTENT_TYPE})
+    async def metrics_text() -> Response:
+        return Response(metrics.metrics.render(), headers={"Content-Type": CONTENT_TYPE})
 
     return router

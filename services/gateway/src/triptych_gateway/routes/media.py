@@ -4,16 +4,15 @@ from fastapi import APIRouter
 from starlette.responses import Response
 
 from triptych_common.domain.errors import RequestError
-from triptych_gateway.encode.media_cache import MEDIA_PATH
-from triptych_gateway.gateway import Gateway
+from triptych_gateway.encode.media_cache import MEDIA_PATH, MediaCache
 
 
-def media_routes(gateway: Gateway) -> APIRouter:
+def media_routes(media_cache: MediaCache) -> APIRouter:
     router = APIRouter()
 
     @router.get(MEDIA_PATH + "/{token}")
     async def fetch(token: str) -> Response:
-        content = gateway.shelf.fetch(token)
+        content = media_cache.media_by_token(token)
         if content is None:
             raise RequestError(404, "media_gone", "no living request holds this media")
         return Response(content, media_type="application/octet-stream", headers={"Cache-Control": "no-store"})

@@ -6,10 +6,11 @@ from typing import Any
 from fastapi import APIRouter, Request
 
 from triptych_common.domain.errors import RequestError
-from triptych_gateway.gateway import Gateway
+from triptych_gateway.access.auth import ApiKeys
+from triptych_gateway.routing.registry_view import RegistryView
 
 
-def model_routes(gateway: Gateway) -> APIRouter:
+def model_routes(api_keys: ApiKeys, view: RegistryView) -> APIRouter:
     router = APIRouter()
     created = int(time.time())
 
@@ -18,13 +19,13 @@ def model_routes(gateway: Gateway) -> APIRouter:
 
     @router.get("/v1/models")
     async def list_models(request: Request) -> dict[str, Any]:
-        gateway.api_keys.check(request.headers.get("authorization"))
-        return {"object": "list", "data": [card(model) for model in gateway.view.models]}
+        api_keys.check_key(request.headers.get("authorization"))
+        return {"object": "list", "data": [card(model) for model in view.models]}
 
     @router.get("/v1/models/{model:path}")
     async def get_model(model: str, request: Request) -> dict[str, Any]:
-        gateway.api_keys.check(request.headers.get("authorization"))
-        if model not in gateway.view.models:
+        api_keys.check_key(request.headers.get("authorization"))
+        if model not in view.models:
             raise RequestError(404, "model_not_found", f"the model {model[:200]!r} does not exist", "model")
         return card(model)
 

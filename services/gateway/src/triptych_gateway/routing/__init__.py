@@ -1,5 +1,6 @@
-"""Which instances there are, and which of them serves a request.
+"""Which instances there are, and which of them gets a request.
 
-registry_view  What this gateway knows of the other instances: read from the registry again and again, kept in
-router         Router: which prefill_decode serves a request. Pure; `now` is an argument.
+registry_view  the registry as last read
+router         the choice among its records: fewest requests in flight; pure
+instances      one request's choice: waits for an instance, and takes another where one fails
 """

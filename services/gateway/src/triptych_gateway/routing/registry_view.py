@@ -6,7 +6,6 @@ the last view stays in use: text requests need no Redis.
 
 import asyncio
 import time
-from collections.abc import Callable
 
 from triptych_common.coordination import Registry
 from triptych_common.domain.errors import BusUnavailableError
@@ -20,20 +19,20 @@ _STALE_INTERVALS = 6
 
 
 class RegistryView:
-    """The records of the last look, and a wake-up for those who wait for somebody to appear."""
+    """The records as last read, and a wake-up for requests that wait for an instance to register."""
 
     def __init__(self, registry: Registry, interval_s: float) -> None:
         self._registry = registry
-        self._interval_s = interval_s
+        self.interval_s = interval_s
         self._changed = asyncio.Condition()
-        self._seen_at = float("-inf")  # monotonic seconds of the last look that succeeded
+        self._seen_at = float("-inf")  # monotonic seconds of the last read that succeeded
         self.records: tuple[InstanceRecord, ...] = ()
         self.models_seen: set[str] = set()
 
     @property
     def is_fresh(self) -> bool:
-        """The last look succeeded, not long ago."""
-        return time.monotonic() - self._seen_at < self._interval_s * _STALE_INTERVALS + 1.0
+        """The last read succeeded, not long ago."""
+        return time.monotonic() - self._seen_at < self.interval_s * _STALE_INTERVALS + 1.0
 
     @property
     def serving(self) -> list[InstanceRecord]:
@@ -49,9 +48,8 @@ class RegistryView:
         return sorted({record.model for record in self.serving if record.model is not None})
 
     async def refresh(self) -> None:
-        """One look."""
         try:
-            async with asyncio.timeout(max(self._interval_s * _STALE_INTERVALS, 1.0)):
+            async with asyncio.timeout(max(self.interval_s * _STALE_INTERVALS, 1.0)):
                 records = tuple(await self._registry.list_instances())
         except (BusUnavailableError, TimeoutError) as error:
             log.warning("registry not reachable", error=repr(error))
@@ -62,15 +60,8 @@ class RegistryView:
             self.models_seen.update(self.models)
             self._changed.notify_all()
 
-    async def run(self, on_look: Callable[[], None]) -> None:
-        """Look for ever; `on_look()` after each. Never returns."""
-        while True:
-            await self.refresh()
-            on_look()
-            await asyncio.sleep(self._interval_s)
-
-    async def wait_for_look(self) -> None:
-        """Return after the next look that succeeds. Bound it."""
+    async def wait_for_refresh(self) -> None:
+        """Return after the next read that succeeds. Bound it."""
         async with self._changed:
             await self._changed.wait()
 

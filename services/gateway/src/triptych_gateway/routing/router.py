@@ -25,7 +25,7 @@ class Router:
         self._suspect_until: dict[str, float] = {}
         self._tick = count(1)
 
-    def pick(
+    def pick_instance(
         self,
         records: Iterable[InstanceRecord],
         *,
@@ -64,24 +64,24 @@ class Router:
         self._picked_at[chosen.instance] = next(self._tick)
         return chosen
 
-    def begin(self, instance: str) -> None:
+    def begin_request(self, instance: str) -> None:
         """A request goes to `instance`."""
         self._num_in_flight[instance] += 1
 
-    def end(self, instance: str) -> None:
+    def end_request(self, instance: str) -> None:
         """Its answer has ended, in whatever way."""
         self._num_in_flight[instance] -= 1
         if self._num_in_flight[instance] <= 0:
             del self._num_in_flight[instance]
 
-    def suspect(self, instance: str, now: float) -> None:
+    def avoid_instance(self, instance: str, now: float) -> None:
         """`instance` could not be reached."""
         self._suspect_until[instance] = now + self._suspect_s
 
     def num_in_flight(self, instance: str) -> int:
         return self._num_in_flight[instance]
 
-    def forget(self, alive: Set[str]) -> None:
+    def forget_all_but(self, alive: Set[str]) -> None:
         """Drop what is known of instances that have left the registry."""
         for known in (self._picked_at, self._suspect_until):
             for instance in known.keys() - alive:
@@ -111,8 +111,8 @@ def has_tower(records: Iterable[InstanceRecord], model: str, namespace_digest: s
 def choose_namespace(records: Iterable[InstanceRecord], model: str) -> str | None:
     """The namespace digest for an image request: one that encoders and serving instances share.
 
-    Without any live encoder, that of a serving instance: an encoder may come back. None: nobody
-    serves the model's images.
+    Without any live encoder, that of a serving instance: an encoder may come back. None: no
+    instance serves the model's images.
     """
     records = list(records)
     serving = [r.namespace_digest for r in records if can_serve(r, model) and r.namespace_digest is not None]

@@ -4,8 +4,6 @@ Addresses, streams and events are integers, as CUDA's handles are. Stream 0 is t
 method but `malloc`, the two that synchronize and the host registrations returns at once.
 """
 
-import importlib
-import importlib.util
 from typing import Protocol
 
 from triptych_common.domain.errors import TriptychError
@@ -70,27 +68,3 @@ class CudaDriver(Protocol):
         """Wait for it, without holding up other Python threads."""
 
     def event_destroy(self, event: int) -> None: ...
-
-
-def has_bindings() -> bool:
-    """Whether NVIDIA's Python bindings are installed; loads nothing."""
-    try:
-        return importlib.util.find_spec("cuda.bindings") is not None
-    except ModuleNotFoundError:  # nothing called `cuda` at all
-        return False
-
-
-def load_driver(device: int = 0) -> CudaDriver:
-    """CUDA on GPU number `device` of those that this process may see.
-
-    Raises:
-        CudaError: NVIDIA's Python bindings are not installed, or there is no usable GPU; the text says which.
-    """
-    try:
-        runtime = importlib.import_module("triptych_common.region.cuda.runtime")
-    except ImportError as error:
-        raise CudaError(
-            f"NVIDIA's Python bindings cannot be loaded ({error}); pip install 'triptych-common[cuda]'"
-        ) from error
-    driver: CudaDriver = runtime.RuntimeDriver(device)
-    return driver

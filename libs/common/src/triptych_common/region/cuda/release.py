@@ -1,4 +1,4 @@
-"""Calls back when the GPU has passed a point, without anybody on the engine's thread waiting for it."""
+"""Calls back when the GPU has passed a point, without a wait on the engine's thread."""
 
 import queue
 import threading
@@ -34,7 +34,7 @@ class EventReleaser:
         try:
             event = self._record(stream)
         except CudaError as error:
-            log.warning("event not recorded", error=str(error))
+            log.warning("cuda event not recorded", error=str(error))
         self._queue.put((event, on_release))
 
     def _record(self, stream: int) -> int:
@@ -64,8 +64,8 @@ class EventReleaser:
                     self._driver.event_synchronize(event)
                     self._driver.event_destroy(event)
             except CudaError as error:
-                log.warning("event not waited for", error=str(error))
+                log.warning("cuda event not waited for", error=str(error))
             try:
                 on_release()
-            except Exception:  # this thread is everybody's: one release must not end it
-                log.exception("release failed")
+            except Exception:  # this thread serves all views: one release must not end it
+                log.exception("release of a view failed")

@@ -1,4 +1,4 @@
-"""`CudaDriver` over NVIDIA's own bindings of the CUDA runtime. Imported by `driver.load_driver` only.
+"""`CudaDriver` over NVIDIA's own bindings of the CUDA runtime. Imported by `loading.load_driver` only.
 
 The UUID alone is asked of the driver: the runtime's device properties name the whole GPU where the process
 has a part of it (MIG), and parts share no memory.

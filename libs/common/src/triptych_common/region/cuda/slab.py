@@ -13,7 +13,7 @@ log = get_logger(__name__)
 
 
 class DeviceSlab:
-    """The store's end: allocated once, told to every client.
+    """The store's end: allocated once, sent to every client.
 
     It ends with the process, never before: `cudaFree` of memory that a client has still mapped is undefined,
     and the store cannot know when the last one has unmapped it.
@@ -27,21 +27,20 @@ class DeviceSlab:
             memory = device_memory(driver.device_uuid())
             self.info = SlabInfo(memory=memory, num_bytes=num_bytes, ipc_handle=handle.hex())
         except BaseException:
-            driver.free(address)  # told to nobody yet
+            driver.free(address)  # no client knows it yet
             raise
 
 
 class SlabMapping:
     """A client's mapping of one store's slab; one per process, since CUDA opens a handle once in each.
 
-    new --first use--> mapped --retire--> retiring --last user gone--> unmapped
-
-    Users are views, and writes while they run. Each says that it is done when the GPU is done with it.
-    `retire`: this slab is of a store that is gone, or the process ends. Without users it is unmapped at once.
+    It is mapped at its first use. Users are views, and writes while they run; each ends when the GPU is done
+    with it. `retire`: the slab is of a store that is gone, or the process ends; the slab is unmapped when it
+    has no users any more.
     """
 
     def __init__(self, driver: CudaDriver, info: SlabInfo, generation: int) -> None:
-        """`generation`: of the store that told of the slab, so of everything in it."""
+        """`generation`: of the store that owns the slab, so of everything in it."""
         self._driver = driver
         self._lock = threading.Lock()
         self._address: int | None = None

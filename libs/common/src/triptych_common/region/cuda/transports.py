@@ -193,7 +193,7 @@ class SlabReader:
             tensor = self._device.wrap(memory).view(dtype).view(spec.shape)
             stream = self._device.current_stream()
         except BaseException:
-            slab.release()  # who gets no tensor is not called
+            slab.release()  # a caller that gets no tensor is not called back
             raise
 
         def done() -> None:
@@ -233,7 +233,7 @@ def _nothing_left_on(driver: CudaDriver, stream: int) -> Iterator[None]:
         try:
             driver.stream_synchronize(stream)
         except CudaError as error:  # CUDA itself has failed: nothing runs any more
-            log.warning("copy not waited for", error=str(error))
+            log.warning("cuda copy not waited for", error=str(error))
         raise
 
 

@@ -1,0 +1,15 @@
+-- Requesters wait no more. 1: the last one left, and the job, which no encoder had, is off the stream.
+-- KEYS: flight stream
+-- ARGV: group *fields
+for _, field in ipairs(fields) do redis.call('HDEL', flight, field) end
+if state == '' or state == 'running' then return 0 end
+if #live_requesters() > 0 then
+  if state == 'claimed' then try_put('until', 0) end  -- the owner may be the one that left
+  return 0
+end
+local entry = get('entry')
+redis.call('DEL', flight)
+if state ~= 'queued' then return 0 end
+pcall(function() redis.call('XACK', stream, group, entry) end)
+redis.call('XDEL', stream, entry)
+return 1

@@ -1,0 +1,41 @@
+"""Read back the traces that `FileSpanExporter` wrote."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import orjson
+
+from triptych_common.telemetry.span_records import SpanRecord
+from triptych_common.telemetry.trace_files import trace_files
+from triptych_common.telemetry.tracing import REQUEST_ID
+
+
+def read_trace(traces_dir: Path, request_id: str) -> list[SpanRecord]:
+    """Every span of the trace of `request_id`, by start time; empty if there is none (yet).
+
+    Spans reach the files with a delay (`tracing.EXPORT_DELAY_MS`), each when it has ended.
+    """
+    candidates = _spans(traces_dir, request_id)
+    marked = [span for span in candidates if span.attributes.get(REQUEST_ID) == request_id]
+    if not marked:
+        return []
+    trace_id = min(marked, key=lambda span: span.start_ns).trace_id
+    spans = {span.span_id: span for span in _spans(traces_dir, trace_id) if span.trace_id == trace_id}
+    return sorted(spans.values(), key=lambda span: (span.start_ns, -span.end_ns))
+
+
+def _spans(traces_dir: Path, needle: str) -> Iterator[SpanRecord]:
+    """Spans whose line contains `needle`; lines that are cut off or foreign are passed over."""
+    wanted = needle.encode()
+    for path in trace_files(traces_dir):
+        try:
+            file = path.open("rb")
+        except FileNotFoundError:  # moved aside or removed meanwhile
+            continue
+        with file:
+            for line in file:
+                if wanted in line and line.endswith(b"\n"):
+                    try:
+                        yield SpanRecord(**orjson.loads(line))
+                    except (orjson.JSONDecodeError, TypeError):
+                        continue

@@ -1,0 +1,125 @@
+"""The requests of this gateway at the flights in Redis: which of them Redis knows to wait for which item.
+
+`EncodeOrders` owns this record and decides what is sent. No message comes when Redis, a gateway or
+an encoder has lost something, so Redis is asked again now and then (`EncodeOrders.run_checks`).
+"""
+
+import asyncio
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from triptych_common.coordination import FlightClaim, SingleFlight
+from triptych_common.coordination.single_flight import ClaimMode, RequesterKey, requester_key
+from triptych_common.domain.errors import BusUnavailableError
+from triptych_common.protocol.ids import JobId, MmHash
+from triptych_common.protocol.messages import EncodeJob, Requester
+from triptych_common.telemetry.logs import get_logger
+from triptych_gateway.encode.encode_job import OrderLimits, remaining_s
+from triptych_gateway.encode.item_table import Item
+from triptych_gateway.encode.job_queue import JobQueue
+from triptych_gateway.encode.media_wait import MediaWait
+
+log = get_logger(__name__)
+
+EXPIRY_GRACE_S = 1.0  # beyond the last deadline: the encoder's own report comes first
+
+
+@dataclass
+class _Sent:
+    """The requesters of one item that Redis may know of."""
+
+    namespace_digest: str  # of the item
+    keys: set[RequesterKey] = field(default_factory=set)
+    until: float = 0.0  # monotonic seconds; Redis drops them by itself then
+
+
+class FlightRequests:
+    """Per item what was sent to Redis, and is not known to be gone there."""
+
+    def __init__(self, single_flight: SingleFlight, limits: OrderLimits) -> None:
+        self._single_flight = single_flight
+        self._job_queue = JobQueue(single_flight, limits.max_queued_jobs, limits.max_queue_age_s)
+        self._limits = limits
+        self._sent: dict[MmHash, _Sent] = {}
+
+    def __len__(self) -> int:
+        return len(self._sent)
+
+    def __iter__(self) -> Iterator[MmHash]:
+        return iter(self._sent)
+
+    def covers(self, mm_hash: MmHash, keys: set[RequesterKey]) -> bool:
+        """Whether all of `keys` were sent."""
+        sent = self._sent.get(mm_hash)
+        return sent is not None and keys <= sent.keys
+
+    async def claim_item(
+        self, item: Item, job_id: JobId, media_waits: list[MediaWait], requesters: tuple[Requester, ...]
+    ) -> FlightClaim:
+        """Add `requesters` to the item's flight, and claim it for `job_id` where no gateway has.
+
+        Raises:
+            BusUnavailableError: Redis may have them all the same.
+        """
+        mode: ClaimMode = "check" if item.is_claimed else "retry" if item.is_retry else "new"
+        namespace_digest, ttl_s = media_waits[0].namespace_digest, remaining_s(media_waits) + EXPIRY_GRACE_S
+        sent = self._sent.setdefault(item.mm_hash, _Sent(namespace_digest))
+        sent.keys.update(map(requester_key, requesters))
+        sent.until = max(sent.until, time.monotonic() + ttl_s)
+        return await self._single_flight.claim_flight(
+            item.mm_hash,
+            requesters,
+            namespace_digest=namespace_digest,
+            mode=mode,
+            job_id=job_id,
+            attempt=item.num_attempts,
+            max_attempts=self._limits.attempts_after(item.retry_of),
+            ttl_s=ttl_s,
+        )
+
+    async def withdraw_claim(self, mm_hash: MmHash, keys: set[RequesterKey]) -> None:
+        """End a claim that is not needed any more: no other gateway may wait for this one to publish."""
+        sent = self._sent[mm_hash]
+        await self._single_flight.leave_flight(mm_hash, keys, namespace_digest=sent.namespace_digest)
+        sent.keys -= keys
+
+    async def publish_job(self, job: EncodeJob, blob: bytes | None, media_waits: list[MediaWait]) -> bool:
+        """Publish the job of a claimed flight. False: Redis has lost the flight since it was claimed.
+
+        Raises:
+            RequestError: 429, too many jobs wait.
+            BusUnavailableError: Redis may have the job all the same.
+        """
+        await self._job_queue.admit_job(job.namespace_digest)
+        entry_id = await self._single_flight.publish_job(
+            job,
+            traceparent=media_waits[0].traceparent,
+            remaining_ms=int(remaining_s(media_waits) * 1000),
+            blob=blob,
+        )
+        return entry_id is not None
+
+    async def leave_all_but(self, mm_hash: MmHash, keys: set[RequesterKey]) -> bool:
+        """End all waits for the item but those of `keys`. True: no request waits, and its job was dropped."""
+        sent = self._sent.get(mm_hash)
+        if sent is None:
+            return False
+        gone, is_dropped = sent.keys - keys, False
+        if gone:
+            try:
+                async with asyncio.timeout(self._limits.publish_timeout_s):
+                    is_dropped = await self._single_flight.leave_flight(
+                        mm_hash, gone, namespace_digest=sent.namespace_digest
+                    )
+            except (BusUnavailableError, TimeoutError) as error:
+                log.warning(
+                    "requesters could not be removed from a flight", mm_hash=mm_hash, error=repr(error)
+                )
+                if time.monotonic() >= sent.until:
+                    del self._sent[mm_hash]
+                return False
+            sent.keys -= gone
+        if not sent.keys:
+            del self._sent[mm_hash]
+        return is_dropped

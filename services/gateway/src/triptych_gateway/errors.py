@@ -1,0 +1,101 @@
+"""OpenAI's error format, for every answer that is not a success.
+
+    {"error": {"message": ..., "type": ..., "param": ..., "code": ...}}
+
+429 and 503 carry `Retry-After`: the same request may succeed then.
+"""
+
+import math
+from collections.abc import Mapping
+from http import HTTPStatus
+
+import orjson
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from triptych_common.domain.errors import BusUnavailableError, RequestError
+from triptych_common.telemetry.logs import get_logger
+
+log = get_logger(__name__)
+
+DEFAULT_RETRY_AFTER_S = 1
+MAX_PATH_CHARS = 200
+_RETRY_STATUSES = frozenset({429, 503})
+_CODES = {404: "not_found", 405: "method_not_allowed"}
+
+
+class EncodeUnavailableError(RequestError):
+    """503: no encoder made a media item, and nothing is known to be wrong with it.
+
+    An instance that has a vision tower may still serve the request, with its raw media.
+    """
+
+    def __init__(self, code: str, message: str, param: str | None = None) -> None:
+        super().__init__(503, code, message, param)
+
+
+def unavailable(code: str, message: str, param: str | None = None) -> RequestError:
+    """503: nothing is wrong with the request; the caller may try again after `Retry-After`."""
+    return RequestError(503, code, message, param)
+
+
+def error_event(error: RequestError) -> bytes:
+    """The error as one server-sent event, for a stream that has begun."""
+    return b"data: " + orjson.dumps(error.body()) + b"\n\n"
+
+
+def error_response(error: RequestError, headers: Mapping[str, str] | None = None) -> Response:
+    """The HTTP answer for `error`."""
+    all_headers = dict(headers or {})
+    if error.status_code in _RETRY_STATUSES:
+        all_headers["Retry-After"] = str(math.ceil(error.retry_after_s or DEFAULT_RETRY_AFTER_S))
+    return Response(
+        orjson.dumps(error.body()),
+        status_code=error.status_code,
+        media_type="application/json",
+        headers=all_headers,
+    )
+
+
+def _path_of(request: Request) -> str:
+    """As it was requested. `Request.url` cannot be had with every Host header."""
+    return str(request.scope["path"])[:MAX_PATH_CHARS]
+
+
+async def _on_request_error(_: Request, error: Exception) -> Response:
+    if not isinstance(error, RequestError):
+        raise error
+    return error_response(error)
+
+
+async def _on_bus_error(_: Request, error: Exception) -> Response:
+    log.warning("bus unavailable", error=repr(error))
+    return error_response(unavailable("bus_unavailable", "the control plane cannot be reached"))
+
+
+async def _on_http_error(request: Request, error: Exception) -> Response:
+    if not isinstance(error, HTTPException):
+        raise error
+    message = f"{HTTPStatus(error.status_code).phrase}: {request.method} {_path_of(request)}"
+    answer = RequestError(error.status_code, _CODES.get(error.status_code, "http_error"), message)
+    return error_response(answer, error.headers)
+
+
+async def _on_validation_error(_: Request, __: Exception) -> Response:
+    return error_response(RequestError(400, "invalid_request", "the request is not valid"))
+
+
+async def _on_unexpected(request: Request, error: Exception) -> Response:
+    log.error("unexpected error", path=_path_of(request), error=repr(error))
+    return error_response(RequestError(500, "internal_error", "the gateway failed to serve this request"))
+
+
+def install_error_handlers(app: FastAPI) -> None:
+    """Every error of `app`, framework errors included, in OpenAI's format."""
+    app.add_exception_handler(RequestError, _on_request_error)
+    app.add_exception_handler(BusUnavailableError, _on_bus_error)
+    app.add_exception_handler(HTTPException, _on_http_error)
+    app.add_exception_handler(RequestValidationError, _on_validation_error)
+    app.add_exception_handler(Exception, _on_unexpected)

@@ -1,0 +1,46 @@
+"""What a gateway learns that checks a flight it has received nothing of."""
+
+from tests.integration.common.flight_samples import HASH, METADATA, claim, job_for, requester_at
+from triptych_common.bus import AsyncBus
+from triptych_common.coordination import ClaimResult, SingleFlight, StartResult
+
+FIRST, SECOND = requester_at("first"), requester_at("second")
+JOB = job_for(FIRST)
+
+
+async def run(flights: SingleFlight) -> None:
+    """Publish, and start."""
+    entry_id = await flights.publish_job(JOB)
+    assert entry_id is not None
+    start, _ = await flights.start_job(JOB, entry_id, "e", lease_s=600.0, ttl_s=600.0)
+    assert start is StartResult.STARTED
+
+
+async def test_who_knows_its_job_does_not_take_the_claim_of_another(flights: SingleFlight) -> None:
+    assert (await claim(flights, FIRST, "new")).result is ClaimResult.OWNER
+    assert (await claim(flights, SECOND, "check")).result is ClaimResult.JOINED
+    assert (await claim(flights, FIRST, "new")).result is ClaimResult.OWNER  # its answer was lost
+
+
+async def test_a_result_that_did_not_arrive_is_told_again(flights: SingleFlight) -> None:
+    await claim(flights, FIRST, "new")
+    await run(flights)
+    await flights.announce_metadata(METADATA)
+    assert (await flights.finish_flight(HASH, "job-1", [(FIRST.request_id, 0)]))[0]
+    found = await claim(flights, FIRST, "check")
+    assert (found.result, found.metadata) == (ClaimResult.JOINED, METADATA)
+
+
+async def test_a_finished_flight_whose_result_is_lost_begins_again(
+    flights: SingleFlight, bus: AsyncBus
+) -> None:
+    """Redis lost it, with all messages, between the encoder's announcement and its end."""
+    await claim(flights, FIRST, "new")
+    await run(flights)
+    await flights.announce_metadata(METADATA)
+    await bus.client.delete(bus.names.inflight(HASH))
+    await claim(flights, FIRST, "check")
+    assert (await flights.finish_flight(HASH, "job-1", [(FIRST.request_id, 0)]))[0]
+    found = await claim(flights, FIRST, "check")
+    assert (found.result, found.job_id) == (ClaimResult.OWNER, "job-1")
+    await run(flights)

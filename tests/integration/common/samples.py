@@ -1,0 +1,46 @@
+"""What the tests of the bus send, and how they take it."""
+
+import asyncio
+import queue
+
+from triptych_common.bus.stream_consumer import StreamConsumer
+from triptych_common.protocol.codec import Envelope
+from triptych_common.protocol.messages import EncodeCompleted
+
+STREAM = "triptych:test:acks:e"
+LIMIT_S = 20.0
+
+
+def message(number: int) -> EncodeCompleted:
+    return EncodeCompleted(job_id=f"job-{number}", mm_hash="ab" * 32, encoder="e", encode_s=0)
+
+
+async def take(consumer: StreamConsumer, count: int) -> list[str]:
+    """The job ids of the next `count` entries, each acked."""
+    taken: list[str] = []
+    async with asyncio.timeout(LIMIT_S):
+        while len(taken) < count:
+            delivery = await anext(consumer)
+            await delivery.ack()
+            assert isinstance(delivery.envelope.message, EncodeCompleted)
+            taken.append(delivery.envelope.message.job_id)
+    return taken
+
+
+def take_queued(received: "queue.Queue[Envelope]", count: int) -> list[str]:
+    """The same from a threaded bus' callback."""
+    envelopes = [received.get(timeout=LIMIT_S) for _ in range(count)]
+    return [
+        envelope.message.job_id for envelope in envelopes if isinstance(envelope.message, EncodeCompleted)
+    ]
+
+
+async def until_lost(consumer: StreamConsumer) -> None:
+    """Return once `consumer` has noticed that Redis is away."""
+    async with asyncio.timeout(LIMIT_S):
+        while consumer.is_connected:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+def ids(*numbers: int) -> list[str]:
+    return [f"job-{number}" for number in numbers]

@@ -1,0 +1,50 @@
+"""What every test of a Redis fault asks of a whole gateway."""
+
+import asyncio
+from typing import Any
+
+import openai
+
+from tests.support.gateway.media_samples import data_url, image_bytes
+from tests.support.gateway.system import System
+
+RETRYABLE = {"bus_unavailable", "deadline_exceeded", "encode_failed", "no_encoder", "no_instance"}
+
+
+def image(color: int) -> dict[str, Any]:
+    """Images of different colours are different items."""
+    return {"type": "image_url", "image_url": {"url": data_url(image_bytes(color))}}
+
+
+async def until_ready(system: System) -> None:
+    """The gateway knows an encoder, and its view of the registry is fresh."""
+    async with asyncio.timeout(20):
+        while True:
+            ready = await system.http.get("/health/ready")
+            if ready.status_code == 200 and ready.json()["redis"] and ready.json()["encoder_available"]:
+                return
+            await asyncio.sleep(0.05)
+
+
+async def answer_or_documented_error(system: System, color: int, limit_s: float) -> str:
+    """'answer', or the code of a retryable error; anything else, or nothing in time, fails the test."""
+    refused: openai.APIStatusError | None = None
+    try:
+        async with asyncio.timeout(limit_s):
+            answer = await system.ask([image(color)])
+    except openai.APIStatusError as error:
+        refused = error
+    if refused is None:
+        assert answer.choices[0].message.content.startswith("1x8x8")
+        return "answer"
+    assert refused.status_code == 503
+    assert refused.code in RETRYABLE
+    assert refused.response.headers["retry-after"]
+    return str(refused.code)
+
+
+async def check_well_again(system: System, color: int) -> None:
+    """A new image is encoded and answered, and nothing is left of any request."""
+    await until_ready(system)
+    assert await answer_or_documented_error(system, color, 10) == "answer"
+    await system.assert_idle()

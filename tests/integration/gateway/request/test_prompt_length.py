@@ -1,0 +1,120 @@
+"""Prompts that are too long for the model are refused before their images are encoded."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from tests.support.gateway.fake_prefill_decode import FakePrefillDecode
+from tests.support.gateway.media_samples import data_url, image_bytes
+from tests.support.gateway.serving import MODEL, until
+from tests.support.gateway.system import System, opened_system
+
+MAX_MODEL_LEN = 100
+
+
+@pytest.fixture
+async def limited(redis_url: str, tmp_path: Path) -> AsyncIterator[System]:
+    """A prefill_decode that has announced how much it takes."""
+    fake = FakePrefillDecode(max_model_len=MAX_MODEL_LEN)
+    async with opened_system(redis_url, tmp_path, fake) as system:
+        yield system
+
+
+def image(color: int, width: int, height: int) -> dict[str, Any]:
+    url = data_url(image_bytes(color, (width, height)))
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+def chat(*parts: Any, **fields: Any) -> dict[str, Any]:
+    return {"model": MODEL, "messages": [{"role": "user", "content": list(parts)}], **fields}
+
+
+def refusal(answer: Any) -> tuple[int, str, str | None]:
+    error = answer.json()["error"]
+    return answer.status_code, error["code"], error["param"]
+
+
+TOO_LONG = (400, "context_length_exceeded", "messages")
+
+
+async def test_as_soon_as_the_known_rows_are_too_many(limited: System) -> None:
+    """Each image alone would fit. The others' jobs have not even begun when the answer is there."""
+    fits = await limited.post(chat(image(1, 9, 9)))
+    assert fits.status_code == 200
+    await limited.post(chat(image(2, 9, 8)))
+    jobs = len(limited.encoder.jobs)
+    answer = await limited.post(chat(image(1, 9, 9), image(2, 9, 8), image(3, 5, 4), image(4, 5, 4)))
+    assert refusal(answer) == TOO_LONG
+    assert f"maximum context length is {MAX_MODEL_LEN} tokens" in answer.json()["error"]["message"]
+    assert len(limited.encoder.jobs) == jobs
+    await limited.assert_idle()
+
+
+async def test_while_other_items_are_not_sized_yet(limited: System) -> None:
+    """The first item's sizes come from the encoder; those of the second never do."""
+    limited.encoder.before_metadata.clear()
+    async with asyncio.TaskGroup() as group:
+        asked = group.create_task(limited.post(chat(image(1, 10, 10), image(2, 5, 4))))
+        await until(lambda: len(limited.encoder.jobs) == 2)
+        first = next(job for job in limited.encoder.jobs if job.requesters[0].item_index == 0)
+        await limited.bus.publish(
+            limited.bus.names.encode_results(first.requesters[0].gateway),
+            limited.encoder.metadata(first, 10, 10),
+        )
+        assert refusal(await asked) == TOO_LONG
+        limited.encoder.before_metadata.set()
+    assert limited.prefill_decode.bodies == []
+
+
+async def test_text_that_may_be_too_long_is_counted(limited: System) -> None:
+    words = "word " * MAX_MODEL_LEN
+    answer = await limited.post(chat({"type": "text", "text": words}, image(1, 5, 4), "and one more"))
+    assert refusal(answer) == TOO_LONG
+    assert limited.encoder.jobs == []
+    (asked,) = limited.prefill_decode.tokenized
+    assert asked["messages"] == [
+        {
+            "role": "user",
+            "content": [{"type": "text", "text": words}, {"type": "text", "text": "and one more"}],
+        }
+    ]
+
+
+async def test_text_that_is_short_enough_is_served(limited: System) -> None:
+    many_bytes = chat({"type": "text", "text": "x" * MAX_MODEL_LEN}, image(1, 5, 4))
+    assert (await limited.post(many_bytes)).status_code == 200
+    assert len(limited.prefill_decode.tokenized) == 1
+    assert (await limited.post(many_bytes)).status_code == 200
+    assert len(limited.prefill_decode.tokenized) == 1  # the sizes are known: nothing would be encoded in vain
+
+
+async def test_rows_and_tokens_count_together(limited: System) -> None:
+    await limited.post(chat(image(1, 8, 8)))
+    text = {"type": "text", "text": "word " * (MAX_MODEL_LEN - 64 + 1)}
+    assert refusal(await limited.post(chat(image(1, 8, 8), image(2, 3, 3), text))) == TOO_LONG
+    assert len(limited.encoder.jobs) == 1
+
+
+async def test_without_an_answer_the_request_goes_on(limited: System) -> None:
+    limited.prefill_decode.can_tokenize = False
+    answer = await limited.post(chat({"type": "text", "text": "word " * MAX_MODEL_LEN}, image(1, 5, 4)))
+    assert answer.status_code == 200
+    assert len(limited.prefill_decode.tokenized) == 1
+
+
+async def test_what_prefill_decode_refuses_has_the_same_form(limited: System) -> None:
+    limited.prefill_decode.behaviour = "too_long"
+    assert refusal(await limited.post(chat("words"))) == TOO_LONG
+    with pytest.raises(openai.BadRequestError) as caught:
+        await limited.ask("words")
+    assert caught.value.code == "context_length_exceeded"
+
+
+async def test_truncation_is_refused_beside_media(limited: System) -> None:
+    answer = await limited.post(chat(image(1, 5, 4), truncate_prompt_tokens=10))
+    assert refusal(answer) == (400, "unsupported", "truncate_prompt_tokens")
+    assert limited.encoder.jobs == []

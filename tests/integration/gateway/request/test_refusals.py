@@ -1,0 +1,133 @@
+"""Bad input over HTTP: the right 4xx, in OpenAI's format, naming the item; the service goes on."""
+
+import base64
+import zlib
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from tests.support.gateway.media_samples import data_url, image_bytes
+from tests.support.gateway.serving import MODEL
+from tests.support.gateway.system import System
+
+URL = "messages[0].content[1].image_url.url"
+
+
+def chat(content: Any, **fields: Any) -> dict[str, Any]:
+    return {"model": MODEL, "messages": [{"role": "user", "content": content}], **fields}
+
+
+def with_image(url: Any) -> dict[str, Any]:
+    return chat([{"type": "text", "text": "read"}, {"type": "image_url", "image_url": {"url": url}}])
+
+
+def error_of(answer: httpx.Response) -> dict[str, Any]:
+    error = answer.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert isinstance(error["message"], str)
+    return dict(error)
+
+
+BAD: list[tuple[Any, int, str, str | None]] = [
+    (b"{", 400, "invalid_json", None),
+    (b"[]", 400, "invalid_json", None),
+    (chat("x") | {"model": "other"}, 404, "model_not_found", "model"),
+    ({"model": MODEL}, 400, "missing_field", "messages"),
+    ({"model": MODEL, "messages": []}, 400, "invalid_value", "messages"),
+    (
+        {"model": MODEL, "messages": [{"role": "wizard", "content": "x"}]},
+        400,
+        "unknown_role",
+        "messages[0].role",
+    ),
+    (
+        chat([{"type": "text", "text": "x"}, {"type": "image_url"}]),
+        400,
+        "missing_image_url",
+        "messages[0].content[1].image_url",
+    ),
+    (with_image("data:image/png;base64,@@@@"), 400, "invalid_base64", URL),
+    (with_image(data_url(b"these are no pixels")), 400, "invalid_image", URL),
+    (with_image(data_url(image_bytes()[:16])), 400, "invalid_image", URL),
+    (with_image("https://example.org/a.png"), 400, "remote_media_disabled", URL),
+    (chat("<|vision_start|><|image_pad|><|vision_end|>"), 400, "placeholder_in_text", "messages[0].content"),
+    (chat([{"type": "smell", "smell": "x"}]), 400, "unknown_content_part", "messages[0].content[0].type"),
+    (
+        chat([{"type": "image_embeds", "image_embeds": {"image_grid_thw": [1, 2, 2]}, "uuid": "a" * 64}]),
+        400,
+        "embeds_not_allowed",
+        "messages[0].content[0].type",
+    ),
+    (chat("x", ec_transfer_params={"request_id": "r"}), 400, "field_not_allowed", "ec_transfer_params"),
+    (
+        chat([{"type": "image_url", "image_url": {"url": data_url(image_bytes())}}] * 17),
+        400,
+        "too_many_items",
+        "messages[0].content[16].image_url.url",
+    ),
+]
+
+
+async def test_bad_input(system: System) -> None:
+    for body, status, code, param in BAD:
+        answer = await system.post(body)
+        error = error_of(answer)
+        assert (answer.status_code, error["code"], error["param"]) == (status, code, param), answer.text
+        assert answer.headers["x-request-id"].startswith("req-")
+    assert system.encoder.jobs == []
+    assert system.prefill_decode.bodies == []
+    assert (await system.ask("still there")).choices
+    await system.assert_idle()
+
+
+@pytest.mark.parametrize(
+    "system", [{"max_body_bytes": 2000, "max_item_bytes": 1000, "max_image_pixels": 100}], indirect=True
+)
+async def test_limits(system: System) -> None:
+    too_many_pixels = await system.post(with_image(data_url(image_bytes(size=(11, 11)))))
+    assert (too_many_pixels.status_code, error_of(too_many_pixels)["code"]) == (413, "image_too_large")
+    too_large = await system.post(with_image(data_url(bytes(1001))))
+    assert (too_large.status_code, error_of(too_large)["code"]) == (413, "media_too_large")
+    assert error_of(too_large)["param"] == URL
+    body = await system.post(chat("x" * 3000))
+    assert (body.status_code, error_of(body)["code"]) == (413, "body_too_large")
+
+    async def chunks() -> Any:
+        for _ in range(30):
+            yield b" " * 100
+
+    chunked = await system.http.post("/v1/chat/completions", content=chunks())
+    assert (chunked.status_code, error_of(chunked)["code"]) == (413, "body_too_large")
+    await system.assert_idle()
+
+
+async def test_framework_errors_have_the_format_too(system: System) -> None:
+    for method, path, status, code in [
+        ("GET", "/nothing/here", 404, "not_found"),
+        ("GET", "/v1/chat/completions", 405, "method_not_allowed"),
+        ("GET", "/v1/models/unknown", 404, "model_not_found"),
+        ("GET", "/internal/media/guess", 404, "media_gone"),
+    ]:
+        answer = await system.http.request(method, path)
+        assert (answer.status_code, error_of(answer)["code"]) == (status, code)
+
+
+async def test_the_openai_client_understands(system: System) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        await system.ask([{"type": "image_url", "image_url": {"url": data_url(b"no")}}], stream=True)
+    assert caught.value.code == "invalid_image"
+    assert caught.value.param == "messages[0].content[0].image_url.url"
+    with pytest.raises(openai.NotFoundError):
+        await system.openai.chat.completions.create(
+            model="other", messages=[{"role": "user", "content": "x"}]
+        )
+
+
+async def test_an_image_whose_pixels_are_broken_is_found_by_the_encoder(system: System) -> None:
+    """The header is fine, so it is the encoder that refuses; see test_failures for its answer."""
+    whole = image_bytes(size=(64, 64))
+    cut = whole[: whole.index(b"IDAT") + 6] + zlib.compress(b"")
+    answer = await system.post(with_image("data:image/png;base64," + base64.b64encode(cut).decode()))
+    assert answer.status_code == 200  # the fake encoder reads the header only

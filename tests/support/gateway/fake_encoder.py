@@ -1,0 +1,191 @@
+"""FAKE: an encoder that speaks the protocol and computes nothing. Real ones are tested in tests/engine."""
+
+import asyncio
+import io
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import httpx
+from PIL import Image
+
+from tests.support.gateway.serving import DIGEST, MODEL
+from triptych_common.bus import AsyncBus, Delivery
+from triptych_common.coordination import Registry, SingleFlight, StartResult
+from triptych_common.coordination.single_flight import requester_key
+from triptych_common.protocol.messages import (
+    EncodeCompleted,
+    EncodeFailed,
+    EncodeJob,
+    EncoderCacheMetadata,
+    FailureKind,
+    InstanceRecord,
+    Message,
+    Requester,
+    Role,
+)
+from triptych_common.protocol.names import ENCODERS_GROUP
+
+TAKEOVER_IDLE_MS = 500
+PREFETCH = 8
+
+
+@dataclass
+class FakeEncoder:
+    """Takes jobs; the sizes are the picture's size; 'the tensor' is the mm_hash in `sealed`."""
+
+    bus: AsyncBus
+    name: str = "encoder-0"
+    digest: str = DIGEST
+    jobs: list[EncodeJob] = field(default_factory=list)
+    traceparents: list[str | None] = field(default_factory=list)
+    media: list[bytes] = field(default_factory=list)
+    sealed: set[str] = field(default_factory=set)
+    failures: list[FailureKind] = field(default_factory=list)  # of the next jobs, before their metadata
+    fail_after_metadata: FailureKind | None = None
+    dropped: list[StartResult] = field(default_factory=list)  # jobs that were not to be done
+    before_start: asyncio.Event = field(default_factory=asyncio.Event)  # cleared: jobs wait here
+    before_metadata: asyncio.Event = field(default_factory=asyncio.Event)
+    before_seal: asyncio.Event = field(default_factory=asyncio.Event)
+    num_encodes: int = 0
+    mute_jobs: int = 0  # so many jobs are done without any message, and Redis loses the flight
+    loses_results: bool = False  # what it sends to gateways is lost
+    vanishing_jobs: int = 0  # so many are taken off the stream, and that is all
+    vanished: list[EncodeJob] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.before_start.set()
+        self.before_metadata.set()
+        self.before_seal.set()
+
+    def record(self) -> InstanceRecord:
+        return InstanceRecord(
+            instance=self.name,
+            boot_id="boot",
+            role=Role.ENCODE,
+            model=MODEL,
+            namespace_digest=self.digest,
+            num_slots=4,
+        )
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator["FakeEncoder"]:
+        async with Registry(self.bus).keep_registered(self.record()), asyncio.TaskGroup() as group:
+            task = group.create_task(self._consume(group))
+            try:
+                yield self
+            finally:
+                task.cancel()
+                self.before_start.set()
+                self.before_metadata.set()
+                self.before_seal.set()
+
+    async def _consume(self, group: asyncio.TaskGroup) -> None:
+        stream = self.bus.names.encode_jobs(self.digest)
+        async with self.bus.consumer(
+            stream, group=ENCODERS_GROUP, consumer=self.name, prefetch=PREFETCH, min_idle_ms=TAKEOVER_IDLE_MS
+        ) as consumer:
+            async for delivery in consumer:
+                group.create_task(self._handle(delivery))
+
+    async def _handle(self, delivery: Delivery) -> None:
+        job, flights = delivery.envelope.message, SingleFlight(self.bus)
+        assert isinstance(job, EncodeJob)
+        await self.before_start.wait()
+        if self.vanishing_jobs:
+            self.vanishing_jobs -= 1
+            self.vanished.append(job)
+            await delivery.ack()
+            return
+        start, _ = await flights.start_job(
+            job, delivery.entry_id, self.name, lease_s=TAKEOVER_IDLE_MS / 1000, ttl_s=10
+        )
+        if start is StartResult.STARTED:
+            self.jobs.append(job)
+            self.traceparents.append(delivery.envelope.traceparent)
+            await self._work(flights, job, delivery.envelope.blob)
+        else:
+            self.dropped.append(start)
+        await delivery.ack()
+
+    async def _work(self, flights: SingleFlight, job: EncodeJob, blob: bytes | None) -> None:
+        await self.before_metadata.wait()
+        if self.mute_jobs:
+            self.mute_jobs -= 1
+            self.num_encodes += 1
+            self.sealed.add(job.mm_hash)
+            await self.bus.client.delete(self.bus.names.inflight(job.mm_hash))
+            return
+        if self.failures:
+            await self._fail(flights, job, self.failures.pop(0))
+            return
+        media = blob if blob is not None else await self._fetch(job)
+        self.media.append(media)
+        try:
+            with Image.open(io.BytesIO(media)) as image:
+                width, height = image.size
+        except Exception:  # Pillow fails at hostile bytes in many ways
+            await self._fail(flights, job, FailureKind.BAD_MEDIA)
+            return
+        is_known = job.mm_hash in self.sealed
+        metadata = self.metadata(job, width, height).model_copy(update={"sealed": is_known})
+        informed = await self._announce(flights, metadata, ())
+        if not is_known:
+            await self.before_seal.wait()
+            if self.fail_after_metadata is not None:
+                await self._fail(flights, job, self.fail_after_metadata)
+                return
+            self.num_encodes += 1
+            self.sealed.add(job.mm_hash)
+        informed = await self._announce(flights, metadata.model_copy(update={"sealed": True}), informed)
+        completed = EncodeCompleted(job_id=job.job_id, mm_hash=job.mm_hash, encoder=self.name, encode_s=0.001)
+        await self._send(informed, completed)
+        await flights.finish_flight(job.mm_hash, job.job_id, [requester_key(each) for each in informed])
+
+    def metadata(self, job: EncodeJob, width: int, height: int) -> EncoderCacheMetadata:
+        """Of a picture of that size, without requesters."""
+        return EncoderCacheMetadata(
+            job_id=job.job_id,
+            mm_hash=job.mm_hash,
+            modality=job.modality,
+            num_embeds=width * height,
+            width=4,
+            dtype="float32",
+            num_bytes=width * height * 16,
+            placeholder_metadata={"image_grid_thw": [1, height, width]},
+            encoder=self.name,
+            store="store-0",
+            sealed=False,
+            requesters=(),
+        )
+
+    async def _announce(
+        self, flights: SingleFlight, metadata: EncoderCacheMetadata, informed: tuple[Requester, ...]
+    ) -> tuple[Requester, ...]:
+        """To the requesters that wait and have not had it. Returns all that have."""
+        waiting = await flights.announce_metadata(metadata)
+        new = tuple(each for each in waiting or () if each not in informed)
+        if new:
+            message = metadata.model_copy(update={"requesters": new})
+            await self._send(new, message)
+            for instance in {requester.prefill_decode for requester in new}:
+                await self.bus.publish(self.bus.names.metadata(instance), message)
+        return informed + new
+
+    async def _fail(self, flights: SingleFlight, job: EncodeJob, kind: FailureKind) -> None:
+        failure = EncodeFailed(
+            job_id=job.job_id, mm_hash=job.mm_hash, encoder=self.name, kind=kind, detail="a fake failure"
+        )
+        waiting = await flights.fail_flight(failure)
+        await self._send(job.requesters if waiting is None else waiting, failure)
+
+    async def _fetch(self, job: EncodeJob) -> bytes:
+        assert job.media_url is not None
+        async with httpx.AsyncClient(trust_env=False) as client:
+            answer = await client.get(job.media_url)
+            answer.raise_for_status()
+            return answer.content
+
+    async def _send(self, requesters: tuple[Requester, ...], message: Message) -> None:
+        for gateway in {requester.gateway for requester in requesters if not self.loses_results}:
+            await self.bus.publish(self.bus.names.encode_results(gateway), message)

@@ -1,0 +1,245 @@
+"""FAKE: a prefill_decode that speaks the protocol and computes nothing. Real ones: tests/engine."""
+
+import asyncio
+import base64
+import io
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from fastapi import FastAPI, Request
+from PIL import Image
+from starlette.responses import JSONResponse, Response, StreamingResponse
+
+from tests.support.gateway.serving import DIGEST, MODEL, free_port, served
+from triptych_common.bus import AsyncBus
+from triptych_common.coordination import Registry
+from triptych_common.protocol.messages import ECTransferParams, EncodeNeeded, InstanceRecord, Role
+from triptych_common.protocol.urls import base_url
+
+
+@dataclass
+class FakePrefillDecode:
+    """Answers with what it was sent: grids of the items, then the last text, word by word.
+
+    `waits_for`: called with the request's parameters before the first token; like the real one, it
+    may wait for tensors.
+    """
+
+    name: str = "pd-0"
+    host: str = "127.0.0.1"
+    port: int = field(default_factory=free_port)
+    role: Role = Role.PREFILL_DECODE
+    digest: str = DIGEST
+    behaviour: str = "ok"
+    bodies: list[dict[str, Any]] = field(default_factory=list)
+    headers: list[dict[str, str]] = field(default_factory=list)
+    num_disconnects: int = 0
+    num_finished: int = 0
+    waits_for: Callable[[ECTransferParams], Any] | None = None
+    release: asyncio.Event = field(default_factory=asyncio.Event)
+    max_item_embeds: int | None = None
+    max_model_len: int | None = None
+    tokenized: list[dict[str, Any]] = field(default_factory=list)  # bodies of the tokenize route
+    can_tokenize: bool = True
+    words: int = 3
+
+    def record(self) -> InstanceRecord:
+        return InstanceRecord(
+            instance=self.name,
+            boot_id="boot",
+            role=self.role,
+            model=MODEL,
+            namespace_digest=self.digest,
+            url=base_url(self.host, self.port),
+            max_item_embeds=self.max_item_embeds,
+            max_model_len=self.max_model_len,
+            num_slots=8,
+        )
+
+    @asynccontextmanager
+    async def running(self, bus: AsyncBus) -> AsyncIterator["FakePrefillDecode"]:
+        async with served(self.app(), self.port, self.host), Registry(bus).keep_registered(self.record()):
+            yield self
+
+    @asynccontextmanager
+    async def running_nowhere(self, bus: AsyncBus) -> AsyncIterator["FakePrefillDecode"]:
+        """Registered, without a server."""
+        async with Registry(bus).keep_registered(self.record()):
+            yield self
+
+    def app(self) -> FastAPI:
+        app = FastAPI()
+
+        @app.post("/v1/chat/completions")
+        async def chat(request: Request) -> Response:
+            body = await request.json()
+            self.bodies.append(body)
+            self.headers.append(dict(request.headers))
+            return await self._answer(request, body)
+
+        @app.post("/tokenize")
+        async def tokenize(request: Request) -> Response:
+            """A word is a token."""
+            body = await request.json()
+            self.tokenized.append(body)
+            if not self.can_tokenize:
+                return Response("not now", 503)
+            tokens = [0] * sum(len(text.split()) for text in _texts(body))
+            answer = {"count": len(tokens), "max_model_len": self.max_model_len or 0, "tokens": tokens}
+            return JSONResponse(answer)
+
+        return app
+
+    async def _answer(self, request: Request, body: dict[str, Any]) -> Response:
+        if self.behaviour == "refuse":
+            error = {
+                "message": "max_tokens is too large",
+                "type": "BadRequestError",
+                "param": "max_tokens",
+                "code": 400,
+            }
+            return JSONResponse({"error": error}, 400)
+        if self.behaviour == "too_long":
+            error = {
+                "message": "This model's maximum context length is 100 tokens. However, your prompt contains "
+                "at least 101 input tokens, which exceeds this limit even without any output tokens. "
+                "Please reduce the length of the input prompt.",
+                "type": "BadRequestError",
+                "param": "input_tokens",
+                "code": 400,
+            }
+            return JSONResponse({"error": error}, 400)
+        if self.behaviour == "fail":
+            return Response("Internal Server Error", 500)
+        if self.behaviour == "busy":
+            return Response("not now", 503)
+        if not body.get("stream"):
+            if not await self._until_ready(request, body):
+                return Response(status_code=499)
+            if self.behaviour == "fail_late":
+                return Response("Internal Server Error", 500)
+            self.num_finished += 1
+            return JSONResponse(_completion(body, self._text(body)))
+        return StreamingResponse(self._events(request, body), media_type="text/event-stream; charset=utf-8")
+
+    async def _until_ready(self, request: Request, body: dict[str, Any]) -> bool:
+        """False: the client went away first."""
+        waits: set[asyncio.Task[Any]] = set()
+        loop = asyncio.get_running_loop()
+        if self.behaviour == "hang":
+            waits.add(loop.create_task(self.release.wait()))
+        elif self.waits_for is not None and "ec_transfer_params" in body:
+            params = ECTransferParams.model_validate_json(json.dumps(body["ec_transfer_params"]))
+            waits.add(loop.create_task(self.waits_for(params)))
+        if not waits:
+            return True
+        gone = loop.create_task(_disconnected(request))
+        await asyncio.wait({*waits, gone}, return_when=asyncio.FIRST_COMPLETED)
+        is_gone = gone.done()
+        for task in (*waits, gone):
+            task.cancel()
+        await asyncio.gather(*waits, gone, return_exceptions=True)
+        self.num_disconnects += is_gone
+        return not is_gone
+
+    async def _events(self, request: Request, body: dict[str, Any]) -> AsyncIterator[bytes]:
+        try:
+            if not await self._until_ready(request, body):
+                return
+            if self.behaviour == "error_first":
+                yield b'data: {"error": {"message": "Internal server error", "type": "x", "code": 500}}\n\n'
+                yield b"data: [DONE]\n\n"
+                return
+            yield _chunk(body, {"role": "assistant", "content": ""})
+            for index, word in enumerate(self._text(body).split(" ")):
+                if self.behaviour == "die" and index == 2:
+                    yield b'data: {"id": "half an ev'
+                    raise ConnectionError("the fake dies")
+                if self.behaviour == "error_late" and index == 2:
+                    yield _chunk(body, {"content": "last "}) + (
+                        b'data: {"error": {"message": "EngineCore died", "type": "x", "code": 500}}\n\n'
+                    )
+                    yield b"data: [DONE]\n\n"
+                    return
+                if self.behaviour == "stall" and index == 2:
+                    await self.release.wait()
+                yield _chunk(body, {"content": word + " "})
+                await asyncio.sleep(0)
+            yield _chunk(body, {}, "stop")
+            yield b"data: [DONE]\n\n"
+            self.num_finished += 1
+        except (asyncio.CancelledError, GeneratorExit):
+            self.num_disconnects += 1
+            raise
+
+    def _text(self, body: dict[str, Any]) -> str:
+        grids = [
+            "x".join(map(str, _grid(part)))
+            for message in body["messages"]
+            if isinstance(message.get("content"), list)
+            for part in message["content"]
+            if isinstance(part, dict) and part["type"] in ("image_embeds", "image_url")
+        ]
+        return " ".join([*grids, *(f"word{index}" for index in range(self.words))])
+
+
+def _texts(body: dict[str, Any]) -> list[str]:
+    texts: list[str] = []
+    for message in body["messages"]:
+        content = message.get("content")
+        texts += [content] if isinstance(content, str) else [part.get("text", "") for part in content or ()]
+    return texts
+
+
+def _grid(part: dict[str, Any]) -> list[int]:
+    """Of metadata, or of raw media: the same."""
+    if part["type"] == "image_embeds":
+        return list(part["image_embeds"]["image_grid_thw"])
+    media = base64.b64decode(part["image_url"]["url"].partition(",")[2])
+    with Image.open(io.BytesIO(media)) as image:
+        return [1, image.height, image.width]
+
+
+async def _disconnected(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _completion(body: dict[str, Any], text: str) -> dict[str, Any]:
+    return {
+        "id": "chatcmpl-x",
+        "object": "chat.completion",
+        "created": 1,
+        "model": body["model"],
+        "choices": [{"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}],
+        "usage": {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2},
+    }
+
+
+def _chunk(body: dict[str, Any], delta: dict[str, Any], finish_reason: str | None = None) -> bytes:
+    chunk = {
+        "id": "chatcmpl-x",
+        "object": "chat.completion.chunk",
+        "created": 1,
+        "model": body["model"],
+        "choices": [{"index": 0, "delta": delta, "finish_reason": finish_reason}],
+    }
+    return b"data: " + json.dumps(chunk).encode() + b"\n\n"
+
+
+async def send_encode_needed(bus: AsyncBus, params: ECTransferParams, instance: str) -> None:
+    """What prefill_decode sends when the store lacks the request's first item."""
+    item = params.items[0]
+    await bus.publish(
+        bus.names.encode_results(params.gateway),
+        EncodeNeeded(
+            request_id=params.request_id,
+            item_index=item.item_index,
+            mm_hash=item.mm_hash,
+            prefill_decode=instance,
+            reason="absent",
+        ),
+    )

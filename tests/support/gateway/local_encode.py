@@ -1,0 +1,27 @@
+"""Local encodes: an instance with a vision tower, and no encoder."""
+
+from tests.support.gateway.fake_prefill_decode import FakePrefillDecode
+from tests.support.gateway.system import System
+from triptych_common.protocol.messages import InstanceRecord, Role
+
+ANSWER = "1x8x8 word0 word1 word2"  # for one image of `image_bytes` in front of a text
+QUICK = {"encoder_grace_s": 0.2, "local_encode_after_s": 0.3}
+
+
+async def tower(system: System, name: str = "pd-tower") -> FakePrefillDecode:
+    """An instance that can encode, and the gateway knows it."""
+    instance = FakePrefillDecode(name, role=Role.ENCODE_PREFILL_DECODE)
+    await system.stack.enter_async_context(instance.running(system.bus))
+    await system.refresh()
+    return instance
+
+
+async def without_encoders(system: System) -> None:
+    """From now on the gateway sees no encoder."""
+    look = system.gateway.view._registry.list_instances
+
+    async def list_instances() -> list[InstanceRecord]:
+        return [record for record in await look() if record.role is not Role.ENCODE]
+
+    system.gateway.view._registry.list_instances = list_instances  # type: ignore[method-assign]
+    await system.refresh()

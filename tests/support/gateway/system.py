@@ -1,0 +1,94 @@
+"""A real gateway on a real Redis, between a fake encoder and a fake prefill_decode."""
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+
+from tests.support.gateway.fake_encoder import FakeEncoder
+from tests.support.gateway.fake_prefill_decode import FakePrefillDecode
+from tests.support.gateway.serving import MODEL, free_port, served, until
+from triptych_common.bus import AsyncBus
+from triptych_gateway.app import create_app
+from triptych_gateway.gateway import Gateway, run_gateway
+from triptych_gateway.http_protocol import bounded_protocol
+from triptych_gateway.settings import GatewaySettings
+
+
+@dataclass
+class System:
+    """What a test talks to."""
+
+    gateway: Gateway
+    bus: AsyncBus
+    encoder: FakeEncoder
+    prefill_decode: FakePrefillDecode
+    openai: openai.AsyncOpenAI
+    http: httpx.AsyncClient
+    stack: AsyncExitStack = field(repr=False)
+
+    async def ask(self, content: Any, **options: Any) -> Any:
+        """One chat completion by the openai client."""
+        return await self.openai.chat.completions.create(
+            model=MODEL, messages=[{"role": "user", "content": content}], **options
+        )
+
+    async def post(self, body: Any, **options: Any) -> httpx.Response:
+        """One raw request."""
+        if isinstance(body, bytes):
+            return await self.http.post("/v1/chat/completions", content=body, **options)
+        return await self.http.post("/v1/chat/completions", json=body, **options)
+
+    async def post_raw(self, content: Any) -> httpx.Response:
+        """One request whose body is sent as it is, or in pieces, with no length announced."""
+        return await self.http.post("/v1/chat/completions", content=content)
+
+    async def refresh(self) -> None:
+        """The gateway reads the registry now."""
+        await self.gateway.view.refresh()
+
+    async def assert_idle(self) -> None:
+        """Nothing of any request is left, at the latest a moment after its answer."""
+        await until(lambda: not self.gateway.chat.limiter.num_requests)
+        assert self.gateway.chat.limiter.media_bytes == 0
+        assert len(self.gateway.media_cache) == 0
+        assert self.gateway.router.num_in_flight("pd-0") == 0
+        assert not [item for item in self.gateway.orders.table if item.waiters]
+
+
+@asynccontextmanager
+async def opened_system(
+    redis_url: str, run_dir: Path, fake: FakePrefillDecode | None = None, /, **changes: Any
+) -> AsyncIterator[System]:
+    """Everything started and known to each other. `redis_url` among `changes` is the gateway's alone."""
+    values: dict[str, Any] = {
+        "redis_url": redis_url,
+        "run_dir": run_dir,
+        "port": free_port(),
+        "registry_interval_s": 0.05,
+        "first_token_timeout_s": 10.0,
+        "encoder_grace_s": 1.0,
+        "connect_timeout_s": 1.0,
+        "suspect_s": 0.2,
+    } | changes
+    settings = GatewaySettings(**values)
+    async with AsyncExitStack() as stack:
+        bus = await stack.enter_async_context(
+            await AsyncBus.connect(redis_url, "default", client_name="test")
+        )
+        encoder = await stack.enter_async_context(FakeEncoder(bus).running())
+        prefill_decode = await stack.enter_async_context((fake or FakePrefillDecode()).running(bus))
+        gateway = await stack.enter_async_context(run_gateway(settings))
+        protocol = bounded_protocol(settings.max_header_bytes, settings.header_timeout_s)
+        await stack.enter_async_context(served(create_app(gateway), settings.port, http=protocol))
+        client = await stack.enter_async_context(
+            openai.AsyncOpenAI(base_url=f"{settings.local_url}/v1", api_key="none", max_retries=0, timeout=20)
+        )
+        http = await stack.enter_async_context(
+            httpx.AsyncClient(base_url=settings.local_url, trust_env=False, timeout=20)
+        )
+        yield System(gateway, bus, encoder, prefill_decode, client, http, stack)

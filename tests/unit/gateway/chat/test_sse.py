@@ -1,0 +1,44 @@
+"""Server-sent events: whole ones only, and the errors among them."""
+
+from triptych_gateway.chat.sse import EventCutter, cut_at_error, error_in_first_event
+
+
+def test_whole_events_pass_untouched() -> None:
+    cutter = EventCutter()
+    assert cutter.feed(b"data: 1\n\n") == b"data: 1\n\n"
+    assert cutter.feed(b"data: 2\n\ndata: 3") == b"data: 2\n\n"
+    assert cutter.feed(b"3\n") == b""
+    assert not cutter.is_done
+    assert cutter.feed(b"\ndata: [DONE]\n\n") == b"data: 33\n\ndata: [DONE]\n\n"
+    assert cutter.is_done
+
+
+def test_every_way_of_cutting_gives_the_same_bytes() -> None:
+    whole = b'data: {"a": "x"}\n\ndata: {"b": "[DONE]"}\n\ndata: [DONE]\n\n'
+    for size in range(1, len(whole) + 1):
+        cutter = EventCutter()
+        passed = b"".join(cutter.feed(whole[at : at + size]) for at in range(0, len(whole), size))
+        assert passed == whole
+        assert cutter.is_done
+
+
+def test_done_inside_a_text_is_not_the_end() -> None:
+    cutter = EventCutter()
+    cutter.feed(b'data: {"text": "data: [DONE]"}\n\n')
+    assert not cutter.is_done
+
+
+def test_first_event_that_is_an_error() -> None:
+    assert error_in_first_event(b'data: {"error": {"message": "x"}}\n\ndata: [DONE]\n\n') == {"message": "x"}
+    assert error_in_first_event(b'data: {"choices": [{"delta": {"content": "\\"error\\""}}]}\n\n') is None
+    assert error_in_first_event(b"data: [DONE]\n\n") is None
+
+
+def test_events_up_to_an_error() -> None:
+    token = b'data: {"choices": [{"delta": {"content": "\\"error\\""}}]}\n\n'
+    other = b'data: {"choices": [], "error": null}\n\n'
+    error = b'data: {"error": {"message": "x"}}\n\n'
+    done = b"data: [DONE]\n\n"
+    assert cut_at_error(token + other + done) == (token + other + done, None)
+    assert cut_at_error(token + other + error + done) == (token + other, {"message": "x"})
+    assert cut_at_error(error) == (b"", {"message": "x"})
