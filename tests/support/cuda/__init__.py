@@ -1,5 +1,7 @@
-"""For the tests on a GPU; neither module needs Triptych to be installed.
+"""CUDA in tests.
 
-gpu            why they cannot run here
-gpu_producer   a process that makes one tensor on the GPU and hands it over
+fake_cuda      a GPU in host memory that keeps CUDA's rules
+cuda_samples   what tests on it share
+gpu            why the tests on a real GPU cannot run here
+gpu_producer   a process that makes one tensor on a real GPU and hands it over
 """

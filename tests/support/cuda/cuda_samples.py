@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from tests.support.fake_cuda import FakeDevice, FakeDriver, FakeGpu
+from tests.support.cuda.fake_cuda import FakeDevice, FakeDriver, FakeGpu
 from triptych_common.protocol.store import Descriptor, SlabInfo
 from triptych_common.region.cuda.slab import SlabMapping
 from triptych_common.region.cuda.transports import (
