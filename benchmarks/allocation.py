@@ -7,7 +7,7 @@ never seen again); an image has 256 to 16,384 rows, log-uniform. What is used is
 further requests. Reported for each scheme, after the region has filled:
 
     used       mean share of the region that holds tensors (rounding and fragmentation are the rest)
-    rows hit   share of all rows asked for that did not have to be encoded again
+    rows hit   share of all requested rows that did not have to be encoded again
     evictions  per tensor written
     us         mean microseconds for one allocation with its evictions; `max ms` the longest
 """
@@ -53,15 +53,15 @@ class BuddyPool:
                 start += 1 << order
 
     def try_allocate(self, num_blocks: int) -> BlockRange | None:
-        wanted = (num_blocks - 1).bit_length()
-        order = next((each for each in range(wanted, len(self._free)) if self._free[each]), None)
+        needed = (num_blocks - 1).bit_length()
+        order = next((each for each in range(needed, len(self._free)) if self._free[each]), None)
         if order is None:
             return None
         start = self._free[order].pop()
-        while order > wanted:
+        while order > needed:
             order -= 1
             self._free[order].add(start + (1 << order))
-        self.num_free_blocks -= 1 << wanted
+        self.num_free_blocks -= 1 << needed
         return BlockRange(start, num_blocks)
 
     def free(self, blocks: BlockRange) -> None:

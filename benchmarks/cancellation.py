@@ -7,10 +7,10 @@ and requests that are left at one stage each:
 
     queued     its job stands behind two others: the job goes, with the flight
     encoding   its image is being encoded: vLLM's request goes, and the watch; the encode ends into the cache
-    granted    it has the only space: who waits for that gets it
+    granted    it has the only space: the request that waits for it gets it
     decoding   it is streaming: vLLM's request goes, and with it the image's pin
 
-Milliseconds from the close of the connection. What is looked at from outside is looked at every 5 ms. Exit
+Milliseconds from the close of the connection. The state is read from outside, every 5 ms. Exit
 status 1 if something was not given back at all.
 """
 
@@ -31,9 +31,9 @@ from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from tests.support.fast.redis_look import registered_records  # noqa: E402
-from tests.support.real import look  # noqa: E402
-from tests.support.system import MODEL, System, image_part, load_strips, running_system  # noqa: E402
+from tests.support.fast.redis_inspection import registered_records  # noqa: E402
+from tests.support.real import inspection  # noqa: E402
+from tests.support.real.system import MODEL, System, image_part, load_strips, running_system  # noqa: E402
 from triptych_common.protocol.names import StreamNames  # noqa: E402
 from triptych_common.protocol.store import StatsQuery, StoreStats  # noqa: E402
 from triptych_common.store_session import AsyncStoreSession  # noqa: E402
@@ -46,16 +46,18 @@ LIMIT_S = 30.0
 QUESTION = {"type": "text", "text": "read the digits"}
 
 
-class Looker:
+class StateReader:
     """What the system holds, seen from outside."""
 
     def __init__(self, system: System, bus: "redis.Redis", store: AsyncStoreSession) -> None:
         self._bus: Any = bus
-        self._names = StreamNames(look.DEPLOYMENT)
+        self._names = StreamNames(inspection.DEPLOYMENT)
         self._store = store
         self._http = httpx.AsyncClient(trust_env=False, timeout=5.0)
         self._gateway = httpx.URL(system.base_url).join("/metrics")
-        records = registered_records(look.redis_url(system), look.DEPLOYMENT, ["prefill_decode-0"])
+        records = registered_records(
+            inspection.redis_url(system), inspection.DEPLOYMENT, ["prefill_decode-0"]
+        )
         self._engine = httpx.URL(records["prefill_decode-0"]["url"]).join("/metrics")
 
     async def close(self) -> None:
@@ -103,7 +105,7 @@ async def until(condition: Callable[[], Awaitable[bool]], what: str) -> float:
 
 
 class Caller:
-    """Clients of one gateway. Every question has an image that nobody has seen."""
+    """Clients of one gateway. Every request has a new image."""
 
     def __init__(self, system: System, num_images: int) -> None:
         self._openai = AsyncOpenAI(
@@ -116,7 +118,7 @@ class Caller:
     async def close(self) -> None:
         await self._openai.close()
 
-    def ask(self, started: asyncio.Event | None = None, max_tokens: int = 8) -> "asyncio.Task[str]":
+    def send(self, started: asyncio.Event | None = None, max_tokens: int = 8) -> "asyncio.Task[str]":
         """The request id; cancel it to close the connection. `started`: set at the third token."""
         return asyncio.get_running_loop().create_task(self._ask(next(self._strips).png, started, max_tokens))
 
@@ -144,43 +146,43 @@ async def leave(*tasks: "asyncio.Task[str]") -> float:
 
 
 # ---- the stages ----------------------------------------------------------------------------------
-async def queued(caller: Caller, looker: Looker) -> dict[str, float]:
-    others = [caller.ask() for _ in range(NUM_SLOTS)]
-    await until(lambda: _is(looker.flights, NUM_SLOTS), "the others are under way")
-    await until(lambda: _has(looker, num_reservations=NUM_SLOTS), "both slots are taken")
-    victim = caller.ask()
-    await until(lambda: _is(looker.jobs, NUM_SLOTS + 1), "its job is queued")
+async def queued(caller: Caller, state: StateReader) -> dict[str, float]:
+    others = [caller.send() for _ in range(NUM_SLOTS)]
+    await until(lambda: _is(state.flights, NUM_SLOTS), "the others are under way")
+    await until(lambda: _has(state, num_reservations=NUM_SLOTS), "both slots are taken")
+    victim = caller.send()
+    await until(lambda: _is(state.jobs, NUM_SLOTS + 1), "its job is queued")
     left = await leave(victim)
     gone = await _all(
-        job=until(lambda: _is(looker.jobs, NUM_SLOTS), "its job goes"),
-        flight=until(lambda: _is(looker.flights, NUM_SLOTS), "its flight goes"),
-        gateway=until(lambda: _is(looker.gateway_requests, NUM_SLOTS), "the gateway forgets it"),
+        job=until(lambda: _is(state.jobs, NUM_SLOTS), "its job goes"),
+        flight=until(lambda: _is(state.flights, NUM_SLOTS), "its flight goes"),
+        gateway=until(lambda: _is(state.gateway_requests, NUM_SLOTS), "the gateway forgets it"),
     )
     await asyncio.gather(*others)
     return {what: at - left for what, at in gone.items()}
 
 
-async def encoding(caller: Caller, looker: Looker) -> dict[str, float]:
-    victim = caller.ask()
-    await until(lambda: _has(looker, num_reservations=1, num_watches=2), "its image is being encoded")
-    await until(lambda: _is(looker.engine_requests, 1), "vLLM has it")
+async def encoding(caller: Caller, state: StateReader) -> dict[str, float]:
+    victim = caller.send()
+    await until(lambda: _has(state, num_reservations=1, num_watches=2), "its image is being encoded")
+    await until(lambda: _is(state.engine_requests, 1), "vLLM has it")
     left = await leave(victim)
     gone = await _all(
-        engine=until(lambda: _is(looker.engine_requests, 0), "vLLM forgets it"),
-        watch=until(lambda: _has_at_most_one_watch(looker), "prefill_decode's watch ends"),
-        gateway=until(lambda: _is(looker.gateway_requests, 0), "the gateway forgets it"),
+        engine=until(lambda: _is(state.engine_requests, 0), "vLLM forgets it"),
+        watch=until(lambda: _has_at_most_one_watch(state), "prefill_decode's watch ends"),
+        gateway=until(lambda: _is(state.gateway_requests, 0), "the gateway forgets it"),
     )
-    if not await _has(looker, num_reservations=1):
-        raise RuntimeError("the encode was over before the look")
+    if not await _has(state, num_reservations=1):
+        raise RuntimeError("the encode ended before the state was read")
     return {what: at - left for what, at in gone.items()}
 
 
-async def granted(caller: Caller, looker: Looker, system: System) -> dict[str, float]:
-    has_space = caller.ask()
-    await until(lambda: _has(looker, num_watches=2), "the first one has the space")
-    waits = caller.ask()
-    await until(lambda: _has(looker, num_reservations=2), "the second image is announced")
-    await until(lambda: _is(looker.engine_requests, 2), "vLLM has both")
+async def granted(caller: Caller, state: StateReader, system: System) -> dict[str, float]:
+    has_space = caller.send()
+    await until(lambda: _has(state, num_watches=2), "the first one has the space")
+    waits = caller.send()
+    await until(lambda: _has(state, num_reservations=2), "the second image is announced")
+    await until(lambda: _is(state.engine_requests, 2), "vLLM has both")
     left_ns = time.time_ns() - time.monotonic_ns() + int(await leave(has_space) * 1e9)
     request_id = await waits
     spans = await asyncio.to_thread(system.trace, request_id, "prefill.preallocate")
@@ -188,30 +190,30 @@ async def granted(caller: Caller, looker: Looker, system: System) -> dict[str, f
     return {"space": (granted_ns - left_ns) / 1e9}
 
 
-async def decoding(caller: Caller, looker: Looker) -> dict[str, float]:
+async def decoding(caller: Caller, state: StateReader) -> dict[str, float]:
     started = asyncio.Event()
-    victim = caller.ask(started, max_tokens=1500)
+    victim = caller.send(started, max_tokens=1500)
     await asyncio.wait_for(started.wait(), LIMIT_S)
     left = await leave(victim)
     gone = await _all(
-        engine=until(lambda: _is(looker.engine_requests, 0), "vLLM forgets it"),
-        pins=until(lambda: _has(looker, num_pins=0), "no pin is left"),
-        gateway=until(lambda: _is(looker.gateway_requests, 0), "the gateway forgets it"),
+        engine=until(lambda: _is(state.engine_requests, 0), "vLLM forgets it"),
+        pins=until(lambda: _has(state, num_pins=0), "no pin is left"),
+        gateway=until(lambda: _is(state.gateway_requests, 0), "the gateway forgets it"),
     )
     return {what: at - left for what, at in gone.items()}
 
 
-async def _is(look: Callable[[], Awaitable[int]], number: int) -> bool:
-    return await look() == number
+async def _is(read: Callable[[], Awaitable[int]], number: int) -> bool:
+    return await read() == number
 
 
-async def _has_at_most_one_watch(looker: Looker) -> bool:
+async def _has_at_most_one_watch(state: StateReader) -> bool:
     """The encoder's own."""
-    return (await looker.store()).num_watches <= 1
+    return (await state.store()).num_watches <= 1
 
 
-async def _has(looker: Looker, **numbers: int) -> bool:
-    stats = await looker.store()
+async def _has(state: StateReader, **numbers: int) -> bool:
+    stats = await state.store()
     return all(getattr(stats, name) == number for name, number in numbers.items())
 
 
@@ -229,27 +231,27 @@ async def measure(system: System, rounds: int) -> dict[str, dict[str, float]]:
     caller = Caller(system, (NUM_SLOTS + 4) * (rounds + 1))
     found: dict[str, list[float]] = {}
     async with (
-        redis.Redis.from_url(look.redis_url(system)) as bus,
+        redis.Redis.from_url(inspection.redis_url(system)) as bus,
         await AsyncStoreSession.connect(system.run_dir / "store.sock", "bench/stats") as store,
     ):
-        looker = Looker(system, bus, store)
+        state = StateReader(system, bus, store)
         stages: dict[str, Callable[[], Awaitable[dict[str, float]]]] = {
-            "queued": lambda: queued(caller, looker),
-            "encoding": lambda: encoding(caller, looker),
-            "granted": lambda: granted(caller, looker, system),
-            "decoding": lambda: decoding(caller, looker),
+            "queued": lambda: queued(caller, state),
+            "encoding": lambda: encoding(caller, state),
+            "granted": lambda: granted(caller, state, system),
+            "decoding": lambda: decoding(caller, state),
         }
         try:
-            await caller.ask()  # the engines' first steps are slow
+            await caller.send()  # the engines' first steps are slow
             for _ in range(rounds):
                 for stage, run in stages.items():
-                    await until(looker.is_idle, "nothing is under way")
+                    await until(state.is_idle, "nothing is under way")
                     for what, seconds in (await run()).items():
                         found.setdefault(f"{stage}: {what}", []).append(seconds * 1e3)
-            await until(looker.is_idle, "nothing is left")
+            await until(state.is_idle, "nothing is left")
         finally:
             await caller.close()
-            await looker.close()
+            await state.close()
     return {what: {"p50_ms": statistics.median(each), "max_ms": max(each)} for what, each in found.items()}
 
 

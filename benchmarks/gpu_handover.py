@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SOURCES = [str(ROOT / part) for part in ("libs/common/src", "services/cache_store/src", "benchmarks")]
 sys.path[:0] = [path for path in (str(ROOT), *SOURCES) if path not in sys.path]
 
-from tests.support.gpu import why_no_gpu  # noqa: E402
+from tests.support.cuda.gpu import why_no_gpu  # noqa: E402
 
 MIB = 1 << 20
 DEFAULT_SIZES_MIB = (1, 16, 64, 256)
@@ -70,13 +70,13 @@ def measure_all(options: argparse.Namespace) -> int:
     machine = {
         "gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "cuda": str(torch.version.cuda),
     }  # fmt: skip
-    told = report(machine, figures)
+    summary = report(machine, figures)
     sys.stdout.write(f"{machine}\n{table(figures)}\n")
     sys.stdout.write(
-        f"cuda_ipc reaches {told['target']} of a plain copy: {told['cuda_ipc_reaches_target']}\n"
+        f"cuda_ipc reaches {summary['target']} of a plain copy: {summary['cuda_ipc_reaches_target']}\n"
     )
     if options.json is not None:
-        options.json.write_text(json.dumps(told, indent=1))
+        options.json.write_text(json.dumps(summary, indent=1))
     return 0
 
 

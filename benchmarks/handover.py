@@ -5,12 +5,12 @@
 
 A producer process hands a bfloat16 tensor `[rows, 4096]` to a consumer process. The clock starts when the
 producer starts to write and is read when the consumer has a tensor, and again when it has read every byte
-of it (safetensors maps lazily: a tensor alone says little). The reservation is made before, as encoders
+of it (safetensors maps lazily: a tensor alone shows little). The reservation is made before, as encoders
 do while the tensor is being computed, and shown apart. Every arrival is checked by its sum.
 
     memcpy       libc's memmove of the same bytes within the producer, over memory as large as the region
     memcpy same  the same to one place, which may still be in the processor's cache
-    message      the message by which a consumer hears of a tensor, for all ways but the store
+    message      the message that announces a tensor to its consumer, for all ways but the store
     store        copy into the region, seal; the consumer gets a view, no copy
     shm copy     multiprocessing.shared_memory: a block for each tensor, copied in and out
     st tmpfs     a safetensors file on the tmpfs, as vLLM's ECExampleConnector saves and loads it
@@ -178,7 +178,7 @@ def regimes(stage: Stage) -> tuple[list[Result], list[Series]]:
         for mib in sizes_of(results, regime):
             if mib in (GOAL_MIB, options.kept_size):
                 print(*regime_table(results, regime, mib), sep="\n")
-    print(*(each.told() for each in series if each.way == "st disk"), sep="\n")
+    print(*(each.summary() for each in series if each.way == "st disk"), sep="\n")
     return results, series
 
 
@@ -216,10 +216,10 @@ def many_pairs(stage: Stage) -> list[Result]:
 
 
 def goals_of(results: list[Result]) -> list[str]:
-    """What was wanted, and what came out, in words."""
+    """The goals and the results, as text."""
     return [
         f"{each.way}, {each.regime}, {GOAL_MIB} MiB: {each.p50:.1f} times the store's time until the "
-        f"{'tensor is there' if each.until == 'tensor' else 'tensor is read'} (wanted: {GOALS[each.way]}; "
+        f"{'tensor is there' if each.until == 'tensor' else 'tensor is read'} (goal: {GOALS[each.way]}; "
         f"a perfect handover: {each.best:.1f})"
         for regime in REGIMES
         for each in ratios(results, regime, GOAL_MIB)
@@ -243,7 +243,7 @@ def main() -> int:
     parser.add_argument("--kept-tmpfs-gib", type=float, default=2, metavar="GIB", help="of files, and of shm")
     parser.add_argument(
         "--kept-disk-gib", type=float, metavar="GIB",
-        help="of files; default: enough for the kernel to slow down who writes, at most 6",
+        help="of files; default: enough for the kernel to slow down writers, at most 6",
     )  # fmt: skip
     parser.add_argument("--redis-url", help="compare with the tensor through this Redis")
     parser.add_argument("--region-dir", type=Path, help="a tmpfs for the region, e.g. one with huge=advise")

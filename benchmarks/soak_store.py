@@ -2,7 +2,7 @@
 
     python benchmarks/soak_store.py [--minutes N] [--seed N] [--producers N] [--consumers N]
 
-Every tensor that a consumer gets must hold the bytes that its mm_hash stands for, at the first look and
+Every tensor that a consumer gets must hold the bytes that its mm_hash stands for, at first and
 again a moment later, just before it lets go; now and then one of them has the store verify all of them.
 At the end, with everybody gone: no reservation, no pin, no watch, and every block is free or of an entry
 that can be evicted. Meanwhile the store's own memory (the region apart) and its open files stay below a
@@ -41,7 +41,7 @@ class StoreUse:
     def __init__(self) -> None:
         self.most_bytes = self.most_files = 0
 
-    def look(self, pid: int) -> None:
+    def measure(self, pid: int) -> None:
         status = (Path("/proc") / str(pid) / "status").read_text()
         own = sum(int(line.split()[1]) for line in status.splitlines() if line.startswith("RssAnon"))
         self.most_bytes = max(self.most_bytes, own << 10)
@@ -57,7 +57,7 @@ class StoreUse:
 
 
 class Soak:
-    """Starts everybody, kills at random, starts again, and looks at what is left."""
+    """Starts the processes, kills at random, starts again, and checks what is left."""
 
     def __init__(self, run_dir: Path, seed: int, num_producers: int, num_consumers: int) -> None:
         self._random = random.Random(seed)
@@ -83,7 +83,7 @@ class Soak:
             while time.monotonic() < deadline:
                 pause(self._random.uniform(0.1, 0.8))
                 self._kill(self._random.choice(list(self._workers)))
-                self._use.look(self._store.pid)
+                self._use.measure(self._store.pid)
                 if time.monotonic() > next_store_kill:
                     self._store.stop(signal.SIGKILL)
                     self._kills["store"] += 1
@@ -122,7 +122,7 @@ class Soak:
             self._kills[name.split("-")[0]] += 1
 
     def _read_tally(self) -> None:
-        """Take what the workers wrote since the last look."""
+        """Take what the workers wrote since the last call."""
         for line in self._lines.read().splitlines():
             kind, name, rest = line.split(maxsplit=2)
             if kind in ("done", "verified"):
@@ -133,7 +133,7 @@ class Soak:
     def _faults(self) -> list[str]:
         """Prints the report."""
         stats = self._wait_until_quiet()
-        self._use.look(self._store.pid)
+        self._use.measure(self._store.pid)
         self._read_tally()
         self._store.connect("operator").request(Evict(seq=0))
         after = self._store.stats()

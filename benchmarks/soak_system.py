@@ -22,7 +22,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from system_soak.report import tell, wear_out  # noqa: E402
+from system_soak.report import print_report, wear_out  # noqa: E402
 
 ENGINES = ("fast", "real")
 LOG_LINES = 40
@@ -42,7 +42,7 @@ def main() -> int:
         if report["faults"]:
             print(target.log_ends(LOG_LINES), file=sys.stderr)
     report["seed"] = options.seed
-    tell(report)
+    print_report(report)
     if options.json is not None:
         options.json.write_text(json.dumps(report, indent=2) + "\n")
     return 1 if report["faults"] else 0

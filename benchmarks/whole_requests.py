@@ -5,7 +5,7 @@
 Both systems are up at once and take turns, so that a slow phase of the machine hits both. Cores are shared
 fairly: the monolith may use all, Triptych's encoder gets the first half, its prefill_decode the second.
 A round is `--seconds` of load on one system: `--texts` clients stream text without pause, and an image that
-nobody has seen before is asked about every `--image-every` seconds. Only ratios mean anything.
+is new is sent every `--image-every` seconds. Only ratios mean anything.
 """
 
 import argparse
@@ -42,7 +42,7 @@ class Sample:
 
     gaps_ms: list[float] = field(default_factory=list)  # between two tokens of a text stream
     image_ttft_ms: list[float] = field(default_factory=list)
-    again_ttft_ms: list[float] = field(default_factory=list)  # the same image, asked about a second time
+    again_ttft_ms: list[float] = field(default_factory=list)  # the same image a second time
     num_tokens: int = 0
     num_images: int = 0
     seconds: float = 0.0

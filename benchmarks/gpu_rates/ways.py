@@ -75,7 +75,7 @@ class Peer:
 
 
 class Order:
-    """A reservation, as a worker is told of it."""
+    """A reservation, as a worker receives it."""
 
     def __init__(self, mm_hash: str, reserved: Reserved) -> None:
         self.mm_hash = mm_hash

@@ -1,4 +1,4 @@
-"""Written bytes that are not on the disk yet, and the bound at which the kernel slows down who writes."""
+"""Written bytes that are not on the disk yet, and the bound at which the kernel slows down writers."""
 
 from dataclasses import dataclass
 from pathlib import Path

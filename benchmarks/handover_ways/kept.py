@@ -27,7 +27,7 @@ class KeptBounds:
 
     @classmethod
     def of(cls, region_gib: float, tmpfs_gib: float, disk_gib: float | None) -> "KeptBounds":
-        """`disk_gib` None: so much that the kernel slows down who writes, if that is not too much."""
+        """`disk_gib` None: so much that the kernel slows down writers, if that is not too much."""
         disk_bytes = min(MOST_DISK_BYTES, 2 * DirtyPages.now().limit) if disk_gib is None else disk_gib * GIB
         return cls(int(region_gib * GIB), int(tmpfs_gib * GIB), int(disk_bytes))
 
@@ -37,9 +37,9 @@ class KeptBounds:
         if free < self.disk_bytes + DISK_SPARE_BYTES:
             return f"{self.disk_bytes / GIB:.1f} GiB of files and a rest do not fit: {free / GIB:.1f} free"
         free = min(shutil.disk_usage("/dev/shm").free, available_bytes())
-        wanted = 2 * self.region_bytes + max(self.region_bytes, self.tmpfs_bytes)
-        if free < wanted:
-            return f"{wanted / GIB:.1f} GiB of memory are needed, {free / GIB:.1f} are free"
+        needed = 2 * self.region_bytes + max(self.region_bytes, self.tmpfs_bytes)
+        if free < needed:
+            return f"{needed / GIB:.1f} GiB of memory are needed, {free / GIB:.1f} are free"
         return None
 
 
@@ -52,12 +52,12 @@ class Series:
     tensor_ms: list[float]
     read_ms: list[float]
     dirty_mib: list[int]
-    throttle_mib: int  # from here on the kernel slows down who writes
+    throttle_mib: int  # from here on the kernel slows down writers
 
     def as_json(self) -> dict[str, object]:
         return asdict(self)
 
-    def told(self) -> str:
+    def summary(self) -> str:
         most = max(self.dirty_mib)
         return (
             f"{self.way}, kept: at most {most} MiB were not on the disk yet; writers are slowed down from "

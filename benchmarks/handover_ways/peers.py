@@ -149,7 +149,7 @@ def consume(steering: Connection, peer: Connection, places: Places, name: str) -
 
 
 class Pair:
-    """A producer and its consumer, as seen by the one who steers them."""
+    """A producer and its consumer, as the benchmark steers them."""
 
     def __init__(self, number: int) -> None:
         context = multiprocessing.get_context("fork")  # before any thread: nothing is imported twice
@@ -221,6 +221,6 @@ class Pair:
 
 
 def _begin(work: Any, steering: Connection, peer: Connection, name: str) -> None:
-    told = receive(steering)
-    if told:
-        work(steering, peer, Places(**told), name)
+    places = receive(steering)
+    if places:
+        work(steering, peer, Places(**places), name)

@@ -50,7 +50,7 @@ class Way:
         """The producer, before the clock runs: what can be done while the tensor is still being computed."""
 
     def produce(self, tensor: torch.Tensor, number: int) -> Message | None:
-        """Leave the tensor (`[rows, WIDTH]`, bfloat16); None: the consumer hears of it by itself."""
+        """Leave the tensor (`[rows, WIDTH]`, bfloat16); None: the consumer is notified by the way itself."""
         return {}
 
     def retire(self, number: int) -> None:

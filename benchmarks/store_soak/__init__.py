@@ -1,1 +1,1 @@
-"""Parts of `benchmarks/soak_store.py`."""
+"""Part of `soak_store.py`. workers: the processes that write, read and compare tensors."""

@@ -47,7 +47,7 @@ def bytes_of(mm_hash: str, num_bytes: int) -> bytes:
 
 
 class Worker:
-    """One process of the soak: a session, a mapping, and a way to say what was seen."""
+    """One process of the soak: a session, a mapping, and a tally of what was seen."""
 
     def __init__(self, socket: str, name: str, seed: int, tally: Path) -> None:
         self._socket, self._name, self._tally = socket, name, tally
@@ -69,15 +69,15 @@ class Worker:
                 while True:
                     self.step(self._random.randrange(NUM_HASHES))
             except StoreError as error:
-                self.tell("session", error.code)
+                self.record("session", error.code)
             finally:
                 self._session.close()
 
     def step(self, number: int) -> None:
         raise NotImplementedError
 
-    def tell(self, kind: str, what: object) -> None:
-        """One line in the tally, in one append: nobody sees a part of it."""
+    def record(self, kind: str, what: object) -> None:
+        """One line in the tally, in one append: no reader gets a part of it."""
         with self._tally.open("a") as tally:
             tally.write(f"{kind} {self._name} {what}\n")
 
@@ -104,7 +104,7 @@ class ProducerWorker(Worker):
             piece = data[start : start + (1 << 18)]
             self._mapping.view(reserved.offset + start, len(piece))[:] = piece
         self._session.request(Seal(seq=0, reservation_id=reserved.reservation_id), 30)
-        self.tell("done", 1)
+        self.record("done", 1)
 
 
 class ConsumerWorker(Worker):
@@ -122,9 +122,9 @@ class ConsumerWorker(Worker):
 
     def _verify(self) -> None:
         verified = cast(Verified, self._session.request(Verify(seq=0), 30))
-        self.tell("verified", 1)
+        self.record("verified", 1)
         if verified.num_damaged:
-            self.tell("damaged", verified.damaged)
+            self.record("damaged", verified.damaged)
 
     def _take_pushes(self, deadline: float) -> None:
         while True:
@@ -141,11 +141,11 @@ class ConsumerWorker(Worker):
         expected = bytes_of(descriptor.mm_hash, descriptor.spec.num_bytes)
         for _ in range(2):
             if self._mapping.view(descriptor.offset, len(expected)) != expected:
-                self.tell("wrong", descriptor.mm_hash)
+                self.record("wrong", descriptor.mm_hash)
                 sys.exit(WRONG_BYTES_STATUS)
             pause(self._random.random() * 0.02)
         self._session.request(Unpin(seq=0, pin_id=pin_id), 30)
-        self.tell("done", 1)
+        self.record("done", 1)
 
 
 ROLES: dict[str, type[Worker]] = {"producer": ProducerWorker, "consumer": ConsumerWorker}

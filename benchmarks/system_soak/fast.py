@@ -13,7 +13,7 @@ from tests.conftest import embedded_redis
 from tests.support.fast.faults import REDIS, Faults
 from tests.support.fast.layout import Layout
 from tests.support.fast.load import Load
-from tests.support.fast.redis_look import used_bytes
+from tests.support.fast.redis_inspection import used_bytes
 from tests.support.fast.scenario import Action, points_of
 from tests.support.fast.system import FastSystem
 from triptych_common.protocol.steps import Party
@@ -65,7 +65,7 @@ class FastTarget:
         hit: list[str] = []
 
         def act_there(instance: str) -> None:
-            """Whoever gets there, if it is one of the victim's kind."""
+            """The process that gets there, if it is of the victim's kind."""
             is_here = fault.victim != REDIS and str(self._system.services[instance].party) == fault.service
             hit.append(instance if is_here else fault.victim)
             act(hit[0])

@@ -20,12 +20,12 @@ from typing import Any
 
 from system_soak.target import Fault, Target
 from tests.support.fast.load import Load
-from tests.support.fast.redis_look import used_bytes
+from tests.support.fast.redis_inspection import used_bytes
 from tests.support.fast.scenario import Action
-from tests.support.real import look
+from tests.support.real import inspection
 from tests.support.real.processes import Part, pids_of, send, slowed
 from tests.support.real.questions import Catalogue
-from tests.support.system import EXACT, System, running_monolith, running_system
+from tests.support.real.system import EXACT, System, running_monolith, running_system
 
 NUM_OF_EACH = 2
 FIRST_TOKEN_TIMEOUT_S = 30
@@ -37,7 +37,7 @@ LONGEST_STOP_S = 3.0
 HEALTHY_LIMIT_S = 120.0
 WHOLE_LIMIT_S = 300.0
 IDLE_LIMIT_S = REQUEST_TIMEOUT_S + 40.0  # a requester that went elsewhere never acks: its pin ends with it
-CALM_S = 60.0  # as the supervisor's, after which its delays begin anew
+CALM_S = 60.0  # as the supervisor's, after which its delays begin again
 LOOK_S = 0.25
 ENGINE_WEIGHT = 3  # their turn comes seldom: one that was killed spares the other one for long
 KINDS = ("encoder", "prefill_decode", "gateway", "cache_store", "redis")
@@ -45,7 +45,7 @@ KINDS = ("encoder", "prefill_decode", "gateway", "cache_store", "redis")
 
 @contextmanager
 def opened(num_callers: int, seed: int) -> Iterator[tuple[Target, Load]]:
-    """The right answers are asked of a monolithic vLLM first; then the system runs until the block ends."""
+    """A monolithic vLLM gives the right answers first; then the system runs until the block ends."""
     with (
         tempfile.TemporaryDirectory() as folder,
         running_monolith(Path(folder)) as monolith,
@@ -73,7 +73,7 @@ class RealTarget:
 
     def __init__(self, system: System) -> None:
         self._system = system
-        self.gateway_urls: list[str] = look.gateway_urls(system, NUM_OF_EACH)
+        self.gateway_urls: list[str] = inspection.gateway_urls(system, NUM_OF_EACH)
         self._killed: dict[str, tuple[str, int, float]] = {}  # by name: what, pid, Unix seconds
         self._recoveries_s: dict[str, list[float]] = {}
         self._stopped: dict[str, list[int]] = {}
@@ -81,17 +81,19 @@ class RealTarget:
     # ---- faults ----------------------------------------------------------------------------------
     def draw(self, rng: random.Random) -> Fault:
         ready = self._ready()
-        by_kind = {kind: [name for name in ready if look.kind_of(name) == kind] for kind in KINDS}
+        by_kind = {kind: [name for name in ready if inspection.kind_of(name) == kind] for kind in KINDS}
         single = ("cache_store", "redis")
         kinds = [each for each in KINDS if by_kind[each] and (each in single or by_kind[each][1:])]
-        (kind,) = rng.choices(kinds, [ENGINE_WEIGHT if each in look.ENGINE_KINDS else 1 for each in kinds])
+        (kind,) = rng.choices(
+            kinds, [ENGINE_WEIGHT if each in inspection.ENGINE_KINDS else 1 for each in kinds]
+        )
         name = rng.choice(by_kind[kind])
-        part = rng.choice(list(Part)) if kind in look.ENGINE_KINDS else Part.HOST
+        part = rng.choice(list(Part)) if kind in inspection.ENGINE_KINDS else Part.HOST
         actions = list(Action)
-        if kind not in look.ENGINE_KINDS and not self._is_calm(ready[name]):
+        if kind not in inspection.ENGINE_KINDS and not self._is_calm(ready[name]):
             actions.remove(Action.KILL)
         action = rng.choice(actions)
-        what = f"{action} {kind}" + (f" ({part})" if kind in look.ENGINE_KINDS else "")
+        what = f"{action} {kind}" + (f" ({part})" if kind in inspection.ENGINE_KINDS else "")
         return Fault(action, kind, f"{name}/{part}", rng.uniform(0.2, LONGEST_STOP_S), what)
 
     async def at_its_moment(self, fault: Fault, act: Callable[[str], None]) -> str | None:
@@ -101,7 +103,7 @@ class RealTarget:
     def kill(self, victim: str) -> None:
         name, part = victim.split("/")
         pids = self._pids(victim)
-        what = f"{look.kind_of(name)} ({part})" if part != Part.HOST else look.kind_of(name)
+        what = f"{inspection.kind_of(name)} ({part})" if part != Part.HOST else inspection.kind_of(name)
         self._killed[name] = (what, self._system.service_pid(name), time.time())
         send(pids, SIGKILL)
 
@@ -141,8 +143,8 @@ class RealTarget:
 
     def leftovers(self) -> dict[str, int]:
         try:
-            found: dict[str, int] = look.leftovers(self._system, self.gateway_urls)
-        except look.NOT_THERE as error:
+            found: dict[str, int] = inspection.leftovers(self._system, self.gateway_urls)
+        except inspection.NOT_THERE as error:
             return {repr(error): 1}
         return {what: number for what, number in found.items() if not what.endswith("dead-letters")}
 
@@ -163,27 +165,27 @@ class RealTarget:
         return bool(service["num_restarts"] == 0 or time.time() - service["since"] > CALM_S)
 
     def _is_healthy(self) -> bool:
-        kinds = Counter(look.kind_of(name) for name in self._ready())
+        kinds = Counter(inspection.kind_of(name) for name in self._ready())
         return all(kinds[kind] for kind in KINDS) and any(map(_serves, self.gateway_urls))
 
     def _is_whole(self) -> bool:
         everybody = self._ready().keys() == self._system.services().keys()
-        return everybody and bool(look.is_whole(self._system, self.gateway_urls))
+        return everybody and bool(inspection.is_whole(self._system, self.gateway_urls))
 
     # ---- figures ---------------------------------------------------------------------------------
     def recoveries_s(self) -> dict[str, list[float]]:
         return self._recoveries_s
 
     def num_encodes(self) -> int:
-        return len(look.encodes(self._system))
+        return len(inspection.encodes(self._system))
 
     def num_restarts(self) -> dict[str, int]:
         services = self._system.services()
         return {name: each["num_restarts"] for name, each in services.items() if each["num_restarts"]}
 
     def memory_bytes(self) -> dict[str, int]:
-        memory: dict[str, int] = look.rss_bytes(self._system)
-        return {**memory, "redis used_memory": used_bytes(look.redis_url(self._system))}
+        memory: dict[str, int] = inspection.rss_bytes(self._system)
+        return {**memory, "redis used_memory": used_bytes(inspection.redis_url(self._system))}
 
     def log_ends(self, num_lines: int) -> str:
         folder = self._system.logs_dir
@@ -193,14 +195,14 @@ class RealTarget:
 
 def _serves(url: str) -> bool:
     try:
-        report = look.health(url)
-    except look.NOT_THERE:
+        report = inspection.health(url)
+    except inspection.NOT_THERE:
         return False
     return report["status"] == "ready" and bool(report["redis"]) and bool(report["encoder_available"])
 
 
 def _wait(condition: Callable[[], bool], limit_s: float, what: str, target: RealTarget) -> None:
-    """Of things in other processes, which wake nobody here.
+    """In other processes, which cannot be awaited here.
 
     Raises:
         RuntimeError: not in time.

@@ -1,12 +1,12 @@
-"""The soak itself, and what it says in the end."""
+"""The soak itself, and its report."""
 
 import asyncio
 import statistics
 import time
 from typing import Any
 
+from system_soak.fault_injector import FaultInjector
 from system_soak.target import Target
-from system_soak.tormentor import Tormentor
 from tests.support.fast.load import RIGHT, Load
 
 GOAL_SUCCESS = 0.99
@@ -14,8 +14,8 @@ MAX_FAULTS_TOLD = 50
 
 
 async def wear_out(target: Target, load: Load, minutes: float, seed: int) -> dict[str, Any]:
-    """The report; its `faults` say what was wrong."""
-    tormentor = Tormentor(target, load.tally.deaths, seed + 1)  # not in step with the load
+    """The report; its `faults` list what was wrong."""
+    injector = FaultInjector(target, load.tally.deaths, seed + 1)  # not in step with the load
     memory = {"start": target.memory_bytes()}
     done = asyncio.Event()
     started = time.monotonic()
@@ -23,7 +23,7 @@ async def wear_out(target: Target, load: Load, minutes: float, seed: int) -> dic
     async with asyncio.TaskGroup() as group:
         group.create_task(load.run_until(done))
         try:
-            await tormentor.run(minutes * 60)
+            await injector.run(minutes * 60)
         except RuntimeError as error:
             wrong.append(str(error))
         finally:
@@ -46,9 +46,9 @@ async def wear_out(target: Target, load: Load, minutes: float, seed: int) -> dic
         "num_requests": sum(tally.outcomes.values()),
         "outcomes": dict(tally.outcomes.most_common()),
         "latency": tally.latencies(),
-        "num_faults": sum(tormentor.counts.values()),
-        "faults_injected": dict(tormentor.counts.most_common()),
-        "longest_recovery_s": tormentor.longest_recovery_s,
+        "num_faults": sum(injector.counts.values()),
+        "faults_injected": dict(injector.counts.most_common()),
+        "longest_recovery_s": injector.longest_recovery_s,
         "ready_again_s": {what: _summary(each) for what, each in sorted(target.recoveries_s().items())},
         "without_token_when_prefill_decode_died": dict(waited),
         "num_encodes": target.num_encodes(),
@@ -71,7 +71,7 @@ def _leftovers(target: Target, wrong: list[str]) -> dict[str, int]:
     return target.leftovers()
 
 
-def tell(report: dict[str, Any]) -> None:
+def print_report(report: dict[str, Any]) -> None:
     """For people."""
     for key in ("engine", "num_requests", "outcomes", "latency", "num_faults", "faults_injected"):
         print(f"{key:<22} {report[key]}")

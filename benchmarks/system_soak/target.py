@@ -11,7 +11,7 @@ from tests.support.fast.scenario import Action
 
 @dataclass(frozen=True)
 class Fault:
-    """Something that befalls one service, or Redis."""
+    """A fault of one service, or of Redis."""
 
     action: Action
     service: str  # the kind: encoder, prefill_decode, gateway, cache_store, redis
@@ -31,10 +31,10 @@ class Target(Protocol):
         """A fault that may happen now."""
 
     async def at_its_moment(self, fault: Fault, act: Callable[[str], None]) -> str | None:
-        """Have `act` called with the victim; who it was. None: the moment did not come."""
+        """Call `act` with the victim; returns it. None: the moment did not come."""
 
     def kill(self, victim: str) -> None:
-        """kill -9; it is started again by whoever supervises it."""
+        """kill -9; its supervisor starts it again."""
 
     def stop(self, victim: str) -> None: ...
 

@@ -9,10 +9,10 @@ from tests.support.fast.case import check
 from tests.support.fast.client import Client, Question
 from tests.support.fast.faults import Faults
 from tests.support.fast.layout import Layout
-from tests.support.fast.points import SENDING
+from tests.support.fast.processes.points import SENDING
+from tests.support.fast.processes.tensors import MAX_GRID, answer_words, png, word_of_media
 from tests.support.fast.scenario import CLIENT_LIMIT_S, HOSTS, UNREACHED, Action, Scenario, points_of
 from tests.support.fast.system import FastSystem
-from tests.support.fast.tensors import MAX_GRID, answer_words, png, word_of_media
 from triptych_common.protocol.steps import STEPS, Occurs, Party
 
 pytestmark = [pytest.mark.chaos, pytest.mark.slow]

@@ -13,9 +13,9 @@ from blake3 import blake3
 
 from tests.support.fast.client import Answer, Client, Question
 from tests.support.fast.layout import DEPLOYMENT, Layout
+from tests.support.fast.processes.tensors import DIGEST, png
 from tests.support.fast.scenario import CLIENT_LIMIT_S
 from tests.support.fast.system import START_LIMIT_S, FastSystem
-from tests.support.fast.tensors import DIGEST, png
 from triptych_common.protocol.names import ENCODERS_GROUP, StreamNames
 from triptych_common.protocol.steps import Party
 

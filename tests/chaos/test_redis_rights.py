@@ -9,11 +9,11 @@ from tests.conftest import EmbeddedRedis, embedded_redis
 from tests.support.fast.client import Client, Question
 from tests.support.fast.faults import Faults
 from tests.support.fast.layout import DEPLOYMENT, Layout
-from tests.support.fast.points import SENDING
+from tests.support.fast.processes.points import SENDING
+from tests.support.fast.processes.tensors import png
 from tests.support.fast.scenario import CLIENT_LIMIT_S, Action, Scenario, points_of
 from tests.support.fast.system import FastSystem
-from tests.support.fast.tensors import png
-from tests.support.redis_pair import raw
+from tests.support.faults.redis_pair import raw
 from triptych_common.protocol.steps import Party
 from triptych_common.redis_client.rights import rules
 

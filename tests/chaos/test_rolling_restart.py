@@ -13,9 +13,9 @@ import pytest
 from tests.support.fast.case import check
 from tests.support.fast.client import Answer, Client, Question
 from tests.support.fast.layout import DEPLOYMENT, Layout
+from tests.support.fast.processes.tensors import png
 from tests.support.fast.scenario import CLIENT_LIMIT_S
 from tests.support.fast.system import FastSystem
-from tests.support.fast.tensors import png
 from triptych_common.bus import AsyncBus
 from triptych_common.coordination import Registry
 from triptych_common.domain.errors import StoreError

@@ -9,10 +9,10 @@ from tests.support.fast.case import check
 from tests.support.fast.client import Client, Question, ask_all
 from tests.support.fast.faults import Faults
 from tests.support.fast.layout import Layout
-from tests.support.fast.points import SENDING
+from tests.support.fast.processes.points import SENDING
+from tests.support.fast.processes.tensors import png
 from tests.support.fast.scenario import CLIENT_LIMIT_S
 from tests.support.fast.system import FastSystem
-from tests.support.fast.tensors import png
 from triptych_encoder.settings import EncoderSettings
 
 pytestmark = [pytest.mark.chaos, pytest.mark.slow]

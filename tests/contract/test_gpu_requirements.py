@@ -19,8 +19,8 @@ IMPORTED_BY_GPU_TESTS = (
     *(ROOT / "benchmarks" / "gpu_rates").glob("*.py"),
     ROOT / "benchmarks" / "gpu_handover.py",
     ROOT / "tests" / "conftest.py",
-    ROOT / "tests" / "support" / "gpu.py",
-    ROOT / "tests" / "support" / "gpu_producer.py",
+    ROOT / "tests" / "support" / "cuda" / "gpu.py",
+    ROOT / "tests" / "support" / "cuda" / "gpu_producer.py",
     ROOT / "libs" / "vllm_connector" / "src" / "triptych_vllm_connector" / "worker" / "cuda_transports.py",
 )
 DISTRIBUTIONS = {

@@ -6,7 +6,7 @@ from types import ModuleType
 
 import pytest
 
-from tests.support.system import EXACT, Server, System, load_strips, running_monolith, running_system
+from tests.support.real.system import EXACT, Server, System, load_strips, running_monolith, running_system
 
 TENANTS = {"none": None, "alice": "red", "anna": "red", "bob": "blue"}
 """By API key; `none` is what a `Server` sends if a test names no other."""

@@ -8,7 +8,8 @@ from types import ModuleType
 import httpx
 import pytest
 
-from tests.support.system import EXACT, System, image_part, running_system, wait_until
+from tests.support.real.system import EXACT, System, image_part, running_system
+from tests.support.waiting import wait_until
 from triptych_common.bus import AsyncBus
 from triptych_common.coordination import Registry
 

@@ -8,10 +8,11 @@ from collections.abc import Iterator
 import pytest
 
 from tests.support.fast.client import Answer, Client
-from tests.support.real import look
+from tests.support.real import inspection
 from tests.support.real.processes import Part, pids_of, send
 from tests.support.real.questions import Catalogue, RealQuestion
-from tests.support.system import EXACT, System, running_monolith, running_system, wait_until
+from tests.support.real.system import EXACT, System, running_monolith, running_system
+from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.long]
 
@@ -42,7 +43,7 @@ def pair(questions: Catalogue) -> Iterator[System]:
 
 async def test_only_streams_that_have_begun_break_off(pair: System, questions: Catalogue) -> None:
     rng = random.Random(SEED)
-    (url,) = look.gateway_urls(pair, 1)
+    (url,) = inspection.gateway_urls(pair, 1)
     long = [RealQuestion(f"count to {n}", (), LONG_ANSWER) for n in range(NUM_STREAMS)]
     short = [questions.draw(rng, [True], stream=number % 2 == 0) for number in range(NUM_WAITING)]
     async with Client(url, CLIENT_LIMIT_S) as client, asyncio.TaskGroup() as group:
@@ -59,7 +60,7 @@ async def test_only_streams_that_have_begun_break_off(pair: System, questions: C
 
 
 def num_requests(system: System, state: str) -> int:
-    return look.requests_in_engines(system).get(f"{VICTIM} {state}", 0)
+    return inspection.requests_in_engines(system).get(f"{VICTIM} {state}", 0)
 
 
 def is_whole(answer: Answer) -> bool:

@@ -10,7 +10,8 @@ import openai
 import pytest
 
 from tests.support.real.processes import Part, pids_of, send
-from tests.support.system import EXACT, System, image_part, running_system, wait_until
+from tests.support.real.system import EXACT, System, image_part, running_system
+from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.long]
 

@@ -26,7 +26,8 @@ import pytest
 from tests.support.hostile import options as option_sets
 from tests.support.hostile.images import hostile_images
 from tests.support.real.processes import Part, pids_of
-from tests.support.system import EXACT, MODEL, Server, System, free_port, running_system, wait_until
+from tests.support.real.system import EXACT, MODEL, Server, System, running_system
+from tests.support.waiting import free_port, wait_until
 
 pytestmark = pytest.mark.engine
 

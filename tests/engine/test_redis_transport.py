@@ -7,7 +7,8 @@ import openai
 import pytest
 import redis
 
-from tests.support.system import Server, System, image_part, running_system, wait_until
+from tests.support.real.system import Server, System, image_part, running_system
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.engine
 

@@ -11,8 +11,9 @@ from types import ModuleType
 import openai
 import pytest
 
-from tests.support.balancer import Ask, read_stream, steady_load
-from tests.support.system import MODEL, System, image_part, running_system, wait_until
+from tests.support.real.balancer import Ask, read_stream, steady_load
+from tests.support.real.system import MODEL, System, image_part, running_system
+from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.long]
 

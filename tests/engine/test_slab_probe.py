@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.system import MODEL
+from tests.support.real.system import MODEL
 from triptych_cache_store.testing import StoreProcess
-from triptych_cli.engines import CPU_ENGINE_ENV, ENGINE_ENV
 from triptych_cli.settings import caller_environment
+from triptych_cli.system.engines import CPU_ENGINE_ENV, ENGINE_ENV
 
 SCRIPT = Path(__file__).resolve().parents[1] / "support" / "real" / "ask_worker.py"
 

@@ -7,7 +7,8 @@ from types import ModuleType
 
 import pytest
 
-from tests.support.system import System, image_part, wait_until
+from tests.support.real.system import System, image_part
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.engine
 

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.system import Answer, System, image_part, wait_until
+from tests.support.real.system import Answer, System, image_part
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.engine
 

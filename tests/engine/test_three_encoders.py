@@ -12,11 +12,12 @@ import psutil
 import pytest
 
 from tests.support.fast.client import Answer, Client, Question, ask_all
-from tests.support.fast.redis_look import jobs_in_hand, registered_records
-from tests.support.real import look
+from tests.support.fast.redis_inspection import jobs_in_hand, registered_records
+from tests.support.real import inspection
 from tests.support.real.processes import Part, pids_of, send
 from tests.support.real.questions import Catalogue
-from tests.support.system import EXACT, System, running_monolith, running_system, wait_until
+from tests.support.real.system import EXACT, System, running_monolith, running_system
+from tests.support.waiting import wait_until
 from triptych_cli.supervisor.process import shared_memory_of
 from triptych_common.domain.hashing import mm_hash
 from triptych_encoder.settings import EncoderSettings
@@ -52,7 +53,7 @@ def three(questions: Catalogue) -> Iterator[System]:
 async def test_one_is_killed_in_the_middle_of_its_jobs(three: System, questions: Catalogue) -> None:
     rng = random.Random(SEED)
     quiet, shaken = ([questions.draw(rng, [True], stream=True) for _ in range(NUM_QUESTIONS)] for _ in "12")
-    (url,) = look.gateway_urls(three, 1)
+    (url,) = inspection.gateway_urls(three, 1)
     async with Client(url, CLIENT_LIMIT_S) as client:
         before = await ask_all(client, quiet)
         asked = asyncio.ensure_future(ask_all(client, shaken))
@@ -71,7 +72,7 @@ async def test_one_is_killed_in_the_middle_of_its_jobs(three: System, questions:
     assert all(encodes[hash_of(three, question)] == 1 for question in quiet)
     assert memory
     wait_until(lambda: is_back(three, victim), RESTART_LIMIT_S, "the victim is back")
-    wait_until(lambda: not look.leftovers(three, [url]), IDLE_LIMIT_S, "nothing is left over")
+    wait_until(lambda: not inspection.leftovers(three, [url]), IDLE_LIMIT_S, "nothing is left over")
     assert not [path for path in memory if path.exists()]
     tell(victim, before, after, [each in taken_over for each in hashes])
 
@@ -86,14 +87,14 @@ def kill_one_at_work(system: System) -> tuple[str, set[str], set[Path]]:
 
     def is_at_work() -> bool:
         found.clear()
-        found.update(jobs_in_hand(look.redis_url(system), look.DEPLOYMENT))
+        found.update(jobs_in_hand(inspection.redis_url(system), inspection.DEPLOYMENT))
         return any(len(each) > 1 for each in found.values())
 
     wait_until(is_at_work, TAKEN_LIMIT_S, "an encoder has several jobs in hand")
     victim = max(found, key=lambda name: len(found[name]))
     pids = pids_of(system, victim, Part.WHOLE)
     send(pids, signal.SIGSTOP)  # from here on it finishes nothing
-    in_hand = jobs_in_hand(look.redis_url(system), look.DEPLOYMENT)[victim]
+    in_hand = jobs_in_hand(inspection.redis_url(system), inspection.DEPLOYMENT)[victim]
     memory = shared_memory_of([psutil.Process(pid) for pid in pids])
     send(pids, signal.SIGKILL)
     return victim, in_hand, memory
@@ -105,7 +106,7 @@ def is_back(system: System, victim: str) -> bool:
 
 
 def hash_of(system: System, question: Question) -> str:
-    records = registered_records(look.redis_url(system), look.DEPLOYMENT, ["prefill_decode-0"])
+    records = registered_records(inspection.redis_url(system), inspection.DEPLOYMENT, ["prefill_decode-0"])
     (image,) = question.images
     return mm_hash(
         modality="image",
@@ -118,7 +119,7 @@ def hash_of(system: System, question: Question) -> str:
 
 def num_encodes(system: System) -> Counter[str]:
     """By mm_hash."""
-    return Counter(each for each, _ in look.encodes(system))
+    return Counter(each for each, _ in inspection.encodes(system))
 
 
 def tell(victim: str, before: Sequence[Answer], after: Sequence[Answer], taken_over: Sequence[bool]) -> None:

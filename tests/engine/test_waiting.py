@@ -10,7 +10,8 @@ from types import ModuleType
 import openai
 import pytest
 
-from tests.support.system import System, image_part, running_system, wait_until
+from tests.support.real.system import System, image_part, running_system
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.engine
 

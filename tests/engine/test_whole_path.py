@@ -8,7 +8,8 @@ from typing import Any
 import openai
 import pytest
 
-from tests.support.system import MODEL, Answer, Server, System, image_part, wait_until
+from tests.support.real.system import MODEL, Answer, Server, System, image_part
+from tests.support.waiting import wait_until
 from triptych_common.telemetry.span_records import SpanRecord
 
 pytestmark = pytest.mark.engine

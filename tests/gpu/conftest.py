@@ -43,6 +43,8 @@ def run_dir() -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def strips() -> ModuleType:
-    from tests.support.system import load_strips  # what vLLM's environment has: not for the transports alone
+    from tests.support.real.system import (
+        load_strips,  # what vLLM's environment has: not for the transports alone
+    )
 
     return load_strips()

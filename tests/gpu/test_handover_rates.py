@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.gpu import why_no_gpu
+from tests.support.cuda.gpu import why_no_gpu
 
 if (reason := why_no_gpu()) is not None:
     pytest.skip(reason, allow_module_level=True)

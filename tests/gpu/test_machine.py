@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.support.gpu import why_no_gpu
+from tests.support.cuda.gpu import why_no_gpu
 
 
 def test_there_is_a_gpu_and_what_else_these_tests_need() -> None:

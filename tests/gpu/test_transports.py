@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.gpu import why_no_gpu
+from tests.support.cuda.gpu import why_no_gpu
 
 if (reason := why_no_gpu()) is not None:
     pytest.skip(reason, allow_module_level=True)
 
 import torch
 
-from tests.support.gpu_producer import SLEEP_CYCLES, Order, pattern
+from tests.support.cuda.gpu_producer import SLEEP_CYCLES, Order, pattern
 from triptych_cache_store.testing import PushLog, StoreProcess
 from triptych_common.protocol.store import EntrySealed, Pinned, PinOrWatch, Unpin
 from triptych_common.region import RegionMapping
@@ -66,7 +66,7 @@ class ConsumerProcess:
     def receive(self, memory: str, dtype: torch.dtype, rows: int = ROWS) -> EntrySealed:
         """Have another process hand over the pattern, and be told of the seal."""
         self.session.request(PinOrWatch(seq=0, mm_hash=HASH))
-        script = ROOT / "tests" / "support" / "gpu_producer.py"
+        script = ROOT / "tests" / "support" / "cuda" / "gpu_producer.py"
         name = str(dtype).removeprefix("torch.")
         result = subprocess.run(
             [sys.executable, str(script), str(self.daemon.socket), memory, HASH, str(rows), str(WIDTH), name],

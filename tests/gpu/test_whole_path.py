@@ -4,13 +4,14 @@ from types import ModuleType
 
 import pytest
 
-from tests.support.gpu import why_no_gpu
+from tests.support.cuda.gpu import why_no_gpu
 
 if (reason := why_no_gpu()) is not None:
     pytest.skip(reason, allow_module_level=True)
 pytest.importorskip("vllm", reason="vLLM is not installed; the transports alone need none")
 
-from tests.support.system import image_part, running_system, wait_until
+from tests.support.real.system import image_part, running_system
+from tests.support.waiting import wait_until
 
 
 def test_handwriting_is_read_on_a_gpu(strips: ModuleType) -> None:

@@ -5,7 +5,14 @@ from tests.support.fake_engine import mm_hash
 from tests.support.scheduled import Scheduled
 from triptych_common.protocol.messages import EncodeNeeded, EncoderCacheMetadata
 from triptych_common.protocol.store import EntrySealed, Pinned, WriterLost
-from triptych_vllm_connector.consumer.consumer import Consumer, Inbox, InboxEvent, PinReply, StoreLost
+from triptych_vllm_connector.consumer.consumer import (
+    BusChanged,
+    Consumer,
+    Inbox,
+    InboxEvent,
+    PinReply,
+    StoreLost,
+)
 from triptych_vllm_connector.consumer.item_pins import EngineItemState
 from triptych_vllm_connector.consumer.preallocator import Preallocator
 
@@ -105,7 +112,7 @@ def _item_of(event: InboxEvent) -> str | None:
             return event.descriptor.mm_hash
         case StoreLost():
             return "all"
-        case EncoderCacheMetadata():
+        case EncoderCacheMetadata() | BusChanged():
             return None
 
 

@@ -1,5 +1,6 @@
 """Stand-ins for what surrounds the consumer inside EngineCore: vLLM's requests, the store, the bus."""
 
+from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -51,7 +52,7 @@ class FakeFeature:
 
     identifier: str
     mm_position: FakePosition
-    data: dict[str, object] | None = field(default_factory=lambda: {"image_grid_thw": (1, 2, 2)})
+    data: Mapping[str, object] | None = field(default_factory=lambda: {"image_grid_thw": (1, 2, 2)})
     modality: str = "image"
 
 

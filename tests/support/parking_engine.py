@@ -106,11 +106,11 @@ class Core(EngineCore):
     def __init__(self, config: VllmConfig, scheduler: Any, worker: ParkingWorker, num_in_flight: int) -> None:
         self.vllm_config, self.scheduler, self.model_executor = config, scheduler, worker
         self.batch_queue_size = num_in_flight
-        self.batch_queue = deque(maxlen=num_in_flight) if num_in_flight > 1 else None
+        self.batch_queue: deque[Any] | None = deque(maxlen=num_in_flight) if num_in_flight > 1 else None
         self.log_stats = self.is_mm_encoder_only = self.is_pooling_model = False
         self.check_for_draft_tokens = self.use_spec_decode = False
         self.async_scheduling = num_in_flight > 1
-        self.aborts_queue = Queue()
+        self.aborts_queue: Queue[Any] = Queue()
         self._weight_version = "default"
         self.step_fn = self.step if self.batch_queue is None else self.step_with_batch_queue
 

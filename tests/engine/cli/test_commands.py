@@ -1,6 +1,6 @@
 """The commands that look into a running system, against one that `up` started."""
 
-from tests.support.system import System, image_part
+from tests.support.real.system import System, image_part
 
 
 def test_status_shows_every_service_ready(system: System) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.support.system import MODEL
+from tests.support.real.system import MODEL
 from triptych_cli.supervisor.process import shared_memory_of
 
 LIMIT_S = 400

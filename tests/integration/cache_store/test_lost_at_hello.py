@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.resets import LIMIT_S, LOOPS, Asyncio, Uvloop, resetting_server
+from tests.support.faults.resets import LIMIT_S, LOOPS, Asyncio, Uvloop, resetting_server
 from triptych_common.domain.errors import StoreUnavailableError
 from triptych_common.store_session import AsyncStoreSession
 

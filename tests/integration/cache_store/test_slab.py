@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.fake_cuda import UUID, FakeDevice, FakeDriver, FakeGpu
+from tests.support.cuda.fake_cuda import UUID, FakeDevice, FakeDriver, FakeGpu
 from triptych_cache_store import service
 from triptych_cache_store.settings import StoreSettings
 from triptych_common.domain.errors import BusUnavailableError

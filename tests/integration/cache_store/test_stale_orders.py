@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.support.fake_cuda import FakeDevice, FakeDriver, FakeGpu
+from tests.support.cuda.fake_cuda import FakeDevice, FakeDriver, FakeGpu
 from triptych_cache_store.testing import StoreProcess
 from triptych_common.protocol.store import Cancel, Done, Reserve, Reserved, Seal
 from triptych_common.region import RegionMapping

@@ -1,22 +1,23 @@
-"""A supervisor of one stand-in, as a process that a test can kill: `supervised.py RUN_DIR STATE_DIR PORT`."""
+"""A supervisor of one fake service, a process that tests kill: `supervised.py RUN_DIR STATE_DIR PORT`."""
 
 import asyncio
 import os
 import sys
 from pathlib import Path
 
-from triptych_cli.layout import Options, RunLayout
 from triptych_cli.supervisor.state import write_status
 from triptych_cli.supervisor.supervisor import Supervisor, ended_by_signals, run_directory
-from triptych_cli.topology import HttpReady, ServiceSpec, Topology
+from triptych_cli.system.layout import RunLayout
+from triptych_cli.system.resolved_options import ResolvedOptions
+from triptych_cli.system.topology import HttpReady, ServiceSpec, Topology
 
-STANDIN = Path(__file__).parent / "standin.py"
+FAKE_SERVICE = Path(__file__).parent / "fake_service.py"
 
 
 async def run(layout: RunLayout, port: int) -> None:
     spec = ServiceSpec(
         name="one",
-        argv=(sys.executable, "-S", str(STANDIN), str(port), "--child", "--deaf"),
+        argv=(sys.executable, "-S", str(FAKE_SERVICE), str(port), "--child", "--ignore-sigterm"),
         ready=HttpReady(f"http://127.0.0.1:{port}/"),
         start_timeout_s=10.0,
         stop_timeout_s=0.5,
@@ -25,7 +26,7 @@ async def run(layout: RunLayout, port: int) -> None:
         supervisor = Supervisor(
             Topology((spec,), "http://x/v1"),
             layout,
-            Options(model="m", model_is_local=False, gateway_port=1),
+            ResolvedOptions(model="m", model_is_local=False, gateway_port=1),
             env=dict(os.environ),
             cwd=layout.state_dir,
             on_change=lambda status: write_status(layout.state_file, status),

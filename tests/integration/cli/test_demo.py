@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from triptych_cli.commands import demo
-from triptych_cli.launch import Launch
-from triptych_cli.layout import Options, RunLayout
+from triptych_cli.supervisor.launch import Launch
+from triptych_cli.system.layout import RunLayout
+from triptych_cli.system.resolved_options import ResolvedOptions
 from triptych_common.bus import AsyncBus
 from triptych_common.bus.inspection import delete_deployment
 from triptych_common.coordination import SharedSizes
@@ -17,7 +18,7 @@ from triptych_common.coordination import SharedSizes
 async def test_its_keys_are_deleted_when_it_fails(
     end: type[BaseException], redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    options = Options("m", False, 1, redis_url=redis_url, deployment="demo-test")
+    options = ResolvedOptions("m", False, 1, redis_url=redis_url, deployment="demo-test")
 
     async def publishes_and_ends(*_: object) -> None:
         async with await AsyncBus.connect(redis_url, "demo-test", client_name="test") as bus:
@@ -34,7 +35,7 @@ async def test_its_keys_are_deleted_when_it_fails(
 async def test_a_redis_that_is_gone_does_not_hide_why_it_failed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    options = Options("m", False, 1, redis_url="unix:///nowhere/redis.sock", deployment="demo-test")
+    options = ResolvedOptions("m", False, 1, redis_url="unix:///nowhere/redis.sock", deployment="demo-test")
 
     async def fails(*_: object) -> None:
         raise demo.DemoFailedError

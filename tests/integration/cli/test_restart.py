@@ -1,4 +1,4 @@
-"""Rolling restart of real processes (stand-ins), by order over the supervisor's socket."""
+"""Rolling restart of real processes (fake services), by request over the supervisor's socket."""
 
 import asyncio
 from collections.abc import Iterator
@@ -7,32 +7,36 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.cli.test_supervisor import Watched, layout, standin
-from triptych_cli.layout import RunLayout
-from triptych_cli.supervisor.control import RestartReport, order_restart, taking_orders
+from tests.integration.cli.test_supervisor import Watched, fake, layout
+from triptych_cli.supervisor.control import RestartReport, request_restart, serving_requests
 from triptych_cli.supervisor.state import ServiceState
 from triptych_cli.supervisor.supervisor import run_directory
-from triptych_cli.topology import ServiceSpec
+from triptych_cli.system.layout import RunLayout
+from triptych_cli.system.topology import ServiceSpec
 
 __all__ = ["layout"]  # the fixture
 
 
 def failing_later(name: str, folder: Path) -> ServiceSpec:
     """Starts well once, and not again."""
-    spec, mark = standin(name), folder / "mark"
+    spec, mark = fake(name), folder / "mark"
     script = f'[ -e {mark} ] && exit 9; : > {mark}; exec "$@"'
     return replace(spec, argv=("/bin/sh", "-c", script, "sh", *spec.argv))
 
 
 async def order(run: RunLayout, *services: str) -> list[RestartReport]:
-    return await asyncio.to_thread(lambda: list(order_restart(run.control_socket, services)))
+    return await asyncio.to_thread(lambda: list(request_restart(run.control_socket, services)))
 
 
 async def test_one_after_the_other_each_when_the_one_before_is_ready(layout: RunLayout) -> None:
     with run_directory(layout):
-        low, high, other = standin("low"), standin("high", after=frozenset({"low"})), standin("other")
+        low, high, other = (
+            fake("low"),
+            fake("high", after=frozenset({"low"})),
+            fake("other"),
+        )
         watched = Watched(layout, low, other, high)
-        async with watched.supervisor.running(), taking_orders(watched.supervisor, layout.control_socket):
+        async with watched.supervisor.running(), serving_requests(watched.supervisor, layout.control_socket):
             pids = {name: watched.pid(name) for name in ("low", "high", "other")}
             watched.reports.clear()
             reports = await order(layout, "high", "low")
@@ -51,8 +55,8 @@ async def test_one_after_the_other_each_when_the_one_before_is_ready(layout: Run
 
 async def test_the_next_ones_are_left_alone_when_one_fails(layout: RunLayout, tmp_path: Path) -> None:
     with run_directory(layout):
-        watched = Watched(layout, failing_later("first", tmp_path), standin("second"))
-        async with watched.supervisor.running(), taking_orders(watched.supervisor, layout.control_socket):
+        watched = Watched(layout, failing_later("first", tmp_path), fake("second"))
+        async with watched.supervisor.running(), serving_requests(watched.supervisor, layout.control_socket):
             second = watched.pid("second")
             reports = await order(layout, "first", "second")
             assert [each.kind for each in reports] == ["restarting", "failed"]
@@ -66,13 +70,13 @@ async def test_the_next_ones_are_left_alone_when_one_fails(layout: RunLayout, tm
 
 async def test_one_order_at_a_time(layout: RunLayout) -> None:
     with run_directory(layout):
-        watched = Watched(layout, standin("one"))
-        async with watched.supervisor.running(), taking_orders(watched.supervisor, layout.control_socket):
+        watched = Watched(layout, fake("one"))
+        async with watched.supervisor.running(), serving_requests(watched.supervisor, layout.control_socket):
 
             def first_and_second() -> Iterator[RestartReport]:
-                first = order_restart(layout.control_socket, ("one",))
+                first = request_restart(layout.control_socket, ("one",))
                 yield next(first)
-                yield from order_restart(layout.control_socket, ("one",))
+                yield from request_restart(layout.control_socket, ("one",))
                 yield from first
 
             reports = await asyncio.to_thread(lambda: list(first_and_second()))
@@ -81,13 +85,13 @@ async def test_one_order_at_a_time(layout: RunLayout) -> None:
 
 async def test_the_end_of_the_system_ends_a_restart(layout: RunLayout) -> None:
     with run_directory(layout):
-        watched = Watched(layout, standin("deaf", "--deaf", stop_timeout_s=0.3), standin("other"))
+        watched = Watched(layout, fake("busy", "--ignore-sigterm", stop_timeout_s=0.3), fake("other"))
         async with (
             asyncio.TaskGroup() as group,
             watched.supervisor.running(),
-            taking_orders(watched.supervisor, layout.control_socket),
+            serving_requests(watched.supervisor, layout.control_socket),
         ):
-            asked = group.create_task(order(layout, "deaf", "other"))
+            asked = group.create_task(order(layout, "busy", "other"))
             await watched.until(lambda status: status.services[0].state is ServiceState.STOPPING)
         assert [each.kind for each in asked.result()] == ["restarting", "failed"]
         assert [service.pid for service in watched.supervisor.status().services] == [None, None]
@@ -96,8 +100,8 @@ async def test_the_end_of_the_system_ends_a_restart(layout: RunLayout) -> None:
 @pytest.mark.parametrize("line", [b"", b"nonsense\n", b'{"services": 3}\n'])
 async def test_what_is_no_order_is_not_answered(layout: RunLayout, line: bytes) -> None:
     with run_directory(layout):
-        watched = Watched(layout, standin("one"))
-        async with watched.supervisor.running(), taking_orders(watched.supervisor, layout.control_socket):
+        watched = Watched(layout, fake("one"))
+        async with watched.supervisor.running(), serving_requests(watched.supervisor, layout.control_socket):
             reader, writer = await asyncio.open_unix_connection(layout.control_socket)
             writer.write(line)
             writer.write_eof()

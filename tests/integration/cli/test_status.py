@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from triptych_cache_store.testing import StoreProcess
-from triptych_cli.layout import RunLayout
 from triptych_cli.supervisor.state import SystemStatus, write_status
+from triptych_cli.system.layout import RunLayout
 from triptych_common.bus import AsyncBus
 from triptych_common.coordination import Registry
 from triptych_common.protocol.messages import InstanceRecord, Role, Transport

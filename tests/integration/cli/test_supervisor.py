@@ -1,4 +1,4 @@
-"""The supervisor with real processes (stand-ins): order, readiness, restarts, an end that leaves nothing."""
+"""The supervisor with real processes (fake services): order, readiness, restarts, a clean end."""
 
 import asyncio
 import os
@@ -15,11 +15,10 @@ from typing import Any
 
 import pytest
 
-from triptych_cli.launch import Launch, free_ports
-from triptych_cli.layout import Options, RunLayout
 from triptych_cli.supervisor import daemon
 from triptych_cli.supervisor import service as service_module
 from triptych_cli.supervisor import supervisor as supervisor_module
+from triptych_cli.supervisor.launch import Launch
 from triptych_cli.supervisor.process import session_members
 from triptych_cli.supervisor.readiness import Probe
 from triptych_cli.supervisor.service import StartFailedError
@@ -31,11 +30,14 @@ from triptych_cli.supervisor.supervisor import (
     is_supervised,
     run_directory,
 )
-from triptych_cli.topology import HttpReady, Readiness, ServiceSpec, Topology
+from triptych_cli.system.layout import RunLayout
+from triptych_cli.system.machine import free_ports
+from triptych_cli.system.resolved_options import ResolvedOptions
+from triptych_cli.system.topology import HttpReady, Readiness, ServiceSpec, Topology
 
 SUPERVISED = Path(__file__).parent / "supervised.py"
-STANDIN = Path(__file__).parent / "standin.py"
-OPTIONS = Options(model="m", model_is_local=False, gateway_port=1)
+FAKE_SERVICE = Path(__file__).parent / "fake_service.py"
+OPTIONS = ResolvedOptions(model="m", model_is_local=False, gateway_port=1)
 LIMIT_S = 20.0
 
 
@@ -45,11 +47,11 @@ def layout(tmp_path: Path) -> Iterator[RunLayout]:
         yield RunLayout(Path(short) / "run", tmp_path / "state")
 
 
-def standin(name: str, *words: str, after: frozenset[str] = frozenset(), **changes: float) -> ServiceSpec:
+def fake(name: str, *words: str, after: frozenset[str] = frozenset(), **changes: float) -> ServiceSpec:
     port = free_ports(1)[0]
     spec = ServiceSpec(
         name=name,
-        argv=(sys.executable, "-S", str(STANDIN), str(port), *words),
+        argv=(sys.executable, "-S", str(FAKE_SERVICE), str(port), *words),
         ready=HttpReady(f"http://127.0.0.1:{port}/"),
         after=after,
         start_timeout_s=10.0,
@@ -100,7 +102,7 @@ class Watched:
 
 async def test_services_start_when_what_they_need_is_ready_and_stop_the_other_way(layout: RunLayout) -> None:
     with run_directory(layout):
-        watched = Watched(layout, standin("low"), standin("high", after=frozenset({"low"})))
+        watched = Watched(layout, fake("low"), fake("high", after=frozenset({"low"})))
         async with watched.supervisor.running():
             pids = [watched.pid("low"), watched.pid("high")]
             for report in watched.reports:
@@ -117,7 +119,7 @@ async def test_services_start_when_what_they_need_is_ready_and_stop_the_other_wa
 
 async def test_a_service_that_dies_is_started_again(layout: RunLayout) -> None:
     with run_directory(layout):
-        watched = Watched(layout, standin("one"))
+        watched = Watched(layout, fake("one"))
         async with watched.supervisor.running():
             first = watched.pid("one")
             os.kill(first, signal.SIGKILL)
@@ -131,20 +133,18 @@ async def test_a_service_that_cannot_start_fails_the_system_and_the_rest_is_stop
     layout: RunLayout,
 ) -> None:
     with run_directory(layout):
-        watched = Watched(
-            layout, standin("good"), standin("bad", "--exit-at-once=7", after=frozenset({"good"}))
-        )
+        watched = Watched(layout, fake("good"), fake("bad", "--exit-at-once=7", after=frozenset({"good"})))
         with pytest.raises(StartFailedError, match="bad exited with code 7") as caught:
             async with watched.supervisor.running():
                 pytest.fail("it is not running")
-        assert caught.value.log_file.read_text() == "standin: cannot go on\n"
+        assert caught.value.log_file.read_text() == "fake service: cannot go on\n"
         assert watched.states("good")[-1] is ServiceState.STOPPED
         assert [s.pid for s in watched.supervisor.status().services] == [None, None]
 
 
 async def test_a_service_that_never_gets_ready_is_given_up(layout: RunLayout) -> None:
     with run_directory(layout):
-        watched = Watched(layout, standin("slow", "--never-ready", start_timeout_s=1.0))
+        watched = Watched(layout, fake("slow", "--never-ready", start_timeout_s=1.0))
         with pytest.raises(StartFailedError, match=r"not ready after 1 s: .* answers 503"):
             async with watched.supervisor.running():
                 pytest.fail("it is not running")
@@ -152,7 +152,7 @@ async def test_a_service_that_never_gets_ready_is_given_up(layout: RunLayout) ->
 
 async def test_an_executable_that_is_not_there_fails_at_once(layout: RunLayout) -> None:
     with run_directory(layout):
-        watched = Watched(layout, replace(standin("none"), argv=("/nowhere/program",)))
+        watched = Watched(layout, replace(fake("none"), argv=("/nowhere/program",)))
         with pytest.raises(StartFailedError, match="could not be started"):
             async with watched.supervisor.running():
                 pytest.fail("it is not running")
@@ -160,7 +160,7 @@ async def test_an_executable_that_is_not_there_fails_at_once(layout: RunLayout) 
 
 async def test_what_a_service_started_ends_with_it(layout: RunLayout) -> None:
     with run_directory(layout):
-        watched = Watched(layout, standin("parent", "--child"))
+        watched = Watched(layout, fake("parent", "--child"))
         async with watched.supervisor.running():
             session = watched.pid("parent")
             assert len(session_members(session)) == 2
@@ -169,7 +169,7 @@ async def test_what_a_service_started_ends_with_it(layout: RunLayout) -> None:
 
 async def test_what_a_service_started_does_not_survive_its_restart(layout: RunLayout) -> None:
     with run_directory(layout):
-        watched = Watched(layout, standin("parent", "--child"))
+        watched = Watched(layout, fake("parent", "--child"))
         async with watched.supervisor.running():
             session = watched.pid("parent")
             os.kill(session, signal.SIGKILL)
@@ -180,7 +180,8 @@ async def test_what_a_service_started_does_not_survive_its_restart(layout: RunLa
 async def test_shared_memory_of_a_killed_service_is_removed(layout: RunLayout) -> None:
     with run_directory(layout):
         watched = Watched(
-            layout, standin("mapper", "--shared-memory=tt-test-memory", "--deaf", stop_timeout_s=0.2)
+            layout,
+            fake("mapper", "--shared-memory=tt-test-memory", "--ignore-sigterm", stop_timeout_s=0.2),
         )
         async with watched.supervisor.running():
             assert {"tt-test-memory", "sem.tt-test-memory"} <= set(os.listdir("/dev/shm"))
@@ -188,9 +189,9 @@ async def test_shared_memory_of_a_killed_service_is_removed(layout: RunLayout) -
 
 
 async def test_shared_memory_of_a_service_that_was_killed_whole_is_removed(layout: RunLayout) -> None:
-    """Nobody is left who could tidy up, nor has it mapped any more. Its next life takes the same name."""
+    """No process that could remove it is left. The next process uses the same name."""
     with run_directory(layout):
-        watched = Watched(layout, standin("mapper", "--shared-memory=tt-test-whole"))
+        watched = Watched(layout, fake("mapper", "--shared-memory=tt-test-whole"))
         async with watched.supervisor.running():
             for member in session_members(watched.pid("mapper")):
                 member.kill()
@@ -199,18 +200,18 @@ async def test_shared_memory_of_a_service_that_was_killed_whole_is_removed(layou
         assert not {"tt-test-whole", "sem.tt-test-whole"} & set(os.listdir("/dev/shm"))
 
 
-async def test_a_service_deaf_to_sigterm_is_killed_after_its_limit(layout: RunLayout) -> None:
+async def test_a_service_that_ignores_sigterm_is_killed_after_its_limit(layout: RunLayout) -> None:
     with run_directory(layout):
-        watched = Watched(layout, standin("deaf", "--deaf", stop_timeout_s=0.3))
+        watched = Watched(layout, fake("busy", "--ignore-sigterm", stop_timeout_s=0.3))
         async with watched.supervisor.running():
-            session, start = watched.pid("deaf"), time.monotonic()
+            session, start = watched.pid("busy"), time.monotonic()
         assert session_members(session) == []
         assert time.monotonic() - start < 5.0
 
 
 async def test_an_error_inside_comes_out_as_it_is_and_everything_is_stopped(layout: RunLayout) -> None:
     with run_directory(layout):
-        watched = Watched(layout, standin("one"))
+        watched = Watched(layout, fake("one"))
         sessions: list[int] = []
 
         async def run() -> None:
@@ -225,7 +226,7 @@ async def test_an_error_inside_comes_out_as_it_is_and_everything_is_stopped(layo
 
 async def test_cancelled_while_starting_it_stops_what_had_started(layout: RunLayout) -> None:
     with run_directory(layout):
-        watched = Watched(layout, standin("ready"), standin("slow", "--never-ready"))
+        watched = Watched(layout, fake("ready"), fake("slow", "--never-ready"))
 
         async def run() -> None:
             async with watched.supervisor.running():
@@ -266,7 +267,7 @@ async def test_stopped_between_the_decision_to_start_and_the_start(
     monkeypatch.setattr(service_module, "probe_for", slow_probe)
     monkeypatch.setattr(service_module.ChildProcess, "start", slow_start)
     with run_directory(layout):
-        watched = Watched(layout, standin("one"))
+        watched = Watched(layout, fake("one"))
 
         async def give_up() -> None:
             await at_work.wait()
@@ -285,7 +286,7 @@ async def test_stopped_between_the_decision_to_start_and_the_start(
 
 async def test_kill_now_cuts_a_slow_stop_short(layout: RunLayout) -> None:
     with run_directory(layout):
-        watched = Watched(layout, standin("deaf", "--deaf", stop_timeout_s=60.0))
+        watched = Watched(layout, fake("busy", "--ignore-sigterm", stop_timeout_s=60.0))
         async with watched.supervisor.running():
             start = time.monotonic()
             asyncio.get_running_loop().call_later(0.2, watched.supervisor.kill_now)
@@ -304,7 +305,7 @@ def test_one_supervisor_per_run_directory(layout: RunLayout) -> None:
 
 @contextmanager
 def supervised(layout: RunLayout) -> Iterator[subprocess.Popen[str]]:
-    """A supervisor in a process of its own, with a deaf service that has a child; ready."""
+    """A supervisor in a process of its own, with a service that ignores SIGTERM and has a child; ready."""
     words = [str(layout.run_dir), str(layout.state_dir), str(free_ports(1)[0])]
     process = subprocess.Popen(
         [sys.executable, str(SUPERVISED), *words], stdout=subprocess.PIPE, text=True, start_new_session=True
@@ -332,7 +333,7 @@ def test_what_a_killed_supervisor_left_is_cleared(layout: RunLayout, monkeypatch
     session = status.services[0].pid
     assert session is not None
     assert len(session_members(session)) == 2
-    assert daemon.stop(layout) == []
+    assert daemon.stop_system(layout) == []
     assert session_members(session) == []
     assert not layout.run_dir.exists()
 
@@ -352,7 +353,7 @@ def test_a_signal_ends_everything(layout: RunLayout, number: signal.Signals) -> 
 
 def test_down_ends_a_living_supervisor(layout: RunLayout) -> None:
     with supervised(layout) as process:
-        assert daemon.stop(layout) == []
+        assert daemon.stop_system(layout) == []
         assert process.wait(LIMIT_S) == 0
 
 
@@ -363,7 +364,7 @@ def test_a_path_too_long_for_sockets_is_refused(tmp_path: Path) -> None:
 
 
 async def test_a_full_run_directory_ends_nothing(layout: RunLayout, monkeypatch: pytest.MonkeyPatch) -> None:
-    spec = standin("one")
+    spec = fake("one")
 
     def supervisor(launch: Launch, on_change: OnChange) -> Supervisor:
         layout.state_file.with_suffix(".new").symlink_to("/dev/full")
@@ -379,8 +380,8 @@ async def test_a_full_run_directory_ends_nothing(layout: RunLayout, monkeypatch:
     monkeypatch.setattr(Launch, "supervisor", supervisor)
     reading, writing = os.pipe()
     async with asyncio.timeout(LIMIT_S), asyncio.TaskGroup() as group:
-        task = group.create_task(daemon.supervise(Launch(OPTIONS, layout), daemon.ProgressPipe(writing)))
-        progress = await asyncio.to_thread(lambda: list(daemon.progress_of(reading)))
+        task = group.create_task(daemon.supervise(Launch(OPTIONS, layout), daemon.StartReportPipe(writing)))
+        progress = await asyncio.to_thread(lambda: list(daemon.read_reports(reading)))
         assert progress[-1].kind == "ready"
         assert read_status(layout.state_file) is None
         task.cancel()

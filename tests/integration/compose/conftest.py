@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.compose import ROOT, Compose
+from tests.integration.compose.project import ROOT, Compose
 
 SAMPLES = ROOT / "models" / "digits-vl" / "samples"
 BUILD_LIMIT_S = 1800.0

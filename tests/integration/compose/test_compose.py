@@ -13,7 +13,7 @@ from openai.types.chat import ChatCompletionContentPartParam, ChatCompletionUser
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
-from tests.support.compose import UP_LIMIT_S, Compose
+from tests.integration.compose.project import UP_LIMIT_S, Compose
 
 pytestmark = [pytest.mark.docker, pytest.mark.slow]
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.resets import LOOPS, Asyncio, Uvloop, resetting_server, wait_reset
+from tests.support.faults.resets import LOOPS, Asyncio, Uvloop, resetting_server, wait_reset
 from triptych_common.protocol.codec import Envelope
 from triptych_common.protocol.messages import EncodeJob, Modality
 from triptych_encoder.jobs.media_source import MediaGoneError, MediaSource, new_media_client

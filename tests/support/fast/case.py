@@ -1,6 +1,6 @@
 """What came of one fault, and how it is judged.
 
-What is not as it must be is told whole, as an error of its own: pytest shortens what an `assert` says.
+Each failure is reported whole, as an error of its own: pytest shortens the text of an `assert`.
 """
 
 import time
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from tests.support.fast.client import Answer
-from tests.support.fast.tally import Tally
+from tests.support.fast.processes.tally import Tally
 
 TEXT = 4  # place of the text question among the answers
 
@@ -59,7 +59,7 @@ class Case:
     clock: datetime = field(default_factory=lambda: datetime.now(UTC))
     was_reached: bool = False
     answers: list[Answer] = field(default_factory=list)
-    others: list[Answer] = field(default_factory=list)  # before, after, the bad image, who left
+    others: list[Answer] = field(default_factory=list)  # before, after, the bad image, the caller that left
     tally_before: Tally = field(default_factory=Tally)
     tally: Tally = field(default_factory=Tally)  # since then
     events: list[str] = field(default_factory=list)

@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 import orjson
 
-from tests.support.fast.tensors import DEFAULT_TOKENS, MODEL, answer_words, word_of_media
+from tests.support.fast.processes.tensors import DEFAULT_TOKENS, MODEL, answer_words, word_of_media
 
 RUNBOOK = Path(__file__).resolve().parents[3] / "docs" / "runbook.md"
 RETRYABLE = (429, 503, 504)  # what a caller may get while something is broken
@@ -111,7 +111,7 @@ class Answer:
 
     @property
     def is_gone(self) -> bool:
-        """The gateway went away; nobody could say anything."""
+        """The gateway went away, and could send no error."""
         return bool(self.fault) and not self.code and not self.has_hung
 
     def __str__(self) -> str:

@@ -10,9 +10,9 @@ from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
 
-from tests.support.fast import points
+from tests.support.fast.processes import points
 from tests.support.fast.system import FastSystem
-from tests.support.slowing import in_short_turns
+from tests.support.faults.slowing import in_short_turns
 
 REDIS = "redis"
 
@@ -130,7 +130,7 @@ def _arm(folder: Path, point: str) -> None:
 
 
 def _disarm(folder: Path, point: str) -> bool:
-    """Whether it was still armed: nobody has reached it."""
+    """Whether it was still armed: no process has reached it."""
     try:
         (folder / point).unlink()
     except FileNotFoundError:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.support.fast.tensors import MODEL
+from tests.support.fast.processes.tensors import MODEL
 from triptych_common.protocol.steps import Party
 
 DEPLOYMENT = "fast"
@@ -43,7 +43,7 @@ class Layout:
     def arguments(
         self, party: Party, name: str, *, redis_url: str, folder: Path, tally: Path, ports: Mapping[str, int]
     ) -> list[str]:
-        """The command line of one instance. `ports`: of those that speak HTTP."""
+        """The command line of one instance. `ports`: of those with an HTTP server."""
         common = [
             f"--redis-url={redis_url}", f"--deployment={DEPLOYMENT}", f"--run-dir={folder}",
             f"--instance={name}", f"--drain-timeout-s={self.drain_timeout_s}",
@@ -74,7 +74,7 @@ class Layout:
 
 
 def port_to_listen_at() -> int:
-    """A port that nobody listens at, and that no connection gets while its owner is dead."""
+    """A port without a listener, which no connection gets while its owner is dead."""
     for port in random.sample(PORTS, len(PORTS)):
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from tests.support.fast.client import Answer, Client, Question
-from tests.support.fast.tensors import png
+from tests.support.fast.processes.tensors import png
 
 CLIENT_LIMIT_S = 60.0  # above every deadline of `FastSystem`: a request that takes longer hangs
 NUM_OLD_IMAGES = 20
@@ -96,7 +96,7 @@ class Questions(Protocol):
     """Where questions come from, with the right answers to them."""
 
     def draw(self, rng: random.Random, is_new: Sequence[bool], *, stream: bool) -> Question:
-        """One with an image for each of `is_new`: one that nobody has seen, or one that may be known."""
+        """One with an image for each of `is_new`: a new one, or one that may be known."""
 
 
 class FastQuestions:
@@ -121,7 +121,7 @@ class Load:
     Args:
         limit_s: above every deadline: a request that takes longer hangs.
         refused_pause_s: how long a caller waits after an answer that is not right.
-        leave_within_s: who goes away does so after up to so many seconds.
+        leave_within_s: a caller that leaves does so after up to so many seconds.
     """
 
     def __init__(

@@ -11,9 +11,9 @@ from itertools import count
 from tests.support.fast.case import Case, CaseError, check
 from tests.support.fast.client import Answer, Client, HungError, Question
 from tests.support.fast.faults import REDIS, Faults
-from tests.support.fast.points import HANDLED, RECEIVED, SENDING
+from tests.support.fast.processes.points import HANDLED, RECEIVED, SENDING
+from tests.support.fast.processes.tensors import png
 from tests.support.fast.system import FastSystem
-from tests.support.fast.tensors import png
 from triptych_common.protocol.steps import STEPS, Channel, Occurs, Party, Step
 
 CLIENT_LIMIT_S = 40.0  # far above any deadline: a request that takes longer hangs
@@ -88,7 +88,7 @@ _numbers = count(1)
 
 
 class Scenario:
-    """Questions of every kind, a fault in the middle of them, and the look at what is left."""
+    """Questions of every kind, a fault in the middle of them, and the check of what is left."""
 
     def __init__(self, system: FastSystem, faults: Faults) -> None:
         self._system = system
@@ -138,7 +138,7 @@ class Scenario:
                 act = self._act(case, victim, action, undone)
                 reached = undone.enter_context(self._faults.at(point.step.name, point.moment, act))
                 *answers, bad_image, left = await asyncio.gather(*_ask_everything(client, number))
-            case.was_reached = reached.is_set()  # only now: nobody can get there any more
+            case.was_reached = reached.is_set()  # only now: no process can get there any more
             case.answers += answers
             case.others += [bad_image, left]
             check([each for each in (*answers, bad_image, left) if each.has_hung], lambda answer: False)
@@ -191,7 +191,7 @@ def _finish(timer: threading.Timer) -> None:
 
 
 def _ask_everything(client: Client, number: int) -> Iterator["asyncio.Future[Answer]"]:
-    """New, large, shared, known but gone, none, whole; undecodable; and one who leaves."""
+    """New, large, shared, known but gone, none, whole; undecodable; and one whose caller leaves."""
     small, large, left = png(number + 1), png(number + 2, LARGE_SIDE), png(number + 4)
     bad = png(number + 3, LARGE_SIDE)[:90]
     questions = [

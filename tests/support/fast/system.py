@@ -14,10 +14,10 @@ import httpx
 import redis
 
 from tests.support.fast.layout import Layout, port_to_listen_at
-from tests.support.fast.points import SEEN
-from tests.support.fast.processes import ServiceProcess
-from tests.support.fast.redis_look import RedisServer, registered_boots, stream_leftovers
-from tests.support.fast.tally import Tally
+from tests.support.fast.processes.forkserver import ServiceProcess
+from tests.support.fast.processes.points import SEEN
+from tests.support.fast.processes.tally import Tally
+from tests.support.fast.redis_inspection import RedisServer, registered_boots, stream_leftovers
 from tests.support.leftovers import store_leftovers
 from triptych_common.domain.errors import StoreError
 from triptych_common.protocol.steps import Party
@@ -47,7 +47,7 @@ class FastSystem:
         self._ports: dict[str, int] = {}
         self._held_down: set[str] = set()
         self._dead_boots: set[str] = set()  # registered by processes that have ended
-        self._is_ending = False
+        self._ending = threading.Event()
         self._lock = threading.RLock()
         self._wake_receiver, self._wake_sender = multiprocessing.Pipe(duplex=False)
         self.services = self._make_services()
@@ -55,7 +55,7 @@ class FastSystem:
 
     # ---- life ------------------------------------------------------------------------------------
     def start(self) -> None:
-        """Returns when a gateway would serve, and everybody is registered.
+        """Returns when a gateway would serve, and every service is registered.
 
         Raises:
             RuntimeError: not in time; with the logs.
@@ -71,7 +71,7 @@ class FastSystem:
     def close(self) -> None:
         """End everything; the last logs stay readable until then."""
         with self._lock:
-            self._is_ending = True
+            self._ending.set()
         self._wake_sender.send_bytes(b"x")
         if self._keeper.is_alive():
             self._keeper.join(10.0)
@@ -191,7 +191,7 @@ class FastSystem:
             raise RuntimeError(f"left over: {left}\n{error}") from None
 
     def wait_until_whole(self) -> None:
-        """Everybody runs, is registered and seen by every gateway."""
+        """Every service runs, is registered and known to every gateway."""
 
         def is_whole() -> bool:
             with self._lock:
@@ -213,7 +213,7 @@ class FastSystem:
                 return False
             return boots.keys() == expected and not self._dead_boots & set(boots.values())
 
-        self.wait_until(is_whole, START_LIMIT_S, "everybody runs and is registered")
+        self.wait_until(is_whole, START_LIMIT_S, "every service runs and is registered")
 
     def seen_points(self) -> set[str]:
         """`step.moment` of everything that has happened so far."""
@@ -227,7 +227,7 @@ class FastSystem:
         return {name: service.rss_bytes() for name, service in self.services.items()}
 
     def wait_until(self, condition: Callable[[], bool], limit_s: float, what: str) -> None:
-        """Of things in other processes, which wake nobody here.
+        """In other processes, which cannot be awaited here.
 
         Raises:
             RuntimeError: not in time; with the ends of the logs.
@@ -263,7 +263,7 @@ class FastSystem:
     def _keep_running(self) -> None:
         while True:
             with self._lock:
-                if self._is_ending:
+                if self._ending.is_set():
                     return
                 watched = {
                     service.sentinel: service
@@ -279,7 +279,7 @@ class FastSystem:
             with self._lock:
                 self._note_boots(ended)
                 for service in ended:
-                    if self._is_ending or service.exit_code is None:
+                    if self._ending.is_set() or service.exit_code is None:
                         continue
                     self.exits.append((service.name, service.exit_code))
                     if service.name not in self._held_down:

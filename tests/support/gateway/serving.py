@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import uvicorn
 
-from triptych_cli.launch import free_ports
+from triptych_cli.system.machine import free_ports
 
 MODEL = "fake-vl"
 DIGEST = "f" * 64

@@ -85,6 +85,6 @@ def png_that_is_pcd(pixels: bytes, width: int, height: int) -> bytes:
 
 
 def scan_bomb(jpeg: bytes, num_scans: int) -> bytes:
-    """A progressive JPEG whose last scan is said again and again: each costs a look at the whole image."""
+    """A progressive JPEG whose last scan is repeated: each costs a pass over the whole image."""
     start = jpeg.rindex(b"\xff\xda")
     return jpeg[:-2] + jpeg[start:-2] * num_scans + jpeg[-2:]

@@ -32,7 +32,7 @@ def hostile_images(picture: bytes) -> list[HostileImage]:
 
 def saved(image: Image.Image, image_format: str, **options: object) -> bytes:
     buffer = io.BytesIO()
-    image.save(buffer, image_format, **options)  # type: ignore[arg-type]
+    image.save(buffer, image_format, **options)
     return buffer.getvalue()
 
 

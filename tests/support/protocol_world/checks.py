@@ -35,7 +35,7 @@ class Checks(Choices):
         """An encoder begins to work on the item."""
         flight = self.network.flights.find(mm_hash)
         is_wanted = flight is not None and bool(flight.requesters)
-        assert is_wanted or self._are_flights_doubtful, "a job that nobody waits for is done"
+        assert is_wanted or self._are_flights_doubtful, "a job without requesters is done"
 
     @property
     def _are_flights_doubtful(self) -> bool:
@@ -62,10 +62,10 @@ class Checks(Choices):
         assert len(halves) <= 1, "two requests hold a part, and wait for the rest"
         for each in self.hashes:
             for rid in items.requests_of(each):
-                assert rid in consumer.live, "held by nobody"
+                assert rid in consumer.live, "held by no live request"
 
     def _check_pins(self) -> None:
-        """Every pin has one owner: a frame under way, a command to end it, or who it was given to."""
+        """Every pin has one owner: a frame under way, a command to end it, or the process that has it."""
         owners = list(itertools.chain.from_iterable(map(self._pins_of, self.engines)))
         dead = {
             pin_id
@@ -79,7 +79,7 @@ class Checks(Choices):
             for pin_id in lease.pins
             if pin_id not in dead
         ]
-        assert sorted(owners) == sorted(pins), "pins of nobody, or pins that are not there"
+        assert sorted(owners) == sorted(pins), "pins without an owner, or pins that are not there"
 
     def _pins_of(self, engine: EncoderActor | ConsumerActor) -> list[int]:
         if not engine.is_up:
@@ -110,7 +110,7 @@ class Checks(Choices):
 
     # ---- at the end ------------------------------------------------------------------------------
     def check_quiet(self) -> None:
-        """Nothing is left to happen: everybody was told, and nothing is held."""
+        """Nothing is left to happen: every requester has its answer, and nothing is held."""
         for request in self.requests.values():
             assert request.outcome is not None, f"{request.request_id} waits for ever"
             allowed = {"answer", *(() if self._is_harmless else ERRORS)}
@@ -120,8 +120,8 @@ class Checks(Choices):
                 allowed.add("connection lost")
             assert request.outcome in allowed, f"{request.request_id} ended with {request.outcome}"
         if self._is_prompt:
-            # An owner that left before it published is found out when somebody looks.
-            assert self.coverage["time"] <= self.num_left_claims, "somebody was waited for in vain"
+            # An owner that left before it published is found at the next check.
+            assert self.coverage["time"] <= self.num_left_claims, "a wait had no end but its limit"
         for consumer in self.consumers.values():
             assert not any(consumer.consumer.counts().values()), f"{consumer.name} holds something"
             left = [*consumer.live, *consumer.parked, *consumer.views, *consumer.cached]
@@ -137,7 +137,7 @@ class Checks(Choices):
         for gateway in self.gateways.values():
             assert not len(gateway.orders.table), "the gateway waits for an item"
             assert not len(gateway.media_cache), "the gateway keeps media"
-            assert not len(gateway.orders.flight_requests), "Redis was not told that nobody waits"
+            assert not len(gateway.orders.flight_requests), "Redis still has requesters that do not wait"
         assert not self.network.jobs, "a job was never done"
         self._check_flights()
         self._check_encodes()
@@ -149,7 +149,7 @@ class Checks(Choices):
 
     @property
     def _is_prompt(self) -> bool:
-        """Did everybody hear of what went wrong? Then nobody waits until a time is up."""
+        """Was every failure announced? Then no wait ends by its limit."""
         return self._are_all_of(HARMLESS - SLOW | PROMPT)
 
     def _are_all_of(self, kinds: frozenset[str]) -> bool:
@@ -170,7 +170,7 @@ class Checks(Choices):
             if flight is None:
                 continue
             came_late = bool(self.num_takeovers)
-            assert not flight.requesters or came_late, "Redis thinks that somebody waits"
+            assert not flight.requesters or came_late, "Redis has requesters that do not wait"
             assert flight.state in ("finished", "failed")[: 1 + came_late], f"a flight is left {flight.state}"
 
     def _check_encodes(self) -> None:

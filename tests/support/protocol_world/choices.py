@@ -1,6 +1,7 @@
 """Every step that can be taken in a world now."""
 
 from collections import Counter
+from collections.abc import Set as AbstractSet
 
 from tests.support.protocol_world.config import REDIS, Config, Enabled, Key
 from tests.support.protocol_world.consumer import ConsumerActor
@@ -77,10 +78,13 @@ class Choices:
 
     def _scripts(self) -> list[tuple[str, str]]:
         """(process, item) of all that Redis could run now."""
-        talkers = [
-            each for each in (*self.gateways.values(), *self.encoders.values()) if self._moves(each.name)
+        users: list[GatewayActor | EncoderActor] = [*self.gateways.values(), *self.encoders.values()]
+        return [
+            (each.name, mm_hash)
+            for each in users
+            if self._moves(each.name)
+            for mm_hash in sorted(each.redis.scripts)
         ]
-        return [(each.name, mm_hash) for each in talkers for mm_hash in sorted(each.redis.scripts)]
 
     def _work(self) -> list[Enabled]:
         found: list[Enabled] = []
@@ -145,8 +149,8 @@ class Choices:
         return frozenset({STORE, REDIS, *self.gateways, *self.encoders, *self.consumers})
 
     def _next_timer(self, *, with_upkeep: bool = True) -> float | None:
-        moving = [each for each in (*self.gateways.values(), *self.engines) if self._moves(each.name)]
-        times = [each.next_timer(with_upkeep=with_upkeep) for each in moving]
+        actors: list[GatewayActor | EncoderActor | ConsumerActor] = [*self.gateways.values(), *self.engines]
+        times = [each.next_timer(with_upkeep=with_upkeep) for each in actors if self._moves(each.name)]
         return min((when for when in times if when is not None), default=None)
 
     def _moves(self, name: str) -> bool:
@@ -160,7 +164,7 @@ class Choices:
     def _faults(self, is_busy: bool) -> list[Enabled]:
         found: list[Enabled] = []
 
-        def add(kind: str, actors: set[str], who: str = "", what: str = "", how: str = "") -> None:
+        def add(kind: str, actors: AbstractSet[str], who: str = "", what: str = "", how: str = "") -> None:
             if kind in self.config.faults:
                 found.append(Enabled(Key(kind, who, what, how), frozenset(actors), is_fault=True))
 

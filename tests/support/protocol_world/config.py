@@ -26,9 +26,9 @@ HARMLESS = frozenset(
 )
 """Faults that cost time alone: every caller whose connection lasts gets an answer all the same."""
 SLOW = frozenset({"crash_gateway", "lose_flights", "lose_redis"})
-"""Faults of which nobody hears: those who wait find out when they look."""
+"""Faults that are not announced: the next check of a waiting process finds them."""
 PROMPT = frozenset({"cancel", "lose_load"})
-"""Faults after which a caller may have no answer, but nobody waits in vain."""
+"""Faults after which a caller may have no answer, but no wait ends by its limit."""
 ONCE = frozenset(
     {
         "crash_gateway", "crash_consumer", "cancel", "refuse", "unfit", "preempt", "preempt_late", "prefix",
@@ -42,7 +42,7 @@ ERRORS = frozenset(
         "store_full", "bus_unavailable", "stream_broken",
     }
 )  # fmt: skip
-"""What a caller may be told: all retryable, but for the last, which ends a stream that has begun."""
+"""The errors that a caller may get: all retryable, but for the last, which ends a stream that has begun."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Config:
     step_tokens: int = 1 << 30  # of a prompt, in one step of it
     prefix: int = 0  # tokens of every prompt that the KV cache covers at first
     max_attempts: int = 2
-    is_tight: bool = False  # the store may stay too full for somebody until the deadline
+    is_tight: bool = False  # the store may stay too full for a request until the deadline
     shares_consumer: bool = False  # all requests go to the first consumer
     is_coarse: bool = False  # see `World._settle`: fewer orders
     faults: tuple[str, ...] = ()

@@ -105,10 +105,10 @@ class EncoderActor:
             lambda push: self.store_client.on_push(push),  # noqa: PLW0108 -- it is made next
             self._lost,
         )
-        self.store_client = StoreClient(self.name, self.host, asyncio.Event())
+        self.store_client = StoreClient(self.name, self.host, asyncio.Event())  # type: ignore[arg-type]
         self.worker = ClientSession(self._store, f"{self.name}/worker-0", self.loop.create_future)
         redis: Any = self.redis
-        reporter = Reporter(self.bus, NAMES, self.name)
+        reporter = Reporter(self.bus, NAMES, self.name)  # type: ignore[arg-type]
         self.leases = JobLeases(redis, reporter, self.ledger, self.name, LEASE_S)
         self.runner = JobRunner(
             self.engine,
@@ -122,7 +122,7 @@ class EncoderActor:
             DIGEST,
         )
         self.loop.run(lambda: self.loop.keep_up(self.leases.run(), lambda: bool(self.leases._renewed)))
-        self.replies = ReplyReader(self.bus, NAMES, self.name, self.ledger, self.store_client)
+        self.replies = ReplyReader(self.bus, NAMES, self.name, self.ledger, self.store_client)  # type: ignore[arg-type]
 
     @property
     def sessions(self) -> tuple[ClientSession, ...]:

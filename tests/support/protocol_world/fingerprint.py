@@ -68,7 +68,7 @@ def _object(value: Any) -> Any:
     if fields is None:
         names = [name for cls in type(value).__mro__ for name in getattr(cls, "__slots__", ())]
         fields = {name: getattr(value, name, None) for name in names}
-    found = [type(value).__name__]
+    found: list[Any] = [type(value).__name__]
     for name, each in fields.items():
         if name not in LEFT_OUT:
             found.append(tuple(map(digest, each.items())) if name in ORDERED else digest(each))
@@ -230,6 +230,7 @@ class Fingerprints:
             for session in engine.sessions
         ]
         queues = [(way, digest(queue)) for way, queue in sorted(network.queues.items())]
-        timers = [each.next_timer() for each in (*world.gateways.values(), *world.encoders.values())]
+        actors: list[GatewayActor | EncoderActor] = [*world.gateways.values(), *world.encoders.values()]
+        timers = [each.next_timer() for each in actors]
         whole = (sorted(self._parts.items()), queues, sorted(network.keys), timers, CLOCK.now, sessions)
         return hash(repr((whole, sorted(world.faults.items()))))

@@ -88,7 +88,7 @@ class GatewayActor:
             ),
             metrics=METRICS,
         )
-        self.final_acks = FinalAcks(self.bus, self.name)
+        self.final_acks = FinalAcks(self.bus, self.name)  # type: ignore[arg-type]
         for _ in range(NUM_PUBLISHERS):
             self.loop.run(lambda: self.loop.create_task(self.orders.run_steps()))
         self.loop.run(lambda: self.loop.keep_up(self.orders.run_checks(), self._has_to_check))

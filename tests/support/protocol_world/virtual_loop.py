@@ -1,4 +1,4 @@
-"""An event loop without I/O and without waiting: time is a number, and passes only when it is told to.
+"""An event loop without I/O and without waiting: time is a number, and passes only when the test advances it.
 
 Every actor of the model has one of its own, so that what an actor does is done when its turn ends, and
 so that it can be killed: a killed process runs no `finally`.
@@ -12,7 +12,7 @@ import time as real_time
 from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4 as real_uuid4
 
 from triptych_common.store_session import session_state
@@ -39,7 +39,7 @@ class Clock:
         return int(self.now * 1e9)
 
     def new_id(self) -> "_Id":
-        """Of whoever asks: so equal states look equal, whoever was first."""
+        """Numbered per actor: equal states have equal ids, in whatever order they arose."""
         loop = asyncio._get_running_loop()
         name = loop.name if isinstance(loop, VirtualLoop) else ""
         self._num_ids[name] += 1
@@ -65,6 +65,11 @@ def whole_frame(message: Any, seq: int | None = None) -> Any:
     return message if seq is None else message.model_copy(update={"seq": seq})
 
 
+if TYPE_CHECKING:
+    EventLoop: Any  # so that what is left out needs no mention
+else:
+    EventLoop = asyncio.AbstractEventLoop
+
 CLOCK = Clock()
 PACKAGES = ("triptych_gateway", "triptych_encoder", "triptych_vllm_connector", "tenacity")
 
@@ -79,8 +84,9 @@ def virtual_time() -> Iterator[None]:
         (session_state, name, getattr(session_state, name))
         for name in ("frame", "decode_reply", "FrameDecoder")
     ]
-    session_state.frame = session_state.decode_reply = whole_frame  # type: ignore[attr-defined]
-    session_state.FrameDecoder = WholeFrames  # type: ignore[attr-defined,misc]
+    session: Any = session_state
+    session.frame = session.decode_reply = whole_frame
+    session.FrameDecoder = WholeFrames
     for name, module in list(sys.modules.items()):
         if name.split(".", 1)[0] not in PACKAGES:
             continue
@@ -98,7 +104,7 @@ def virtual_time() -> Iterator[None]:
             setattr(module, attribute, real)
 
 
-class VirtualLoop(asyncio.AbstractEventLoop):
+class VirtualLoop(EventLoop):  # type: ignore[misc]
     """As much of an event loop as tasks, futures, locks, queues and timeouts need."""
 
     def __init__(self, name: str = "") -> None:
@@ -168,8 +174,8 @@ class VirtualLoop(asyncio.AbstractEventLoop):
             result = action()
             while self._ready:
                 handle = self._ready.popleft()
-                if not handle._cancelled:  # type: ignore[attr-defined]
-                    handle._run()  # type: ignore[attr-defined]
+                if not handle._cancelled:
+                    handle._run()
         finally:
             asyncio._set_running_loop(None)
         self.tasks = [task for task in self.tasks if not task.done()]
@@ -178,7 +184,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         return result
 
     def keep_up(self, work: Coroutine[Any, Any, Any], is_needed: Callable[[], bool]) -> None:
-        """A task that looks after something now and then, for ever. Time passes for it when it is needed."""
+        """A periodic task without an end. Time passes for it when it is needed."""
         task = self.create_task(work)
         self.tasks.remove(task)
         self._upkeep[task] = is_needed
@@ -207,7 +213,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         while self._timers and self._timers[0][0] <= CLOCK.now:
             handle = heapq.heappop(self._timers)[2]
             self._idle.pop(handle, None)
-            self.run(handle._run)  # type: ignore[attr-defined]
+            self.run(handle._run)
             self._drop_cancelled()
 
     def kill(self) -> None:

@@ -10,8 +10,8 @@ from functools import partial
 
 import psutil
 
-from tests.support.slowing import in_short_turns
-from tests.support.system import System
+from tests.support.faults.slowing import in_short_turns
+from tests.support.real.system import System
 
 
 class Part(StrEnum):

@@ -9,7 +9,7 @@ from itertools import count
 from typing import Any
 
 from tests.support.fast.client import Question
-from tests.support.system import MODEL, Server, image_part, load_strips
+from tests.support.real.system import MODEL, Server, image_part, load_strips
 
 NUM_IMAGES = 60
 NUM_QUESTIONS = {0: 40, 1: NUM_IMAGES, 2: 30, 3: 30, 4: 30}  # by number of images

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.support.fake_cuda import FakeDevice, FakeDriver, FakeGpu
+from tests.support.cuda.fake_cuda import FakeDevice, FakeDriver, FakeGpu
 from triptych_common.protocol.store import Descriptor
 from triptych_common.region.cuda.release import EventReleaser
 from triptych_common.region.cuda.slab import DeviceSlab, SlabMapping

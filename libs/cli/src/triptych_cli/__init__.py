@@ -1,10 +1,14 @@
-"""The commands behind `./triptych`: the whole system on one machine, and tools to look into it.
+"""The commands behind `./triptych`: the whole system on one machine, and tools to inspect it.
 
-bootstrap     makes the Python environment (standard library only, run by the launcher)
+bootstrap     makes the Python environment (standard library only; the launcher `./triptych` runs it)
+__main__      what the launcher runs then
 app           names, options and help of the commands
+options       the options that `demo`, `up` and the daemon share
+settings      what is read from the environment
 commands/     what each command does
-launch        looks at the machine: model, ports, GPUs, room for the region
-layout, topology, engines   which processes, where, with which environment, in which order (pure)
+system/       which processes one system is, and what this machine offers them: nothing is started
 supervisor/   child processes: start, readiness, restart, stop; the daemon that `up` leaves behind
-console, picture            what people see
+console       output on the terminal
+
+Imports go down this list, from `app`; `settings` and `console` are for all.
 """

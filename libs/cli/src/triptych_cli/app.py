@@ -27,8 +27,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-store_app = typer.Typer(help="Look into the cache_store of the running system.", no_args_is_help=True)
-streams_app = typer.Typer(help="Look into the Redis Streams of the running system.", no_args_is_help=True)
+store_app = typer.Typer(help="Inspect the cache_store of the running system.", no_args_is_help=True)
+streams_app = typer.Typer(help="Inspect the Redis Streams of the running system.", no_args_is_help=True)
 app.add_typer(store_app, name="store")
 app.add_typer(streams_app, name="streams")
 
@@ -49,19 +49,13 @@ def demo(
 ) -> None:
     """Start everything, read held-out handwriting, show where the time went, stop cleanly."""
     from triptych_cli.commands import demo as command
-    from triptych_cli.launch import free_ports
+    from triptych_cli.system.machine import free_ports
 
-    wish = SystemOptions(
-        model,
-        encoders,
-        prefill_decodes,
-        redis_url,
-        port or free_ports(1)[0],
-        region_bytes,
-        encoder_args,
-        prefill_decode_args,
-    )
-    raise typer.Exit(command.demo(wish, images))
+    options = SystemOptions(
+        model, encoders, prefill_decodes, redis_url, port or free_ports(1)[0], region_bytes,
+        encoder_args, prefill_decode_args,
+    )  # fmt: skip
+    raise typer.Exit(command.demo(options, images))
 
 
 @app.command()
@@ -77,58 +71,33 @@ def up(
     prefill_decode_args: PrefillDecodeArgs = "",
 ) -> None:
     """Start the system in the background, on 127.0.0.1."""
-    from triptych_cli.commands import system
+    from triptych_cli.commands import lifecycle
 
-    wish = SystemOptions(
-        model,
-        encoders,
-        prefill_decodes,
-        redis_url,
-        port,
-        region_bytes,
-        encoder_args,
-        prefill_decode_args,
-        gateways,
-    )
-    raise typer.Exit(system.up(wish))
+    options = SystemOptions(
+        model, encoders, prefill_decodes, redis_url, port, region_bytes,
+        encoder_args, prefill_decode_args, gateways,
+    )  # fmt: skip
+    raise typer.Exit(lifecycle.up(options))
 
 
 @app.command(hidden=True)
 def supervise(
     progress_fd: Annotated[int, typer.Option()],
-    model: Model = DEFAULT_MODEL_TEXT,
-    encoders: Encoders = 1,
-    prefill_decodes: PrefillDecodes = 1,
-    gateways: Gateways = 1,
+    options: Annotated[str, typer.Argument()],
     redis_url: RedisUrl = None,
-    port: Port = DEFAULT_PORT,
-    region_bytes: RegionBytes = None,
-    encoder_args: EncoderArgs = "",
-    prefill_decode_args: PrefillDecodeArgs = "",
 ) -> None:
-    """What `up` leaves running."""
-    from triptych_cli.commands import system
+    """The daemon that `up` leaves behind."""
+    from triptych_cli.commands import lifecycle
 
-    wish = SystemOptions(
-        model,
-        encoders,
-        prefill_decodes,
-        redis_url,
-        port,
-        region_bytes,
-        encoder_args,
-        prefill_decode_args,
-        gateways,
-    )
-    raise typer.Exit(system.supervise(wish, progress_fd))
+    raise typer.Exit(lifecycle.supervise(SystemOptions.of_daemon(options, redis_url), progress_fd))
 
 
 @app.command()
 def down() -> None:
     """Stop the system that `up` started; nothing of it is left."""
-    from triptych_cli.commands import system
+    from triptych_cli.commands import lifecycle
 
-    raise typer.Exit(system.down())
+    raise typer.Exit(lifecycle.down())
 
 
 @app.command()
@@ -147,9 +116,9 @@ def restart(
 @app.command()
 def status() -> None:
     """Show the services: state, pid, restarts, since when."""
-    from triptych_cli.commands import system
+    from triptych_cli.commands import lifecycle
 
-    raise typer.Exit(system.status())
+    raise typer.Exit(lifecycle.status())
 
 
 @app.command()
@@ -159,9 +128,9 @@ def logs(
     lines: Annotated[int, typer.Option("-n", "--lines", min=0, help="How many lines from the end.")] = 50,
 ) -> None:
     """Show the end of a service's log."""
-    from triptych_cli.commands import system
+    from triptych_cli.commands import lifecycle
 
-    raise typer.Exit(system.logs(service, follow, lines))
+    raise typer.Exit(lifecycle.logs(service, follow, lines))
 
 
 @app.command()
@@ -182,7 +151,7 @@ def run_tests(
         typer.Argument(help="unit, property, contract, integration, engine, chaos, gpu or all"),
     ] = None,
 ) -> None:
-    """Run the tests; words after the layer go to pytest."""
+    """Run the tests; further arguments go to pytest."""
     from triptych_cli.commands import tests as command
 
     raise typer.Exit(command.run_tests(layer, context.args))
@@ -193,7 +162,7 @@ def bench(
     context: typer.Context,
     name: Annotated[str | None, typer.Argument(help="Without: what there is.")] = None,
 ) -> None:
-    """Run one of benchmarks/; words after the name go to it."""
+    """Run one of benchmarks/; further arguments go to it."""
     from triptych_cli.commands import bench as command
 
     raise typer.Exit(command.bench(name, context.args))
@@ -226,7 +195,7 @@ def check() -> None:
 
 @app.command()
 def doctor() -> None:
-    """Say what is missing or wrong on this machine."""
+    """Report what is missing or wrong on this machine."""
     from triptych_cli.commands import doctor as command
 
     raise typer.Exit(command.doctor())
@@ -296,7 +265,7 @@ def streams_lag() -> None:
 def streams_dead(
     count: Annotated[int, typer.Option("-n", min=1, help="How many, newest first.")] = 10,
 ) -> None:
-    """Show what nobody could handle, with the reason."""
+    """Show what no consumer could handle, with the reason."""
     from triptych_cli.commands import streams
 
     raise typer.Exit(streams.dead(count))

@@ -84,7 +84,7 @@ def detect_engine(override: str | None) -> str:
     return "cuda" if answer.returncode == 0 and answer.stdout.strip() else "cpu"
 
 
-class Progress:
+class SetupProgress:
     """One line per stage, with the time it took; on a terminal the line counts while the stage runs."""
 
     def __init__(self, log: Path, num_stages: int) -> None:
@@ -107,18 +107,18 @@ class Progress:
         tick()
         yield tick
         erase = "\r\033[K" if self._is_terminal else ""
-        say(f"{erase}{head} {time.monotonic() - start:4.0f} s")
+        print_line(f"{erase}{head} {time.monotonic() - start:4.0f} s")
 
     def _activity(self) -> str:
-        """What pip says it is doing: the last telling word of its log."""
+        """The progress of pip: the last line of its log that names a package."""
         try:
             with self._log.open("rb") as file:
                 file.seek(max(0, file.seek(0, os.SEEK_END) - 4096))
                 lines = file.read().decode(errors="replace").splitlines()
         except OSError:
             return ""
-        telling = ("Collecting", "Downloading", "Using cached", "Processing", "Building", "Installing")
-        words = next((line.split() for line in reversed(lines) if line.strip().startswith(telling)), [])
+        steps = ("Collecting", "Downloading", "Using cached", "Processing", "Building", "Installing")
+        words = next((line.split() for line in reversed(lines) if line.strip().startswith(steps)), [])
         return " ".join(words[:3])[:60]
 
 
@@ -182,15 +182,15 @@ def exclusive(venv: Path) -> Iterator[int]:
         raise SetupError(f"{venv} is there, but is no Python environment; name another with TRIPTYCH_VENV.")
     venv.mkdir(parents=True, exist_ok=True)
     with (venv / _LOCK_NAME).open("a") as lock:
-        deadline, told = time.monotonic() + LOCK_LIMIT_S, False
+        deadline, was_reported = time.monotonic() + LOCK_LIMIT_S, False
         while True:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
-                if not told:
-                    say(f"triptych: another set-up of {venv} is running; waiting for it ...")
-                    told = True
+                if not was_reported:
+                    print_line(f"triptych: another set-up of {venv} is running; waiting for it ...")
+                    was_reported = True
                 if time.monotonic() > deadline:
                     raise SetupError(f"another set-up of {venv} did not end within an hour.") from None
                 time.sleep(0.5)  # before anything is installed there is no better wake-up than flock's own
@@ -221,7 +221,7 @@ def install_torch(installer: Installer, engine: str, tick: Callable[[], None]) -
     return installer.install(build, "torchvision", "--extra-index-url", TORCH_CPU_INDEX, tick=tick)
 
 
-def set_up(root: Path, venv: Path, installer: Installer, progress: Progress, engine: str) -> None:
+def set_up(root: Path, venv: Path, installer: Installer, progress: SetupProgress, engine: str) -> None:
     """All stages. Raises SetupError naming the one that failed."""
 
     def stage(title: str, *steps: Callable[[Callable[[], None]], bool]) -> None:
@@ -266,7 +266,7 @@ def check_disk(venv: Path, engine: str) -> None:
         raise SetupError(f"needs {NEEDED_GIB[engine]} GiB of disk for {venv}; {free_gib:.1f} GiB are free.")
 
 
-def say(text: str) -> None:
+def print_line(text: str) -> None:
     sys.stderr.write(f"{text}\n")
     sys.stderr.flush()
 
@@ -282,30 +282,32 @@ def main(root: Path, venv: Path) -> int:
             check_disk(venv, engine)
             stored.unlink(missing_ok=True)
             log.unlink(missing_ok=True)
-            say(f"triptych: setting up {venv} (details: {log})")
+            print_line(f"triptych: setting up {venv} (details: {log})")
             start = time.monotonic()
             set_up(
                 root,
                 venv,
                 Installer(root, venv, log, lock),
-                Progress(log, 5 if engine == "cpu" else 4),
+                SetupProgress(log, 5 if engine == "cpu" else 4),
                 engine,
             )
             temporary = stored.with_suffix(".new")
             temporary.write_bytes(wanted)
             temporary.replace(stored)
-            say(f"triptych: ready after {time.monotonic() - start:.0f} s")
+            print_line(f"triptych: ready after {time.monotonic() - start:.0f} s")
             if not has_redis_server(venv):
-                say(NO_REDIS)
+                print_line(NO_REDIS)
             return 0
     except SetupError as error:
-        say(f"\ntriptych: {error}")
+        print_line(f"\ntriptych: {error}")
         if log.exists():
-            say("".join(f"    {line}\n" for line in log.read_text(errors="replace").splitlines()[-15:]))
-            say(f"triptych: the whole log is {log}; the next call takes set-up up again.")
+            print_line(
+                "".join(f"    {line}\n" for line in log.read_text(errors="replace").splitlines()[-15:])
+            )
+            print_line(f"triptych: the whole log is {log}; the next call takes set-up up again.")
         return 1
     except KeyboardInterrupt:
-        say("\ntriptych: set-up interrupted; the next call takes it up again.")
+        print_line("\ntriptych: set-up interrupted; the next call takes it up again.")
         return 130
 
 

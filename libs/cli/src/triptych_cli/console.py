@@ -1,12 +1,13 @@
-"""What people see. The only package of Triptych that prints, and it prints through here."""
+"""Output on the terminal. The command line is the only package that prints, and it prints through here."""
 
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
+from rich.table import Table
 
 from triptych_cli.supervisor.state import ServiceState, ServiceStatus, SystemStatus
 from triptych_common.telemetry.span_records import SpanRecord
@@ -18,6 +19,14 @@ LONGEST_LINE = 400
 
 out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)
+
+
+def plain_table(*columns: str, right: Collection[str] = ()) -> Table:
+    """Without lines; the columns of `right` are aligned there."""
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for column in columns:
+        table.add_column(column, justify="right" if column in right else "left")
+    return table
 
 
 def fail(message: str) -> None:
@@ -46,7 +55,7 @@ def shortened(line: str) -> str:
 
 
 class StartProgress:
-    """One line per service when it is ready or in trouble; on a terminal also who is being waited for."""
+    """One line per service that is ready or failed; on a terminal also the services that are starting."""
 
     def __init__(self) -> None:
         self._seen: dict[str, ServiceState] = {}
@@ -67,11 +76,11 @@ class StartProgress:
         for service in status.services:
             if self._seen.get(service.name) != service.state:
                 self._seen[service.name] = service.state
-                self._tell(service)
+                self._print_change(service)
         starting = [service.name for service in status.services if service.state is ServiceState.STARTING]
         self._spinner.update(f"starting {', '.join(starting)} ..." if starting else "...")
 
-    def _tell(self, service: ServiceStatus) -> None:
+    def _print_change(self, service: ServiceStatus) -> None:
         match service.state:
             case ServiceState.STARTING:
                 self._started_at[service.name] = time.monotonic()
@@ -80,8 +89,6 @@ class StartProgress:
                 out.print(f"  [green]✓[/] {service.name:<18} ready after {took_s:.1f} s")
             case ServiceState.BACKOFF:
                 out.print(f"  [yellow]![/] {service.name:<18} {escape(service.detail)}")
-            case _:
-                pass
 
 
 def show_waterfall(spans: Sequence[SpanRecord]) -> None:

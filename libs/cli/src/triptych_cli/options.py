@@ -1,6 +1,7 @@
 """Options that `demo`, `up` and the daemon share."""
 
-from dataclasses import dataclass
+import json
+from dataclasses import asdict, dataclass
 from typing import Annotated
 
 import typer
@@ -52,20 +53,14 @@ class SystemOptions:
     prefill_decode_args: str
     gateways: int = 1
 
-    def arguments(self) -> list[str]:
-        """As command line words, for the daemon; without the Redis URL, which can hold a password."""
-        words = [
-            f"--model={self.model}",
-            f"--encoders={self.encoders}",
-            f"--prefill-decodes={self.prefill_decodes}",
-            f"--gateways={self.gateways}",
-            f"--port={self.port}",
-            f"--encoder-args={self.encoder_args}",
-            f"--prefill-decode-args={self.prefill_decode_args}",
-        ]
-        if self.region_bytes is not None:
-            words.append(f"--region-bytes={self.region_bytes}")
-        return words
+    def argument(self) -> str:
+        """As one command line argument for the daemon; without the Redis URL, which can hold a password."""
+        return json.dumps({**asdict(self), "redis_url": None})
+
+    @classmethod
+    def of_daemon(cls, argument: str, redis_url: str | None) -> "SystemOptions":
+        """From `argument()`, and the Redis URL of the environment."""
+        return cls(**{**json.loads(argument), "redis_url": redis_url})
 
     def environment(self) -> dict[str, str]:
         """What of it is handed to the daemon as environment, which other users cannot read."""

@@ -1,7 +1,6 @@
 """What the command line takes from the environment; the same names as the services use."""
 
 import os
-import shutil
 from pathlib import Path
 
 from pydantic import Field, NonNegativeInt
@@ -39,7 +38,3 @@ class GpuSettings(BaseSettings):
 def caller_environment() -> dict[str, str]:
     """The environment of this process, to be handed on to children."""
     return dict(os.environ)  # noqa: TID251 -- handed on, not read
-
-
-def find_program(name: str) -> str | None:
-    return shutil.which(name)

@@ -12,7 +12,7 @@ import pytest
 
 from tests.conftest import EmbeddedRedis
 from tests.integration.common.samples import LIMIT_S, STREAM, ids, message, take
-from tests.support.system import wait_until
+from tests.support.waiting import wait_until
 from triptych_common.bus import AsyncBus, ThreadedBus, dead_letters, stream_bounds
 from triptych_common.domain.errors import StreamFullError
 

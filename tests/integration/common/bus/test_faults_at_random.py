@@ -14,7 +14,7 @@ import redis
 
 from tests.conftest import EmbeddedRedis, embedded_redis
 from tests.integration.common.samples import STREAM, ids, message
-from tests.support.tcp_proxy import TcpProxy, proxy_to
+from tests.support.faults.tcp_proxy import TcpProxy, proxy_to
 from triptych_common.bus import AsyncBus, ThreadedBus
 from triptych_common.domain.errors import BusUnavailableError
 from triptych_common.protocol.codec import Envelope

@@ -10,7 +10,7 @@ import pytest
 import redis
 
 from tests.conftest import EmbeddedRedis
-from tests.support.system import wait_until
+from tests.support.waiting import wait_until
 from triptych_common.bus import AsyncBus, ThreadedBus
 from triptych_common.bus.publisher import NewEntry, RefusedEntry
 from triptych_common.bus.threaded_bus import MAX_BATCH

@@ -8,7 +8,7 @@ import pytest
 
 from tests.conftest import EmbeddedRedis, embedded_redis
 from tests.integration.common.samples import STREAM, ids, message, take
-from tests.support.system import free_port
+from tests.support.waiting import free_port
 from triptych_common.bus import AsyncBus
 
 

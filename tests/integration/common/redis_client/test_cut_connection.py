@@ -8,7 +8,7 @@ import pytest
 
 from tests.conftest import EmbeddedRedis
 from tests.integration.common.samples import LIMIT_S, STREAM, ids, message, take, take_queued, until_lost
-from tests.support.tcp_proxy import TcpProxy, proxy_to
+from tests.support.faults.tcp_proxy import TcpProxy, proxy_to
 from triptych_common.bus import AsyncBus, ThreadedBus
 from triptych_common.domain.errors import BusUnavailableError
 from triptych_common.protocol.codec import Envelope

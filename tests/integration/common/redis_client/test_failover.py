@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from tests.integration.common.samples import LIMIT_S, STREAM, ids, message, take, take_queued
-from tests.support.redis_pair import Pair, raw, running_pair, sentinel_of
-from tests.support.system import free_port
-from tests.support.tcp_proxy import TcpProxy, proxy_to
+from tests.support.faults.redis_pair import Pair, raw, running_pair, sentinel_of
+from tests.support.faults.tcp_proxy import TcpProxy, proxy_to
+from tests.support.waiting import free_port
 from triptych_common.bus import AsyncBus, ThreadedBus
 from triptych_common.coordination import BlobStore
 from triptych_common.domain.errors import BusUnavailableError

@@ -8,7 +8,7 @@ import uvloop
 
 from tests.conftest import EmbeddedRedis
 from tests.integration.common.samples import LIMIT_S, STREAM, message
-from tests.support.tcp_proxy import TcpProxy, proxy_to
+from tests.support.faults.tcp_proxy import TcpProxy, proxy_to
 from triptych_common.bus import AsyncBus
 
 

@@ -16,7 +16,7 @@ from cryptography.x509.oid import NameOID
 
 from tests.conftest import EmbeddedRedis
 from tests.integration.common.samples import STREAM, ids, message, take, take_queued
-from tests.support.tcp_proxy import proxy_to
+from tests.support.faults.tcp_proxy import proxy_to
 from triptych_common.bus import AsyncBus, ThreadedBus
 from triptych_common.domain.errors import BusRefusedError, BusUnavailableError
 from triptych_common.protocol.codec import Envelope

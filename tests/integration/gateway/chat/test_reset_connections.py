@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.resets import LOOPS, Asyncio, Uvloop, resetting_server, wait_reset
+from tests.support.faults.resets import LOOPS, Asyncio, Uvloop, resetting_server, wait_reset
 from triptych_gateway.chat.upstream import UnreachableError, new_client, open_answer
 
 

@@ -4,9 +4,9 @@ import asyncio
 from pathlib import Path
 
 from tests.integration.gateway.redis_faults.checks import answer_or_documented_error, check_well_again
+from tests.support.faults.redis_pair import running_pair
+from tests.support.faults.tcp_proxy import proxy_to
 from tests.support.gateway.system import opened_system
-from tests.support.redis_pair import running_pair
-from tests.support.tcp_proxy import proxy_to
 
 
 async def test_failover_under_load(tmp_path: Path) -> None:

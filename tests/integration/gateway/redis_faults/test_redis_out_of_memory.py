@@ -6,8 +6,8 @@ from pathlib import Path
 
 from tests.conftest import EmbeddedRedis
 from tests.integration.gateway.redis_faults.checks import answer_or_documented_error, check_well_again, image
+from tests.support.faults.redis_pair import raw
 from tests.support.gateway.system import opened_system
-from tests.support.redis_pair import raw
 from triptych_common.coordination.registry import TTL_S
 
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from tests.conftest import EmbeddedRedis
 from tests.integration.gateway.redis_faults.checks import check_well_again, image
+from tests.support.faults.tcp_proxy import proxy_to
 from tests.support.gateway.system import opened_system
-from tests.support.tcp_proxy import proxy_to
 
 
 async def test_every_reply_is_late(own_redis: EmbeddedRedis, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.support.fake_cuda import UUID, FakeDevice, FakeDriver, FakeGpu
+from tests.support.cuda.fake_cuda import UUID, FakeDevice, FakeDriver, FakeGpu
 from triptych_common.domain.errors import StoreUnavailableError
 from triptych_common.protocol.store import Descriptor, Welcome
 from triptych_common.region import RegionMapping

@@ -1,1 +1,9 @@
-"""One module per command. Each imports what it needs when it runs, so that `--help` stays fast."""
+"""What each command does. Modules import what they need when they run, so that `--help` stays fast.
+
+the system      lifecycle (`up`, `down`, `status`, `logs`, and the daemon's main), restart,
+                demo (with demo_folders: its private folders; half_blocks: an image on the terminal)
+its inside      store, streams, trace; running: their clients of the running system;
+                pairs: the table of transports that `status` shows
+the machine     doctor
+the checkout    check, tests, bench (`bench` and `soak`)
+"""

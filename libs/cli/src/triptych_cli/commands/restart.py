@@ -4,11 +4,11 @@ import time
 from collections.abc import Iterator
 
 from triptych_cli.console import fail, out
-from triptych_cli.launch import lasting_layout
 from triptych_cli.settings import CliSettings
-from triptych_cli.supervisor.control import RestartReport, order_restart
+from triptych_cli.supervisor.control import RestartReport, request_restart
 from triptych_cli.supervisor.state import SystemStatus, read_status
 from triptych_cli.supervisor.supervisor import is_supervised
+from triptych_cli.system.layout import lasting_layout
 
 
 def restart(wanted: list[str]) -> int:
@@ -24,9 +24,9 @@ def restart(wanted: list[str]) -> int:
         fail(str(error))
         return 1
     try:
-        return _follow(order_restart(layout.control_socket, services))
+        return _follow(request_restart(layout.control_socket, services))
     except OSError as error:
-        fail(f"the supervisor takes no orders: {error.strerror}")
+        fail(f"the supervisor accepts no requests: {error.strerror}")
         return 1
 
 

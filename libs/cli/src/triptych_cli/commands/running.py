@@ -1,22 +1,25 @@
-"""Clients of the running system, for the commands that look into it."""
+"""Clients of the running system, for the commands that inspect it."""
 
 import asyncio
 import os
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from triptych_cli.console import fail
-from triptych_cli.launch import lasting_layout
 from triptych_cli.settings import CliSettings
 from triptych_cli.supervisor.state import SystemStatus, read_status
+from triptych_cli.system.layout import lasting_layout
 from triptych_common.bus import AsyncBus
-from triptych_common.domain.errors import TriptychError
+from triptych_common.domain.errors import StoreProtocolError, TriptychError
+from triptych_common.protocol.store import StoreReply
 from triptych_common.store_session import AsyncStoreSession
+
+Reply = TypeVar("Reply")
 
 
 class NothingRunningError(Exception):
-    """No system of `up` is there to look into."""
+    """No system of `up` is running."""
 
 
 def running_system() -> SystemStatus:
@@ -41,6 +44,13 @@ async def message_bus() -> AsyncIterator[AsyncBus]:
     status = running_system()
     async with await AsyncBus.connect(status.redis_url, status.deployment, client_name="cli") as bus:
         yield bus
+
+
+def expect(kind: type[Reply], reply: StoreReply) -> Reply:
+    """`reply`. Raises StoreProtocolError when it is of another kind."""
+    if not isinstance(reply, kind):
+        raise StoreProtocolError("bad_frame", f"the store answered {reply.TYPE}")
+    return reply
 
 
 def run(work: Callable[[], Coroutine[Any, Any, int]]) -> int:

@@ -1,11 +1,11 @@
-"""`store stats | verify | ls | evict`: a session of our own with the running cache_store."""
+"""`store stats | verify | ls | evict`: requests to the running cache_store."""
 
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from rich.table import Table
 
-from triptych_cli.commands.running import run, store_session
-from triptych_cli.console import fail, out
+from triptych_cli.commands.running import expect, run, store_session
+from triptych_cli.console import fail, out, plain_table
 from triptych_common.protocol.store import (
     Done,
     Entries,
@@ -26,15 +26,12 @@ def stats() -> int:
 
     async def work() -> int:
         async with store_session() as session:
-            reply = await session.request(MetricsQuery(seq=0))
-        if not isinstance(reply, StoreMetrics):
-            fail(f"the store answered {reply.TYPE}")
-            return 1
+            reply = expect(StoreMetrics, await session.request(MetricsQuery(seq=0)))
         table = Table(box=None, pad_edge=False, show_header=False)
         table.add_column()
         table.add_column(justify="right")
-        for words, value in metric_rows(reply.text):
-            table.add_row(words, value)
+        for title, value in metric_rows(reply.text):
+            table.add_row(title, value)
         out.print(table)
         return 0
 
@@ -45,28 +42,28 @@ def metric_rows(text: str) -> list[tuple[str, str]]:
     """Name and value of each metric in Prometheus' text format; of a histogram its number and quantiles."""
     rows: list[tuple[str, str]] = []
     for family in text_string_to_metric_families(text):
-        words = family.name.removeprefix("triptych_store_").replace("_", " ")
+        title = family.name.removeprefix("triptych_store_").replace("_", " ")
         if family.type == "histogram":
-            rows += histogram_rows(words.removesuffix(" seconds"), family)
+            rows += histogram_rows(title.removesuffix(" seconds"), family)
             continue
         for sample in family.samples:
             if not sample.name.endswith("_created"):
                 labels = " ".join(sample.labels.values())
-                rows.append((f"{words} {labels}".strip(), format_value(family.name, sample.value)))
+                rows.append((f"{title} {labels}".strip(), format_value(family.name, sample.value)))
     return rows
 
 
-def histogram_rows(words: str, family: Metric) -> list[tuple[str, str]]:
+def histogram_rows(title: str, family: Metric) -> list[tuple[str, str]]:
     """Number of values, and the bounds that half and 99 % of them do not exceed."""
     buckets = [
         (sample.labels["le"], sample.value) for sample in family.samples if sample.name.endswith("_bucket")
     ]
     total = buckets[-1][1]
-    rows = [(words, f"{total:.0f}")]
+    rows = [(title, f"{total:.0f}")]
     for part in (0.5, 0.99) if total else ():
         bound = next(bound for bound, count in buckets if count >= part * total)
         above = "more" if bound == "+Inf" else f"≤ {float(bound) * 1000:g} ms"
-        rows.append((f"{words}, {part:.0%} of them", above))
+        rows.append((f"{title}, {part:.0%} of them", above))
     return rows
 
 
@@ -80,11 +77,9 @@ def verify(evict: bool) -> int:
     """Check every sealed entry; 1 when one is damaged."""
 
     async def work() -> int:
+        command = Verify(seq=0, evict=evict)
         async with store_session() as session:
-            reply = await session.request(Verify(seq=0, evict=evict), timeout_s=VERIFY_TIMEOUT_S)
-        if not isinstance(reply, Verified):
-            fail(f"the store answered {reply.TYPE}")
-            return 1
+            reply = expect(Verified, await session.request(command, timeout_s=VERIFY_TIMEOUT_S))
         out.print(
             f"{reply.num_intact} intact, {reply.num_recorded} checksums taken now, {reply.num_gone} evicted "
             f"meanwhile, {reply.num_damaged} damaged; "
@@ -103,14 +98,12 @@ def ls(limit: int) -> int:
 
     async def work() -> int:
         async with store_session() as session:
-            reply = await session.request(ListEntries(seq=0, limit=limit))
-        entries = reply.entries if isinstance(reply, Entries) else ()
+            entries = expect(Entries, await session.request(ListEntries(seq=0, limit=limit))).entries
         if not entries:
             out.print("no entries")
             return 0
-        table = Table(box=None, pad_edge=False, header_style="dim")
-        for column in ("mm_hash", "state", "shape", "dtype", "size", "pins", "age"):
-            table.add_column(column, justify="right" if column in ("size", "pins", "age") else "left")
+        numbers = ("size", "pins", "age")
+        table = plain_table("mm_hash", "state", "shape", "dtype", *numbers, right=numbers)
         for entry in entries:
             spec = entry.spec
             table.add_row(
@@ -131,24 +124,21 @@ def ls(limit: int) -> int:
 def evict(beginning: str | None, everything: bool) -> int:
     """Evict what is not pinned: all, or the one entry whose hash begins so."""
     if (beginning is None) == (not everything):
-        fail("name one content hash (or its beginning), or say --all")
+        fail("name one content hash (or its beginning), or give --all")
         return 2
 
     async def work() -> int:
         async with store_session() as session:
             mm_hash = None
             if beginning is not None:
-                listed = await session.request(ListEntries(seq=0, limit=MOST_ENTRIES))
-                entries = listed.entries if isinstance(listed, Entries) else ()
+                command = ListEntries(seq=0, limit=MOST_ENTRIES)
+                entries = expect(Entries, await session.request(command)).entries
                 matches = [entry.mm_hash for entry in entries if entry.mm_hash.startswith(beginning)]
                 if len(matches) != 1:
                     fail(f"{len(matches)} entries begin with {beginning}")
                     return 1
                 mm_hash = matches[0]
-            reply = await session.request(Evict(seq=0, mm_hash=mm_hash))
-        if not isinstance(reply, Done):
-            fail(f"the store answered {reply.TYPE}")
-            return 1
+            expect(Done, await session.request(Evict(seq=0, mm_hash=mm_hash)))
         out.print("evicted")
         return 0
 

@@ -4,17 +4,16 @@ import re
 import time
 
 from rich.markup import escape
-from rich.table import Table
 
 from triptych_cli.commands.running import message_bus, run
-from triptych_cli.console import out
+from triptych_cli.console import out, plain_table
 from triptych_common.bus.inspection import RawEntry, find_streams, list_lags
 from triptych_common.bus.inspection import peek as peek_entries
 
 DEAD_LETTERS = "dead-letters"
 LONGEST_FIELD = 400
 DIGEST = re.compile(r"[0-9a-f]{64}")
-SHOWN_DIGITS = 12  # of a namespace's digest: enough to tell them apart, and for `peek`
+SHOWN_DIGITS = 12  # of a namespace's digest: enough to distinguish them, and for `peek`
 
 
 def lag() -> int:
@@ -23,12 +22,11 @@ def lag() -> int:
     async def work() -> int:
         async with message_bus() as bus:
             lags = await list_lags(bus)
-        table = Table(box=None, pad_edge=False, header_style="dim")
-        for column in ("stream", "entries", "oldest", "group", "consumers", "pending"):
-            table.add_column(column, justify="left" if column in ("stream", "group") else "right")
+        numbers = ("entries", "oldest", "consumers", "pending")
+        table = plain_table("stream", *numbers[:2], "group", *numbers[2:], right=numbers)
         for each in lags:
             table.add_row(
-                short(each.stream),
+                shorten_digest(each.stream),
                 str(each.num_entries),
                 "-" if each.oldest_s is None else f"{time.time() - each.oldest_s:.0f} s",
                 each.group or "-",
@@ -49,7 +47,7 @@ def peek(stream: str, count: int) -> int:
             found = {name: await peek_entries(bus, name, count) for name in await find_streams(bus, stream)}
         for name, entries in found.items():
             if name != stream:
-                out.print(f"[bold]{escape(short(name))}[/]")
+                out.print(f"[bold]{escape(shorten_digest(name))}[/]")
             for entry in entries:
                 _show(entry)
         if not any(found.values()):
@@ -59,7 +57,7 @@ def peek(stream: str, count: int) -> int:
     return run(work)
 
 
-def short(stream: str) -> str:
+def shorten_digest(stream: str) -> str:
     """Its name, with the beginning of the digest in it."""
     return DIGEST.sub(lambda digest: digest[0][:SHOWN_DIGITS], stream)
 

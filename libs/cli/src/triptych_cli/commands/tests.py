@@ -33,10 +33,10 @@ def run_tests(layer: str | None, extra: list[str]) -> int:
         if not layer.startswith("-") and not Path(layer).exists():
             fail(f"no layer {layer!r}; there are: {', '.join(LAYERS)}, all")
             return 2
-        extra = [layer, *extra]  # a word for pytest
+        extra = [layer, *extra]  # an argument for pytest
         layer = None
-    if any(not word.startswith("-") and Path(word.split("::")[0]).exists() for word in extra):
-        return _pytest([], [word for word in extra if word != LONG])
+    if any(not argument.startswith("-") and Path(argument.split("::")[0]).exists() for argument in extra):
+        return _pytest([], [argument for argument in extra if argument != LONG])
     chosen = list(LAYERS) if layer is None else [name for name in LAYERS if layer in ("all", name)]
     folders = {}
     for name in chosen:
@@ -53,8 +53,8 @@ def run_tests(layer: str | None, extra: list[str]) -> int:
 
 def _run(folders: dict[str, str], extra: list[str]) -> int:
     if LONG in extra:
-        extra = [word for word in extra if word != LONG]
-    elif not any(word.startswith("-m") for word in extra):
+        extra = [argument for argument in extra if argument != LONG]
+    elif not any(argument.startswith("-m") for argument in extra):
         extra = ["-m", "not long", *extra]
     chaos = folders.pop("chaos", None)
     codes = []

@@ -1,8 +1,8 @@
 """`trace REQUEST_ID`: the stages of one request."""
 
 from triptych_cli.console import fail, show_waterfall
-from triptych_cli.launch import lasting_layout
 from triptych_cli.settings import CliSettings
+from triptych_cli.system.layout import lasting_layout
 from triptych_common.telemetry.trace_reader import read_trace
 
 

@@ -1,7 +1,7 @@
-"""Orders to a running supervisor, over a Unix socket in the run directory (which is its user's alone).
+"""Requests to a running supervisor, over a Unix socket in the run directory (which is its user's alone).
 
-One order per connection, one JSON object per line: `RestartOrder` there, `RestartReport`s back. Who hangs
-up wants no more: the service at hand is finished, the next ones are left alone.
+One request per connection, one JSON object per line: a `RestartRequest` in, `RestartReport`s out. When the
+client disconnects, the service at hand is finished and the next ones are left alone.
 """
 
 import asyncio
@@ -18,10 +18,10 @@ from pydantic import BaseModel, ValidationError
 from triptych_cli.supervisor.service import RestartFailedError
 from triptych_cli.supervisor.supervisor import Supervisor
 
-ORDER_TIMEOUT_S = 5.0
+REQUEST_TIMEOUT_S = 5.0
 
 
-class RestartOrder(BaseModel):
+class RestartRequest(BaseModel):
     services: tuple[str, ...]  # names of instances
 
 
@@ -34,15 +34,15 @@ class RestartReport(BaseModel):
 
 
 @asynccontextmanager
-async def taking_orders(supervisor: Supervisor, path: Path) -> AsyncIterator[None]:
-    """Orders are taken inside the block, one at a time."""
+async def serving_requests(supervisor: Supervisor, path: Path) -> AsyncIterator[None]:
+    """Requests are served inside the block, one at a time."""
     busy = asyncio.Lock()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            await _carry_out(supervisor, busy, reader, writer)
+            await _restart(supervisor, busy, reader, writer)
         except (OSError, TimeoutError, ValidationError):
-            return  # hung up, or never said a word that can be understood
+            return  # disconnected, or sent no request within the limit
         finally:
             writer.close()
 
@@ -53,21 +53,21 @@ async def taking_orders(supervisor: Supervisor, path: Path) -> AsyncIterator[Non
         server.close()
 
 
-async def _carry_out(
+async def _restart(
     supervisor: Supervisor, busy: asyncio.Lock, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
 ) -> None:
     async def report(report: RestartReport) -> None:
         writer.write(report.model_dump_json().encode() + b"\n")
         await writer.drain()
 
-    async with asyncio.timeout(ORDER_TIMEOUT_S):
-        order = RestartOrder.model_validate_json(await reader.readline())
+    async with asyncio.timeout(REQUEST_TIMEOUT_S):
+        request = RestartRequest.model_validate_json(await reader.readline())
     if busy.locked():
         await report(RestartReport(kind="failed", message="services are being restarted already"))
         return
     async with busy:
         try:
-            async with contextlib.aclosing(supervisor.restart(order.services)) as names:
+            async with contextlib.aclosing(supervisor.restart_services(request.services)) as names:
                 async for name in names:
                     if reader.at_eof():
                         return
@@ -78,15 +78,15 @@ async def _carry_out(
             await report(RestartReport(kind="done"))
 
 
-def order_restart(path: Path, services: tuple[str, ...]) -> Iterator[RestartReport]:
-    """What the supervisor at `path` reports of the order, until its end.
+def request_restart(path: Path, services: tuple[str, ...]) -> Iterator[RestartReport]:
+    """The reports of the supervisor at `path`, until the restarts end.
 
     Raises:
-        OSError: nobody takes orders there.
+        OSError: no supervisor accepts requests there.
     """
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(os.fspath(path))
-        connection.sendall(RestartOrder(services=services).model_dump_json().encode() + b"\n")
+        connection.sendall(RestartRequest(services=services).model_dump_json().encode() + b"\n")
         with connection.makefile("rb") as lines:
             for line in lines:
                 yield RestartReport.model_validate_json(line)

@@ -1,7 +1,7 @@
 """The supervisor as a process of its own: what `up` leaves behind, and how `down` ends it.
 
-`up` starts it with one end of a pipe. Until the system is ready, or has failed, the daemon writes what
-happens there, one JSON object per line; then it closes the pipe and goes on.
+`up` starts it with one end of a pipe. Until the system is ready, or has failed, the daemon writes its
+progress there, one JSON object per line; then it closes the pipe and keeps running.
 """
 
 import asyncio
@@ -11,18 +11,17 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Literal
 
 from pydantic import BaseModel
 
-from triptych_cli.launch import Launch, LaunchError
-from triptych_cli.layout import RunLayout
 from triptych_cli.settings import caller_environment
-from triptych_cli.supervisor.control import taking_orders
+from triptych_cli.supervisor.control import serving_requests
+from triptych_cli.supervisor.launch import Launch
 from triptych_cli.supervisor.process import is_same_session, session_members
 from triptych_cli.supervisor.service import StartFailedError
-from triptych_cli.supervisor.state import SystemStatus, note_status, read_status
+from triptych_cli.supervisor.state import SystemStatus, read_status, try_write_status
 from triptych_cli.supervisor.supervisor import (
     AlreadyRunningError,
     clear_leftovers,
@@ -30,13 +29,15 @@ from triptych_cli.supervisor.supervisor import (
     is_supervised,
     run_directory,
 )
+from triptych_cli.system.layout import RunLayout
+from triptych_cli.system.machine import LaunchError
 from triptych_common.domain.errors import TriptychError
 
 SUPERVISOR_LOG = "supervisor.log"
 STOP_LIMIT_S = 180.0  # longer than the stop limits of all waves of `plan` together
 
 
-class Progress(BaseModel):
+class StartReport(BaseModel):
     """One line on the pipe."""
 
     kind: Literal["status", "ready", "failed"]
@@ -45,16 +46,16 @@ class Progress(BaseModel):
     log_file: str | None = None
 
 
-class ProgressPipe:
-    """The daemon's end. Whoever listened may be gone: then nothing is written any more."""
+class StartReportPipe:
+    """The daemon's end. It closes when the reader has ended."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor: int | None = descriptor
 
-    def send(self, progress: Progress) -> None:
+    def send(self, report: StartReport) -> None:
         if self._descriptor is not None:
             try:
-                os.write(self._descriptor, progress.model_dump_json().encode() + b"\n")
+                os.write(self._descriptor, report.model_dump_json().encode() + b"\n")
             except BrokenPipeError:
                 self.close()
 
@@ -64,29 +65,29 @@ class ProgressPipe:
             self._descriptor = None
 
 
-async def supervise(launch: Launch, pipe: ProgressPipe) -> int:
+async def supervise(launch: Launch, pipe: StartReportPipe) -> int:
     """Run the system until SIGTERM or SIGINT; the exit code."""
     layout = launch.layout
 
     def on_change(status: SystemStatus) -> None:
         if layout.run_dir.exists():
-            note_status(layout.state_file, status)
-        pipe.send(Progress(kind="status", status=status))
+            try_write_status(layout.state_file, status)
+        pipe.send(StartReport(kind="status", status=status))
 
     try:
         with run_directory(layout):
             supervisor = launch.supervisor(on_change)
             with ended_by_signals(supervisor):
                 async with supervisor.running():
-                    pipe.send(Progress(kind="ready", status=supervisor.status()))
+                    pipe.send(StartReport(kind="ready", status=supervisor.status()))
                     pipe.close()
-                    async with taking_orders(supervisor, layout.control_socket):
+                    async with serving_requests(supervisor, layout.control_socket):
                         await asyncio.Event().wait()  # a signal ends it
     except StartFailedError as error:
-        pipe.send(Progress(kind="failed", message=str(error), log_file=str(error.log_file)))
+        pipe.send(StartReport(kind="failed", message=str(error), log_file=str(error.log_file)))
         return 1
     except (AlreadyRunningError, LaunchError, TriptychError, ValueError, OSError) as error:
-        pipe.send(Progress(kind="failed", message=str(error)))
+        pipe.send(StartReport(kind="failed", message=str(error)))
         return 1
     except asyncio.CancelledError:
         return 0
@@ -95,9 +96,7 @@ async def supervise(launch: Launch, pipe: ProgressPipe) -> int:
     return 0
 
 
-def spawn(
-    arguments: Sequence[str], layout: RunLayout, *, env: Mapping[str, str]
-) -> tuple[subprocess.Popen[bytes], int]:
+def spawn(options: str, layout: RunLayout, *, env: Mapping[str, str]) -> tuple[subprocess.Popen[bytes], int]:
     """Start the daemon in a session of its own: (the process, the reading end of its pipe).
 
     `env` is set over the caller's environment.
@@ -106,7 +105,7 @@ def spawn(
     reading, writing = os.pipe()
     with (layout.state_dir / SUPERVISOR_LOG).open("wb") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "triptych_cli", "supervise", "--progress-fd", str(writing), *arguments],
+            [sys.executable, "-m", "triptych_cli", "supervise", "--progress-fd", str(writing), options],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
@@ -119,15 +118,15 @@ def spawn(
     return process, reading
 
 
-def progress_of(reading: int) -> Iterator[Progress]:
-    """What the daemon reports, until it closes its end."""
+def read_reports(reading: int) -> Iterator[StartReport]:
+    """The reports of the daemon, until it closes its end."""
     with os.fdopen(reading, "rb") as pipe:
         for line in pipe:
-            yield Progress.model_validate_json(line)
+            yield StartReport.model_validate_json(line)
 
 
-def stop(layout: RunLayout) -> list[str]:
-    """End the system, whether its supervisor lives or was killed. What is left after all, in words."""
+def stop_system(layout: RunLayout) -> list[str]:
+    """End the system, whether its supervisor runs or was killed: descriptions of what is left."""
     status = read_status(layout.state_file)
     if status is not None and is_supervised(layout):
         _end_process(status.supervisor_pid)

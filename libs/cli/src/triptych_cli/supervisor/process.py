@@ -2,7 +2,7 @@
 
 A service may start processes of its own (an engine has three). They stay in the session of the child,
 so the session is what is stopped: SIGTERM to the child, which ends its own processes in order; after a
-limit, or when it is gone, SIGKILL to whoever is left in the session.
+limit, or when it is gone, SIGKILL to every process left in the session.
 """
 
 import asyncio
@@ -19,13 +19,13 @@ import psutil
 POSIX_SHARED_MEMORY = Path("/dev/shm")
 KILL_ROUNDS = 50
 SESSION_INTERVAL_S = 0.1
-LAST_WORDS_S = 3.0  # Python's resource tracker outlives those whom it tidies up for
+REST_OF_SESSION_S = 3.0  # Python's resource tracker ends after the process that it cleans up for
 
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def _ask_for_parent_death_signal() -> None:
+def _set_parent_death_signal() -> None:
     """In the child, before exec: SIGTERM when the supervisor dies, however it dies."""
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
 
@@ -45,8 +45,8 @@ def session_members(session: int) -> list[psutil.Process]:
 def is_same_session(session: int, leader_started_at: float | None) -> bool:
     """False when the number was given to another process since `leader_started_at` (Unix seconds).
 
-    While any member lives, the kernel gives the number to nobody else; so a leader of another age
-    means that the session is gone.
+    While any member lives, the kernel does not reuse the number; so a leader of another age means that
+    the session is gone.
     """
     try:
         started_at = psutil.Process(session).create_time()
@@ -75,7 +75,7 @@ def shared_memory_of(members: Sequence[psutil.Process]) -> set[Path]:
 
 
 def kill_members(session: int) -> list[psutil.Process]:
-    """SIGKILL everything in `session` and remove the shared memory that it had. Who was killed."""
+    """SIGKILL everything in `session` and remove the shared memory that it had: the killed processes."""
     members = session_members(session)
     memory = shared_memory_of(members)
     for member in members:
@@ -91,9 +91,9 @@ def remove(files: Iterable[Path]) -> None:
 
 
 def end_sessions(sessions: Sequence[int], grace_s: float) -> int:
-    """End sessions that a supervisor which is no more has left; how many processes had to be killed.
+    """End sessions that a killed supervisor has left: the number of processes that were killed.
 
-    Blocks for little more than `grace_s`, which the processes have to end by themselves.
+    Blocks for little more than `grace_s`, in which the processes can end by themselves.
     """
     members = [member for session in sessions for member in session_members(session)]
     memory = shared_memory_of(members)
@@ -114,7 +114,7 @@ def end_sessions(sessions: Sequence[int], grace_s: float) -> int:
 
 
 class ChildProcess:
-    """A started child. `stop` may be called from several places; it always ends."""
+    """A started child. `stop_session` may be called from several places; it always ends."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
@@ -134,7 +134,7 @@ class ChildProcess:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                preexec_fn=_ask_for_parent_death_signal,
+                preexec_fn=_set_parent_death_signal,
             )
         return cls(process)
 
@@ -152,32 +152,32 @@ class ChildProcess:
                 await self._process.wait()
         return self._process.returncode is not None
 
-    def note_memory(self) -> None:
-        """Remember the shared memory that the session has now: `stop` removes what is left of it.
+    def record_shared_memory(self) -> None:
+        """Record the shared memory that the session has now: `stop_session` removes what is left of it.
 
-        Of a session whose processes are all killed at once nobody could say it afterwards.
+        When all its processes are killed at once, it cannot be found out afterwards.
         """
         self._memory |= shared_memory_of(session_members(self.pid))
 
-    async def stop(self, timeout_s: float) -> int:
-        """End the child and its session; the number of processes that had to be killed.
+    async def stop_session(self, timeout_s: float) -> int:
+        """End the child and its session: the number of processes that were killed.
 
-        What they have mapped is noted while they end: an engine kills its own processes after a while,
-        and who should tidy up for them may be killed here.
+        Their shared memory is recorded while they end: an engine kills its own processes after a while,
+        and their resource tracker may be killed here.
         """
         memory = self._memory
         if self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 self._process.terminate()
         else:
-            timeout_s = LAST_WORDS_S
+            timeout_s = REST_OF_SESSION_S
         limit = time.monotonic() + timeout_s
         while (members := session_members(self.pid)) and time.monotonic() < limit:
             memory |= shared_memory_of(members)
             if self._process.returncode is not None:
-                await asyncio.sleep(SESSION_INTERVAL_S)  # of their end, init alone is told
+                await asyncio.sleep(SESSION_INTERVAL_S)  # init alone is notified of their end
             elif await self.ends_within(SESSION_INTERVAL_S):
-                limit = time.monotonic() + LAST_WORDS_S
+                limit = time.monotonic() + REST_OF_SESSION_S
         num_killed = 0
         for _ in range(KILL_ROUNDS):  # a member can have started another meanwhile
             killed = kill_members(self.pid)
@@ -189,6 +189,6 @@ class ChildProcess:
         remove(memory)
         return num_killed
 
-    def kill_now(self) -> None:
-        """SIGKILL the whole session; a `stop` in progress ends at once."""
+    def kill_session(self) -> None:
+        """SIGKILL the whole session; a `stop_session` in progress ends at once."""
         kill_members(self.pid)

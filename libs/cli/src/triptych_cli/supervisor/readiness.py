@@ -9,11 +9,12 @@ import time
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from typing import Protocol
 
 import httpx
 
-from triptych_cli.topology import HttpReady, Readiness, RedisAnswers, Registered, StoreAnswers
+from triptych_cli.system.topology import HttpReady, Readiness, RedisAnswers, Registered, StoreAnswers
 from triptych_common.bus import AsyncBus
 from triptych_common.coordination import Registry
 from triptych_common.coordination.registry import TTL_S
@@ -30,7 +31,7 @@ _NOT_MET = (TriptychError, OSError, TimeoutError, httpx.TransportError)
 class Probe(Protocol):
     """One condition of one start."""
 
-    condition: str  # what is missing while it is not met, for people
+    condition: str  # the reason while it is not met, for the user
 
     async def is_met(self) -> bool: ...
 
@@ -50,32 +51,30 @@ async def probe_for(readiness: Readiness) -> AsyncIterator[Probe]:
                 yield await RegistryProbe.before_start(url, deployment, instance)
 
 
+@dataclass
 class RedisProbe:
     """Redis accepts a connection and a command."""
 
-    condition = "Redis does not answer"
-
-    def __init__(self, url: str) -> None:
-        self._url = url
+    url: str
+    condition: str = "Redis does not answer"
 
     async def is_met(self) -> bool:
-        return await list_instances(self._url, "default") is not None
+        return await list_instances(self.url, "default") is not None
 
 
+@dataclass
 class StoreProbe:
     """The cache_store answers a ping on its socket."""
 
-    condition = "the store's socket does not answer"
-
-    def __init__(self, socket: str) -> None:
-        self._socket = socket
+    socket: str
+    condition: str = "the store's socket does not answer"
 
     async def is_met(self) -> bool:
         try:
             async with asyncio.timeout(CHECK_TIMEOUT_S):
                 # A name of its own per check: the store keeps names unique among live sessions.
                 name = f"supervisor/{uuid.uuid4().hex[:8]}"
-                async with await AsyncStoreSession.connect(self._socket, name) as session:
+                async with await AsyncStoreSession.connect(self.socket, name) as session:
                     await session.request(Ping(seq=0))
         except _NOT_MET:
             return False
@@ -102,8 +101,8 @@ class HttpProbe:
 class RegistryProbe:
     """`instance` has registered since the probe was made: its boot id is a new one.
 
-    If Redis did not answer when the probe was made, whose record the first answer holds is not known: the
-    life's before, or that of a process that was quick. It counts as old until an old one would have expired.
+    If Redis did not answer when the probe was made, the first answer may hold the record of the previous
+    process or of a quick new one. It counts as old until an old one would have expired.
     """
 
     def __init__(self, url: str, deployment: str, instance: str, old_boots: frozenset[str] | None) -> None:
@@ -136,7 +135,7 @@ async def _boots(url: str, deployment: str, instance: str) -> frozenset[str] | N
 
 
 async def list_instances(url: str, deployment: str) -> list[InstanceRecord] | None:
-    """Who is registered; None while Redis does not answer."""
+    """The registered instances; None while Redis does not answer."""
     try:
         async with asyncio.timeout(CHECK_TIMEOUT_S):
             bus = await AsyncBus.connect(url, deployment, client_name="supervisor")

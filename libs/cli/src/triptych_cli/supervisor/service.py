@@ -1,4 +1,4 @@
-"""Keeps one service running: start, readiness, restart with growing delays, stop."""
+"""Keeps one service running: start, readiness, restart with growing delays, stop. States: `state`."""
 
 import asyncio
 import contextlib
@@ -10,15 +10,16 @@ import psutil
 
 from triptych_cli.supervisor.process import ChildProcess
 from triptych_cli.supervisor.readiness import Probe, probe_for
-from triptych_cli.supervisor.state import ServiceState, ServiceStatus
-from triptych_cli.topology import ServiceSpec
+from triptych_cli.supervisor.state import ALLOWED, ServiceState, ServiceStatus
+from triptych_cli.system.topology import ServiceSpec
+from triptych_common.domain.transitions import check_transition
 
 PROBE_INTERVAL_S = 0.1
 FAILED_STOP_TIMEOUT_S = 5.0
 
 
 class StartFailedError(Exception):
-    """A service could not be brought up the first time; restarting would only hide why."""
+    """A service was not ready after its first start; a restart would only hide why."""
 
     def __init__(self, service: str, reason: str, log_file: Path) -> None:
         super().__init__(f"{service} {reason}")
@@ -26,26 +27,26 @@ class StartFailedError(Exception):
 
 
 class RestartFailedError(Exception):
-    """A service is not ready again; the text says why. It is tried again, with growing delays."""
+    """A service is not ready after a restart, with the reason. It starts again, with growing delays."""
 
 
 class Backoff:
-    """Delays of 0.5, 1, 2, … 30 s; from the start again after `calm_s` of good running."""
+    """Delays of 0.5, 1, 2, … 30 s; back to the first after `stable_s` in READY."""
 
-    def __init__(self, first_s: float = 0.5, limit_s: float = 30.0, calm_s: float = 60.0) -> None:
-        self._first_s, self._limit_s, self._calm_s = first_s, limit_s, calm_s
+    def __init__(self, first_s: float = 0.5, limit_s: float = 30.0, stable_s: float = 60.0) -> None:
+        self._first_s, self._limit_s, self._stable_s = first_s, limit_s, stable_s
         self._next_s = first_s
 
     def next_delay_s(self, ready_s: float) -> float:
-        """How long to wait after a life in which the service was ready for `ready_s`."""
-        if ready_s >= self._calm_s:
+        """The delay after a process that was ready for `ready_s`."""
+        if ready_s >= self._stable_s:
             self._next_s = self._first_s
         delay_s, self._next_s = self._next_s, min(self._next_s * 2, self._limit_s)
         return delay_s
 
 
 class Service:
-    """One `ServiceSpec` under supervision. `keep` is its task; `stop` makes that task end."""
+    """One `ServiceSpec` under supervision. `keep_running` is its task; `stop` ends that task."""
 
     def __init__(
         self,
@@ -58,54 +59,56 @@ class Service:
         backoff: Backoff | None = None,
     ) -> None:
         self.spec = spec
-        self.ready = asyncio.Event()  # set when it is ready for the first time, and then for good
+        self.ready = asyncio.Event()  # set at the first readiness, never cleared
         self.start_failure: StartFailedError | None = None
         self._env, self._cwd, self._log_file = env, cwd, log_file
         self._on_change = on_change
         self._backoff = backoff or Backoff()
         self._stopping = asyncio.Event()
-        self._kills = False  # what is started from now on is killed at once
-        self._at_rest = asyncio.Event()  # `keep` is not at work: it starts nothing, and has left nothing
+        self._kills_at_once = False  # a process that starts from now on is killed at once
+        self._at_rest = asyncio.Event()  # `keep_running` does not run: no process is left, none starts
         self._at_rest.set()
         self._child: ChildProcess | None = None
-        self._restarted: asyncio.Future[None] | None = None  # `restart` waits for it
-        self._end_is_wanted = False  # the child is to be replaced, without delay
+        self._restarted: asyncio.Future[None] | None = None  # resolved for `restart`
+        self._restarts_child = False  # the next end of the child is a restart, without delay
         self.status = ServiceStatus(
             name=spec.name, state=ServiceState.WAITING, since=time.time(), log_file=str(log_file)
         )
 
-    async def keep(self, dependencies: Sequence["Service"]) -> None:
+    async def keep_running(self, dependencies: Sequence["Service"]) -> None:
         """Run the service until `stop`, or until it fails to get ready the first time."""
         self._at_rest.clear()
         try:
-            await self._keep(dependencies)
+            await self._run_until_stopped(dependencies)
         finally:
             self._at_rest.set()
 
-    async def _keep(self, dependencies: Sequence["Service"]) -> None:
+    async def _run_until_stopped(self, dependencies: Sequence["Service"]) -> None:
         for dependency in dependencies:
             await first_of(dependency.ready, self._stopping)
         while not self._stopping.is_set():
-            failure, ready_s = await self._live_once()
+            failure, ready_s = await self._run_once()
             if self._stopping.is_set():
                 self._settle_restart("was stopped")
                 return
-            if self._end_is_wanted:
-                self._end_is_wanted = False
+            if self._restarts_child:
+                self._restarts_child = False
                 continue
             self._settle_restart(failure)
             if not self.ready.is_set():
                 self.start_failure = StartFailedError(self.spec.name, failure, self._log_file)
-                self._set(ServiceState.STOPPED, failure)
+                self._move_to(ServiceState.STOPPED, failure)
                 return
             delay_s = self._backoff.next_delay_s(ready_s)
-            self._set(ServiceState.BACKOFF, f"{failure}; starts again after {delay_s:g} s", num_restarts=1)
+            self._move_to(
+                ServiceState.BACKOFF, f"{failure}; starts again after {delay_s:g} s", num_restarts=1
+            )
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(delay_s):
                     await self._stopping.wait()
 
     async def restart(self) -> None:
-        """End the process in its own time, start it again, and return when it is ready.
+        """Stop the process within its stop limit, start it again, and return when it is ready.
 
         Raises:
             RestartFailedError: it was not ready before, or is not afterwards.
@@ -114,10 +117,10 @@ class Service:
         if child is None or self.status.state is not ServiceState.READY or self._restarted is not None:
             raise RestartFailedError(f"{self.spec.name} is {self.status.state}, not ready")
         self._restarted = asyncio.get_running_loop().create_future()
-        self._end_is_wanted = True
-        self._set(ServiceState.STOPPING, "restarts")
+        self._restarts_child = True
+        self._move_to(ServiceState.STOPPING, "restarts")
         try:
-            await child.stop(self.spec.stop_timeout_s)
+            await child.stop_session(self.spec.stop_timeout_s)
             await self._restarted  # bounded by the limits of the start
         finally:
             self._restarted = None
@@ -131,26 +134,26 @@ class Service:
             self._restarted.set_result(None)
 
     async def stop(self) -> None:
-        """Bounded: SIGTERM, then SIGKILL of the whole session. `keep` has ended, or never starts a child."""
+        """Bounded: SIGTERM, then SIGKILL of the whole session. `keep_running` has ended afterwards."""
         self._stopping.set()
         if self._child is not None:
-            # What is not ready yet has nothing to finish; an engine that loads does not even hear it.
+            # A service that is not ready has nothing to finish; an engine that loads ignores SIGTERM.
             is_starting = self.status.state is ServiceState.STARTING
-            self._set(ServiceState.STOPPING)
-            await self._child.stop(FAILED_STOP_TIMEOUT_S if is_starting else self.spec.stop_timeout_s)
-        await self._at_rest.wait()  # it may be about to start a child, and ends that one itself
+            self._move_to(ServiceState.STOPPING)
+            await self._child.stop_session(FAILED_STOP_TIMEOUT_S if is_starting else self.spec.stop_timeout_s)
+        await self._at_rest.wait()  # a child that is starting just now is ended by `_run_once`
         self._child = None
-        self._set(ServiceState.STOPPED, self.status.detail)
+        self._move_to(ServiceState.STOPPED, self.status.detail)
 
     def kill_now(self) -> None:
         """SIGKILL the session: a `stop` that is waiting ends at once."""
         self._stopping.set()
-        self._kills = True
+        self._kills_at_once = True
         if self._child is not None:
-            self._child.kill_now()
+            self._child.kill_session()
 
-    async def _live_once(self) -> tuple[str, float]:
-        """One life of the process: (why it ended, seconds for which it was ready)."""
+    async def _run_once(self) -> tuple[str, float]:
+        """One process from start to end: (why it ended, seconds for which it was ready)."""
         async with probe_for(self.spec.ready) as probe:
             if self._stopping.is_set():
                 return "", 0.0
@@ -161,36 +164,42 @@ class Service:
             except OSError as error:
                 return f"could not be started: {error}", 0.0
             self._child = child
-            if self._stopping.is_set():  # `stop` came while it was being started, and knew of no child
-                await child.stop(0.0 if self._kills else self.spec.stop_timeout_s)
+            if self._stopping.is_set():  # `stop` came during the start, when there was no child
+                await child.stop_session(0.0 if self._kills_at_once else self.spec.stop_timeout_s)
                 return "", 0.0
-            self._set(ServiceState.STARTING)
+            self._move_to(ServiceState.STARTING)
             failure = await self._until_ready(child, probe)
         ready_at = time.monotonic()
         if not failure and not self._stopping.is_set():
-            child.note_memory()
-            self._set(ServiceState.READY)
+            child.record_shared_memory()
+            self._move_to(ServiceState.READY)
             self.ready.set()
             self._settle_restart()
             failure = _ended(await child.wait())
         ready_s = time.monotonic() - ready_at
         if not self._stopping.is_set():
-            await child.stop(FAILED_STOP_TIMEOUT_S)  # what it left behind, or itself if it is stuck
+            await child.stop_session(FAILED_STOP_TIMEOUT_S)  # processes that it left, or itself if it hangs
             self._child = None
         return failure, ready_s
 
     async def _until_ready(self, child: ChildProcess, probe: Probe) -> str:
-        """Empty when the condition is met, or on `stop`; otherwise why it will not be."""
+        """Empty when the condition is met, or on `stop`; otherwise the failure."""
         deadline = time.monotonic() + self.spec.start_timeout_s
         while not self._stopping.is_set() and not await probe.is_met():
             if time.monotonic() > deadline:
                 return f"was not ready after {self.spec.start_timeout_s:g} s: {probe.condition}"
-            # The condition is in other processes and wakes nobody; the end of the child does.
+            # The condition is in other processes and cannot be awaited; the end of the child can.
             if await child.ends_within(PROBE_INTERVAL_S):
                 return _ended(await child.wait())
         return ""
 
-    def _set(self, state: ServiceState, detail: str = "", *, num_restarts: int = 0) -> None:
+    def _move_to(self, state: ServiceState, detail: str = "", *, num_restarts: int = 0) -> None:
+        """The one function that assigns a state.
+
+        Raises:
+            IllegalTransitionError: `state` cannot follow the present one.
+        """
+        check_transition(ALLOWED, self.spec.name, self.status.state, state)
         pid = self._child.pid if self._child else None
         self.status = ServiceStatus(
             name=self.spec.name,

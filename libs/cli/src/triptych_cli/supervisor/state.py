@@ -1,15 +1,17 @@
-"""What the supervisor knows, as a file: `status`, `down` and the next start read it.
+"""The states of a service, and the state file: `status`, `down` and the next start read it.
 
 WAITING --dependencies ready--> STARTING --condition met--> READY
-   ^                             |    ^                       |
-   |                      failed |    | delay over     exited |
-   |                             v    |                       |
-   |                            BACKOFF <---------------------'
+                                 |    ^                       |
+                          failed |    | delay over     exited |
+                                 v    |                       |
+                                BACKOFF <---------------------'
 READY --restart--> STOPPING --gone--> STARTING
-(any) --stop--> STOPPING --gone--> STOPPED
+STARTING, READY --stop--> STOPPING --gone--> STOPPED
+WAITING, BACKOFF --stop--> STOPPED <--first start failed-- WAITING, STARTING
 """
 
 import os
+from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
 
@@ -29,13 +31,30 @@ class ServiceState(StrEnum):
     STOPPED = "stopped"
 
 
+ALLOWED: Mapping[ServiceState, frozenset[ServiceState]] = {
+    ServiceState.WAITING: frozenset({ServiceState.STARTING, ServiceState.STOPPED}),
+    ServiceState.STARTING: frozenset(
+        {ServiceState.READY, ServiceState.BACKOFF, ServiceState.STOPPING, ServiceState.STOPPED}
+    ),
+    ServiceState.READY: frozenset({ServiceState.BACKOFF, ServiceState.STOPPING}),
+    # To itself: the program could not be executed, again.
+    ServiceState.BACKOFF: frozenset({ServiceState.STARTING, ServiceState.BACKOFF, ServiceState.STOPPED}),
+    # To itself: a stop during a restart.
+    ServiceState.STOPPING: frozenset(
+        {ServiceState.STARTING, ServiceState.BACKOFF, ServiceState.STOPPING, ServiceState.STOPPED}
+    ),
+    # To itself: the stop of a service whose first start failed.
+    ServiceState.STOPPED: frozenset({ServiceState.STOPPED}),
+}
+
+
 class ServiceStatus(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     name: str
     state: ServiceState
     pid: int | None = None  # leader of the service's session
-    pid_started_at: float | None = None  # Unix seconds; tells the pid from a later one
+    pid_started_at: float | None = None  # Unix seconds; distinguishes the pid from a later one
     num_restarts: int = 0
     since: float  # Unix seconds of the last change of state
     detail: str = ""  # why it is not ready
@@ -64,12 +83,12 @@ def write_status(file: Path, status: SystemStatus) -> None:
     temporary.replace(file)
 
 
-def note_status(file: Path, status: SystemStatus) -> None:
-    """`write_status` where the system matters more than the file: if it cannot be written, that is logged."""
+def try_write_status(file: Path, status: SystemStatus) -> None:
+    """`write_status` where the system matters more than the file: a failure is logged."""
     try:
         write_status(file, status)
     except OSError as error:  # for one, the run directory's tmpfs is full
-        log.warning("the state file cannot be written; it stays as it was", error=str(error))
+        log.warning("state file not written, it keeps the previous state", error=str(error))
 
 
 def read_status(file: Path) -> SystemStatus | None:

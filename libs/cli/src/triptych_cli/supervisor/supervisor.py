@@ -9,11 +9,12 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection,
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
-from triptych_cli.layout import MAX_SOCKET_PATH_BYTES, Options, RunLayout
 from triptych_cli.supervisor.process import end_sessions, is_same_session
 from triptych_cli.supervisor.service import Service
 from triptych_cli.supervisor.state import SystemStatus, read_status
-from triptych_cli.topology import Topology
+from triptych_cli.system.layout import MAX_SOCKET_PATH_BYTES, RunLayout
+from triptych_cli.system.resolved_options import ResolvedOptions
+from triptych_cli.system.topology import Topology
 from triptych_common.runtime import ensure_run_dir
 
 LEFTOVERS_GRACE_S = 20.0
@@ -32,7 +33,7 @@ class Supervisor:
         self,
         topology: Topology,
         layout: RunLayout,
-        options: Options,
+        options: ResolvedOptions,
         *,
         env: Mapping[str, str],
         cwd: Path,
@@ -71,7 +72,7 @@ class Supervisor:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Yields when every service is ready; leaving it stops them all, in an order of their own.
+        """Yields when every service is ready; stops them all afterwards, dependents first.
 
         Raises:
             StartFailedError: a service did not get ready; what had been started is stopped again.
@@ -81,19 +82,19 @@ class Supervisor:
             for service in self._services.values():
                 awaited = service.spec.after | service.spec.starts_after
                 dependencies = [self._services[name] for name in sorted(awaited)]
-                group.create_task(service.keep(dependencies))
-            # Inside the group: the tasks end by `stop`, they are never cancelled between fork and record.
+                group.create_task(service.keep_running(dependencies))
+            # Inside the group: `stop` ends the tasks; none is cancelled between fork and record.
             try:
                 await self._wait_until_ready()
                 yield
-            except Exception as error:  # kept out of the group, which would wrap it
+            except Exception as error:  # raised outside of the group, which would wrap it
                 failure = error
             finally:
                 await self._stop()
         if failure is not None:
             raise failure
 
-    async def restart(self, names: Collection[str]) -> AsyncGenerator[str, None]:
+    async def restart_services(self, names: Collection[str]) -> AsyncGenerator[str, None]:
         """Restart services, those first that others depend on; each when the one before is ready again.
 
         Yields:
@@ -134,20 +135,20 @@ class Supervisor:
 
 @contextmanager
 def ended_by_signals(supervisor: Supervisor) -> Iterator[None]:
-    """SIGINT, SIGTERM and SIGHUP cancel the current task, which so leaves `running`; a second one kills.
+    """SIGINT, SIGTERM and SIGHUP cancel the current task, which leaves `running`; a second signal kills.
 
-    To be entered in the event loop's main thread.
+    Main thread only.
     """
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    was_asked = False
+    was_signalled = False
 
     def on_signal() -> None:
-        nonlocal was_asked
-        if was_asked or supervisor.is_stopping:
+        nonlocal was_signalled
+        if was_signalled or supervisor.is_stopping:
             supervisor.kill_now()
         elif task is not None:
-            was_asked = True
+            was_signalled = True
             task.cancel()
 
     for number in signals:
@@ -161,12 +162,12 @@ def ended_by_signals(supervisor: Supervisor) -> Iterator[None]:
 
 @contextmanager
 def run_directory(layout: RunLayout) -> Iterator[None]:
-    """The run directory, ours alone while entered and gone afterwards; the logs' folder, which stays.
+    """The run directory, locked inside the block and removed afterwards; and the logs' folder, which stays.
 
-    What a supervisor that was killed left there (processes, sockets, region) is cleared first.
+    Processes, sockets and the region of a killed supervisor are cleared first.
 
     Raises:
-        AlreadyRunningError: another supervisor is alive in it.
+        AlreadyRunningError: another supervisor runs in it.
         RunDirError: it cannot be made, or is open to others.
         ValueError: its path is too long for sockets.
     """
@@ -198,7 +199,7 @@ def run_directory(layout: RunLayout) -> Iterator[None]:
 
 
 def is_supervised(layout: RunLayout) -> bool:
-    """A supervisor is alive in the run directory."""
+    """A supervisor runs in the run directory."""
     try:
         with layout.lock_file.open() as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -210,7 +211,7 @@ def is_supervised(layout: RunLayout) -> bool:
 
 
 def clear_leftovers(layout: RunLayout) -> int:
-    """End what a supervisor that was killed left running, and remove its files. How many processes."""
+    """End the processes of a killed supervisor, and remove its files: the number of processes."""
     status = read_status(layout.state_file)
     sessions = [
         service.pid

@@ -20,9 +20,9 @@ from triptych_vllm_connector.consumer.preallocator import make_preallocator
 from triptych_vllm_connector.links.alarm import Alarm
 from triptych_vllm_connector.links.message_sender import BusMessageSender
 from triptych_vllm_connector.links.readable_pins import ReadablePins
+from triptych_vllm_connector.links.store_pins import StorePins
 from triptych_vllm_connector.readable import Readable
 from triptych_vllm_connector.slab_probe import UsableSlab
-from triptych_vllm_connector.links.store_pins import StorePins
 
 log = get_logger(__name__)
 

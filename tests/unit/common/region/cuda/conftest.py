@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.cuda_samples import SLAB_BYTES
-from tests.support.fake_cuda import FakeDevice, FakeDriver, FakeGpu
+from tests.support.cuda.cuda_samples import SLAB_BYTES
+from tests.support.cuda.fake_cuda import FakeDevice, FakeDriver, FakeGpu
 from triptych_common.protocol.store import SlabInfo
 from triptych_common.region import RegionMapping
 from triptych_common.region.cuda.release import EventReleaser

@@ -6,11 +6,11 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from tests.support.cuda_samples import (
+from tests.support.cuda.cuda_samples import (
     SLAB_BYTES,
     mapping_address,
 )
-from tests.support.fake_cuda import UUID, FakeDevice, FakeDriver, FakeGpu
+from tests.support.cuda.fake_cuda import UUID, FakeDevice, FakeDriver, FakeGpu
 from triptych_common.protocol.store import SlabInfo
 from triptych_common.region.cuda.driver import CudaError
 from triptych_common.region.cuda.transports import (

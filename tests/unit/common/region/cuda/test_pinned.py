@@ -6,8 +6,8 @@ import threading
 import pytest
 import torch
 
-from tests.support.cuda_samples import OFFSET, WAIT_S, Order, descriptor, written
-from tests.support.fake_cuda import FakeDevice, FakeDriver, FakeGpu
+from tests.support.cuda.cuda_samples import OFFSET, WAIT_S, Order, descriptor, written
+from tests.support.cuda.fake_cuda import FakeDevice, FakeDriver, FakeGpu
 from triptych_common.region import RegionMapping
 from triptych_common.region.cuda.driver import CudaError
 from triptych_common.region.cuda.loading import load_driver

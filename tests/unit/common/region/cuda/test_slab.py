@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from tests.support.cuda_samples import (
+from tests.support.cuda.cuda_samples import (
     GENERATION,
     OFFSET,
     SLAB_BYTES,
@@ -18,7 +18,7 @@ from tests.support.cuda_samples import (
     put,
     written,
 )
-from tests.support.fake_cuda import UUID, FakeDevice, FakeDriver, FakeGpu
+from tests.support.cuda.fake_cuda import UUID, FakeDevice, FakeDriver, FakeGpu
 from triptych_common.protocol.store import SlabInfo
 from triptych_common.region.cuda.driver import CudaError
 from triptych_common.region.cuda.release import EventReleaser

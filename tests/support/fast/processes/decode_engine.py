@@ -1,0 +1,293 @@
+"""In place of vLLM in prefill_decode: a scheduler loop and a model, around the real consumer and worker.
+
+    add --> waiting --admit--> running --tokens--> finished
+               |  ^
+               v  | woken
+             parked
+
+One thread, as in EngineCore: whatever is to be done comes through its input queue, and other threads
+only put into it. A request's prompt is its parts in order; an item's placeholder is as long as its rows
+plus two marks. What the KV cache holds of an item is its word, so a prefix of equal parts covers items.
+"""
+
+import queue
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+
+from tests.support.fake_engine import FakeFeature, FakePosition, FakeRequest
+from tests.support.fast.processes.tensors import answer_words, word_of
+from tests.support.fast.prompts import Finished, Prompt, Token
+from triptych_common.domain.errors import StoreUnavailableError
+from triptych_common.telemetry.logs import get_logger
+from triptych_vllm_connector.consumer.consumer import Consumer
+from triptych_vllm_connector.worker.loading import LoadingWorker
+
+log = get_logger(__name__)
+
+PREFIX_CACHE_ENTRIES = 64
+STALLED_STEP_S = 0.005  # while a running request waits for space
+
+
+@dataclass
+class _Running:
+    prompt: Prompt
+    request: FakeRequest
+    words: dict[int, str] = field(default_factory=dict)  # what is known of each place
+    held: set[int] = field(default_factory=set)  # places whose item it refers to in the encoder cache
+    num_said: int = 0
+
+    def end_of(self, place: int) -> int:
+        position = self.request.mm_features[place].mm_position
+        return position.offset + position.length
+
+    @property
+    def is_prefilled(self) -> bool:
+        return len(self.words) == len(self.prompt.items)
+
+
+class DecodeEngine:
+    """Owns the thread. `on_death` is called on it when the engine cannot go on."""
+
+    def __init__(self, worker: LoadingWorker, token_s: float, on_death: Callable[[str], None]) -> None:
+        self._worker = worker
+        self._token_s = token_s
+        self._on_death = on_death
+        self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._live: dict[str, _Running] = {}
+        self._waiting: list[str] = []
+        self._parked: set[str] = set()
+        self._running: list[str] = []
+        self._cached: dict[str, set[str]] = {}  # mm_hash -> requests that refer to it
+        self._encoder_cache: dict[str, torch.Tensor] = {}
+        self._kv: OrderedDict[str, str] = OrderedDict()  # prefix -> word of its last item
+        self._num_steps = 0
+        self._is_closed = False
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+
+    def start(self, consumer: Consumer) -> None:
+        """`consumer` has this engine's encoder cache."""
+        self._consumer = consumer
+        consumer.attach_waker(lambda: self._inbox.put(lambda: None))
+        self._thread.start()
+
+    # ---- any thread ------------------------------------------------------------------------------
+    def add(self, prompt: Prompt) -> None:
+        self._inbox.put(lambda: self._add(prompt))
+
+    def abort(self, request_id: str) -> None:
+        self._inbox.put(lambda: self._finish(request_id, None))
+
+    def report(self, on_counts: Callable[[dict[str, int]], None]) -> None:
+        """`on_counts` gets what the engine holds; on its thread."""
+        self._inbox.put(lambda: on_counts(self._counts()))
+
+    def close(self) -> None:
+        self._inbox.put(None)
+        self._thread.join(5.0)
+
+    # ---- the engine's thread ---------------------------------------------------------------------
+    def _run(self) -> None:
+        try:
+            while not self._is_closed:
+                self._take_input()
+                self._step()
+        except Exception as error:
+            log.exception("engine died")
+            self._on_death(str(error))
+
+    def _take_input(self) -> None:
+        """Wait as long as there is nothing to do; with tokens to make, as long as one takes."""
+        timeout_s: float | None = None
+        if any(self._live[rid].is_prefilled for rid in self._running):
+            timeout_s = self._token_s
+        elif self._running:
+            timeout_s = STALLED_STEP_S
+        try:
+            while True:
+                command = self._inbox.get(timeout=timeout_s)
+                if command is None:
+                    self._is_closed = True
+                    return
+                command()
+                if self._inbox.empty():
+                    return
+        except queue.Empty:
+            return
+
+    def _step(self) -> None:
+        self._num_steps += 1
+        self._resume()
+        touched = self._schedule()
+        lost = self._load()
+        self._compute(touched, lost)
+        for rid in self._consumer.take_failed():
+            self._finish(rid, "an item cannot come")
+        self._say_tokens()
+
+    def _add(self, prompt: Prompt) -> None:
+        features, offset = [], 0
+        for item in prompt.items:
+            features.append(
+                FakeFeature(item.mm_hash, FakePosition(offset + 1, item.num_embeds + 2, item.num_embeds))
+            )
+            offset += item.num_embeds + 3
+        request = FakeRequest(prompt.request_id, features, prompt.transfer_params)
+        if features:
+            self._consumer.on_request_added(request)
+        self._live[prompt.request_id] = _Running(prompt, request)
+        self._waiting.append(prompt.request_id)
+
+    def _resume(self) -> None:
+        woken = self._consumer.drain_inbox()
+        if self._consumer.is_store_lost:
+            raise StoreUnavailableError("the lease on the cache store is lost: its tensors cannot be trusted")
+        for rid in self._consumer.take_overdue():
+            if rid in self._live and not self._live[rid].is_prefilled:
+                self._consumer.fail_overdue(self._live[rid].request)
+        ready = [rid for rid in woken if rid in self._parked]
+        for rid in ready:
+            self._parked.discard(rid)
+            self._consumer.on_unparked(rid, self._num_steps)
+        self._waiting[:0] = ready
+
+    def _schedule(self) -> list[tuple[str, int]]:
+        """Places whose tensors this step reads."""
+        touched: list[tuple[str, int]] = []
+        for rid in self._running:
+            each = self._live[rid]
+            if not each.is_prefilled and self._consumer.admit_request(
+                each.request, each.request.num_computed_tokens
+            ):
+                touched += self._plan(each)
+        for rid in list(self._waiting):
+            each = self._live[rid]
+            if each.prompt.items:
+                covered = self._recall(each)
+                if not self._consumer.admit_request(each.request, covered):
+                    self._defer(rid)
+                    continue
+                each.request.num_computed_tokens = covered
+            self._waiting.remove(rid)
+            self._running.append(rid)
+            touched += self._plan(each)
+        return touched
+
+    def _defer(self, rid: str) -> None:
+        if not self._consumer.has_failed(rid):
+            self._waiting.remove(rid)
+            self._parked.add(rid)
+            self._consumer.on_parked(rid, self._num_steps)
+
+    def _recall(self, each: _Running) -> int:
+        """Tokens that the KV cache holds. Those of items only: text costs nothing here."""
+        each.words.clear()
+        covered = 0
+        for place, item in enumerate(each.prompt.items):
+            word = self._kv.get(item.prefix)
+            if word is None:
+                break
+            self._kv.move_to_end(item.prefix)
+            each.words[place] = word
+            covered = each.end_of(place)
+        return covered
+
+    def _plan(self, each: _Running) -> list[tuple[str, int]]:
+        """As far as the items are here, in order."""
+        touched: list[tuple[str, int]] = []
+        for place in range(len(each.words), len(each.prompt.items)):
+            mm_hash = each.prompt.items[place].mm_hash
+            if mm_hash not in self._cached:
+                if not self._consumer.is_pinned(mm_hash):
+                    break
+                self._cached[mm_hash] = set()
+                self._consumer.load_item(each.prompt.request_id, mm_hash)
+            self._cached[mm_hash].add(each.prompt.request_id)
+            each.held.add(place)
+            touched.append((each.prompt.request_id, place))
+        return touched
+
+    def _load(self) -> frozenset[str]:
+        """The tensors that failed to load, if any; the requests that wait for them fail."""
+        self._worker.load_orders(self._encoder_cache, self._consumer.take_loads())
+        lost = self._worker.take_failed_loads()
+        if lost:
+            self._consumer.on_loads_failed(lost)
+        return lost
+
+    def _compute(self, touched: list[tuple[str, int]], lost: frozenset[str]) -> None:
+        """The forward pass, and what follows from its end."""
+        for rid, place in list(touched):
+            each = self._live[rid]
+            item = each.prompt.items[place]
+            if item.mm_hash in lost:
+                touched.remove((rid, place))
+                continue
+            tensor = self._encoder_cache[item.mm_hash]
+            each.words[place] = word_of(tensor.contiguous().view(torch.uint8).numpy().tobytes())
+            self._kv[item.prefix] = each.words[place]
+            if len(self._kv) > PREFIX_CACHE_ENTRIES:
+                self._kv.popitem(last=False)
+        for rid, place in touched:
+            each = self._live[rid]
+            each.request.num_computed_tokens = max(each.request.num_computed_tokens, each.end_of(place))
+            self._release(each, place)
+            self._consumer.on_item_computed(rid, place)
+
+    def _say_tokens(self) -> None:
+        for rid in list(self._running):
+            each = self._live[rid]
+            if not each.is_prefilled:
+                continue
+            prompt = each.prompt
+            items = [each.words[place] for place in range(len(prompt.items))]
+            words = answer_words(items, prompt.text, prompt.num_tokens)
+            prompt.say(Token(words[each.num_said]))
+            each.num_said += 1
+            if each.num_said == len(words):
+                self._finish(rid, None)
+
+    def _finish(self, rid: str, error: str | None) -> None:
+        """Answered, aborted or failed. Of one that has ended already: nothing."""
+        each = self._live.pop(rid, None)
+        if each is None:
+            return
+        for requests in (self._waiting, self._running):
+            if rid in requests:
+                requests.remove(rid)
+        self._parked.discard(rid)
+        if each.prompt.items:
+            self._consumer.on_finished(each.request, each.request.num_computed_tokens)
+        for place in list(each.held):
+            self._release(each, place)
+        each.prompt.say(Finished(error))
+
+    # ---- the encoder cache -----------------------------------------------------------------------
+    def _release(self, each: _Running, place: int) -> None:
+        each.held.discard(place)
+        mm_hash = each.prompt.items[place].mm_hash
+        if not any(each.prompt.items[other].mm_hash == mm_hash for other in each.held):
+            holders = self._cached.get(mm_hash)
+            if holders is not None:
+                holders.discard(each.prompt.request_id)
+                if not holders and not self._consumer.is_resident(mm_hash):
+                    self.evict_item(mm_hash)
+
+    def evict_item(self, mm_hash: str) -> None:
+        self._cached.pop(mm_hash, None)
+        self._encoder_cache.pop(mm_hash, None)  # the view's finalizer ends its pin
+
+    def is_in_use(self, engine_request_id: str, item_index: int) -> bool:
+        return engine_request_id in self._live and item_index in self._live[engine_request_id].held
+
+    def _counts(self) -> dict[str, int]:
+        return {
+            **self._consumer.counts(),
+            "live": len(self._live),
+            "parked": len(self._parked),
+            "encoder_cache": len(self._encoder_cache),
+            "steps": self._num_steps,
+        }

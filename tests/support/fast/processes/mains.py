@@ -1,0 +1,74 @@
+"""What each process runs: the services' own `main`s, and those of the two engines' hosts without vLLM."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import triptych_cache_store.__main__ as cache_store
+import triptych_gateway.__main__ as gateway
+from tests.support.fast.processes.encode_engine import FastEncodeEngine
+from tests.support.fast.processes.prefill_decode import FastPrefillDecodeSettings, config_of
+from tests.support.fast.processes.prefill_decode import serve as serve_prefill_decode
+from tests.support.fast.processes.tally import note_taken_jobs
+from tests.support.fast.processes.tensors import DIGEST
+from triptych_common.protocol.steps import Party
+from triptych_common.runtime import StopSignal, run_service
+from triptych_common.telemetry import setup_logging, setup_tracing
+from triptych_encoder.service import EncoderService
+from triptych_encoder.settings import EncoderSettings
+
+
+class FastEncoderSettings(EncoderSettings):
+    """As the encoder's; and how long an encode takes, and for which namespace it is."""
+
+    encode_s: float = 0.02
+    tally: Path
+    namespace: str = DIGEST
+
+
+def run_encoder() -> None:
+    settings = FastEncoderSettings.load()
+    setup_logging("encoder", settings.instance, settings.log_level)
+    tracing = setup_tracing(
+        "encoder", settings.instance, otlp_endpoint=settings.otlp_endpoint, traces_dir=settings.traces_dir
+    )
+
+    note_taken_jobs(settings.tally)
+
+    async def serve(stop: StopSignal) -> None:
+        engine = await asyncio.to_thread(
+            FastEncodeEngine, config_of(settings, settings.namespace), settings.encode_s, settings.tally
+        )
+        try:
+            async with EncoderService.open(settings, settings.namespace, engine) as service:
+                await service.run(stop)
+        finally:
+            engine.close()
+
+    try:
+        run_service(serve)
+    finally:
+        tracing.shutdown()
+
+
+def run_prefill_decode() -> None:
+    settings = FastPrefillDecodeSettings.load()
+    setup_logging("prefill_decode", settings.instance, settings.log_level)
+    tracing = setup_tracing(
+        "prefill_decode",
+        settings.instance,
+        otlp_endpoint=settings.otlp_endpoint,
+        traces_dir=settings.traces_dir,
+    )
+    try:
+        run_service(lambda stop: serve_prefill_decode(settings, stop))
+    finally:
+        tracing.shutdown()
+
+
+MAINS: dict[Party, Callable[[], None]] = {
+    Party.GATEWAY: gateway.main,
+    Party.ENCODER: run_encoder,
+    Party.PREFILL_DECODE: run_prefill_decode,
+    Party.CACHE_STORE: cache_store.main,
+}

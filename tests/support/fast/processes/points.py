@@ -1,0 +1,296 @@
+"""Fault points: the steps of the protocol, noticed inside the processes of a test.
+
+A point is a step and a moment of it: `sending` (about to be sent), `sent`, `received` (not handled yet) and
+`handled` (not acked yet). A test arms a point by a file of that name; the first process that reaches it
+takes the file, notifies the test over a socket, and stops until the test has injected its fault.
+Nothing of this is in the product: `install` puts itself around the bus, the store's sessions and HTTP.
+"""
+
+import contextlib
+import socket
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import httpx
+import orjson
+
+from triptych_common.bus import async_bus as asyncbus
+from triptych_common.bus import stream_consumer as consumer
+from triptych_common.coordination import SingleFlight
+from triptych_common.protocol.messages import EncodeJob, Message
+from triptych_common.protocol.steps import STEPS, Channel, Party, Step
+from triptych_common.protocol.store import EntrySealed, Hello, StoreCommand, WriterLost
+from triptych_common.store_session import AsyncStoreSession, StoreSession
+
+SENDING, SENT, RECEIVED, HANDLED = "sending", "sent", "received", "handled"
+CONTROL_SOCKET = "control.sock"
+CONTROL_LIMIT_S = 60.0
+SEEN = "seen"  # folder with a file for every point that was ever reached
+
+_MEDIA_PATH = "/internal/media/"
+_CHAT_PATH = "/v1/chat/completions"
+
+
+class _Here:
+    """This process; its folder is None until `install`."""
+
+    folder: Path | None = None
+    instance = ""
+    party: Party | None = None
+    seen: ClassVar[set[str]] = set()
+
+
+def point_name(step: str, moment: str) -> str:
+    return f"{step}.{moment}"
+
+
+def reach(step: str, moment: str) -> None:
+    """This process is at the point. Returns at once unless a test has armed it."""
+    folder = _Here.folder
+    if folder is None:
+        return
+    point = point_name(step, moment)
+    if point not in _Here.seen:
+        _Here.seen.add(point)
+        (folder / SEEN / point).touch()
+    try:
+        (folder / point).unlink()
+    except FileNotFoundError:
+        return
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as control:
+        control.settimeout(CONTROL_LIMIT_S)
+        control.connect(str(folder / CONTROL_SOCKET))
+        control.sendall(f"{_Here.instance} {point}\n".encode())
+        control.recv(1)  # the test lets us go on
+
+
+def install(folder: Path, instance: str, party: Party) -> None:
+    """Notice the steps of this process from now on. Before the service starts."""
+    _Here.folder, _Here.instance, _Here.party = folder, instance, party
+    if party is Party.CACHE_STORE:
+        _watch_store()
+        return
+    _watch_streams()
+    _watch_sessions()
+    _watch_http_client(party)
+    if party is Party.GATEWAY:
+        _watch_gateway_app()
+
+
+# ---- which step is it ----------------------------------------------------------------------------
+_STREAM_STEPS = [each for each in STEPS if each.channel is Channel.STREAM]
+_COMMAND_STEPS: dict[tuple[Party, type[Message]], Step] = {
+    (each.sender, each.message): each
+    for each in STEPS
+    if each.channel is Channel.STORE and each.message is not None
+}
+_PUSH_STEPS: dict[tuple[Party, type[Message]], Step] = {
+    (each.receiver, each.message): each
+    for each in STEPS
+    if each.channel is Channel.PUSH and each.message is not None
+}
+
+
+def _reach_message(stream: str, kind: str, body: Mapping[str, Any], moment: str) -> None:
+    """A message of a stream. Its reader does not know its writer: every point that it can be is reached."""
+    attribute = stream.split(":")[2].replace("-", "_")
+    variant = body.get("decision", body.get("outcome"))
+    for each in _STREAM_STEPS:
+        is_it = (each.stream, each.message and each.message.TYPE, each.variant) == (attribute, kind, variant)
+        if is_it and (each.sender is _Here.party or moment in (RECEIVED, HANDLED)):
+            reach(each.name, moment)
+
+
+def _reach_entry(stream: str, fields: Mapping[bytes, bytes], moment: str) -> None:
+    _reach_message(stream, fields[b"type"].decode(), orjson.loads(fields[b"body"]), moment)
+
+
+def _party_of_client(client: str) -> Party:
+    """Of a store session's name, `{instance}/{part}`."""
+    instance, _, part = client.partition("/")
+    is_worker = part.startswith("worker")
+    if instance.startswith("encoder"):
+        return Party.ENCODER_WORKER if is_worker else Party.ENCODER
+    if instance.startswith("prefill_decode"):
+        return Party.PREFILL_DECODE_WORKER if is_worker else Party.PREFILL_DECODE
+    return Party.OPERATOR
+
+
+def _reach_command(client: str, command: StoreCommand, moment: str) -> None:
+    found = _COMMAND_STEPS.get((_party_of_client(client), type(command)))
+    if found is not None:
+        reach(found.name, moment)
+
+
+def _reach_push(client: str, push: object, moment: str) -> None:
+    if isinstance(push, EntrySealed | WriterLost):
+        found = _PUSH_STEPS.get((_party_of_client(client), type(push)))
+        if found is not None:
+            reach(found.name, moment)
+
+
+# ---- around the bus ------------------------------------------------------------------------------
+def _watch_streams() -> None:
+    bus: Any = asyncbus.AsyncBus
+    taker: Any = consumer.StreamConsumer
+    flights: Any = SingleFlight
+    publish, publish_encoded, publish_job = bus.publish, bus.publish_encoded, flights.publish_job
+    take_next, ack, ack_soon = taker.__anext__, taker.ack, taker.ack_soon
+
+    async def watched_publish(self: Any, stream: str, message: Message, **options: Any) -> Any:
+        body = message.model_dump(mode="json", include={"decision", "outcome"})
+        _reach_message(stream, message.TYPE, body, SENDING)
+        result = await publish(self, stream, message, **options)
+        _reach_message(stream, message.TYPE, body, SENT)
+        return result
+
+    async def watched_publish_encoded(self: Any, entries: Any) -> Any:
+        for stream, fields in entries:
+            _reach_entry(stream, fields, SENDING)
+        result = await publish_encoded(self, entries)
+        for stream, fields in entries:
+            _reach_entry(stream, fields, SENT)
+        return result
+
+    async def watched_publish_job(self: Any, job: EncodeJob, **options: Any) -> Any:
+        _reach_message(self._names.encode_jobs(job.namespace_digest), job.TYPE, {}, SENDING)
+        result = await publish_job(self, job, **options)
+        _reach_message(self._names.encode_jobs(job.namespace_digest), job.TYPE, {}, SENT)
+        return result
+
+    async def watched_next(self: Any) -> Any:
+        delivery = await take_next(self)
+        _reach_entry(delivery.consumer._group.stream, delivery.entry.fields, RECEIVED)
+        return delivery
+
+    async def watched_ack(self: Any, entry: Any) -> Any:
+        _reach_entry(self._group.stream, entry.fields, HANDLED)
+        return await ack(self, entry)
+
+    bus.publish, bus.publish_encoded = watched_publish, watched_publish_encoded
+    flights.publish_job = watched_publish_job
+
+    def watched_ack_soon(self: Any, entry: Any) -> None:
+        _reach_entry(self._group.stream, entry.fields, HANDLED)
+        ack_soon(self, entry)
+
+    taker.__anext__, taker.ack, taker.ack_soon = watched_next, watched_ack, watched_ack_soon
+
+
+# ---- around the store's sessions -----------------------------------------------------------------
+def _watch_sessions() -> None:
+    for session_class in (AsyncStoreSession, StoreSession):
+        _watch_session(session_class)
+
+
+def _watch_session(session_class: Any) -> None:
+    submit, connect = session_class.submit, session_class.connect.__func__
+
+    def watched_submit(self: Any, command: StoreCommand) -> Any:
+        client = self._state._client_name
+        _reach_command(client, command, SENDING)
+        result = submit(self, command)
+        _reach_command(client, command, SENT)
+        return result
+
+    def watched_connect(cls: Any, /, path: Any, client: str, **options: Any) -> Any:
+        on_push: Callable[[object], None] | None = options.get("on_push")
+        if on_push is not None:
+
+            def watched_push(push: object) -> None:
+                _reach_push(client, push, RECEIVED)
+                on_push(push)
+
+            options["on_push"] = watched_push
+        return connect(cls, path, client, **options)
+
+    session_class.submit = watched_submit
+    session_class.connect = classmethod(watched_connect)
+
+
+# ---- inside the store ----------------------------------------------------------------------------
+def _watch_store() -> None:
+    from triptych_cache_store.core.store_core import StoreCore
+    from triptych_cache_store.server import Connections
+
+    core: Any = StoreCore
+    connections: Any = Connections
+    handle, deliver = core.handle, connections.deliver
+    clients: dict[int, str] = {}
+
+    def watched_handle(self: Any, session_id: int, command: StoreCommand, now: float) -> Any:
+        if isinstance(command, Hello):
+            clients[session_id] = command.client
+        client = clients.get(session_id, "")
+        _reach_command(client, command, RECEIVED)
+        result = handle(self, session_id, command, now)
+        _reach_command(client, command, HANDLED)  # carried out, not answered yet
+        return result
+
+    def watched_deliver(self: Any, outgoing: Any) -> Any:
+        outgoing = list(outgoing)
+        for session_id, reply, _ in outgoing:
+            _reach_push(clients.get(session_id, ""), reply, SENDING)
+        return deliver(self, outgoing)
+
+    core.handle, connections.deliver = watched_handle, watched_deliver
+
+
+# ---- HTTP ----------------------------------------------------------------------------------------
+def _watch_http_client(party: Party) -> None:
+    client: Any = httpx.AsyncClient
+    send = client.send
+    steps = {Party.GATEWAY: ("dispatch", _CHAT_PATH), Party.ENCODER: ("fetch_media", _MEDIA_PATH)}
+    if party not in steps:
+        return
+    step, path = steps[party]
+
+    async def watched_send(self: Any, request: httpx.Request, **options: Any) -> Any:
+        if not request.url.path.startswith(path):
+            return await send(self, request, **options)
+        reach(step, SENDING)
+        response = await send(self, request, **options)
+        reach(step, SENT)
+        return response
+
+    client.send = watched_send
+
+
+def _watch_gateway_app() -> None:
+    from triptych_gateway import service
+
+    module: Any = service
+    create_app = module.create_app
+    module.create_app = lambda gateway: _WatchedApp(create_app(gateway))
+
+
+class _WatchedApp:
+    """ASGI: the gateway's answers begin with prefill_decode's first event."""
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        path = scope.get("path", "")
+        if path.startswith(_MEDIA_PATH):
+            reach("fetch_media", RECEIVED)
+        if not path.startswith(_CHAT_PATH):
+            await self._app(scope, receive, send)
+            return
+
+        async def watched_send(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                reach("first_token", RECEIVED)
+            elif not message.get("more_body"):
+                reach("answer", SENDING)
+            await send(message)
+
+        async def watched_receive() -> Any:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                reach("disconnect", RECEIVED)
+            return message
+
+        reach("request", RECEIVED)
+        await self._app(scope, watched_receive, watched_send)

@@ -1,0 +1,273 @@
+"""A prefill_decode whose engine is `DecodeEngine`: the part of vLLM's OpenAI server that the gateway uses."""
+
+import asyncio
+import contextlib
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any
+
+import orjson
+import uvicorn
+from fastapi import FastAPI, Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+
+from tests.support.fast.processes import points
+from tests.support.fast.processes.decode_engine import DecodeEngine
+from tests.support.fast.processes.tensors import DEFAULT_TOKENS, DIGEST, DTYPE, MAX_GRID, MODEL
+from tests.support.fast.prompts import Finished, Item, Prompt, Token, prefix_digest
+from triptych_common.bus import AsyncBus
+from triptych_common.coordination import Registry
+from triptych_common.domain.errors import TriptychError
+from triptych_common.protocol.messages import InstanceRecord, Role
+from triptych_common.runtime import ServiceSettings, StopSignal
+from triptych_common.runtime.drain import AsgiApp
+from triptych_common.telemetry.logs import get_logger
+from triptych_prefill_decode.http_server import ListeningServer, drain, guarded
+from triptych_vllm_connector.config import ConnectorConfig
+from triptych_vllm_connector.consumer.consumer import Consumer
+from triptych_vllm_connector.consumer.ports import EncoderCache
+from triptych_vllm_connector.links.opening import open_consumer
+from triptych_vllm_connector.worker.loading import LoadingWorker
+
+log = get_logger(__name__)
+
+
+class EngineDiedError(TriptychError):
+    """The engine cannot go on: this process must be restarted."""
+
+
+class FastPrefillDecodeSettings(ServiceSettings):
+    """As `PrefillDecodeSettings`, without a model."""
+
+    port: int
+    budget_embeds: int = 4 * MAX_GRID * MAX_GRID
+    token_s: float = 0.002
+    namespace: str = DIGEST
+
+
+def config_of(settings: ServiceSettings, namespace: str) -> ConnectorConfig:
+    return ConnectorConfig(
+        instance=settings.instance,
+        deployment=settings.deployment,
+        redis_url=settings.redis_url,
+        store_socket=settings.store_socket,
+        namespace_digest=namespace,
+    )
+
+
+@contextmanager
+def opened_consumer(settings: FastPrefillDecodeSettings, cache: EncoderCache) -> Iterator[Consumer]:
+    config = config_of(settings, settings.namespace)
+    consumer, closers = open_consumer(config, 1, settings.budget_embeds, cache)
+    try:
+        yield consumer
+    finally:
+        for closer in closers:
+            closer.close()
+
+
+async def serve(settings: FastPrefillDecodeSettings, stop: StopSignal) -> None:
+    """Run until `stop` is set, then let running requests end.
+
+    Raises:
+        TriptychError: the engine died.
+    """
+    loop = asyncio.get_running_loop()
+    death: asyncio.Future[str] = loop.create_future()
+
+    def on_death(why: str) -> None:
+        loop.call_soon_threadsafe(_set, death, why)
+
+    worker = LoadingWorker(config_of(settings, settings.namespace), 0, "cpu")
+    engine = DecodeEngine(worker, settings.token_s, on_death)
+    with opened_consumer(settings, engine) as consumer:
+        engine.start(consumer)
+        try:
+            gate = guarded(_app(engine, settings.instance))
+            async with _listening(settings, gate):
+                async with (
+                    await AsyncBus.connect(
+                        settings.redis_url, settings.deployment, client_name=settings.instance
+                    ) as bus,
+                    Registry(bus).keep_registered(_record(settings)) as registration,
+                ):
+                    stopped = loop.create_task(stop.wait())
+                    ends: set[asyncio.Future[Any]] = {stopped, death}
+                    await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+                    stopped.cancel()
+                    if not death.done():
+                        await drain(registration, gate, settings.drain_timeout_s)
+                if death.done():
+                    raise EngineDiedError(death.result())
+        finally:
+            engine.close()
+            worker.close()
+
+
+def _record(settings: FastPrefillDecodeSettings) -> InstanceRecord:
+    return InstanceRecord(
+        instance=settings.instance,
+        boot_id=uuid.uuid4().hex,
+        role=Role.PREFILL_DECODE,
+        url=f"http://127.0.0.1:{settings.port}",
+        model=MODEL,
+        namespace_digest=settings.namespace,
+        dtype=DTYPE,
+        max_item_embeds=settings.budget_embeds,
+        num_slots=64,
+    )
+
+
+@asynccontextmanager
+async def _listening(settings: FastPrefillDecodeSettings, app: AsgiApp) -> AsyncIterator[None]:
+    server = ListeningServer(
+        uvicorn.Config(
+            app,
+            host="127.0.0.1",
+            port=settings.port,
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            timeout_keep_alive=75,
+            timeout_graceful_shutdown=1,
+        )
+    )
+    task = asyncio.get_running_loop().create_task(server.serve())
+    try:
+        await server.listening.wait()
+        yield
+    finally:
+        server.should_exit = True
+        await task
+
+
+def _app(engine: DecodeEngine, instance: str) -> FastAPI:
+    app = FastAPI()
+
+    @app.get("/status")
+    async def status() -> dict[str, int]:
+        loop = asyncio.get_running_loop()
+        counts_future: asyncio.Future[dict[str, int]] = loop.create_future()
+        engine.report(lambda counts: _set_soon(loop, counts_future, counts))
+        return await asyncio.wait_for(counts_future, 5.0)
+
+    @app.post("/v1/chat/completions")
+    async def chat(request: Request) -> Response:
+        points.reach("dispatch", points.RECEIVED)
+        exchange = _Exchange(engine, instance, orjson.loads(await request.body()))
+        if exchange.body.get("stream"):
+            return StreamingResponse(exchange.events(), media_type="text/event-stream; charset=utf-8")
+        return await exchange.whole(request)
+
+    return app
+
+
+def _set(future: "asyncio.Future[Any]", value: Any) -> None:
+    if not future.done():
+        future.set_result(value)
+
+
+def _set_soon(loop: asyncio.AbstractEventLoop, counts_future: "asyncio.Future[Any]", value: Any) -> None:
+    with contextlib.suppress(RuntimeError):  # the loop has ended, and no task waits
+        loop.call_soon_threadsafe(_set, counts_future, value)
+
+
+class _Exchange:
+    """One request at the engine."""
+
+    def __init__(self, engine: DecodeEngine, instance: str, body: dict[str, Any]) -> None:
+        self.body = body
+        self._engine = engine
+        self._loop = asyncio.get_running_loop()
+        self._said: asyncio.Queue[Token | Finished] = asyncio.Queue()
+        self._id = f"chatcmpl-{instance}-{uuid.uuid4().hex}"
+        engine.add(self._prompt())
+
+    def _prompt(self) -> Prompt:
+        params = self.body.get("ec_transfer_params")
+        rows = {item["mm_hash"]: item["num_embeds"] for item in params["items"]} if params else {}
+        items, texts, prefix = [], [], ""
+        for message in self.body["messages"]:
+            content = message["content"]
+            for part in [{"type": "text", "text": content}] if isinstance(content, str) else content:
+                if part["type"] == "text":
+                    texts.append(part["text"])
+                    prefix = prefix_digest(prefix, part["text"])
+                else:
+                    prefix = prefix_digest(prefix, part["uuid"])
+                    items.append(Item(part["uuid"], rows[part["uuid"]], prefix))
+        num_tokens = int(self.body.get("max_tokens", DEFAULT_TOKENS))
+        return Prompt(self._id, tuple(items), "\n".join(texts), num_tokens, params, self._say)
+
+    def _say(self, what: Token | Finished) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop has ended, and no task reads
+            self._loop.call_soon_threadsafe(self._said.put_nowait, what)
+
+    async def events(self) -> AsyncIterator[bytes]:
+        is_done, is_first = False, True
+        try:
+            while True:
+                said = await self._said.get()
+                if isinstance(said, Finished):
+                    is_done = True
+                    if said.error is not None:
+                        yield _event({"error": {"message": said.error, "type": "x", "code": 500}})
+                    else:
+                        yield _event(self._chunk({}, "stop"))
+                    yield b"data: [DONE]\n\n"
+                    return
+                if is_first:
+                    points.reach("first_token", points.SENDING)
+                    is_first = False
+                yield _event(self._chunk({"content": f"{said.word} "}, None))
+        finally:
+            if not is_done:
+                points.reach("abort", points.RECEIVED)
+                self._engine.abort(self._id)
+
+    async def whole(self, request: Request) -> Response:
+        gone = self._loop.create_task(_disconnected(request))
+        words: list[str] = []
+        try:
+            while True:
+                said_soon = self._loop.create_task(self._said.get())
+                await asyncio.wait({said_soon, gone}, return_when=asyncio.FIRST_COMPLETED)
+                if not said_soon.done():
+                    said_soon.cancel()
+                    points.reach("abort", points.RECEIVED)
+                    return Response(status_code=499)
+                said = said_soon.result()
+                if isinstance(said, Token):
+                    words.append(said.word)
+                    continue
+                if said.error is not None:
+                    return JSONResponse({"error": {"message": said.error, "type": "x", "code": 500}}, 500)
+                points.reach("first_token", points.SENDING)
+                return JSONResponse(self._completion(" ".join(words)))
+        finally:
+            gone.cancel()
+            self._engine.abort(self._id)
+
+    def _chunk(self, delta: dict[str, str], finish_reason: str | None) -> dict[str, Any]:
+        choice = {"index": 0, "delta": delta, "finish_reason": finish_reason}
+        return {
+            "id": self._id, "object": "chat.completion.chunk", "created": 1, "model": MODEL,
+            "choices": [choice],
+        }  # fmt: skip
+
+    def _completion(self, text: str) -> dict[str, Any]:
+        message = {"role": "assistant", "content": text}
+        return {
+            "id": self._id, "object": "chat.completion", "created": 1, "model": MODEL,
+            "choices": [{"index": 0, "message": message, "finish_reason": "stop"}],
+        }  # fmt: skip
+
+
+async def _disconnected(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _event(body: dict[str, Any]) -> bytes:
+    return b"data: " + orjson.dumps(body) + b"\n\n"

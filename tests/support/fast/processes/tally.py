@@ -1,0 +1,89 @@
+"""How often which item was encoded in which job, and how often a job was taken over; by all encoders.
+
+A job is taken over when an encoder takes it after another, or the same one, has had it: its lease was over,
+or Redis lost its data, and with them the owner of the job, so that it was sent again.
+"""
+
+import os
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+from triptych_common.bus import Delivery, StreamConsumer
+from triptych_common.protocol.messages import EncodeJob
+
+ENCODE, TAKEN = "encode", "taken"
+"""First words of the file's lines."""
+
+
+@dataclass(frozen=True)
+class Tally:
+    """Both by `(mm_hash, job_id)`."""
+
+    encodes: Counter[tuple[str, str]] = field(default_factory=Counter)
+    taken: Counter[tuple[str, str]] = field(default_factory=Counter)
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        lines = [line.split() for line in path.read_text().splitlines()]
+        return cls(
+            Counter((mm_hash, job_id) for what, mm_hash, job_id in lines if what == ENCODE),
+            Counter((mm_hash, job_id) for what, mm_hash, job_id in lines if what == TAKEN),
+        )
+
+    def since(self, before: "Tally") -> "Tally":
+        return Tally(self.encodes - before.encodes, self.taken - before.taken)
+
+    @property
+    def num_encodes(self) -> Counter[str]:
+        """By mm_hash."""
+        found: Counter[str] = Counter()
+        for (mm_hash, _), number in self.encodes.items():
+            found[mm_hash] += number
+        return found
+
+    @property
+    def num_takeovers(self) -> Counter[str]:
+        """By mm_hash."""
+        found: Counter[str] = Counter()
+        for (mm_hash, _), number in self.taken.items():
+            found[mm_hash] += number - 1
+        return found
+
+    @property
+    def num_jobs(self) -> Counter[str]:
+        """Jobs in which an encode was begun, by mm_hash."""
+        return Counter(mm_hash for mm_hash, _ in self.encodes)
+
+    @property
+    def beyond_takeovers(self) -> dict[str, int]:
+        """Items that were encoded more than once and once per takeover, within one job: their encodes."""
+        return {key[0]: number for key, number in self.encodes.items() if number > self.taken[key]}
+
+
+def note_encode(path: Path, mm_hash: str, job_id: str) -> None:
+    _append(path, ENCODE, mm_hash, job_id)
+
+
+def note_taken_jobs(path: Path) -> None:
+    """From now on, in this process."""
+    consumer: Any = StreamConsumer
+    take_next = consumer.__anext__
+
+    async def noted(self: Any) -> Delivery:
+        delivery: Delivery = await take_next(self)
+        job = delivery.envelope.message
+        if isinstance(job, EncodeJob):
+            _append(path, TAKEN, job.mm_hash, job.job_id)
+        return delivery
+
+    consumer.__anext__ = noted
+
+
+def _append(path: Path, *words: str) -> None:
+    handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    try:
+        os.write(handle, f"{' '.join(words)}\n".encode())  # one write: encoders share the file
+    finally:
+        os.close(handle)

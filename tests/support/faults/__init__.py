@@ -1,0 +1,7 @@
+"""Faults between processes.
+
+tcp_proxy    between a client and a server: cuts, delays, swallows, redirects
+resets       connections that their peer resets
+redis_pair   a primary, its replica and a sentinel: failover
+slowing      processes that get a small part of the time
+"""

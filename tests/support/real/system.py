@@ -1,0 +1,263 @@
+"""Real engines for tests: the system as `./triptych up` starts it, and a monolithic vLLM beside it."""
+
+import base64
+import contextlib
+import importlib.util
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+from openai import DefaultHttpxClient, OpenAI
+
+from tests.support.waiting import free_port, free_ports_in_a_row, wait_until
+from triptych_common.protocol.store import StatsQuery, StoreStats
+from triptych_common.store_session import StoreSession
+from triptych_common.telemetry.span_records import SpanRecord
+from triptych_common.telemetry.trace_reader import read_trace
+
+ROOT = Path(__file__).resolve().parents[3]
+MODEL = Path(os.environ.get("TRIPTYCH_TEST_MODEL", ROOT / "models" / "digits-vl"))
+# Two engines that batch differently round differently in bfloat16: answers are compared in float32.
+EXACT = ("--dtype", "float32")
+START_TIMEOUT_S = 600
+STOP_TIMEOUT_S = 120
+SPANS_TIMEOUT_S = 10
+
+
+def load_strips() -> ModuleType:
+    """The demo model's own generator of held-out strips, loaded by its path."""
+    spec = importlib.util.spec_from_file_location("strips", ROOT / "models" / "digits-vl" / "strips.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["strips"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def image_part(png: bytes) -> dict[str, Any]:
+    """An image as a content part of a chat message."""
+    return {
+        "type": "image_url",
+        "image_url": {"url": f"data:image/png;base64,{base64.b64encode(png).decode()}"},
+    }
+
+
+@dataclass(frozen=True)
+class Answer:
+    request_id: str
+    text: str
+    token_ids: list[int]
+
+
+@dataclass(frozen=True)
+class Server:
+    """Any server of OpenAI's API."""
+
+    base_url: str
+
+    @property
+    def openai(self) -> OpenAI:
+        http_client = DefaultHttpxClient(trust_env=False)  # this machine alone: no proxy
+        return OpenAI(
+            base_url=self.base_url, api_key="none", max_retries=0, timeout=120, http_client=http_client
+        )
+
+    def ask(
+        self,
+        content: Any,
+        *,
+        stream: bool = False,
+        max_tokens: int = 24,
+        history: Sequence[dict[str, Any]] = (),
+        api_key: str = "none",
+        **extra: Any,
+    ) -> Answer:
+        """One user message behind `history`, at temperature 0, with the ids of the answer's tokens."""
+        with self.openai.with_options(api_key=api_key) as client:
+            completions: Any = client.chat.completions.with_raw_response
+            raw = completions.create(
+                model=MODEL.name,
+                messages=[*history, {"role": "user", "content": content}],
+                temperature=0,
+                max_tokens=max_tokens,
+                stream=stream,
+                extra_body={"return_token_ids": True, **extra},
+            )
+            request_id = raw.headers.get("x-request-id", "")
+            if not stream:
+                choice = raw.parse().choices[0]
+                return Answer(request_id, choice.message.content or "", list(choice.model_extra["token_ids"]))
+            text = ""
+            token_ids: list[int] = []
+            for chunk in raw.parse():
+                for choice in chunk.choices:
+                    text += choice.delta.content or ""
+                    token_ids += (choice.model_extra or {}).get("token_ids") or []
+            return Answer(request_id, text, token_ids)
+
+
+@dataclass(frozen=True)
+class System(Server):
+    """Triptych, as `./triptych up` left it running."""
+
+    run_dir: Path
+    state_dir: Path
+    env: Mapping[str, str]
+
+    @property
+    def traces_dir(self) -> Path:
+        return self.state_dir / self.run_dir.name / "traces"
+
+    @property
+    def logs_dir(self) -> Path:
+        return self.state_dir / self.run_dir.name / "logs"
+
+    def trace(self, request_id: str, *names: str) -> list[SpanRecord]:
+        """The spans of a request; waits until spans called `names` are among them."""
+        found: list[SpanRecord] = []
+
+        def is_complete() -> bool:
+            found[:] = read_trace(self.traces_dir, request_id)
+            return {"gateway.request", *names} <= {span.name for span in found}
+
+        wait_until(is_complete, SPANS_TIMEOUT_S, f"spans {names} of {request_id}")
+        return found
+
+    def store_stats(self) -> StoreStats:
+        session = StoreSession.connect(self.run_dir / "store.sock", f"test-{time.monotonic_ns()}/stats")
+        try:
+            stats = session.request(StatsQuery(seq=0))
+        finally:
+            session.close()
+        assert isinstance(stats, StoreStats)
+        return stats
+
+    def services(self) -> dict[str, dict[str, Any]]:
+        """By name, as the supervisor knows them: `state`, `pid`, `num_restarts`, `since`, ..."""
+        status = json.loads((self.run_dir / "supervisor.json").read_text())
+        return {service["name"]: service for service in status["services"]}
+
+    def service_pid(self, name: str) -> int:
+        """Process of a service, as its supervisor knows it."""
+        return int(self.services()[name]["pid"])
+
+    @contextlib.contextmanager
+    def stopped(self, name: str) -> Iterator[None]:
+        """The service's own process hangs (SIGSTOP) until the block ends."""
+        with _stopped([self.service_pid(name)]):
+            yield
+
+    @contextlib.contextmanager
+    def stopped_engine(self, name: str) -> Iterator[None]:
+        """The service lives, and the processes of its engine hang until the block ends."""
+        children = psutil.Process(self.service_pid(name)).children(recursive=True)
+        with _stopped([child.pid for child in children]):
+            yield
+
+    def instances(self) -> dict[str, dict[str, Any]]:
+        """What the gateway sees in the registry, by name."""
+        with self.openai as client:
+            report = httpx.get(str(client.base_url.join("/health/ready")), trust_env=False).json()
+        return {each["instance"]: each for each in report["instances"]}
+
+    def command(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """A command of the launcher, on this system."""
+        return subprocess.run(
+            [sys.executable, "-m", "triptych_cli", *words],
+            env=dict(self.env), capture_output=True, text=True, timeout=START_TIMEOUT_S, check=False,
+        )  # fmt: skip
+
+
+@contextlib.contextmanager
+def _stopped(pids: Sequence[int]) -> Iterator[None]:
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
+
+
+@contextlib.contextmanager
+def running_system(*options: str, num_gateways: int = 1, **env: str) -> Iterator[System]:
+    """`up`, and in the end `down`. Gateways listen on the port of `base_url` and the ones after it."""
+    shared_memory = Path("/dev/shm") if Path("/dev/shm").is_dir() else None
+    run_dir = Path(tempfile.mkdtemp(prefix="triptych-t-", dir=shared_memory))
+    state_dir = Path(tempfile.mkdtemp(prefix="triptych-state-"))
+    port = free_ports_in_a_row(num_gateways)
+    system = System(
+        base_url=f"http://127.0.0.1:{port}/v1",
+        run_dir=run_dir,
+        state_dir=state_dir,
+        env={**os.environ, "TRIPTYCH_RUN_DIR": str(run_dir), "TRIPTYCH_STATE_DIR": str(state_dir), **env},
+    )
+    try:
+        up = system.command(
+            "up", f"--model={MODEL}", f"--port={port}", f"--gateways={num_gateways}", *options
+        )
+        assert up.returncode == 0, f"up failed:\n{up.stdout}\n{up.stderr}"
+        yield system
+    finally:
+        down = system.command("down")
+        left = [path for path in run_dir.rglob("*") if path.is_socket() or path.name.startswith("region")]
+        shutil.rmtree(run_dir, ignore_errors=True)
+        shutil.rmtree(state_dir, ignore_errors=True)
+        assert down.returncode == 0, f"down failed:\n{down.stdout}\n{down.stderr}"
+        assert not left, f"down left {left}"
+
+
+@contextlib.contextmanager
+def running_monolith(folder: Path, *options: str) -> Iterator[Server]:
+    """vLLM as it comes: the same weights, everything in one engine. `options`: more of vLLM's own."""
+    port = free_port()
+    log = folder / "monolith.log"
+    defaults = {
+        "HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "OMP_NUM_THREADS": "1", "VLLM_NO_USAGE_STATS": "1",
+    }  # fmt: skip
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [
+                sys.executable, "-m", "vllm.entrypoints.openai.api_server", f"--model={MODEL}",
+                f"--served-model-name={MODEL.name}", f"--port={port}", "--host=127.0.0.1", "--enforce-eager",
+                *EXACT, *options,
+            ],
+            env={**defaults, **os.environ}, stdout=output, stderr=output, start_new_session=True,
+        )  # fmt: skip
+        try:
+            wait_until(lambda: _answers(port, process, log), START_TIMEOUT_S, "the monolith answers")
+            yield Server(f"http://127.0.0.1:{port}/v1")
+        finally:
+            os.killpg(process.pid, signal.SIGTERM)
+            try:
+                process.wait(STOP_TIMEOUT_S)
+            finally:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+
+
+def _answers(port: int, process: "subprocess.Popen[bytes]", log: Path) -> bool:
+    if process.poll() is not None:
+        pytest.fail(f"the monolith ended:\n{log.read_text(errors='replace')[-3000:]}")
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=2) as answer:
+            return bool(answer.status == 200)
+    except (urllib.error.URLError, OSError):
+        return False

@@ -1,0 +1,34 @@
+"""Waits for other processes, and free ports for them."""
+
+import contextlib
+import socket
+import time
+from collections.abc import Callable
+
+import pytest
+
+from triptych_cli.system.machine import free_ports
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float, what: str) -> None:
+    """Wait for something in another process that cannot be awaited here."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > deadline:
+            pytest.fail(f"not within {timeout_s} s: {what}")
+        time.sleep(0.05)
+
+
+def free_port() -> int:
+    return free_ports(1)[0]
+
+
+def free_ports_in_a_row(count: int) -> int:
+    """The first of `count` free ports."""
+    for _ in range(100):
+        first = free_port()
+        with contextlib.ExitStack() as stack, contextlib.suppress(OSError, OverflowError):
+            for port in range(first, first + count):
+                stack.enter_context(socket.socket()).bind(("127.0.0.1", port))
+            return first
+    pytest.fail(f"no {count} free ports in a row")

@@ -1,0 +1,194 @@
+"""Which services, with which environment, in which order."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from triptych_cli.supervisor.daemon import STOP_LIMIT_S
+from triptych_cli.system.engines import ENCODER_SHARE, SMALLEST_SHARE, UNCOUNTED_SHARE, memory_shares
+from triptych_cli.system.layout import RunLayout
+from triptych_cli.system.resolved_options import ResolvedOptions
+from triptych_cli.system.topology import HttpReady, RedisAnswers, Registered, ServiceSpec, Topology, plan
+from triptych_common.runtime import ServiceSettings
+
+LAYOUT = RunLayout(Path("/run/t"), Path("/state/t"))
+OPTIONS = ResolvedOptions(model="/models/m", model_is_local=True, gateway_port=8000)
+
+
+def planned(options: ResolvedOptions = OPTIONS) -> Topology:
+    ports = range(9000, 9000 + options.num_prefill_decodes)
+    return plan(options, LAYOUT, prefill_decode_ports=ports, python="python", redis_server="redis-server")
+
+
+def by_name(topology: Topology) -> dict[str, ServiceSpec]:
+    return {service.name: service for service in topology.services}
+
+
+def test_the_default_is_one_of_each_behind_an_embedded_redis() -> None:
+    topology = planned()
+    assert [service.name for service in topology.services] == [
+        "redis",
+        "cache_store-0",
+        "encoder-0",
+        "prefill_decode-0",
+        "gateway-0",
+    ]
+    assert topology.endpoint == "http://127.0.0.1:8000/v1"
+
+
+def test_every_service_comes_after_what_it_needs() -> None:
+    topology = planned(replace(OPTIONS, num_encoders=2, num_prefill_decodes=3))
+    seen: set[str] = set()
+    for service in topology.services:
+        assert service.after | service.starts_after <= seen
+        seen.add(service.name)
+    gateway = topology.services[-1]
+    assert gateway.after == seen - {"gateway-0"}
+
+
+def test_dependents_stop_before_what_they_depend_on() -> None:
+    waves = [[service.name for service in wave] for wave in planned().stop_waves()]
+    assert waves == [["gateway-0"], ["encoder-0", "prefill_decode-0"], ["cache_store-0"], ["redis"]]
+
+
+def test_an_existing_redis_replaces_the_embedded_one() -> None:
+    services = by_name(planned(replace(OPTIONS, redis_url="redis://there:6379/0")))
+    assert "redis" not in services
+    assert services["cache_store-0"].after == frozenset()
+    assert services["encoder-0"].env["TRIPTYCH_REDIS_URL"] == "redis://there:6379/0"
+    ready = services["encoder-0"].ready
+    assert isinstance(ready, Registered)
+    assert ready.redis_url == "redis://there:6379/0"
+
+
+def test_the_embedded_redis_listens_on_its_private_socket_alone() -> None:
+    redis = by_name(planned())["redis"]
+    arguments = dict(zip(redis.argv[1::2], redis.argv[2::2], strict=True))
+    assert arguments["--port"] == "0"
+    assert arguments["--unixsocketperm"] == "600"
+    assert arguments["--unixsocket"] == "/run/t/redis.sock"
+    assert arguments["--maxmemory-policy"] == "noeviction"
+    assert arguments["--save"] == ""
+    assert redis.ready == RedisAnswers("unix:///run/t/redis.sock")
+
+
+def test_instances_have_names_ports_and_options_of_their_own() -> None:
+    services = by_name(
+        planned(
+            replace(
+                OPTIONS,
+                num_encoders=2,
+                num_prefill_decodes=2,
+                encoder_args=("--dtype", "float32"),
+                prefill_decode_args=("--max-model-len", "2048"),
+            )
+        )
+    )
+    assert services["encoder-1"].env["TRIPTYCH_INSTANCE"] == "encoder-1"
+    assert json.loads(services["encoder-1"].env["TRIPTYCH_ENGINE_ARGS"]) == ["--dtype", "float32"]
+    assert [services[f"prefill_decode-{n}"].env["TRIPTYCH_PORT"] for n in (0, 1)] == ["9000", "9001"]
+    assert json.loads(services["prefill_decode-0"].env["TRIPTYCH_ENGINE_ARGS"]) == ["--max-model-len", "2048"]
+
+
+def test_the_gateway_is_ready_when_it_says_so() -> None:
+    gateway = by_name(planned())["gateway-0"]
+    assert gateway.ready == HttpReady("http://127.0.0.1:8000/health/ready")
+    assert gateway.env["TRIPTYCH_PORT"] == "8000"
+    assert "TRIPTYCH_MODEL" not in gateway.env
+
+
+def test_cpu_engines_share_the_cores_and_stay_offline_with_a_local_model() -> None:
+    services = by_name(planned())
+    defaults = services["encoder-0"].env_defaults
+    assert defaults["OMP_WAIT_POLICY"] == "passive"
+    assert defaults["HF_HUB_OFFLINE"] == "1"
+    assert services["cache_store-0"].env_defaults == {}
+    remote = by_name(planned(replace(OPTIONS, model="org/model", model_is_local=False)))
+    assert "HF_HUB_OFFLINE" not in remote["encoder-0"].env_defaults
+
+
+class TestGpus:
+    def test_engines_that_share_a_gpu_share_its_memory_and_start_in_turn(self) -> None:
+        services = by_name(planned(replace(OPTIONS, gpus=("0",))))
+        for name, share in (("encoder-0", "0.10"), ("prefill_decode-0", "0.75")):
+            arguments = json.loads(services[name].env["TRIPTYCH_ENGINE_ARGS"])
+            assert arguments == ["--gpu-memory-utilization", share]
+            assert services[name].env["CUDA_VISIBLE_DEVICES"] == "0"
+            assert "VLLM_CPU_KVCACHE_SPACE" not in services[name].env_defaults
+        assert services["prefill_decode-0"].starts_after == {"encoder-0"}
+
+    def test_the_stores_memory_is_counted_on_the_first_gpu(self) -> None:
+        options = replace(OPTIONS, gpus=("3", "4"), num_encoders=2, num_prefill_decodes=1, slab_share=0.1)
+        services = by_name(planned(options))
+        shares = {
+            name: json.loads(services[name].env["TRIPTYCH_ENGINE_ARGS"])[1:]
+            for name in ("encoder-0", "encoder-1", "prefill_decode-0")
+        }
+        assert shares == {"encoder-0": ["0.10"], "encoder-1": [], "prefill_decode-0": ["0.65"]}
+        assert [services[name].env["CUDA_VISIBLE_DEVICES"] for name in shares] == ["3", "4", "3"]
+
+    @pytest.mark.parametrize("num_encoders", [0, 1, 2, 5, 9])
+    @pytest.mark.parametrize("num_others", [1, 2, 3])
+    @pytest.mark.parametrize("slab_share", [0.0, 0.02, 0.3])
+    def test_parts_of_a_gpu_leave_room_for_what_vllm_does_not_count(
+        self, num_encoders: int, num_others: int, slab_share: float
+    ) -> None:
+        packages = ["encoder"] * num_encoders + ["prefill_decode"] * num_others
+        shares = memory_shares(packages, slab_share)
+        assert shares[:num_encoders] == [ENCODER_SHARE] * num_encoders
+        if min(shares[num_encoders:]) > SMALLEST_SHARE:
+            assert sum(shares) + slab_share + UNCOUNTED_SHARE <= 1.0 + 1e-9
+            assert sum(shares) + slab_share + UNCOUNTED_SHARE > 1.0 - 0.01 * num_others - 1e-9
+        assert all(0 < share < 1 for share in shares)
+
+    def test_engines_spread_over_gpus(self) -> None:
+        services = by_name(planned(replace(OPTIONS, gpus=("2", "5"))))
+        assert services["encoder-0"].env["CUDA_VISIBLE_DEVICES"] == "2"
+        assert services["prefill_decode-0"].env["CUDA_VISIBLE_DEVICES"] == "5"
+        assert json.loads(services["encoder-0"].env["TRIPTYCH_ENGINE_ARGS"]) == []
+        assert services["prefill_decode-0"].starts_after == frozenset()
+
+    def test_engines_that_start_in_turn_stop_together(self) -> None:
+        topology = planned(replace(OPTIONS, gpus=("0",), num_prefill_decodes=2))
+        assert by_name(topology)["prefill_decode-1"].starts_after == {"prefill_decode-0"}
+        waves = [{service.name for service in wave} for wave in topology.stop_waves()]
+        assert waves[1] == {"encoder-0", "prefill_decode-0", "prefill_decode-1"}
+
+    def test_all_waves_have_ended_before_the_supervisor_would_be_killed(self) -> None:
+        topology = planned(replace(OPTIONS, gpus=("0",), num_encoders=3, num_prefill_decodes=3))
+        waves = topology.stop_waves()
+        assert sum(max(service.stop_timeout_s for service in wave) for wave in waves) < STOP_LIMIT_S
+
+    @pytest.mark.parametrize(
+        "arguments", [("--gpu-memory-utilization=0.2",), ("--gpu-memory-utilization", "0.2")]
+    )
+    def test_the_users_share_wins(self, arguments: tuple[str, ...]) -> None:
+        services = by_name(planned(replace(OPTIONS, gpus=("0",), encoder_args=arguments)))
+        assert json.loads(services["encoder-0"].env["TRIPTYCH_ENGINE_ARGS"]) == list(arguments)
+
+    def test_an_engine_over_several_gpus_places_itself(self) -> None:
+        arguments = ("--tensor-parallel-size", "2")
+        services = by_name(planned(replace(OPTIONS, gpus=("0", "1"), prefill_decode_args=arguments)))
+        assert "CUDA_VISIBLE_DEVICES" not in services["prefill_decode-0"].env
+
+
+def test_several_gateways_have_ports_of_their_own_and_a_grace_for_the_balancer() -> None:
+    services = by_name(planned(replace(OPTIONS, num_gateways=2)))
+    assert services["gateway-1"].ready == HttpReady("http://127.0.0.1:8001/health/ready")
+    assert services["gateway-1"].env["TRIPTYCH_PORT"] == "8001"
+    assert services["gateway-1"].after == services["gateway-0"].after
+    assert "TRIPTYCH_DRAIN_GRACE_S" not in services["gateway-0"].env_defaults
+    assert by_name(planned())["gateway-0"].env_defaults["TRIPTYCH_DRAIN_GRACE_S"] == "0"
+
+
+def test_the_store_keeps_its_region_over_a_restart() -> None:
+    assert by_name(planned())["cache_store-0"].env["TRIPTYCH_KEEP_REGION"] == "true"
+
+
+def test_services_may_drain_before_they_are_killed() -> None:
+    bound_s = ServiceSettings.model_fields["drain_timeout_s"].default
+    for service in planned().services:
+        if service.name.startswith(("encoder", "prefill_decode", "gateway")):
+            assert service.stop_timeout_s > bound_s
