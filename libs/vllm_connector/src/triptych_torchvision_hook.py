@@ -4,7 +4,7 @@ Beside a CPU build of torch, package indexes offer a CUDA build of torchvision, 
 `operator torchvision::nms does not exist`. Its Python transforms, all that image processors use, work
 once the two operators' schemas exist. vLLM imports torchvision in processes that it starts by itself
 (to inspect a model's class, for one), before any plugin: so the schemas are defined by an import hook,
-which a `.pth` file puts in place. It costs nothing until somebody imports torchvision.
+which a `.pth` file puts in place. It costs nothing until torchvision is imported.
 """
 
 import sys

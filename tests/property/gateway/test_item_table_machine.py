@@ -82,8 +82,10 @@ class ItemTableMachine(RuleBasedStateMachine):
 
     @invariant()
     def no_request_is_forgotten_and_nothing_is_left(self) -> None:
-        assert {(item.mm_hash, request) for item in self.table for request in item.waiters} == self.waiting
-        assert all(item.waiters for item in self.table)
+        assert {
+            (item.mm_hash, request) for item in self.table for request in item.request_ids
+        } == self.waiting
+        assert all(item.request_ids for item in self.table)
 
     @invariant()
     def states_match_what_is_known(self) -> None:

@@ -57,7 +57,7 @@ class System:
         assert self.gateway.chat.limiter.media_bytes == 0
         assert len(self.gateway.media_cache) == 0
         assert self.gateway.router.num_in_flight("pd-0") == 0
-        assert not [item for item in self.gateway.orders.table if item.waiters]
+        assert not [item for item in self.gateway.orders.table if item.request_ids]
 
 
 @asynccontextmanager

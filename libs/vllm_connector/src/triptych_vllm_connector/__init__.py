@@ -7,6 +7,8 @@ config          the connector's options, in every process.
 scheduler/      EngineCore: vLLM's hooks: schedulers that park, encoder cache managers.
 consumer/       EngineCore of prefill_decode: which requests may run, and what they hold.
 links/          EngineCore of prefill_decode: the consumer's links to store, bus and clock.
+readable        EngineCore and workers: which entries can be read from here; keys of tensors in Redis.
+slab_probe      EngineCore and workers: what the engine knows of the store's slab, which a worker finds out.
 step_orders     EngineCore -> worker: what to write and what to load.
 step_metadata   the same, and what failed, as vLLM carries them with each step.
 worker/         workers: write and seal, load and release; the transports.

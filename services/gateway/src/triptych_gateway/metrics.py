@@ -22,7 +22,7 @@ class GatewayMetrics:
             ("reason",),
         )
         self.jobs_dropped = self.metrics.counter(
-            "gateway_encode_jobs_dropped", "Jobs taken off the queue: everybody who waited had left"
+            "gateway_encode_jobs_dropped", "Jobs taken off the queue: all their requesters had left"
         )
         self.jobs_sent_again = self.metrics.counter(
             "gateway_encode_jobs_sent_again", "Jobs sent again: Redis had lost them, or their results"

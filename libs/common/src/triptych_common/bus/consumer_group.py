@@ -112,21 +112,21 @@ class ConsumerGroup:
         )
         return [StreamEntry(entry_id, fields) for _, entries in reply or [] for entry_id, fields in entries]
 
-    async def take_own(self, count: int, holding: Collection[bytes]) -> list[StreamEntry]:
-        """Entries that were delivered to this consumer's name, but are not in `holding`."""
-        pending = await self._pending(count + len(holding), consumer=self.consumer)
-        return await self._claim([each for each in pending if each.entry_id not in holding][:count], 0)
+    async def take_own(self, count: int, held: Collection[bytes]) -> list[StreamEntry]:
+        """Entries that were delivered to this consumer's name, but are not in `held`."""
+        pending = await self._pending(count + len(held), consumer=self.consumer)
+        return await self._claim([each for each in pending if each.entry_id not in held][:count], 0)
 
-    async def take_over(self, count: int, min_idle_ms: int, holding: Collection[bytes]) -> list[StreamEntry]:
+    async def take_over(self, count: int, min_idle_ms: int, held: Collection[bytes]) -> list[StreamEntry]:
         """Entries that their consumer has not renewed for `min_idle_ms`."""
-        pending = await self._pending(count + len(holding), min_idle_ms=min_idle_ms)
-        wanted = [each for each in pending if each.entry_id not in holding][:count]
+        pending = await self._pending(count + len(held), min_idle_ms=min_idle_ms)
+        wanted = [each for each in pending if each.entry_id not in held][:count]
         return await self._claim(wanted, min_idle_ms)
 
-    async def renew(self, holding: Collection[bytes]) -> None:
-        """Restart the idle time of those of `holding` that are still ours."""
-        own = await self._pending(max(100, 2 * len(holding)), consumer=self.consumer)
-        ours = [each.entry_id for each in own if each.entry_id in holding]
+    async def renew(self, held: Collection[bytes]) -> None:
+        """Restart the idle time of those of `held` that are still ours."""
+        own = await self._pending(max(100, 2 * len(held)), consumer=self.consumer)
+        ours = [each.entry_id for each in own if each.entry_id in held]
         if ours:
             await _any(
                 self._client.xclaim(self.stream, self.group, self.consumer, 0, _ids(ours), justid=True)

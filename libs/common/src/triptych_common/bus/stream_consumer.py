@@ -196,9 +196,9 @@ class StreamConsumer:
         if not self._ensured:
             await self._ensure_group()
         await self._pay_acks()
-        holding = self._outstanding.keys() | self._owed_acks
+        held = self._outstanding.keys() | self._owed_acks
         if not self._own_checked:
-            if own := await self._group.take_own(count, holding):
+            if own := await self._group.take_own(count, held):
                 return own
             self._own_checked = True
         min_idle_ms = self._options.min_idle_ms
@@ -206,7 +206,7 @@ class StreamConsumer:
         if min_idle_ms is not None:
             block_ms = max(1, min(BLOCK_MS, min_idle_ms // 2))
             if time.monotonic() >= self._next_takeover_at:
-                if dead := await self._group.take_over(count, min_idle_ms, holding):
+                if dead := await self._group.take_over(count, min_idle_ms, held):
                     return dead
                 self._next_takeover_at = time.monotonic() + block_ms / 1000
         entries = await self._group.read_new(count, block_ms)

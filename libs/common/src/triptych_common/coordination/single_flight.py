@@ -1,4 +1,4 @@
-"""Single flight: who encodes an item now, and which requests wait for it, over all gateways.
+"""Single flight: which encoder works on an item, and which requests wait for it, over all gateways.
 
 A flight is a hash in Redis, on Redis' clock; `flight_state` draws its states. The first to claim it publishes
 the job; all others join, and receive what the first one receives. The encoder asks for the requesters just
@@ -205,7 +205,7 @@ class SingleFlight:
     async def fail_flight(
         self, failure: EncodeFailed, *, by_owner: bool = True
     ) -> tuple[Requester, ...] | None:
-        """The job produces nothing. Returns who must receive it: none, when another encoder works on it.
+        """The job produces nothing. Returns its requesters: none, when another encoder works on it.
 
         `by_owner` False: whichever encoder worked on it. None: there was no flight.
         """

@@ -113,7 +113,7 @@ class Cancel(StoreFrame):
     """The writer or the session that reserved: the tensor will not be written.
 
     From any session but the writer's the blocks wait until the writer is gone, unless `is_unwritten`: the
-    instance knows that its writer was never told, or is done with it.
+    instance knows that its writer never had the order, or is done with it.
     """
 
     kind: Literal["cancel"] = "cancel"

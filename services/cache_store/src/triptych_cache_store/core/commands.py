@@ -69,7 +69,7 @@ class Commands:
             raise Refusal("full", f"{spec.num_bytes} bytes exceed the quota of the tenant")
         blocks = space.try_allocate(num_blocks, now)
         if blocks is None:
-            raise Refusal("full", f"no {spec.num_bytes} bytes in one range that nobody uses")
+            raise Refusal("full", f"no {spec.num_bytes} bytes in one free range")
         entry = Entry(
             reservation_id=ReservationId(next(state.ids)),
             mm_hash=mm_hash,

@@ -85,7 +85,7 @@ class _Collector(Collector):
     def _pinned(self) -> Metric:
         family = CounterMetricFamily(
             "triptych_store_handed_over",
-            "Pins given, by who wrote the entry, who pinned it, and how its bytes come to them.",
+            "Pins given, by the writer of the entry, the client that pinned it, and how its bytes get there.",
             labels=HandedOver._fields,
         )
         for pair, number in sorted(self._state.counters.num_pinned.items()):
@@ -101,7 +101,7 @@ class _Collector(Collector):
             buckets.append((bound, total))
         return HistogramMetricFamily(
             "triptych_store_seal_to_pin_seconds",
-            "From an entry's seal to its first pin; 0 for who waited.",
+            "From an entry's seal to its first pin; 0 for a client that waited.",
             buckets=buckets,
             sum_value=latencies.sum_s,
         )

@@ -183,17 +183,17 @@ class EncodeOrders:
 
     def _on_completed(self, message: EncodeCompleted) -> None:
         mm_hash = MmHash(message.mm_hash)
-        waiters = self.table.seal_item(mm_hash)
+        request_ids = self.table.seal_item(mm_hash)
         self._queue_step(mm_hash)
         item = self.table.get(mm_hash)
-        if item is not None and item.sizes is None and waiters:
+        if item is not None and item.sizes is None and request_ids:
             # Its metadata never came (the bus lost it): the store has it, so asking again is cheap.
             self._order_item(item)
 
     def _on_needed(self, message: EncodeNeeded) -> None:
         mm_hash, media_wait = MmHash(message.mm_hash), self._media_waits.get(RequestId(message.request_id))
         item = self.table.get(mm_hash)
-        if media_wait is None or item is None or media_wait.request_id not in item.waiters:
+        if media_wait is None or item is None or media_wait.request_id not in item.request_ids:
             log.info("encode needed by a request that has ended", request_id=message.request_id)
             return
         media_wait.need_again(mm_hash)
@@ -208,8 +208,8 @@ class EncodeOrders:
     ) -> None:
         """The job came to nothing. It is ordered once more where that can help, unless `is_final`."""
         self._queue_step(mm_hash)
-        waiters = self._waits_of(self.table.fail_job(mm_hash, job_id, failure))
-        media_waits = [each for each in waiters if each.needs(mm_hash)]
+        waits = self._waits_of(self.table.fail_job(mm_hash, job_id, failure))
+        media_waits = [each for each in waits if each.needs(mm_hash)]
         item = self.table.get(mm_hash)
         if item is None:
             return
@@ -257,7 +257,9 @@ class EncodeOrders:
     # ---- one step --------------------------------------------------------------------------------
     async def _step(self, mm_hash: MmHash, *, is_check: bool) -> None:
         item = self.table.get(mm_hash)
-        media_waits = [] if item is None else [w for w in self._waits_of(item.waiters) if w.needs(mm_hash)]
+        media_waits = (
+            [] if item is None else [w for w in self._waits_of(item.request_ids) if w.needs(mm_hash)]
+        )
         requesters = requesters_of(mm_hash, media_waits, self._gateway)
         keys = {requester_key(each) for each in requesters}
         if item is not None and item.in_flight and media_waits:

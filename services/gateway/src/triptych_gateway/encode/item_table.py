@@ -66,7 +66,7 @@ class Item:
     retry_of: FailureKind | None = None  # the failure because of which it was ordered
     num_attempts: int = 0  # jobs since the last success, over all gateways as far as they are known
     failure: ItemFailure | None = None
-    waiters: set[RequestId] = field(default_factory=set)
+    request_ids: set[RequestId] = field(default_factory=set)
 
     @property
     def in_flight(self) -> bool:
@@ -106,14 +106,14 @@ class ItemTable:
     def join_item(self, mm_hash: MmHash, request_id: RequestId) -> Item:
         """`request_id` waits for the item from now on."""
         item = self._items.setdefault(mm_hash, Item(mm_hash))
-        item.waiters.add(request_id)
+        item.request_ids.add(request_id)
         return item
 
     def leave_item(self, mm_hash: MmHash, request_id: RequestId) -> None:
         """`request_id` waits no more. What becomes of its job Redis knows, where later requests ask."""
         item = self._items.get(mm_hash)
         if item is not None:
-            item.waiters.discard(request_id)
+            item.request_ids.discard(request_id)
             self._drop_if_idle(item)
 
     def recall_sizes(self, mm_hash: MmHash, sizes: ItemSizes) -> None:
@@ -142,7 +142,7 @@ class ItemTable:
             item.job_id, item.num_attempts, item.is_claimed = job_id, attempt, True
 
     def set_sizes(self, mm_hash: MmHash, sizes: ItemSizes, *, sealed: bool) -> frozenset[RequestId]:
-        """Metadata came. Facts about an mm_hash hold whichever job they come from. Returns the waiters."""
+        """Metadata came. They hold whichever job sent them. Returns the requests that wait."""
         item = self._items.get(mm_hash)
         if item is None:
             return frozenset()
@@ -151,10 +151,10 @@ class ItemTable:
             return self.seal_item(mm_hash)
         if (item.in_flight and item.state is ItemState.SIZING) or item.state is ItemState.UNKNOWN:
             transition(item, ItemState.SIZED)
-        return frozenset(item.waiters)
+        return frozenset(item.request_ids)
 
     def seal_item(self, mm_hash: MmHash) -> frozenset[RequestId]:
-        """The tensor is in the store. Returns the waiters."""
+        """The tensor is in the store. Returns the requests that wait."""
         item = self._items.get(mm_hash)
         if item is None:
             return frozenset()
@@ -163,22 +163,22 @@ class ItemTable:
             item.failure = None
         item.job_id = None
         item.num_attempts = 0
-        waiters = frozenset(item.waiters)
+        request_ids = frozenset(item.request_ids)
         self._drop_if_idle(item)
-        return waiters
+        return request_ids
 
     def fail_job(self, mm_hash: MmHash, job_id: JobId, failure: ItemFailure) -> frozenset[RequestId]:
-        """The job produced nothing. Returns the waiters; none when the job is not the one in flight."""
+        """The job produced nothing. Returns the requests that wait; none for another job than that in flight."""
         item = self._items.get(mm_hash)
         if item is None or item.job_id != job_id:
             return frozenset()
         transition(item, ItemState.FAILED)
         item.job_id = None
         item.failure = failure
-        waiters = frozenset(item.waiters)
+        request_ids = frozenset(item.request_ids)
         self._drop_if_idle(item)
-        return waiters
+        return request_ids
 
     def _drop_if_idle(self, item: Item) -> None:
-        if not item.waiters:
+        if not item.request_ids:
             self._items.pop(item.mm_hash, None)
