@@ -168,7 +168,7 @@ class ItemTable:
         return request_ids
 
     def fail_job(self, mm_hash: MmHash, job_id: JobId, failure: ItemFailure) -> frozenset[RequestId]:
-        """The job produced nothing. Returns the requests that wait; none for another job than that in flight."""
+        """The job produced nothing. Returns the requests that wait; none for a job that is not in flight."""
         item = self._items.get(mm_hash)
         if item is None or item.job_id != job_id:
             return frozenset()
