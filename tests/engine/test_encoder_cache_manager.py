@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.fake_engine import (
+from tests.support.vllm_connector.fake_engine import (
     INSTANCE,
     FakeMessageSender,
     FakePinLink,

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.fake_engine import mm_hash
-from tests.support.fake_store_worker import without_store, worker_config
+from tests.support.vllm_connector.fake_engine import mm_hash
+from tests.support.vllm_connector.fake_store_worker import without_store, worker_config
 from triptych_vllm_connector.step_orders import WriteOrder
 from triptych_vllm_connector.worker.writing import WritingWorker
 

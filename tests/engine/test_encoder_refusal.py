@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.fake_engine import mm_hash
+from tests.support.vllm_connector.fake_engine import mm_hash
 from triptych_encoder.encoding import EncodeRefusedError, EngineFailedError, PreparedItem
 from triptych_vllm_connector.step_orders import WriteOrder
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from tests.support.fake_engine import mm_hash
-from tests.support.parking_engine import SCHEDULERS, STEP_TOKENS, ParkingEngine
-from tests.support.parking_worker import BLOCK_SIZE, RIGHT
+from tests.support.vllm_connector.fake_engine import mm_hash
+from tests.support.vllm_connector.parking_engine import SCHEDULERS, STEP_TOKENS, ParkingEngine
+from tests.support.vllm_connector.parking_worker import BLOCK_SIZE, RIGHT
 
 ROWS = {mm_hash("a"): 4, mm_hash("b"): 7, mm_hash("c"): STEP_TOKENS + 3}
 ITEMS = sorted(ROWS)

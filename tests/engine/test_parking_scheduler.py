@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from tests.support.fake_engine import mm_hash
-from tests.support.parking_engine import SCHEDULERS, ParkingEngine
-from tests.support.parking_worker import BLOCK_SIZE, RIGHT
+from tests.support.vllm_connector.fake_engine import mm_hash
+from tests.support.vllm_connector.parking_engine import SCHEDULERS, ParkingEngine
+from tests.support.vllm_connector.parking_worker import BLOCK_SIZE, RIGHT
 
 A, B = mm_hash("a"), mm_hash("b")
 ROWS = 4

@@ -6,17 +6,12 @@ protocol_world/   all actors of the protocol in one process, every order of thei
 hostile/          images, options and files of a careless or hostile caller
 gateway/          a real gateway between a fake encoder and a fake prefill_decode
 store/            the store's logic against a model
+encoder/          an encoder's jobs around a fake engine and a fake store
+vllm_connector/   the connector's consumer, schedulers and workers in a test's hands
 faults/           between processes: cut, slow and reset connections, failover, processes that run slowly
 cuda/             a fake GPU; why there is no real one here
 unchecked/        on an encoder's path: switches its check of items off
 waiting           waits for other processes, and free ports
 leftovers         what must not be in the store at rest
 flight_model      stands in for the single flight in Redis
-
-the connector's consumer in a test's hands
-  fake_engine     vLLM's requests, the store and the bus around it
-  played_engine, scheduled    all of its surroundings played by the test
-  consumer_world, consumer_scheduler, consumer_neighbours, consumer_checks    a model of its
-                  surroundings: the world, its scheduler, its store and bus, what must hold
-  parking_engine  EngineCore's loop over vLLM's schedulers with parking in front
 """

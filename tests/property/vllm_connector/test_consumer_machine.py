@@ -10,8 +10,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from tests.support.consumer_checks import HASHES
-from tests.support.consumer_world import World
+from tests.support.vllm_connector.consumer_checks import HASHES
+from tests.support.vllm_connector.consumer_world import World
 
 MAX_LIVE = 6
 ITEMS = st.lists(st.sampled_from(HASHES[:1] + HASHES), min_size=1, max_size=4)

@@ -10,12 +10,12 @@ from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
 
-from tests.support.fake_engine import fake_request
 from tests.support.protocol_world.config import Config
 from tests.support.protocol_world.network import NAMES, Network, ThreadedBusModel
 from tests.support.protocol_world.steps import Running, Step, Window
 from tests.support.protocol_world.store import ClientSession, StoreActor
 from tests.support.protocol_world.virtual_loop import CLOCK
+from tests.support.vllm_connector.fake_engine import fake_request
 from triptych_common.protocol.messages import Message
 from triptych_common.protocol.store import Unpin
 from triptych_vllm_connector.consumer.consumer import Consumer, Inbox, PinReply, StoreLost

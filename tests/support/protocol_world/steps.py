@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from tests.support.scheduled import Scheduled
+from tests.support.vllm_connector.scheduled import Scheduled
 
 
 @dataclass(kw_only=True)

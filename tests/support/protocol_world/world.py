@@ -8,7 +8,6 @@ same state.
 from collections import Counter
 from typing import Any
 
-from tests.support.fake_engine import mm_hash
 from tests.support.flight_model import OVER
 from tests.support.protocol_world.checks import Checks
 from tests.support.protocol_world.config import FAULTS, Config, Key
@@ -18,6 +17,7 @@ from tests.support.protocol_world.gateway import ClientRequest, GatewayActor
 from tests.support.protocol_world.network import Network, Way, step_of
 from tests.support.protocol_world.store import ClientSession, StoreActor
 from tests.support.protocol_world.virtual_loop import CLOCK
+from tests.support.vllm_connector.fake_engine import mm_hash
 from triptych_common.protocol.steps import Channel
 from triptych_common.protocol.store import Unpin
 from triptych_vllm_connector.consumer.consumer import BusChanged

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.support.played_engine import Engine
+from tests.support.vllm_connector.played_engine import Engine
 
 
 @pytest.fixture

@@ -18,9 +18,9 @@ from dataclasses import dataclass, field
 
 import torch
 
-from tests.support.fake_engine import FakeFeature, FakePosition, FakeRequest
 from tests.support.fast.processes.tensors import answer_words, word_of
 from tests.support.fast.prompts import Finished, Prompt, Token
+from tests.support.vllm_connector.fake_engine import FakeFeature, FakePosition, FakeRequest
 from triptych_common.domain.errors import StoreUnavailableError
 from triptych_common.telemetry.logs import get_logger
 from triptych_vllm_connector.consumer.consumer import Consumer

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.support.encoder_bench import Bench
+from tests.support.encoder.encoder_bench import Bench
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.encoder_bench import delivery_of
+from tests.support.encoder.encoder_bench import delivery_of
 from triptych_common.domain.errors import IllegalTransitionError
 from triptych_common.protocol.messages import EncodeJob
 from triptych_encoder.jobs.active_job import ALLOWED, ActiveJob, JobState

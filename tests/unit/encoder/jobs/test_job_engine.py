@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from tests.support.encoder_bench import HASH, Bench, delivery_of
+from tests.support.encoder.encoder_bench import HASH, Bench, delivery_of
 from triptych_common.domain.errors import StoreError
 from triptych_common.protocol.messages import FailureKind
 from triptych_encoder.encoding import EncodeRefusedError, EngineFailedError

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.encoder_bench import DIGEST, HASH, Bench, delivery_of, requester
+from tests.support.encoder.encoder_bench import DIGEST, HASH, Bench, delivery_of, requester
 from triptych_common.coordination import ClaimResult, StartResult
 from triptych_common.domain.errors import BusUnavailableError
 from triptych_common.protocol.messages import FailureKind

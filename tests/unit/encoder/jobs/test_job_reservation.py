@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from tests.support.encoder_bench import HASH, Bench, delivery_of
+from tests.support.encoder.encoder_bench import HASH, Bench, delivery_of
 from triptych_common.domain.errors import ItemTooLargeError, StoreError, StoreFullError
 from triptych_common.protocol.messages import FailureKind
 from triptych_encoder.jobs import job_runner

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.encoder_bench import HASH, Bench, FakeDelivery, delivery_of, requester
+from tests.support.encoder.encoder_bench import HASH, Bench, FakeDelivery, delivery_of, requester
 from triptych_common.coordination import ClaimResult
 from triptych_common.domain.errors import BusUnavailableError
 from triptych_common.protocol.codec import Envelope

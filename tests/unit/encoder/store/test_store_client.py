@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.fake_engine import mm_hash, pinned, sealed, watching, writer_lost
+from tests.support.vllm_connector.fake_engine import mm_hash, pinned, sealed, watching, writer_lost
 from triptych_common.domain.errors import StoreError, StoreFullError, StoreProtocolError
 from triptych_common.protocol.store import (
     AlreadySealed,

@@ -2,8 +2,15 @@
 
 import pytest
 
-from tests.support.fake_engine import fake_request, metadata, pinned, sealed, watching, writer_lost
-from tests.support.played_engine import IDLE, A, B, Engine
+from tests.support.vllm_connector.fake_engine import (
+    fake_request,
+    metadata,
+    pinned,
+    sealed,
+    watching,
+    writer_lost,
+)
+from tests.support.vllm_connector.played_engine import IDLE, A, B, Engine
 from triptych_common.domain.errors import IllegalTransitionError, StoreUnavailableError
 from triptych_common.protocol.store import Done, StoreFailure
 from triptych_vllm_connector.consumer.consumer import PinReply

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.fake_engine import FakeRequest, fake_request, metadata, pinned
-from tests.support.played_engine import IDLE, A, Engine
+from tests.support.vllm_connector.fake_engine import FakeRequest, fake_request, metadata, pinned
+from tests.support.vllm_connector.played_engine import IDLE, A, Engine
 from triptych_common.protocol.messages import ItemAck, Preallocation
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.fake_engine import (
+from tests.support.vllm_connector.fake_engine import (
     INSTANCE,
     descriptor,
     fake_request,
@@ -14,7 +14,7 @@ from tests.support.fake_engine import (
     watching,
     writer_lost,
 )
-from tests.support.played_engine import IDLE, A, B, C, Engine
+from tests.support.vllm_connector.played_engine import IDLE, A, B, C, Engine
 from triptych_common.domain.errors import StoreUnavailableError
 from triptych_common.protocol.messages import EncodeNeeded
 from triptych_common.protocol.store import Done, Pinned, StoreFailure

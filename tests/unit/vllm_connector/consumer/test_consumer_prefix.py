@@ -1,7 +1,7 @@
 """The consumer: what the KV cache covers is neither asked for nor kept, also as the prefix changes."""
 
-from tests.support.fake_engine import fake_request, metadata, pinned
-from tests.support.played_engine import IDLE, A, B, C, Engine
+from tests.support.vllm_connector.fake_engine import fake_request, metadata, pinned
+from tests.support.vllm_connector.played_engine import IDLE, A, B, C, Engine
 
 
 def test_what_the_prefix_covers_is_declined_and_never_pinned(engine: Engine) -> None:

@@ -1,7 +1,7 @@
 """The consumer: one image at several places, one item of several requests, several requests of one caller."""
 
-from tests.support.fake_engine import fake_request, metadata, pinned
-from tests.support.played_engine import IDLE, A, B, Engine
+from tests.support.vllm_connector.fake_engine import fake_request, metadata, pinned
+from tests.support.vllm_connector.played_engine import IDLE, A, B, Engine
 
 
 def test_an_image_that_stands_twice_is_held_until_its_last_place(engine: Engine) -> None:

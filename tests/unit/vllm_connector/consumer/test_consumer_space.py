@@ -1,7 +1,7 @@
 """The consumer: space in the encoder cache, waited for, given back by preemption, and too small."""
 
-from tests.support.fake_engine import fake_request, metadata, mm_hash, pinned
-from tests.support.played_engine import IDLE, A, B, C, Engine
+from tests.support.vllm_connector.fake_engine import fake_request, metadata, mm_hash, pinned
+from tests.support.vllm_connector.played_engine import IDLE, A, B, C, Engine
 
 
 def test_a_request_without_space_waits_unpinned_and_is_woken_when_it_has_both() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.support.fake_engine import FakePinLink, descriptor, mm_hash
+from tests.support.vllm_connector.fake_engine import FakePinLink, descriptor, mm_hash
 from triptych_common.domain.errors import IllegalTransitionError
 from triptych_vllm_connector.consumer.item_pins import (
     ALLOWED,

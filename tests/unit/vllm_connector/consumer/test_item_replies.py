@@ -2,7 +2,13 @@
 
 import pytest
 
-from tests.support.fake_engine import INSTANCE, FakeMessageSender, fake_request, metadata, mm_hash
+from tests.support.vllm_connector.fake_engine import (
+    INSTANCE,
+    FakeMessageSender,
+    fake_request,
+    metadata,
+    mm_hash,
+)
 from triptych_common.protocol.messages import Decision, ItemAck, Outcome, Preallocation
 from triptych_vllm_connector.consumer.admission import Admission, make_admission
 from triptych_vllm_connector.consumer.item_replies import DeclineReason, ItemReplies

@@ -1,6 +1,6 @@
 """Which requests an instance with a vision tower encodes itself."""
 
-from tests.support.fake_engine import FakeFeature, FakePosition, FakeRequest
+from tests.support.vllm_connector.fake_engine import FakeFeature, FakePosition, FakeRequest
 from triptych_vllm_connector.consumer.local_encode import LocalEncode, encodes_no_request
 
 METADATA = {"image_grid_thw": 1}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.support.fake_engine import INSTANCE, fake_request, mm_hash
+from tests.support.vllm_connector.fake_engine import INSTANCE, fake_request, mm_hash
 from triptych_common.domain.errors import IllegalTransitionError
 from triptych_vllm_connector.consumer.admission import Admission, AdmissionState
 from triptych_vllm_connector.consumer.local_encode import encodes_no_request

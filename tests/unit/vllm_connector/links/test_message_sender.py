@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from tests.support.fake_engine import mm_hash
+from tests.support.vllm_connector.fake_engine import mm_hash
 from triptych_common.protocol.messages import Decision, EncodeNeeded, ItemAck, Outcome, Preallocation
 from triptych_common.protocol.names import StreamNames
 from triptych_vllm_connector.links.message_sender import BusMessageSender

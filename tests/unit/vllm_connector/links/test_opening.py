@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.fake_engine import FakeStoreSession, mm_hash, sealed
+from tests.support.vllm_connector.fake_engine import FakeStoreSession, mm_hash, sealed
 from triptych_vllm_connector.config import ConnectorConfig
 from triptych_vllm_connector.consumer.consumer import Inbox, StoreLost
 from triptych_vllm_connector.links import opening

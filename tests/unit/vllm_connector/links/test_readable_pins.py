@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.fake_engine import mm_hash, pinned, sealed, watching
+from tests.support.vllm_connector.fake_engine import mm_hash, pinned, sealed, watching
 from triptych_common.domain.errors import BusUnavailableError, StoreError
 from triptych_common.protocol.store import Descriptor, StoreReply
 from triptych_vllm_connector.links.readable_pins import ReadablePins

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.fake_engine import FakeStoreSession, mm_hash, watching
+from tests.support.vllm_connector.fake_engine import FakeStoreSession, mm_hash, watching
 from triptych_common.domain.errors import StoreUnavailableError
 from triptych_vllm_connector.links.store_pins import StorePins
 

@@ -3,8 +3,8 @@
 from types import SimpleNamespace
 from typing import Any
 
-from tests.support.fake_engine import fake_request, pinned
-from tests.support.played_engine import IDLE, A, B, Engine
+from tests.support.vllm_connector.fake_engine import fake_request, pinned
+from tests.support.vllm_connector.played_engine import IDLE, A, B, Engine
 from triptych_vllm_connector.scheduler.failed_loads import LoadsInFlight, undo_failed_loads
 
 

@@ -4,7 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.fake_store_worker import FakeStoreSession, FakeTransports, without_store, worker_config
+from tests.support.vllm_connector.fake_store_worker import (
+    FakeStoreSession,
+    FakeTransports,
+    without_store,
+    worker_config,
+)
 from triptych_vllm_connector.config import ConnectorConfig
 
 

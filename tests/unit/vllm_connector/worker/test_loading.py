@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from tests.support.fake_engine import mm_hash
-from tests.support.fake_store_worker import TENSOR, FakeStoreSession, FakeTransports
+from tests.support.vllm_connector.fake_engine import mm_hash
+from tests.support.vllm_connector.fake_store_worker import TENSOR, FakeStoreSession, FakeTransports
 from triptych_common.protocol.store import Descriptor, TensorSpec, Unpin
 from triptych_vllm_connector.config import ConnectorConfig
 from triptych_vllm_connector.step_orders import LoadOrder

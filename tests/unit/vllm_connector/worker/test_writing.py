@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.support.fake_engine import mm_hash
-from tests.support.fake_store_worker import TENSOR, FakeStoreSession, FakeTransports
+from tests.support.vllm_connector.fake_engine import mm_hash
+from tests.support.vllm_connector.fake_store_worker import TENSOR, FakeStoreSession, FakeTransports
 from triptych_common.protocol.store import Cancel, Seal
 from triptych_common.region.cuda.driver import CudaError
 from triptych_vllm_connector.config import ConnectorConfig

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from tests.support.fake_engine import FakeRequest
+from tests.support.vllm_connector.fake_engine import FakeRequest
 
 
 @dataclass(kw_only=True)

@@ -6,10 +6,10 @@ session's end comes last. The models state what must never happen as assertions.
 
 from collections import deque
 
-from tests.support.consumer_checks import ROWS, Running
-from tests.support.consumer_neighbours import SenderModel, StoreModel
-from tests.support.consumer_scheduler import PlayedScheduler, Window
-from tests.support.fake_engine import (
+from tests.support.vllm_connector.consumer_checks import ROWS, Running
+from tests.support.vllm_connector.consumer_neighbours import SenderModel, StoreModel
+from tests.support.vllm_connector.consumer_scheduler import PlayedScheduler, Window
+from tests.support.vllm_connector.fake_engine import (
     INSTANCE,
     fake_request,
     metadata,

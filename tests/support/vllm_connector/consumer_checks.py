@@ -1,8 +1,8 @@
 """What always holds for the consumer in its world."""
 
-from tests.support.consumer_neighbours import SenderModel, StoreModel
-from tests.support.fake_engine import mm_hash
-from tests.support.scheduled import Scheduled
+from tests.support.vllm_connector.consumer_neighbours import SenderModel, StoreModel
+from tests.support.vllm_connector.fake_engine import mm_hash
+from tests.support.vllm_connector.scheduled import Scheduled
 from triptych_common.protocol.messages import EncodeNeeded, EncoderCacheMetadata
 from triptych_common.protocol.store import EntrySealed, Pinned, WriterLost
 from triptych_vllm_connector.consumer.consumer import (

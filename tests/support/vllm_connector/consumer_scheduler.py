@@ -2,7 +2,7 @@
 
 from collections import deque
 
-from tests.support.consumer_checks import ConsumerChecks, Running
+from tests.support.vllm_connector.consumer_checks import ConsumerChecks, Running
 from triptych_vllm_connector.step_orders import LoadOrder
 
 Window = tuple[str, int, int, int]  # (request id, epoch, first token, end)

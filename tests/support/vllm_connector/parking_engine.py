@@ -14,9 +14,16 @@ from typing import Any
 
 import pytest
 
-from tests.support.fake_engine import GATEWAY, INSTANCE, FakeMessageSender, FakePinLink, descriptor, metadata
-from tests.support.parking_worker import BLOCK_SIZE, ParkingWorker
-from tests.support.played_engine import IDLE
+from tests.support.vllm_connector.fake_engine import (
+    GATEWAY,
+    INSTANCE,
+    FakeMessageSender,
+    FakePinLink,
+    descriptor,
+    metadata,
+)
+from tests.support.vllm_connector.parking_worker import BLOCK_SIZE, ParkingWorker
+from tests.support.vllm_connector.played_engine import IDLE
 from triptych_common.protocol.store import Pinned
 from triptych_vllm_connector.consumer.consumer import Consumer, Inbox, PinReply
 from triptych_vllm_connector.consumer.ports import EncoderCache
@@ -40,7 +47,7 @@ with warnings.catch_warnings(action="ignore"):  # importing vLLM warns, of torch
     from triptych_vllm_connector.connector import TriptychECConnector
     from triptych_vllm_connector.scheduler.parking_scheduler import ParkingAsyncScheduler, ParkingScheduler
 
-MODEL = Path(__file__).parents[2] / "models" / "digits-vl"
+MODEL = Path(__file__).parents[3] / "models" / "digits-vl"
 STEP_TOKENS = 16
 TEXT = 5  # a token of a prompt
 SCHEDULERS: tuple[tuple[type[Any], int], ...] = ((ParkingScheduler, 1), (ParkingAsyncScheduler, 2))

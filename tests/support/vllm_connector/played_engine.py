@@ -2,7 +2,13 @@
 
 from typing import Any
 
-from tests.support.fake_engine import INSTANCE, FakeMessageSender, FakePinLink, FakeRequest, mm_hash
+from tests.support.vllm_connector.fake_engine import (
+    INSTANCE,
+    FakeMessageSender,
+    FakePinLink,
+    FakeRequest,
+    mm_hash,
+)
 from triptych_vllm_connector.consumer.consumer import Consumer, Inbox, PinReply
 from triptych_vllm_connector.consumer.preallocator import make_preallocator
 

@@ -6,7 +6,7 @@ is the last.
 
 from collections import deque
 
-from tests.support.fake_engine import pinned, sealed, watching, writer_lost
+from tests.support.vllm_connector.fake_engine import pinned, sealed, watching, writer_lost
 from triptych_common.domain.errors import StoreUnavailableError
 from triptych_common.protocol.messages import EncodeNeeded, ItemAck, Message
 from triptych_common.protocol.store import StoreFailure

@@ -1,0 +1,13 @@
+"""The connector's consumer, schedulers and workers in a test's hands.
+
+fake_engine          vLLM's requests, the store and the bus around the consumer
+played_engine        all of the consumer's surroundings, played by the test
+scheduled            what the played scheduler knows of one request
+consumer_world       a model of the surroundings: the world of a state machine
+consumer_scheduler   its scheduler
+consumer_neighbours  its store and bus
+consumer_checks      what must hold in it after each step
+parking_engine       EngineCore's loop over vLLM's schedulers with parking in front
+parking_worker       the worker of that engine
+fake_store_worker    a store session for a worker of vLLM's
+"""
