@@ -12,18 +12,18 @@ from triptych_cache_store.core.metrics import render
 from triptych_cache_store.core.recovery import recover, trust
 from triptych_cache_store.core.state import StoreIdentity, StoreState
 from triptych_cache_store.core.store_core import StoreCore
-from triptych_cache_store.device import make_slab, open_slab
 from triptych_cache_store.entries.block_pool import BestFitPool
 from triptych_cache_store.entries.entry_table import EntryTable
 from triptych_cache_store.entries.eviction import RecencyAndCostPolicy
 from triptych_cache_store.entries.leases import SessionId
 from triptych_cache_store.entries.limits import Limits
 from triptych_cache_store.entries.space import Space
+from triptych_cache_store.metrics_http import ScrapeServer
 from triptych_cache_store.persistence.journal import RegionJournal
 from triptych_cache_store.persistence.region_file import RegionFile
-from triptych_cache_store.scrape import ScrapeServer
 from triptych_cache_store.server import Connections, StoreServer
 from triptych_cache_store.settings import StoreSettings
+from triptych_cache_store.slab import make_slab, open_slab
 from triptych_common.domain.errors import StoreUnavailableError, TriptychError
 from triptych_common.protocol.store import Ping, SlabInfo
 from triptych_common.region.layout import RegionLayout

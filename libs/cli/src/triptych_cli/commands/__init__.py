@@ -2,8 +2,8 @@
 
 the system      lifecycle (`up`, `down`, `status`, `logs`, and the daemon's main), restart,
                 demo (with demo_folders: its private folders; half_blocks: an image on the terminal)
-its inside      store, streams, trace; running: their clients of the running system;
-                pairs: the table of transports that `status` shows
+inspection      store, streams, trace; clients: their clients of the running system;
+                transport_table: the table of transports that `status` shows
 the machine     doctor
 the checkout    check, tests, bench (`bench` and `soak`)
 """

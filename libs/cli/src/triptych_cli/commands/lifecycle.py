@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rich.markup import escape
 
-from triptych_cli.commands.pairs import pairs_table
+from triptych_cli.commands.transport_table import pairs_table
 from triptych_cli.console import StartProgress, err, fail, out, plain_table, show_tail
 from triptych_cli.options import SystemOptions
 from triptych_cli.settings import CliSettings

@@ -4,7 +4,7 @@ from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from rich.table import Table
 
-from triptych_cli.commands.running import expect, run, store_session
+from triptych_cli.commands.clients import expect, run, store_session
 from triptych_cli.console import fail, out, plain_table
 from triptych_common.protocol.store import (
     Done,

@@ -5,7 +5,7 @@ import time
 
 from rich.markup import escape
 
-from triptych_cli.commands.running import message_bus, run
+from triptych_cli.commands.clients import message_bus, run
 from triptych_cli.console import out, plain_table
 from triptych_common.bus.inspection import RawEntry, find_streams, list_lags
 from triptych_common.bus.inspection import peek as peek_entries

@@ -1,7 +1,7 @@
 """Connections to Redis, and commands on them: the one place that knows redis-py's errors.
 
 address        where Redis is: URL, TLS, Sentinel; makes clients (`blocking`: those of vLLM's workers)
-connections    to the primary: dropped when their server no longer takes writes (failover)
+primary_connections  to the primary: dropped when their server no longer takes writes (failover)
 commands       runs one command within a time limit, with retries
 failures       what redis-py's errors mean
 server_watch   detects that Redis was restarted, failed over or emptied

@@ -22,7 +22,7 @@ from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import Sentinel
 from redis.backoff import NoBackoff
 
-from triptych_common.redis_client.connections import LINKS, SentinelPool, TlsLink, UnixLink
+from triptych_common.redis_client.primary_connections import LINKS, SentinelPool, TlsLink, UnixLink
 from triptych_common.redis_client.server_watch import ServerWatch
 
 CONNECT_TIMEOUT_S = 2.0

@@ -6,7 +6,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from rich.markup import escape
 from rich.table import Table
 
-from triptych_cli.commands.running import message_bus, store_session
+from triptych_cli.commands.clients import message_bus, store_session
 from triptych_cli.console import plain_table
 from triptych_common.coordination import Registry
 from triptych_common.domain.transports import Pair, StoreSlab, choose_pairs
