@@ -152,10 +152,10 @@ class EncoderService:
                     socket, instance, settings.transport, has_region=is_mappable, probe_slab=probe_slab
                 )
             )
-            store_client = await StoreClient.connect(socket, instance, digest)
-            stack.push_async_callback(store_client.close)
             bus = await AsyncBus.connect(settings.redis_url, settings.deployment, client_name=instance)
             stack.push_async_callback(bus.close)
+            store_client = await StoreClient.connect(socket, instance, digest)
+            stack.push_async_callback(store_client.close)
             http = await stack.enter_async_context(new_media_client())
             yield cls(settings, digest, engine, slab, store_client, bus, http)
 

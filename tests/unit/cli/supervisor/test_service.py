@@ -1,5 +1,7 @@
 """A service's delays between restarts, and every step that its states do not allow."""
 
+import asyncio
+import os
 from itertools import product
 from pathlib import Path
 
@@ -62,3 +64,80 @@ def test_every_other_step_is_taken_and_reported(state: ServiceState, to: Service
     service._move_to(to)
     assert service.status.state is to
     assert changes == [to]
+
+
+class SlowChild:
+    """In place of a process: its start and its end take until the test lets them go on."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid, self.may_end, self.has_ended = pid, asyncio.Event(), asyncio.Event()
+
+    async def ends_within(self, _limit_s: float) -> bool:
+        await asyncio.sleep(0)
+        return self.has_ended.is_set()
+
+    async def wait(self) -> int:
+        await self.has_ended.wait()
+        return 1
+
+    def record_shared_memory(self) -> None: ...
+
+    async def stop_session(self, _limit_s: float) -> int:
+        await self.may_end.wait()
+        self.has_ended.set()
+        return 0
+
+    def kill_session(self) -> None:
+        self.may_end.set()
+
+
+async def test_a_kill_during_a_start_ends_in_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    starts, may_start = asyncio.Event(), asyncio.Event()
+    child = SlowChild(os.getpid())
+    child.may_end.set()
+
+    async def start(*_: object, **__: object) -> SlowChild:
+        starts.set()
+        await may_start.wait()
+        return child
+
+    monkeypatch.setattr("triptych_cli.supervisor.service.ChildProcess.start", start)
+    service = make_service([])
+    async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
+        tasks.create_task(service.keep_running([]))
+        await starts.wait()
+        service.kill_now()
+        may_start.set()
+        await child.has_ended.wait()
+        await service.stop()
+    assert service.status.state is ServiceState.STOPPED
+
+
+async def test_a_kill_while_a_crash_is_cleaned_up_ends_in_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    child = SlowChild(os.getpid())
+    cleans_up = asyncio.Event()
+
+    async def start(*_: object, **__: object) -> SlowChild:
+        return child
+
+    async def stop_session(_limit_s: float) -> int:
+        cleans_up.set()
+        await child.may_end.wait()
+        return 0
+
+    async def is_met(_probe: object) -> bool:
+        return True
+
+    monkeypatch.setattr("triptych_cli.supervisor.service.ChildProcess.start", start)
+    monkeypatch.setattr(child, "stop_session", stop_session)
+    monkeypatch.setattr("triptych_cli.supervisor.readiness.HttpProbe.is_met", is_met)
+    service = make_service([])
+    async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
+        tasks.create_task(service.keep_running([]))
+        await service.ready.wait()
+        child.has_ended.set()  # it crashed
+        await cleans_up.wait()
+        service.kill_now()
+        await asyncio.sleep(0)  # `_run_once` ends
+        await service.stop()
+    assert service.status.state is ServiceState.STOPPED

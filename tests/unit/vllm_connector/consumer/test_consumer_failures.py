@@ -181,3 +181,38 @@ def test_a_request_that_makes_no_sense_fails_alone(
     assert engine.consumer.take_failed() == {"r1"}
     engine.consumer.on_finished(request, 0)
     assert set(engine.consumer.counts().values()) == {0}
+
+
+def test_what_follows_an_item_of_other_rows_is_not_granted(engine: Engine) -> None:
+    """Its space ends with the request, and the store's answers for it concern no request any more."""
+    first, second = fake_request("r1", [(A, 4)]), fake_request("r2", [(A, 6), (C, 4)])
+    engine.consumer.admit_request(first, 0)
+    engine.replies(A, Pinned(seq=1, pin_id=1, descriptor=descriptor(A, 4)))
+    assert not engine.consumer.admit_request(second, 0)
+    assert engine.consumer.take_failed() == {"r2"}
+    engine.finish(second, 0)
+    engine.replies(C, watching(C, writing=False))
+    engine.receives(writer_lost(C))
+    engine.finish(first, 0)
+    assert engine.consumer.counts() == IDLE
+
+
+def test_the_rest_of_a_request_that_other_rows_fail_is_not_granted_later() -> None:
+    """It waited in the queue; the space that comes free goes to the next request."""
+    engine = Engine(budget=10)
+    first, second, third = (
+        fake_request("r1", [(A, 4)]),
+        fake_request("r2", [(A, 6), (B, 4), (C, 3)]),
+        fake_request("r3", [(B, 4), (C, 3)]),
+    )
+    engine.consumer.admit_request(first, 0)
+    engine.replies(A, Pinned(seq=1, pin_id=1, descriptor=descriptor(A, 4)))
+    engine.consumer.admit_request(second, 0)
+    engine.consumer.admit_request(third, 0)
+    engine.finish(first, 0)
+    engine.finish(second, 0)
+    engine.replies(B, pinned(B, 2))
+    engine.replies(C, pinned(C, 3))
+    assert engine.consumer.admit_request(third, 0)
+    engine.finish(third, 0)
+    assert engine.consumer.counts() == IDLE

@@ -22,7 +22,7 @@ async def pairs_table() -> Table:
         TriptychError: Redis or the store cannot be reached.
     """
     async with message_bus() as bus, store_session() as session:
-        slab = StoreSlab.told_by(session.welcome)
+        slab = StoreSlab.of_welcome(session.welcome)
         pairs = choose_pairs(await Registry(bus).list_instances(), slab)
         reply = await session.request(MetricsQuery(seq=0))
     counted = num_handed_over(reply.text) if isinstance(reply, StoreMetrics) else {}

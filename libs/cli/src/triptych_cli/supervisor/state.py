@@ -8,6 +8,7 @@ WAITING --dependencies ready--> STARTING --condition met--> READY
 READY --restart--> STOPPING --gone--> STARTING
 STARTING, READY --stop--> STOPPING --gone--> STOPPED
 WAITING, BACKOFF --stop--> STOPPED <--first start failed-- WAITING, STARTING
+WAITING, BACKOFF --kill_now during a start--> STOPPING        READY --kill_now after a crash--> STOPPED
 """
 
 import os
@@ -32,13 +33,15 @@ class ServiceState(StrEnum):
 
 
 ALLOWED: Mapping[ServiceState, frozenset[ServiceState]] = {
-    ServiceState.WAITING: frozenset({ServiceState.STARTING, ServiceState.STOPPED}),
+    ServiceState.WAITING: frozenset({ServiceState.STARTING, ServiceState.STOPPING, ServiceState.STOPPED}),
     ServiceState.STARTING: frozenset(
         {ServiceState.READY, ServiceState.BACKOFF, ServiceState.STOPPING, ServiceState.STOPPED}
     ),
-    ServiceState.READY: frozenset({ServiceState.BACKOFF, ServiceState.STOPPING}),
+    ServiceState.READY: frozenset({ServiceState.BACKOFF, ServiceState.STOPPING, ServiceState.STOPPED}),
     # To itself: the program could not be executed, again.
-    ServiceState.BACKOFF: frozenset({ServiceState.STARTING, ServiceState.BACKOFF, ServiceState.STOPPED}),
+    ServiceState.BACKOFF: frozenset(
+        {ServiceState.STARTING, ServiceState.BACKOFF, ServiceState.STOPPING, ServiceState.STOPPED}
+    ),
     # To itself: a stop during a restart.
     ServiceState.STOPPING: frozenset(
         {ServiceState.STARTING, ServiceState.BACKOFF, ServiceState.STOPPING, ServiceState.STOPPED}

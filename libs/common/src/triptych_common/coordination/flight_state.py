@@ -7,7 +7,7 @@
 Besides: a claim or a job that was lost is claimed again; a start of a job whose flight Redis lost begins at
 CLAIMED; a Redis that is out of memory or comes back empty notes no start, so the end can come from CLAIMED
 and QUEUED; a job that failed for one encoder can be finished by another. `become` in `lua/flight.lua` alone
-assigns the state; a step that is not in the table is an error of the script, which changes nothing.
+assigns the state; a step that is not in the table is an error of the script, and the state stays.
 """
 
 from enum import StrEnum
@@ -40,7 +40,6 @@ def _lua_set(states: frozenset[FlightState]) -> str:
 
 _ROWS = [f"{state} = {_lua_set(follows)}" for state, follows in ALLOWED.items()]
 _FIRST = _lua_set(frozenset({next(iter(ALLOWED))}))  # what begins a flight, as for `check_transition`
-PRELUDE = (
-    f"local ALLOWED = {{[''] = {_FIRST}, {', '.join(_ROWS)}}}\n"
-    + files(__package__).joinpath("lua", "flight.lua").read_text()
-)
+PRELUDE = f"local ALLOWED = {{[''] = {_FIRST}, {', '.join(_ROWS)}}}\n" + files(__package__).joinpath(
+    "lua", "flight.lua"
+).read_text("utf-8")

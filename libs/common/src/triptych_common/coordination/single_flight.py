@@ -231,9 +231,9 @@ class SingleFlight:
 
     async def _call(self, script: LuaScript, keys: list[str], arguments: list[Value]) -> Any:
         registered = self._registered[script]
-        reply = await run_command("inflight", lambda: registered(keys=keys, args=arguments))
+        reply = await run_command(script.name, lambda: registered(keys=keys, args=arguments))
         if reply is None:
-            raise BusUnavailableError("inflight: Redis answered nothing")
+            raise BusUnavailableError(f"{script.name}: Redis answered nothing")
         return reply
 
 

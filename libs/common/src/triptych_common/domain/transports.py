@@ -22,7 +22,7 @@ class StoreSlab:
     generation: int
 
     @classmethod
-    def told_by(cls, welcome: Welcome) -> "StoreSlab | None":
+    def of_welcome(cls, welcome: Welcome) -> "StoreSlab | None":
         """None: the store has no device memory."""
         return None if welcome.slab is None else cls(welcome.slab.memory, welcome.generation)
 

@@ -102,7 +102,9 @@ class EncoderCacheMetadata(Message):
     width: PositiveInt  # columns; exceeds the hidden size with DeepStack
     dtype: Literal["float32", "bfloat16", "float16"]
     num_bytes: PositiveInt
-    placeholder_metadata: dict[str, Any]  # what PD's processor needs, e.g. {"image_grid_thw": [1, 8, 8]}
+    placeholder_metadata: dict[
+        str, Any
+    ]  # what prefill_decode's processor needs, e.g. {"image_grid_thw": [1, 8, 8]}
     encoder: Name
     store: Name
     sealed: bool  # True: the entry was in the store already, nothing will be encoded

@@ -33,7 +33,7 @@ class LuaScript:
 
 def load_script(package: str, name: str, *, prelude: str = "") -> LuaScript:
     """The script `name` of `package`; `prelude`: Lua between the names and the script."""
-    body = files(package).joinpath("lua", f"{name}.lua").read_text()
+    body = files(package).joinpath("lua", f"{name}.lua").read_text("utf-8")
     names = {table: found.split() for table, found in _HEADER.findall(body)}
     locals_ = [_local(table, index, each) for table, of in names.items() for index, each in enumerate(of, 1)]
     named = tuple(each for each in names.get("ARGV", ()) if not each.startswith("*"))

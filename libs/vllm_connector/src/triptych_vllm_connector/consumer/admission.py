@@ -1,8 +1,8 @@
 """Admission: what prefill_decode's engine knows of one request that needs remote items. Pure.
 
     NEW --ask--> QUEUED --grant--> GRANTED --last granted place done--> NEW, or QUEUED for the rest
-                   |                  |
-                   `------ fail ------+--> FAILED
+     |             |                  |
+     `-------------+------ fail ------+--> FAILED
     preempted, or the cached prefix shrank: back to NEW, with nothing held
 
 NEW: nothing is asked for: at first, after a preemption, and behind the last item. QUEUED: space was asked

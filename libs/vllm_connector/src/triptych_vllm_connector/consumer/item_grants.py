@@ -34,7 +34,7 @@ class ItemGrants:
 
     # ---- space -----------------------------------------------------------------------------------
     def ask_space(self, admission: Admission, needs: list[Need]) -> bool:
-        """Have space asked for, for exactly `needs`. False: one of them can never have it.
+        """Have space asked for, for exactly `needs`. False: the request failed, one of them can never be had.
 
         The cached prefix may have shrunk since the last time: then the request asks again as a whole, and
         holds nothing meanwhile. Or it has grown: then what it covers is given back.
@@ -61,7 +61,7 @@ class ItemGrants:
         else:
             self._preallocator.cancel_pending(admission.engine_request_id)
         self._grant_pending()
-        return True
+        return not admission.has_failed
 
     def is_request_ready(self, admission: Admission, needs: list[Need]) -> bool:
         """Is every item here? Of a request larger than the budget: every item that it was granted so far?"""
@@ -167,6 +167,8 @@ class ItemGrants:
 
     def _grant_needs(self, admission: Admission, needs: Iterable[Need]) -> None:
         for need in needs:
+            if need.item_index not in admission.asked:
+                continue  # the request failed at a place before this one; its end frees the space
             self._requests.grant_place(admission, need.item_index)
             if admission.is_local:
                 continue

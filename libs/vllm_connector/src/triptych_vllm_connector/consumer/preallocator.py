@@ -1,7 +1,8 @@
 """Preallocator, the policy: which requests get space in the encoder cache, before their tensors exist. Pure.
 
-    None --preallocate--> HELD --finalize_allocation--> ALLOCATED --deallocate--> FREE
-                            `------ deallocate, depreallocate -----------------------^
+    None --preallocate--> HELD --finalize_allocation--> ALLOCATED --> FREE
+                            `------------------------------------------^
+    (to FREE by `deallocate`, or by `depreallocate` with its last request)
 
 The two-step bookkeeping of each item's space has the field's names: it is `preallocate`d for a request as a
 whole, becomes an allocation when vLLM schedules the item (`finalize_allocation`), and ends with `deallocate`
@@ -138,7 +139,7 @@ class Preallocator:
         space = self._spaces.get(mm_hash)
         if (
             space is not None and space.state is SpaceState.HELD
-        ):  # it is scheduled again once the cache was emptied
+        ):  # else scheduled again: the cache was emptied
             move_space(space, SpaceState.ALLOCATED)
 
     def depreallocate(self, engine_request_id: str) -> None:

@@ -1,4 +1,4 @@
-"""Interface of the journal of entries; `persistence.journal` implements it in the region's headers."""
+"""The journal of entries that keeps nothing; `persistence.journal` keeps one in the region's headers."""
 
 from triptych_cache_store.entries.entry_table import Entry
 

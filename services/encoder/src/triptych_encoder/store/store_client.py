@@ -68,7 +68,7 @@ class StoreClient:
 
     @property
     def slab(self) -> StoreSlab | None:
-        return StoreSlab.told_by(self._session.welcome)
+        return StoreSlab.of_welcome(self._session.welcome)
 
     async def reserve_blocks(
         self,

@@ -1,4 +1,4 @@
-"""One item's reservation in the store, retried while the store is full, and our pin of it after the seal."""
+"""One item's reservation in the store, and our pin of it after the seal. `JobRunner` retries a full store."""
 
 import asyncio
 import time

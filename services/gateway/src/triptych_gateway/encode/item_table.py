@@ -60,9 +60,7 @@ class Item:
     state: ItemState = ItemState.UNKNOWN
     sizes: ItemSizes | None = None
     job_id: JobId | None = None  # the job in flight, if any
-    is_claimed: bool = (
-        False  # Redis knows that this gateway waits for it, and `job_id` is what Redis answered
-    )
+    is_claimed: bool = False  # Redis has this gateway's claim, and answered `job_id`
     retry_of: FailureKind | None = None  # the failure because of which it was ordered
     num_attempts: int = 0  # jobs since the last success, over all gateways as far as they are known
     failure: ItemFailure | None = None
