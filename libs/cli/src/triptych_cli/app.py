@@ -134,9 +134,7 @@ def logs(
 
 
 @app.command()
-def trace(
-    request_id: Annotated[str, typer.Argument(help="The X-Request-Id of an answer.")],
-) -> None:
+def trace(request_id: Annotated[str, typer.Argument(help="The X-Request-Id of an answer.")]) -> None:
     """Draw the stages of one request as a waterfall."""
     from triptych_cli.commands import trace as command
 
@@ -147,8 +145,7 @@ def trace(
 def run_tests(
     context: typer.Context,
     layer: Annotated[
-        str | None,
-        typer.Argument(help="unit, property, contract, integration, engine, chaos, gpu or all"),
+        str | None, typer.Argument(help="unit, property, contract, integration, engine, chaos, gpu or all")
     ] = None,
 ) -> None:
     """Run the tests; further arguments go to pytest."""
@@ -159,8 +156,7 @@ def run_tests(
 
 @app.command(context_settings=PASS_THROUGH)
 def bench(
-    context: typer.Context,
-    name: Annotated[str | None, typer.Argument(help="Without: what there is.")] = None,
+    context: typer.Context, name: Annotated[str | None, typer.Argument(help="Without: what there is.")] = None
 ) -> None:
     """Run one of benchmarks/; further arguments go to it."""
     from triptych_cli.commands import bench as command
@@ -210,9 +206,7 @@ def store_stats() -> None:
 
 
 @store_app.command("verify")
-def store_verify(
-    evict: Annotated[bool, typer.Option("--evict", help="Damaged entries go.")] = False,
-) -> None:
+def store_verify(evict: Annotated[bool, typer.Option("--evict", help="Damaged entries go.")] = False) -> None:
     """Check header and checksum of every sealed entry."""
     from triptych_cli.commands import store
 
@@ -220,9 +214,7 @@ def store_verify(
 
 
 @store_app.command("ls")
-def store_ls(
-    limit: Annotated[int, typer.Option(min=1, help="How many entries at most.")] = 100,
-) -> None:
+def store_ls(limit: Annotated[int, typer.Option(min=1, help="How many entries at most.")] = 100) -> None:
     """The entries: content hash, state, shape, pins, age."""
     from triptych_cli.commands import store
 

@@ -35,8 +35,7 @@ class StoreSettings(ServiceSettings):
     )
     low_watermark: float = Field(default=0.95, ge=0, le=1, description="... until no more than this is")
     tenant_quota_bytes: PositiveInt | None = Field(
-        default=None,
-        description="bytes that a tenant may hold [default: all]",
+        default=None, description="bytes that a tenant may hold [default: all]"
     )
     tenant_quotas: dict[str, PositiveInt] = Field(
         default_factory=dict, description='bytes that the named tenants may hold, e.g. {"acme": 1073741824}'

@@ -34,8 +34,7 @@ class EncoderSettings(MediaSettings):
         default=20.0, description="to decode and preprocess one item; then its job fails"
     )
     preprocess_pixels: PositiveInt = Field(
-        default=MAX_IMAGE_PIXELS,
-        description="pixels of all images that are decoded and preprocessed at once",
+        default=MAX_IMAGE_PIXELS, description="pixels of all images that are decoded and preprocessed at once"
     )
     debug_encode_delay_ms: NonNegativeInt = Field(
         default=0, description="test option: sleep before each encode"

@@ -20,11 +20,7 @@ from triptych_cli.settings import CHECKOUT, caller_environment
 from triptych_cli.supervisor.launch import Launch, prepare
 from triptych_cli.supervisor.service import StartFailedError
 from triptych_cli.supervisor.state import SystemStatus, try_write_status
-from triptych_cli.supervisor.supervisor import (
-    Supervisor,
-    ended_by_signals,
-    run_directory,
-)
+from triptych_cli.supervisor.supervisor import Supervisor, ended_by_signals, run_directory
 from triptych_cli.system.layout import RunLayout
 from triptych_cli.system.machine import LaunchError
 from triptych_common.bus import AsyncBus

@@ -20,13 +20,7 @@ from triptych_cli.options import DEFAULT_MODEL_TEXT, DEFAULT_PORT
 from triptych_cli.settings import CHECKOUT, CliSettings
 from triptych_cli.supervisor.supervisor import is_supervised
 from triptych_cli.system.layout import lasting_layout
-from triptych_cli.system.machine import (
-    LaunchError,
-    local_model,
-    redis_server,
-    require_free,
-    visible_gpus,
-)
+from triptych_cli.system.machine import LaunchError, local_model, redis_server, require_free, visible_gpus
 from triptych_common.region.cuda.loading import has_bindings
 
 GIB = 1 << 30

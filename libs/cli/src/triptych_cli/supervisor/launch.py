@@ -36,12 +36,7 @@ class Launch:
             redis_server=redis_server() if self.options.redis_url is None else "",
         )
         return Supervisor(
-            topology,
-            self.layout,
-            self.options,
-            env=self.env,
-            cwd=self.layout.state_dir,
-            on_change=on_change,
+            topology, self.layout, self.options, env=self.env, cwd=self.layout.state_dir, on_change=on_change
         )
 
 

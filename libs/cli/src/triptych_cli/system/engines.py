@@ -7,9 +7,7 @@ from dataclasses import dataclass, replace
 from triptych_cli.system.layout import RunLayout
 from triptych_cli.system.resolved_options import ResolvedOptions
 
-ENGINE_ENV: Mapping[str, str] = {
-    "VLLM_NO_USAGE_STATS": "1",
-}
+ENGINE_ENV: Mapping[str, str] = {"VLLM_NO_USAGE_STATS": "1"}
 CPU_ENGINE_ENV: Mapping[str, str] = {
     "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",

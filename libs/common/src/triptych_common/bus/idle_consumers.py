@@ -21,7 +21,6 @@ async def drop_idle_consumers(
     """
     arguments = DROP_IDLE.arguments(group=group, idle_ms=idle_ms)
     reply: int = await run_command(
-        "drop_idle_consumers",
-        lambda: send_command(bus.client, "EVAL", DROP_IDLE.text, 1, stream, *arguments),
+        "drop_idle_consumers", lambda: send_command(bus.client, "EVAL", DROP_IDLE.text, 1, stream, *arguments)
     )
     return reply

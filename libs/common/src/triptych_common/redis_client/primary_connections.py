@@ -10,12 +10,7 @@ uvloop refuses to write to such a connection with an error that is none of the c
 
 from typing import Any, cast
 
-from redis.asyncio.connection import (
-    AbstractConnection,
-    Connection,
-    SSLConnection,
-    UnixDomainSocketConnection,
-)
+from redis.asyncio.connection import AbstractConnection, Connection, SSLConnection, UnixDomainSocketConnection
 from redis.asyncio.sentinel import (
     Sentinel,
     SentinelConnectionPool,

@@ -78,11 +78,4 @@ class SharedMemoryReader:
         self._mapping.close()
 
 
-__all__ = [
-    "OnRelease",
-    "Place",
-    "SharedMemoryReader",
-    "SharedMemoryWriter",
-    "TensorReader",
-    "TensorWriter",
-]
+__all__ = ["OnRelease", "Place", "SharedMemoryReader", "SharedMemoryWriter", "TensorReader", "TensorWriter"]

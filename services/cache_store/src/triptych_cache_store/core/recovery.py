@@ -55,11 +55,7 @@ def recover(
 
 class _Recovery:
     def __init__(
-        self,
-        state: StoreState,
-        is_alive: Callable[[int], bool],
-        namespace: str | None,
-        is_intact: IsIntact,
+        self, state: StoreState, is_alive: Callable[[int], bool], namespace: str | None, is_intact: IsIntact
     ) -> None:
         self._state = state
         self._is_alive = is_alive

@@ -16,11 +16,7 @@ class Sessions:
     """
 
     def __init__(
-        self,
-        state: StoreState,
-        *,
-        is_connected: Callable[[SessionId], bool],
-        is_alive: Callable[[int], bool],
+        self, state: StoreState, *, is_connected: Callable[[SessionId], bool], is_alive: Callable[[int], bool]
     ) -> None:
         self._state = state
         self._is_connected = is_connected

@@ -19,11 +19,7 @@ class StoreCore:
     """The ways into the store's state: a command, the end of a connection, the check for dead clients."""
 
     def __init__(
-        self,
-        state: StoreState,
-        *,
-        is_connected: Callable[[SessionId], bool],
-        is_alive: Callable[[int], bool],
+        self, state: StoreState, *, is_connected: Callable[[SessionId], bool], is_alive: Callable[[int], bool]
     ) -> None:
         self.state = state
         self._commands = Commands(state)

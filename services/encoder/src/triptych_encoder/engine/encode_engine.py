@@ -26,12 +26,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 
 from triptych_common.protocol.messages import EncodeJob, Modality
 from triptych_common.telemetry.logs import get_logger
-from triptych_encoder.encoding import (
-    EncodeRefusedError,
-    EngineFailedError,
-    PreparedItem,
-    PreprocessLimits,
-)
+from triptych_encoder.encoding import EncodeRefusedError, EngineFailedError, PreparedItem, PreprocessLimits
 from triptych_encoder.preprocessing.preprocessor import Preprocessor, Rendered
 from triptych_vllm_connector.host.budget import encoder_cache_embeds
 from triptych_vllm_connector.host.engine_options import check_engine_options

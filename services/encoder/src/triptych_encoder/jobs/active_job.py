@@ -142,11 +142,7 @@ class ActiveJob:
     async def report_failed(self, kind: FailureKind, detail: str, encoder: str) -> None:
         """The job produces nothing: report it to all requesters, unless another encoder works on it."""
         failure = EncodeFailed(
-            job_id=self.job.job_id,
-            mm_hash=self.job.mm_hash,
-            encoder=encoder,
-            kind=kind,
-            detail=detail[:2000],
+            job_id=self.job.job_id, mm_hash=self.job.mm_hash, encoder=encoder, kind=kind, detail=detail[:2000]
         )
         known = (self._informed | self._waiting).values()
         await publish_failure(self._single_flight, self._reporter, failure, self.envelope, known)

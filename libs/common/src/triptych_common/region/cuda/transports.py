@@ -110,11 +110,7 @@ class PinnedReader:
     """One copy from the region to the device, beside the engine's kernels; the pin ends with the copy."""
 
     def __init__(
-        self,
-        driver: CudaDriver,
-        device: TensorDevice,
-        region: RegisteredRegion,
-        releaser: EventReleaser,
+        self, driver: CudaDriver, device: TensorDevice, region: RegisteredRegion, releaser: EventReleaser
     ) -> None:
         self._driver = driver
         self._device = device
