@@ -55,14 +55,14 @@ class Checks(Choices):
         assert consumer.budget is None or used <= consumer.budget, "more space than there is"
         admissions = consumer.consumer._requests._admissions
         halves = [
-            rid
-            for rid, admission in admissions.items()
-            if admission.granted and consumer.preallocator.is_pending(rid)
+            engine_request_id
+            for engine_request_id, admission in admissions.items()
+            if admission.granted and consumer.preallocator.is_pending(engine_request_id)
         ]
         assert len(halves) <= 1, "two requests hold a part, and wait for the rest"
         for each in self.hashes:
-            for rid in items.requests_of(each):
-                assert rid in consumer.live, "held by no live request"
+            for engine_request_id in items.requests_of(each):
+                assert engine_request_id in consumer.live, "held by no live request"
 
     def _check_pins(self) -> None:
         """Every pin has one owner: a frame under way, a command to end it, or the process that has it."""

@@ -179,14 +179,14 @@ class Choices:
         for consumer in self.consumers.values():
             if consumer.is_up:
                 add("crash_consumer", {consumer.name, *self.gateways}, consumer.name)
-                for rid in consumer.running:
-                    add("preempt", {consumer.name}, consumer.name, rid)
+                for engine_request_id in consumer.running:
+                    add("preempt", {consumer.name}, consumer.name, engine_request_id)
                 if (consumer.waiting or consumer.running) and not consumer.preempts_late:
                     add("preempt_late", {consumer.name}, consumer.name)
                 if consumer.live and not consumer.loses_load:
                     add("lose_load", {consumer.name}, consumer.name)
-                for rid in [*consumer.waiting, *consumer.parked]:
-                    add("prefix", {consumer.name}, consumer.name, rid)
+                for engine_request_id in [*consumer.waiting, *consumer.parked]:
+                    add("prefix", {consumer.name}, consumer.name, engine_request_id)
         for name, gateway in self.gateways.items():
             if gateway.is_up:
                 add("crash_gateway", {name, REDIS, *self.consumers}, name)

@@ -199,7 +199,10 @@ def _consumer(actor: ConsumerActor) -> Any:
         tuple(actor.freed),
         digest(actor.views),
         [
-            (e.rid, e.computed, e.epoch, e.prefix, e.has_begun, e.is_done, e.is_wrong, sorted(e.inputs))
+            (
+                *(e.engine_request_id, e.computed, e.epoch, e.prefix),
+                *(e.has_begun, e.is_done, e.is_wrong, sorted(e.inputs)),
+            )
             for e in actor.live.values()
         ],
         [_session(session) for session in actor.sessions],

@@ -18,7 +18,7 @@ class Scheduled:
     inputs: set[int] = field(default_factory=set)  # places whose item it refers to in the encoder cache
 
     @property
-    def rid(self) -> str:
+    def engine_request_id(self) -> str:
         return self.request.request_id
 
     def end_of(self, place: int) -> int:

@@ -102,7 +102,7 @@ class DecodeEngine:
     def _take_input(self) -> None:
         """Wait as long as there is nothing to do; with tokens to make, as long as one takes."""
         timeout_s: float | None = None
-        if any(self._live[rid].is_prefilled for rid in self._running):
+        if any(self._live[engine_request_id].is_prefilled for engine_request_id in self._running):
             timeout_s = self._token_s
         elif self._running:
             timeout_s = STALLED_STEP_S
@@ -124,8 +124,8 @@ class DecodeEngine:
         touched = self._schedule()
         lost = self._load()
         self._compute(touched, lost)
-        for rid in self._consumer.take_failed():
-            self._finish(rid, "an item cannot come")
+        for engine_request_id in self._consumer.take_failed():
+            self._finish(engine_request_id, "an item cannot come")
         self._say_tokens()
 
     def _add(self, prompt: Prompt) -> None:
@@ -145,42 +145,42 @@ class DecodeEngine:
         woken = self._consumer.drain_inbox()
         if self._consumer.is_store_lost:
             raise StoreUnavailableError("the lease on the cache store is lost: its tensors cannot be trusted")
-        for rid in self._consumer.take_overdue():
-            if rid in self._live and not self._live[rid].is_prefilled:
-                self._consumer.fail_overdue(self._live[rid].request)
-        ready = [rid for rid in woken if rid in self._parked]
-        for rid in ready:
-            self._parked.discard(rid)
-            self._consumer.on_unparked(rid, self._num_steps)
+        for engine_request_id in self._consumer.take_overdue():
+            if engine_request_id in self._live and not self._live[engine_request_id].is_prefilled:
+                self._consumer.fail_overdue(self._live[engine_request_id].request)
+        ready = [engine_request_id for engine_request_id in woken if engine_request_id in self._parked]
+        for engine_request_id in ready:
+            self._parked.discard(engine_request_id)
+            self._consumer.on_unparked(engine_request_id, self._num_steps)
         self._waiting[:0] = ready
 
     def _schedule(self) -> list[tuple[str, int]]:
         """Places whose tensors this step reads."""
         touched: list[tuple[str, int]] = []
-        for rid in self._running:
-            each = self._live[rid]
+        for engine_request_id in self._running:
+            each = self._live[engine_request_id]
             if not each.is_prefilled and self._consumer.admit_request(
                 each.request, each.request.num_computed_tokens
             ):
                 touched += self._plan(each)
-        for rid in list(self._waiting):
-            each = self._live[rid]
+        for engine_request_id in list(self._waiting):
+            each = self._live[engine_request_id]
             if each.prompt.items:
                 covered = self._recall(each)
                 if not self._consumer.admit_request(each.request, covered):
-                    self._defer(rid)
+                    self._defer(engine_request_id)
                     continue
                 each.request.num_computed_tokens = covered
-            self._waiting.remove(rid)
-            self._running.append(rid)
+            self._waiting.remove(engine_request_id)
+            self._running.append(engine_request_id)
             touched += self._plan(each)
         return touched
 
-    def _defer(self, rid: str) -> None:
-        if not self._consumer.has_failed(rid):
-            self._waiting.remove(rid)
-            self._parked.add(rid)
-            self._consumer.on_parked(rid, self._num_steps)
+    def _defer(self, engine_request_id: str) -> None:
+        if not self._consumer.has_failed(engine_request_id):
+            self._waiting.remove(engine_request_id)
+            self._parked.add(engine_request_id)
+            self._consumer.on_parked(engine_request_id, self._num_steps)
 
     def _recall(self, each: _Running) -> int:
         """Tokens that the KV cache holds. Those of items only: text costs nothing here."""
@@ -220,26 +220,26 @@ class DecodeEngine:
 
     def _compute(self, touched: list[tuple[str, int]], lost: frozenset[str]) -> None:
         """The forward pass, and what follows from its end."""
-        for rid, place in list(touched):
-            each = self._live[rid]
+        for engine_request_id, place in list(touched):
+            each = self._live[engine_request_id]
             item = each.prompt.items[place]
             if item.mm_hash in lost:
-                touched.remove((rid, place))
+                touched.remove((engine_request_id, place))
                 continue
             tensor = self._encoder_cache[item.mm_hash]
             each.words[place] = word_of(tensor.contiguous().view(torch.uint8).numpy().tobytes())
             self._kv[item.prefix] = each.words[place]
             if len(self._kv) > PREFIX_CACHE_ENTRIES:
                 self._kv.popitem(last=False)
-        for rid, place in touched:
-            each = self._live[rid]
+        for engine_request_id, place in touched:
+            each = self._live[engine_request_id]
             each.request.num_computed_tokens = max(each.request.num_computed_tokens, each.end_of(place))
             self._release(each, place)
-            self._consumer.on_item_computed(rid, place)
+            self._consumer.on_item_computed(engine_request_id, place)
 
     def _say_tokens(self) -> None:
-        for rid in list(self._running):
-            each = self._live[rid]
+        for engine_request_id in list(self._running):
+            each = self._live[engine_request_id]
             if not each.is_prefilled:
                 continue
             prompt = each.prompt
@@ -248,17 +248,17 @@ class DecodeEngine:
             prompt.say(Token(words[each.num_said]))
             each.num_said += 1
             if each.num_said == len(words):
-                self._finish(rid, None)
+                self._finish(engine_request_id, None)
 
-    def _finish(self, rid: str, error: str | None) -> None:
+    def _finish(self, engine_request_id: str, error: str | None) -> None:
         """Answered, aborted or failed. Of one that has ended already: nothing."""
-        each = self._live.pop(rid, None)
+        each = self._live.pop(engine_request_id, None)
         if each is None:
             return
         for requests in (self._waiting, self._running):
-            if rid in requests:
-                requests.remove(rid)
-        self._parked.discard(rid)
+            if engine_request_id in requests:
+                requests.remove(engine_request_id)
+        self._parked.discard(engine_request_id)
         if each.prompt.items:
             self._consumer.on_finished(each.request, each.request.num_computed_tokens)
         for place in list(each.held):
