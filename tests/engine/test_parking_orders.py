@@ -112,7 +112,7 @@ class Walk:
 @pytest.mark.parametrize(
     ("scheduler_cls", "num_in_flight"), SCHEDULERS, ids=["one step", "two steps in flight"]
 )
-def test_nothing_that_is_wrong_is_told_in_any_order(
+def test_no_wrong_token_is_sent_in_any_order(
     scheduler_cls: type[Any], num_in_flight: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for seed in range(NUM_WALKS):

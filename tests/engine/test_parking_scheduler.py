@@ -123,7 +123,7 @@ def test_what_computes_is_not_ended(engine: ParkingEngine) -> None:
 
 # ---- loads that are lost -------------------------------------------------------------------------
 @pytest.mark.parametrize("text", [1, BLOCK_SIZE, 2 * BLOCK_SIZE + 3])
-def test_a_request_whose_load_is_lost_ends_before_a_token_is_told(engine: ParkingEngine, text: int) -> None:
+def test_a_request_whose_load_is_lost_ends_before_a_token_is_sent(engine: ParkingEngine, text: int) -> None:
     """The item may be loaded in its first step, or in a later one than others are in flight of."""
     engine.worker.losing = {A}
     engine.add("r1", A, text=text)
@@ -166,7 +166,7 @@ def test_an_item_is_freed_with_the_output_of_the_step_that_loads_it(
 
 @pytest.mark.parametrize("text", [2, BLOCK_SIZE])
 @pytest.mark.parametrize("leaves", ["aborted", "preempted", "preempted with all", "reset"])
-def test_who_leaves_before_a_lost_load_is_told_leaves_no_wrong_block(
+def test_a_request_that_ends_before_a_lost_load_is_reported_leaves_no_wrong_block(
     engine: ParkingEngine, leaves: str, text: int
 ) -> None:
     request = engine.add("r1", A, text=text)
@@ -186,7 +186,7 @@ def test_who_leaves_before_a_lost_load_is_told_leaves_no_wrong_block(
     engine.check_idle()
 
 
-def test_who_shares_a_lost_item_or_a_block_that_was_computed_from_it_ends_too(make: Make) -> None:
+def test_a_request_that_shares_a_lost_item_or_a_block_computed_from_it_ends_too(make: Make) -> None:
     engine = make(budget=2 * ROWS)
     engine.worker.losing = {A}
     for name in ("r1", "r2", "r3"):
@@ -201,7 +201,7 @@ def test_who_shares_a_lost_item_or_a_block_that_was_computed_from_it_ends_too(ma
     engine.check_idle()
 
 
-def test_who_finds_a_block_that_was_computed_from_a_lost_item_ends_too(engine: ParkingEngine) -> None:
+def test_a_request_that_finds_a_block_computed_from_a_lost_item_ends_too(engine: ParkingEngine) -> None:
     """It comes while the step is in flight, holds nothing of the item, and runs on from its blocks."""
     engine.add("r1", A, text=BLOCK_SIZE)
     engine.run()
@@ -228,7 +228,7 @@ def test_prompt_logprobs_of_a_lost_load_end_the_request_and_not_the_engine(engin
     engine.check_idle()
 
 
-def test_prompt_logprobs_that_are_right_are_told(engine: ParkingEngine) -> None:
+def test_prompt_logprobs_that_are_right_are_sent(engine: ParkingEngine) -> None:
     engine.add("r1", A, prompt_logprobs=1)
     engine.run()
     engine.comes(A)

@@ -162,7 +162,7 @@ def test_a_conversation_goes_on_without_its_image(system: System, strips: Module
     }
 
 
-def test_text_never_touches_the_encode_path(system: System) -> None:
+def test_text_never_reaches_the_encode_path(system: System) -> None:
     answer = system.ask("hello", stream=True)
     spans = system.trace(answer.request_id, "llm_request", "gateway.stream")
     assert answer.text

@@ -177,7 +177,7 @@ async def test_cuda_ipc_is_announced_after_it_was_tried(machine: Machine) -> Non
         }
 
 
-async def test_a_slab_that_cannot_be_opened_is_said_once_and_passed_over(
+async def test_a_slab_that_cannot_be_opened_is_logged_once_and_passed_over(
     machine: Machine, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with worker_of(machine) as worker:
@@ -313,7 +313,7 @@ async def test_a_session_that_is_over_ends_the_watch(machine: Machine) -> None:
         assert "has ended" in fields["slab_failure"]
 
 
-async def test_without_a_gpu_nobody_is_asked(machine: Machine) -> None:
+async def test_without_a_gpu_no_engine_maps_a_slab(machine: Machine) -> None:
     async with watch_of(machine, None) as watch, running(watch):
         assert watch.fields() == {
             "transports": (Transport.PINNED_SHM, Transport.REDIS),

@@ -115,7 +115,7 @@ def test_a_tmpfs_that_fills_up_before_the_region_has_its_memory(run_dir: Path, o
 @pytest.mark.parametrize(
     ("huge", "message"), [("always", "region has large pages"), ("never", "no large pages: mount the tmpfs")]
 )
-def test_large_pages_or_word_that_there_are_none(run_dir: Path, huge: str, message: str) -> None:
+def test_large_pages_or_a_log_line_that_there_are_none(run_dir: Path, huge: str, message: str) -> None:
     command = on_tmpfs(
         f"size=64m,huge={huge}", "true", run_dir, f"--region-bytes={32 * MIB}", "--large-pages"
     )

@@ -91,7 +91,7 @@ def _all_that_is_asked(self: Preallocator, needs: Any) -> Any:
     return list(needs)
 
 
-def _parts_to_whoever_comes(self: Preallocator, request_id: str, needs: Any) -> Any:
+def _parts_to_any_request(self: Preallocator, request_id: str, needs: Any) -> Any:
     granted = self._fitting(needs)
     for need in granted:
         if need.mm_hash not in self._spaces:
@@ -168,14 +168,16 @@ async def _takes_the_end_for_the_result(
     return self._answer(flight, ClaimResult.JOINED)
 
 
-async def _drops_what_others_want(self: FlightModel, mm_hash: str, keys: Any, **options: Any) -> bool:
+async def _drops_the_requesters_of_others(self: FlightModel, mm_hash: str, keys: Any, **options: Any) -> bool:
     flight = self.find(mm_hash)
     if flight is not None and flight.state == "queued":
         flight.unsubscribe(list(flight.ends))
     return await _LEAVE(self, mm_hash, keys, **options)
 
 
-async def _keeps_what_nobody_wants(self: FlightModel, mm_hash: str, keys: Any, **options: Any) -> bool:
+async def _keeps_a_flight_without_requesters(
+    self: FlightModel, mm_hash: str, keys: Any, **options: Any
+) -> bool:
     flight = self.find(mm_hash)
     if flight is not None:
         flight.unsubscribe(keys)
@@ -203,7 +205,7 @@ async def _checks_nothing(self: EncodeOrders) -> None:
     """Jobs are only heard of."""
 
 
-async def _looks_for_nobody(self: ActiveJob, metadata: Any) -> None:
+async def _refreshes_no_requesters(self: ActiveJob, metadata: Any) -> None:
     """Those whom the job named when it was started are all."""
 
 
@@ -231,7 +233,7 @@ MUTATIONS: dict[str, Mutation] = {
     ),
     "space is granted beyond the budget": Mutation(Preallocator, "_fitting", _all_that_is_asked, TIGHT),
     "parts of requests are granted to whoever comes": Mutation(
-        Preallocator, "preallocate", _parts_to_whoever_comes, LARGE
+        Preallocator, "preallocate", _parts_to_any_request, LARGE
     ),
     "space that was given back is given to nobody": Mutation(ItemGrants, "_grant_pending", nothing, TIGHT),
     "space is not given back": Mutation(Preallocator, "deallocate", nothing, TIGHT),
@@ -327,7 +329,7 @@ MUTATIONS: dict[str, Mutation] = {
         KeptFlight, "waiting", _the_first_alone, with_faults(TWO_GATEWAYS, "refuse")
     ),
     "metadata are told to those who waited when the job was started": Mutation(
-        ActiveJob, "_refresh_requesters", _looks_for_nobody, TWO_GATEWAYS
+        ActiveJob, "_refresh_requesters", _refreshes_no_requesters, TWO_GATEWAYS
     ),
     "a flight does not end": Mutation(FlightModel, "finish_flight", _never_ends, TWO_GATEWAYS),
     "a claim that its owner left is nobody's": Mutation(
@@ -343,13 +345,13 @@ MUTATIONS: dict[str, Mutation] = {
         FlightModel, "claim_flight", _takes_the_end_for_the_result, with_faults(TWO_GATEWAYS, "lose_redis")
     ),
     "who leaves takes the job of the others along": Mutation(
-        FlightModel, "leave_flight", _drops_what_others_want, with_faults(TWO_GATEWAYS, "cancel")
+        FlightModel, "leave_flight", _drops_the_requesters_of_others, with_faults(TWO_GATEWAYS, "cancel")
     ),
     "a job that everybody left is done": Mutation(
         FlightModel, "start_job", _starts_whatever_comes, with_faults(TWO_GATEWAYS, "cancel")
     ),
     "a flight that everybody left is kept": Mutation(
-        FlightModel, "leave_flight", _keeps_what_nobody_wants, with_faults(TWO_GATEWAYS, "cancel")
+        FlightModel, "leave_flight", _keeps_a_flight_without_requesters, with_faults(TWO_GATEWAYS, "cancel")
     ),
     "a request that waits no more stays in the flight": Mutation(
         FlightRequests, "leave_all_but", _leaves_nothing, with_faults(TWO_GATEWAYS, "cancel")

@@ -174,8 +174,8 @@ class ConsumerMachine(RuleBasedStateMachine):
         self.world.check_pins()
 
     @invariant()
-    def nobody_is_lost(self) -> None:
-        self.world.check_nobody_is_lost()
+    def no_request_is_lost(self) -> None:
+        self.world.check_no_request_is_lost()
 
     def teardown(self) -> None:
         self.world.run_to_the_end()

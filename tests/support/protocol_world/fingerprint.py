@@ -190,7 +190,7 @@ def _consumer(actor: ConsumerActor) -> Any:
         digest(actor.preallocator),
         digest(consumer._requests._admissions),
         digest(consumer._deadlines._by_request),
-        digest([_heard(each) for each in actor.inbox._events]),
+        digest([_inbox_event(each) for each in actor.inbox._events]),
         (tuple(consumer._requests._to_wake), tuple(sorted(consumer._requests._failed))),
         (tuple(actor.waiting), tuple(actor.running), tuple(actor.parked)),
         digest(actor.in_flight),
@@ -209,7 +209,7 @@ def _consumer(actor: ConsumerActor) -> Any:
     )  # fmt: skip
 
 
-def _heard(heard: Any) -> Any:
+def _inbox_event(heard: Any) -> Any:
     return heard if isinstance(heard, BaseModel) else (type(heard).__name__, vars(heard))
 
 

@@ -68,7 +68,7 @@ class ConsumerChecks:
         owners += [pin for pin in self.worker.values() if pin is not None]
         assert sorted(owners) == sorted(self.store.pins)
 
-    def check_nobody_is_lost(self) -> None:
+    def check_no_request_is_lost(self) -> None:
         """Who is parked waits for space, or for an item that can still come, or is about to be woken."""
         woken = set(self.consumer._requests._to_wake)
         for engine_request_id in self.parked - woken:

@@ -275,7 +275,7 @@ class ParkingEngine:
         outputs, _ = self.core.step_fn()
         for each in outputs.values() if outputs else ():
             for output in each.outputs:
-                self._tell(output)
+                self._on_output(output)
 
     def run(self) -> int:
         """Until the engine would wait for input; how many steps that took."""
@@ -304,7 +304,7 @@ class ParkingEngine:
             if block.block_hash is not None and any(self.worker.kv[block.block_id].values())
         }
 
-    def _tell(self, output: Any) -> None:
+    def _on_output(self, output: Any) -> None:
         request_id = output.request_id
         assert request_id not in self.ended, f"{request_id} is told of after its end"
         self.told[request_id] += output.new_token_ids

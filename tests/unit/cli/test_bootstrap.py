@@ -135,7 +135,7 @@ def test_a_finished_environment_is_not_made_again(
     assert bootstrap.main(checkout, venv) == 0
 
 
-def test_a_failed_step_says_so_and_leaves_no_recipe(
+def test_a_failed_step_reports_it_and_leaves_no_recipe(
     checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     venv = tmp_path / "venv"

@@ -14,7 +14,7 @@ def options(redis_url: str | None) -> SystemOptions:
     return SystemOptions("m", 1, 1, redis_url, 8000, None, "", "")
 
 
-def test_the_daemons_words_hold_no_password() -> None:
+def test_the_daemons_arguments_hold_no_password() -> None:
     assert "secret" not in options(SECRET).argument()
 
 

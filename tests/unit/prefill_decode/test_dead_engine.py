@@ -38,7 +38,7 @@ class Host:
         return self.sent
 
 
-async def test_a_living_engine_says_everything() -> None:
+async def test_a_living_engine_answers_everything() -> None:
     assert await Host(dies_at=None).answer() == [START, TOKEN, ERROR]
 
 

@@ -32,7 +32,7 @@ def test_the_url_in_the_registry(tmp_path: Path, hosts: dict[str, str], url: str
 
 
 @pytest.mark.parametrize("host", ["fe80::1%eth0", "a b", "http://h", "h:1"])
-def test_a_host_that_nobody_could_call_is_refused(tmp_path: Path, host: str) -> None:
+def test_a_host_that_no_gateway_could_call_is_refused(tmp_path: Path, host: str) -> None:
     with pytest.raises(ValidationError, match="advertised_host"):
         advertised_url(tmp_path, host="::", advertised_host=host)
 

@@ -40,7 +40,7 @@ PROGRAM = textwrap.dedent(
 )
 
 
-def test_an_engine_hears_of_its_host_alone(tmp_path: Path) -> None:
+def test_an_engine_gets_signals_of_its_host_alone(tmp_path: Path) -> None:
     script = tmp_path / "host.py"
     script.write_text(PROGRAM)
     with subprocess.Popen(

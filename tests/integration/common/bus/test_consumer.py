@@ -359,11 +359,11 @@ async def test_cancelled_reader_loses_nothing(bus: AsyncBus) -> None:
 
 class TestUnavailable:
     @pytest.mark.parametrize("url", ["unix:///nonexistent/redis.sock", "redis://127.0.0.1:1/0"])
-    async def test_connect_says_so(self, url: str) -> None:
+    async def test_connect_raises_it(self, url: str) -> None:
         with pytest.raises(BusUnavailableError, match="connect: "):
             await AsyncBus.connect(url, "test", client_name="tests")
 
-    async def test_wrong_password_says_so(self, redis_url: str, raw: Any) -> None:
+    async def test_wrong_password_raises_it(self, redis_url: str, raw: Any) -> None:
         raw.config_set("requirepass", "right")
         try:
             with pytest.raises(BusUnavailableError, match="asks for a password"):
@@ -372,7 +372,7 @@ class TestUnavailable:
             raw.auth("right")
             raw.config_set("requirepass", "")
 
-    async def test_out_of_memory_says_so(self, bus: AsyncBus, raw: Any) -> None:
+    async def test_out_of_memory_raises_it(self, bus: AsyncBus, raw: Any) -> None:
         raw.config_set("maxmemory", "1")
         try:
             with pytest.raises(BusUnavailableError, match="maxmemory"):

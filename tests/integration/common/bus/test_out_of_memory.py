@@ -46,7 +46,7 @@ def full(raw: Any) -> Iterator[None]:
         raw.config_set("maxmemory", "0")
 
 
-async def test_publishers_hear_it_and_readers_go_on(own_redis: EmbeddedRedis, raw: Any) -> None:
+async def test_publishers_get_an_error_and_readers_go_on(own_redis: EmbeddedRedis, raw: Any) -> None:
     async with (
         await AsyncBus.connect(own_redis.url, "test", client_name="tests") as bus,
         bus.consumer(STREAM, group="g", consumer="c") as consumer,
@@ -147,7 +147,7 @@ async def test_living_instances_stay_registered(own_redis: EmbeddedRedis, raw: A
                 assert await registry.list_instances() == [record]
 
 
-def test_threaded_bus_keeps_what_it_has_to_say(own_redis: EmbeddedRedis, raw: Any) -> None:
+def test_threaded_bus_keeps_what_it_has_to_publish(own_redis: EmbeddedRedis, raw: Any) -> None:
     received: queue.Queue[Envelope] = queue.Queue()
     bus = ThreadedBus(own_redis.url, "test", client_name="tests")
     try:

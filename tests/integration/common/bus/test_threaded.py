@@ -190,7 +190,7 @@ def test_a_reader_that_fails_starts_again(redis_url: str, monkeypatch: pytest.Mo
         bus.close()
 
 
-def test_another_redis_is_noticed_by_who_only_listens(own_redis: EmbeddedRedis) -> None:
+def test_another_redis_is_noticed_by_a_bus_that_only_reads(own_redis: EmbeddedRedis) -> None:
     bus = ThreadedBus(own_redis.url, "test", client_name="tests")
     changed, heard = threading.Event(), threading.Event()
     try:

@@ -94,7 +94,7 @@ def test_without_redis_everything_ends_soon() -> None:
     blobs.close()
 
 
-def test_a_redis_that_is_full_or_refuses_us_says_so(own_redis: EmbeddedRedis) -> None:
+def test_a_redis_that_is_full_or_refuses_us_raises_its_reason(own_redis: EmbeddedRedis) -> None:
     blobs = BlobStore(own_redis.url, "blobs", client_name="test")
     blobs.put("p", memoryview(b"x"))
     blobs._client.config_set("maxmemory", "1")

@@ -54,7 +54,7 @@ async def test_heartbeats_keep_the_inboxes(bus: AsyncBus, raw: Any) -> None:
         assert raw.ttl(inbox) > 1
 
 
-async def test_jobs_last_as_long_as_somebody_may_wait_for_one(
+async def test_jobs_last_as_long_as_a_requester_may_wait_for_one(
     bus: AsyncBus, flights: SingleFlight, raw: Any
 ) -> None:
     stream, who = bus.names.encode_jobs(DIGEST), requester_at("g-0")

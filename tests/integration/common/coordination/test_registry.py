@@ -71,7 +71,7 @@ async def test_dead_instance_disappears(registry: Registry) -> None:
     assert await registry.list_instances() == []
 
 
-async def test_a_machine_whose_clock_is_hours_ahead_hides_nobody(
+async def test_a_machine_whose_clock_is_hours_ahead_hides_no_instance(
     registry: Registry, raw: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ahead = RECORD.model_copy(update={"instance": "encoder-ahead"})
@@ -105,7 +105,7 @@ async def test_records_that_cannot_be_read_are_left_out(registry: Registry, raw:
     assert await registry.list_instances() == [RECORD]
 
 
-async def test_two_processes_of_one_name_are_told(
+async def test_two_processes_of_one_name_are_logged(
     registry: Registry, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with registry.keep_registered(RECORD, interval_s=60) as registration:

@@ -52,7 +52,7 @@ def add_user(raw: Any, name: str, *rules: str) -> None:
         ("elsewhere", PASSWORD, "the user of TRIPTYCH_REDIS_URL lacks a right"),
     ],
 )
-async def test_a_start_says_what_is_wrong(
+async def test_a_start_reports_what_is_wrong(
     own_redis: EmbeddedRedis, raw: Any, user: str, password: str, words: str
 ) -> None:
     add_user(raw, "triptych", *RIGHTS)

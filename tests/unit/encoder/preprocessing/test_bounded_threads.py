@@ -88,7 +88,7 @@ async def test_a_thread_that_does_not_end_ends_the_service(gates: list[Gate]) ->
         threads.check()
 
 
-async def test_who_goes_away_while_waiting_takes_nothing(gates: list[Gate]) -> None:
+async def test_a_caller_that_is_cancelled_while_it_waits_takes_nothing(gates: list[Gate]) -> None:
     threads = BoundedThreads(1, LIMIT_S, LIMIT_S)
     first = asyncio.create_task(threads.run(1, gates[0]))
     await begun(gates[0])
@@ -102,7 +102,7 @@ async def test_who_goes_away_while_waiting_takes_nothing(gates: list[Gate]) -> N
         await second
 
 
-async def test_who_goes_away_as_its_turn_comes_takes_nothing(gates: list[Gate]) -> None:
+async def test_a_caller_that_is_cancelled_as_its_turn_comes_takes_nothing(gates: list[Gate]) -> None:
     threads = BoundedThreads(1, LIMIT_S, LIMIT_S)
     first = asyncio.create_task(threads.run(1, gates[0]))
     await begun(gates[0])

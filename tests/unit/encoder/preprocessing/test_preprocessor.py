@@ -126,7 +126,7 @@ async def test_a_job_that_asks_for_more_than_this_encoder_gives(
     ],
     ids=repr,
 )
-async def test_what_the_processor_raises_is_told_without_its_words(
+async def test_what_the_processor_raises_is_reported_without_its_text(
     preprocessor: Preprocessor, renderer: Renderer, error: Exception, raised: type[Exception]
 ) -> None:
     renderer.error = error

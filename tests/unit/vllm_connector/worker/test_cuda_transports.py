@@ -117,7 +117,7 @@ def test_a_copy_that_fails_does_not_end_the_pin(machine: Machine) -> None:
     machine.ends.close()
 
 
-def test_a_store_without_a_slab_says_so(machine: Machine) -> None:
+def test_a_store_without_a_slab_reports_it(machine: Machine) -> None:
     with pytest.raises(StoreUnavailableError):
         machine.ends.slab_reader().open(descriptor(f"cuda:{UUID}"), lambda: None)
     machine.ends.close()

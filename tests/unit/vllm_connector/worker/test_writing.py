@@ -17,7 +17,7 @@ A = mm_hash("a")
 ORDER = WriteOrder(A, "job", 5, 0, 2, 4, "float32", memory="redis")
 
 
-def test_a_tensor_is_written_where_the_order_says_and_then_sealed(
+def test_a_tensor_is_written_where_the_order_points_and_then_sealed(
     session: FakeStoreSession, transports: FakeTransports, config: ConnectorConfig
 ) -> None:
     WritingWorker(config, 0).write_order(ORDER, TENSOR)

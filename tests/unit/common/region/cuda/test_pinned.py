@@ -118,7 +118,7 @@ def test_a_release_that_fails_does_not_end_the_others(driver: FakeDriver, releas
     assert released.wait(WAIT_S)
 
 
-def test_without_the_bindings_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_bindings_the_error_names_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cuda", None)
     monkeypatch.delitem(sys.modules, "triptych_common.region.cuda.runtime", raising=False)
     with pytest.raises(CudaError, match=r"triptych-common\[cuda\]"):
