@@ -34,7 +34,7 @@ class Walk:
 
     @property
     def live(self) -> list[str]:
-        return [each for each in self.engine.told if each not in self.engine.ended]
+        return [each for each in self.engine.tokens if each not in self.engine.ended]
 
     def run(self) -> None:
         weights: dict[Callable[[], str], int] = {
@@ -55,8 +55,8 @@ class Walk:
         self.engine.check_idle()
 
     def check(self) -> None:
-        for request_id, tokens in self.engine.told.items():
-            assert set(tokens) <= {RIGHT}, f"{request_id} is told {tokens}"
+        for request_id, tokens in self.engine.tokens.items():
+            assert set(tokens) <= {RIGHT}, f"{request_id} has {tokens}"
 
     # ---- actions ---------------------------------------------------------------------------------
     def turn(self) -> str:
@@ -78,7 +78,7 @@ class Walk:
             "max_tokens": self.chance.randint(1, 4),
             "prompt_logprobs": self.chance.choice((None, None, None, 1)),
         }
-        self.engine.add(f"r{len(self.engine.told)}", *items, **options)
+        self.engine.add(f"r{len(self.engine.tokens)}", *items, **options)
         return f"add {[item[-1] for item in items]} {options}"
 
     def lose(self) -> str:

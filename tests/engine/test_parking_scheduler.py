@@ -55,7 +55,7 @@ def test_a_parked_request_costs_no_step(engine: ParkingEngine) -> None:
     assert engine.scheduler.has_requests()
     assert engine.scheduler.make_stats().num_waiting_reqs == 1
     engine.run()
-    assert engine.told == {"r1": [RIGHT, RIGHT]}
+    assert engine.tokens == {"r1": [RIGHT, RIGHT]}
     engine.check_idle()
 
 
@@ -70,7 +70,7 @@ def test_a_running_request_that_waits_for_its_next_item_costs_no_step(engine: Pa
     engine.comes(B)
     assert engine.scheduler.has_requests()
     engine.run()
-    assert engine.told == {"r1": [RIGHT, RIGHT]}
+    assert engine.tokens == {"r1": [RIGHT, RIGHT]}
     engine.check_idle()
 
 
@@ -85,13 +85,13 @@ def test_others_run_on_beside_a_stalled_request(engine: ParkingEngine) -> None:
     assert other not in engine.scheduler.running  # waits for space, parked
     engine.add("r3")
     engine.run()
-    assert engine.told["r3"] == [RIGHT, RIGHT]
+    assert engine.tokens["r3"] == [RIGHT, RIGHT]
     assert engine.run() == 0
     engine.abort("r1")
     assert request not in engine.scheduler.running
     engine.comes(A)
     engine.run()
-    assert engine.told["r2"] == [RIGHT, RIGHT]
+    assert engine.tokens["r2"] == [RIGHT, RIGHT]
     engine.check_idle()
 
 
@@ -117,7 +117,7 @@ def test_what_computes_is_not_ended(engine: ParkingEngine) -> None:
     engine.turn()
     engine.clock.now_s += OVERDUE_S
     engine.run()
-    assert engine.told == {"r1": [RIGHT] * 8}
+    assert engine.tokens == {"r1": [RIGHT] * 8}
     engine.check_idle()
 
 
@@ -130,7 +130,7 @@ def test_a_request_whose_load_is_lost_ends_before_a_token_is_sent(engine: Parkin
     engine.run()
     engine.comes(A)
     engine.run()
-    assert engine.told == {"r1": []}
+    assert engine.tokens == {"r1": []}
     assert engine.ended == {"r1": "error"}
     assert "injected 0" not in engine.sender.take_short()
     engine.check_idle()
@@ -138,7 +138,7 @@ def test_a_request_whose_load_is_lost_ends_before_a_token_is_sent(engine: Parkin
     engine.run()
     engine.comes(A)
     engine.run()
-    assert engine.told["r2"] == [RIGHT, RIGHT]
+    assert engine.tokens["r2"] == [RIGHT, RIGHT]
     engine.check_idle()
 
 
@@ -180,7 +180,7 @@ def test_a_request_that_ends_before_a_lost_load_is_reported_leaves_no_wrong_bloc
         "reset": engine.reset_encoder_cache,
     }[leaves]
     engine.run()
-    assert engine.told == {"r1": []}
+    assert engine.tokens == {"r1": []}
     assert engine.ended == {"r1": "abort" if leaves == "aborted" else "error"}
     assert "injected 0" not in engine.sender.take_short()
     engine.check_idle()
@@ -196,7 +196,7 @@ def test_a_request_that_shares_a_lost_item_or_a_block_computed_from_it_ends_too(
     engine.comes(A)
     engine.comes(B)
     engine.run()
-    assert engine.told == {"r1": [], "r2": [], "r3": [], "r4": [RIGHT, RIGHT]}
+    assert engine.tokens == {"r1": [], "r2": [], "r3": [], "r4": [RIGHT, RIGHT]}
     assert engine.ended == {"r1": "error", "r2": "error", "r3": "error", "r4": "length"}
     engine.check_idle()
 
@@ -212,8 +212,8 @@ def test_a_request_that_finds_a_block_computed_from_a_lost_item_ends_too(engine:
     if "r2" not in engine.ended:  # one step at a time: the blocks were gone before it was scheduled
         engine.comes(A)
         engine.run()
-    assert engine.told["r1"] == []
-    assert engine.told["r2"] in ([], [RIGHT, RIGHT])
+    assert engine.tokens["r1"] == []
+    assert engine.tokens["r2"] in ([], [RIGHT, RIGHT])
     engine.check_idle()
 
 
@@ -223,7 +223,7 @@ def test_prompt_logprobs_of_a_lost_load_end_the_request_and_not_the_engine(engin
     engine.comes(A)
     engine.worker.losing = {A}
     engine.run()
-    assert engine.told == {"r1": []}
+    assert engine.tokens == {"r1": []}
     assert engine.ended == {"r1": "error"}
     engine.check_idle()
 
@@ -233,6 +233,6 @@ def test_prompt_logprobs_that_are_right_are_sent(engine: ParkingEngine) -> None:
     engine.run()
     engine.comes(A)
     engine.run()
-    assert engine.told == {"r1": [RIGHT, RIGHT]}
+    assert engine.tokens == {"r1": [RIGHT, RIGHT]}
     assert engine.num_prompt_logprobs == 1
     engine.check_idle()

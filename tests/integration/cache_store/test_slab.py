@@ -189,8 +189,8 @@ async def test_a_slab_that_cannot_be_opened_is_logged_once_and_passed_over(
         with pytest.raises(TransportError, match="ipc_open"):
             async with watch_of(machine, worker.ask, "cuda_ipc"):
                 pass
-    told = [each for each in caplog.records if each.getMessage() == "cuda_ipc cannot be used"]
-    assert len(told) == 2, "one line for each start"
+    warnings = [each for each in caplog.records if each.getMessage() == "cuda_ipc cannot be used"]
+    assert len(warnings) == 2, "one line for each start"
 
 
 async def test_it_is_tried_again_when_the_store_is_back(machine: Machine) -> None:
@@ -224,8 +224,8 @@ async def test_a_slab_that_failed_is_tried_again_while_the_store_lives(
                 while worker.num_asked < num_asked + 4:  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
             assert record.published.empty(), "nothing has changed"
-            told = [each for each in caplog.records if each.getMessage() == "cuda_ipc cannot be used"]
-            assert len(told) == 1, "one line for each change"
+            warnings = [each for each in caplog.records if each.getMessage() == "cuda_ipc cannot be used"]
+            assert len(warnings) == 1, "one line for each change"
             worker.fails = None
             fields = await record.next()
             assert (fields["transports"], fields["slab_failure"]) == (EVERYTHING, None)
@@ -324,7 +324,7 @@ async def test_without_a_gpu_no_engine_maps_a_slab(machine: Machine) -> None:
 
 
 class TestEngine:
-    """EngineCore's method: what the host is told, its own connector knows first."""
+    """EngineCore's method: its own connector has the result before the host."""
 
     def engine(self, *answers: dict[str, Any]) -> Any:
         class Engine:

@@ -95,10 +95,10 @@ class Checks(Choices):
             assert len(with_jobs) <= len(engine.outstanding), "pins that neither ledger nor job has"
             return owners + sorted(engine.host.held)
         consumer = engine.consumer
-        for heard in engine.inbox._events:
-            match heard:
+        for event in engine.inbox._events:
+            match event:
                 case EntrySealed():
-                    owners.append(heard.pin_id)
+                    owners.append(event.pin_id)
                 case PinReply(reply=Pinned() as reply):
                     owners.append(reply.pin_id)
         for item in consumer._pins._items.values():

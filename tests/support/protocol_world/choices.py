@@ -69,7 +69,7 @@ class Choices:
             key = Key("command", self.store.sessions[session_id].client, str(session_id))
             found.append(Enabled(key, frozenset({STORE})))
         found += [
-            Enabled(Key("hear", session.client), frozenset({engine.name}))
+            Enabled(Key("push", session.client), frozenset({engine.name}))
             for engine in self.engines
             for session in engine.sessions
             if session.from_store and self._moves(engine.name)
@@ -164,9 +164,11 @@ class Choices:
     def _faults(self, is_busy: bool) -> list[Enabled]:
         found: list[Enabled] = []
 
-        def add(kind: str, actors: AbstractSet[str], who: str = "", what: str = "", how: str = "") -> None:
+        def add(
+            kind: str, actors: AbstractSet[str], subject: str = "", what: str = "", how: str = ""
+        ) -> None:
             if kind in self.config.faults:
-                found.append(Enabled(Key(kind, who, what, how), frozenset(actors), is_fault=True))
+                found.append(Enabled(Key(kind, subject, what, how), frozenset(actors), is_fault=True))
 
         for encoder in self.encoders.values():
             if encoder.is_up:

@@ -104,7 +104,7 @@ class ConsumerActor:
         self.has_news = True
 
     # ---- transitions -----------------------------------------------------------------------------
-    def hear(self, message: Message) -> None:
+    def receive(self, message: Message) -> None:
         """Of its stream."""
         self.inbox.post_event(message)  # type: ignore[arg-type]
 
@@ -235,14 +235,14 @@ class ConsumerActor:
             self.has_news = True
             self._free_computed(each)
             if tokens and window.start == window.end:
-                self._say(each, "answer")
+                self._send(each, "answer")
                 self._finish(window.engine_request_id)
             elif tokens and window.end >= each.prompt_len and not each.has_begun:
                 each.has_begun = True
-                self._say(each, "first")
+                self._send(each, "first")
         for engine_request_id in self.consumer.take_failed():
             if engine_request_id in self.live:
-                self._say(self.live[engine_request_id], "error")
+                self._send(self.live[engine_request_id], "error")
                 self._finish(engine_request_id)
 
     def _free_computed(self, each: Running) -> None:
@@ -260,7 +260,7 @@ class ConsumerActor:
             ):
                 self.consumer.fail_overdue(self.live[engine_request_id].request)
 
-    def _say(self, each: Running, what: str) -> None:
+    def _send(self, each: Running, what: str) -> None:
         assert what == "error" or not each.is_wrong, "answered from zeros"
         self._network.send((self.name, each.gateway, "http"), (what, each.request_id, each.attempt))
 

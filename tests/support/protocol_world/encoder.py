@@ -174,7 +174,7 @@ class EncoderActor:
         except Exception as error:
             self.loop.errors.append(error)
 
-    def hear(self, message: Message) -> None:
+    def receive(self, message: Message) -> None:
         self.loop.run(lambda: self.replies.on_reply(message))
 
     def encode(self, mm_hash: str, how: str = "seals") -> None:

@@ -209,8 +209,8 @@ def _consumer(actor: ConsumerActor) -> Any:
     )  # fmt: skip
 
 
-def _inbox_event(heard: Any) -> Any:
-    return heard if isinstance(heard, BaseModel) else (type(heard).__name__, vars(heard))
+def _inbox_event(event: Any) -> Any:
+    return event if isinstance(event, BaseModel) else (type(event).__name__, vars(event))
 
 
 class Fingerprints:

@@ -81,7 +81,7 @@ class ClientSession:
             self.unsent.append(request)
 
     # ---- what the world does ---------------------------------------------------------------------
-    def hear(self) -> None:
+    def receive_push(self) -> None:
         """The next frame."""
         reply = self.from_store.popleft()
         if isinstance(reply, Pinned | EntrySealed):
@@ -239,7 +239,7 @@ class StoreActor:
                 session.from_store.append(reply)
         for session in self.sessions.values():  # nobody waits for a `Done`: it changes nothing
             while session.from_store and isinstance(session.from_store[0], Done):
-                session.hear()
+                session.receive_push()
 
     def _hash_of(self, command: StoreCommand) -> int:
         mm_hash = getattr(command, "mm_hash", None)

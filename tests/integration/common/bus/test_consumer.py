@@ -262,10 +262,10 @@ class TestDeadLetters:
         assert letter[b"blob_num_bytes"] == b"100000"
 
     async def test_given_up_after_too_many_deliveries(self, bus: AsyncBus, raw: Any) -> None:
-        told: list[tuple[Envelope, str]] = []
+        failures: list[tuple[Envelope, str]] = []
 
-        async def tell(envelope: Envelope, reason: str) -> None:
-            told.append((envelope, reason))
+        async def note_failure(envelope: Envelope, reason: str) -> None:
+            failures.append((envelope, reason))
 
         await bus.publish(STREAM, message(1))
         for _ in range(2):
@@ -273,10 +273,10 @@ class TestDeadLetters:
                 await take(consumer)
         await bus.publish(STREAM, message(2))
         async with bus.consumer(
-            STREAM, group=GROUP, consumer="e-0", max_deliveries=2, on_dead_letter=tell
+            STREAM, group=GROUP, consumer="e-0", max_deliveries=2, on_dead_letter=note_failure
         ) as consumer:
             assert job_id(await take(consumer)) == "job-2"
-        ((envelope, reason),) = told
+        ((envelope, reason),) = failures
         assert (envelope.message, reason) == (message(1), "delivered 2 times, limit 2")
         ((_, letter),) = raw.xrange(bus.names.dead_letters)
         assert letter[b"reason"] == b"delivered 2 times, limit 2"

@@ -114,14 +114,14 @@ def test_only_a_slab_that_the_worker_has_read_can_be_read(blobs: BlobStore) -> N
     slab = UsableSlab()
     can_read = Readable(slab, blobs)
     assert not can_read(in_slab)
-    for verdict, expected in (
+    for result, expected in (
         (SlabProbeResult(gpu, generation), True),
         (SlabProbeResult(gpu, generation - 1), False),
         (SlabProbeResult(gpu[:-1] + "b", generation), False),
         (SlabProbeResult(gpu, generation, "cudaIpcOpenMemHandle: invalid device context"), False),
     ):
-        slab.set_result(verdict)
-        assert can_read(in_slab) == expected, verdict
+        slab.set_result(result)
+        assert can_read(in_slab) == expected, result
         assert can_read(descriptor.model_copy(update={"memory": "shm"}))
 
 

@@ -145,8 +145,8 @@ async def use_jobs(bus: AsyncBus, flights: SingleFlight) -> None:
                 assert await flights.fail_flight(failure)
             else:
                 assert await flights.finish_flight(HASH, "job-1", [])
-                told = [(each.request_id, 0) for each in (GATEWAY, *others)]
-                assert (await flights.finish_flight(HASH, "job-1", told))[0]
+                requesters = [(each.request_id, 0) for each in (GATEWAY, *others)]
+                assert (await flights.finish_flight(HASH, "job-1", requesters))[0]
             await delivery.ack()
     await claim(flights, GATEWAY, "new", ttl_s=9, max_attempts=9)
     await flights.publish_job(JOB)

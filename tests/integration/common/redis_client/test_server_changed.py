@@ -40,15 +40,15 @@ async def test_a_restart_wakes_buses_that_only_read(own_redis: EmbeddedRedis) ->
 
 async def test_lost_connections_alone_are_no_change(own_redis: EmbeddedRedis) -> None:
     async with await AsyncBus.connect(own_redis.url, "test", client_name="tests") as bus:
-        told: list[str] = []
-        bus.on_server_changed(lambda: told.append("changed"))
+        calls: list[str] = []
+        bus.on_server_changed(lambda: calls.append("changed"))
         async with bus.consumer(STREAM, group="g", consumer="c") as consumer, asyncio.timeout(LIMIT_S):
             for _ in range(3):
                 await bus.client.client_kill_filter(_type="normal", skipme=False)
                 await bus.publish(STREAM, message())
                 delivery = await anext(consumer)
                 await delivery.ack()
-        assert told == []
+        assert calls == []
 
 
 async def test_emptied_redis_is_reported_once(own_redis: EmbeddedRedis) -> None:
@@ -57,14 +57,14 @@ async def test_emptied_redis_is_reported_once(own_redis: EmbeddedRedis) -> None:
         bus.consumer(STREAM, group="g", consumer="c") as consumer,
         asyncio.timeout(LIMIT_S),
     ):
-        told: list[str] = []
-        bus.on_server_changed(lambda: told.append("changed"))
+        calls: list[str] = []
+        bus.on_server_changed(lambda: calls.append("changed"))
         await bus.publish(STREAM, message())
         await (await anext(consumer)).ack()
         await bus.client.flushall()
         await bus.publish(STREAM, message())
         await (await anext(consumer)).ack()
-        assert told == ["changed"]
+        assert calls == ["changed"]
 
 
 async def test_a_callback_that_fails_stops_no_other(

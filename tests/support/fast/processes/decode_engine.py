@@ -38,7 +38,7 @@ class _Running:
     request: FakeRequest
     words: dict[int, str] = field(default_factory=dict)  # what is known of each place
     held: set[int] = field(default_factory=set)  # places whose item it refers to in the encoder cache
-    num_said: int = 0
+    num_sent: int = 0
 
     def end_of(self, place: int) -> int:
         position = self.request.mm_features[place].mm_position
@@ -126,7 +126,7 @@ class DecodeEngine:
         self._compute(touched, lost)
         for engine_request_id in self._consumer.take_failed():
             self._finish(engine_request_id, "an item cannot come")
-        self._say_tokens()
+        self._send_tokens()
 
     def _add(self, prompt: Prompt) -> None:
         features, offset = [], 0
@@ -237,7 +237,7 @@ class DecodeEngine:
             self._release(each, place)
             self._consumer.on_item_computed(engine_request_id, place)
 
-    def _say_tokens(self) -> None:
+    def _send_tokens(self) -> None:
         for engine_request_id in list(self._running):
             each = self._live[engine_request_id]
             if not each.is_prefilled:
@@ -245,9 +245,9 @@ class DecodeEngine:
             prompt = each.prompt
             items = [each.words[place] for place in range(len(prompt.items))]
             words = answer_words(items, prompt.text, prompt.num_tokens)
-            prompt.say(Token(words[each.num_said]))
-            each.num_said += 1
-            if each.num_said == len(words):
+            prompt.send(Token(words[each.num_sent]))
+            each.num_sent += 1
+            if each.num_sent == len(words):
                 self._finish(engine_request_id, None)
 
     def _finish(self, engine_request_id: str, error: str | None) -> None:
@@ -263,7 +263,7 @@ class DecodeEngine:
             self._consumer.on_finished(each.request, each.request.num_computed_tokens)
         for place in list(each.held):
             self._release(each, place)
-        each.prompt.say(Finished(error))
+        each.prompt.send(Finished(error))
 
     # ---- the encoder cache -----------------------------------------------------------------------
     def _release(self, each: _Running, place: int) -> None:

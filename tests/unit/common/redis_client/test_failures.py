@@ -44,10 +44,10 @@ def test_what_passes_by_itself_is_tried_again(error: BaseException) -> None:
 )
 def test_what_an_operator_must_change_is_not_tried_again(error: BaseException, words: str) -> None:
     assert not is_passing(error)
-    told = unavailable("publish", error)
-    assert isinstance(told, BusRefusedError)
-    assert words in str(told)
-    assert "TRIPTYCH_REDIS_URL" in str(told)
+    raised = unavailable("publish", error)
+    assert isinstance(raised, BusRefusedError)
+    assert words in str(raised)
+    assert "TRIPTYCH_REDIS_URL" in str(raised)
 
 
 @pytest.mark.parametrize(
@@ -60,9 +60,9 @@ def test_what_an_operator_must_change_is_not_tried_again(error: BaseException, w
 def test_full_memory_is_reported_at_once_and_can_pass(error: BaseException) -> None:
     assert is_out_of_memory(error)
     assert not is_passing(error)
-    told = unavailable("publish", error)
-    assert type(told) is BusUnavailableError
-    assert "out of memory" in str(told)
+    raised = unavailable("publish", error)
+    assert type(raised) is BusUnavailableError
+    assert "out of memory" in str(raised)
 
 
 def test_other_answers_keep_their_text() -> None:

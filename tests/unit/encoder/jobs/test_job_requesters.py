@@ -34,7 +34,10 @@ async def test_a_requester_that_joins_during_the_encode_gets_the_metadata_too(be
     bench.engine.on_encode = on_encode
     await bench.run(delivery_of("job-0", "req-0"))
     metadata = [each for each in bench.reporter.sent if each.TYPE == "EncoderCacheMetadata"]
-    assert [[who.request_id for who in each.requesters] for each in metadata] == [["req-0"], ["req-1"]]
+    assert [[requester.request_id for requester in each.requesters] for each in metadata] == [
+        ["req-0"],
+        ["req-1"],
+    ]
     assert [each.sealed for each in metadata] == [False, True]
     assert [bench.ledger.remove_requesters(HASH, {(f"req-{n}", 0)}) for n in range(2)] == [[], [1]]
     assert bench.single_flight.flights[HASH].state == "finished"

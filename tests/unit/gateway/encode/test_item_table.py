@@ -37,7 +37,7 @@ def test_the_whole_way(table: ItemTable) -> None:
     assert len(table) == 0
 
 
-def test_one_job_for_many_waiters(table: ItemTable) -> None:
+def test_one_job_for_many_requests(table: ItemTable) -> None:
     table.join_item(H, R1)
     assert table.order_item(H, J1)
     table.join_item(H, R2)
