@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.chaos, pytest.mark.slow]
 ANOTHER = blake3(b"another namespace").hexdigest()
 OF_ANOTHER = (f"--namespace={ANOTHER}",)
 NUM_QUESTIONS = 96
-NEVER = "0-0"  # last id of a stream that nobody ever wrote to
+NEVER = "0-0"  # last id of a stream without entries so far
 
 ONE_WRONG = Layout(
     num_encoders=2,

@@ -1,7 +1,7 @@
 """Redis refuses to work for a while: out of memory, another password, a primary that became a replica.
 
-The whole system is under load meanwhile. Nobody ends, text is served, images are answered or told to try
-again, and afterwards nothing is left.
+The whole system is under load meanwhile. No service ends, text is served, images are answered or get an
+error that allows a retry, and afterwards nothing is left.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""The whole system as a user of Redis who has exactly the rights that are documented."""
+"""The whole system as a user of Redis that has exactly the rights that are documented."""
 
 import asyncio
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""A prefill_decode's engine is killed, its host lives: who has no token yet is answered elsewhere."""
+"""A prefill_decode's engine is killed, its host lives: a request without a token is answered elsewhere."""
 
 import asyncio
 import random

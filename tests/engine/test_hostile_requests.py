@@ -128,7 +128,7 @@ def neighbours(monolith: Server, strips: ModuleType) -> list[tuple[list[Any], Re
 
 @dataclass
 class Watch:
-    """Of the services' processes, the encoder's memory, and a neighbour who goes on asking."""
+    """Of the services' processes, the encoder's memory, and a neighbour that goes on asking."""
 
     wrong: list[str] = field(default_factory=list)
     num_answers: int = 0

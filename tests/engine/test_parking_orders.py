@@ -1,7 +1,7 @@
 """Parking over vLLM's own schedulers in random orders, with loads that are lost.
 
-Aborts, preemption, caches that are emptied, too few KV blocks, shared prefixes. No token is ever told that
-was computed from zeros, and nothing that was stays in the prefix cache.
+Aborts, preemption, caches that are emptied, too few KV blocks, shared prefixes. No token that was
+computed from zeros is ever sent, and no block computed from zeros stays in the prefix cache.
 """
 
 import random

@@ -1,4 +1,4 @@
-"""The whole path on real parts: what a client gets, what the trace says, what the store counts."""
+"""The whole path on real parts: what a client gets, what the trace shows, what the store counts."""
 
 import concurrent.futures
 import itertools

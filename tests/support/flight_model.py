@@ -72,7 +72,7 @@ class Jobs(Protocol):
         ...
 
     def is_awaited(self, entry_id: str) -> bool:
-        """Will somebody still get it: is it new, or delivered and not acked?"""
+        """Will an encoder still get it: is it new, or delivered and not acked?"""
         ...
 
     def remove(self, entry_id: str) -> None:
@@ -123,7 +123,7 @@ class JobsModel:
 
 
 class FlightModel:
-    """Same methods, same answers. Without a clock, leases end when `end_leases` says so."""
+    """Same methods, same answers. Without a clock, leases end when `end_leases` is called."""
 
     def __init__(self, jobs: Jobs, now: Callable[[], float] = lambda: 0.0) -> None:
         self.flights: dict[str, Flight] = {}

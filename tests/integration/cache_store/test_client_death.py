@@ -1,4 +1,4 @@
-"""kill -9 of a client: everything it held comes back at once, and who waited for it hears of it."""
+"""kill -9 of a client: everything it held comes back at once, and its watchers get a push."""
 
 import signal
 import subprocess

@@ -1,4 +1,4 @@
-"""The store's memory on a (fake) GPU over its life: told, mapped, tried, announced; freed by nobody."""
+"""The store's memory on a (fake) GPU over its life: found, mapped, tried, announced; never freed."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -303,7 +303,7 @@ async def test_a_call_that_fails_is_a_failure_of_the_slab_alone(machine: Machine
 
 
 async def test_a_session_that_is_over_ends_the_watch(machine: Machine) -> None:
-    """The region is another, so every lease is lost: nothing is announced that nobody can look at."""
+    """The region is another, so every lease is lost: nothing is announced that no client can map."""
     async with worker_of(machine) as worker, watch_of(machine, worker.ask) as watch, running(watch) as record:
         await machine.stop()
         machine.settings.region_path.unlink()

@@ -1,4 +1,4 @@
-"""What is wrong at the start is said in words, by the real daemon, and leaves nothing behind."""
+"""The real daemon reports in plain text what is wrong at the start, and leaves nothing behind."""
 
 import os
 import shutil
@@ -18,7 +18,7 @@ MIB = 1 << 20
 
 
 def refused(run_dir: Path, *options: str, code: int = 1) -> str:
-    """What the daemon says; it must end by itself."""
+    """What the daemon prints; it must end by itself."""
     arguments = [f"--run-dir={run_dir}", f"--region-bytes={8 * MIB}", *options]
     command = [sys.executable, "-W", "error", "-m", "triptych_cache_store", *arguments]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)

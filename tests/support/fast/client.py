@@ -1,4 +1,4 @@
-"""A client of the system: it asks, and says what kind of answer it got.
+"""A client of the system: it asks, and sorts the answers it gets by kind.
 
 Every answer is one of: right, a documented error, gone (the gateway itself went away), or wrong.
 """
@@ -171,7 +171,7 @@ class Client:
         """The answer. Never raises for what the system does.
 
         Args:
-            leave_after_s: close the connection then; the answer says so in `fault`.
+            leave_after_s: close the connection then; the answer has it in `fault`.
 
         Raises:
             HungError: nothing came to an end within the client's limit.

@@ -1,4 +1,4 @@
-"""What the stand-in for vLLM is asked, and what it says."""
+"""Prompts for the stand-in for vLLM, and its outputs."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

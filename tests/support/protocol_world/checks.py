@@ -39,7 +39,7 @@ class Checks(Choices):
 
     @property
     def _are_flights_doubtful(self) -> bool:
-        """Redis may believe that somebody waits who does not: a dead gateway's, or those of a lost flight.
+        """Redis may keep requesters that do not wait: a dead gateway's, or those of a lost flight.
 
         And a renewal that comes after the flight was lost and claimed again makes it run for a lease more.
         """
@@ -158,9 +158,9 @@ class Checks(Choices):
         return not others and num_failed < self.config.max_attempts and not self.config.is_tight
 
     def _check_flights(self) -> None:
-        """A result may still be there, for those whom it did not reach; nobody waits.
+        """A result may still be there, for requesters that it did not reach; none waits.
 
-        But for those of a gateway that died, and those whom a job names that came to an encoder after its
+        But for those of a gateway that died, and the requesters of a job that came to an encoder after its
         flight had ended, or was lost: they are forgotten in time.
         """
         if self._are_flights_doubtful:

@@ -13,7 +13,7 @@ from triptych_cache_store.entries.entry_table import EntryState
 
 
 class Choices:
-    """The part of `World` that says what can happen."""
+    """The part of `World` that lists what can happen."""
 
     config: Config
     network: Network

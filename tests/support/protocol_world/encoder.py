@@ -49,7 +49,7 @@ class JobDelivery:
 
 
 class EngineModel:
-    """vLLM of the encoder: preprocesses at once, encodes when the world says so."""
+    """vLLM of the encoder: preprocesses at once, encodes when the world orders it."""
 
     width = WIDTH
     dtype = DTYPE

@@ -221,7 +221,7 @@ class Fingerprints:
         self._parts: dict[str, int] = {}
 
     def take(self, changed: frozenset[str]) -> int:
-        """After a step of `changed`; an empty set: of anybody."""
+        """After a step of `changed`; an empty set: of any party."""
         world = self._world
         for name in (STORE, REDIS, *world.gateways, *world.encoders, *world.consumers):
             if not changed or name in changed or name not in self._parts:

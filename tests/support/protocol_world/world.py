@@ -1,6 +1,6 @@
 """The world: gateway, encoders, prefill_decodes and the store, and every step that one of them can take.
 
-`enabled` lists the steps that can be taken now, `take` takes one, `check` says what must always hold, and
+`enabled` lists the steps that can be taken now, `take` takes one, `check` has what must always hold, and
 `check_quiet` what must hold when nothing is left to happen. The same steps from the same start lead to the
 same state.
 """
@@ -55,7 +55,7 @@ class World(Checks):
         self.faults: Counter[str] = Counter()
         self.crashed: set[str] = set()  # gateways that were ever
         self.num_takeovers = 0
-        self.num_left_claims = 0  # times that nothing could happen until somebody looked at one
+        self.num_left_claims = 0  # times that nothing could happen until a gateway checked one
         self.num_lost_entries = 0
         self.num_steps = 0
         self.last_actor = ""
@@ -86,7 +86,7 @@ class World(Checks):
             self._settle()
 
     def _settle(self) -> None:
-        """Coarse: the store serves encoders at once, and unpins; its clients hear it at once. So does Redis.
+        """Coarse: the store serves encoders at once, and unpins; its clients receive it at once. So does Redis.
 
         What is left to be delayed are the messages on the streams and HTTP, what consumers ask the store
         for, and the engines' steps.
@@ -204,7 +204,7 @@ class World(Checks):
 
     # ---- faults ----------------------------------------------------------------------------------
     def _do_hurry(self, key: Key) -> None:
-        """Somebody was so slow that a time ran out first: one for looking, or a limit."""
+        """A party was so slow that a time ran out first: one until a check, or a limit."""
         self._pass_time(self._next_timer(with_upkeep=key.how != "limit"))
 
     def _do_crash_encoder(self, key: Key) -> None:
@@ -239,11 +239,11 @@ class World(Checks):
         self.gateways[request.gateway].cancel(request)
 
     def _do_lose_flights(self, key: Key) -> None:
-        """Redis keeps the streams, and forgets who waits for what: its memory was short, or a replica's."""
+        """Redis keeps the streams, and forgets the requesters: its memory was short, or a replica's."""
         self.network.flights.flights.clear()
 
     def _do_lose_redis(self, key: Key) -> None:
-        """Restarted, without data. All its clients hear of it."""
+        """Restarted, without data. All its clients notice it."""
         self.network.lose_redis()
         for gateway in self.gateways.values():
             if gateway.is_up:

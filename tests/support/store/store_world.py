@@ -28,7 +28,7 @@ LIMITS = Limits(
 )
 HASHES = [MmHash(f"{n:064x}") for n in range(6)]
 NAMES = ["encoder-0/host", "encoder-0/worker-0", "encoder-1/worker-0", "pd-0/engine", "pd-0/worker-0"]
-NOBODY = 10**9
+UNKNOWN_ID = 10**9
 """A session, reservation or pin that there never was."""
 
 
@@ -144,7 +144,7 @@ class StoreWorld(RuleBasedStateMachine):
         self.alive.add(reply.client_slot)
 
     def resumed(self, name: str, welcome: wire.Welcome, undo: tuple[int, ...]) -> None:
-        """What the client never heard of is as if it had not asked; the rest is as it was."""
+        """A command whose reply never arrived is as if it had not been sent; the rest is as it was."""
         assert welcome.last_seq == self.last_seqs.get(name, 0)
         lease = self.core.leases.find_by_client(name)
         assert lease is not None

@@ -69,7 +69,7 @@ class ConsumerChecks:
         assert sorted(owners) == sorted(self.store.pins)
 
     def check_no_request_is_lost(self) -> None:
-        """Who is parked waits for space, or for an item that can still come, or is about to be woken."""
+        """A parked request waits for space, or for an item that can still come, or is about to be woken."""
         woken = set(self.consumer._requests._to_wake)
         for engine_request_id in self.parked - woken:
             admission = self.consumer._requests[engine_request_id]

@@ -178,7 +178,7 @@ class FakeStoreSession:
 
 @dataclass
 class FakePinLink:
-    """`PinLink`: remembers what it was told."""
+    """`PinLink`: records its calls."""
 
     commands: list[tuple[str, str | int]] = field(default_factory=list)
 
@@ -198,7 +198,7 @@ class FakePinLink:
 
 @dataclass
 class FakeMessageSender:
-    """`MessageSender`: remembers what was sent, to whom."""
+    """`MessageSender`: records what was sent, and the receiver."""
 
     sent: list[tuple[str, Message]] = field(default_factory=list)
 

@@ -236,7 +236,7 @@ class ParkingEngine:
         return request
 
     def comes(self, item: str) -> None:
-        """The store says that it has the item, pinned."""
+        """The store replies that it has the item, pinned."""
         self.num_pins += 1
         reply = Pinned(seq=1, pin_id=self.num_pins, descriptor=descriptor(item, self.rows[item]))
         self.inbox.post_event(PinReply(item, reply))

@@ -1,4 +1,4 @@
-"""Signals to a host's process group, and the host's death, as an engine's processes hear of them."""
+"""Signals to a host's process group, and the host's death, as an engine's processes get them."""
 
 import os
 import signal
@@ -71,7 +71,7 @@ ORPHAN = textwrap.dedent(
     def engine():
         os.write(1, b"up\\n")
         host = multiprocessing.parent_process()
-        host.join()  # it dies before anybody has asked the kernel to tell
+        host.join()  # it dies before a process has asked the kernel for the signal
         while os.getppid() == host.pid:
             os.sched_yield()
         signal.signal(signal.SIGTERM, lambda *_: os.write(1, b"engine got the end signal\\n"))

@@ -1,4 +1,4 @@
-"""Redis is full and evicts nothing: publishers hear it, reads and acks go on, and it heals."""
+"""Redis is full and evicts nothing: publishers get an error, reads and acks go on, and it heals."""
 
 import asyncio
 import contextlib

@@ -13,7 +13,7 @@ JOB = job_for(DEAD)
 
 
 async def until_alone(flights: SingleFlight) -> None:
-    """Redis' clock wakes nobody."""
+    """Redis' clock wakes no waiting caller."""
     async with asyncio.timeout(LIMIT_S):
         while True:
             if await flights.announce_metadata(METADATA) == (ALIVE,):

@@ -1,4 +1,4 @@
-"""Streams of instances and namespaces that never come back: they end, whoever still writes to them."""
+"""Streams of instances and namespaces that never come back: they end, even if others still write to them."""
 
 import asyncio
 from typing import Any
@@ -110,7 +110,7 @@ async def test_cleared_when_its_owner_has_left(bus: AsyncBus, raw: Any) -> None:
             await bus.publish(inbox, MESSAGE)
         await bus.publish(bus.names.metadata("pd-1"), MESSAGE)
         await registry.clear_inboxes("pd-0")
-        assert raw.exists(*inboxes(bus.names, "pd-0")) == 4  # it is registered: somebody reads them
+        assert raw.exists(*inboxes(bus.names, "pd-0")) == 4  # it is registered: a process reads them
     await registry.clear_inboxes("pd-0")
     assert raw.exists(*inboxes(bus.names, "pd-0")) == 0
     assert raw.exists(bus.names.metadata("pd-1"))

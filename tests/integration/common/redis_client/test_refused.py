@@ -1,4 +1,4 @@
-"""Wrong password, none, a right that is missing: told at once, with the setting, without the secret."""
+"""Wrong password, none, a right that is missing: reported at once, with the setting, without the secret."""
 
 import asyncio
 import importlib.util

@@ -1,4 +1,4 @@
-"""Whoever waits for answers hears when another Redis answers than before."""
+"""Callers that wait for answers are called when another Redis answers than before."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Redis by TLS. The embedded redis-server speaks none, so a proxy in front of it does."""
+"""Redis by TLS. The embedded redis-server has no TLS, so a proxy in front of it does."""
 
 import datetime as dt
 import ipaddress

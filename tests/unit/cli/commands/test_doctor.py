@@ -1,4 +1,4 @@
-"""What `doctor` says about GPUs, from what it finds."""
+"""What `doctor` reports about GPUs, from what it finds."""
 
 import pytest
 

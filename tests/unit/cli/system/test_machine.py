@@ -1,4 +1,4 @@
-"""Which part of a GPU the store's slab is, from what nvidia-smi tells."""
+"""Which part of a GPU the store's slab is, from what nvidia-smi reports."""
 
 import subprocess
 from typing import Any

@@ -1,4 +1,4 @@
-"""Which memory a pair uses: the best that all can, and never one that somebody cannot read."""
+"""Which memory a pair uses: the best that all can, and never one that an instance cannot read."""
 
 import pytest
 

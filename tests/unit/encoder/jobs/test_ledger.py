@@ -68,7 +68,7 @@ def test_a_requester_that_never_answers_is_not_waited_for_beyond_the_deadline(le
     assert ledger.expire(9.9) == []
     assert ledger.expire(10) == [7]
     assert ledger.next_deadline() == 20
-    assert ledger.hold_pin("c", 9) == [9]  # it took longer to encode than anybody waited
+    assert ledger.hold_pin("c", 9) == [9]  # the encode took longer than any requester waited
 
 
 def test_a_later_job_extends_the_deadline_and_an_earlier_one_does_not_shorten_it(ledger: Ledger) -> None:

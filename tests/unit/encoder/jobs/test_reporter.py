@@ -31,7 +31,7 @@ class FakeBus:
 
     async def publish(self, stream: str, message: Any, *, traceparent: str | None = None) -> str:
         if stream in self.full:
-            raise StreamFullError("nobody reads it")
+            raise StreamFullError("no process reads it")
         if stream in self.broken:
             raise BusUnavailableError("away")
         self.published.append((stream, message, traceparent))

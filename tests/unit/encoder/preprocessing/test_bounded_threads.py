@@ -52,7 +52,7 @@ async def test_no_more_at_once_than_the_capacity(gates: list[Gate]) -> None:
     first = asyncio.create_task(threads.run(6, gates[0]))
     await begun(gates[0])
     large = asyncio.create_task(threads.run(1000, gates[1]))  # alone, although it is more than there is
-    small = asyncio.create_task(threads.run(1, gates[2]))  # behind it: who came first is served first
+    small = asyncio.create_task(threads.run(1, gates[2]))  # behind it: first come, first served
     for _ in range(10):
         await asyncio.sleep(0)
     assert threads.num_running == 1

@@ -45,7 +45,7 @@ PATCH = 14
 
 
 class Renderer:
-    """Cuts an image into patches, four of which are one row; `patch_width` as told, or raises `error`."""
+    """Cuts an image into patches, four of which are one row; `patch_width` as set, or raises `error`."""
 
     def __init__(self) -> None:
         self.error: Exception | None = None

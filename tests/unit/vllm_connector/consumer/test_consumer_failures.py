@@ -68,7 +68,7 @@ def test_the_order_of_a_request_that_leaves_is_looked_after(engine: Engine) -> N
 
 
 def test_an_order_that_redis_may_have_lost_is_sent_again_if_no_encoder_writes(engine: Engine) -> None:
-    """Nobody repeats it by itself: the request would wait until its deadline."""
+    """No party repeats it by itself: the request would wait until its deadline."""
     engine.consumer.admit_request(fake_request("r1", [(A, 1), (B, 2)]), 0)
     engine.replies(A, watching(A, writing=False))
     engine.replies(B, watching(B, writing=True))

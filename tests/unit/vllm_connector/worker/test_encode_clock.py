@@ -77,7 +77,7 @@ def test_on_the_cpu_the_host_encodes(now_ms: list[int]) -> None:
     clock = clock_of("cpu")
     assert isinstance(clock, HostClock)
     clock.mark_end()
-    assert clock.span_ns() == (1000 * MS, 1000 * MS), "nobody said when it began"
+    assert clock.span_ns() == (1000 * MS, 1000 * MS), "no call noted when it began"
     clock.start()
     now_ms[0] = 1300
     clock.mark_end()

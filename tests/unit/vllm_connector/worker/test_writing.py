@@ -88,7 +88,7 @@ def test_an_error_of_the_device_that_a_transport_saw_first_ends_the_engine(
     config: ConnectorConfig,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """CUDA's calls report what earlier kernels did; torch says whether the device is lost."""
+    """CUDA's calls report what earlier kernels did; torch reports whether the device is lost."""
 
     def synchronize() -> None:
         raise torch.AcceleratorError("CUDA error: illegal address")
