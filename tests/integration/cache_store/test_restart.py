@@ -1,4 +1,4 @@
-"""kill -9 of the store: sealed entries are adopted, clients come back by themselves with what they held."""
+"""kill -9 of the store: sealed entries are recovered, clients come back by themselves with what they held."""
 
 import os
 import signal

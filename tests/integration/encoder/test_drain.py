@@ -1,4 +1,4 @@
-"""The encoder's drain: real Redis, real store; in place of vLLM an engine that ends its work when the test allows it."""
+"""The encoder's drain: real Redis, real store; an engine of the test in place of vLLM."""
 
 import asyncio
 from collections.abc import AsyncIterator

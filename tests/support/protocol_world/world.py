@@ -86,7 +86,7 @@ class World(Checks):
             self._settle()
 
     def _settle(self) -> None:
-        """Coarse: the store serves encoders at once, and unpins; its clients receive it at once. So does Redis.
+        """Coarse: the store serves encoders and unpins at once, its clients receive at once. So does Redis.
 
         What is left to be delayed are the messages on the streams and HTTP, what consumers ask the store
         for, and the engines' steps.

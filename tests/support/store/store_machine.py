@@ -3,7 +3,7 @@
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
-from tests.support.store.store_world import HASHES, LIMITS, NAMES, UNKNOWN_ID, NUM_BLOCKS, StoreWorld, spec_of
+from tests.support.store.store_world import HASHES, LIMITS, NAMES, NUM_BLOCKS, UNKNOWN_ID, StoreWorld, spec_of
 from triptych_cache_store.entries.entry_table import EntryState
 from triptych_cache_store.entries.leases import SessionId
 from triptych_common.protocol import store as wire

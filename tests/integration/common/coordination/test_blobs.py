@@ -1,4 +1,4 @@
-"""Tensors in a real Redis: they come back as they were, for a limited time; every fault is reported in time."""
+"""Tensors in a real Redis: they come back unchanged, for a limited time; every fault is reported in time."""
 
 import time
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""An encode job and the engine: refusals, silence, death, and an encoder that ends."""
+"""An encode job and the engine: refusals, timeouts, death, and an encoder that ends."""
 
 import asyncio
 

@@ -87,7 +87,7 @@ async def test_bad_media(bench: Bench) -> None:
 
 
 async def test_a_job_of_another_namespace_is_refused_and_costs_its_item_nothing(bench: Bench) -> None:
-    """It is on this stream by mistake: a gateway that waits for the item finds it on none, and sends it again."""
+    """It is on this stream by mistake: a gateway that waits finds the item on none, and sends it again."""
     await bench.claim("req-0")
     strayed = delivery_of("job-0", "req-0", namespace_digest=ANOTHER)
     await bench.runner.run(strayed)  # type: ignore[arg-type]
