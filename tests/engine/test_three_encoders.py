@@ -78,7 +78,7 @@ async def test_one_is_killed_in_the_middle_of_its_jobs(three: System, questions:
 
 
 def kill_one_at_work(system: System) -> tuple[str, set[str], set[Path]]:
-    """Stop an encoder with several jobs, look at them, kill it.
+    """Stop an encoder with several jobs, note them, kill it.
 
     Returns:
         Its name, the mm_hashes of its jobs, and the files of its shared memory.

@@ -247,7 +247,7 @@ def test_a_body_that_is_no_json_is_refused(system: System) -> None:
 
 
 def test_bytes_that_only_begin_like_an_image_are_refused(system: System, strips: ModuleType) -> None:
-    """The header is right, so only the encoder finds out: its word must reach the caller as a 4xx."""
+    """The header is right, so only the encoder finds out: its error must reach the caller as a 4xx."""
     (strip,) = strips.held_out_strips(1, seed=28)
     with system.openai as client, pytest.raises(openai.APIStatusError) as caught:
         client.chat.completions.create(

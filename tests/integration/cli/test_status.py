@@ -68,7 +68,7 @@ def status(layout: RunLayout) -> subprocess.CompletedProcess[str]:
 
 
 def rows(output: str) -> list[list[str]]:
-    """Words of the lines below the head of the pairs' table."""
+    """Columns of the lines below the head of the pairs' table."""
     lines = [line.split() for line in output.splitlines()]
     return lines[lines.index(["from", "to", "transport", "tensors", "so", "far"]) + 1 :]
 

@@ -1,4 +1,4 @@
-"""100,000 hostile frames against decoder and core, as one client among others: nothing else is touched.
+"""100,000 hostile frames against decoder and core, as one client among others: nothing else changes.
 
 No socket: what the server does with bytes, done here. The bystander holds a pin and a reservation; after
 every burst it must still hold them, and its own commands must still work.

@@ -5,7 +5,7 @@ is asked for, so that every ordering that the code forgets shows as wrong bytes.
 
 One `FakeGpu` is the machine's; each `FakeDriver` is one process's view of it, with addresses of its own. What
 CUDA leaves undefined, and code may therefore do unseen, is noted in `FakeGpu.breaches` besides being raised
-where a call did it; tests look at the list in the end (`assert_no_breach`):
+where a call did it; tests check the list in the end (`assert_no_breach`):
 
     a handle is opened once per process, and never by the process that owns the memory
     memory of a process that has died stays as long as it is mapped, and cannot be opened any more
@@ -40,7 +40,7 @@ Run = Callable[[], bool]
 
 @dataclass(frozen=True)
 class Step:
-    """On a stream. `uses`: (address, bytes) that it touches when it runs."""
+    """On a stream. `uses`: (address, bytes) that it reads or writes when it runs."""
 
     run: Run
     uses: tuple[tuple[int, int], ...] = ()

@@ -97,7 +97,7 @@ class Answer:
 
     @property
     def is_wrong(self) -> bool:
-        """Words that are not the right ones, or an end without the rest and without a word about it."""
+        """Words that are not the right ones, or an end without the rest and without an error."""
         if not self.words and not self.is_complete:
             return False
         if self.words != self.question.words[: len(self.words)]:

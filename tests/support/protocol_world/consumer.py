@@ -316,7 +316,7 @@ class ConsumerActor:
         """`_try_schedule_encoder_inputs`: clips the step at the first item that is not here."""
         end = min(each.prompt_len, start + self._step_tokens)
         loads: list[tuple[int, str]] = []
-        for place, item, first, touches in each.places_in(start, end):
+        for place, item, first, reads in each.places_in(start, end):
             if item in [load for _, load in loads]:
                 loads.append((place, item))
             elif item in self.cached:
@@ -324,7 +324,7 @@ class ConsumerActor:
             elif not self.consumer.is_pinned(item):
                 assert not self.consumer.is_resident(item), "the worker has it, vLLM does not know"
                 return max(start, first), loads
-            elif touches:
+            elif reads:
                 loads.append((place, item))
         return end, loads
 
@@ -375,9 +375,9 @@ class ConsumerActor:
         for engine_request_id, _, start, end in windows:
             self.num_scheduled += 1
             each = self.live[engine_request_id]
-            for _, item, _, touches in each.places_in(start, end):
-                assert not touches or item in self.views, "the step reads an item that is not there"
-                each.is_wrong |= touches and self.views[item] is None
+            for _, item, _, reads in each.places_in(start, end):
+                assert not reads or item in self.views, "the step reads an item that is not there"
+                each.is_wrong |= reads and self.views[item] is None
         return Step(tuple(windows), frozenset(order.mm_hash for order in loads), frozenset(lost))
 
     def _end_pin(self, pin_id: int | None) -> None:

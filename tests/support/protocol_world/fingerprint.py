@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from tests.support.protocol_world.config import REDIS
 from tests.support.protocol_world.consumer import ConsumerActor
 from tests.support.protocol_world.encoder import EncoderActor
-from tests.support.protocol_world.flights import InflightLink
+from tests.support.protocol_world.flights import FlightLink
 from tests.support.protocol_world.gateway import GatewayActor
 from tests.support.protocol_world.network import STORE
 from tests.support.protocol_world.store import ClientSession
@@ -152,7 +152,7 @@ def _gateway(world: World, gateway: GatewayActor) -> Any:
     )
 
 
-def _scripts(link: InflightLink) -> Any:
+def _scripts(link: FlightLink) -> Any:
     return [
         (mm_hash, [(each.name, digest(each.arguments), each.reply.done()) for each in scripts])
         for mm_hash, scripts in sorted(link.scripts.items())
@@ -214,7 +214,7 @@ def _inbox_event(event: Any) -> Any:
 
 
 class Fingerprints:
-    """Of one world as it goes on; parts of actors that did nothing are not looked at again."""
+    """Of one world as it goes on; parts of actors that did nothing are not hashed again."""
 
     def __init__(self, world: World) -> None:
         self._world = world

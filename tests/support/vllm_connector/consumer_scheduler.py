@@ -125,7 +125,7 @@ class PlayedScheduler(ConsumerChecks):
     def _plan(self, each: Running, start: int, end: int) -> tuple[int, list[tuple[int, str]]]:
         """`_try_schedule_encoder_inputs`: clips the step at the first item that is not here."""
         loads: list[tuple[int, str]] = []
-        for place, item, first, touches in each.places_in(start, end):
+        for place, item, first, reads in each.places_in(start, end):
             if item in [load for _, load in loads]:
                 loads.append((place, item))
             elif item in self.cached:
@@ -134,13 +134,13 @@ class PlayedScheduler(ConsumerChecks):
                 if not self.consumer.may_encode_item(each.engine_request_id, place):
                     end = max(start, first)
                     break
-                if touches:
+                if reads:
                     loads.append((place, item))
             elif not self.consumer.is_pinned(item):
                 assert not self.consumer.is_resident(item), "the worker has it, vLLM does not know"
                 end = max(start, first)
                 break
-            elif touches:
+            elif reads:
                 loads.append((place, item))
         assert end > start, "admitted, and cannot move"
         return end, loads
@@ -202,8 +202,8 @@ class PlayedScheduler(ConsumerChecks):
             self._drop_view(self.worker.get(order.mm_hash))  # evicted and loaded in one pass: replaced
             self.worker[order.mm_hash] = order.pin_id
         for engine_request_id, _, start, end in windows:
-            for _, item, _, touches in self.live[engine_request_id].places_in(start, end):
-                assert not touches or item in self.worker, "the step reads an item that is not there"
+            for _, item, _, reads in self.live[engine_request_id].places_in(start, end):
+                assert not reads or item in self.worker, "the step reads an item that is not there"
 
     def _drop_view(self, pin_id: int | None) -> None:
         if pin_id is not None:

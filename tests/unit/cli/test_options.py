@@ -1,4 +1,4 @@
-"""The Redis URL can hold a password: it is handed on by the environment, never as a word."""
+"""The Redis URL can hold a password: it is passed on by the environment, never as an argument."""
 
 import pytest
 from typer.testing import CliRunner

@@ -39,7 +39,7 @@ def test_a_host_that_no_gateway_could_call_is_refused(tmp_path: Path, host: str)
 
 @pytest.mark.parametrize("name", ["request_processor_options", "request_image_options"])
 def test_options_of_requests_are_no_matter_of_a_vision_tower_here(tmp_path: Path, name: str) -> None:
-    """Only encoders look at what a processor made of them before their tower is given it."""
+    """Only encoders check what a processor made of them before their tower is given it."""
     options = {name: {"max_pixels": {"min": 4, "max": 4096}}}
     PrefillDecodeSettings(model="m", run_dir=tmp_path, **options)  # type: ignore[arg-type]
     with pytest.raises(ValidationError, match="TRIPTYCH_" + name.upper()):

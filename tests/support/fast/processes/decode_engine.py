@@ -121,9 +121,9 @@ class DecodeEngine:
     def _step(self) -> None:
         self._num_steps += 1
         self._resume()
-        touched = self._schedule()
+        scheduled = self._schedule()
         lost = self._load()
-        self._compute(touched, lost)
+        self._compute(scheduled, lost)
         for engine_request_id in self._consumer.take_failed():
             self._finish(engine_request_id, "an item cannot come")
         self._send_tokens()
@@ -156,13 +156,13 @@ class DecodeEngine:
 
     def _schedule(self) -> list[tuple[str, int]]:
         """Places whose tensors this step reads."""
-        touched: list[tuple[str, int]] = []
+        scheduled: list[tuple[str, int]] = []
         for engine_request_id in self._running:
             each = self._live[engine_request_id]
             if not each.is_prefilled and self._consumer.admit_request(
                 each.request, each.request.num_computed_tokens
             ):
-                touched += self._plan(each)
+                scheduled += self._plan(each)
         for engine_request_id in list(self._waiting):
             each = self._live[engine_request_id]
             if each.prompt.items:
@@ -173,8 +173,8 @@ class DecodeEngine:
                 each.request.num_computed_tokens = covered
             self._waiting.remove(engine_request_id)
             self._running.append(engine_request_id)
-            touched += self._plan(each)
-        return touched
+            scheduled += self._plan(each)
+        return scheduled
 
     def _defer(self, engine_request_id: str) -> None:
         if not self._consumer.has_failed(engine_request_id):
@@ -197,7 +197,7 @@ class DecodeEngine:
 
     def _plan(self, each: _Running) -> list[tuple[str, int]]:
         """As far as the items are here, in order."""
-        touched: list[tuple[str, int]] = []
+        scheduled: list[tuple[str, int]] = []
         for place in range(len(each.words), len(each.prompt.items)):
             mm_hash = each.prompt.items[place].mm_hash
             if mm_hash not in self._cached:
@@ -207,8 +207,8 @@ class DecodeEngine:
                 self._consumer.load_item(each.prompt.request_id, mm_hash)
             self._cached[mm_hash].add(each.prompt.request_id)
             each.held.add(place)
-            touched.append((each.prompt.request_id, place))
-        return touched
+            scheduled.append((each.prompt.request_id, place))
+        return scheduled
 
     def _load(self) -> frozenset[str]:
         """The tensors that failed to load, if any; the requests that wait for them fail."""
@@ -218,20 +218,20 @@ class DecodeEngine:
             self._consumer.on_loads_failed(lost)
         return lost
 
-    def _compute(self, touched: list[tuple[str, int]], lost: frozenset[str]) -> None:
+    def _compute(self, scheduled: list[tuple[str, int]], lost: frozenset[str]) -> None:
         """The forward pass, and what follows from its end."""
-        for engine_request_id, place in list(touched):
+        for engine_request_id, place in list(scheduled):
             each = self._live[engine_request_id]
             item = each.prompt.items[place]
             if item.mm_hash in lost:
-                touched.remove((engine_request_id, place))
+                scheduled.remove((engine_request_id, place))
                 continue
             tensor = self._encoder_cache[item.mm_hash]
             each.words[place] = word_of(tensor.contiguous().view(torch.uint8).numpy().tobytes())
             self._kv[item.prefix] = each.words[place]
             if len(self._kv) > PREFIX_CACHE_ENTRIES:
                 self._kv.popitem(last=False)
-        for engine_request_id, place in touched:
+        for engine_request_id, place in scheduled:
             each = self._live[engine_request_id]
             each.request.num_computed_tokens = max(each.request.num_computed_tokens, each.end_of(place))
             self._release(each, place)

@@ -83,7 +83,7 @@ async def test_an_engine_that_lives_and_hangs_leaves_the_job_to_another_encoder(
     with pytest.raises(EngineFailedError, match="has not answered"):
         await bench.run(delivery)
     assert delivery.num_acks == 0
-    assert bench.reporter.kinds == ["EncoderCacheMetadata"]  # no word that the item failed
+    assert bench.reporter.kinds == ["EncoderCacheMetadata"]  # no message that the item failed
 
 
 async def test_a_cancelled_job_is_handed_back(bench: Bench) -> None:

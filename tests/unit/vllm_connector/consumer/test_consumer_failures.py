@@ -74,7 +74,7 @@ def test_an_order_that_redis_may_have_lost_is_sent_again_if_no_encoder_writes(en
     engine.replies(B, watching(B, writing=True))
     engine.pins.take()
     engine.receives(BusChanged())
-    assert engine.pins.take() == [("pin_or_watch", A)]  # B's job is its gateway's to look after
+    assert engine.pins.take() == [("pin_or_watch", A)]  # B's job is checked by its gateway
     engine.replies(A, watching(A, writing=False))
     assert engine.sender.take_short() == ["encode needed 0"] * 2
     engine.receives(BusChanged())

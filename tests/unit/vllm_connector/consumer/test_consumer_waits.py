@@ -45,7 +45,7 @@ class Engine:
         )
 
     def evict_item(self, mm_hash: str) -> None:
-        """vLLM's encoder cache is not looked at here."""
+        """vLLM's encoder cache is not read here."""
 
     def is_in_use(self, engine_request_id: str, item_index: int) -> bool:
         return False
