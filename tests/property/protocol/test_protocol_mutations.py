@@ -251,7 +251,7 @@ MUTATIONS: dict[str, Mutation] = {
         ItemPins, "_withdraw_load", nothing, with_faults(APART, "preempt_late")
     ),
     "an item is not dropped with its last holder": Mutation(ItemPins, "release_item", nothing, APART),
-    "an encoder whose metadata come late gets no decision": Mutation(
+    "an encoder whose metadata come late gets no reply": Mutation(
         ItemReplies,
         "on_metadata",
         _takes_metadata_and_sends_nothing,

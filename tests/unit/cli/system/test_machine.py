@@ -49,5 +49,5 @@ def test_more_than_there_is(smi: dict[str, Any]) -> None:
 def test_what_nvidia_smi_does_not_report_ends_the_start(smi: dict[str, Any], changes: dict[str, Any]) -> None:
     smi.update(changes)
     assert gpu_bytes("0") is None
-    with pytest.raises(LaunchError, match="does not tell"):
+    with pytest.raises(LaunchError, match="does not report"):
         slab_share(GIB, ("0",))
