@@ -1,4 +1,4 @@
-"""How the processes of an engine end: when the host ends them, and without a last garbage collection."""
+"""How an engine's processes exit: when the host ends them, skipping the last garbage collection."""
 
 import atexit
 import ctypes

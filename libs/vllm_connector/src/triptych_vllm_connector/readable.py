@@ -1,4 +1,4 @@
-"""Which entries an engine can read, by the memory in which they lie; and the key of a tensor in Redis.
+"""Which entries an engine can read, by the memory in which they lie; and which key a tensor has in Redis.
 
 In EngineCore `Readable` is asked before a pin is used; in the workers transport `redis` uses the same keys.
 """

@@ -1,4 +1,4 @@
-"""What vLLM carries between scheduler and workers with each step, and with its output."""
+"""vLLM's connector metadata: step orders to the workers, failed loads back with a step's output."""
 
 from dataclasses import dataclass, field
 

@@ -9,7 +9,7 @@ core/       one command at a time: what it does, which replies and pushes come o
 entries/    states of entries, free blocks, leases, eviction. Pure
 persistence/  the region file and its journal
 checksums/  checksums of sealed entries, taken and checked beside the work
-device      the store's memory on a GPU
+device      the slab: the store's memory on a GPU
 scrape      answers Prometheus with `core.metrics`
 testing     a daemon as a child process, its core alone: for tests and benchmarks
 

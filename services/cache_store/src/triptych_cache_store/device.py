@@ -1,4 +1,4 @@
-"""The store's memory on a GPU, where one is asked for and there is one."""
+"""The slab: the store's memory on a GPU, where one is asked for and there is one."""
 
 from triptych_cache_store.core.state import Slab
 from triptych_cache_store.entries.block_pool import BestFitPool

@@ -1,4 +1,4 @@
-"""An engine that encodes, as a job sees it: so that jobs can be tested, and imported, without vLLM."""
+"""Interface of an engine that encodes, its errors and limits: jobs are imported and tested without vLLM."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -8,7 +8,7 @@ encode/        what requests need of encoders: orders, flights, sizes, final ack
 request/       what a caller sent: bounds, validation, media
 routing/       which instances there are, and which of them gets a request
 access/        API keys, tenants, bounds on what is served at once
-errors         answers that are no success; race, metrics, settings: likewise for all of the above
+errors         error responses; race, metrics, settings: likewise for all of the above
 
 Imports go downwards: routes > chat > encode > request | routing | access > errors, race, metrics, settings.
 """

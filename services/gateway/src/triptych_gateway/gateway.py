@@ -212,12 +212,6 @@ def _parser(settings: GatewaySettings, threads: ThreadPoolExecutor) -> RequestPa
     )
 
 
-def _media_limits(settings: GatewaySettings) -> MediaLimits:
-    return MediaLimits(
-        settings.max_item_bytes, ImageLimits(settings.max_image_pixels, settings.image_formats)
-    )
-
-
 def _record(settings: GatewaySettings) -> InstanceRecord:
     return InstanceRecord(
         instance=settings.instance,

@@ -1,6 +1,7 @@
-"""uvicorn's HTTP protocol with bounds that it lacks: on the bytes and the time of a request's head, on what
-comes of a body that is answered already, and on requests that a client sends ahead without waiting for
-answers. And with errors in OpenAI's format.
+"""uvicorn's HTTP protocol with limits that it lacks, and with errors in OpenAI's format.
+
+Limits: bytes and time of a request's head, what comes of a body that is answered already, and requests that a
+client sends ahead without waiting for answers.
 
 While nothing is being answered, a timer runs: uvicorn's own between requests, else this module's.
 """

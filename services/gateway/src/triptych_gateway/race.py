@@ -1,4 +1,4 @@
-"""Run work under guards: the first guard that raises ends the work."""
+"""Runs a coroutine beside guards (disconnect, deadline, failure): the first guard that raises ends it."""
 
 import asyncio
 from collections.abc import Coroutine

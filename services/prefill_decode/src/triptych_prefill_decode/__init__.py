@@ -1,7 +1,8 @@
 """prefill_decode service: vLLM's own OpenAI server in this process, on an engine that decodes.
 
 It encodes at most as a fallback (`--local-encode`). All of this runs in the host process; what runs inside
-vLLM's processes is in `triptych_vllm_connector`.
+vLLM's processes is in `triptych_vllm_connector`: `consumer/` decides which requests may run, `scheduler/`
+parks and wakes them, `worker/` loads tensors.
 
 __main__       the command; settings are refused before vLLM is imported
 settings       `TRIPTYCH_*`

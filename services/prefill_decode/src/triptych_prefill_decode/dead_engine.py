@@ -1,4 +1,4 @@
-"""Answers for an engine that is dead: 503, or a connection that breaks off.
+"""HTTP responses once the engine has died: 503, or a connection that breaks off.
 
 vLLM's own answer, 500 or an error event with `[DONE]`, reads as if the request were at fault. It is not:
 another instance can serve it, as long as no token is out.

@@ -1,4 +1,4 @@
-"""Whether vLLM's engine answers: vLLM reports an engine that died, when asked; one that hangs, never.
+"""Detects an engine that hangs: vLLM itself reports a dead engine only, and only when asked.
 
 Its host would go on: registered, chosen by every gateway, and each request would wait until its deadline.
 """

@@ -1,10 +1,10 @@
 """Pure rules without I/O.
 
-errors         the hierarchy of all errors
+errors         the hierarchy of all errors; a new one goes here (its root is in `protocol.errors`)
 transitions    the one check of every state machine's steps
 hashing        `mm_hash` of media, and namespace digests
-image_formats  formats that are taken; `jpeg_scans` counts the passes that a JPEG costs its decoder
+image_formats  allowlist of image formats, and the size limit; `jpeg_scans`: JPEGs that cost too many passes
 media_options  which options of a request callers may set
-transports     which transport a producer and its consumers use
-transient      whether trying again may help after an exception
+transports     the choice of a transport for an encoder and its prefill_decodes
+transient      which exceptions are worth a retry
 """

@@ -1,4 +1,4 @@
-"""Which exceptions have nothing to do with the data that were worked on: trying again may help. Pure."""
+"""Which exceptions are worth a retry: those that the input did not cause. Pure."""
 
 import errno
 from collections.abc import Iterator

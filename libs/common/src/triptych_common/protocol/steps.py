@@ -1,4 +1,4 @@
-"""Steps: which process sends what to which, and by which way, from a caller's request to the last unpin.
+"""Steps of the protocol, as data: which process sends what, from a caller's request to the last unpin.
 
 The one list of everything that can be late, lost or doubled. Tests of faults go through it instead of
 remembering, and docs/protocol.md has it as a table. A step is one message in one direction; the answers

@@ -1,4 +1,4 @@
-"""Commands on Redis: how long anything may take, how often it is tried again.
+"""Commands on Redis, with time limits and retries.
 
 Limits and repetitions are ours, around whole commands (`run_command`), not redis-py's:
 - its `socket_timeout` sends through `asyncio.wait_for`, which before Python 3.12 can swallow the

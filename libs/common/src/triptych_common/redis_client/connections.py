@@ -1,4 +1,4 @@
-"""Connections that are given up when their server is not, or not any more, the one that takes writes.
+"""Connections to the primary: dropped when their server is not, or no longer, the one that takes writes.
 
 A primary that was demoted, a replica, or a server that still loads its data answers READONLY,
 MASTERDOWN or TRYAGAIN. The remedy is the same as for a lost connection: connect again, a little later,

@@ -1,4 +1,4 @@
-"""Notices that another Redis answers than before: restarted, failed over, or emptied.
+"""Detects that another Redis answers than before: restarted, failed over, or emptied.
 
 Every new connection asks for the server's run id, which no two lives of a Redis share. A run id that differs
 from the last one, or a group that was there and is gone, is a change, and the callbacks are called. Whether

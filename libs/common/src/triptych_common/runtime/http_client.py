@@ -1,4 +1,4 @@
-"""HTTP clients of services: whatever befalls a connection is an `httpx.HTTPError`, on uvloop too.
+"""HTTP clients of services: every failure of a connection is an `httpx.HTTPError`, on uvloop too.
 
 On uvloop a connection that its peer has reset has no socket any more. httpcore asks each new connection, and
 each idle one, about its socket, and anyio then asks the socket that is not there: a server that dies while it

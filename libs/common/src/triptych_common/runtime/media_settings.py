@@ -1,4 +1,4 @@
-"""Settings of the services that media pass: what is taken from callers, the same in all of them."""
+"""Settings that gateway, encoder and prefill_decode share: formats, sizes and options of callers' media."""
 
 from typing import Annotated
 

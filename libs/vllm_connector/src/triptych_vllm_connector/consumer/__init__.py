@@ -11,5 +11,8 @@ preallocator   SyncPreallocator, AsyncPreallocator: which requests may have spac
 item_pins      ItemPins: owns the items: watched, pinned, resident; commands to the store, load orders.
 item_replies   ItemReplies: decisions and acks to encoders, orders to gateways.
 deadlines      Deadlines: until when requests may wait.
-ports          Protocols of what surrounds the consumer: the store, the bus, vLLM's encoder cache.
+ports          Interfaces to what surrounds the consumer: the store, the bus, vLLM's encoder cache.
+
+A push of the store: `links.readable_pins`, the Inbox, item_grants, item_pins, request_table; then
+`scheduler.parking_scheduler` schedules the request again.
 """

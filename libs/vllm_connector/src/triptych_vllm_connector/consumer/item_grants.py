@@ -1,6 +1,4 @@
-"""Item grants: space in the encoder cache for the items of requests, pins for what has space, and what the
-store's answers mean for the requests that wait.
-"""
+"""Applies the preallocator's decisions: asks for space, pins items, handles the store's answers."""
 
 from collections.abc import Iterable
 

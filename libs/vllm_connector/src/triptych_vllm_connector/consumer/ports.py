@@ -1,4 +1,4 @@
-"""What the consumer needs of its surroundings; `links` and `scheduler` have it, tests play it."""
+"""Interfaces that the consumer needs: implemented in `links` and `scheduler`, faked in tests."""
 
 from typing import Protocol
 

@@ -1,4 +1,4 @@
-"""Preallocator: which requests may have space in the encoder cache, before their tensors exist. Pure.
+"""Preallocator, the policy: which requests get space in the encoder cache, before their tensors exist. Pure.
 
     None --preallocate--> HELD --finalize_allocation--> ALLOCATED --deallocate--> FREE
                             `------ deallocate, depreallocate -----------------------^

@@ -8,5 +8,5 @@ image_reader            local encode: the image formats that vLLM's own reader m
 platform                what this machine offers: a GPU, the store's region
 budget                  rows of encoder output: vLLM's encoder cache, and the preallocator's budget
 transport_capabilities  which transports the instance offers
-slab_watch              the same, kept true over restarts of the store, and announced
+slab_watch              announces them again when the store restarts
 """

@@ -1,4 +1,4 @@
-"""Which decoders vLLM's own image reader may ask, where an instance reads raw images (local encode)."""
+"""Which image decoders vLLM's own reader may use, where an instance reads raw images (local encode)."""
 
 from collections.abc import Sequence
 

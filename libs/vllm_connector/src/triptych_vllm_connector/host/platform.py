@@ -1,4 +1,4 @@
-"""What this machine offers to an engine: a GPU, and the store's region."""
+"""What this machine offers to one engine: a GPU, and the store's region."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Which of vLLM's options change what an encoder puts out. Names are fields of vLLM's `AsyncEngineArgs`.
+"""Which of vLLM's options change an encoder's output, for the digest. Names are fields of `AsyncEngineArgs`.
 
 Two engines whose options differ in one of these never share a tensor. An encoder and a prefill_decode of
 one model must agree, so what belongs to one role, to its sizes or to its speed counts for nothing:

@@ -1,4 +1,4 @@
-"""What an instance announces of its transports, kept true over restarts of the store. In the host.
+"""Announces transport capabilities again when the store restarts. In the host.
 
 `cuda_ipc` is announced for one start of one store, after the worker has mapped that store's slab and copied
 from it. When the store was restarted the worker probes again; until then no producer uses the new slab,

@@ -1,4 +1,4 @@
-"""One thread that calls back at a set time: the engine's thread itself waits for input without a limit."""
+"""A timer thread: wakes the engine's thread, which blocks on its input without a timeout."""
 
 import threading
 import time

@@ -1,4 +1,4 @@
-"""An item that raises inside the vision tower costs its own job, not the engine and not its neighbours.
+"""Isolates faults: an item that raises inside the vision tower costs its own job, not the engine or others.
 
     step --raises--> each item alone --raises--> refused, the engine goes on
                          `--------------------> encoded

@@ -1,4 +1,4 @@
-"""What the code in vLLM's workers needs of this worker's connector, which stands above it."""
+"""The interface of this worker's connector, for code that must not import it."""
 
 from typing import Protocol, runtime_checkable
 

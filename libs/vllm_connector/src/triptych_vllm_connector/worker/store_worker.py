@@ -1,4 +1,4 @@
-"""What both ends of the handover have in a worker: a store session, the transports, and spans.
+"""Base class of both ends of the handover in a worker: the store session, the transports, and spans.
 
 Both run inside vLLM's step, on its thread. Neither waits for the store: commands are sent, and the session's
 thread reads the answers. The transport carries the bytes (`transports`).

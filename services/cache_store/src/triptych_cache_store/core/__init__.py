@@ -3,7 +3,7 @@
 store_core  a command comes in, replies and pushes come out
 sessions    hello, resume, disconnect, and the end of clients that do not come back
 commands    what each command does
-state       all state of the store, and the steps that keep its parts in agreement
+state       the spaces of all memories, leases and counters; steps over several of them
 recovery    fills the state from the journal of the store before
 views       what it reports of its state: entries, statistics; `metrics`: Prometheus' text
 latencies   a histogram without a clock or a registry

@@ -1,4 +1,4 @@
-"""All state of the store, and the steps that keep its parts in agreement. Pure."""
+"""All state of the store: a `Space` per memory, leases, counters; steps over several of them. Pure."""
 
 import itertools
 from collections import Counter, deque

@@ -7,6 +7,6 @@ eviction         which evictable entry is worth least
 eviction_window  which neighbours must go so that a large enough range becomes free
 tenants          blocks of each tenant, and its own order of eviction
 limits           how full the region may get, also by tenant
-entry_journal    what `space` has recorded of entries; kept by `persistence.journal`
+entry_journal    interface of the journal; `persistence.journal` implements it
 leases           what each client holds: reservations, pins, watches
 """

@@ -1,4 +1,4 @@
-"""What `Space` has recorded of its entries. `persistence.journal` keeps it in the region."""
+"""Interface of the journal of entries; `persistence.journal` implements it in the region's headers."""
 
 from triptych_cache_store.entries.entry_table import Entry
 

@@ -1,4 +1,4 @@
-"""Space: the steps that change table, pool, policy and journal together. Evicts when it must. No I/O."""
+"""One memory's entries and blocks: steps over table, pool, policy and journal. Evicts when it must. Pure."""
 
 from dataclasses import dataclass, field
 

@@ -4,7 +4,7 @@ job_runner    one delivery of a job from the stream to its ack
 job_leases    which jobs this encoder does at all; their leases in Redis; dead letters
 active_job    one job's state, its requesters, and what was sent to them
 media_source  its media: inside the job, or from the gateway that keeps them
-reporter      metadata, EncodeCompleted and EncodeFailed to prefill_decodes and gateways
+reporter      publishes EncoderCacheMetadata (sizes), EncodeCompleted and EncodeFailed
 ledger        which requesters still wait for a sealed item, so how long the producer's pin is kept
 reply_reader  their replies (`preallocations`, `acks`), which end the pins
 """

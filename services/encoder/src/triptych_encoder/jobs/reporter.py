@@ -1,4 +1,4 @@
-"""Messages about a job to the gateways and prefill_decodes that wait for it, in the job's own trace."""
+"""Publishes EncoderCacheMetadata (sizes), EncodeCompleted and EncodeFailed, in the job's own trace."""
 
 import asyncio
 import time

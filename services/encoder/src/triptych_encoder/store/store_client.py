@@ -1,4 +1,4 @@
-"""The encoder's end of the store: reservations for the worker to write, and the producer's pins."""
+"""Commands of the encoder to the store: reserve blocks for the worker, watch, cancel, unpin."""
 
 import asyncio
 from collections.abc import Sequence

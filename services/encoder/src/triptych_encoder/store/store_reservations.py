@@ -1,4 +1,4 @@
-"""A place in the store for an item that will be encoded, and our pin of it once it is sealed."""
+"""One item's reservation in the store, retried while the store is full, and our pin of it after the seal."""
 
 import asyncio
 import time

@@ -1,4 +1,4 @@
-"""Which callers are served, and how much at once.
+"""Which callers are served, and the limits of what is served at once.
 
 auth             checks an API key, and finds its caller
 api_keys_file    the file of API keys, read at the start

@@ -1,7 +1,7 @@
-"""A prepared request goes to prefill_decode, its answer to the client.
+"""Sends a prepared request to prefill_decode, and its answer to the client.
 
 An instance that cannot be reached, or goes away before its first chunk, costs the caller nothing
-but time: another one is tried.
+but time: `routing.instances` gives the next one to try.
 """
 
 import asyncio

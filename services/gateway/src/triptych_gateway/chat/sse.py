@@ -1,4 +1,4 @@
-"""Server-sent events as bytes: cut into whole events, never rewritten."""
+"""Server-sent events as bytes: cut into whole events, never rewritten; knows errors and `[DONE]`."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Relay of an answer to the client, from the moment its first chunk is there."""
+"""Relay of an answer to the client, from its first chunk on; `sse` finds events and their end."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping

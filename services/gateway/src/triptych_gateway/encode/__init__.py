@@ -2,13 +2,13 @@
 
 media_wait       one request's wait for its items: sizes, failures, deadline
 encode_wait      how long a request waits, and when it gives up encoders
-encode_orders    the owner of all below but the last: opens waits, takes encoders' messages, makes Redis agree
+encode_orders    starts flights, handles encoders' messages, reconciles with Redis; owns what is indented
 item_table         the state of each item that a request waits for (drawn there); pure
-media_cache        media bytes while a request needs them, for encoders to fetch
+media_cache        media bytes while a request needs them, served to encoders
 sizes              placeholder sizes, in memory and in Redis
 item_queue         the items that a step is due for
 flight_requests    which requesters Redis knows of, in the flight of which item
-job_queue          bounds on each namespace's jobs stream
+job_queue          limits of each namespace's jobs stream
 encode_job         the job itself, made from the requests that wait
 final_acks       the gateway's own acks to encoders, where prefill_decode will not send one
 """

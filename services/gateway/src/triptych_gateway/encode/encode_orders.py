@@ -1,4 +1,4 @@
-"""Encode orders: what the requests of this gateway need of encoders, and what has become of it.
+"""Starts flights for this gateway's requests, handles encoders' messages, and reconciles with Redis.
 
 The item table is what is needed; a step makes Redis agree with it, one step at a time per item. So the
 order in which requests come and go does not matter, nor what gets lost: the next step mends it. A step is
@@ -287,7 +287,7 @@ class EncodeOrders:
         except RequestError as error:
             log.warning("encode job refused", job_id=job_id, code=error.code)
             failure = ItemFailure(None, error.message, error)
-        except Exception:  # a fault of the gateway: the next check may not mend it
+        except Exception:  # a fault in this code: a retry may not help
             log.exception("encode job not made", job_id=job_id)
             internal = RequestError(500, "internal_error", "the gateway failed to order an encode")
             failure = ItemFailure(None, internal.message, internal)

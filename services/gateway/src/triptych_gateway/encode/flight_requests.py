@@ -1,4 +1,4 @@
-"""The requests of this gateway at the flights in Redis: which of them Redis knows to wait for which item.
+"""Which of this gateway's requests are registered in Redis as requesters of which item's flight.
 
 `EncodeOrders` owns this record and decides what is sent. No message comes when Redis, a gateway or
 an encoder has lost something, so Redis is asked again now and then (`EncodeOrders.run_checks`).

@@ -1,4 +1,4 @@
-"""The jobs of each namespace as a queue with bounds."""
+"""Limits of each namespace's jobs stream: a new job is refused while too many wait, or one waits too long."""
 
 import time
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Media bytes, kept while a request needs them, reachable by encoders under an unguessable path."""
+"""Media bytes, kept while a request needs them, and served to encoders at a secret path."""
 
 import secrets
 from dataclasses import dataclass, field

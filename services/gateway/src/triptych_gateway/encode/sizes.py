@@ -1,4 +1,4 @@
-"""Placeholder sizes of items: what prefill_decode must know before the tensor exists.
+"""Sizes of items, from `EncoderCacheMetadata`: in memory, over those in Redis (`coordination.shared_sizes`).
 
 They follow from the mm_hash alone (it holds the namespace digest and every option), so an entry is
 never wrong, only missing.

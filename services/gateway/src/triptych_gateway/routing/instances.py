@@ -1,4 +1,4 @@
-"""The prefill_decodes that a request may go to: waited for, chosen, and another one where one fails."""
+"""The prefill_decodes that one request may go to: waits for one, chooses it, and the next after a failure."""
 
 import asyncio
 import time

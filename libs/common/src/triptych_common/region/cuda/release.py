@@ -1,4 +1,4 @@
-"""Calls back when the GPU has passed a point, without a wait on the engine's thread."""
+"""Calls back when a CUDA event has completed, without a wait on the engine's thread."""
 
 import queue
 import threading
