@@ -19,7 +19,7 @@ def open_reservations(machine: "StoreMachine") -> st.SearchStrategy[ReservationI
 
 
 def known_pins(machine: "StoreMachine") -> st.SearchStrategy[int]:
-    return st.sampled_from(sorted(machine.held.keys() - machine.unheard_pins) or [UNKNOWN_ID])
+    return st.sampled_from(sorted(machine.held.keys() - machine.unreceived_pins) or [UNKNOWN_ID])
 
 
 SESSIONS = st.runner().flatmap(live_sessions)
@@ -66,10 +66,10 @@ class StoreMachine(StoreWorld):
             reserve = wire.Reserve(seq=0, mm_hash=mm_hash, spec=spec, may_use_reserve=True)
             command = reserve if reserves else wire.PinOrWatch(seq=0, mm_hash=mm_hash)
             reply = self.send(session, command)
-            self.unheard.setdefault(name, []).append(self.seq)
+            self.unanswered.setdefault(name, []).append(self.seq)
             if isinstance(reply, wire.Pinned):
                 self.held[reply.pin_id] = (name, mm_hash, 1)
-                self.unheard_pins.add(reply.pin_id)
+                self.unreceived_pins.add(reply.pin_id)
             elif isinstance(reply, wire.Watching):
                 self.watched.add((session, mm_hash))
         self.lose_connection(session)

@@ -125,7 +125,7 @@ def test_only_a_slab_that_the_worker_has_read_can_be_read(blobs: BlobStore) -> N
         assert can_read(descriptor.model_copy(update={"memory": "shm"}))
 
 
-def test_an_order_of_an_earlier_store_writes_where_no_later_one_looks(blobs: BlobStore) -> None:
+def test_an_order_of_an_earlier_store_writes_where_no_later_one_reads(blobs: BlobStore) -> None:
     """Offsets are the same again, so that another item may have the place: its bytes stay as they are."""
     place, descriptor = order(torch.ones(2, 2))
     RedisWriter(blobs).write(place, torch.ones(2, 2))

@@ -159,7 +159,7 @@ def test_a_service_ends_at_its_start(
     assert "EngineCore" not in ended.stderr + ended.stdout
 
 
-async def test_an_expensive_start_looks_first(own_redis: EmbeddedRedis, raw: Any) -> None:
+async def test_an_expensive_start_checks_its_login_first(own_redis: EmbeddedRedis, raw: Any) -> None:
     add_user(raw, "triptych", *RIGHTS)
     await check_login(as_user(own_redis, "triptych", PASSWORD), "test", client_name="tests")
     with pytest.raises(BusRefusedError):

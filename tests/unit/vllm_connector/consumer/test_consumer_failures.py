@@ -49,7 +49,7 @@ def test_without_a_gateway_the_request_fails(engine: Engine) -> None:
     assert engine.consumer.counts() == IDLE
 
 
-def test_the_order_of_a_request_that_leaves_is_looked_after(engine: Engine) -> None:
+def test_the_order_of_a_request_that_leaves_is_taken_over(engine: Engine) -> None:
     """A gateway ignores `EncodeNeeded` of a request that has ended; another one may wait for it."""
     first, second = fake_request("r1", [(A, 4)]), fake_request("r2", [(A, 4)])
     engine.consumer.admit_request(first, 0)
