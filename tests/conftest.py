@@ -64,7 +64,7 @@ def _use_docker() -> bool:
 
 
 def pytest_report_header() -> str:
-    """Say in the report which Redis the tests ran against."""
+    """Show in the report which Redis the tests ran against."""
     if _use_docker():
         return "redis: container redis:7"
     why = " (a container was asked for, but Docker cannot be reached)" if _wants_docker() else ""

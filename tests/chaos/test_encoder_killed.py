@@ -1,4 +1,4 @@
-"""kill -9 of an encoder at every step of the protocol: nobody notices but by waiting."""
+"""kill -9 of an encoder at every step of the protocol: clients only wait longer."""
 
 import pytest
 

@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.chaos, pytest.mark.slow]
 ANOTHER = blake3(b"another namespace").hexdigest()
 OF_ANOTHER = (f"--namespace={ANOTHER}",)
 NUM_QUESTIONS = 96
-NEVER = "0-0"  # last id of a stream that nobody ever wrote to
+NEVER = "0-0"  # last id of a stream without entries so far
 
 ONE_WRONG = Layout(
     num_encoders=2,
@@ -75,7 +75,7 @@ async def ask_many(system: FastSystem, first: int, count: int) -> list[Answer]:
             await client.close()
 
 
-def told(answers: list[Answer]) -> list[str]:
+def wrong(answers: list[Answer]) -> list[str]:
     """Of those that are not right."""
     return [f"{answer} {answer.question.text}" for answer in answers if not answer.is_right]
 
@@ -83,7 +83,7 @@ def told(answers: list[Answer]) -> list[str]:
 @pytest.mark.parametrize("system", [ONE_WRONG], indirect=True)
 async def test_an_encoder_of_another_namespace_takes_no_job(system: FastSystem) -> None:
     answers = await ask_many(system, 1000, NUM_QUESTIONS)
-    assert told(answers) == []
+    assert wrong(answers) == []
     assert max(system.tally().num_encodes.values()) == 1
     assert consumers_of(system, DIGEST) == {"encoder-0"}
     assert last_job(system, DIGEST) != NEVER
@@ -95,7 +95,7 @@ async def test_an_encoder_of_another_namespace_takes_no_job(system: FastSystem) 
 async def test_a_change_from_one_namespace_to_another(system: FastSystem) -> None:
     """Both are there; then the instances of the first end, one after the other, under load."""
     before = await ask_many(system, 2000, NUM_QUESTIONS)
-    assert told(before) == []
+    assert wrong(before) == []
     assert last_job(system, DIGEST) != NEVER
     asking = asyncio.ensure_future(ask_many(system, 3000, NUM_QUESTIONS))
     end(system, "prefill_decode-0")
@@ -103,12 +103,12 @@ async def test_a_change_from_one_namespace_to_another(system: FastSystem) -> Non
     assert [each for each in meanwhile if not (each.is_right or each.is_documented_error)] == []
     await until_gone(system, "prefill_decode-0")
     after = await ask_many(system, 4000, NUM_QUESTIONS)
-    assert told(after) == []
+    assert wrong(after) == []
     assert last_job(system, ANOTHER) != NEVER
     end(system, "encoder-0")
     await until_gone(system, "encoder-0")
     alone = await ask_many(system, 5000, NUM_QUESTIONS)
-    assert told(alone) == []
+    assert wrong(alone) == []
     for name in ("encoder-0", "prefill_decode-0"):
         system.let_up(name)
     await asyncio.to_thread(system.wait_until_whole)

@@ -1,4 +1,4 @@
-"""kill -9 of a prefill_decode at every step of the protocol: another answers, or the stream says its end."""
+"""kill -9 of a prefill_decode at every protocol step: another answers, or the stream ends with an error."""
 
 import pytest
 

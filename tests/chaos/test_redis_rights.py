@@ -1,4 +1,4 @@
-"""The whole system as a user of Redis who has exactly the rights that are documented."""
+"""The whole system as a user of Redis that has exactly the rights that are documented."""
 
 import asyncio
 from collections.abc import Iterator
@@ -60,5 +60,5 @@ async def test_everything_works_and_nothing_is_refused(server: EmbeddedRedis) ->
         await asyncio.to_thread(system.wait_until_idle)
     with raw(server) as client:
         refused = client.acl_log()
-    # Connections of services have names; those with which the test looks at the streams have none.
+    # Connections of services have names; those with which the test reads the streams have none.
     assert [each for each in refused if each["client-info"]["name"]] == []

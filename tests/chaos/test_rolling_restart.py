@@ -80,7 +80,7 @@ async def status(http: httpx.AsyncClient, url: str) -> int:
 
 @asynccontextmanager
 async def load(system: FastSystem) -> AsyncIterator[list[Answer]]:
-    """Texts, and images that nobody has seen before, until the block ends."""
+    """Texts, and images that are new, until the block ends."""
     balancer = Balancer([system.url(name) for name in system.names_of(Party.GATEWAY)])
     answers: list[Answer] = []
     numbers = itertools.count(1)

@@ -48,7 +48,7 @@ async def test_one_is_killed_in_the_middle_of_its_jobs(system: FastSystem, fault
     await asyncio.to_thread(system.wait_until_idle)
     check([*before, *after], more=system.log_ends())
     num_encodes = system.tally().num_encodes
-    assert max(num_encodes.values()) == 2, str(num_encodes)  # somebody's job was taken over, none twice
+    assert max(num_encodes.values()) == 2, str(num_encodes)  # a job was taken over, none twice
     assert len(num_encodes) == 2 * NUM_QUESTIONS
     usual_s = median(answer.elapsed_s for answer in before)
     delays = sorted(round(answer.elapsed_s - usual_s, 2) for answer in after)

@@ -1,4 +1,4 @@
-"""The product's source files, and what the tests of its words read from them."""
+"""The product's source files, and what the tests of its vocabulary read from them."""
 
 import ast
 from collections.abc import Iterator

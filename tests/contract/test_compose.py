@@ -33,7 +33,7 @@ def gpu_services() -> dict[str, dict[str, Any]]:
     return services
 
 
-def test_nobody_is_killed_while_it_drains() -> None:
+def test_no_service_is_killed_while_it_drains() -> None:
     text = COMPOSE.read_text()
     bound = re.search(r"TRIPTYCH_DRAIN_TIMEOUT_S: \$\{TRIPTYCH_DRAIN_TIMEOUT_S:-(\d+)\}", text)
     grace = re.findall(r"stop_grace_period: \$\{TRIPTYCH_STOP_GRACE:-(\d+)s\}", text)
@@ -58,7 +58,7 @@ def test_store_and_engines_have_a_gpu_and_see_each_others_processes(
     assert service["environment"]["NVIDIA_DRIVER_CAPABILITIES"] == "compute,utility"
 
 
-def test_the_store_has_room_for_a_cuda_context_beside_the_region(
+def test_the_store_has_memory_for_a_cuda_context_beside_the_region(
     gpu_services: dict[str, dict[str, Any]],
 ) -> None:
     base = yaml.safe_load(COMPOSE.read_text())["services"]["cache_store"]["mem_limit"]
@@ -67,7 +67,7 @@ def test_the_store_has_room_for_a_cuda_context_beside_the_region(
     assert int(default_of(limit).removesuffix("g")) > int(default_of(base).removesuffix("g"))
 
 
-def test_nobody_else_sees_the_hosts_processes(gpu_services: dict[str, dict[str, Any]]) -> None:
+def test_no_other_service_sees_the_hosts_processes(gpu_services: dict[str, dict[str, Any]]) -> None:
     assert set(gpu_services) == set(ON_GPU)
     assert "pid" not in {
         key for each in yaml.safe_load(COMPOSE.read_text())["services"].values() for key in each

@@ -65,7 +65,7 @@ def test_every_call_is_refused_by_cuda_alone(
         call(driver)
 
 
-def test_a_gpu_that_is_not_there_is_said() -> None:
+def test_a_gpu_that_is_not_there_is_reported() -> None:
     assert has_bindings()
     with pytest.raises(CudaError, match=r"cudaGetDeviceCount|there is no GPU number 99"):
         RuntimeDriver(99)

@@ -1,4 +1,4 @@
-"""The documents say what the code says: every message, field, value and setting, and no others."""
+"""The documents match the code: every message, field, value and setting, and no others."""
 
 import inspect
 import re

@@ -1,4 +1,4 @@
-"""The shape of the tree: small folders that say what is in them, short files, each class name once."""
+"""The shape of the tree: small folders with a map in each, short files, each class name once."""
 
 import ast
 import re

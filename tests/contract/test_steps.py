@@ -48,7 +48,7 @@ def test_a_step_names_its_stream(each: Step) -> None:
 
 
 @pytest.mark.parametrize("each", STEPS, ids=lambda each: each.name)
-def test_the_store_speaks_by_pushes_and_hears_commands(each: Step) -> None:
+def test_the_store_sends_pushes_and_receives_commands(each: Step) -> None:
     assert (each.receiver is Party.CACHE_STORE) == (each.channel is Channel.STORE)
     assert (each.sender is Party.CACHE_STORE) == (each.channel is Channel.PUSH)
 

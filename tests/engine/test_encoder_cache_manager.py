@@ -221,7 +221,7 @@ def test_local_and_remote_items_share_one_budget(with_tower: PrefillDecode) -> N
 
 @pytest.mark.parametrize("data", [{"image_grid_thw": 1}, None])
 def test_an_item_without_media_is_never_encoded_here(with_tower: PrefillDecode, data: Any) -> None:
-    """Whoever sent it: a step that plans it would end the engine."""
+    """From any sender: a step that plans it would end the engine."""
     request = local_request("r1")
     request.mm_features = [replace(feature, data=data) for feature in request.mm_features]
     with_tower.consumer.admit_request(request, 0)

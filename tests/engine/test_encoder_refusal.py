@@ -73,7 +73,7 @@ async def test_an_item_is_refused_when_the_workers_are_done_with_it(error: Excep
 
 @pytest.mark.parametrize("error", [EngineDeadError(), RuntimeError("Call to check_health method failed")])
 async def test_workers_that_cannot_be_asked_are_a_failed_engine(error: Exception) -> None:
-    """Its end frees the blocks: nobody knows whether one of them writes."""
+    """Its end frees the blocks: it is unknown whether a worker writes."""
     llm = FakeLLM(EngineGenerateError())
     llm.worker_error = error
     llm.step_over.set()

@@ -1,4 +1,4 @@
-"""A prefill_decode's engine is killed, its host lives: who has no token yet is answered elsewhere."""
+"""A prefill_decode's engine is killed, its host lives: a request without a token is answered elsewhere."""
 
 import asyncio
 import random
@@ -55,8 +55,10 @@ async def test_only_streams_that_have_begun_break_off(pair: System, questions: C
     answered = [each.result() for each in waiting]
     assert all(answer.is_right for answer in answered), [str(answer) for answer in answered]
     ended = [each.result() for each in streams]
-    assert all(is_whole(answer) or is_told(answer) for answer in ended), [str(answer) for answer in ended]
-    assert any(map(is_told, ended))
+    assert all(is_whole(answer) or is_cut_off_with_an_error(answer) for answer in ended), [
+        str(answer) for answer in ended
+    ]
+    assert any(map(is_cut_off_with_an_error, ended))
 
 
 def num_requests(system: System, state: str) -> int:
@@ -67,6 +69,6 @@ def is_whole(answer: Answer) -> bool:
     return answer.is_complete and not answer.code and len(answer.words) == LONG_ANSWER
 
 
-def is_told(answer: Answer) -> bool:
+def is_cut_off_with_an_error(answer: Answer) -> bool:
     """By an error event of the gateway's, without `[DONE]`."""
     return answer.has_begun and answer.code == "stream_interrupted" and not answer.is_complete

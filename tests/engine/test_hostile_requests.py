@@ -61,10 +61,10 @@ def ask(server: Server, content: Any, fields: dict[str, Any] | None = None) -> R
     }  # fmt: skip
     url = f"{server.base_url}/chat/completions"
     answer = httpx.post(url, json=body, timeout=ANSWER_LIMIT_S, trust_env=False)
-    told = answer.json()
+    body = answer.json()
     if answer.status_code != 200:
-        return Reply(answer.status_code, error=told.get("error", told))
-    return Reply(200, tuple(told["choices"][0]["token_ids"]))
+        return Reply(answer.status_code, error=body.get("error", body))
+    return Reply(200, tuple(body["choices"][0]["token_ids"]))
 
 
 def image(content: bytes) -> dict[str, Any]:
@@ -128,7 +128,7 @@ def neighbours(monolith: Server, strips: ModuleType) -> list[tuple[list[Any], Re
 
 @dataclass
 class Watch:
-    """Of the services' processes, the encoder's memory, and a neighbour who goes on asking."""
+    """Of the services' processes, the encoder's memory, and a neighbour that goes on asking."""
 
     wrong: list[str] = field(default_factory=list)
     num_answers: int = 0

@@ -1,4 +1,4 @@
-"""No encoder answers: prefill_decode encodes itself, and nobody sees a difference."""
+"""No encoder answers: prefill_decode encodes itself, and the answers are the same."""
 
 from types import ModuleType
 
@@ -11,7 +11,7 @@ pytestmark = pytest.mark.engine
 
 QUESTION = {"type": "text", "text": "read the digits"}
 ENCODER = "encoder-0"
-LEASE_S = 30  # more than the registry keeps a record that nobody renews
+LEASE_S = 30  # more than the registry keeps a record that is not renewed
 
 
 def names(system: System, request_id: str, *expected: str) -> set[str]:

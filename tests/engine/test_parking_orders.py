@@ -1,7 +1,7 @@
 """Parking over vLLM's own schedulers in random orders, with loads that are lost.
 
-Aborts, preemption, caches that are emptied, too few KV blocks, shared prefixes. No token is ever told that
-was computed from zeros, and nothing that was stays in the prefix cache.
+Aborts, preemption, caches that are emptied, too few KV blocks, shared prefixes. No token that was
+computed from zeros is ever sent, and no block computed from zeros stays in the prefix cache.
 """
 
 import random
@@ -34,7 +34,7 @@ class Walk:
 
     @property
     def live(self) -> list[str]:
-        return [each for each in self.engine.told if each not in self.engine.ended]
+        return [each for each in self.engine.tokens if each not in self.engine.ended]
 
     def run(self) -> None:
         weights: dict[Callable[[], str], int] = {
@@ -55,8 +55,8 @@ class Walk:
         self.engine.check_idle()
 
     def check(self) -> None:
-        for request_id, tokens in self.engine.told.items():
-            assert set(tokens) <= {RIGHT}, f"{request_id} is told {tokens}"
+        for request_id, tokens in self.engine.tokens.items():
+            assert set(tokens) <= {RIGHT}, f"{request_id} has {tokens}"
 
     # ---- actions ---------------------------------------------------------------------------------
     def turn(self) -> str:
@@ -78,7 +78,7 @@ class Walk:
             "max_tokens": self.chance.randint(1, 4),
             "prompt_logprobs": self.chance.choice((None, None, None, 1)),
         }
-        self.engine.add(f"r{len(self.engine.told)}", *items, **options)
+        self.engine.add(f"r{len(self.engine.tokens)}", *items, **options)
         return f"add {[item[-1] for item in items]} {options}"
 
     def lose(self) -> str:
@@ -112,7 +112,7 @@ class Walk:
 @pytest.mark.parametrize(
     ("scheduler_cls", "num_in_flight"), SCHEDULERS, ids=["one step", "two steps in flight"]
 )
-def test_nothing_that_is_wrong_is_told_in_any_order(
+def test_no_wrong_token_is_sent_in_any_order(
     scheduler_cls: type[Any], num_in_flight: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for seed in range(NUM_WALKS):

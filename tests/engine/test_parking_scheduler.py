@@ -55,7 +55,7 @@ def test_a_parked_request_costs_no_step(engine: ParkingEngine) -> None:
     assert engine.scheduler.has_requests()
     assert engine.scheduler.make_stats().num_waiting_reqs == 1
     engine.run()
-    assert engine.told == {"r1": [RIGHT, RIGHT]}
+    assert engine.tokens == {"r1": [RIGHT, RIGHT]}
     engine.check_idle()
 
 
@@ -70,7 +70,7 @@ def test_a_running_request_that_waits_for_its_next_item_costs_no_step(engine: Pa
     engine.comes(B)
     assert engine.scheduler.has_requests()
     engine.run()
-    assert engine.told == {"r1": [RIGHT, RIGHT]}
+    assert engine.tokens == {"r1": [RIGHT, RIGHT]}
     engine.check_idle()
 
 
@@ -85,13 +85,13 @@ def test_others_run_on_beside_a_stalled_request(engine: ParkingEngine) -> None:
     assert other not in engine.scheduler.running  # waits for space, parked
     engine.add("r3")
     engine.run()
-    assert engine.told["r3"] == [RIGHT, RIGHT]
+    assert engine.tokens["r3"] == [RIGHT, RIGHT]
     assert engine.run() == 0
     engine.abort("r1")
     assert request not in engine.scheduler.running
     engine.comes(A)
     engine.run()
-    assert engine.told["r2"] == [RIGHT, RIGHT]
+    assert engine.tokens["r2"] == [RIGHT, RIGHT]
     engine.check_idle()
 
 
@@ -117,20 +117,20 @@ def test_what_computes_is_not_ended(engine: ParkingEngine) -> None:
     engine.turn()
     engine.clock.now_s += OVERDUE_S
     engine.run()
-    assert engine.told == {"r1": [RIGHT] * 8}
+    assert engine.tokens == {"r1": [RIGHT] * 8}
     engine.check_idle()
 
 
 # ---- loads that are lost -------------------------------------------------------------------------
 @pytest.mark.parametrize("text", [1, BLOCK_SIZE, 2 * BLOCK_SIZE + 3])
-def test_a_request_whose_load_is_lost_ends_before_a_token_is_told(engine: ParkingEngine, text: int) -> None:
+def test_a_request_whose_load_is_lost_ends_before_a_token_is_sent(engine: ParkingEngine, text: int) -> None:
     """The item may be loaded in its first step, or in a later one than others are in flight of."""
     engine.worker.losing = {A}
     engine.add("r1", A, text=text)
     engine.run()
     engine.comes(A)
     engine.run()
-    assert engine.told == {"r1": []}
+    assert engine.tokens == {"r1": []}
     assert engine.ended == {"r1": "error"}
     assert "injected 0" not in engine.sender.take_short()
     engine.check_idle()
@@ -138,7 +138,7 @@ def test_a_request_whose_load_is_lost_ends_before_a_token_is_told(engine: Parkin
     engine.run()
     engine.comes(A)
     engine.run()
-    assert engine.told["r2"] == [RIGHT, RIGHT]
+    assert engine.tokens["r2"] == [RIGHT, RIGHT]
     engine.check_idle()
 
 
@@ -166,7 +166,7 @@ def test_an_item_is_freed_with_the_output_of_the_step_that_loads_it(
 
 @pytest.mark.parametrize("text", [2, BLOCK_SIZE])
 @pytest.mark.parametrize("leaves", ["aborted", "preempted", "preempted with all", "reset"])
-def test_who_leaves_before_a_lost_load_is_told_leaves_no_wrong_block(
+def test_a_request_that_ends_before_a_lost_load_is_reported_leaves_no_wrong_block(
     engine: ParkingEngine, leaves: str, text: int
 ) -> None:
     request = engine.add("r1", A, text=text)
@@ -180,13 +180,13 @@ def test_who_leaves_before_a_lost_load_is_told_leaves_no_wrong_block(
         "reset": engine.reset_encoder_cache,
     }[leaves]
     engine.run()
-    assert engine.told == {"r1": []}
+    assert engine.tokens == {"r1": []}
     assert engine.ended == {"r1": "abort" if leaves == "aborted" else "error"}
     assert "injected 0" not in engine.sender.take_short()
     engine.check_idle()
 
 
-def test_who_shares_a_lost_item_or_a_block_that_was_computed_from_it_ends_too(make: Make) -> None:
+def test_a_request_that_shares_a_lost_item_or_a_block_computed_from_it_ends_too(make: Make) -> None:
     engine = make(budget=2 * ROWS)
     engine.worker.losing = {A}
     for name in ("r1", "r2", "r3"):
@@ -196,12 +196,12 @@ def test_who_shares_a_lost_item_or_a_block_that_was_computed_from_it_ends_too(ma
     engine.comes(A)
     engine.comes(B)
     engine.run()
-    assert engine.told == {"r1": [], "r2": [], "r3": [], "r4": [RIGHT, RIGHT]}
+    assert engine.tokens == {"r1": [], "r2": [], "r3": [], "r4": [RIGHT, RIGHT]}
     assert engine.ended == {"r1": "error", "r2": "error", "r3": "error", "r4": "length"}
     engine.check_idle()
 
 
-def test_who_finds_a_block_that_was_computed_from_a_lost_item_ends_too(engine: ParkingEngine) -> None:
+def test_a_request_that_finds_a_block_computed_from_a_lost_item_ends_too(engine: ParkingEngine) -> None:
     """It comes while the step is in flight, holds nothing of the item, and runs on from its blocks."""
     engine.add("r1", A, text=BLOCK_SIZE)
     engine.run()
@@ -212,8 +212,8 @@ def test_who_finds_a_block_that_was_computed_from_a_lost_item_ends_too(engine: P
     if "r2" not in engine.ended:  # one step at a time: the blocks were gone before it was scheduled
         engine.comes(A)
         engine.run()
-    assert engine.told["r1"] == []
-    assert engine.told["r2"] in ([], [RIGHT, RIGHT])
+    assert engine.tokens["r1"] == []
+    assert engine.tokens["r2"] in ([], [RIGHT, RIGHT])
     engine.check_idle()
 
 
@@ -223,16 +223,16 @@ def test_prompt_logprobs_of_a_lost_load_end_the_request_and_not_the_engine(engin
     engine.comes(A)
     engine.worker.losing = {A}
     engine.run()
-    assert engine.told == {"r1": []}
+    assert engine.tokens == {"r1": []}
     assert engine.ended == {"r1": "error"}
     engine.check_idle()
 
 
-def test_prompt_logprobs_that_are_right_are_told(engine: ParkingEngine) -> None:
+def test_prompt_logprobs_that_are_right_are_sent(engine: ParkingEngine) -> None:
     engine.add("r1", A, prompt_logprobs=1)
     engine.run()
     engine.comes(A)
     engine.run()
-    assert engine.told == {"r1": [RIGHT, RIGHT]}
+    assert engine.tokens == {"r1": [RIGHT, RIGHT]}
     assert engine.num_prompt_logprobs == 1
     engine.check_idle()

@@ -78,7 +78,7 @@ def test_bytes_that_redis_lost_are_made_again(
 def test_a_tensor_that_cannot_be_read_fails_its_request_and_nothing_else(
     redis_system: System, strips: ModuleType, tensors: "redis.Redis[bytes]"
 ) -> None:
-    """Redis says that it has the bytes, and refuses them when the engine's step needs them."""
+    """Redis reports that it has the bytes, and refuses them when the engine's step needs them."""
     (strip,) = strips.held_out_strips(1, seed=35)
     first = redis_system.ask([image_part(strip.png), QUESTION])
     content = [{"type": "text", "text": "What digits are these?"}, image_part(strip.png)]

@@ -32,7 +32,7 @@ def pairs() -> Iterator[System]:
 
 @pytest.fixture(scope="module")
 def kinds(strips: ModuleType) -> dict[str, Ask]:
-    """Texts in long streams; images that nobody has seen before; images again, not streamed."""
+    """Texts in long streams; images that are new; images again, not streamed."""
     fresh = itertools.cycle(strips.held_out_strips(NUM_STRIPS, seed=51))
     lock = threading.Lock()
 

@@ -30,7 +30,7 @@ def store() -> Iterator[StoreProcess]:
     shutil.rmtree(run_dir)
 
 
-def test_a_worker_on_the_cpu_says_that_it_has_no_gpu(store: StoreProcess, tmp_path: Path) -> None:
+def test_a_worker_on_the_cpu_reports_that_it_has_no_gpu(store: StoreProcess, tmp_path: Path) -> None:
     env = {**caller_environment(), **ENGINE_ENV, **CPU_ENGINE_ENV, "HF_HUB_OFFLINE": "1"}
     ended = subprocess.run(
         [sys.executable, str(SCRIPT), str(store.socket), str(MODEL)],

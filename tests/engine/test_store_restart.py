@@ -1,4 +1,4 @@
-"""The store is killed and comes back: nobody else restarts, and nothing that was sealed is encoded again."""
+"""The store is killed and comes back: no other service restarts, and no sealed item is encoded again."""
 
 import json
 import os

@@ -11,7 +11,7 @@ from tests.support.waiting import wait_until
 pytestmark = pytest.mark.engine
 
 ENCODER = "encoder-0"
-LEASE_S = 30  # more than the registry keeps a record that nobody renews
+LEASE_S = 30  # more than the registry keeps a record that is not renewed
 # Fills the blocks of the prefix cache that the image stands in.
 LONG_QUESTION = {"type": "text", "text": "read the digits " * 60}
 

@@ -74,11 +74,11 @@ async def test_one_is_killed_in_the_middle_of_its_jobs(three: System, questions:
     wait_until(lambda: is_back(three, victim), RESTART_LIMIT_S, "the victim is back")
     wait_until(lambda: not inspection.leftovers(three, [url]), IDLE_LIMIT_S, "nothing is left over")
     assert not [path for path in memory if path.exists()]
-    tell(victim, before, after, [each in taken_over for each in hashes])
+    print_costs(victim, before, after, [each in taken_over for each in hashes])
 
 
 def kill_one_at_work(system: System) -> tuple[str, set[str], set[Path]]:
-    """Stop an encoder with several jobs, look at them, kill it.
+    """Stop an encoder with several jobs, note them, kill it.
 
     Returns:
         Its name, the mm_hashes of its jobs, and the files of its shared memory.
@@ -122,7 +122,9 @@ def num_encodes(system: System) -> Counter[str]:
     return Counter(each for each, _ in inspection.encodes(system))
 
 
-def tell(victim: str, before: Sequence[Answer], after: Sequence[Answer], taken_over: Sequence[bool]) -> None:
+def print_costs(
+    victim: str, before: Sequence[Answer], after: Sequence[Answer], taken_over: Sequence[bool]
+) -> None:
     """What it cost, against the same number of questions before."""
     usual_s = median(answer.elapsed_s for answer in before)
     added = [(answer.elapsed_s - usual_s, taken) for answer, taken in zip(after, taken_over, strict=True)]

@@ -1,4 +1,4 @@
-"""The whole path on real parts: what a client gets, what the trace says, what the store counts."""
+"""The whole path on real parts: what a client gets, what the trace shows, what the store counts."""
 
 import concurrent.futures
 import itertools
@@ -162,7 +162,7 @@ def test_a_conversation_goes_on_without_its_image(system: System, strips: Module
     }
 
 
-def test_text_never_touches_the_encode_path(system: System) -> None:
+def test_text_never_reaches_the_encode_path(system: System) -> None:
     answer = system.ask("hello", stream=True)
     spans = system.trace(answer.request_id, "llm_request", "gateway.stream")
     assert answer.text
@@ -247,7 +247,7 @@ def test_a_body_that_is_no_json_is_refused(system: System) -> None:
 
 
 def test_bytes_that_only_begin_like_an_image_are_refused(system: System, strips: ModuleType) -> None:
-    """The header is right, so only the encoder finds out: its word must reach the caller as a 4xx."""
+    """The header is right, so only the encoder finds out: its error must reach the caller as a 4xx."""
     (strip,) = strips.held_out_strips(1, seed=28)
     with system.openai as client, pytest.raises(openai.APIStatusError) as caught:
         client.chat.completions.create(

@@ -64,7 +64,7 @@ class ConsumerProcess:
         self.region_reader: TensorReader = PinnedReader(driver, device, self.registered, self.releaser)
 
     def receive(self, memory: str, dtype: torch.dtype, rows: int = ROWS) -> EntrySealed:
-        """Have another process hand over the pattern, and be told of the seal."""
+        """Have another process write the pattern, and get the push of the seal."""
         self.session.request(PinOrWatch(seq=0, mm_hash=HASH))
         script = ROOT / "tests" / "support" / "cuda" / "gpu_producer.py"
         name = str(dtype).removeprefix("torch.")
@@ -154,7 +154,7 @@ def test_cuda_ipc_the_pin_ends_after_the_kernels_that_read(consumer: ConsumerPro
     total = view.double().sum()
     del view
     gc.collect()
-    assert time.monotonic() - start < 0.5, "dropping the view waits for nobody"
+    assert time.monotonic() - start < 0.5, "dropping the view does not wait"
     done = torch.cuda.Event()
     done.record()
     while not done.query():
@@ -187,7 +187,7 @@ def test_pinned_shm_is_not_waited_for_and_stays_in_order(consumer: ConsumerProce
     same = (tensor == expected).all()
     elapsed = time.monotonic() - start
     assert not torch.cuda.current_stream().query(), "the kernel before it still runs"
-    assert elapsed < 0.5, "and nobody waited for it"
+    assert elapsed < 0.5, "and no thread waited for it"
     assert consumer.daemon.stats().num_pins == 1, "the region is still to be read"
     assert bool(same)
     consumer.wait_unpinned()

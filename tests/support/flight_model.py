@@ -47,11 +47,11 @@ class Flight:
         check_transition(ALLOWED, f"flight of {self.job_id}", self.state, to)
         self.state = to
 
-    def subscribe(self, requesters: Iterable[Requester], until: float) -> None:
+    def add_requesters(self, requesters: Iterable[Requester], until: float) -> None:
         for each in requesters:
             self.requesters[requester_key(each)], self.ends[requester_key(each)] = each, until
 
-    def unsubscribe(self, keys: Iterable[RequesterKey]) -> None:
+    def remove_requesters(self, keys: Iterable[RequesterKey]) -> None:
         for key in keys:
             self.requesters.pop(key, None)
             self.ends.pop(key, None)
@@ -72,7 +72,7 @@ class Jobs(Protocol):
         ...
 
     def is_awaited(self, entry_id: str) -> bool:
-        """Will somebody still get it: is it new, or delivered and not acked?"""
+        """Will an encoder still get it: is it new, or delivered and not acked?"""
         ...
 
     def remove(self, entry_id: str) -> None:
@@ -123,7 +123,7 @@ class JobsModel:
 
 
 class FlightModel:
-    """Same methods, same answers. Without a clock, leases end when `end_leases` says so."""
+    """Same methods, same answers. Without a clock, leases end when `end_leases` is called."""
 
     def __init__(self, jobs: Jobs, now: Callable[[], float] = lambda: 0.0) -> None:
         self.flights: dict[str, Flight] = {}
@@ -135,13 +135,13 @@ class FlightModel:
             flight.until = OVER
 
     def find(self, mm_hash: str) -> Flight | None:
-        """The flight, unless Redis has forgotten it, with those who still wait."""
+        """The flight, unless Redis has forgotten it, with the requesters that still wait."""
         flight, now = self.flights.get(mm_hash), self._now()
         if flight is not None and now >= flight.expires_at:
             del self.flights[mm_hash]
             return None
         if flight is not None:
-            flight.unsubscribe([key for key, until in flight.ends.items() if until < now])
+            flight.remove_requesters([key for key, until in flight.ends.items() if until < now])
         return flight
 
     # ---- SingleFlight ----
@@ -157,49 +157,49 @@ class FlightModel:
         max_attempts: int,
         ttl_s: float,
     ) -> FlightClaim:
-        flight, who = self.find(mm_hash), tuple(requesters)
+        flight, requesters = self.find(mm_hash), tuple(requesters)
         if flight is None:
             flight = self.flights[mm_hash] = Flight(job_id, attempt)
-            return self._own(flight, job_id, attempt, who, ttl_s)
+            return self._own(flight, job_id, attempt, requesters, ttl_s)
         if flight.state is FlightState.FAILED:
             if mode == "check":
                 return self._answer(flight, ClaimResult.FAILED)
             if flight.attempt < max_attempts:
                 flight.num_sent = 0
-                return self._own(flight, job_id, flight.attempt + 1, who, ttl_s)
+                return self._own(flight, job_id, flight.attempt + 1, requesters, ttl_s)
             if mode == "retry":
                 return self._answer(flight, ClaimResult.EXHAUSTED)
             flight.num_sent = 0
-            return self._own(flight, job_id, 1, who, ttl_s)
+            return self._own(flight, job_id, 1, requesters, ttl_s)
         if flight.state is FlightState.FINISHED and (mode != "check" or flight.metadata is None):
             flight.num_sent = 0
-            return self._own(flight, job_id, 1, who, ttl_s)
+            return self._own(flight, job_id, 1, requesters, ttl_s)
         is_ours = flight.job_id == job_id and mode != "check"
         if flight.state is FlightState.CLAIMED and (self._is_over(flight) or is_ours):
-            return self._own(flight, flight.job_id, flight.attempt, who, ttl_s)
+            return self._own(flight, flight.job_id, flight.attempt, requesters, ttl_s)
         is_idle = flight.state is FlightState.QUEUED or (
             flight.state is FlightState.RUNNING and self._is_over(flight)
         )
         if is_idle and not (flight.entry_id and self._jobs.is_awaited(flight.entry_id)):
             if flight.num_sent >= MAX_SENDS:
                 return self._answer(flight, ClaimResult.EXHAUSTED)
-            return self._own(flight, flight.job_id, flight.attempt, who, ttl_s)
-        self._subscribe(flight, who, ttl_s)
+            return self._own(flight, flight.job_id, flight.attempt, requesters, ttl_s)
+        self._join(flight, requesters, ttl_s)
         return self._answer(flight, ClaimResult.JOINED)
 
     def _own(
-        self, flight: Flight, job_id: str, attempt: int, who: Iterable[Requester], ttl_s: float
+        self, flight: Flight, job_id: str, attempt: int, requesters: Iterable[Requester], ttl_s: float
     ) -> FlightClaim:
         flight.become(FlightState.CLAIMED)
         flight.job_id, flight.attempt = job_id, attempt
         flight.until = self._now() + PUBLISH_LEASE_S
         flight.entry_id = flight.encoder = ""
         flight.metadata = flight.failure = None
-        self._subscribe(flight, who, ttl_s)
+        self._join(flight, requesters, ttl_s)
         return self._answer(flight, ClaimResult.OWNER)
 
-    def _subscribe(self, flight: Flight, who: Iterable[Requester], ttl_s: float) -> None:
-        flight.subscribe(who, self._now() + ttl_s)
+    def _join(self, flight: Flight, requesters: Iterable[Requester], ttl_s: float) -> None:
+        flight.add_requesters(requesters, self._now() + ttl_s)
         self._live_for(flight, ttl_s)
 
     def _answer(self, flight: Flight, result: ClaimResult) -> FlightClaim:
@@ -235,7 +235,7 @@ class FlightModel:
         flight = self.find(mm_hash)
         if flight is None:
             return False
-        flight.unsubscribe(keys)
+        flight.remove_requesters(keys)
         if flight.state is FlightState.RUNNING:
             return False
         if flight.requesters:
@@ -257,7 +257,7 @@ class FlightModel:
                 return StartResult.UNWANTED, ()
             flight = self.flights[job.mm_hash] = Flight(job.job_id, job.attempt, num_sent=1)
             flight.become(FlightState.CLAIMED)
-            flight.subscribe(job.requesters, self._now() + max(ttl_s, lease_s))
+            flight.add_requesters(job.requesters, self._now() + max(ttl_s, lease_s))
         elif (
             flight.job_id != job.job_id
             or flight.state in (FlightState.FAILED, FlightState.FINISHED)
@@ -304,12 +304,12 @@ class FlightModel:
         return flight.waiting()
 
     async def finish_flight(
-        self, mm_hash: str, job_id: str, told: Iterable[RequesterKey]
+        self, mm_hash: str, job_id: str, served: Iterable[RequesterKey]
     ) -> tuple[bool, tuple[Requester, ...] | None]:
         flight = self.find(mm_hash)
         if flight is None or flight.job_id != job_id:
             return True, None
-        is_finished = flight.requesters.keys() <= set(told)
+        is_finished = flight.requesters.keys() <= set(served)
         if is_finished and not flight.requesters:
             del self.flights[mm_hash]
         elif is_finished:

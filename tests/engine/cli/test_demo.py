@@ -36,7 +36,7 @@ def left_of(run_dir: str) -> list[str]:
 
 @pytest.fixture(autouse=True)
 def no_shared_memory_is_left() -> Iterator[None]:
-    """Names that appear in /dev/shm during the test, and that nobody has mapped after it."""
+    """Names that appear in /dev/shm during the test, and that no process has mapped after it."""
     before = set(os.listdir("/dev/shm"))
     yield
     in_use = {path.name for path in shared_memory_of(list(psutil.process_iter()))}

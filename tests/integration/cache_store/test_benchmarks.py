@@ -1,4 +1,4 @@
-"""The benchmark of the handover runs, checks what arrives, and tells it in three forms. No times asserted."""
+"""The benchmark of the handover runs, checks what arrives, and prints it in 3 forms. No times asserted."""
 
 import json
 import subprocess

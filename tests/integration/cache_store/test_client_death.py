@@ -1,4 +1,4 @@
-"""kill -9 of a client: everything it held comes back at once, and who waited for it hears of it."""
+"""kill -9 of a client: everything it held comes back at once, and its watchers get a push."""
 
 import signal
 import subprocess
@@ -45,7 +45,7 @@ def kill(process: subprocess.Popen[bytes]) -> None:
     process.communicate(timeout=10)
 
 
-def test_everything_comes_back_and_watchers_hear_of_it(daemon: StoreProcess) -> None:
+def test_everything_comes_back_and_watchers_get_a_push(daemon: StoreProcess) -> None:
     pushes = PushLog()
     watcher = daemon.connect("pd-0/engine", on_push=pushes)
     reserved = watcher.request(Reserve(seq=0, mm_hash=PINNED_HASH, spec=SPEC))

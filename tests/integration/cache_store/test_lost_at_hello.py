@@ -16,7 +16,7 @@ def test_it_is_unavailable(loop: type[Uvloop | Asyncio], tmp_path: Path) -> None
     async def lose(transport: asyncio.Transport, protocol: Any) -> None:
         server.reset()
         async with asyncio.timeout(LIMIT_S):
-            await asyncio.wait([protocol._welcomed])  # what its loss is told by
+            await asyncio.wait([protocol._welcomed])  # which reports its loss
         assert transport.is_closing()
 
     async def connect() -> None:

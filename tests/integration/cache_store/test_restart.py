@@ -1,4 +1,4 @@
-"""kill -9 of the store: sealed entries are adopted, clients come back by themselves with what they held."""
+"""kill -9 of the store: sealed entries are recovered, clients come back by themselves with what they held."""
 
 import os
 import signal
@@ -85,7 +85,7 @@ def test_what_a_living_client_holds_survives(daemon: StoreProcess) -> None:
     assert isinstance(again, Pinned)
     assert again.descriptor.generation == generation
     assert torch.equal(tensor_view(mapping_of(engine), again.descriptor), tensors[1])
-    # The reservation from before is sealed after, and the watch from before is told.
+    # The reservation from before is sealed after, and the watch from before gets its push.
     assert isinstance(encoder.request(Seal(seq=0, reservation_id=unsealed.reservation_id)), Done)
     push = pushes.wait_next()
     assert isinstance(push, EntrySealed)

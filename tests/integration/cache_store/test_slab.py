@@ -1,4 +1,4 @@
-"""The store's memory on a (fake) GPU over its life: told, mapped, tried, announced; freed by nobody."""
+"""The store's memory on a (fake) GPU over its life: found, mapped, tried, announced; never freed."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -177,7 +177,7 @@ async def test_cuda_ipc_is_announced_after_it_was_tried(machine: Machine) -> Non
         }
 
 
-async def test_a_slab_that_cannot_be_opened_is_said_once_and_passed_over(
+async def test_a_slab_that_cannot_be_opened_is_logged_once_and_passed_over(
     machine: Machine, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with worker_of(machine) as worker:
@@ -189,8 +189,8 @@ async def test_a_slab_that_cannot_be_opened_is_said_once_and_passed_over(
         with pytest.raises(TransportError, match="ipc_open"):
             async with watch_of(machine, worker.ask, "cuda_ipc"):
                 pass
-    told = [each for each in caplog.records if each.getMessage() == "cuda_ipc cannot be used"]
-    assert len(told) == 2, "one line for each start"
+    warnings = [each for each in caplog.records if each.getMessage() == "cuda_ipc cannot be used"]
+    assert len(warnings) == 2, "one line for each start"
 
 
 async def test_it_is_tried_again_when_the_store_is_back(machine: Machine) -> None:
@@ -224,8 +224,8 @@ async def test_a_slab_that_failed_is_tried_again_while_the_store_lives(
                 while worker.num_asked < num_asked + 4:  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
             assert record.published.empty(), "nothing has changed"
-            told = [each for each in caplog.records if each.getMessage() == "cuda_ipc cannot be used"]
-            assert len(told) == 1, "one line for each change"
+            warnings = [each for each in caplog.records if each.getMessage() == "cuda_ipc cannot be used"]
+            assert len(warnings) == 1, "one line for each change"
             worker.fails = None
             fields = await record.next()
             assert (fields["transports"], fields["slab_failure"]) == (EVERYTHING, None)
@@ -303,7 +303,7 @@ async def test_a_call_that_fails_is_a_failure_of_the_slab_alone(machine: Machine
 
 
 async def test_a_session_that_is_over_ends_the_watch(machine: Machine) -> None:
-    """The region is another, so every lease is lost: nothing is announced that nobody can look at."""
+    """The region is another, so every lease is lost: nothing is announced that no client can map."""
     async with worker_of(machine) as worker, watch_of(machine, worker.ask) as watch, running(watch) as record:
         await machine.stop()
         machine.settings.region_path.unlink()
@@ -313,7 +313,7 @@ async def test_a_session_that_is_over_ends_the_watch(machine: Machine) -> None:
         assert "has ended" in fields["slab_failure"]
 
 
-async def test_without_a_gpu_nobody_is_asked(machine: Machine) -> None:
+async def test_without_a_gpu_no_engine_maps_a_slab(machine: Machine) -> None:
     async with watch_of(machine, None) as watch, running(watch):
         assert watch.fields() == {
             "transports": (Transport.PINNED_SHM, Transport.REDIS),
@@ -324,7 +324,7 @@ async def test_without_a_gpu_nobody_is_asked(machine: Machine) -> None:
 
 
 class TestEngine:
-    """EngineCore's method: what the host is told, its own connector knows first."""
+    """EngineCore's method: its own connector has the result before the host."""
 
     def engine(self, *answers: dict[str, Any]) -> Any:
         class Engine:

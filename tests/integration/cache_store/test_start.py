@@ -1,4 +1,4 @@
-"""What is wrong at the start is said in words, by the real daemon, and leaves nothing behind."""
+"""The real daemon reports in plain text what is wrong at the start, and leaves nothing behind."""
 
 import os
 import shutil
@@ -18,7 +18,7 @@ MIB = 1 << 20
 
 
 def refused(run_dir: Path, *options: str, code: int = 1) -> str:
-    """What the daemon says; it must end by itself."""
+    """What the daemon prints; it must end by itself."""
     arguments = [f"--run-dir={run_dir}", f"--region-bytes={8 * MIB}", *options]
     command = [sys.executable, "-W", "error", "-m", "triptych_cache_store", *arguments]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
@@ -115,7 +115,7 @@ def test_a_tmpfs_that_fills_up_before_the_region_has_its_memory(run_dir: Path, o
 @pytest.mark.parametrize(
     ("huge", "message"), [("always", "region has large pages"), ("never", "no large pages: mount the tmpfs")]
 )
-def test_large_pages_or_word_that_there_are_none(run_dir: Path, huge: str, message: str) -> None:
+def test_large_pages_or_a_log_line_that_there_are_none(run_dir: Path, huge: str, message: str) -> None:
     command = on_tmpfs(
         f"size=64m,huge={huge}", "true", run_dir, f"--region-bytes={32 * MIB}", "--large-pages"
     )

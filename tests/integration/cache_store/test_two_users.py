@@ -53,7 +53,7 @@ def test_a_stranger_gets_nothing(daemon: StoreProcess, run_dir: Path) -> None:
     run_dir.chmod(0o755)
     assert attempt() == ["denied"] * 4  # socket and region themselves
     (run_dir / "store.sock").chmod(0o666)
-    assert attempt() == ["refused", "denied", "denied", "denied"]  # the kernel tells who it is
+    assert attempt() == ["refused", "denied", "denied", "denied"]  # the kernel names the user
     run_dir.chmod(0o700)
     assert "client of another user refused" in daemon.log()
     daemon.connect("owner").request(Ping(seq=0))

@@ -149,7 +149,7 @@ def test_a_restarted_store_drops_what_changed(make_daemon: Callable[..., StorePr
     assert daemon.stats().num_entries == 2
 
 
-def test_always_looks_again_by_itself(make_daemon: Callable[..., StoreProcess]) -> None:
+def test_always_checks_again_by_itself(make_daemon: Callable[..., StoreProcess]) -> None:
     daemon = make_daemon("--verify=always", "--verify-interval-s=0.1")
     session = daemon.connect("writer")
     put(session, HASHES[0])

@@ -1,4 +1,4 @@
-"""`demo` with a Redis of somebody else: nothing of it stays there, however it ends."""
+"""`demo` with a Redis that it did not start: nothing of it stays there, however it ends."""
 
 import asyncio
 from pathlib import Path

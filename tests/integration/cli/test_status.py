@@ -68,12 +68,12 @@ def status(layout: RunLayout) -> subprocess.CompletedProcess[str]:
 
 
 def rows(output: str) -> list[list[str]]:
-    """Words of the lines below the head of the pairs' table."""
+    """Columns of the lines below the head of the pairs' table."""
     lines = [line.split() for line in output.splitlines()]
     return lines[lines.index(["from", "to", "transport", "tensors", "so", "far"]) + 1 :]
 
 
-def hand_over(daemon: StoreProcess, number: int, memory: str) -> None:
+def pass_tensor(daemon: StoreProcess, number: int, memory: str) -> None:
     mm_hash = f"{number:064x}"
     with_encoder = daemon.connect(f"encoder-0/worker-{number}")
     reserved = with_encoder.request(Reserve(seq=0, mm_hash=mm_hash, spec=SPEC, memory=memory))
@@ -108,10 +108,10 @@ async def test_each_pair_with_its_transport(layout: RunLayout, redis_url: str) -
                 ["encoder-0", "prefill_decode-0", "pinned_shm", "0"],
                 ["encoder-1", "prefill_decode-0", "redis", "0"],
             ]
-            hand_over(daemon, 1, "shm")
-            hand_over(daemon, 2, "shm")
+            pass_tensor(daemon, 1, "shm")
+            pass_tensor(daemon, 2, "shm")
             assert (await shown(layout))[0] == ["encoder-0", "prefill_decode-0", "pinned_shm", "2"]
-            hand_over(daemon, 3, "redis")
+            pass_tensor(daemon, 3, "redis")
             assert (await shown(layout))[0] == [
                 "encoder-0", "prefill_decode-0", "pinned_shm", "2", "pinned_shm,", "1", "redis",
             ]  # fmt: skip

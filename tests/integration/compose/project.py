@@ -28,7 +28,7 @@ class Compose:
         return f"http://127.0.0.1:{self.port}"
 
     def run(self, *arguments: str, limit_s: float = COMMAND_LIMIT_S) -> str:
-        """stdout of `docker compose ARGUMENTS`; a failure fails the test, with the services' last words."""
+        """stdout of `docker compose ARGUMENTS`; a failure fails the test, with the last log lines."""
         done = self.attempt(*arguments, limit_s=limit_s)
         if done.returncode:
             logs = self.attempt("logs", "--no-color", "--tail", "40").stdout if self.has_started else ""
@@ -51,7 +51,7 @@ class Compose:
         return self.attempt("exec", "-T", "--index", str(index), service, *command)
 
     def inspect(self, service: str, index: int = 1) -> dict[str, Any]:
-        """What the engine says about a container of `service`."""
+        """What the engine reports about a container of `service`."""
         listed: list[dict[str, Any]] = json.loads(docker("inspect", f"{self.project}-{service}-{index}"))
         return listed[0]
 

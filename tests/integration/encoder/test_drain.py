@@ -1,4 +1,4 @@
-"""The encoder's drain: real Redis, real store; in place of vLLM an engine that waits to be told."""
+"""The encoder's drain: real Redis, real store; an engine of the test in place of vLLM."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -179,7 +179,7 @@ async def test_what_has_begun_is_finished_the_rest_is_handed_back(
         assert isinstance(metadata, EncoderCacheMetadata)
         assert isinstance(completed, EncodeCompleted)
         assert completed.mm_hash == RUNNING
-        assert store.stats().num_pins == 1  # the producer's, until the requester's last word
+        assert store.stats().num_pins == 1  # the producer's, until the requester's final ack
         assert not bench.work.done()
 
         ack = ItemAck(

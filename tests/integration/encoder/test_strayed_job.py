@@ -30,7 +30,7 @@ async def test_it_is_kept_as_a_dead_letter_and_can_be_sent_where_it_belongs(
         assert letter.fields["source_stream"] == bus.names.encode_jobs(DIGEST).encode()
         assert await bus.stream_length(bus.names.encode_jobs(DIGEST)) == 0
         assert await bus.stream_length(bus.names.encode_jobs(ANOTHER)) == 1
-        assert await bus.stream_length(bus.names.encode_results("gateway-0")) == 0  # nobody is told a failure
+        assert await bus.stream_length(bus.names.encode_results("gateway-0")) == 0  # no failure is sent
         joined = await flights.claim_flight(
             STRAYED.mm_hash, STRAYED.requesters, namespace_digest=ANOTHER, mode="check",
             job_id=STRAYED.job_id, attempt=1, max_attempts=1, ttl_s=60,

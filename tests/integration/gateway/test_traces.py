@@ -17,7 +17,7 @@ from tests.support.gateway.system import System, opened_system
 
 @pytest.fixture
 def spans() -> Iterator[InMemorySpanExporter]:
-    """Spans of this test, whoever set the provider up."""
+    """Spans of this test, from a provider that any test has set up."""
     if not isinstance(trace.get_tracer_provider(), TracerProvider):
         trace.set_tracer_provider(TracerProvider())
     provider: Any = trace.get_tracer_provider()

@@ -129,12 +129,12 @@ class BytesMachine(StoreMachine):
 
     # ---- invariants ------------------------------------------------------------------------------
     @invariant()
-    def nobody_writes_into_a_sealed_entry(self) -> None:
+    def no_writer_has_a_sealed_entry(self) -> None:
         for entry in self.core.table.all_sealed():
             assert self.bytes_of(entry) == self.contents[entry.reservation_id]
 
     @invariant()
-    def who_may_write_has_blocks_of_its_own(self) -> None:
+    def every_writer_has_blocks_of_its_own(self) -> None:
         unsealed = {entry.reservation_id: entry for entry in self.core.table.all_unsealed()}
         for reservation, (_, offset, _) in self.orders.items():
             assert self.layout.offset_of(unsealed[reservation].blocks.start) == offset

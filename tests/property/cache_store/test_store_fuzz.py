@@ -1,4 +1,4 @@
-"""100,000 hostile frames against decoder and core, as one client among others: nothing else is touched.
+"""100,000 hostile frames against decoder and core, as one client among others: nothing else changes.
 
 No socket: what the server does with bytes, done here. The bystander holds a pin and a reservation; after
 every burst it must still hold them, and its own commands must still work.
@@ -101,7 +101,7 @@ class Hostile:
         return len(body).to_bytes(4, "big") + body
 
     def _command(self) -> bytes:
-        """A command that is valid in form, with ids that belong to the bystander, to nobody, or to us."""
+        """A command that is valid in form, with ids that belong to the bystander, to no client, or to us."""
         pick = self.random.choice
         number = pick([self.pin_id, self.reservation_id, self.random.randrange(1 << 20, 1 << 21), 1, 2**63])
         mm_hash = pick(HASHES)

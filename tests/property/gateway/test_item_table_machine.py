@@ -25,7 +25,7 @@ class ItemTableMachine(RuleBasedStateMachine):
         self.jobs: dict[JobId, MmHash] = {}
         self.in_flight: dict[MmHash, JobId] = {}
 
-    def waiters(self, mm_hash: MmHash) -> frozenset[RequestId]:
+    def requests_of(self, mm_hash: MmHash) -> frozenset[RequestId]:
         return frozenset(request for item, request in self.waiting if item == mm_hash)
 
     @rule(mm_hash=ITEMS, request=REQUESTS)
@@ -37,7 +37,7 @@ class ItemTableMachine(RuleBasedStateMachine):
     def leave(self, mm_hash: MmHash, request: RequestId) -> None:
         self.table.leave_item(mm_hash, request)
         self.waiting.discard((mm_hash, request))
-        if not self.waiters(mm_hash):
+        if not self.requests_of(mm_hash):
             self.in_flight.pop(mm_hash, None)
 
     @rule(mm_hash=ITEMS)
@@ -48,20 +48,20 @@ class ItemTableMachine(RuleBasedStateMachine):
     def order(self, mm_hash: MmHash) -> None:
         job_id = JobId(f"j{len(self.jobs)}")
         must_publish = self.table.order_item(mm_hash, job_id)
-        assert must_publish == (bool(self.waiters(mm_hash)) and mm_hash not in self.in_flight)
+        assert must_publish == (bool(self.requests_of(mm_hash)) and mm_hash not in self.in_flight)
         if must_publish:
             self.jobs[job_id] = mm_hash
             self.in_flight[mm_hash] = job_id
 
     @rule(mm_hash=ITEMS, sealed=st.booleans())
     def metadata(self, mm_hash: MmHash, sealed: bool) -> None:
-        assert self.table.set_sizes(mm_hash, SIZES, sealed=sealed) == self.waiters(mm_hash)
+        assert self.table.set_sizes(mm_hash, SIZES, sealed=sealed) == self.requests_of(mm_hash)
         if sealed:
             self.in_flight.pop(mm_hash, None)
 
     @rule(mm_hash=ITEMS)
     def completed(self, mm_hash: MmHash) -> None:
-        assert self.table.seal_item(mm_hash) == self.waiters(mm_hash)
+        assert self.table.seal_item(mm_hash) == self.requests_of(mm_hash)
         self.in_flight.pop(mm_hash, None)
 
     @rule(data=st.data())
@@ -71,8 +71,8 @@ class ItemTableMachine(RuleBasedStateMachine):
         job_id = data.draw(st.sampled_from(sorted(self.jobs)))
         mm_hash = self.jobs[job_id]
         is_current = self.in_flight.get(mm_hash) == job_id
-        waiters = self.table.fail_job(mm_hash, job_id, BROKEN)
-        assert waiters == (self.waiters(mm_hash) if is_current else frozenset())
+        requests = self.table.fail_job(mm_hash, job_id, BROKEN)
+        assert requests == (self.requests_of(mm_hash) if is_current else frozenset())
         if is_current:
             del self.in_flight[mm_hash]
 

@@ -91,7 +91,7 @@ def _all_that_is_asked(self: Preallocator, needs: Any) -> Any:
     return list(needs)
 
 
-def _parts_to_whoever_comes(self: Preallocator, request_id: str, needs: Any) -> Any:
+def _parts_to_any_request(self: Preallocator, request_id: str, needs: Any) -> Any:
     granted = self._fitting(needs)
     for need in granted:
         if need.mm_hash not in self._spaces:
@@ -135,7 +135,7 @@ def _takes_metadata_and_sends_nothing(self: ItemReplies, metadata: Any) -> None:
 
 
 async def _claims_its_own(self: FlightModel, mm_hash: str, requesters: Any, **options: Any) -> FlightClaim:
-    """As without flights: what another one does is not looked at."""
+    """As without flights: the flights of other gateways do not count."""
     if options["mode"] != "check":
         self.flights.pop(mm_hash, None)
     return await _CLAIM(self, mm_hash, requesters, **options)
@@ -150,11 +150,11 @@ async def _retries_what_is_retried(
 
 
 async def _retries_nothing(self: FlightModel, mm_hash: str, requesters: Any, **options: Any) -> FlightClaim:
-    """Whoever comes second counts as one who joined; and so does the first."""
+    """The second claim counts as joined; and so does the first."""
     flight = self.find(mm_hash)
     if flight is None or flight.state != "failed":
         return await _CLAIM(self, mm_hash, requesters, **options)
-    self._subscribe(flight, requesters, options["ttl_s"])
+    self._join(flight, requesters, options["ttl_s"])
     return self._answer(flight, ClaimResult.JOINED)
 
 
@@ -164,21 +164,23 @@ async def _takes_the_end_for_the_result(
     flight = self.find(mm_hash)
     if flight is None or flight.state != "finished":
         return await _CLAIM(self, mm_hash, requesters, **options)
-    self._subscribe(flight, requesters, options["ttl_s"])
+    self._join(flight, requesters, options["ttl_s"])
     return self._answer(flight, ClaimResult.JOINED)
 
 
-async def _drops_what_others_want(self: FlightModel, mm_hash: str, keys: Any, **options: Any) -> bool:
+async def _drops_the_requesters_of_others(self: FlightModel, mm_hash: str, keys: Any, **options: Any) -> bool:
     flight = self.find(mm_hash)
     if flight is not None and flight.state == "queued":
-        flight.unsubscribe(list(flight.ends))
+        flight.remove_requesters(list(flight.ends))
     return await _LEAVE(self, mm_hash, keys, **options)
 
 
-async def _keeps_what_nobody_wants(self: FlightModel, mm_hash: str, keys: Any, **options: Any) -> bool:
+async def _keeps_a_flight_without_requesters(
+    self: FlightModel, mm_hash: str, keys: Any, **options: Any
+) -> bool:
     flight = self.find(mm_hash)
     if flight is not None:
-        flight.unsubscribe(keys)
+        flight.remove_requesters(keys)
     return False
 
 
@@ -191,20 +193,20 @@ async def _starts_whatever_comes(
     return StartResult.STARTED, flight.waiting()
 
 
-async def _never_ends(self: FlightModel, mm_hash: str, job_id: str, told: Any) -> Any:
+async def _never_ends(self: FlightModel, mm_hash: str, job_id: str, served: Any) -> Any:
     return True, None
 
 
 async def _leaves_nothing(self: FlightRequests, mm_hash: str, wanted: Any) -> None:
-    """Redis is not told."""
+    """Redis keeps its requesters."""
 
 
 async def _checks_nothing(self: EncodeOrders) -> None:
-    """Jobs are only heard of."""
+    """Only messages about jobs count."""
 
 
-async def _looks_for_nobody(self: ActiveJob, metadata: Any) -> None:
-    """Those whom the job named when it was started are all."""
+async def _refreshes_no_requesters(self: ActiveJob, metadata: Any) -> None:
+    """The requesters of the job's start are all."""
 
 
 def _the_first_alone(self: KeptFlight) -> Any:
@@ -230,24 +232,26 @@ MUTATIONS: dict[str, Mutation] = {
         StorePins, "unwatch", nothing, with_faults(APART, "cancel", "refuse", "unfit")
     ),
     "space is granted beyond the budget": Mutation(Preallocator, "_fitting", _all_that_is_asked, TIGHT),
-    "parts of requests are granted to whoever comes": Mutation(
-        Preallocator, "preallocate", _parts_to_whoever_comes, LARGE
+    "parts of requests are granted to any request": Mutation(
+        Preallocator, "preallocate", _parts_to_any_request, LARGE
     ),
-    "space that was given back is given to nobody": Mutation(ItemGrants, "_grant_pending", nothing, TIGHT),
+    "space that was given back is granted to no request": Mutation(
+        ItemGrants, "_grant_pending", nothing, TIGHT
+    ),
     "space is not given back": Mutation(Preallocator, "deallocate", nothing, TIGHT),
     "an item counts as pinned while it is watched": Mutation(ItemPins, "state_of", _pinned_too_early, APART),
-    "nobody is woken when an item is pinned": Mutation(ItemGrants, "_wake_if_ready", nothing, APART),
+    "no request is woken when an item is pinned": Mutation(ItemGrants, "_wake_if_ready", nothing, APART),
     "a request that ends keeps what it held": Mutation(
         ItemGrants, "give_back_request", nothing, with_faults(APART, "cancel")
     ),
-    "a lost writer is not heard of": Mutation(
+    "a lost writer is ignored": Mutation(
         ItemGrants, "_order_again", nothing, with_faults(APART, "evict", "crash_encoder")
     ),
     "a load that no worker will see is not taken back": Mutation(
         ItemPins, "_withdraw_load", nothing, with_faults(APART, "preempt_late")
     ),
     "an item is not dropped with its last holder": Mutation(ItemPins, "release_item", nothing, APART),
-    "an encoder that introduces itself late is told nothing": Mutation(
+    "an encoder whose metadata come late gets no reply": Mutation(
         ItemReplies,
         "on_metadata",
         _takes_metadata_and_sends_nothing,
@@ -265,7 +269,7 @@ MUTATIONS: dict[str, Mutation] = {
     ),
     "the ack is not sent": Mutation(ItemReplies, "ack_item", nothing, APART),
     # ---- encoder ----
-    "a pin is not given back when all have said their last word": Mutation(
+    "a pin is not given back after the acks of all requesters": Mutation(
         Ledger, "remove_requesters", empty, APART
     ),
     "pins of requesters that never answer stay": Mutation(
@@ -283,10 +287,10 @@ MUTATIONS: dict[str, Mutation] = {
         StoreClient, "unwatch_item", nothing, with_faults(APART, "refuse", "unfit")
     ),
     # ---- store and sessions ----
-    "who watches is not told of a lost writer": Mutation(
+    "a watcher gets no push of a lost writer": Mutation(
         StoreState, "push_writer_lost", nothing, with_faults(APART, "unfit")
     ),
-    "who watches is not told of a seal": Mutation(LeaseTable, "take_watchers", empty, APART),
+    "a watcher gets no push of a seal": Mutation(LeaseTable, "take_watchers", empty, APART),
     "watches of the dead stay": Mutation(
         StoreState, "end_watches", nothing, with_faults(APART, "crash_consumer")
     ),
@@ -314,48 +318,48 @@ MUTATIONS: dict[str, Mutation] = {
     "an item is encoded once per gateway": Mutation(
         FlightModel, "claim_flight", _claims_its_own, TWO_GATEWAYS
     ),
-    "a failed encode is tried again by all who heard of it": Mutation(
+    "a failed encode is tried again by all gateways that received the failure": Mutation(
         FlightModel, "claim_flight", _retries_what_is_retried, with_faults(TWO_GATEWAYS, "refuse")
     ),
-    "a failed encode is tried again by none of those who heard of it": Mutation(
+    "a failed encode is tried again by none of the gateways that received the failure": Mutation(
         FlightModel, "claim_flight", _retries_nothing, with_faults(TWO_GATEWAYS, "refuse")
     ),
     "a late failure counts for the job that is in flight now": Mutation(
         EncodeOrders, "_on_failed", _blames_the_next_job, with_faults(TWO_GATEWAYS, "refuse", "duplicate")
     ),
-    "a failure is told to one gateway": Mutation(
+    "a failure is sent to one gateway": Mutation(
         KeptFlight, "waiting", _the_first_alone, with_faults(TWO_GATEWAYS, "refuse")
     ),
-    "metadata are told to those who waited when the job was started": Mutation(
-        ActiveJob, "_refresh_requesters", _looks_for_nobody, TWO_GATEWAYS
+    "metadata are sent only to the requesters of the job's start": Mutation(
+        ActiveJob, "_refresh_requesters", _refreshes_no_requesters, TWO_GATEWAYS
     ),
     "a flight does not end": Mutation(FlightModel, "finish_flight", _never_ends, TWO_GATEWAYS),
-    "a claim that its owner left is nobody's": Mutation(
+    "a claim that its owner left stays its owner's": Mutation(
         FlightModel, "_is_over", no, with_faults(TWO_GATEWAYS, "crash_gateway")
     ),
-    "jobs of which nothing is heard are waited for": Mutation(
+    "jobs without any message are waited for": Mutation(
         EncodeOrders,
         "run_checks",
         _checks_nothing,
         with_faults(TWO_GATEWAYS, "crash_gateway", "lose_flights"),
     ),
-    "a result of which nothing is left counts as heard": Mutation(
+    "a result of which nothing is left counts as received": Mutation(
         FlightModel, "claim_flight", _takes_the_end_for_the_result, with_faults(TWO_GATEWAYS, "lose_redis")
     ),
-    "who leaves takes the job of the others along": Mutation(
-        FlightModel, "leave_flight", _drops_what_others_want, with_faults(TWO_GATEWAYS, "cancel")
+    "a requester that leaves takes the job of the others along": Mutation(
+        FlightModel, "leave_flight", _drops_the_requesters_of_others, with_faults(TWO_GATEWAYS, "cancel")
     ),
-    "a job that everybody left is done": Mutation(
+    "a job that all requesters left is done": Mutation(
         FlightModel, "start_job", _starts_whatever_comes, with_faults(TWO_GATEWAYS, "cancel")
     ),
-    "a flight that everybody left is kept": Mutation(
-        FlightModel, "leave_flight", _keeps_what_nobody_wants, with_faults(TWO_GATEWAYS, "cancel")
+    "a flight that all requesters left is kept": Mutation(
+        FlightModel, "leave_flight", _keeps_a_flight_without_requesters, with_faults(TWO_GATEWAYS, "cancel")
     ),
     "a request that waits no more stays in the flight": Mutation(
         FlightRequests, "leave_all_but", _leaves_nothing, with_faults(TWO_GATEWAYS, "cancel")
     ),
-    "sizes that came are not told": Mutation(MediaWait, "set_sizes", nothing, APART),
-    "an encoder is not told of requests that ended elsewhere": Mutation(
+    "sizes that came are not passed on": Mutation(MediaWait, "set_sizes", nothing, APART),
+    "an encoder gets no final ack of requests that ended elsewhere": Mutation(
         FinalAcks, "_queue_ack", nothing, with_faults(APART, "cancel")
     ),
     "a request leaves its items behind": Mutation(GatewayTable, "leave_item", nothing, APART),

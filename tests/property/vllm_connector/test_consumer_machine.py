@@ -45,13 +45,15 @@ class ConsumerMachine(RuleBasedStateMachine):
         prefix=st.sampled_from([0, 0, 5, 12, 99]),
     )
     def request_comes(self, items: list[str], has_gateway: bool, is_ordered: bool, prefix: int) -> None:
-        self.world.add(items, has_gateway=has_gateway, wire_id=None, is_ordered=is_ordered, prefix=prefix)
+        self.world.add(items, has_gateway=has_gateway, request_id=None, is_ordered=is_ordered, prefix=prefix)
 
     @precondition(lambda self: len(self.world.live) < MAX_LIVE)
     @rule(items=ITEMS, prefix=st.sampled_from([0, 0, 5, 99]))
     def whole_request_comes(self, items: list[str], prefix: int) -> None:
         """To be encoded here; its items may even have the names of others'."""
-        self.world.add(items, has_gateway=False, wire_id=None, is_ordered=False, prefix=prefix, is_local=True)
+        self.world.add(
+            items, has_gateway=False, request_id=None, is_ordered=False, prefix=prefix, is_local=True
+        )
 
     @precondition(lambda self: 0 < len(self.world.live) < MAX_LIVE)
     @rule(data=st.data())
@@ -59,13 +61,13 @@ class ConsumerMachine(RuleBasedStateMachine):
         """`n` > 1: the same request again, under another engine id."""
         sibling = self.world.live[data.draw(st.sampled_from(sorted(self.world.live)))]
         items = [feature.identifier for feature in sibling.request.mm_features]
-        self.world.add(items, has_gateway=True, wire_id=sibling.wire_id, is_ordered=False)
+        self.world.add(items, has_gateway=True, request_id=sibling.request_id, is_ordered=False)
 
     @precondition(lambda self: self.world.waiting or self.world.parked)
     @rule(data=st.data())
     def prefix_cache_changes(self, data: st.DataObject) -> None:
-        rid = data.draw(st.sampled_from(sorted({*self.world.waiting, *self.world.parked})))
-        each = self.world.live[rid]
+        engine_request_id = data.draw(st.sampled_from(sorted({*self.world.waiting, *self.world.parked})))
+        each = self.world.live[engine_request_id]
         each.prefix = data.draw(st.sampled_from([0, each.prompt_len // 2, each.prompt_len - 1]))
 
     @precondition(lambda self: self.world.live)
@@ -172,8 +174,8 @@ class ConsumerMachine(RuleBasedStateMachine):
         self.world.check_pins()
 
     @invariant()
-    def nobody_is_lost(self) -> None:
-        self.world.check_nobody_is_lost()
+    def no_request_is_lost(self) -> None:
+        self.world.check_no_request_is_lost()
 
     def teardown(self) -> None:
         self.world.run_to_the_end()

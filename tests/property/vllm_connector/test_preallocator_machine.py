@@ -153,7 +153,7 @@ class PreallocatorMachine(RuleBasedStateMachine):
                 assert self.queue[0] == request_id
 
     @invariant()
-    def nobody_is_forgotten(self) -> None:
+    def no_request_is_forgotten(self) -> None:
         assert copy.deepcopy(self.preallocator).take_granted() == []
 
     def teardown(self) -> None:

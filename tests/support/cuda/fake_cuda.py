@@ -1,11 +1,11 @@
-"""A GPU in host memory that keeps CUDA's rules, and says which one was broken.
+"""A GPU in host memory that keeps CUDA's rules, and reports which one was broken.
 
 What is put on a stream happens when the stream is advanced: a copy reads its source when it runs, not when it
 is asked for, so that every ordering that the code forgets shows as wrong bytes.
 
 One `FakeGpu` is the machine's; each `FakeDriver` is one process's view of it, with addresses of its own. What
 CUDA leaves undefined, and code may therefore do unseen, is noted in `FakeGpu.breaches` besides being raised
-where a call did it; tests look at the list in the end (`assert_no_breach`):
+where a call did it; tests check the list in the end (`assert_no_breach`):
 
     a handle is opened once per process, and never by the process that owns the memory
     memory of a process that has died stays as long as it is mapped, and cannot be opened any more
@@ -40,7 +40,7 @@ Run = Callable[[], bool]
 
 @dataclass(frozen=True)
 class Step:
-    """On a stream. `uses`: (address, bytes) that it touches when it runs."""
+    """On a stream. `uses`: (address, bytes) that it reads or writes when it runs."""
 
     run: Run
     uses: tuple[tuple[int, int], ...] = ()
@@ -98,7 +98,7 @@ class FakeGpu:
 
     @property
     def num_bytes_held(self) -> int:
-        """Memory that is gone for others: of living owners, and of dead ones that somebody has mapped."""
+        """Memory that is gone for others: of living owners, and of dead ones that a process has mapped."""
         return sum(each.num_bytes for each in self.memory.values())
 
     def breach(self, what: str) -> CudaError:
@@ -172,7 +172,7 @@ class FakeDriver:
         self._check("ipc_open")
         allocation = self._gpu.memory.get(handle)
         if allocation is None or allocation.owner._is_dead:
-            raise CudaError("ipc_open: invalid resource handle")  # no breach: nobody can know it before
+            raise CudaError("ipc_open: invalid resource handle")  # no breach: no caller can know it before
         if allocation.owner is self:
             raise self._gpu.breach("ipc_open by the process that owns the memory")
         if self in allocation.importers:
@@ -232,12 +232,12 @@ class FakeDriver:
         del self._gpu.streams[stream]
 
     def stream_synchronize(self, stream: int) -> None:
-        """Who waits for a stream lets the GPU run."""
+        """A thread that waits for a stream lets the GPU run."""
         self._check("stream_synchronize")
         self._gpu.advance_all()
         with self._gpu.done:
             if not self._gpu.done.wait_for(lambda: not self._gpu.streams[stream], WAIT_S):
-                raise CudaError("stream_synchronize: nobody advances what the stream waits for")
+                raise CudaError("stream_synchronize: no thread advances what the stream waits for")
 
     def stream_wait_event(self, stream: int, event: int) -> None:
         self._check("stream_wait_event")
@@ -267,7 +267,7 @@ class FakeDriver:
         self._check("event_synchronize")
         with self._gpu.done:
             if not self._gpu.done.wait_for(lambda: self._gpu.events[event] == 0, WAIT_S):
-                raise CudaError("event_synchronize: nobody advances the stream")
+                raise CudaError("event_synchronize: no thread advances the stream")
 
     def event_destroy(self, event: int) -> None:
         """As with CUDA, what waits for it goes on waiting; so it is only forgotten."""
@@ -285,7 +285,7 @@ class FakeDriver:
         if self._index and threading.get_ident() not in self.bound_threads:
             raise self._gpu.breach(f"{name} on another GPU: the thread has not chosen one")
         if self.fail == name:
-            raise CudaError(f"{name}: told to fail")
+            raise CudaError(f"{name}: set to fail")
 
     def _check_unused(self, name: str, address: int) -> None:
         num_bytes = self.known[address]
@@ -299,7 +299,7 @@ class FakeDriver:
         return any(at <= address and address + num_bytes <= at + n for at, n in self.known.items())
 
     def _drop_unused(self, handle: bytes) -> None:
-        """Of a dead owner, once nobody has it mapped."""
+        """Of a dead owner, once no process has it mapped."""
         allocation = self._gpu.memory[handle]
         if allocation.owner._is_dead and not allocation.importers:
             os.close(self._gpu.memory.pop(handle).fd)

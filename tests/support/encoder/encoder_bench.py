@@ -57,7 +57,7 @@ class FakeDelivery:
 
 @dataclass
 class FakeEngine:
-    """`Encoder`: rows as told; `on_encode` is what its worker does, by default it writes and seals."""
+    """`Encoder`: rows as set; `on_encode` is what its worker does, by default it writes and seals."""
 
     on_encode: Callable[[WriteOrder], Awaitable[None]]
     width: int = 4

@@ -30,7 +30,7 @@ def is_refused(answer: Answer) -> bool:
 
 
 def is_right_or_broke_off(answer: Answer) -> bool:
-    """After the first token a stream can only say that it ends."""
+    """After the first token a stream can only end with an error."""
     return answer.is_right or (answer.has_begun and answer.code == "stream_interrupted")
 
 
@@ -42,7 +42,7 @@ def is_refused_or_gone(answer: Answer) -> bool:
     return is_refused(answer) or answer.is_gone
 
 
-def is_right_or_told(answer: Answer) -> bool:
+def is_right_or_documented_error(answer: Answer) -> bool:
     return answer.is_right or answer.is_documented_error
 
 

@@ -1,4 +1,4 @@
-"""A client of the system: it asks, and says what kind of answer it got.
+"""A client of the system: it asks, and sorts the answers it gets by kind.
 
 Every answer is one of: right, a documented error, gone (the gateway itself went away), or wrong.
 """
@@ -97,7 +97,7 @@ class Answer:
 
     @property
     def is_wrong(self) -> bool:
-        """Words that are not the right ones, or an end without the rest and without a word about it."""
+        """Words that are not the right ones, or an end without the rest and without an error."""
         if not self.words and not self.is_complete:
             return False
         if self.words != self.question.words[: len(self.words)]:
@@ -171,7 +171,7 @@ class Client:
         """The answer. Never raises for what the system does.
 
         Args:
-            leave_after_s: close the connection then; the answer says so in `fault`.
+            leave_after_s: close the connection then; the answer has it in `fault`.
 
         Raises:
             HungError: nothing came to an end within the client's limit.

@@ -71,7 +71,7 @@ class _Control:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._acts: dict[str, tuple[Act, threading.Event]] = {}
-        self._acting = threading.Lock()  # held while an act is done, and to say that none shall be
+        self._acting = threading.Lock()  # held while an act is done, and to forbid further ones
         self._failure: Exception | None = None
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(str(folder / points.CONTROL_SOCKET))

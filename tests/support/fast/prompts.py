@@ -1,4 +1,4 @@
-"""What the stand-in for vLLM is asked, and what it says."""
+"""Prompts for the stand-in for vLLM, and its outputs."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ class Finished:
     error: str | None = None
 
 
-Say = Callable[[Token | Finished], None]  # called on the engine's thread
+Send = Callable[[Token | Finished], None]  # called on the engine's thread
 
 
 @dataclass
@@ -34,7 +34,7 @@ class Prompt:
     text: str
     num_tokens: int
     transfer_params: dict[str, Any] | None
-    say: Say
+    send: Send
 
 
 def prefix_digest(before: str, part: str) -> str:

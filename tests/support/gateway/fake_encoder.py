@@ -1,4 +1,4 @@
-"""FAKE: an encoder that speaks the protocol and computes nothing. Real ones are tested in tests/engine."""
+"""FAKE: an encoder that follows the protocol and computes nothing. Real ones are tested in tests/engine."""
 
 import asyncio
 import io

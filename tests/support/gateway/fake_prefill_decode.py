@@ -1,4 +1,4 @@
-"""FAKE: a prefill_decode that speaks the protocol and computes nothing. Real ones: tests/engine."""
+"""FAKE: a prefill_decode that follows the protocol and computes nothing. Real ones: tests/engine."""
 
 import asyncio
 import base64

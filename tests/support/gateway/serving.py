@@ -14,7 +14,7 @@ DIGEST = "f" * 64
 
 
 async def until(condition: Callable[[], object], limit_s: float = 5.0) -> None:
-    """Return once `condition` holds; for what a test can only look at."""
+    """Return once `condition` holds; for what a test can only observe."""
     async with asyncio.timeout(limit_s):
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.005)

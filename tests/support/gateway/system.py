@@ -21,7 +21,7 @@ from triptych_gateway.settings import GatewaySettings
 
 @dataclass
 class System:
-    """What a test talks to."""
+    """What a test calls."""
 
     gateway: Gateway
     bus: AsyncBus

@@ -39,7 +39,7 @@ class Checks(Choices):
 
     @property
     def _are_flights_doubtful(self) -> bool:
-        """Redis may believe that somebody waits who does not: a dead gateway's, or those of a lost flight.
+        """Redis may keep requesters that do not wait: a dead gateway's, or those of a lost flight.
 
         And a renewal that comes after the flight was lost and claimed again makes it run for a lease more.
         """
@@ -55,14 +55,14 @@ class Checks(Choices):
         assert consumer.budget is None or used <= consumer.budget, "more space than there is"
         admissions = consumer.consumer._requests._admissions
         halves = [
-            rid
-            for rid, admission in admissions.items()
-            if admission.granted and consumer.preallocator.is_pending(rid)
+            engine_request_id
+            for engine_request_id, admission in admissions.items()
+            if admission.granted and consumer.preallocator.is_pending(engine_request_id)
         ]
         assert len(halves) <= 1, "two requests hold a part, and wait for the rest"
         for each in self.hashes:
-            for rid in items.requests_of(each):
-                assert rid in consumer.live, "held by no live request"
+            for engine_request_id in items.requests_of(each):
+                assert engine_request_id in consumer.live, "held by no live request"
 
     def _check_pins(self) -> None:
         """Every pin has one owner: a frame under way, a command to end it, or the process that has it."""
@@ -95,10 +95,10 @@ class Checks(Choices):
             assert len(with_jobs) <= len(engine.outstanding), "pins that neither ledger nor job has"
             return owners + sorted(engine.host.held)
         consumer = engine.consumer
-        for heard in engine.inbox._events:
-            match heard:
+        for event in engine.inbox._events:
+            match event:
                 case EntrySealed():
-                    owners.append(heard.pin_id)
+                    owners.append(event.pin_id)
                 case PinReply(reply=Pinned() as reply):
                     owners.append(reply.pin_id)
         for item in consumer._pins._items.values():
@@ -158,9 +158,9 @@ class Checks(Choices):
         return not others and num_failed < self.config.max_attempts and not self.config.is_tight
 
     def _check_flights(self) -> None:
-        """A result may still be there, for those whom it did not reach; nobody waits.
+        """A result may still be there, for requesters that it did not reach; none waits.
 
-        But for those of a gateway that died, and those whom a job names that came to an encoder after its
+        But for those of a gateway that died, and the requesters of a job that came to an encoder after its
         flight had ended, or was lost: they are forgotten in time.
         """
         if self._are_flights_doubtful:

@@ -13,7 +13,7 @@ from triptych_cache_store.entries.entry_table import EntryState
 
 
 class Choices:
-    """The part of `World` that says what can happen."""
+    """The part of `World` that lists what can happen."""
 
     config: Config
     network: Network
@@ -69,7 +69,7 @@ class Choices:
             key = Key("command", self.store.sessions[session_id].client, str(session_id))
             found.append(Enabled(key, frozenset({STORE})))
         found += [
-            Enabled(Key("hear", session.client), frozenset({engine.name}))
+            Enabled(Key("push", session.client), frozenset({engine.name}))
             for engine in self.engines
             for session in engine.sessions
             if session.from_store and self._moves(engine.name)
@@ -164,9 +164,11 @@ class Choices:
     def _faults(self, is_busy: bool) -> list[Enabled]:
         found: list[Enabled] = []
 
-        def add(kind: str, actors: AbstractSet[str], who: str = "", what: str = "", how: str = "") -> None:
+        def add(
+            kind: str, actors: AbstractSet[str], subject: str = "", what: str = "", how: str = ""
+        ) -> None:
             if kind in self.config.faults:
-                found.append(Enabled(Key(kind, who, what, how), frozenset(actors), is_fault=True))
+                found.append(Enabled(Key(kind, subject, what, how), frozenset(actors), is_fault=True))
 
         for encoder in self.encoders.values():
             if encoder.is_up:
@@ -179,14 +181,14 @@ class Choices:
         for consumer in self.consumers.values():
             if consumer.is_up:
                 add("crash_consumer", {consumer.name, *self.gateways}, consumer.name)
-                for rid in consumer.running:
-                    add("preempt", {consumer.name}, consumer.name, rid)
+                for engine_request_id in consumer.running:
+                    add("preempt", {consumer.name}, consumer.name, engine_request_id)
                 if (consumer.waiting or consumer.running) and not consumer.preempts_late:
                     add("preempt_late", {consumer.name}, consumer.name)
                 if consumer.live and not consumer.loses_load:
                     add("lose_load", {consumer.name}, consumer.name)
-                for rid in [*consumer.waiting, *consumer.parked]:
-                    add("prefix", {consumer.name}, consumer.name, rid)
+                for engine_request_id in [*consumer.waiting, *consumer.parked]:
+                    add("prefix", {consumer.name}, consumer.name, engine_request_id)
         for name, gateway in self.gateways.items():
             if gateway.is_up:
                 add("crash_gateway", {name, REDIS, *self.consumers}, name)

@@ -74,7 +74,7 @@ class Key(NamedTuple):
     """One step that can be taken. `kind` and its arguments."""
 
     kind: str
-    who: str = ""
+    subject: str = ""
     what: str = ""
     how: str = ""
 

@@ -89,13 +89,13 @@ class ConsumerActor:
         self.is_up = False
         for session in self.sessions:
             session.kill()
-        broken = [(each.gateway, each.wire_id, each.attempt) for each in self.live.values()]
+        broken = [(each.gateway, each.request_id, each.attempt) for each in self.live.values()]
         for way in self._network.ways_to(self.name):
             if way[2] == "http":
                 under_way = self._network.drop(way)
                 broken += [(way[0], frame[1], frame[2]) for frame in under_way if frame[0] == "dispatch"]
-        for gateway, wire_id, attempt in broken:
-            self._network.send((self.name, gateway, "http"), ("broken", wire_id, attempt))
+        for gateway, request_id, attempt in broken:
+            self._network.send((self.name, gateway, "http"), ("broken", request_id, attempt))
 
     def _on_lost(self) -> None:
         self.inbox.post_event(StoreLost())
@@ -104,35 +104,35 @@ class ConsumerActor:
         self.has_news = True
 
     # ---- transitions -----------------------------------------------------------------------------
-    def hear(self, message: Message) -> None:
+    def receive(self, message: Message) -> None:
         """Of its stream."""
         self.inbox.post_event(message)  # type: ignore[arg-type]
 
     def hear_http(self, gateway: str, frame: tuple[str, str, int, Any]) -> None:
         """A request, or the end of its connection."""
-        what, wire_id, attempt, body = frame
-        rid = f"{wire_id}-{attempt}"
+        what, request_id, attempt, body = frame
+        engine_request_id = f"{request_id}-{attempt}"
         self.has_news = True
         if what == "abort":
-            if rid in self.live:
-                self._finish(rid)
+            if engine_request_id in self.live:
+                self._finish(engine_request_id)
             return
         remaining_ms, rows = body
-        request = fake_request(rid, list(rows), wire_id=wire_id, gateway=gateway, gap=1)
+        request = fake_request(engine_request_id, list(rows), request_id=request_id, gateway=gateway, gap=1)
         assert request.ec_transfer_params is not None
         request.ec_transfer_params["remaining_ms"] = remaining_ms
         last = request.mm_features[-1].mm_position
         prompt_len = last.offset + last.length + 1
         prefix = min(self._prefix, prompt_len - 1)
-        self.live[rid] = Running(
+        self.live[engine_request_id] = Running(
             request=request,
             prompt_len=prompt_len,
             prefix=prefix,
             gateway=gateway,
-            wire_id=wire_id,
+            request_id=request_id,
             attempt=attempt,
         )
-        self.waiting.append(rid)
+        self.waiting.append(engine_request_id)
         self.consumer.on_request_added(request)
 
     @property
@@ -146,19 +146,27 @@ class ConsumerActor:
         if not self.in_flight or len(self.in_flight) >= self._steps_in_flight:
             self._update()
         self._end_overdue()
-        woken = [rid for rid in self.consumer.drain_inbox() if rid in self.parked]
+        woken = [
+            engine_request_id
+            for engine_request_id in self.consumer.drain_inbox()
+            if engine_request_id in self.parked
+        ]
         if self.consumer.is_store_lost:
             raise EngineDiedError("the lease on the store is lost")
-        for rid in woken:
-            del self.parked[rid]
-            self.consumer.on_unparked(rid, 0)
+        for engine_request_id in woken:
+            del self.parked[engine_request_id]
+            self.consumer.on_unparked(engine_request_id, 0)
         self.waiting = woken + self.waiting
-        windows = [window for rid in list(self.running) for window in self._schedule_running(self.live[rid])]
+        windows = [
+            window
+            for engine_request_id in list(self.running)
+            for window in self._schedule_running(self.live[engine_request_id])
+        ]
         windows += self._schedule_waiting()
         if self.preempts_late and windows:
-            victim, self.preempts_late = windows[-1].rid, False
+            victim, self.preempts_late = windows[-1].engine_request_id, False
             self.preempt(victim)
-            windows = [window for window in windows if window.rid != victim]
+            windows = [window for window in windows if window.engine_request_id != victim]
         freed, self.freed = self.freed, []
         step = self._run_worker(freed, self.consumer.take_loads(), windows)
         self.loads_in_flight.on_step_scheduled(step.loads)
@@ -169,22 +177,22 @@ class ConsumerActor:
         if self.waiting or self.consumer._requests._to_wake or self.consumer._requests._failed:
             self.has_news = True
 
-    def preempt(self, rid: str) -> None:
+    def preempt(self, engine_request_id: str) -> None:
         """vLLM needs its KV blocks."""
-        each = self.live[rid]
+        each = self.live[engine_request_id]
         self.loads_in_flight.note_departure(each.request, self._scheduler)
         for place in list(each.inputs):
             self._free_input(each, place)
-        self.consumer.on_preempted(rid)
+        self.consumer.on_preempted(engine_request_id)
         each.computed, each.is_done, each.is_wrong = 0, False, False
         each.epoch += 1
-        self.running.remove(rid)
-        self.waiting.insert(0, rid)
+        self.running.remove(engine_request_id)
+        self.waiting.insert(0, engine_request_id)
         self.has_news = True
 
-    def change_prefix(self, rid: str) -> None:
+    def change_prefix(self, engine_request_id: str) -> None:
         """The KV cache has more of its prompt by now, or nothing any more."""
-        each = self.live[rid]
+        each = self.live[engine_request_id]
         each.prefix = 0 if each.prefix else each.prompt_len - 1
         self.has_news = True
 
@@ -211,7 +219,7 @@ class ConsumerActor:
         """The worker's output of the oldest step. With none: of one that had nothing to compute."""
         step = self.in_flight.popleft() if self.in_flight else Step((), frozenset(), frozenset())
         output = SimpleNamespace(
-            req_id_to_index={window.rid: index for index, window in enumerate(step.windows)},
+            req_id_to_index={window.engine_request_id: index for index, window in enumerate(step.windows)},
             sampled_token_ids=[[0] for _ in step.windows],
             pooler_output=None,
             prompt_logprobs_dict={},
@@ -221,21 +229,21 @@ class ConsumerActor:
             undo_failed_loads(step.lost, self.consumer, self.loads_in_flight, self._scheduler, output)
         self.loads_in_flight.on_step_output(step.loads)
         for window, tokens in zip(step.windows, output.sampled_token_ids, strict=True):
-            each = self.live.get(window.rid)
+            each = self.live.get(window.engine_request_id)
             if each is None or each.epoch != window.epoch:
                 continue
             self.has_news = True
             self._free_computed(each)
             if tokens and window.start == window.end:
-                self._say(each, "answer")
-                self._finish(window.rid)
+                self._send(each, "answer")
+                self._finish(window.engine_request_id)
             elif tokens and window.end >= each.prompt_len and not each.has_begun:
                 each.has_begun = True
-                self._say(each, "first")
-        for rid in self.consumer.take_failed():
-            if rid in self.live:
-                self._say(self.live[rid], "error")
-                self._finish(rid)
+                self._send(each, "first")
+        for engine_request_id in self.consumer.take_failed():
+            if engine_request_id in self.live:
+                self._send(self.live[engine_request_id], "error")
+                self._finish(engine_request_id)
 
     def _free_computed(self, each: Running) -> None:
         """vLLM counts tokens as computed when it schedules them; what is in flight is the mixin's to know."""
@@ -243,28 +251,30 @@ class ConsumerActor:
             item = each.request.mm_features[place].identifier
             if each.end_of(place) <= each.computed and not self.loads_in_flight.is_loading(item):
                 self._free_input(each, place)
-                self.consumer.on_item_computed(each.rid, place)
+                self.consumer.on_item_computed(each.engine_request_id, place)
 
     def _end_overdue(self) -> None:
-        for rid in self.consumer.take_overdue():
-            if rid in self.live and (rid not in self.running or self.consumer.is_waiting(rid)):
-                self.consumer.fail_overdue(self.live[rid].request)
+        for engine_request_id in self.consumer.take_overdue():
+            if engine_request_id in self.live and (
+                engine_request_id not in self.running or self.consumer.is_waiting(engine_request_id)
+            ):
+                self.consumer.fail_overdue(self.live[engine_request_id].request)
 
-    def _say(self, each: Running, what: str) -> None:
+    def _send(self, each: Running, what: str) -> None:
         assert what == "error" or not each.is_wrong, "answered from zeros"
-        self._network.send((self.name, each.gateway, "http"), (what, each.wire_id, each.attempt))
+        self._network.send((self.name, each.gateway, "http"), (what, each.request_id, each.attempt))
 
-    def _finish(self, rid: str) -> None:
-        each = self.live.pop(rid)
+    def _finish(self, engine_request_id: str) -> None:
+        each = self.live.pop(engine_request_id)
         self.loads_in_flight.note_departure(each.request, self._scheduler)
         under_way = [window for step in self.in_flight for window in step.windows]
-        starts = [window.start for window in under_way if window[:2] == (rid, each.epoch)]
+        starts = [window.start for window in under_way if window[:2] == (engine_request_id, each.epoch)]
         self.consumer.on_finished(each.request, min([each.computed, *starts]))
         for place in list(each.inputs):
             self._free_input(each, place)
-        self.waiting = [other for other in self.waiting if other != rid]
-        self.running = [other for other in self.running if other != rid]
-        self.parked.pop(rid, None)
+        self.waiting = [other for other in self.waiting if other != engine_request_id]
+        self.running = [other for other in self.running if other != engine_request_id]
+        self.parked.pop(engine_request_id, None)
         self.has_news = True
 
     def _schedule_running(self, each: Running) -> list[Window]:
@@ -276,29 +286,29 @@ class ConsumerActor:
         start = each.computed
         if start >= each.prompt_len:
             each.is_done = True
-            return [Window(each.rid, each.epoch, start, start)]
+            return [Window(each.engine_request_id, each.epoch, start, start)]
         end, loads = self._plan(each, start)
         if end > start:
             self._allocate(each, loads)
             each.computed = end
-        return [Window(each.rid, each.epoch, start, end)] if end > start else []
+        return [Window(each.engine_request_id, each.epoch, start, end)] if end > start else []
 
     def _schedule_waiting(self) -> list[Window]:
         windows: list[Window] = []
-        for rid in list(self.waiting):
-            each = self.live[rid]
+        for engine_request_id in list(self.waiting):
+            each = self.live[engine_request_id]
             if not self.consumer.admit_request(each.request, each.prefix):
-                if not self.consumer.has_failed(rid):
-                    self.waiting.remove(rid)
-                    self.parked[rid] = None
-                    self.consumer.on_parked(rid, 0)
+                if not self.consumer.has_failed(engine_request_id):
+                    self.waiting.remove(engine_request_id)
+                    self.parked[engine_request_id] = None
+                    self.consumer.on_parked(engine_request_id, 0)
                 continue
             end, loads = self._plan(each, each.prefix)
             assert end > each.prefix, "admitted, and cannot move"
             self._allocate(each, loads)
-            self.waiting.remove(rid)
-            self.running.append(rid)
-            windows.append(Window(rid, each.epoch, each.prefix, end))
+            self.waiting.remove(engine_request_id)
+            self.running.append(engine_request_id)
+            windows.append(Window(engine_request_id, each.epoch, each.prefix, end))
             each.computed = end
         return windows
 
@@ -306,7 +316,7 @@ class ConsumerActor:
         """`_try_schedule_encoder_inputs`: clips the step at the first item that is not here."""
         end = min(each.prompt_len, start + self._step_tokens)
         loads: list[tuple[int, str]] = []
-        for place, item, first, touches in each.places_in(start, end):
+        for place, item, first, reads in each.places_in(start, end):
             if item in [load for _, load in loads]:
                 loads.append((place, item))
             elif item in self.cached:
@@ -314,7 +324,7 @@ class ConsumerActor:
             elif not self.consumer.is_pinned(item):
                 assert not self.consumer.is_resident(item), "the worker has it, vLLM does not know"
                 return max(start, first), loads
-            elif touches:
+            elif reads:
                 loads.append((place, item))
         return end, loads
 
@@ -322,12 +332,12 @@ class ConsumerActor:
         for place, item in loads:
             if item not in self.cached:
                 self.cached[item] = set()
-                self.consumer.load_item(each.rid, item)
+                self.consumer.load_item(each.engine_request_id, item)
             self._refer(each, place)
 
     def _refer(self, each: Running, place: int) -> None:
         each.inputs.add(place)
-        self.cached[each.request.mm_features[place].identifier].add(each.rid)
+        self.cached[each.request.mm_features[place].identifier].add(each.engine_request_id)
 
     def _free_input(self, each: Running, place: int) -> None:
         item = each.request.mm_features[place].identifier
@@ -335,7 +345,7 @@ class ConsumerActor:
         if item in self.cached and not any(
             each.request.mm_features[other].identifier == item for other in each.inputs
         ):
-            self.cached[item].discard(each.rid)
+            self.cached[item].discard(each.engine_request_id)
 
     def is_in_use(self, engine_request_id: str, item_index: int) -> bool:
         """Of vLLM's encoder cache manager."""
@@ -362,12 +372,12 @@ class ConsumerActor:
                 lost.add(order.mm_hash)
                 self.views[order.mm_hash] = None
                 self._end_pin(order.pin_id)
-        for rid, _, start, end in windows:
+        for engine_request_id, _, start, end in windows:
             self.num_scheduled += 1
-            each = self.live[rid]
-            for _, item, _, touches in each.places_in(start, end):
-                assert not touches or item in self.views, "the step reads an item that is not there"
-                each.is_wrong |= touches and self.views[item] is None
+            each = self.live[engine_request_id]
+            for _, item, _, reads in each.places_in(start, end):
+                assert not reads or item in self.views, "the step reads an item that is not there"
+                each.is_wrong |= reads and self.views[item] is None
         return Step(tuple(windows), frozenset(order.mm_hash for order in loads), frozenset(lost))
 
     def _end_pin(self, pin_id: int | None) -> None:

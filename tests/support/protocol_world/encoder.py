@@ -3,7 +3,7 @@
 import asyncio
 from typing import Any
 
-from tests.support.protocol_world.flights import InflightLink
+from tests.support.protocol_world.flights import FlightLink
 from tests.support.protocol_world.network import DIGEST, NAMES, AsyncBusModel, JobEntry, Network
 from tests.support.protocol_world.store import ClientSession, StoreActor
 from tests.support.protocol_world.virtual_loop import CLOCK, VirtualLoop
@@ -49,7 +49,7 @@ class JobDelivery:
 
 
 class EngineModel:
-    """vLLM of the encoder: preprocesses at once, encodes when the world says so."""
+    """vLLM of the encoder: preprocesses at once, encodes when the world orders it."""
 
     width = WIDTH
     dtype = DTYPE
@@ -92,7 +92,7 @@ class EncoderActor:
     def start(self) -> None:
         self.is_up, self.must_end, self.is_frozen = True, False, False
         self.loop = VirtualLoop(self.name)
-        self.redis = InflightLink(self._network, self.loop)
+        self.redis = FlightLink(self._network, self.loop)
         self.outstanding: set[int] = set()
         self.bus: Any = AsyncBusModel(self._network, self.name)
         self.ledger = Ledger()
@@ -174,7 +174,7 @@ class EncoderActor:
         except Exception as error:
             self.loop.errors.append(error)
 
-    def hear(self, message: Message) -> None:
+    def receive(self, message: Message) -> None:
         self.loop.run(lambda: self.replies.on_reply(message))
 
     def encode(self, mm_hash: str, how: str = "seals") -> None:

@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from tests.support.protocol_world.config import REDIS
 from tests.support.protocol_world.consumer import ConsumerActor
 from tests.support.protocol_world.encoder import EncoderActor
-from tests.support.protocol_world.flights import InflightLink
+from tests.support.protocol_world.flights import FlightLink
 from tests.support.protocol_world.gateway import GatewayActor
 from tests.support.protocol_world.network import STORE
 from tests.support.protocol_world.store import ClientSession
@@ -152,7 +152,7 @@ def _gateway(world: World, gateway: GatewayActor) -> Any:
     )
 
 
-def _scripts(link: InflightLink) -> Any:
+def _scripts(link: FlightLink) -> Any:
     return [
         (mm_hash, [(each.name, digest(each.arguments), each.reply.done()) for each in scripts])
         for mm_hash, scripts in sorted(link.scripts.items())
@@ -190,7 +190,7 @@ def _consumer(actor: ConsumerActor) -> Any:
         digest(actor.preallocator),
         digest(consumer._requests._admissions),
         digest(consumer._deadlines._by_request),
-        digest([_heard(each) for each in actor.inbox._events]),
+        digest([_inbox_event(each) for each in actor.inbox._events]),
         (tuple(consumer._requests._to_wake), tuple(sorted(consumer._requests._failed))),
         (tuple(actor.waiting), tuple(actor.running), tuple(actor.parked)),
         digest(actor.in_flight),
@@ -199,26 +199,29 @@ def _consumer(actor: ConsumerActor) -> Any:
         tuple(actor.freed),
         digest(actor.views),
         [
-            (e.rid, e.computed, e.epoch, e.prefix, e.has_begun, e.is_done, e.is_wrong, sorted(e.inputs))
+            (
+                *(e.engine_request_id, e.computed, e.epoch, e.prefix),
+                *(e.has_begun, e.is_done, e.is_wrong, sorted(e.inputs)),
+            )
             for e in actor.live.values()
         ],
         [_session(session) for session in actor.sessions],
     )  # fmt: skip
 
 
-def _heard(heard: Any) -> Any:
-    return heard if isinstance(heard, BaseModel) else (type(heard).__name__, vars(heard))
+def _inbox_event(event: Any) -> Any:
+    return event if isinstance(event, BaseModel) else (type(event).__name__, vars(event))
 
 
 class Fingerprints:
-    """Of one world as it goes on; parts of actors that did nothing are not looked at again."""
+    """Of one world as it goes on; parts of actors that did nothing are not hashed again."""
 
     def __init__(self, world: World) -> None:
         self._world = world
         self._parts: dict[str, int] = {}
 
     def take(self, changed: frozenset[str]) -> int:
-        """After a step of `changed`; an empty set: of anybody."""
+        """After a step of `changed`; an empty set: of any party."""
         world = self._world
         for name in (STORE, REDIS, *world.gateways, *world.encoders, *world.consumers):
             if not changed or name in changed or name not in self._parts:

@@ -27,7 +27,7 @@ class Script:
     reply: "asyncio.Future[Any]" = field(repr=False)
 
 
-class InflightLink:
+class FlightLink:
     """Same methods as `bus.SingleFlight`, and the acks of jobs."""
 
     def __init__(self, network: Network, loop: VirtualLoop) -> None:

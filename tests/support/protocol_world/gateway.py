@@ -8,7 +8,7 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from tests.support.protocol_world.flights import InflightLink
+from tests.support.protocol_world.flights import FlightLink
 from tests.support.protocol_world.network import DIGEST, AsyncBusModel, Network, SizesModel
 from tests.support.protocol_world.virtual_loop import CLOCK, VirtualLoop
 from triptych_common.domain.errors import RequestError
@@ -68,7 +68,7 @@ class GatewayActor:
     def start(self) -> None:
         self.is_up = True
         self.loop = VirtualLoop(self.name)
-        self.redis = InflightLink(self._network, self.loop)
+        self.redis = FlightLink(self._network, self.loop)
         self.bus: Any = AsyncBusModel(self._network, self.name)
         self.media_cache = MediaCache()
         self.open: dict[str, ClientRequest] = {}
@@ -95,7 +95,7 @@ class GatewayActor:
         self.loop.run(lambda: self.loop.create_task(self.final_acks.run_sender()))
 
     def _has_to_check(self) -> bool:
-        """Does it, or does Redis, believe that a request here waits?"""
+        """Does it, or does Redis, have a requester here?"""
         return bool(len(self.orders.flight_requests)) or any(item.in_flight for item in self.orders.table)
 
     def crash(self) -> None:

@@ -11,7 +11,7 @@ class Running(Scheduled):
     """One request in vLLM's hands."""
 
     gateway: str
-    wire_id: str
+    request_id: str
     attempt: int
     has_begun: bool = False  # its first token is out
     is_done: bool = False  # its last token is computed with a step under way
@@ -21,7 +21,7 @@ class Running(Scheduled):
 class Window(NamedTuple):
     """Tokens of a request that a step computes; of a decode, the last step, none."""
 
-    rid: str
+    engine_request_id: str
     epoch: int
     start: int
     end: int

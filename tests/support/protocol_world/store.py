@@ -50,7 +50,7 @@ class ClientSession:
         self.unsent: list[Request[Any]] = []
         self.is_connected = False
         self.is_over = False
-        self.held: set[int] = set()  # pins that were heard of, and not given back
+        self.held: set[int] = set()  # pins that were received, and not given back
         self._store = store
         self._new_future = new_future
         self._on_push = on_push
@@ -81,7 +81,7 @@ class ClientSession:
             self.unsent.append(request)
 
     # ---- what the world does ---------------------------------------------------------------------
-    def hear(self) -> None:
+    def receive_push(self) -> None:
         """The next frame."""
         reply = self.from_store.popleft()
         if isinstance(reply, Pinned | EntrySealed):
@@ -237,9 +237,9 @@ class StoreActor:
             session = self.sessions.get(session_id)
             if session is not None and session.is_connected:
                 session.from_store.append(reply)
-        for session in self.sessions.values():  # nobody waits for a `Done`: it changes nothing
+        for session in self.sessions.values():  # no client waits for a `Done`: it changes nothing
             while session.from_store and isinstance(session.from_store[0], Done):
-                session.hear()
+                session.receive_push()
 
     def _hash_of(self, command: StoreCommand) -> int:
         mm_hash = getattr(command, "mm_hash", None)
@@ -249,7 +249,7 @@ class StoreActor:
         return self._hashes.get(mm_hash or "", 0)
 
     def _name_ids(self, client: str, number: int) -> None:
-        """Ids that follow from who asks for what, not from the order: equal states look equal."""
+        """Ids that follow from the client and its command, not from the order: equal states look equal."""
         index = self._clients.setdefault(client, len(self._clients) + 1)
         self._num_ids[client, number] += 1
         base = ((index * 16 + number) * 4096 + self._num_ids[client, number]) * 16

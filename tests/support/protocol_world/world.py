@@ -1,6 +1,6 @@
 """The world: gateway, encoders, prefill_decodes and the store, and every step that one of them can take.
 
-`enabled` lists the steps that can be taken now, `take` takes one, `check` says what must always hold, and
+`enabled` lists the steps that can be taken now, `take` takes one, `check` has what must always hold, and
 `check_quiet` what must hold when nothing is left to happen. The same steps from the same start lead to the
 same state.
 """
@@ -55,7 +55,7 @@ class World(Checks):
         self.faults: Counter[str] = Counter()
         self.crashed: set[str] = set()  # gateways that were ever
         self.num_takeovers = 0
-        self.num_left_claims = 0  # times that nothing could happen until somebody looked at one
+        self.num_left_claims = 0  # times that nothing could happen until a gateway checked one
         self.num_lost_entries = 0
         self.num_steps = 0
         self.last_actor = ""
@@ -86,7 +86,7 @@ class World(Checks):
             self._settle()
 
     def _settle(self) -> None:
-        """Coarse: the store serves encoders at once, and unpins; its clients hear it at once. So does Redis.
+        """Coarse: the store serves encoders and unpins at once, its clients receive at once. So does Redis.
 
         What is left to be delayed are the messages on the streams and HTTP, what consumers ask the store
         for, and the engines' steps.
@@ -105,17 +105,17 @@ class World(Checks):
             for engine in self.engines:
                 for session in engine.sessions:
                     while session.from_store and self._moves(engine.name):
-                        self._do_hear(Key("hear", session.client))
+                        self._do_push(Key("push", session.client))
                         moved = True
 
     def _do_arrive(self, key: Key) -> None:
         self.coverage["request"] += 1
-        self.to_arrive.remove(key.who)
-        request = self.requests[key.who]
+        self.to_arrive.remove(key.subject)
+        request = self.requests[key.subject]
         self.gateways[request.gateway].arrive(request)
 
     def _do_deliver(self, key: Key) -> None:
-        self._deliver((key.who, key.what, key.how), self.network.take((key.who, key.what, key.how)))
+        self._deliver((key.subject, key.what, key.how), self.network.take((key.subject, key.what, key.how)))
 
     def _deliver(self, way: Way, message: Any) -> None:
         sender, receiver, kind = way
@@ -130,13 +130,13 @@ class World(Checks):
         if receiver in self.gateways:
             self.gateways[receiver].receive_result(message)
         else:
-            (self.encoders.get(receiver) or self.consumers[receiver]).hear(message)
+            (self.encoders.get(receiver) or self.consumers[receiver]).receive(message)
 
     def _do_command(self, key: Key) -> None:
         self.store.run_next(int(key.what))  # type: ignore[arg-type]
 
     def _do_redis(self, key: Key) -> None:
-        self._run_script(key.who, key.what)
+        self._run_script(key.subject, key.what)
 
     def _run_script(self, name: str, mm_hash: str) -> None:
         talker = self.gateways.get(name) or self.encoders[name]
@@ -145,13 +145,13 @@ class World(Checks):
         if outcome == "start, started":
             self.check_wanted(mm_hash)
 
-    def _do_hear(self, key: Key) -> None:
-        engine = self._engine(key.who.split("/")[0])
-        session = self._session(key.who)
+    def _do_push(self, key: Key) -> None:
+        engine = self._engine(key.subject.split("/")[0])
+        session = self._session(key.subject)
         if isinstance(engine, EncoderActor):
-            engine.loop.run(session.hear)
+            engine.loop.run(session.receive_push)
         else:
-            session.hear()
+            session.receive_push()
 
     def _do_job(self, key: Key) -> None:
         if key.how == "takeover":
@@ -160,29 +160,29 @@ class World(Checks):
             self.num_takeovers += 1  # from itself, as it was before its restart
         self.coverage[f"job, {key.how}"] += 1
         entry = self.network.jobs[int(key.what)]
-        self.coverage[step_of(Channel.STREAM, "gateway-0", key.who, entry.message)] += 1
-        self.encoders[key.who].take(entry)
+        self.coverage[step_of(Channel.STREAM, "gateway-0", key.subject, entry.message)] += 1
+        self.encoders[key.subject].take(entry)
 
     def _do_encode(self, key: Key) -> None:
-        self.encoders[key.who].encode(key.what)
+        self.encoders[key.subject].encode(key.what)
 
     def _do_step(self, key: Key) -> None:
         try:
-            self.consumers[key.who].step()
+            self.consumers[key.subject].step()
         except EngineDiedError:
-            self.consumers[key.who].must_end = True
+            self.consumers[key.subject].must_end = True
 
     def _do_reap(self, key: Key) -> None:
         self.store.reap()
 
     def _do_start(self, key: Key) -> None:
-        (self.gateways.get(key.who) or self._engine(key.who)).start()
+        (self.gateways.get(key.subject) or self._engine(key.subject)).start()
 
     def _do_end(self, key: Key) -> None:
-        self._engine(key.who).crash()
+        self._engine(key.subject).crash()
 
     def _do_reconnect(self, key: Key) -> None:
-        engine, session = self._engine(key.who.split("/")[0]), self._session(key.who)
+        engine, session = self._engine(key.subject.split("/")[0]), self._session(key.subject)
         if isinstance(engine, EncoderActor):
             engine.loop.run(lambda: self.store.connect(session))
         else:
@@ -204,27 +204,27 @@ class World(Checks):
 
     # ---- faults ----------------------------------------------------------------------------------
     def _do_hurry(self, key: Key) -> None:
-        """Somebody was so slow that a time ran out first: one for looking, or a limit."""
+        """A party was so slow that a time ran out first: one until a check, or a limit."""
         self._pass_time(self._next_timer(with_upkeep=key.how != "limit"))
 
     def _do_crash_encoder(self, key: Key) -> None:
-        self.encoders[key.who].crash()
+        self.encoders[key.subject].crash()
 
     def _do_freeze_encoder(self, key: Key) -> None:
         """It stands still, and its jobs are not renewed; its kernel keeps its connections."""
-        self.encoders[key.who].is_frozen = True
+        self.encoders[key.subject].is_frozen = True
 
     def _do_thaw(self, key: Key) -> None:
-        self.encoders[key.who].is_frozen = False
+        self.encoders[key.subject].is_frozen = False
 
     def _do_crash_consumer(self, key: Key) -> None:
-        self.consumers[key.who].crash()
+        self.consumers[key.subject].crash()
 
     def _do_crash_gateway(self, key: Key) -> None:
         for consumer in self.consumers:
-            self.network.drop((consumer, key.who, "http"))
-        self.gateways[key.who].crash()
-        self.crashed.add(key.who)
+            self.network.drop((consumer, key.subject, "http"))
+        self.gateways[key.subject].crash()
+        self.crashed.add(key.subject)
 
     def _do_restart_store(self, key: Key) -> None:
         self.store.restart(keeps_region=True)
@@ -235,15 +235,15 @@ class World(Checks):
 
     def _do_cancel(self, key: Key) -> None:
         self.coverage["disconnect"] += 1
-        request = self.requests[key.who]
+        request = self.requests[key.subject]
         self.gateways[request.gateway].cancel(request)
 
     def _do_lose_flights(self, key: Key) -> None:
-        """Redis keeps the streams, and forgets who waits for what: its memory was short, or a replica's."""
+        """Redis keeps the streams, and forgets the requesters: its memory was short, or a replica's."""
         self.network.flights.flights.clear()
 
     def _do_lose_redis(self, key: Key) -> None:
-        """Restarted, without data. All its clients hear of it."""
+        """Restarted, without data. All its clients notice it."""
         self.network.lose_redis()
         for gateway in self.gateways.values():
             if gateway.is_up:
@@ -253,29 +253,29 @@ class World(Checks):
                 consumer.inbox.post_event(BusChanged())
 
     def _do_duplicate(self, key: Key) -> None:
-        way = (key.who, key.what, key.how)
+        way = (key.subject, key.what, key.how)
         self._deliver(way, self.network.peek(way))
 
     def _do_lose_message(self, key: Key) -> None:
-        self.network.take((key.who, key.what, key.how))
+        self.network.take((key.subject, key.what, key.how))
 
     def _do_refuse(self, key: Key) -> None:
-        self.encoders[key.who].encode(key.what, "refused")
+        self.encoders[key.subject].encode(key.what, "refused")
 
     def _do_unfit(self, key: Key) -> None:
-        self.encoders[key.who].encode(key.what, "unfit")
+        self.encoders[key.subject].encode(key.what, "unfit")
 
     def _do_preempt(self, key: Key) -> None:
-        self.consumers[key.who].preempt(key.what)
+        self.consumers[key.subject].preempt(key.what)
 
     def _do_preempt_late(self, key: Key) -> None:
-        self.consumers[key.who].preempts_late = True
+        self.consumers[key.subject].preempts_late = True
 
     def _do_lose_load(self, key: Key) -> None:
-        self.consumers[key.who].loses_load = True
+        self.consumers[key.subject].loses_load = True
 
     def _do_prefix(self, key: Key) -> None:
-        self.consumers[key.who].change_prefix(key.what)
+        self.consumers[key.subject].change_prefix(key.what)
 
     def _do_evict(self, key: Key) -> None:
         self.store.evict(key.what)

@@ -16,7 +16,7 @@ CHECK_TIMEOUT_S = 2.0
 
 
 class RoundRobin(httpx.BaseTransport):
-    """Requests go to the gateways in turn, to those that say they are ready.
+    """Requests go to the gateways in turn, to those that report ready.
 
     Like any balancer it takes another one when a connection is refused, since nothing was sent then.
     """

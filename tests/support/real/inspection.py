@@ -38,7 +38,7 @@ def gateway_urls(system: System, num_gateways: int) -> list[str]:
 
 
 def health(url: str) -> dict[str, object]:
-    """Of a gateway, as it says.
+    """Of a gateway, as it reports.
 
     Raises:
         httpx.HTTPError: it does not answer.
@@ -69,7 +69,7 @@ def leftovers(system: System, urls: Sequence[str]) -> dict[str, int]:
 
     Raises:
         StoreError, httpx.HTTPError, redis.RedisError, OSError: a service does not answer.
-        ValueError: a prefill_decode does not say how many requests it has.
+        ValueError: a prefill_decode does not report how many requests it has.
     """
     found = store_leftovers(system.store_stats())
     found |= requests_in_engines(system)
@@ -84,7 +84,7 @@ def requests_in_engines(system: System) -> dict[str, int]:
 
     Raises:
         httpx.HTTPError, redis.RedisError: a service does not answer.
-        ValueError: a prefill_decode does not say it.
+        ValueError: a prefill_decode does not report it.
     """
     found: dict[str, int] = {}
     names = [name for name in system.services() if kind_of(name) == "prefill_decode"]

@@ -76,8 +76,8 @@ class Catalogue:
         def answer(question: tuple[str, tuple[bytes, ...]]) -> _Known:
             text, chosen = question
             content = [*map(image_part, chosen), {"type": "text", "text": text}]
-            said = server.ask(content, max_tokens=MAX_TOKENS, ignore_eos=True)
-            return _Known(text, chosen, tuple(said.token_ids))
+            reply = server.ask(content, max_tokens=MAX_TOKENS, ignore_eos=True)
+            return _Known(text, chosen, tuple(reply.token_ids))
 
         with ThreadPoolExecutor(NUM_ASKED_AT_ONCE) as pool:
             return cls(list(pool.map(answer, asked)))

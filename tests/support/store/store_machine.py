@@ -3,7 +3,7 @@
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
-from tests.support.store.store_world import HASHES, LIMITS, NAMES, NOBODY, NUM_BLOCKS, StoreWorld, spec_of
+from tests.support.store.store_world import HASHES, LIMITS, NAMES, NUM_BLOCKS, UNKNOWN_ID, StoreWorld, spec_of
 from triptych_cache_store.entries.entry_table import EntryState
 from triptych_cache_store.entries.leases import SessionId
 from triptych_common.protocol import store as wire
@@ -11,15 +11,15 @@ from triptych_common.protocol.ids import MmHash, ReservationId
 
 
 def live_sessions(machine: "StoreMachine") -> st.SearchStrategy[SessionId]:
-    return st.sampled_from(sorted(machine.live) or [SessionId(NOBODY)])
+    return st.sampled_from(sorted(machine.live) or [SessionId(UNKNOWN_ID)])
 
 
 def open_reservations(machine: "StoreMachine") -> st.SearchStrategy[ReservationId]:
-    return st.sampled_from(sorted(machine.orders) or [ReservationId(NOBODY)])
+    return st.sampled_from(sorted(machine.orders) or [ReservationId(UNKNOWN_ID)])
 
 
 def known_pins(machine: "StoreMachine") -> st.SearchStrategy[int]:
-    return st.sampled_from(sorted(machine.held.keys() - machine.unheard_pins) or [NOBODY])
+    return st.sampled_from(sorted(machine.held.keys() - machine.unreceived_pins) or [UNKNOWN_ID])
 
 
 SESSIONS = st.runner().flatmap(live_sessions)
@@ -66,10 +66,10 @@ class StoreMachine(StoreWorld):
             reserve = wire.Reserve(seq=0, mm_hash=mm_hash, spec=spec, may_use_reserve=True)
             command = reserve if reserves else wire.PinOrWatch(seq=0, mm_hash=mm_hash)
             reply = self.send(session, command)
-            self.unheard.setdefault(name, []).append(self.seq)
+            self.unanswered.setdefault(name, []).append(self.seq)
             if isinstance(reply, wire.Pinned):
                 self.held[reply.pin_id] = (name, mm_hash, 1)
-                self.unheard_pins.add(reply.pin_id)
+                self.unreceived_pins.add(reply.pin_id)
             elif isinstance(reply, wire.Watching):
                 self.watched.add((session, mm_hash))
         self.lose_connection(session)
@@ -220,11 +220,11 @@ class StoreMachine(StoreWorld):
 
     @rule(session=SESSIONS, is_stranger=st.booleans())
     def ask_for_what_never_was(self, session: SessionId, is_stranger: bool) -> None:
-        session = SessionId(NOBODY) if is_stranger else session
+        session = SessionId(UNKNOWN_ID) if is_stranger else session
         for command in (
-            wire.Seal(seq=0, reservation_id=NOBODY),
-            wire.Cancel(seq=0, reservation_id=NOBODY),
-            wire.Unpin(seq=0, pin_id=NOBODY),
+            wire.Seal(seq=0, reservation_id=UNKNOWN_ID),
+            wire.Cancel(seq=0, reservation_id=UNKNOWN_ID),
+            wire.Unpin(seq=0, pin_id=UNKNOWN_ID),
         ):
             assert isinstance(self.send(session, command), wire.StoreFailure)
 

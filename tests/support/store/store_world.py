@@ -28,7 +28,7 @@ LIMITS = Limits(
 )
 HASHES = [MmHash(f"{n:064x}") for n in range(6)]
 NAMES = ["encoder-0/host", "encoder-0/worker-0", "encoder-1/worker-0", "pd-0/engine", "pd-0/worker-0"]
-NOBODY = 10**9
+UNKNOWN_ID = 10**9
 """A session, reservation or pin that there never was."""
 
 
@@ -54,8 +54,8 @@ class StoreWorld(RuleBasedStateMachine):
         self.sizes: dict[str, int] = {}
         self.seq = 0
         self.last_seqs: dict[str, int] = {}  # client -> of the last command that the store took from it
-        self.unheard: dict[str, list[int]] = {}  # client -> commands whose answer never arrived
-        self.unheard_pins: set[int] = set()
+        self.unanswered: dict[str, list[int]] = {}  # client -> commands whose answer never arrived
+        self.unreceived_pins: set[int] = set()
         self.orders: dict[ReservationId, tuple[str, int, int]] = {}  # reservation -> (writer, offset, bytes)
         self.start_store()
         for name in NAMES:
@@ -125,7 +125,7 @@ class StoreWorld(RuleBasedStateMachine):
         session = SessionId(self.next_session)
         self.next_session += 1
         lease = self.leases.get(name)
-        undo = tuple(self.unheard.get(name, ()))
+        undo = tuple(self.unanswered.get(name, ()))
         resume = None
         if resumes and lease:
             resume = wire.Resume(region_id="region", lease_id=lease[0], undo_seqs=undo)
@@ -144,16 +144,16 @@ class StoreWorld(RuleBasedStateMachine):
         self.alive.add(reply.client_slot)
 
     def resumed(self, name: str, welcome: wire.Welcome, undo: tuple[int, ...]) -> None:
-        """What the client never heard of is as if it had not asked; the rest is as it was."""
+        """A command whose reply never arrived is as if it had not been sent; the rest is as it was."""
         assert welcome.last_seq == self.last_seqs.get(name, 0)
         lease = self.core.leases.find_by_client(name)
         assert lease is not None
         of_lease = [e for e in self.core.table.all_unsealed() if e.requester_lease == lease.lease_id]
         assert not [each for each in of_lease if each.origin_seq in undo]
-        for pin in [pin for pin in self.unheard_pins if self.held.get(pin, ("",))[0] == name]:
-            self.unheard_pins.remove(pin)
+        for pin in [pin for pin in self.unreceived_pins if self.held.get(pin, ("",))[0] == name]:
+            self.unreceived_pins.remove(pin)
             del self.held[pin]
-        self.unheard.pop(name, None)
+        self.unanswered.pop(name, None)
 
     def leave(self, session: SessionId) -> None:
         self.watched = {each for each in self.watched if each[0] != session}
@@ -165,7 +165,7 @@ class StoreWorld(RuleBasedStateMachine):
     def forget(self, name: str) -> None:
         self.alive.discard(self.leases.pop(name)[1])
         self.last_seqs.pop(name, None)
-        self.unheard.pop(name, None)
+        self.unanswered.pop(name, None)
         self.held = {pin: held for pin, held in self.held.items() if held[0] != name}
         self.orders = {each: order for each, order in self.orders.items() if order[0] != name}
 

@@ -24,7 +24,7 @@ class Running(Scheduled):
     """One request in vLLM's hands."""
 
     @property
-    def wire_id(self) -> str:
+    def request_id(self) -> str:
         params = self.request.ec_transfer_params
         return self.request.request_id if params is None else str(params["request_id"])
 
@@ -46,8 +46,8 @@ class ConsumerChecks:
     # ---- what always holds -----------------------------------------------------------------------
     def check_space(self) -> None:
         held = {item for item in HASHES if self.consumer._pins.requests_of(item)}
-        for rid in self.live:
-            admission = self.consumer._requests.get(rid)
+        for engine_request_id in self.live:
+            admission = self.consumer._requests.get(engine_request_id)
             if admission is not None and admission.is_local:
                 held |= {admission.features[place].mm_hash for place in admission.granted}
         assert self.preallocator.num_embeds_used == sum(ROWS[item] for item in held)
@@ -68,19 +68,21 @@ class ConsumerChecks:
         owners += [pin for pin in self.worker.values() if pin is not None]
         assert sorted(owners) == sorted(self.store.pins)
 
-    def check_nobody_is_lost(self) -> None:
-        """Who is parked waits for space, or for an item that can still come, or is about to be woken."""
+    def check_no_request_is_lost(self) -> None:
+        """A parked request waits for space, or for an item that can still come, or is about to be woken."""
         woken = set(self.consumer._requests._to_wake)
-        for rid in self.parked - woken:
-            admission = self.consumer._requests[rid]
+        for engine_request_id in self.parked - woken:
+            admission = self.consumer._requests[engine_request_id]
             items = {admission.features[place].mm_hash for place in admission.granted}
-            assert not admission.is_local or self.preallocator.is_pending(rid), "parked for nothing"
+            assert not admission.is_local or self.preallocator.is_pending(engine_request_id), (
+                "parked for nothing"
+            )
             waits = [
                 item
                 for item in items
                 if not admission.is_local and self.consumer._pins.state_of(item) is EngineItemState.WATCHING
             ]
-            assert waits or self.preallocator.is_pending(rid), "parked for nothing"
+            assert waits or self.preallocator.is_pending(engine_request_id), "parked for nothing"
             for item in waits:
                 assert self._can_come(item), "parked for an item that no encoder makes"
 
@@ -96,12 +98,12 @@ class ConsumerChecks:
         return [*self.store.to_engine, *self.inbox._events]
 
     def _live_orders(self) -> set[tuple[str, str]]:
-        wires = {each.wire_id for each in self.live.values()}
-        return {order for order in self.orders if order[0] in wires}
+        request_ids = {each.request_id for each in self.live.values()}
+        return {order for order in self.orders if order[0] in request_ids}
 
     def _live_needs(self) -> list[EncodeNeeded]:
-        wires = {each.wire_id for each in self.live.values()}
-        return [message for message in self.sender.needs if message.request_id in wires]
+        request_ids = {each.request_id for each in self.live.values()}
+        return [message for message in self.sender.needs if message.request_id in request_ids]
 
 
 def _item_of(event: InboxEvent) -> str | None:

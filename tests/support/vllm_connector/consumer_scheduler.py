@@ -27,8 +27,8 @@ class PlayedScheduler(ConsumerChecks):
             self.update()
         self._resume()
         windows: list[Window] = []
-        for rid in list(self.running):
-            windows += self._schedule_running(self.live[rid], chunk)
+        for engine_request_id in list(self.running):
+            windows += self._schedule_running(self.live[engine_request_id], chunk)
         deferred: list[str] = []
         if preempts is None:
             windows += self._schedule_waiting(chunk, kv_fails, deferred)
@@ -36,11 +36,11 @@ class PlayedScheduler(ConsumerChecks):
             self._preempt(self.live[preempts])
             windows = [window for window in windows if window[0] != preempts]
             self.encodes = [item for item in self.encodes if item in self.cached]  # vLLM takes them back
-        for rid in deferred:
-            if not self.consumer.has_failed(rid):
-                self.waiting.remove(rid)
-                self.parked.add(rid)
-                self.consumer.on_parked(rid, 0)
+        for engine_request_id in deferred:
+            if not self.consumer.has_failed(engine_request_id):
+                self.waiting.remove(engine_request_id)
+                self.parked.add(engine_request_id)
+                self.consumer.on_parked(engine_request_id, 0)
         freed, self.freed = [item for item in self.freed if item not in self.cached], []
         encodes, self.encodes = self.encodes, []
         self._run_worker(freed, self.consumer.take_loads(), encodes, windows)
@@ -48,27 +48,27 @@ class PlayedScheduler(ConsumerChecks):
 
     def update(self) -> None:
         """The worker's answer to the oldest step."""
-        for rid, epoch, _, _ in self.in_flight.popleft():
-            each = self.live.get(rid)
+        for engine_request_id, epoch, _, _ in self.in_flight.popleft():
+            each = self.live.get(engine_request_id)
             if each is None or each.epoch != epoch:
                 continue
             for place in sorted(each.inputs):
                 if each.end_of(place) <= each.computed:
                     self._free_input(each, place)
-                    self.consumer.on_item_computed(rid, place)
-        for rid in self.consumer.take_failed():
-            if rid in self.live:
-                self.finish(rid)
+                    self.consumer.on_item_computed(engine_request_id, place)
+        for engine_request_id in self.consumer.take_failed():
+            if engine_request_id in self.live:
+                self.finish(engine_request_id)
 
-    def finish(self, rid: str) -> None:
+    def finish(self, engine_request_id: str) -> None:
         """Answered, aborted or failed."""
-        each = self.live.pop(rid)
+        each = self.live.pop(engine_request_id)
         self.consumer.on_finished(each.request, each.computed)
         for place in list(each.inputs):
             self._free_input(each, place)
-        self.waiting = [other for other in self.waiting if other != rid]
-        self.running = [other for other in self.running if other != rid]
-        self.parked.discard(rid)
+        self.waiting = [other for other in self.waiting if other != engine_request_id]
+        self.running = [other for other in self.running if other != engine_request_id]
+        self.parked.discard(engine_request_id)
 
     @property
     def answered(self) -> list[str]:
@@ -77,10 +77,14 @@ class PlayedScheduler(ConsumerChecks):
         return [r for r in self.running if self.live[r].computed >= self.live[r].prompt_len and r not in busy]
 
     def _resume(self) -> None:
-        woken = [rid for rid in self.consumer.drain_inbox() if rid in self.parked]
-        for rid in woken:
-            self.parked.discard(rid)
-            self.consumer.on_unparked(rid, 0)
+        woken = [
+            engine_request_id
+            for engine_request_id in self.consumer.drain_inbox()
+            if engine_request_id in self.parked
+        ]
+        for engine_request_id in woken:
+            self.parked.discard(engine_request_id)
+            self.consumer.on_unparked(engine_request_id, 0)
         self.waiting = woken + self.waiting
 
     def _schedule_running(self, each: Running, chunk: int) -> list[Window]:
@@ -96,14 +100,14 @@ class PlayedScheduler(ConsumerChecks):
             end, loads = self._plan(each, start, min(start + chunk, each.prompt_len))
             self._allocate(each, loads)
             each.computed = end
-        return [(each.rid, each.epoch, start, each.computed)]
+        return [(each.engine_request_id, each.epoch, start, each.computed)]
 
     def _schedule_waiting(self, chunk: int, kv_fails: bool, deferred: list[str]) -> list[Window]:
         windows = []
-        for rid in list(self.waiting):
-            each = self.live[rid]
+        for engine_request_id in list(self.waiting):
+            each = self.live[engine_request_id]
             if not self.consumer.admit_request(each.request, each.prefix):
-                deferred.append(rid)
+                deferred.append(engine_request_id)
                 continue
             end, loads = self._plan(each, each.prefix, min(each.prefix + chunk, each.prompt_len))
             taken = sum(self.live[other].prompt_len for other in self.running)
@@ -112,31 +116,31 @@ class PlayedScheduler(ConsumerChecks):
                     self._free_input(each, place)
                 break
             self._allocate(each, loads)
-            self.waiting.remove(rid)
-            self.running.append(rid)
-            windows.append((rid, each.epoch, each.prefix, end))
+            self.waiting.remove(engine_request_id)
+            self.running.append(engine_request_id)
+            windows.append((engine_request_id, each.epoch, each.prefix, end))
             each.computed = end
         return windows
 
     def _plan(self, each: Running, start: int, end: int) -> tuple[int, list[tuple[int, str]]]:
         """`_try_schedule_encoder_inputs`: clips the step at the first item that is not here."""
         loads: list[tuple[int, str]] = []
-        for place, item, first, touches in each.places_in(start, end):
+        for place, item, first, reads in each.places_in(start, end):
             if item in [load for _, load in loads]:
                 loads.append((place, item))
             elif item in self.cached:
                 self._refer(each, place)
-            elif self.consumer.is_local(each.rid):
-                if not self.consumer.may_encode_item(each.rid, place):
+            elif self.consumer.is_local(each.engine_request_id):
+                if not self.consumer.may_encode_item(each.engine_request_id, place):
                     end = max(start, first)
                     break
-                if touches:
+                if reads:
                     loads.append((place, item))
             elif not self.consumer.is_pinned(item):
                 assert not self.consumer.is_resident(item), "the worker has it, vLLM does not know"
                 end = max(start, first)
                 break
-            elif touches:
+            elif reads:
                 loads.append((place, item))
         assert end > start, "admitted, and cannot move"
         return end, loads
@@ -145,14 +149,14 @@ class PlayedScheduler(ConsumerChecks):
         for place, item in loads:
             if item not in self.cached:
                 self.cached[item] = set()
-                self.consumer.load_item(each.rid, item)
-                if self.consumer.is_local(each.rid):
+                self.consumer.load_item(each.engine_request_id, item)
+                if self.consumer.is_local(each.engine_request_id):
                     self.encodes.append(item)
             self._refer(each, place)
 
     def _refer(self, each: Running, place: int) -> None:
         each.inputs.add(place)
-        self.cached[each.request.mm_features[place].identifier].add(each.rid)
+        self.cached[each.request.mm_features[place].identifier].add(each.engine_request_id)
 
     def _free_input(self, each: Running, place: int) -> None:
         item = each.request.mm_features[place].identifier
@@ -160,18 +164,18 @@ class PlayedScheduler(ConsumerChecks):
         if item in self.cached and not any(
             each.request.mm_features[other].identifier == item for other in each.inputs
         ):
-            self.cached[item].discard(each.rid)
+            self.cached[item].discard(each.engine_request_id)
             if not self.cached[item] and not self.consumer.is_resident(item):
                 self.evict_item(item)
 
     def _preempt(self, each: Running) -> None:
         for place in list(each.inputs):
             self._free_input(each, place)
-        self.consumer.on_preempted(each.rid)
+        self.consumer.on_preempted(each.engine_request_id)
         each.computed = 0
         each.epoch += 1
-        self.running.remove(each.rid)
-        self.waiting.insert(0, each.rid)
+        self.running.remove(each.engine_request_id)
+        self.waiting.insert(0, each.engine_request_id)
 
     def is_in_use(self, engine_request_id: str, item_index: int) -> bool:
         """Of vLLM's encoder cache manager."""
@@ -197,9 +201,9 @@ class PlayedScheduler(ConsumerChecks):
             assert self.store.is_lost or self.store.pins.get(order.pin_id) == order.mm_hash, "not pinned"
             self._drop_view(self.worker.get(order.mm_hash))  # evicted and loaded in one pass: replaced
             self.worker[order.mm_hash] = order.pin_id
-        for rid, _, start, end in windows:
-            for _, item, _, touches in self.live[rid].places_in(start, end):
-                assert not touches or item in self.worker, "the step reads an item that is not there"
+        for engine_request_id, _, start, end in windows:
+            for _, item, _, reads in self.live[engine_request_id].places_in(start, end):
+                assert not reads or item in self.worker, "the step reads an item that is not there"
 
     def _drop_view(self, pin_id: int | None) -> None:
         if pin_id is not None:

@@ -62,39 +62,39 @@ class World(PlayedScheduler):
         items: list[str],
         *,
         has_gateway: bool,
-        wire_id: str | None,
+        request_id: str | None,
         is_ordered: bool,
         prefix: int = 0,
         is_local: bool = False,
     ) -> None:
         self.num_requests += 1
         gateway = "gateway-0" if has_gateway else None
-        rows, rid = [(item, ROWS[item]) for item in items], f"r{self.num_requests}"
+        rows, engine_request_id = [(item, ROWS[item]) for item in items], f"r{self.num_requests}"
         if is_local:
-            request = whole_request(rid, rows, gap=1)
+            request = whole_request(engine_request_id, rows, gap=1)
         else:
-            request = fake_request(rid, rows, wire_id=wire_id, gateway=gateway, gap=1)
+            request = fake_request(engine_request_id, rows, request_id=request_id, gateway=gateway, gap=1)
         last = request.mm_features[-1].mm_position
         prompt_len = last.offset + last.length + 2
         added = Running(request=request, prompt_len=prompt_len, prefix=min(prefix, prompt_len - 1))
-        self.live[added.rid] = added
-        self.waiting.append(added.rid)
+        self.live[added.engine_request_id] = added
+        self.waiting.append(added.engine_request_id)
         if is_ordered:
-            self.orders |= {(added.wire_id, item) for item in items}
+            self.orders |= {(added.request_id, item) for item in items}
 
     def gateway_receives(self, index: int) -> None:
         message = self.sender.needs.pop(index)
-        if message.request_id in {each.wire_id for each in self.live.values()}:
+        if message.request_id in {each.request_id for each in self.live.values()}:
             self.orders.add((message.request_id, message.mm_hash))
 
-    def encode(self, wire_id: str, item: str) -> None:
+    def encode(self, request_id: str, item: str) -> None:
         """An encoder takes an order: it reserves, and sends metadata. Orders of the dead are dropped."""
-        self.orders.discard((wire_id, item))
+        self.orders.discard((request_id, item))
         requesters = {
-            (each.wire_id, place)
+            (each.request_id, place)
             for each in self.live.values()
             for place, feature in enumerate(each.request.mm_features)
-            if feature.identifier == item and each.wire_id == wire_id
+            if feature.identifier == item and each.request_id == request_id
         }
         if not requesters:
             return
@@ -127,9 +127,9 @@ class World(PlayedScheduler):
         while self.worker:
             self._drop_view(self.worker.popitem()[1])
 
-    def end_overdue(self, rid: str) -> None:
+    def end_overdue(self, engine_request_id: str) -> None:
         """The time of a request that does not run is up."""
-        self.consumer.fail_overdue(self.live[rid].request)
+        self.consumer.fail_overdue(self.live[engine_request_id].request)
 
     # ---- the end ---------------------------------------------------------------------------------
     def run_to_the_end(self) -> None:
@@ -140,8 +140,8 @@ class World(PlayedScheduler):
             self.schedule(100)
             while self.in_flight:
                 self.update()
-            for rid in self.answered:
-                self.finish(rid)
+            for engine_request_id in self.answered:
+                self.finish(engine_request_id)
             if not self.live:
                 break
         assert not self.live, f"never served: {sorted(self.live)}"
@@ -161,8 +161,8 @@ class World(PlayedScheduler):
         ):
             while self.sender.needs:
                 self.gateway_receives(0)
-            for wire_id, item in sorted(self.orders):
-                self.encode(wire_id, item)
+            for request_id, item in sorted(self.orders):
+                self.encode(request_id, item)
             for item in sorted(self.store.writing):
                 self.store.seal(item)
             while self.store.commands:

@@ -70,10 +70,10 @@ class FakeRequest:
 
 
 def fake_request(
-    request_id: str,
+    engine_request_id: str,
     items: list[tuple[str, int]],
     *,
-    wire_id: str | None = None,
+    request_id: str | None = None,
     gateway: str | None = GATEWAY,
     gap: int = 2,
 ) -> FakeRequest:
@@ -85,9 +85,9 @@ def fake_request(
         offset += num_embeds + 2
     _ROWS.update(items)
     if gateway is None:  # straight to the HTTP port, without a gateway
-        return FakeRequest(request_id, features)
+        return FakeRequest(engine_request_id, features)
     params = {
-        "request_id": wire_id or f"wire-{request_id}",
+        "request_id": request_id or f"wire-{engine_request_id}",
         "gateway": gateway,
         "traceparent": None,
         "remaining_ms": 1000,
@@ -96,12 +96,12 @@ def fake_request(
             for index, (identifier, num_embeds) in enumerate(items)
         ],
     }
-    return FakeRequest(request_id, features, params)
+    return FakeRequest(engine_request_id, features, params)
 
 
-def whole_request(request_id: str, items: list[tuple[str, int]], *, gap: int = 2) -> FakeRequest:
+def whole_request(engine_request_id: str, items: list[tuple[str, int]], *, gap: int = 2) -> FakeRequest:
     """With its raw media, for an instance that has a tower."""
-    request = fake_request(request_id, items, gateway=None, gap=gap)
+    request = fake_request(engine_request_id, items, gateway=None, gap=gap)
     media: dict[str, object] = {"pixel_values": b"", "image_grid_thw": (1, 2, 2)}
     request.mm_features = [replace(feature, data=media) for feature in request.mm_features]
     return request
@@ -178,7 +178,7 @@ class FakeStoreSession:
 
 @dataclass
 class FakePinLink:
-    """`PinLink`: remembers what it was told."""
+    """`PinLink`: records its calls."""
 
     commands: list[tuple[str, str | int]] = field(default_factory=list)
 
@@ -198,7 +198,7 @@ class FakePinLink:
 
 @dataclass
 class FakeMessageSender:
-    """`MessageSender`: remembers what was sent, to whom."""
+    """`MessageSender`: records what was sent, and the receiver."""
 
     sent: list[tuple[str, Message]] = field(default_factory=list)
 

@@ -127,7 +127,7 @@ class Clock:
 
 
 class ParkingEngine:
-    """A turn of EngineCore's loop at a time. `told`: tokens of each request; `ended`: how it ended."""
+    """A turn of EngineCore's loop at a time. `tokens`: tokens of each request; `ended`: how it ended."""
 
     def __init__(
         self,
@@ -175,7 +175,7 @@ class ParkingEngine:
         self.consumer: Consumer = self.scheduler.consumer
         self.worker = ParkingWorker(self)
         self.core = Core(config, self.scheduler, self.worker, num_in_flight)
-        self.told: dict[str, list[int]] = {}
+        self.tokens: dict[str, list[int]] = {}
         self.ended: dict[str, str] = {}
         self.rows: dict[str, int] = {}
         self.num_pins = 0
@@ -232,11 +232,11 @@ class ParkingEngine:
             block_hasher=block_hasher(),
         )
         self.scheduler.add_request(request)
-        self.told[request_id] = []
+        self.tokens[request_id] = []
         return request
 
     def comes(self, item: str) -> None:
-        """The store says that it has the item, pinned."""
+        """The store replies that it has the item, pinned."""
         self.num_pins += 1
         reply = Pinned(seq=1, pin_id=self.num_pins, descriptor=descriptor(item, self.rows[item]))
         self.inbox.post_event(PinReply(item, reply))
@@ -275,7 +275,7 @@ class ParkingEngine:
         outputs, _ = self.core.step_fn()
         for each in outputs.values() if outputs else ():
             for output in each.outputs:
-                self._tell(output)
+                self._on_output(output)
 
     def run(self) -> int:
         """Until the engine would wait for input; how many steps that took."""
@@ -304,10 +304,10 @@ class ParkingEngine:
             if block.block_hash is not None and any(self.worker.kv[block.block_id].values())
         }
 
-    def _tell(self, output: Any) -> None:
+    def _on_output(self, output: Any) -> None:
         request_id = output.request_id
-        assert request_id not in self.ended, f"{request_id} is told of after its end"
-        self.told[request_id] += output.new_token_ids
+        assert request_id not in self.ended, f"{request_id} has output after its end"
+        self.tokens[request_id] += output.new_token_ids
         logprobs = output.new_prompt_logprobs_tensors
         assert logprobs is None or not logprobs[0].any(), "prompt logprobs from zeros"
         self.num_prompt_logprobs += logprobs is not None

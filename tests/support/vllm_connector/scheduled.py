@@ -18,7 +18,7 @@ class Scheduled:
     inputs: set[int] = field(default_factory=set)  # places whose item it refers to in the encoder cache
 
     @property
-    def rid(self) -> str:
+    def engine_request_id(self) -> str:
         return self.request.request_id
 
     def end_of(self, place: int) -> int:
@@ -26,10 +26,10 @@ class Scheduled:
         return position.offset + position.length
 
     def places_in(self, start: int, end: int) -> Iterator[tuple[int, str, int, bool]]:
-        """(place, item, first token, does the window touch embeddings?) of placeholders in [start, end)."""
+        """(place, item, first token, does the window read embeddings?) of placeholders in [start, end)."""
         for place, feature in enumerate(self.request.mm_features):
             position = feature.mm_position
             if position.offset < end and start < position.offset + position.length:
                 first = position.offset + 1  # the placeholder begins and ends with a mark
-                touches = first < end and start < first + position.num_embeds
-                yield place, feature.identifier, position.offset, touches
+                reads = first < end and start < first + position.num_embeds
+                yield place, feature.identifier, position.offset, reads

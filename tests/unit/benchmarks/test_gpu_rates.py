@@ -88,8 +88,8 @@ def test_ratios_are_to_the_copy_that_goes_the_same_way() -> None:
     assert pinned.in_ratio == pytest.approx(20.97152 / 25)
     ipc = figure("cuda_ipc", 16, [Passage(8.4e-6, 2e-4, 1e-5)], Compared("device copy", None), rates)
     assert ipc.out_ratio == pytest.approx(0.9986, abs=1e-3)
-    told = report({"gpu": "fake"}, [pinned, ipc])
-    assert told["cuda_ipc_reaches_target"]
+    result = report({"gpu": "fake"}, [pinned, ipc])
+    assert result["cuda_ipc_reaches_target"]
     slow = figure("cuda_ipc", 1, [Passage(1.0, 0.0, 1.0)], Compared("device copy", None), rates)
     assert not report({}, [ipc, slow])["cuda_ipc_reaches_target"]
     assert not report({}, [pinned])["cuda_ipc_reaches_target"]

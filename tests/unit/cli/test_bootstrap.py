@@ -62,7 +62,7 @@ def test_the_launcher_and_the_bootstrap_read_the_same_recipe() -> None:
 
 
 def answering_as(folder: Path, name: str, version: tuple[int, int], *, makes_venvs: bool = True) -> None:
-    """A `name` that answers the launcher's questions as that Python would, and says so when it is chosen."""
+    """A `name` that answers the launcher's questions as that Python would, and notes it when it is chosen."""
     code = f"import sys; sys.version_info = {(*version, 0)!r}"
     if not makes_venvs:
         code += "; sys.modules['ensurepip'] = None"
@@ -135,7 +135,7 @@ def test_a_finished_environment_is_not_made_again(
     assert bootstrap.main(checkout, venv) == 0
 
 
-def test_a_failed_step_says_so_and_leaves_no_recipe(
+def test_a_failed_step_reports_it_and_leaves_no_recipe(
     checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     venv = tmp_path / "venv"

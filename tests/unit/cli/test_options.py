@@ -1,4 +1,4 @@
-"""The Redis URL can hold a password: it is handed on by the environment, never as a word."""
+"""The Redis URL can hold a password: it is passed on by the environment, never as an argument."""
 
 import pytest
 from typer.testing import CliRunner
@@ -14,7 +14,7 @@ def options(redis_url: str | None) -> SystemOptions:
     return SystemOptions("m", 1, 1, redis_url, 8000, None, "", "")
 
 
-def test_the_daemons_words_hold_no_password() -> None:
+def test_the_daemons_arguments_hold_no_password() -> None:
     assert "secret" not in options(SECRET).argument()
 
 

@@ -1,4 +1,4 @@
-"""What a host says of its requests once its engine is dead: 503, or nothing more."""
+"""What a host answers to its requests once its engine is dead: 503, or nothing more."""
 
 from typing import Any
 
@@ -32,13 +32,13 @@ class Host:
             self.sent.append(message)
 
         async def receive() -> Any:
-            raise AssertionError("nobody asks")
+            raise AssertionError("not called here")
 
         await DeadEngineMiddleware(self.app, lambda: self.is_dead)({"type": kind}, receive, send)
         return self.sent
 
 
-async def test_a_living_engine_says_everything() -> None:
+async def test_a_living_engine_answers_everything() -> None:
     assert await Host(dies_at=None).answer() == [START, TOKEN, ERROR]
 
 

@@ -32,14 +32,14 @@ def test_the_url_in_the_registry(tmp_path: Path, hosts: dict[str, str], url: str
 
 
 @pytest.mark.parametrize("host", ["fe80::1%eth0", "a b", "http://h", "h:1"])
-def test_a_host_that_nobody_could_call_is_refused(tmp_path: Path, host: str) -> None:
+def test_a_host_that_no_gateway_could_call_is_refused(tmp_path: Path, host: str) -> None:
     with pytest.raises(ValidationError, match="advertised_host"):
         advertised_url(tmp_path, host="::", advertised_host=host)
 
 
 @pytest.mark.parametrize("name", ["request_processor_options", "request_image_options"])
 def test_options_of_requests_are_no_matter_of_a_vision_tower_here(tmp_path: Path, name: str) -> None:
-    """Only encoders look at what a processor made of them before their tower is given it."""
+    """Only encoders check what a processor made of them before their tower is given it."""
     options = {name: {"max_pixels": {"min": 4, "max": 4096}}}
     PrefillDecodeSettings(model="m", run_dir=tmp_path, **options)  # type: ignore[arg-type]
     with pytest.raises(ValidationError, match="TRIPTYCH_" + name.upper()):

@@ -262,10 +262,10 @@ class TestDeadLetters:
         assert letter[b"blob_num_bytes"] == b"100000"
 
     async def test_given_up_after_too_many_deliveries(self, bus: AsyncBus, raw: Any) -> None:
-        told: list[tuple[Envelope, str]] = []
+        failures: list[tuple[Envelope, str]] = []
 
-        async def tell(envelope: Envelope, reason: str) -> None:
-            told.append((envelope, reason))
+        async def note_failure(envelope: Envelope, reason: str) -> None:
+            failures.append((envelope, reason))
 
         await bus.publish(STREAM, message(1))
         for _ in range(2):
@@ -273,10 +273,10 @@ class TestDeadLetters:
                 await take(consumer)
         await bus.publish(STREAM, message(2))
         async with bus.consumer(
-            STREAM, group=GROUP, consumer="e-0", max_deliveries=2, on_dead_letter=tell
+            STREAM, group=GROUP, consumer="e-0", max_deliveries=2, on_dead_letter=note_failure
         ) as consumer:
             assert job_id(await take(consumer)) == "job-2"
-        ((envelope, reason),) = told
+        ((envelope, reason),) = failures
         assert (envelope.message, reason) == (message(1), "delivered 2 times, limit 2")
         ((_, letter),) = raw.xrange(bus.names.dead_letters)
         assert letter[b"reason"] == b"delivered 2 times, limit 2"
@@ -359,11 +359,11 @@ async def test_cancelled_reader_loses_nothing(bus: AsyncBus) -> None:
 
 class TestUnavailable:
     @pytest.mark.parametrize("url", ["unix:///nonexistent/redis.sock", "redis://127.0.0.1:1/0"])
-    async def test_connect_says_so(self, url: str) -> None:
+    async def test_connect_raises_it(self, url: str) -> None:
         with pytest.raises(BusUnavailableError, match="connect: "):
             await AsyncBus.connect(url, "test", client_name="tests")
 
-    async def test_wrong_password_says_so(self, redis_url: str, raw: Any) -> None:
+    async def test_wrong_password_raises_it(self, redis_url: str, raw: Any) -> None:
         raw.config_set("requirepass", "right")
         try:
             with pytest.raises(BusUnavailableError, match="asks for a password"):
@@ -372,7 +372,7 @@ class TestUnavailable:
             raw.auth("right")
             raw.config_set("requirepass", "")
 
-    async def test_out_of_memory_says_so(self, bus: AsyncBus, raw: Any) -> None:
+    async def test_out_of_memory_raises_it(self, bus: AsyncBus, raw: Any) -> None:
         raw.config_set("maxmemory", "1")
         try:
             with pytest.raises(BusUnavailableError, match="maxmemory"):

@@ -1,4 +1,4 @@
-"""Redis is full and evicts nothing: publishers hear it, reads and acks go on, and it heals."""
+"""Redis is full and evicts nothing: publishers get an error, reads and acks go on, and it heals."""
 
 import asyncio
 import contextlib
@@ -46,7 +46,7 @@ def full(raw: Any) -> Iterator[None]:
         raw.config_set("maxmemory", "0")
 
 
-async def test_publishers_hear_it_and_readers_go_on(own_redis: EmbeddedRedis, raw: Any) -> None:
+async def test_publishers_get_an_error_and_readers_go_on(own_redis: EmbeddedRedis, raw: Any) -> None:
     async with (
         await AsyncBus.connect(own_redis.url, "test", client_name="tests") as bus,
         bus.consumer(STREAM, group="g", consumer="c") as consumer,
@@ -147,7 +147,7 @@ async def test_living_instances_stay_registered(own_redis: EmbeddedRedis, raw: A
                 assert await registry.list_instances() == [record]
 
 
-def test_threaded_bus_keeps_what_it_has_to_say(own_redis: EmbeddedRedis, raw: Any) -> None:
+def test_threaded_bus_keeps_what_it_has_to_publish(own_redis: EmbeddedRedis, raw: Any) -> None:
     received: queue.Queue[Envelope] = queue.Queue()
     bus = ThreadedBus(own_redis.url, "test", client_name="tests")
     try:
@@ -166,14 +166,14 @@ def test_threaded_bus_keeps_what_it_has_to_say(own_redis: EmbeddedRedis, raw: An
 
 
 async def test_a_job_whose_start_was_not_noted_can_fail(own_redis: EmbeddedRedis, raw: Any) -> None:
-    who = Requester(request_id="r", item_index=0, gateway="g-0", prefill_decode="pd-0")
+    requester = Requester(request_id="r", item_index=0, gateway="g-0", prefill_decode="pd-0")
     job = EncodeJob(
         job_id="job-1",
         mm_hash="a" * 64,
         modality=Modality.IMAGE,
         media_num_bytes=1,
         media_url="http://gateway/media",
-        requesters=(who,),
+        requesters=(requester,),
         namespace_digest=DIGEST,
     )
     failure = EncodeFailed(
@@ -186,7 +186,7 @@ async def test_a_job_whose_start_was_not_noted_can_fail(own_redis: EmbeddedRedis
         flights = SingleFlight(bus)
         await flights.claim_flight(
             job.mm_hash,
-            [who],
+            [requester],
             namespace_digest=DIGEST,
             mode="new",
             job_id=job.job_id,
@@ -198,5 +198,5 @@ async def test_a_job_whose_start_was_not_noted_can_fail(own_redis: EmbeddedRedis
         assert entry_id is not None
         with full(raw):
             started = await flights.start_job(job, entry_id, "e-0", lease_s=9, ttl_s=9)
-            assert started == (StartResult.STARTED, (who,))
-        assert await flights.fail_flight(failure) == (who,)
+            assert started == (StartResult.STARTED, (requester,))
+        assert await flights.fail_flight(failure) == (requester,)

@@ -190,14 +190,14 @@ def test_a_reader_that_fails_starts_again(redis_url: str, monkeypatch: pytest.Mo
         bus.close()
 
 
-def test_another_redis_is_noticed_by_who_only_listens(own_redis: EmbeddedRedis) -> None:
+def test_another_redis_is_noticed_by_a_bus_that_only_reads(own_redis: EmbeddedRedis) -> None:
     bus = ThreadedBus(own_redis.url, "test", client_name="tests")
-    changed, heard = threading.Event(), threading.Event()
+    changed, received = threading.Event(), threading.Event()
     try:
         bus.on_server_changed(changed.set)
-        bus.subscribe(STREAM, group="owner", consumer="pd-0", callback=lambda envelope: heard.set())
+        bus.subscribe(STREAM, group="owner", consumer="pd-0", callback=lambda envelope: received.set())
         bus.publish(STREAM, message(1))
-        assert heard.wait(LIMIT_S)
+        assert received.wait(LIMIT_S)
         assert not changed.is_set()
         own_redis.stop()
         own_redis.start()

@@ -1,4 +1,4 @@
-"""Tensors in a real Redis: they come back as they were, for a limited time; every fault is told in time."""
+"""Tensors in a real Redis: they come back unchanged, for a limited time; every fault is reported in time."""
 
 import time
 from collections.abc import Iterator
@@ -94,7 +94,7 @@ def test_without_redis_everything_ends_soon() -> None:
     blobs.close()
 
 
-def test_a_redis_that_is_full_or_refuses_us_says_so(own_redis: EmbeddedRedis) -> None:
+def test_a_redis_that_is_full_or_refuses_us_raises_its_reason(own_redis: EmbeddedRedis) -> None:
     blobs = BlobStore(own_redis.url, "blobs", client_name="test")
     blobs.put("p", memoryview(b"x"))
     blobs._client.config_set("maxmemory", "1")
@@ -114,18 +114,18 @@ def test_only_a_slab_that_the_worker_has_read_can_be_read(blobs: BlobStore) -> N
     slab = UsableSlab()
     can_read = Readable(slab, blobs)
     assert not can_read(in_slab)
-    for verdict, expected in (
+    for result, expected in (
         (SlabProbeResult(gpu, generation), True),
         (SlabProbeResult(gpu, generation - 1), False),
         (SlabProbeResult(gpu[:-1] + "b", generation), False),
         (SlabProbeResult(gpu, generation, "cudaIpcOpenMemHandle: invalid device context"), False),
     ):
-        slab.set_result(verdict)
-        assert can_read(in_slab) == expected, verdict
+        slab.set_result(result)
+        assert can_read(in_slab) == expected, result
         assert can_read(descriptor.model_copy(update={"memory": "shm"}))
 
 
-def test_an_order_of_an_earlier_store_writes_where_no_later_one_looks(blobs: BlobStore) -> None:
+def test_an_order_of_an_earlier_store_writes_where_no_later_one_reads(blobs: BlobStore) -> None:
     """Offsets are the same again, so that another item may have the place: its bytes stay as they are."""
     place, descriptor = order(torch.ones(2, 2))
     RedisWriter(blobs).write(place, torch.ones(2, 2))

@@ -16,13 +16,13 @@ async def run(flights: SingleFlight) -> None:
     assert start is StartResult.STARTED
 
 
-async def test_who_knows_its_job_does_not_take_the_claim_of_another(flights: SingleFlight) -> None:
+async def test_a_gateway_that_knows_its_job_does_not_take_the_claim_of_another(flights: SingleFlight) -> None:
     assert (await claim(flights, FIRST, "new")).result is ClaimResult.OWNER
     assert (await claim(flights, SECOND, "check")).result is ClaimResult.JOINED
     assert (await claim(flights, FIRST, "new")).result is ClaimResult.OWNER  # its answer was lost
 
 
-async def test_a_result_that_did_not_arrive_is_told_again(flights: SingleFlight) -> None:
+async def test_a_result_that_did_not_arrive_is_sent_again(flights: SingleFlight) -> None:
     await claim(flights, FIRST, "new")
     await run(flights)
     await flights.announce_metadata(METADATA)

@@ -27,7 +27,7 @@ REQUESTERS = [
     Requester(request_id=f"r-{number}", item_index=0, gateway=f"g-{number % 2}", prefill_decode="pd-0")
     for number in range(3)
 ]
-WHO = st.sampled_from(REQUESTERS)
+ANY_REQUESTER = st.sampled_from(REQUESTERS)
 ENCODERS = st.sampled_from(["e-0", "e-1"])
 JOBS = st.sampled_from(["current", "current", "current", "job-0", "job-1"])
 
@@ -90,28 +90,32 @@ class FlightMachine(RuleBasedStateMachine):
         assert found == expected
         return found
 
-    @rule(who=st.lists(WHO, min_size=1, max_size=2), encoder=ENCODERS, num_steps=st.integers(1, 4))
-    def advance(self, who: list[Requester], encoder: str, num_steps: int) -> None:
+    @rule(
+        requesters=st.lists(ANY_REQUESTER, min_size=1, max_size=2),
+        encoder=ENCODERS,
+        num_steps=st.integers(1, 4),
+    )
+    def advance(self, requesters: list[Requester], encoder: str, num_steps: int) -> None:
         """What usually comes next, so that what comes late is reached too."""
         for _ in range(num_steps):
             flight = self.model.flights.get(HASH)
             if flight is None or flight.state == "failed":
-                self.claim(who[0], "job-0", "new")
+                self.claim(requesters[0], "job-0", "new")
             elif flight.state == "claimed":
-                self.publish(who[0], "current")
+                self.publish(requesters[0], "current")
             elif flight.state == "queued":
                 self.deliver(encoder, starts=True)
             else:
-                self.leave(who)
+                self.leave(requesters)
 
     # ---- gateways ----
-    @rule(who=WHO, job_id=JOBS, mode=st.sampled_from(["new", "retry", "check"]))
-    def claim(self, who: Requester, job_id: str, mode: Any) -> None:
+    @rule(requester=ANY_REQUESTER, job_id=JOBS, mode=st.sampled_from(["new", "retry", "check"]))
+    def claim(self, requester: Requester, job_id: str, mode: Any) -> None:
         job_id = self.job(job_id)
         claim: FlightClaim = self.both(
             lambda flights: flights.claim_flight(
                 HASH,
-                [who],
+                [requester],
                 namespace_digest=DIGEST,
                 mode=mode,
                 job_id=job_id,
@@ -124,9 +128,9 @@ class FlightMachine(RuleBasedStateMachine):
         if claim.result is ClaimResult.FAILED:
             assert claim.failure is not None
 
-    @rule(who=WHO, job_id=JOBS)
-    def publish(self, who: Requester, job_id: str) -> None:
-        job = job_of(self.job(job_id), who)
+    @rule(requester=ANY_REQUESTER, job_id=JOBS)
+    def publish(self, requester: Requester, job_id: str) -> None:
+        job = job_of(self.job(job_id), requester)
         expected = self.do(self.model.publish_job(job))
         found = self.do(self.real.publish_job(job, blob=b"media"))
         assert (found is None) == (expected is None)
@@ -134,9 +138,9 @@ class FlightMachine(RuleBasedStateMachine):
             assert self.entries.setdefault(expected, found) == found
             self.jobs_of[expected] = job
 
-    @rule(who=st.lists(WHO, min_size=1, max_size=3))
-    def leave(self, who: list[Requester]) -> None:
-        keys = [(each.request_id, each.item_index) for each in who]
+    @rule(requesters=st.lists(ANY_REQUESTER, min_size=1, max_size=3))
+    def leave(self, requesters: list[Requester]) -> None:
+        keys = [(each.request_id, each.item_index) for each in requesters]
         self.both(lambda flights: flights.leave_flight(HASH, keys, namespace_digest=DIGEST))
 
     # ---- encoders ----
@@ -186,9 +190,9 @@ class FlightMachine(RuleBasedStateMachine):
         metadata = metadata_of(self.job(job_id))
         self.both(lambda flights: flights.announce_metadata(metadata))
 
-    @rule(job_id=JOBS, told=st.lists(WHO, max_size=3))
-    def finish(self, job_id: str, told: list[Requester]) -> None:
-        job_id, keys = self.job(job_id), [(each.request_id, each.item_index) for each in told]
+    @rule(job_id=JOBS, served=st.lists(ANY_REQUESTER, max_size=3))
+    def finish(self, job_id: str, served: list[Requester]) -> None:
+        job_id, keys = self.job(job_id), [(each.request_id, each.item_index) for each in served]
         self.both(lambda flights: flights.finish_flight(HASH, job_id, keys))
 
     @rule(job_id=JOBS, encoder=ENCODERS, by_owner=st.booleans())

@@ -13,7 +13,7 @@ JOB = job_for(DEAD)
 
 
 async def until_alone(flights: SingleFlight) -> None:
-    """Redis' clock wakes nobody."""
+    """Redis' clock wakes no waiting caller."""
     async with asyncio.timeout(LIMIT_S):
         while True:
             if await flights.announce_metadata(METADATA) == (ALIVE,):
@@ -30,7 +30,7 @@ async def test_whose_gateway_died_is_forgotten_though_others_wait_on(flights: Si
     assert (is_finished, waiting) == (True, (ALIVE,))
 
 
-async def test_who_asks_again_waits_on(flights: SingleFlight) -> None:
+async def test_a_requester_that_claims_again_waits_on(flights: SingleFlight) -> None:
     await claim(flights, DEAD, "new", ttl_s=SHORT_S)
     await claim(flights, ALIVE, "new", ttl_s=SHORT_S)
     await claim(flights, ALIVE, "check", ttl_s=LONG_S)

@@ -1,4 +1,4 @@
-"""Streams of instances and namespaces that never come back: they end, whoever still writes to them."""
+"""Streams of instances and namespaces that never come back: they end, even if others still write to them."""
 
 import asyncio
 from typing import Any
@@ -54,17 +54,17 @@ async def test_heartbeats_keep_the_inboxes(bus: AsyncBus, raw: Any) -> None:
         assert raw.ttl(inbox) > 1
 
 
-async def test_jobs_last_as_long_as_somebody_may_wait_for_one(
+async def test_jobs_last_as_long_as_a_requester_may_wait_for_one(
     bus: AsyncBus, flights: SingleFlight, raw: Any
 ) -> None:
-    stream, who = bus.names.encode_jobs(DIGEST), requester_at("g-0")
+    stream, requester = bus.names.encode_jobs(DIGEST), requester_at("g-0")
     for remaining_s in (10, 2 * JOBS_TTL_S):
-        await claim(flights, who, ttl_s=remaining_s)
-        await flights.publish_job(job_for(who), remaining_ms=remaining_s * 1000)
+        await claim(flights, requester, ttl_s=remaining_s)
+        await flights.publish_job(job_for(requester), remaining_ms=remaining_s * 1000)
         assert max(remaining_s, JOBS_TTL_S) - 5 < raw.ttl(stream) <= max(remaining_s, JOBS_TTL_S)
-        await flights.leave_flight(HASH, [requester_key(who)], namespace_digest=DIGEST)
-    await claim(flights, who, ttl_s=9)
-    await flights.publish_job(job_for(who), remaining_ms=1000)
+        await flights.leave_flight(HASH, [requester_key(requester)], namespace_digest=DIGEST)
+    await claim(flights, requester, ttl_s=9)
+    await flights.publish_job(job_for(requester), remaining_ms=1000)
     await claim(flights, requester_at("g-1"), ttl_s=3 * JOBS_TTL_S)  # it joins, and waits longer
     assert 3 * JOBS_TTL_S - 5 < raw.ttl(stream) <= 3 * JOBS_TTL_S
     async with Registry(bus).keep_registered(ENCODER):
@@ -92,13 +92,13 @@ async def test_a_job_whose_stream_is_gone_is_sent_again(
     bus: AsyncBus, flights: SingleFlight, raw: Any
 ) -> None:
     """Its encoders were away for too long; another one comes."""
-    who = requester_at("g-0")
-    await claim(flights, who, ttl_s=60)
-    await flights.publish_job(job_for(who))
+    requester = requester_at("g-0")
+    await claim(flights, requester, ttl_s=60)
+    await flights.publish_job(job_for(requester))
     raw.delete(bus.names.encode_jobs(DIGEST))
-    found = await claim(flights, who, "check", ttl_s=60)
+    found = await claim(flights, requester, "check", ttl_s=60)
     assert (found.result, found.job_id, found.attempt) == (ClaimResult.OWNER, "job-1", 1)
-    entry_id = await flights.publish_job(job_for(who))
+    entry_id = await flights.publish_job(job_for(requester))
     async with bus.consumer(bus.names.encode_jobs(DIGEST), group=ENCODERS_GROUP, consumer="e") as consumer:
         assert (await anext(consumer)).entry_id == entry_id
 
@@ -110,7 +110,7 @@ async def test_cleared_when_its_owner_has_left(bus: AsyncBus, raw: Any) -> None:
             await bus.publish(inbox, MESSAGE)
         await bus.publish(bus.names.metadata("pd-1"), MESSAGE)
         await registry.clear_inboxes("pd-0")
-        assert raw.exists(*inboxes(bus.names, "pd-0")) == 4  # it is registered: somebody reads them
+        assert raw.exists(*inboxes(bus.names, "pd-0")) == 4  # it is registered: a process reads them
     await registry.clear_inboxes("pd-0")
     assert raw.exists(*inboxes(bus.names, "pd-0")) == 0
     assert raw.exists(bus.names.metadata("pd-1"))

@@ -1,4 +1,4 @@
-"""Registration, heartbeats, and who may remove a record."""
+"""Registration, heartbeats, and which process may remove a record."""
 
 import asyncio
 import itertools
@@ -46,7 +46,7 @@ async def test_heartbeats_outlive_the_time_to_live(registry: Registry) -> None:
 async def test_one_fault_does_not_end_the_heartbeat(
     registry: Registry, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The instance would go on, and never be chosen again; nobody would hear why."""
+    """The instance would go on, and never be chosen again, without a log line."""
     beats: asyncio.Queue[int] = asyncio.Queue()
     numbers = itertools.count(1)
     register = registry.register
@@ -71,7 +71,7 @@ async def test_dead_instance_disappears(registry: Registry) -> None:
     assert await registry.list_instances() == []
 
 
-async def test_a_machine_whose_clock_is_hours_ahead_hides_nobody(
+async def test_a_machine_whose_clock_is_hours_ahead_hides_no_instance(
     registry: Registry, raw: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ahead = RECORD.model_copy(update={"instance": "encoder-ahead"})
@@ -81,7 +81,10 @@ async def test_a_machine_whose_clock_is_hours_ahead_hides_nobody(
     monkeypatch.setattr("triptych_common.coordination.registry.time.time", lambda: now_s + 7200)
     await registry.register(ahead)
     assert await registry.list_instances() == [ahead, RECORD]
-    assert raw.zrange("triptych:test:instances", 0, -1) == [b"pd-0", b"encoder-ahead"]  # not who is gone
+    assert raw.zrange("triptych:test:instances", 0, -1) == [
+        b"pd-0",
+        b"encoder-ahead",
+    ]  # without those that are gone
 
 
 async def test_draining_is_seen_at_once(registry: Registry) -> None:
@@ -105,7 +108,7 @@ async def test_records_that_cannot_be_read_are_left_out(registry: Registry, raw:
     assert await registry.list_instances() == [RECORD]
 
 
-async def test_two_processes_of_one_name_are_told(
+async def test_two_processes_of_one_name_are_logged(
     registry: Registry, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with registry.keep_registered(RECORD, interval_s=60) as registration:

@@ -1,4 +1,4 @@
-"""Placeholder sizes in Redis: bounded in number and bytes, whoever writes them; the oldest go first."""
+"""Placeholder sizes in Redis: bounded in number and bytes over all writers; the oldest go first."""
 
 import asyncio
 import hashlib

@@ -1,4 +1,4 @@
-"""Every form of address reaches Redis, and tells a name and a database of its own."""
+"""Every form of address reaches Redis, and has a name and a database of its own."""
 
 import contextlib
 import socket

@@ -1,4 +1,4 @@
-"""Wrong password, none, a right that is missing: told at once, with the setting, without the secret."""
+"""Wrong password, none, a right that is missing: reported at once, with the setting, without the secret."""
 
 import asyncio
 import importlib.util
@@ -52,7 +52,7 @@ def add_user(raw: Any, name: str, *rules: str) -> None:
         ("elsewhere", PASSWORD, "the user of TRIPTYCH_REDIS_URL lacks a right"),
     ],
 )
-async def test_a_start_says_what_is_wrong(
+async def test_a_start_reports_what_is_wrong(
     own_redis: EmbeddedRedis, raw: Any, user: str, password: str, words: str
 ) -> None:
     add_user(raw, "triptych", *RIGHTS)
@@ -159,7 +159,7 @@ def test_a_service_ends_at_its_start(
     assert "EngineCore" not in ended.stderr + ended.stdout
 
 
-async def test_an_expensive_start_looks_first(own_redis: EmbeddedRedis, raw: Any) -> None:
+async def test_an_expensive_start_checks_its_login_first(own_redis: EmbeddedRedis, raw: Any) -> None:
     add_user(raw, "triptych", *RIGHTS)
     await check_login(as_user(own_redis, "triptych", PASSWORD), "test", client_name="tests")
     with pytest.raises(BusRefusedError):

@@ -72,7 +72,7 @@ def command_of(words: list[str]) -> str:
 
 @contextmanager
 def watched(raw: Any, server: EmbeddedRedis) -> Iterator[set[str]]:
-    """Names of the commands that anybody sends until the end of the block, also from scripts."""
+    """Names of the commands that any client sends until the end of the block, also from scripts."""
     seen: set[str] = set()
     is_watching = threading.Event()
 
@@ -123,7 +123,7 @@ async def use_streams(bus: AsyncBus) -> None:
 
 
 async def use_jobs(bus: AsyncBus, flights: SingleFlight) -> None:
-    """One flight that fails, one that is finished, one that everybody leaves."""
+    """One flight that fails, one that is finished, one that all requesters leave."""
     stream = bus.names.encode_jobs(DIGEST)
     others = [requester_at(f"gateway-{number}") for number in range(1, 3)]
     failure = EncodeFailed(
@@ -145,8 +145,8 @@ async def use_jobs(bus: AsyncBus, flights: SingleFlight) -> None:
                 assert await flights.fail_flight(failure)
             else:
                 assert await flights.finish_flight(HASH, "job-1", [])
-                told = [(each.request_id, 0) for each in (GATEWAY, *others)]
-                assert (await flights.finish_flight(HASH, "job-1", told))[0]
+                requesters = [(each.request_id, 0) for each in (GATEWAY, *others)]
+                assert (await flights.finish_flight(HASH, "job-1", requesters))[0]
             await delivery.ack()
     await claim(flights, GATEWAY, "new", ttl_s=9, max_attempts=9)
     await flights.publish_job(JOB)

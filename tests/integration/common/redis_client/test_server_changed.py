@@ -1,4 +1,4 @@
-"""Whoever waits for answers hears when another Redis answers than before."""
+"""Callers that wait for answers are called when another Redis answers than before."""
 
 import asyncio
 
@@ -10,7 +10,7 @@ STREAM = "triptych:test:acks:e"
 LIMIT_S = 15.0
 
 
-async def test_a_restart_is_told_to_a_bus_that_only_publishes(own_redis: EmbeddedRedis) -> None:
+async def test_a_bus_that_only_publishes_notices_a_restart(own_redis: EmbeddedRedis) -> None:
     async with await AsyncBus.connect(own_redis.url, "test", client_name="tests") as bus:
         changed = asyncio.Event()
         bus.on_server_changed(changed.set)
@@ -22,7 +22,7 @@ async def test_a_restart_is_told_to_a_bus_that_only_publishes(own_redis: Embedde
         assert changed.is_set()
 
 
-async def test_a_restart_wakes_those_who_only_listen(own_redis: EmbeddedRedis) -> None:
+async def test_a_restart_wakes_buses_that_only_read(own_redis: EmbeddedRedis) -> None:
     async with (
         await AsyncBus.connect(own_redis.url, "test", client_name="tests") as bus,
         bus.consumer(STREAM, group="g", consumer="c") as consumer,
@@ -40,34 +40,34 @@ async def test_a_restart_wakes_those_who_only_listen(own_redis: EmbeddedRedis) -
 
 async def test_lost_connections_alone_are_no_change(own_redis: EmbeddedRedis) -> None:
     async with await AsyncBus.connect(own_redis.url, "test", client_name="tests") as bus:
-        told: list[str] = []
-        bus.on_server_changed(lambda: told.append("changed"))
+        calls: list[str] = []
+        bus.on_server_changed(lambda: calls.append("changed"))
         async with bus.consumer(STREAM, group="g", consumer="c") as consumer, asyncio.timeout(LIMIT_S):
             for _ in range(3):
                 await bus.client.client_kill_filter(_type="normal", skipme=False)
                 await bus.publish(STREAM, message())
                 delivery = await anext(consumer)
                 await delivery.ack()
-        assert told == []
+        assert calls == []
 
 
-async def test_emptied_redis_is_told_once(own_redis: EmbeddedRedis) -> None:
+async def test_emptied_redis_is_reported_once(own_redis: EmbeddedRedis) -> None:
     async with (
         await AsyncBus.connect(own_redis.url, "test", client_name="tests") as bus,
         bus.consumer(STREAM, group="g", consumer="c") as consumer,
         asyncio.timeout(LIMIT_S),
     ):
-        told: list[str] = []
-        bus.on_server_changed(lambda: told.append("changed"))
+        calls: list[str] = []
+        bus.on_server_changed(lambda: calls.append("changed"))
         await bus.publish(STREAM, message())
         await (await anext(consumer)).ack()
         await bus.client.flushall()
         await bus.publish(STREAM, message())
         await (await anext(consumer)).ack()
-        assert told == ["changed"]
+        assert calls == ["changed"]
 
 
-async def test_a_callback_that_fails_stops_nobody(
+async def test_a_callback_that_fails_stops_no_other(
     own_redis: EmbeddedRedis,
 ) -> None:
     def fail() -> None:
@@ -83,7 +83,7 @@ async def test_a_callback_that_fails_stops_nobody(
         assert changed.is_set()
 
 
-async def test_a_user_who_may_not_ask_still_hears_of_lost_groups(own_redis: EmbeddedRedis) -> None:
+async def test_a_user_without_the_right_still_notices_lost_groups(own_redis: EmbeddedRedis) -> None:
     async with await AsyncBus.connect(own_redis.url, "test", client_name="admin") as admin:
         await admin.client.execute_command(
             "ACL", "SETUSER", "limited", "on", ">secret", "~*", "+@all", "-info"

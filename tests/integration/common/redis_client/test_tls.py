@@ -1,4 +1,4 @@
-"""Redis by TLS. The embedded redis-server speaks none, so a proxy in front of it does."""
+"""Redis by TLS. The embedded redis-server has no TLS, so a proxy in front of it does."""
 
 import datetime as dt
 import ipaddress
@@ -119,7 +119,7 @@ def tls_redis(own_redis: EmbeddedRedis, authority: Authority) -> Iterator[TlsRed
         yield TlsRedis(f"rediss://127.0.0.1:{proxy.port}/0", authority)
 
 
-async def test_the_bus_speaks_tls(tls_redis: TlsRedis) -> None:
+async def test_the_bus_uses_tls(tls_redis: TlsRedis) -> None:
     url = tls_redis.url(ssl_ca_certs=tls_redis.authority.certificate)
     async with (
         await AsyncBus.connect(url, "test", client_name="tests") as bus,
@@ -129,7 +129,7 @@ async def test_the_bus_speaks_tls(tls_redis: TlsRedis) -> None:
         assert await take(consumer, 1) == ids(1)
 
 
-def test_the_threaded_bus_speaks_tls(tls_redis: TlsRedis) -> None:
+def test_the_threaded_bus_uses_tls(tls_redis: TlsRedis) -> None:
     received: queue.Queue[Envelope] = queue.Queue()
     bus = ThreadedBus(
         tls_redis.url(ssl_ca_certs=tls_redis.authority.certificate), "test", client_name="tests"
@@ -142,7 +142,7 @@ def test_the_threaded_bus_speaks_tls(tls_redis: TlsRedis) -> None:
         bus.close()
 
 
-async def test_a_certificate_of_somebody_else_is_refused(tls_redis: TlsRedis, tmp_path: Path) -> None:
+async def test_a_certificate_of_another_authority_is_refused(tls_redis: TlsRedis, tmp_path: Path) -> None:
     other = Authority(tmp_path, "other")
     with pytest.raises(BusRefusedError, match=r"not trusted .*ssl_ca_certs in TRIPTYCH_REDIS_URL"):
         await AsyncBus.connect(tls_redis.url(ssl_ca_certs=other.certificate), "test", client_name="tests")
@@ -172,7 +172,7 @@ async def test_a_redis_that_asks_for_our_certificate(own_redis: EmbeddedRedis, a
             await bus.stream_length("triptych:test:acks:e")
 
 
-async def test_tls_to_a_redis_that_speaks_none(own_redis: EmbeddedRedis, authority: Authority) -> None:
+async def test_tls_to_a_redis_without_tls(own_redis: EmbeddedRedis, authority: Authority) -> None:
     with proxy_to(own_redis.socket_path) as proxy:
         url = f"rediss://127.0.0.1:{proxy.port}/0?ssl_ca_certs={authority.certificate}"
         with pytest.raises(BusUnavailableError, match="Timeout connecting"):  # it waits for the line's end

@@ -157,7 +157,7 @@ async def test_large_media_are_fetched_small_ones_travel_inline(system: System) 
     assert gone.json()["error"]["code"] == "media_gone"
 
 
-async def test_options_are_refused_before_the_media_are_touched(system: System) -> None:
+async def test_options_are_refused_before_the_media_are_read(system: System) -> None:
     for name, options in (
         ("mm_processor_kwargs", {"patch_size": 7}),
         ("media_io_kwargs", {"image": {"a": 1}}),

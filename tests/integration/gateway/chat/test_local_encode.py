@@ -143,7 +143,7 @@ async def test_an_instance_that_waits_for_another_reason_is_left_alone(system: S
         asked = group.create_task(system.ask([TEXT, IMAGE]))
         await until(lambda: system.encoder.num_encodes)
         await until(lambda: not next(iter(system.gateway.orders.table)).in_flight)
-        for _ in range(10):  # well past `local_encode_after_s`, in looks at the registry
+        for _ in range(10):  # well past `local_encode_after_s`, in reads of the registry
             async with asyncio.timeout(1):
                 await system.gateway.view.wait_for_refresh()
         assert whole_bodies(system.prefill_decode, instance) == []

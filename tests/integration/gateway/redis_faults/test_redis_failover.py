@@ -1,4 +1,4 @@
-"""A replica is promoted under load: text sees nothing, images are answered or told to try again."""
+"""A replica is promoted under load: text goes on, images are answered or get 503."""
 
 import asyncio
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Redis is full: text and known images go on for as long as it takes, new images are told to try again."""
+"""Redis is full: text and known images go on for as long as it takes, new images get 503."""
 
 import asyncio
 import time

@@ -38,7 +38,7 @@ class _Running:
     request: FakeRequest
     words: dict[int, str] = field(default_factory=dict)  # what is known of each place
     held: set[int] = field(default_factory=set)  # places whose item it refers to in the encoder cache
-    num_said: int = 0
+    num_sent: int = 0
 
     def end_of(self, place: int) -> int:
         position = self.request.mm_features[place].mm_position
@@ -102,7 +102,7 @@ class DecodeEngine:
     def _take_input(self) -> None:
         """Wait as long as there is nothing to do; with tokens to make, as long as one takes."""
         timeout_s: float | None = None
-        if any(self._live[rid].is_prefilled for rid in self._running):
+        if any(self._live[engine_request_id].is_prefilled for engine_request_id in self._running):
             timeout_s = self._token_s
         elif self._running:
             timeout_s = STALLED_STEP_S
@@ -121,12 +121,12 @@ class DecodeEngine:
     def _step(self) -> None:
         self._num_steps += 1
         self._resume()
-        touched = self._schedule()
+        scheduled = self._schedule()
         lost = self._load()
-        self._compute(touched, lost)
-        for rid in self._consumer.take_failed():
-            self._finish(rid, "an item cannot come")
-        self._say_tokens()
+        self._compute(scheduled, lost)
+        for engine_request_id in self._consumer.take_failed():
+            self._finish(engine_request_id, "an item cannot come")
+        self._send_tokens()
 
     def _add(self, prompt: Prompt) -> None:
         features, offset = [], 0
@@ -145,42 +145,42 @@ class DecodeEngine:
         woken = self._consumer.drain_inbox()
         if self._consumer.is_store_lost:
             raise StoreUnavailableError("the lease on the cache store is lost: its tensors cannot be trusted")
-        for rid in self._consumer.take_overdue():
-            if rid in self._live and not self._live[rid].is_prefilled:
-                self._consumer.fail_overdue(self._live[rid].request)
-        ready = [rid for rid in woken if rid in self._parked]
-        for rid in ready:
-            self._parked.discard(rid)
-            self._consumer.on_unparked(rid, self._num_steps)
+        for engine_request_id in self._consumer.take_overdue():
+            if engine_request_id in self._live and not self._live[engine_request_id].is_prefilled:
+                self._consumer.fail_overdue(self._live[engine_request_id].request)
+        ready = [engine_request_id for engine_request_id in woken if engine_request_id in self._parked]
+        for engine_request_id in ready:
+            self._parked.discard(engine_request_id)
+            self._consumer.on_unparked(engine_request_id, self._num_steps)
         self._waiting[:0] = ready
 
     def _schedule(self) -> list[tuple[str, int]]:
         """Places whose tensors this step reads."""
-        touched: list[tuple[str, int]] = []
-        for rid in self._running:
-            each = self._live[rid]
+        scheduled: list[tuple[str, int]] = []
+        for engine_request_id in self._running:
+            each = self._live[engine_request_id]
             if not each.is_prefilled and self._consumer.admit_request(
                 each.request, each.request.num_computed_tokens
             ):
-                touched += self._plan(each)
-        for rid in list(self._waiting):
-            each = self._live[rid]
+                scheduled += self._plan(each)
+        for engine_request_id in list(self._waiting):
+            each = self._live[engine_request_id]
             if each.prompt.items:
                 covered = self._recall(each)
                 if not self._consumer.admit_request(each.request, covered):
-                    self._defer(rid)
+                    self._defer(engine_request_id)
                     continue
                 each.request.num_computed_tokens = covered
-            self._waiting.remove(rid)
-            self._running.append(rid)
-            touched += self._plan(each)
-        return touched
+            self._waiting.remove(engine_request_id)
+            self._running.append(engine_request_id)
+            scheduled += self._plan(each)
+        return scheduled
 
-    def _defer(self, rid: str) -> None:
-        if not self._consumer.has_failed(rid):
-            self._waiting.remove(rid)
-            self._parked.add(rid)
-            self._consumer.on_parked(rid, self._num_steps)
+    def _defer(self, engine_request_id: str) -> None:
+        if not self._consumer.has_failed(engine_request_id):
+            self._waiting.remove(engine_request_id)
+            self._parked.add(engine_request_id)
+            self._consumer.on_parked(engine_request_id, self._num_steps)
 
     def _recall(self, each: _Running) -> int:
         """Tokens that the KV cache holds. Those of items only: text costs nothing here."""
@@ -197,7 +197,7 @@ class DecodeEngine:
 
     def _plan(self, each: _Running) -> list[tuple[str, int]]:
         """As far as the items are here, in order."""
-        touched: list[tuple[str, int]] = []
+        scheduled: list[tuple[str, int]] = []
         for place in range(len(each.words), len(each.prompt.items)):
             mm_hash = each.prompt.items[place].mm_hash
             if mm_hash not in self._cached:
@@ -207,8 +207,8 @@ class DecodeEngine:
                 self._consumer.load_item(each.prompt.request_id, mm_hash)
             self._cached[mm_hash].add(each.prompt.request_id)
             each.held.add(place)
-            touched.append((each.prompt.request_id, place))
-        return touched
+            scheduled.append((each.prompt.request_id, place))
+        return scheduled
 
     def _load(self) -> frozenset[str]:
         """The tensors that failed to load, if any; the requests that wait for them fail."""
@@ -218,52 +218,52 @@ class DecodeEngine:
             self._consumer.on_loads_failed(lost)
         return lost
 
-    def _compute(self, touched: list[tuple[str, int]], lost: frozenset[str]) -> None:
+    def _compute(self, scheduled: list[tuple[str, int]], lost: frozenset[str]) -> None:
         """The forward pass, and what follows from its end."""
-        for rid, place in list(touched):
-            each = self._live[rid]
+        for engine_request_id, place in list(scheduled):
+            each = self._live[engine_request_id]
             item = each.prompt.items[place]
             if item.mm_hash in lost:
-                touched.remove((rid, place))
+                scheduled.remove((engine_request_id, place))
                 continue
             tensor = self._encoder_cache[item.mm_hash]
             each.words[place] = word_of(tensor.contiguous().view(torch.uint8).numpy().tobytes())
             self._kv[item.prefix] = each.words[place]
             if len(self._kv) > PREFIX_CACHE_ENTRIES:
                 self._kv.popitem(last=False)
-        for rid, place in touched:
-            each = self._live[rid]
+        for engine_request_id, place in scheduled:
+            each = self._live[engine_request_id]
             each.request.num_computed_tokens = max(each.request.num_computed_tokens, each.end_of(place))
             self._release(each, place)
-            self._consumer.on_item_computed(rid, place)
+            self._consumer.on_item_computed(engine_request_id, place)
 
-    def _say_tokens(self) -> None:
-        for rid in list(self._running):
-            each = self._live[rid]
+    def _send_tokens(self) -> None:
+        for engine_request_id in list(self._running):
+            each = self._live[engine_request_id]
             if not each.is_prefilled:
                 continue
             prompt = each.prompt
             items = [each.words[place] for place in range(len(prompt.items))]
             words = answer_words(items, prompt.text, prompt.num_tokens)
-            prompt.say(Token(words[each.num_said]))
-            each.num_said += 1
-            if each.num_said == len(words):
-                self._finish(rid, None)
+            prompt.send(Token(words[each.num_sent]))
+            each.num_sent += 1
+            if each.num_sent == len(words):
+                self._finish(engine_request_id, None)
 
-    def _finish(self, rid: str, error: str | None) -> None:
+    def _finish(self, engine_request_id: str, error: str | None) -> None:
         """Answered, aborted or failed. Of one that has ended already: nothing."""
-        each = self._live.pop(rid, None)
+        each = self._live.pop(engine_request_id, None)
         if each is None:
             return
         for requests in (self._waiting, self._running):
-            if rid in requests:
-                requests.remove(rid)
-        self._parked.discard(rid)
+            if engine_request_id in requests:
+                requests.remove(engine_request_id)
+        self._parked.discard(engine_request_id)
         if each.prompt.items:
             self._consumer.on_finished(each.request, each.request.num_computed_tokens)
         for place in list(each.held):
             self._release(each, place)
-        each.prompt.say(Finished(error))
+        each.prompt.send(Finished(error))
 
     # ---- the encoder cache -----------------------------------------------------------------------
     def _release(self, each: _Running, place: int) -> None:

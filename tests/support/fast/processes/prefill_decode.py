@@ -180,7 +180,7 @@ class _Exchange:
         self.body = body
         self._engine = engine
         self._loop = asyncio.get_running_loop()
-        self._said: asyncio.Queue[Token | Finished] = asyncio.Queue()
+        self._outputs: asyncio.Queue[Token | Finished] = asyncio.Queue()
         self._id = f"chatcmpl-{instance}-{uuid.uuid4().hex}"
         engine.add(self._prompt())
 
@@ -198,21 +198,21 @@ class _Exchange:
                     prefix = prefix_digest(prefix, part["uuid"])
                     items.append(Item(part["uuid"], rows[part["uuid"]], prefix))
         num_tokens = int(self.body.get("max_tokens", DEFAULT_TOKENS))
-        return Prompt(self._id, tuple(items), "\n".join(texts), num_tokens, params, self._say)
+        return Prompt(self._id, tuple(items), "\n".join(texts), num_tokens, params, self._send)
 
-    def _say(self, what: Token | Finished) -> None:
+    def _send(self, what: Token | Finished) -> None:
         with contextlib.suppress(RuntimeError):  # the loop has ended, and no task reads
-            self._loop.call_soon_threadsafe(self._said.put_nowait, what)
+            self._loop.call_soon_threadsafe(self._outputs.put_nowait, what)
 
     async def events(self) -> AsyncIterator[bytes]:
         is_done, is_first = False, True
         try:
             while True:
-                said = await self._said.get()
-                if isinstance(said, Finished):
+                output = await self._outputs.get()
+                if isinstance(output, Finished):
                     is_done = True
-                    if said.error is not None:
-                        yield _event({"error": {"message": said.error, "type": "x", "code": 500}})
+                    if output.error is not None:
+                        yield _event({"error": {"message": output.error, "type": "x", "code": 500}})
                     else:
                         yield _event(self._chunk({}, "stop"))
                     yield b"data: [DONE]\n\n"
@@ -220,7 +220,7 @@ class _Exchange:
                 if is_first:
                     points.reach("first_token", points.SENDING)
                     is_first = False
-                yield _event(self._chunk({"content": f"{said.word} "}, None))
+                yield _event(self._chunk({"content": f"{output.word} "}, None))
         finally:
             if not is_done:
                 points.reach("abort", points.RECEIVED)
@@ -231,18 +231,18 @@ class _Exchange:
         words: list[str] = []
         try:
             while True:
-                said_soon = self._loop.create_task(self._said.get())
-                await asyncio.wait({said_soon, gone}, return_when=asyncio.FIRST_COMPLETED)
-                if not said_soon.done():
-                    said_soon.cancel()
+                next_output = self._loop.create_task(self._outputs.get())
+                await asyncio.wait({next_output, gone}, return_when=asyncio.FIRST_COMPLETED)
+                if not next_output.done():
+                    next_output.cancel()
                     points.reach("abort", points.RECEIVED)
                     return Response(status_code=499)
-                said = said_soon.result()
-                if isinstance(said, Token):
-                    words.append(said.word)
+                output = next_output.result()
+                if isinstance(output, Token):
+                    words.append(output.word)
                     continue
-                if said.error is not None:
-                    return JSONResponse({"error": {"message": said.error, "type": "x", "code": 500}}, 500)
+                if output.error is not None:
+                    return JSONResponse({"error": {"message": output.error, "type": "x", "code": 500}}, 500)
                 points.reach("first_token", points.SENDING)
                 return JSONResponse(self._completion(" ".join(words)))
         finally:

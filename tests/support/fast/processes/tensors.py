@@ -42,7 +42,7 @@ def tensor_bytes(media: bytes, num_rows: int) -> bytes:
 
 
 def word_of(tensor: bytes) -> str:
-    """What the model says of an item."""
+    """The model's output for an item."""
     return f"i{blake3(tensor).hexdigest()[:16]}"
 
 

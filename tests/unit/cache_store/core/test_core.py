@@ -251,7 +251,7 @@ def test_the_slab_evicts_its_own_and_never_what_is_pinned() -> None:
     assert client.states()[:3] == "ppp"
 
 
-def test_a_store_without_that_memory_says_so(make_client: Callable[..., Client]) -> None:
+def test_a_store_without_that_memory_reports_it(make_client: Callable[..., Client]) -> None:
     assert code(make_client().reserve(0, memory=SLAB.memory)) == "too_large"
     other = SLAB.memory[:-1] + "b"
     assert code(with_slab(bytearray(LAYOUT.data_offset)).reserve(0, memory=other)) == "too_large"

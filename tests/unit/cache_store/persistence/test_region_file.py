@@ -1,4 +1,4 @@
-"""What is wrong with a region is said at the start, in words."""
+"""What is wrong with a region is reported at the start, in plain text."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What `doctor` says about GPUs, from what it finds."""
+"""What `doctor` reports about GPUs, from what it finds."""
 
 import pytest
 
@@ -30,7 +30,7 @@ def test_a_gpu_without_them_is_a_note_with_its_remedy(found: pytest.MonkeyPatch)
     assert "pip install 'cuda-bindings>=12.9.1'" in finding.text
 
 
-def test_without_a_gpu_nobody_asks_for_them(found: pytest.MonkeyPatch) -> None:
+def test_without_a_gpu_they_are_not_needed(found: pytest.MonkeyPatch) -> None:
     found.setattr(doctor, "visible_gpus", list)
     found.setattr(doctor, "_has_distribution", lambda name: False)
     found.setattr(doctor, "has_bindings", lambda: False)

@@ -10,7 +10,7 @@ from triptych_cli.commands.tests import run_tests
 
 @pytest.fixture
 def runs(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """Each run of pytest: its words after the options of the checkout. All end well."""
+    """Each run of pytest: its arguments after the options of the checkout. All end well."""
     seen: list[list[str]] = []
 
     def run(command: list[str], **_: Any) -> subprocess.CompletedProcess[bytes]:

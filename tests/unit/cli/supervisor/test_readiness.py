@@ -13,7 +13,7 @@ Answers = Callable[..., None]
 
 @pytest.fixture
 def answers(monkeypatch: pytest.MonkeyPatch) -> Answers:
-    """Say which boots of `one` Redis lists from now on; None: it does not answer."""
+    """Set which boots of `one` Redis lists from now on; None: it does not answer."""
 
     def answer(*boots: str | None) -> None:
         records = [

@@ -1,4 +1,4 @@
-"""Which part of a GPU the store's slab is, from what nvidia-smi tells."""
+"""Which part of a GPU the store's slab is, from what nvidia-smi reports."""
 
 import subprocess
 from typing import Any
@@ -31,7 +31,7 @@ def test_the_first_gpu_is_asked(smi: dict[str, Any]) -> None:
     assert "--id=3" in smi["asked"]
 
 
-def test_without_a_slab_or_a_gpu_nobody_is_asked(smi: dict[str, Any]) -> None:
+def test_without_a_slab_or_a_gpu_nvidia_smi_is_not_run(smi: dict[str, Any]) -> None:
     assert slab_share(0, ("0",)) == slab_share(6 * GIB, ()) == 0.0
     assert "asked" not in smi
 
@@ -46,8 +46,8 @@ def test_more_than_there_is(smi: dict[str, Any]) -> None:
     [{"stdout": "[N/A]"}, {"returncode": 9}, {"error": FileNotFoundError()},
      {"error": subprocess.TimeoutExpired("nvidia-smi", 20)}],
 )  # fmt: skip
-def test_what_cannot_be_told_ends_the_start(smi: dict[str, Any], changes: dict[str, Any]) -> None:
+def test_what_nvidia_smi_does_not_report_ends_the_start(smi: dict[str, Any], changes: dict[str, Any]) -> None:
     smi.update(changes)
     assert gpu_bytes("0") is None
-    with pytest.raises(LaunchError, match="does not tell"):
+    with pytest.raises(LaunchError, match="does not report"):
         slab_share(GIB, ("0",))

@@ -92,7 +92,7 @@ def test_instances_have_names_ports_and_options_of_their_own() -> None:
     assert json.loads(services["prefill_decode-0"].env["TRIPTYCH_ENGINE_ARGS"]) == ["--max-model-len", "2048"]
 
 
-def test_the_gateway_is_ready_when_it_says_so() -> None:
+def test_the_gateway_is_ready_when_it_reports_so() -> None:
     gateway = by_name(planned())["gateway-0"]
     assert gateway.ready == HttpReady("http://127.0.0.1:8000/health/ready")
     assert gateway.env["TRIPTYCH_PORT"] == "8000"
@@ -132,7 +132,7 @@ class TestGpus:
     @pytest.mark.parametrize("num_encoders", [0, 1, 2, 5, 9])
     @pytest.mark.parametrize("num_others", [1, 2, 3])
     @pytest.mark.parametrize("slab_share", [0.0, 0.02, 0.3])
-    def test_parts_of_a_gpu_leave_room_for_what_vllm_does_not_count(
+    def test_parts_of_a_gpu_leave_memory_for_what_vllm_does_not_count(
         self, num_encoders: int, num_others: int, slab_share: float
     ) -> None:
         packages = ["encoder"] * num_encoders + ["prefill_decode"] * num_others

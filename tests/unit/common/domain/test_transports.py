@@ -1,4 +1,4 @@
-"""Which memory a pair uses: the best that all can, and never one that somebody cannot read."""
+"""Which memory a pair uses: the best that all can, and never one that an instance cannot read."""
 
 import pytest
 
@@ -69,7 +69,7 @@ def test_what_is_asked_for_and_not_there_is_an_error(setting: TransportSetting, 
         announced_capabilities(setting, slab=NO_GPU, has_region=has_region)
 
 
-def test_why_the_slab_cannot_be_used_is_told_with_its_pairs() -> None:
+def test_why_the_slab_cannot_be_used_is_shown_with_its_pairs() -> None:
     records = [
         record("encoder-0", Role.ENCODE, ON_GPU),
         record("pd-0", Role.PREFILL_DECODE, ON_GPU),

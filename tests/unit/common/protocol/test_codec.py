@@ -1,4 +1,4 @@
-"""What the codec refuses, and how it says so."""
+"""What the codec refuses, and with which error."""
 
 import time
 

@@ -21,7 +21,7 @@ from triptych_common.redis_client.server_watch import ServerWatch
         ("redis+sentinel://user:secret@host:x/mymaster", "is not a sentinel's host and port"),
     ],
 )
-def test_what_cannot_be_used_is_told_without_the_secret(url: str, words: str) -> None:
+def test_what_cannot_be_used_is_reported_without_the_secret(url: str, words: str) -> None:
     with pytest.raises(ValueError, match=words) as caught:
         RedisAddress.parse(url)
     assert "secret" not in str(caught.value)

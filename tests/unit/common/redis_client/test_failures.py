@@ -42,12 +42,12 @@ def test_what_passes_by_itself_is_tried_again(error: BaseException) -> None:
         (caused(exceptions.ConnectionError("x"), ssl.SSLError("alert")), "TLS with Redis failed"),
     ],
 )
-def test_what_somebody_must_change_is_not_tried_again(error: BaseException, words: str) -> None:
+def test_what_an_operator_must_change_is_not_tried_again(error: BaseException, words: str) -> None:
     assert not is_passing(error)
-    told = unavailable("publish", error)
-    assert isinstance(told, BusRefusedError)
-    assert words in str(told)
-    assert "TRIPTYCH_REDIS_URL" in str(told)
+    raised = unavailable("publish", error)
+    assert isinstance(raised, BusRefusedError)
+    assert words in str(raised)
+    assert "TRIPTYCH_REDIS_URL" in str(raised)
 
 
 @pytest.mark.parametrize(
@@ -57,15 +57,15 @@ def test_what_somebody_must_change_is_not_tried_again(error: BaseException, word
         exceptions.ResponseError("Command # 1 of pipeline caused error: OOM command not allowed when ..."),
     ],
 )
-def test_full_memory_is_told_at_once_and_can_pass(error: BaseException) -> None:
+def test_full_memory_is_reported_at_once_and_can_pass(error: BaseException) -> None:
     assert is_out_of_memory(error)
     assert not is_passing(error)
-    told = unavailable("publish", error)
-    assert type(told) is BusUnavailableError
-    assert "out of memory" in str(told)
+    raised = unavailable("publish", error)
+    assert type(raised) is BusUnavailableError
+    assert "out of memory" in str(raised)
 
 
-def test_other_answers_keep_their_words() -> None:
+def test_other_answers_keep_their_text() -> None:
     error = exceptions.ResponseError("MISCONF Redis is configured to save RDB snapshots")
     assert not is_passing(error)
     assert "publish: MISCONF" in str(unavailable("publish", error))

@@ -15,7 +15,7 @@ Message = MutableMapping[str, Any]
 
 
 class Application:
-    """Answers 200 once it is told to."""
+    """Answers 200 once the test allows it."""
 
     def __init__(self) -> None:
         self.go_on = asyncio.Event()

@@ -42,7 +42,7 @@ def answers(address: str, port: int) -> bool:
         pytest.param("", True, True, marks=has_ipv6),
     ],
 )
-def test_who_is_listened_to(host: str, on_ipv4: bool, on_ipv6: bool) -> None:
+def test_which_addresses_are_listened_on(host: str, on_ipv4: bool, on_ipv6: bool) -> None:
     with listening(host) as port:
         assert (answers("127.0.0.1", port), answers("::1", port)) == (on_ipv4, on_ipv6)
         assert any(f"{port}" in url for url in local_urls(host, port))

@@ -17,7 +17,7 @@ def start(body: str) -> subprocess.Popen[str]:
         import asyncio, sys
         from triptych_common.domain.errors import BusUnavailableError
         from triptych_common.runtime import StopSignal, run_service
-        def say(text):
+        def report(text):
             sys.stdout.write(text + "\\n"); sys.stdout.flush()
         async def main(stop: StopSignal) -> None:
         """
@@ -35,7 +35,9 @@ def start(body: str) -> subprocess.Popen[str]:
 
 @pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
 def test_signal_drains_and_exits_0(sent: signal.Signals) -> None:
-    with start("say('ready'); await stop.wait(); say(f'drained {stop.reason} {stop.is_set}')") as process:
+    with start(
+        "report('ready'); await stop.wait(); report(f'drained {stop.reason} {stop.is_set}')"
+    ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == READY
         process.send_signal(sent)
@@ -44,7 +46,7 @@ def test_signal_drains_and_exits_0(sent: signal.Signals) -> None:
 
 
 def test_second_signal_ends_at_once() -> None:
-    body = "say('ready'); await stop.wait(); say('draining'); await asyncio.sleep(60)"
+    body = "report('ready'); await stop.wait(); report('draining'); await asyncio.sleep(60)"
     with start(body) as process:
         assert process.stdout is not None
         process.stdout.readline()

@@ -170,7 +170,7 @@ def test_open_watches_are_watched_again_and_their_answers_become_pushes(session:
 def test_a_watch_whose_end_is_under_way_is_undone_but_not_watched_again(
     session: SessionState[str], is_answered: bool
 ) -> None:
-    """Its entry may have been sealed before the store heard of the end: then there is a pin."""
+    """Its entry may have been sealed before the store received the end: then there is a pin."""
     watch = sent(session, PinOrWatch(seq=0, mm_hash=HASHES[0]), "watch")
     if is_answered:
         fed(session, Watching(seq=watch, mm_hash=HASHES[0], writing=True))

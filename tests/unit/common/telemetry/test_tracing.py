@@ -19,7 +19,7 @@ SECOND_NS = 1_000_000_000
 
 @pytest.fixture(autouse=True)
 def _fresh_global_provider(monkeypatch: pytest.MonkeyPatch) -> None:
-    """OpenTelemetry allows one global provider per process; each test here wants its own."""
+    """OpenTelemetry allows one global provider per process; each test here needs its own."""
     monkeypatch.setattr(trace, "_TRACER_PROVIDER", None)
     monkeypatch.setattr(trace, "_TRACER_PROVIDER_SET_ONCE", Once())
 

@@ -1,4 +1,4 @@
-"""An encode job and the engine: refusals, silence, death, and an encoder that ends."""
+"""An encode job and the engine: refusals, timeouts, death, and an encoder that ends."""
 
 import asyncio
 
@@ -33,7 +33,7 @@ async def test_a_refusal_of_what_another_encoder_sealed_meanwhile_does_not_matte
     await bench.run(delivery_of())
     assert bench.store_client.cancelled == [1]
     assert bench.reporter.kinds == ["EncoderCacheMetadata", "EncodeCompleted"]
-    assert bench.ledger.remove_requesters(HASH, {("req-1", 0)}) == [1], "the pin is nobody's"
+    assert bench.ledger.remove_requesters(HASH, {("req-1", 0)}) == [1], "the pin has no owner"
 
 
 async def test_an_output_that_is_not_written_fails_the_job_in_bounded_time(
@@ -72,7 +72,7 @@ async def test_a_dead_engine_leaves_the_job_to_another_encoder(bench: Bench) -> 
 
 
 async def test_an_engine_that_lives_and_hangs_leaves_the_job_to_another_encoder() -> None:
-    """Its host would renew the job's lease for ever, and whoever asks for the item would join it."""
+    """Its host would renew the job's lease for ever, and every gateway that claims the item would join it."""
     bench = Bench(engine_timeout_s=0.1)
 
     async def hang(order: WriteOrder) -> None:
@@ -83,7 +83,7 @@ async def test_an_engine_that_lives_and_hangs_leaves_the_job_to_another_encoder(
     with pytest.raises(EngineFailedError, match="has not answered"):
         await bench.run(delivery)
     assert delivery.num_acks == 0
-    assert bench.reporter.kinds == ["EncoderCacheMetadata"]  # no word that the item failed
+    assert bench.reporter.kinds == ["EncoderCacheMetadata"]  # no message that the item failed
 
 
 async def test_a_cancelled_job_is_handed_back(bench: Bench) -> None:

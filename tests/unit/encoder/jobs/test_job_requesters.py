@@ -13,7 +13,7 @@ from triptych_encoder.encoding import EncodeRefusedError
 from triptych_vllm_connector.step_orders import WriteOrder
 
 
-async def test_all_who_joined_hear_of_one_encode(bench: Bench) -> None:
+async def test_all_that_joined_get_the_metadata_of_one_encode(bench: Bench) -> None:
     await bench.claim("req-0", "req-1", "req-2")
     await bench.run(delivery_of("job-0", "req-0"))
     assert len(bench.engine.orders) == 1
@@ -24,7 +24,7 @@ async def test_all_who_joined_hear_of_one_encode(bench: Bench) -> None:
     assert dict(bench.runner._locks) == {}
 
 
-async def test_who_joins_while_it_is_encoded_hears_too(bench: Bench) -> None:
+async def test_a_requester_that_joins_during_the_encode_gets_the_metadata_too(bench: Bench) -> None:
     await bench.claim("req-0")
 
     async def on_encode(order: WriteOrder) -> None:
@@ -34,13 +34,16 @@ async def test_who_joins_while_it_is_encoded_hears_too(bench: Bench) -> None:
     bench.engine.on_encode = on_encode
     await bench.run(delivery_of("job-0", "req-0"))
     metadata = [each for each in bench.reporter.sent if each.TYPE == "EncoderCacheMetadata"]
-    assert [[who.request_id for who in each.requesters] for each in metadata] == [["req-0"], ["req-1"]]
+    assert [[requester.request_id for requester in each.requesters] for each in metadata] == [
+        ["req-0"],
+        ["req-1"],
+    ]
     assert [each.sealed for each in metadata] == [False, True]
     assert [bench.ledger.remove_requesters(HASH, {(f"req-{n}", 0)}) for n in range(2)] == [[], [1]]
     assert bench.single_flight.flights[HASH].state == "finished"
 
 
-async def test_no_pin_is_kept_for_who_left_meanwhile(bench: Bench) -> None:
+async def test_no_pin_is_kept_for_a_requester_that_left_meanwhile(bench: Bench) -> None:
     await bench.claim("req-0", "req-1")
 
     async def on_encode(order: WriteOrder) -> None:
@@ -55,7 +58,7 @@ async def test_no_pin_is_kept_for_who_left_meanwhile(bench: Bench) -> None:
     assert bench.single_flight.flights == {}
 
 
-async def test_a_job_that_nobody_waits_for_is_dropped(bench: Bench) -> None:
+async def test_a_job_without_requesters_is_dropped(bench: Bench) -> None:
     await bench.claim("req-0")
     bench.jobs.deliver("1-1")
     assert await bench.single_flight.leave_flight(HASH, [("req-0", 0)], namespace_digest=DIGEST)
@@ -82,7 +85,7 @@ async def test_a_second_entry_of_a_job_that_is_worked_on_is_dropped(bench: Bench
     assert bench.leases.num_superseded == 1
 
 
-async def test_a_failure_is_heard_by_all_and_claimed_by_one(bench: Bench) -> None:
+async def test_a_failure_reaches_all_gateways_and_is_claimed_by_one(bench: Bench) -> None:
     await bench.claim("req-0", "req-1")
 
     async def refuse(order: WriteOrder) -> None:
@@ -121,7 +124,7 @@ async def test_without_the_flights_a_job_is_done_for_those_it_names(
     assert bench.ledger.remove_requesters(HASH, {("req-1", 0)}) == [1]
 
 
-async def test_a_full_redis_that_noted_nobody_is_no_reason_to_tell_nobody(
+async def test_requesters_get_metadata_even_if_a_full_redis_noted_none(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def started(*args: Any, **options: Any) -> Any:

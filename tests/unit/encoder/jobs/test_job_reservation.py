@@ -18,7 +18,7 @@ def _short_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_a_full_store_is_announced_and_waited_for(bench: Bench) -> None:
-    """The consumer's grant opens the store's reserve, and it grants what it has heard of."""
+    """The consumer's grant opens the store's reserve, and it grants what it has metadata of."""
     bench.store_client.answers = [FULL, FULL]
     await bench.run(delivery_of())
     assert bench.reporter.kinds == ["EncoderCacheMetadata", "EncodeCompleted"]

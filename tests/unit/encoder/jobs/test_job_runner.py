@@ -34,7 +34,7 @@ async def test_the_whole_way(bench: Bench) -> None:
     assert bench.runner.num_encodes == 1
 
 
-async def test_the_consumers_hear_before_anything_is_encoded(bench: Bench) -> None:
+async def test_the_consumers_get_metadata_before_anything_is_encoded(bench: Bench) -> None:
     kinds_at_encode: list[Any] = []
 
     async def on_encode(order: WriteOrder) -> None:
@@ -55,7 +55,7 @@ async def test_an_item_that_is_there_is_not_encoded_again(bench: Bench) -> None:
     assert bench.ledger.remove_requesters(HASH, {("req-1", 0)}) == [1]
 
 
-async def test_who_answered_before_the_seal_is_not_waited_for(bench: Bench) -> None:
+async def test_a_requester_that_answered_before_the_seal_is_not_waited_for(bench: Bench) -> None:
     async def on_encode(order: WriteOrder) -> None:
         assert bench.ledger.remove_requesters(HASH, {("req-1", 0)}) == []
         await bench.store_client.seal(order)
@@ -66,7 +66,7 @@ async def test_who_answered_before_the_seal_is_not_waited_for(bench: Bench) -> N
     assert len(bench.ledger) == 0
 
 
-async def test_want_of_memory_is_not_final_and_what_a_library_said_is_logged(
+async def test_lack_of_memory_is_not_final_and_a_librarys_text_is_logged(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
     bench.engine.preprocess_error = PreprocessFailedError("no resources")
@@ -87,7 +87,7 @@ async def test_bad_media(bench: Bench) -> None:
 
 
 async def test_a_job_of_another_namespace_is_refused_and_costs_its_item_nothing(bench: Bench) -> None:
-    """It is on this stream by mistake: whoever waits for the item finds it on none, and sends it again."""
+    """It is on this stream by mistake: a gateway that waits finds the item on none, and sends it again."""
     await bench.claim("req-0")
     strayed = delivery_of("job-0", "req-0", namespace_digest=ANOTHER)
     await bench.runner.run(strayed)  # type: ignore[arg-type]
@@ -123,7 +123,7 @@ async def test_a_job_whose_deadline_has_passed_is_not_begun(bench: Bench) -> Non
     assert bench.reporter.kinds == [FailureKind.EXPIRED]
 
 
-async def test_an_outcome_that_cannot_be_told_leaves_the_job_to_another_encoder(bench: Bench) -> None:
+async def test_an_outcome_that_cannot_be_sent_leaves_the_job_to_another_encoder(bench: Bench) -> None:
     bench.reporter.error = BusUnavailableError("away")
     delivery = delivery_of()
     with pytest.raises(BusUnavailableError):
@@ -131,7 +131,7 @@ async def test_an_outcome_that_cannot_be_told_leaves_the_job_to_another_encoder(
     assert delivery.num_acks == 0
 
 
-async def test_a_job_delivered_too_often_is_told_before_it_is_buried(bench: Bench) -> None:
+async def test_a_job_delivered_too_often_is_reported_before_it_becomes_a_dead_letter(bench: Bench) -> None:
     await bench.runner.on_dead_letter(delivery_of().envelope, "delivered 4 times")
     assert bench.reporter.sent == [("job-1", FailureKind.DEAD_LETTER, "delivered 4 times")]
 

@@ -15,7 +15,7 @@ def ledger() -> Ledger:
     return Ledger()
 
 
-def test_the_pin_ends_with_the_last_word_of_the_last_requester(ledger: Ledger) -> None:
+def test_the_pin_ends_with_the_ack_of_the_last_requester(ledger: Ledger) -> None:
     ledger.add_requesters("a", {K1, K2}, deadline=10)
     assert ledger.hold_pin("a", 7) == []
     assert ledger.remove_requesters("a", {K1}) == []
@@ -25,14 +25,14 @@ def test_the_pin_ends_with_the_last_word_of_the_last_requester(ledger: Ledger) -
     assert len(ledger) == 0
 
 
-def test_the_last_words_may_come_before_the_seal(ledger: Ledger) -> None:
+def test_the_last_acks_may_come_before_the_seal(ledger: Ledger) -> None:
     ledger.add_requesters("a", {K1}, deadline=10)
     assert ledger.remove_requesters("a", {K1}) == []
     assert ledger.hold_pin("a", 7) == [7]
     assert len(ledger) == 0
 
 
-def test_an_item_that_nobody_waits_for_is_not_kept(ledger: Ledger) -> None:
+def test_an_item_without_requesters_is_not_kept(ledger: Ledger) -> None:
     assert ledger.hold_pin("a", 7) == [7]
     ledger.add_requesters("b", set(), deadline=10)
     assert ledger.hold_pin("b", 8) == [8]
@@ -57,7 +57,7 @@ def test_a_grant_counts_until_its_requester_is_done(ledger: Ledger) -> None:
     assert not ledger.is_granted("a")
 
 
-def test_who_never_answers_is_not_waited_for_beyond_the_deadline(ledger: Ledger) -> None:
+def test_a_requester_that_never_answers_is_not_waited_for_beyond_the_deadline(ledger: Ledger) -> None:
     assert ledger.next_deadline() is None
     ledger.add_requesters("a", {K1}, deadline=10)
     ledger.add_requesters("b", {K1}, deadline=20)
@@ -68,7 +68,7 @@ def test_who_never_answers_is_not_waited_for_beyond_the_deadline(ledger: Ledger)
     assert ledger.expire(9.9) == []
     assert ledger.expire(10) == [7]
     assert ledger.next_deadline() == 20
-    assert ledger.hold_pin("c", 9) == [9]  # it took longer to encode than anybody waited
+    assert ledger.hold_pin("c", 9) == [9]  # the encode took longer than any requester waited
 
 
 def test_a_later_job_extends_the_deadline_and_an_earlier_one_does_not_shorten_it(ledger: Ledger) -> None:
@@ -102,7 +102,7 @@ def test_a_failed_job_whose_others_are_done_ends_the_pin(ledger: Ledger) -> None
     assert ledger.remove_requesters("a", {K2}) == [7]
 
 
-def test_what_is_not_sealed_and_nobody_waits_for_is_forgotten(ledger: Ledger) -> None:
+def test_what_is_not_sealed_and_has_no_requesters_is_forgotten(ledger: Ledger) -> None:
     ledger.add_requesters("a", {K1}, deadline=10)
     ledger.add_grant("a", K1)
     assert ledger.remove_requesters("a", {K1}) == []

@@ -81,7 +81,7 @@ async def test_a_gateway_that_serves_them_no_longer(status_code: int) -> None:
     with pytest.raises(MediaGoneError) as caught:
         await fetch(answer(b"", status_code), job_of())
     assert isinstance(caught.value.__cause__, httpx.HTTPStatusError)
-    assert "HTTPStatusError" not in str(caught.value)  # which the caller is told
+    assert "HTTPStatusError" not in str(caught.value)  # which the caller receives
 
 
 async def test_a_gateway_that_is_gone() -> None:
@@ -91,7 +91,7 @@ async def test_a_gateway_that_is_gone() -> None:
     with pytest.raises(MediaGoneError) as caught:
         await fetch(handler, job_of())
     assert isinstance(caught.value.__cause__, httpx.ConnectError)
-    assert "ConnectError" not in str(caught.value)  # which the caller is told
+    assert "ConnectError" not in str(caught.value)  # which the caller receives
 
 
 @pytest.mark.parametrize("url", ["http://[", "ftp://gateway/media", "not a url", "http://gateway:99999999/"])
@@ -117,7 +117,7 @@ async def test_a_gateway_that_drips_is_not_waited_for_beyond_the_deadline() -> N
     with pytest.raises(MediaGoneError) as caught:
         await fetch(lambda request: httpx.Response(200, stream=Drip()), job_of(), remaining_ms=50)
     assert isinstance(caught.value.__cause__, TimeoutError)
-    assert "TimeoutError" not in str(caught.value)  # which the caller is told
+    assert "TimeoutError" not in str(caught.value)  # which the caller receives
     assert time.monotonic() - started < 5
 
 

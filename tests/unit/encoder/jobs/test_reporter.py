@@ -31,7 +31,7 @@ class FakeBus:
 
     async def publish(self, stream: str, message: Any, *, traceparent: str | None = None) -> str:
         if stream in self.full:
-            raise StreamFullError("nobody reads it")
+            raise StreamFullError("no process reads it")
         if stream in self.broken:
             raise BusUnavailableError("away")
         self.published.append((stream, message, traceparent))
@@ -105,7 +105,7 @@ async def test_results_go_to_the_gateways(bus: FakeBus, reporter: Reporter) -> N
     assert bus.published[-1][1] == failure
 
 
-async def test_one_gateway_that_cannot_be_told_does_not_keep_the_others_from_hearing(
+async def test_one_gateway_that_cannot_be_reached_does_not_keep_messages_from_the_others(
     bus: FakeBus, reporter: Reporter
 ) -> None:
     job = job_for(("g-0", "pd-0"), ("g-1", "pd-0"))
@@ -125,7 +125,7 @@ async def test_a_reader_that_has_stopped_is_not_waited_for(bus: FakeBus, reporte
     assert sorted(bus.streams[1:]) == [NAMES.encode_results("g-0"), NAMES.encode_results("g-1")]
 
 
-async def test_a_redis_that_comes_back_in_time_is_told(bus: FakeBus, reporter: Reporter) -> None:
+async def test_a_redis_that_comes_back_in_time_gets_the_message(bus: FakeBus, reporter: Reporter) -> None:
     job = job_for(("g-0", "pd-0"))
     bus.broken = {NAMES.encode_results("g-0")}
     telling = asyncio.ensure_future(

@@ -52,7 +52,7 @@ async def test_no_more_at_once_than_the_capacity(gates: list[Gate]) -> None:
     first = asyncio.create_task(threads.run(6, gates[0]))
     await begun(gates[0])
     large = asyncio.create_task(threads.run(1000, gates[1]))  # alone, although it is more than there is
-    small = asyncio.create_task(threads.run(1, gates[2]))  # behind it: who came first is served first
+    small = asyncio.create_task(threads.run(1, gates[2]))  # behind it: first come, first served
     for _ in range(10):
         await asyncio.sleep(0)
     assert threads.num_running == 1
@@ -88,7 +88,7 @@ async def test_a_thread_that_does_not_end_ends_the_service(gates: list[Gate]) ->
         threads.check()
 
 
-async def test_who_goes_away_while_waiting_takes_nothing(gates: list[Gate]) -> None:
+async def test_a_caller_that_is_cancelled_while_it_waits_takes_nothing(gates: list[Gate]) -> None:
     threads = BoundedThreads(1, LIMIT_S, LIMIT_S)
     first = asyncio.create_task(threads.run(1, gates[0]))
     await begun(gates[0])
@@ -102,7 +102,7 @@ async def test_who_goes_away_while_waiting_takes_nothing(gates: list[Gate]) -> N
         await second
 
 
-async def test_who_goes_away_as_its_turn_comes_takes_nothing(gates: list[Gate]) -> None:
+async def test_a_caller_that_is_cancelled_as_its_turn_comes_takes_nothing(gates: list[Gate]) -> None:
     threads = BoundedThreads(1, LIMIT_S, LIMIT_S)
     first = asyncio.create_task(threads.run(1, gates[0]))
     await begun(gates[0])

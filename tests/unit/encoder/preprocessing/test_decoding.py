@@ -129,7 +129,7 @@ def test_what_follows_the_image_is_no_scan() -> None:
     ids=repr,
 )
 @pytest.mark.parametrize("place", ["load", "transpose"])
-def test_want_of_memory_says_nothing_about_the_image(
+def test_lack_of_memory_is_no_fault_of_the_image(
     error: Exception, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*args: Any, **kwargs: Any) -> None:
@@ -148,7 +148,7 @@ def seen_before() -> ImageProperties:
     return ImageProperties(format="PNG", width=56, height=28)
 
 
-def test_what_a_library_says_stays_in_the_log() -> None:
+def test_a_librarys_text_stays_in_the_log() -> None:
     cut = PICTURE[: len(PICTURE) // 2]
     with pytest.raises(BadMediaError) as caught:
         DECODER.decode(cut, seen(cut), {})

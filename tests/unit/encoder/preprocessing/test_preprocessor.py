@@ -45,7 +45,7 @@ PATCH = 14
 
 
 class Renderer:
-    """Cuts an image into patches, four of which are one row; `patch_width` as told, or raises `error`."""
+    """Cuts an image into patches, four of which are one row; `patch_width` as set, or raises `error`."""
 
     def __init__(self) -> None:
         self.error: Exception | None = None
@@ -126,7 +126,7 @@ async def test_a_job_that_asks_for_more_than_this_encoder_gives(
     ],
     ids=repr,
 )
-async def test_what_the_processor_raises_is_told_without_its_words(
+async def test_what_the_processor_raises_is_reported_without_its_text(
     preprocessor: Preprocessor, renderer: Renderer, error: Exception, raised: type[Exception]
 ) -> None:
     renderer.error = error

@@ -144,10 +144,10 @@ async def test_a_lost_writer_ends_the_wait(session: FakeStoreSession, store_clie
     store_client.on_push(writer_lost(A))
     with pytest.raises(StoreError, match="writer"):
         future.result()
-    store_client.on_push(writer_lost(A))  # nobody waits any more
+    store_client.on_push(writer_lost(A))  # no job waits any more
 
 
-async def test_pins_that_nobody_waits_for_are_given_back(
+async def test_pins_that_no_job_waits_for_are_given_back(
     session: FakeStoreSession, store_client: StoreClient
 ) -> None:
     session.answers = [watching(A)]

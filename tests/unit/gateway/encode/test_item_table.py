@@ -37,7 +37,7 @@ def test_the_whole_way(table: ItemTable) -> None:
     assert len(table) == 0
 
 
-def test_one_job_for_many_waiters(table: ItemTable) -> None:
+def test_one_job_for_many_requests(table: ItemTable) -> None:
     table.join_item(H, R1)
     assert table.order_item(H, J1)
     table.join_item(H, R2)
@@ -98,7 +98,7 @@ def test_nothing_is_kept_of_a_job_that_no_request_waits_for(table: ItemTable) ->
     assert table.order_item(H, J2)
 
 
-def test_the_job_in_flight_is_the_one_that_redis_says(table: ItemTable) -> None:
+def test_the_job_in_flight_is_the_one_that_redis_names(table: ItemTable) -> None:
     item = table.join_item(H, R1)
     table.order_item(H, J1)
     assert not item.is_claimed

@@ -34,7 +34,7 @@ def test_large_metadata_are_no_fault(image: Callable[[], bytes]) -> None:
 
 
 def test_a_jpeg_of_too_many_scans_is_refused() -> None:
-    """Here, since with local encode no encoder looks at it."""
+    """Here, since with local encode no encoder checks it."""
     with pytest.raises(RequestError, match="scans") as caught:
         read_image_header(chunks.scan_bomb(image_bytes(image_format="JPEG"), MAX_JPEG_SCANS), PATH, LIMITS)
     assert (caught.value.status_code, caught.value.code, caught.value.param) == (400, "invalid_image", PATH)

@@ -181,7 +181,7 @@ async def test_no_request_waits_behind_the_whole_upload_of_another(threads: Thre
 @pytest.mark.parametrize(
     "error", [MemoryError(), OSError(errno.EMFILE, "Too many open files"), OSError("out of memory error")]
 )
-async def test_want_of_memory_is_no_fault_of_the_image(
+async def test_lack_of_memory_is_no_fault_of_the_image(
     threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     def fail(*args: Any, **kwargs: Any) -> None:

@@ -49,7 +49,7 @@ def test_without_a_gateway_the_request_fails(engine: Engine) -> None:
     assert engine.consumer.counts() == IDLE
 
 
-def test_the_order_of_a_request_that_leaves_is_looked_after(engine: Engine) -> None:
+def test_the_order_of_a_request_that_leaves_is_taken_over(engine: Engine) -> None:
     """A gateway ignores `EncodeNeeded` of a request that has ended; another one may wait for it."""
     first, second = fake_request("r1", [(A, 4)]), fake_request("r2", [(A, 4)])
     engine.consumer.admit_request(first, 0)
@@ -68,13 +68,13 @@ def test_the_order_of_a_request_that_leaves_is_looked_after(engine: Engine) -> N
 
 
 def test_an_order_that_redis_may_have_lost_is_sent_again_if_no_encoder_writes(engine: Engine) -> None:
-    """Nobody repeats it by itself: the request would wait until its deadline."""
+    """No party repeats it by itself: the request would wait until its deadline."""
     engine.consumer.admit_request(fake_request("r1", [(A, 1), (B, 2)]), 0)
     engine.replies(A, watching(A, writing=False))
     engine.replies(B, watching(B, writing=True))
     engine.pins.take()
     engine.receives(BusChanged())
-    assert engine.pins.take() == [("pin_or_watch", A)]  # B's job is its gateway's to look after
+    assert engine.pins.take() == [("pin_or_watch", A)]  # B's job is checked by its gateway
     engine.replies(A, watching(A, writing=False))
     assert engine.sender.take_short() == ["encode needed 0"] * 2
     engine.receives(BusChanged())

@@ -39,8 +39,8 @@ def test_a_shared_item_goes_with_its_last_holder(engine: Engine) -> None:
 
 
 def test_several_engine_requests_of_one_request_do_not_count_for_each_other(engine: Engine) -> None:
-    first = fake_request("0_r", [(A, 4)], wire_id="wire")
-    second = fake_request("1_r", [(A, 4)], wire_id="wire")
+    first = fake_request("0_r", [(A, 4)], request_id="wire")
+    second = fake_request("1_r", [(A, 4)], request_id="wire")
     engine.receives(metadata(A, ("wire", 0)))
     engine.consumer.admit_request(first, 0)
     engine.consumer.admit_request(second, 0)
@@ -58,7 +58,7 @@ def test_several_engine_requests_of_one_request_do_not_count_for_each_other(engi
 
 
 def test_the_last_of_several_declines_for_all(engine: Engine) -> None:
-    requests = [fake_request(f"{n}_r", [(A, 4)], wire_id="wire") for n in range(2)]
+    requests = [fake_request(f"{n}_r", [(A, 4)], request_id="wire") for n in range(2)]
     engine.receives(metadata(A, ("wire", 0)))
     for request in requests:
         engine.consumer.admit_request(request, 0)

@@ -45,7 +45,7 @@ class Engine:
         )
 
     def evict_item(self, mm_hash: str) -> None:
-        """vLLM's encoder cache is not looked at here."""
+        """vLLM's encoder cache is not read here."""
 
     def is_in_use(self, engine_request_id: str, item_index: int) -> bool:
         return False
@@ -234,7 +234,7 @@ def test_a_local_request_larger_than_the_budget_goes_item_by_item() -> None:
     assert engine.consumer.may_encode_item("r1", 1)
 
 
-def test_a_local_request_does_not_touch_what_a_remote_one_holds(engine: Engine) -> None:
+def test_a_local_request_does_not_change_what_a_remote_one_holds(engine: Engine) -> None:
     remote, local = fake_request("r1", [(A, 4)]), whole_request("l", [(A, 4)])
     engine.consumer.admit_request(remote, 0)
     engine.replies(A, pinned(A, 1))

@@ -87,7 +87,7 @@ def test_an_alarm_without_a_request_is_set_again(deadlines: PlayedDeadlines, arm
     assert armed == [1.0, 5.0, 7.0]
 
 
-def test_a_deadline_that_is_set_between_the_alarm_and_the_look(
+def test_a_deadline_that_is_set_between_the_alarm_and_the_check(
     deadlines: PlayedDeadlines, armed: list[float]
 ) -> None:
     deadlines.set_until("a", 1.0)

@@ -143,7 +143,7 @@ def test_an_order_is_orphaned_when_its_request_leaves_while_others_wait(bench: B
     assert bench.link.take() == []
     pins.release_item(A, "r1")
     assert bench.link.take() == [("pin_or_watch", A)]
-    pins.release_item(A, "r2")  # the order was looked after
+    pins.release_item(A, "r2")  # the order was made again
     assert bench.link.take() == []
 
 

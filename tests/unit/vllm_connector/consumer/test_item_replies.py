@@ -49,7 +49,7 @@ class Replies:
 
 
 def admission_of(key: tuple[str, int]) -> Admission:
-    request = fake_request("r1", [(A, 1)] * (key[1] + 1), wire_id=key[0])
+    request = fake_request("r1", [(A, 1)] * (key[1] + 1), request_id=key[0])
     return make_admission("r1", request.mm_features, request.ec_transfer_params, 0)
 
 

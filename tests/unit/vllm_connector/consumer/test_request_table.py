@@ -89,7 +89,7 @@ def test_a_request_that_cannot_be_served_has_failed_when_it_is_opened(table: Req
 
 
 def test_siblings_are_engine_requests_of_one_request(table: RequestTable) -> None:
-    first, second = (fake_request(f"{n}_r", [(A, 4)], wire_id="r") for n in range(2))
+    first, second = (fake_request(f"{n}_r", [(A, 4)], request_id="r") for n in range(2))
     one, other = table.open_request(first), table.open_request(second)
     assert table.has_sibling(one)
     assert table.has_sibling(other)

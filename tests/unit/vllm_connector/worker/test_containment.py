@@ -1,4 +1,4 @@
-"""A step of the encoder that raises: who is refused, who is encoded, and when the engine ends."""
+"""A step of the encoder that raises: which items are refused, which are encoded, and when the engine ends."""
 
 from collections.abc import Callable
 

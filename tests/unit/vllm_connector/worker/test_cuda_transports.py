@@ -26,7 +26,7 @@ HASH = "ab" * 32
 
 
 class Machine:
-    """A worker, and the store it talks to."""
+    """A worker, and its store."""
 
     def __init__(self, folder: Path, driver: FakeDriver | None) -> None:
         path = folder / "region"
@@ -108,7 +108,7 @@ def test_without_the_bindings_there_is_no_slab_and_the_region_is_copied(tmp_path
 
 
 def test_a_copy_that_fails_does_not_end_the_pin(machine: Machine) -> None:
-    """Who asked for it does: it must not end twice."""
+    """The caller ends it: it must not end twice."""
     released: list[bool] = []
     with pytest.raises((RuntimeError, NotImplementedError)):
         CopyingReader(machine.region, "no-such-device").open(descriptor("shm"), lambda: released.append(True))
@@ -117,7 +117,7 @@ def test_a_copy_that_fails_does_not_end_the_pin(machine: Machine) -> None:
     machine.ends.close()
 
 
-def test_a_store_without_a_slab_says_so(machine: Machine) -> None:
+def test_a_store_without_a_slab_reports_it(machine: Machine) -> None:
     with pytest.raises(StoreUnavailableError):
         machine.ends.slab_reader().open(descriptor(f"cuda:{UUID}"), lambda: None)
     machine.ends.close()

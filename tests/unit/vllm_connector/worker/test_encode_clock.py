@@ -53,7 +53,9 @@ def test_on_a_gpu_the_kernels_count_and_not_their_launches(
     assert clock.span_ns() == (1000 * MS, 1250 * MS)
 
 
-def test_what_the_gpu_has_not_come_to_is_told_by_the_launches(clock: DeviceClock, now_ms: list[int]) -> None:
+def test_work_that_the_gpu_has_not_begun_is_dated_by_its_launches(
+    clock: DeviceClock, now_ms: list[int]
+) -> None:
     clock.start()
     now_ms[0] = 1002
     clock.mark_end()
@@ -71,11 +73,11 @@ def test_each_step_has_events_of_its_own(
     assert len(events) == 4
 
 
-def test_on_the_cpu_the_host_is_who_encodes(now_ms: list[int]) -> None:
+def test_on_the_cpu_the_host_encodes(now_ms: list[int]) -> None:
     clock = clock_of("cpu")
     assert isinstance(clock, HostClock)
     clock.mark_end()
-    assert clock.span_ns() == (1000 * MS, 1000 * MS), "nobody said when it began"
+    assert clock.span_ns() == (1000 * MS, 1000 * MS), "no call noted when it began"
     clock.start()
     now_ms[0] = 1300
     clock.mark_end()

@@ -17,7 +17,7 @@ A = mm_hash("a")
 ORDER = WriteOrder(A, "job", 5, 0, 2, 4, "float32", memory="redis")
 
 
-def test_a_tensor_is_written_where_the_order_says_and_then_sealed(
+def test_a_tensor_is_written_where_the_order_points_and_then_sealed(
     session: FakeStoreSession, transports: FakeTransports, config: ConnectorConfig
 ) -> None:
     WritingWorker(config, 0).write_order(ORDER, TENSOR)
@@ -88,7 +88,7 @@ def test_an_error_of_the_device_that_a_transport_saw_first_ends_the_engine(
     config: ConnectorConfig,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """CUDA's calls report what earlier kernels did; torch says whether the device is lost."""
+    """CUDA's calls report what earlier kernels did; torch reports whether the device is lost."""
 
     def synchronize() -> None:
         raise torch.AcceleratorError("CUDA error: illegal address")

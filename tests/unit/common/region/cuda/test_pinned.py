@@ -66,7 +66,7 @@ def test_a_copy_whose_call_failed_is_over_before_the_region_is_given_back(
     with pytest.raises(CudaError, match="event_create"):
         reader.open(descriptor(tensor, "shm"), released.set)
     assert not gpu.is_to_be_used(region.address, region.num_bytes)
-    assert not released.is_set(), "who got no tensor ends the pin"
+    assert not released.is_set(), "a caller that got no tensor ends the pin"
 
 
 def test_a_copy_whose_call_failed_is_over_before_its_blocks_are_given_back(
@@ -109,7 +109,7 @@ def test_when_cuda_has_failed_pins_end_all_the_same(driver: FakeDriver, releaser
 
 def test_a_release_that_fails_does_not_end_the_others(driver: FakeDriver, releaser: EventReleaser) -> None:
     def fail() -> None:
-        raise RuntimeError("told to fail")
+        raise RuntimeError("set to fail")
 
     released = threading.Event()
     driver.fail = "event_create"
@@ -118,7 +118,7 @@ def test_a_release_that_fails_does_not_end_the_others(driver: FakeDriver, releas
     assert released.wait(WAIT_S)
 
 
-def test_without_the_bindings_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_bindings_the_error_names_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cuda", None)
     monkeypatch.delitem(sys.modules, "triptych_common.region.cuda.runtime", raising=False)
     with pytest.raises(CudaError, match=r"triptych-common\[cuda\]"):

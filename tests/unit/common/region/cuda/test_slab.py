@@ -220,15 +220,15 @@ def test_a_view_that_cannot_be_made_uses_nothing(
 ) -> None:
     class NoDevice(FakeDevice):
         def wrap(self, memory: DeviceRange) -> torch.Tensor:
-            raise RuntimeError("told to fail")
+            raise RuntimeError("set to fail")
 
     mapping, released = SlabMapping(driver, slab, GENERATION), threading.Event()
     reader = SlabReader(NoDevice(driver), lambda: mapping, releaser)
-    with pytest.raises(RuntimeError, match="told"):
+    with pytest.raises(RuntimeError, match="set to fail"):
         reader.open(descriptor(torch.zeros(4, 4), slab.memory), released.set)
     mapping.retire()
     assert driver.num_closes == 1
-    assert not released.is_set(), "who asked ends the pin"
+    assert not released.is_set(), "the caller ends the pin"
 
 
 def test_threads_that_release_and_unmap_choose_their_gpu(gpu: FakeGpu, slab: SlabInfo) -> None:
