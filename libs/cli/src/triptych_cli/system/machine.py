@@ -173,7 +173,7 @@ def slab_share(slab_bytes: int, gpus: tuple[str, ...]) -> float:
     total_bytes = gpu_bytes(gpus[0])
     if total_bytes is None:
         raise LaunchError(
-            f"nvidia-smi does not tell the memory of GPU {gpus[0]}, which TRIPTYCH_SLAB_BYTES needs"
+            f"nvidia-smi does not report the memory of GPU {gpus[0]}, which TRIPTYCH_SLAB_BYTES needs"
         )
     if slab_bytes >= total_bytes:
         raise LaunchError(f"TRIPTYCH_SLAB_BYTES is more than GPU {gpus[0]} has ({total_bytes} bytes)")
