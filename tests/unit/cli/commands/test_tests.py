@@ -1,6 +1,7 @@
 """What `./triptych test` hands to pytest."""
 
 import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,12 +22,28 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     return seen
 
 
-def test_chaos_comes_last_and_two_files_at_a_time(runs: list[list[str]]) -> None:
+def test_layers_without_processes_come_first_and_chaos_last_two_files_at_a_time(
+    runs: list[list[str]],
+) -> None:
     assert run_tests(None, []) == 0
-    first, last = runs
-    assert not any(word.endswith("chaos") for word in first)
-    assert last[0].endswith("/chaos")
-    assert {"-n2", "--dist=loadfile"} < set(last)
+    layers = [[Path(word).name for word in run if word.startswith("/")] for run in runs]
+    assert layers == [["unit", "property", "contract"], ["integration", "engine", "gpu"], ["chaos"]]
+    assert [{"-n2", "--dist=loadfile"} < set(run) for run in runs] == [True, False, True]
+
+
+def test_a_failed_run_ends_the_others_where_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    num_runs = 0
+
+    def fail(command: list[str], **_: Any) -> subprocess.CompletedProcess[bytes]:
+        nonlocal num_runs
+        num_runs += 1
+        return subprocess.CompletedProcess(command, 1)
+
+    monkeypatch.setattr(subprocess, "run", fail)
+    assert run_tests(None, ["-x"]) == 1
+    assert num_runs == 1
+    assert run_tests(None, []) == 1
+    assert num_runs == 4
 
 
 def test_long_tests_run_when_asked_for(runs: list[list[str]]) -> None:
@@ -43,7 +60,7 @@ def test_named_files_run_whole(runs: list[list[str]]) -> None:
 
 
 def test_the_worst_end_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    ends = iter([1, 0, 5, 0, 5, 5])
+    ends = iter([0, 1, 0, 5, 5, 0, 5, 5, 5])
     monkeypatch.setattr(
         subprocess, "run", lambda command, **_: subprocess.CompletedProcess(command, next(ends))
     )

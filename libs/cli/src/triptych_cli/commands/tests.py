@@ -1,7 +1,8 @@
 """`test`: pytest over the layers of tests/.
 
-Tests marked `long` take minutes each and run when asked for: with `--long`, or by their file. The chaos layer
-mostly waits (for leases, for restarts), so two of its files run at a time, after everything else.
+Tests marked `long` take minutes each and run when asked for: with `--long`, or by their file. Two files run
+at a time of the layers without processes, which come first, and of the chaos layer, which comes last and
+mostly waits (for leases, for restarts).
 """
 
 import subprocess
@@ -23,6 +24,8 @@ LAYERS = {
 
 
 LONG = "--long"
+FIRST = ("unit", "property", "contract")
+LAST = ("chaos",)
 TWO_FILES_AT_A_TIME = ["-n2", "--dist=loadfile"]
 NOTHING_RAN = 5  # pytest's exit code
 
@@ -56,12 +59,12 @@ def _run(folders: dict[str, str], extra: list[str]) -> int:
         extra = [argument for argument in extra if argument != LONG]
     elif not any(argument.startswith("-m") for argument in extra):
         extra = ["-m", "not long", *extra]
-    chaos = folders.pop("chaos", None)
-    codes = []
-    if folders:
-        codes.append(_pytest(list(folders.values()), extra))
-    if chaos is not None and not (codes and codes[0] not in (0, NOTHING_RAN) and "-x" in extra):
-        codes.append(_pytest([chaos], [*TWO_FILES_AT_A_TIME, *extra]))
+    rest = [name for name in folders if name not in (*FIRST, *LAST)]
+    codes: list[int] = []
+    for names, options in ((FIRST, TWO_FILES_AT_A_TIME), (rest, []), (LAST, TWO_FILES_AT_A_TIME)):
+        paths = [folders[name] for name in names if name in folders]
+        if paths and not ("-x" in extra and set(codes) - {0, NOTHING_RAN}):
+            codes.append(_pytest(paths, [*options, *extra]))
     ran = [code for code in codes if code != NOTHING_RAN]
     return max(ran, default=NOTHING_RAN)
 
