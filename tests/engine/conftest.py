@@ -15,7 +15,11 @@ TENANTS = {"none": None, "alice": "red", "anna": "red", "bob": "blue"}
 @pytest.fixture(scope="session")
 def system() -> Iterator[System]:
     options = " ".join(EXACT)
-    with running_system(f"--encoder-args={options}", f"--prefill-decode-args={options}") as running:
+    with running_system(
+        f"--encoder-args={options}",
+        f"--prefill-decode-args={options}",
+        TRIPTYCH_OVERLAP_MIN_TOKENS="1",  # the strips are small, and all prompts shall begin in part
+    ) as running:
         yield running
 
 

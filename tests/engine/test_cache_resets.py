@@ -46,6 +46,13 @@ def reset(url: str, cache: str) -> None:
     assert answer.status_code == 200, answer.text
 
 
+def test_the_engine_is_warm_before_the_instance_registers(resettable: System) -> None:
+    """With prompts that take several steps, too."""
+    log = (resettable.logs_dir / "prefill_decode-0.log").read_text()
+    warm, ready = log.find("engine is warm"), log.find("prefill_decode ready")
+    assert 0 <= warm < ready, log
+
+
 @pytest.mark.parametrize("cache", RESETS)
 def test_requests_go_on_after_a_reset(resettable: System, strips: ModuleType, cache: str) -> None:
     (strip,) = strips.held_out_strips(1, seed=61)

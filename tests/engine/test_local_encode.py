@@ -4,6 +4,7 @@ from types import ModuleType
 
 import pytest
 
+from tests.support.real.gateways import another_gateway
 from tests.support.real.system import Server, System, image_part
 from tests.support.waiting import wait_until
 
@@ -52,6 +53,27 @@ def test_the_answers_are_those_of_a_monolith(
     assert [answer.token_ids for answer in answers] == [
         answer.token_ids for answer in expected for _ in range(2)
     ]
+
+
+def test_what_is_decided_local_asks_no_encoder(
+    with_tower: System, monolith: Server, strips: ModuleType
+) -> None:
+    """The encoder is there, and gets no job; the answers are the same."""
+    images = [image_part(strip.png) for strip in strips.held_out_strips(3, length=None, seed=54)]
+    contents = [[QUESTION, images[0]], [images[1], QUESTION, images[2]]]
+    expected = [monolith.ask(content) for content in contents]
+    with another_gateway(with_tower, "gateway-local", TRIPTYCH_ENCODE_DECISION="local") as gateway:
+        answers = [gateway.ask(content, stream=stream) for content in contents for stream in (False, True)]
+        spans = gateway.trace(answers[-1].request_id, "gateway.local_encode", "llm_request")
+    assert [answer.token_ids for answer in answers] == [
+        answer.token_ids for answer in expected for _ in range(2)
+    ]
+    assert not [span for span in spans if span.name.startswith(("encoder.", "queue.", "prefill.inject"))]
+    (root,) = [span for span in spans if span.name == "gateway.request"]
+    assert (root.attributes["triptych.decision"], root.attributes["triptych.decision_reason"]) == (
+        "local",
+        "forced",
+    )
 
 
 def test_the_encoder_is_used_again_when_it_is_back(with_tower: System, strips: ModuleType) -> None:

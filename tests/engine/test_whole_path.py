@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import itertools
+import os
 from types import ModuleType
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from tests.support.real.system import MODEL, Answer, Server, System, image_part
 from tests.support.waiting import wait_until
+from triptych_cli.system.machine import cores_of_engines
 from triptych_common.telemetry.span_records import SpanRecord
 
 pytestmark = pytest.mark.engine
@@ -81,6 +83,10 @@ def test_every_stage_is_in_the_trace(system: System, strips: ModuleType) -> None
         "gateway.request": "gateway-0",
     }
     assert {name: by_name(spans, name)[0].instance for name in places} == places
+    encode = by_name(spans, "encoder.encode")[0].attributes
+    fewest, most = (int(encode.get(f"triptych.{which}_cores", 1)) for which in ("fewest", "most"))
+    assert 1 <= fewest <= most <= len(os.sched_getaffinity(0))
+    assert ("triptych.most_cores" in encode) == (len(cores_of_engines()) > 1), "shared where it can be"
 
 
 def test_the_injected_tensor_lies_in_the_region(system: System, strips: ModuleType) -> None:

@@ -1,12 +1,14 @@
 """Options of the connector, carried in vLLM's `ec_connector_extra_config`; the environment is not read."""
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, NonNegativeFloat, NonNegativeInt, PositiveInt
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveInt
 
+from triptych_common.cores.plan import CorePolicy
 from triptych_common.telemetry.trace_files import DEFAULT_MAX_BYTES
 
+Share = Annotated[float, Field(gt=0, le=1)]
 TransportSetting = Literal["auto", "pinned_shm", "cuda_ipc", "redis"]
 
 
@@ -27,8 +29,13 @@ class ConnectorConfig(BaseModel):
     preallocation: Literal["sync", "async"] = "sync"
     budget_embeds: PositiveInt | None = None  # None: the size of vLLM's encoder cache
     budget_num_bytes: PositiveInt | None = None  # a second bound; None: rows alone count
+    overlap: bool = True  # prefill_decode: requests may begin before all of their items are here
+    overlap_min_tokens: PositiveInt = 64  # for fewer of them a request does not run without its next item
+    overlap_share: Share = 0.5  # of KV blocks and of seats, for requests that wait for items in their midst
     has_encoder: bool = False  # prefill_decode: the vision tower is loaded, so local encode is possible
     transport: TransportSetting = "auto"
+    core_policy: CorePolicy = "text_first"
+    cores: tuple[NonNegativeInt, ...] = ()  # that the engine owns; none: its threads stay as they are
     store_timeout_s: NonNegativeFloat = 5.0
     debug_encode_delay_s: NonNegativeFloat = 0.0  # test option: a slow encoder
 

@@ -22,6 +22,7 @@ from triptych_vllm_connector.process_exit import end_quickly, leave_signals_to_h
 from triptych_vllm_connector.slab_probe import UsableSlab
 from triptych_vllm_connector.step_metadata import FailedLoads, StepOrders
 from triptych_vllm_connector.step_orders import WriteOrder
+from triptych_vllm_connector.worker.cores.core_share import CoreShare
 from triptych_vllm_connector.worker.loading import LoadingWorker
 from triptych_vllm_connector.worker.writing import WritingWorker
 
@@ -55,9 +56,13 @@ class TriptychECConnector(ECConnectorBase):
         self.slab = UsableSlab()
         self.writer: WritingWorker | None = None
         self.loader: LoadingWorker | None = None
+        self.cores: CoreShare | None = None
         if role is ECConnectorRole.WORKER:
             rank: int = vllm_config.parallel_config.rank
             device_type: str = vllm_config.device_config.device_type
+            if device_type == "cpu" and (cores := CoreShare.open(self.config, self.num_ranks)) is not None:
+                self.cores = cores
+                self._closers.append(cores)
             if self.is_producer:
                 self.writer = WritingWorker(self.config, rank, device_type)
                 self._closers.append(self.writer)

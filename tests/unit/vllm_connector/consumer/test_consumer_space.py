@@ -162,3 +162,32 @@ def test_preempting_the_first_in_the_queue_lets_the_next_one_in() -> None:
     engine.consumer.on_preempted("large")
     assert engine.pins.take() == [("pin_or_watch", C)]
     assert engine.consumer.counts() == IDLE | {"requests": 2, "watching": 1, "preallocated_embeds": 4}
+
+
+def test_an_emptied_cache_keeps_no_request_from_its_next_item() -> None:
+    """Served item by item: the step that reads A is in flight, and its end does not give A's space back."""
+    engine = Engine(budget=4)
+    request = fake_request("r1", [(A, 4), (B, 4)])
+    engine.consumer.admit_request(request, 0)
+    engine.replies(A, pinned(A, 1))
+    engine.consumer.admit_request(request, 0)
+    engine.loads(request, A)
+    engine.in_use.add(("r1", 0))
+    assert not engine.consumer.admit_request(request, 8)
+    engine.in_use.clear()
+    engine.consumer.on_cache_emptied()
+    assert engine.receives() == ["r1"]
+    assert not engine.consumer.admit_request(request, 8)
+    assert engine.replies(B, pinned(B, 2)) == ["r1"]
+    assert engine.consumer.admit_request(request, 8)
+    engine.consumer.on_finished(request, 1000)
+    assert engine.consumer.counts() == IDLE
+
+
+def test_an_emptied_cache_wakes_none_that_holds_what_it_needs() -> None:
+    engine = Engine()
+    request = fake_request("r1", [(A, 4), (B, 4)])
+    engine.consumer.admit_request(request, 0)
+    engine.consumer.on_cache_emptied()
+    assert engine.receives() == []
+    assert engine.consumer.is_waiting("r1")

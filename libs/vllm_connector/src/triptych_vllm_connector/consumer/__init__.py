@@ -6,6 +6,7 @@ consumer       Consumer: what vLLM's scheduler asks and reports. Inbox: what oth
 admission      Admission: what is known of one request, and its states.
 request_table  RequestTable: owns the admissions; which requests are to be woken, and which have failed.
 local_encode   LocalEncode: which requests an instance with a vision tower encodes itself.
+overlap        OverlapPolicy: how far a request may run before all of its items are here.
 item_grants    ItemGrants: space for a request's items, pins for what has space, the store's answers.
 preallocator   SyncPreallocator, AsyncPreallocator: which requests may have space in the encoder cache.
 item_pins      ItemPins: owns the items: watched, pinned, resident; commands to the store, load orders.

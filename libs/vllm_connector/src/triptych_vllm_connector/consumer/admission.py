@@ -7,8 +7,9 @@
 
 NEW: nothing is asked for: at first, after a preemption, and behind the last item. QUEUED: space was asked
 for, and none is held. GRANTED: there is space for all that was asked for; of a request that is larger than
-the budget, for the first places. vLLM schedules it while all granted items are ready. FAILED: vLLM ends it
-at its next step; until then it keeps what it holds.
+the budget, for the first places. vLLM schedules it while all granted items are here, or enough tokens in
+front of the first that is not (see `overlap`). FAILED: vLLM ends it at its next step; until then it keeps
+what it holds.
 
 Space is asked for and granted by place (`item_index`): one image may stand at several places of a prompt,
 and a request that is served item by item may be done with one of them long before it has the next.
@@ -26,6 +27,7 @@ from pydantic import ValidationError
 
 from triptych_common.domain.transitions import check_transition
 from triptych_common.protocol.messages import ECTransferParams
+from triptych_vllm_connector.consumer.overlap import Readiness
 from triptych_vllm_connector.consumer.preallocator import Need
 
 _MM_HASH = re.compile(r"[0-9a-f]{64}")
@@ -70,13 +72,17 @@ class Admission:
     is_local: bool = False  # encoded by this instance: it needs space, and no tensor of others
     state: AdmissionState = AdmissionState.NEW
     failure: str | None = None  # why it is FAILED
+    readiness: Readiness = Readiness.WAITS  # the last answer about it
     is_waiting: bool = False  # it may not be scheduled, and was not woken since
+    asked_at: int = 0  # tokens in the KV cache when that was answered
+    begins_whole: bool = False  # it does not run before all that it was granted is here
     asked: set[int] = field(default_factory=set)  # item indexes that space was asked for, until it ends
     granted: set[int] = field(default_factory=set)  # those of them that have space in the encoder cache
     num_places: Counter[str] = field(default_factory=Counter)  # granted ones, by mm_hash
     is_grant_recorded: bool = False
     parked_ns: int | None = None
     parked_at_step: int = 0
+    num_missing: int = 0  # items that were not here when it was parked
 
     @property
     def has_failed(self) -> bool:

@@ -24,6 +24,7 @@ from triptych_vllm_connector.consumer.item_grants import ItemGrants
 from triptych_vllm_connector.consumer.item_pins import EngineItemState, ItemPins
 from triptych_vllm_connector.consumer.item_replies import ItemReplies
 from triptych_vllm_connector.consumer.local_encode import encodes_no_request
+from triptych_vllm_connector.consumer.overlap import NO_OVERLAP, OverlapPolicy, Readiness
 from triptych_vllm_connector.consumer.ports import EncoderCache, MessageSender, PinLink
 from triptych_vllm_connector.consumer.preallocator import Preallocator
 from triptych_vllm_connector.consumer.request_table import RequestTable
@@ -96,6 +97,7 @@ class Consumer:
         *,
         set_alarm: Callable[[float], None] = lambda when: None,
         encodes_request: Callable[[Any], bool] = encodes_no_request,
+        overlap: OverlapPolicy = NO_OVERLAP,
         now_ns: Callable[[], int] = time.time_ns,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -105,7 +107,7 @@ class Consumer:
         self._deadlines = Deadlines(now, set_alarm)
         self._pins = ItemPins(link, cache)
         self._replies = ItemReplies(instance, sender, self._requests)
-        self._grants = ItemGrants(self._requests, self._pins, preallocator, self._replies, cache)
+        self._grants = ItemGrants(self._requests, self._pins, preallocator, self._replies, cache, overlap)
         self.is_store_lost = False  # the lease is gone for good: views may be overwritten
 
     # ---- scheduling ------------------------------------------------------------------------------
@@ -122,13 +124,49 @@ class Consumer:
                     self._replies.skip_item(admission, feature, "prefix_cached")
         if admission.has_failed:
             return False
+        if admission.is_waiting and admission.asked_at == num_computed_tokens:
+            return False  # stalled: vLLM asks in every step, and what changes the answer wakes the request
         if not admission.asked and num_computed_tokens >= admission.last_end:
-            return True
-        needs = admission.needs_after(num_computed_tokens)
-        grants = self._grants
-        is_ready = grants.ask_space(admission, needs) and grants.is_request_ready(admission, needs)
-        self._requests.set_waiting(admission, not is_ready)
-        return is_ready
+            readiness = Readiness.WHOLE
+        elif self._grants.ask_space(admission, admission.needs_after(num_computed_tokens)):
+            readiness = self._grants.readiness(admission, num_computed_tokens)
+        else:
+            readiness = Readiness.WAITS
+        self._requests.note_answer(admission, readiness, num_computed_tokens)
+        return readiness is not Readiness.WAITS
+
+    def use_overlap(self, overlap: OverlapPolicy) -> None:
+        """Before the first request: how far requests may run before all of their items are here."""
+        self._grants.overlap = overlap
+
+    def is_partial(self, engine_request_id: str) -> bool:
+        """Was the last answer about it that it may run up to an item that is not here?"""
+        admission = self._requests.get(engine_request_id)
+        return admission is not None and admission.readiness is Readiness.PART
+
+    def is_partial_now(self, engine_request_id: str) -> bool:
+        """Would the answer be that, if it was asked as the last time?"""
+        admission = self._requests.get(engine_request_id)
+        return (
+            admission is not None and self._grants.readiness(admission, admission.asked_at) is Readiness.PART
+        )
+
+    def is_incomplete(self, engine_request_id: str) -> bool:
+        """Does it need an item that is not here?"""
+        admission = self._requests.get(engine_request_id)
+        return admission is not None and self._grants.num_missing(admission) > 0
+
+    def is_complete(self, engine_request_id: str) -> bool:
+        """Was space asked for, and is everything here that it needs?"""
+        admission = self._requests.get(engine_request_id)
+        return admission is not None and bool(admission.asked) and not self._grants.num_missing(admission)
+
+    def begin_whole(self, engine_request_id: str) -> None:
+        """There is no room for it to begin in part: from now on it waits for all that it was granted."""
+        admission = self._requests.get(engine_request_id)
+        if admission is not None:
+            self._requests.begin_whole(admission)
+            self._requests.note_answer(admission, Readiness.WAITS, admission.asked_at)
 
     def is_local(self, engine_request_id: str) -> bool:
         """Are its items encoded by this instance?"""
@@ -188,16 +226,26 @@ class Consumer:
         self._replies.ack_item(admission, admission.features[item_index], Outcome.INJECTED)
         self._grants.give_back_place(admission, item_index)
 
-    def on_preempted(self, engine_request_id: str) -> None:
-        """The request starts again from nothing: give everything back; `admit_request` will ask anew."""
+    def on_preempted(self, engine_request_id: str, *, keeps_deadline: bool = False) -> None:
+        """The request starts again from nothing: give everything back; `admit_request` will ask anew.
+
+        Args:
+            keeps_deadline: it has begun in part, and waits for its first token as before.
+        """
         admission = self._requests.get(engine_request_id)
         if admission is not None:
+            self._requests.note_preempted(admission)
             self._grants.give_back_request(admission)
-            self._renew_wait(admission)
+            if not (keeps_deadline and self._deadlines.has_deadline(engine_request_id)):
+                self._renew_wait(admission)
 
     def on_cache_emptied(self) -> None:
-        """vLLM emptied its encoder cache: what was there is asked for anew."""
+        """vLLM emptied its encoder cache: what was there is asked for anew.
+
+        A step in flight may read an item: its output will not report the item's end (`on_item_computed`).
+        """
         self._pins.forget_views()
+        self._grants.wake_with_unused_places()
 
     def on_finished(self, request: Any, num_computed_tokens: int) -> None:
         """Answered, aborted or failed: send an ack for every item, and give everything back.
@@ -241,11 +289,10 @@ class Consumer:
     def on_parked(self, engine_request_id: str, step: int) -> None:
         """`step`: the engine's steps so far."""
         admission = self._requests.get(engine_request_id)
-        if (
-            admission is not None
-            and self._requests.note_parked(admission, step)
-            and not self._deadlines.has_deadline(engine_request_id)
-        ):
+        if admission is None or admission.parked_ns is not None:
+            return
+        self._requests.note_parked(admission, step, self._grants.num_missing(admission))
+        if not self._deadlines.has_deadline(engine_request_id):
             self._renew_wait(admission)
 
     def on_unparked(self, engine_request_id: str, step: int) -> None:

@@ -5,9 +5,10 @@ from collections.abc import Iterable
 from triptych_common.domain.errors import StoreError
 from triptych_common.protocol.store import EntrySealed, Pinned, StoreFailure, StoreReply, Watching
 from triptych_common.telemetry.logs import get_logger
-from triptych_vllm_connector.consumer.admission import Admission
+from triptych_vllm_connector.consumer.admission import Admission, Feature
 from triptych_vllm_connector.consumer.item_pins import EngineItem, EngineItemState, ItemPins
 from triptych_vllm_connector.consumer.item_replies import ItemReplies, NeedReason
+from triptych_vllm_connector.consumer.overlap import OverlapPolicy, PromptPlace, Readiness
 from triptych_vllm_connector.consumer.ports import EncoderCache
 from triptych_vllm_connector.consumer.preallocator import Need, Preallocator
 from triptych_vllm_connector.consumer.request_table import RequestTable
@@ -25,7 +26,9 @@ class ItemGrants:
         preallocator: Preallocator,
         replies: ItemReplies,
         cache: EncoderCache,
+        overlap: OverlapPolicy,
     ) -> None:
+        self.overlap = overlap
         self._requests = requests
         self._pins = pins
         self._preallocator = preallocator
@@ -63,12 +66,29 @@ class ItemGrants:
         self._grant_pending()
         return not admission.has_failed
 
-    def is_request_ready(self, admission: Admission, needs: list[Need]) -> bool:
-        """Is every item here? Of a request larger than the budget: every item that it was granted so far?"""
-        granted = [need for need in needs if need.item_index in admission.granted]
-        if len(granted) < len(needs) and (not granted or granted[0] is not needs[0]):
-            return False
-        return admission.is_local or all(self._pins.is_item_ready(need.mm_hash) for need in granted)
+    def readiness(self, admission: Admission, num_computed_tokens: int) -> Readiness:
+        """How far may the request run, of which `num_computed_tokens` are in the KV cache?"""
+        places = (
+            PromptPlace(
+                feature.start,
+                feature.end,
+                feature.item_index in admission.granted,
+                self._is_here(admission, feature),
+            )
+            for feature in admission.features
+        )
+        return self.overlap.readiness(places, num_computed_tokens, begins_whole=admission.begins_whole)
+
+    def num_missing(self, admission: Admission) -> int:
+        """Items that the request needs, and that are not here."""
+        asked = [admission.features[item_index] for item_index in admission.asked]
+        return len(
+            {
+                feature.mm_hash
+                for feature in asked
+                if feature.item_index not in admission.granted or not self._is_here(admission, feature)
+            }
+        )
 
     def give_back_request(self, admission: Admission) -> None:
         """Everything that the request holds or waits for."""
@@ -80,6 +100,13 @@ class ItemGrants:
         """The request is done with this place."""
         self._drop_places(admission, {item_index})
         self._grant_pending()
+
+    def wake_with_unused_places(self) -> None:
+        """Those that wait, and hold space that only their next question gives back, are asked once more."""
+        for admission in self._requests.waiting():
+            needs = admission.needs_after(admission.asked_at)
+            if self._unused_places(admission, {need.item_index for need in needs}):
+                self._requests.wake_request(admission)
 
     def fail_admission(self, admission: Admission, why: str) -> None:
         """End the request with an error at the next step. It waits for no space any more."""
@@ -179,10 +206,15 @@ class ItemGrants:
                 self.fail_admission(admission, why)
 
     def _wake_if_ready(self, admission: Admission) -> None:
-        """The request leaves the parking if all that it was granted is here."""
-        items = {admission.features[item_index].mm_hash for item_index in admission.granted}
-        if items and (admission.is_local or all(map(self._pins.is_item_ready, items))):
+        """A request that waits leaves the parking, or runs on, if there is enough to compute by now."""
+        if not admission.granted:
+            return
+        readiness = self.readiness(admission, admission.asked_at)
+        if readiness is Readiness.WHOLE or (readiness is Readiness.PART and admission.is_waiting):
             self._requests.wake_request(admission)
+
+    def _is_here(self, admission: Admission, feature: Feature) -> bool:
+        return admission.is_local or self._pins.is_item_ready(feature.mm_hash)
 
     def _unused_places(self, admission: Admission, needed: set[int]) -> set[int]:
         """Places that were asked for, and that the KV cache covers without that they were ever scheduled."""

@@ -21,6 +21,7 @@ from triptych_common.protocol.messages import (
     ItemAck,
     Outcome,
     Preallocation,
+    RequesterKey,
 )
 from triptych_vllm_connector.consumer.admission import Admission, Feature
 from triptych_vllm_connector.consumer.ports import MessageSender
@@ -28,8 +29,6 @@ from triptych_vllm_connector.consumer.request_table import RequestTable
 
 DeclineReason = Literal["", "prefix_cached", "request_gone", "too_large"]
 NeedReason = Literal["absent", "writer_lost", "evicted"]
-
-_Key = tuple[str, int]  # (the gateway's request id, item index)
 
 
 @dataclass
@@ -64,7 +63,7 @@ class ItemReplies:
         self._sender = sender
         self._requests = requests
         self._capacity = capacity
-        self._replies: OrderedDict[_Key, _Reply] = OrderedDict()
+        self._replies: OrderedDict[RequesterKey, _Reply] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._replies)
@@ -128,7 +127,7 @@ class ItemReplies:
             reply.outcome = None
         self._send_news(key, reply, admission.traceparent)
 
-    def _reply_of(self, key: _Key, mm_hash: str) -> _Reply:
+    def _reply_of(self, key: RequesterKey, mm_hash: str) -> _Reply:
         reply = self._replies.get(key)
         if reply is None:
             reply = self._replies[key] = _Reply(mm_hash)
@@ -136,7 +135,7 @@ class ItemReplies:
                 self._replies.popitem(last=False)
         return reply
 
-    def _send_news(self, key: _Key, reply: _Reply, traceparent: str | None) -> None:
+    def _send_news(self, key: RequesterKey, reply: _Reply, traceparent: str | None) -> None:
         """To each encoder of the item: what it does not know yet."""
         for job in reply.jobs.values():
             decision, ack = self._decision_for(key, reply, job), self._ack_for(key, reply, job)
@@ -147,7 +146,7 @@ class ItemReplies:
                 job.sent_ack = ack
                 self._sender.send_to_encoder(job.encoder, ack, traceparent)
 
-    def _decision_for(self, key: _Key, reply: _Reply, job: _Job) -> Preallocation | None:
+    def _decision_for(self, key: RequesterKey, reply: _Reply, job: _Job) -> Preallocation | None:
         if reply.decision is None:
             return None
         decision, reason = reply.decision
@@ -167,7 +166,7 @@ class ItemReplies:
             reason=reason,
         )
 
-    def _ack_for(self, key: _Key, reply: _Reply, job: _Job) -> ItemAck | None:
+    def _ack_for(self, key: RequesterKey, reply: _Reply, job: _Job) -> ItemAck | None:
         if reply.outcome is None:
             return None
         return ItemAck(

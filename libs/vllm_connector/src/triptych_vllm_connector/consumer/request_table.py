@@ -3,7 +3,7 @@
 The only module that changes an `Admission`. It also records the spans of a request's waiting.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from triptych_common.protocol.messages import ECTransferParams
@@ -16,6 +16,7 @@ from triptych_vllm_connector.consumer.admission import (
     make_admission,
     move_admission,
 )
+from triptych_vllm_connector.consumer.overlap import Readiness
 
 log = get_logger(__name__)
 
@@ -45,6 +46,10 @@ class RequestTable:
 
     def get(self, engine_request_id: str) -> Admission | None:
         return self._admissions.get(engine_request_id)
+
+    def waiting(self) -> Iterator[Admission]:
+        """Those about which the last answer was no, and that were not woken since."""
+        return (each for each in self._admissions.values() if each.is_waiting and not each.has_failed)
 
     def has_sibling(self, admission: Admission) -> bool:
         """Does another engine request live that stands for the same request of the gateway (`n` > 1)?"""
@@ -144,9 +149,20 @@ class RequestTable:
         log.warning("admission failed", request_id=admission.request_id, reason=why)
         return True
 
-    def set_waiting(self, admission: Admission, is_waiting: bool) -> None:
-        """Whether the request waits, now that vLLM has asked about it."""
-        admission.is_waiting = is_waiting
+    def note_answer(self, admission: Admission, readiness: Readiness, num_computed_tokens: int) -> None:
+        """vLLM has asked about the request, of which so many tokens are in the KV cache."""
+        admission.readiness = readiness
+        admission.is_waiting = readiness is Readiness.WAITS
+        admission.asked_at = num_computed_tokens
+
+    def begin_whole(self, admission: Admission) -> None:
+        """From now on the request waits until all that it was granted is here."""
+        admission.begins_whole = True
+
+    def note_preempted(self, admission: Admission) -> None:
+        """It starts again from nothing, and begins in part no more: each request gives way once at most."""
+        admission.begins_whole = True
+        admission.is_waiting = False
 
     def wake_request(self, admission: Admission) -> None:
         """The request shall leave the parking."""
@@ -163,17 +179,18 @@ class RequestTable:
         failed, self._failed = self._failed, set()
         return failed
 
-    def note_parked(self, admission: Admission, step: int) -> bool:
-        """`step`: the engine's steps so far. False: it was parked before."""
-        if admission.parked_ns is not None:
-            return False
+    def note_parked(self, admission: Admission, step: int, num_missing: int) -> None:
+        """`step`: the engine's steps so far. `num_missing`: items that it waits for."""
         admission.parked_ns, admission.parked_at_step = self._now_ns(), step
-        return True
+        admission.num_missing = num_missing
 
     def note_unparked(self, admission: Admission, step: int) -> None:
         if admission.parked_ns is not None:
-            num_steps = step - admission.parked_at_step
-            attributes = {"triptych.num_engine_steps": num_steps}
+            attributes = {
+                "triptych.num_engine_steps": step - admission.parked_at_step,
+                "triptych.num_computed_tokens": admission.asked_at,
+                "triptych.num_items_missing": admission.num_missing,
+            }
             self._record_span("prefill.wait", admission, admission.parked_ns, attributes)
             admission.parked_ns = None
 

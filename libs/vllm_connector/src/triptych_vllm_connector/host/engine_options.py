@@ -47,15 +47,18 @@ def _common(config: ConnectorConfig, model: str, ec_role: str, manager: str, on_
 
 
 def encoder_options(
-    config: ConnectorConfig, model: str, num_slots: int, on_gpu: bool, passed_through: Sequence[str]
+    config: ConnectorConfig, model: str, encode_batch: int, on_gpu: bool, passed_through: Sequence[str]
 ) -> list[str]:
-    """An engine that runs the encoder only: no language model, no KV cache."""
+    """An engine that runs the encoder only: no language model, no KV cache.
+
+    `encode_batch`: most items of a step.
+    """
     return [
         *_common(config, model, "ec_producer", "ForgettingEncoderCacheManager", on_gpu),
         "--mm-encoder-only",
         "--no-async-scheduling",  # no token is sampled: a second step in flight would be empty
         "--disable-log-stats",
-        f"--max-num-seqs={num_slots}",
+        f"--max-num-seqs={encode_batch}",
         *passed_through,
     ]
 

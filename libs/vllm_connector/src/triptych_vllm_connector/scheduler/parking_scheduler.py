@@ -4,8 +4,9 @@ vLLM asks its connector about each waiting request in every step, and steps a th
 while the answer is no. `ParkingMixin` takes such a request out of the waiting queue until the consumer
 reports that its items are pinned, or that they will never be. Loaded by `--scheduler-cls`.
 
-A request that runs item by item keeps its place among the running ones, and its KV blocks, while it waits
-for the next item: it is stalled. When nothing but stalled requests is left, the engine waits for input.
+A request that has begun without all of its items, or that runs item by item, stays among the running ones
+while it waits for the next item, and keeps its KV blocks: it is stalled. When nothing but stalled requests is
+left, the engine waits for input. What stalled requests hold they give back when others need it: `giving_way`.
 """
 
 from collections.abc import Callable, Container, Iterable
@@ -20,6 +21,7 @@ from triptych_vllm_connector.connector import TriptychECConnector
 from triptych_vllm_connector.consumer.consumer import Consumer
 from triptych_vllm_connector.scheduler.encoder_cache_manager import PreallocatingEncoderCacheManager
 from triptych_vllm_connector.scheduler.failed_loads import LoadsInFlight, undo_failed_loads
+from triptych_vllm_connector.scheduler.giving_way import GivingWay, overlap_policy
 from triptych_vllm_connector.step_metadata import FailedLoads, StepOrders
 
 
@@ -41,6 +43,12 @@ class ParkingMixin:
         self._deferred: list[Request] = []
         self._loads_in_flight = LoadsInFlight()
         self.num_steps = 0
+        config = connector.config
+        policy = overlap_policy(self, is_on=config.overlap, min_tokens=config.overlap_min_tokens)
+        self._giving_way: GivingWay | None = None
+        if policy.is_on:
+            self.consumer.use_overlap(policy)
+            self._giving_way = GivingWay(self, self.consumer, self._stalled, config.overlap_share)
 
     def attach_waker(self, wake_engine: Callable[[], None]) -> None:
         """Called by the plugin once EngineCore can be woken."""
@@ -51,7 +59,11 @@ class ParkingMixin:
         self._resume_ready()
         self.num_steps += 1
         self._deferred.clear()
+        if self._giving_way is not None:
+            self._giving_way.before_step()
         output = super().schedule(*args, **kwargs)  # type: ignore[misc]
+        if self._giving_way is not None:
+            self._deferred += self._giving_way.after_step()
         for request in self._deferred:
             self._park(request)
         self._stall(output.num_scheduled_tokens)
@@ -60,9 +72,20 @@ class ParkingMixin:
 
     def _ec_transfer_pending(self, request: Request, num_computed_tokens: int) -> bool:
         pending: bool = super()._ec_transfer_pending(request, num_computed_tokens)  # type: ignore[misc]
+        if not pending and request.mm_features and self.consumer.is_partial(request.request_id):
+            pending = not self._may_begin_in_part(request)
+            if not pending and self._giving_way is not None:
+                self._giving_way.begin(request)
         if pending and not self._holds_kv_blocks(request):  # type: ignore[attr-defined]
             self._deferred.append(request)
         return pending
+
+    def _may_begin_in_part(self, request: Request) -> bool:
+        """Is there room for the waiting request, which misses items? If not, it waits for them all."""
+        if self._giving_way is not None and self._giving_way.may_begin(request):
+            return True
+        self.consumer.begin_whole(request.request_id)
+        return False
 
     def _try_schedule_encoder_inputs(self, request: Request, *args: Any, **kwargs: Any) -> Any:
         self.ec_connector.plan_request(request.request_id)  # type: ignore[attr-defined]
@@ -77,12 +100,27 @@ class ParkingMixin:
         self.consumer.on_parked(request.request_id, self.num_steps)
 
     def _stall(self, scheduled: Container[str]) -> None:
-        """Running requests of this step that wait for an item cost no more steps."""
+        """Running requests of this step that wait for an item cost no more steps.
+
+        A partial one is asked about at once, not in a step of its own that would compute nothing.
+        """
         for request in self.running:  # type: ignore[attr-defined]
             engine_request_id = request.request_id
-            if engine_request_id not in scheduled and self.consumer.is_waiting(engine_request_id):
+            if engine_request_id in scheduled:
+                if not self._is_partial(engine_request_id) or not request.is_prefill_chunk:
+                    continue
+                self.consumer.admit_request(request, request.num_computed_tokens)
+            if self.consumer.is_waiting(engine_request_id):
                 self._stalled.add(engine_request_id)
-                self.consumer.on_parked(engine_request_id, self.num_steps)
+                self._note_wait(request)
+
+    def _note_wait(self, request: Request) -> None:
+        """A stalled request waits from when its last step is done."""
+        if not self._is_partial(request.request_id) or not request.num_in_flight_tokens:
+            self.consumer.on_parked(request.request_id, self.num_steps)
+
+    def _is_partial(self, engine_request_id: str) -> bool:
+        return self._giving_way is not None and engine_request_id in self._giving_way.partial
 
     def _end_overdue(self) -> None:
         """The gateways of these requests do not wait for them any more, or hang."""
@@ -90,7 +128,14 @@ class ParkingMixin:
             request = self.requests.get(engine_request_id)  # type: ignore[attr-defined]
             if request is None or request.is_finished():
                 continue
-            if request.status != RequestStatus.RUNNING or engine_request_id in self._stalled:
+            is_incomplete = self._is_partial(engine_request_id) and self.consumer.is_incomplete(
+                engine_request_id
+            )
+            if (
+                request.status != RequestStatus.RUNNING
+                or engine_request_id in self._stalled
+                or is_incomplete  # what it computes now is in front of an item that is not here
+            ):
                 self.consumer.fail_overdue(request)
 
     def _resume_ready(self) -> None:
@@ -101,10 +146,19 @@ class ParkingMixin:
         for engine_request_id in self._stalled.intersection(woken):
             self._stalled.remove(engine_request_id)
             self.consumer.on_unparked(engine_request_id, self.num_steps)
-        ready = [self._parked.pop(each) for each in woken if each in self._parked]
+        ready = [self._parked.pop(each) for each in woken if self._may_leave_parking(each)]
         for request in reversed(ready):  # first come, first served: each goes in front of the next
             self.consumer.on_unparked(request.request_id, self.num_steps)
             self.waiting.prepend_request(request)  # type: ignore[attr-defined]
+
+    def _may_leave_parking(self, engine_request_id: str) -> bool:
+        """It is parked, and has all of its items, or room to begin without: else its step would be empty."""
+        request = self._parked.get(engine_request_id)
+        if request is None:
+            return False
+        if self.consumer.has_failed(engine_request_id) or not self.consumer.is_partial_now(engine_request_id):
+            return True
+        return self._may_begin_in_part(request)
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
         reported = model_runner_output.ec_connector_output
@@ -114,7 +168,15 @@ class ParkingMixin:
                 metadata.mm_hashes, self.consumer, self._loads_in_flight, self, model_runner_output
             )
         self._loads_in_flight.on_step_output(_loads_of(scheduler_output))
-        return super().update_from_output(scheduler_output, model_runner_output)  # type: ignore[misc]
+        outputs = super().update_from_output(scheduler_output, model_runner_output)  # type: ignore[misc]
+        for engine_request_id in self._stalled:
+            self._note_wait(self.requests[engine_request_id])  # type: ignore[attr-defined]
+        return outputs
+
+    def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
+        if self._giving_way is not None:
+            self._giving_way.partial.end(request.request_id)
+        return super()._free_request(request, *args, **kwargs)  # type: ignore[misc]
 
     def _free_encoder_input(self, request: Request, input_id: int) -> None:
         """Not while a step without output loads the item: if that fails, the request must be found.
@@ -129,9 +191,14 @@ class ParkingMixin:
     def has_requests(self) -> bool:
         self._resume_ready()
         if self._stalled and self.get_num_unfinished_requests() == len(self._stalled):  # type: ignore[attr-defined]
-            return self.has_finished_requests()
+            return self.has_finished_requests() or self._has_views_to_drop
         has_requests: bool = super().has_requests()  # type: ignore[misc]
         return has_requests
+
+    @property
+    def _has_views_to_drop(self) -> bool:
+        """Of items that are computed: the workers drop them, and end their pins, with the next step."""
+        return self._giving_way is not None and bool(self.encoder_cache_manager.freed)  # type: ignore[attr-defined]
 
     def add_request(self, request: Request) -> None:
         super().add_request(request)  # type: ignore[misc]
@@ -180,8 +247,11 @@ class ParkingMixin:
         self._loads_in_flight.note_departure(request, self)
         super()._preempt_request(request, *args, **kwargs)  # type: ignore[misc]
         if request.mm_features:
-            self._stalled.discard(request.request_id)
-            self.consumer.on_preempted(request.request_id)
+            if request.request_id in self._stalled:
+                self._stalled.remove(request.request_id)
+                self.consumer.on_unparked(request.request_id, self.num_steps)
+            was_partial = self._giving_way is not None and self._giving_way.partial.end(request.request_id)
+            self.consumer.on_preempted(request.request_id, keeps_deadline=was_partial)
 
 
 def _loads_of(scheduler_output: Any) -> set[str]:

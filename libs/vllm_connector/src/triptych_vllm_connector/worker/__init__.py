@@ -8,6 +8,7 @@ containment             encoder: an item that raises inside the vision tower cos
 encode_clock            encoder: how long a step's encoding took, by the host's or the GPU's clock
 writing                 encoder: an output to its reservation, then the seal
 loading                 prefill_decode: sealed tensors into vLLM's encoder cache; their pins end
+cores/                  on the CPU: how many threads compute a step, and on which cores they run now
 store_worker            base class of both ends: the store session, the transports, spans
 transports              the ends of all transports, by the memory that an order names
 cuda_transports         transports `pinned_shm` and `cuda_ipc`, on the worker's GPU

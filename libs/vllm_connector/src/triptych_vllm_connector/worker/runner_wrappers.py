@@ -5,18 +5,37 @@ Encode, gather and free are calls of the runner to itself, so an object around i
 encoder cache's dict above all, stays as it is.
 """
 
+import contextlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
+from triptych_common.cores.sharing import Work
 from triptych_common.domain.errors import TriptychError
 from triptych_common.telemetry.logs import get_logger
 from triptych_vllm_connector.worker.containment import encode_contained
+from triptych_vllm_connector.worker.cores.core_share import CoreShare
+from triptych_vllm_connector.worker.cores.layers import before_each_layer
 from triptych_vllm_connector.worker.ports import connector_of_worker
 
 log = get_logger(__name__)
 Runner = TypeVar("Runner")
+
+PREFILL_TOKENS = 32  # a step with so many tokens of one request is worth more threads
+
+
+@contextlib.contextmanager
+def _computing(cores: CoreShare | None, work: Work) -> Iterator[None]:
+    """A step of `work`, on the cores that it may have."""
+    if cores is None:
+        yield
+        return
+    cores.start_step(work)
+    try:
+        yield
+    finally:
+        cores.end_step()
 
 
 class EncoderNotAllowedError(TriptychError):
@@ -36,10 +55,12 @@ class DisaggEncodeGPURunnerWrapper:
     def execute_model(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
         if scheduler_output.scheduled_encoder_inputs:
             connector = connector_of_worker()
-            if connector.writer is not None:
-                connector.writer.on_encode_start()
-            if connector.config.debug_encode_delay_s > 0:
-                time.sleep(connector.config.debug_encode_delay_s)  # noqa: TID251 -- the test option's purpose
+            with _computing(connector.cores, Work.ENCODE):
+                if connector.writer is not None:
+                    connector.writer.on_encode_start(connector.cores.range if connector.cores else None)
+                if connector.config.debug_encode_delay_s > 0:
+                    time.sleep(connector.config.debug_encode_delay_s)  # noqa: TID251 -- the test option's purpose
+                return super().execute_model(scheduler_output, *args, **kwargs)  # type: ignore[misc]
         return super().execute_model(scheduler_output, *args, **kwargs)  # type: ignore[misc]
 
     def _execute_mm_encoder(self, scheduler_output: Any) -> list[Any]:
@@ -53,6 +74,9 @@ class DisaggEncodeGPURunnerWrapper:
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         super().load_model(*args, **kwargs)  # type: ignore[misc]
+        cores = connector_of_worker().cores
+        if cores is not None:
+            before_each_layer(self.model, cores.start_layer)  # type: ignore[attr-defined]
         model_state = getattr(self, "model_state", None)
         if model_state is None:
             return
@@ -83,11 +107,18 @@ class DisaggPrefillDecodeGPURunnerWrapper:
 
     def execute_model(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
         planned = scheduler_output.scheduled_encoder_inputs
-        if planned and not connector_of_worker().config.has_encoder:
+        connector = connector_of_worker()
+        if planned and not connector.config.has_encoder:
             raise EncoderNotAllowedError(
                 f"this instance has no encoder, but a step plans to encode {planned}"
             )
-        return super().execute_model(scheduler_output, *args, **kwargs)  # type: ignore[misc]
+        num_tokens = scheduler_output.total_num_scheduled_tokens
+        if connector.cores is None or num_tokens == 0:
+            return super().execute_model(scheduler_output, *args, **kwargs)  # type: ignore[misc]
+        longest = max(scheduler_output.num_scheduled_tokens.values())
+        work = Work.PREFILL if planned or longest >= PREFILL_TOKENS else Work.DECODE
+        with _computing(connector.cores, work):
+            return super().execute_model(scheduler_output, *args, **kwargs)  # type: ignore[misc]
 
 
 def wrap(runner: Runner, is_producer: bool) -> Runner:

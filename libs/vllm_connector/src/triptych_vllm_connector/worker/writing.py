@@ -15,6 +15,7 @@ from triptych_common.telemetry.logs import get_logger
 from triptych_vllm_connector.config import ConnectorConfig
 from triptych_vllm_connector.step_orders import WriteOrder
 from triptych_vllm_connector.worker.containment import check_device
+from triptych_vllm_connector.worker.cores.core_range import CoreRange
 from triptych_vllm_connector.worker.encode_clock import clock_of
 from triptych_vllm_connector.worker.store_worker import TRANSFER_ERRORS, StoreWorker
 
@@ -33,6 +34,7 @@ class WritingWorker(StoreWorker):
         self._orders: dict[str, list[WriteOrder]] = {}  # of the step under way, by mm_hash
         self._encoder_cache: Mapping[str, torch.Tensor] = {}
         self._clock = clock_of(device_type)
+        self._num_cores: CoreRange | None = None
         self.num_transferred = 0
 
     def on_step_start(
@@ -42,9 +44,13 @@ class WritingWorker(StoreWorker):
         self._orders = {mm_hash: list(each) for mm_hash, each in orders.items()}
         self._encoder_cache = encoder_cache
 
-    def on_encode_start(self) -> None:
-        """The encoder runs now, for every item of this step (from the runner wrapper)."""
+    def on_encode_start(self, cores: CoreRange | None = None) -> None:
+        """The encoder runs now, for every item of this step (from the runner wrapper).
+
+        `cores`: on how many it computes, on a shared CPU; known when it is done.
+        """
         self._clock.start()
+        self._num_cores = cores
 
     def on_encoded(self, mm_hash: str, tensor: torch.Tensor) -> None:
         """vLLM has the item: each of its orders is written. Called again for the same item: nothing."""
@@ -134,7 +140,12 @@ class WritingWorker(StoreWorker):
     def _record_encode(self, order: WriteOrder) -> int:
         """The span of the step's encoding, once its item was written, or could not be; when it ended."""
         start_ns, end_ns = self._clock.span_ns()
-        self._span("encoder.encode", start_ns, end_ns, order.traceparent, order.mm_hash)
+        cores = (
+            {"fewest_cores": self._num_cores.fewest, "most_cores": self._num_cores.most}
+            if self._num_cores
+            else {}
+        )
+        self._span("encoder.encode", start_ns, end_ns, order.traceparent, order.mm_hash, **cores)
         return end_ns
 
     def _on_seal_answer(self, done: "Future[StoreReply]", order: WriteOrder, start_ns: int) -> None:

@@ -1,0 +1,203 @@
+"""Giving way: what partial requests hold goes back as soon as a request that can run needs it.
+
+Over one of vLLM's schedulers, of which it knows the queues and the KV cache:
+
+- `running` is kept in the order: those that compute or decode as vLLM has them, partial requests in their
+  prompt, stalled requests. So a resumed prompt takes what decoding leaves of a step, and under first come,
+  first served vLLM's own choice (the last one) is a stalled request. When its prompt is computed, a partial
+  request goes back to the place of its arrival.
+- When the KV cache refuses a running request blocks, the newest stalled request behind it is preempted, and
+  it is tried again, before vLLM looks for a victim (by priority, that might be one that runs).
+- When it refuses them to a waiting request that has all of its items, likewise, if that helps; and when no
+  seat is free for it. vLLM never preempts for the waiting queue.
+- A partial request that the KV cache refuses is parked until all of its items are here: it keeps no other
+  request from the head of the queue.
+
+Who gave way begins whole the next time (`Consumer.on_preempted`), so each request gives way once at most.
+No deadlock: space in the encoder cache is granted before a request begins, and its items come, or fail by a
+deadline, without any KV block; who has all of its items takes blocks from those that have not.
+"""
+
+import time
+from collections.abc import Set as AbstractSet
+from typing import Any
+
+from vllm.utils.math_utils import cdiv
+from vllm.v1.core.sched.request_queue import SchedulingPolicy
+from vllm.v1.request import Request, RequestStatus
+
+from triptych_vllm_connector.consumer.consumer import Consumer
+from triptych_vllm_connector.consumer.overlap import OverlapPolicy
+from triptych_vllm_connector.scheduler.partial_requests import PartialRequests, newest
+
+
+def overlap_policy(scheduler: Any, *, is_on: bool, min_tokens: int) -> OverlapPolicy:
+    """Overlap where the engine can clip a prompt anywhere, and where nothing else moves its KV blocks."""
+    can_clip = scheduler.scheduler_config.enable_chunked_prefill and not scheduler.is_encoder_decoder
+    is_alone = scheduler.connector is None and not scheduler.need_mamba_block_aligned_split
+    return OverlapPolicy(is_on and can_clip and is_alone, min_tokens, scheduler.num_prefill_lookahead)
+
+
+class GivingWay:
+    """`stalled`: engine request ids of running requests that wait; the parking scheduler keeps it.
+
+    `share`: of the KV blocks, and of the seats, that incomplete partial requests may hold; one seat is left.
+    """
+
+    def __init__(self, scheduler: Any, consumer: Consumer, stalled: AbstractSet[str], share: float) -> None:
+        self._scheduler = scheduler
+        self._consumer = consumer
+        self._stalled = stalled
+        self._pool = scheduler.kv_cache_manager.block_pool
+        self.partial = PartialRequests(
+            int(share * self._pool.num_gpu_blocks),
+            min(int(share * scheduler.max_num_active_reqs), scheduler.max_num_active_reqs - 1),
+            consumer.is_incomplete,
+        )
+        self._refused: list[Request] = []
+        self._gave_way: list[Request] = []
+        self._allocate = scheduler.kv_cache_manager.allocate_slots
+        scheduler.kv_cache_manager.allocate_slots = self._allocate_or_give_way
+
+    # ---- around a step ---------------------------------------------------------------------------
+    def may_begin(self, request: Request) -> bool:
+        """Is there room for this waiting request, of which items are missing? If so it is a partial one."""
+        num_blocks = self._blocks_of_prompt(request)
+        watermark = self._scheduler.kv_cache_manager.watermark_blocks
+        return self.partial.may_begin(num_blocks + watermark, self._pool.get_num_free_blocks())
+
+    def begin(self, request: Request) -> None:
+        """It was admitted; whether it gets blocks is seen in this step."""
+        self.partial.begin(request.request_id, self._blocks_of_prompt(request))
+
+    def before_step(self) -> None:
+        """Order the running requests, and make a seat if a request that can run has none."""
+        if not self.partial and not self._stalled:
+            return
+        for request in self._partial_requests():
+            if not request.is_prefill_chunk:
+                self.partial.end(request.request_id)
+                if request.status == RequestStatus.RUNNING:  # a session may wait for its next input
+                    self._restore_place(request)
+        self._scheduler.running.sort(key=self._rank)
+        self._make_seat()
+
+    def after_step(self) -> list[Request]:
+        """Who gave way waits again, in the place of its arrival. Returns those that were refused blocks."""
+        for request in self._gave_way:  # the newest first: each goes in front of the one before
+            self._scheduler.waiting.prepend_request(request)
+        self._gave_way.clear()
+        for request in self._partial_requests():
+            if request.status != RequestStatus.RUNNING:
+                self.partial.end(request.request_id)
+        refused, self._refused = self._refused, []
+        return refused
+
+    def _partial_requests(self) -> list[Request]:
+        return [self._scheduler.requests[each] for each in self.partial.ids()]
+
+    def _rank(self, request: Request) -> int:
+        return 2 if request.request_id in self._stalled else int(request.request_id in self.partial)
+
+    def _restore_place(self, request: Request) -> None:
+        running = self._scheduler.running
+        running.remove(request)
+        later = (index for index, other in enumerate(running) if other.arrival_time > request.arrival_time)
+        running.insert(next(later, len(running)), request)
+
+    # ---- blocks ----------------------------------------------------------------------------------
+    def _allocate_or_give_way(self, request: Request, *args: Any, **kwargs: Any) -> Any:
+        """In the place of the KV cache's `allocate_slots`, with its arguments. None: there are none."""
+        blocks = self._allocate(request, *args, **kwargs)
+        if blocks is None and request.status != RequestStatus.RUNNING:
+            if self.partial.end(request.request_id):
+                self._consumer.begin_whole(request.request_id)
+                self._refused.append(request)
+                return None
+            if not self._helps(request, kwargs.get("new_computed_blocks")):
+                return None
+        while blocks is None and (victim := self._victim(request)) is not None:
+            self._give_way(victim)
+            blocks = self._allocate(request, *args, **kwargs)
+        return blocks
+
+    def _victim(self, request: Request) -> Request | None:
+        """The newest of those that may give way to `request`, which cannot run without."""
+        running = self._scheduler.running
+        if (
+            request.status == RequestStatus.RUNNING
+        ):  # vLLM goes through them: those before it keep their index
+            victims = [each for each in running[running.index(request) + 1 :] if self._waits(each)]
+        else:
+            victims = self._victims_of_waiting()
+        return newest(victims, by_priority=self._is_by_priority)
+
+    def _victims_of_waiting(self) -> list[Request]:
+        """Partial ones, whatever their priority: parked they would hold nothing either.
+
+        A request that is served item by item, larger than the budget, keeps its blocks.
+        """
+        running = self._scheduler.running
+        return [each for each in running if each.request_id in self.partial and self._waits(each)]
+
+    def _waits(self, request: Request) -> bool:
+        """Is it stalled still, so that no step that is being scheduled reads what it holds?"""
+        return (
+            request.request_id in self._stalled
+            and self._consumer.is_waiting(request.request_id)
+            and self._scheduler._request_blocks_can_be_freed(request)
+        )
+
+    def _helps(self, request: Request, cached: Any) -> bool:
+        """Is it enough for the waiting `request` if all give way? `cached`: its blocks that are there."""
+        running = self._scheduler.running
+        if all(each.request_id in self._stalled for each in running):
+            return True  # no other request will ever give blocks back
+        shared = {
+            block.block_id
+            for group in (() if cached is None else cached.blocks)
+            for block in group
+            if block.ref_cnt > 0 and not block.is_null
+        }
+        num_needed = self._blocks_of_prompt(request) - len(shared)
+        num_needed += self._scheduler.kv_cache_manager.watermark_blocks
+        num_held = sum(self._blocks_held(each, shared) for each in self._victims_of_waiting())
+        return bool(self._pool.get_num_free_blocks() + num_held >= num_needed)
+
+    def _blocks_held(self, request: Request, shared: AbstractSet[int]) -> int:
+        """Blocks that would be free without the request, but for those that the other one uses itself."""
+        blocks = self._scheduler.kv_cache_manager.get_blocks(request.request_id).blocks
+        return sum(
+            block.ref_cnt == 1 and not block.is_null and block.block_id not in shared
+            for group in blocks
+            for block in group
+        )
+
+    def _blocks_of_prompt(self, request: Request) -> int:
+        groups = self._scheduler.kv_cache_config.kv_cache_groups
+        return sum(cdiv(request.num_tokens, group.kv_cache_spec.block_size) for group in groups)
+
+    # ---- seats -----------------------------------------------------------------------------------
+    def _make_seat(self) -> None:
+        scheduler = self._scheduler
+        num_seats = scheduler.max_num_active_reqs - scheduler.num_waiting_for_streaming_input
+        if len(scheduler.running) < num_seats or not scheduler.waiting:
+            return
+        head = scheduler.waiting.peek_request()
+        can_run = not head.mm_features or self._consumer.is_complete(head.request_id)
+        if can_run and head.status in (RequestStatus.WAITING, RequestStatus.PREEMPTED):
+            victim = newest(self._victims_of_waiting(), by_priority=self._is_by_priority)
+            if victim is not None:
+                self._give_way(victim)
+
+    def _give_way(self, victim: Request) -> None:
+        """It waits again when this step is scheduled: vLLM may be taking the head of the queue now."""
+        scheduler = self._scheduler
+        scheduler.running.remove(victim)
+        scheduler._preempt_request(victim, time.monotonic(), drop_stale_output=scheduler.requires_kv_delivery)
+        scheduler.waiting.remove_requests([victim])
+        self._gave_way.append(victim)
+
+    @property
+    def _is_by_priority(self) -> bool:
+        return bool(self._scheduler.policy == SchedulingPolicy.PRIORITY)

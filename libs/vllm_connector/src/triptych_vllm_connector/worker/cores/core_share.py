@@ -1,0 +1,164 @@
+"""A worker's threads, and the cores on which they run now.
+
+How many threads compute a step follows from the step alone, so results do not depend on the load: decoding
+has a thread for each core that the engine owns, encoding and prompts have the whole team. oneDNN keeps for
+each shape the number of threads that it first saw, so a number that changed with the load would be ignored
+anyway. What follows the load is where they run: at the start of a step, and before each layer of a vision
+tower, the worker reads from the host's board what the other engines do, and moves the team.
+
+    others busy: all threads on the engine's own cores        others idle: on theirs too
+
+Libraries work against both: oneDNN and MKL open teams of fewer threads, upon which the runtime ends the
+others and starts new ones later, and torch sets MKL's number at the first operation of a thread.
+"""
+
+import os
+import time
+from collections.abc import Callable, Collection
+from contextlib import ExitStack, closing
+
+import torch
+
+from triptych_common.cores.board import CoreBoard, CoreBoardError, board_path
+from triptych_common.cores.plan import CorePolicy, shared_cores, team_size
+from triptych_common.cores.sharing import Work, cores_for
+from triptych_common.cores.usable import core_quota, num_usable_cores, usable_cores
+from triptych_common.telemetry.logs import get_logger
+from triptych_vllm_connector.config import ConnectorConfig
+from triptych_vllm_connector.worker.cores.core_range import CoreRange
+from triptych_vllm_connector.worker.cores.openmp import OpenMp
+
+log = get_logger(__name__)
+
+
+class CoreShare:
+    """Of one worker. Every method is for the thread that runs vLLM's steps."""
+
+    def __init__(
+        self,
+        policy: CorePolicy,
+        own: Collection[int],
+        host: Collection[int],
+        board: CoreBoard,
+        openmp: OpenMp,
+        move: Callable[[int, Collection[int]], None] = os.sched_setaffinity,
+    ) -> None:
+        """`own`: cores that the engine owns; `host`: all that it may use.
+
+        `move`: a thread, to some; 0 is the calling one. Raises OSError.
+        """
+        self._policy = policy
+        self._own = frozenset(own)
+        self._host = frozenset(host)
+        self._board = board
+        self._openmp = openmp
+        self._move = move
+        self._team_size = team_size(len(self._own), len(self._host))
+        self._num_threads = self._team_size
+        openmp.set_num_threads(self._num_threads)
+        self._team_looked_up = self._num_threads
+        self._team = openmp.team(self._num_threads)
+        self._cores: frozenset[int] = frozenset()  # where the team was put; none: not known
+        self._refused: frozenset[int] = frozenset()
+        self._works = False
+        self.range = CoreRange(len(self._own), len(self._own))
+
+    @classmethod
+    def open(cls, config: ConnectorConfig, num_ranks: int) -> "CoreShare | None":
+        """None: this worker keeps to the threads that it was started with, wherever the kernel puts them."""
+        usable = usable_cores()
+        own = set(config.cores) & set(usable)
+        # Busy on more cores than its quota covers, a cgroup is stopped whole until the quota's next period.
+        host = shared_cores(own, usable[: num_usable_cores(len(usable), core_quota())])
+        if config.core_policy == "split" or not own or team_size(len(own), len(host)) <= len(own):
+            return None
+        try:
+            openmp = OpenMp.of_process()
+            if openmp is None or openmp.num_threads() != len(config.cores) or num_ranks > 1:
+                log.info("cores not shared", reason="ranks, threads that the user set, or an unknown OpenMP")
+                return None
+            with ExitStack() as opened:
+                board = opened.enter_context(closing(CoreBoard.open(board_path(config.store_socket), own)))
+                torch.get_num_threads()  # a thread's first call sets OpenMP's number to MKL's: now, not later
+                share = cls(config.core_policy, own, host, board, openmp)
+                opened.pop_all()
+        except (CoreBoardError, OSError) as error:
+            log.warning("cores not shared", reason=str(error))
+            return None
+        log.info("cores shared", policy=config.core_policy, own=sorted(own), host=sorted(host))
+        return share
+
+    def start_step(self, work: Work) -> None:
+        """The step computes `work`."""
+        self._works = True
+        self._board.publish(work)
+        num_threads = len(self._own) if work is Work.DECODE else self._team_size
+        if num_threads != self._num_threads or num_threads != self._openmp.num_threads():
+            self._resize(num_threads)
+        num_cores = self._place()
+        self.range = CoreRange(num_cores, num_cores)
+
+    def start_layer(self) -> None:
+        """The next layer of the step: the others may do something else by now."""
+        if self._works:
+            self.range.add(self._place())
+
+    def end_step(self) -> None:
+        """Nothing is computed until the next step."""
+        self._works = False
+        self._board.publish(Work.IDLE)
+
+    def close(self) -> None:
+        """Leave the board."""
+        self._board.close()
+
+    def _resize(self, num_threads: int) -> None:
+        """For the teams from now on. One thread leaves the others asleep; of several, the rest are ended."""
+        self._openmp.set_num_threads(num_threads)
+        self._num_threads = num_threads
+        if num_threads > 1 and num_threads != self._team_looked_up:
+            self._look_up_team(num_threads)
+
+    def _look_up_team(self, num_threads: int) -> None:
+        self._team_looked_up = num_threads
+        self._team = self._openmp.team(num_threads)
+        self._cores = frozenset()  # threads that were started between two moves are where their starter was
+
+    def _place(self) -> int:
+        """Put the team where it may run now; returns the number of cores."""
+        cores = self._choose()
+        if cores != self._cores:
+            try:
+                self._move_team(cores)
+            except OSError as error:  # a cpuset was made smaller: the kernel has moved the threads itself
+                self._cores = frozenset()
+                if cores != self._refused:
+                    self._refused = cores
+                    log.warning("cores not available", cores=sorted(cores), error=str(error))
+            else:
+                self._cores = cores
+        return len(cores)
+
+    def _choose(self) -> frozenset[int]:
+        if self._policy == "split":
+            return self._own
+        try:
+            others = self._board.others()
+        except OSError as error:
+            log.warning("cores no longer shared", reason=str(error))
+            self._policy = "split"
+            return self._own
+        return cores_for(self._policy, self._own, self._host, others, time.monotonic_ns())
+
+    def _move_team(self, cores: frozenset[int]) -> None:
+        """The calling thread first: what the runtime starts from now on runs where it does."""
+        self._move(0, cores)
+        try:
+            self._move_others(cores)
+        except ProcessLookupError:  # an operation had a smaller team: the runtime ended the threads beyond it
+            self._look_up_team(self._team_looked_up)
+            self._move_others(cores)
+
+    def _move_others(self, cores: frozenset[int]) -> None:
+        for thread in self._team:
+            self._move(thread, cores)
