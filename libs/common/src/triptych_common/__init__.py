@@ -4,7 +4,7 @@ Layers, each importing only what stands below it:
 
     runtime                       settings, signals, drain
     coordination | store_session  single flight, registry, sizes in Redis; the store's client
-    bus | region                  Redis Streams; shared memory and GPUs
+    bus | region | cores          Redis Streams; shared memory and GPUs; cores of one host
     redis_client                  connections to Redis, commands and scripts
     telemetry                     traces, logs, metrics
     domain                        errors, hashing, transitions, pure rules

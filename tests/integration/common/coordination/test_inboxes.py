@@ -9,8 +9,7 @@ import redis
 from tests.integration.common.flight_samples import DIGEST, HASH, claim, job_for, requester_at
 from triptych_common.bus import AsyncBus, ThreadedBus, drop_idle_consumers
 from triptych_common.coordination import ClaimResult, Registry, SingleFlight
-from triptych_common.coordination.single_flight import requester_key
-from triptych_common.protocol.messages import EncodeCompleted, InstanceRecord, Role
+from triptych_common.protocol.messages import EncodeCompleted, InstanceRecord, Role, requester_key
 from triptych_common.protocol.names import (
     ENCODERS_GROUP,
     INBOX_TTL_S,

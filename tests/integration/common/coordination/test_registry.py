@@ -117,3 +117,17 @@ async def test_two_processes_of_one_name_are_logged(
         await registry.register(RECORD.model_copy(update={"boot_id": "b-2"}))
         await registration.beat()
     assert caplog.messages == ["another process uses this instance's name"]
+
+
+async def test_a_namespace_that_had_an_encoder(registry: Registry, raw: Any) -> None:
+    """Its jobs stream says so, which outlives the encoder's record."""
+    assert not await registry.had_encoder("f" * 64)
+    raw.xgroup_create(f"triptych:test:encode-jobs:{'f' * 64}", "encoders", mkstream=True)
+    encoder = RECORD.model_copy(
+        update={"instance": "encoder-0", "role": Role.ENCODE, "namespace_digest": "f" * 64}
+    )
+    async with registry.keep_registered(encoder):
+        assert await registry.had_encoder("f" * 64)
+    assert await registry.had_encoder("f" * 64)
+    assert raw.pttl(f"triptych:test:encode-jobs:{'f' * 64}") > 0
+    assert not await registry.had_encoder("e" * 64)

@@ -10,7 +10,12 @@ from redis.asyncio import Redis
 from triptych_common.bus.consumer_group import ConsumerGroup
 from triptych_common.bus.publisher import NewEntry, Publisher, RefusedEntry
 from triptych_common.bus.stream_bounds import StreamBounds
-from triptych_common.bus.stream_consumer import ConsumerOptions, OnDeadLetter, StreamConsumer
+from triptych_common.bus.stream_consumer import (
+    ConsumerOptions,
+    FindPeers,
+    OnDeadLetter,
+    StreamConsumer,
+)
 from triptych_common.domain.errors import BusRefusedError, BusUnavailableError
 from triptych_common.protocol import codec
 from triptych_common.protocol.messages import Message
@@ -152,13 +157,14 @@ class AsyncBus:
         min_idle_ms: int | None = None,
         max_deliveries: int | None = None,
         on_dead_letter: OnDeadLetter | None = None,
+        find_peers: FindPeers | None = None,
     ) -> StreamConsumer:
         """A consumer named `consumer` of `group`; see `ConsumerOptions` for the rest.
 
         The name must be stable over restarts of its owner, and unique among living ones: what was
         delivered to it and never acked comes first.
         """
-        options = ConsumerOptions(prefetch, min_idle_ms, max_deliveries, on_dead_letter)
+        options = ConsumerOptions(prefetch, min_idle_ms, max_deliveries, on_dead_letter, find_peers)
         reader = self._address.client(f"{self._client_name}/{consumer}", self._watch)
         return StreamConsumer(
             reader,

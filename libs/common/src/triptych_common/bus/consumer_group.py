@@ -14,6 +14,7 @@ from typing import Any, cast
 from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
+from triptych_common.bus.fair_share import GroupLoad
 from triptych_common.redis_client.commands import COMMAND_LIMIT_S, READ_LIMIT_S, is_existing_group
 from triptych_common.redis_client.scripts import EXTEND_EXPIRY
 
@@ -111,6 +112,15 @@ class ConsumerGroup:
             READ_LIMIT_S,
         )
         return [StreamEntry(entry_id, fields) for _, entries in reply or [] for entry_id, fields in entries]
+
+    async def read_load(self) -> GroupLoad:
+        """What the group's consumers hold, and what waits for them: one round trip."""
+        async with self._client.pipeline(transaction=False) as pipe:
+            pipe.xlen(self.stream)
+            pipe.xinfo_consumers(self.stream, self.group)
+            num_entries, consumers = await _any(pipe.execute())
+        num_held = {each["name"].decode(): int(each["pending"]) for each in consumers}
+        return GroupLoad(max(num_entries - sum(num_held.values()), 0), num_held)
 
     async def take_own(self, count: int, held: Collection[bytes]) -> list[StreamEntry]:
         """Entries that were delivered to this consumer's name, but are not in `held`."""

@@ -1,4 +1,4 @@
-"""Consumer of one stream: flow control, takeover, dead letters, reconnection.
+"""Consumer of one stream: flow control, fair shares, takeover, dead letters, reconnection.
 
 An entry that was read or taken over is outstanding until it is acked, handed back, or moved to the dead
 letters (rejected, or delivered too often); a consumer that dies loses it to another. At least once: an entry
@@ -6,9 +6,10 @@ can come again (after a crash, or when Redis lost an ack). Handlers are idempote
 """
 
 import asyncio
+import contextlib
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
@@ -18,6 +19,7 @@ from redis.exceptions import RedisError, ResponseError
 
 from triptych_common.bus.consumer_group import ConsumerGroup, StreamEntry
 from triptych_common.bus.dead_letters import bury
+from triptych_common.bus.fair_share import must_let_go_first, num_owed
 from triptych_common.domain.errors import ProtocolError
 from triptych_common.protocol import codec
 from triptych_common.protocol.codec import Envelope
@@ -28,8 +30,12 @@ from triptych_common.telemetry.logs import get_logger
 
 log = get_logger(__name__)
 
+AHEAD_WAIT_S = 0.01  # that a consumer which holds more leaves the next entry to others
+AHEAD_BLOCK_MS = 100  # of its reads: Redis serves those first who began to wait before
+
 _UNAVAILABLE = (RedisError, OSError)
 OnDeadLetter = Callable[[Envelope, str], Awaitable[None]]
+FindPeers = Callable[[], Awaitable[Collection[str]]]
 
 
 @dataclass(frozen=True)
@@ -42,12 +48,15 @@ class ConsumerOptions:
             own; None: neither (streams with one reader).
         max_deliveries: an entry delivered more often goes to the dead letters; None: no limit.
         on_dead_letter: called with an entry that is given up for `max_deliveries`, before it is moved.
+        find_peers: names of the living consumers of the group. Entries are taken one by one then, and left
+            to those that hold fewer.
     """
 
     prefetch: int = 1
     min_idle_ms: int | None = None
     max_deliveries: int | None = None
     on_dead_letter: OnDeadLetter | None = None
+    find_peers: FindPeers | None = None
 
     def __post_init__(self) -> None:
         if self.prefetch < 1:
@@ -152,7 +161,8 @@ class StreamConsumer:
             await self._wait_for_room()
             if self._stopping:
                 raise StopAsyncIteration
-            for entry, queued_s in await self._fetch(self._options.prefetch - len(self._outstanding)):
+            room = self._options.prefetch - len(self._outstanding)
+            for entry, queued_s in await self._fetch(room if self._options.find_peers is None else 1):
                 await self._take(entry, queued_s)
         return self._ready.popleft()
 
@@ -209,11 +219,30 @@ class StreamConsumer:
                 if dead := await self._group.take_over(count, min_idle_ms, held):
                     return dead
                 self._next_takeover_at = time.monotonic() + block_ms / 1000
+        find_peers = self._options.find_peers
+        if find_peers is not None and self._outstanding and await self._is_ahead(find_peers):
+            block_ms = min(block_ms, AHEAD_BLOCK_MS)
         entries = await self._group.read_new(count, block_ms)
         if self._num_failures:
             log.info("bus is back", stream=self._group.stream, num_failures=self._num_failures)
             self._num_failures = 0
         return entries
+
+    async def _is_ahead(self, find_peers: FindPeers) -> bool:
+        """Whether others hold fewer than this consumer. What they are about to take is left to them.
+
+        If they do not take it, this consumer does: it waits once, and no longer than `AHEAD_WAIT_S`.
+        """
+        peers = frozenset(await find_peers()) - {self._group.consumer}
+        if not peers:
+            return False
+        load, num_outstanding = await self._group.read_load(), len(self._outstanding)
+        if must_let_go_first(load, peers, num_outstanding):
+            self._room.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(AHEAD_WAIT_S):
+                    await self._room.wait()  # one of its own was done
+        return num_owed(load, peers, num_outstanding) > 0
 
     async def _pay_acks(self) -> None:
         if self._owed_acks:

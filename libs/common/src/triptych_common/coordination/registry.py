@@ -189,6 +189,11 @@ class Registry:
                 log.warning("instance record refused", instance=name.decode(), error=str(error))
         return records
 
+    async def had_encoder(self, namespace_digest: str) -> bool:
+        """Whether the namespace had an encoder, or jobs, in the last `JOBS_TTL_S`."""
+        client, jobs = self._bus.client, self._names.encode_jobs(namespace_digest)
+        return bool(await run_command("had_encoder", lambda: send_command(client, "EXISTS", jobs)))
+
     async def _heartbeat(self, registration: Registration, interval_s: float) -> None:
         instance, num_failures = registration.record.instance, 0
         while True:

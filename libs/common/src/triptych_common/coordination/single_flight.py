@@ -23,7 +23,14 @@ from triptych_common.coordination.flight_state import PRELUDE
 from triptych_common.domain.errors import BusUnavailableError
 from triptych_common.protocol import codec
 from triptych_common.protocol.ids import JobId
-from triptych_common.protocol.messages import EncodeFailed, EncodeJob, EncoderCacheMetadata, Requester
+from triptych_common.protocol.messages import (
+    EncodeFailed,
+    EncodeJob,
+    EncoderCacheMetadata,
+    Requester,
+    RequesterKey,
+    requester_key,
+)
 from triptych_common.protocol.names import ENCODERS_GROUP, JOBS_TTL_S
 from triptych_common.redis_client.commands import run_command
 from triptych_common.redis_client.scripts import LuaScript, Value, load_script
@@ -32,7 +39,6 @@ PUBLISH_LEASE_S = 5.0  # from the claim to the job on the stream
 FINISHED_S = 10.0  # that a result may take to its gateways, before it counts as lost
 MAX_SENDS = 4  # of one job: when it vanishes again and again, something refuses it
 
-RequesterKey = tuple[str, int]  # (request id, item index)
 ClaimMode = Literal["new", "retry", "check"]
 
 CLAIM, PUBLISH, LEAVE, START, RENEW, ANNOUNCE, FINISH, FAIL = (
@@ -68,6 +74,7 @@ class StartResult(StrEnum):
 
     STARTED = "started"
     UNWANTED = "unwanted"  # all requesters have left
+    GONE = "gone"  # neither flight nor entry: all had left before it began, or Redis lost them
     SUPERSEDED = "superseded"  # another encoder works on it, or another job took its place
 
 
@@ -158,7 +165,8 @@ class SingleFlight:
         """`encoder` took `job` from the stream. Returns whether to work on it, and its requesters.
 
         An entry that was taken over is started anew; a second entry of the same job is not, while the
-        encoder of the first renews its lease.
+        encoder of the first renews its lease. What is gone is not for an encoder that is about to begin; one
+        that has begun cannot know from it that none waits.
         """
         reply = await self._run(
             START, job.mm_hash, job.namespace_digest, _fields(job.requesters),
@@ -235,10 +243,6 @@ class SingleFlight:
         if reply is None:
             raise BusUnavailableError(f"{script.name}: Redis answered nothing")
         return reply
-
-
-def requester_key(requester: Requester) -> RequesterKey:
-    return requester.request_id, requester.item_index
 
 
 def _field(key: RequesterKey) -> str:

@@ -57,6 +57,13 @@ class Requester(Message):
     prefill_decode: Name
 
 
+RequesterKey = tuple[str, int]  # (request id, item index): what tells requesters apart
+
+
+def requester_key(requester: Requester) -> RequesterKey:
+    return requester.request_id, requester.item_index
+
+
 class ImageProperties(Message):
     """Inside `EncodeJob`: what the gateway saw in the header. The encoder decodes that image, or refuses."""
 

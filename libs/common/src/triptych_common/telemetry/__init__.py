@@ -1,6 +1,7 @@
 """Traces, logs and metrics.
 
 tracing       spans: opened, recorded, continued from a message
+plain_spans   spans that cost little
 span_records  a span as a JSON line, and the exporter that writes it
 trace_files   the files of these lines: names, locks, how much of the disk they take
 trace_reader  reads one request's trace back from them

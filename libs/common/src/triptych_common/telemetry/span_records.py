@@ -6,7 +6,7 @@ The files (0600) are append only; a reader copes with a last line that is not co
 import os
 import threading
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import orjson
@@ -54,8 +54,7 @@ class FileSpanExporter(SpanExporter):
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         lines = b"".join(
-            orjson.dumps(asdict(_record(span, self._service, self._instance)), default=str) + b"\n"
-            for span in spans
+            orjson.dumps(_record(span, self._service, self._instance), default=str) + b"\n" for span in spans
         )
         with self._lock:
             try:

@@ -5,19 +5,23 @@ is set globally, so they also work inside engines that set up tracing of their o
 """
 
 import secrets
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace import Span as SdkSpan
-from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
 from opentelemetry.sdk.trace.id_generator import IdGenerator
+from opentelemetry.sdk.trace.sampling import DEFAULT_ON
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
+from triptych_common.telemetry.plain_spans import PlainTracer, active_span
 from triptych_common.telemetry.span_records import FileSpanExporter
 from triptych_common.telemetry.trace_files import DEFAULT_MAX_BYTES
 
@@ -44,8 +48,36 @@ class _SystemIdGenerator(IdGenerator):
         return secrets.randbits(128) or 1
 
 
+class _Provider(TracerProvider):
+    """OpenTelemetry's, which makes plain spans for us. Others in the process, such as vLLM, get its own.
+
+    Each span of ours has `triptych.instance`: one file or backend holds spans of many instances.
+    """
+
+    def __init__(self, service_name: str, instance: str) -> None:
+        ids = _SystemIdGenerator()
+        resource = Resource.create({"service.name": service_name, "service.instance.id": instance})
+        super().__init__(resource=resource, id_generator=ids)
+        self._plain = PlainTracer(_SCOPE, resource, ids, {INSTANCE: instance}, self._on_end)
+        self._processors: tuple[SpanProcessor, ...] = ()
+
+    def get_tracer(self, instrumenting_module_name: str, *args: Any, **options: Any) -> trace.Tracer:
+        """A plain one does not sample: where OpenTelemetry is set up to, or is off, its own is taken."""
+        tracer = super().get_tracer(instrumenting_module_name, *args, **options)
+        is_on = self.sampler is DEFAULT_ON and not isinstance(tracer, trace.NoOpTracer)
+        return self._plain if is_on and instrumenting_module_name == _SCOPE else tracer
+
+    def add_span_processor(self, span_processor: SpanProcessor) -> None:
+        super().add_span_processor(span_processor)
+        self._processors += (span_processor,)
+
+    def _on_end(self, span: ReadableSpan) -> None:
+        for processor in self._processors:
+            processor.on_end(span)
+
+
 class _InstanceOnEverySpan(SpanProcessor):
-    """Puts `triptych.instance` on each span: one file or backend holds spans of many instances."""
+    """Puts `triptych.instance` on the spans of others, too."""
 
     def __init__(self, instance: str) -> None:
         self._instance = instance
@@ -68,10 +100,7 @@ def setup_tracing(
     in `traces_dir` if given, where this process keeps `traces_max_bytes` at most (0: nothing), else nowhere.
     Call the provider's `shutdown()` at the end: it flushes.
     """
-    provider = TracerProvider(
-        resource=Resource.create({"service.name": service_name, "service.instance.id": instance}),
-        id_generator=_SystemIdGenerator(),
-    )
+    provider = _Provider(service_name, instance)
     provider.add_span_processor(_InstanceOnEverySpan(instance))
     exporter = _exporter(service_name, instance, otlp_endpoint, traces_dir, traces_max_bytes)
     if exporter is not None:
@@ -102,41 +131,44 @@ def _exporter(
 
 def tracer() -> trace.Tracer:
     """The tracer of the provider that is set globally at the time of the call."""
-    return trace.get_tracer(_SCOPE)
+    return _tracer_of(trace.get_tracer_provider())
+
+
+@lru_cache(maxsize=4)
+def _tracer_of(provider: trace.TracerProvider) -> trace.Tracer:
+    """Kept: a provider looks through its configuration each time it is asked."""
+    return provider.get_tracer(_SCOPE)
 
 
 def current_traceparent() -> str | None:
     """`traceparent` of the span that is active here; None outside of any."""
-    carrier: dict[str, str] = {}
-    _propagator.inject(carrier)
-    return carrier.get("traceparent")
+    return traceparent_of(trace.get_current_span())
 
 
 def traceparent_of(span: trace.Span) -> str | None:
     """`traceparent` that makes others children of `span`; None if it is not recording anywhere."""
-    carrier: dict[str, str] = {}
-    _propagator.inject(carrier, trace.set_span_in_context(span))
-    return carrier.get("traceparent")
+    context = span.get_span_context()
+    if not context.is_valid:
+        return None
+    return f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
 
 
 def context_from(traceparent: str | None) -> Context:
     """Context whose spans continue `traceparent`; an empty one if it is None or not valid."""
-    if traceparent is None:
+    if not traceparent:
         return Context()
     return _propagator.extract({"traceparent": traceparent}, context=Context())
 
 
-@contextmanager
 def span(
     name: str, *, traceparent: str | None = None, attributes: Attributes | None = None
-) -> Iterator[trace.Span]:
-    """A span around the body, active in it; an exception marks it failed.
+) -> AbstractContextManager[trace.Span]:
+    """A span around the body, which begins now, active in it; an exception marks it failed.
 
     Its parent is `traceparent` if given, else the active span.
     """
     context = None if traceparent is None else context_from(traceparent)
-    with tracer().start_as_current_span(name, context=context, attributes=dict(attributes or {})) as started:
-        yield started
+    return active_span(tracer().start_span(name, context=context, attributes=attributes))
 
 
 def record_span(

@@ -3,7 +3,7 @@
 -- ARGV: job entry encoder lease_ms ttl_ms attempt *requesters
 -- `requesters`: those that the job names, as of a claim
 if state == '' then
-  if #redis.call('XRANGE', stream, entry, entry) == 0 then return {'unwanted'} end
+  if #redis.call('XRANGE', stream, entry, entry) == 0 then return {'gone'} end
   -- Redis lost the flight, but not the job: the requesters are those that it names.
   become('claimed', try_put, {}, 'job', job, 'attempt', attempt, 'num_sent', 1)
   for i = 1, #requesters, 2 do try_put(requesters[i], waiting_until(ttl_ms, requesters[i + 1])) end

@@ -1,0 +1,73 @@
+"""Which cores this process may use: its affinity, which a cpuset narrows, and the CPU quota of its cgroup."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path, PurePosixPath
+
+_CGROUPS = Path("/sys/fs/cgroup")
+_OWN_CGROUP = Path("/proc/self/cgroup")
+
+
+def usable_cores() -> tuple[int, ...]:
+    """Numbers of the cores that the kernel lets this process run on, in order."""
+    return tuple(sorted(os.sched_getaffinity(0)))
+
+
+def core_quota() -> float | None:
+    """Cores' worth of time that this process and its neighbours in the cgroup get; None: no quota."""
+    own = _read(_OWN_CGROUP)
+    return None if own is None else quota_of(own, lambda path: _read(_CGROUPS / path))
+
+
+def num_usable_cores(num_cores: int, quota: float | None) -> int:
+    """Cores that can be busy all the time: of a quota of 1.5 one; at least one."""
+    return max(1, num_cores if quota is None else min(num_cores, int(quota)))
+
+
+def quota_of(own_cgroup: str, read: Callable[[str], str | None]) -> float | None:
+    """The smallest quota from the process's cgroup up to the root, in both versions of cgroups.
+
+    `own_cgroup`: the text of /proc/self/cgroup. `read`: a file below /sys/fs/cgroup; None: it is not there.
+    A container sees its own cgroup as the root, under a path that is the host's: both places are read.
+    """
+    quotas: list[float | None] = []
+    for line in own_cgroup.splitlines():
+        _, controllers, path = [*line.split(":", 2), "", ""][:3]
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        quota_in = _quota_v1 if controllers else _quota_v2
+        quotas += [quota_in(folder, read) for folder in _upwards(path)]
+    return min((quota for quota in quotas if quota is not None), default=None)
+
+
+def _upwards(path: str) -> list[str]:
+    folder = PurePosixPath("/", path)
+    return [str(each).strip("/") for each in (folder, *folder.parents)]
+
+
+def _quota_v2(folder: str, read: Callable[[str], str | None]) -> float | None:
+    fields = (read(f"{folder}/cpu.max".lstrip("/")) or "").split()
+    return _ratio(*fields) if len(fields) == 2 else None
+
+
+def _quota_v1(folder: str, read: Callable[[str], str | None]) -> float | None:
+    for mount in ("cpu", "cpu,cpuacct"):
+        base = f"{mount}/{folder}".rstrip("/")
+        quota, period = read(f"{base}/cpu.cfs_quota_us"), read(f"{base}/cpu.cfs_period_us")
+        if quota is not None and period is not None:
+            return _ratio(quota.strip(), period.strip())
+    return None
+
+
+def _ratio(quota: str, period: str) -> float | None:
+    """`max` and -1 stand for no quota; so does what is no number."""
+    if not quota.isdecimal() or not period.isdecimal() or int(period) == 0:
+        return None
+    return int(quota) / int(period)
+
+
+def _read(path: Path) -> str | None:
+    try:
+        return path.read_text()
+    except OSError:
+        return None
