@@ -9,6 +9,8 @@ from triptych_common.domain.media_options import OptionRules
 from triptych_common.protocol.messages import EncodeJob, FailureKind
 from triptych_vllm_connector.step_orders import WriteOrder
 
+LARGE_PIXELS = 2_000_000  # smaller images do not wait for larger ones
+
 
 class BadMediaError(TriptychError):
     """The media cannot be decoded or processed. Trying again gives the same.
@@ -47,6 +49,7 @@ class PreprocessLimits:
     image_options: OptionRules
     timeout_s: float  # for one item
     num_pixels: int  # of all items that are worked on at once
+    num_threads: int  # of small items, and of large ones, that are worked on at once
     stuck_after_s: float  # after its time is over; then the service ends
 
 
@@ -69,6 +72,10 @@ class Encoder(Protocol):
 
     @property
     def max_num_tokens(self) -> int: ...
+
+    def num_pixels(self, job: EncodeJob) -> int:
+        """What the item costs while it is in hand: its image's, or what its options may make of it."""
+        ...
 
     async def preprocess(self, job: EncodeJob, media: bytes) -> PreparedItem:
         """Raises BadMediaError or PreprocessFailedError."""

@@ -24,12 +24,16 @@ from triptych_common.telemetry import setup_logging, setup_tracing
 from triptych_common.telemetry.logs import get_logger
 from triptych_encoder.encoding import Encoder, PreprocessLimits
 from triptych_encoder.engine.engine_watchdog import EngineWatchdog
+from triptych_encoder.jobs.encode_gate import EncodeGate
+from triptych_encoder.jobs.encoder_peers import EncoderPeers
+from triptych_encoder.jobs.gate_policy import GatePolicy
 from triptych_encoder.jobs.job_leases import JobLeases
 from triptych_encoder.jobs.job_runner import JobRunner
 from triptych_encoder.jobs.ledger import Ledger
 from triptych_encoder.jobs.media_source import MediaSource, new_media_client
 from triptych_encoder.jobs.reply_reader import ReplyReader
 from triptych_encoder.jobs.reporter import Reporter
+from triptych_encoder.preprocessing.cost_budget import CostBudget
 from triptych_encoder.settings import EncoderSettings
 from triptych_encoder.store.store_client import StoreClient
 from triptych_encoder.store.store_reservations import StoreReservations
@@ -43,6 +47,7 @@ from triptych_vllm_connector.process_exit import end_quickly
 
 log = get_logger(__name__)
 
+GPU_ENCODE_BATCH = 4  # on the CPU a step of four takes as long as four steps of one
 HEALTH_CHECK_S = 1.0  # vLLM reports a dead engine only when asked
 
 
@@ -64,7 +69,7 @@ async def serve(settings: EncoderSettings, stop: StopSignal) -> None:
         has_encoder=True,
         debug_encode_delay_s=settings.debug_encode_delay_ms / 1000,
     )
-    options = encoder_options(config, settings.model, settings.num_slots, has_gpu(), settings.engine_args)
+    options = encoder_options(config, settings.model, encode_batch(settings), has_gpu(), settings.engine_args)
     limits = PreprocessLimits(
         image_formats=settings.image_formats,
         max_image_pixels=settings.max_image_pixels,
@@ -72,6 +77,7 @@ async def serve(settings: EncoderSettings, stop: StopSignal) -> None:
         image_options=settings.request_image_options,
         timeout_s=settings.preprocess_timeout_s,
         num_pixels=settings.preprocess_pixels,
+        num_threads=settings.preprocess_threads,
         stuck_after_s=settings.engine_timeout_s,
     )
     async with run_engine(options, limits) as engine:  # first: vLLM may fork, and nothing of ours runs yet
@@ -122,6 +128,8 @@ class EncoderService:
         self._runner = JobRunner(
             engine,
             EngineWatchdog(settings.engine_timeout_s),
+            EncodeGate(GatePolicy(encode_batch(settings))),
+            CostBudget(settings.prepared_pixels),
             MediaSource(http, settings.max_media_bytes),
             store_client,
             StoreReservations(store_client, selector.memories),
@@ -169,7 +177,12 @@ class EncoderService:
         await drop_idle_consumers(self._bus, self._settings.names.encode_jobs(self._digest), ENCODERS_GROUP)
         async with self._registry.keep_registered(self._record()) as registration:
             transports = [each.value for each in self._slab.own.transports]
-            log.info("encoder ready", num_slots=self._settings.num_slots, transports=transports)
+            log.info(
+                "encoder ready",
+                num_slots=self._settings.num_slots,
+                encode_batch=encode_batch(self._settings),
+                transports=transports,
+            )
             try:
                 async with asyncio.TaskGroup() as group:
                     upkeep = [
@@ -216,6 +229,7 @@ class EncoderService:
             min_idle_ms=settings.takeover_idle_ms,
             max_deliveries=settings.max_deliveries,
             on_dead_letter=self._runner.on_dead_letter,
+            find_peers=EncoderPeers(self._digest, self._registry).find,
         )
         try:
             async with asyncio.timeout(None) as limit, consumer, asyncio.TaskGroup() as group:
@@ -268,6 +282,11 @@ class EncoderService:
                 await self._replies.wait_settled()
         except TimeoutError:
             log.warning("drain timeout: final acks are missing, pins end with the session")
+
+
+def encode_batch(settings: EncoderSettings) -> int:
+    """Items that vLLM encodes at once."""
+    return settings.encode_batch or (GPU_ENCODE_BATCH if has_gpu() else 1)
 
 
 def _first(failures: BaseException) -> BaseException:

@@ -2,6 +2,7 @@
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
+from triptych_common.cores.plan import CorePolicy
 from triptych_common.domain.image_formats import MAX_IMAGE_PIXELS
 from triptych_common.runtime import MediaSettings
 from triptych_vllm_connector.config import TransportSetting
@@ -13,7 +14,12 @@ class EncoderSettings(MediaSettings):
     instance: str = "encoder-0"
     model: str = Field(description="model folder or hub name")
     engine_args: list[str] = Field(default_factory=list, description="options passed through to vLLM")
-    num_slots: PositiveInt = Field(default=4, description="jobs worked on at once")
+    num_slots: PositiveInt = Field(
+        default=8, description="jobs in hand at once: being preprocessed, waiting for their encode, encoded"
+    )
+    encode_batch: PositiveInt | None = Field(
+        default=None, description="items that vLLM encodes at once; none: 1 on a CPU, 4 on a GPU"
+    )
     max_media_bytes: PositiveInt = Field(default=64 << 20, description="largest media item that is fetched")
     transport: TransportSetting = Field(
         default="auto", description="how tensors travel: auto, pinned_shm, cuda_ipc or redis"
@@ -35,6 +41,20 @@ class EncoderSettings(MediaSettings):
     )
     preprocess_pixels: PositiveInt = Field(
         default=MAX_IMAGE_PIXELS, description="pixels of all images that are decoded and preprocessed at once"
+    )
+    core_policy: CorePolicy = Field(
+        default="text_first",
+        description="how engines on the CPU share the host's cores: split, text_first or image_first",
+    )
+    cores: tuple[NonNegativeInt, ...] = Field(
+        default=(), description="cores that this engine owns, as a JSON list [default: none; it shares none]"
+    )
+    preprocess_threads: PositiveInt = Field(
+        default=1, description="images up to 2 megapixels that are preprocessed at once; as many larger ones"
+    )
+    prepared_pixels: PositiveInt = Field(
+        default=MAX_IMAGE_PIXELS,
+        description="pixels of all images above 2 megapixels in hand, from preprocessing to encode",
     )
     debug_encode_delay_ms: NonNegativeInt = Field(
         default=0, description="test option: sleep before each encode"

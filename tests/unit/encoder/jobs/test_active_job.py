@@ -20,6 +20,7 @@ WAYS = {
     S.COMPLETED: (S.PREPROCESSED, S.RESERVED, S.SEALED, S.COMPLETED),
     S.FAILED: (S.FAILED,),
     S.HANDED_BACK: (S.HANDED_BACK,),
+    S.DROPPED: (S.PREPROCESSED, S.RESERVED, S.DROPPED),
 }
 ILLEGAL = [(state, to) for state, to in itertools.product(S, S) if to not in ALLOWED[state]]
 

@@ -66,6 +66,37 @@ async def test_no_more_at_once_than_the_capacity(gates: list[Gate]) -> None:
     assert await asyncio.gather(large, small) == ["done", "done"]
 
 
+async def test_no_more_threads_at_once_than_allowed(gates: list[Gate]) -> None:
+    threads = BoundedThreads(10, LIMIT_S, LIMIT_S, num_threads=2)
+    tasks = [asyncio.create_task(threads.run(1, gate)) for gate in gates[:3]]
+    await begun(gates[0])
+    await begun(gates[1])
+    assert not gates[2].has_begun.is_set()
+    gates[1].may_end.set()
+    await begun(gates[2])
+    for gate in gates:
+        gate.may_end.set()
+    assert await asyncio.gather(*tasks) == ["done"] * 3
+
+
+async def test_what_is_cheap_does_not_wait_for_what_is_not(gates: list[Gate]) -> None:
+    threads = BoundedThreads(100, LIMIT_S, LIMIT_S, num_threads=1, large_cost=10)
+    large = [asyncio.create_task(threads.run(20, gate)) for gate in gates[:2]]
+    await begun(gates[0])
+    assert await threads.run(10, lambda: "small") == "small"
+    assert not gates[1].has_begun.is_set()
+    for gate in gates:
+        gate.may_end.set()
+    assert await asyncio.gather(*large) == ["done"] * 2
+
+
+async def test_a_thread_that_takes_too_long_stands_in_nobodys_way(gates: list[Gate]) -> None:
+    threads = BoundedThreads(10, 0.05, LIMIT_S, num_threads=1)
+    with pytest.raises(PreprocessFailedError):
+        await threads.run(1, gates[0])
+    assert await threads.run(1, lambda: "next") == "next"
+
+
 async def test_work_that_takes_too_long_fails_and_keeps_its_share(gates: list[Gate]) -> None:
     threads = BoundedThreads(10, 0.05, LIMIT_S)
     with pytest.raises(PreprocessFailedError):

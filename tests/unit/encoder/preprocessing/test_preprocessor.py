@@ -30,6 +30,7 @@ LIMITS = PreprocessLimits(
     image_options={},
     timeout_s=30.0,
     num_pixels=1_000_000,
+    num_threads=2,
     stuck_after_s=30.0,
 )
 JOB = EncodeJob(
@@ -165,8 +166,19 @@ async def test_an_image_is_charged_what_its_options_may_make_of_it(
         return await run(cost, work)
 
     monkeypatch.setattr(made._threads, "run", charge)
-    await made.prepare(JOB.model_copy(update={"mm_processor_kwargs": options}), PICTURE)
-    assert charged == [cost]
+    job = JOB.model_copy(update={"mm_processor_kwargs": options})
+    await made.prepare(job, PICTURE)
+    assert (charged, made.num_pixels(job)) == ([cost], cost)
+
+
+@pytest.mark.parametrize("update", [{"image": None}, {"mm_processor_kwargs": {"min_pixels": 8}}], ids=str)
+async def test_what_is_about_to_be_refused_has_a_size_too(
+    preprocessor: Preprocessor, update: dict[str, Any]
+) -> None:
+    job = JOB.model_copy(update=update)
+    assert preprocessor.num_pixels(job) == (56 * 28 if job.image else 0)
+    with pytest.raises(BadMediaError):
+        await preprocessor.prepare(job, PICTURE)
 
 
 async def test_a_model_that_takes_no_image_of_ours_is_not_served(renderer: Renderer) -> None:

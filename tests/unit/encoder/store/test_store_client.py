@@ -198,3 +198,20 @@ async def test_an_answer_that_comes_too_late_is_undone(
     future.set_result(answer)
     await asyncio.sleep(0)
     assert isinstance(session.commands[-1], Cancel if answer is RESERVED else Unpin)
+
+
+@pytest.mark.parametrize("answer", [RESERVED, pinned(A, 7)])
+async def test_an_answer_that_comes_with_the_cancellation_is_undone(
+    session: FakeStoreSession, store_client: StoreClient, answer: Any
+) -> None:
+    session.answers = ["late"]
+    asked = reserve(store_client) if answer is RESERVED else store_client.watch_item(A, 5.0)
+    task = asyncio.get_running_loop().create_task(asked)
+    await asyncio.sleep(0)
+    (future,) = session.unanswered
+    future.set_result(answer)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await asyncio.sleep(0)
+    assert isinstance(session.commands[-1], Cancel if answer is RESERVED else Unpin)

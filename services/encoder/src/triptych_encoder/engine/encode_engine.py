@@ -71,6 +71,10 @@ class EncodeEngine:
         """See `Preprocessor.learn_item_schema`."""
         await self._preprocessor.learn_item_schema()
 
+    def num_pixels(self, job: EncodeJob) -> int:
+        """See `Preprocessor.num_pixels`."""
+        return self._preprocessor.num_pixels(job)
+
     async def preprocess(self, job: EncodeJob, media: bytes) -> PreparedItem:
         """See `Preprocessor.prepare`."""
         return await self._preprocessor.prepare(job, media)

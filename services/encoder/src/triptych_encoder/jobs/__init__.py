@@ -1,9 +1,12 @@
 """Encode jobs, in the host. In the order in which a job passes them.
 
+encoder_peers who else takes jobs of the namespace; encoders share them
 job_runner    one delivery of a job from the stream to its ack
 job_leases    which jobs this encoder does at all; their leases in Redis; dead letters
 active_job    one job's state, its requesters, and what was sent to them
 media_source  its media: inside the job, or from the gateway that keeps them
+encode_gate   prepared items wait here until vLLM shall have them
+gate_policy   which of them go next, and how many at a time
 reporter      publishes EncoderCacheMetadata (sizes), EncodeCompleted and EncodeFailed
 ledger        which requesters still wait for a sealed item, so how long the producer's pin is kept
 reply_reader  their replies (`preallocations`, `acks`), which end the pins

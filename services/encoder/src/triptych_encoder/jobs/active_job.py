@@ -5,20 +5,22 @@
        |            |              |          |          |
        `------------`--------------`----------`--------> |  FAILED (from the first four: one EncodeFailed)
        `------------`--------------`----------`----------`> HANDED_BACK (cancelled: another encoder's)
+                                   `--> DROPPED (nobody waits for it any more, or another encoder has it)
 
-A job that is dropped (no requester waits for it any more, or another encoder works on it) never gets here.
+A job that is dropped when it is taken from the stream never gets here; DROPPED is one whose last requester
+left while it waited for its encode.
 One whose engine dies stays as it is: the process ends, and another encoder takes the job over.
 
 The encoder asks Redis for the requesters just before it sends anything. Without Redis it uses those that it
 knew last: the messages wait for Redis themselves, and the requesters mend a flight that outlives its job.
 """
 
+import time
 from collections.abc import Iterable
 from enum import Enum
 
 from triptych_common.bus import Delivery
 from triptych_common.coordination import SingleFlight
-from triptych_common.coordination.single_flight import RequesterKey, requester_key
 from triptych_common.domain.errors import BusUnavailableError
 from triptych_common.domain.transitions import check_transition
 from triptych_common.protocol.codec import Envelope
@@ -28,6 +30,8 @@ from triptych_common.protocol.messages import (
     EncoderCacheMetadata,
     FailureKind,
     Requester,
+    RequesterKey,
+    requester_key,
 )
 from triptych_common.telemetry.logs import get_logger
 from triptych_encoder.jobs.ledger import Ledger
@@ -49,6 +53,7 @@ class JobState(Enum):
     COMPLETED = "completed"  # and reported
     FAILED = "failed"  # and reported
     HANDED_BACK = "handed back"  # to the stream, for another encoder
+    DROPPED = "dropped"  # while it waited for its encode: it is not needed here any more
 
 
 _ENDS = frozenset({JobState.FAILED, JobState.HANDED_BACK})
@@ -56,12 +61,13 @@ _ENDS = frozenset({JobState.FAILED, JobState.HANDED_BACK})
 ALLOWED: dict[JobState, frozenset[JobState]] = {
     JobState.STARTED: _ENDS | {JobState.PREPROCESSED},
     JobState.PREPROCESSED: _ENDS | {JobState.RESERVED},
-    JobState.RESERVED: _ENDS | {JobState.ENCODING, JobState.SEALED},
+    JobState.RESERVED: _ENDS | {JobState.ENCODING, JobState.SEALED, JobState.DROPPED},
     JobState.ENCODING: _ENDS | {JobState.SEALED},
     JobState.SEALED: frozenset({JobState.COMPLETED, JobState.HANDED_BACK}),
     JobState.COMPLETED: frozenset(),
     JobState.FAILED: frozenset(),
     JobState.HANDED_BACK: frozenset(),
+    JobState.DROPPED: frozenset(),
 }
 
 
@@ -85,6 +91,7 @@ class ActiveJob:
         self.envelope = delivery.envelope
         self.entry_id = delivery.entry_id
         self._waiting = {requester_key(each): each for each in requesters}
+        self.refreshed_at = time.monotonic()  # when Redis was last asked for them
         self._informed: dict[RequesterKey, Requester] = {}  # have the metadata
 
     def enter(self, state: JobState) -> None:
@@ -98,9 +105,19 @@ class ActiveJob:
         return self.state not in (JobState.STARTED, JobState.PREPROCESSED)
 
     @property
+    def waiting(self) -> frozenset[RequesterKey]:
+        """Requesters that wait for it, as far as it is known."""
+        return frozenset(self._waiting)
+
+    @property
     def keys(self) -> set[RequesterKey]:
         """Every requester that this job was ever for."""
         return {*self._waiting, *self._informed}
+
+    def set_waiting(self, requesters: Iterable[Requester]) -> None:
+        """Redis has answered who waits now."""
+        self._waiting = {requester_key(each): each for each in requesters}
+        self.refreshed_at = time.monotonic()
 
     async def inform_requesters(self, metadata: EncoderCacheMetadata, deadline: float) -> None:
         """Send `metadata` to the requesters that do not have it.
@@ -164,7 +181,7 @@ class ActiveJob:
             log.warning("requesters not refreshed", job_id=self.job.job_id, error=str(error))
             return
         if waiting is not None:
-            self._waiting = {requester_key(each): each for each in waiting}
+            self.set_waiting(waiting)
 
     async def _end_flight(self, informed: Iterable[RequesterKey]) -> bool:
         try:

@@ -9,8 +9,9 @@ from triptych_common.bus import Delivery
 from triptych_common.coordination import SingleFlight, StartResult
 from triptych_common.domain.errors import BusUnavailableError
 from triptych_common.protocol.codec import Envelope
-from triptych_common.protocol.messages import EncodeFailed, EncodeJob, FailureKind
+from triptych_common.protocol.messages import EncodeFailed, EncodeJob, FailureKind, Requester
 from triptych_common.telemetry.logs import get_logger
+from triptych_encoder.encoding import JobFailure
 from triptych_encoder.jobs.active_job import ActiveJob, publish_failure
 from triptych_encoder.jobs.ledger import Ledger
 from triptych_encoder.jobs.reporter import Reporter
@@ -18,6 +19,7 @@ from triptych_encoder.jobs.reporter import Reporter
 log = get_logger(__name__)
 
 DEFAULT_DEADLINE_S = 60.0
+ASK_LIMIT_S = 0.3  # for whether an item is still needed: vLLM waits for the answer
 
 
 class JobLeases:
@@ -38,30 +40,53 @@ class JobLeases:
 
     async def take_job(self, delivery: Delivery, job: EncodeJob) -> ActiveJob | None:
         """A job that was taken from the stream; None: it is dropped."""
-        requesters = job.requesters
+        start, requesters = await self._start_job(job, delivery.entry_id, delivery.envelope)
+        if not self._is_to_be_done(job, StartResult.UNWANTED if start is StartResult.GONE else start):
+            return None
+        return ActiveJob(
+            self._single_flight, self._reporter, self._ledger, delivery, job, requesters or job.requesters
+        )
+
+    async def is_still_needed(self, active: ActiveJob) -> bool:
+        """Of a job that has waited for its encode: whether to encode it now. Refreshes its requesters.
+
+        False: all requesters have left, and its flight has ended with that; or it has ended otherwise; or an
+        encoder works on another entry of the job. One that took over this very entry is not noticed: the
+        flight is started here again. True also when Redis does not answer, or has lost the flight and the
+        entry: the requesters, who have the metadata, wait.
+        """
         try:
-            start, waiting = await self._single_flight.start_job(
-                job,
-                delivery.entry_id,
-                self._instance,
-                lease_s=self._lease_s,
-                ttl_s=remaining_s(delivery.envelope),
+            async with asyncio.timeout(ASK_LIMIT_S):
+                start, requesters = await self._start_job(active.job, active.entry_id, active.envelope)
+        except TimeoutError:
+            log.info("job encoded unasked: Redis did not answer", job_id=active.job.job_id)
+            return True
+        if requesters:
+            active.set_waiting(requesters)
+        return start is StartResult.GONE or self._is_to_be_done(active.job, start)
+
+    async def _start_job(
+        self, job: EncodeJob, entry_id: str, envelope: Envelope
+    ) -> tuple[StartResult, tuple[Requester, ...]]:
+        """Requesters: none, where they are not known; a full Redis starts a job without recording any."""
+        try:
+            return await self._single_flight.start_job(
+                job, entry_id, self._instance, lease_s=self._lease_s, ttl_s=remaining_s(envelope)
             )
-            requesters = waiting or requesters  # a full Redis starts a job without recording any
-        except BusUnavailableError as error:  # the requesters may have changed; the job names the first
+        except BusUnavailableError as error:  # the requesters may have changed; those known are the first
             log.warning("job started without its flight", job_id=job.job_id, error=str(error))
-            start = StartResult.STARTED
+            return StartResult.STARTED, ()
+
+    def _is_to_be_done(self, job: EncodeJob, start: StartResult) -> bool:
         if start is StartResult.UNWANTED:
             self.num_dropped += 1
             log.info(
                 "job dropped: no requester waits for it", job_id=job.job_id, num_dropped=self.num_dropped
             )
-            return None
-        if start is StartResult.SUPERSEDED:
+        elif start is StartResult.SUPERSEDED:
             self.num_superseded += 1
             log.info("job dropped: superseded", job_id=job.job_id)
-            return None
-        return ActiveJob(self._single_flight, self._reporter, self._ledger, delivery, job, requesters)
+        return start is StartResult.STARTED
 
     @contextmanager
     def renewing(self, job: ActiveJob) -> Iterator[None]:
@@ -90,6 +115,12 @@ class JobLeases:
         while True:
             await asyncio.sleep(self._lease_s / 3)
             await asyncio.gather(*(each.renew_lease(self._instance, self._lease_s) for each in self._renewed))
+
+
+def check_deadline(envelope: Envelope) -> None:
+    """Raises JobFailure when no requester waits any more."""
+    if remaining_s(envelope) <= 0:
+        raise JobFailure(FailureKind.EXPIRED, "the deadline passed before the item was encoded")
 
 
 def remaining_s(envelope: Envelope) -> float:

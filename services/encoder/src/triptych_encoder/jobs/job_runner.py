@@ -1,10 +1,15 @@
 """Runs encode jobs from the stream to the seal; their states are in `active_job`.
 
-deliver -> start (or drop) -> fetch and preprocess -> reserve -> announce -> encode -> pin -> report -> ack
+deliver -> start (or drop) -> fetch -> preprocess -> reserve -> announce
+        -> wait at the gate (or drop) -> encode -> pin -> report -> ack
+
+The first line runs ahead of the engine, for all jobs in hand at once.
 """
 
 import asyncio
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from weakref import WeakValueDictionary
 
 import tenacity
@@ -18,6 +23,7 @@ from triptych_common.protocol.store import Reserved, TensorSpec
 from triptych_common.telemetry import record_span, span
 from triptych_common.telemetry.logs import get_logger
 from triptych_encoder.encoding import (
+    LARGE_PIXELS,
     BadMediaError,
     Encoder,
     EncodeRefusedError,
@@ -27,9 +33,12 @@ from triptych_encoder.encoding import (
 )
 from triptych_encoder.engine.engine_watchdog import EngineWatchdog
 from triptych_encoder.jobs.active_job import ActiveJob, JobState
-from triptych_encoder.jobs.job_leases import JobLeases, remaining_s
+from triptych_encoder.jobs.encode_gate import EncodeGate
+from triptych_encoder.jobs.gate_policy import GateItem
+from triptych_encoder.jobs.job_leases import JobLeases, check_deadline, remaining_s
 from triptych_encoder.jobs.ledger import Ledger
 from triptych_encoder.jobs.media_source import MediaGoneError, MediaSource
+from triptych_encoder.preprocessing.cost_budget import CostBudget
 from triptych_encoder.store.store_client import StoreClient
 from triptych_encoder.store.store_reservations import PinFuture, Reservation, StoreReservations, is_pinned
 from triptych_vllm_connector.step_orders import WriteOrder
@@ -39,7 +48,9 @@ log = get_logger(__name__)
 MAX_CAUSE_CHARS = 500
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 FIRST_RETRY_S = 0.02  # of a full store: space comes from other processes' pins
-LONGEST_RETRY_S = 0.5
+LONGEST_RETRY_S = 0.5  # of the item that is to be encoded next
+LONGEST_RETRY_OF_OTHERS_S = 1.0  # they are not to take its space
+REFRESH_AFTER_S = 0.1  # an item that waited longer for its encode is encoded only if it is still needed
 
 
 class JobRunner:
@@ -49,6 +60,8 @@ class JobRunner:
         self,
         engine: Encoder,
         watchdog: EngineWatchdog,
+        gate: EncodeGate,
+        prepared_pixels: CostBudget,
         media: MediaSource,
         store_client: StoreClient,
         reservations: StoreReservations,
@@ -57,8 +70,11 @@ class JobRunner:
         instance: str,
         namespace_digest: str,
     ) -> None:
+        """`prepared_pixels`: of all large images from their preprocessing to the end of their encode."""
         self._engine = engine
         self._watchdog = watchdog
+        self._gate = gate
+        self._prepared_pixels = prepared_pixels
         self._media = media
         self._store_client = store_client
         self._reservations = reservations
@@ -144,46 +160,107 @@ class JobRunner:
 
     async def _encode(self, active: ActiveJob) -> None:
         job, envelope = active.job, active.envelope
-        prepared = await self._prepare(job, envelope)
+        deadline = time.monotonic() + remaining_s(envelope)
+        item = GateItem(active.waiting, envelope.received_at - envelope.queued_s, deadline)
+        with self._gate.in_hand(item):
+            media = await self._fetch(job, envelope)
+            num_pixels = self._engine.num_pixels(job)
+            async with self._prepared_pixels.hold(num_pixels if num_pixels > LARGE_PIXELS else 0):
+                prepared = await self._prepare(job, envelope, media)
+                del media  # it may be large, and the encode far off
+                outcome = await self._reserve_and_encode(active, item, prepared)
+        if outcome is None:
+            return
+        metadata, pin_id, encode_s = outcome
+        active.enter(JobState.SEALED)
+        self._store_client.end_pins(self._ledger.hold_pin(job.mm_hash, pin_id))
+        left = await active.report_completed(metadata, deadline, encode_s)
+        self._store_client.end_pins(self._ledger.remove_requesters(job.mm_hash, left))
+
+    async def _reserve_and_encode(
+        self, active: ActiveJob, item: GateItem, prepared: PreparedItem
+    ) -> tuple[EncoderCacheMetadata, int, float] | None:
+        """What was announced, our pin of the sealed entry, and the seconds of vLLM; None: dropped."""
+        job, envelope = active.job, active.envelope
         active.enter(JobState.PREPROCESSED)
         spec = self._spec(prepared)
-        metadata, deadline = self._metadata(job, prepared, spec), time.monotonic() + remaining_s(envelope)
+        metadata = self._metadata(job, prepared, spec)
         with span("encoder.reserve", traceparent=envelope.traceparent, attributes=self._attributes(job)):
-            reservation, pin = await self._reserve(active, metadata, spec, deadline)
+            reservation, pin = await self._reserve(active, item, metadata, spec)
         active.enter(JobState.RESERVED)
         metadata = metadata.model_copy(
             update={"sealed": is_pinned(pin), "transport": transport_of(reservation.memory)}
         )
-        await active.inform_requesters(metadata, deadline)
-        started = time.monotonic()
-        if isinstance(reservation, Reserved) and is_pinned(pin):  # sealed by another encoder meanwhile
+        encode_s = 0.0
+        try:
+            await active.inform_requesters(metadata, item.deadline)
+            self._gate.set_places(item, active.waiting)
+            if isinstance(reservation, Reserved) and not is_pinned(pin):
+                async with self._turn(active, item):
+                    if not is_pinned(pin) and not await self._is_still_needed(active):
+                        self._drop(active, pin, reservation)
+                        return None
+                    if pin.done() and not is_pinned(pin):  # and the blocks are not ours any more
+                        raise JobFailure(FailureKind.ENCODER_ERROR, "the writer went away before the encode")
+                    if not is_pinned(pin):  # by another encoder, meanwhile
+                        active.enter(JobState.ENCODING)
+                        self.num_encodes += 1
+                        order = self._order(job, envelope, prepared, spec, reservation)
+                        encode_s = await self._run_encoder(prepared, order, pin)
+        except (JobFailure, asyncio.CancelledError):
+            if active.state is JobState.RESERVED:  # no worker has the order
+                self._reservations.give_back(job.mm_hash, reservation, pin)
+            raise
+        if active.state is JobState.RESERVED and isinstance(reservation, Reserved):
             self._store_client.cancel_reservation(reservation.reservation_id)
-        elif isinstance(reservation, Reserved):
-            active.enter(JobState.ENCODING)
-            self.num_encodes += 1
-            await self._run_encoder(prepared, self._order(job, envelope, prepared, spec, reservation), pin)
-        pin_id = await self._reservations.wait_for_pin(job.mm_hash, pin, reservation)
-        active.enter(JobState.SEALED)
-        self._store_client.end_pins(self._ledger.hold_pin(job.mm_hash, pin_id))
-        left = await active.report_completed(metadata, deadline, time.monotonic() - started)
-        self._store_client.end_pins(self._ledger.remove_requesters(job.mm_hash, left))
+        return metadata, await self._reservations.wait_for_pin(job.mm_hash, pin, reservation), encode_s
+
+    @asynccontextmanager
+    async def _turn(self, active: ActiveJob, item: GateItem) -> AsyncIterator[None]:
+        """The block is vLLM's work on the item."""
+        began_ns = time.time_ns()
+        async with self._gate.turn(item):
+            attributes = self._attributes(active.job)
+            traceparent = active.envelope.traceparent
+            record_span(
+                "encoder.gate", began_ns, time.time_ns(), traceparent=traceparent, attributes=attributes
+            )
+            yield
+
+    async def _is_still_needed(self, active: ActiveJob) -> bool:
+        """Redis is asked only about an item that waited long: requesters leave while they wait."""
+        if time.monotonic() - active.refreshed_at < REFRESH_AFTER_S:
+            return True
+        return await self._leases.is_still_needed(active)
+
+    def _drop(self, active: ActiveJob, pin: PinFuture, reservation: Reservation) -> None:
+        active.enter(JobState.DROPPED)
+        mm_hash = active.job.mm_hash
+        self._reservations.give_back(mm_hash, reservation, pin)
+        self._store_client.end_pins(self._ledger.remove_requesters(mm_hash, active.keys))
 
     async def _reserve(
-        self, active: ActiveJob, metadata: EncoderCacheMetadata, spec: TensorSpec, deadline: float
+        self, active: ActiveJob, item: GateItem, metadata: EncoderCacheMetadata, spec: TensorSpec
     ) -> tuple[Reservation, PinFuture]:
         """While the store is full it is asked again, until the deadline.
 
         The item is announced meanwhile: below the store's reserve only granted items are written, and a grant
-        answers the metadata.
+        answers the metadata. The item that is to be encoded next asks most often: those that are reserved
+        ahead of their encode must not take from it what becomes free.
         """
+
+        def wait(state: tenacity.RetryCallState) -> float:
+            longest_s = LONGEST_RETRY_S if self._gate.is_next(item) else LONGEST_RETRY_OF_OTHERS_S
+            return tenacity.wait_exponential(multiplier=FIRST_RETRY_S, max=longest_s)(state)
+
         retrying = tenacity.AsyncRetrying(
             retry=tenacity.retry_if_exception_type(StoreFullError),
-            wait=tenacity.wait_exponential(multiplier=FIRST_RETRY_S, max=LONGEST_RETRY_S),
-            stop=tenacity.stop_before_delay(deadline - time.monotonic()),
+            wait=wait,
+            stop=tenacity.stop_before_delay(item.deadline - time.monotonic()),
             reraise=True,
         )
         try:
-            return await retrying(self._try_reserve, active, metadata, spec, deadline)
+            return await retrying(self._try_reserve, active, metadata, spec, item.deadline)
         except StoreFullError as error:
             raise JobFailure(FailureKind.STORE_FULL, "the cache store has no space") from error
 
@@ -220,15 +297,20 @@ class JobRunner:
             memory=reservation.memory,
         )
 
-    async def _prepare(self, job: EncodeJob, envelope: Envelope) -> PreparedItem:
-        if remaining_s(envelope) <= 0:
-            raise JobFailure(FailureKind.EXPIRED, "the deadline passed before the item was encoded")
-        with span("encoder.preprocess", traceparent=envelope.traceparent, attributes=self._attributes(job)):
+    async def _fetch(self, job: EncodeJob, envelope: Envelope) -> bytes:
+        """While a gateway hangs, its items hold no share of the pixels."""
+        check_deadline(envelope)
+        with span("encoder.fetch", traceparent=envelope.traceparent, attributes=self._attributes(job)):
             try:
-                media = await self._media.fetch(job, envelope)
-                prepared = await self._engine.preprocess(job, media)
+                return await self._media.fetch(job, envelope)
             except MediaGoneError as error:
                 raise JobFailure(FailureKind.MEDIA_GONE, str(error)) from error
+
+    async def _prepare(self, job: EncodeJob, envelope: Envelope, media: bytes) -> PreparedItem:
+        check_deadline(envelope)
+        with span("encoder.preprocess", traceparent=envelope.traceparent, attributes=self._attributes(job)):
+            try:
+                prepared = await self._engine.preprocess(job, media)
             except BadMediaError as error:
                 raise JobFailure(FailureKind.BAD_MEDIA, str(error)) from error
             except PreprocessFailedError as error:
@@ -263,16 +345,19 @@ class JobRunner:
             requesters=(),
         )
 
-    async def _run_encoder(self, prepared: PreparedItem, order: WriteOrder, pin: PinFuture) -> None:
+    async def _run_encoder(self, prepared: PreparedItem, order: WriteOrder, pin: PinFuture) -> float:
+        """Seconds that vLLM worked on it."""
+        began_at = time.monotonic()
         try:
             async with self._watchdog.with_job():
                 await self._engine.encode(prepared, order)
         except EncodeRefusedError as error:
             if is_pinned(pin):  # another encoder made it meanwhile, and the pin of its entry is ours already
                 self._store_client.cancel_reservation(order.reservation_id)
-                return
-            self._store_client.unwatch_item(order.mm_hash, order.reservation_id)
-            raise JobFailure(FailureKind.ENCODER_ERROR, str(error)) from error
+            else:
+                self._store_client.unwatch_item(order.mm_hash, order.reservation_id)
+                raise JobFailure(FailureKind.ENCODER_ERROR, str(error)) from error
+        return self._gate.on_answer(began_at)
 
     def _spec(self, prepared: PreparedItem) -> TensorSpec:
         dtype = self._engine.dtype

@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from triptych_common.domain.transitions import check_transition
-
-Key = tuple[str, int]  # (request id, item index)
+from triptych_common.protocol.messages import RequesterKey
 
 
 class PinState(Enum):
@@ -34,10 +33,10 @@ class PinnedItem:
     """`pin_id` is set from HELD on. Only `enter` assigns `state`."""
 
     mm_hash: str
-    waiting: set[Key]
+    waiting: set[RequesterKey]
     deadline: float  # monotonic seconds
     pin_id: int | None = None
-    granted: set[Key] = field(default_factory=set)
+    granted: set[RequesterKey] = field(default_factory=set)
     state: PinState = PinState.ANNOUNCED
 
     def enter(self, state: PinState) -> None:
@@ -55,7 +54,7 @@ class Ledger:
     def __len__(self) -> int:
         return len(self._items)
 
-    def add_requesters(self, mm_hash: str, requesters: set[Key], deadline: float) -> None:
+    def add_requesters(self, mm_hash: str, requesters: set[RequesterKey], deadline: float) -> None:
         """A job's item was announced to these requesters."""
         item = self._items.get(mm_hash)
         if item is None:
@@ -73,7 +72,7 @@ class Ledger:
         item.enter(PinState.HELD)
         return self._release_if_done(item)
 
-    def add_grant(self, mm_hash: str, key: Key) -> None:
+    def add_grant(self, mm_hash: str, key: RequesterKey) -> None:
         """This requester's prefill_decode keeps space for the item."""
         item = self._items.get(mm_hash)
         if item is not None:
@@ -84,7 +83,7 @@ class Ledger:
         item = self._items.get(mm_hash)
         return item is not None and bool(item.granted)
 
-    def remove_requesters(self, mm_hash: str, requesters: set[Key]) -> list[int]:
+    def remove_requesters(self, mm_hash: str, requesters: set[RequesterKey]) -> list[int]:
         """These send no more acks: they sent the final one, declined, left, or their job failed. Idempotent.
 
         Others may still wait, also for an earlier job that did not fail.

@@ -2,6 +2,7 @@
 
 preprocessor     all of it, bounded in pixels and in time
 bounded_threads  blocking work in threads, bounded together in cost and each in time
+cost_budget      a bound on the cost of what runs, or is kept, at once
 decoding         from an image's bytes to its pixels: exactly the image that the gateway saw, or nothing
 item_schema      checks the form of what the model's processor makes; learned at the start, knows no model
 """

@@ -1,4 +1,4 @@
-"""Blocking work in threads, bounded together in cost and each in time.
+"""Blocking work in threads, bounded together in number and cost, and each in time. First come, first served.
 
 A thread cannot be ended. What runs too long fails for its job, and keeps its share of the capacity until
 it ends; one that does not end ends the service, which is started again.
@@ -7,11 +7,11 @@ it ends; one that does not end ends the service, which is started again.
 import asyncio
 import contextlib
 import threading
-from collections import deque
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 from triptych_encoder.encoding import EngineFailedError, PreprocessFailedError
+from triptych_encoder.preprocessing.cost_budget import CostBudget
 
 Result = TypeVar("Result")
 
@@ -19,18 +19,27 @@ Result = TypeVar("Result")
 class BoundedThreads:
     """For one event loop. Threads are daemons: the process ends without waiting for them."""
 
-    def __init__(self, capacity: int, limit_s: float, stuck_after_s: float) -> None:
+    def __init__(
+        self,
+        capacity: int,
+        limit_s: float,
+        stuck_after_s: float,
+        num_threads: int = 1 << 30,
+        large_cost: int = 1 << 62,
+    ) -> None:
         """
         Args:
             capacity: cost of everything that runs at once; what costs more runs alone.
             limit_s: after so long the work has failed.
             stuck_after_s: after so long more it counts as stuck.
+            num_threads: that run at once; one that runs too long no longer counts.
+            large_cost: what costs more has as many threads of its own, so that others do not wait for it.
         """
-        self._capacity = capacity
+        self._budget = CostBudget(capacity)
+        self._places, self._large_places = CostBudget(num_threads), CostBudget(num_threads)
+        self._large_cost = large_cost
         self._limit_s = limit_s
         self._stuck_after_s = stuck_after_s
-        self._free = capacity
-        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()  # first come, first served
         self._running: dict[asyncio.Future[Any], float] = {}  # -> when it started, on the loop's clock
 
     @property
@@ -44,15 +53,19 @@ class BoundedThreads:
         Raises:
             PreprocessFailedError: it has not ended in time, or no thread could be started.
         """
-        cost = min(cost, self._capacity)
-        await self._acquire(cost)
+        places = self._large_places if cost > self._large_cost else self._places
+        async with places.hold(1):
+            return await self._run(cost, work)
+
+    async def _run(self, cost: int, work: Callable[[], Result]) -> Result:
+        held = await self._budget.acquire(cost)
         try:
             future = self._start(work)
         except RuntimeError as error:
-            self._release(cost)
+            self._budget.release(held)
             raise PreprocessFailedError("the encoder has no thread for the item") from error
         self._running[future] = asyncio.get_running_loop().time()
-        future.add_done_callback(lambda done: self._ended(done, cost))
+        future.add_done_callback(lambda done: self._ended(done, held))
         done, _ = await asyncio.wait({future}, timeout=self._limit_s)
         if not done:
             raise PreprocessFailedError("the item was not preprocessed in time")
@@ -86,40 +99,7 @@ class BoundedThreads:
         threading.Thread(target=target, name="triptych-preprocess", daemon=True).start()
         return future
 
-    def _ended(self, future: "asyncio.Future[Any]", cost: int) -> None:
+    def _ended(self, future: "asyncio.Future[Any]", held: int) -> None:
         del self._running[future]
         future.exception()  # retrieved: after the time limit no job does
-        self._release(cost)
-
-    async def _acquire(self, cost: int) -> None:
-        if not self._waiting and cost <= self._free:
-            self._free -= cost
-            return
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append((cost, turn))
-        try:
-            await turn
-        except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():
-                self._release(cost)
-            else:
-                with contextlib.suppress(ValueError):  # `_admit` has passed it over already
-                    self._waiting.remove((cost, turn))
-                self._admit()
-            raise
-
-    def _release(self, cost: int) -> None:
-        self._free += cost
-        self._admit()
-
-    def _admit(self) -> None:
-        while self._waiting:
-            cost, turn = self._waiting[0]
-            if turn.cancelled():  # its job was cancelled, and has not run yet
-                self._waiting.popleft()
-                continue
-            if cost > self._free:
-                return
-            self._waiting.popleft()
-            self._free -= cost
-            turn.set_result(None)
+        self._budget.release(held)

@@ -21,6 +21,7 @@ from triptych_common.domain.transient import is_transient
 from triptych_common.protocol.messages import EncodeJob, ImageProperties, Modality
 from triptych_common.telemetry.logs import get_logger
 from triptych_encoder.encoding import (
+    LARGE_PIXELS,
     BadMediaError,
     EngineFailedError,
     PreparedItem,
@@ -58,7 +59,9 @@ class Preprocessor:
         self._render = render
         self._limits = limits
         self._decoder = ImageDecoder(limits.image_formats, limits.max_image_pixels)
-        self._threads = BoundedThreads(limits.num_pixels, limits.timeout_s, limits.stuck_after_s)
+        self._threads = BoundedThreads(
+            limits.num_pixels, limits.timeout_s, limits.stuck_after_s, limits.num_threads, LARGE_PIXELS
+        )
         self._render_lock = threading.Lock()  # neither processors nor tokenizers take two threads
         self._schema: ItemSchema | None = None
 
@@ -100,6 +103,12 @@ class Preprocessor:
         cost = _num_pixels(image, job.mm_processor_kwargs, self._limits.processor_options)
         return (await self._threads.run(cost, work)).prepared
 
+    def num_pixels(self, job: EncodeJob) -> int:
+        """Of the image, or what its options may make of it; 0: it has none, and is about to be refused."""
+        if job.image is None:
+            return 0
+        return _num_pixels(job.image, job.mm_processor_kwargs, self._limits.processor_options)
+
     def check_health(self) -> None:
         """Raises EngineFailedError when a thread is stuck."""
         self._threads.check()
@@ -130,7 +139,7 @@ class Preprocessor:
 
 def _num_pixels(image: ImageProperties, options: Mapping[str, Any], rules: OptionRules) -> int:
     """The image's, or what its options may make of it: a processor enlarges it up to `min_pixels`."""
-    allowed = (math.ceil(rules[name].largest) for name in options if "pixels" in name)
+    allowed = (math.ceil(rules[name].largest) for name in options if "pixels" in name and name in rules)
     return max(image.num_pixels, *allowed, 0)
 
 

@@ -140,10 +140,11 @@ class StoreClient:
         future = self._session.submit(command)
         try:
             await asyncio.wait({future}, timeout=timeout_s)
-        finally:
-            if not future.done():
-                future.add_done_callback(self._undo)
+        except asyncio.CancelledError:  # perhaps just when the answer came: nobody takes it
+            future.add_done_callback(self._undo)
+            raise
         if not future.done():
+            future.add_done_callback(self._undo)
             raise StoreUnavailableError(f"no answer in {timeout_s} s", code="timeout")
         reply = future.result()
         if isinstance(reply, StoreFailure):

@@ -39,6 +39,7 @@ class StoreReservations:
             JobFailure: the store refuses, or does not answer until `deadline` (monotonic seconds).
         """
         reservation: Reservation | None = None
+        pin: PinFuture | None = None
         try:
             for _ in range(MAX_EVICTIONS):
                 reservation = await self._store_client.reserve_blocks(
@@ -48,18 +49,30 @@ class StoreReservations:
                     memories=await self._memories(),
                     timeout_s=_left_s(deadline),
                 )
+                if pin is not None and is_pinned(pin):  # sealed since we watch it
+                    return reservation, pin
                 pin = await self._store_client.watch_item(mm_hash, _left_s(deadline))
                 if isinstance(reservation, Reserved) or pin.done():
                     return reservation, pin
                 # The entry was evicted between the two answers, and has no writer: reserve it again.
-        except StoreError as error:
+        except (StoreError, asyncio.CancelledError) as error:
             if reservation is not None:
-                self._store_client.unwatch_item(mm_hash, _reservation_id(reservation))
-            if isinstance(error, StoreFullError):
+                self.give_back(mm_hash, reservation, pin)
+            if isinstance(error, StoreFullError | asyncio.CancelledError):
                 raise
             raise _job_failure(error) from error
-        self._store_client.unwatch_item(mm_hash, None)
+        if reservation is not None:
+            self.give_back(mm_hash, reservation, pin)
         raise JobFailure(FailureKind.STORE_FULL, "the cache store evicts the item as soon as it is sealed")
+
+    def give_back(self, mm_hash: str, reservation: Reservation, pin: PinFuture | None) -> None:
+        """Our worker has not got the order, and never will: end the reservation, and our pin or our watch."""
+        if pin is None or not is_pinned(pin):
+            self._store_client.unwatch_item(mm_hash, _reservation_id(reservation))
+            return
+        self._store_client.end_pins([pin.result()])
+        if isinstance(reservation, Reserved):
+            self._store_client.cancel_reservation(reservation.reservation_id)
 
     async def wait_for_pin(self, mm_hash: str, pin: PinFuture, reservation: Reservation) -> int:
         """Our pin, when the engine has answered.

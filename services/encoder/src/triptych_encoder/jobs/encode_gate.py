@@ -1,0 +1,77 @@
+"""Where prepared items wait until vLLM shall have them; `gate_policy` decides which.
+
+Preprocessing, reservation and metadata run ahead of it. The wake-ups are the ends of encodes and new items.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+
+from triptych_common.protocol.messages import FailureKind, RequesterKey
+from triptych_encoder.encoding import JobFailure
+from triptych_encoder.jobs.gate_policy import GateItem, GatePolicy
+
+
+class EncodeGate:
+    """One engine's. For one event loop."""
+
+    def __init__(self, policy: GatePolicy) -> None:
+        self._policy = policy
+        self._turns: dict[GateItem, asyncio.Future[None]] = {}
+        self._answered_at = float("-inf")
+
+    @contextmanager
+    def in_hand(self, item: GateItem) -> Iterator[None]:
+        """The policy knows of the item meanwhile, also before it is prepared."""
+        self._policy.add_item(item)
+        try:
+            yield
+        finally:
+            self._leave(item)
+
+    def is_next(self, item: GateItem) -> bool:
+        """No other item in hand is to go into vLLM before this one."""
+        return self._policy.is_next(item)
+
+    def set_places(self, item: GateItem, places: Iterable[RequesterKey]) -> None:
+        """These wait for it now."""
+        self._policy.set_places(item, places)
+
+    @asynccontextmanager
+    async def turn(self, item: GateItem) -> AsyncIterator[None]:
+        """The block is vLLM's work on the item, which is prepared and in hand.
+
+        Raises:
+            JobFailure: its deadline passed before its turn came.
+        """
+        turn = self._turns[item] = asyncio.get_running_loop().create_future()
+        self._policy.set_ready(item)
+        self._open()
+        try:
+            if not turn.done():
+                await asyncio.wait({turn}, timeout=max(item.deadline - time.monotonic(), 0))
+            if not turn.done():
+                raise JobFailure(FailureKind.EXPIRED, "the deadline passed before the item was encoded")
+            yield
+        finally:
+            del self._turns[item]
+            self._leave(item)
+
+    def on_answer(self, began_at: float) -> float:
+        """vLLM is done with an item that it was given at `began_at`.
+
+        Returns the seconds that it worked on it. Those that the item waited there for others do not count.
+        """
+        now = time.monotonic()
+        worked_s, self._answered_at = now - max(began_at, self._answered_at), now
+        return worked_s
+
+    def _leave(self, item: GateItem) -> None:
+        self._policy.remove_item(item)
+        self._open()
+
+    def _open(self) -> None:
+        while batch := self._policy.take_batch():
+            for item in batch:
+                self._turns[item].set_result(None)

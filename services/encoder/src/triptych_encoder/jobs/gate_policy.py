@@ -1,0 +1,160 @@
+"""Which prepared items go into vLLM next, and how many at a time. Pure: no clock, no I/O.
+
+Every item has a time at which it is due, and the one that is due first goes first:
+
+    the first item of a request that is in hand    when its request came
+    the others of that request                     `FIRST_LEAD_S` later
+    an item that several requests wait for         `JOIN_LEAD_S` earlier for each of the others
+    an item whose deadline is near                 `DEADLINE_LEAD_S` before the deadline, if that is earlier
+
+So a request's items go in the order of its prompt, older requests go first, and a request with many items
+does not hold back the first item of another. All leads are bounded: what came long after an item is due does
+not overtake it, so nothing starves (earliest due date first, as in real-time scheduling). An idle engine
+gets what is ready: an item that is still being preprocessed holds back none. Behind a batch that is computed
+only the item that is due first goes: until the batch is done there is time to prepare it. One that an idle
+engine has passed over has had that time, and holds back none any more, nor splits what could be a batch.
+
+vLLM gets two batches at most: it computes one, and has the next when that is done. A first item goes alone
+into an engine that is idle, so that it is sealed before the others; while the engine is busy, items are
+gathered up to the size of a batch, which serves throughput.
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import takewhile
+
+from triptych_common.protocol.messages import RequesterKey
+
+FIRST_LEAD_S = 2.0
+JOIN_LEAD_S = 0.25
+MAX_JOIN_LEAD_S = 1.0
+DEADLINE_LEAD_S = 2.0
+MAX_OVERTAKE_S = FIRST_LEAD_S + MAX_JOIN_LEAD_S + DEADLINE_LEAD_S
+"""Nothing that came so much later than an item's request goes before the item."""
+MAX_BATCHES = 2  # in vLLM: one is computed, one waits
+
+
+@dataclass(eq=False, slots=True)
+class GateItem:
+    """One item in hand. Times are monotonic seconds."""
+
+    places: frozenset[RequesterKey]  # who waits for it, as far as it is known
+    published_at: float
+    deadline: float
+
+
+class GatePolicy:
+    """Owns what is in hand: being prepared, ready, or in vLLM."""
+
+    def __init__(self, encode_batch: int) -> None:
+        """`encode_batch`: most items that vLLM computes at once."""
+        self._encode_batch = encode_batch
+        self._in_hand: dict[GateItem, None] = {}  # in the order of arrival, which decides between equals
+        self._ready: set[GateItem] = set()
+        self._passed: set[GateItem] = set()  # of those that are not: an idle engine took a later one
+        self._batches: list[set[GateItem]] = []  # in vLLM, in the order in which they went there
+        self._since: dict[str, float] = {}  # by request, while an item of it is in hand
+        self._begun: set[str] = set()  # of those: requests of which an item went first
+
+    @property
+    def num_in_engine(self) -> int:
+        return sum(map(len, self._batches))
+
+    @property
+    def num_ready(self) -> int:
+        return len(self._ready)
+
+    def add_item(self, item: GateItem) -> None:
+        """It is in hand, and not prepared yet."""
+        self._in_hand[item] = None
+        for request_id in _requests(item):
+            self._since[request_id] = min(self._since.get(request_id, item.published_at), item.published_at)
+
+    def set_places(self, item: GateItem, places: Iterable[RequesterKey]) -> None:
+        """Others wait for it now."""
+        item.places = frozenset(places)
+        for request_id in _requests(item):
+            self._since.setdefault(request_id, item.published_at)
+
+    def set_ready(self, item: GateItem) -> None:
+        """It is prepared, and may go into vLLM."""
+        self._ready.add(item)
+        self._passed.discard(item)
+
+    def remove_item(self, item: GateItem) -> None:
+        """vLLM is done with it, or it never goes there. Idempotent."""
+        self._in_hand.pop(item, None)
+        self._ready.discard(item)
+        self._passed.discard(item)
+        for batch in self._batches:
+            batch.discard(item)
+        self._batches = [batch for batch in self._batches if batch]
+        left = Counter(request_id for each in self._in_hand for request_id in _requests(each))
+        for request_id in self._since.keys() - left.keys():
+            del self._since[request_id]
+            self._begun.discard(request_id)
+
+    def take_batch(self) -> list[GateItem]:
+        """The items that vLLM is to be given now; none: it has enough, or nothing is ready."""
+        room = self._encode_batch
+        if len(self._batches) >= MAX_BATCHES:
+            room -= len(self._batches[-1])  # it has not begun: more may go with it
+        waiting = sorted((item for item in self._in_hand if not self._is_in_engine(item)), key=self._rank)
+        if self._batches:  # vLLM is busy meanwhile: nothing goes before what is about to be ready
+            going = list(takewhile(lambda item: item in self._ready or item in self._passed, waiting))
+        else:
+            going = waiting
+        chosen = [item for item in going if item in self._ready][: max(room, 0)]
+        if not chosen:
+            return []
+        if not self._batches and self._is_first(chosen[0]):
+            del chosen[1:]
+        if not self._batches:
+            before = takewhile(lambda item: item is not chosen[-1], waiting)
+            self._passed.update(item for item in before if item not in self._ready)
+        for item in chosen:
+            self._ready.discard(item)
+            self._begun |= {request_id for request_id, index in item.places if self._leads(request_id, index)}
+        if len(self._batches) < MAX_BATCHES:
+            self._batches.append(set(chosen))
+        else:
+            self._batches[-1].update(chosen)
+        return chosen
+
+    def is_next(self, item: GateItem) -> bool:
+        """Of all that is not in vLLM yet, prepared or not, it is due first."""
+        waiting = [each for each in self._in_hand if not self._is_in_engine(each)]
+        return bool(waiting) and min(waiting, key=self._rank) is item
+
+    def _rank(self, item: GateItem) -> tuple[float, int]:
+        return self.due_at(item), min((index for _, index in item.places), default=0)
+
+    def due_at(self, item: GateItem) -> float:
+        """When it is due, monotonic seconds."""
+        due = [
+            self._since[request_id] + (0.0 if self._leads(request_id, index) else FIRST_LEAD_S)
+            for request_id, index in item.places
+        ]
+        earliest = min(due, default=item.published_at + FIRST_LEAD_S)
+        num_others = max(len(set(_requests(item))) - 1, 0)
+        return min(earliest - min(num_others * JOIN_LEAD_S, MAX_JOIN_LEAD_S), item.deadline - DEADLINE_LEAD_S)
+
+    def _is_first(self, item: GateItem) -> bool:
+        return any(self._leads(request_id, index) for request_id, index in item.places)
+
+    def _leads(self, request_id: str, index: int) -> bool:
+        """No item of the request went before, and none in hand stands before this one in its prompt."""
+        return request_id not in self._begun and not any(
+            request_id == other and before < index
+            for each in self._in_hand
+            if not self._is_in_engine(each)
+            for other, before in each.places
+        )
+
+    def _is_in_engine(self, item: GateItem) -> bool:
+        return any(item in batch for batch in self._batches)
+
+
+def _requests(item: GateItem) -> Iterable[str]:
+    return (request_id for request_id, _ in item.places)

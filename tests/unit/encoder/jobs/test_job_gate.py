@@ -1,0 +1,187 @@
+"""A job that waits for its encode: dropped, too late, sealed by another encoder, counted without its wait."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from tests.support.encoder.encoder_bench import HASH, Bench, delivery_of, requester
+from triptych_common.domain.errors import StoreError
+from triptych_common.protocol.messages import FailureKind, requester_key
+from triptych_encoder.jobs import job_leases, job_runner
+from triptych_encoder.jobs.encode_gate import EncodeGate
+from triptych_encoder.jobs.gate_policy import MAX_BATCHES, GateItem, GatePolicy
+
+KEY = requester_key(requester("req-1"))
+
+
+class Occupied:
+    """The gate of a bench, whose engine is busy with others until it is let go."""
+
+    def __init__(self, bench: Bench) -> None:
+        self._policy = bench.gate._policy
+        self._items = [GateItem(frozenset({(f"other-{n}", 0)}), 0.0, 1e9) for n in range(MAX_BATCHES)]
+        self._gate = bench.gate
+        for each in self._items:
+            self._policy.add_item(each)
+            self._policy.set_ready(each)
+            assert self._policy.take_batch() == [each]
+
+    def let_go(self) -> None:
+        for each in self._items:
+            self._gate._leave(each)
+
+
+async def waiting_at_the_gate(bench: Bench) -> None:
+    async with asyncio.timeout(5):
+        while not bench.gate._policy.num_ready:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+
+
+async def test_a_job_whose_requesters_left_is_dropped_and_leaves_nothing(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job_runner, "REFRESH_AFTER_S", 0.0)
+    occupied = Occupied(bench)
+    delivery = delivery_of()
+    task = asyncio.ensure_future(bench.run(delivery))
+    await waiting_at_the_gate(bench)
+    await bench.single_flight.leave_flight(HASH, [KEY], namespace_digest="d" * 64)
+    occupied.let_go()
+    await task
+    assert bench.engine.orders == []
+    assert bench.reporter.kinds == ["EncoderCacheMetadata"]
+    assert bench.store_client.unwatched == [(HASH, 1)]
+    assert (delivery.num_acks, len(bench.ledger), bench.leases.num_dropped) == (1, 0, 1)
+    assert bench.single_flight.flights.get(HASH) is None
+
+
+async def test_a_job_that_waited_and_is_needed_is_encoded(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job_runner, "REFRESH_AFTER_S", 0.0)
+    occupied = Occupied(bench)
+    task = asyncio.ensure_future(bench.run(delivery_of()))
+    await waiting_at_the_gate(bench)
+    occupied.let_go()
+    await task
+    assert bench.reporter.kinds == ["EncoderCacheMetadata", "EncodeCompleted"]
+
+
+async def test_an_item_that_redis_lost_is_encoded_for_those_that_have_its_metadata(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job_runner, "REFRESH_AFTER_S", 0.0)
+    occupied = Occupied(bench)
+    task = asyncio.ensure_future(bench.run(delivery_of()))
+    await waiting_at_the_gate(bench)
+    bench.single_flight.flights.clear()
+    bench.jobs.lose()
+    occupied.let_go()
+    await task
+    assert bench.reporter.kinds == ["EncoderCacheMetadata", "EncodeCompleted"]
+    assert bench.leases.num_dropped == 0
+
+
+async def test_an_engine_does_not_wait_for_a_redis_that_does_not_answer(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job_runner, "REFRESH_AFTER_S", 0.0)
+    monkeypatch.setattr(job_leases, "ASK_LIMIT_S", 0.01)
+    occupied = Occupied(bench)
+    task = asyncio.ensure_future(bench.run(delivery_of()))
+    await waiting_at_the_gate(bench)
+
+    async def away(*args: Any, **options: Any) -> Any:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(bench.single_flight, "start_job", away)
+    occupied.let_go()
+    await task
+    assert bench.reporter.kinds == ["EncoderCacheMetadata", "EncodeCompleted"]
+
+
+async def test_a_job_whose_turn_comes_too_late_has_expired(bench: Bench) -> None:
+    occupied = Occupied(bench)
+    delivery = delivery_of(remaining_ms=50)
+    await bench.run(delivery)
+    assert bench.reporter.kinds == ["EncoderCacheMetadata", FailureKind.EXPIRED]
+    assert bench.store_client.unwatched == [(HASH, 1)]
+    assert (delivery.num_acks, bench.engine.orders) == (1, [])
+    occupied.let_go()
+
+
+async def test_an_item_that_another_encoder_sealed_meanwhile_is_not_encoded(bench: Bench) -> None:
+    occupied = Occupied(bench)
+    task = asyncio.ensure_future(bench.run(delivery_of()))
+    await waiting_at_the_gate(bench)
+    bench.store_client.pin(bench.store_client.futures[0])
+    occupied.let_go()
+    await task
+    assert bench.engine.orders == []
+    assert bench.store_client.cancelled == [1]
+    assert bench.reporter.kinds == ["EncoderCacheMetadata", "EncodeCompleted"]
+    assert bench.ledger.remove_requesters(HASH, {KEY}) == [1]
+
+
+async def test_an_item_that_is_sealed_while_redis_is_asked_is_not_encoded(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job_runner, "REFRESH_AFTER_S", 0.0)
+    occupied = Occupied(bench)
+    task = asyncio.ensure_future(bench.run(delivery_of()))
+    await waiting_at_the_gate(bench)
+    start_job = bench.single_flight.start_job
+
+    async def sealed_meanwhile(*args: Any, **options: Any) -> Any:
+        bench.store_client.pin(bench.store_client.futures[0])
+        return await start_job(*args, **options)
+
+    monkeypatch.setattr(bench.single_flight, "start_job", sealed_meanwhile)
+    occupied.let_go()
+    await task
+    assert bench.engine.orders == []
+    assert bench.store_client.cancelled == [1]
+    assert bench.reporter.kinds == ["EncoderCacheMetadata", "EncodeCompleted"]
+
+
+async def test_nothing_is_encoded_into_blocks_whose_writer_went_away(bench: Bench) -> None:
+    occupied = Occupied(bench)
+    task = asyncio.ensure_future(bench.run(delivery_of()))
+    await waiting_at_the_gate(bench)
+    bench.store_client.futures[0].set_exception(StoreError("unknown_reservation", "the writer went away"))
+    occupied.let_go()
+    await task
+    assert bench.engine.orders == []
+    assert bench.reporter.kinds == ["EncoderCacheMetadata", FailureKind.ENCODER_ERROR]
+    assert bench.store_client.unwatched == [(HASH, 1)]
+    assert len(bench.ledger) == 0
+
+
+async def test_a_job_that_is_cancelled_at_the_gate_gives_its_blocks_back(bench: Bench) -> None:
+    occupied = Occupied(bench)
+    delivery = delivery_of()
+    task = asyncio.ensure_future(bench.run(delivery))
+    await waiting_at_the_gate(bench)
+    assert bench.runner.has_blocks(delivery)  # type: ignore[arg-type]
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert (delivery.num_hand_backs, len(bench.ledger)) == (1, 0)
+    assert bench.store_client.unwatched == [(HASH, 1)]
+    occupied.let_go()
+    assert bench.gate._policy.num_in_engine == 0
+
+
+async def test_seconds_in_the_engine_do_not_count_those_of_items_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from triptych_encoder.jobs import encode_gate
+
+    now = 10.0
+    monkeypatch.setattr(encode_gate.time, "monotonic", lambda: now)
+    gate = EncodeGate(GatePolicy(encode_batch=1))
+    now = 13.0
+    assert gate.on_answer(10.0) == 3.0
+    now = 15.0
+    assert gate.on_answer(11.0) == 2.0
