@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from triptych_gateway.race import race
+from triptych_gateway.race import Guard, StepTimer, race
 
 
 async def test_result() -> None:
@@ -43,3 +43,107 @@ async def test_cancelled_from_outside_leaves_no_task() -> None:
 
 async def fail() -> None:
     raise LookupError
+
+
+async def test_a_guard_ends_its_block_and_the_task_goes_on() -> None:
+    guard = Guard()
+
+    async def work() -> None:
+        loop = asyncio.get_running_loop()
+        with guard:
+            loop.call_soon(guard.fail, LookupError())
+            loop.call_soon(guard.fail, ValueError())  # too late
+            await asyncio.sleep(10)
+
+    with pytest.raises(LookupError):
+        await work()
+    await asyncio.sleep(0)
+    guard.fail(LookupError())  # no block any more
+    await asyncio.sleep(0)
+
+
+async def test_the_guards_error_explains_the_blocks() -> None:
+    async def work() -> None:
+        with Guard() as guard:
+            asyncio.get_running_loop().call_soon(guard.fail, LookupError())
+            try:
+                await asyncio.sleep(10)
+            except asyncio.CancelledError:
+                raise ValueError from None
+
+    with pytest.raises(LookupError) as caught:
+        await work()
+    assert isinstance(caught.value.__cause__, ValueError)
+
+
+async def test_a_block_that_ended_well_stays_so() -> None:
+    with Guard() as guard:
+        asyncio.get_running_loop().call_soon(guard.fail, LookupError())
+        try:
+            await asyncio.sleep(10)
+        except asyncio.CancelledError:
+            pass
+    await asyncio.sleep(0)
+
+
+async def test_a_cancel_from_outside_goes_through_guards() -> None:
+    guards: list[Guard] = []
+
+    async def work() -> None:
+        with Guard() as guard:
+            guards.append(guard)
+            await asyncio.sleep(10)
+
+    task = asyncio.ensure_future(work())
+    await asyncio.sleep(0)
+    guards[0].fail(LookupError())
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_a_guard_around_a_timeout() -> None:
+    async def work() -> None:
+        with Guard() as guard:
+            asyncio.get_running_loop().call_soon(guard.fail, LookupError())
+            async with asyncio.timeout(10):
+                with Guard():
+                    await asyncio.sleep(10)
+
+    with pytest.raises(LookupError):
+        await work()
+
+
+async def test_a_timeout_around_a_guard() -> None:
+    async def work() -> None:
+        async with asyncio.timeout(0.01):
+            with Guard():
+                await asyncio.sleep(10)
+
+    with pytest.raises(TimeoutError):
+        await work()
+
+
+async def test_a_step_that_takes_too_long_fails_with_its_own_error() -> None:
+    async def work() -> None:
+        with Guard() as guard, StepTimer(guard, 0.05) as timer:
+            timer.begin_step(ValueError)
+            await asyncio.sleep(0)
+            timer.begin_step(LookupError)
+            await asyncio.sleep(10)
+
+    with pytest.raises(LookupError):
+        await work()
+
+
+async def test_steps_together_may_take_longer_than_the_limit() -> None:
+    begun = 0
+    with Guard() as guard, StepTimer(guard, 5.0) as timer:
+        loop = asyncio.get_running_loop()
+        until = loop.time() + 0.1
+        while loop.time() < until:
+            timer.begin_step(LookupError)
+            begun += 1
+            await asyncio.sleep(0.01)
+    assert begun > 1
+    timer.close()

@@ -4,11 +4,14 @@ service        the process: starts, drains within a bound, ends; http_protocol b
 app            the HTTP application; routes/: one module per group of paths
 gateway        builds the parts below, owns their tasks, closes them
 chat/          one chat completion over HTTP, to prefill_decode and back
+decision/      who encodes a request's media: encoders, or an instance with a vision tower
 encode/        what requests need of encoders: orders, flights, sizes, final acks
 request/       what a caller sent: bounds, validation, media
 routing/       which instances there are, and which of them gets a request
 access/        API keys, tenants, bounds on what is served at once
+upstream_client  the HTTP client for prefill_decode
 errors         error responses; race, metrics, settings: likewise for all of the above
 
-Imports go downwards: routes > chat > encode > request | routing | access > errors, race, metrics, settings.
+Imports go downwards:
+routes > chat > decision > encode > request | routing | access > errors, race, metrics, settings.
 """

@@ -16,12 +16,14 @@ from triptych_common.telemetry.logs import get_logger
 from triptych_gateway.access.api_keys_file import read_api_keys_file
 from triptych_gateway.access.auth import ApiKeys
 from triptych_gateway.access.request_limiter import RequestLimiter
-from triptych_gateway.chat.exchange import ChatParts
+from triptych_gateway.chat.exchange import ChatParts, CutOff
 from triptych_gateway.chat.forward import Forwarder
 from triptych_gateway.chat.media_serving import MediaServing
-from triptych_gateway.chat.upstream import new_client
+from triptych_gateway.decision.encode_decisions import EncodeDecisions
+from triptych_gateway.decision.shared_queue import SharedQueue
 from triptych_gateway.encode.encode_job import OrderLimits
 from triptych_gateway.encode.encode_orders import EncodeOrders
+from triptych_gateway.encode.encoder_return import EncoderReturn
 from triptych_gateway.encode.final_acks import FinalAcks
 from triptych_gateway.encode.media_cache import MediaCache
 from triptych_gateway.encode.sizes import SizesCache
@@ -36,6 +38,7 @@ from triptych_gateway.routing.instances import Instances
 from triptych_gateway.routing.registry_view import RegistryView
 from triptych_gateway.routing.router import Router
 from triptych_gateway.settings import GatewaySettings
+from triptych_gateway.upstream_client import new_client
 
 log = get_logger(__name__)
 
@@ -72,17 +75,27 @@ async def run_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
         instances = Instances(view, router, settings.instance_grace_s, settings.max_dispatch_attempts)
         orders = _encode_orders(settings, bus, media_cache, metrics)
         final_acks = FinalAcks(bus, settings.instance)
+        decisions = EncodeDecisions(
+            mode=settings.encode_decision,
+            view=view,
+            router=router,
+            orders=orders,
+            encoder_return=EncoderReturn(registry),
+            shared_queue=SharedQueue(SingleFlight(bus)),
+            metrics=metrics,
+        )
         with (
             ThreadPoolExecutor(settings.num_body_threads, thread_name_prefix="body") as body_threads,
             ThreadPoolExecutor(settings.num_media_threads, thread_name_prefix="media") as media_threads,
         ):
             async with new_client(settings.connect_timeout_s, settings.chunk_timeout_s) as http:
-                forwarder = Forwarder(http, instances, metrics, settings.chunk_timeout_s)
+                forwarder = Forwarder(http, instances, decisions, metrics, settings.chunk_timeout_s)
                 media_serving = MediaServing(
                     gateway=settings.instance,
                     intake=_media_intake(settings, media_threads),
                     instances=instances,
                     orders=orders,
+                    decisions=decisions,
                     final_acks=final_acks,
                     forwarder=forwarder,
                     http=http,
@@ -97,8 +110,8 @@ async def run_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
                 bus.on_server_changed(orders.check_all)
                 await view.refresh()
                 work = [
-                    _read_registry(view, router),
-                    _read_results(bus, settings.instance, orders, final_acks),
+                    _read_registry(view, router, decisions),
+                    _read_results(bus, settings.instance, orders, final_acks, decisions),
                     final_acks.run_sender(),
                     orders.run_checks(),
                     *(orders.run_steps() for _ in range(settings.num_publishers)),
@@ -122,14 +135,22 @@ async def _running(work: Iterable[Coroutine[Any, Any, None]]) -> AsyncIterator[N
                 task.cancel()
 
 
-async def _read_registry(view: RegistryView, router: Router) -> None:
+async def _read_registry(view: RegistryView, router: Router, decisions: EncodeDecisions) -> None:
     while True:
         await view.refresh()
-        router.forget_all_but({record.instance for record in view.records})
+        alive = {record.instance for record in view.records}
+        router.forget_all_but(alive)
+        decisions.load.forget_all_but(alive)
         await asyncio.sleep(view.interval_s)
 
 
-async def _read_results(bus: AsyncBus, instance: str, orders: EncodeOrders, final_acks: FinalAcks) -> None:
+async def _read_results(
+    bus: AsyncBus,
+    instance: str,
+    orders: EncodeOrders,
+    final_acks: FinalAcks,
+    decisions: EncodeDecisions,
+) -> None:
     """What encoders and prefill_decode instances send to this gateway. Never returns."""
     async with bus.consumer(
         bus.names.encode_results(instance), group=OWNER_GROUP, consumer=instance, prefetch=RESULTS_PREFETCH
@@ -139,6 +160,7 @@ async def _read_results(bus: AsyncBus, instance: str, orders: EncodeOrders, fina
             try:
                 if isinstance(message, EncoderCacheMetadata):
                     final_acks.on_metadata(message)
+                decisions.on_encode_result(message)
                 await orders.on_encode_result(message)
             except Exception:  # one bad message must not stop the reader
                 log.exception("encode result could not be handled", entry_id=delivery.entry_id)
@@ -176,10 +198,12 @@ def _chat_parts(
     forwarder: Forwarder,
 ) -> ChatParts:
     keys = () if settings.api_keys_file is None else read_api_keys_file(settings.api_keys_file)
+    limiter = RequestLimiter(settings.max_requests_in_flight, settings.max_media_in_flight_bytes)
+    metrics.in_flight.set_function(lambda: limiter.num_requests)
     return ChatParts(
         metrics=metrics,
         api_keys=ApiKeys(settings.api_keys, keys),
-        limiter=RequestLimiter(settings.max_requests_in_flight, settings.max_media_in_flight_bytes),
+        limiter=limiter,
         max_body_bytes=settings.max_body_bytes,
         body_timeout_s=settings.body_timeout_s,
         parser=parser,
@@ -189,7 +213,7 @@ def _chat_parts(
         media_serving=media_serving,
         forwarder=forwarder,
         chunk_timeout_s=settings.chunk_timeout_s,
-        cut_off=asyncio.Event(),
+        cut_off=CutOff(),
     )
 
 

@@ -21,6 +21,11 @@ class GatewayMetrics:
             "Requests sent whole to an instance with a vision tower, by why no encoder served them",
             ("reason",),
         )
+        self.encode_decisions = self.metrics.counter(
+            "gateway_encode_decisions",
+            "Requests with media, by who was to encode them (remote: encoders; local: an instance), and why",
+            ("way", "reason"),
+        )
         self.jobs_dropped = self.metrics.counter(
             "gateway_encode_jobs_dropped", "Jobs taken off the queue: all their requesters had left"
         )

@@ -1,8 +1,12 @@
-"""Runs a coroutine beside guards (disconnect, deadline, failure): the first guard that raises ends it."""
+"""Work that something else may end: a client that goes away, a deadline, an item's failure.
+
+`Guard` ends a block of its own task when it is told to; `race` runs a coroutine beside others that may raise.
+"""
 
 import asyncio
-from collections.abc import Coroutine
-from typing import Any, TypeVar
+from collections.abc import Callable, Coroutine
+from types import TracebackType
+from typing import Any, Self, TypeVar
 
 T = TypeVar("T")
 
@@ -34,3 +38,83 @@ async def race(work: Coroutine[Any, Any, T], *guards: Coroutine[Any, Any, None])
 
 def _failed(task: asyncio.Future[Any]) -> bool:
     return task.done() and not task.cancelled() and task.exception() is not None
+
+
+class Guard:
+    """A block that ends with an error as soon as `fail` is called; from anywhere on the event loop.
+
+    Costs no task. As `asyncio.timeout`, it cancels the block's task and takes the cancellation back, so that
+    it nests with timeouts, other guards, and cancellations from outside, which go on.
+    """
+
+    def __init__(self) -> None:
+        self._task: asyncio.Task[Any] | None = None  # while the block runs
+        self._num_cancels = 0
+        self._error: Exception | None = None
+
+    def fail(self, error: Exception) -> None:
+        """End the block with `error`. Only the first call counts, and none after the block."""
+        if self._task is not None and self._error is None:
+            self._error = error
+            self._task.cancel()
+
+    def __enter__(self) -> Self:
+        task = asyncio.current_task()
+        if task is None:
+            raise RuntimeError("a guard needs a task")
+        self._task, self._num_cancels = task, task.cancelling()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        task, self._task = self._task, None
+        if task is None or self._error is None:
+            return
+        was_cancelled = task.uncancel() > self._num_cancels  # from outside, too
+        # Whatever else the block raised, the guard's error explains it.
+        if error is not None and not was_cancelled:
+            raise self._error from error
+
+
+class StepTimer:
+    """Fails a guard when one step of its block takes longer than `limit_s`.
+
+    One timer for all steps: it looks when it is due whether the step that it was set for still runs.
+    """
+
+    def __init__(self, guard: Guard, limit_s: float) -> None:
+        self._guard = guard
+        self._limit_s = limit_s
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._until: float | None = None  # the loop's seconds; None: no step runs
+        self._error: Callable[[], Exception] = TimeoutError
+
+    def begin_step(self, error: Callable[[], Exception]) -> None:
+        """A step begins, and the one before has ended. `error`: what is raised when it takes too long."""
+        self._until, self._error = self._loop.time() + self._limit_s, error
+        if self._timer is None:
+            self._timer = self._loop.call_at(self._until, self._on_due)
+
+    def close(self) -> None:
+        """No step runs any more."""
+        self._until = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _on_due(self) -> None:
+        self._timer = None
+        if self._until is None:
+            return
+        if self._loop.time() < self._until:
+            self._timer = self._loop.call_at(self._until, self._on_due)
+        else:
+            self._guard.fail(self._error())

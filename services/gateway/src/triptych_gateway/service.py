@@ -6,6 +6,7 @@ its media there.
 """
 
 import asyncio
+import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http import HTTPStatus
@@ -44,6 +45,7 @@ async def run(settings: GatewaySettings, stop: StopSignal) -> None:
         server = _Server(_config(gate, settings))
         async with asyncio.TaskGroup() as group:
             stopper = group.create_task(_end_on_stop(gateway, gate, server, stop))
+            gc.freeze()  # what is there now stays: a collection need not look through it while requests wait
             log.info("gateway serves", host=settings.host, port=settings.port)
             await server.serve(sockets=sockets)
             stopper.cancel()

@@ -2,6 +2,7 @@
 
 import socket
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, SecretStr
 
@@ -72,6 +73,10 @@ class GatewaySettings(MediaSettings):
     local_encode_after_s: PositiveFloat = 15.0
     """Time since a request's media were taken after which encoders that have not delivered are given up,
     if an instance with a vision tower is registered: it gets the whole request."""
+    encode_decision: Literal["auto", "remote", "local"] = "remote"
+    """Whose encode a request's media get, where an instance with a vision tower is registered. `remote`: the
+    encoders'; the instance's when they fail. `auto`: the one that is predicted to be there sooner. `local`:
+    the instance's."""
     instance_grace_s: PositiveFloat = 5.0
     """How long a request waits for an instance to come back that served its model before; then 503."""
 

@@ -220,7 +220,7 @@ async def test_a_job_that_an_encoder_took_but_did_not_start_is_dropped(pair: tup
         client.go_away()
         await assert_nothing_is_left(system, other)
     system.encoder.before_start.set()
-    await until(lambda: system.encoder.dropped == [StartResult.UNWANTED] or system.encoder.jobs, limit_s=2.0)
+    await until(lambda: system.encoder.dropped == [StartResult.GONE] or system.encoder.jobs, limit_s=2.0)
     assert system.encoder.num_encodes == 0
     assert (await system.ask([IMAGE])).choices  # and the picture can be had
     await until(lambda: system.encoder.num_encodes == 1)

@@ -12,7 +12,7 @@ from tests.support.gateway.system import opened_system
 async def test_every_reply_is_late(own_redis: EmbeddedRedis, tmp_path: Path) -> None:
     with proxy_to(own_redis.socket_path) as proxy:
         async with opened_system(own_redis.url, tmp_path, redis_url=proxy.url) as system:
-            proxy.reply_delay_s = 0.4
+            proxy.reply_delay_s = 0.25
             asking = [asyncio.ensure_future(system.ask([image(color)])) for color in range(5)]
             assert (await system.ask("hello")).choices
             assert not any(task.done() for task in asking)

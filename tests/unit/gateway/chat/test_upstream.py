@@ -2,7 +2,8 @@
 
 import pytest
 
-from triptych_gateway.chat.upstream import UnreachableError, new_client, open_answer, upstream_error
+from triptych_gateway.chat.upstream import UnreachableError, open_answer, upstream_error
+from triptych_gateway.upstream_client import new_client
 
 
 @pytest.mark.parametrize(
@@ -20,9 +21,8 @@ from triptych_gateway.chat.upstream import UnreachableError, new_client, open_an
 )
 async def test_a_url_that_is_none_means_unreachable(url: str) -> None:
     async with new_client(1.0, 1.0) as client:
-        with pytest.raises(UnreachableError):
-            async with open_answer(client, url, b"{}", {}, stream=False):
-                pass
+        with pytest.raises(UnreachableError), await open_answer(client, url, b"{}", {}, stream=False):
+            pass
 
 
 def test_upstream_client_errors_pass_server_errors_become_503() -> None:

@@ -1,7 +1,6 @@
 """How many requests, and how many bytes of media, the gateway holds at once. Pure counters."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from typing import Self
 
 from triptych_common.domain.errors import RequestError
 
@@ -15,29 +14,32 @@ class RequestLimiter:
         self.num_requests = 0
         self.media_bytes = 0
 
-    @contextmanager
-    def hold_request(self) -> Iterator[None]:
-        """Hold one place for a request.
+    def hold_request(self) -> "RequestPlace":
+        """Hold one place for a request while a block runs.
 
         Raises:
             RequestError: 429, every place is taken.
         """
         if self.num_requests >= self._max_requests:
             raise RequestError(429, "too_many_requests", "too many requests in flight; try again shortly")
-        self.num_requests += 1
-        try:
-            yield
-        finally:
-            self.num_requests -= 1
+        return RequestPlace(self)
 
-    @contextmanager
-    def hold_bytes(self) -> Iterator["Booking"]:
-        """Hold room for one request's body and media: none at first, see `Booking.resize`."""
-        booking = Booking(self)
-        try:
-            yield booking
-        finally:
-            booking.resize(0)
+    def hold_bytes(self) -> "Booking":
+        """Hold room for a request's body and media while a block runs: none at first (`Booking.resize`)."""
+        return Booking(self)
+
+
+class RequestPlace:
+    """One request's, while its block runs."""
+
+    def __init__(self, limiter: RequestLimiter) -> None:
+        self._limiter = limiter
+
+    def __enter__(self) -> None:
+        self._limiter.num_requests += 1
+
+    def __exit__(self, *_: object) -> None:
+        self._limiter.num_requests -= 1
 
 
 class Booking:
@@ -49,6 +51,12 @@ class Booking:
     def __init__(self, limiter: RequestLimiter) -> None:
         self._limiter = limiter
         self.num_bytes = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.resize(0)
 
     def resize(self, num_bytes: int) -> None:
         """From now on the request holds `num_bytes`. A request that is alone may hold any number.

@@ -9,13 +9,13 @@ at prefill_decode and gives back the places and the media that it held.
 
 import asyncio
 import time
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from uuid import uuid4
 
 from opentelemetry.trace import Span, StatusCode
-from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
+from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from triptych_common.domain.errors import RequestError
@@ -30,15 +30,43 @@ from triptych_gateway.chat.streaming import ClientStream
 from triptych_gateway.chat.upstream_body import text_body
 from triptych_gateway.errors import error_event, error_response, unavailable
 from triptych_gateway.metrics import GatewayMetrics
-from triptych_gateway.race import race
+from triptych_gateway.race import Guard
 from triptych_gateway.request.chat_request import ChatRequest, RequestParser
-from triptych_gateway.request.request_body import read_body, wait_disconnect
+from triptych_gateway.request.request_body import body_timeout, header_of, read_body, wait_disconnect
 from triptych_gateway.routing.instances import Instances
 
 log = get_logger(__name__)
 
 CLIENT_CLOSED_REQUEST = 499
 ERROR_TIMEOUT_S = 1.0  # for a client that may have stopped reading
+
+
+class CutOff:
+    """Ends what still runs when the gateway waits for it no longer."""
+
+    def __init__(self) -> None:
+        self._guards: set[Guard] = set()
+        self._is_set = False
+
+    def set(self) -> None:
+        """End all requests, and those that begin from now on."""
+        self._is_set = True
+        for guard in tuple(self._guards):
+            guard.fail(self._error())
+
+    @contextmanager
+    def hold(self, guard: Guard) -> Iterator[None]:
+        """While the block runs, `set` ends it by `guard`."""
+        if self._is_set:
+            raise self._error()
+        self._guards.add(guard)
+        try:
+            yield
+        finally:
+            self._guards.discard(guard)
+
+    def _error(self) -> RequestError:
+        return unavailable("draining", "this gateway is going away; send the request again")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,24 +85,24 @@ class ChatParts:
     media_serving: MediaServing
     forwarder: Forwarder
     chunk_timeout_s: float
-    cut_off: asyncio.Event  # the time to drain is over
+    cut_off: CutOff  # for when the time to drain is over
 
 
-class ChatExchange(Response):
-    """The response object of the chat route; all the work happens when it is called."""
+class ChatExchange:
+    """One request for a chat completion, as ASGI gives it; `run` does all of it."""
 
-    def __init__(self, parts: ChatParts, request: Request) -> None:
-        super().__init__()
+    def __init__(self, parts: ChatParts, scope: Scope, receive: Receive, send: Send) -> None:
         self._parts = parts
-        self._request = request
+        self._scope, self._receive, self._send = scope, receive, send
         self._arrived_at = time.monotonic()
         self._request_id = RequestId(f"req-{uuid4().hex}")
         self._caller = ANONYMOUS
         self._echo: dict[str, str] = {"X-Request-Id": self._request_id}
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def run(self) -> None:
+        """To the end of the answer, whatever it is."""
         metrics = self._parts.metrics
-        client = ClientStream(send, self._echo, self._parts.chunk_timeout_s)
+        client = ClientStream(self._send, self._echo)
         status = 200
         attributes = {"triptych.request_id": self._request_id}
         # traceparent="": a root of its own, whatever the client sends
@@ -86,11 +114,11 @@ class ChatExchange(Response):
                 metrics.disconnects.inc()
                 log.info("client went away", request_id=self._request_id, **self._caller.fields)
             except RequestError as error:
-                status = await self._answer_error(error, client, scope, receive, send)
+                status = await self._answer_error(error, client)
             except Exception:
                 log.exception("request failed", request_id=self._request_id, **self._caller.fields)
                 internal = RequestError(500, "internal_error", "the gateway failed to serve this request")
-                status = await self._answer_error(internal, client, scope, receive, send)
+                status = await self._answer_error(internal, client)
             root.set_attribute("http.response.status_code", status)
             if status >= 500:
                 root.set_status(StatusCode.ERROR)
@@ -99,54 +127,60 @@ class ChatExchange(Response):
 
     async def _run(self, client: ClientStream, root: Span) -> None:
         parts = self._parts
-        self._caller = parts.api_keys.check_key(self._request.headers.get("authorization"))
+        self._caller = parts.api_keys.check_key(header_of(self._scope, b"authorization"))
         for name, value in self._caller.fields.items():
             root.set_attribute(f"triptych.{name}", value)
-        with ExitStack() as held:
-            held.enter_context(parts.limiter.hold_request())
-            held.enter_context(parts.metrics.in_flight.track_inprogress())
-            booking = held.enter_context(parts.limiter.hold_bytes())
-            raw = await read_body(
-                self._request,
-                max_bytes=parts.max_body_bytes,
-                timeout_s=parts.body_timeout_s,
-                on_growth=booking.resize,
-            )
-            request = (await parts.parser.parse(raw)).of_tenant(self._caller.salt)
-            del raw
+        with parts.limiter.hold_request(), parts.limiter.hold_bytes() as booking, Guard() as guard:
+            request = await self._read_request(booking, guard)
             root.set_attribute("triptych.num_items", len(request.media))
             root.set_attribute("triptych.stream", request.stream)
             deadline = self._arrived_at + parts.first_token_timeout_s
             arrival = Arrival(self._request_id, self._caller, root, self._arrived_at, deadline)
-            await race(
-                self._serve(request, arrival, booking, client),
-                wait_disconnect(self._request, lambda: client.has_ended),
-                self._wait_cut_off(),
+            loop = asyncio.get_running_loop()
+            watch = loop.create_task(self._watch_client(client, guard))
+            limit = loop.call_later(parts.request_timeout_s, lambda: guard.fail(_took_too_long()))
+            try:
+                with parts.cut_off.hold(guard):
+                    await self._serve(request, arrival, booking, client)
+            finally:
+                limit.cancel()
+                watch.cancel()
+                with suppress(
+                    asyncio.CancelledError
+                ):  # its own; one from outside finds the exchange at its end
+                    await watch
+
+    async def _read_request(self, booking: Booking, guard: Guard) -> ChatRequest:
+        parts = self._parts
+        limit = asyncio.get_running_loop().call_later(
+            parts.body_timeout_s, lambda: guard.fail(body_timeout())
+        )
+        try:
+            raw = await read_body(
+                self._scope, self._receive, max_bytes=parts.max_body_bytes, on_growth=booking.resize
             )
+        finally:
+            limit.cancel()
+        return (await parts.parser.parse(raw)).of_tenant(self._caller.salt)
+
+    async def _watch_client(self, client: ClientStream, guard: Guard) -> None:
+        """Until the answer has ended, or the client goes away, which `guard` is told."""
+        try:
+            await wait_disconnect(self._receive, lambda: client.has_ended)
+        except ClientDisconnect as error:
+            guard.fail(error)
 
     async def _serve(
         self, request: ChatRequest, arrival: Arrival, booking: Booking, client: ClientStream
     ) -> None:
         parts = self._parts
-        try:
-            async with asyncio.timeout(parts.request_timeout_s):
-                await parts.instances.wait_model(request.model)
-                if request.media:
-                    await parts.media_serving.serve(request, arrival, booking, client)
-                else:
-                    dispatch = Dispatch(arrival, request, text_body(request))
-                    await parts.forwarder.forward(dispatch, client)
-        except TimeoutError as error:
-            raise RequestError(504, "deadline_exceeded", "the request took longer than is allowed") from error
+        await parts.instances.wait_model(request.model)
+        if request.media:
+            await parts.media_serving.serve(request, arrival, booking, client)
+        else:
+            await parts.forwarder.forward(Dispatch(arrival, request, text_body(request)), client)
 
-    async def _wait_cut_off(self) -> None:
-        """A guard: raises when the gateway waits for running requests no longer."""
-        await self._parts.cut_off.wait()
-        raise unavailable("draining", "this gateway is going away; send the request again")
-
-    async def _answer_error(
-        self, error: RequestError, client: ClientStream, scope: Scope, receive: Receive, send: Send
-    ) -> int:
+    async def _answer_error(self, error: RequestError, client: ClientStream) -> int:
         log.info(
             "request refused",
             request_id=self._request_id,
@@ -160,7 +194,11 @@ class ChatExchange(Response):
                 if client.has_begun:
                     await client.end_answer(error_event(error))
                 else:
-                    await error_response(error, self._echo)(scope, receive, send)
+                    await error_response(error, self._echo)(self._scope, self._receive, self._send)
         except (TimeoutError, ClientDisconnect):
             log.info("client does not read", request_id=self._request_id)
         return error.status_code
+
+
+def _took_too_long() -> RequestError:
+    return RequestError(504, "deadline_exceeded", "the request took longer than is allowed")

@@ -6,10 +6,9 @@ but time: `routing.instances` gives the next one to try.
 
 import asyncio
 import time
-from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
-import httpx
+from aiohttp import ClientSession
 from opentelemetry.trace import Span
 
 from triptych_common.domain.errors import RequestError
@@ -19,6 +18,8 @@ from triptych_common.telemetry import current_traceparent, get_logger, span
 from triptych_gateway.access.callers import Caller
 from triptych_gateway.chat.streaming import ClientStream, relay_stream, relay_whole
 from triptych_gateway.chat.upstream import Answer, DrainingError, UnreachableError, open_answer
+from triptych_gateway.decision.courses import Course
+from triptych_gateway.decision.encode_decisions import Answering, EncodeDecisions
 from triptych_gateway.encode.media_wait import MediaWait
 from triptych_gateway.errors import unavailable
 from triptych_gateway.metrics import GatewayMetrics
@@ -52,40 +53,47 @@ class Dispatch:
     needs_tower: bool = False  # the media are sent raw
     media_wait: MediaWait | None = None  # the media are sent as metadata
     first_choice: InstanceRecord | None = None
+    course: Course | None = None  # None: no media
 
 
 @dataclass(frozen=True, slots=True)
 class Forwarder:
     """One per gateway."""
 
-    http: httpx.AsyncClient
+    http: ClientSession
     instances: Instances
+    decisions: EncodeDecisions
     metrics: GatewayMetrics
     chunk_timeout_s: float
 
-    async def forward(self, dispatch: Dispatch, client: ClientStream) -> None:
-        """Send, wait for the first chunk, relay to the end.
+    async def forward(self, dispatch: Dispatch, client: ClientStream) -> InstanceRecord:
+        """Send, wait for the first chunk, relay to the end. Returns the record of who answered.
 
         Raises:
             RequestError: whatever went wrong; `client.has_begun` decides whether it must go into the stream.
         """
-        async with AsyncExitStack() as held:
-            with span("gateway.first_token") as waiting:
-                record, answer = await self._first_answer(dispatch, held)
-                waiting.set_attribute("triptych.prefill_decode", record.instance)
-            await self._relay(dispatch, answer, client)
-            if dispatch.media_wait is not None:
-                dispatch.media_wait.answered_by = record.instance
+        with span("gateway.first_token") as waiting:
+            record, answer, answering = await self._first_answer(dispatch)
+            waiting.set_attribute("triptych.prefill_decode", record.instance)
+        try:
+            with answer:
+                await self._relay(dispatch, answer, client)
+        finally:
+            answering.end()
+            self.instances.router.end_request(record.instance)
+        if dispatch.media_wait is not None:
+            dispatch.media_wait.answered_by = record.instance
+        return record
 
-    async def _first_answer(self, dispatch: Dispatch, held: AsyncExitStack) -> tuple[InstanceRecord, Answer]:
-        """Of the instances that may serve the request, the first that answers. `held` keeps it open."""
+    async def _first_answer(self, dispatch: Dispatch) -> tuple[InstanceRecord, Answer, Answering]:
+        """Of the instances that may serve the request, the first that answers; the router counts it there."""
         model, digest = dispatch.request.model, dispatch.namespace_digest
         choice = Choice(self.instances, model, digest, dispatch.first_choice, dispatch.needs_tower)
         while True:
             record = await choice.next_instance()
             fields = {"instance": record.instance, "request_id": dispatch.arrival.request_id}
             try:
-                answer = await self._begin(dispatch, record, held)
+                answer, answering = await self._begin(dispatch, record)
             except DrainingError:
                 log.info("prefill_decode is draining", **fields)
                 choice.on_draining()
@@ -95,35 +103,41 @@ class Forwarder:
             else:
                 if dispatch.media_wait is not None:
                     dispatch.media_wait.settle()
-                return record, answer
+                return record, answer, answering
 
-    async def _begin(self, dispatch: Dispatch, record: InstanceRecord, held: AsyncExitStack) -> Answer:
-        """The answer at its first chunk. On failure nothing stays open."""
+    async def _begin(self, dispatch: Dispatch, record: InstanceRecord) -> tuple[Answer, Answering]:
+        """The answer at its first chunk. On failure nothing stays open, and nothing counted."""
         headers: dict[str, str] = {"X-Request-Id": dispatch.arrival.request_id}
         if (traceparent := current_traceparent()) is not None:
             headers["traceparent"] = traceparent
         stream, router = dispatch.request.stream, self.instances.router
         # Only a stream shows its first token; a whole answer is bound by the request's own limit.
         limit_s = dispatch.arrival.first_token_deadline - time.monotonic() if stream else None
-        async with AsyncExitStack() as trial:
-            router.begin_request(record.instance)
-            trial.callback(router.end_request, record.instance)
-            try:
+        router.begin_request(record.instance)
+        answering = Answering()
+        try:
+            num_prompt_bytes = dispatch.request.num_prompt_bytes
+            answering = self.decisions.begin_request(record, dispatch.course, num_prompt_bytes)
+            opening = open_answer(self.http, record.url or "", dispatch.body, headers, stream=stream)
+            if limit_s is None:
+                answer = await opening
+            else:
                 async with asyncio.timeout(limit_s):
-                    answer = await trial.enter_async_context(
-                        open_answer(self.http, record.url or "", dispatch.body, headers, stream=stream)
-                    )
-            except TimeoutError as error:
+                    answer = await opening
+        except BaseException as error:
+            answering.end()
+            router.end_request(record.instance)
+            if isinstance(error, TimeoutError):
                 raise RequestError(504, "deadline_exceeded", "no token came in time") from error
-            except RequestError as error:
+            if isinstance(error, RequestError):
                 await _prefer_item_failure(dispatch, error)
-                raise
-            held.push_async_exit(trial.pop_all())
-            return answer
+            raise
+        answering.on_first_token(is_stream=stream)
+        return answer, answering
 
     async def _relay(self, dispatch: Dispatch, answer: Answer, client: ClientStream) -> None:
         if not dispatch.request.stream:
-            await relay_whole(answer, client)
+            await relay_whole(answer, client, self.chunk_timeout_s)
             return
         kind = "image" if dispatch.request.media else "none"
         self.metrics.first_token_s.labels(kind).observe(time.monotonic() - dispatch.arrival.at)

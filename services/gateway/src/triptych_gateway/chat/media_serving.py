@@ -1,23 +1,33 @@
 """A request with media: taken, encoded elsewhere, and forwarded with metadata in their place.
 
-media taken -> sizes known -> forwarded with metadata -> answered
-                    |                  |
-                    `--- no encoder ---+--> forwarded whole, to an instance with a vision tower
+media taken -> decided --remote--> sizes known -> forwarded with metadata -> answered
+                  | ^                  |                  |
+                  | |                  `--- no encoder ---+--> forwarded whole
+                  | `--no answer begun--.
+                  `--local--------------+--> forwarded whole, to an instance with a vision tower -> answered
+
+Each way is tried once at most.
 """
 
 import asyncio
 import time
+from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from http import HTTPStatus
 
-import httpx
+from aiohttp import ClientSession
 
+from triptych_common.domain.errors import RequestError
 from triptych_common.protocol.messages import InstanceRecord
 from triptych_common.telemetry import current_traceparent, get_logger, span
 from triptych_gateway.access.request_limiter import Booking
 from triptych_gateway.chat.forward import Arrival, Dispatch, Forwarder
 from triptych_gateway.chat.streaming import ClientStream
 from triptych_gateway.chat.upstream_body import check_fits, media_body, whole_body
+from triptych_gateway.decision.courses import Course, CourseKind
+from triptych_gateway.decision.decision_policy import EncodeDecision
+from triptych_gateway.decision.encode_decisions import DecidedRequest, EncodeDecisions
 from triptych_gateway.encode.encode_orders import EncodeOrders
 from triptych_gateway.encode.encode_wait import EncodeWait
 from triptych_gateway.encode.final_acks import FinalAcks
@@ -26,7 +36,7 @@ from triptych_gateway.errors import EncodeUnavailableError
 from triptych_gateway.metrics import GatewayMetrics
 from triptych_gateway.race import race
 from triptych_gateway.request.chat_request import ChatRequest
-from triptych_gateway.request.media import MediaIntake
+from triptych_gateway.request.media import MediaIntake, TakenItem
 from triptych_gateway.request.prompt_length import check_prompt_length
 from triptych_gateway.routing.instances import Instances
 
@@ -41,9 +51,10 @@ class MediaServing:
     intake: MediaIntake
     instances: Instances
     orders: EncodeOrders
+    decisions: EncodeDecisions
     final_acks: FinalAcks
     forwarder: Forwarder
-    http: httpx.AsyncClient
+    http: ClientSession
     threads: Executor
     metrics: GatewayMetrics
     tokenize_timeout_s: float
@@ -64,15 +75,54 @@ class MediaServing:
         contents = {item.mm_hash: len(item.content) for item in items}
         booking.resize(min(booking.num_bytes, request.num_prompt_bytes + sum(contents.values())))
         chosen = await self.instances.wait_instance(request.model, digest)
-        media_wait = MediaWait(
-            arrival.request_id,
-            chosen.instance,
-            items,
-            arrival.first_token_deadline,
-            current_traceparent(),
-            digest,
-            chosen.max_model_len,
-        )
+        media_wait = _media_wait(request, arrival, items, digest, chosen)
+        # In this order: from the moment it is open, metadata may name the request, and it lives.
+        async with self.final_acks.hold_acks(media_wait), self.orders.open_wait(media_wait):
+            decided = await self.decisions.decide(request, media_wait, chosen)
+            _show(decided.decision, arrival)
+            reason = decided.decision.reason.value
+            if not decided.decision.is_local:
+                given_up = await self._serve_encoded(request, arrival, media_wait, chosen, decided, client)
+                if given_up is None:
+                    return
+                reason = given_up.code
+        # The wait is closed: what encoders still do is for others, and they need not wait for this request.
+        try:
+            await self._serve_whole(request, arrival, media_wait, decided, reason, client)
+        except RequestError as error:
+            is_final = not decided.decision.is_local or error.status_code != HTTPStatus.SERVICE_UNAVAILABLE
+            is_final |= client.has_begun or time.monotonic() >= arrival.first_token_deadline
+            if is_final or not self.instances.view.has_encoder(digest):
+                raise
+            log.warning(
+                "request goes to encoders: no instance has encoded it",
+                request_id=arrival.request_id,
+                code=error.code,
+                **arrival.caller.fields,
+            )
+        else:
+            return
+        arrival.root.set_attribute("triptych.local_encode_failed", True)
+        media_wait = _media_wait(request, arrival, items, digest, chosen)
+        async with self.final_acks.hold_acks(media_wait), self.orders.open_wait(media_wait):
+            given_up = await self._serve_encoded(request, arrival, media_wait, chosen, decided, client)
+            if given_up is not None:
+                raise given_up
+
+    async def _serve_encoded(
+        self,
+        request: ChatRequest,
+        arrival: Arrival,
+        media_wait: MediaWait,
+        chosen: InstanceRecord,
+        decided: DecidedRequest,
+        client: ClientStream,
+    ) -> EncodeUnavailableError | None:
+        """By encoders, within the open `media_wait`. Returns why it may now be encoded by an instance.
+
+        Raises:
+            RequestError: no other way is left.
+        """
         encode_wait = EncodeWait(
             self.instances.view,
             self.orders,
@@ -80,35 +130,62 @@ class MediaServing:
             model=request.model,
             encoder_grace_s=self.encoder_grace_s,
             local_encode_after_s=self.local_encode_after_s,
+            may_go_local=not decided.decision.is_local,
         )
-        # In this order: from the moment it is open, metadata may name the request, and it lives.
-        async with self.final_acks.hold_acks(media_wait), self.orders.open_wait(media_wait):
-            try:
-                with span("gateway.encode_wait"):
-                    await self._wait_sizes(request, media_wait, encode_wait, chosen)
-                await race(
-                    self.forwarder.forward(self._with_metadata(request, arrival, media_wait, chosen), client),
-                    media_wait.wait_failure(),
-                    encode_wait.wait_given_up(),
-                )
-            except EncodeUnavailableError as error:
-                is_too_late = client.has_begun or time.monotonic() >= media_wait.deadline
-                if is_too_late or not encode_wait.has_local_encode:
-                    raise
-                reason = error.code
-            else:
-                return
-        # The wait is closed: what encoders still do is for others, and they need not wait for this request.
+        course = Course(CourseKind.REMOTE) if decided.decision.is_local else decided.course
+        try:
+            with span("gateway.encode_wait"):
+                await self._wait_sizes(request, media_wait, encode_wait, chosen)
+            self.decisions.on_sizes(media_wait)
+            await race(
+                self.forwarder.forward(
+                    self._with_metadata(request, arrival, media_wait, chosen, course), client
+                ),
+                media_wait.wait_failure(),
+                encode_wait.wait_given_up(),
+            )
+        except EncodeUnavailableError as error:
+            is_too_late = client.has_begun or time.monotonic() >= media_wait.deadline
+            if is_too_late or not encode_wait.has_local_encode:
+                raise
+            return error
+        return None
+
+    async def _serve_whole(
+        self,
+        request: ChatRequest,
+        arrival: Arrival,
+        media_wait: MediaWait,
+        decided: DecidedRequest,
+        reason: str,
+        client: ClientStream,
+    ) -> None:
+        """By an instance that has a vision tower."""
+        is_decided = decided.decision.is_local
         arrival.root.set_attribute("triptych.local_encode", reason)
         self.metrics.local_encodes.labels(reason).inc()
-        log.warning(
-            "request is encoded by its prefill_decode",
-            request_id=arrival.request_id,
-            reason=reason,
-            **arrival.caller.fields,
+        if not is_decided:
+            log.warning(
+                "request is encoded by its prefill_decode",
+                request_id=arrival.request_id,
+                reason=reason,
+                **arrival.caller.fields,
+            )
+        body = await asyncio.get_running_loop().run_in_executor(
+            self.threads, whole_body, request, media_wait.items
+        )
+        dispatch = Dispatch(
+            arrival,
+            request,
+            body,
+            media_wait.namespace_digest,
+            needs_tower=True,
+            first_choice=decided.instance if is_decided else None,
+            course=decided.course if is_decided else Course(CourseKind.LOCAL),
         )
         with span("gateway.local_encode", attributes={"triptych.reason": reason}):
-            await self.forwarder.forward(await self._whole(request, arrival, media_wait), client)
+            record = await self.forwarder.forward(dispatch, client)
+        self.decisions.on_encoded_here(request, media_wait, record)
 
     async def _wait_sizes(
         self, request: ChatRequest, media_wait: MediaWait, encode_wait: EncodeWait, chosen: InstanceRecord
@@ -122,7 +199,12 @@ class MediaServing:
         await encode_wait.wait_sizes()
 
     def _with_metadata(
-        self, request: ChatRequest, arrival: Arrival, media_wait: MediaWait, chosen: InstanceRecord
+        self,
+        request: ChatRequest,
+        arrival: Arrival,
+        media_wait: MediaWait,
+        chosen: InstanceRecord,
+        course: Course,
     ) -> Dispatch:
         check_fits(media_wait.items, media_wait.sizes, chosen)
         body = media_body(
@@ -135,11 +217,38 @@ class MediaServing:
             remaining_ms=int((media_wait.deadline - time.monotonic()) * 1000),
         )
         return Dispatch(
-            arrival, request, body, media_wait.namespace_digest, media_wait=media_wait, first_choice=chosen
+            arrival,
+            request,
+            body,
+            media_wait.namespace_digest,
+            media_wait=media_wait,
+            first_choice=chosen,
+            course=course,
         )
 
-    async def _whole(self, request: ChatRequest, arrival: Arrival, media_wait: MediaWait) -> Dispatch:
-        body = await asyncio.get_running_loop().run_in_executor(
-            self.threads, whole_body, request, media_wait.items
-        )
-        return Dispatch(arrival, request, body, media_wait.namespace_digest, needs_tower=True)
+
+def _media_wait(
+    request: ChatRequest,
+    arrival: Arrival,
+    items: Sequence[TakenItem],
+    digest: str,
+    chosen: InstanceRecord,
+) -> MediaWait:
+    return MediaWait(
+        arrival.request_id,
+        chosen.instance,
+        items,
+        arrival.first_token_deadline,
+        current_traceparent(),
+        digest,
+        chosen.max_model_len,
+    )
+
+
+def _show(decision: EncodeDecision, arrival: Arrival) -> None:
+    """In the trace."""
+    arrival.root.set_attribute("triptych.decision", decision.way.value)
+    arrival.root.set_attribute("triptych.decision_reason", decision.reason.value)
+    if decision.prediction is not None:
+        arrival.root.set_attribute("triptych.predicted_remote_s", decision.prediction.remote_cost_s)
+        arrival.root.set_attribute("triptych.predicted_local_s", decision.prediction.local_cost_s)

@@ -4,20 +4,18 @@ Until then nothing has been sent to the client, so the request can still go to a
 (`UnreachableError`) or become a proper HTTP error (`RequestError`).
 """
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
-import httpx
 import orjson
+from aiohttp import ClientResponse, ClientSession
 
 from triptych_common.domain.errors import RequestError, TriptychError
 from triptych_common.runtime import DRAINING_HEADER
-from triptych_common.runtime.http_client import new_http_client
 from triptych_common.telemetry.logs import get_logger
 from triptych_gateway.chat.sse import EventCutter, error_in_first_event
 from triptych_gateway.errors import unavailable
+from triptych_gateway.upstream_client import UPSTREAM_ERRORS, open_response
 
 log = get_logger(__name__)
 
@@ -26,7 +24,6 @@ _NOT_NOW = frozenset({502, 503})  # starting, draining, or its engine is dead: a
 # vLLM's for a prompt that is too long, which it finds in three places and gives no code.
 TOO_LONG_PHRASES = ("maximum context length", "longer than the maximum model length")
 MAX_ERROR_BYTES = 64 << 10
-KEEPALIVE_S = 2.0  # below the server's own, so that an idle connection is not used as it closes
 
 
 class UnreachableError(TriptychError):
@@ -37,101 +34,105 @@ class DrainingError(UnreachableError):
     """The instance is going away: it has done nothing with the request."""
 
 
-@dataclass
+@dataclass(slots=True)
 class Answer:
     """An answer that has begun well (2xx)."""
 
     content_type: str
     first: bytes  # whole events when streamed, else the whole body
-    rest: AsyncIterator[bytes]  # further whole events
-    cutter: EventCutter
+    _response: ClientResponse
+    _cutter: EventCutter
+
+    @property
+    def is_done(self) -> bool:
+        """Its closing `[DONE]` has passed."""
+        return self._cutter.is_done
+
+    def close(self) -> None:
+        """Done with it: its connection is kept if all of it was read, else aborted."""
+        self._response.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    async def next_events(self) -> bytes:
+        """Further whole events; b"" at the end, which may be too early (`is_done`).
+
+        Raises:
+            UPSTREAM_ERRORS: the connection broke off, or what came is no HTTP.
+        """
+        return await _next_events(self._response, self._cutter)
 
 
-def new_client(connect_timeout_s: float, chunk_timeout_s: float) -> httpx.AsyncClient:
-    """One per gateway. `RequestLimiter` bounds the connections; deadlines bound the first chunk."""
-    return new_http_client(
-        httpx.Timeout(chunk_timeout_s, connect=connect_timeout_s, read=None, pool=connect_timeout_s),
-        httpx.Limits(max_connections=None, max_keepalive_connections=256, keepalive_expiry=KEEPALIVE_S),
-    )
-
-
-@asynccontextmanager
 async def open_answer(
-    client: httpx.AsyncClient, base_url: str, body: bytes, headers: dict[str, str], *, stream: bool
-) -> AsyncIterator[Answer]:
-    """Send `body` and yield the answer at its first chunk. Leaving the block aborts what is still running.
+    client: ClientSession, base_url: str, body: bytes, headers: dict[str, str], *, stream: bool
+) -> Answer:
+    """Send `body` and return the answer at its first chunk. Closing it aborts what is still running.
 
     Raises:
-        UnreachableError: no answer has begun; another instance may be tried.
+        UnreachableError: no answer has begun; another instance may be tried. In no case anything stays open.
         DrainingError: likewise, and this one is going away.
         RequestError: prefill_decode refused the request (4xx), or failed at it (503).
     """
     try:
-        request = client.build_request(
-            "POST",
-            base_url.rstrip("/") + CHAT_PATH,
-            content=body,
-            headers={**headers, "Content-Type": "application/json", "Accept-Encoding": "identity"},
-        )
-        response = await client.send(request, stream=True)
-    except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:  # the last two: no URL at all
+        response = await open_response(client, base_url.rstrip("/") + CHAT_PATH, body, headers)
+    except UPSTREAM_ERRORS as error:
         raise UnreachableError(f"{type(error).__name__}: {error}") from error
     try:
-        yield await _begin(response, stream)
-    finally:
-        await response.aclose()
+        return await _begin(response, stream)
+    except BaseException:
+        response.close()
+        raise
 
 
-async def _begin(response: httpx.Response, stream: bool) -> Answer:
+async def _begin(response: ClientResponse, stream: bool) -> Answer:
     cutter = EventCutter()
     try:
         if DRAINING_HEADER in response.headers:
-            raise DrainingError(f"status {response.status_code}")
-        if response.status_code in _NOT_NOW:
-            raise UnreachableError(f"status {response.status_code}")
-        if response.status_code >= 300:
-            raise upstream_error(response.status_code, await _read_some(response))
+            raise DrainingError(f"status {response.status}")
+        if response.status in _NOT_NOW:
+            raise UnreachableError(f"status {response.status}")
+        if response.status >= 300:
+            raise upstream_error(response.status, await _read_some(response))
         if not stream:
-            return Answer(_content_type(response), await response.aread(), _nothing(), cutter)
-        chunks = response.aiter_raw()
-        first = b""
-        async for chunk in chunks:
-            first = cutter.feed(chunk)
-            if first:
-                break
-    except httpx.HTTPError as error:
+            return Answer(_content_type(response), await _read_whole(response), response, cutter)
+        first = await _next_events(response, cutter)
+    except UPSTREAM_ERRORS as error:
         raise UnreachableError(f"{type(error).__name__}: {error}") from error
     if not first:
         raise UnreachableError("the answer ended before its first event")
     fault = error_in_first_event(first)
     if fault is not None:
         raise _from_error_object(_status_of(fault), fault)
-    return Answer(_content_type(response), first, _whole_events(chunks, cutter), cutter)
+    return Answer(_content_type(response), first, response, cutter)
 
 
-async def _whole_events(chunks: AsyncIterator[bytes], cutter: EventCutter) -> AsyncIterator[bytes]:
-    async for chunk in chunks:
-        whole = cutter.feed(chunk)
-        if whole:
-            yield whole
+async def _next_events(response: ClientResponse, cutter: EventCutter) -> bytes:
+    while chunk := await response.content.readany():
+        if whole := cutter.feed(chunk):
+            return whole
+    return b""
 
 
-async def _nothing() -> AsyncIterator[bytes]:
-    for chunk in tuple[bytes, ...]():
-        yield chunk
+async def _read_whole(response: ClientResponse) -> bytes:
+    """The body. One that ends with its connection might as well have been cut off."""
+    if response.content_length is None and "chunked" not in response.headers.get("Transfer-Encoding", ""):
+        raise UnreachableError("the answer has no length")
+    return await response.read()
 
 
-async def _read_some(response: httpx.Response) -> bytes:
+async def _read_some(response: ClientResponse) -> bytes:
     body = b""
-    async for chunk in response.aiter_raw():
+    while len(body) <= MAX_ERROR_BYTES and (chunk := await response.content.readany()):
         body += chunk
-        if len(body) > MAX_ERROR_BYTES:
-            break
     return body
 
 
-def _content_type(response: httpx.Response) -> str:
-    return str(response.headers.get("content-type", "application/json"))
+def _content_type(response: ClientResponse) -> str:
+    return response.headers.get("Content-Type", "application/json")
 
 
 def upstream_error(status_code: int, body: bytes) -> RequestError:

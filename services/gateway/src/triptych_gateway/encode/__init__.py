@@ -1,6 +1,7 @@
 """What requests need of encoders, and what has become of it. In the order of an item.
 
 media_wait       one request's wait for its items: sizes, failures, deadline
+encoder_return   whether an encoder that is missing may come back
 encode_wait      how long a request waits, and when it gives up encoders
 encode_orders    starts flights, handles encoders' messages, reconciles with Redis; owns what is indented
 item_table         the state of each item that a request waits for (drawn there); pure

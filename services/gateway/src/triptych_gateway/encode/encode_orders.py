@@ -14,7 +14,6 @@ from contextlib import asynccontextmanager
 from uuid import uuid4
 
 from triptych_common.coordination import ClaimResult, FlightClaim, SingleFlight
-from triptych_common.coordination.single_flight import requester_key
 from triptych_common.domain.errors import BusUnavailableError, RequestError
 from triptych_common.protocol.ids import JobId, MmHash, RequestId
 from triptych_common.protocol.messages import (
@@ -25,6 +24,7 @@ from triptych_common.protocol.messages import (
     FailureKind,
     Message,
     Requester,
+    requester_key,
 )
 from triptych_common.telemetry.logs import get_logger
 from triptych_gateway.encode.encode_job import OrderLimits, encode_job, remaining_s, requesters_of
@@ -121,8 +121,15 @@ class EncodeOrders:
         """Whether a job is in flight for an item that `media_wait` still needs."""
         return any(item.in_flight and media_wait.needs(item.mm_hash) for item in self._items_of(media_wait))
 
+    def namespace_of(self, item: Item) -> str | None:
+        """Of the requests that wait for `item`; None: none does."""
+        return next((wait.namespace_digest for wait in self._waits_of(item.request_ids)), None)
+
     def order_missing(self, media_wait: MediaWait) -> None:
-        """Order the items of `media_wait` that have no sizes yet; it gets them, or a failure."""
+        """Order the items of `media_wait` that have no sizes yet, in the order of the prompt.
+
+        It gets them, or a failure.
+        """
         for item in self._items_of(media_wait):
             if item.mm_hash in media_wait.sizes:
                 continue
@@ -131,11 +138,14 @@ class EncodeOrders:
             elif item.in_flight:
                 self._metrics.items.labels("joined").inc()
             else:
-                self._order_item(item)
+                self._order_item(item, of_request=media_wait.request_id)
 
-    def _order_item(self, item: Item, *, retry_of: FailureKind | None = None) -> None:
+    def _order_item(
+        self, item: Item, *, of_request: RequestId | None = None, retry_of: FailureKind | None = None
+    ) -> None:
+        """`of_request`: its jobs are published in the order in which they are ordered."""
         if self.table.order_item(item.mm_hash, JobId(f"job-{uuid4().hex}"), retry_of=retry_of):
-            self._queue_step(item.mm_hash)
+            self._queue_step(item.mm_hash, of_request=of_request)
 
     def _items_of(self, media_wait: MediaWait) -> list[Item]:
         return [item for each in media_wait.mm_hashes if (item := self.table.get(each)) is not None]
@@ -223,11 +233,13 @@ class EncodeOrders:
             media_wait.fail_item(mm_hash, failure)
 
     # ---- which items a step is due for -----------------------------------------------------------
-    def _queue_step(self, mm_hash: MmHash, *, check: bool = False) -> None:
+    def _queue_step(
+        self, mm_hash: MmHash, *, check: bool = False, of_request: RequestId | None = None
+    ) -> None:
         """What is needed of the item has changed; `check`: or what Redis knows of it may have."""
         item = self.table.get(mm_hash)
         is_urgent = item is not None and item.in_flight and not item.is_claimed
-        self._queue.add_item(mm_hash, is_urgent=is_urgent, check=check)
+        self._queue.add_item(mm_hash, is_urgent=is_urgent, check=check, lane=of_request)
 
     def check_all(self) -> None:
         """Redis may have lost something: check all that is unanswered."""

@@ -32,11 +32,14 @@ class EncodeWait:
     model: str
     encoder_grace_s: float
     local_encode_after_s: float
+    may_go_local: bool = True  # False: no instance could encode it, there is no other way left
     began_at: float = field(default_factory=time.monotonic)
 
     @property
     def has_local_encode(self) -> bool:
         """An instance could encode the request's media itself. Media with options are for encoders alone."""
+        if not self.may_go_local:
+            return False
         if any(item.processor_options or item.media_io_options for item in self.media_wait.items):
             return False
         return has_tower(self.view.records, self.model, self.media_wait.namespace_digest)

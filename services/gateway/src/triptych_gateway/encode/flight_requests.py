@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from triptych_common.coordination import FlightClaim, SingleFlight
-from triptych_common.coordination.single_flight import ClaimMode, RequesterKey, requester_key
+from triptych_common.coordination.single_flight import ClaimMode
 from triptych_common.domain.errors import BusUnavailableError
 from triptych_common.protocol.ids import JobId, MmHash
-from triptych_common.protocol.messages import EncodeJob, Requester
+from triptych_common.protocol.messages import EncodeJob, Requester, RequesterKey, requester_key
 from triptych_common.telemetry.logs import get_logger
 from triptych_gateway.encode.encode_job import OrderLimits, remaining_s
 from triptych_gateway.encode.item_table import Item

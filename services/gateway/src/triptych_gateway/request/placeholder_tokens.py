@@ -42,11 +42,11 @@ class PlaceholderGuard:
             RequestError: 400: a token was found, `param` is the place; or too many values, or too deep.
         """
         for place, text in _texts(body, {id(part) for part in media_parts}, self._max_values):
-            found = next((token for token in self._tokens if token in text), None)
-            if found is not None:
-                path = format_place(place)
-                message = f"{path} contains {found!r}, a placeholder that only media parts may produce"
-                raise RequestError(400, "placeholder_in_text", message, path)
+            for token in self._tokens:
+                if token in text:
+                    path = format_place(place)
+                    message = f"{path} contains {token!r}, a placeholder that only media parts may produce"
+                    raise RequestError(400, "placeholder_in_text", message, path)
 
 
 def _texts(body: Mapping[str, Any], skip: set[int], max_values: int) -> Iterator[tuple[Place, str]]:

@@ -11,14 +11,15 @@ import asyncio
 import re
 from typing import Any
 
-import httpx
 import orjson
+from aiohttp import ClientSession
 
 from triptych_common.domain.errors import RequestError
 from triptych_common.protocol.messages import InstanceRecord
 from triptych_common.telemetry.logs import get_logger
 from triptych_gateway.request.chat_request import ChatRequest
 from triptych_gateway.request.content_parts import text_of
+from triptych_gateway.upstream_client import UPSTREAM_ERRORS, open_response
 
 log = get_logger(__name__)
 
@@ -52,7 +53,7 @@ def too_long(num_tokens: int, max_model_len: int) -> RequestError:
 
 
 async def check_prompt_length(
-    client: httpx.AsyncClient, record: InstanceRecord, request: ChatRequest, num_rows: int, timeout_s: float
+    client: ClientSession, record: InstanceRecord, request: ChatRequest, num_rows: int, timeout_s: float
 ) -> None:
     """Refuse `request` if its text is too long beside `num_rows`. What is not known passes.
 
@@ -67,7 +68,7 @@ async def check_prompt_length(
     try:
         async with asyncio.timeout(timeout_s):
             num_tokens = await _count(client, (record.url or "").rstrip("/") + TOKENIZE_PATH, body)
-    except (httpx.HTTPError, httpx.InvalidURL, TimeoutError) as error:
+    except UPSTREAM_ERRORS as error:
         log.warning(
             "prompt tokens not counted by prefill_decode", instance=record.instance, error=repr(error)
         )
@@ -76,17 +77,17 @@ async def check_prompt_length(
         raise too_long(num_tokens + num_rows, limit)
 
 
-async def _count(client: httpx.AsyncClient, url: str, body: dict[str, Any]) -> int | None:
+async def _count(client: ClientSession, url: str, body: dict[str, Any]) -> int | None:
     """None where prefill_decode did not take it: its answer to the request itself gives the reason."""
-    head = b""
-    headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
-    async with client.stream("POST", url, content=orjson.dumps(body), headers=headers) as answer:
-        if not answer.is_success:
+    answer = await open_response(client, url, orjson.dumps(body))
+    try:
+        if not answer.ok:
             return None
-        async for chunk in answer.aiter_raw():
+        head = b""
+        while len(head) < MAX_HEAD_BYTES and (chunk := await answer.content.readany()):
             head += chunk
-            if len(head) >= MAX_HEAD_BYTES:
-                break
+    finally:
+        answer.close()
     found = _COUNT.search(head[:MAX_HEAD_BYTES])
     return int(found[1]) if found else None
 

@@ -1,61 +1,66 @@
-"""Reading a request's body, bounded in size and time."""
+"""Reading a request's body, bounded in size."""
 
-import asyncio
 from collections.abc import Callable
 
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import ClientDisconnect
+from starlette.types import Receive, Scope
 
 from triptych_common.domain.errors import RequestError
 
 
 async def read_body(
-    request: Request, *, max_bytes: int, timeout_s: float, on_growth: Callable[[int], None]
+    scope: Scope, receive: Receive, *, max_bytes: int, on_growth: Callable[[int], None]
 ) -> bytearray:
-    """The whole body.
+    """The whole body of the ASGI request `scope`. Bound it.
 
     Args:
         on_growth: called with the number of bytes before so many are held; may raise.
 
     Raises:
-        RequestError: 413 too large; 408 the client stopped sending.
+        RequestError: 413 too large.
         ClientDisconnect: the client went away.
     """
-    announced = announced_bytes(request)
-    if announced is not None and announced > max_bytes:
+    announced = header_of(scope, b"content-length") or ""
+    if announced.isascii() and announced.isdigit() and int(announced) > max_bytes:
         raise _too_large(max_bytes)
     body = bytearray()
-    try:
-        async with asyncio.timeout(timeout_s):
-            async for chunk in request.stream():
-                num_bytes = len(body) + len(chunk)
-                if num_bytes > max_bytes:
-                    raise _too_large(max_bytes)
-                on_growth(num_bytes)
-                body += chunk
-    except TimeoutError as error:
-        raise RequestError(408, "body_timeout", "the body of the request did not arrive in time") from error
-    return body
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
+        chunk = message.get("body", b"")
+        num_bytes = len(body) + len(chunk)
+        if num_bytes > max_bytes:
+            raise _too_large(max_bytes)
+        on_growth(num_bytes)
+        body += chunk
+        if not message.get("more_body"):
+            return body
+
+
+def body_timeout() -> RequestError:
+    """408: the client stopped sending."""
+    return RequestError(408, "body_timeout", "the body of the request did not arrive in time")
+
+
+def header_of(scope: Scope, name: bytes) -> str | None:
+    """The first header of this name, in lower case, as ASGI gives them; None: there is none."""
+    return next((value.decode("latin-1") for each, value in scope["headers"] if each == name), None)
 
 
 def _too_large(max_bytes: int) -> RequestError:
     return RequestError(413, "body_too_large", f"the body of the request is larger than {max_bytes} bytes")
 
 
-def announced_bytes(request: Request) -> int | None:
-    """Content-Length; None when the body is chunked."""
-    value = request.headers.get("content-length", "")
-    return int(value) if value.isascii() and value.isdigit() else None
-
-
-async def wait_disconnect(request: Request, has_ended: Callable[[], bool]) -> None:
-    """A guard, for when the body has been read: raises when the client goes away before the answer's end.
+async def wait_disconnect(receive: Receive, has_ended: Callable[[], bool]) -> None:
+    """For when the body has been read: raises when the client goes away before the answer's end.
 
     `http.disconnect` comes also once the answer is complete, which `has_ended` distinguishes.
 
     Raises:
         ClientDisconnect: it did.
     """
-    while (await request.receive())["type"] != "http.disconnect":
+    while (await receive())["type"] != "http.disconnect":
         pass
     if not has_ended():
         raise ClientDisconnect

@@ -11,7 +11,7 @@ from triptych_common.domain.errors import RequestError
 from triptych_common.protocol.messages import InstanceRecord
 from triptych_gateway.errors import unavailable
 from triptych_gateway.routing.registry_view import RegistryView
-from triptych_gateway.routing.router import Router, choose_namespace
+from triptych_gateway.routing.router import Router
 
 REFRESH_LIMIT_S = 2.0  # beyond the view's own interval
 Chosen = TypeVar("Chosen")
@@ -40,14 +40,14 @@ class Instances:
 
     async def wait_namespace(self, model: str) -> str:
         """The namespace digest for the model's images."""
-        return await self._wait(model, lambda: choose_namespace(self.view.records, model))
+        return await self._wait(model, lambda: self.view.namespace_of(model))
 
     async def wait_instance(self, model: str, namespace_digest: str) -> InstanceRecord:
         """An instance for a request with images."""
         return await self._wait(
             model,
             lambda: self.router.pick_instance(
-                self.view.records,
+                self.view.serving_of(model),
                 model=model,
                 namespace_digest=namespace_digest,
                 exclude=frozenset(),
@@ -56,6 +56,8 @@ class Instances:
         )
 
     async def _wait(self, model: str, choose: Callable[[], Chosen | None]) -> Chosen:
+        if (chosen := choose()) is not None:
+            return chosen
         try:
             async with asyncio.timeout(self.grace_s):
                 while (chosen := choose()) is None:
@@ -128,10 +130,12 @@ class Choice:
             self._may_refresh = False
             return None
         return self.instances.router.pick_instance(
-            records,
+            self.instances.view.serving_of(self.model),
             model=self.model,
             namespace_digest=self.namespace_digest,
-            exclude={r.instance for r in records if (r.instance, r.boot_id) in self._tried},
+            exclude={r.instance for r in records if (r.instance, r.boot_id) in self._tried}
+            if self._tried
+            else frozenset(),
             now=time.monotonic(),
             needs_tower=self.needs_tower,
         )

@@ -6,16 +6,44 @@ the last view stays in use: text requests need no Redis.
 
 import asyncio
 import time
+from dataclasses import dataclass, field
 
 from triptych_common.coordination import Registry
 from triptych_common.domain.errors import BusUnavailableError
 from triptych_common.protocol.messages import InstanceRecord
 from triptych_common.telemetry.logs import get_logger
-from triptych_gateway.routing.router import ENCODING_ROLES, SERVING_ROLES
+from triptych_gateway.routing.router import ENCODING_ROLES, SERVING_ROLES, can_serve, choose_namespace
 
 log = get_logger(__name__)
 
 _STALE_INTERVALS = 6
+
+
+@dataclass(frozen=True, slots=True)
+class _Facts:
+    """What follows from the records alone: found once for each read, not for each request."""
+
+    records: tuple[InstanceRecord, ...]
+    serving: list[InstanceRecord]
+    encoding: list[InstanceRecord]
+    models: list[str]
+    encoder_namespaces: frozenset[str]
+    serving_of: dict[str, tuple[InstanceRecord, ...]] = field(
+        default_factory=dict
+    )  # by model, once asked for
+    namespace_of: dict[str, str | None] = field(default_factory=dict)  # likewise
+
+    @classmethod
+    def of(cls, records: tuple[InstanceRecord, ...]) -> "_Facts":
+        serving = [r for r in records if r.role in SERVING_ROLES and not r.draining]
+        encoding = [r for r in records if r.role in ENCODING_ROLES and not r.draining]
+        return cls(
+            records=records,
+            serving=serving,
+            encoding=encoding,
+            models=sorted({r.model for r in serving if r.model is not None}),
+            encoder_namespaces=frozenset(r.namespace_digest for r in encoding if r.namespace_digest),
+        )
 
 
 class RegistryView:
@@ -27,6 +55,7 @@ class RegistryView:
         self._changed = asyncio.Condition()
         self._seen_at = float("-inf")  # monotonic seconds of the last read that succeeded
         self.records: tuple[InstanceRecord, ...] = ()
+        self._known = _Facts.of(self.records)
         self.models_seen: set[str] = set()
 
     @property
@@ -36,16 +65,39 @@ class RegistryView:
 
     @property
     def serving(self) -> list[InstanceRecord]:
-        return [r for r in self.records if r.role in SERVING_ROLES and not r.draining]
+        return self._facts().serving
 
     @property
     def encoding(self) -> list[InstanceRecord]:
-        return [r for r in self.records if r.role in ENCODING_ROLES and not r.draining]
+        return self._facts().encoding
 
     @property
     def models(self) -> list[str]:
         """Names that are served now, sorted."""
-        return sorted({record.model for record in self.serving if record.model is not None})
+        return self._facts().models
+
+    def serving_of(self, model: str) -> tuple[InstanceRecord, ...]:
+        """The instances that answer requests for `model`."""
+        facts = self._facts()
+        if model not in facts.models:  # callers name what they like: nothing is kept for it
+            return ()
+        if model not in facts.serving_of:
+            facts.serving_of[model] = tuple(r for r in facts.serving if can_serve(r, model))
+        return facts.serving_of[model]
+
+    def namespace_of(self, model: str) -> str | None:
+        """See `choose_namespace`."""
+        facts = self._facts()
+        if model not in facts.models:
+            return None
+        if model not in facts.namespace_of:
+            facts.namespace_of[model] = choose_namespace(facts.records, model)
+        return facts.namespace_of[model]
+
+    def _facts(self) -> _Facts:
+        if self._known.records is not self.records:
+            self._known = _Facts.of(self.records)
+        return self._known
 
     async def refresh(self) -> None:
         try:
@@ -67,7 +119,7 @@ class RegistryView:
 
     def has_encoder(self, namespace_digest: str) -> bool:
         """An encoder of this namespace is registered."""
-        return any(record.namespace_digest == namespace_digest for record in self.encoding)
+        return namespace_digest in self._facts().encoder_namespaces
 
     async def wait_for_encoder(self, namespace_digest: str) -> None:
         """Return once an encoder of this namespace is registered. Bound it."""

@@ -1,0 +1,34 @@
+"""Course: what a request does at its instance, as it was predicted. Pure."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from triptych_gateway.decision.prediction import BYTES_PER_TOKEN
+
+
+class CourseKind(StrEnum):
+    """Whose work comes before the first token."""
+
+    TEXT = "text"  # prefill alone
+    SIZES_KNOWN = "sizes_known"  # likewise: no encode is due
+    REMOTE = "remote"  # encoders', then prefill
+    LOCAL = "local"  # encode and prefill at the instance
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """Seconds are predictions; 0 where nothing is known."""
+
+    kind: CourseKind
+    decided_at: float = 0.0  # monotonic seconds
+    num_rows: float = 0.0  # that the instance encodes, or gets, and prefills
+    num_text_tokens: float = 0.0
+    text_s: float = 0.0  # the instance's, for the text
+    encode_s: float = 0.0  # until the encoders are done; the instance's work is due then
+    work_s: float = 0.0  # the instance's, before the first token
+    is_measured: bool = False  # its first token says what such a request costs
+
+
+def text_tokens(num_bytes: int) -> float:
+    """About how many tokens so many bytes of a request have."""
+    return num_bytes / BYTES_PER_TOKEN

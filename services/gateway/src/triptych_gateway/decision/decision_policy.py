@@ -1,0 +1,137 @@
+"""Remote or local: who encodes a request's media. Pure; one object per namespace, for its memory.
+
+Rules first, then the break-even: the instance encodes when that is predicted to end sooner, what it costs the
+streams there included. Two bounds keep the decision from flapping: it begins to help when it is ahead by
+`MARGIN`, and ends when it is behind. Before anything was encoded there, the prediction is taken from the
+encoders' costs, and must be ahead by `UNMEASURED_MARGIN`.
+
+Exploration: as long as no encode there was measured, a small share of requests goes there, on an idle
+instance, where that is predicted to cost little.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Literal
+
+from triptych_gateway.decision.prediction import Prediction
+
+DecisionMode = Literal["auto", "remote", "local"]
+
+MARGIN = 0.03
+UNMEASURED_MARGIN = 0.4
+EXPLORED_SHARE = 0.03  # of the requests that the break-even decided
+EXPLORED_COST = 1.3  # times the better way, at most
+
+
+class EncodeWay(StrEnum):
+    REMOTE = "remote"  # encoders encode; the instance gets metadata
+    LOCAL = "local"  # the instance gets the media, and encodes
+
+
+class DecisionReason(StrEnum):
+    """Why; a fixed vocabulary, for traces and metrics."""
+
+    TEXT_ONLY = "text_only"
+    NO_TOWER = "no_tower"  # no instance of the namespace has one
+    MEDIA_OPTIONS = "media_options"  # for encoders alone
+    FORCED = "forced"  # by the setting
+    SIZES_KNOWN = "sizes_known"  # encoded before: the store has the tensors, as a rule
+    IN_FLIGHT = "in_flight"  # encoders are at all of it already, for other requests
+    NO_ENCODER = "no_encoder"  # none is registered, and none was for a while
+    ENCODER_RETURNS = "encoder_returns"  # none is registered, and one was lately
+    COSTS_UNKNOWN = "costs_unknown"
+    BELOW_BREAK_EVEN = "below_break_even"
+    ENCODERS_SLOWER = "encoders_slower"
+    EXPLORATION = "exploration"
+
+
+@dataclass(frozen=True, slots=True)
+class DecisionFacts:
+    """What the rules ask of one request."""
+
+    num_items: int
+    num_new_items: int  # without sizes, and not in flight
+    num_unknown_items: int  # without sizes
+    has_tower: bool
+    has_options: bool
+    has_encoder: bool
+    encoder_may_return: bool
+    is_stream: bool = True  # a whole answer does not show what it cost
+    is_idle: bool = False  # the instance that would encode has nothing to do
+
+
+@dataclass(frozen=True, slots=True)
+class EncodeDecision:
+    way: EncodeWay
+    reason: DecisionReason
+    prediction: Prediction | None = None
+
+    @property
+    def is_local(self) -> bool:
+        return self.way is EncodeWay.LOCAL
+
+
+class DecisionPolicy:
+    """Remembers whether it helps, and how much it has explored."""
+
+    def __init__(self, mode: DecisionMode) -> None:
+        self._mode = mode
+        self._is_helping = False
+        self._num_decided = 0
+        self._num_explored = 0
+
+    @property
+    def is_helping(self) -> bool:
+        """The last request that the break-even decided was encoded by an instance."""
+        return self._is_helping
+
+    def rule(self, facts: DecisionFacts) -> EncodeDecision | None:
+        """What needs no prediction; None: `break_even` decides."""
+        remote, local = EncodeWay.REMOTE, EncodeWay.LOCAL
+        if not facts.num_items:
+            return EncodeDecision(remote, DecisionReason.TEXT_ONLY)
+        if not facts.has_tower:
+            return EncodeDecision(remote, DecisionReason.NO_TOWER)
+        if facts.has_options:
+            return EncodeDecision(remote, DecisionReason.MEDIA_OPTIONS)
+        if self._mode == "local":
+            return EncodeDecision(local, DecisionReason.FORCED)
+        if not facts.num_unknown_items:
+            return EncodeDecision(remote, DecisionReason.SIZES_KNOWN)
+        if not facts.has_encoder and not facts.encoder_may_return:
+            return EncodeDecision(local, DecisionReason.NO_ENCODER)
+        if self._mode == "remote":
+            return EncodeDecision(remote, DecisionReason.FORCED)
+        if not facts.has_encoder:
+            return EncodeDecision(remote, DecisionReason.ENCODER_RETURNS)
+        if not facts.num_new_items:
+            return EncodeDecision(remote, DecisionReason.IN_FLIGHT)
+        return None
+
+    def break_even(self, facts: DecisionFacts, prediction: Prediction | None) -> EncodeDecision:
+        """By what both ways are predicted to take."""
+        if prediction is None:
+            return EncodeDecision(EncodeWay.REMOTE, DecisionReason.COSTS_UNKNOWN)
+        self._num_decided += 1
+        remote_s, local_s = prediction.remote_cost_s, prediction.local_cost_s
+        if not prediction.is_local_measured:
+            margin = UNMEASURED_MARGIN
+        else:
+            margin = 0.0 if self._is_helping else MARGIN
+        self._is_helping = local_s < remote_s * (1.0 - margin)
+        if self._is_helping:
+            return EncodeDecision(EncodeWay.LOCAL, DecisionReason.ENCODERS_SLOWER, prediction)
+        if self._may_explore(facts, prediction):
+            self._num_explored += 1
+            return EncodeDecision(EncodeWay.LOCAL, DecisionReason.EXPLORATION, prediction)
+        return EncodeDecision(EncodeWay.REMOTE, DecisionReason.BELOW_BREAK_EVEN, prediction)
+
+    def _may_explore(self, facts: DecisionFacts, prediction: Prediction) -> bool:
+        """Where it cannot hurt: a stream, on an idle instance, and about as quick."""
+        return (
+            not prediction.is_local_measured
+            and facts.is_stream
+            and facts.is_idle
+            and self._num_explored + 1 <= EXPLORED_SHARE * self._num_decided
+            and prediction.local_cost_s <= EXPLORED_COST * prediction.remote_cost_s
+        )

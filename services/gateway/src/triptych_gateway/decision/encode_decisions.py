@@ -1,0 +1,295 @@
+"""EncodeDecisions: gathers what each decision needs, hands out courses, and learns from what they came to."""
+
+import time
+from dataclasses import dataclass
+
+from cachetools import LRUCache
+
+from triptych_common.protocol.ids import MmHash
+from triptych_common.protocol.messages import EncodeCompleted, InstanceRecord, Message, Role
+from triptych_common.telemetry.logs import get_logger
+from triptych_gateway.decision.courses import Course, CourseKind, text_tokens
+from triptych_gateway.decision.decision_policy import (
+    DecisionFacts,
+    DecisionMode,
+    DecisionReason,
+    EncodeDecision,
+)
+from triptych_gateway.decision.instance_load import InstanceLoad
+from triptych_gateway.decision.local_prefixes import LocalPrefixes
+from triptych_gateway.decision.namespace_decisions import NamespaceDecisions
+from triptych_gateway.decision.prediction import Demand, EncoderQueue, Load
+from triptych_gateway.decision.shared_queue import SharedQueue
+from triptych_gateway.encode.encode_orders import EncodeOrders
+from triptych_gateway.encode.encoder_return import EncoderReturn
+from triptych_gateway.encode.media_wait import MediaWait
+from triptych_gateway.metrics import GatewayMetrics
+from triptych_gateway.request.chat_request import ChatRequest
+from triptych_gateway.request.media import TakenItem
+from triptych_gateway.routing.registry_view import RegistryView
+from triptych_gateway.routing.router import TOWER_ROLES, Router, can_serve, has_tower
+
+log = get_logger(__name__)
+
+MAX_NAMESPACES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class DecidedRequest:
+    """A request's way, and where it goes first."""
+
+    decision: EncodeDecision
+    instance: InstanceRecord
+    course: Course
+
+
+class Answering:
+    """One request at one instance, from when it is sent, of which nothing is learned. `end` must follow."""
+
+    def on_first_token(self, *, is_stream: bool) -> None:
+        """The answer has begun; one that is no stream has ended with it, and says nothing of its parts."""
+
+    def end(self) -> None:
+        """In whatever way, at whatever time."""
+
+
+class LearnedAnswering(Answering):
+    """Counts as work before its instance, and what it took is learned."""
+
+    def __init__(
+        self, load: InstanceLoad, namespace: NamespaceDecisions | None, instance: str, course: Course
+    ) -> None:
+        self._load, self._namespace = load, namespace
+        self._instance, self._course = instance, course
+        self._sent_at = time.monotonic()
+        is_remote = course.kind is CourseKind.REMOTE
+        self._since = course.decided_at if is_remote else self._sent_at
+        due_at = self._since + course.encode_s
+        self._busy_s = load.work_ahead(instance, self._sent_at).busy_s(max(0.0, due_at - self._sent_at))
+        self._work_id: int | None = load.begin_work(instance, due_at, course.work_s)
+        self._total_s = load.total_work_s(instance)
+        self._is_streaming = False
+
+    def on_first_token(self, *, is_stream: bool) -> None:
+        now = time.monotonic()
+        self._end_work(now)
+        if not is_stream:
+            return
+        self._is_streaming = True
+        self._load.begin_stream(self._instance)
+        if self._namespace is not None:
+            disturbed_s = self._load.total_work_s(self._instance) - self._total_s
+            self._namespace.on_first_token(self._course, self._busy_s, disturbed_s, now - self._since, now)
+
+    def end(self) -> None:
+        self._end_work(time.monotonic())
+        if self._is_streaming:
+            self._is_streaming = False
+            self._load.end_stream(self._instance)
+
+    def _end_work(self, now: float) -> None:
+        if self._work_id is not None:
+            self._load.end_work(self._instance, self._work_id, now)
+            self._work_id = None
+
+
+class EncodeDecisions:
+    """One per gateway."""
+
+    def __init__(
+        self,
+        *,
+        mode: DecisionMode,
+        view: RegistryView,
+        router: Router,
+        orders: EncodeOrders,
+        encoder_return: EncoderReturn,
+        shared_queue: SharedQueue,
+        metrics: GatewayMetrics,
+    ) -> None:
+        self._mode: DecisionMode = mode
+        self._view = view
+        self._router = router
+        self._orders = orders
+        self._encoder_return = encoder_return
+        self._shared_queue = shared_queue
+        self._metrics = metrics
+        self._namespaces: LRUCache[str, NamespaceDecisions] = LRUCache(MAX_NAMESPACES)
+        self._prefixes = LocalPrefixes()
+        self.load = InstanceLoad()
+
+    def namespace(self, digest: str) -> NamespaceDecisions:
+        known: NamespaceDecisions | None = self._namespaces.get(digest)
+        if known is None:
+            known = self._namespaces[digest] = NamespaceDecisions(self._mode)
+        return known
+
+    # ---- a request's side ------------------------------------------------------------------------
+    async def decide(
+        self, request: ChatRequest, media_wait: MediaWait, chosen: InstanceRecord
+    ) -> DecidedRequest:
+        """Whose encode `request` gets. Its wait is open; nothing was ordered for it.
+
+        `chosen`: the instance that it goes to, if encoders encode.
+        """
+        digest = media_wait.namespace_digest
+        namespace, now = self.namespace(digest), time.monotonic()
+        unknown = {each for each in media_wait.mm_hashes if each not in media_wait.sizes}
+        new = {each for each in unknown if not self._is_in_flight(each)}
+        found = self._prefixes.find(request, media_wait.items) if self._mode == "auto" else None
+        life, num_items_here = found if found is not None else (None, 0)
+        target = self._tower(request.model, digest, chosen, life)
+        if target is None or (target.instance, target.boot_id) != life:
+            num_items_here = 0
+        has_encoder = self._view.has_encoder(digest)
+        facts = DecisionFacts(
+            num_items=len(media_wait.items),
+            num_new_items=len(new),
+            num_unknown_items=len(unknown),
+            has_tower=target is not None,
+            has_options=any(item.processor_options or item.media_io_options for item in media_wait.items),
+            has_encoder=has_encoder,
+            encoder_may_return=has_encoder or target is None or await self._encoder_return.may_return(digest),
+            is_stream=request.stream,
+            is_idle=target is not None and self.load.is_idle(target.instance),
+        )
+        num_tokens = text_tokens(request.num_prompt_bytes)
+        decision = namespace.policy.rule(facts)
+        if decision is not None and not decision.is_local:
+            course = Course(CourseKind.REMOTE, now)
+            if decision.reason is DecisionReason.SIZES_KNOWN:
+                course = namespace.text_course(CourseKind.SIZES_KNOWN, num_tokens, now)
+            return self._decided(decision, chosen, course)
+        first = target or chosen
+        demand = self._demand(namespace, media_wait, new, num_tokens, num_items_here)
+        if decision is None:
+            load = await self._load_before(digest, chosen, first, now)
+            decision = namespace.decide(facts, load, demand, now)
+        course = namespace.course(decision, demand, now)
+        return self._decided(decision, first if decision.is_local else chosen, course)
+
+    def on_sizes(self, media_wait: MediaWait) -> None:
+        """The sizes of its items are known."""
+        costs = self.namespace(media_wait.namespace_digest).costs
+        for item in media_wait.items:
+            if item.mm_hash in media_wait.sizes:
+                costs.on_sizes(_num_pixels(item), media_wait.sizes[item.mm_hash].num_embeds)
+
+    def on_encoded_here(self, request: ChatRequest, media_wait: MediaWait, record: InstanceRecord) -> None:
+        """`record`'s instance has encoded the request's media, and answered."""
+        if self._mode != "auto":
+            return
+        self._prefixes.remember(request, media_wait.items, (record.instance, record.boot_id))
+
+    def begin_request(
+        self, record: InstanceRecord, course: Course | None, num_prompt_bytes: int
+    ) -> Answering:
+        """A request is sent to `record`'s instance. `course` None: it has no media."""
+        if self._mode != "auto":
+            return Answering()
+        digest = record.namespace_digest
+        namespace = None if digest is None else self.namespace(digest)
+        if course is None:
+            course = Course(CourseKind.TEXT)
+            if namespace is not None:
+                num_tokens = text_tokens(num_prompt_bytes)
+                course = namespace.text_course(CourseKind.TEXT, num_tokens, time.monotonic())
+        return LearnedAnswering(self.load, namespace, record.instance, course)
+
+    # ---- encoders' messages ----------------------------------------------------------------------
+    def on_encode_result(self, message: Message) -> None:
+        """To be called before `EncodeOrders` gets it: afterwards the item's sizes may be gone."""
+        if self._mode != "auto" or not isinstance(message, EncodeCompleted):
+            return
+        item = self._orders.table.get(MmHash(message.mm_hash))
+        if item is None or item.sizes is None or not item.in_flight:
+            return  # unknown, or nothing was encoded: the store had it
+        digest = self._orders.namespace_of(item)
+        if digest is not None and message.encode_s > 0:  # 0: another encoder made it meanwhile
+            now = time.monotonic()
+            self.namespace(digest).costs.on_completed(
+                message.encoder, item.sizes.num_embeds, message.encode_s, now
+            )
+
+    # ---- parts -----------------------------------------------------------------------------------
+    def _decided(self, decision: EncodeDecision, instance: InstanceRecord, course: Course) -> DecidedRequest:
+        self._metrics.encode_decisions.labels(decision.way.value, decision.reason.value).inc()
+        return DecidedRequest(decision, instance, course)
+
+    def _is_in_flight(self, mm_hash: MmHash) -> bool:
+        item = self._orders.table.get(mm_hash)
+        return item is not None and item.in_flight
+
+    def _tower(
+        self, model: str, digest: str, chosen: InstanceRecord, life: tuple[str, str] | None
+    ) -> InstanceRecord | None:
+        """The instance that would encode: one that has begun of this prompt, `chosen`, or another."""
+        records = self._view.records
+        if not has_tower(records, model, digest):
+            return None
+        able = [
+            record
+            for record in records
+            if record.role in TOWER_ROLES and can_serve(record, model) and record.namespace_digest == digest
+        ]
+        for record in able:
+            if (record.instance, record.boot_id) == life:
+                return record
+        if any(record.instance == chosen.instance for record in able):
+            return chosen
+        return min(able, key=lambda record: self._router.num_in_flight(record.instance))
+
+    async def _load_before(
+        self, digest: str, chosen: InstanceRecord, target: InstanceRecord, now: float
+    ) -> Load:
+        costs = self.namespace(digest).costs
+        own = [
+            item
+            for item in self._orders.table
+            if item.in_flight and self._orders.namespace_of(item) == digest
+        ]
+        num_rows = sum(item.sizes.num_embeds if item.sizes is not None else costs.mean_rows for item in own)
+        num_others = 0
+        if sum(record.role is Role.GATEWAY for record in self._view.records) > 1:
+            num_others = await self._shared_queue.num_others(digest, len(own))
+        queue = EncoderQueue(
+            num_encoders=sum(record.namespace_digest == digest for record in self._view.encoding),
+            num_items=len(own) + num_others,
+            num_rows=num_rows + num_others * costs.mean_rows,
+            num_requests=len(set().union(*(item.request_ids for item in own))) + num_others,
+        )
+        return Load(
+            queue,
+            self.load.work_ahead(chosen.instance, now),
+            self.load.work_ahead(target.instance, now),
+            self.load.num_streams(target.instance),
+        )
+
+    def _demand(
+        self,
+        namespace: NamespaceDecisions,
+        media_wait: MediaWait,
+        new: set[MmHash],
+        num_tokens: float,
+        num_items_here: int,
+    ) -> Demand:
+        costs = namespace.costs
+        rows = [
+            media_wait.sizes[item.mm_hash].num_embeds
+            if item.mm_hash in media_wait.sizes
+            else costs.rows_of(_num_pixels(item))
+            for item in media_wait.items
+        ]
+        of_hash = {item.mm_hash: num for item, num in zip(media_wait.items, rows, strict=True)}
+        return Demand(
+            num_items=len(rows),
+            num_rows=sum(rows),
+            num_new_items=len(new),
+            num_new_rows=sum(of_hash[each] for each in new),
+            num_text_tokens=num_tokens,
+            num_rows_here=sum(rows[:num_items_here]),
+        )
+
+
+def _num_pixels(item: TakenItem) -> int:
+    return item.image.width * item.image.height

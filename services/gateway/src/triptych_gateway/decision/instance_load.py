@@ -1,0 +1,112 @@
+"""InstanceLoad: the work that this gateway has put before each instance, and the streams there. Pure.
+
+A piece of work is what one request needs of its instance until its first token. It is due at once, or when
+encoders will have made its items; an instance takes what is due one after the other.
+"""
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+from itertools import count
+
+WorkId = int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkAhead:
+    """What one instance has before it: (seconds until it is due, seconds that it takes), as they are due."""
+
+    pieces: tuple[tuple[float, float], ...] = ()
+
+    def busy_s(self, in_s: float = 0.0) -> float:
+        """How long work that is due in `in_s` waits for what is due before it."""
+        free_at = 0.0
+        for due_s, work_s in self.pieces:
+            if due_s > in_s:
+                break
+            free_at = max(free_at, due_s) + work_s
+        return max(0.0, free_at - in_s)
+
+    def delay_s(self, work_s: float) -> float:
+        """By how much all pieces together end later, if `work_s` is taken behind those that are due now."""
+        free_at, delayed_until, total_s = 0.0, 0.0, 0.0
+        is_in = False
+        for due_s, piece_s in self.pieces:
+            if not is_in and due_s > 0:
+                is_in, delayed_until = True, free_at + work_s
+            free_at = max(free_at, due_s) + piece_s
+            if is_in:
+                delayed_until = max(delayed_until, due_s) + piece_s
+                total_s += delayed_until - free_at
+        return total_s
+
+    @property
+    def num_due(self) -> int:
+        """Requests that wait for it now, or are served."""
+        return sum(due_s <= 0 for due_s, _ in self.pieces)
+
+
+@dataclass(slots=True)
+class _Instance:
+    works: dict[WorkId, tuple[float, float]] = field(default_factory=dict)  # (due at, seconds)
+    ended_at: float = float("-inf")  # the last first token
+    total_s: float = 0.0  # of all work that ever began
+
+
+class InstanceLoad:
+    """`now`: monotonic seconds."""
+
+    def __init__(self) -> None:
+        self._instances: defaultdict[str, _Instance] = defaultdict(_Instance)
+        self._num_streams: Counter[str] = Counter()
+        self._ids = count()
+
+    def work_ahead(self, instance: str, now: float) -> WorkAhead:
+        known = self._instances.get(instance)
+        if known is None:
+            return WorkAhead()
+        works = sorted(known.works.values())
+        pieces = [(max(0.0, due_at - now), work_s) for due_at, work_s in works]
+        if works and works[0][0] <= now:  # the first of them is under way
+            began_at = max(works[0][0], known.ended_at)
+            pieces[0] = (0.0, max(0.0, works[0][1] - (now - began_at)))
+        return WorkAhead(tuple(pieces))
+
+    def num_streams(self, instance: str) -> int:
+        """Answers that are on their way, token by token."""
+        return self._num_streams[instance]
+
+    def is_idle(self, instance: str) -> bool:
+        known = self._instances.get(instance)
+        return (known is None or not known.works) and not self._num_streams[instance]
+
+    def total_work_s(self, instance: str) -> float:
+        """All work that was ever put before it: the difference of two moments is what came in between."""
+        known = self._instances.get(instance)
+        return 0.0 if known is None else known.total_s
+
+    def begin_work(self, instance: str, due_at: float, work_s: float) -> WorkId:
+        """A request was sent. `end_work` must follow."""
+        known, work_id = self._instances[instance], next(self._ids)
+        known.works[work_id] = (due_at, work_s)
+        known.total_s += work_s
+        return work_id
+
+    def end_work(self, instance: str, work_id: WorkId, now: float) -> None:
+        """Its first token is there, or it has ended without one."""
+        known = self._instances[instance]
+        known.works.pop(work_id, None)
+        known.ended_at = now
+
+    def begin_stream(self, instance: str) -> None:
+        self._num_streams[instance] += 1
+
+    def end_stream(self, instance: str) -> None:
+        self._num_streams[instance] -= 1
+        if self._num_streams[instance] <= 0:
+            del self._num_streams[instance]
+
+    def forget_all_but(self, alive: set[str]) -> None:
+        """Drop what is known of instances that have left the registry, once nothing of theirs runs."""
+        for instance in self._instances.keys() - alive:
+            if not self._instances[instance].works:
+                del self._instances[instance]

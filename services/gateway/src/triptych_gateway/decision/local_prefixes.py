@@ -1,0 +1,63 @@
+"""LocalPrefixes: which prompts, up to an item, an instance has encoded itself. Pure.
+
+Its prefix cache has their tokens then, as a rule: the next turn of a conversation costs nothing there, and a
+new encode at the encoders, which name the item otherwise.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+import orjson
+from cachetools import LRUCache
+
+from triptych_common.protocol.ids import MmHash
+from triptych_gateway.request.chat_request import ChatRequest
+from triptych_gateway.request.media import TakenItem
+
+MAX_PREFIXES = 4096
+
+Life = tuple[str, str]  # (instance, boot id)
+
+
+class LocalPrefixes:
+    """A prompt is known by its bytes up to the item's place, and by the items in it."""
+
+    def __init__(self) -> None:
+        self._lives: LRUCache[tuple[MmHash, int], Life] = LRUCache(MAX_PREFIXES)
+        self._items: Counter[MmHash] = (
+            Counter()
+        )  # likewise bounded: by the rows above, now and then counted anew
+
+    def remember(self, request: ChatRequest, items: Sequence[TakenItem], life: Life) -> None:
+        """`life` has answered `request`, whose media it encoded."""
+        for item, prefix in zip(items, _prefixes(request, items), strict=True):
+            self._lives[item.mm_hash, prefix] = life
+            self._items[item.mm_hash] += 1
+        if len(self._items) > 2 * MAX_PREFIXES:
+            self._items = Counter(mm_hash for mm_hash, _ in self._lives)
+
+    def find(self, request: ChatRequest, items: Sequence[TakenItem]) -> tuple[Life, int] | None:
+        """Who encoded the prompt's first items, and how many of them. None: they are new."""
+        if not items or items[0].mm_hash not in self._items:
+            return None
+        found: Life | None = None
+        num_items = 0
+        for item, prefix in zip(items, _prefixes(request, items), strict=True):
+            life = self._lives.get((item.mm_hash, prefix))
+            if life is None or found not in (None, life):
+                break
+            found, num_items = life, num_items + 1
+        return None if found is None else (found, num_items)
+
+
+def _prefixes(request: ChatRequest, items: Sequence[TakenItem]) -> Iterator[int]:
+    """Of each item, in the prompt's order: a number that stands for all that comes before it."""
+    done, before = 0, hash(request.tenant_salt)
+    for item in items:
+        messages, index = request.body["messages"], item.part.message_index
+        if done < index:
+            before = hash((before, orjson.dumps(messages[done:index])))
+            done = index
+        parts = messages[index]["content"][: item.part.part_index]
+        yield hash((before, orjson.dumps(parts)))
+        before = hash((before, item.mm_hash))

@@ -1,0 +1,70 @@
+"""NamespaceDecisions: the costs and the policy of one namespace. Pure: the simulation drives it as it is."""
+
+from triptych_gateway.decision.courses import Course, CourseKind
+from triptych_gateway.decision.decision_policy import (
+    DecisionFacts,
+    DecisionMode,
+    DecisionPolicy,
+    EncodeDecision,
+)
+from triptych_gateway.decision.prediction import Demand, Load, predict
+from triptych_gateway.decision.serving_costs import ServingCosts
+
+MAX_DISTURBED = 0.1  # part of a wait that others' work may be, where the wait is to be learned from
+
+
+class NamespaceDecisions:
+    """`now`: monotonic seconds."""
+
+    def __init__(self, mode: DecisionMode) -> None:
+        self.costs = ServingCosts()
+        self.policy = DecisionPolicy(mode)
+
+    def decide(self, facts: DecisionFacts, load: Load, demand: Demand, now: float) -> EncodeDecision:
+        """Where no rule has decided."""
+        return self.policy.break_even(facts, predict(self.costs.costs(now), load, demand))
+
+    def text_course(self, kind: CourseKind, num_text_tokens: float, now: float) -> Course:
+        """Of a request that needs no encode."""
+        text_s = self._text_s(num_text_tokens, now)
+        return Course(
+            kind, now, 0.0, num_text_tokens, text_s, 0.0, text_s, is_measured=kind is CourseKind.TEXT
+        )
+
+    def course(self, decision: EncodeDecision, demand: Demand, now: float) -> Course:
+        """Of a request that is encoded."""
+        prediction, num_rows, num_tokens = decision.prediction, demand.num_rows, demand.num_text_tokens
+        text_s = self._text_s(num_tokens, now)
+        if decision.is_local:
+            work_s = 0.0 if prediction is None else prediction.local_work_s
+            is_new = demand.num_rows_here == 0
+            return Course(
+                CourseKind.LOCAL, now, num_rows, num_tokens, text_s, 0.0, work_s, is_measured=is_new
+            )
+        if prediction is None:
+            return Course(CourseKind.REMOTE, now, num_rows, num_tokens, text_s)
+        return Course(
+            CourseKind.REMOTE, now, num_rows, num_tokens, text_s, prediction.encode_s, prediction.after_s,
+            is_measured=prediction.queue_s == 0,
+        )  # fmt: skip
+
+    def on_first_token(
+        self, course: Course, busy_s: float, disturbed_s: float, waited_s: float, now: float
+    ) -> None:
+        """A stream's first token came `waited_s` after the request was sent to its instance, or after the
+        decision for `REMOTE`. Others' work there: `busy_s` before it, `disturbed_s` since."""
+        if not course.is_measured or busy_s + disturbed_s > MAX_DISTURBED * waited_s:
+            return
+        match course.kind:
+            case CourseKind.TEXT:
+                self.costs.on_text_answer(course.num_text_tokens, waited_s - busy_s, now)
+            case CourseKind.LOCAL:
+                self.costs.on_local_answer(course.num_rows, waited_s - busy_s - course.text_s, now)
+            case CourseKind.REMOTE:
+                self.costs.on_answer(course.num_rows, waited_s - max(course.encode_s, course.text_s), now)
+            case _:
+                pass
+
+    def _text_s(self, num_text_tokens: float, now: float) -> float:
+        prefill = self.costs.costs(now).prefill
+        return 0.0 if prefill is None else prefill.seconds(num_text_tokens)

@@ -1,0 +1,134 @@
+"""Seconds until a request's first token, if encoders encode its new items, and if an instance does. Pure.
+
+    remote   encoders' queue, and their encode of the new items; meanwhile the instance computes the text;
+             then work that is before it there; then what follows the encode
+    local    work before it at the instance; its text; encode and prefill of all rows there
+
+Encode and prefill overlap when encoders encode: what is left of the rows' prefill afterwards is measured.
+When the instance encodes, they add up. A request goes one way as a whole, so items that encoders have made
+already are encoded anew there; those of a prompt that it has encoded before are in its prefix cache.
+
+What a way costs others is added to its seconds: `burden`. Work that is known to come later is delayed; each
+request that waits now stands for one that will wait behind this one; streams stand still while one encodes.
+"""
+
+import math
+from dataclasses import dataclass, field
+
+from triptych_gateway.decision.instance_load import WorkAhead
+from triptych_gateway.decision.linear_cost import Line
+from triptych_gateway.decision.serving_costs import Costs
+
+STALL_WEIGHT = 0.5  # of a second by which a stream at the instance stands still
+WAITING_WEIGHT = 1.0  # of a second by which a request that waits is delayed
+BYTES_PER_TOKEN = 4.0  # of text; both ways are taken to have the same, so it matters little
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What one request needs."""
+
+    num_items: int
+    num_rows: float  # of all items
+    num_new_items: int  # that no encoder has made or is making
+    num_new_rows: float
+    num_text_tokens: float = 0.0
+    num_rows_here: float = 0.0  # of items that the instance has encoded before, in the same prompt
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderQueue:
+    """At all encoders of the namespace together: items that wait, or are being encoded."""
+
+    num_encoders: int
+    num_items: int = 0
+    num_rows: float = 0.0
+    num_requests: int = 0  # that they are for
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests beyond those that are being served."""
+        return max(0, self.num_requests - self.num_encoders)
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What stands before it."""
+
+    queue: EncoderQueue
+    ahead: WorkAhead = field(default_factory=WorkAhead)  # at the instance for a remote request
+    local_ahead: WorkAhead = field(default_factory=WorkAhead)  # at the instance that would encode
+    num_streams: int = 0  # there
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """Seconds. What is compared is seconds and burden together."""
+
+    remote_s: float
+    local_s: float
+    remote_burden_s: float
+    local_burden_s: float
+    queue_s: float  # the part of `remote_s` before this request's first encode
+    encode_s: float  # until the last encode
+    after_s: float  # what follows it: the instance's work
+    local_work_s: float  # the instance's work, if it encodes
+    is_local_measured: bool  # else it was derived from what encoders take
+
+    @property
+    def remote_cost_s(self) -> float:
+        return self.remote_s + self.remote_burden_s
+
+    @property
+    def local_cost_s(self) -> float:
+        return self.local_s + self.local_burden_s
+
+
+def predict(costs: Costs, load: Load, demand: Demand) -> Prediction | None:
+    """None: what an encode costs is not known, or there is no encoder."""
+    encode, queue = costs.encode, load.queue
+    if encode is None or queue.num_encoders <= 0:
+        return None
+    queue_s = _queue_s(encode, queue)
+    new_s = encode.base_s * demand.num_new_items + encode.per_unit_s * demand.num_new_rows
+    encode_s = queue_s + _spread_s(new_s, demand.num_new_items, queue.num_encoders)
+    text_s = 0.0 if costs.prefill is None else costs.prefill.seconds(demand.num_text_tokens)
+    after_s = 0.0 if costs.after_encode is None else costs.after_encode.seconds(demand.num_rows)
+    tower_s = encode.base_s * demand.num_items + encode.per_unit_s * demand.num_rows
+    if costs.local is not None:
+        local_part_s = costs.local.seconds(demand.num_rows)
+    elif costs.prefill is not None:
+        local_part_s = tower_s + max(after_s, costs.prefill.per_unit_s * demand.num_rows)
+    else:  # as if each item's prefill took what follows the last one's encode
+        local_part_s = tower_s + after_s * demand.num_items
+    if demand.num_rows > 0:
+        local_part_s *= 1.0 - min(demand.num_rows_here / demand.num_rows, 1.0)
+    tower_part_s = max(0.0, min(tower_s, local_part_s))
+    return Prediction(
+        remote_s=max(encode_s + load.ahead.busy_s(encode_s), load.ahead.busy_s() + text_s) + after_s,
+        local_s=load.local_ahead.busy_s() + text_s + local_part_s,
+        remote_burden_s=WAITING_WEIGHT * queue.num_waiting * new_s / queue.num_encoders,
+        local_burden_s=load.local_ahead.delay_s(text_s + local_part_s)
+        + tower_part_s * (WAITING_WEIGHT * load.local_ahead.num_due + STALL_WEIGHT * load.num_streams),
+        queue_s=queue_s,
+        encode_s=encode_s,
+        after_s=after_s,
+        local_work_s=text_s + local_part_s,
+        is_local_measured=costs.local is not None,
+    )
+
+
+def _queue_s(encode: Line, queue: EncoderQueue) -> float:
+    """Until the encoders are done with what they have. Those under way are half done."""
+    if not queue.num_items:
+        return 0.0
+    all_s = encode.base_s * queue.num_items + encode.per_unit_s * queue.num_rows
+    under_way = min(queue.num_items, queue.num_encoders) / queue.num_items
+    return all_s * (1.0 - 0.5 * under_way) / queue.num_encoders
+
+
+def _spread_s(work_s: float, num_items: int, num_encoders: int) -> float:
+    """Several encoders share a request's items; none shares an item."""
+    if num_items <= 0:
+        return 0.0
+    return work_s * math.ceil(num_items / num_encoders) / num_items

@@ -1,0 +1,228 @@
+"""Who encodes a request's media is decided before anything is ordered."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any
+
+import openai
+import pytest
+
+from tests.support.gateway.fake_prefill_decode import FakePrefillDecode
+from tests.support.gateway.local_encode import ANSWER, tower, without_encoders
+from tests.support.gateway.media_samples import data_url, image_bytes
+from tests.support.gateway.serving import DIGEST, until
+from tests.support.gateway.system import System
+from triptych_common.protocol.messages import FailureKind, Role
+from triptych_gateway.decision.linear_cost import LinearCost
+from triptych_gateway.decision.serving_costs import ServingCosts
+
+TEXT = {"type": "text", "text": "what is this?"}
+LOCAL = {"encode_decision": "local"}
+AUTO = {"encode_decision": "auto"}
+
+
+def image(number: int) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": data_url(image_bytes(number))}}
+
+
+def count(system: System, way: str, reason: str) -> float:
+    value = system.gateway.chat.metrics.metrics.registry.get_sample_value(
+        "triptych_gateway_encode_decisions_total", {"way": way, "reason": reason}
+    )
+    return value or 0.0
+
+
+def is_whole(body: dict[str, Any]) -> bool:
+    return "ec_transfer_params" not in body
+
+
+def costs(system: System) -> ServingCosts:
+    return system.gateway.chat.media_serving.decisions.namespace(DIGEST).costs
+
+
+def learn(system: System, *, encode_s: float, local_s: float) -> None:
+    """What the gateway would have seen of images of 64 rows, and nothing else."""
+    learned, now = costs(system), time.monotonic()
+    learned.on_sizes(64, 64)
+    learned._encode, learned._local = LinearCost(), LinearCost()
+    for _ in range(3):
+        learned._encode.observe(64, encode_s, now)
+        learned._local.observe(64, local_s, now)
+
+
+def until_sealed(system: System) -> Callable[[Any], Any]:
+    """Like the real one, prefill_decode answers when it has the tensors."""
+    return lambda params: until(lambda: not any(item.in_flight for item in system.gateway.orders.table))
+
+
+@pytest.mark.parametrize("system", [LOCAL], indirect=True)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_local_publishes_no_job(system: System, stream: bool) -> None:
+    instance = await tower(system)
+    answer = await system.ask([TEXT, image(3)], stream=stream)
+    if stream:
+        assert "".join([chunk.choices[0].delta.content or "" async for chunk in answer]).strip() == ANSWER
+    else:
+        assert answer.choices[0].message.content == ANSWER
+    assert [is_whole(body) for body in instance.bodies] == [True]
+    assert system.prefill_decode.bodies == []
+    assert system.encoder.jobs == []
+    assert count(system, "local", "forced") == 1
+    await system.assert_idle()
+
+
+async def test_the_default_leaves_media_to_encoders(system: System) -> None:
+    instance = await tower(system)
+    for number in range(4):
+        await system.ask([TEXT, image(number)])
+    assert not [body for body in (*instance.bodies, *system.prefill_decode.bodies) if is_whole(body)]
+    assert count(system, "remote", "forced") == 4
+
+
+@pytest.mark.parametrize("system", [AUTO], indirect=True)
+async def test_without_a_tower_nothing_changes(system: System) -> None:
+    await system.ask([TEXT, image(3)])
+    await system.ask("hello")
+    assert count(system, "remote", "no_tower") == 1
+
+
+@pytest.mark.parametrize("system", [AUTO], indirect=True)
+async def test_unknown_costs_and_known_sizes_leave_them_to_encoders(system: System) -> None:
+    await tower(system)
+    await system.ask([TEXT, image(3)])
+    assert count(system, "remote", "costs_unknown") == 1
+    await system.ask([TEXT, image(3)])
+    assert count(system, "remote", "sizes_known") == 1
+    assert system.encoder.num_encodes == 1
+
+
+@pytest.mark.parametrize("system", [AUTO], indirect=True)
+async def test_costs_are_learned_from_what_encoders_report(system: System) -> None:
+    system.prefill_decode.waits_for = until_sealed(system)
+    for number in range(3):
+        async for _ in await system.ask([TEXT, image(number)], stream=True):
+            pass
+        async for _ in await system.ask("hello", stream=True):
+            pass
+    learned = costs(system).costs(time.monotonic())
+    assert learned.encode is not None
+    assert learned.prefill is not None
+    assert costs(system).rows_of(64) == 64
+
+
+@pytest.mark.parametrize("system", [AUTO], indirect=True)
+async def test_the_quicker_way_is_taken(system: System) -> None:
+    instance = await tower(system)
+    learn(system, encode_s=1.0, local_s=0.1)
+    await system.ask([TEXT, image(3)])
+    assert count(system, "local", "encoders_slower") == 1
+    assert [is_whole(body) for body in instance.bodies] == [True]
+    learn(system, encode_s=0.01, local_s=1000.0)
+    await system.ask([TEXT, image(4)])
+    assert count(system, "remote", "below_break_even") == 1
+    assert len(system.encoder.jobs) == 1
+
+
+@pytest.mark.parametrize("system", [AUTO], indirect=True)
+async def test_a_queue_before_the_encoders_is_avoided(system: System) -> None:
+    """One request has its job; the second joins it; the third is encoded by the instance."""
+    instance = await tower(system)
+    learn(system, encode_s=1.0, local_s=1.2)
+    system.encoder.before_seal.clear()
+    system.prefill_decode.waits_for = instance.waits_for = until_sealed(system)
+    async with asyncio.TaskGroup() as group:
+        group.create_task(system.ask([TEXT, image(3)]))
+        await until(lambda: count(system, "remote", "below_break_even"))
+        group.create_task(system.ask([TEXT, image(3)]))
+        await until(lambda: count(system, "remote", "in_flight") + count(system, "remote", "sizes_known"))
+        await system.ask([TEXT, image(5)])
+        assert count(system, "local", "encoders_slower") == 1
+        assert len(system.encoder.jobs) == 1
+        system.encoder.before_seal.set()
+
+
+@pytest.mark.parametrize("system", [AUTO], indirect=True)
+async def test_the_next_turn_stays_where_its_images_were_encoded(system: System) -> None:
+    instance = await tower(system)
+    learn(system, encode_s=1.0, local_s=0.1)
+    await system.ask([TEXT, image(3)])
+    learn(system, encode_s=0.01, local_s=1000.0)
+    first = {"role": "user", "content": [TEXT, image(3)]}
+    turns = [first, {"role": "assistant", "content": ANSWER}, {"role": "user", "content": "and now?"}]
+    await system.post({"model": "fake-vl", "messages": turns})
+    assert [is_whole(body) for body in instance.bodies] == [True, True]
+    assert system.encoder.jobs == []
+    # The same image in another prompt is not in its prefix cache.
+    await system.ask([image(3), TEXT])
+    assert len(system.encoder.jobs) == 1
+
+
+@pytest.mark.parametrize("system", [LOCAL], indirect=True)
+async def test_a_local_encode_that_fails_is_left_to_encoders(system: System) -> None:
+    instance = await tower(system)
+    instance.behaviour = "busy"
+    answer = await system.ask([TEXT, image(3)])
+    assert answer.choices[0].message.content == ANSWER
+    assert len(system.encoder.jobs) == 1
+    assert sum(map(is_whole, instance.bodies)) == 1
+    assert [is_whole(body) for body in system.prefill_decode.bodies] == [False]
+    await system.assert_idle()
+
+
+@pytest.mark.parametrize("system", [LOCAL], indirect=True)
+async def test_each_way_is_tried_once(system: System) -> None:
+    instance = await tower(system)
+    instance.behaviour = "busy"
+    system.encoder.failures = [FailureKind.ENCODER_ERROR] * 2
+    with pytest.raises(openai.InternalServerError) as caught:
+        await system.ask([TEXT, image(3)])
+    assert caught.value.code == "encode_failed"
+    assert sum(map(is_whole, instance.bodies)) == 1
+    await system.assert_idle()
+
+
+@pytest.mark.parametrize("system", [LOCAL], indirect=True)
+async def test_a_refusal_by_the_instance_is_final(system: System) -> None:
+    """Nothing that encoders could do better."""
+    instance = await tower(system)
+    instance.behaviour = "refuse"
+    with pytest.raises(openai.BadRequestError):
+        await system.ask([TEXT, image(3)])
+    assert system.encoder.jobs == []
+    await system.assert_idle()
+
+
+@pytest.mark.parametrize(
+    "system",
+    [LOCAL | {"request_processor_options": {"max_pixels": {"min": 4, "max": 4096}}}],
+    indirect=True,
+)
+async def test_media_with_options_are_for_encoders_alone(system: System) -> None:
+    instance = await tower(system)
+    await system.ask([TEXT, image(3)], extra_body={"mm_processor_kwargs": {"max_pixels": 4096}})
+    assert not [body for body in (*instance.bodies, *system.prefill_decode.bodies) if is_whole(body)]
+    assert count(system, "remote", "media_options") == 1
+
+
+@pytest.mark.parametrize("system", [{"encoder_grace_s": 60.0}], indirect=True)
+async def test_where_there_never_was_an_encoder_none_is_waited_for(system: System) -> None:
+    """The wait would be longer than the request may take."""
+    await without_encoders(system)
+    alone = FakePrefillDecode("a-tower", role=Role.ENCODE_PREFILL_DECODE, digest="e" * 64)
+    await system.stack.enter_async_context(alone.running(system.bus))
+    await system.refresh()
+    answer = await system.ask([TEXT, image(3)])
+    assert answer.choices[0].message.content == ANSWER
+    assert count(system, "local", "no_encoder") == 1
+    assert [is_whole(body) for body in alone.bodies] == [True]
+
+
+@pytest.mark.parametrize("system", [AUTO | {"encoder_grace_s": 0.2}], indirect=True)
+async def test_an_encoder_that_restarts_is_waited_for(system: System) -> None:
+    instance = await tower(system)
+    await without_encoders(system)
+    answer = await system.ask([TEXT, image(3)])
+    assert answer.choices[0].message.content == ANSWER
+    assert count(system, "remote", "encoder_returns") == 1
+    assert [is_whole(body) for body in (*instance.bodies, *system.prefill_decode.bodies)] == [True]

@@ -1,0 +1,92 @@
+"""Seconds until the first token, either way."""
+
+from dataclasses import replace
+
+import pytest
+
+from triptych_gateway.decision.instance_load import WorkAhead
+from triptych_gateway.decision.linear_cost import Line
+from triptych_gateway.decision.prediction import (
+    STALL_WEIGHT,
+    Demand,
+    EncoderQueue,
+    Load,
+    Prediction,
+    predict,
+)
+from triptych_gateway.decision.serving_costs import Costs
+
+COSTS = Costs(
+    encode=Line(0.0, 0.001), after_encode=Line(0.1, 0.0), local=Line(0.0, 0.002), prefill=Line(0.0, 0.0005)
+)
+ONE = Demand(num_items=1, num_rows=100, num_new_items=1, num_new_rows=100)
+IDLE = Load(EncoderQueue(1))
+
+
+def predicted(costs: Costs = COSTS, load: Load = IDLE, demand: Demand = ONE) -> Prediction:
+    prediction = predict(costs, load, demand)
+    assert prediction is not None
+    return prediction
+
+
+def test_without_costs_or_encoders_there_is_none() -> None:
+    assert predict(Costs(), IDLE, ONE) is None
+    assert predict(COSTS, Load(EncoderQueue(0)), ONE) is None
+
+
+def test_on_an_idle_system() -> None:
+    prediction = predicted()
+    assert prediction.remote_s == pytest.approx(0.1 + 0.1)
+    assert prediction.local_s == pytest.approx(0.2)
+    assert (prediction.remote_burden_s, prediction.local_burden_s) == (0.0, 0.0)
+
+
+def test_several_encoders_share_a_requests_items() -> None:
+    four = Demand(4, 400, 4, 400)
+    assert predicted(demand=four).encode_s == pytest.approx(0.4)
+    assert predicted(demand=four, load=Load(EncoderQueue(2))).encode_s == pytest.approx(0.2)
+    assert predicted(demand=four, load=Load(EncoderQueue(3))).encode_s == pytest.approx(0.2)
+    assert predicted(demand=four, load=Load(EncoderQueue(9))).encode_s == pytest.approx(0.1)
+
+
+def test_a_queue_is_waited_for_and_its_first_items_are_half_done() -> None:
+    assert predicted(load=Load(EncoderQueue(1, 3, 300, 3))).queue_s == pytest.approx(0.25)
+    assert predicted(load=Load(EncoderQueue(3, 3, 300, 3))).queue_s == pytest.approx(0.05)
+
+
+def test_text_is_computed_while_encoders_encode() -> None:
+    text = replace(ONE, num_text_tokens=100)
+    assert predicted(demand=text).remote_s == pytest.approx(0.2)
+    assert predicted(demand=text).local_s == pytest.approx(0.25)
+    assert predicted(demand=replace(ONE, num_text_tokens=400)).remote_s == pytest.approx(0.3)
+
+
+def test_work_at_the_instance_is_before_both() -> None:
+    busy = WorkAhead(((0.0, 1.0),))
+    prediction = predicted(load=Load(EncoderQueue(1), busy, busy))
+    assert prediction.remote_s == pytest.approx(1.1)
+    assert prediction.local_s == pytest.approx(1.2)
+    assert prediction.local_burden_s > 0
+
+
+def test_streams_are_stalled_by_an_encode_at_their_instance() -> None:
+    prediction = predicted(load=Load(EncoderQueue(1), num_streams=3))
+    assert prediction.local_burden_s == pytest.approx(3 * STALL_WEIGHT * 0.1)
+    assert prediction.remote_burden_s == 0.0
+
+
+def test_items_that_are_known_cost_an_encode_at_the_instance_alone() -> None:
+    half = Demand(num_items=2, num_rows=200, num_new_items=1, num_new_rows=100)
+    assert predicted(demand=half).encode_s == pytest.approx(0.1)
+    assert predicted(demand=half).local_s == pytest.approx(0.4)
+
+
+def test_what_the_instance_has_encoded_before_costs_it_nothing() -> None:
+    assert predicted(demand=replace(ONE, num_rows_here=100)).local_s == 0.0
+
+
+def test_before_it_was_measured_an_encode_there_is_derived_from_the_encoders() -> None:
+    unmeasured = predicted(replace(COSTS, local=None))
+    assert not unmeasured.is_local_measured
+    assert unmeasured.local_s == pytest.approx(0.1 + 0.1)
+    assert predicted(replace(COSTS, local=None, prefill=None)).local_s == pytest.approx(0.2)
