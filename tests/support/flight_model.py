@@ -15,13 +15,18 @@ from triptych_common.coordination.single_flight import (
     ClaimMode,
     ClaimResult,
     FlightClaim,
-    RequesterKey,
     StartResult,
-    requester_key,
 )
 from triptych_common.domain.transitions import check_transition
 from triptych_common.protocol.ids import JobId
-from triptych_common.protocol.messages import EncodeFailed, EncodeJob, EncoderCacheMetadata, Requester
+from triptych_common.protocol.messages import (
+    EncodeFailed,
+    EncodeJob,
+    EncoderCacheMetadata,
+    Requester,
+    RequesterKey,
+    requester_key,
+)
 
 OVER = -1.0  # a lease that has ended, at any time
 
@@ -254,7 +259,7 @@ class FlightModel:
         flight = self.find(job.mm_hash)
         if flight is None:
             if not self._jobs.has(entry_id):
-                return StartResult.UNWANTED, ()
+                return StartResult.GONE, ()
             flight = self.flights[job.mm_hash] = Flight(job.job_id, job.attempt, num_sent=1)
             flight.become(FlightState.CLAIMED)
             flight.add_requesters(job.requesters, self._now() + max(ttl_s, lease_s))

@@ -6,9 +6,7 @@ differ from the usual order in few places, with a fault at every place; and rand
 `--protocol-model deep` goes further. docs/design/protocol_model.md has the figures.
 """
 
-import logging
 from collections import Counter
-from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 
@@ -36,6 +34,11 @@ COVERED = replace(TWO_OF_ALL, strategy="async", prefix=4)
 GATEWAYS = replace(TWO_OF_ALL, num_gateways=2)
 ASYNC = replace(SHARED, steps_in_flight=2, step_tokens=7)  # an item is loaded while a step is in flight
 SAME = replace(GATEWAYS, requests=((0,), (0,), (0,)), rows=(2,))
+OVERLAP = replace(
+    SHARED, requests=((0, 1), (1, 0), (2,)), rows=(2, 2, 2), budget=12, overlap=True, num_kv_blocks=22
+)  # a prompt of two items takes 11 blocks: two of them fill the KV cache, and one is its half
+ONE_OVERLAP = replace(TWO_ITEMS, overlap=True)
+LARGE_OVERLAP = replace(LARGE, overlap=True)
 ONE_ASYNC = replace(TWO_ITEMS, steps_in_flight=2, step_tokens=7)
 ONE_FOR_TWO = Config(requests=((0,), (0,)), rows=(2,), num_gateways=2)
 SYSTEMS = {
@@ -47,6 +50,8 @@ SYSTEMS = {
     "gateways": GATEWAYS,
     "async": ASYNC,
     "same": SAME,
+    "overlap": OVERLAP,
+    "overlap, async": replace(OVERLAP, steps_in_flight=2, step_tokens=7),
 }
 
 ALL, USUAL = Bounds(), Bounds(max_deviations=0)
@@ -72,6 +77,34 @@ QUICK: dict[str, tuple[Config, Bounds]] = {
     ),
     "2x2x1, 2 steps in flight, usual order, 1 fault": (
         replace(ASYNC, is_coarse=True, faults=FAULTS, max_faults=1),
+        USUAL,
+    ),
+    "1x2x1 overlap, 2 steps in flight, 1 deviation, 1 fault": (
+        replace(
+            ONE_OVERLAP,
+            is_coarse=True,
+            steps_in_flight=2,
+            step_tokens=7,
+            faults=("lose_load", "preempt", "preempt_late", "cancel"),
+            max_faults=1,
+        ),
+        Bounds(max_deviations=1),
+    ),
+    "3x3x1 overlap, small KV cache, 1 deviation": (
+        replace(OVERLAP, is_coarse=True),
+        Bounds(max_deviations=1),
+    ),
+    "2x2x1 overlap, larger than the budget, 1 deviation": (
+        replace(LARGE_OVERLAP, is_coarse=True),
+        Bounds(max_deviations=1),
+    ),
+    "3x3x1 overlap, small KV cache, usual order, 1 fault": (
+        replace(
+            OVERLAP,
+            is_coarse=True,
+            max_faults=1,
+            faults=("cancel", "preempt", "preempt_late", "crash_encoder", "evict", "lose_load", "prefix"),
+        ),
         USUAL,
     ),
     "2x2x2, usual order, 1 fault": (replace(TWO_OF_ALL, is_coarse=True, faults=FAULTS, max_faults=1), USUAL),
@@ -124,11 +157,12 @@ RARE: tuple[tuple[Config, float], ...] = (
     (replace(SAME, requests=((0,),) * 6, faults=("refuse", "lose_message", "cancel"), max_faults=9), 0.3),
     (replace(LARGE, faults=("lose_message", "hurry"), max_faults=9), 0.1),
     (replace(LARGE, faults=("lose_message", "hurry", "preempt"), max_faults=9), 0.1),
+    (replace(ASYNC, faults=("preempt_late",), max_faults=9), 0.3),
 )
 """Systems that lead to what seldom happens in the others, where everything happens; with shares of faults."""
 ON_REDIS = (
     "claim, owner", "claim, joined", "check, owner", "check, joined", "check, failed", "publish, gone",
-    "leave, dropped", "start, started", "start, unwanted", "start, superseded",
+    "leave, dropped", "start, started", "start, unwanted", "start, gone", "start, superseded",
 )  # fmt: skip
 """What scripts of flights came to."""
 MIN_TAKEN = 10  # times that the walks take every kind of step
@@ -140,16 +174,6 @@ NOT_MODELLED = frozenset(
         "heartbeat_gateway", "heartbeat_encoder", "heartbeat_consumer",
     }
 )  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def _model_time() -> Iterator[None]:
-    logging.disable(logging.CRITICAL)
-    try:
-        with virtual_time():
-            yield
-    finally:
-        logging.disable(logging.NOTSET)
 
 
 def explore(name: str, config: Config, bounds: Bounds, capsys: pytest.CaptureFixture[str]) -> None:

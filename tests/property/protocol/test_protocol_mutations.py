@@ -4,8 +4,6 @@ A mutation is put into the real code, or into the twin of the scripts that Redis
 tried until one of them shows it.
 """
 
-import logging
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,7 +15,6 @@ from tests.support.protocol_world import consumer as played_consumer
 from tests.support.protocol_world.config import Config
 from tests.support.protocol_world.explore import BrokenError
 from tests.support.protocol_world.random_walk import walk
-from tests.support.protocol_world.virtual_loop import virtual_time
 from triptych_cache_store.core.state import StoreState
 from triptych_cache_store.entries.leases import LeaseTable
 from triptych_common.coordination import ClaimResult, FlightClaim, StartResult
@@ -262,7 +259,11 @@ MUTATIONS: dict[str, Mutation] = {
         ItemReplies, "on_metadata", _forgets_the_encoder_before, with_faults(APART, "freeze_encoder")
     ),
     "an item that is being loaded is given back": Mutation(
-        LoadsInFlight, "is_loading", no, with_faults(ASYNC, "lose_load"), fault_share=0.1
+        LoadsInFlight,
+        "is_loading",
+        no,
+        with_faults(replace(ASYNC, requests=((0, 1),)), "lose_load"),
+        fault_share=0.2,
     ),
     "a load that is lost is not noted": Mutation(
         played_consumer, "undo_failed_loads", nothing, with_faults(ASYNC, "lose_load"), fault_share=0.1
@@ -367,20 +368,14 @@ MUTATIONS: dict[str, Mutation] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _model_time() -> Iterator[None]:
-    logging.disable(logging.CRITICAL)
-    try:
-        with virtual_time():
-            yield
-    finally:
-        logging.disable(logging.NOTSET)
-
-
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_the_model_notices_that(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    mutation = MUTATIONS[name]
+    assert_noticed(MUTATIONS[name], monkeypatch)
+
+
+def assert_noticed(mutation: Mutation, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Walks break with the mutant, and in the way that a check would find."""
     walk(mutation.config, 0, mutation.fault_share)  # as it is, nothing is wrong
     monkeypatch.setattr(mutation.owner, mutation.name, mutation.mutant)
     with pytest.raises(BrokenError) as broken:

@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from tests.support.vllm_connector.consumer_checks import HASHES
 from tests.support.vllm_connector.consumer_world import World
+from triptych_vllm_connector.consumer.overlap import NO_OVERLAP, OverlapPolicy
 
 MAX_LIVE = 6
 ITEMS = st.lists(st.sampled_from(HASHES[:1] + HASHES), min_size=1, max_size=4)
@@ -29,11 +30,18 @@ class ConsumerMachine(RuleBasedStateMachine):
         kv_tokens=st.sampled_from([45, 1000]),
         max_in_flight=st.sampled_from([1, 2]),
         may_lose_store=st.sampled_from([False, False, False, True]),
+        overlap=st.sampled_from([NO_OVERLAP, OverlapPolicy(min_tokens=1), OverlapPolicy(min_tokens=4)]),
     )
     def start(
-        self, strategy: str, budget: int, kv_tokens: int, max_in_flight: int, may_lose_store: bool
+        self,
+        strategy: str,
+        budget: int,
+        kv_tokens: int,
+        max_in_flight: int,
+        may_lose_store: bool,
+        overlap: OverlapPolicy,
     ) -> None:
-        self.world = World(strategy, budget, kv_tokens, max_in_flight)
+        self.world = World(strategy, budget, kv_tokens, max_in_flight, overlap)
         self.may_lose_store = may_lose_store
 
     # ---- requests --------------------------------------------------------------------------------

@@ -22,16 +22,20 @@ from triptych_common.protocol.messages import (
 from triptych_common.protocol.store import SHM, AlreadySealed, Reserved, TensorSpec
 from triptych_encoder.encoding import PreparedItem
 from triptych_encoder.engine.engine_watchdog import EngineWatchdog
+from triptych_encoder.jobs.encode_gate import EncodeGate
+from triptych_encoder.jobs.gate_policy import GatePolicy
 from triptych_encoder.jobs.job_leases import JobLeases
 from triptych_encoder.jobs.job_runner import JobRunner
 from triptych_encoder.jobs.ledger import Ledger
 from triptych_encoder.jobs.media_source import MediaSource
+from triptych_encoder.preprocessing.cost_budget import CostBudget
 from triptych_encoder.store.store_reservations import StoreReservations
 from triptych_vllm_connector.step_orders import WriteOrder
 
 HASH = "a" * 64
 DIGEST = "d" * 64
 MEDIA = b"media"
+PREPARED_PIXELS = 64_000_000
 
 
 @dataclass
@@ -66,7 +70,11 @@ class FakeEngine:
     max_item_embeds: int = 50
     num_embeds: int = 3
     preprocess_error: Exception | None = None
+    num_pixels_of: dict[str, int] = field(default_factory=dict)  # by mm_hash; else 0
     orders: list[WriteOrder] = field(default_factory=list)
+
+    def num_pixels(self, job: EncodeJob) -> int:
+        return self.num_pixels_of.get(job.mm_hash, 0)
 
     async def preprocess(self, job: EncodeJob, media: bytes) -> PreparedItem:
         if self.preprocess_error is not None:
@@ -187,8 +195,10 @@ class FakeReporter:
 class Bench:
     """A job runner and its fakes."""
 
-    def __init__(self, engine_timeout_s: float = 60.0) -> None:
+    def __init__(self, engine_timeout_s: float = 60.0, encode_batch: int = 1) -> None:
         self.store_client, self.reporter, self.ledger = FakeStoreClient(), FakeReporter(), Ledger()
+        self.gateway_answers = asyncio.Event()
+        self.gateway_answers.set()
         self.jobs = JobsModel()
         self.single_flight = FlightModel(self.jobs)
         self.engine = FakeEngine(self.store_client.seal)
@@ -196,10 +206,13 @@ class Bench:
         flights: Any = self.single_flight
         reporter: Any = self.reporter
         self.leases = JobLeases(flights, reporter, self.ledger, "encoder-0", 2.0)
+        self.gate = EncodeGate(GatePolicy(encode_batch))
         self.runner = JobRunner(
             self.engine,
             EngineWatchdog(engine_timeout_s),
-            MediaSource(httpx.AsyncClient(transport=httpx.MockTransport(_not_found)), 1000),
+            self.gate,
+            CostBudget(PREPARED_PIXELS),
+            MediaSource(httpx.AsyncClient(transport=httpx.MockTransport(self._serve)), 1000),
             store_client,
             StoreReservations(store_client, _region),
             self.leases,
@@ -207,6 +220,11 @@ class Bench:
             "encoder-0",
             DIGEST,
         )
+
+    async def _serve(self, request: httpx.Request) -> httpx.Response:
+        """The gateway's media."""
+        await self.gateway_answers.wait()
+        return httpx.Response(404)
 
     def publish(self, delivery: FakeDelivery) -> None:
         """The job stands on the stream."""
@@ -237,10 +255,6 @@ class Bench:
                 assert await self.single_flight.publish_job(job) == "1-1"
 
 
-def _not_found(request: httpx.Request) -> httpx.Response:
-    return httpx.Response(404)
-
-
 async def _region() -> list[str]:
     return [SHM]
 
@@ -255,10 +269,11 @@ def delivery_of(
     remaining_ms: int | None = 10_000,
     blob: bytes | None = MEDIA,
     namespace_digest: str = DIGEST,
+    mm_hash: str = HASH,
 ) -> FakeDelivery:
     job = EncodeJob(
         job_id=job_id,
-        mm_hash=HASH,
+        mm_hash=mm_hash,
         modality=Modality.IMAGE,
         media_num_bytes=len(MEDIA),
         media_url=None if blob else "http://gateway/media",

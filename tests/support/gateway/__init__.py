@@ -5,6 +5,7 @@ fake_encoder         an encoder that follows the protocol and computes nothing
 fake_prefill_decode  a prefill_decode, likewise
 system               a real gateway on a real Redis between the two
 process              `python -m triptych_gateway` as a process
+decision_world       encoders and an instance simulated, with the gateway's own decisions
 local_encode         what tests of local encodes share
 media_samples        small images and data URLs
 header_bombs         images whose headers cost too much

@@ -12,7 +12,6 @@ from PIL import Image
 from tests.support.gateway.serving import DIGEST, MODEL
 from triptych_common.bus import AsyncBus, Delivery
 from triptych_common.coordination import Registry, SingleFlight, StartResult
-from triptych_common.coordination.single_flight import requester_key
 from triptych_common.protocol.messages import (
     EncodeCompleted,
     EncodeFailed,
@@ -23,6 +22,7 @@ from triptych_common.protocol.messages import (
     Message,
     Requester,
     Role,
+    requester_key,
 )
 from triptych_common.protocol.names import ENCODERS_GROUP
 

@@ -28,6 +28,7 @@ class Checks(Choices):
         for consumer in self.consumers.values():
             if consumer.is_up:
                 self._check_space(consumer)
+                consumer.check_kv_room()
         if all(s.is_connected for engine in self.engines if engine.is_up for s in engine.sessions):
             self._check_pins()
 

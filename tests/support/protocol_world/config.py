@@ -61,6 +61,8 @@ class Config:
     num_slots: int = 2
     steps_in_flight: int = 1  # of each consumer's engine: 2 under async scheduling
     step_tokens: int = 1 << 30  # of a prompt, in one step of it
+    overlap: bool = False  # a prompt is computed up to the first item that is not here
+    num_kv_blocks: int = 1 << 30  # of each consumer; each holds a token
     prefix: int = 0  # tokens of every prompt that the KV cache covers at first
     max_attempts: int = 2
     is_tight: bool = False  # the store may stay too full for a request until the deadline

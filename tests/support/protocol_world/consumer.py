@@ -2,7 +2,9 @@
 
 One engine step computes a whole prompt, or `step_tokens` of it, or as much of it as its items allow. What it
 computed is known at the next step; with two steps in flight, at the one after that, as under async
-scheduling. The decode is one step long. Which KV blocks there are is not modelled.
+scheduling. The decode is one step long. Of the KV cache only its size is modelled: a request begins when its
+whole prompt fits, and holds that much; with overlap the real `PartialRequests` say who begins in part, and
+stalled requests give way.
 """
 
 from collections import deque
@@ -11,6 +13,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from tests.support.protocol_world.config import Config
+from tests.support.protocol_world.encoder_inputs import EncoderInputs
+from tests.support.protocol_world.kv_room import MAX_PARTIAL, KvRoom
 from tests.support.protocol_world.network import NAMES, Network, ThreadedBusModel
 from tests.support.protocol_world.steps import Running, Step, Window
 from tests.support.protocol_world.store import ClientSession, StoreActor
@@ -19,17 +23,19 @@ from tests.support.vllm_connector.fake_engine import fake_request
 from triptych_common.protocol.messages import Message
 from triptych_common.protocol.store import Unpin
 from triptych_vllm_connector.consumer.consumer import Consumer, Inbox, PinReply, StoreLost
+from triptych_vllm_connector.consumer.overlap import OverlapPolicy
 from triptych_vllm_connector.consumer.preallocator import make_preallocator
 from triptych_vllm_connector.links.message_sender import BusMessageSender
 from triptych_vllm_connector.links.store_pins import StorePins
 from triptych_vllm_connector.scheduler.failed_loads import LoadsInFlight, undo_failed_loads
+from triptych_vllm_connector.scheduler.partial_requests import PartialRequests
 
 
 class EngineDiedError(Exception):
     """EngineCore raised: the process ends."""
 
 
-class ConsumerActor:
+class ConsumerActor(KvRoom, EncoderInputs):
     """One prefill_decode."""
 
     def __init__(self, name: str, network: Network, store: StoreActor, config: Config) -> None:
@@ -40,7 +46,9 @@ class ConsumerActor:
         self._strategy = config.strategy, config.budget
         self._prefix = config.prefix
         self._steps_in_flight = config.steps_in_flight
-        self._step_tokens = config.step_tokens
+        self.step_tokens = config.step_tokens
+        self._overlap = OverlapPolicy(is_on=config.overlap, min_tokens=1)
+        self.num_kv_blocks = config.num_kv_blocks
         self.num_scheduled = 0
         self.is_up = False
         self.start()
@@ -48,12 +56,12 @@ class ConsumerActor:
     def start(self) -> None:
         self.is_up, self.must_end, self.has_news = True, False, False
         self.preallocator = make_preallocator(*self._strategy)
-        self.live: dict[str, Running] = {}
+        self.live = {}
         self.waiting: list[str] = []
-        self.running: list[str] = []
+        self.running = []
         self.parked: dict[str, None] = {}
-        self.cached: dict[str, set[str]] = {}  # the encoder cache manager's view
-        self.freed: list[str] = []
+        self.cached = {}  # the encoder cache manager's view
+        self.freed = []
         self.views: dict[str, int | None] = {}  # the worker's encoder cache: the pin of each view, or zeros
         self.in_flight: deque[Step] = deque()
         self.loads_in_flight = LoadsInFlight()
@@ -76,9 +84,12 @@ class ConsumerActor:
             self.preallocator,
             self,
             self.inbox,
+            overlap=self._overlap,
             now_ns=lambda: 0,
             now=CLOCK.monotonic,
         )
+
+        self.partial = PartialRequests(self.num_kv_blocks // 2, MAX_PARTIAL, self.consumer.is_incomplete)
 
     @property
     def sessions(self) -> tuple[ClientSession, ...]:
@@ -153,6 +164,7 @@ class ConsumerActor:
         ]
         if self.consumer.is_store_lost:
             raise EngineDiedError("the lease on the store is lost")
+        woken = [each for each in woken if self.may_leave_parking(each)]
         for engine_request_id in woken:
             del self.parked[engine_request_id]
             self.consumer.on_unparked(engine_request_id, 0)
@@ -162,6 +174,7 @@ class ConsumerActor:
             for engine_request_id in list(self.running)
             for window in self._schedule_running(self.live[engine_request_id])
         ]
+        self.is_full = False
         windows += self._schedule_waiting()
         if self.preempts_late and windows:
             victim, self.preempts_late = windows[-1].engine_request_id, False
@@ -174,7 +187,11 @@ class ConsumerActor:
             self.in_flight.append(step)
         elif self.in_flight:  # nothing to schedule: vLLM waits for an output
             self._update()
-        if self.waiting or self.consumer._requests._to_wake or self.consumer._requests._failed:
+        if (
+            (self.waiting and not self.is_full)
+            or self.consumer._requests._to_wake
+            or self.consumer._requests._failed
+        ):
             self.has_news = True
 
     def preempt(self, engine_request_id: str) -> None:
@@ -183,7 +200,8 @@ class ConsumerActor:
         self.loads_in_flight.note_departure(each.request, self._scheduler)
         for place in list(each.inputs):
             self._free_input(each, place)
-        self.consumer.on_preempted(engine_request_id)
+        was_partial = self.partial.end(engine_request_id)
+        self.consumer.on_preempted(engine_request_id, keeps_deadline=was_partial)
         each.computed, each.is_done, each.is_wrong = 0, False, False
         each.epoch += 1
         self.running.remove(engine_request_id)
@@ -266,6 +284,7 @@ class ConsumerActor:
 
     def _finish(self, engine_request_id: str) -> None:
         each = self.live.pop(engine_request_id)
+        self.partial.end(engine_request_id)
         self.loads_in_flight.note_departure(each.request, self._scheduler)
         under_way = [window for step in self.in_flight for window in step.windows]
         starts = [window.start for window in under_way if window[:2] == (engine_request_id, each.epoch)]
@@ -297,13 +316,23 @@ class ConsumerActor:
         windows: list[Window] = []
         for engine_request_id in list(self.waiting):
             each = self.live[engine_request_id]
-            if not self.consumer.admit_request(each.request, each.prefix):
+            is_admitted = self.consumer.admit_request(each.request, each.prefix)
+            if is_admitted and self.consumer.is_partial(engine_request_id):
+                is_admitted = self.may_begin_in_part(each)
+            if not is_admitted:
                 if not self.consumer.has_failed(engine_request_id):
                     self.waiting.remove(engine_request_id)
                     self.parked[engine_request_id] = None
                     self.consumer.on_parked(engine_request_id, 0)
                 continue
+            if not self.make_room(each):
+                self.is_full = True
+                for place in list(each.inputs):
+                    self._free_input(each, place)
+                break
             end, loads = self._plan(each, each.prefix)
+            if self.consumer.is_partial(engine_request_id):
+                self.partial.begin(engine_request_id, each.prompt_len)
             assert end > each.prefix, "admitted, and cannot move"
             self._allocate(each, loads)
             self.waiting.remove(engine_request_id)
@@ -311,50 +340,6 @@ class ConsumerActor:
             windows.append(Window(engine_request_id, each.epoch, each.prefix, end))
             each.computed = end
         return windows
-
-    def _plan(self, each: Running, start: int) -> tuple[int, list[tuple[int, str]]]:
-        """`_try_schedule_encoder_inputs`: clips the step at the first item that is not here."""
-        end = min(each.prompt_len, start + self._step_tokens)
-        loads: list[tuple[int, str]] = []
-        for place, item, first, reads in each.places_in(start, end):
-            if item in [load for _, load in loads]:
-                loads.append((place, item))
-            elif item in self.cached:
-                self._refer(each, place)
-            elif not self.consumer.is_pinned(item):
-                assert not self.consumer.is_resident(item), "the worker has it, vLLM does not know"
-                return max(start, first), loads
-            elif reads:
-                loads.append((place, item))
-        return end, loads
-
-    def _allocate(self, each: Running, loads: list[tuple[int, str]]) -> None:
-        for place, item in loads:
-            if item not in self.cached:
-                self.cached[item] = set()
-                self.consumer.load_item(each.engine_request_id, item)
-            self._refer(each, place)
-
-    def _refer(self, each: Running, place: int) -> None:
-        each.inputs.add(place)
-        self.cached[each.request.mm_features[place].identifier].add(each.engine_request_id)
-
-    def _free_input(self, each: Running, place: int) -> None:
-        item = each.request.mm_features[place].identifier
-        each.inputs.discard(place)
-        if item in self.cached and not any(
-            each.request.mm_features[other].identifier == item for other in each.inputs
-        ):
-            self.cached[item].discard(each.engine_request_id)
-
-    def is_in_use(self, engine_request_id: str, item_index: int) -> bool:
-        """Of vLLM's encoder cache manager."""
-        return engine_request_id in self.live and item_index in self.live[engine_request_id].inputs
-
-    def evict_item(self, item: str) -> None:
-        if self.cached.pop(item, None) is not None:
-            self.freed.append(item)
-            self.has_news = True  # vLLM steps once more
 
     # ---- vLLM's worker ---------------------------------------------------------------------------
     def _run_worker(self, freed: list[str], loads: list[Any], windows: list[Window]) -> Step:

@@ -12,12 +12,15 @@ from triptych_common.protocol.messages import EncodeJob, Message
 from triptych_common.protocol.store import SHM, Cancel, Seal
 from triptych_encoder.encoding import EncodeRefusedError, EngineFailedError, PreparedItem
 from triptych_encoder.engine.engine_watchdog import EngineWatchdog
+from triptych_encoder.jobs.encode_gate import EncodeGate
+from triptych_encoder.jobs.gate_policy import GatePolicy
 from triptych_encoder.jobs.job_leases import JobLeases
 from triptych_encoder.jobs.job_runner import JobRunner
 from triptych_encoder.jobs.ledger import Ledger
 from triptych_encoder.jobs.media_source import MediaSource
 from triptych_encoder.jobs.reply_reader import ReplyReader
 from triptych_encoder.jobs.reporter import Reporter
+from triptych_encoder.preprocessing.cost_budget import CostBudget
 from triptych_encoder.store.store_client import StoreClient
 from triptych_encoder.store.store_reservations import StoreReservations
 from triptych_vllm_connector.step_orders import WriteOrder
@@ -59,6 +62,9 @@ class EngineModel:
     def __init__(self, rows: dict[str, int]) -> None:
         self._rows = rows
         self.pending: dict[str, tuple[WriteOrder, asyncio.Future[None]]] = {}  # by mm_hash
+
+    def num_pixels(self, job: EncodeJob) -> int:
+        return job.image.num_pixels if job.image is not None else 0
 
     async def preprocess(self, job: EncodeJob, media: bytes) -> PreparedItem:
         num_embeds = self._rows[job.mm_hash]
@@ -113,6 +119,8 @@ class EncoderActor:
         self.runner = JobRunner(
             self.engine,
             EngineWatchdog(ENGINE_TIMEOUT_S),
+            EncodeGate(GatePolicy(encode_batch=1)),
+            CostBudget(64_000_000),
             MediaSource(None, 1000),  # type: ignore[arg-type]
             self.store_client,
             StoreReservations(self.store_client, self._memories),

@@ -28,7 +28,8 @@ LEFT_OUT = frozenset(
         "seq", "origin_seq", "last_seq", "offset", "blocks", "traceparent", "envelope", "published_at",
         "num_attempts_total", "first_seen_ns", "parked_ns", "parked_at_step", "is_grant_recorded",
         "opened_at", "reserved_at", "last_used_at", "sealed_at", "requester_lease", "descriptor",
-        "generation", "slot", "detail", "_log", "encode_s", "ordered_at",
+        "generation", "slot", "_since", "_answered_at",
+        "refreshed_at", "detail", "_log", "encode_s", "ordered_at",
     }
 )  # fmt: skip
 _PLAIN = (str, int, float, bytes, type(None))
@@ -147,7 +148,7 @@ def _gateway(world: World, gateway: GatewayActor) -> Any:
         digest(
             [gateway.orders.flight_requests._sent, queue._unchecked, queue._round, queue._busy, queue._again]
         ),
-        (tuple(queue._urgent), tuple(queue._others)),
+        (digest(queue._lanes), tuple(queue._others)),
         _scripts(gateway.redis),
     )
 
@@ -193,6 +194,7 @@ def _consumer(actor: ConsumerActor) -> Any:
         digest([_inbox_event(each) for each in actor.inbox._events]),
         (tuple(consumer._requests._to_wake), tuple(sorted(consumer._requests._failed))),
         (tuple(actor.waiting), tuple(actor.running), tuple(actor.parked)),
+        tuple(actor.partial.ids()),
         digest(actor.in_flight),
         digest(actor.loads_in_flight),
         digest(actor.cached),

@@ -32,6 +32,7 @@ async def main() -> None:
         image_options={},
         timeout_s=60.0,
         num_pixels=1_000_000,
+        num_threads=2,
         stuck_after_s=60.0,
     )
     async with run_engine(options, limits) as engine:

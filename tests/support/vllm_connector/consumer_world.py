@@ -17,13 +17,21 @@ from tests.support.vllm_connector.fake_engine import (
 )
 from triptych_vllm_connector.consumer.consumer import Consumer, Inbox
 from triptych_vllm_connector.consumer.local_encode import LocalEncode
+from triptych_vllm_connector.consumer.overlap import NO_OVERLAP, OverlapPolicy
 from triptych_vllm_connector.consumer.preallocator import make_preallocator
 
 
 class World(PlayedScheduler):
     """See the module docstring. `kv_tokens`: the KV cache's size; a request runs if it fits whole."""
 
-    def __init__(self, strategy: str, budget: int, kv_tokens: int, max_in_flight: int) -> None:
+    def __init__(
+        self,
+        strategy: str,
+        budget: int,
+        kv_tokens: int,
+        max_in_flight: int,
+        overlap: OverlapPolicy = NO_OVERLAP,
+    ) -> None:
         self.store = StoreModel()
         self.sender = SenderModel()
         self.budget = budget if strategy == "sync" else None
@@ -38,6 +46,7 @@ class World(PlayedScheduler):
             self,
             self.inbox,
             encodes_request=encodes_request,
+            overlap=overlap,
             now_ns=lambda: 0,
         )
         self.kv_tokens = kv_tokens

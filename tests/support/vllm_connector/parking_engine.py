@@ -25,6 +25,7 @@ from tests.support.vllm_connector.fake_engine import (
 from tests.support.vllm_connector.parking_worker import BLOCK_SIZE, ParkingWorker
 from tests.support.vllm_connector.played_engine import IDLE
 from triptych_common.protocol.store import Pinned
+from triptych_vllm_connector.config import ConnectorConfig
 from triptych_vllm_connector.consumer.consumer import Consumer, Inbox, PinReply
 from triptych_vllm_connector.consumer.ports import EncoderCache
 from triptych_vllm_connector.consumer.preallocator import make_preallocator
@@ -58,10 +59,15 @@ class Connector(TriptychECConnector):
     """The scheduler's half, without a store and a bus."""
 
     def __init__(
-        self, vllm_config: VllmConfig, role: Any, make_consumer: Callable[[EncoderCache], Consumer]
+        self,
+        vllm_config: VllmConfig,
+        role: Any,
+        make_consumer: Callable[[EncoderCache], Consumer],
+        config: ConnectorConfig,
     ) -> None:
         ECConnectorBase.__init__(self, vllm_config, role)
         self._writes, self._closers, self.writer, self.loader = {}, [], None, None
+        self.config = config
         self._consumer: Consumer | None = None
         self._plans_local = False
         self._make_consumer = make_consumer
@@ -100,6 +106,18 @@ def vllm_config() -> VllmConfig:
     return config
 
 
+def connector_config(*, overlap: bool = False, **options: Any) -> ConnectorConfig:
+    return ConnectorConfig(
+        instance=INSTANCE,
+        deployment="test",
+        redis_url="redis://none",
+        store_socket=Path("none"),
+        namespace_digest="0" * 64,
+        overlap=overlap,
+        **options,
+    )
+
+
 @functools.cache
 def block_hasher() -> Any:
     hash_fn = get_hash_fn_by_name("sha256")
@@ -136,6 +154,9 @@ class ParkingEngine:
         num_in_flight: int,
         budget: int = 4,
         num_blocks: int = 200,
+        max_num_seqs: int = 8,
+        policy: str = "fcfs",
+        **overlap: Any,
     ) -> None:
         self.clock = Clock()
         self.pins, self.sender, self.inbox = FakePinLink(), FakeMessageSender(), Inbox()
@@ -155,10 +176,11 @@ class ParkingEngine:
         monkeypatch.setattr(
             ECConnectorFactory,
             "create_connector",
-            lambda config, role: Connector(config, role, make_consumer),
+            lambda config, role: Connector(config, role, make_consumer, connector_config(**overlap)),
         )
         config = vllm_config()
         config.cache_config.num_gpu_blocks = num_blocks
+        config.scheduler_config.max_num_seqs, config.scheduler_config.policy = max_num_seqs, policy
         spec = FullAttentionSpec(block_size=BLOCK_SIZE, num_kv_heads=1, head_size=32, dtype=torch.float32)
         self.scheduler = scheduler_cls(
             vllm_config=config,
@@ -190,8 +212,9 @@ class ParkingEngine:
         text: int = 2,
         max_tokens: int = 2,
         prompt_logprobs: int | None = None,
+        token: int = TEXT,
     ) -> Any:
-        """`text` tokens stand before each item, and behind the last one."""
+        """`text` tokens stand before each item, and behind the last one. They are all `token`."""
         features, offset = [], 0
         for item, length in zip(items, rows, strict=False):
             offset += text
@@ -220,7 +243,7 @@ class ParkingEngine:
         }
         request = Request(
             request_id=request_id,
-            prompt_token_ids=[TEXT] * (offset + text),
+            prompt_token_ids=[token] * (offset + text),
             sampling_params=SamplingParams(
                 max_tokens=max_tokens,
                 ignore_eos=True,

@@ -30,6 +30,9 @@ class FastEncodeEngine:
         self._encode_s = encode_s
         self._tally = tally
 
+    def num_pixels(self, job: EncodeJob) -> int:
+        return job.image.num_pixels if job.image is not None else 0
+
     async def preprocess(self, job: EncodeJob, media: bytes) -> PreparedItem:
         try:
             grid = grid_of(media)

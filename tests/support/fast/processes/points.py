@@ -239,19 +239,37 @@ def _watch_store() -> None:
 
 # ---- HTTP ----------------------------------------------------------------------------------------
 def _watch_http_client(party: Party) -> None:
+    if party is Party.GATEWAY:
+        _watch_dispatch()
+    elif party is Party.ENCODER:
+        _watch_media_fetch()
+
+
+def _watch_dispatch() -> None:
+    from triptych_gateway.chat import upstream
+
+    module: Any = upstream
+    open_response = module.open_response
+
+    async def watched_open(*args: Any) -> Any:
+        reach("dispatch", SENDING)
+        response = await open_response(*args)
+        reach("dispatch", SENT)
+        return response
+
+    module.open_response = watched_open
+
+
+def _watch_media_fetch() -> None:
     client: Any = httpx.AsyncClient
     send = client.send
-    steps = {Party.GATEWAY: ("dispatch", _CHAT_PATH), Party.ENCODER: ("fetch_media", _MEDIA_PATH)}
-    if party not in steps:
-        return
-    step, path = steps[party]
 
     async def watched_send(self: Any, request: httpx.Request, **options: Any) -> Any:
-        if not request.url.path.startswith(path):
+        if not request.url.path.startswith(_MEDIA_PATH):
             return await send(self, request, **options)
-        reach(step, SENDING)
+        reach("fetch_media", SENDING)
         response = await send(self, request, **options)
-        reach(step, SENT)
+        reach("fetch_media", SENT)
         return response
 
     client.send = watched_send
