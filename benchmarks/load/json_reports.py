@@ -1,0 +1,26 @@
+"""Reports as JSON files that any reader takes: NaN and infinity, which JSON does not know, become null."""
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+
+def write_json(path: Path, report: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(plain(report), indent=1) + "\n")
+
+
+def plain(value: Any) -> Any:
+    """Of what JSON has; numpy's numbers as Python's, anything else as its text."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(each) for each in value]
+    if value is None or isinstance(value, (str, bool, int)):
+        return value
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        return str(value)
+    return number if math.isfinite(number) else None

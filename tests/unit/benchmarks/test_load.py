@@ -1,0 +1,134 @@
+"""Figures of answers and intervals of ratios: numbers by hand."""
+
+import math
+import random
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.append(str(Path(__file__).resolve().parents[3] / "benchmarks"))
+
+from load.client import Answer, Question, _take_line
+from load.contents import TextMaker, new_image
+from load.figures import Objectives, Window, figures, percentile, requests_per_s, tokens_per_s
+from load.intervals import median_interval, ratio_interval
+from load.json_reports import plain
+
+MODEL = Path(__file__).resolve().parents[3] / "models" / "digits-vl"
+LOOSE = Objectives(ttft_ms=1e6, stall_ms=1e6)
+
+
+def answer(kind: str, start: float, *times: float, error: str = "", end: float | None = None) -> Answer:
+    return Answer(
+        kind, "", start, end=end if end is not None else (times[-1] if times else start), times=list(times),
+        token_ids=list(range(len(times))), error=error,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("share", "expected"), [(0.5, 2.0), (0.99, 4.0), (0.0, 1.0), (0.75, 3.0)])
+def test_percentile_is_a_value_that_was_measured(share: float, expected: float) -> None:
+    assert percentile([4.0, 1.0, 3.0, 2.0], share) == expected
+
+
+def test_figures_of_one_kind() -> None:
+    found = figures([answer("image", 1.0, 1.5, 1.6, 1.9)], Window(1.0, 2.0), LOOSE)
+    assert found["image.ttft_ms"] == pytest.approx(500)
+    assert found["image.stall_ms"] == pytest.approx(300)
+    assert found["image.tpot_ms"] == pytest.approx(200)
+    assert found["image.e2e_ms"] == pytest.approx(900)
+    assert found["image.tokens_per_s"] == pytest.approx(1.5)
+    assert found["all.ttft_ms"] == found["image.ttft_ms"]
+
+
+def test_untimed_answers_count_nowhere() -> None:
+    untimed = answer("image", 0.0, 9.0)
+    untimed.is_timed = False
+    found = figures([untimed, answer("image", 0.0, 1.0)], Window(0.0, 10.0), LOOSE)
+    assert found["image.num_requests"] == 1
+    assert found["image.ttft_ms"] == pytest.approx(1000)
+
+
+def test_failed_answers_are_counted_and_give_no_times() -> None:
+    found = figures([answer("text", 0.0, error="503"), answer("text", 0.0, 0.1)], Window(0.0, 1.0), LOOSE)
+    assert found["text.num_failed"] == 1
+    assert found["text.ttft_ms"] == pytest.approx(100)
+
+
+def test_tokens_behind_the_end_of_the_load_do_not_count() -> None:
+    assert tokens_per_s([answer("text", 0.0, 0.5, 1.0, 1.5, 2.5)], Window(0.0, 2.0)) == pytest.approx(1.5)
+
+
+def test_rate_is_from_the_first_end_to_the_last() -> None:
+    answers = [answer("image", 0.0, end) for end in (1.0, 1.5, 2.0, 9.0)]
+    assert requests_per_s(answers, Window(0.0, 2.2)) == pytest.approx(2.0)
+
+
+def test_goodput_leaves_out_what_came_late_or_stalled() -> None:
+    answers = [answer("text", 0.0, 0.1, 0.2), answer("text", 0.0, 0.5, 0.6), answer("text", 0.0, 0.1, 0.9)]
+    found = figures(answers, Window(0.0, 1.0), Objectives(ttft_ms=200, stall_ms=200))
+    assert found["text.goodput_per_s"] == pytest.approx(found["text.requests_per_s"] / 3)
+
+
+def test_ratio_of_pairs_is_not_moved_by_a_slow_phase() -> None:
+    found = ratio_interval([2.0, 20.0, 4.0], [4.0, 40.0, 8.0])
+    assert (found.middle, found.low, found.high, found.num_pairs) == (0.5, 0.5, 0.5, 3)
+
+
+def test_ratio_leaves_out_what_was_not_measured() -> None:
+    assert ratio_interval([1.0, math.nan, 0.0], [2.0, 2.0, 0.0]).num_pairs == 1
+    assert str(ratio_interval([], [])) == "–"
+    with pytest.raises(ValueError, match="longer"):
+        ratio_interval([1.0], [1.0, 2.0])
+
+
+def test_something_against_nothing_is_infinitely_more() -> None:
+    assert ratio_interval([1.0, 2.0], [0.0, 0.0]).middle == math.inf
+    assert ratio_interval([0.0], [1.0]).middle == 0.0
+
+
+def test_interval_holds_the_middle_and_is_the_same_again() -> None:
+    rng = random.Random(1)
+    values = [rng.gauss(1.0, 0.1) for _ in range(15)]
+    found = median_interval(values)
+    assert found.low < found.middle < found.high
+    assert found == median_interval(values)
+
+
+def test_lines_of_a_stream_become_tokens() -> None:
+    got = Answer("text", "", 0.0)
+    lines = [
+        b'data: {"choices":[{"delta":{"role":"assistant","content":""}}]}\n', b"\n",
+        b'data: {"choices":[{"delta":{"content":"a"},"token_ids":[7,8]}]}\n', b"data: [DONE]\n",
+    ]  # fmt: skip
+    for line in lines:
+        _take_line(got, line)
+    assert got.token_ids == [7, 8]
+    assert len(got.times) == 1
+    _take_line(got, b'data: {"error":{"message":"gone"}}\n')
+    assert "gone" in got.error
+
+
+def test_questions_fix_the_length_of_their_answers() -> None:
+    body = Question("text", [{"role": "user", "content": "a"}], 5).body("model")
+    assert body["ignore_eos"]
+    assert body["max_tokens"] == 5
+
+
+def test_texts_have_at_least_the_tokens_asked_for_and_begin_anew() -> None:
+    maker = TextMaker(MODEL)
+    rng = random.Random(3)
+    one, other = maker.new_text(rng, 200), maker.new_text(rng, 200)
+    assert 200 <= maker.count(one) < 206
+    assert one.split()[0] != other.split()[0]
+
+
+def test_images_are_the_same_for_the_same_seed_and_never_else() -> None:
+    first, again, next_one = (new_image(random.Random(seed), 56) for seed in (1, 1, 2))
+    assert first == again
+    assert first != next_one
+
+
+def test_reports_hold_what_json_knows() -> None:
+    found = plain({1: (math.nan, math.inf, 2.5), "a": [Path("b"), None, True]})
+    assert found == {"1": [None, None, 2.5], "a": ["b", None, True]}
