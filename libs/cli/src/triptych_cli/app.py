@@ -8,9 +8,12 @@ import typer
 from triptych_cli.options import (
     DEFAULT_MODEL_TEXT,
     DEFAULT_PORT,
+    CorePolicyOption,
     EncoderArgs,
     Encoders,
+    EncodersOrNone,
     Gateways,
+    LocalEncodeOption,
     Model,
     Port,
     PrefillDecodeArgs,
@@ -45,6 +48,7 @@ def demo(
     region_bytes: RegionBytes = None,
     encoder_args: EncoderArgs = "",
     prefill_decode_args: PrefillDecodeArgs = "",
+    core_policy: CorePolicyOption = "text_first",
     images: Annotated[int, typer.Option(min=1, help="How many held-out images to show.")] = 3,
 ) -> None:
     """Start everything, read held-out handwriting, show where the time went, stop cleanly."""
@@ -53,7 +57,7 @@ def demo(
 
     options = SystemOptions(
         model, encoders, prefill_decodes, redis_url, port or free_ports(1)[0], region_bytes,
-        encoder_args, prefill_decode_args,
+        encoder_args, prefill_decode_args, core_policy=core_policy,
     )  # fmt: skip
     raise typer.Exit(command.demo(options, images))
 
@@ -61,7 +65,7 @@ def demo(
 @app.command()
 def up(
     model: Model = DEFAULT_MODEL_TEXT,
-    encoders: Encoders = 1,
+    encoders: EncodersOrNone = 1,
     prefill_decodes: PrefillDecodes = 1,
     gateways: Gateways = 1,
     redis_url: RedisUrl = None,
@@ -69,13 +73,15 @@ def up(
     region_bytes: RegionBytes = None,
     encoder_args: EncoderArgs = "",
     prefill_decode_args: PrefillDecodeArgs = "",
+    core_policy: CorePolicyOption = "text_first",
+    local_encode: LocalEncodeOption = None,
 ) -> None:
     """Start the system in the background, on 127.0.0.1."""
     from triptych_cli.commands import lifecycle
 
     options = SystemOptions(
         model, encoders, prefill_decodes, redis_url, port, region_bytes,
-        encoder_args, prefill_decode_args, gateways,
+        encoder_args, prefill_decode_args, gateways, core_policy, local_encode,
     )  # fmt: skip
     raise typer.Exit(lifecycle.up(options))
 

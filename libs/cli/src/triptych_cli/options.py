@@ -2,16 +2,28 @@
 
 import json
 from dataclasses import asdict, dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from triptych_cli.settings import DEFAULT_MODEL
+from triptych_common.cores.plan import CorePolicy
 
 REDIS_URL_VARIABLE = "TRIPTYCH_REDIS_URL"
 
 Model = Annotated[str, typer.Option(help="Model folder, or a name on the model hub.")]
+LocalEncode = Literal["off", "fallback", "auto"]
+
 Encoders = Annotated[int, typer.Option(min=1, help="Number of encoders.")]
+EncodersOrNone = Annotated[int, typer.Option(min=0, help="Number of encoders; 0 with --local-encode alone.")]
+LocalEncodeOption = Annotated[
+    LocalEncode | None,
+    typer.Option(
+        "--local-encode",
+        help="Vision towers in the prefill_decode instances: off; fallback, where encoders fail; auto, also "
+        "where an instance is quicker [default: off, or as TRIPTYCH_LOCAL_ENCODE says].",
+    ),
+]
 PrefillDecodes = Annotated[
     int, typer.Option("--prefill-decodes", min=1, help="Number of prefill_decode instances.")
 ]
@@ -34,6 +46,15 @@ EncoderArgs = Annotated[
     str, typer.Option(help='Passed through to the encoders\' vLLM, e.g. "--max-model-len 4096".')
 ]
 PrefillDecodeArgs = Annotated[str, typer.Option(help="Passed through to the prefill_decode instances' vLLM.")]
+CorePolicyOption = Annotated[
+    CorePolicy,
+    typer.Option(
+        "--core-policy",
+        envvar="TRIPTYCH_CORE_POLICY",
+        help="How engines share the CPU's cores: split: each has threads for its own; text_first: idle ones "
+        "are lent; image_first: images take cores from text too.",
+    ),
+]
 
 DEFAULT_MODEL_TEXT = str(DEFAULT_MODEL)
 DEFAULT_PORT = 8000
@@ -52,6 +73,8 @@ class SystemOptions:
     encoder_args: str
     prefill_decode_args: str
     gateways: int = 1
+    core_policy: CorePolicy = "text_first"
+    local_encode: LocalEncode | None = None  # None: as the environment says
 
     def argument(self) -> str:
         """As one command line argument for the daemon; without the Redis URL, which can hold a password."""

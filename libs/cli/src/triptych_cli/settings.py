@@ -35,6 +35,20 @@ class GpuSettings(BaseSettings):
     cuda_visible_devices: str | None = None
 
 
+class OpenMpSettings(BaseSettings):
+    """The threads that the user wants engines on a CPU to have, in OpenMP's and vLLM's own variables."""
+
+    model_config = SettingsConfigDict(extra="ignore", env_ignore_empty=True)
+
+    omp_num_threads: str | None = None
+    vllm_cpu_omp_threads_bind: str | None = None
+
+    @property
+    def is_set(self) -> bool:
+        """Whether engines keep to them, and share no cores."""
+        return self.omp_num_threads is not None or self.vllm_cpu_omp_threads_bind is not None
+
+
 def caller_environment() -> dict[str, str]:
     """The environment of this process, to be handed on to children."""
     return dict(os.environ)  # noqa: TID251 -- handed on, not read

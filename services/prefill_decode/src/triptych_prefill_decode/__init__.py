@@ -1,12 +1,13 @@
 """prefill_decode service: vLLM's own OpenAI server in this process, on an engine that decodes.
 
-It encodes at most as a fallback (`--local-encode`). All of this runs in the host process; what runs inside
-vLLM's processes is in `triptych_vllm_connector`: `consumer/` decides which requests may run, `scheduler/`
-parks and wakes them, `worker/` loads tensors.
+It encodes where it has a vision tower alone (`--local-encode`). All of this runs in the host process; what
+runs inside vLLM's processes is in `triptych_vllm_connector`: `consumer/` decides which requests may run,
+`scheduler/` parks and wakes them, `worker/` loads tensors.
 
 __main__       the command; settings are refused before vLLM is imported
 settings       `TRIPTYCH_*`
 service        the life of the process: startup, main loop, drain
+warm_up        a generation before the instance registers: the first steps of an engine are slow
 http_server    vLLM's application behind uvicorn: when it listens, and how it drains
 dead_engine    answers for an engine that is dead: 503, or a connection that breaks off
 engine_health  whether the engine answers: one that hangs ends the process

@@ -1,6 +1,6 @@
 """prefill_decode's life: vLLM's engine and its OpenAI server in this process, and a place in the registry.
 
-    engine started -> serving --stop--> draining -> deregistered -> engine ended -> inbox deleted
+    engine started -> warm -> serving --stop--> draining -> deregistered -> engine ended -> inbox deleted
 
 Draining: announced, so that gateways choose other instances; new requests are refused, and a gateway that did
 not know yet takes them elsewhere; what runs goes on, for `drain_timeout_s` at most.
@@ -21,6 +21,7 @@ from vllm.entrypoints.launchers.api_server.app_state import init_app_state
 from vllm.entrypoints.launchers.api_server.entry import build_async_engine_client
 from vllm.entrypoints.launchers.app import build_app
 from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
+from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.v1.engine.exceptions import EngineDeadError
 
@@ -37,6 +38,7 @@ from triptych_prefill_decode.dead_engine import DeadEngineMiddleware
 from triptych_prefill_decode.engine_health import EngineGoneError, watch_answers
 from triptych_prefill_decode.http_server import ListeningServer, drain, guarded
 from triptych_prefill_decode.settings import PrefillDecodeSettings
+from triptych_prefill_decode.warm_up import NUM_OUTPUT_TOKENS, warm_up
 from triptych_vllm_connector.config import ConnectorConfig
 from triptych_vllm_connector.host.budget import budget_embeds, encoder_cache_embeds
 from triptych_vllm_connector.host.engine_options import check_engine_options, prefill_decode_options
@@ -89,10 +91,23 @@ async def serve(settings: PrefillDecodeSettings, stop: StopSignal) -> None:
             )
             try:
                 async with PrefillDecodeService.open(settings, config, engine, args, sockets) as service:
-                    await service.run(stop)
+                    if settings.warm_up:
+                        await warm_up(engine, _warm_up_params(), stop, settings.engine_timeout_s)
+                    if not stop.is_set:
+                        await service.run(stop)
             finally:
                 await asyncio.to_thread(tracing.shutdown)
     await _clear_inboxes(settings)  # the engine, which read them, has ended
+
+
+def _warm_up_params() -> SamplingParams:
+    """Greedy: the state of the engine's random numbers stays as its seed made it."""
+    return SamplingParams(
+        temperature=0.0,
+        max_tokens=NUM_OUTPUT_TOKENS,
+        ignore_eos=True,
+        output_kind=RequestOutputKind.DELTA,
+    )
 
 
 async def _clear_inboxes(settings: PrefillDecodeSettings) -> None:
@@ -129,11 +144,11 @@ class PrefillDecodeService:
         Raises:
             TriptychError: the store or Redis cannot be used.
         """
-        # Again: vLLM's start changes levels.
-        setup_logging("prefill_decode", settings.instance, settings.log_level)
         supported_tasks = await engine.get_supported_tasks()
         app = build_app(args, supported_tasks, engine.model_config)
         await init_app_state(engine, app.state, args, supported_tasks)
+        # Again: vLLM's start changes levels, and a library that its application imports sets the root's.
+        setup_logging("prefill_decode", settings.instance, settings.log_level)
         gate = guarded(DeadEngineMiddleware(app, lambda: engine.errored))
         server = ListeningServer(
             uvicorn.Config(

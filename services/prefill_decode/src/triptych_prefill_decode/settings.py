@@ -3,11 +3,12 @@
 import socket
 from typing import Any, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
+from triptych_common.cores.plan import CorePolicy
 from triptych_common.protocol.urls import ANY_ADDRESSES, HostText
 from triptych_common.runtime import MediaSettings
-from triptych_vllm_connector.config import TransportSetting
+from triptych_vllm_connector.config import Share, TransportSetting
 
 
 class PrefillDecodeSettings(MediaSettings):
@@ -33,13 +34,34 @@ class PrefillDecodeSettings(MediaSettings):
     engine_timeout_s: PositiveFloat = Field(
         default=60.0, description="an engine that answers nothing for so long is restarted"
     )
+    warm_up: bool = Field(
+        default=True, description="generate a few tokens before this instance registers: first steps are slow"
+    )
     preallocation: Literal["sync", "async"] = "sync"
+    core_policy: CorePolicy = Field(
+        default="text_first",
+        description="how engines on the CPU share the host's cores: split, text_first or image_first",
+    )
+    cores: tuple[NonNegativeInt, ...] = Field(
+        default=(), description="cores that this engine owns, as a JSON list [default: none; it shares none]"
+    )
     budget_embeds: PositiveInt | None = Field(
         default=None,
         description="rows of encoder output kept for requests at once [default: vLLM's encoder cache]",
     )
     budget_num_bytes: PositiveInt | None = Field(
         default=None, description="the same in bytes; the smaller of the two counts [default: rows alone]"
+    )
+
+    overlap: bool = Field(
+        default=True, description="compute the prompt up to the first item that is not here yet"
+    )
+    overlap_min_tokens: PositiveInt = Field(
+        default=64, description="for fewer tokens a request does not run before its next item is here"
+    )
+    overlap_share: Share = Field(
+        default=0.5,
+        description="of KV cache and running requests, for those that have begun and miss an item",
     )
 
     def model_post_init(self, context: Any) -> None:

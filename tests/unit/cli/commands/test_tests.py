@@ -27,7 +27,7 @@ def test_layers_without_processes_come_first_and_chaos_last_two_files_at_a_time(
 ) -> None:
     assert run_tests(None, []) == 0
     layers = [[Path(word).name for word in run if word.startswith("/")] for run in runs]
-    assert layers == [["unit", "property", "contract"], ["integration", "engine", "gpu"], ["chaos"]]
+    assert layers == [["unit", "property", "contract", "integration"], ["engine", "gpu"], ["chaos"]]
     assert [{"-n2", "--dist=loadfile"} < set(run) for run in runs] == [True, False, True]
 
 

@@ -1,12 +1,15 @@
-"""Which part of a GPU the store's slab is, from what nvidia-smi reports."""
+"""What the machine has: which part of a GPU the store's slab is, which cores engines may use; and options."""
 
 import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from triptych_cli.options import LocalEncode, SystemOptions
 from triptych_cli.system import machine
-from triptych_cli.system.machine import LaunchError, gpu_bytes, slab_share
+from triptych_cli.system.layout import RunLayout
+from triptych_cli.system.machine import LaunchError, cores_of_engines, gpu_bytes, resolve, slab_share
 
 GIB = 1 << 30
 
@@ -51,3 +54,38 @@ def test_what_nvidia_smi_does_not_report_ends_the_start(smi: dict[str, Any], cha
     assert gpu_bytes("0") is None
     with pytest.raises(LaunchError, match="does not report"):
         slab_share(GIB, ("0",))
+
+
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "VLLM_CPU_OMP_THREADS_BIND")
+
+
+@pytest.fixture
+def four_cores(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    for name in THREAD_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(machine, "usable_cores", lambda: (1, 3, 5, 7))
+    monkeypatch.setattr(machine, "core_quota", lambda: None)
+    return monkeypatch
+
+
+@pytest.mark.parametrize(("quota", "cores"), [(None, (1, 3, 5, 7)), (2.5, (1, 3)), (0.5, (1,))])
+def test_quota_leaves_some_of_the_cores(
+    four_cores: pytest.MonkeyPatch, quota: float | None, cores: tuple[int, ...]
+) -> None:
+    four_cores.setattr(machine, "core_quota", lambda: quota)
+    assert cores_of_engines() == cores
+
+
+@pytest.mark.parametrize("name", THREAD_VARIABLES)
+def test_threads_that_the_user_set_are_left_alone(four_cores: pytest.MonkeyPatch, name: str) -> None:
+    four_cores.setenv(name, "3")
+    assert cores_of_engines() == ()
+
+
+@pytest.mark.parametrize("local_encode", [None, "off"])
+def test_without_encoders_and_towers_no_image_could_be_served(
+    local_encode: LocalEncode | None, tmp_path: Path
+) -> None:
+    options = SystemOptions("m", 0, 1, None, 8000, None, "", "", local_encode=local_encode)
+    with pytest.raises(LaunchError, match="--local-encode"):
+        resolve(options, RunLayout(tmp_path, tmp_path), deployment="default")

@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -36,6 +37,29 @@ def test_the_default_is_one_of_each_behind_an_embedded_redis() -> None:
         "gateway-0",
     ]
     assert topology.endpoint == "http://127.0.0.1:8000/v1"
+
+
+@pytest.mark.parametrize(
+    ("local_encode", "tower", "decision"),
+    [
+        (None, None, None),
+        ("off", "never", "remote"),
+        ("fallback", "fallback", "remote"),
+        ("auto", "fallback", "auto"),
+    ],
+)
+def test_local_encode_is_for_instances_and_gateways(
+    local_encode: Any, tower: str | None, decision: str | None
+) -> None:
+    services = by_name(planned(replace(OPTIONS, local_encode=local_encode)))
+    assert services["prefill_decode-0"].env.get("TRIPTYCH_LOCAL_ENCODE") == tower
+    assert services["gateway-0"].env.get("TRIPTYCH_ENCODE_DECISION") == decision
+    assert "TRIPTYCH_LOCAL_ENCODE" not in services["encoder-0"].env
+
+
+def test_without_encoders() -> None:
+    names = by_name(planned(replace(OPTIONS, num_encoders=0, local_encode="fallback"))).keys()
+    assert names == {"redis", "cache_store-0", "prefill_decode-0", "gateway-0"}
 
 
 def test_every_service_comes_after_what_it_needs() -> None:
@@ -107,6 +131,22 @@ def test_cpu_engines_share_the_cores_and_stay_offline_with_a_local_model() -> No
     assert services["cache_store-0"].env_defaults == {}
     remote = by_name(planned(replace(OPTIONS, model="org/model", model_is_local=False)))
     assert "HF_HUB_OFFLINE" not in remote["encoder-0"].env_defaults
+
+
+def test_engines_own_cores_and_have_a_thread_for_each() -> None:
+    services = by_name(planned(replace(OPTIONS, cores=(0, 2, 3, 5), core_policy="image_first")))
+    for name, own in (("encoder-0", [0, 2]), ("prefill_decode-0", [3, 5])):
+        env = services[name].env
+        assert json.loads(env["TRIPTYCH_CORES"]) == own
+        assert env["OMP_NUM_THREADS"] == "2"
+        assert env["TRIPTYCH_CORE_POLICY"] == "image_first"
+    assert "TRIPTYCH_CORES" not in services["gateway-0"].env
+
+
+def test_threads_that_the_user_wants_are_left_alone() -> None:
+    services = by_name(planned(replace(OPTIONS, cores=())))
+    for name in ("encoder-0", "prefill_decode-0"):
+        assert not {"TRIPTYCH_CORES", "OMP_NUM_THREADS"} & services[name].env.keys()
 
 
 class TestGpus:

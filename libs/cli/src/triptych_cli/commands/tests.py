@@ -1,7 +1,7 @@
 """`test`: pytest over the layers of tests/.
 
 Tests marked `long` take minutes each and run when asked for: with `--long`, or by their file. Two files run
-at a time of the layers without processes, which come first, and of the chaos layer, which comes last and
+at a time of the layers without engines, which come first, and of the chaos layer, which comes last and
 mostly waits (for leases, for restarts).
 """
 
@@ -24,7 +24,7 @@ LAYERS = {
 
 
 LONG = "--long"
-FIRST = ("unit", "property", "contract")
+FIRST = ("unit", "property", "contract", "integration")
 LAST = ("chaos",)
 TWO_FILES_AT_A_TIME = ["-n2", "--dist=loadfile"]
 NOTHING_RAN = 5  # pytest's exit code

@@ -1,11 +1,13 @@
 """The engine hosts of a topology: their options, environment and GPUs. Pure."""
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from triptych_cli.system.layout import RunLayout
 from triptych_cli.system.resolved_options import ResolvedOptions
+from triptych_common.cores.plan import plan_cores
 
 ENGINE_ENV: Mapping[str, str] = {"VLLM_NO_USAGE_STATS": "1"}
 CPU_ENGINE_ENV: Mapping[str, str] = {
@@ -45,6 +47,9 @@ def engine_hosts(options: ResolvedOptions, layout: RunLayout, ports: Sequence[in
         "TMPDIR": str(layout.tmp_dir),
         "VLLM_RPC_BASE_PATH": str(layout.tmp_dir),
     }
+    tower: dict[str, str] = {}
+    if options.local_encode is not None:
+        tower["TRIPTYCH_LOCAL_ENCODE"] = "never" if options.local_encode == "off" else "fallback"
     engines = [
         Engine("encoder", f"encoder-{number}", options.encoder_args, env)
         for number in range(options.num_encoders)
@@ -54,11 +59,25 @@ def engine_hosts(options: ResolvedOptions, layout: RunLayout, ports: Sequence[in
             "prefill_decode",
             f"prefill_decode-{number}",
             options.prefill_decode_args,
-            {**env, "TRIPTYCH_HOST": "127.0.0.1", "TRIPTYCH_PORT": str(ports[number])},
+            {**env, **tower, "TRIPTYCH_HOST": "127.0.0.1", "TRIPTYCH_PORT": str(ports[number])},
         )
         for number in range(options.num_prefill_decodes)
     ]
-    return _placed_on_gpus(engines, options) if options.gpus else engines
+    if options.gpus:
+        return _placed_on_gpus(engines, options)
+    owned = plan_cores(options.num_encoders, options.num_prefill_decodes, options.cores)
+    return [_with_cores(engine, own, options) for engine, own in zip(engines, owned, strict=True)]
+
+
+def _with_cores(engine: Engine, own: tuple[int, ...], options: ResolvedOptions) -> Engine:
+    if not own:
+        return engine
+    env = {
+        "TRIPTYCH_CORE_POLICY": options.core_policy,
+        "TRIPTYCH_CORES": json.dumps(own),
+        "OMP_NUM_THREADS": str(len(own)),
+    }
+    return replace(engine, env={**engine.env, **env})
 
 
 def memory_shares(packages: Sequence[str], slab_share: float) -> list[float]:

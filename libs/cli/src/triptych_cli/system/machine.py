@@ -10,9 +10,10 @@ import subprocess
 from pathlib import Path
 
 from triptych_cli.options import SystemOptions
-from triptych_cli.settings import CliSettings, GpuSettings
+from triptych_cli.settings import CliSettings, GpuSettings, OpenMpSettings
 from triptych_cli.system.layout import RunLayout
 from triptych_cli.system.resolved_options import MIB, ResolvedOptions
+from triptych_common.cores.usable import core_quota, num_usable_cores, usable_cores
 
 DEFAULT_REGION_BYTES = 256 * MIB
 SMALLEST_REGION_BYTES = 16 * MIB
@@ -33,6 +34,8 @@ def resolve(options: SystemOptions, layout: RunLayout, *, deployment: str) -> Re
         LaunchError: the system cannot run here so; nothing was changed.
     """
     model = local_model(options.model)
+    if not options.encoders and options.local_encode in (None, "off"):
+        raise LaunchError("without encoders no image can be served: add --local-encode fallback, or auto")
     return ResolvedOptions(
         model=model or options.model,
         model_is_local=model is not None,
@@ -40,12 +43,15 @@ def resolve(options: SystemOptions, layout: RunLayout, *, deployment: str) -> Re
         num_gateways=options.gateways,
         num_encoders=options.encoders,
         num_prefill_decodes=options.prefill_decodes,
+        local_encode=options.local_encode,
         redis_url=options.redis_url,
         deployment=deployment,
         region_bytes=fitting_region(options.region_bytes, layout.run_dir),
         encoder_args=tuple(shlex.split(options.encoder_args)),
         prefill_decode_args=tuple(shlex.split(options.prefill_decode_args)),
         gpus=(gpus := visible_gpus()),
+        core_policy=options.core_policy,
+        cores=() if gpus else cores_of_engines(),
         slab_share=slab_share(CliSettings().slab_bytes, gpus),
     )
 
@@ -160,6 +166,14 @@ def visible_gpus() -> tuple[str, ...]:
         return ()
     lines = [line for line in answer.stdout.splitlines() if line.startswith("GPU ")]
     return tuple(str(number) for number in range(len(lines))) if answer.returncode == 0 else ()
+
+
+def cores_of_engines() -> tuple[int, ...]:
+    """Cores that engines may use; none where the user's environment sets their threads."""
+    if OpenMpSettings().is_set:
+        return ()
+    cores = usable_cores()
+    return cores[: num_usable_cores(len(cores), core_quota())]
 
 
 def slab_share(slab_bytes: int, gpus: tuple[str, ...]) -> float:

@@ -1,6 +1,9 @@
 """The options of `demo` and `up` after the machine was inspected: what the topology is planned from."""
 
 from dataclasses import dataclass
+from typing import Literal
+
+from triptych_common.cores.plan import CorePolicy
 
 MIB = 1 << 20
 
@@ -19,4 +22,7 @@ class ResolvedOptions:
     encoder_args: tuple[str, ...] = ()
     prefill_decode_args: tuple[str, ...] = ()
     gpus: tuple[str, ...] = ()  # as in CUDA_VISIBLE_DEVICES; empty: engines run on the CPU
+    core_policy: CorePolicy = "text_first"
+    cores: tuple[int, ...] = ()  # of the CPU, for engines to share; empty: engines keep the user's threads
+    local_encode: Literal["off", "fallback", "auto"] | None = None  # None: as the environment says
     slab_share: float = 0.0  # of the first GPU's memory, which the store takes there

@@ -157,11 +157,18 @@ def _gateway(
             "TRIPTYCH_INSTANCE": f"gateway-{number}",
             "TRIPTYCH_HOST": "127.0.0.1",
             "TRIPTYCH_PORT": str(port),
+            **_encode_decision(options),
         },
         # One gateway has no balancer in front of it that would have to notice its end.
         env_defaults={"TRIPTYCH_DRAIN_GRACE_S": "0"} if options.num_gateways == 1 else {},
         stop_timeout_s=30.0,
     )
+
+
+def _encode_decision(options: ResolvedOptions) -> dict[str, str]:
+    if options.local_encode is None:
+        return {}
+    return {"TRIPTYCH_ENCODE_DECISION": "auto" if options.local_encode == "auto" else "remote"}
 
 
 def _redis(layout: RunLayout, redis_server: str, url: str) -> ServiceSpec:

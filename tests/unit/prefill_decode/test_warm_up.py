@@ -1,0 +1,181 @@
+"""Before an instance registers its engine generates: that leaves nothing, and ends with the signal."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from triptych_common.runtime import StopSignal
+from triptych_prefill_decode.warm_up import NUM_OUTPUT_TOKENS, NUM_PROMPT_TOKENS, WarmUpError, warm_up
+
+LONG_S = 60.0
+PARAMS = object()
+
+
+class Tokenizer:
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        assert not add_special_tokens
+        return [ord(char) for char in text]
+
+
+class EmptyTokenizer:
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        return []
+
+
+class Recorder:
+    """vLLM's `StatLoggerManager`."""
+
+    def __init__(self) -> None:
+        self.num_records = 0
+
+    def record(self, **_: object) -> None:
+        self.num_records += 1
+
+
+class Engine:
+    """Each of `steps` is what it does for one output: a finish reason, an error, or `HANGS`."""
+
+    HANGS = "hangs"
+
+    def __init__(
+        self,
+        steps: Sequence[str | Exception | None] = (None, None, None, "length"),
+        *,
+        max_num_batched_tokens: int = 2048,
+        max_model_len: int = 8192,
+        tokenizer: Any = None,
+    ) -> None:
+        self._steps = steps
+        self._tokenizer = tokenizer or Tokenizer()
+        self.logger_manager: Any = Recorder()
+        self.vllm_config = SimpleNamespace(
+            scheduler_config=SimpleNamespace(max_num_batched_tokens=max_num_batched_tokens),
+            model_config=SimpleNamespace(max_model_len=max_model_len),
+        )
+        self.prompts: list[list[int]] = []
+        self.has_begun = asyncio.Event()
+        self.num_aborted = 0
+        self.num_resets = 0
+
+    def get_tokenizer(self) -> Any:
+        return self._tokenizer
+
+    async def generate(self, prompt: Any, sampling_params: Any, request_id: str) -> AsyncIterator[Any]:
+        assert sampling_params is PARAMS
+        assert request_id
+        self.prompts.append(prompt["prompt_token_ids"])
+        self.has_begun.set()
+        try:
+            for step in self._steps:
+                if isinstance(step, Exception):
+                    raise step
+                if step == self.HANGS:
+                    await asyncio.Event().wait()
+                if self.logger_manager is not None:
+                    self.logger_manager.record(engine_idx=0)
+                yield SimpleNamespace(outputs=[SimpleNamespace(finish_reason=step)])
+        except asyncio.CancelledError:
+            self.num_aborted += 1
+            raise
+
+    async def reset_prefix_cache(self) -> bool:
+        self.num_resets += 1
+        return True
+
+
+async def run(engine: Engine, stop: StopSignal | None = None, step_timeout_s: float = LONG_S) -> None:
+    async with asyncio.timeout(10):
+        await warm_up(engine, PARAMS, stop or StopSignal(), step_timeout_s)
+
+
+async def test_the_engine_prefills_and_decodes() -> None:
+    engine = Engine()
+    await run(engine)
+    (prompt,) = engine.prompts
+    assert len(prompt) == NUM_PROMPT_TOKENS
+    assert len(set(prompt)) > 10
+    assert engine.num_aborted == 0
+
+
+async def test_nothing_of_it_is_counted_or_kept() -> None:
+    engine = Engine()
+    await run(engine)
+    assert engine.logger_manager.num_records == 0
+    assert engine.num_resets == 1
+    engine.logger_manager.record(engine_idx=0)
+    assert engine.logger_manager.num_records == 1, "afterwards requests are counted"
+
+
+async def test_an_engine_without_metrics() -> None:
+    engine = Engine()
+    engine.logger_manager = None
+    await run(engine)
+    assert engine.num_resets == 1
+
+
+@pytest.mark.parametrize(
+    ("limits", "num_tokens"),
+    [
+        ({"max_num_batched_tokens": 64}, 64),
+        ({"max_model_len": 32}, 32 - NUM_OUTPUT_TOKENS),
+        ({"max_model_len": NUM_OUTPUT_TOKENS}, 1),
+        ({"tokenizer": EmptyTokenizer()}, NUM_PROMPT_TOKENS),
+    ],
+)
+async def test_the_prompt_is_one_that_the_engine_takes_in_one_step(
+    limits: dict[str, Any], num_tokens: int
+) -> None:
+    engine = Engine(**limits)
+    await run(engine)
+    (prompt,) = engine.prompts
+    assert len(prompt) == num_tokens
+
+
+@pytest.mark.parametrize("steps", [(Engine.HANGS,), (None, Engine.HANGS)])
+async def test_the_signal_ends_it(steps: Sequence[str | None]) -> None:
+    engine = Engine(steps)
+    stop = StopSignal()
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(run(engine, stop))
+        await engine.has_begun.wait()
+        assert not running.done()
+        stop.set("SIGTERM")
+    assert engine.num_aborted == 1, "the engine does not go on with it"
+    engine.logger_manager.record(engine_idx=0)
+    assert engine.logger_manager.num_records == 1
+
+
+async def test_a_signal_from_before() -> None:
+    """It came while the engine started."""
+    stop = StopSignal()
+    stop.set("SIGTERM")
+    await run(Engine([Engine.HANGS]), stop)
+
+
+@pytest.mark.parametrize(
+    ("steps", "text"),
+    [
+        ([RuntimeError("no kernel")], "cannot generate.*no kernel"),
+        ([None, RuntimeError("no kernel")], "cannot generate.*no kernel"),
+        ([None, "error"], "ended a generation with 'error'"),
+        (["abort"], "ended a generation with 'abort'"),
+        ([], "ended a generation with None"),
+    ],
+)
+async def test_an_engine_that_cannot_generate(steps: Sequence[str | Exception | None], text: str) -> None:
+    engine = Engine(steps)
+    with pytest.raises(WarmUpError, match=text):
+        await run(engine)
+    engine.logger_manager.record(engine_idx=0)
+    assert engine.logger_manager.num_records == 1
+
+
+@pytest.mark.parametrize("steps", [(Engine.HANGS,), (None, None, Engine.HANGS)])
+async def test_an_engine_that_hangs(steps: Sequence[str | None]) -> None:
+    engine = Engine(steps)
+    with pytest.raises(WarmUpError, match=r"has not answered for 0\.05 s"):
+        await run(engine, step_timeout_s=0.05)
+    assert engine.num_aborted == 1
