@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from enum import StrEnum
 from functools import partial
+from pathlib import Path
 
 import psutil
 
@@ -32,6 +33,15 @@ def pids_of(system: System, name: str, part: Part = Part.WHOLE) -> list[int]:
     except psutil.NoSuchProcess:
         return []
     return {Part.HOST: [host], Part.ENGINE: children, Part.WHOLE: [host, *children]}[part]
+
+
+def are_asleep(pids: Sequence[int]) -> bool:
+    """Does each of their threads wait for something? Then they have done all that they were asked."""
+    try:
+        stats = [stat.read_text() for pid in pids for stat in Path(f"/proc/{pid}/task").glob("*/stat")]
+    except (FileNotFoundError, ProcessLookupError):
+        return False  # a thread ends just now
+    return bool(stats) and all(stat.rpartition(")")[2].split()[0] == "S" for stat in stats)
 
 
 def send(pids: Sequence[int], number: signal.Signals) -> None:

@@ -308,6 +308,19 @@ class ParkingEngine:
             self.turn()
         return int(self.scheduler.num_steps - before)
 
+    def until(self, holds: Callable[[], bool]) -> None:
+        """Turn until it holds."""
+        for _ in range(100):
+            if holds():
+                return
+            assert self.has_work, "the engine waits for input"
+            self.turn()
+        raise AssertionError("it never holds")
+
+    def computed(self) -> dict[str, int]:
+        """Tokens in the KV cache, by request that runs."""
+        return {each.request_id: each.num_computed_tokens for each in self.scheduler.running}
+
     def check_idle(self) -> None:
         """Everything has ended, and nothing wrong is left."""
         self.run()

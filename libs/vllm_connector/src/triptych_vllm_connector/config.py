@@ -9,6 +9,7 @@ from triptych_common.cores.plan import CorePolicy
 from triptych_common.telemetry.trace_files import DEFAULT_MAX_BYTES
 
 Share = Annotated[float, Field(gt=0, le=1)]
+DecodeShare = Annotated[float, Field(ge=0, lt=1)]
 TransportSetting = Literal["auto", "pinned_shm", "cuda_ipc", "redis"]
 
 
@@ -35,6 +36,7 @@ class ConnectorConfig(BaseModel):
     has_encoder: bool = False  # prefill_decode: the vision tower is loaded, so local encode is possible
     transport: TransportSetting = "auto"
     core_policy: CorePolicy = "text_first"
+    decode_share: DecodeShare | None = None  # of a step that also computes prompts; None: by core policy
     cores: tuple[NonNegativeInt, ...] = ()  # that the engine owns; none: its threads stay as they are
     store_timeout_s: NonNegativeFloat = 5.0
     debug_encode_delay_s: NonNegativeFloat = 0.0  # test option: a slow encoder

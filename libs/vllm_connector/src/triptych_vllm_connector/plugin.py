@@ -2,20 +2,24 @@
 
 It changes vLLM in four places, each because no option exists for it:
 1. vLLM's tracer: its spans go where Triptych's go (`_use_triptych_tracing`).
-2. the worker's message queue, which spins for a second after each message (`_stop_spinning`).
+2. the worker's message queue, whose readers spin for a second after each message (`_stop_spinning`).
 3. EngineCore's loop: the parking scheduler learns how to wake it (`_let_scheduler_wake_engine`).
 4. EngineCore's methods that hosts may call: the worker probes the slab on its GPU (`_let_host_probe_slab`).
 Without Triptych's connector in the configuration each of these changes nothing that a user could see.
 """
 
 import functools
+import time
 from typing import Any
 
-# vLLM's readers spin for 1 s after each message: one step would cost a second of CPU on an idle machine. Its
-# notifications can be lost when two messages come within about 1.5 ms, so a reader must spin longer than
-# that, and look again soon after it went to sleep: vLLM's own 5 s would be the answer's delay.
-BUSY_LOOP_S = 0.01
-RECHECK_INTERVAL_MS = 50
+# vLLM's readers spin for 1 s after each message: EngineCore while its worker computes, on cores that the
+# worker could use. A notification wakes a reader at once, but can be lost when two messages come within about
+# 1.5 ms. So a reader spins for an instant, sleeps, and looks by itself too: soon while messages come, then
+# rarely (vLLM's own 5 s would be the answer's delay).
+SPIN_S = 0.0002
+LIVELY_S = 0.25
+LIVELY_RECHECK_MS = 1
+RECHECK_MS = 50
 
 
 def register() -> None:
@@ -46,19 +50,26 @@ def _use_triptych_tracing() -> None:
 def _stop_spinning() -> None:
     from vllm.distributed.device_communicators import shm_broadcast
 
-    original = shm_broadcast.SpinCondition.__init__
-    if getattr(original, "_triptych", False):
+    condition = shm_broadcast.SpinCondition
+    original_init, original_wait = condition.__init__, condition.wait
+    if getattr(original_init, "_triptych", False):
         return
 
-    @functools.wraps(original)
+    @functools.wraps(original_init)
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        original(self, *args, **kwargs)
+        original_init(self, *args, **kwargs)
         if self.is_reader:
-            self.busy_loop_s = BUSY_LOOP_S
+            self.busy_loop_s = SPIN_S
+
+    @functools.wraps(original_wait)
+    def wait(self: Any, timeout_ms: int | None = None) -> None:
+        is_lively = time.monotonic() < self.last_read + LIVELY_S
+        recheck_ms = LIVELY_RECHECK_MS if is_lively else RECHECK_MS
+        original_wait(self, recheck_ms if timeout_ms is None else min(timeout_ms, recheck_ms))
 
     init._triptych = True  # type: ignore[attr-defined]
-    shm_broadcast.SpinCondition.__init__ = init
-    shm_broadcast.SHM_READER_RECHECK_INTERVAL_MS = RECHECK_INTERVAL_MS
+    condition.__init__ = init
+    condition.wait = wait
 
 
 def _let_scheduler_wake_engine() -> None:

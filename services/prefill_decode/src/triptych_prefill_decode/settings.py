@@ -8,7 +8,7 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 from triptych_common.cores.plan import CorePolicy
 from triptych_common.protocol.urls import ANY_ADDRESSES, HostText
 from triptych_common.runtime import MediaSettings
-from triptych_vllm_connector.config import Share, TransportSetting
+from triptych_vllm_connector.config import DecodeShare, Share, TransportSetting
 
 
 class PrefillDecodeSettings(MediaSettings):
@@ -62,6 +62,12 @@ class PrefillDecodeSettings(MediaSettings):
     overlap_share: Share = Field(
         default=0.5,
         description="of KV cache and running requests, for those that have begun and miss an item",
+    )
+
+    decode_share: DecodeShare | None = Field(
+        default=None,
+        description="of a step's time for requests that decode, while prompts are computed; 0: no bound "
+        "[default: 0.5 for text_first, 0.2 for image_first, 0 for split]",
     )
 
     def model_post_init(self, context: Any) -> None:

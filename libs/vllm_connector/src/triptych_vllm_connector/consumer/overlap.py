@@ -12,7 +12,9 @@ computed now. vLLM's scheduler clips the step there by itself, since its encoder
 
 Few tokens are no reason for a step of their own: a step costs about as much for ten tokens as for one, and an
 item that comes meanwhile waits for its end. So the request waits until there are `min_tokens`, or until all
-that it was granted is here. Items that come while a step runs are taken together by the next one.
+that it was granted is here. Items that come while a step runs are taken together by the next one. Only the
+text in front of a request's first item is computed however short it is, by an engine that has nothing else to
+do, once the store has answered that the item is not there: it takes a whole encode to come.
 
 As proposed for disaggregated serving of multimodal models by RServe ("overlapping encoding and prefill").
 """
@@ -38,6 +40,7 @@ class PromptPlace:
     end: int
     is_granted: bool  # it has space in the encoder cache
     is_here: bool  # a step may read its item, or encode it
+    is_absent: bool = False  # not in the store either: it is to be encoded first
 
 
 @dataclass(frozen=True)
@@ -49,13 +52,20 @@ class OverlapPolicy:
     lookahead_tokens: int = 0
 
     def readiness(
-        self, places: Iterable[PromptPlace], num_computed_tokens: int, *, begins_whole: bool = False
+        self,
+        places: Iterable[PromptPlace],
+        num_computed_tokens: int,
+        *,
+        begins_whole: bool = False,
+        is_idle: bool = False,
     ) -> Readiness:
         """`places` in prompt order, covered ones included; `num_computed_tokens` are in the KV cache.
 
         Args:
             begins_whole: this request does not run before all that it was granted is here.
+            is_idle: the engine has nothing else to do.
         """
+        places = tuple(places)
         needed = [place for place in places if place.end > num_computed_tokens]
         if needed and not needed[0].is_granted:
             return Readiness.WAITS
@@ -63,9 +73,11 @@ class OverlapPolicy:
             return Readiness.WHOLE
         if not self.is_on or begins_whole:
             return Readiness.WAITS
-        horizon = next(place.start for place in needed if not (place.is_granted and place.is_here))
-        num_computable = horizon - self.lookahead_tokens - num_computed_tokens
-        return Readiness.PART if num_computable >= self.min_tokens else Readiness.WAITS
+        first_missing = next(place for place in needed if not (place.is_granted and place.is_here))
+        num_computable = first_missing.start - self.lookahead_tokens - num_computed_tokens
+        is_text_alone = first_missing is places[0] and first_missing.is_absent
+        min_tokens = 1 if is_idle and is_text_alone else self.min_tokens
+        return Readiness.PART if num_computable >= min_tokens else Readiness.WAITS
 
 
 NO_OVERLAP = OverlapPolicy(is_on=False)

@@ -22,6 +22,8 @@ from triptych_vllm_connector.consumer.consumer import Consumer
 from triptych_vllm_connector.scheduler.encoder_cache_manager import PreallocatingEncoderCacheManager
 from triptych_vllm_connector.scheduler.failed_loads import LoadsInFlight, undo_failed_loads
 from triptych_vllm_connector.scheduler.giving_way import GivingWay, overlap_policy
+from triptych_vllm_connector.scheduler.prompt_chunks import DECODE_SHARES, PromptChunks
+from triptych_vllm_connector.scheduler.prompt_steps import PromptSteps
 from triptych_vllm_connector.step_metadata import FailedLoads, StepOrders
 
 
@@ -45,9 +47,11 @@ class ParkingMixin:
         self.num_steps = 0
         config = connector.config
         policy = overlap_policy(self, is_on=config.overlap, min_tokens=config.overlap_min_tokens)
+        share = DECODE_SHARES[config.core_policy] if config.decode_share is None else config.decode_share
+        self._prompt_steps = PromptSteps(self, self._stalled, PromptChunks(share))
         self._giving_way: GivingWay | None = None
         if policy.is_on:
-            self.consumer.use_overlap(policy)
+            self.consumer.use_overlap(policy, self._is_idle)
             self._giving_way = GivingWay(self, self.consumer, self._stalled, config.overlap_share)
 
     def attach_waker(self, wake_engine: Callable[[], None]) -> None:
@@ -61,6 +65,7 @@ class ParkingMixin:
         self._deferred.clear()
         if self._giving_way is not None:
             self._giving_way.before_step()
+        self._prompt_steps.before_step()
         output = super().schedule(*args, **kwargs)  # type: ignore[misc]
         if self._giving_way is not None:
             self._deferred += self._giving_way.after_step()
@@ -68,6 +73,7 @@ class ParkingMixin:
             self._park(request)
         self._stall(output.num_scheduled_tokens)
         self._loads_in_flight.on_step_scheduled(_loads_of(output))
+        self._prompt_steps.on_step_scheduled(output)
         return output
 
     def _ec_transfer_pending(self, request: Request, num_computed_tokens: int) -> bool:
@@ -119,6 +125,9 @@ class ParkingMixin:
         if not self._is_partial(request.request_id) or not request.num_in_flight_tokens:
             self.consumer.on_parked(request.request_id, self.num_steps)
 
+    def _is_idle(self) -> bool:
+        return all(request.request_id in self._stalled for request in self.running)  # type: ignore[attr-defined]
+
     def _is_partial(self, engine_request_id: str) -> bool:
         return self._giving_way is not None and engine_request_id in self._giving_way.partial
 
@@ -161,6 +170,7 @@ class ParkingMixin:
         return self._may_begin_in_part(request)
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
+        self._prompt_steps.on_step_output(scheduler_output)
         reported = model_runner_output.ec_connector_output
         metadata = None if reported is None else reported.ec_connector_worker_meta
         if isinstance(metadata, FailedLoads):

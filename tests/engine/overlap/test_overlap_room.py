@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.support.vllm_connector.fake_engine import mm_hash
-from tests.support.vllm_connector.parking_engine import SCHEDULERS, STEP_TOKENS, ParkingEngine
+from tests.support.vllm_connector.parking_engine import STEP_TOKENS, ParkingEngine
 from tests.support.vllm_connector.parking_worker import BLOCK_SIZE, RIGHT
 from triptych_vllm_connector.consumer import request_table
 
@@ -20,42 +20,13 @@ OVERDUE_S = 2.0  # more than what a request may wait, and the grace
 Make = Callable[..., ParkingEngine]
 
 
-@pytest.fixture(params=SCHEDULERS, ids=["one step", "two steps in flight"])
-def make(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Make:
-    def make(**options: Any) -> ParkingEngine:
-        defaults = {"budget": 100, "overlap": True, "overlap_min_tokens": 1}
-        return ParkingEngine(monkeypatch, *request.param, **{**defaults, **options})
-
-    return make
-
-
-@pytest.fixture
-def engine(make: Make) -> ParkingEngine:
-    return make()
-
-
-def computed(engine: ParkingEngine) -> dict[str, int]:
-    """Tokens in the KV cache, by request that runs."""
-    return {each.request_id: each.num_computed_tokens for each in engine.scheduler.running}
-
-
-def until(engine: ParkingEngine, holds: Callable[[], bool]) -> None:
-    """The engine runs until it holds."""
-    for _ in range(100):
-        if holds():
-            return
-        assert engine.has_work, "the engine waits for input"
-        engine.turn()
-    raise AssertionError("it never holds")
-
-
 # ---- room ------------------------------------------------------------------------------------------
 def test_seats_of_incomplete_requests_are_bounded(make: Make) -> None:
     engine = make(max_num_seqs=4)
     for index, item in enumerate((A, B, C)):
         engine.add(f"r{index}", item, text=20)
     engine.run()
-    assert computed(engine) == {"r0": 20, "r1": 20}
+    assert engine.computed() == {"r0": 20, "r1": 20}
     engine.comes(C)  # the third begins with all it needs
     engine.run()
     assert engine.tokens["r2"] == [RIGHT, RIGHT]
@@ -82,7 +53,7 @@ def test_blocks_of_incomplete_requests_are_bounded_but_for_a_single_one(make: Ma
     engine.add("r0", A, text=3 * BLOCK_SIZE)  # 7 blocks, more than half of them
     engine.add("r1", B, text=1)
     engine.run()
-    assert computed(engine) == {"r0": 3 * BLOCK_SIZE}
+    assert engine.computed() == {"r0": 3 * BLOCK_SIZE}
     engine.comes(B)
     engine.run()
     assert engine.tokens["r1"] == [RIGHT, RIGHT]
@@ -101,7 +72,7 @@ def test_a_stalled_request_gives_way_to_one_that_can_run(make: Make) -> None:
     assert engine.tokens["r1"] == [RIGHT, RIGHT]
     assert engine.scheduler.requests["r0"].num_preemptions == 1
     engine.run()
-    assert computed(engine) == {}  # it begins whole the next time
+    assert engine.computed() == {}  # it begins whole the next time
     engine.comes(A)
     engine.run()
     assert engine.tokens["r0"] == [RIGHT, RIGHT]
@@ -113,7 +84,7 @@ def test_it_does_not_give_way_where_that_helps_nobody(make: Make) -> None:
     engine.add("r0", text=6 * BLOCK_SIZE, max_tokens=10, token=OTHER)
     engine.turn()
     engine.add("r1", A, text=1 * BLOCK_SIZE)
-    until(engine, lambda: "r1" in computed(engine))
+    engine.until(lambda: "r1" in engine.computed())
     engine.add("r2", text=7 * BLOCK_SIZE, token=OTHER + 1)
     while "r0" not in engine.ended:
         assert engine.has_work
@@ -132,7 +103,7 @@ def test_a_prefix_that_both_share_is_no_help(make: Make) -> None:
     engine.add("r0", text=6 * BLOCK_SIZE, max_tokens=10, token=OTHER)
     engine.turn()
     first = engine.add("r1", A, text=2 * BLOCK_SIZE)
-    until(engine, lambda: "r1" in engine.scheduler._stalled)
+    engine.until(lambda: "r1" in engine.scheduler._stalled)
     engine.add("r2", text=8 * BLOCK_SIZE)  # two blocks are r1's, and five are free
     while "r0" not in engine.ended:
         assert engine.has_work
@@ -152,7 +123,7 @@ def test_a_seat_is_made_for_one_that_can_run(make: Make) -> None:
     engine.add("r1", max_tokens=30)
     engine.turn()
     engine.add("r2")
-    until(engine, lambda: "r2" in engine.ended)
+    engine.until(lambda: "r2" in engine.ended)
     assert "r1" not in engine.ended
     assert engine.scheduler.requests["r0"].num_preemptions == 1
     engine.run()

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from tests.support.vllm_connector.fake_engine import mm_hash
-from tests.support.vllm_connector.parking_engine import SCHEDULERS, STEP_TOKENS, ParkingEngine
+from tests.support.vllm_connector.fake_engine import mm_hash, watching
+from tests.support.vllm_connector.parking_engine import STEP_TOKENS, ParkingEngine
 from tests.support.vllm_connector.parking_worker import BLOCK_SIZE, RIGHT
+from triptych_vllm_connector.consumer.consumer import PinReply
 
 A, B, C = mm_hash("a"), mm_hash("b"), mm_hash("c")
 ROWS = 4
@@ -19,44 +20,15 @@ OVERDUE_S = 2.0  # more than what a request may wait, and the grace
 Make = Callable[..., ParkingEngine]
 
 
-@pytest.fixture(params=SCHEDULERS, ids=["one step", "two steps in flight"])
-def make(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Make:
-    def make(**options: Any) -> ParkingEngine:
-        defaults = {"budget": 100, "overlap": True, "overlap_min_tokens": 1}
-        return ParkingEngine(monkeypatch, *request.param, **{**defaults, **options})
-
-    return make
-
-
-@pytest.fixture
-def engine(make: Make) -> ParkingEngine:
-    return make()
-
-
-def computed(engine: ParkingEngine) -> dict[str, int]:
-    """Tokens in the KV cache, by request that runs."""
-    return {each.request_id: each.num_computed_tokens for each in engine.scheduler.running}
-
-
-def until(engine: ParkingEngine, holds: Callable[[], bool]) -> None:
-    """The engine runs until it holds."""
-    for _ in range(100):
-        if holds():
-            return
-        assert engine.has_work, "the engine waits for input"
-        engine.turn()
-    raise AssertionError("it never holds")
-
-
 # ---- how far it runs -------------------------------------------------------------------------------
 def test_a_prompt_runs_from_item_to_item(engine: ParkingEngine) -> None:
     engine.add("r1", A, B, text=3)  # 3 of text, A, 3 of text, B, 3 of text
     assert engine.run() == 1
-    assert computed(engine) == {"r1": 3}
+    assert engine.computed() == {"r1": 3}
     assert engine.run() == 0  # stalled
     engine.comes(A)
     engine.run()
-    assert computed(engine) == {"r1": 10}
+    assert engine.computed() == {"r1": 10}
     assert engine.run() == 0
     engine.comes(B)
     engine.run()
@@ -68,7 +40,7 @@ def test_a_prompt_runs_from_item_to_item(engine: ParkingEngine) -> None:
 def test_text_of_any_length_is_computed_before_its_image(engine: ParkingEngine, text: int) -> None:
     engine.add("r1", A, text=text)
     assert engine.run() == -(-text // STEP_TOKENS)
-    assert computed(engine) == {"r1": text}
+    assert engine.computed() == {"r1": text}
     engine.comes(A)
     engine.run()
     assert engine.tokens == {"r1": [RIGHT, RIGHT]}
@@ -78,7 +50,7 @@ def test_text_of_any_length_is_computed_before_its_image(engine: ParkingEngine, 
 def test_an_image_at_the_very_beginning_is_waited_for_in_the_parking(engine: ParkingEngine) -> None:
     engine.add("r1", A, B, text=0)
     engine.run()
-    assert computed(engine) == {}
+    assert engine.computed() == {}
     engine.comes(B)
     assert engine.run() == 0
     engine.comes(A)
@@ -105,7 +77,7 @@ def test_the_same_image_twice_is_one_item(engine: ParkingEngine) -> None:
     engine.run()
     engine.comes(A)
     engine.run()
-    assert computed(engine) == {"r1": 8}
+    assert engine.computed() == {"r1": 8}
     engine.comes(B)
     engine.run()
     assert engine.tokens == {"r1": [RIGHT, RIGHT]}
@@ -117,7 +89,7 @@ def test_an_image_larger_than_a_step_is_computed_in_parts(engine: ParkingEngine)
     engine.run()
     engine.comes(A)
     engine.run()
-    assert computed(engine) == {"r1": 4 + 3 * STEP_TOKENS}
+    assert engine.computed() == {"r1": 4 + 3 * STEP_TOKENS}
     engine.comes(B)
     engine.run()
     assert engine.tokens == {"r1": [RIGHT, RIGHT]}
@@ -128,13 +100,43 @@ def test_few_tokens_are_no_reason_for_a_step(make: Make) -> None:
     engine = make(overlap_min_tokens=6)
     engine.add("r1", A, B, text=5)
     engine.run()
-    assert computed(engine) == {}
+    assert engine.computed() == {}
     engine.comes(A)  # 5 of text, 4 of A, 5 of text
     engine.run()
-    assert computed(engine) == {"r1": 14}
+    assert engine.computed() == {"r1": 14}
     engine.comes(B)
     engine.run()
     assert engine.tokens == {"r1": [RIGHT, RIGHT]}
+    engine.check_idle()
+
+
+def test_an_idle_engine_computes_a_short_text_once_the_store_has_answered(make: Make) -> None:
+    engine = make(overlap_min_tokens=6)
+    engine.add("r1", A, text=5, rows=(4,))
+    engine.run()
+    assert engine.computed() == {}
+    engine.inbox.post_event(PinReply(A, watching(A)))
+    assert engine.run() == 1
+    assert engine.computed() == {"r1": 5}
+    engine.comes(A)
+    engine.run()
+    assert engine.tokens == {"r1": [RIGHT, RIGHT]}
+    engine.check_idle()
+
+
+def test_an_engine_that_is_not_idle_computes_no_short_text(make: Make) -> None:
+    engine = make(overlap_min_tokens=6)
+    engine.add("text", max_tokens=400, token=OTHER)
+    engine.until(lambda: bool(engine.tokens["text"]))
+    engine.add("r1", A, text=5, rows=(4,))
+    engine.turn()
+    engine.inbox.post_event(PinReply(A, watching(A)))
+    for _ in range(3):
+        engine.turn()
+    assert set(engine.computed()) == {"text"}
+    engine.comes(A)
+    engine.until(lambda: bool(engine.tokens["r1"]))
+    engine.abort("text")
     engine.check_idle()
 
 
@@ -144,7 +146,7 @@ def test_a_text_that_is_computed_early_is_cached_for_others(engine: ParkingEngin
     engine.add("r2", B, text=2 * BLOCK_SIZE, rows=(4,))
     engine.run()
     assert engine.scheduler.requests["r2"].prefill_stats.num_local_cached_tokens == 2 * BLOCK_SIZE or (
-        computed(engine)["r1"] == 2 * BLOCK_SIZE
+        engine.computed()["r1"] == 2 * BLOCK_SIZE
     )
     engine.comes(B)
     engine.run()
@@ -159,13 +161,13 @@ def test_a_request_larger_than_the_budget_goes_from_item_to_item(make: Make) -> 
     engine = make(budget=2 * ROWS)
     engine.add("r1", A, B, C, text=2, rows=(4, 4, 4))
     engine.run()
-    assert computed(engine) == {"r1": 2}
+    assert engine.computed() == {"r1": 2}
     engine.comes(A)
     engine.run()
-    assert computed(engine) == {"r1": 8}
+    assert engine.computed() == {"r1": 8}
     engine.comes(B)
     engine.run()
-    assert computed(engine) == {"r1": 14}
+    assert engine.computed() == {"r1": 14}
     engine.comes(C)
     engine.run()
     assert engine.tokens == {"r1": [RIGHT, RIGHT]}
@@ -193,7 +195,7 @@ def test_off_nothing_runs_before_all_is_here(make: Make) -> None:
     engine.run()
     engine.comes(A)
     engine.run()
-    assert computed(engine) == {}
+    assert engine.computed() == {}
     engine.comes(B)
     engine.run()
     assert engine.tokens == {"r1": [RIGHT, RIGHT]}
@@ -241,11 +243,11 @@ def test_a_stalled_request_stands_behind_those_that_run(engine: ParkingEngine) -
     engine.add("r2", max_tokens=40)
     engine.turn()
     engine.turn()
-    assert list(computed(engine)) == ["r2", "r1"]
+    assert list(engine.computed()) == ["r2", "r1"]
     engine.comes(A)
-    until(engine, lambda: bool(engine.tokens["r1"]))
+    engine.until(lambda: bool(engine.tokens["r1"]))
     engine.turn()
-    if "r1" in computed(engine):
-        assert list(computed(engine)) == ["r1", "r2"]  # its prompt is done: it came first
+    if "r1" in engine.computed():
+        assert list(engine.computed()) == ["r1", "r2"]  # its prompt is done: it came first
     engine.run()
     engine.check_idle()

@@ -1,0 +1,92 @@
+"""Prompt steps: while requests decode, a step takes no more of the prompts than `PromptChunks` says.
+
+Over one of vLLM's schedulers. Those that decode come first in `running`, so that they get their tokens of
+each step; then prompts, in the order of their arrival, which share the chunk; then stalled requests, which
+give way first. How long a step took is known when its output is handled.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable, Set
+from dataclasses import dataclass
+from typing import Any
+
+from vllm.v1.request import Request
+
+from triptych_vllm_connector.scheduler.prompt_chunks import PromptChunks
+
+
+@dataclass(frozen=True)
+class _Step:
+    output: Any  # vLLM's SchedulerOutput
+    scheduled_at: float
+    num_prompt_tokens: int
+    num_decoding: int
+
+
+class PromptSteps:
+    """`stalled`: engine request ids of running requests that wait; the parking scheduler keeps it."""
+
+    def __init__(
+        self,
+        scheduler: Any,
+        stalled: Set[str],
+        chunks: PromptChunks,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        config = scheduler.scheduler_config
+        self._may_cut = (
+            config.enable_chunked_prefill
+            and not config.disable_chunked_mm_input
+            and not config.long_prefill_token_threshold
+            and not scheduler.is_encoder_decoder
+            and not scheduler.need_mamba_block_aligned_split
+        )
+        self._scheduler = scheduler
+        self._stalled = stalled
+        self._chunks = chunks
+        self._now = now
+        self._max_tokens: int = scheduler.max_num_scheduled_tokens
+        self._decoding: set[str] = set()
+        self._in_flight: deque[_Step] = deque()
+        self._last_output_at = 0.0
+
+    def before_step(self) -> None:
+        """Bound the step, and order the running requests."""
+        scheduler = self._scheduler
+        decoding = [each for each in scheduler.running if self._rank(each) == 0]
+        self._decoding = {each.request_id for each in decoding}
+        max_prompt_tokens = self._chunks.max_prompt_tokens() if decoding and self._may_cut else None
+        scheduler.max_num_scheduled_tokens = self._max_tokens
+        if max_prompt_tokens is not None:
+            num_decode_tokens = sum(_num_new_tokens(each) for each in decoding)
+            scheduler.max_num_scheduled_tokens = min(max_prompt_tokens + num_decode_tokens, self._max_tokens)
+            scheduler.running.sort(key=lambda each: (self._rank(each), each.arrival_time))
+
+    def on_step_scheduled(self, output: Any) -> None:
+        """vLLM has scheduled the step."""
+        if not output.total_num_scheduled_tokens or output.scheduled_encoder_inputs:
+            return  # nothing is computed, or media are encoded too
+        scheduled = output.num_scheduled_tokens
+        decoded = [each for each in scheduled if each in self._decoding]
+        num_prompt_tokens = output.total_num_scheduled_tokens - sum(scheduled[each] for each in decoded)
+        self._in_flight.append(_Step(output, self._now(), num_prompt_tokens, len(decoded)))
+
+    def on_step_output(self, output: Any) -> None:
+        """The step is done. One that was scheduled while another ran has begun when that was done."""
+        now = self._now()
+        while self._in_flight:
+            step = self._in_flight.popleft()
+            if step.output is output:
+                began_at = max(step.scheduled_at, self._last_output_at)
+                self._chunks.note_step(step.num_prompt_tokens, step.num_decoding, now - began_at)
+                break
+        self._last_output_at = now
+
+    def _rank(self, request: Request) -> int:
+        return 2 if request.request_id in self._stalled else int(request.is_prefill_chunk)
+
+
+def _num_new_tokens(request: Request) -> int:
+    num_tokens = request.num_tokens_with_spec + request.num_output_placeholders
+    return max(num_tokens - request.num_computed_tokens, 1)

@@ -1,0 +1,203 @@
+"""Prompts are computed in chunks while others decode, in front of vLLM's own schedulers.
+
+EngineCore's own loop runs them, one step at a time and with two in flight; store, bus and worker are played.
+"""
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.support.vllm_connector.fake_engine import mm_hash
+from tests.support.vllm_connector.parking_engine import STEP_TOKENS, ParkingEngine
+from tests.support.vllm_connector.parking_worker import RIGHT
+from triptych_vllm_connector.scheduler.prompt_chunks import PromptChunks
+from triptych_vllm_connector.scheduler.prompt_steps import PromptSteps
+
+A, B = mm_hash("a"), mm_hash("b")
+CHUNK = 4
+PROMPT = 3 * STEP_TOKENS
+
+
+class FixedChunks(PromptChunks):
+    def __init__(self) -> None:
+        super().__init__(0.5)
+        self.noted: list[tuple[int, int, float]] = []
+
+    def max_prompt_tokens(self) -> int:
+        return CHUNK
+
+    def note_step(self, num_prompt_tokens: int, num_decoding: int, seconds: float) -> None:
+        self.noted.append((num_prompt_tokens, num_decoding, seconds))
+
+
+@pytest.fixture
+def chunks() -> FixedChunks:
+    return FixedChunks()
+
+
+@pytest.fixture
+def engine(make: Callable[..., ParkingEngine], chunks: FixedChunks) -> ParkingEngine:
+    engine = make()
+    scheduler = engine.scheduler
+    scheduler._prompt_steps = PromptSteps(scheduler, scheduler._stalled, chunks, lambda: engine.clock.now_s)
+    return engine
+
+
+@pytest.fixture
+def steps(engine: ParkingEngine, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, int]]:
+    """Tokens by request, of each step."""
+    steps: list[dict[str, int]] = []
+    execute = engine.worker.execute_model
+
+    def noting(output: Any, *args: Any, **kwargs: Any) -> Any:
+        steps.append(dict(output.num_scheduled_tokens))
+        return execute(output, *args, **kwargs)
+
+    monkeypatch.setattr(engine.worker, "execute_model", noting)
+    return steps
+
+
+def decode(engine: ParkingEngine, *request_ids: str) -> None:
+    """These decode, until they are aborted."""
+    for request_id in request_ids:
+        engine.add(request_id, max_tokens=400)
+    engine.until(lambda: all(engine.tokens[each] for each in request_ids))
+
+
+def test_an_engine_that_decodes_nothing_takes_prompts_as_vllm_does(
+    engine: ParkingEngine, steps: list[dict[str, int]]
+) -> None:
+    engine.add("prompt", text=PROMPT)
+    engine.run()
+    assert [each["prompt"] for each in steps[:3]] == [STEP_TOKENS] * 3
+    engine.check_idle()
+
+
+def test_each_step_of_a_prompt_is_a_chunk_while_others_decode(
+    engine: ParkingEngine, steps: list[dict[str, int]]
+) -> None:
+    decode(engine, "text1", "text2")
+    steps.clear()
+    engine.add("prompt", text=PROMPT, max_tokens=1)
+    engine.until(lambda: bool(engine.tokens["prompt"]))
+    prompt_steps = [each for each in steps if "prompt" in each]
+    assert [each["prompt"] for each in prompt_steps] == [CHUNK] * (PROMPT // CHUNK)
+    assert all(each["text1"] == each["text2"] == 1 for each in prompt_steps), "each stream goes on"
+    for request_id in ("text1", "text2"):
+        engine.abort(request_id)
+    engine.check_idle()
+
+
+def test_prompts_share_the_chunk_in_the_order_of_their_arrival(
+    engine: ParkingEngine, steps: list[dict[str, int]]
+) -> None:
+    decode(engine, "text")
+    steps.clear()
+    engine.add("first", text=2 * CHUNK + 1, max_tokens=400, token=8)
+    engine.add("second", text=2 * CHUNK, max_tokens=1, token=9)
+    engine.until(lambda: bool(engine.tokens["second"]))
+    assert [(each.get("first", 0), each.get("second", 0)) for each in steps if len(each) > 1][:5] == [
+        (CHUNK, 0),
+        (CHUNK, 0),
+        (1, CHUNK - 1),
+        (1, CHUNK),
+        (1, 1),
+    ]
+    for request_id in ("text", "first"):
+        engine.abort(request_id)
+    engine.check_idle()
+
+
+def test_a_prompt_with_images_is_cut_in_their_midst(
+    engine: ParkingEngine, steps: list[dict[str, int]]
+) -> None:
+    decode(engine, "text")
+    engine.add("images", A, B, text=3, rows=(6, 6), max_tokens=1)
+    engine.turn()  # the text in front of the first image; the store is asked
+    for item in (A, B):
+        engine.comes(item)
+    steps.clear()
+    engine.until(lambda: bool(engine.tokens["images"]))
+    assert [each["images"] for each in steps if "images" in each] == [4, 4, 4, 4, 2]
+    assert engine.tokens["images"] == [RIGHT]
+    engine.abort("text")
+    engine.check_idle()
+
+
+def test_a_stalled_request_costs_nobody_a_chunk(engine: ParkingEngine, steps: list[dict[str, int]]) -> None:
+    engine.add("stalled", A, text=2, rows=(6,), max_tokens=1)
+    engine.run()
+    decode(engine, "text")
+    steps.clear()
+    engine.add("prompt", text=PROMPT, max_tokens=1, token=9)
+    engine.until(lambda: bool(engine.tokens["prompt"]))
+    assert not any("stalled" in each for each in steps)
+    assert {each["prompt"] for each in steps if "prompt" in each} == {CHUNK}
+    engine.comes(A)
+    engine.until(lambda: bool(engine.tokens["stalled"]))
+    engine.abort("text")
+    engine.check_idle()
+
+
+def step(**tokens: int) -> SimpleNamespace:
+    """vLLM's `SchedulerOutput`, as far as it is read here."""
+    return SimpleNamespace(
+        num_scheduled_tokens=tokens,
+        total_num_scheduled_tokens=sum(tokens.values()),
+        scheduled_encoder_inputs={},
+    )
+
+
+def test_a_step_counts_from_when_it_was_scheduled_or_the_one_before_was_done(
+    engine: ParkingEngine, chunks: FixedChunks
+) -> None:
+    decode(engine, "text")
+    engine.abort("text")
+    engine.check_idle()
+    chunks.noted.clear()
+    steps = engine.scheduler._prompt_steps
+    first, second, third = step(prompt=8), step(prompt=4), step(prompt=2)
+    for at, event, output in (
+        (10.0, steps.on_step_scheduled, first),
+        (11.0, steps.on_step_scheduled, second),  # while the first one runs
+        (13.0, steps.on_step_output, first),
+        (18.0, steps.on_step_output, second),
+        (20.0, steps.on_step_scheduled, third),
+        (21.0, steps.on_step_output, third),
+    ):
+        engine.clock.now_s = at
+        event(output)
+    assert chunks.noted == [(8, 0, 3.0), (4, 0, 5.0), (2, 0, 1.0)]
+
+
+def test_tokens_of_prompts_are_told_from_those_that_are_decoded(
+    engine: ParkingEngine, chunks: FixedChunks
+) -> None:
+    decode(engine, "text1", "text2")
+    engine.add("prompt", text=PROMPT, max_tokens=1, token=9)
+    chunks.noted.clear()
+    engine.until(lambda: bool(engine.tokens["prompt"]))
+    noted = [each[:2] for each in chunks.noted]
+    assert noted.count((CHUNK, 2)) == PROMPT // CHUNK
+    assert set(noted) <= {(CHUNK, 2), (0, 2)}
+    for request_id in ("text1", "text2"):
+        engine.abort(request_id)
+    engine.check_idle()
+
+
+@pytest.mark.parametrize("option", ["disable_chunked_mm_input", "long_prefill_token_threshold"])
+def test_what_vllm_may_not_cut_is_not_cut(
+    make: Callable[..., ParkingEngine], chunks: FixedChunks, monkeypatch: pytest.MonkeyPatch, option: str
+) -> None:
+    engine = make()
+    scheduler = engine.scheduler
+    monkeypatch.setattr(scheduler.scheduler_config, option, STEP_TOKENS)
+    scheduler._prompt_steps = PromptSteps(scheduler, scheduler._stalled, chunks)
+    decode(engine, "text")
+    engine.add("prompt", text=PROMPT, max_tokens=1, token=9)
+    engine.turn()
+    assert scheduler.max_num_scheduled_tokens == STEP_TOKENS
+    engine.abort("text")
+    engine.check_idle()
