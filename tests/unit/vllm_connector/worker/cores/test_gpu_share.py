@@ -54,6 +54,12 @@ def test_under_mps_the_policy_and_the_limits_are_named(config: ConnectorConfig) 
     )
 
 
+def test_under_mps_without_limits_no_policy_has_an_effect(config: ConnectorConfig) -> None:
+    """As for engines of one kind, or one that is started by hand."""
+    compute = gpu_compute(shared(config), driver(is_shared_by_mps=True), CudaEnvironment())
+    assert (compute.sharing, compute.policy) == (Sharing.MPS, None)
+
+
 def test_without_mps_no_policy_has_an_effect(config: ConnectorConfig) -> None:
     compute = gpu_compute(shared(config), driver(is_shared_by_mps=False), CudaEnvironment())
     assert (compute.sharing, compute.policy, compute.gpu) == (Sharing.TIME_SLICES, None, UUID)

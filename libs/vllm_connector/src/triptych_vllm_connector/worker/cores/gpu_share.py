@@ -53,7 +53,7 @@ def gpu_compute(config: ConnectorConfig, driver: GpuFacts | None, environment: C
     has_mps = sharing is Sharing.MPS
     return Compute(
         sharing=sharing,
-        policy=config.core_policy if has_mps and config.gpu_engines > 1 else None,
+        policy=config.core_policy if has_mps and _has_limits(environment) else None,
         gpu=gpu or "unknown",
         num_engines=config.gpu_engines,
         num_multiprocessors=num_multiprocessors,
