@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from triptych_cli.system.engines import ENCODER_SHARE, memory_shares
+from triptych_common.cores.gpu_plan import ENCODER_SHARE, memory_shares
 from triptych_common.runtime import ServiceSettings
 
 ROOT = Path(__file__).resolve().parents[2]

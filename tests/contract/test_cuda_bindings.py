@@ -23,6 +23,8 @@ UUID_OF_A_PART = "cuDeviceGetUuid_v2" if hasattr(cuda_driver, "cuDeviceGetUuid_v
 CALLS: list[tuple[str, Callable[[Any], object]]] = [
     ("cudaSetDevice", lambda driver: driver.bind_thread()),
     ("cuDeviceGet", lambda driver: driver.device_uuid()),
+    ("cudaDeviceGetAttribute", lambda driver: driver.is_mps_client()),
+    ("cudaDeviceGetAttribute", lambda driver: driver.num_multiprocessors()),
     ("cudaMalloc", lambda driver: driver.malloc(4096)),
     ("cudaFree", lambda driver: driver.free(4096)),
     ("cudaIpcGetMemHandle", lambda driver: driver.ipc_get_handle(4096)),

@@ -12,6 +12,7 @@ from pydantic_settings import BaseSettings
 
 from triptych_cache_store.settings import StoreSettings
 from triptych_cli.settings import CliSettings, GpuSettings
+from triptych_common.cores.mps import CudaEnvironment
 from triptych_common.protocol import messages, names, store
 from triptych_common.protocol.messages import Message
 from triptych_common.redis_client.rights import RIGHTS, rules
@@ -158,6 +159,7 @@ def test_configuration_lists_exactly_the_rights_in_redis() -> None:
 def test_configuration_lists_the_command_lines_settings() -> None:
     wanted = {f"TRIPTYCH_{name}".upper() for name in CliSettings.model_fields}
     wanted |= {name.upper() for name in GpuSettings.model_fields}
+    wanted |= {name.upper() for name in CudaEnvironment.model_fields}
     launcher = set(re.findall(r"^#   (TRIPTYCH_\w+)", (ROOT / "triptych").read_text(), re.MULTILINE))
     assert launcher
     assert rows(sections(CONFIGURATION)["Command line"]) == wanted | launcher

@@ -171,6 +171,16 @@ RECORD_SAMPLE = messages.InstanceRecord(
     device="GPU-0123abcd-0123-0123-0123-0123456789ab",
     slab_generation=2,
     slab_failure="cudaIpcOpenMemHandle: invalid device context",
+    compute=messages.Compute(
+        sharing=messages.Sharing.MPS,
+        policy="split",
+        cores=(0, 1),
+        gpu="MIG-0123abcd",
+        num_engines=2,
+        num_multiprocessors=66,
+        thread_percentage="50",
+        priority="0",
+    ),
 )
 
 TRANSFER_SAMPLE = messages.ECTransferParams(

@@ -40,7 +40,7 @@ class Connector(TriptychECConnector):
     def __init__(self, writer: WritingWorker) -> None:
         self._is_producer, self._is_consumer = True, False
         self._connector_metadata, self._writes, self._consumer = None, {}, None
-        self.writer, self.loader, self.cores = writer, None, None
+        self.writer, self.loader, self.share = writer, None, None
         self.config, self.num_ranks = writer._config, 1
 
 

@@ -10,6 +10,16 @@ def test_status_shows_every_service_ready(system: System) -> None:
         assert name in answer.stdout
 
 
+def test_status_shows_what_each_engine_computes_on(system: System) -> None:
+    """Cores that are shared by a policy, or threads that the environment of the tests sets."""
+    lines = [line.split() for line in system.command("status").stdout.splitlines()]
+    first = lines.index(["engine", "computes", "on", "shared", "by", "core", "policy"]) + 1
+    engines = {words[0]: words[1:] for words in lines[first : first + 2]}
+    assert engines.keys() == {"encoder-0", "prefill_decode-0"}
+    for words in engines.values():
+        assert words[-2:] in (["cores", "text_first"], ["none", "-"]), words
+
+
 def test_up_refuses_a_second_system_in_the_same_place(system: System) -> None:
     answer = system.command("up")
     assert answer.returncode == 1

@@ -18,7 +18,7 @@ from triptych_cli.supervisor.state import SystemStatus, write_status
 from triptych_cli.system.layout import RunLayout
 from triptych_common.bus import AsyncBus
 from triptych_common.coordination import Registry
-from triptych_common.protocol.messages import InstanceRecord, Role, Transport
+from triptych_common.protocol.messages import Compute, InstanceRecord, Role, Sharing, Transport
 from triptych_common.protocol.store import Pinned, PinOrWatch, Reserve, Reserved, Seal, TensorSpec
 
 SHARED_MEMORY = Path("/dev/shm")
@@ -71,6 +71,30 @@ def rows(output: str) -> list[list[str]]:
     """Columns of the lines below the head of the pairs' table."""
     lines = [line.split() for line in output.splitlines()]
     return lines[lines.index(["from", "to", "transport", "tensors", "so", "far"]) + 1 :]
+
+
+async def test_each_engine_with_what_it_computes_on(layout: RunLayout, redis_url: str) -> None:
+    computes = {
+        "encoder-0": Compute(sharing=Sharing.CORES, policy="text_first", cores=(0, 1)),
+        "prefill_decode-0": Compute(
+            sharing=Sharing.MPS, policy="image_first", gpu="0", num_engines=2, priority="1"
+        ),
+        "gateway-0": None,
+    }
+    async with AsyncExitStack() as stack:
+        bus = await stack.enter_async_context(
+            await AsyncBus.connect(redis_url, "default", client_name="test")
+        )
+        for instance, compute in computes.items():
+            record = InstanceRecord(instance=instance, boot_id="b", role=Role.ENCODE, compute=compute)
+            await stack.enter_async_context(Registry(bus).keep_registered(record))
+        lines = [line.split() for line in (await asyncio.to_thread(status, layout)).stdout.splitlines()]
+    first = lines.index(["engine", "computes", "on", "shared", "by", "core", "policy"]) + 1
+    assert lines[first : first + 2] == [
+        ["encoder-0", "cores", "0-1", "cores", "text_first"],
+        ["prefill_decode-0", "GPU", "0", "mps", "with", "1", "other,", "below", "normal", "image_first"],
+    ]
+    assert lines[first + 2][0] != "gateway-0"
 
 
 def pass_tensor(daemon: StoreProcess, number: int, memory: str) -> None:

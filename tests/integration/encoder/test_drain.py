@@ -4,7 +4,16 @@ import asyncio
 
 import pytest
 
-from tests.support.encoder.service_bench import DIGEST, LIMIT_S, TimidEngine, job, serve, settings_of, working
+from tests.support.encoder.service_bench import (
+    COMPUTE,
+    DIGEST,
+    LIMIT_S,
+    TimidEngine,
+    job,
+    serve,
+    settings_of,
+    working,
+)
 from triptych_cache_store.testing import StoreProcess
 from triptych_common.bus import AsyncBus
 from triptych_common.coordination import Registry
@@ -37,6 +46,8 @@ async def test_what_has_begun_is_finished_the_rest_is_handed_back(
             while engine.num_preprocessing < 2:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
 
+        (record,) = await bench.records()
+        assert record.compute == COMPUTE, "what the engine computes on is announced"
         bench.stop.set("SIGTERM")
         handed_back = await bench.taken_over(2)
         assert sorted(each.envelope.message.mm_hash for each in handed_back) == [WAITING, QUEUED]  # type: ignore[attr-defined]

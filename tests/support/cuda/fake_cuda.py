@@ -62,6 +62,8 @@ class FakeGpu:
 
     runs_by_itself: bool = False  # as a real one; else the test advances the streams
     uuid: str = UUID
+    is_shared_by_mps: bool = False
+    num_multiprocessors: int = 132
     memory: dict[bytes, Allocation] = field(default_factory=dict)  # by handle
     streams: dict[int, deque[Step]] = field(default_factory=lambda: {0: deque()})
     events: dict[int, int] = field(default_factory=dict)  # event -> records that are not done
@@ -133,6 +135,12 @@ class FakeDriver:
 
     def device_uuid(self) -> str:
         return self._gpu.uuid
+
+    def is_mps_client(self) -> bool:
+        return self._gpu.is_shared_by_mps
+
+    def num_multiprocessors(self) -> int:
+        return self._gpu.num_multiprocessors
 
     def die(self) -> None:
         """The process ends: what it had mapped is unmapped, what it had allocated is opened no more."""

@@ -9,7 +9,15 @@ from typing import Any
 from triptych_cache_store.testing import StoreProcess
 from triptych_common.bus import AsyncBus, Delivery
 from triptych_common.coordination import Registry
-from triptych_common.protocol.messages import EncodeJob, InstanceRecord, Message, Modality, Requester
+from triptych_common.protocol.messages import (
+    Compute,
+    EncodeJob,
+    InstanceRecord,
+    Message,
+    Modality,
+    Requester,
+    Sharing,
+)
 from triptych_common.protocol.names import ENCODERS_GROUP, OWNER_GROUP
 from triptych_common.protocol.store import Seal
 from triptych_common.runtime import StopSignal
@@ -22,6 +30,7 @@ from triptych_vllm_connector.step_orders import WriteOrder
 
 LIMIT_S = 10.0
 DIGEST = "d" * 64
+COMPUTE = Compute(sharing=Sharing.CORES, policy="text_first", cores=(0,))
 
 
 class TimidEngine:
@@ -84,7 +93,7 @@ def job(mm_hash: str, request_id: str = "req-1", item_index: int = 0) -> EncodeJ
 
 
 async def serve(settings: EncoderSettings, engine: TimidEngine, stop: StopSignal) -> None:
-    async with EncoderService.open(settings, DIGEST, engine) as service:
+    async with EncoderService.open(settings, DIGEST, engine, compute=COMPUTE) as service:
         await service.run(stop)
 
 

@@ -51,8 +51,8 @@ CorePolicyOption = Annotated[
     typer.Option(
         "--core-policy",
         envvar="TRIPTYCH_CORE_POLICY",
-        help="How engines share the CPU's cores: split: each has threads for its own; text_first: idle ones "
-        "are lent; image_first: images take cores from text too.",
+        help="How engines share the CPU's cores, or a GPU under MPS: split: each has its part; text_first: "
+        "what is idle is lent; image_first: images take from text too.",
     ),
 ]
 

@@ -38,6 +38,7 @@ class ConnectorConfig(BaseModel):
     core_policy: CorePolicy = "text_first"
     decode_share: DecodeShare | None = None  # of a step that also computes prompts; None: by core policy
     cores: tuple[NonNegativeInt, ...] = ()  # that the engine owns; none: its threads stay as they are
+    gpu_engines: PositiveInt = 1  # that compute on this engine's GPU
     store_timeout_s: NonNegativeFloat = 5.0
     debug_encode_delay_s: NonNegativeFloat = 0.0  # test option: a slow encoder
 

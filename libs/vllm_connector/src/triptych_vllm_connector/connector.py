@@ -22,7 +22,8 @@ from triptych_vllm_connector.process_exit import end_quickly, leave_signals_to_h
 from triptych_vllm_connector.slab_probe import UsableSlab
 from triptych_vllm_connector.step_metadata import FailedLoads, StepOrders
 from triptych_vllm_connector.step_orders import WriteOrder
-from triptych_vllm_connector.worker.cores.core_share import CoreShare
+from triptych_vllm_connector.worker.cores.compute_share import ComputeShare
+from triptych_vllm_connector.worker.cores.opening import open_share
 from triptych_vllm_connector.worker.loading import LoadingWorker
 from triptych_vllm_connector.worker.writing import WritingWorker
 
@@ -56,13 +57,12 @@ class TriptychECConnector(ECConnectorBase):
         self.slab = UsableSlab()
         self.writer: WritingWorker | None = None
         self.loader: LoadingWorker | None = None
-        self.cores: CoreShare | None = None
+        self.share: ComputeShare | None = None
         if role is ECConnectorRole.WORKER:
             rank: int = vllm_config.parallel_config.rank
             device_type: str = vllm_config.device_config.device_type
-            if device_type == "cpu" and (cores := CoreShare.open(self.config, self.num_ranks)) is not None:
-                self.cores = cores
-                self._closers.append(cores)
+            self.share = open_share(self.config, device_type, self.num_ranks)
+            self._closers.append(self.share)
             if self.is_producer:
                 self.writer = WritingWorker(self.config, rank, device_type)
                 self._closers.append(self.writer)

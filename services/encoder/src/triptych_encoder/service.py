@@ -17,7 +17,7 @@ import httpx
 from triptych_common.bus import AsyncBus, Delivery, StreamConsumer, check_login, drop_idle_consumers
 from triptych_common.coordination import Registration, Registry, SingleFlight
 from triptych_common.domain.errors import StoreUnavailableError, TriptychError
-from triptych_common.protocol.messages import InstanceRecord, Role
+from triptych_common.protocol.messages import Compute, InstanceRecord, Role
 from triptych_common.protocol.names import ENCODERS_GROUP
 from triptych_common.runtime import StopSignal
 from triptych_common.telemetry import setup_logging, setup_tracing
@@ -90,7 +90,8 @@ async def serve(settings: EncoderSettings, stop: StopSignal) -> None:
         )
         try:
             probe_slab = engine.probe_slab if may_use_slab(settings.engine_args) else None
-            async with EncoderService.open(settings, digest, engine, probe_slab) as service:
+            compute = await engine.compute()
+            async with EncoderService.open(settings, digest, engine, probe_slab, compute) as service:
                 await service.run(stop)
         finally:
             await asyncio.to_thread(tracing.shutdown)
@@ -108,8 +109,12 @@ class EncoderService:
         store_client: StoreClient,
         bus: AsyncBus,
         http: httpx.AsyncClient,
+        compute: Compute | None,
     ) -> None:
-        """`digest`: of the namespace that the engine encodes for. Everything is connected already."""
+        """`digest`: of the namespace that the engine encodes for. Everything is connected already.
+
+        `compute`: what the engine computes on, for the registry.
+        """
         instance, names = settings.instance, settings.names
         ledger, registry = Ledger(), Registry(bus)
         reporter = Reporter(bus, names, instance)
@@ -119,6 +124,7 @@ class EncoderService:
         self._engine = engine
         self._slab = slab
         self._store_client = store_client
+        self._compute = compute
         self._bus = bus
         self._registry = registry
         self._leases = JobLeases(
@@ -145,7 +151,12 @@ class EncoderService:
     @classmethod
     @asynccontextmanager
     async def open(
-        cls, settings: EncoderSettings, digest: str, engine: Encoder, probe_slab: ProbeSlab | None = None
+        cls,
+        settings: EncoderSettings,
+        digest: str,
+        engine: Encoder,
+        probe_slab: ProbeSlab | None = None,
+        compute: Compute | None = None,
     ) -> "AsyncIterator[EncoderService]":
         """`probe_slab`: has the engine's worker probe the store's memory on its GPU; None: it has none.
 
@@ -165,7 +176,7 @@ class EncoderService:
             store_client = await StoreClient.connect(socket, instance, digest)
             stack.push_async_callback(store_client.close)
             http = await stack.enter_async_context(new_media_client())
-            yield cls(settings, digest, engine, slab, store_client, bus, http)
+            yield cls(settings, digest, engine, slab, store_client, bus, http, compute)
 
     # ---- main loop -------------------------------------------------------------------------------
     async def run(self, stop: StopSignal) -> None:
@@ -215,6 +226,7 @@ class EncoderService:
             max_item_embeds=self._engine.max_num_tokens,
             store=self._store_client.store,
             num_slots=settings.num_slots,
+            compute=self._compute,
             **self._slab.fields(),
         )
 

@@ -44,11 +44,12 @@ class EncoderSettings(MediaSettings):
     )
     core_policy: CorePolicy = Field(
         default="text_first",
-        description="how engines on the CPU share the host's cores: split, text_first or image_first",
+        description="how engines share cores, or a GPU under MPS: split, text_first or image_first",
     )
     cores: tuple[NonNegativeInt, ...] = Field(
         default=(), description="cores that this engine owns, as a JSON list [default: none; it shares none]"
     )
+    gpu_engines: PositiveInt = Field(default=1, description="engines that compute on this one's GPU")
     preprocess_threads: PositiveInt = Field(
         default=1, description="images up to 2 megapixels that are preprocessed at once; as many larger ones"
     )

@@ -48,6 +48,7 @@ from triptych_vllm_connector.host.platform import has_gpu, has_region, may_use_s
 from triptych_vllm_connector.host.slab_watch import ProbeSlab, SlabWatch
 from triptych_vllm_connector.process_exit import end_quickly
 from triptych_vllm_connector.slab_probe import PROBE_SLAB
+from triptych_vllm_connector.worker.rpc import compute_of
 
 log = get_logger(__name__)
 
@@ -186,6 +187,7 @@ class PrefillDecodeService:
                 max_item_embeds=budget_embeds(config, cache_embeds, engine.model_config),
                 max_model_len=engine.model_config.max_model_len,
                 num_slots=engine.vllm_config.scheduler_config.max_num_seqs,
+                compute=await compute_of(engine),
                 **slab.fields(),
             )
             async with await AsyncBus.connect(

@@ -40,11 +40,12 @@ class PrefillDecodeSettings(MediaSettings):
     preallocation: Literal["sync", "async"] = "sync"
     core_policy: CorePolicy = Field(
         default="text_first",
-        description="how engines on the CPU share the host's cores: split, text_first or image_first",
+        description="how engines share cores, or a GPU under MPS: split, text_first or image_first",
     )
     cores: tuple[NonNegativeInt, ...] = Field(
         default=(), description="cores that this engine owns, as a JSON list [default: none; it shares none]"
     )
+    gpu_engines: PositiveInt = Field(default=1, description="engines that compute on this one's GPU")
     budget_embeds: PositiveInt | None = Field(
         default=None,
         description="rows of encoder output kept for requests at once [default: vLLM's encoder cache]",

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from triptych_cli.supervisor.daemon import STOP_LIMIT_S
-from triptych_cli.system.engines import ENCODER_SHARE, SMALLEST_SHARE, UNCOUNTED_SHARE, memory_shares
 from triptych_cli.system.layout import RunLayout
 from triptych_cli.system.resolved_options import ResolvedOptions
 from triptych_cli.system.topology import HttpReady, RedisAnswers, Registered, ServiceSpec, Topology, plan
@@ -166,22 +165,8 @@ class TestGpus:
             name: json.loads(services[name].env["TRIPTYCH_ENGINE_ARGS"])[1:]
             for name in ("encoder-0", "encoder-1", "prefill_decode-0")
         }
-        assert shares == {"encoder-0": ["0.10"], "encoder-1": [], "prefill_decode-0": ["0.65"]}
-        assert [services[name].env["CUDA_VISIBLE_DEVICES"] for name in shares] == ["3", "4", "3"]
-
-    @pytest.mark.parametrize("num_encoders", [0, 1, 2, 5, 9])
-    @pytest.mark.parametrize("num_others", [1, 2, 3])
-    @pytest.mark.parametrize("slab_share", [0.0, 0.02, 0.3])
-    def test_parts_of_a_gpu_leave_memory_for_what_vllm_does_not_count(
-        self, num_encoders: int, num_others: int, slab_share: float
-    ) -> None:
-        packages = ["encoder"] * num_encoders + ["prefill_decode"] * num_others
-        shares = memory_shares(packages, slab_share)
-        assert shares[:num_encoders] == [ENCODER_SHARE] * num_encoders
-        if min(shares[num_encoders:]) > SMALLEST_SHARE:
-            assert sum(shares) + slab_share + UNCOUNTED_SHARE <= 1.0 + 1e-9
-            assert sum(shares) + slab_share + UNCOUNTED_SHARE > 1.0 - 0.01 * num_others - 1e-9
-        assert all(0 < share < 1 for share in shares)
+        assert shares == {"encoder-0": ["0.10"], "encoder-1": ["0.10"], "prefill_decode-0": []}
+        assert [services[name].env["CUDA_VISIBLE_DEVICES"] for name in shares] == ["3", "3", "4"]
 
     def test_engines_spread_over_gpus(self) -> None:
         services = by_name(planned(replace(OPTIONS, gpus=("2", "5"))))
@@ -189,6 +174,18 @@ class TestGpus:
         assert services["prefill_decode-0"].env["CUDA_VISIBLE_DEVICES"] == "5"
         assert json.loads(services["encoder-0"].env["TRIPTYCH_ENGINE_ARGS"]) == []
         assert services["prefill_decode-0"].starts_after == frozenset()
+
+    def test_engines_are_told_what_mps_shall_do_where_there_is_one(self) -> None:
+        options = replace(OPTIONS, gpus=("0",), has_mps=True, core_policy="text_first")
+        services = by_name(planned(options))
+        for name, priority in (("encoder-0", "1"), ("prefill_decode-0", "0")):
+            assert services[name].env_defaults["CUDA_MPS_CLIENT_PRIORITY"] == priority, "the caller's wins"
+            assert "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE" not in services[name].env_defaults
+            assert services[name].env["TRIPTYCH_GPU_ENGINES"] == "2"
+            assert services[name].env["TRIPTYCH_CORE_POLICY"] == "text_first"
+        for others in (replace(options, has_mps=False), replace(options, gpus=("0", "1"))):
+            for service in planned(others).services:
+                assert not any(key.startswith("CUDA_MPS") for key in {**service.env, **service.env_defaults})
 
     def test_engines_that_start_in_turn_stop_together(self) -> None:
         topology = planned(replace(OPTIONS, gpus=("0",), num_prefill_decodes=2))

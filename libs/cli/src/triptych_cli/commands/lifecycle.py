@@ -11,6 +11,7 @@ from pathlib import Path
 
 from rich.markup import escape
 
+from triptych_cli.commands.compute_table import compute_table
 from triptych_cli.commands.transport_table import pairs_table
 from triptych_cli.console import StartProgress, err, fail, out, plain_table, show_tail
 from triptych_cli.options import SystemOptions
@@ -134,8 +135,16 @@ def status() -> int:
     )
     ready = all(service.state is ServiceState.READY for service in current.services)
     if supervised:
+        _show_engines()
         _show_pairs()
     return 0 if supervised and ready else 1
+
+
+def _show_engines() -> None:
+    try:
+        out.print(asyncio.run(compute_table()))
+    except (TriptychError, OSError) as error:
+        out.print(f"[dim]engines are not known: {escape(str(error))}[/]")
 
 
 def _show_pairs() -> None:

@@ -1,12 +1,12 @@
 """The engine hosts of a topology: their options, environment and GPUs. Pure."""
 
 import json
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from triptych_cli.system.layout import RunLayout
 from triptych_cli.system.resolved_options import ResolvedOptions
+from triptych_common.cores.gpu_plan import GpuPlace, plan_gpus
 from triptych_common.cores.plan import plan_cores
 
 ENGINE_ENV: Mapping[str, str] = {"VLLM_NO_USAGE_STATS": "1"}
@@ -21,13 +21,6 @@ CPU_ENGINE_ENV: Mapping[str, str] = {
 }
 """Defaults for engines on a CPU; what the user has set in the environment wins."""
 
-ENCODER_SHARE = 0.10
-"""Of a GPU that it shares. An encoder has no KV cache: vLLM asks at its start whether so much is free."""
-UNCOUNTED_SHARE = 0.15
-"""Of a shared GPU: what vLLM's share does not count. Each process's CUDA context, tensors that were injected
-into prefill_decodes, and what the encoder takes beyond its share while it works."""
-SMALLEST_SHARE = 0.05
-
 
 @dataclass(frozen=True)
 class Engine:
@@ -37,6 +30,7 @@ class Engine:
     instance: str
     arguments: tuple[str, ...]
     env: dict[str, str]
+    env_defaults: dict[str, str] = field(default_factory=dict)  # the caller's values win
     gpu: str | None = None  # the one it runs on; None: CPU, or several GPUs
 
 
@@ -80,41 +74,37 @@ def _with_cores(engine: Engine, own: tuple[int, ...], options: ResolvedOptions) 
     return replace(engine, env={**engine.env, **env})
 
 
-def memory_shares(packages: Sequence[str], slab_share: float) -> list[float]:
-    """Parts of one GPU for the engines on it, as `--gpu-memory-utilization` takes them.
-
-    Encoders get what they need; the prefill_decodes' KV caches get the rest, in equal parts.
-    """
-    num_encoders = packages.count("encoder")
-    num_others = len(packages) - num_encoders
-    left = 1.0 - UNCOUNTED_SHARE - slab_share - num_encoders * ENCODER_SHARE
-    other = max(SMALLEST_SHARE, math.floor(100 * left / max(num_others, 1) + 1e-6) / 100)
-    return [ENCODER_SHARE if package == "encoder" else other for package in packages]
-
-
 def _placed_on_gpus(engines: list[Engine], options: ResolvedOptions) -> list[Engine]:
-    """Round robin. vLLM takes 92 % of a GPU by default: engines that share one, or share it with the store's
-    slab, get parts."""
-    gpus = options.gpus
-    spread = ("--tensor-parallel-size", "-tp", "--pipeline-parallel-size", "-pp")
+    """vLLM takes 92 % of a GPU by default: engines that share one, or share it with the slab, get parts."""
+    places = plan_gpus(
+        options.num_encoders,
+        options.num_prefill_decodes,
+        options.gpus,
+        options.core_policy,
+        options.slab_share,
+    )
+    return [_on_gpu(engine, place, options) for engine, place in zip(engines, places, strict=True)]
+
+
+def _on_gpu(engine: Engine, place: GpuPlace, options: ResolvedOptions) -> Engine:
+    if _has_flag(engine.arguments, "--tensor-parallel-size", "-tp", "--pipeline-parallel-size", "-pp"):
+        return engine  # places itself
     share = "--gpu-memory-utilization"
-    placed = []
-    for position, engine in enumerate(engines):
-        if _has_flag(engine.arguments, *spread):
-            placed.append(engine)  # places itself
-            continue
-        number = position % len(gpus)
-        slab_share = options.slab_share if number == 0 else 0.0  # the store takes it on the first
-        sharing = [each.package for each in engines[number :: len(gpus)]]
-        arguments = engine.arguments
-        if (len(sharing) > 1 or slab_share) and not _has_flag(arguments, share):
-            part = memory_shares(sharing, slab_share)[position // len(gpus)]
-            arguments = (*arguments, share, f"{part:.2f}")
-        gpu = gpus[position % len(gpus)]
-        placed.append(
-            replace(engine, arguments=arguments, env={**engine.env, "CUDA_VISIBLE_DEVICES": gpu}, gpu=gpu)
-        )
-    return placed
+    arguments = engine.arguments
+    if place.memory_share is not None and not _has_flag(arguments, share):
+        arguments = (*arguments, share, f"{place.memory_share:.2f}")
+    env = {
+        "CUDA_VISIBLE_DEVICES": place.gpu,
+        "TRIPTYCH_GPU_ENGINES": str(place.num_engines),
+        "TRIPTYCH_CORE_POLICY": options.core_policy,
+    }
+    return replace(
+        engine,
+        arguments=arguments,
+        env={**engine.env, **env},
+        env_defaults=place.limits.environment() if options.has_mps else {},
+        gpu=place.gpu,
+    )
 
 
 def _has_flag(arguments: Sequence[str], *flags: str) -> bool:

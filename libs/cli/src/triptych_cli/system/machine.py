@@ -13,6 +13,7 @@ from triptych_cli.options import SystemOptions
 from triptych_cli.settings import CliSettings, GpuSettings, OpenMpSettings
 from triptych_cli.system.layout import RunLayout
 from triptych_cli.system.resolved_options import MIB, ResolvedOptions
+from triptych_common.cores.mps import has_mps_daemon
 from triptych_common.cores.usable import core_quota, num_usable_cores, usable_cores
 
 DEFAULT_REGION_BYTES = 256 * MIB
@@ -50,6 +51,7 @@ def resolve(options: SystemOptions, layout: RunLayout, *, deployment: str) -> Re
         encoder_args=tuple(shlex.split(options.encoder_args)),
         prefill_decode_args=tuple(shlex.split(options.prefill_decode_args)),
         gpus=(gpus := visible_gpus()),
+        has_mps=bool(gpus) and has_mps_daemon(),
         core_policy=options.core_policy,
         cores=() if gpus else cores_of_engines(),
         slab_share=slab_share(CliSettings().slab_bytes, gpus),

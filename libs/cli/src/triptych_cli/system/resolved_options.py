@@ -22,6 +22,7 @@ class ResolvedOptions:
     encoder_args: tuple[str, ...] = ()
     prefill_decode_args: tuple[str, ...] = ()
     gpus: tuple[str, ...] = ()  # as in CUDA_VISIBLE_DEVICES; empty: engines run on the CPU
+    has_mps: bool = False  # a control daemon of NVIDIA's Multi-Process Service is there
     core_policy: CorePolicy = "text_first"
     cores: tuple[int, ...] = ()  # of the CPU, for engines to share; empty: engines keep the user's threads
     local_encode: Literal["off", "fallback", "auto"] | None = None  # None: as the environment says

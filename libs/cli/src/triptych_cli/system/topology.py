@@ -133,7 +133,7 @@ def plan(
                     "TRIPTYCH_INSTANCE": engine.instance,
                     "TRIPTYCH_ENGINE_ARGS": json.dumps(list(engine.arguments)),
                 },
-                env_defaults=engine_env_defaults(options),
+                env_defaults={**engine_env_defaults(options), **engine.env_defaults},
                 start_timeout_s=600.0,  # loading and compiling a large model
                 stop_timeout_s=45.0,  # drain, then the engine's own processes
             )

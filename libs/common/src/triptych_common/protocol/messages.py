@@ -203,6 +203,29 @@ class Role(StrEnum):
     GATEWAY = "gateway"
 
 
+class Sharing(StrEnum):
+    """How engines come by the cores, or the GPU, that others leave idle."""
+
+    NONE = "none"  # an engine has its own alone
+    CORES = "cores"  # on the CPU: its threads also run on cores that others leave idle
+    MPS = "mps"  # on a GPU: kernels of several processes run at once
+    TIME_SLICES = "time_slices"  # on a GPU: its driver lets one process run after the other
+    UNKNOWN = "unknown"  # on a GPU: the driver cannot be asked, NVIDIA's bindings are missing
+
+
+class Compute(Message):
+    """What an engine computes on, and how it shares that. Inside `InstanceRecord`; people read it."""
+
+    sharing: Sharing
+    policy: str | None = None  # None: none has an effect
+    cores: tuple[NonNegativeInt, ...] = ()  # of the CPU, that it owns; none: wherever its threads run
+    gpu: str | None = None  # as in CUDA_VISIBLE_DEVICES; None: the CPU
+    num_engines: PositiveInt = 1  # on this GPU, as planned
+    num_multiprocessors: PositiveInt | None = None  # of the GPU, that it may use at once
+    thread_percentage: str | None = None  # CUDA_MPS_ACTIVE_THREAD_PERCENTAGE
+    priority: str | None = None  # CUDA_MPS_CLIENT_PRIORITY
+
+
 class InstanceRecord(Message):
     """Any service -> registry: the instance is alive. Heartbeats renew it (a key with a time to live)."""
 
@@ -223,6 +246,7 @@ class InstanceRecord(Message):
     device: Name | None = None  # UUID of its GPU, for cuda_ipc
     slab_generation: PositiveInt | None = None  # of the store whose slab it has mapped and read
     slab_failure: Annotated[str, StringConstraints(max_length=300)] | None = None  # why it cannot
+    compute: Compute | None = None  # of an engine
 
 
 class ItemTransfer(Message):

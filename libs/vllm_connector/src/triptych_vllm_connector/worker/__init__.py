@@ -1,14 +1,14 @@
 """Inside vLLM's workers, on the thread that runs a step. In the order in which a step passes them.
 
 cpu_worker, gpu_worker  worker classes, given to vLLM by `--worker-cls`
-rpc                     their methods that hosts call by name: the encoder's width, the slab's probe
+rpc                     their methods that hosts call by name: widths, the slab's probe, what it computes on
 runner_wrappers         in front of vLLM's model runner: when encoding starts; no encode without a tower
 ports                   the connector's interface, as these call it
 containment             encoder: an item that raises inside the vision tower costs its own job alone
 encode_clock            encoder: how long a step's encoding took, by the host's or the GPU's clock
 writing                 encoder: an output to its reservation, then the seal
 loading                 prefill_decode: sealed tensors into vLLM's encoder cache; their pins end
-cores/                  on the CPU: how many threads compute a step, and on which cores they run now
+cores/                  what it computes on: on the CPU how many threads, and on which cores now; or which GPU
 store_worker            base class of both ends: the store session, the transports, spans
 transports              the ends of all transports, by the memory that an order names
 cuda_transports         transports `pinned_shm` and `cuda_ipc`, on the worker's GPU

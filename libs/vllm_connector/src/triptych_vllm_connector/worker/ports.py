@@ -5,7 +5,7 @@ from typing import Protocol, runtime_checkable
 from vllm.distributed.ec_transfer import get_ec_transfer
 
 from triptych_vllm_connector.config import ConnectorConfig
-from triptych_vllm_connector.worker.cores.core_share import CoreShare
+from triptych_vllm_connector.worker.cores.compute_share import ComputeShare
 from triptych_vllm_connector.worker.loading import LoadingWorker
 from triptych_vllm_connector.worker.writing import WritingWorker
 
@@ -18,7 +18,7 @@ class WorkerConnector(Protocol):
     num_ranks: int
     writer: WritingWorker | None
     loader: LoadingWorker | None
-    cores: CoreShare | None
+    share: ComputeShare | None
 
 
 def connector_of_worker() -> WorkerConnector:

@@ -5,9 +5,17 @@ from typing import Any
 
 from vllm.distributed.ec_transfer.ec_connector.encoder_output_width import _measure_on_worker
 
+from triptych_common.protocol.messages import Compute
 from triptych_vllm_connector.worker.ports import connector_of_worker
 
 ENCODER_WIDTHS = "triptych_encoder_widths"
+COMPUTE = "triptych_compute"
+
+
+async def compute_of(engine: Any) -> Compute | None:
+    """What the workers of `engine`, vLLM's client of it, compute on: the first rank's. In the host."""
+    reports: list[str] = await engine.collective_rpc(COMPUTE)
+    return Compute.model_validate_json(reports[0]) if reports and reports[0] else None
 
 
 class WorkerRpc:
@@ -17,6 +25,11 @@ class WorkerRpc:
         """Columns of the encoder's output, by modality, measured on a dummy item; {} without an encoder."""
         widths: dict[str, int] = _measure_on_worker(self)
         return widths
+
+    def triptych_compute(self) -> str:
+        """A `Compute`, as JSON."""
+        share = connector_of_worker().share
+        return "" if share is None else share.compute.model_dump_json()
 
     def triptych_probe_slab(self) -> dict[str, Any]:
         """Fields of a `SlabProbeResult`: whether this worker can use the slab of the store as it is now."""

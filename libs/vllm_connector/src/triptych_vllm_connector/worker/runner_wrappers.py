@@ -15,8 +15,7 @@ from triptych_common.cores.sharing import Work
 from triptych_common.domain.errors import TriptychError
 from triptych_common.telemetry.logs import get_logger
 from triptych_vllm_connector.worker.containment import encode_contained
-from triptych_vllm_connector.worker.cores.core_share import CoreShare
-from triptych_vllm_connector.worker.cores.layers import before_each_layer
+from triptych_vllm_connector.worker.cores.compute_share import ComputeShare
 from triptych_vllm_connector.worker.ports import connector_of_worker
 
 log = get_logger(__name__)
@@ -26,16 +25,16 @@ PREFILL_TOKENS = 32  # a step with so many tokens of one request is worth more t
 
 
 @contextlib.contextmanager
-def _computing(cores: CoreShare | None, work: Work) -> Iterator[None]:
-    """A step of `work`, on the cores that it may have."""
-    if cores is None:
+def _computing(share: ComputeShare | None, work: Work) -> Iterator[None]:
+    """A step of `work`, on what it may have of the cores or the GPU."""
+    if share is None:
         yield
         return
-    cores.start_step(work)
+    share.start_step(work)
     try:
         yield
     finally:
-        cores.end_step()
+        share.end_step()
 
 
 class EncoderNotAllowedError(TriptychError):
@@ -55,9 +54,9 @@ class DisaggEncodeGPURunnerWrapper:
     def execute_model(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
         if scheduler_output.scheduled_encoder_inputs:
             connector = connector_of_worker()
-            with _computing(connector.cores, Work.ENCODE):
+            with _computing(connector.share, Work.ENCODE):
                 if connector.writer is not None:
-                    connector.writer.on_encode_start(connector.cores.range if connector.cores else None)
+                    connector.writer.on_encode_start(connector.share.range if connector.share else None)
                 if connector.config.debug_encode_delay_s > 0:
                     time.sleep(connector.config.debug_encode_delay_s)  # noqa: TID251 -- the test option's purpose
                 return super().execute_model(scheduler_output, *args, **kwargs)  # type: ignore[misc]
@@ -74,9 +73,9 @@ class DisaggEncodeGPURunnerWrapper:
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         super().load_model(*args, **kwargs)  # type: ignore[misc]
-        cores = connector_of_worker().cores
-        if cores is not None:
-            before_each_layer(self.model, cores.start_layer)  # type: ignore[attr-defined]
+        share = connector_of_worker().share
+        if share is not None:
+            share.watch_layers(self.model)  # type: ignore[attr-defined]
         model_state = getattr(self, "model_state", None)
         if model_state is None:
             return
@@ -113,11 +112,11 @@ class DisaggPrefillDecodeGPURunnerWrapper:
                 f"this instance has no encoder, but a step plans to encode {planned}"
             )
         num_tokens = scheduler_output.total_num_scheduled_tokens
-        if connector.cores is None or num_tokens == 0:
+        if connector.share is None or num_tokens == 0:
             return super().execute_model(scheduler_output, *args, **kwargs)  # type: ignore[misc]
         longest = max(scheduler_output.num_scheduled_tokens.values())
         work = Work.PREFILL if planned or longest >= PREFILL_TOKENS else Work.DECODE
-        with _computing(connector.cores, work):
+        with _computing(connector.share, work):
             return super().execute_model(scheduler_output, *args, **kwargs)  # type: ignore[misc]
 
 

@@ -24,7 +24,7 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from triptych_common.protocol.messages import EncodeJob, Modality
+from triptych_common.protocol.messages import Compute, EncodeJob, Modality
 from triptych_common.telemetry.logs import get_logger
 from triptych_encoder.encoding import EncodeRefusedError, EngineFailedError, PreparedItem, PreprocessLimits
 from triptych_encoder.preprocessing.preprocessor import Preprocessor, Rendered
@@ -32,7 +32,7 @@ from triptych_vllm_connector.host.budget import encoder_cache_embeds
 from triptych_vllm_connector.host.engine_options import check_engine_options
 from triptych_vllm_connector.slab_probe import PROBE_SLAB
 from triptych_vllm_connector.step_orders import WriteOrder
-from triptych_vllm_connector.worker.rpc import ENCODER_WIDTHS
+from triptych_vllm_connector.worker.rpc import ENCODER_WIDTHS, compute_of
 
 log = get_logger(__name__)
 
@@ -139,6 +139,10 @@ class EncodeEngine:
         """Have the worker probe the store's memory on its GPU: fields of a `SlabProbeResult`."""
         answer: dict[str, Any] = await self._llm.engine_core.call_utility_async(PROBE_SLAB)
         return answer
+
+    async def compute(self) -> Compute | None:
+        """What the engine's worker computes on."""
+        return await compute_of(self._llm)
 
     async def check_health(self) -> None:
         """Raises EngineFailedError when the engine is dead, or preprocessing is stuck."""

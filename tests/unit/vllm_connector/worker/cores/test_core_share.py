@@ -13,6 +13,7 @@ from torch import nn, zeros
 from triptych_common.cores.board import NUM_SLOTS, CoreBoard
 from triptych_common.cores.plan import CorePolicy
 from triptych_common.cores.sharing import Work
+from triptych_common.protocol.messages import Compute, Sharing
 from triptych_vllm_connector.config import ConnectorConfig
 from triptych_vllm_connector.worker.cores import core_share
 from triptych_vllm_connector.worker.cores.core_share import CoreShare
@@ -130,6 +131,20 @@ def test_image_first_keeps_the_core_of_text(
     cores.start_step(Work.ENCODE)
     assert cores.range.fewest == 2
     assert moves.places == {0: {0, 1}, 1: {0, 1}}
+
+
+def test_cores_are_chosen_before_each_layer_that_is_watched(
+    share: Callable[..., CoreShare], text: CoreBoard, moves: Moves
+) -> None:
+    cores = share(own=(0,), host=(0, 1))
+    model = nn.Module()
+    model.layers = nn.ModuleList([nn.Linear(2, 2)])
+    cores.watch_layers(model)
+    cores.start_step(Work.ENCODE)
+    text.publish(Work.DECODE)
+    model.layers[0](zeros(1, 2))
+    assert moves.places == {0: {0}, 1: {0}}
+    assert cores.compute == Compute(sharing=Sharing.CORES, policy="text_first", cores=(0,))
 
 
 def test_neighbours_see_the_step(share: Callable[..., CoreShare], text: CoreBoard) -> None:

@@ -24,6 +24,12 @@ class CudaDriver(Protocol):
     def device_uuid(self) -> str:
         """ "GPU-" and the UUID of the GPU, or of the part of one that this process has (MIG)."""
 
+    def is_mps_client(self) -> bool:
+        """Whether this process computes through NVIDIA's Multi-Process Service."""
+
+    def num_multiprocessors(self) -> int:
+        """That this process may use at once; under MPS with a limit, fewer than the GPU has."""
+
     # ---- memory ----
     def malloc(self, num_bytes: int) -> int: ...
 

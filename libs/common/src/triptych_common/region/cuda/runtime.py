@@ -39,6 +39,16 @@ class RuntimeDriver:
             raise CudaError(f"cuDeviceGet: {error}") from error
         return f"GPU-{uuid.UUID(bytes=ctypes.string_at(found.getPtr(), 16))}"
 
+    def is_mps_client(self) -> bool:
+        return bool(self._attribute(runtime.cudaDeviceAttr.cudaDevAttrMpsEnabled))
+
+    def num_multiprocessors(self) -> int:
+        return self._attribute(runtime.cudaDeviceAttr.cudaDevAttrMultiProcessorCount)
+
+    def _attribute(self, attribute: Any) -> int:
+        result = runtime.cudaDeviceGetAttribute(attribute, self._device)
+        return int(_call("cudaDeviceGetAttribute", result))
+
     # ---- memory ----
     def malloc(self, num_bytes: int) -> int:
         return int(_call("cudaMalloc", runtime.cudaMalloc(num_bytes)))

@@ -18,14 +18,17 @@ from collections.abc import Callable, Collection
 from contextlib import ExitStack, closing
 
 import torch
+from torch import nn
 
 from triptych_common.cores.board import CoreBoard, CoreBoardError, board_path
 from triptych_common.cores.plan import CorePolicy, shared_cores, team_size
 from triptych_common.cores.sharing import Work, cores_for
 from triptych_common.cores.usable import core_quota, num_usable_cores, usable_cores
+from triptych_common.protocol.messages import Compute, Sharing
 from triptych_common.telemetry.logs import get_logger
 from triptych_vllm_connector.config import ConnectorConfig
 from triptych_vllm_connector.worker.cores.core_range import CoreRange
+from triptych_vllm_connector.worker.cores.layers import before_each_layer
 from triptych_vllm_connector.worker.cores.openmp import OpenMp
 
 log = get_logger(__name__)
@@ -61,6 +64,7 @@ class CoreShare:
         self._cores: frozenset[int] = frozenset()  # where the team was put; none: not known
         self._refused: frozenset[int] = frozenset()
         self._works = False
+        self.compute = Compute(sharing=Sharing.CORES, policy=policy, cores=tuple(sorted(self._own)))
         self.range = CoreRange(len(self._own), len(self._own))
 
     @classmethod
@@ -87,6 +91,10 @@ class CoreShare:
             return None
         log.info("cores shared", policy=config.core_policy, own=sorted(own), host=sorted(host))
         return share
+
+    def watch_layers(self, model: nn.Module) -> None:
+        """Encoder: choose again before each layer of `model`."""
+        before_each_layer(model, self.start_layer)
 
     def start_step(self, work: Work) -> None:
         """The step computes `work`."""

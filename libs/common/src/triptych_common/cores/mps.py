@@ -1,0 +1,28 @@
+"""NVIDIA's Multi-Process Service on this host: whether its control daemon is there, and what a process gets.
+
+Triptych starts no daemon and changes none. CUDA looks for one when a process first uses a GPU, and goes on
+without where it does not answer; so only the driver of a worker can tell that MPS is really used.
+"""
+
+from pathlib import Path
+
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+CONTROL = "control"
+"""The control daemon's socket in its directory."""
+
+
+class CudaEnvironment(BaseSettings):
+    """CUDA's own variables, as this process has them."""
+
+    model_config = SettingsConfigDict(extra="ignore", env_ignore_empty=True)
+
+    cuda_visible_devices: str | None = None
+    cuda_mps_pipe_directory: Path = Path("/tmp/nvidia-mps")  # CUDA's default
+    cuda_mps_active_thread_percentage: str | None = None
+    cuda_mps_client_priority: str | None = None
+
+
+def has_mps_daemon() -> bool:
+    """Whether a control daemon has its socket where CUDA would look for it. Nothing is asked of it."""
+    return (CudaEnvironment().cuda_mps_pipe_directory / CONTROL).exists()

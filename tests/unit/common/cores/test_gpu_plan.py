@@ -1,0 +1,109 @@
+"""Which engine gets which GPU, how much of its memory, and which limits under MPS."""
+
+import pytest
+
+from triptych_common.cores.gpu_plan import (
+    ENCODER,
+    ENCODER_SHARE,
+    PREFILL_DECODE,
+    SMALLEST_SHARE,
+    UNCOUNTED_SHARE,
+    EngineKind,
+    GpuPlace,
+    MpsLimits,
+    memory_shares,
+    mps_limits,
+    place_engines,
+    plan_gpus,
+)
+from triptych_common.cores.plan import CorePolicy
+
+E, P = ENCODER, PREFILL_DECODE
+
+
+@pytest.mark.parametrize(
+    ("num_encoders", "num_prefill_decodes", "num_gpus", "numbers"),
+    [
+        (1, 1, 1, [0, 0]),
+        (1, 1, 2, [0, 1]),
+        (1, 1, 8, [0, 1]),
+        (2, 1, 2, [0, 0, 1]),  # encoders share with each other before they share with text
+        (3, 1, 3, [0, 1, 0, 2]),
+        (2, 2, 3, [0, 0, 1, 2]),
+        (1, 2, 2, [0, 1, 0]),
+        (1, 3, 2, [0, 1, 0, 1]),
+        (0, 2, 1, [0, 0]),
+        (0, 2, 3, [0, 1]),
+    ],
+)
+def test_places(num_encoders: int, num_prefill_decodes: int, num_gpus: int, numbers: list[int]) -> None:
+    assert place_engines(num_encoders, num_prefill_decodes, num_gpus) == numbers
+
+
+@pytest.mark.parametrize("num_encoders", range(5))
+@pytest.mark.parametrize("num_prefill_decodes", range(1, 5))
+@pytest.mark.parametrize("num_gpus", range(1, 9))
+def test_engines_share_only_where_gpus_are_too_few(
+    num_encoders: int, num_prefill_decodes: int, num_gpus: int
+) -> None:
+    numbers = place_engines(num_encoders, num_prefill_decodes, num_gpus)
+    assert len(numbers) == num_encoders + num_prefill_decodes
+    assert set(numbers) <= set(range(num_gpus))
+    assert len(set(numbers)) == min(num_gpus, len(numbers)), "none is idle while others are shared"
+    text = set(numbers[num_encoders:])
+    if num_gpus > num_prefill_decodes:
+        assert len(text) == num_prefill_decodes
+        assert text.isdisjoint(numbers[:num_encoders])
+
+
+def test_parts_of_gpus_are_taken_as_they_are_named() -> None:
+    gpus = ("MIG-2f2c", "GPU-81b0")
+    assert plan_gpus(1, 1, gpus, "split") == [
+        GpuPlace("MIG-2f2c", 1, None, MpsLimits()),
+        GpuPlace("GPU-81b0", 1, None, MpsLimits()),
+    ]
+
+
+def test_the_stores_slab_is_counted_on_the_first_gpu_alone() -> None:
+    places = plan_gpus(1, 2, ("3", "4"), "text_first", slab_share=0.1)
+    assert [(place.gpu, place.num_engines, place.memory_share) for place in places] == [
+        ("3", 2, 0.10),
+        ("4", 1, None),
+        ("3", 2, 0.65),
+    ]
+    assert plan_gpus(0, 1, ("3",), "split", slab_share=0.1)[0].memory_share == 0.75
+
+
+@pytest.mark.parametrize("num_encoders", [0, 1, 2, 5, 9])
+@pytest.mark.parametrize("num_others", [1, 2, 3])
+@pytest.mark.parametrize("slab_share", [0.0, 0.02, 0.3])
+def test_parts_of_a_gpu_leave_memory_for_what_vllm_does_not_count(
+    num_encoders: int, num_others: int, slab_share: float
+) -> None:
+    shares = memory_shares([E] * num_encoders + [P] * num_others, slab_share)
+    assert shares[:num_encoders] == [ENCODER_SHARE] * num_encoders
+    if min(shares[num_encoders:]) > SMALLEST_SHARE:
+        assert sum(shares) + slab_share + UNCOUNTED_SHARE <= 1.0 + 1e-9
+        assert sum(shares) + slab_share + UNCOUNTED_SHARE > 1.0 - 0.01 * num_others - 1e-9
+    assert all(0 < share < 1 for share in shares)
+
+
+PERCENTAGE, PRIORITY = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "CUDA_MPS_CLIENT_PRIORITY"
+
+
+@pytest.mark.parametrize(
+    ("policy", "kinds", "environments"),
+    [
+        ("split", [E, P], [{PERCENTAGE: "50"}, {PERCENTAGE: "50"}]),
+        ("split", [E, E, P], [{PERCENTAGE: "33"}] * 3),
+        ("text_first", [E, P], [{PRIORITY: "1"}, {PRIORITY: "0"}]),
+        ("image_first", [E, P], [{PRIORITY: "0"}, {PRIORITY: "1"}]),
+        ("text_first", [E, E], [{}, {}]),  # neither is behind the other
+        ("split", [E, E], [{PERCENTAGE: "50"}] * 2),
+        ("split", [E], [{}]),  # its own GPU
+        ("text_first", [P], [{}]),
+        ("text_first", [], []),
+    ],
+)
+def test_limits(policy: CorePolicy, kinds: list[EngineKind], environments: list[dict[str, str]]) -> None:
+    assert [limit.environment() for limit in mps_limits(policy, kinds)] == environments
