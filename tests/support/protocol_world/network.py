@@ -4,11 +4,13 @@ A stream keeps its entries while its reader is down. What two senders sent to on
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from tests.support.flight_model import FlightModel
+from triptych_common.bus.publisher import NewEntry, RefusedEntry
+from triptych_common.protocol import codec
 from triptych_common.protocol.codec import Envelope
 from triptych_common.protocol.messages import BUS_MESSAGES, EncodeJob, Message
 from triptych_common.protocol.names import StreamNames
@@ -139,6 +141,13 @@ class AsyncBusModel:
     ) -> None:
         if self.network is not None:
             self.network.publish(self._sender, stream, message)
+
+    async def publish_encoded(self, entries: Sequence[NewEntry]) -> list[RefusedEntry]:
+        for stream, fields in entries:
+            message = codec.decode(fields).message
+            if self.network is not None:
+                self.network.publish(self._sender, stream, message)
+        return []
 
 
 class ThreadedBusModel:
