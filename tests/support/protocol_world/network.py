@@ -93,6 +93,9 @@ class Network:
     def remove(self, entry_id: str) -> None:
         self.jobs.pop(int(entry_id), None)
 
+    def num_entries(self) -> int:
+        return len(self.jobs)
+
     def lose_redis(self) -> None:
         """It comes back empty. What is on its way to it is sent again."""
         for way in [way for way in self.queues if way[2] != "http"]:
