@@ -4,7 +4,7 @@ The scripts are compared with it; tests without Redis, and the model of the prot
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from triptych_common.coordination.flight_state import ALLOWED, FlightState
@@ -12,6 +12,7 @@ from triptych_common.coordination.single_flight import (
     FINISHED_S,
     MAX_SENDS,
     PUBLISH_LEASE_S,
+    Backlog,
     ClaimMode,
     ClaimResult,
     FlightClaim,
@@ -84,6 +85,8 @@ class Jobs(Protocol):
         """Acked and deleted."""
         ...
 
+    def num_entries(self) -> int: ...
+
 
 class JobsModel:
     """`Jobs` by themselves. `stream` holds those that stand on it, by entry id."""
@@ -109,6 +112,9 @@ class JobsModel:
     def remove(self, entry_id: str) -> None:
         self.pending.discard(entry_id)
         self.stream.pop(entry_id, None)
+
+    def num_entries(self) -> int:
+        return len(self.stream)
 
     def deliver(self, entry_id: str) -> EncodeJob:
         """To some encoder."""
@@ -156,6 +162,22 @@ class FlightModel:
         requesters: Iterable[Requester],
         *,
         namespace_digest: str,
+        mode: ClaimMode,
+        job_id: str,
+        attempt: int,
+        max_attempts: int,
+        ttl_s: float,
+        with_backlog: bool = False,
+    ) -> FlightClaim:
+        claim = self._claim(mm_hash, requesters, mode, job_id, attempt, max_attempts, ttl_s)
+        if claim.result is not ClaimResult.OWNER or not with_backlog:
+            return claim
+        return replace(claim, backlog=Backlog(self._jobs.num_entries(), 0.0))
+
+    def _claim(
+        self,
+        mm_hash: str,
+        requesters: Iterable[Requester],
         mode: ClaimMode,
         job_id: str,
         attempt: int,

@@ -47,6 +47,7 @@ async def claim(
     ttl_s: float = 600.0,
     job_id: str = "job-1",
     max_attempts: int = 2,
+    with_backlog: bool = False,
 ) -> FlightClaim:
     return await flights.claim_flight(
         HASH,
@@ -57,4 +58,5 @@ async def claim(
         attempt=1,
         max_attempts=max_attempts,
         ttl_s=ttl_s,
+        with_backlog=with_backlog,
     )

@@ -45,9 +45,6 @@ class FlightLink:
 
         return call
 
-    async def read_backlog(self, namespace_digest: str) -> tuple[int, float]:
-        return len(self._network.jobs), 0.0
-
     async def ack(self, mm_hash: str, number: int) -> None:
         """The job is done."""
         await self._send(mm_hash, "ack", (str(number),), {})

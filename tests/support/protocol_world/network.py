@@ -4,11 +4,13 @@ A stream keeps its entries while its reader is down. What two senders sent to on
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from tests.support.flight_model import FlightModel
+from triptych_common.bus.publisher import NewEntry, RefusedEntry
+from triptych_common.protocol import codec
 from triptych_common.protocol.codec import Envelope
 from triptych_common.protocol.messages import BUS_MESSAGES, EncodeJob, Message
 from triptych_common.protocol.names import StreamNames
@@ -91,6 +93,9 @@ class Network:
     def remove(self, entry_id: str) -> None:
         self.jobs.pop(int(entry_id), None)
 
+    def num_entries(self) -> int:
+        return len(self.jobs)
+
     def lose_redis(self) -> None:
         """It comes back empty. What is on its way to it is sent again."""
         for way in [way for way in self.queues if way[2] != "http"]:
@@ -139,6 +144,13 @@ class AsyncBusModel:
     ) -> None:
         if self.network is not None:
             self.network.publish(self._sender, stream, message)
+
+    async def publish_encoded(self, entries: Sequence[NewEntry]) -> list[RefusedEntry]:
+        for stream, fields in entries:
+            message = codec.decode(fields).message
+            if self.network is not None:
+                self.network.publish(self._sender, stream, message)
+        return []
 
 
 class ThreadedBusModel:

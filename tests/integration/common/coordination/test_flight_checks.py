@@ -1,6 +1,6 @@
 """What a gateway learns that checks a flight it has received nothing of."""
 
-from tests.integration.common.flight_samples import HASH, METADATA, claim, job_for, requester_at
+from tests.integration.common.flight_samples import DIGEST, HASH, METADATA, claim, job_for, requester_at
 from triptych_common.bus import AsyncBus
 from triptych_common.coordination import ClaimResult, SingleFlight, StartResult
 
@@ -44,3 +44,18 @@ async def test_a_finished_flight_whose_result_is_lost_begins_again(
     found = await claim(flights, FIRST, "check")
     assert (found.result, found.job_id) == (ClaimResult.OWNER, "job-1")
     await run(flights)
+
+
+async def test_an_owner_gets_what_waits_before_it_publishes(flights: SingleFlight, bus: AsyncBus) -> None:
+    """And no other claim does: it has nothing to publish."""
+    stream = bus.names.encode_jobs(DIGEST)
+    await bus.client.xadd(stream, {"waits": "since 1970"}, id="1-1")
+    for _ in range(2):
+        await bus.client.xadd(stream, {"waits": "not long"})
+    owner = await claim(flights, FIRST, with_backlog=True)
+    assert owner.backlog is not None
+    assert owner.backlog.num_jobs == 3
+    assert owner.backlog.oldest_s > 1e9
+    assert await flights.read_backlog(DIGEST) >= owner.backlog
+    assert (await claim(flights, SECOND, job_id="job-2", with_backlog=True)).backlog is None
+    assert (await claim(flights, FIRST)).backlog is None, "not asked for"

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import HealthCheck, Phase, settings
@@ -109,11 +110,17 @@ class FlightMachine(RuleBasedStateMachine):
                 self.leave(requesters)
 
     # ---- gateways ----
-    @rule(requester=ANY_REQUESTER, job_id=JOBS, mode=st.sampled_from(["new", "retry", "check"]))
-    def claim(self, requester: Requester, job_id: str, mode: Any) -> None:
+    @rule(
+        requester=ANY_REQUESTER,
+        job_id=JOBS,
+        mode=st.sampled_from(["new", "retry", "check"]),
+        with_backlog=st.booleans(),
+    )
+    def claim(self, requester: Requester, job_id: str, mode: Any, with_backlog: bool = False) -> None:
         job_id = self.job(job_id)
-        claim: FlightClaim = self.both(
-            lambda flights: flights.claim_flight(
+
+        async def claimed(flights: Any) -> FlightClaim:
+            claim: FlightClaim = await flights.claim_flight(
                 HASH,
                 [requester],
                 namespace_digest=DIGEST,
@@ -122,8 +129,13 @@ class FlightMachine(RuleBasedStateMachine):
                 attempt=1,
                 max_attempts=MAX_ATTEMPTS,
                 ttl_s=600,
+                with_backlog=with_backlog,
             )
-        )
+            if claim.backlog is None:
+                return claim
+            return replace(claim, backlog=claim.backlog._replace(oldest_s=0.0))  # the model has no clock
+
+        claim: FlightClaim = self.both(claimed)
         assert claim.attempt <= MAX_ATTEMPTS
         if claim.result is ClaimResult.FAILED:
             assert claim.failure is not None

@@ -28,4 +28,4 @@ def test_names_are_local_variables_in_front_of_the_prelude() -> None:
         "local stream = KEYS[2]",
         "local mode = ARGV[1]",
     ]
-    assert "local requesters = {} for i = 9, #ARGV do" in before
+    assert "local requesters = {} for i = 10, #ARGV do" in before

@@ -1,11 +1,14 @@
 """What the encoder sends about a job, and to which streams."""
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
+from triptych_common.bus.publisher import NewEntry, RefusedEntry
 from triptych_common.domain.errors import BusUnavailableError, StreamFullError
+from triptych_common.protocol import codec
 from triptych_common.protocol.codec import Envelope
 from triptych_common.protocol.messages import (
     EncodeFailed,
@@ -22,20 +25,29 @@ NAMES = StreamNames("d")
 
 
 class FakeBus:
-    """Remembers what was published; `broken` streams cannot be written now, `full` ones have no reader."""
+    """Remembers what was published; `broken` streams refuse for now, `full` ones have no reader."""
 
     def __init__(self) -> None:
         self.published: list[tuple[str, Any, str | None]] = []
+        self.num_round_trips = 0
         self.broken: set[str] = set()
         self.full: set[str] = set()
+        self.is_away = False
 
-    async def publish(self, stream: str, message: Any, *, traceparent: str | None = None) -> str:
-        if stream in self.full:
-            raise StreamFullError("no process reads it")
-        if stream in self.broken:
+    async def publish_encoded(self, entries: Sequence[NewEntry]) -> list[RefusedEntry]:
+        self.num_round_trips += 1
+        if self.is_away:
             raise BusUnavailableError("away")
-        self.published.append((stream, message, traceparent))
-        return "1-0"
+        refused: list[RefusedEntry] = []
+        for stream, fields in entries:
+            if stream in self.full:
+                refused.append(RefusedEntry((stream, fields), StreamFullError("no process reads it")))
+            elif stream in self.broken:
+                refused.append(RefusedEntry((stream, fields), BusUnavailableError("refused")))
+            else:
+                envelope = codec.decode(fields)
+                self.published.append((stream, envelope.message, envelope.traceparent))
+        return refused
 
     @property
     def streams(self) -> list[str]:
@@ -92,6 +104,23 @@ async def test_metadata_go_to_everybody_once_and_to_the_consumers_first(
     assert sorted(bus.streams[:2]) == [NAMES.metadata("pd-0"), NAMES.metadata("pd-1")]
     assert sorted(bus.streams[2:]) == [NAMES.encode_results("g-0"), NAMES.encode_results("g-1")]
     assert {traceparent for _, _, traceparent in bus.published} == {"tp"}
+    assert bus.num_round_trips == 1
+
+
+async def test_what_was_written_is_not_sent_again_for_a_stream_that_refuses(
+    bus: FakeBus, reporter: Reporter, caplog: pytest.LogCaptureFixture
+) -> None:
+    job = job_for(("g-0", "pd-0"), ("g-1", "pd-1"))
+    bus.broken = {NAMES.metadata("pd-0")}
+    await reporter.send_metadata(metadata_of(job), Envelope(job, remaining_ms=200))
+    assert bus.streams == [NAMES.metadata("pd-1"), NAMES.encode_results("g-0"), NAMES.encode_results("g-1")]
+    assert bus.num_round_trips > 1
+    assert caplog.messages == ["message given up"]
+
+
+async def test_nothing_is_sent_for_no_requester(bus: FakeBus, reporter: Reporter) -> None:
+    await reporter.send_completed(job_for(("g-0", "pd-0")), Envelope(job_for()), 0.5, ())
+    assert bus.num_round_trips == 0
 
 
 async def test_results_go_to_the_gateways(bus: FakeBus, reporter: Reporter) -> None:
@@ -136,3 +165,15 @@ async def test_a_redis_that_comes_back_in_time_gets_the_message(bus: FakeBus, re
     bus.broken = set()
     await asyncio.wait_for(telling, 5)
     assert bus.streams == [NAMES.encode_results("g-0")]
+
+
+async def test_a_redis_that_was_away_gets_all_messages(bus: FakeBus, reporter: Reporter) -> None:
+    job, bus.is_away = job_for(("g-0", "pd-0")), True
+    telling = asyncio.ensure_future(
+        reporter.send_metadata(metadata_of(job), Envelope(job, remaining_ms=5000))
+    )
+    await asyncio.sleep(0)
+    assert bus.num_round_trips == 1
+    bus.is_away = False
+    await asyncio.wait_for(telling, 5)
+    assert bus.streams == [NAMES.metadata("pd-0"), NAMES.encode_results("g-0")]

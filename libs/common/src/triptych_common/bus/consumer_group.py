@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from redis.asyncio import Redis
-from redis.exceptions import ResponseError
+from redis.asyncio.client import Pipeline
+from redis.exceptions import RedisError, ResponseError
 
 from triptych_common.bus.fair_share import GroupLoad
 from triptych_common.redis_client.commands import COMMAND_LIMIT_S, READ_LIMIT_S, is_existing_group
@@ -103,14 +104,19 @@ class ConsumerGroup:
         middle = (before + time.monotonic()) / 2
         self._redis_clock_offset_s = seconds + micros / 1e6 - middle
 
-    async def read_new(self, count: int, block_ms: int) -> list[StreamEntry]:
-        """Entries that no consumer of the group has had; empty after `block_ms` without any."""
-        reply = await _any(
-            self._reader.xreadgroup(
-                self.group, self.consumer, {self.stream: ">"}, count=count, block=block_ms
-            ),
-            READ_LIMIT_S,
-        )
+    async def read_new(self, count: int, block_ms: int, done: Iterable[bytes] = ()) -> list[StreamEntry]:
+        """Entries that no consumer of the group has had; empty after `block_ms` without any.
+
+        `done`: acked in front of the read, in the same write, as `ack` does. After an error they may not be.
+        """
+        async with self._reader.pipeline(transaction=False) as pipe:
+            self._drop(pipe, list(done))
+            pipe.xreadgroup(self.group, self.consumer, {self.stream: ">"}, count=count, block=block_ms)
+            replies = await _any(pipe.execute(raise_on_error=False), READ_LIMIT_S)
+        for each in replies:  # as Redis worded it: `NOGROUP` has a meaning here, a pipeline's error has not
+            if isinstance(each, RedisError):
+                raise each
+        reply = replies[-1]
         return [StreamEntry(entry_id, fields) for _, entries in reply or [] for entry_id, fields in entries]
 
     async def read_load(self) -> GroupLoad:
@@ -160,11 +166,14 @@ class ConsumerGroup:
         No transaction: a Redis that is out of memory refuses to queue even what would free memory. An
         entry that is deleted but still pending is noticed when it is claimed (`_ack_vanished`).
         """
-        ids = list(entry_ids)
         async with self._client.pipeline(transaction=False) as pipe:
+            self._drop(pipe, list(entry_ids))
+            await _any(pipe.execute())
+
+    def _drop(self, pipe: Pipeline, ids: Sequence[bytes]) -> None:
+        if ids:
             pipe.xdel(self.stream, *ids)
             pipe.xack(self.stream, self.group, *ids)
-            await _any(pipe.execute())
 
     async def replace(self, entry_id: bytes, fields: Mapping[bytes, bytes], stream: str, maxlen: int) -> None:
         """Done with `entry_id`, and `fields` appended to `stream` of about `maxlen`: in one step."""

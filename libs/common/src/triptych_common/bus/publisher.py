@@ -8,7 +8,7 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from triptych_common.bus.stream_bounds import StreamBounds
-from triptych_common.domain.errors import BusUnavailableError
+from triptych_common.domain.errors import BusUnavailableError, StreamFullError
 from triptych_common.protocol.names import INBOX_TTL_S
 from triptych_common.redis_client.commands import run_command, send_command
 from triptych_common.redis_client.failures import unavailable
@@ -21,7 +21,12 @@ class RefusedEntry:
     """An entry that was not appended."""
 
     entry: NewEntry
-    is_final: bool  # the stream is full; everything else can be tried again
+    error: BusUnavailableError
+
+    @property
+    def is_final(self) -> bool:
+        """The stream is full: its reader has stopped. Everything else can be tried again."""
+        return isinstance(self.error, StreamFullError)
 
 
 class Publisher:
@@ -56,14 +61,13 @@ class Publisher:
         for stream, num_entries in zip(open_streams, replies[len(wanted) :], strict=True):
             if not isinstance(num_entries, RedisError):
                 self._bounds.saw(stream, num_entries)
-        refused = {
-            id(entry) for entry, reply in zip(wanted, replies, strict=False) if isinstance(reply, RedisError)
+        errors = {
+            id(entry): unavailable("publish", reply)
+            for entry, reply in zip(wanted, replies, strict=False)
+            if isinstance(reply, RedisError)
         }
-        return [
-            RefusedEntry(entry, is_final=entry[0] in full)
-            for entry in entries
-            if entry[0] in full or id(entry) in refused
-        ]
+        errors |= {id(entry): self._bounds.error(entry[0]) for entry in entries if entry[0] in full}
+        return [RefusedEntry(entry, errors[id(entry)]) for entry in entries if id(entry) in errors]
 
     async def length(self, stream: str) -> int:
         """Number of entries in `stream`."""

@@ -79,7 +79,7 @@ class Delivery:
         await self.consumer.ack(self.entry)
 
     def ack_soon(self) -> None:
-        """Done. The ack goes out before the next read, with all others: one round trip for many entries."""
+        """Done. The ack goes out with the next read, and with all others: no round trip of its own."""
         self.consumer.ack_soon(self.entry)
 
     async def reject(self, reason: str) -> None:
@@ -205,7 +205,6 @@ class StreamConsumer:
     async def _fetch_once(self, count: int) -> list[StreamEntry]:
         if not self._ensured:
             await self._ensure_group()
-        await self._pay_acks()
         held = self._outstanding.keys() | self._owed_acks
         if not self._own_checked:
             if own := await self._group.take_own(count, held):
@@ -222,7 +221,9 @@ class StreamConsumer:
         find_peers = self._options.find_peers
         if find_peers is not None and self._outstanding and await self._is_ahead(find_peers):
             block_ms = min(block_ms, AHEAD_BLOCK_MS)
-        entries = await self._group.read_new(count, block_ms)
+        owed = set(self._owed_acks)
+        entries = await self._group.read_new(count, block_ms, owed)
+        self._owed_acks -= owed
         if self._num_failures:
             log.info("bus is back", stream=self._group.stream, num_failures=self._num_failures)
             self._num_failures = 0

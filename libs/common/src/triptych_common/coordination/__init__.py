@@ -9,10 +9,17 @@ tensor_blobs    bytes of tensors, for the transport `redis`
 
 from triptych_common.coordination.registry import Registration, Registry, is_registered
 from triptych_common.coordination.shared_sizes import SharedSizes
-from triptych_common.coordination.single_flight import ClaimResult, FlightClaim, SingleFlight, StartResult
+from triptych_common.coordination.single_flight import (
+    Backlog,
+    ClaimResult,
+    FlightClaim,
+    SingleFlight,
+    StartResult,
+)
 from triptych_common.coordination.tensor_blobs import BlobMissingError, BlobStore
 
 __all__ = [
+    "Backlog",
     "BlobMissingError",
     "BlobStore",
     "ClaimResult",

@@ -14,7 +14,8 @@ then. Every step can be repeated.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Literal
+from importlib.resources import files
+from typing import Any, Literal, NamedTuple
 
 import orjson
 
@@ -41,14 +42,16 @@ MAX_SENDS = 4  # of one job: when it vanishes again and again, something refuses
 
 ClaimMode = Literal["new", "retry", "check"]
 
-CLAIM, PUBLISH, LEAVE, START, RENEW, ANNOUNCE, FINISH, FAIL = (
+BACKLOG_PRELUDE = files(__package__).joinpath("lua", "backlog.lua").read_text("utf-8")
+CLAIM = load_script(__package__, "claim_flight", prelude=PRELUDE + BACKLOG_PRELUDE)
+PUBLISH, LEAVE, START, RENEW, ANNOUNCE, FINISH, FAIL = (
     load_script(__package__, name, prelude=PRELUDE)
     for name in (
-        "claim_flight", "publish_job", "leave_flight", "start_job", "renew_job", "announce_metadata",
+        "publish_job", "leave_flight", "start_job", "renew_job", "announce_metadata",
         "finish_flight", "fail_flight",
     )
 )  # fmt: skip
-READ_BACKLOG = load_script(__package__, "read_backlog")
+READ_BACKLOG = load_script(__package__, "read_backlog", prelude=BACKLOG_PRELUDE)
 
 
 class ClaimResult(StrEnum):
@@ -60,6 +63,13 @@ class ClaimResult(StrEnum):
     EXHAUSTED = "exhausted"  # all attempts failed, or the job vanished too often
 
 
+class Backlog(NamedTuple):
+    """What waits on a namespace's stream of jobs."""
+
+    num_jobs: int
+    oldest_s: float  # that the oldest of those that no encoder took has waited
+
+
 @dataclass(frozen=True, slots=True)
 class FlightClaim:
     result: ClaimResult
@@ -67,6 +77,7 @@ class FlightClaim:
     attempt: int
     metadata: EncoderCacheMetadata | None = None  # announced before this claim
     failure: EncodeFailed | None = None
+    backlog: Backlog | None = None  # of an owner that asked for it
 
 
 class StartResult(StrEnum):
@@ -98,6 +109,7 @@ class SingleFlight:
         attempt: int,
         max_attempts: int,
         ttl_s: float,
+        with_backlog: bool = False,
     ) -> FlightClaim:
         """Join `requesters` to the flight; become its owner where there is none.
 
@@ -108,19 +120,22 @@ class SingleFlight:
             job_id: of the job to publish, unless one is in flight.
             attempt: of that job, unless Redis knows better.
             ttl_s: seconds until none of these waits any more.
+            with_backlog: an owner gets the backlog too, before it publishes.
         """
         reply = await self._run(
             CLAIM, mm_hash, namespace_digest, _fields(requesters),
             mode=mode, job=job_id, attempt=attempt, max_attempts=max_attempts, ttl_ms=_ms(ttl_s),
             claim_ms=_ms(PUBLISH_LEASE_S), max_sends=MAX_SENDS, group=ENCODERS_GROUP,
+            with_backlog=int(with_backlog),
         )  # fmt: skip
-        result, its_job, its_attempt, metadata, failure = reply
+        result, its_job, its_attempt, metadata, failure, *backlog = reply
         return FlightClaim(
             ClaimResult(result.decode()),
             JobId(its_job.decode()),
             int(its_attempt),
             EncoderCacheMetadata.model_validate_json(metadata) if metadata else None,
             EncodeFailed.model_validate_json(failure) if failure else None,
+            _backlog(*backlog) if backlog else None,
         )
 
     async def publish_job(
@@ -150,13 +165,10 @@ class SingleFlight:
         reply = await self._run(LEAVE, mm_hash, namespace_digest, map(_field, keys), group=ENCODERS_GROUP)
         return bool(reply)
 
-    async def read_backlog(self, namespace_digest: str) -> tuple[int, float]:
-        """(jobs of the namespace, seconds that the oldest of those that no encoder took has waited)."""
+    async def read_backlog(self, namespace_digest: str) -> Backlog:
+        """Of the namespace's jobs."""
         keys = [self._names.encode_jobs(namespace_digest)]
-        num_entries, age_ms = await self._call(
-            READ_BACKLOG, keys, READ_BACKLOG.arguments(group=ENCODERS_GROUP)
-        )
-        return int(num_entries), max(0, int(age_ms)) / 1000
+        return _backlog(*await self._call(READ_BACKLOG, keys, READ_BACKLOG.arguments(group=ENCODERS_GROUP)))
 
     # ---- encoders --------------------------------------------------------------------------------
     async def start_job(
@@ -243,6 +255,10 @@ class SingleFlight:
         if reply is None:
             raise BusUnavailableError(f"{script.name}: Redis answered nothing")
         return reply
+
+
+def _backlog(num_jobs: int, age_ms: int) -> Backlog:
+    return Backlog(num_jobs, max(0, age_ms) / 1000)
 
 
 def _field(key: RequesterKey) -> str:

@@ -45,7 +45,7 @@ class ReplyReader:
             async for delivery in consumer:
                 self.on_reply(delivery.envelope.message)
                 self._changed.set()
-                await delivery.ack()
+                delivery.ack_soon()
 
     def on_reply(self, message: object) -> None:
         """Anything but a reply is ignored."""

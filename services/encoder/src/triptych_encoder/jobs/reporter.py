@@ -1,13 +1,14 @@
 """Publishes EncoderCacheMetadata (sizes), EncodeCompleted and EncodeFailed, in the job's own trace."""
 
-import asyncio
 import time
 from collections.abc import Iterable
 
 import tenacity
 
 from triptych_common.bus import AsyncBus
-from triptych_common.domain.errors import BusUnavailableError, StreamFullError
+from triptych_common.bus.publisher import NewEntry
+from triptych_common.domain.errors import BusUnavailableError
+from triptych_common.protocol import codec
 from triptych_common.protocol.codec import Envelope
 from triptych_common.protocol.messages import (
     EncodeCompleted,
@@ -39,10 +40,10 @@ class Reporter:
         self._instance = instance
 
     async def send_metadata(self, metadata: EncoderCacheMetadata, envelope: Envelope) -> None:
-        """To every waiting prefill_decode, then to every waiting gateway."""
+        """To every waiting prefill_decode, then to every waiting gateway, in one round trip."""
         consumers = _distinct(requester.prefill_decode for requester in metadata.requesters)
-        await self._publish([self._names.metadata(name) for name in consumers], metadata, envelope)
-        await self._publish(self._gateways(metadata.requesters), metadata, envelope)
+        streams = [*map(self._names.metadata, consumers), *self._gateways(metadata.requesters)]
+        await self._publish(streams, metadata, envelope)
 
     async def send_completed(
         self, job: EncodeJob, envelope: Envelope, encode_s: float, requesters: Iterable[Requester]
@@ -63,26 +64,44 @@ class Reporter:
         return [self._names.encode_results(name) for name in _distinct(each.gateway for each in requesters)]
 
     async def _publish(self, streams: list[str], message: Message, envelope: Envelope) -> None:
-        """To all streams at once: one that cannot be written does not keep the others back."""
+        """To all streams, in one round trip: one that refuses does not keep the others back."""
+        if not streams:
+            return
         deadline = envelope.deadline or time.monotonic() + DEFAULT_DEADLINE_S
-        await asyncio.gather(*(self._publish_one(stream, message, envelope, deadline) for stream in streams))
-
-    async def _publish_one(self, stream: str, message: Message, envelope: Envelope, deadline: float) -> None:
+        fields = codec.encode(message, traceparent=envelope.traceparent)
+        unsent: list[NewEntry] = [(stream, fields) for stream in streams]
         retrying = tenacity.AsyncRetrying(
-            retry=tenacity.retry_if_exception(_may_pass),
+            retry=tenacity.retry_if_exception_type(BusUnavailableError),
             wait=tenacity.wait_exponential(multiplier=FIRST_RETRY_S, max=LONGEST_RETRY_S),
             stop=tenacity.stop_before_delay(deadline - time.monotonic()),
             reraise=True,
         )
         try:
-            await retrying(self._bus.publish, stream, message, traceparent=envelope.traceparent)
+            await retrying(self._send, unsent, message)
         except BusUnavailableError as error:
-            log.warning("message given up", stream=stream, type=message.TYPE, error=str(error))
+            for stream, _ in unsent:
+                _log_given_up(stream, message, error)
+
+    async def _send(self, unsent: list[NewEntry], message: Message) -> None:
+        """Send `unsent`, and leave in it what was refused and can be tried again.
+
+        Not to a full stream: its reader has stopped, and would read the message too late.
+
+        Raises:
+            BusUnavailableError: some are left.
+        """
+        refused = await self._bus.publish_encoded(unsent)
+        for each in refused:
+            if each.is_final:
+                _log_given_up(each.entry[0], message, each.error)
+        left = [each for each in refused if not each.is_final]
+        unsent[:] = [each.entry for each in left]
+        if left:
+            raise left[0].error
 
 
-def _may_pass(error: BaseException) -> bool:
-    """Not a full stream: its reader has stopped, and would read the message too late."""
-    return isinstance(error, BusUnavailableError) and not isinstance(error, StreamFullError)
+def _log_given_up(stream: str, message: Message, error: BusUnavailableError) -> None:
+    log.warning("message given up", stream=stream, type=message.TYPE, error=str(error))
 
 
 def _distinct(names: Iterable[str]) -> list[str]:

@@ -39,7 +39,7 @@ class FlightRequests:
 
     def __init__(self, single_flight: SingleFlight, limits: OrderLimits) -> None:
         self._single_flight = single_flight
-        self._job_queue = JobQueue(single_flight, limits.max_queued_jobs, limits.max_queue_age_s)
+        self._job_queue = JobQueue(limits.max_queued_jobs, limits.max_queue_age_s)
         self._limits = limits
         self._sent: dict[MmHash, _Sent] = {}
 
@@ -67,7 +67,7 @@ class FlightRequests:
         sent = self._sent.setdefault(item.mm_hash, _Sent(namespace_digest))
         sent.keys.update(map(requester_key, requesters))
         sent.until = max(sent.until, time.monotonic() + ttl_s)
-        return await self._single_flight.claim_flight(
+        claim = await self._single_flight.claim_flight(
             item.mm_hash,
             requesters,
             namespace_digest=namespace_digest,
@@ -76,7 +76,11 @@ class FlightRequests:
             attempt=item.num_attempts,
             max_attempts=self._limits.attempts_after(item.retry_of),
             ttl_s=ttl_s,
+            with_backlog=self._job_queue.needs_reading(namespace_digest, time.monotonic()),
         )
+        if claim.backlog is not None:
+            self._job_queue.note_backlog(namespace_digest, claim.backlog, time.monotonic())
+        return claim
 
     async def withdraw_claim(self, mm_hash: MmHash, keys: set[RequesterKey]) -> None:
         """End a claim that is not needed any more: no other gateway may wait for this one to publish."""
@@ -91,7 +95,7 @@ class FlightRequests:
             RequestError: 429, too many jobs wait.
             BusUnavailableError: Redis may have the job all the same.
         """
-        await self._job_queue.admit_job(job.namespace_digest)
+        self._job_queue.admit_job(job.namespace_digest)
         entry_id = await self._single_flight.publish_job(
             job,
             traceparent=media_waits[0].traceparent,

@@ -1,10 +1,13 @@
 -- A gateway's requesters join the item's flight, or its gateway becomes the owner and publishes the job.
 -- KEYS: flight stream
--- ARGV: mode job attempt max_attempts ttl_ms claim_ms max_sends group *requesters
+-- ARGV: mode job attempt max_attempts ttl_ms claim_ms max_sends group with_backlog *requesters
 -- `requesters`: field, requester as JSON, field, ...
+-- `with_backlog` 1: an owner, who is about to publish, gets what waits on the stream too
 
 local function answer(result)
-  return {result, get('job'), tonumber(get('attempt')) or tonumber(attempt), get('metadata'), get('failure')}
+  local reply = {result, get('job'), tonumber(get('attempt')) or tonumber(attempt), get('metadata'), get('failure')}
+  if result == 'owner' and with_backlog == '1' then reply[6], reply[7] = read_backlog(group) end
+  return reply
 end
 
 local function join()
