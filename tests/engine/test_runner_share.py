@@ -60,8 +60,9 @@ def share(monkeypatch: pytest.MonkeyPatch) -> Share:
     return share
 
 
-def step(*num_tokens: int, encodes: bool = False, fails: bool = False) -> Any:
+def step(*num_tokens: int, decodes: bool = False, encodes: bool = False, fails: bool = False) -> Any:
     return SimpleNamespace(
+        scheduled_cached_reqs=SimpleNamespace(num_output_tokens=[0, 3] if decodes else [0]),
         scheduled_encoder_inputs={"r": [0]} if encodes else {},
         num_scheduled_tokens={str(number): each for number, each in enumerate(num_tokens)},
         total_num_scheduled_tokens=sum(num_tokens),
@@ -81,8 +82,16 @@ def test_encoder_reports_encodes_and_has_the_share_watch_its_layers(share: Share
 
 def test_prefill_decode_tells_text_from_prompts(share: Share) -> None:
     runner = wrap(Runner(), is_producer=False)
-    for numbers in ((1, 1), (1, PREFILL_TOKENS), ()):
-        runner.execute_model(step(*numbers))
+    for each in (
+        step(1, 1, decodes=True),
+        step(1, PREFILL_TOKENS, decodes=True),
+        step(1, PREFILL_TOKENS - 1, decodes=True),  # a few tokens of a prompt are not worth more threads
+        step(PREFILL_TOKENS - 1),
+        step(),
+    ):
+        runner.execute_model(each)
     with pytest.raises(StepError):
-        runner.execute_model(step(1, fails=True))
-    assert share.calls == [Work.DECODE, "end", Work.PREFILL, "end", Work.DECODE, "end"]
+        runner.execute_model(step(1, decodes=True, fails=True))
+    works = [each for each in share.calls if each != "end"]
+    assert works == [Work.DECODE, Work.CHUNK, Work.DECODE, Work.PREFILL, Work.DECODE]
+    assert share.calls.count("end") == len(works)

@@ -13,12 +13,12 @@ import time
 from typing import Any
 
 # vLLM's readers spin for 1 s after each message: EngineCore while its worker computes, on cores that the
-# worker could use. A notification wakes a reader at once, but can be lost when two messages come within about
-# 1.5 ms. So a reader spins for an instant, sleeps, and looks by itself too: soon while messages come, then
-# rarely (vLLM's own 5 s would be the answer's delay).
+# worker could use. A notification wakes a reader at once, but is lost when it comes within about 1.5 ms of
+# the one before. So a reader spins for an instant, sleeps, and for a few milliseconds looks by itself too.
+# What is lost later is rare, and found soon (vLLM's own 5 s would be the answer's delay).
 SPIN_S = 0.0002
-LIVELY_S = 0.25
-LIVELY_RECHECK_MS = 1
+UNCERTAIN_S = 0.005
+UNCERTAIN_RECHECK_MS = 1
 RECHECK_MS = 50
 
 
@@ -63,8 +63,8 @@ def _stop_spinning() -> None:
 
     @functools.wraps(original_wait)
     def wait(self: Any, timeout_ms: int | None = None) -> None:
-        is_lively = time.monotonic() < self.last_read + LIVELY_S
-        recheck_ms = LIVELY_RECHECK_MS if is_lively else RECHECK_MS
+        is_uncertain = time.monotonic() < self.last_read + UNCERTAIN_S
+        recheck_ms = UNCERTAIN_RECHECK_MS if is_uncertain else RECHECK_MS
         original_wait(self, recheck_ms if timeout_ms is None else min(timeout_ms, recheck_ms))
 
     init._triptych = True  # type: ignore[attr-defined]

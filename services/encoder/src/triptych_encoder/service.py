@@ -16,6 +16,7 @@ import httpx
 
 from triptych_common.bus import AsyncBus, Delivery, StreamConsumer, check_login, drop_idle_consumers
 from triptych_common.coordination import Registration, Registry, SingleFlight
+from triptych_common.cores.priority import lower_priority
 from triptych_common.domain.errors import StoreUnavailableError, TriptychError
 from triptych_common.protocol.messages import Compute, InstanceRecord, Role
 from triptych_common.protocol.names import ENCODERS_GROUP
@@ -61,6 +62,8 @@ async def serve(settings: EncoderSettings, stop: StopSignal) -> None:
 
     setup_logging("encoder", settings.instance, settings.log_level)
     end_quickly()
+    if settings.cores and settings.core_policy == "text_first":
+        lower_priority()  # before anything is started that is to have it
     await check_login(settings.redis_url, settings.deployment, client_name=settings.instance)
     digest = await asyncio.to_thread(digest_of_model, settings.model, settings.engine_args)
     config = ConnectorConfig.of_service(

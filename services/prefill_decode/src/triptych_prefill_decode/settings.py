@@ -68,7 +68,7 @@ class PrefillDecodeSettings(MediaSettings):
     decode_share: DecodeShare | None = Field(
         default=None,
         description="of a step's time for requests that decode, while prompts are computed; 0: no bound "
-        "[default: 0.5 for text_first, 0.2 for image_first, 0 for split]",
+        "[default: 0.3 for text_first, 0.1 for image_first, 0 for split]",
     )
 
     def model_post_init(self, context: Any) -> None:

@@ -27,9 +27,11 @@ IDLE = EngineLoad(Work.IDLE, frozenset({1}), LONG_AGO, Work.DECODE)
         ("text_first", [load(Work.DECODE)], {0}),
         ("text_first", [load(Work.PREFILL)], {0}),
         ("text_first", [load(Work.ENCODE)], {0}),
+        ("text_first", [load(Work.CHUNK)], {0}),
         ("image_first", [load(Work.DECODE)], {0, 1}),
         ("image_first", [load(Work.PREFILL)], {0}),
         ("image_first", [load(Work.ENCODE)], {0}),
+        ("image_first", [load(Work.CHUNK)], {0}),
     ],
 )
 def test_two_cores(policy: CorePolicy, others: list[EngineLoad], cores: set[int]) -> None:
@@ -41,6 +43,7 @@ def test_two_cores(policy: CorePolicy, others: list[EngineLoad], cores: set[int]
     [
         (0, Work.DECODE, {0}),
         (DECODE_HOLD_NS - 1, Work.DECODE, {0}),
+        (DECODE_HOLD_NS - 1, Work.CHUNK, {0}),
         (DECODE_HOLD_NS, Work.DECODE, {0, 1}),
         (0, Work.PREFILL, {0, 1}),
         (0, Work.ENCODE, {0, 1}),

@@ -15,8 +15,9 @@ class Work(IntEnum):
 
     IDLE = 0
     DECODE = 1  # a step of text: some tokens at most
-    PREFILL = 2  # a step with a prompt, or a part of one
+    PREFILL = 2  # a step with a prompt, or a part of one, and nobody decodes
     ENCODE = 3
+    CHUNK = 4  # a step with a part of a prompt, in which others decode
 
 
 @dataclass(frozen=True)
@@ -47,9 +48,9 @@ def cores_for(
 
 def _keeps_cores(other: EngineLoad, policy: CorePolicy, now_ns: int) -> bool:
     """Whether its cores cannot be borrowed now."""
-    if other.work in (Work.PREFILL, Work.ENCODE):
+    if other.work in (Work.PREFILL, Work.ENCODE, Work.CHUNK):
         return True
     if policy == "image_first":
         return False
-    between_steps = other.before is Work.DECODE and now_ns - other.since_ns < DECODE_HOLD_NS
+    between_steps = other.before in (Work.DECODE, Work.CHUNK) and now_ns - other.since_ns < DECODE_HOLD_NS
     return other.work is Work.DECODE or between_steps

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 
 from triptych_common.cores.plan import CorePolicy
 
-DECODE_SHARES: dict[CorePolicy, float] = {"split": 0.0, "text_first": 0.5, "image_first": 0.2}
+DECODE_SHARES: dict[CorePolicy, float] = {"split": 0.0, "text_first": 0.3, "image_first": 0.1}
 """By default."""
 CHUNK_SIZES: tuple[int, ...] = tuple(sorted(size << power for size in (32, 48) for power in range(9)))
 """Tokens. Few different ones: kernels are chosen, and on the CPU made, for each shape."""

@@ -24,6 +24,15 @@ Runner = TypeVar("Runner")
 PREFILL_TOKENS = 32  # a step with so many tokens of one request is worth more threads
 
 
+def _work_of(scheduler_output: Any) -> Work:
+    """Of a step of prefill_decode that computes something."""
+    if not any(scheduler_output.scheduled_cached_reqs.num_output_tokens):
+        return Work.PREFILL
+    longest = max(scheduler_output.num_scheduled_tokens.values())
+    has_prompt = scheduler_output.scheduled_encoder_inputs or longest >= PREFILL_TOKENS
+    return Work.CHUNK if has_prompt else Work.DECODE
+
+
 @contextlib.contextmanager
 def _computing(share: ComputeShare | None, work: Work) -> Iterator[None]:
     """A step of `work`, on what it may have of the cores or the GPU."""
@@ -114,9 +123,7 @@ class DisaggPrefillDecodeGPURunnerWrapper:
         num_tokens = scheduler_output.total_num_scheduled_tokens
         if connector.share is None or num_tokens == 0:
             return super().execute_model(scheduler_output, *args, **kwargs)  # type: ignore[misc]
-        longest = max(scheduler_output.num_scheduled_tokens.values())
-        work = Work.PREFILL if planned or longest >= PREFILL_TOKENS else Work.DECODE
-        with _computing(connector.share, work):
+        with _computing(connector.share, _work_of(scheduler_output)):
             return super().execute_model(scheduler_output, *args, **kwargs)  # type: ignore[misc]
 
 
