@@ -25,7 +25,7 @@ class FixedChunks(PromptChunks):
         super().__init__(0.5)
         self.noted: list[tuple[int, int, float]] = []
 
-    def max_prompt_tokens(self) -> int:
+    def max_prompt_tokens(self, num_decoding: int) -> int:
         return CHUNK
 
     def note_step(self, num_prompt_tokens: int, num_decoding: int, seconds: float) -> None:

@@ -1,5 +1,6 @@
 """The store's metrics: over the socket of its own, over HTTP, and as the operator's table."""
 
+import contextlib
 import re
 import socket
 import stat
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.support.waiting import free_port, wait_until
 from triptych_cache_store.testing import PushLog, StoreProcess
 from triptych_cli.commands.store import metric_rows
 from triptych_common.domain.errors import StoreError
@@ -115,12 +117,17 @@ def test_the_socket_is_the_owners_and_goes_with_the_store(
     assert not path.exists()
 
 
+def connects(connection: HTTPConnection) -> bool:
+    with contextlib.suppress(ConnectionRefusedError):
+        connection.connect()
+    return connection.sock is not None
+
+
 def test_a_port_of_this_host(make_daemon: Callable[..., StoreProcess]) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     make_daemon(f"--metrics-port={port}")
     connection = HTTPConnection("127.0.0.1", port, timeout=5)
+    wait_until(lambda: connects(connection), 5, "it listens")
     connection.request("GET", "/metrics")
     response = connection.getresponse()
     assert b"triptych_store_bytes" in response.read()

@@ -9,5 +9,6 @@ jobs/           one encode job from the stream to its results, and the pins unti
 preprocessing/  from a job's media to an item that the vision tower takes
 store/          the store: transports, reservations, the session
 engine/         vLLM
+priority        low, where the encoder shares cores with text
 encoding        the protocol of an engine that encodes, its errors and limits: jobs need no vLLM
 """

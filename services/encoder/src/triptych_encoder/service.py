@@ -16,7 +16,6 @@ import httpx
 
 from triptych_common.bus import AsyncBus, Delivery, StreamConsumer, check_login, drop_idle_consumers
 from triptych_common.coordination import Registration, Registry, SingleFlight
-from triptych_common.cores.priority import lower_priority
 from triptych_common.domain.errors import StoreUnavailableError, TriptychError
 from triptych_common.protocol.messages import Compute, InstanceRecord, Role
 from triptych_common.protocol.names import ENCODERS_GROUP
@@ -35,6 +34,7 @@ from triptych_encoder.jobs.media_source import MediaSource, new_media_client
 from triptych_encoder.jobs.reply_reader import ReplyReader
 from triptych_encoder.jobs.reporter import Reporter
 from triptych_encoder.preprocessing.cost_budget import CostBudget
+from triptych_encoder.priority import lower_priority
 from triptych_encoder.settings import EncoderSettings
 from triptych_encoder.store.store_client import StoreClient
 from triptych_encoder.store.store_reservations import StoreReservations

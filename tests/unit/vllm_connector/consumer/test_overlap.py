@@ -131,3 +131,10 @@ def test_an_idle_engine_computes_a_short_text_in_front_of_an_item_that_is_to_be_
 def test_a_short_text_behind_an_item_waits_for_the_next_one() -> None:
     missing = PromptPlace(12, 19, is_granted=True, is_here=False, is_absent=True)
     assert POLICY.readiness([place(2, 9), missing], 9, is_idle=True) is WAITS
+
+
+def test_what_it_began_it_goes_on_with_however_little_is_left() -> None:
+    missing = place(20, 24, is_here=False)
+    assert POLICY.readiness([missing], 15) is WAITS
+    assert POLICY.readiness([missing], 15, goes_on=True) is PART
+    assert POLICY.readiness([missing], 20, goes_on=True) is WAITS

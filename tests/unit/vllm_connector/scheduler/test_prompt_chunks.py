@@ -1,76 +1,132 @@
 """Prompt chunks: decoding keeps its share of the time, whatever prompts and steps cost."""
 
+from dataclasses import dataclass
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from triptych_vllm_connector.scheduler.prompt_chunks import CHUNK_SIZES, NUM_REMEMBERED, PromptChunks
+from triptych_vllm_connector.scheduler.prompt_chunks import (
+    CHUNK_SIZES,
+    FIRST_CHUNK,
+    MAX_AGE_STEPS,
+    MAX_LOOKS,
+    NUM_REMEMBERED,
+    PromptChunks,
+)
 
 SMALLEST, LARGEST = CHUNK_SIZES[0], CHUNK_SIZES[-1]
 
 
-def chunks_after(decode_share: float, decode_s: float, prompt_token_s: float) -> PromptChunks:
-    """Such steps were measured."""
-    chunks = PromptChunks(decode_share)
-    chunks.note_step(0, 3, decode_s)
-    chunks.note_step(64, 3, decode_s + 64 * prompt_token_s)
-    return chunks
+@dataclass
+class Engine:
+    """What its steps take, in seconds."""
 
+    decode: float = 0.1
+    request: float = 0.0  # for each that decodes
+    token: float = 0.001
+    prompt_step: float = 0.0  # once for each step with a prompt
 
-def test_nothing_is_bounded_before_costs_are_known() -> None:
-    chunks = PromptChunks(0.5)
-    assert chunks.max_prompt_tokens() is None
-    chunks.note_step(64, 0, 0.064)
-    assert chunks.max_prompt_tokens() is None
-    chunks.note_step(0, 1, 0.1)
-    assert chunks.max_prompt_tokens() == 96
+    def step(self, chunks: PromptChunks, num_decoding: int) -> int:
+        """With prompts without end. Returns how many of their tokens it took."""
+        most = chunks.max_prompt_tokens(num_decoding)
+        assert most is not None
+        chunks.note_step(most, num_decoding, self.seconds(most, num_decoding))
+        return most
+
+    def seconds(self, num_prompt_tokens: int, num_decoding: int) -> float:
+        decoding = self.decode + self.request * num_decoding if num_decoding else 0.0
+        prompts = self.prompt_step + self.token * num_prompt_tokens if num_prompt_tokens else 0.0
+        return decoding + prompts
+
+    def settle(self, chunks: PromptChunks, num_decoding: int) -> int:
+        """The chunk after some steps."""
+        return [self.step(chunks, num_decoding) for _ in range(3 * NUM_REMEMBERED)][-1]
 
 
 @pytest.mark.parametrize(
     ("decode_share", "expected"), [(0.5, 96), (0.2, 384), (0.8, SMALLEST), (0.01, 8192), (0.99, SMALLEST)]
 )
 def test_decoding_keeps_its_share(decode_share: float, expected: int) -> None:
-    """Decoding takes 100 ms, a token of a prompt 1 ms."""
-    assert chunks_after(decode_share, 0.1, 0.001).max_prompt_tokens() == expected
+    assert Engine().settle(PromptChunks(decode_share), 3) == expected
 
 
-def test_without_a_share_nothing_is_bounded() -> None:
-    assert chunks_after(0.0, 0.1, 0.001).max_prompt_tokens() is None
+def test_nothing_is_bounded_without_a_share_or_while_nothing_decodes() -> None:
+    assert PromptChunks(0.0).max_prompt_tokens(3) is None
+    assert PromptChunks(0.5).max_prompt_tokens(0) is None
 
 
-@given(share=st.floats(0.05, 0.95), decode_s=st.floats(1e-4, 1.0), prompt_token_s=st.floats(1e-6, 1e-2))
+def test_steps_without_a_prompt_show_what_decoding_costs_and_then_it_is_asked_no_more() -> None:
+    chunks, engine = PromptChunks(0.5), Engine()
+    assert engine.step(chunks, 3) == 0
+    assert engine.step(chunks, 3) == FIRST_CHUNK
+    assert engine.step(chunks, 2) == 96, "as many as three, in powers of two"
+    assert engine.step(chunks, 4) == 0, "more decode than were seen"
+
+
+def test_looks_that_show_nothing_do_not_stop_the_prompts() -> None:
+    """Two steps in flight, or requests that are about to end."""
+    chunks = PromptChunks(0.5)
+    assert [chunks.max_prompt_tokens(3) for _ in range(MAX_LOOKS + 1)] == [0] * MAX_LOOKS + [FIRST_CHUNK]
+
+
+def test_it_looks_again_after_many_steps() -> None:
+    chunks, engine = PromptChunks(0.5), Engine()
+    taken = [engine.step(chunks, 3) for _ in range(2 * MAX_AGE_STEPS)]
+    assert taken.count(0) == 2
+
+
+@pytest.mark.parametrize("num_decoding", [1, 8, 64])
+def test_the_share_holds_for_any_number_of_requests_after_a_backlog_of_another(num_decoding: int) -> None:
+    chunks, engine = PromptChunks(0.3), Engine(decode=0.05, request=0.008)
+    for before in (64, 1):
+        engine.settle(chunks, before)
+    chunk = engine.settle(chunks, num_decoding)
+    share = engine.seconds(0, num_decoding) / engine.seconds(chunk, num_decoding)
+    assert 0.25 <= share <= 0.5, chunk
+
+
+def test_where_a_step_costs_much_for_itself_chunks_are_no_smaller_than_that_is_worth() -> None:
+    engine = Engine(decode=0.005, token=0.00002, prompt_step=0.02)
+    chunks = PromptChunks(0.3)
+    for num_tokens in (2048, 512, 64, 32):  # prompts while nothing decoded
+        chunks.note_step(num_tokens, 0, engine.seconds(num_tokens, 0))
+    chunk = engine.settle(chunks, 8)
+    assert chunk * engine.token >= engine.prompt_step / 2
+
+
+@given(share=st.floats(0.05, 0.95), decode=st.floats(1e-4, 1.0), token=st.floats(1e-6, 1e-2))
 def test_no_chunk_takes_more_than_the_rest_unless_it_is_the_smallest(
-    share: float, decode_s: float, prompt_token_s: float
+    share: float, decode: float, token: float
 ) -> None:
-    num_tokens = chunks_after(share, decode_s, prompt_token_s).max_prompt_tokens()
+    num_tokens = Engine(decode=decode, token=token).settle(PromptChunks(share), 3)
     assert num_tokens in CHUNK_SIZES
     if num_tokens > SMALLEST:
-        assert num_tokens * prompt_token_s <= decode_s * (1 - share) / share * 1.001
+        assert num_tokens * token <= decode * (1 - share) / share * 1.001
     if num_tokens < LARGEST:
-        assert 2 * num_tokens * prompt_token_s > decode_s * (1 - share) / share * 0.999, "none is wasted"
+        assert 2 * num_tokens * token > decode * (1 - share) / share * 0.999, "none is wasted"
 
 
 def test_a_tail_of_a_prompt_says_nothing_of_what_tokens_cost() -> None:
-    chunks = chunks_after(0.5, 0.1, 0.001)
+    chunks = PromptChunks(0.5)
+    Engine().settle(chunks, 3)
     for _ in range(NUM_REMEMBERED):
         chunks.note_step(1, 3, 0.15)
-    assert chunks.max_prompt_tokens() == 96
+    assert chunks.max_prompt_tokens(3) == 96
 
 
 def test_it_follows_what_steps_cost_now() -> None:
-    chunks = chunks_after(0.5, 0.1, 0.001)
-    for _ in range(NUM_REMEMBERED):
-        chunks.note_step(96, 3, 0.1 + 96 * 0.002)  # the cores that it had borrowed are gone
-    assert chunks.max_prompt_tokens() == 48
+    chunks = PromptChunks(0.5)
+    Engine().settle(chunks, 3)
+    assert Engine(token=0.002).settle(chunks, 3) == 48, "the cores that it had borrowed are gone"
 
 
 def test_one_slow_step_changes_nothing() -> None:
-    chunks = chunks_after(0.5, 0.1, 0.001)
-    for seconds in (0.196, 0.196, 0.196, 9.0):
-        chunks.note_step(96, 3, seconds)
-    assert chunks.max_prompt_tokens() == 96
+    chunks = PromptChunks(0.5)
+    Engine().settle(chunks, 3)
+    chunks.note_step(96, 3, 9.0)
+    assert chunks.max_prompt_tokens(3) == 96
 
 
 def test_a_step_that_costs_no_more_than_decoding_is_no_fault() -> None:
-    chunks = chunks_after(0.5, 0.1, 0.0)
-    assert chunks.max_prompt_tokens() == LARGEST
+    assert Engine(token=0.0).settle(PromptChunks(0.5), 3) == LARGEST

@@ -38,6 +38,7 @@ def engine_hosts(options: ResolvedOptions, layout: RunLayout, ports: Sequence[in
     """Encoders first. `ports`: one for each prefill_decode."""
     env = {
         "TRIPTYCH_MODEL": options.model,
+        "TRIPTYCH_CORE_POLICY": options.core_policy,
         "TMPDIR": str(layout.tmp_dir),
         "VLLM_RPC_BASE_PATH": str(layout.tmp_dir),
     }
@@ -67,7 +68,6 @@ def _with_cores(engine: Engine, own: tuple[int, ...], options: ResolvedOptions) 
     if not own:
         return engine
     env = {
-        "TRIPTYCH_CORE_POLICY": options.core_policy,
         "TRIPTYCH_CORES": json.dumps(own),
         "OMP_NUM_THREADS": str(len(own)),
     }
@@ -96,7 +96,6 @@ def _on_gpu(engine: Engine, place: GpuPlace, options: ResolvedOptions) -> Engine
     env = {
         "CUDA_VISIBLE_DEVICES": place.gpu,
         "TRIPTYCH_GPU_ENGINES": str(place.num_engines),
-        "TRIPTYCH_CORE_POLICY": options.core_policy,
     }
     return replace(
         engine,

@@ -26,7 +26,7 @@ from triptych_common.domain.errors import TriptychError
 NUM_SLOTS = 64
 SLOT_BYTES = 64
 _HEADER = struct.Struct("<8sI")
-_MAGIC, _VERSION = b"tripcore", 1
+_MAGIC, _VERSION = b"tripcore", 2
 _SLOT = struct.Struct("<QQ32s16x")  # the last: one bit for each core
 _FLOCK = struct.Struct("hhqqi0q")  # type, whence, start, length, pid: the kernel's struct flock
 _BOARD_BYTES = SLOT_BYTES * (1 + NUM_SLOTS)

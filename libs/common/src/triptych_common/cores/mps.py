@@ -24,5 +24,11 @@ class CudaEnvironment(BaseSettings):
 
 
 def has_mps_daemon() -> bool:
-    """Whether a control daemon has its socket where CUDA would look for it. Nothing is asked of it."""
-    return (CudaEnvironment().cuda_mps_pipe_directory / CONTROL).exists()
+    """Whether a control daemon has its socket where CUDA would look for it. Nothing is asked of it.
+
+    One in a directory that this user may not read is no daemon for it either.
+    """
+    try:
+        return (CudaEnvironment().cuda_mps_pipe_directory / CONTROL).exists()
+    except PermissionError:
+        return False

@@ -210,7 +210,9 @@ class Sharing(StrEnum):
     CORES = "cores"  # on the CPU: its threads also run on cores that others leave idle
     MPS = "mps"  # on a GPU: kernels of several processes run at once
     TIME_SLICES = "time_slices"  # on a GPU: its driver lets one process run after the other
-    UNKNOWN = "unknown"  # on a GPU: the driver cannot be asked, NVIDIA's bindings are missing
+    UNKNOWN = (
+        "unknown"  # the driver cannot be asked: NVIDIA's bindings are missing, or it is no GPU of theirs
+    )
 
 
 class Compute(Message):

@@ -80,7 +80,11 @@ class ItemGrants:
             for feature in admission.features
         )
         return self.overlap.readiness(
-            places, num_computed_tokens, begins_whole=admission.begins_whole, is_idle=self.is_idle()
+            places,
+            num_computed_tokens,
+            begins_whole=admission.begins_whole,
+            goes_on=admission.readiness is Readiness.PART,
+            is_idle=self.is_idle(),
         )
 
     def num_missing(self, admission: Admission) -> int:

@@ -57,12 +57,14 @@ class OverlapPolicy:
         num_computed_tokens: int,
         *,
         begins_whole: bool = False,
+        goes_on: bool = False,
         is_idle: bool = False,
     ) -> Readiness:
         """`places` in prompt order, covered ones included; `num_computed_tokens` are in the KV cache.
 
         Args:
             begins_whole: this request does not run before all that it was granted is here.
+            goes_on: it runs towards its first missing item, and its last step ended before that.
             is_idle: the engine has nothing else to do.
         """
         places = tuple(places)
@@ -76,7 +78,7 @@ class OverlapPolicy:
         first_missing = next(place for place in needed if not (place.is_granted and place.is_here))
         num_computable = first_missing.start - self.lookahead_tokens - num_computed_tokens
         is_text_alone = first_missing is places[0] and first_missing.is_absent
-        min_tokens = 1 if is_idle and is_text_alone else self.min_tokens
+        min_tokens = 1 if goes_on or (is_idle and is_text_alone) else self.min_tokens
         return Readiness.PART if num_computable >= min_tokens else Readiness.WAITS
 
 

@@ -5,16 +5,22 @@
 
 A step gives every request that decodes one token, and takes as long as all that is computed in it. So a long
 prompt in a step is a gap in every stream. A chunk is chosen so that decoding keeps `decode_share` of the
-time: with a half of it, a step with a chunk takes twice as long as one without. What a token of a prompt
-costs, and what decoding costs, is measured with each step.
+time: with a half of it, a step with a chunk takes twice as long as one without.
+
+What steps cost is measured. Decoding by the number of requests that decode, in powers of two: where no step
+without a prompt was seen for long, one is asked for. A step with a prompt costs, beyond decoding, something
+for itself and something for each token; both come from the differences between such steps (the median of all
+pairs' slopes, after Theil and Sen). Where a step costs much for itself, small chunks gain nothing: a chunk's
+tokens then take at least as long as that.
 
 Chunks that share a step with decoding are those of Sarathi-Serve ("stall-free batching"); there their size
 is set by hand.
 """
 
-import statistics
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Sequence
+from itertools import combinations
+from statistics import median
 
 from triptych_common.cores.plan import CorePolicy
 
@@ -22,7 +28,13 @@ DECODE_SHARES: dict[CorePolicy, float] = {"split": 0.0, "text_first": 0.3, "imag
 """By default."""
 CHUNK_SIZES: tuple[int, ...] = tuple(sorted(size << power for size in (32, 48) for power in range(9)))
 """Tokens. Few different ones: kernels are chosen, and on the CPU made, for each shape."""
+FIRST_CHUNK = 64
+"""While it is not known what tokens cost."""
 NUM_REMEMBERED = 16
+MAX_AGE_STEPS = 256
+"""What decoding costs is measured again after so many steps: contexts grow."""
+MAX_LOOKS = 2
+"""Steps without a prompt, one after another, that are to show what decoding costs."""
 
 
 class PromptChunks:
@@ -30,27 +42,66 @@ class PromptChunks:
 
     def __init__(self, decode_share: float) -> None:
         self._decode_share = decode_share
-        self._decode_s: deque[float] = deque(maxlen=NUM_REMEMBERED)
-        self._prompt_token_s: deque[float] = deque(maxlen=NUM_REMEMBERED)
+        self._decode_s: dict[int, deque[float]] = defaultdict(lambda: deque(maxlen=NUM_REMEMBERED))
+        self._seen_at: dict[int, int] = {}  # number of the last step without a prompt, by batch size
+        self._prompt_steps: deque[tuple[int, int, float]] = deque(maxlen=NUM_REMEMBERED)
+        self._num_steps = 0
+        self._num_looks = 0
 
     def note_step(self, num_prompt_tokens: int, num_decoding: int, seconds: float) -> None:
         """A step with so many tokens of prompts and so many requests that decode took `seconds`."""
-        if num_prompt_tokens == 0:
-            if num_decoding:
-                self._decode_s.append(seconds)
-        elif num_prompt_tokens >= CHUNK_SIZES[0]:
-            decode_s = statistics.median(self._decode_s) if num_decoding and self._decode_s else 0.0
-            self._prompt_token_s.append(max(seconds - decode_s, 0.0) / num_prompt_tokens)
+        self._num_steps += 1
+        if num_prompt_tokens >= CHUNK_SIZES[0]:
+            self._prompt_steps.append((num_prompt_tokens, num_decoding, seconds))
+        elif num_prompt_tokens == 0 and num_decoding:
+            size = num_decoding.bit_length()
+            self._decode_s[size].append(seconds)
+            self._seen_at[size] = self._num_steps
+            self._num_looks = 0
 
-    def max_prompt_tokens(self) -> int | None:
-        """Of a step in which others decode. None: as many as vLLM lets it, also while costs are not known."""
-        if not (self._decode_share and self._decode_s and self._prompt_token_s):
+    def max_prompt_tokens(self, num_decoding: int) -> int | None:
+        """Of a step in which so many others decode. None: as many as vLLM lets it.
+
+        0: none in this step, which shows what decoding costs.
+        """
+        if not (self._decode_share and num_decoding):
             return None
-        decode_s = statistics.median(self._decode_s)
-        prompt_s = decode_s * (1 - self._decode_share) / self._decode_share
-        num_tokens = prompt_s / max(_upper_quartile(self._prompt_token_s), 1e-9)
+        if self._is_unknown(num_decoding.bit_length()) and self._num_looks < MAX_LOOKS:
+            self._num_looks += 1
+            return 0
+        decode_s = self._decoding_s(num_decoding)
+        if not self._prompt_steps or not decode_s:
+            return FIRST_CHUNK
+        step_s, token_s = self._prompt_costs()
+        most_s = decode_s * (1 - self._decode_share) / self._decode_share
+        num_tokens = max(most_s - step_s, step_s) / max(token_s, 1e-9)
         fitting = [size for size in CHUNK_SIZES if size <= num_tokens]
         return fitting[-1] if fitting else CHUNK_SIZES[0]
+
+    def _is_unknown(self, size: int) -> bool:
+        seen_at = self._seen_at.get(size)
+        return seen_at is None or self._num_steps - seen_at > MAX_AGE_STEPS
+
+    def _decoding_s(self, num_decoding: int) -> float:
+        """Of a step without a prompt, as with the nearest number of requests that was seen; 0: none was."""
+        if not self._decode_s:
+            return 0.0
+        size = num_decoding.bit_length()
+        return median(self._decode_s[min(self._decode_s, key=lambda seen: abs(seen - size))])
+
+    def _prompt_costs(self) -> tuple[float, float]:
+        """What a step with a prompt takes beyond decoding: for itself, and for each token."""
+        steps = [
+            (tokens, max(seconds - self._decoding_s(max(decoding, 1)), 0.0))
+            for tokens, decoding, seconds in self._prompt_steps
+        ]
+        slopes = [
+            (t - s) / (m - n) for (n, s), (m, t) in combinations(steps, 2) if abs(m - n) >= CHUNK_SIZES[0]
+        ]
+        if len(slopes) >= NUM_REMEMBERED and median(slopes) > 0:
+            token_s = median(slopes)
+            return max(median(seconds - token_s * tokens for tokens, seconds in steps), 0.0), token_s
+        return 0.0, _upper_quartile([seconds / tokens for tokens, seconds in steps])
 
 
 def _upper_quartile(values: Sequence[float]) -> float:

@@ -1,8 +1,9 @@
 """Prompt steps: while requests decode, a step takes no more of the prompts than `PromptChunks` says.
 
 Over one of vLLM's schedulers. Those that decode come first in `running`, so that they get their tokens of
-each step; then prompts, in the order of their arrival, which share the chunk; then stalled requests, which
-give way first. How long a step took is known when its output is handled.
+each step; then prompts, in the order of their arrival (or priority, where vLLM schedules by it), which share
+the chunk; then stalled requests, which give way first. How long a step took is known when its output is
+handled.
 """
 
 import time
@@ -11,6 +12,7 @@ from collections.abc import Callable, Set
 from dataclasses import dataclass
 from typing import Any
 
+from vllm.v1.core.sched.request_queue import SchedulingPolicy
 from vllm.v1.request import Request
 
 from triptych_vllm_connector.scheduler.prompt_chunks import PromptChunks
@@ -41,6 +43,7 @@ class PromptSteps:
             and not config.long_prefill_token_threshold
             and not scheduler.is_encoder_decoder
             and not scheduler.need_mamba_block_aligned_split
+            and scheduler.connector is None  # what it fetched is taken back with the tokens that are left
         )
         self._scheduler = scheduler
         self._stalled = stalled
@@ -56,17 +59,17 @@ class PromptSteps:
         scheduler = self._scheduler
         decoding = [each for each in scheduler.running if self._rank(each) == 0]
         self._decoding = {each.request_id for each in decoding}
-        max_prompt_tokens = self._chunks.max_prompt_tokens() if decoding and self._may_cut else None
         scheduler.max_num_scheduled_tokens = self._max_tokens
+        if not (self._may_cut and decoding and (scheduler.waiting or len(decoding) < len(scheduler.running))):
+            return
+        max_prompt_tokens = self._chunks.max_prompt_tokens(len(decoding))
         if max_prompt_tokens is not None:
             num_decode_tokens = sum(_num_new_tokens(each) for each in decoding)
             scheduler.max_num_scheduled_tokens = min(max_prompt_tokens + num_decode_tokens, self._max_tokens)
-            scheduler.running.sort(key=lambda each: (self._rank(each), each.arrival_time))
+            scheduler.running.sort(key=self._order)
 
     def on_step_scheduled(self, output: Any) -> None:
         """vLLM has scheduled the step."""
-        if not output.total_num_scheduled_tokens or output.scheduled_encoder_inputs:
-            return  # nothing is computed, or media are encoded too
         scheduled = output.num_scheduled_tokens
         decoded = [each for each in scheduled if each in self._decoding]
         num_prompt_tokens = output.total_num_scheduled_tokens - sum(scheduled[each] for each in decoded)
@@ -78,10 +81,15 @@ class PromptSteps:
         while self._in_flight:
             step = self._in_flight.popleft()
             if step.output is output:
-                began_at = max(step.scheduled_at, self._last_output_at)
-                self._chunks.note_step(step.num_prompt_tokens, step.num_decoding, now - began_at)
+                if not output.scheduled_encoder_inputs:  # else media were encoded too
+                    began_at = max(step.scheduled_at, self._last_output_at)
+                    self._chunks.note_step(step.num_prompt_tokens, step.num_decoding, now - began_at)
                 break
         self._last_output_at = now
+
+    def _order(self, request: Request) -> tuple[int, int, float]:
+        is_by_priority = self._scheduler.policy == SchedulingPolicy.PRIORITY
+        return self._rank(request), request.priority if is_by_priority else 0, request.arrival_time
 
     def _rank(self, request: Request) -> int:
         return 2 if request.request_id in self._stalled else int(request.is_prefill_chunk)

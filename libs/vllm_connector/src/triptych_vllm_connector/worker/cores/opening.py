@@ -16,6 +16,8 @@ def open_share(config: ConnectorConfig, device_type: str, num_ranks: int) -> Com
     """`device_type`: vLLM's, of this worker."""
     if device_type == "cpu":
         return CoreShare.open(config, num_ranks) or FixedShare(own_threads(config))
+    if device_type != "cuda":
+        return FixedShare(Compute(sharing=Sharing.UNKNOWN))
     return gpu_share(config, _driver(), CudaEnvironment())
 
 

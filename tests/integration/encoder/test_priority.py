@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from triptych_common.cores.priority import NICE
+from triptych_encoder.priority import NICE
 
 LOWER = """
 import os, pathlib, threading
-from triptych_common.cores.priority import lower_priority
+from triptych_encoder.priority import lower_priority
 lower_priority()
 started = []
 thread = threading.Thread(target=lambda: started.append(os.getpriority(os.PRIO_PROCESS, 0)))

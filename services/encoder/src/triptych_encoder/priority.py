@@ -3,11 +3,14 @@
 import os
 from pathlib import Path
 
+import tenacity
+
 from triptych_common.telemetry.logs import get_logger
 
 log = get_logger(__name__)
 
 NICE = 10
+WRITE_TIMEOUT_S = 5.0
 _SESSION_PRIORITY = Path("/proc/self/autogroup")
 
 
@@ -23,6 +26,17 @@ def lower_priority() -> None:
     if os.getsid(0) != os.getpid():
         return  # a shell's: not ours to change
     try:
-        _SESSION_PRIORITY.write_text(str(NICE))
+        _lower_session()
     except OSError as error:
         log.info("session priority not lowered", reason=str(error))
+
+
+@tenacity.retry(
+    retry=tenacity.retry_if_exception_type(BlockingIOError),
+    stop=tenacity.stop_after_delay(WRITE_TIMEOUT_S),
+    wait=tenacity.wait_random(0.05, 0.2),
+    reraise=True,
+)
+def _lower_session() -> None:
+    """Linux takes one such write in 0.1 s, of all processes of a host."""
+    _SESSION_PRIORITY.write_text(str(NICE))
