@@ -4,6 +4,7 @@ parking_scheduler      ParkingScheduler, ParkingAsyncScheduler: a request that w
 giving_way             GivingWay: what partial requests hold goes back when others need it.
 prompt_steps           PromptSteps: while requests decode, a step takes a chunk of the prompts.
 prompt_chunks          PromptChunks: how large, so that decoding keeps its share of the time.
+clipping               Where prompts may be computed in parts of any length.
 partial_requests       PartialRequests: those that began without all of their items, and how many may.
 encoder_cache_manager  vLLM's encoder cache, on prefill_decode and on the encoder.
 failed_loads           What is undone when a worker could not read a tensor.

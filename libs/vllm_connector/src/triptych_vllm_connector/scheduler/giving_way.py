@@ -28,14 +28,13 @@ from vllm.v1.request import Request, RequestStatus
 
 from triptych_vllm_connector.consumer.consumer import Consumer
 from triptych_vllm_connector.consumer.overlap import OverlapPolicy
+from triptych_vllm_connector.scheduler.clipping import can_clip
 from triptych_vllm_connector.scheduler.partial_requests import PartialRequests, newest
 
 
 def overlap_policy(scheduler: Any, *, is_on: bool, min_tokens: int) -> OverlapPolicy:
     """Overlap where the engine can clip a prompt anywhere, and where nothing else moves its KV blocks."""
-    can_clip = scheduler.scheduler_config.enable_chunked_prefill and not scheduler.is_encoder_decoder
-    is_alone = scheduler.connector is None and not scheduler.need_mamba_block_aligned_split
-    return OverlapPolicy(is_on and can_clip and is_alone, min_tokens, scheduler.num_prefill_lookahead)
+    return OverlapPolicy(is_on and can_clip(scheduler), min_tokens, scheduler.num_prefill_lookahead)
 
 
 class GivingWay:

@@ -48,6 +48,11 @@ class PromptChunks:
         self._num_steps = 0
         self._num_looks = 0
 
+    @property
+    def is_on(self) -> bool:
+        """Are steps bounded at all?"""
+        return self._decode_share > 0
+
     def note_step(self, num_prompt_tokens: int, num_decoding: int, seconds: float) -> None:
         """A step with so many tokens of prompts and so many requests that decode took `seconds`."""
         self._num_steps += 1
@@ -64,7 +69,7 @@ class PromptChunks:
 
         0: none in this step, which shows what decoding costs.
         """
-        if not (self._decode_share and num_decoding):
+        if not (self.is_on and num_decoding):
             return None
         if self._is_unknown(num_decoding.bit_length()) and self._num_looks < MAX_LOOKS:
             self._num_looks += 1
@@ -91,8 +96,10 @@ class PromptChunks:
 
     def _prompt_costs(self) -> tuple[float, float]:
         """What a step with a prompt takes beyond decoding: for itself, and for each token."""
+        sizes = {decoding for _, decoding, _ in self._prompt_steps}
+        decoding_s = {decoding: self._decoding_s(max(decoding, 1)) for decoding in sizes}
         steps = [
-            (tokens, max(seconds - self._decoding_s(max(decoding, 1)), 0.0))
+            (tokens, max(seconds - decoding_s[decoding], 0.0))
             for tokens, decoding, seconds in self._prompt_steps
         ]
         slopes = [

@@ -15,6 +15,7 @@ from typing import Any
 from vllm.v1.core.sched.request_queue import SchedulingPolicy
 from vllm.v1.request import Request
 
+from triptych_vllm_connector.scheduler.clipping import can_clip
 from triptych_vllm_connector.scheduler.prompt_chunks import PromptChunks
 
 
@@ -37,13 +38,11 @@ class PromptSteps:
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         config = scheduler.scheduler_config
-        self._may_cut = (
-            config.enable_chunked_prefill
+        self._is_on = (
+            chunks.is_on
+            and can_clip(scheduler)
             and not config.disable_chunked_mm_input
             and not config.long_prefill_token_threshold
-            and not scheduler.is_encoder_decoder
-            and not scheduler.need_mamba_block_aligned_split
-            and scheduler.connector is None  # what it fetched is taken back with the tokens that are left
         )
         self._scheduler = scheduler
         self._stalled = stalled
@@ -56,11 +55,13 @@ class PromptSteps:
 
     def before_step(self) -> None:
         """Bound the step, and order the running requests."""
+        if not self._is_on:
+            return
         scheduler = self._scheduler
         decoding = [each for each in scheduler.running if self._rank(each) == 0]
         self._decoding = {each.request_id for each in decoding}
         scheduler.max_num_scheduled_tokens = self._max_tokens
-        if not (self._may_cut and decoding and (scheduler.waiting or len(decoding) < len(scheduler.running))):
+        if not decoding or not (scheduler.waiting or len(decoding) < len(scheduler.running)):
             return
         max_prompt_tokens = self._chunks.max_prompt_tokens(len(decoding))
         if max_prompt_tokens is not None:
@@ -70,6 +71,8 @@ class PromptSteps:
 
     def on_step_scheduled(self, output: Any) -> None:
         """vLLM has scheduled the step."""
+        if not self._is_on:
+            return
         scheduled = output.num_scheduled_tokens
         decoded = [each for each in scheduled if each in self._decoding]
         num_prompt_tokens = output.total_num_scheduled_tokens - sum(scheduled[each] for each in decoded)
