@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.real.processes import Part, are_asleep, pids_of
+from tests.support.real.processes import are_asleep, pids_of
 from tests.support.real.system import Server, System, image_part
 from tests.support.waiting import wait_until
 
@@ -36,9 +36,12 @@ def parts(content: list[Any], images: list[dict[str, Any]]) -> list[dict[str, An
 
 
 def has_stalled(system: System, num_missing: int) -> bool:
-    """Has the engine computed what it can? It and the encoder's host watch each missing image."""
-    engine = pids_of(system, "prefill_decode-0", Part.ENGINE)
-    return system.store_stats().num_watches == 2 * num_missing and are_asleep(engine)
+    """Has the engine computed what it can? It and the encoder's host watch each missing image, and no answer
+    is on its way from the store to the engine.
+    """
+    if system.store_stats().num_watches != 2 * num_missing:
+        return False
+    return are_asleep([*pids_of(system, "cache_store-0"), *pids_of(system, "prefill_decode-0")])
 
 
 @pytest.mark.parametrize("name", CASES)

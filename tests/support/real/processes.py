@@ -36,12 +36,27 @@ def pids_of(system: System, name: str, part: Part = Part.WHOLE) -> list[int]:
 
 
 def are_asleep(pids: Sequence[int]) -> bool:
-    """Does each of their threads wait for something? Then they have done all that they were asked."""
+    """Do all of their threads wait for something, at one and the same time? Then each has handed on what it
+    was asked for, and whoever got it, if it is one of them, is done with it.
+
+    Threads are looked at one after another. That none has run meanwhile is seen by the second look.
+    """
+    before, after = _switches_of_sleepers(pids), _switches_of_sleepers(pids)
+    return before is not None and before == after
+
+
+def _switches_of_sleepers(pids: Sequence[int]) -> dict[str, int] | None:
+    """How often each thread has left a core; none if one of them is awake, or ends just now."""
+    counts = {}
     try:
-        stats = [stat.read_text() for pid in pids for stat in Path(f"/proc/{pid}/task").glob("*/stat")]
+        for status in (status for pid in pids for status in Path(f"/proc/{pid}/task").glob("*/status")):
+            fields = dict(line.split(":", 1) for line in status.read_text().splitlines())
+            if not fields["State"].strip().startswith("S"):
+                return None
+            counts[str(status)] = int(fields["voluntary_ctxt_switches"])
     except (FileNotFoundError, ProcessLookupError):
-        return False  # a thread ends just now
-    return bool(stats) and all(stat.rpartition(")")[2].split()[0] == "S" for stat in stats)
+        return None
+    return counts or None
 
 
 def send(pids: Sequence[int], number: signal.Signals) -> None:
