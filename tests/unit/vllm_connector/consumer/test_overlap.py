@@ -115,22 +115,9 @@ def test_what_comes_never_takes_readiness_away(
             assert order.index(policy.readiness(more, computed)) >= order.index(before)
 
 
-@pytest.mark.parametrize(
-    ("is_idle", "is_absent", "expected"),
-    [(True, True, PART), (False, True, WAITS), (True, False, WAITS)],
-    ids=["idle", "others run", "the store has not answered"],
-)
-def test_an_idle_engine_computes_a_short_text_in_front_of_an_item_that_is_to_be_encoded(
-    is_idle: bool, is_absent: bool, expected: Readiness
-) -> None:
-    first = PromptPlace(3, 9, is_granted=True, is_here=False, is_absent=is_absent)
-    assert POLICY.readiness([first], 0, is_idle=is_idle) is expected
-    assert POLICY.readiness([first], 3, is_idle=is_idle) is WAITS, "that is done"
-
-
-def test_a_short_text_behind_an_item_waits_for_the_next_one() -> None:
-    missing = PromptPlace(12, 19, is_granted=True, is_here=False, is_absent=True)
-    assert POLICY.readiness([place(2, 9), missing], 9, is_idle=True) is WAITS
+def test_a_short_text_waits_for_the_item_behind_it() -> None:
+    assert POLICY.readiness([place(3, 9, is_here=False)], 0) is WAITS
+    assert POLICY.readiness([place(2, 9), place(12, 19, is_here=False)], 9) is WAITS
 
 
 def test_what_it_began_it_goes_on_with_however_little_is_left() -> None:

@@ -135,14 +135,9 @@ class Consumer:
         self._requests.note_answer(admission, readiness, num_computed_tokens)
         return readiness is not Readiness.WAITS
 
-    def use_overlap(self, overlap: OverlapPolicy, is_idle: Callable[[], bool]) -> None:
-        """Before the first request: how far requests may run before all of their items are here.
-
-        Args:
-            is_idle: has the engine nothing to compute?
-        """
+    def use_overlap(self, overlap: OverlapPolicy) -> None:
+        """Before the first request: how far requests may run before all of their items are here."""
         self._grants.overlap = overlap
-        self._grants.is_idle = is_idle
 
     def is_partial(self, engine_request_id: str) -> bool:
         """Was the last answer about it that it may run up to an item that is not here?"""

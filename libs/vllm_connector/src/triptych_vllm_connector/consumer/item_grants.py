@@ -1,6 +1,6 @@
 """Applies the preallocator's decisions: asks for space, pins items, handles the store's answers."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from triptych_common.domain.errors import StoreError
 from triptych_common.protocol.store import EntrySealed, Pinned, StoreFailure, StoreReply, Watching
@@ -29,7 +29,6 @@ class ItemGrants:
         overlap: OverlapPolicy,
     ) -> None:
         self.overlap = overlap
-        self.is_idle: Callable[[], bool] = lambda: False
         self._requests = requests
         self._pins = pins
         self._preallocator = preallocator
@@ -75,7 +74,6 @@ class ItemGrants:
                 feature.end,
                 feature.item_index in admission.granted,
                 self._is_here(admission, feature),
-                self._pins.is_item_absent(feature.mm_hash),
             )
             for feature in admission.features
         )
@@ -84,7 +82,6 @@ class ItemGrants:
             num_computed_tokens,
             begins_whole=admission.begins_whole,
             goes_on=admission.readiness is Readiness.PART,
-            is_idle=self.is_idle(),
         )
 
     def num_missing(self, admission: Admission) -> int:
@@ -162,11 +159,8 @@ class ItemGrants:
         if self._pins.state_of(mm_hash) is not EngineItemState.WATCHING:
             self._pins.end_watch(mm_hash)  # the request that asked has left since
             return
-        self._pins.note_absent(mm_hash)
         if not reply.writing:
             self._order_again(mm_hash, "absent")
-        for engine_request_id in self._pins.requests_of(mm_hash):
-            self._wake_if_ready(self._requests[engine_request_id])
 
     def _order_again(self, mm_hash: str, reason: NeedReason) -> None:
         """No encoder makes this item: ask a gateway that still has the media."""

@@ -45,7 +45,6 @@ class EngineItem:
     state: EngineItemState = EngineItemState.WATCHING
     pin_id: int | None = None
     descriptor: Descriptor | None = None
-    is_absent: bool = False  # the store has answered that it is not there yet
     ordered_by: str | None = None  # the request in whose name a gateway was asked to have it encoded
 
 
@@ -79,11 +78,6 @@ class ItemPins:
     def is_item_ready(self, mm_hash: str) -> bool:
         """May a step that needs this item be scheduled?"""
         return self.state_of(mm_hash) in (EngineItemState.PINNED, EngineItemState.RESIDENT)
-
-    def is_item_absent(self, mm_hash: str) -> bool:
-        """Has the store answered that it is not there yet?"""
-        item = self._items.get(mm_hash)
-        return item is not None and item.is_absent
 
     def requests_of(self, mm_hash: str) -> tuple[str, ...]:
         """Engine request ids, in the order in which they came."""
@@ -131,12 +125,8 @@ class ItemPins:
             self._link.unpin(pin_id)
             return False
         move_item(item, EngineItemState.PINNED)
-        item.pin_id, item.descriptor, item.is_absent = pin_id, descriptor, False
+        item.pin_id, item.descriptor = pin_id, descriptor
         return True
-
-    def note_absent(self, mm_hash: str) -> None:
-        """The store watches for the item in this engine's name."""
-        self._items[mm_hash].is_absent = True
 
     def refuse_pin(self, pin_id: int) -> None:
         """Give back a pin of a tensor that cannot be used."""

@@ -10,11 +10,10 @@ does not cover yet:
 The tokens between `computed` and `horizon`, the start of the first place whose item is not here, can be
 computed now. vLLM's scheduler clips the step there by itself, since its encoder cache refuses the item.
 
-Few tokens are no reason for a step of their own: a step costs about as much for ten tokens as for one, and an
-item that comes meanwhile waits for its end. So the request waits until there are `min_tokens`, or until all
-that it was granted is here. Items that come while a step runs are taken together by the next one. Only the
-text in front of a request's first item is computed however short it is, by an engine that has nothing else to
-do, once the store has answered that the item is not there: it takes a whole encode to come.
+Few tokens are no reason for a step of their own: a step costs about as much for ten tokens as for one, an
+item that comes meanwhile waits for its end, and what prepares the item wants the core. So the request waits
+until there are `min_tokens`, or until all that it was granted is here. Items that come while a step runs are
+taken together by the next one.
 
 As proposed for disaggregated serving of multimodal models by RServe ("overlapping encoding and prefill").
 """
@@ -40,7 +39,6 @@ class PromptPlace:
     end: int
     is_granted: bool  # it has space in the encoder cache
     is_here: bool  # a step may read its item, or encode it
-    is_absent: bool = False  # not in the store either: it is to be encoded first
 
 
 @dataclass(frozen=True)
@@ -58,14 +56,12 @@ class OverlapPolicy:
         *,
         begins_whole: bool = False,
         goes_on: bool = False,
-        is_idle: bool = False,
     ) -> Readiness:
         """`places` in prompt order, covered ones included; `num_computed_tokens` are in the KV cache.
 
         Args:
             begins_whole: this request does not run before all that it was granted is here.
             goes_on: it runs towards its first missing item, and its last step ended before that.
-            is_idle: the engine has nothing else to do.
         """
         places = tuple(places)
         needed = [place for place in places if place.end > num_computed_tokens]
@@ -77,8 +73,7 @@ class OverlapPolicy:
             return Readiness.WAITS
         first_missing = next(place for place in needed if not (place.is_granted and place.is_here))
         num_computable = first_missing.start - self.lookahead_tokens - num_computed_tokens
-        is_text_alone = first_missing is places[0] and first_missing.is_absent
-        min_tokens = 1 if goes_on or (is_idle and is_text_alone) else self.min_tokens
+        min_tokens = 1 if goes_on else self.min_tokens
         return Readiness.PART if num_computable >= min_tokens else Readiness.WAITS
 
 

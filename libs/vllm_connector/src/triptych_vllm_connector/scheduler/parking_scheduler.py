@@ -51,7 +51,7 @@ class ParkingMixin:
         self._prompt_steps = PromptSteps(self, self._stalled, PromptChunks(share))
         self._giving_way: GivingWay | None = None
         if policy.is_on:
-            self.consumer.use_overlap(policy, self._is_idle)
+            self.consumer.use_overlap(policy)
             self._giving_way = GivingWay(self, self.consumer, self._stalled, config.overlap_share)
 
     def attach_waker(self, wake_engine: Callable[[], None]) -> None:
@@ -124,9 +124,6 @@ class ParkingMixin:
         """A stalled request waits from when its last step is done."""
         if not self._is_partial(request.request_id) or not request.num_in_flight_tokens:
             self.consumer.on_parked(request.request_id, self.num_steps)
-
-    def _is_idle(self) -> bool:
-        return all(request.request_id in self._stalled for request in self.running)  # type: ignore[attr-defined]
 
     def _is_partial(self, engine_request_id: str) -> bool:
         return self._giving_way is not None and engine_request_id in self._giving_way.partial
