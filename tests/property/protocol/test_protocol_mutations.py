@@ -252,8 +252,8 @@ MUTATIONS: dict[str, Mutation] = {
         ItemReplies,
         "on_metadata",
         _takes_metadata_and_sends_nothing,
-        with_faults(APART, "duplicate"),
-        fault_share=0.1,
+        with_faults(APART, "prefix"),
+        fault_share=0.2,
     ),
     "an encoder whose job was taken over is forgotten": Mutation(
         ItemReplies, "on_metadata", _forgets_the_encoder_before, with_faults(APART, "freeze_encoder")

@@ -164,9 +164,14 @@ class FakeReporter:
     def __init__(self) -> None:
         self.sent: list[Any] = []
         self.error: Exception | None = None
+        self.takes_metadata = asyncio.Event()
+        self.takes_metadata.set()
+        self.has_metadata = asyncio.Event()
 
     async def send_metadata(self, metadata: EncoderCacheMetadata, envelope: Envelope) -> None:
+        await self.takes_metadata.wait()
         self._keep(metadata)
+        self.has_metadata.set()
 
     async def send_completed(
         self, job: EncodeJob, envelope: Envelope, encode_s: float, requesters: Iterable[Requester]

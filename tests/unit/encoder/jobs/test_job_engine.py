@@ -71,6 +71,30 @@ async def test_a_dead_engine_leaves_the_job_to_another_encoder(bench: Bench) -> 
     assert delivery.num_acks == 0
 
 
+async def test_the_death_of_an_engine_waits_for_no_announcement(bench: Bench) -> None:
+    bench.reporter.takes_metadata.clear()
+
+    async def die(order: WriteOrder) -> None:
+        raise EngineFailedError("dead")
+
+    bench.engine.on_encode = die
+    with pytest.raises(EngineFailedError):
+        await bench.run(delivery_of())
+    assert bench.reporter.kinds == []
+
+
+async def test_a_refusal_is_reported_behind_the_metadata(bench: Bench) -> None:
+    bench.reporter.takes_metadata.clear()
+
+    async def refuse(order: WriteOrder) -> None:
+        bench.reporter.takes_metadata.set()
+        raise EncodeRefusedError("too many tokens")
+
+    bench.engine.on_encode = refuse
+    await bench.run(delivery_of())
+    assert bench.reporter.kinds == ["EncoderCacheMetadata", FailureKind.ENCODER_ERROR]
+
+
 async def test_an_engine_that_lives_and_hangs_leaves_the_job_to_another_encoder() -> None:
     """Its host would renew the job's lease for ever, and every gateway that claims the item would join it."""
     bench = Bench(engine_timeout_s=0.1)

@@ -36,6 +36,8 @@ async def waiting_at_the_gate(bench: Bench) -> None:
     async with asyncio.timeout(5):
         while not bench.gate._policy.num_ready:  # noqa: ASYNC110
             await asyncio.sleep(0)
+        if bench.reporter.takes_metadata.is_set():
+            await bench.reporter.has_metadata.wait()
 
 
 async def test_a_job_whose_requesters_left_is_dropped_and_leaves_nothing(
@@ -54,6 +56,25 @@ async def test_a_job_whose_requesters_left_is_dropped_and_leaves_nothing(
     assert bench.store_client.unwatched == [(HASH, 1)]
     assert (delivery.num_acks, len(bench.ledger), bench.leases.num_dropped) == (1, 0, 1)
     assert bench.single_flight.flights.get(HASH) is None
+
+
+async def test_a_job_that_is_dropped_before_it_is_announced_leaves_nothing(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job_runner, "REFRESH_AFTER_S", 0.0)
+    bench.reporter.takes_metadata.clear()
+    occupied = Occupied(bench)
+    task = asyncio.ensure_future(bench.run(delivery_of()))
+    await waiting_at_the_gate(bench)
+    await bench.single_flight.leave_flight(HASH, [KEY], namespace_digest="d" * 64)
+    occupied.let_go()
+    async with asyncio.timeout(5):
+        while not bench.leases.num_dropped:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+    bench.reporter.takes_metadata.set()
+    await task
+    assert (bench.engine.orders, len(bench.ledger)) == ([], 0)
+    assert bench.store_client.unwatched == [(HASH, 1)]
 
 
 async def test_a_job_that_waited_and_is_needed_is_encoded(

@@ -28,6 +28,7 @@ async def test_a_requester_that_joins_during_the_encode_gets_the_metadata_too(be
     await bench.claim("req-0")
 
     async def on_encode(order: WriteOrder) -> None:
+        await bench.reporter.has_metadata.wait()
         await bench.claim("req-0", "req-1")
         await bench.store_client.seal(order)
 
@@ -47,6 +48,7 @@ async def test_no_pin_is_kept_for_a_requester_that_left_meanwhile(bench: Bench) 
     await bench.claim("req-0", "req-1")
 
     async def on_encode(order: WriteOrder) -> None:
+        await bench.reporter.has_metadata.wait()
         await bench.single_flight.leave_flight(HASH, [("req-0", 0), ("req-1", 0)], namespace_digest=DIGEST)
         await bench.store_client.seal(order)
 

@@ -3,7 +3,6 @@
 import logging
 import subprocess
 import sys
-from typing import Any
 
 import pytest
 
@@ -34,16 +33,17 @@ async def test_the_whole_way(bench: Bench) -> None:
     assert bench.runner.num_encodes == 1
 
 
-async def test_the_consumers_get_metadata_before_anything_is_encoded(bench: Bench) -> None:
-    kinds_at_encode: list[Any] = []
+async def test_no_encode_waits_until_redis_has_the_metadata(bench: Bench) -> None:
+    bench.reporter.takes_metadata.clear()
 
     async def on_encode(order: WriteOrder) -> None:
-        kinds_at_encode.extend(bench.reporter.kinds)
+        assert bench.reporter.kinds == []
         await bench.store_client.seal(order)
+        bench.reporter.takes_metadata.set()
 
     bench.engine.on_encode = on_encode
     await bench.run(delivery_of())
-    assert kinds_at_encode == ["EncoderCacheMetadata"]
+    assert bench.reporter.kinds == ["EncoderCacheMetadata", "EncodeCompleted"], "the completion waits"
 
 
 async def test_an_item_that_is_there_is_not_encoded_again(bench: Bench) -> None:
@@ -57,6 +57,7 @@ async def test_an_item_that_is_there_is_not_encoded_again(bench: Bench) -> None:
 
 async def test_a_requester_that_answered_before_the_seal_is_not_waited_for(bench: Bench) -> None:
     async def on_encode(order: WriteOrder) -> None:
+        await bench.reporter.has_metadata.wait()
         assert bench.ledger.remove_requesters(HASH, {("req-1", 0)}) == []
         await bench.store_client.seal(order)
 

@@ -1,9 +1,11 @@
 """Runs encode jobs from the stream to the seal; their states are in `active_job`.
 
-deliver -> start (or drop) -> fetch -> preprocess -> reserve -> announce
-        -> wait at the gate (or drop) -> encode -> pin -> report -> ack
+deliver -> start (or drop) -> fetch -> preprocess -> reserve
+        -> announce, and meanwhile: wait at the gate (or drop) -> encode
+        -> pin -> report -> ack
 
-The first line runs ahead of the engine, for all jobs in hand at once.
+The first line runs ahead of the engine, for all jobs in hand at once. No encode waits for the announcement,
+which is Redis's time; what comes behind the encode does.
 """
 
 import asyncio
@@ -191,29 +193,58 @@ class JobRunner:
         metadata = metadata.model_copy(
             update={"sealed": is_pinned(pin), "transport": transport_of(reservation.memory)}
         )
-        encode_s = 0.0
+        encode_s: float | None = 0.0
         try:
-            await active.inform_requesters(metadata, item.deadline)
-            self._gate.set_places(item, active.waiting)
-            if isinstance(reservation, Reserved) and not is_pinned(pin):
-                async with self._turn(active, item):
-                    if not is_pinned(pin) and not await self._is_still_needed(active):
-                        self._drop(active, pin, reservation)
-                        return None
-                    if pin.done() and not is_pinned(pin):  # and the blocks are not ours any more
-                        raise JobFailure(FailureKind.ENCODER_ERROR, "the writer went away before the encode")
-                    if not is_pinned(pin):  # by another encoder, meanwhile
-                        active.enter(JobState.ENCODING)
-                        self.num_encodes += 1
-                        order = self._order(job, envelope, prepared, spec, reservation)
-                        encode_s = await self._run_encoder(prepared, order, pin)
+            async with self._announced_meanwhile(active, item, metadata):
+                if isinstance(reservation, Reserved) and not is_pinned(pin):
+                    order = self._order(job, envelope, prepared, spec, reservation)
+                    encode_s = await self._encode_in_turn(active, item, prepared, order, pin)
         except (JobFailure, asyncio.CancelledError):
             if active.state is JobState.RESERVED:  # no worker has the order
                 self._reservations.give_back(job.mm_hash, reservation, pin)
             raise
+        if encode_s is None:
+            self._drop(active, pin, reservation)
+            return None
         if active.state is JobState.RESERVED and isinstance(reservation, Reserved):
             self._store_client.cancel_reservation(reservation.reservation_id)
         return metadata, await self._reservations.wait_for_pin(job.mm_hash, pin, reservation), encode_s
+
+    @asynccontextmanager
+    async def _announced_meanwhile(
+        self, active: ActiveJob, item: GateItem, metadata: EncoderCacheMetadata
+    ) -> AsyncIterator[None]:
+        """The item is announced while the block runs, and when it has ended, unless that was by a fault."""
+        announcing = asyncio.get_running_loop().create_task(self._announce(active, item, metadata))
+        try:
+            yield
+        except JobFailure:
+            await asyncio.gather(announcing, return_exceptions=True)  # the failure is reported behind it
+            raise
+        except BaseException:
+            announcing.cancel()
+            await asyncio.gather(announcing, return_exceptions=True)
+            raise
+        await announcing
+
+    async def _announce(self, active: ActiveJob, item: GateItem, metadata: EncoderCacheMetadata) -> None:
+        await active.inform_requesters(metadata, item.deadline)
+        self._gate.set_places(item, active.waiting)
+
+    async def _encode_in_turn(
+        self, active: ActiveJob, item: GateItem, prepared: PreparedItem, order: WriteOrder, pin: PinFuture
+    ) -> float | None:
+        """Seconds of vLLM, 0 if another encoder has sealed the item; None: nobody waits for it any more."""
+        async with self._turn(active, item):
+            if not is_pinned(pin) and not await self._is_still_needed(active):
+                return None
+            if is_pinned(pin):
+                return 0.0
+            if pin.done():  # and the blocks are not ours any more
+                raise JobFailure(FailureKind.ENCODER_ERROR, "the writer went away before the encode")
+            active.enter(JobState.ENCODING)
+            self.num_encodes += 1
+            return await self._run_encoder(prepared, order, pin)
 
     @asynccontextmanager
     async def _turn(self, active: ActiveJob, item: GateItem) -> AsyncIterator[None]:
