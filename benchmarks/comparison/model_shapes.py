@@ -57,6 +57,10 @@ SCALES: Mapping[str, Scale] = {
         Scale(
             "l", TextShape(768, 2304, 8, 12, 4), TowerShape(256, 640, 4, 4, (3,)), 448, 155.0, 450.0
         ),
+        # A tower that outweighs its language model: four images are encoding and hardly anything else.
+        Scale(
+            "t", TextShape(256, 768, 2, 4, 2), TowerShape(256, 640, 4, 4, (3,)), 448, 155.0, 15.0
+        ),
         # True shapes of Qwen2.5-VL-3B, for a GPU. The tokenizer is the small one: ids beyond it are not sent.
         Scale(
             "3b", TextShape(2048, 11008, 36, 16, 2), TowerShape(1280, 3420, 32, 16, (7, 15, 23, 31)),
