@@ -35,6 +35,7 @@ from triptych_encoder.encoding import (
 )
 from triptych_encoder.engine.engine_watchdog import EngineWatchdog
 from triptych_encoder.jobs.active_job import ActiveJob, JobState
+from triptych_encoder.jobs.description import item_metadata, tensor_spec, write_order
 from triptych_encoder.jobs.encode_gate import EncodeGate
 from triptych_encoder.jobs.gate_policy import GateItem
 from triptych_encoder.jobs.job_leases import JobLeases, check_deadline, remaining_s
@@ -48,7 +49,6 @@ from triptych_vllm_connector.step_orders import WriteOrder
 log = get_logger(__name__)
 
 MAX_CAUSE_CHARS = 500
-DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 FIRST_RETRY_S = 0.02  # of a full store: space comes from other processes' pins
 LONGEST_RETRY_S = 0.5  # of the item that is to be encoded next
 LONGEST_RETRY_OF_OTHERS_S = 1.0  # they are not to take its space
@@ -185,8 +185,8 @@ class JobRunner:
         """What was announced, our pin of the sealed entry, and the seconds of vLLM; None: dropped."""
         job, envelope = active.job, active.envelope
         active.enter(JobState.PREPROCESSED)
-        spec = self._spec(prepared)
-        metadata = self._metadata(job, prepared, spec)
+        spec = tensor_spec(prepared, self._engine.width, self._engine.dtype)
+        metadata = item_metadata(job, prepared, spec, self._instance, self._store_client.store)
         with span("encoder.reserve", traceparent=envelope.traceparent, attributes=self._attributes(job)):
             reservation, pin = await self._reserve(active, item, metadata, spec)
         active.enter(JobState.RESERVED)
@@ -197,7 +197,7 @@ class JobRunner:
         try:
             async with self._announced_meanwhile(active, item, metadata):
                 if isinstance(reservation, Reserved) and not is_pinned(pin):
-                    order = self._order(job, envelope, prepared, spec, reservation)
+                    order = write_order(job, envelope.traceparent, prepared, spec, reservation)
                     encode_s = await self._encode_in_turn(active, item, prepared, order, pin)
         except (JobFailure, asyncio.CancelledError):
             if active.state is JobState.RESERVED:  # no worker has the order
@@ -307,27 +307,6 @@ class JobRunner:
             await active.inform_requesters(metadata, deadline)
             raise
 
-    def _order(
-        self,
-        job: EncodeJob,
-        envelope: Envelope,
-        prepared: PreparedItem,
-        spec: TensorSpec,
-        reservation: Reserved,
-    ) -> WriteOrder:
-        return WriteOrder(
-            mm_hash=job.mm_hash,
-            job_id=job.job_id,
-            reservation_id=reservation.reservation_id,
-            offset=reservation.offset,
-            num_embeds=prepared.num_embeds,
-            width=self._engine.width,
-            dtype=spec.dtype,
-            traceparent=envelope.traceparent,
-            generation=reservation.generation,
-            memory=reservation.memory,
-        )
-
     async def _fetch(self, job: EncodeJob, envelope: Envelope) -> bytes:
         """While a gateway hangs, its items hold no share of the pixels."""
         check_deadline(envelope)
@@ -360,22 +339,6 @@ class JobRunner:
             )
         return prepared
 
-    def _metadata(self, job: EncodeJob, prepared: PreparedItem, spec: TensorSpec) -> EncoderCacheMetadata:
-        return EncoderCacheMetadata(
-            job_id=job.job_id,
-            mm_hash=job.mm_hash,
-            modality=job.modality,
-            num_embeds=prepared.num_embeds,
-            width=self._engine.width,
-            dtype=spec.dtype,
-            num_bytes=spec.num_bytes,
-            placeholder_metadata=prepared.placeholder_metadata,
-            encoder=self._instance,
-            store=self._store_client.store,
-            sealed=False,
-            requesters=(),
-        )
-
     async def _run_encoder(self, prepared: PreparedItem, order: WriteOrder, pin: PinFuture) -> float:
         """Seconds that vLLM worked on it."""
         began_at = time.monotonic()
@@ -389,13 +352,6 @@ class JobRunner:
                 self._store_client.unwatch_item(order.mm_hash, order.reservation_id)
                 raise JobFailure(FailureKind.ENCODER_ERROR, str(error)) from error
         return self._gate.on_answer(began_at)
-
-    def _spec(self, prepared: PreparedItem) -> TensorSpec:
-        dtype = self._engine.dtype
-        num_bytes = prepared.num_embeds * self._engine.width * DTYPE_BYTES[dtype]
-        return TensorSpec.model_validate(
-            {"shape": (prepared.num_embeds, self._engine.width), "dtype": dtype, "num_bytes": num_bytes}
-        )
 
     def _attributes(self, job: EncodeJob) -> dict[str, str | int]:
         return {
