@@ -23,11 +23,20 @@ class Arm:
     num_encoders: int = 1
     is_pinned: bool = True  # False: Triptych places its engines itself
     env: Mapping[str, str] = field(default_factory=dict)  # settings of Triptych
+    options: tuple[str, ...] = ()  # of `up`
 
 
-def _triptych(name: str, summary: str, *, encoders: int = 1, policy: str = "split", **env: str) -> Arm:
+def _triptych(
+    name: str,
+    summary: str,
+    *,
+    encoders: int = 1,
+    policy: str = "split",
+    options: tuple[str, ...] = (),
+    **env: str,
+) -> Arm:
     settings = {"TRIPTYCH_CORE_POLICY": policy, **{f"TRIPTYCH_{key}": value for key, value in env.items()}}
-    return Arm(name, Kind.TRIPTYCH, summary, encoders, policy == "split", settings)
+    return Arm(name, Kind.TRIPTYCH, summary, encoders, policy == "split", settings, options)
 
 
 ARMS: Mapping[str, Arm] = {
@@ -54,8 +63,7 @@ ARMS: Mapping[str, Arm] = {
             "helping",
             "Triptych, cores follow the load, prefill_decode encodes too where that is faster",
             policy="text_first",
-            LOCAL_ENCODE="auto",
-            ENCODE_DECISION="auto",
+            options=("--local-encode=auto",),
         ),
     )
 }
