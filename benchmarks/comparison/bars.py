@@ -90,7 +90,7 @@ BARS: tuple[Bar, ...] = (
         for workload in _OVERLAPPING
     ),
     _at_most("triptych", "serial", "known_image", "known.ttft_ms", 0.75),
-    # A second encoder. Where prefill takes as long as encoding, 0.75 is all that it can bring without overlap.
+    # A second encoder. Where prefill takes as long as encoding, 0.75 is all that it can bring.
     _at_most("two_encoders", "no_overlap", "four_images", TTFT, 0.6, ("m", "t")),
     # Against one engine on equal cores, nothing else running.
     _at_most("text_first", "monolith", "one_image", TTFT, 1.2),

@@ -9,7 +9,7 @@ import pytest
 
 sys.path.append(str(Path(__file__).resolve().parents[3] / "benchmarks"))
 
-from comparison.arms import ARMS, DEFAULT_ARMS, Kind
+from comparison.arms import ARMS, DEFAULT_ARMS, Arm, Kind
 from comparison.bars import BARS, Outcome, objectives, verdicts
 from comparison.cores import plan_cores
 from comparison.exactness import compare_tokens
@@ -22,8 +22,22 @@ from comparison.stages import hidable_ms, hidden_share, stage_times
 from comparison.workloads import LONG_TOKENS, WORKLOADS, Round, make_round
 from load.contents import TextMaker
 
+from triptych_encoder.settings import EncoderSettings
+from triptych_gateway.settings import GatewaySettings
+from triptych_prefill_decode.settings import PrefillDecodeSettings
+
 MODEL = Path(__file__).resolve().parents[3] / "models" / "digits-vl"
 SMALL = Scale("tiny", SCALES["s"].text, SCALES["s"].tower, 56, 1.0, 1.0)
+
+
+@pytest.mark.parametrize("arm", ARMS.values(), ids=ARMS)
+def test_the_services_take_what_an_arm_sets(
+    arm: Arm, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for variable, value in {"TRIPTYCH_MODEL": "m", "TRIPTYCH_RUN_DIR": str(tmp_path), **arm.env}.items():
+        monkeypatch.setenv(variable, value)
+    for settings in (GatewaySettings, EncoderSettings, PrefillDecodeSettings):
+        settings()
 
 
 @pytest.fixture(scope="module")
