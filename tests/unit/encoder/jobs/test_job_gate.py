@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.encoder.encoder_bench import HASH, Bench, delivery_of, requester
+from tests.support.encoder.encoder_bench import HASH, Bench, FakeEngine, delivery_of, requester
 from triptych_common.domain.errors import StoreError
 from triptych_common.protocol.messages import FailureKind, requester_key
 from triptych_encoder.jobs import job_leases, job_runner
@@ -75,6 +75,30 @@ async def test_a_job_that_is_dropped_before_it_is_announced_leaves_nothing(
     await task
     assert (bench.engine.orders, len(bench.ledger)) == ([], 0)
     assert bench.store_client.unwatched == [(HASH, 1)]
+
+
+async def test_redis_is_not_asked_again_about_an_item_whose_preprocessing_took_long(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its announcement asks already, and the engine is free."""
+    monkeypatch.setattr(job_runner, "REFRESH_AFTER_S", 1.0)
+    num_starts = 0
+    start_job = bench.single_flight.start_job
+
+    async def counted(*args: Any, **options: Any) -> Any:
+        nonlocal num_starts
+        num_starts += 1
+        return await start_job(*args, **options)
+
+    async def preprocess(job: Any, media: bytes) -> Any:
+        active = next(iter(bench.runner._active.values()))
+        active.refreshed_at -= 2.0
+        return await FakeEngine.preprocess(bench.engine, job, media)
+
+    monkeypatch.setattr(bench.single_flight, "start_job", counted)
+    monkeypatch.setattr(bench.engine, "preprocess", preprocess)
+    await bench.run(delivery_of())
+    assert (num_starts, bench.reporter.kinds) == (1, ["EncoderCacheMetadata", "EncodeCompleted"])
 
 
 async def test_a_job_that_waited_and_is_needed_is_encoded(

@@ -235,8 +235,9 @@ class JobRunner:
         self, active: ActiveJob, item: GateItem, prepared: PreparedItem, order: WriteOrder, pin: PinFuture
     ) -> float | None:
         """Seconds of vLLM, 0 if another encoder has sealed the item; None: nobody waits for it any more."""
+        announced_at = time.monotonic()
         async with self._turn(active, item):
-            if not is_pinned(pin) and not await self._is_still_needed(active):
+            if not is_pinned(pin) and not await self._is_still_needed(active, announced_at):
                 return None
             if is_pinned(pin):
                 return 0.0
@@ -258,9 +259,9 @@ class JobRunner:
             )
             yield
 
-    async def _is_still_needed(self, active: ActiveJob) -> bool:
+    async def _is_still_needed(self, active: ActiveJob, announced_at: float) -> bool:
         """Redis is asked only about an item that waited long: requesters leave while they wait."""
-        if time.monotonic() - active.refreshed_at < REFRESH_AFTER_S:
+        if time.monotonic() - max(active.refreshed_at, announced_at) < REFRESH_AFTER_S:
             return True
         return await self._leases.is_still_needed(active)
 
