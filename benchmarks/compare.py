@@ -1,7 +1,7 @@
 """Triptych beside one vLLM engine and vLLM's own encoder disaggregation: all up at once, taking turns.
 
     ./triptych bench compare [--scale m] [--arms monolith,serial,triptych] [--workloads one_image,mixed]
-                             [--repeats 7] [--json FILE]
+                             [--repeats 7] [--starts 1] [--json FILE]
 
 Every repeat sends the same new requests to each arm, one arm after another; ratios are of such pairs, with
 95 % intervals. What is to be shown was written down before, in `comparison/bars.py`, and is compared with
@@ -68,18 +68,26 @@ def main() -> int:
         TextMaker(model),
         options.seconds,
     )
-    with contextlib.ExitStack() as stack:
-        systems = []
-        for arm in arms:
-            began = time.monotonic()
-            try:
-                systems.append(stack.enter_context(running(arm, engine, cores)))
-            except StartError as error:
-                print(error, file=sys.stderr)
-                return 1
-            print_progress(f"{arm.name} is up after {time.monotonic() - began:.0f} s: {arm.summary}")
-        measured = asyncio.run(measure(systems, plan, print_progress))
-        return show(options, plan, cores, systems, measured)
+    measured = Measured(num_starts=options.starts)
+    try:
+        for start in range(options.starts):
+            with contextlib.ExitStack() as stack:
+                systems = [started(stack, arm, engine, cores) for arm in arms]
+                part = replace(plan, first_repeat=start * plan.repeats)
+                asyncio.run(measure(systems, part, print_progress, measured))
+                if start == options.starts - 1:
+                    return show(options, plan, cores, systems, measured)
+    except StartError as error:
+        print(error, file=sys.stderr)
+    return 1
+
+
+def started(stack: contextlib.ExitStack, arm: Arm, engine: EngineOptions, cores: CorePlan) -> RunningSystem:
+    """Up until the stack ends. Raises StartError."""
+    began = time.monotonic()
+    system = stack.enter_context(running(arm, engine, cores))
+    print_progress(f"{arm.name} is up after {time.monotonic() - began:.0f} s: {arm.summary}")
+    return system
 
 
 def show(
@@ -96,7 +104,8 @@ def show(
     exact = compare_tokens(measured.tokens, arms[0])
     sizes = {system.arm.name: memory(system.services) for system in systems}
     machine = describe_machine(cores)
-    print(f"scale {plan.scale.name}, {options.dtype}, {plan.repeats} repeats; {machine['cpu']}; {cores}")
+    repeats = f"{options.starts} × {plan.repeats} repeats"
+    print(f"scale {plan.scale.name}, {options.dtype}, {repeats}; {machine['cpu']}; {cores}")
     print(
         f"objectives of goodput: first token {plan.objectives.ttft_ms:.0f} ms, "
         f"no stall above {plan.objectives.stall_ms:.0f} ms\n"
@@ -186,7 +195,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--workloads", type=names(list(WORKLOADS)), default=list(WORKLOADS), help=", ".join(WORKLOADS)  # type: ignore[arg-type]
     )  # fmt: skip
-    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--repeats", type=int, default=7, help="of each start")
+    parser.add_argument("--starts", type=int, default=1, help="how often all arms are started anew")
     parser.add_argument("--seconds", type=float, default=10.0, help="of each round of a load")
     parser.add_argument("--seed", type=int, default=0, help="of all contents")
     parser.add_argument("--dtype", help="of all engines; default: float32, on a GPU bfloat16")
@@ -198,7 +208,10 @@ def parse() -> argparse.Namespace:
         "--ignore-memory", action="store_true", help="start the arms even if they may not fit"
     )
     parser.add_argument("--json", type=Path, help="write all figures there")
-    return parser.parse_args()
+    options = parser.parse_args()
+    if min(options.starts, options.repeats) < 1:
+        parser.error("--starts and --repeats: at least 1")
+    return options
 
 
 if __name__ == "__main__":

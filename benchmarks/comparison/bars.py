@@ -138,7 +138,9 @@ def _verdict(measured: Measured, bar: Bar) -> Verdict:
         got = hidden_share(measured, bar.workload, bar.arm)
     else:
         got = ratio_interval(
-            measured.of(bar.workload, bar.arm, bar.figure), measured.of(bar.workload, bar.base, bar.figure)
+            measured.of(bar.workload, bar.arm, bar.figure),
+            measured.of(bar.workload, bar.base, bar.figure),
+            measured.num_starts,
         )
     if not got.num_pairs:
         return Verdict(bar, got, Outcome.NOT_MEASURED)

@@ -31,6 +31,7 @@ class Plan:
     texts: TextMaker
     load_seconds: float = 10.0  # of each round of a load
     is_warm: bool = False  # True: nothing is asked before the first repeat
+    first_repeat: int = 0  # of this start of the systems; each repeat has its own contents
 
 
 @dataclass
@@ -40,6 +41,7 @@ class Measured:
     figures: dict[str, dict[str, list[dict[str, float]]]] = field(default_factory=dict)
     tokens: dict[str, dict[str, list[int]]] = field(default_factory=dict)  # by arm, then by label
     failures: list[str] = field(default_factory=list)
+    num_starts: int = 1  # of the systems, with equally many repeats each, one start after the other
 
     def of(self, workload: str, arm: str, figure: str) -> list[float]:
         """One value per repeat; NaN where a repeat has none."""
@@ -55,14 +57,20 @@ def turns(arms: Sequence[str], number: int) -> list[str]:
 
 
 async def measure(
-    systems: Sequence[RunningSystem], plan: Plan, on_round: Callable[[str], None] | None = None
+    systems: Sequence[RunningSystem],
+    plan: Plan,
+    on_round: Callable[[str], None] | None = None,
+    so_far: Measured | None = None,
 ) -> Measured:
-    """Figures of all workloads on all systems. Failed requests are named in `failures`."""
+    """Figures of all workloads on all systems, behind those of `so_far`. Failed requests are named in
+    `failures`.
+    """
     by_name = {system.arm.name: system for system in systems}
-    measured = Measured()
+    measured = so_far or Measured()
+    last_repeat = plan.first_repeat + plan.repeats
     async with new_session() as session:
         endpoints = {name: Endpoint(each.base_url, each.model, session) for name, each in by_name.items()}
-        for repeat in range(-1 if not plan.is_warm else 0, plan.repeats):
+        for repeat in [*([] if plan.is_warm else [-1]), *range(plan.first_repeat, last_repeat)]:
             for place, workload in enumerate(plan.workloads):
                 for name in turns(list(by_name), max(repeat, 0) + place):
                     others = [each for each in systems if each.arm.name != name]
@@ -72,7 +80,7 @@ async def measure(
                         by_arm = measured.figures.setdefault(workload.name, {})
                         by_arm.setdefault(name, []).append(found)
             if on_round is not None:
-                on_round("warmed up" if repeat < 0 else f"repeat {repeat + 1} of {plan.repeats}")
+                on_round("warmed up" if repeat < 0 else f"repeat {repeat + 1} of {last_repeat}")
     return measured
 
 

@@ -86,7 +86,13 @@ def ratios_table(measured: Measured, arms: Sequence[str], base: str) -> str:
         [
             f"{workload}: {figure}",
             *(
-                str(ratio_interval(measured.of(workload, arm, figure), measured.of(workload, base, figure)))
+                str(
+                    ratio_interval(
+                        measured.of(workload, arm, figure),
+                        measured.of(workload, base, figure),
+                        measured.num_starts,
+                    )
+                )
                 for arm in others
             ),
         ]

@@ -5,7 +5,6 @@ What one image adds comes from the difference of eight (or four) and one: what i
 out.
 """
 
-import math
 from dataclasses import asdict, dataclass
 
 from load.figures import median
@@ -64,4 +63,4 @@ def hidden_share(measured: Measured, workload: str, arm: str) -> Interval:
     figure = "image.ttft_ms"
     serial, ours = measured.of(workload, "serial", figure), measured.of(workload, arm, figure)
     shares = [(base - value) / hidable for base, value in zip(serial, ours, strict=True)]
-    return median_interval([share for share in shares if not math.isnan(share)])
+    return median_interval(shares, measured.num_starts)

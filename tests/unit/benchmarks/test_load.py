@@ -87,6 +87,21 @@ def test_something_against_nothing_is_infinitely_more() -> None:
     assert ratio_interval([0.0], [1.0]).middle == 0.0
 
 
+def test_starts_that_differ_widen_the_interval() -> None:
+    """Four repeats of each of two starts agree among themselves: one start says nothing of the next."""
+    values = [1.0, 1.01, 1.0, 1.01, 1.2, 1.21, 1.2, 1.21]
+    found = median_interval(values, num_starts=2)
+    assert found.low == pytest.approx(1.0, abs=0.011)
+    assert found.high == pytest.approx(1.2, abs=0.011)
+    assert median_interval([*values[:4], *values[:4]]).high < 1.02, "one start hides it"
+    assert found == median_interval(values, num_starts=2)
+
+
+def test_a_start_without_figures_does_not_count() -> None:
+    values = [1.0, 2.0, math.nan, math.nan]
+    assert median_interval(values, num_starts=2) == median_interval(values[:2])
+
+
 def test_interval_holds_the_middle_and_is_the_same_again() -> None:
     rng = random.Random(1)
     values = [rng.gauss(1.0, 0.1) for _ in range(15)]
