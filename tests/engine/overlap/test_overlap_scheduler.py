@@ -110,33 +110,16 @@ def test_few_tokens_are_no_reason_for_a_step(make: Make) -> None:
     engine.check_idle()
 
 
-def test_an_idle_engine_computes_a_short_text_once_the_store_has_answered(make: Make) -> None:
+def test_a_short_text_waits_for_its_item_on_an_idle_engine_too(make: Make) -> None:
     engine = make(overlap_min_tokens=6)
     engine.add("r1", A, text=5, rows=(4,))
     engine.run()
-    assert engine.computed() == {}
     engine.inbox.post_event(PinReply(A, watching(A)))
-    assert engine.run() == 1
-    assert engine.computed() == {"r1": 5}
+    assert engine.run() == 0
+    assert engine.computed() == {}
     engine.comes(A)
     engine.run()
     assert engine.tokens == {"r1": [RIGHT, RIGHT]}
-    engine.check_idle()
-
-
-def test_an_engine_that_is_not_idle_computes_no_short_text(make: Make) -> None:
-    engine = make(overlap_min_tokens=6)
-    engine.add("text", max_tokens=400, token=OTHER)
-    engine.until(lambda: bool(engine.tokens["text"]))
-    engine.add("r1", A, text=5, rows=(4,))
-    engine.turn()
-    engine.inbox.post_event(PinReply(A, watching(A)))
-    for _ in range(3):
-        engine.turn()
-    assert set(engine.computed()) == {"text"}
-    engine.comes(A)
-    engine.until(lambda: bool(engine.tokens["r1"]))
-    engine.abort("text")
     engine.check_idle()
 
 
