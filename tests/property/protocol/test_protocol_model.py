@@ -158,6 +158,7 @@ RARE: tuple[tuple[Config, float], ...] = (
     (replace(LARGE, faults=("lose_message", "hurry"), max_faults=9), 0.1),
     (replace(LARGE, faults=("lose_message", "hurry", "preempt"), max_faults=9), 0.1),
     (replace(ASYNC, faults=("preempt_late",), max_faults=9), 0.3),
+    (replace(TWO_OF_ALL, faults=("cancel", "crash_encoder"), max_faults=9), 0.3),
 )
 """Systems that lead to what seldom happens in the others, where everything happens; with shares of faults."""
 ON_REDIS = (
