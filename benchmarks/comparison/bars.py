@@ -137,11 +137,7 @@ def _verdict(measured: Measured, bar: Bar) -> Verdict:
     if bar.is_hidden_share:
         got = hidden_share(measured, bar.workload, bar.arm)
     else:
-        got = ratio_interval(
-            measured.of(bar.workload, bar.arm, bar.figure),
-            measured.of(bar.workload, bar.base, bar.figure),
-            measured.num_starts,
-        )
+        got = measured.ratio(bar.workload, bar.arm, bar.base, bar.figure)
     if not got.num_pairs:
         return Verdict(bar, got, Outcome.NOT_MEASURED)
     over = got.middle - bar.limit if bar.is_at_most else bar.limit - got.middle

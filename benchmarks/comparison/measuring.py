@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from load.client import Answer, Endpoint, new_session
 from load.contents import TextMaker
 from load.figures import Objectives, Window, figures, median
+from load.intervals import Interval, ratio_interval
 
 from comparison.model_shapes import Scale
 from comparison.processes import cpu_seconds
@@ -47,6 +48,12 @@ class Measured:
         """One value per repeat; NaN where a repeat has none."""
         repeats = self.figures.get(workload, {}).get(arm, [])
         return [each.get(figure, float("nan")) for each in repeats]
+
+    def ratio(self, workload: str, arm: str, base: str, figure: str) -> Interval:
+        """`arm` ÷ `base`, by pairs of repeats."""
+        return ratio_interval(
+            self.of(workload, arm, figure), self.of(workload, base, figure), self.num_starts
+        )
 
 
 def turns(arms: Sequence[str], number: int) -> list[str]:

@@ -5,7 +5,6 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from load.figures import median
-from load.intervals import ratio_interval
 
 from comparison.bars import Outcome, Verdict
 from comparison.exactness import Exactness
@@ -85,16 +84,7 @@ def ratios_table(measured: Measured, arms: Sequence[str], base: str) -> str:
     rows = [
         [
             f"{workload}: {figure}",
-            *(
-                str(
-                    ratio_interval(
-                        measured.of(workload, arm, figure),
-                        measured.of(workload, base, figure),
-                        measured.num_starts,
-                    )
-                )
-                for arm in others
-            ),
+            *(str(measured.ratio(workload, arm, base, figure)) for arm in others),
         ]
         for workload, figure in _shown(measured)
     ]
