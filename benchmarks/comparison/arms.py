@@ -23,20 +23,22 @@ class Arm:
     num_encoders: int = 1
     is_pinned: bool = True  # False: Triptych places its engines itself
     env: Mapping[str, str] = field(default_factory=dict)  # settings of Triptych
-    options: tuple[str, ...] = ()  # of `up`
 
 
-def _triptych(
-    name: str,
-    summary: str,
-    *,
-    encoders: int = 1,
-    policy: str = "split",
-    options: tuple[str, ...] = (),
-    **env: str,
-) -> Arm:
+def _triptych(name: str, summary: str, *, encoders: int = 1, policy: str = "split", **env: str) -> Arm:
     settings = {"TRIPTYCH_CORE_POLICY": policy, **{f"TRIPTYCH_{key}": value for key, value in env.items()}}
-    return Arm(name, Kind.TRIPTYCH, summary, encoders, policy == "split", settings, options)
+    return Arm(name, Kind.TRIPTYCH, summary, encoders, policy == "split", settings)
+
+
+def _with_tower(name: str, who_encodes: str, decision: str) -> Arm:
+    """As `up --local-encode`, which has no word for `local`. These arms differ in the decision alone."""
+    return _triptych(
+        name,
+        f"Triptych, cores follow the load, {who_encodes}",
+        policy="text_first",
+        LOCAL_ENCODE="fallback",
+        ENCODE_DECISION=decision,
+    )
 
 
 ARMS: Mapping[str, Arm] = {
@@ -59,12 +61,9 @@ ARMS: Mapping[str, Arm] = {
         ),
         _triptych("text_first", "Triptych, cores follow the load, text first", policy="text_first"),
         _triptych("image_first", "Triptych, cores follow the load, images first", policy="image_first"),
-        _triptych(
-            "helping",
-            "Triptych, cores follow the load, prefill_decode encodes too where that is faster",
-            policy="text_first",
-            options=("--local-encode=auto",),
-        ),
+        _with_tower("helping", "prefill_decode encodes too where that is faster", "auto"),
+        _with_tower("always_remote", "the encoder encodes, prefill_decode where it fails", "remote"),
+        _with_tower("always_local", "prefill_decode encodes", "local"),
     )
 }
 DEFAULT_ARMS = ("monolith", "serial", "triptych", "text_first")

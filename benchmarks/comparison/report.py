@@ -13,7 +13,7 @@ from comparison.processes import ProcessMemory
 from comparison.stages import StageTimes
 
 BAR_COLUMNS = ("bar", "demanded", "got", "outcome")
-BASES = ("serial", "monolith")
+BASES = ("serial", "monolith", "always_remote", "always_local")
 _ALONE = ("ttft_ms", "e2e_ms")
 _LOAD = ("ttft_ms", "requests_per_s", "goodput_per_s")
 _STREAMS = ("tokens_per_s", "tpot_ms", "itl_p50_ms", "itl_p99_ms", "itl_p999_ms", "stall_ms")
@@ -21,7 +21,10 @@ SHOWN: Mapping[str, Sequence[str]] = {
     "text_only": ("text.ttft_ms", "text.e2e_ms"),
     **{
         workload: tuple(f"image.{figure}" for figure in _ALONE)
-        for workload in ("one_image", "four_images", "eight_images", "text_then_image", "image_then_text")
+        for workload in (
+            "one_image", "two_images", "four_images", "eight_images", "sixteen_images", "text_then_image",
+            "image_then_text",
+        )
     },
     "multi_turn": ("first_turn.ttft_ms", "text_turn.ttft_ms", "image_turn.ttft_ms"),
     "known_image": ("known.ttft_ms", "known.e2e_ms"),
@@ -92,7 +95,7 @@ def ratios_table(measured: Measured, arms: Sequence[str], base: str) -> str:
 
 
 def bars_table(found: Sequence[Verdict]) -> str:
-    """Those whose two arms were measured; how many others there are stands below."""
+    """Those whose arms were measured; how many others there are stands below."""
     rows = []
     for verdict in found:
         if verdict.outcome is Outcome.NOT_MEASURED:
@@ -100,7 +103,10 @@ def bars_table(found: Sequence[Verdict]) -> str:
         outcome = verdict.outcome.value
         if verdict.outcome is Outcome.MISSED:
             outcome += f" by {verdict.missed_by:.2f}"
-        rows.append([verdict.bar.title, verdict.bar.demand, str(verdict.got), outcome])
+        got = str(verdict.got)
+        if len(verdict.bar.bases) > 1:
+            got += f" ÷ {verdict.base}"
+        rows.append([verdict.bar.title, verdict.bar.demand, got, outcome])
     num_others = len(found) - len(rows)
     others = (
         f"{num_others} bars were not measured: their arms or workloads were not chosen" if num_others else ""

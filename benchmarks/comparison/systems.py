@@ -137,7 +137,6 @@ def _triptych(arm: Arm, options: EngineOptions, cores: CorePlan) -> Iterator[Run
             env["OMP_NUM_THREADS"] = str(len(cores.encoder))
         cli = [sys.executable, "-m", "triptych_cli"]
         words = ["up", f"--model={options.model}", f"--port={port}", f"--encoders={arm.num_encoders}"]
-        words += arm.options
         words += [f"--{role}-args={' '.join(options.arguments)}" for role in ("encoder", "prefill-decode")]
         try:
             if _knows_core_policy(cli):

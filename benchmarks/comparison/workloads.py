@@ -167,8 +167,10 @@ WORKLOADS: Mapping[str, Workload] = {
     for workload in (
         Workload("text_only", "a short text", _text_only),
         Workload("one_image", "a new image and a short text", partial(_images, 1, 3)),
+        Workload("two_images", "two new images and a short text", partial(_images, 2, 2)),
         Workload("four_images", "four new images and a short text", partial(_images, 4, 1)),
         Workload("eight_images", "eight new images and a short text", partial(_images, 8, 1)),
+        Workload("sixteen_images", "sixteen new images and a short text", partial(_images, 16, 1)),
         Workload("text_then_image", "1,000 tokens of new text, then a new image", _text_then_image),
         Workload("image_then_text", "a new image, then 1,000 tokens of new text", _image_then_text),
         Workload("multi_turn", "a conversation of four turns with two new images", _multi_turn),

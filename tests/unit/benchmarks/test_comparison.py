@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 sys.path.append(str(Path(__file__).resolve().parents[3] / "benchmarks"))
 
 from comparison.arms import ARMS, DEFAULT_ARMS, Arm, Kind
-from comparison.bars import BARS, Outcome, objectives, verdicts
+from comparison.bars import BARS, Outcome, Verdict, objectives, verdicts
 from comparison.cores import plan_cores
 from comparison.exactness import compare_tokens
 from comparison.measuring import Measured, turns
@@ -40,6 +41,21 @@ def test_the_services_take_what_an_arm_sets(
         settings()
 
 
+@pytest.mark.parametrize(
+    ("name", "decision"), [("helping", "auto"), ("always_remote", "remote"), ("always_local", "local")]
+)
+def test_arms_that_differ_in_who_encodes_differ_in_nothing_else(
+    name: str, decision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arm = ARMS[name]
+    for variable, value in {"TRIPTYCH_MODEL": "m", **arm.env}.items():
+        monkeypatch.setenv(variable, value)
+    assert GatewaySettings().encode_decision == decision
+    assert PrefillDecodeSettings().local_encode == "fallback"
+    env = {**arm.env, "TRIPTYCH_ENCODE_DECISION": "auto"}
+    assert replace(arm, env=env, name="helping", summary="") == replace(ARMS["helping"], summary="")
+
+
 @pytest.fixture(scope="module")
 def texts() -> TextMaker:
     return TextMaker(MODEL)
@@ -63,7 +79,10 @@ def test_every_arm_gets_the_same_bytes_and_every_repeat_others(name: str, texts:
     assert one
 
 
-@pytest.mark.parametrize(("name", "num_images"), [("one_image", 1), ("four_images", 4), ("eight_images", 8)])
+@pytest.mark.parametrize(
+    ("name", "num_images"),
+    [("one_image", 1), ("two_images", 2), ("four_images", 4), ("eight_images", 8), ("sixteen_images", 16)],
+)
 def test_images_of_a_round_are_all_different(name: str, num_images: int, texts: TextMaker) -> None:
     made = make_round(WORKLOADS[name], SMALL, texts, 10.0, 1, 0)
     urls = [
@@ -175,15 +194,55 @@ def test_a_bar_is_held_missed_by_some_or_not_measured() -> None:
 
 
 def test_other_scales_are_held_to_the_share_of_what_can_be_hidden() -> None:
-    demanded = [verdict.bar for verdict in verdicts(BALANCED, "l")]
+    demanded = [verdict.bar for verdict in verdicts(BALANCED, "l") if verdict.bar.arm == "triptych"]
     assert any(bar.is_hidden_share for bar in demanded)
     assert all(bar.limit in (0.8, 1.0) for bar in demanded)
+
+
+def who_encodes(**ttfts: float) -> Verdict:
+    """Of four images, by arm."""
+    measured = measured_with({("four_images", arm): ttft for arm, ttft in ttfts.items()})
+    found = [each for each in verdicts(measured, "m") if each.bar.arm == "helping"]
+    return next(each for each in found if each.bar.workload == "four_images")
+
+
+@pytest.mark.parametrize(
+    ("remote", "local", "outcome", "base"),
+    [
+        (100.0, 200.0, Outcome.MISSED, "always_remote"),
+        (200.0, 100.0, Outcome.MISSED, "always_local"),
+        (108.0, 300.0, Outcome.HELD, "always_remote"),
+        (300.0, 300.0, Outcome.HELD, "always_remote"),
+    ],
+)
+def test_of_several_bases_the_better_one_counts(
+    remote: float, local: float, outcome: Outcome, base: str
+) -> None:
+    found = who_encodes(helping=110.0, always_remote=remote, always_local=local)
+    assert (found.outcome, found.base) == (outcome, base)
+    assert found.got.middle == pytest.approx(110.0 / min(remote, local))
+    assert found.as_json()["base"] == base
+    assert f"÷ {base}" in bars_table([found])
+
+
+def test_a_bar_is_not_measured_while_one_of_its_bases_is_not() -> None:
+    found = who_encodes(helping=110.0, always_remote=100.0)
+    assert (found.outcome, found.base) == (Outcome.NOT_MEASURED, "")
+
+
+def test_where_more_is_better_the_faster_base_counts() -> None:
+    rates = {"helping": 9.6, "always_remote": 8.0, "always_local": 10.0}
+    figures = {arm: [{"all.requests_per_s": rate}] * 3 for arm, rate in rates.items()}
+    found = verdicts(Measured({"saturation_images": figures}), "t")
+    (verdict,) = (each for each in found if each.outcome is not Outcome.NOT_MEASURED)
+    assert (verdict.outcome, verdict.base) == (Outcome.MISSED, "always_local")
+    assert verdict.missed_by == pytest.approx(0.01)
 
 
 def test_bars_name_arms_workloads_and_figures_that_exist() -> None:
     kinds = {"image", "text", "known", "all"}
     for bar in BARS:
-        assert {bar.arm, bar.base} <= set(ARMS)
+        assert {bar.arm, *bar.bases} <= set(ARMS)
         assert bar.workload in WORKLOADS
         assert bar.figure.partition(".")[0] in kinds
         assert set(bar.scales) <= set(SCALES)
