@@ -5,6 +5,7 @@ A client sends `StoreCommand`s, each with a `seq` of its own; the store answers 
 Bytes of tensors never travel here: a `Descriptor` says where in the region they are.
 """
 
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt, StringConstraints
@@ -17,6 +18,7 @@ MAX_FRAME_BYTES = 1 << 20
 MAX_HOLDERS = 1024
 
 DType = Literal["float32", "bfloat16", "float16"]
+DTYPE_BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 SHM, REDIS = "shm", "redis"
 Memory = Annotated[str, StringConstraints(pattern=r"^(shm|redis|cuda:GPU-[0-9a-f-]{36})$")]

@@ -14,7 +14,6 @@ from triptych_common.protocol import store as wire
 from triptych_common.protocol.ids import MmHash, PinId, ReservationId
 
 MAX_LISTED = 2000  # what fits into one frame
-ITEM_BYTES: dict[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
 Handler = Callable[[Lease, Any, float, Out], wire.StoreReply | None]
 """None: the reply comes later."""
 
@@ -46,7 +45,7 @@ class Commands:
     # ---- producing -------------------------------------------------------------------------------
     def _reserve(self, lease: Lease, command: wire.Reserve, now: float, out: Out) -> wire.StoreReply:
         state, spec, mm_hash = self._state, command.spec, MmHash(command.mm_hash)
-        if math.prod(spec.shape) * ITEM_BYTES[spec.dtype] != spec.num_bytes:
+        if math.prod(spec.shape) * wire.DTYPE_BYTES[spec.dtype] != spec.num_bytes:
             raise Refusal("spec_mismatch", f"{spec.dtype} {spec.shape} is not {spec.num_bytes} bytes")
         present = state.table.find_sealed(mm_hash) or state.table.find_writing(mm_hash)
         if present is not None and present.spec != spec:

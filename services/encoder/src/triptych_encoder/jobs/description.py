@@ -1,11 +1,9 @@
 """How a preprocessed item is described to the store, its requesters, and the worker that writes it. Pure."""
 
 from triptych_common.protocol.messages import EncodeJob, EncoderCacheMetadata
-from triptych_common.protocol.store import Reserved, TensorSpec
+from triptych_common.protocol.store import DTYPE_BYTES, Reserved, TensorSpec
 from triptych_encoder.encoding import PreparedItem
 from triptych_vllm_connector.step_orders import WriteOrder
-
-DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 def tensor_spec(prepared: PreparedItem, width: int, dtype: str) -> TensorSpec:
