@@ -158,8 +158,7 @@ class ItemGrants:
     def _on_watching(self, mm_hash: str, reply: Watching) -> None:
         if self._pins.state_of(mm_hash) is not EngineItemState.WATCHING:
             self._pins.end_watch(mm_hash)  # the request that asked has left since
-            return
-        if not reply.writing:
+        elif not reply.writing:
             self._order_again(mm_hash, "absent")
 
     def _order_again(self, mm_hash: str, reason: NeedReason) -> None:
