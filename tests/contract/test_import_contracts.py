@@ -1,15 +1,14 @@
 """The contracts in pyproject.toml about who may import whom."""
 
 import subprocess
-import sys
-from pathlib import Path
 
 from tests.contract.product_sources import ROOT
+from triptych_cli.commands.check import steps
 
 LIMIT_S = 120.0
 
 
 def test_packages_import_each_other_as_their_contracts_allow() -> None:
-    command = [str(Path(sys.executable).with_name("lint-imports")), "--no-cache"]
+    command = dict(steps())["imports"]
     done = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True, timeout=LIMIT_S)
     assert done.returncode == 0, done.stdout + done.stderr
