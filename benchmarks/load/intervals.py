@@ -78,10 +78,15 @@ def _resampled(data: Values) -> Values:
 
 
 def _resampled_by_start(starts: Sequence[Values]) -> Values:
-    """Medians of draws of starts, and of repeats within each."""
+    """Medians of draws of starts, and of repeats within each; of a start as many as it has."""
     rng = np.random.default_rng(SEED)
-    medians = []
-    for _ in range(NUM_RESAMPLES):
-        drawn = (starts[index] for index in rng.integers(0, len(starts), len(starts)))
-        medians.append(np.median(np.concatenate([rng.choice(part, len(part)) for part in drawn])))
-    return np.asarray(medians)
+    num_repeats = np.asarray([len(part) for part in starts])
+    repeats = np.arange(num_repeats.max())
+    padded = np.full((len(starts), len(repeats)), np.nan)
+    for row, part in zip(padded, starts, strict=True):
+        row[: len(part)] = part
+    drawn = rng.integers(0, len(starts), (NUM_RESAMPLES, len(starts), 1))
+    picks = rng.integers(0, num_repeats[drawn], (NUM_RESAMPLES, len(starts), len(repeats)))
+    values = np.where(repeats < num_repeats[drawn], padded[drawn, picks], np.nan)
+    medians: Values = np.nanmedian(values.reshape(NUM_RESAMPLES, -1), axis=1)
+    return medians

@@ -49,11 +49,12 @@ def _switches_of_sleepers(pids: Sequence[int]) -> dict[str, int] | None:
     """How often each thread has left a core; none if one of them is awake, or ends just now."""
     counts = {}
     try:
-        for status in (status for pid in pids for status in Path(f"/proc/{pid}/task").glob("*/status")):
-            fields = dict(line.split(":", 1) for line in status.read_text().splitlines())
-            if not fields["State"].strip().startswith("S"):
-                return None
-            counts[str(status)] = int(fields["voluntary_ctxt_switches"])
+        for pid in pids:
+            for status in Path(f"/proc/{pid}/task").glob("*/status"):
+                fields = dict(line.split(":", 1) for line in status.read_text().splitlines())
+                if not fields["State"].strip().startswith("S"):
+                    return None
+                counts[str(status)] = int(fields["voluntary_ctxt_switches"])
     except (FileNotFoundError, ProcessLookupError):
         return None
     return counts or None

@@ -102,6 +102,11 @@ def test_a_start_without_figures_does_not_count() -> None:
     assert median_interval(values, num_starts=2) == median_interval(values[:2])
 
 
+def test_of_a_start_with_fewer_figures_fewer_are_drawn() -> None:
+    found = median_interval([1.0, 1.0, 1.0, 2.0, math.nan, math.nan], num_starts=2)
+    assert (found.middle, found.low, found.high, found.num_pairs) == (1.0, 1.0, 2.0, 4)
+
+
 def test_interval_holds_the_middle_and_is_the_same_again() -> None:
     rng = random.Random(1)
     values = [rng.gauss(1.0, 0.1) for _ in range(15)]
