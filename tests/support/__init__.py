@@ -11,7 +11,7 @@ vllm_connector/   the connector's consumer, schedulers and workers in a test's h
 faults/           between processes: cut, slow and reset connections, failover, processes that run slowly
 cuda/             a fake GPU; why there is no real one here
 unchecked/        on an encoder's path: switches its check of items off
-waiting           waits for other processes, and free ports
+waiting           waits: in an event loop, and for other processes; free ports
 leftovers         what must not be in the store at rest
 flight_model      stands in for the single flight in Redis
 """

@@ -13,8 +13,9 @@ from tests.support.gateway.fake_encoder import FakeEncoder
 from tests.support.gateway.fake_prefill_decode import FakePrefillDecode
 from tests.support.gateway.media_samples import data_url, image_bytes
 from tests.support.gateway.process import environment, exit_code, process_of
-from tests.support.gateway.serving import MODEL, free_port, served, until_async
+from tests.support.gateway.serving import MODEL, served
 from tests.support.gateway.system import System
+from tests.support.waiting import free_port, until_async
 from triptych_common.bus import AsyncBus
 from triptych_common.coordination import Registry
 from triptych_common.protocol.messages import InstanceRecord, Role

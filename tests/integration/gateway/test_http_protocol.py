@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from tests.support.gateway.serving import MODEL, until
+from tests.support.gateway.serving import MODEL
 from tests.support.gateway.system import System
+from tests.support.waiting import until
 from triptych_gateway import http_protocol
 
 HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"

@@ -8,7 +8,8 @@ import httpx
 
 from tests.support.gateway.fake_prefill_decode import FakePrefillDecode
 from tests.support.gateway.process import environment, exit_code, process_of
-from tests.support.gateway.serving import MODEL, free_port, until
+from tests.support.gateway.serving import MODEL
+from tests.support.waiting import free_port, until
 from triptych_common.bus import AsyncBus
 from triptych_common.coordination import Registry
 

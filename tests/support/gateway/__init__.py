@@ -1,6 +1,6 @@
 """FAKES around a real gateway, and what its tests share.
 
-serving              servers and waits of a test's own event loop
+serving              servers of a test's own event loop
 fake_encoder         an encoder that follows the protocol and computes nothing
 fake_prefill_decode  a prefill_decode, likewise
 system               a real gateway on a real Redis between the two

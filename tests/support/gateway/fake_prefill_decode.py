@@ -13,7 +13,8 @@ from fastapi import FastAPI, Request
 from PIL import Image
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from tests.support.gateway.serving import DIGEST, MODEL, free_port, served
+from tests.support.gateway.serving import DIGEST, MODEL, served
+from tests.support.waiting import free_port
 from triptych_common.bus import AsyncBus
 from triptych_common.coordination import Registry
 from triptych_common.protocol.messages import ECTransferParams, EncodeNeeded, InstanceRecord, Role

@@ -1,34 +1,16 @@
-"""Servers, ports and waits of a test's own event loop."""
+"""Servers in a test's own event loop."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Literal
 
 import uvicorn
 
-from triptych_cli.system.machine import free_ports
+from tests.support.waiting import until
 
 MODEL = "fake-vl"
 DIGEST = "f" * 64
-
-
-async def until(condition: Callable[[], object], limit_s: float = 5.0) -> None:
-    """Return once `condition` holds; for what a test can only observe."""
-    async with asyncio.timeout(limit_s):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.005)
-
-
-async def until_async(condition: Callable[[], Awaitable[object]], limit_s: float = 5.0) -> None:
-    """Return once `condition()` gives something true; for what a test can only ask."""
-    async with asyncio.timeout(limit_s):
-        while not await condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.02)
-
-
-def free_port() -> int:
-    return free_ports(1)[0]
 
 
 class QuietServer(uvicorn.Server):

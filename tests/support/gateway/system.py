@@ -11,7 +11,8 @@ import openai
 
 from tests.support.gateway.fake_encoder import FakeEncoder
 from tests.support.gateway.fake_prefill_decode import FakePrefillDecode
-from tests.support.gateway.serving import MODEL, free_port, served, until
+from tests.support.gateway.serving import MODEL, served
+from tests.support.waiting import free_port, until
 from triptych_common.bus import AsyncBus
 from triptych_gateway.app import create_app
 from triptych_gateway.gateway import Gateway, run_gateway

@@ -14,8 +14,9 @@ from tests.support.gateway.key_samples import KEYS
 from tests.support.gateway.local_encode import ANSWER, QUICK, tower, without_encoders
 from tests.support.gateway.media_samples import data_url, image_bytes
 from tests.support.gateway.process import environment, exit_code
-from tests.support.gateway.serving import MODEL, until
+from tests.support.gateway.serving import MODEL
 from tests.support.gateway.system import System, opened_system
+from tests.support.waiting import until
 from triptych_common.domain.hashing import tenant_salt
 from triptych_common.telemetry.logs import JsonFormatter
 

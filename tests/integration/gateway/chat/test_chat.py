@@ -9,8 +9,9 @@ import pytest
 
 from tests.support.gateway.fake_prefill_decode import send_encode_needed
 from tests.support.gateway.media_samples import data_url, image_bytes
-from tests.support.gateway.serving import MODEL, until
+from tests.support.gateway.serving import MODEL
 from tests.support.gateway.system import System
+from tests.support.waiting import until
 from triptych_common.protocol.messages import ECTransferParams, ImageProperties
 
 ALLOWED_OPTIONS = {

@@ -11,8 +11,9 @@ import pytest
 from tests.support.gateway.fake_prefill_decode import FakePrefillDecode
 from tests.support.gateway.local_encode import ANSWER, tower, without_encoders
 from tests.support.gateway.media_samples import data_url, image_bytes
-from tests.support.gateway.serving import DIGEST, until
+from tests.support.gateway.serving import DIGEST
 from tests.support.gateway.system import System
+from tests.support.waiting import until
 from triptych_common.protocol.messages import FailureKind, Role
 from triptych_gateway.decision.linear_cost import LinearCost
 from triptych_gateway.decision.serving_costs import ServingCosts

@@ -11,8 +11,9 @@ import pytest
 
 from tests.support.gateway.fake_prefill_decode import FakePrefillDecode
 from tests.support.gateway.media_samples import data_url, image_bytes
-from tests.support.gateway.serving import DIGEST, MODEL, until
+from tests.support.gateway.serving import DIGEST, MODEL
 from tests.support.gateway.system import System
+from tests.support.waiting import until
 from triptych_common.protocol.ids import MmHash
 from triptych_common.protocol.messages import ECTransferParams, EncodeFailed, FailureKind
 

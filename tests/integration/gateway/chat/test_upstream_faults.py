@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 import pytest
 from aiohttp import ClientSession
 
-from tests.support.gateway.serving import until
+from tests.support.waiting import until
 from triptych_gateway.chat.upstream import DrainingError, UnreachableError, open_answer
 from triptych_gateway.upstream_client import READ_AHEAD_BYTES, UPSTREAM_ERRORS, new_client
 

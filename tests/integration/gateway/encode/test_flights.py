@@ -13,8 +13,9 @@ import pytest
 from tests.conftest import EmbeddedRedis
 from tests.support.gateway.fake_encoder import PREFETCH
 from tests.support.gateway.media_samples import data_url, image_bytes
-from tests.support.gateway.serving import DIGEST, MODEL, free_port, served, until
+from tests.support.gateway.serving import DIGEST, MODEL, served
 from tests.support.gateway.system import System, opened_system
+from tests.support.waiting import free_port, until
 from triptych_common.coordination import SingleFlight, StartResult, single_flight
 from triptych_common.protocol.messages import FailureKind, Requester
 from triptych_gateway.app import create_app

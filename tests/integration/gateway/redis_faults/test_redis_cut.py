@@ -10,8 +10,8 @@ import pytest
 from tests.conftest import EmbeddedRedis
 from tests.integration.gateway.redis_faults.checks import check_well_again, image, until_ready
 from tests.support.faults.tcp_proxy import TcpProxy, proxy_to
-from tests.support.gateway.serving import until
 from tests.support.gateway.system import System, opened_system
+from tests.support.waiting import until
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ import pytest
 
 from tests.conftest import EmbeddedRedis, embedded_redis
 from tests.integration.gateway.redis_faults.checks import answer_or_documented_error, check_well_again, image
-from tests.support.gateway.serving import until
 from tests.support.gateway.system import opened_system
+from tests.support.waiting import until
 
 
 async def test_with_data_while_the_encoder_works(tmp_path: Path) -> None:

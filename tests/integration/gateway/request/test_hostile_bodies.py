@@ -12,9 +12,10 @@ import pytest
 
 from tests.support.gateway.header_bombs import jpeg_of_empty_segments
 from tests.support.gateway.media_samples import data_url, image_bytes
-from tests.support.gateway.serving import MODEL, until
+from tests.support.gateway.serving import MODEL
 from tests.support.gateway.system import System
 from tests.support.hostile import chunks as hostile_chunks
+from tests.support.waiting import until
 
 TEXT = {"model": MODEL, "messages": [{"role": "user", "content": "x"}]}
 MIB = 1 << 20

@@ -7,6 +7,7 @@ from typing import Any
 import orjson
 import pytest
 
+from tests.support.waiting import until
 from triptych_common.domain.errors import IllegalTransitionError
 from triptych_common.runtime import DRAINING_HEADER, DrainGate, DrainState
 from triptych_common.runtime.drain import ALLOWED
@@ -77,8 +78,7 @@ async def test_idle_when_the_last_guarded_request_has_ended() -> None:
     async with asyncio.TaskGroup() as group:
         running = [group.create_task(ask(gate)) for _ in range(2)]
         group.create_task(ask(gate, "/internal/media/x"))
-        while application.num_calls < 3:  # noqa: ASYNC110
-            await asyncio.sleep(0)
+        await until(lambda: application.num_calls == 3)
         gate.refuse()
         idle = group.create_task(gate.wait_idle())
         assert gate.num_requests == 2

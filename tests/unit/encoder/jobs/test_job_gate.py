@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from tests.support.encoder.encoder_bench import HASH, Bench, FakeEngine, delivery_of, requester
+from tests.support.waiting import until
 from triptych_common.domain.errors import StoreError
 from triptych_common.protocol.messages import FailureKind, requester_key
 from triptych_encoder.jobs import job_leases, job_runner
@@ -33,11 +34,9 @@ class Occupied:
 
 
 async def waiting_at_the_gate(bench: Bench) -> None:
-    async with asyncio.timeout(5):
-        while not bench.gate._policy.num_ready:  # noqa: ASYNC110
-            await asyncio.sleep(0)
-        if bench.reporter.takes_metadata.is_set():
-            await bench.reporter.has_metadata.wait()
+    await until(lambda: bench.gate._policy.num_ready)
+    if bench.reporter.takes_metadata.is_set():
+        await until(bench.reporter.has_metadata.is_set)
 
 
 async def test_a_job_whose_requesters_left_is_dropped_and_leaves_nothing(
@@ -68,9 +67,7 @@ async def test_a_job_that_is_dropped_before_it_is_announced_leaves_nothing(
     await waiting_at_the_gate(bench)
     await bench.single_flight.leave_flight(HASH, [KEY], namespace_digest="d" * 64)
     occupied.let_go()
-    async with asyncio.timeout(5):
-        while not bench.leases.num_dropped:  # noqa: ASYNC110
-            await asyncio.sleep(0)
+    await until(lambda: bench.leases.num_dropped)
     bench.reporter.takes_metadata.set()
     await task
     assert (bench.engine.orders, len(bench.ledger)) == ([], 0)

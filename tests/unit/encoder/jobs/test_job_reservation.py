@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from tests.support.encoder.encoder_bench import HASH, Bench, delivery_of
+from tests.support.waiting import until
 from triptych_common.domain.errors import ItemTooLargeError, StoreError, StoreFullError
 from triptych_common.protocol.messages import FailureKind
 from triptych_encoder.jobs import job_runner
@@ -104,8 +105,7 @@ async def test_a_job_that_is_cancelled_while_the_store_is_full_is_handed_back(be
     bench.store_client.answers = [FULL] * 1000
     delivery = delivery_of()
     task = asyncio.ensure_future(bench.run(delivery))
-    while len(bench.store_client.may_use_reserve) < 3:  # noqa: ASYNC110
-        await asyncio.sleep(0)
+    await until(lambda: len(bench.store_client.may_use_reserve) >= 3)
     assert not bench.runner.has_blocks(delivery)  # type: ignore[arg-type]
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
