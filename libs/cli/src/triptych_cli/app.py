@@ -23,12 +23,14 @@ from triptych_cli.options import (
     SystemOptions,
 )
 
+HELP_OPTIONS = ["-h", "--help"]
+
 app = typer.Typer(
     help="Triptych: encode, prefill and decode of multimodal models as services of their own.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": HELP_OPTIONS},
 )
 store_app = typer.Typer(help="Inspect the cache_store of the running system.", no_args_is_help=True)
 streams_app = typer.Typer(help="Inspect the Redis Streams of the running system.", no_args_is_help=True)
@@ -160,13 +162,16 @@ def run_tests(
     raise typer.Exit(command.run_tests(layer, context.args))
 
 
-@app.command(context_settings=PASS_THROUGH)
+@app.command(context_settings={**PASS_THROUGH, "help_option_names": []})  # NAME --help is NAME's own
 def bench(
     context: typer.Context, name: Annotated[str | None, typer.Argument(help="Without: what there is.")] = None
 ) -> None:
-    """Run one of benchmarks/; further arguments go to it."""
+    """Run one of benchmarks/; further arguments go to it, --help too."""
     from triptych_cli.commands import bench as command
 
+    if name in HELP_OPTIONS:
+        typer.echo(context.get_help())
+        raise typer.Exit
     raise typer.Exit(command.bench(name, context.args))
 
 
