@@ -1,16 +1,16 @@
 """The encoder cache of a played vLLM, and where it clips a step."""
 
 from tests.support.protocol_world.steps import Running
+from tests.support.vllm_connector.scheduled import EncoderReferences
 from triptych_vllm_connector.consumer.consumer import Consumer
 
 
-class EncoderInputs:
+class EncoderInputs(EncoderReferences):
     """The part of `ConsumerActor` that plans and holds the items of its requests."""
 
     consumer: Consumer
     step_tokens: int
     live: dict[str, Running]
-    cached: dict[str, set[str]]
     freed: list[str]
     has_news: bool
 
@@ -36,22 +36,6 @@ class EncoderInputs:
                 self.cached[item] = set()
                 self.consumer.load_item(each.engine_request_id, item)
             self._refer(each, place)
-
-    def _refer(self, each: Running, place: int) -> None:
-        each.inputs.add(place)
-        self.cached[each.request.mm_features[place].identifier].add(each.engine_request_id)
-
-    def _free_input(self, each: Running, place: int) -> None:
-        item = each.request.mm_features[place].identifier
-        each.inputs.discard(place)
-        if item in self.cached and not any(
-            each.request.mm_features[other].identifier == item for other in each.inputs
-        ):
-            self.cached[item].discard(each.engine_request_id)
-
-    def is_in_use(self, engine_request_id: str, item_index: int) -> bool:
-        """Of vLLM's encoder cache manager."""
-        return engine_request_id in self.live and item_index in self.live[engine_request_id].inputs
 
     def evict_item(self, item: str) -> None:
         if self.cached.pop(item, None) is not None:

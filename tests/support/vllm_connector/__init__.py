@@ -2,7 +2,7 @@
 
 fake_engine          vLLM's requests, the store and the bus around the consumer
 played_engine        all of the consumer's surroundings, played by the test
-scheduled            what the played scheduler knows of one request
+scheduled            what every played scheduler knows of a request, and of the encoder cache
 consumer_world       a model of the surroundings: the world of a state machine
 consumer_scheduler   its scheduler
 consumer_neighbours  its store and bus

@@ -3,19 +3,19 @@
 from collections import deque
 
 from tests.support.vllm_connector.consumer_checks import ConsumerChecks, Running
+from tests.support.vllm_connector.scheduled import EncoderReferences, Scheduled
 from triptych_vllm_connector.step_orders import LoadOrder
 
 Window = tuple[str, int, int, int]  # (request id, epoch, first token, end)
 
 
-class PlayedScheduler(ConsumerChecks):
+class PlayedScheduler(ConsumerChecks, EncoderReferences):
     """The part of `World` that schedules."""
 
     kv_tokens: int
     max_in_flight: int
     waiting: list[str]
     running: list[str]
-    cached: dict[str, set[str]]
     freed: list[str]
     encodes: list[str]
     in_flight: deque[list[Window]]
@@ -154,19 +154,11 @@ class PlayedScheduler(ConsumerChecks):
                     self.encodes.append(item)
             self._refer(each, place)
 
-    def _refer(self, each: Running, place: int) -> None:
-        each.inputs.add(place)
-        self.cached[each.request.mm_features[place].identifier].add(each.engine_request_id)
-
-    def _free_input(self, each: Running, place: int) -> None:
+    def _free_input(self, each: Scheduled, place: int) -> None:
+        super()._free_input(each, place)
         item = each.request.mm_features[place].identifier
-        each.inputs.discard(place)
-        if item in self.cached and not any(
-            each.request.mm_features[other].identifier == item for other in each.inputs
-        ):
-            self.cached[item].discard(each.engine_request_id)
-            if not self.cached[item] and not self.consumer.is_resident(item):
-                self.evict_item(item)
+        if self.cached.get(item) == set() and not self.consumer.is_resident(item):
+            self.evict_item(item)
 
     def _preempt(self, each: Running) -> None:
         for place in list(each.inputs):
@@ -176,10 +168,6 @@ class PlayedScheduler(ConsumerChecks):
         each.epoch += 1
         self.running.remove(each.engine_request_id)
         self.waiting.insert(0, each.engine_request_id)
-
-    def is_in_use(self, engine_request_id: str, item_index: int) -> bool:
-        """Of vLLM's encoder cache manager."""
-        return engine_request_id in self.live and item_index in self.live[engine_request_id].inputs
 
     def evict_item(self, item: str) -> None:
         if any(map(self.consumer.is_local, self.cached.get(item, ()))):

@@ -1,6 +1,6 @@
-"""One request in the hands of a played vLLM: what the stand-ins for its scheduler have in common."""
+"""Requests in the hands of a played vLLM: what the stand-ins for its scheduler have in common."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from tests.support.vllm_connector.fake_engine import FakeRequest
@@ -8,7 +8,7 @@ from tests.support.vllm_connector.fake_engine import FakeRequest
 
 @dataclass(kw_only=True)
 class Scheduled:
-    """`computed` is what was scheduled; the worker may be a step behind."""
+    """One request. `computed` is what was scheduled; the worker may be a step behind."""
 
     request: FakeRequest
     prompt_len: int
@@ -33,3 +33,25 @@ class Scheduled:
                 first = position.offset + 1  # the placeholder begins and ends with a mark
                 reads = first < end and start < first + position.num_embeds
                 yield place, feature.identifier, position.offset, reads
+
+
+class EncoderReferences:
+    """Which requests refer to which items, as vLLM's encoder cache manager counts them."""
+
+    live: Mapping[str, Scheduled]
+    cached: dict[str, set[str]]  # by item: the requests that refer to it
+
+    def _refer(self, each: Scheduled, place: int) -> None:
+        each.inputs.add(place)
+        self.cached[each.request.mm_features[place].identifier].add(each.engine_request_id)
+
+    def _free_input(self, each: Scheduled, place: int) -> None:
+        item = each.request.mm_features[place].identifier
+        each.inputs.discard(place)
+        if item in self.cached and not any(
+            each.request.mm_features[other].identifier == item for other in each.inputs
+        ):
+            self.cached[item].discard(each.engine_request_id)
+
+    def is_in_use(self, engine_request_id: str, item_index: int) -> bool:
+        return engine_request_id in self.live and item_index in self.live[engine_request_id].inputs
