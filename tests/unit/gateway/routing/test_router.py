@@ -2,8 +2,10 @@
 
 from typing import Any
 
-from triptych_common.protocol.messages import InstanceRecord, Role
-from triptych_gateway.routing.router import Router, choose_namespace
+import pytest
+
+from triptych_common.protocol.messages import Compute, InstanceRecord, Role, Sharing
+from triptych_gateway.routing.router import Router, choose_namespace, shares_compute
 
 D, X, Y, Z = (digit * 64 for digit in "0123")  # digests of namespaces
 
@@ -73,3 +75,26 @@ def test_namespace_is_one_that_encoder_and_server_share() -> None:
     assert choose_namespace([pd("a", X), encoder(X, draining=True)], "m") == X
     assert choose_namespace([encoder(X)], "m") is None
     assert choose_namespace([pd("a", X)], "other") is None
+
+
+@pytest.mark.parametrize(
+    ("own", "encoders", "is_shared"),
+    [
+        (Compute(sharing=Sharing.CORES), [Compute(sharing=Sharing.CORES)], True),
+        (
+            Compute(sharing=Sharing.TIME_SLICES, gpu="0"),
+            [Compute(sharing=Sharing.TIME_SLICES, gpu="0")],
+            True,
+        ),
+        (Compute(sharing=Sharing.MPS, gpu="0"), [Compute(sharing=Sharing.MPS, gpu="1")], False),
+        (Compute(sharing=Sharing.CORES), [Compute(sharing=Sharing.CORES), None], False),
+        (Compute(sharing=Sharing.CORES), [Compute(sharing=Sharing.NONE)], False),
+        (Compute(sharing=Sharing.NONE), [Compute(sharing=Sharing.NONE)], False),
+        (Compute(sharing=Sharing.CORES), [], False),
+        (None, [Compute(sharing=Sharing.CORES)], False),
+    ],
+)
+def test_who_shares_compute_with_all_encoders(
+    own: Compute | None, encoders: list[Compute | None], is_shared: bool
+) -> None:
+    assert shares_compute(pd("a", compute=own), [encoder(D, compute=each) for each in encoders]) is is_shared

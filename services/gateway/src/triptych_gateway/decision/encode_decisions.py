@@ -27,7 +27,7 @@ from triptych_gateway.metrics import GatewayMetrics
 from triptych_gateway.request.chat_request import ChatRequest
 from triptych_gateway.request.media import TakenItem
 from triptych_gateway.routing.registry_view import RegistryView
-from triptych_gateway.routing.router import TOWER_ROLES, Router, can_serve, has_tower
+from triptych_gateway.routing.router import TOWER_ROLES, Router, can_serve, has_tower, shares_compute
 
 log = get_logger(__name__)
 
@@ -152,6 +152,7 @@ class EncodeDecisions:
             encoder_may_return=has_encoder or target is None or await self._encoder_return.may_return(digest),
             is_stream=request.stream,
             is_idle=target is not None and self.load.is_idle(target.instance),
+            shares_compute=target is not None and shares_compute(target, self._encoders_of(digest)),
         )
         num_tokens = text_tokens(request.num_prompt_bytes)
         decision = namespace.policy.rule(facts)
@@ -220,6 +221,9 @@ class EncodeDecisions:
         item = self._orders.table.get(mm_hash)
         return item is not None and item.in_flight
 
+    def _encoders_of(self, digest: str) -> list[InstanceRecord]:
+        return [record for record in self._view.encoding if record.namespace_digest == digest]
+
     def _tower(
         self, model: str, digest: str, chosen: InstanceRecord, life: tuple[str, str] | None
     ) -> InstanceRecord | None:
@@ -253,7 +257,7 @@ class EncodeDecisions:
         if sum(record.role is Role.GATEWAY for record in self._view.records) > 1:
             num_others = await self._shared_queue.num_others(digest, len(own))
         queue = EncoderQueue(
-            num_encoders=sum(record.namespace_digest == digest for record in self._view.encoding),
+            num_encoders=len(self._encoders_of(digest)),
             num_items=len(own) + num_others,
             num_rows=num_rows + num_others * costs.mean_rows,
             num_requests=len(set().union(*(item.request_ids for item in own))) + num_others,

@@ -8,11 +8,12 @@ from collections import Counter
 from collections.abc import Iterable, Set
 from itertools import count
 
-from triptych_common.protocol.messages import InstanceRecord, Role
+from triptych_common.protocol.messages import InstanceRecord, Role, Sharing
 
 SERVING_ROLES = frozenset({Role.PREFILL_DECODE, Role.ENCODE_PREFILL_DECODE})
 TOWER_ROLES = frozenset({Role.ENCODE_PREFILL_DECODE})  # serve requests with raw media, too
 ENCODING_ROLES = frozenset({Role.ENCODE})  # take encode jobs
+SHARED = frozenset({Sharing.CORES, Sharing.MPS, Sharing.TIME_SLICES})
 
 
 class Router:
@@ -105,6 +106,17 @@ def has_tower(records: Iterable[InstanceRecord], model: str, namespace_digest: s
         and can_serve(record, model)
         and record.namespace_digest == namespace_digest
         for record in records
+    )
+
+
+def shares_compute(instance: InstanceRecord, encoders: Iterable[InstanceRecord]) -> bool:
+    """Whether all of `encoders` compute on what `instance` computes on: cores of their host, or one GPU."""
+    own = instance.compute
+    if own is None or own.sharing not in SHARED:
+        return False
+    others = [record.compute for record in encoders]
+    return bool(others) and all(
+        each is not None and each.sharing in SHARED and each.gpu == own.gpu for each in others
     )
 
 
