@@ -1,7 +1,7 @@
 """What Triptych puts inside vLLM, loaded through vLLM's own options (`host.engine_options` builds them).
 
 host/           host processes: engine options, namespace, what the machine offers.
-plugin          every process of vLLM: the four changes for which vLLM has no option.
+plugin          every process of vLLM: the five changes for which vLLM has no option.
 connector       EngineCore and workers: the one object that vLLM makes in each, and calls.
 config          the connector's options, in every process.
 scheduler/      EngineCore: vLLM's hooks: schedulers that park, encoder cache managers.

@@ -1,11 +1,12 @@
 """vLLM general plugin: loaded by vLLM in each of its processes, before any other code of Triptych.
 
-It changes vLLM in four places, each because no option exists for it:
+It changes vLLM in five places, each because no option exists for it:
 1. vLLM's tracer: its spans go where Triptych's go (`_use_triptych_tracing`).
 2. the worker's message queue, whose readers spin for a second after each message (`_stop_spinning`).
 3. EngineCore's loop: the parking scheduler learns how to wake it (`_let_scheduler_wake_engine`).
 4. EngineCore's methods that hosts may call: the worker probes the slab on its GPU (`_let_host_probe_slab`).
-Without Triptych's connector in the configuration each of these changes nothing that a user could see.
+5. the resampling of sounds, where there is no torchaudio (`_resample_without_torchaudio`).
+Without Triptych's connector in the configuration none of the first four changes what a user sees.
 """
 
 import functools
@@ -28,6 +29,7 @@ def register() -> None:
     _stop_spinning()
     _let_scheduler_wake_engine()
     _let_host_probe_slab()
+    _resample_without_torchaudio()
 
 
 def _use_triptych_tracing() -> None:
@@ -101,3 +103,12 @@ def _let_host_probe_slab() -> None:
     from triptych_vllm_connector.slab_probe import probe_in_engine
 
     EngineCore.triptych_probe_slab = probe_in_engine
+
+
+def _resample_without_torchaudio() -> None:
+    """vLLM resamples with torchaudio alone, and no build of it that loads comes with torch for the CPU."""
+    from vllm.multimodal import audio
+    from vllm.utils.import_utils import PlaceholderModule
+
+    if isinstance(audio.torchaudio, PlaceholderModule):
+        audio.resample_audio_torchaudio = audio.resample_audio_soxr
