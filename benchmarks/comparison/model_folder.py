@@ -17,6 +17,10 @@ from typing import Any
 from comparison.model_shapes import SCALES, Scale
 
 BENCHMARKS = Path(__file__).resolve().parents[1]
+sys.path.append(str(BENCHMARKS.parent))  # for tests.support
+
+from tests.support.model_folders import made_once  # noqa: E402
+
 SEED = 12
 COPIED = (
     "tokenizer.json", "tokenizer_config.json", "processor_config.json", "chat_template.jinja",
@@ -31,15 +35,12 @@ def model_folder(scale: Scale, source: Path, cache: Path) -> Path:
     Raises:
         subprocess.CalledProcessError: it could not be written.
     """
-    folder = cache / f"qwen2.5-vl-{scale.name}-{_digest(scale, source)}"
-    if not (folder / "config.json").is_file():
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        begun = folder.with_suffix(".begun")
-        shutil.rmtree(begun, ignore_errors=True)
-        command = [sys.executable, "-m", "comparison.model_folder", scale.name, str(source), str(begun)]
+
+    def write_apart(folder: Path) -> None:
+        command = [sys.executable, "-m", "comparison.model_folder", scale.name, str(source), str(folder)]
         subprocess.run(command, check=True, timeout=WRITE_TIMEOUT_S, stdout=sys.stderr, cwd=BENCHMARKS)
-        begun.rename(folder)
-    return folder
+
+    return made_once(cache / f"qwen2.5-vl-{scale.name}-{_digest(scale, source)}", write_apart)
 
 
 def _digest(scale: Scale, source: Path) -> str:

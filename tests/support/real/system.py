@@ -196,7 +196,7 @@ def _stopped(pids: Sequence[int]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def running_system(*options: str, num_gateways: int = 1, **env: str) -> Iterator[System]:
+def running_system(*options: str, num_gateways: int = 1, model: Path = MODEL, **env: str) -> Iterator[System]:
     """`up`, and in the end `down`. Gateways listen on the port of `base_url` and the ones after it."""
     shared_memory = Path("/dev/shm") if Path("/dev/shm").is_dir() else None
     run_dir = Path(tempfile.mkdtemp(prefix="triptych-t-", dir=shared_memory))
@@ -210,7 +210,7 @@ def running_system(*options: str, num_gateways: int = 1, **env: str) -> Iterator
     )
     try:
         up = system.command(
-            "up", f"--model={MODEL}", f"--port={port}", f"--gateways={num_gateways}", *options
+            "up", f"--model={model}", f"--port={port}", f"--gateways={num_gateways}", *options
         )
         assert up.returncode == 0, f"up failed:\n{up.stdout}\n{up.stderr}"
         yield system
@@ -224,7 +224,7 @@ def running_system(*options: str, num_gateways: int = 1, **env: str) -> Iterator
 
 
 @contextlib.contextmanager
-def running_monolith(folder: Path, *options: str) -> Iterator[Server]:
+def running_monolith(folder: Path, *options: str, model: Path = MODEL) -> Iterator[Server]:
     """vLLM as it comes: the same weights, everything in one engine. `options`: more of vLLM's own."""
     port = free_port()
     log = folder / "monolith.log"
@@ -235,8 +235,8 @@ def running_monolith(folder: Path, *options: str) -> Iterator[Server]:
     with log.open("wb") as output:
         process = subprocess.Popen(
             [
-                sys.executable, "-m", "vllm.entrypoints.openai.api_server", f"--model={MODEL}",
-                f"--served-model-name={MODEL.name}", f"--port={port}", "--host=127.0.0.1", "--enforce-eager",
+                sys.executable, "-m", "vllm.entrypoints.openai.api_server", f"--model={model}",
+                f"--served-model-name={model.name}", f"--port={port}", "--host=127.0.0.1", "--enforce-eager",
                 *EXACT, *options,
             ],
             env={**defaults, **os.environ}, stdout=output, stderr=output, start_new_session=True,

@@ -1,0 +1,125 @@
+"""What a server answers to a family's questions; and a monolithic vLLM, whose answers are the right ones."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from tests.support.families.folders import family_folder
+from tests.support.families.questions import FamilyQuestion
+from tests.support.families.registry import FAMILIES
+from tests.support.real.system import Server, running_monolith
+
+TIMEOUT_S = 120
+TOLERANCE = 1e-3  # of a logprob in float32, between engines that batch differently
+
+
+@dataclass(frozen=True)
+class TokenAnswer:
+    """A greedy answer."""
+
+    prompt_token_ids: tuple[int, ...]
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]  # of each of them
+
+
+def answer_to(server: Server, body: dict[str, Any]) -> TokenAnswer:
+    """The answer to a body of `FamilyQuestion.body`.
+
+    Raises:
+        AssertionError: it is an error; the text is the server's.
+    """
+    reply = httpx.post(
+        f"{server.base_url}/chat/completions",
+        json=body, timeout=TIMEOUT_S, trust_env=False, headers={"Authorization": "Bearer none"},
+    )  # fmt: skip
+    assert reply.status_code == httpx.codes.OK, f"{reply.status_code}: {reply.text[:2000]}"
+    answer = reply.json()
+    (choice,) = answer["choices"]
+    return TokenAnswer(
+        prompt_token_ids=tuple(answer["prompt_token_ids"]),
+        token_ids=tuple(choice["token_ids"]),
+        logprobs=tuple(each["logprob"] for each in choice["logprobs"]["content"]),
+    )
+
+
+def answers_to(
+    server: Server, bodies: Iterable[dict[str, Any]], num_asked_at_once: int = 1
+) -> list[TokenAnswer]:
+    """In the order of `bodies`."""
+    with ThreadPoolExecutor(num_asked_at_once) as pool:
+        return list(pool.map(lambda body: answer_to(server, body), bodies))
+
+
+def difference(expected: TokenAnswer, got: TokenAnswer, tolerance: float = TOLERANCE) -> str:
+    """What is not the same, in words; empty: nothing."""
+    if expected.prompt_token_ids != got.prompt_token_ids:
+        return f"prompt\n  {expected.prompt_token_ids}\n  {got.prompt_token_ids}"
+    if expected.token_ids != got.token_ids:
+        return f"tokens\n  {expected.token_ids}\n  {got.token_ids}"
+    apart = max_apart(expected, got)
+    return f"logprobs {apart:.1e} apart" if apart > tolerance else ""
+
+
+def max_apart(one: TokenAnswer, other: TokenAnswer) -> float:
+    """How far the logprobs of one are from those of the other, place by place."""
+    return max(abs(a - b) for a, b in zip(one.logprobs, other.logprobs, strict=True))
+
+
+@contextmanager
+def family_monolith(name: str, log_folder: Path, *options: str) -> Iterator[Server]:
+    """A monolithic vLLM with the model of family `name`; `options`: more of vLLM's own.
+
+    One engine takes 2.6 GiB: end it before the next one is started.
+    """
+    model = family_folder(name)
+    with running_monolith(log_folder, *FAMILIES[name].engine_options, *options, model=model) as server:
+        yield server
+
+
+def monolith_answers(name: str, bodies: Sequence[dict[str, Any]], log_folder: Path) -> list[TokenAnswer]:
+    """Start family `name`'s monolith, ask it one thing after the other, and end it.
+
+    Args:
+        bodies: their `model` is the name of the family's folder.
+    """
+    with family_monolith(name, log_folder) as server:
+        return answers_to(server, bodies)
+
+
+@dataclass(frozen=True)
+class MediaEffect:
+    """Answers to a question, to the same with other media, and with its media exchanged if it can be."""
+
+    answer: TokenAnswer
+    with_other_media: TokenAnswer
+    with_exchanged_media: TokenAnswer | None
+
+    @property
+    def problem(self) -> str:
+        """Why this answer does not tell whether an engine had the right media; empty: it does."""
+        return self._unnoticed("other media", self.with_other_media) or (
+            self._unnoticed("exchanged media", self.with_exchanged_media) if self.with_exchanged_media else ""
+        )
+
+    def _unnoticed(self, what: str, got: TokenAnswer) -> str:
+        if self.answer.prompt_token_ids != got.prompt_token_ids:
+            return f"{what}: {difference(self.answer, got)}"
+        apart = max_apart(self.answer, got)
+        if self.answer.token_ids == got.token_ids and apart < 10 * TOLERANCE:
+            return f"{what}: logprobs only {apart:.1e} apart: {got.token_ids}"
+        return ""
+
+
+def media_effect(server: Server, model: str, question: FamilyQuestion) -> MediaEffect:
+    """Asks `question` two or three times."""
+    exchanged = question.with_exchanged_media()
+    return MediaEffect(
+        answer=answer_to(server, question.body(model)),
+        with_other_media=answer_to(server, question.with_other_media().body(model)),
+        with_exchanged_media=answer_to(server, exchanged.body(model)) if exchanged != question else None,
+    )
