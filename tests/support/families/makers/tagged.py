@@ -27,10 +27,9 @@ def gemma3(folder: Path) -> None:
     )
     config = Gemma3Config(
         vision_config=SiglipVisionConfig(**vision_config(image_size=112, vision_use_head=False)),
-        text_config=Gemma3TextConfig(
-            **text_config(tokenizer, head_dim=HEAD_SIZE, sliding_window=512, tie_word_embeddings=True)
-        ),
+        text_config=Gemma3TextConfig(**text_config(tokenizer, head_dim=HEAD_SIZE, sliding_window=512)),
         mm_tokens_per_image=16,
+        tie_word_embeddings=False,  # published ones are tied; such weights at random repeat the last token
         boi_token_index=token_id(tokenizer, start),
         eoi_token_index=token_id(tokenizer, end),
         image_token_index=token_id(tokenizer, image),
