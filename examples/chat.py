@@ -13,7 +13,7 @@ from openai import APIConnectionError, APIError, OpenAI
 
 
 def data_url(picture: Path) -> str:
-    """The picture as a `data:` URL, the only kind that the gateway takes."""
+    """The picture as a `data:` URL. A public `https:` URL would do as well."""
     kind = mimetypes.guess_type(picture.name)[0] or "image/png"
     return f"data:{kind};base64,{base64.b64encode(picture.read_bytes()).decode()}"
 

@@ -8,6 +8,9 @@ process              `python -m triptych_gateway` as a process
 decision_world       encoders and an instance simulated, with the gateway's own decisions
 local_encode         what tests of local encodes share
 media_samples        small images and data URLs
+media_server         a server of media that answers as a test tells it
+fetching             the gateway's fetcher with bounds for tests, and names that a test chooses
+certificates         certificates by an authority of the test
 header_bombs         images whose headers cost too much
 key_samples          entries of the file of API keys
 """

@@ -7,11 +7,12 @@ chat/          one chat completion over HTTP, to prefill_decode and back
 decision/      who encodes a request's media: encoders, or an instance with a vision tower
 encode/        what requests need of encoders: orders, flights, sizes, final acks
 request/       what a caller sent: bounds, validation, media
+fetch/         media that are named by URL: which may be fetched, and how
 routing/       which instances there are, and which of them gets a request
 access/        API keys, tenants, bounds on what is served at once
 upstream_client  the HTTP client for prefill_decode
 errors         error responses; race, metrics, settings: likewise for all of the above
 
 Imports go downwards:
-routes > chat > decision > encode > request | routing | access > errors, race, metrics, settings.
+routes > chat > decision > encode > request | routing | access > fetch > race > errors, metrics, settings.
 """

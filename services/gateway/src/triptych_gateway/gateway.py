@@ -27,6 +27,8 @@ from triptych_gateway.encode.encoder_return import EncoderReturn
 from triptych_gateway.encode.final_acks import FinalAcks
 from triptych_gateway.encode.media_cache import MediaCache
 from triptych_gateway.encode.sizes import SizesCache
+from triptych_gateway.fetch.fetcher import MediaFetcher, open_fetcher
+from triptych_gateway.fetch.options import FetchOptions
 from triptych_gateway.metrics import GatewayMetrics
 from triptych_gateway.request.chat_request import RequestLimits, RequestParser
 from triptych_gateway.request.image_header import ImageLimits
@@ -88,11 +90,14 @@ async def run_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
             ThreadPoolExecutor(settings.num_body_threads, thread_name_prefix="body") as body_threads,
             ThreadPoolExecutor(settings.num_media_threads, thread_name_prefix="media") as media_threads,
         ):
-            async with new_client(settings.connect_timeout_s, settings.chunk_timeout_s) as http:
+            async with (
+                new_client(settings.connect_timeout_s, settings.chunk_timeout_s) as http,
+                open_fetcher(_fetch_options(settings), media_threads, metrics) as fetcher,
+            ):
                 forwarder = Forwarder(http, instances, decisions, metrics, settings.chunk_timeout_s)
                 media_serving = MediaServing(
                     gateway=settings.instance,
-                    intake=_media_intake(settings, media_threads),
+                    intake=_media_intake(settings, media_threads, fetcher),
                     instances=instances,
                     orders=orders,
                     decisions=decisions,
@@ -217,9 +222,35 @@ def _chat_parts(
     )
 
 
-def _media_intake(settings: GatewaySettings, threads: ThreadPoolExecutor) -> MediaIntake:
+def _media_intake(
+    settings: GatewaySettings, threads: ThreadPoolExecutor, fetcher: MediaFetcher
+) -> MediaIntake:
     image_limits = ImageLimits(settings.max_image_pixels, settings.image_formats)
-    return MediaIntake(MediaLimits(settings.max_item_bytes, image_limits), threads)
+    return MediaIntake(MediaLimits(settings.max_item_bytes, image_limits), threads, fetcher)
+
+
+def _fetch_options(settings: GatewaySettings) -> FetchOptions:
+    proxy = settings.fetch_proxy
+    return FetchOptions(
+        max_item_bytes=settings.max_item_bytes,
+        fetches_urls=settings.fetch_urls,
+        allowed_ports=settings.fetch_allowed_ports,
+        allowed_hosts=settings.fetch_allowed_hosts,
+        denied_hosts=settings.fetch_denied_hosts,
+        allowed_networks=settings.fetch_allowed_networks,
+        max_redirects=settings.fetch_max_redirects,
+        timeout_s=settings.fetch_timeout_s,
+        connect_timeout_s=settings.fetch_connect_timeout_s,
+        chunk_timeout_s=settings.fetch_chunk_timeout_s,
+        max_header_bytes=settings.fetch_max_header_bytes,
+        max_attempts=settings.fetch_max_attempts,
+        max_in_flight=settings.fetch_max_in_flight,
+        max_per_host=settings.fetch_max_per_host,
+        cache_bytes=settings.fetch_cache_bytes,
+        ca_file=settings.fetch_ca_file,
+        proxy=None if proxy is None else proxy.get_secret_value(),
+        file_root=settings.fetch_file_root,
+    )
 
 
 def _parser(settings: GatewaySettings, threads: ThreadPoolExecutor) -> RequestParser:

@@ -32,6 +32,18 @@ class GatewayMetrics:
         self.jobs_sent_again = self.metrics.counter(
             "gateway_encode_jobs_sent_again", "Jobs sent again: Redis had lost them, or their results"
         )
+        self.fetches = self.metrics.counter(
+            "gateway_fetches",
+            "Media items named by URL: fetched, joined, cached, revalidated, file; or why not: refused,"
+            " too_large, failed, timeout, busy, over_limit, left",
+            ("outcome",),
+        )
+        self.fetch_retries = self.metrics.counter(
+            "gateway_fetch_retries", "Downloads of media that were tried again"
+        )
+        self.fetches_in_flight = self.metrics.gauge(
+            "gateway_fetches_in_flight", "Downloads of media that run, or wait for a place"
+        )
         self.disconnects = self.metrics.counter(
             "gateway_disconnects", "Clients that went away before the end"
         )

@@ -1,10 +1,19 @@
 """Settings of the gateway. The only place of the package that reads the environment (`TRIPTYCH_*`)."""
 
 import socket
+from ipaddress import IPv4Network, IPv6Network
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, SecretStr
+from pydantic import (
+    AfterValidator,
+    Field,
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    SecretStr,
+    StringConstraints,
+)
 
 from triptych_common.domain.image_formats import MAX_IMAGE_PIXELS
 from triptych_common.protocol.urls import ANY_ADDRESSES, BaseUrlText, HostText, base_url, local_urls
@@ -17,6 +26,19 @@ QWEN_VISION_TOKENS = (
     "<|image_pad|>",
     "<|video_pad|>",
 )
+
+
+def _absolute(path: Path) -> Path:
+    if not path.is_absolute():
+        raise ValueError("must be an absolute path")
+    return path
+
+
+AbsolutePath = Annotated[Path, AfterValidator(_absolute)]
+HostPattern = Annotated[
+    str,
+    StringConstraints(pattern=r"^((\*\.)?[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*|[0-9A-Fa-f]*:[0-9A-Fa-f:.]+)$"),
+]
 
 
 class GatewaySettings(MediaSettings):
@@ -50,6 +72,34 @@ class GatewaySettings(MediaSettings):
     max_items: PositiveInt = 16
     max_item_bytes: PositiveInt = 20 << 20
     max_image_pixels: PositiveInt = MAX_IMAGE_PIXELS
+    fetch_urls: bool = True
+    """Whether media may be named by http(s) URL. Addresses that are not public are refused all the same."""
+    fetch_allowed_ports: tuple[Annotated[int, Field(ge=1, le=65535)], ...] = (80, 443)
+    fetch_allowed_hosts: tuple[HostPattern, ...] = ()
+    """Exact names, or `*.example.org` for all below it. Where there are any, no others are asked."""
+    fetch_denied_hosts: tuple[HostPattern, ...] = ()
+    """Likewise; they win."""
+    fetch_allowed_networks: tuple[IPv4Network | IPv6Network, ...] = ()
+    """Networks that may be connected to although they are not public."""
+    fetch_max_redirects: int = Field(default=3, ge=0)
+    fetch_timeout_s: PositiveFloat = 15.0
+    """One item, over all its redirects and attempts, and the wait for a place."""
+    fetch_connect_timeout_s: PositiveFloat = 3.0
+    fetch_chunk_timeout_s: PositiveFloat = 5.0
+    """For the answer's headers, and between two pieces of its body."""
+    fetch_max_header_bytes: int = Field(default=16 << 10, ge=1024)
+    """Of an answer."""
+    fetch_max_attempts: PositiveInt = 3
+    fetch_max_in_flight: PositiveInt = 64
+    fetch_max_per_host: PositiveInt = 8
+    fetch_cache_bytes: int = Field(default=64 << 20, ge=0)
+    """Answers that their servers allow to use again; 0: none are kept."""
+    fetch_ca_file: Path | None = None
+    """Authorities that are trusted besides the system's, PEM."""
+    fetch_proxy: SecretStr | None = None
+    """An HTTP proxy for all of it, which looks up names itself: it must refuse what is not public."""
+    fetch_file_root: AbsolutePath | None = None
+    """Where `file://` URLs may point into. None: no file is read."""
     placeholder_tokens: tuple[str, ...] = QWEN_VISION_TOKENS
     """Special tokens of the served model that no text may contain; add `<image>` for LLaVA-like models."""
     inline_media_bytes: int = Field(default=256 << 10, ge=0)

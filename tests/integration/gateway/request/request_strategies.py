@@ -87,6 +87,8 @@ PARTS = [
     {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAA"}},
     {"type": "image_url", "image_url": {"url": "data:,x"}},
     {"type": "image_url", "image_url": "https://127.0.0.1/a.png"},
+    {"type": "image_url", "image_url": {"url": "http://[::1]:6379/?x#y"}},
+    {"type": "image_url", "image_url": {"url": "file:///etc/passwd"}},
     {"type": "image_url", "image_url": {"url": "data:image/svg+xml;base64,PHN2Zy8+"}},
     {"type": "image_embeds", "image_embeds": {"image_grid_thw": [1, 2, 2]}, "uuid": "a" * 64},
     {"type": "text", "text": "x", "image_url": {"url": "data:"}},

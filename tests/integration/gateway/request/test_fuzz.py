@@ -79,6 +79,8 @@ async def gateway_process(redis_url: str, run_dir: Path) -> AsyncIterator[int]:
         "TRIPTYCH_INSTANCE_GRACE_S": "0.2",
         "TRIPTYCH_MAX_IMAGE_PIXELS": "1000000",
         "TRIPTYCH_INLINE_MEDIA_BYTES": "1000",
+        # A damaged URL may name any host of the world: none is asked.
+        "TRIPTYCH_FETCH_ALLOWED_HOSTS": '["nowhere.invalid"]',
     }
     async with (
         await AsyncBus.connect(redis_url, "default", client_name="test") as bus,

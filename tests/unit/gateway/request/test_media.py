@@ -4,6 +4,7 @@ import asyncio
 import errno
 import io
 import struct
+import time
 import warnings
 import zlib
 from collections.abc import Iterator
@@ -19,11 +20,13 @@ from tests.support.gateway.media_samples import data_url, image_bytes
 from tests.support.hostile.chunks import jpeg_that_is_fli
 from triptych_common.domain.errors import RequestError
 from triptych_common.domain.hashing import tenant_salt
+from triptych_gateway.fetch.fetcher import MediaFetcher
+from triptych_gateway.metrics import GatewayMetrics
 from triptych_gateway.request.chat_request import ChatRequest, parse_chat_request
 from triptych_gateway.request.content_parts import MediaPart
 from triptych_gateway.request.data_url import decode_data_url
 from triptych_gateway.request.image_header import ImageHeader, ImageLimits, read_image_header
-from triptych_gateway.request.media import MediaIntake, MediaLimits
+from triptych_gateway.request.media import MediaIntake, MediaLimits, TakenItem
 from triptych_gateway.request.placeholder_tokens import PlaceholderGuard
 
 PATH = "messages[0].content[0].image_url.url"
@@ -47,8 +50,7 @@ def refusal(url: str, max_bytes: int = 100) -> RequestError:
 @pytest.mark.parametrize(
     ("url", "code"),
     [
-        ("http://example.org/a.png", "remote_media_disabled"),
-        ("HTTPS://example.org/a.png", "remote_media_disabled"),
+        ("http://example.org/a.png", "invalid_image_url"),
         ("file:///etc/passwd", "invalid_image_url"),
         ("a.png", "invalid_image_url"),
         ("data:image/png;base64", "invalid_image_url"),
@@ -124,8 +126,16 @@ async def take(threads: ThreadPoolExecutor, url: str, **options: Any) -> Any:
         media_io_options=options.get("media_io", {}),
         tenant_salt=options.get("salt", ""),
     )
-    items = await MediaIntake(LIMITS, threads).take_items(request, options.get("digest", DIGEST))
-    return items[0]
+    return (await take_all(threads, request, options.get("digest", DIGEST)))[0]
+
+
+async def take_all(
+    threads: ThreadPoolExecutor, request: ChatRequest, digest: str = DIGEST
+) -> tuple[TakenItem, ...]:
+    """By a gateway that fetches nothing."""
+    fetcher = MediaFetcher(None, None, None, threads, GatewayMetrics(), 1.0)
+    intake = MediaIntake(LIMITS, threads, fetcher)
+    return await intake.take_items(request, digest, time.monotonic() + 10, lambda _: None)
 
 
 def chat_request(url: str, num_items: int) -> ChatRequest:
@@ -154,7 +164,7 @@ async def test_identity_follows_content_options_and_namespace(threads: ThreadPoo
 
 async def test_text_is_dropped_once_taken_and_equal_bytes_are_held_once(threads: ThreadPoolExecutor) -> None:
     request = chat_request(data_url(image_bytes()), 2)
-    first, second = await MediaIntake(LIMITS, threads).take_items(request, DIGEST)
+    first, second = await take_all(threads, request)
     assert first.content is second.content
     assert [part.url for part in request.media] == ["", ""]
     assert request.body["messages"] == [{"role": "user", "content": [None, None]}]
@@ -172,7 +182,7 @@ async def test_no_request_waits_behind_the_whole_upload_of_another(threads: Thre
     async def take_for(name: str, num_items: int) -> None:
         request = chat_request(data_url(image_bytes()), num_items)
         recorded = Recorded(**{**vars(request), "model": name})
-        await MediaIntake(LIMITS, threads).take_items(recorded, DIGEST)
+        await take_all(threads, recorded)
 
     await asyncio.gather(take_for("large", 4), take_for("small", 1))
     assert order == ["large", "small", "large", "large", "large"]
@@ -192,6 +202,21 @@ async def test_lack_of_memory_is_no_fault_of_the_image(
         await take(threads, data_url(image_bytes()))
     assert (caught.value.status_code, caught.value.code) == (503, "no_resources")
     assert "memory" not in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("url", "code"),
+    [
+        ("http://example.org/a.png", "remote_media_disabled"),
+        ("HTTPS://example.org/a.png", "remote_media_disabled"),
+        ("file:///etc/passwd", "url_not_allowed"),
+        ("ftp://example.org/a.png", "invalid_image_url"),
+    ],
+)
+async def test_urls_where_nothing_is_fetched(threads: ThreadPoolExecutor, url: str, code: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        await take(threads, url)
+    assert (caught.value.status_code, caught.value.code, caught.value.param) == (400, code, PATH)
 
 
 async def test_a_file_of_two_formats_is_refused(threads: ThreadPoolExecutor) -> None:

@@ -71,7 +71,10 @@ class MediaServing:
         """
         digest = await self.instances.wait_namespace(request.model)
         with span("gateway.media", attributes={"triptych.num_items": len(request.media)}):
-            items = await self.intake.take_items(request, digest)
+            num_before = booking.num_bytes
+            items = await self.intake.take_items(
+                request, digest, arrival.first_token_deadline, lambda num: booking.resize(num_before + num)
+            )
         contents = {item.mm_hash: len(item.content) for item in items}
         booking.resize(min(booking.num_bytes, request.num_prompt_bytes + sum(contents.values())))
         chosen = await self.instances.wait_instance(request.model, digest)

@@ -6,7 +6,7 @@ chat_request        parses and validates it
 request_options       which options it may set for the model's processor and the media reader
 content_parts         its text and media parts; others are refused
 placeholder_tokens    no text may contain a token that stands for media
-media               its media, checked and named by their mm_hash
+media               its media, fetched where they are named by URL, checked, named by their mm_hash
 data_url              a data URL's bytes
 image_header          an image's format and size, without decoding it
 polyglots             no file that is an image of two formats

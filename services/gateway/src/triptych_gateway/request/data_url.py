@@ -9,6 +9,16 @@ _DATA_URL = re.compile(r"data:(?P<type>[^,;]*)(?P<options>(?:;[^,;]*)*),", re.IG
 _MAX_HEADER_CHARS = 256
 
 
+def check_data_url(url: str, path: str) -> None:
+    """Whether `url` is of this kind at all.
+
+    Raises:
+        RequestError: 400.
+    """
+    if url[:5].lower() != "data:":
+        raise RequestError(400, "invalid_image_url", f"{path} must be a data URL or an http(s) URL", path)
+
+
 def decode_data_url(url: str, path: str, max_bytes: int) -> bytes:
     """Bytes of an image given as a data URL.
 
@@ -18,12 +28,7 @@ def decode_data_url(url: str, path: str, max_bytes: int) -> bytes:
     Raises:
         RequestError: 400, or 413 when the media are larger than `max_bytes`.
     """
-    if url[:5].lower() != "data:":
-        scheme = url.split(":", 1)[0].lower() if ":" in url[:20] else ""
-        if scheme in ("http", "https"):
-            message = f"{path}: fetching media from http(s) URLs is not enabled; send a data URL"
-            raise RequestError(400, "remote_media_disabled", message, path)
-        raise RequestError(400, "invalid_image_url", f"{path} must be a data URL", path)
+    check_data_url(url, path)
     header = _DATA_URL.match(url[:_MAX_HEADER_CHARS])
     if header is None:
         raise RequestError(400, "invalid_image_url", f"{path} is not a well-formed data URL", path)

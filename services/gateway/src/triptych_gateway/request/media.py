@@ -1,13 +1,15 @@
 """Media intake: each item of a request becomes checked bytes with their identity (mm_hash).
 
-Decoding base64, reading the image's header and hashing take milliseconds for large media, so they
-run in a small pool of threads. Pixels are never decoded here: that is the encoder's work.
+Items that are named by URL are fetched at the same time. Whatever way bytes came, they are checked alike, and
+equal bytes are one item. Decoding base64, reading the image's header and hashing take milliseconds for large
+media, so they run in a small pool of threads. Pixels are never decoded here: that is the encoder's work.
 """
 
 import asyncio
 from collections.abc import Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from triptych_common.domain.errors import RequestError
@@ -15,11 +17,15 @@ from triptych_common.domain.hashing import mm_hash
 from triptych_common.domain.transient import is_transient
 from triptych_common.protocol.ids import MmHash
 from triptych_gateway.errors import unavailable
+from triptych_gateway.fetch.fetcher import SCHEMES, AcceptedUrl, MediaFetcher
+from triptych_gateway.fetch.shared_downloads import OnGrowth
 from triptych_gateway.request.chat_request import ChatRequest
 from triptych_gateway.request.content_parts import MediaPart
-from triptych_gateway.request.data_url import decode_data_url
+from triptych_gateway.request.data_url import check_data_url, decode_data_url
 from triptych_gateway.request.image_header import ImageHeader, ImageLimits, read_image_header
 from triptych_gateway.request.polyglots import check_one_format
+
+MAX_SCHEME_CHARS = 8  # of those that are fetched, and more
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,33 +52,95 @@ class MediaIntake:
 
     limits: MediaLimits
     threads: Executor
+    fetcher: MediaFetcher
 
-    async def take_items(self, request: ChatRequest, namespace_digest: str) -> tuple[TakenItem, ...]:
-        """Take every item of `request`, one after the other. No text is held beside its bytes for long.
+    async def take_items(
+        self, request: ChatRequest, namespace_digest: str, deadline: float, on_growth: OnGrowth
+    ) -> tuple[TakenItem, ...]:
+        """Take every item of `request`, in order. No text is held beside its bytes for long.
+
+        Nothing is fetched for a request that has a URL which is not allowed.
+
+        Args:
+            deadline: monotonic seconds; what is not fetched by then is refused.
+            on_growth: called with the number of bytes that were fetched, before so many are held; may raise.
 
         Raises:
-            RequestError: 400 or 413 naming the first item that is refused; 503 for want of memory or files.
+            RequestError: 400 or 413 naming an item that is refused; 503 for want of memory, files or places.
         """
+        urls = {part.item_index: url for part in request.media if (url := self._accept(part)) is not None}
+        if not urls:
+            return await self._take_all(request, namespace_digest, {})
+        sizes = dict.fromkeys(urls, 0)
+
+        def grow(item_index: int, num_bytes: int) -> None:
+            sizes[item_index] = num_bytes
+            on_growth(sum(sizes.values()))
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                fetches = {
+                    part.item_index: group.create_task(
+                        self.fetcher.fetch(
+                            urls[part.item_index],
+                            part.path,
+                            request.tenant_salt,
+                            deadline,
+                            partial(grow, part.item_index),
+                        )
+                    )
+                    for part in request.media
+                    if part.item_index in urls
+                }
+                return await self._take_all(request, namespace_digest, fetches)
+        except BaseExceptionGroup as errors:
+            failure = _first_of(errors)
+        raise failure
+
+    def _accept(self, part: MediaPart) -> AcceptedUrl | None:
+        """The URL to fetch; None: the item is in the request."""
+        scheme = part.url[:MAX_SCHEME_CHARS].partition(":")[0].lower()
+        if scheme in SCHEMES:
+            return self.fetcher.accept(part.url, part.path)
+        check_data_url(part.url, part.path)
+        return None
+
+    async def _take_all(
+        self,
+        request: ChatRequest,
+        namespace_digest: str,
+        fetches: Mapping[int, asyncio.Task[bytes]],
+    ) -> tuple[TakenItem, ...]:
+        """One after the other, each as soon as it is there."""
         loop = asyncio.get_running_loop()
         taken: list[TakenItem] = []
         contents: dict[MmHash, bytes] = {}
         for part in request.media:
-            item = await loop.run_in_executor(self.threads, self._take, part, request, namespace_digest)
+            fetch = fetches.get(part.item_index)
+            fetched = None if fetch is None else await fetch
+            item = await loop.run_in_executor(
+                self.threads, self._take, part, fetched, request, namespace_digest
+            )
             taken.append(replace(item, content=contents.setdefault(item.mm_hash, item.content)))
             request.drop_text(part)
         return tuple(taken)
 
-    def _take(self, part: MediaPart, request: ChatRequest, namespace_digest: str) -> TakenItem:
+    def _take(
+        self, part: MediaPart, fetched: bytes | None, request: ChatRequest, namespace_digest: str
+    ) -> TakenItem:
         try:
-            return self._check(part, request, namespace_digest)
+            return self._check(part, fetched, request, namespace_digest)
         except Exception as error:
             if is_transient(error):
                 message = f"{part.path} cannot be read just now"
                 raise unavailable("no_resources", message, part.path) from error
             raise
 
-    def _check(self, part: MediaPart, request: ChatRequest, namespace_digest: str) -> TakenItem:
-        content = decode_data_url(part.url, part.path, self.limits.max_item_bytes)
+    def _check(
+        self, part: MediaPart, fetched: bytes | None, request: ChatRequest, namespace_digest: str
+    ) -> TakenItem:
+        max_bytes = self.limits.max_item_bytes
+        content = decode_data_url(part.url, part.path, max_bytes) if fetched is None else fetched
         image = read_image_header(content, part.path, self.limits.image)
         check_one_format(content, part.path, image.format)
         io_options = request.media_io_options.get(part.modality, {})
@@ -89,3 +157,9 @@ class MediaIntake:
             message = "mm_processor_kwargs and media_io_kwargs must be plain JSON"
             raise RequestError(400, "invalid_value", message, "mm_processor_kwargs") from error
         return TakenItem(part, identity, content, image, request.processor_options, io_options)
+
+
+def _first_of(errors: BaseExceptionGroup[BaseException]) -> BaseException:
+    """What failed first; the other fetches were cancelled for it."""
+    first = errors.exceptions[0]
+    return _first_of(first) if isinstance(first, BaseExceptionGroup) else first

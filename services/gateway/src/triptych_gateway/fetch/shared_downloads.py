@@ -1,0 +1,202 @@
+"""One download per URL and tenant, however many requests want it.
+
+A download belongs to no request: its task goes on when the one that began it ends, and ends when no request
+waits for it any more. Requests that come while it runs wait for the same bytes, each within its own time.
+"""
+
+import asyncio
+import random
+from collections.abc import Callable
+from contextvars import Context
+from typing import Self
+
+from triptych_common.domain.errors import RequestError
+from triptych_common.telemetry import get_logger
+from triptych_gateway.errors import unavailable
+from triptych_gateway.fetch.attempts import RetryPolicy
+from triptych_gateway.fetch.downloader import Downloaded, Downloader
+from triptych_gateway.fetch.failures import (
+    FetchBusyError,
+    FetchError,
+    FetchTimeoutError,
+    ServerFailedError,
+)
+from triptych_gateway.fetch.options import FetchOptions
+from triptych_gateway.fetch.response_cache import CacheKey
+from triptych_gateway.fetch.rules.urls import FetchUrl
+from triptych_gateway.metrics import GatewayMetrics
+
+log = get_logger(__name__)
+
+OnGrowth = Callable[[int], None]
+"""Called with the number of bytes before so many are held; may raise a RequestError."""
+
+
+class SharedDownload:
+    """One download and the requests that wait for it."""
+
+    def __init__(self) -> None:
+        self.is_queued = False  # no slot yet
+        self.num_bytes = 0
+        self.task: asyncio.Task[None] | None = None  # its owner's
+        self._waiting: dict[asyncio.Future[Downloaded], OnGrowth] = {}
+
+    def grow(self, num_bytes: int) -> None:
+        """Each request that waits books the bytes itself. One that may not leaves; the others wait on."""
+        self.num_bytes = num_bytes
+        for future, on_growth in tuple(self._waiting.items()):
+            if future.done():
+                continue
+            try:
+                on_growth(num_bytes)
+            except RequestError as error:
+                future.set_exception(error)
+
+    async def wait(self, on_growth: OnGrowth) -> Downloaded:
+        """The bytes."""
+        on_growth(self.num_bytes)
+        future: asyncio.Future[Downloaded] = asyncio.get_running_loop().create_future()
+        self._waiting[future] = on_growth
+        try:
+            return await future
+        finally:
+            del self._waiting[future]
+            if future.done() and not future.cancelled():
+                future.exception()  # marked as seen: its request has left
+
+    @property
+    def is_wanted(self) -> bool:
+        return bool(self._waiting)
+
+    def end(self, outcome: Downloaded | Exception) -> None:
+        """Tell all that wait."""
+        for future in self._waiting:
+            if future.done():
+                continue
+            if isinstance(outcome, Exception):
+                future.set_exception(outcome)
+            else:
+                future.set_result(outcome)
+
+    def stop(self) -> None:
+        """No request waits. Harmless when it has ended."""
+        if self.task is not None:
+            self.task.cancel()
+
+    def out_of_time(self) -> FetchError:
+        """Why nothing came, for a request whose time is over."""
+        if self.is_queued:
+            return FetchBusyError("too many other downloads run; try again shortly")
+        return FetchTimeoutError("its server took too long")
+
+
+class SharedDownloads:
+    """One per gateway. Downloads run while its block does."""
+
+    def __init__(self, downloader: Downloader, options: FetchOptions, metrics: GatewayMetrics) -> None:
+        self._downloader = downloader
+        self._policy = RetryPolicy(options.max_attempts)
+        self._timeout_s = options.timeout_s
+        self._metrics = metrics
+        self._downloads: dict[CacheKey, SharedDownload] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def __len__(self) -> int:
+        """Downloads that run."""
+        return len(self._tasks)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def fetch(
+        self, url: FetchUrl, tenant_salt: str, timeout_s: float, on_growth: OnGrowth
+    ) -> tuple[Downloaded, bool]:
+        """The bytes of `url`, and whether they are another request's download.
+
+        Raises:
+            FetchError: they could not be had within `timeout_s`.
+            RequestError: of `on_growth`.
+        """
+        loop = asyncio.get_running_loop()
+        key = CacheKey(tenant_salt, url.text)
+        until = loop.time() + timeout_s
+        may_go_on = True
+        while True:
+            download = self._downloads.get(key)
+            is_joined = download is not None
+            if download is None:
+                download = self._begin(key, url)
+            try:
+                async with asyncio.timeout_at(until):
+                    return await download.wait(on_growth), is_joined
+            except TimeoutError as error:
+                failure = download.out_of_time()
+                if not download.is_wanted:  # it ends now
+                    _log_failure(url, failure)
+                raise failure from error
+            except (FetchTimeoutError, FetchBusyError):
+                # The time of a download that began before this request, whose own time is not over.
+                if not (is_joined and may_go_on):
+                    raise
+                may_go_on = False
+            finally:
+                if not download.is_wanted:
+                    self._forget(key, download)
+                    download.stop()
+
+    def _begin(self, key: CacheKey, url: FetchUrl) -> SharedDownload:
+        download = self._downloads[key] = SharedDownload()
+        # Not of the request that comes first: neither its end nor its trace.
+        run = self._run(key, url, download)
+        download.task = asyncio.get_running_loop().create_task(run, context=Context())
+        self._tasks.add(download.task)
+        download.task.add_done_callback(lambda task: self._on_done(key, download, task))
+        return download
+
+    def _on_done(self, key: CacheKey, download: SharedDownload, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        self._forget(key, download)
+        # Those that still wait: it was cancelled, as all are at the end.
+        download.end(unavailable("draining", "this gateway is going away; send the request again"))
+
+    def _forget(self, key: CacheKey, download: SharedDownload) -> None:
+        if self._downloads.get(key) is download:
+            del self._downloads[key]
+
+    async def _run(self, key: CacheKey, url: FetchUrl, download: SharedDownload) -> None:
+        outcome: Downloaded | Exception
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                outcome = await self._attempt(key, url, download)
+        except TimeoutError:
+            outcome = download.out_of_time()
+        except Exception as error:
+            outcome = error
+        finally:
+            self._forget(key, download)  # a request that comes from now on begins another one
+        if isinstance(outcome, FetchError):
+            _log_failure(url, outcome)
+        download.end(outcome)
+
+    async def _attempt(self, key: CacheKey, url: FetchUrl, download: SharedDownload) -> Downloaded:
+        num_attempts = 0
+        while True:
+            num_attempts += 1
+            try:
+                return await self._downloader.download(url, key.tenant_salt, download)
+            except ServerFailedError as error:
+                wait_s = self._policy.wait_s(num_attempts, error, random.random())
+                if wait_s is None:
+                    raise
+            self._metrics.fetch_retries.inc()
+            await asyncio.sleep(wait_s)
+
+
+def _log_failure(url: FetchUrl, error: FetchError) -> None:
+    """One line per download."""
+    log.warning("media not fetched", host=url.host, outcome=error.outcome, reason=error.reason)
