@@ -10,7 +10,7 @@ from typing import get_args
 import orjson
 import pytest
 
-from triptych_common.protocol import codec, messages, store
+from triptych_common.protocol import codec, item_record, messages, store
 from triptych_common.protocol.messages import BUS_MESSAGES, SCHEMA_VERSION, Message
 from triptych_common.protocol.store import STORE_PROTOCOL_VERSION, StoreFrame
 
@@ -20,6 +20,25 @@ TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 _REQUESTER = messages.Requester(request_id="req-1", item_index=0, gateway="gateway-0", prefill_decode="pd-0")
 _SPEC = store.TensorSpec(shape=(16, 128), dtype="bfloat16", num_bytes=4096)
+_RECORD = item_record.ItemRecord(
+    fields=(
+        item_record.RecordField(
+            name="image_grid_thw",
+            batching=item_record.Batching.BATCHED,
+            keep_on_cpu=True,
+            value=item_record.PackedArray(dtype="int64", shape=(3,), data="eJxjZIAADjQaAADwABI="),
+        ),
+        item_record.RecordField(name="seconds", batching=item_record.Batching.SHARED, value=(0.5, 1)),
+    ),
+    updates=(
+        item_record.PlaceholderUpdate(
+            mode="replace",
+            target=(7,),
+            tokens=item_record.PackedArray(dtype="int32", shape=(2,), data="eJxjZ2BgYAdiAABcAA8="),
+            is_embed=item_record.PackedArray(dtype="bool", shape=(2,), data="eJxjZAAAAAQAAg=="),
+        ),
+    ),
+)
 _DESCRIPTOR = store.Descriptor(mm_hash=HASH, spec=_SPEC, offset=65536, generation=2)
 
 BUS_SAMPLES: tuple[Message, ...] = (
@@ -44,7 +63,7 @@ BUS_SAMPLES: tuple[Message, ...] = (
         width=128,
         dtype="bfloat16",
         num_bytes=4096,
-        placeholder_metadata={"image_grid_thw": [1, 8, 8]},
+        record=_RECORD,
         encoder="encoder-0",
         store="store-0",
         sealed=False,
@@ -161,8 +180,9 @@ RECORD_SAMPLE = messages.InstanceRecord(
     url="http://pd-0:8000",
     model="digits-vl",
     namespace_digest=HASH,
-    width=128,
     dtype="bfloat16",
+    item_limits={messages.Modality.IMAGE: 4, messages.Modality.VIDEO: 1},
+    placeholder_tokens=("<image>",),
     max_item_embeds=4096,
     max_model_len=8192,
     store="store-0",
@@ -188,7 +208,11 @@ TRANSFER_SAMPLE = messages.ECTransferParams(
     gateway="gateway-0",
     traceparent=TRACEPARENT,
     remaining_ms=29000,
-    items=(messages.ItemTransfer(item_index=0, mm_hash=HASH, num_embeds=16),),
+    items=(
+        messages.ItemTransfer(
+            item_index=0, mm_hash=HASH, modality=messages.Modality.IMAGE, num_embeds=16, record=_RECORD
+        ),
+    ),
 )
 
 

@@ -9,6 +9,7 @@ import pytest
 import typer
 
 from triptych_cli.app import app
+from triptych_common.protocol.messages import Modality
 from triptych_common.runtime import drain
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -62,7 +63,13 @@ def branches(node: ast.expr) -> set[str]:
         return branches(node.body) | branches(node.orelse)
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "get":
         return set().union(*(branches(default) for default in node.args[1:]))  # not the key
+    if isinstance(node, ast.JoinedStr):  # of a kind of media
+        return {"".join(_text(part, modality) for part in node.values) for modality in Modality}
     return {text for text in strings_of(node) if CODE.fullmatch(text)}
+
+
+def _text(part: ast.expr, modality: Modality) -> str:
+    return str(part.value) if isinstance(part, ast.Constant) else modality.value
 
 
 def answered() -> dict[str, set[int]]:

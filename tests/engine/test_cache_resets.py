@@ -1,6 +1,5 @@
 """What operators do around a change of weights: vLLM's caches are emptied under requests."""
 
-import asyncio
 import concurrent.futures
 from collections.abc import Iterator
 from types import ModuleType
@@ -8,10 +7,9 @@ from types import ModuleType
 import httpx
 import pytest
 
+from tests.support.real.inspection import prefill_decode_url
 from tests.support.real.system import EXACT, System, image_part, running_system
 from tests.support.waiting import wait_until
-from triptych_common.bus import AsyncBus
-from triptych_common.coordination import Registry
 
 pytestmark = pytest.mark.engine
 
@@ -29,16 +27,6 @@ def resettable() -> Iterator[System]:
         VLLM_SERVER_DEV_MODE="1",
     ) as running:
         yield running
-
-
-def prefill_decode_url(system: System) -> str:
-    async def look() -> str:
-        bus = await AsyncBus.connect(f"unix://{system.run_dir / 'redis.sock'}", "default", client_name="test")
-        async with bus:
-            records = await Registry(bus).list_instances()
-        return next(str(record.url) for record in records if record.url and record.model)
-
-    return asyncio.run(look())
 
 
 def reset(url: str, cache: str) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.item_records import item_record
 from tests.support.vllm_connector.fake_engine import mm_hash
 from triptych_encoder.encoding import EncodeRefusedError, EngineFailedError, PreparedItem
 from triptych_vllm_connector.step_orders import WriteOrder
@@ -18,7 +19,7 @@ with warnings.catch_warnings(action="ignore"):  # importing vLLM warns, of torch
     from triptych_encoder.engine.encode_engine import EncodeEngine
 
 ORDER = WriteOrder(mm_hash("a"), "job-1", 1, 0, 2, 4, "float32")
-PREPARED = PreparedItem({}, 2, 3, {})
+PREPARED = PreparedItem({}, 2, 3, 4, item_record(2))
 LIMIT_S = 10.0
 
 

@@ -1,5 +1,6 @@
 """One job of one flight, as the tests of flights send it, and the requesters of its item."""
 
+from tests.support.item_records import item_record
 from triptych_common.coordination import FlightClaim, SingleFlight
 from triptych_common.coordination.single_flight import ClaimMode
 from triptych_common.protocol.messages import EncodeJob, EncoderCacheMetadata, Modality, Requester
@@ -31,7 +32,7 @@ METADATA = EncoderCacheMetadata(
     width=1,
     dtype="float32",
     num_bytes=4,
-    placeholder_metadata={},
+    record=item_record(1),
     encoder="e",
     store="s",
     sealed=True,

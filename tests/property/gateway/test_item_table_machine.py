@@ -4,6 +4,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from tests.support.item_records import item_record
 from triptych_common.protocol.ids import JobId, MmHash, RequestId
 from triptych_common.protocol.messages import FailureKind
 from triptych_gateway.encode.item_table import ItemFailure, ItemState, ItemTable
@@ -11,7 +12,7 @@ from triptych_gateway.encode.sizes import ItemSizes
 
 ITEMS = st.sampled_from([MmHash("a" * 64), MmHash("b" * 64)])
 REQUESTS = st.sampled_from([RequestId(f"r{index}") for index in range(3)])
-SIZES = ItemSizes(num_embeds=1, placeholder_metadata={})
+SIZES = ItemSizes(num_embeds=1, record=item_record(1))
 BROKEN = ItemFailure(FailureKind.ENCODER_ERROR, "x")
 
 

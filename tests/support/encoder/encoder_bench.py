@@ -2,13 +2,14 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
 
 from tests.support.flight_model import FlightModel, JobsModel
+from tests.support.item_records import IMAGE_LIMITS, item_record
 from triptych_common.domain.errors import StoreError
 from triptych_common.protocol.codec import Envelope
 from triptych_common.protocol.messages import (
@@ -68,6 +69,7 @@ class FakeEngine:
     dtype: str = "float32"
     max_num_tokens: int = 100
     max_item_embeds: int = 50
+    item_limits: Mapping[Modality, int] = field(default_factory=lambda: IMAGE_LIMITS)
     num_embeds: int = 3
     preprocess_error: Exception | None = None
     num_pixels_of: dict[str, int] = field(default_factory=dict)  # by mm_hash; else 0
@@ -80,7 +82,9 @@ class FakeEngine:
         if self.preprocess_error is not None:
             raise self.preprocess_error
         assert media == MEDIA
-        return PreparedItem({}, self.num_embeds, self.num_embeds + 2, {"image_grid_thw": [1, 2, 2]})
+        return PreparedItem(
+            {}, self.num_embeds, self.num_embeds + 2, self.width, item_record(self.num_embeds, (1, 2, 2))
+        )
 
     async def encode(self, prepared: PreparedItem, order: WriteOrder) -> None:
         self.orders.append(order)

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+from tests.support.item_records import IMAGE_LIMITS, item_record
 from triptych_cache_store.testing import StoreProcess
 from triptych_common.bus import AsyncBus, Delivery
 from triptych_common.coordination import Registry
@@ -37,8 +38,8 @@ class TimidEngine:
     """Preprocesses and encodes an item when the test lets it; its worker only seals."""
 
     dtype = "float32"
-    width = 4
     max_num_tokens = 100
+    item_limits = IMAGE_LIMITS
     max_item_embeds = 50
 
     def __init__(self, worker: AsyncStoreSession) -> None:
@@ -58,7 +59,7 @@ class TimidEngine:
     async def preprocess(self, job: EncodeJob, media: bytes) -> PreparedItem:
         self.num_preprocessing += 1
         await self.may_preprocess[job.mm_hash].wait()
-        return PreparedItem({}, 3, 5, {})
+        return PreparedItem({}, 3, 5, 4, item_record(3))
 
     async def encode(self, prepared: PreparedItem, order: WriteOrder) -> None:
         self.is_encoding.set()

@@ -10,6 +10,7 @@ import httpx
 from PIL import Image
 
 from tests.support.gateway.serving import DIGEST, MODEL
+from tests.support.item_records import IMAGE_LIMITS, item_record
 from triptych_common.bus import AsyncBus, Delivery
 from triptych_common.coordination import Registry, SingleFlight, StartResult
 from triptych_common.protocol.messages import (
@@ -28,6 +29,8 @@ from triptych_common.protocol.names import ENCODERS_GROUP
 
 TAKEOVER_IDLE_MS = 500
 PREFETCH = 8
+
+MAX_RECORD_TOKENS = 4096  # nobody renders them here
 
 
 @dataclass
@@ -65,6 +68,7 @@ class FakeEncoder:
             role=Role.ENCODE,
             model=MODEL,
             namespace_digest=self.digest,
+            item_limits=dict(IMAGE_LIMITS),
             num_slots=4,
         )
 
@@ -152,7 +156,7 @@ class FakeEncoder:
             width=4,
             dtype="float32",
             num_bytes=width * height * 16,
-            placeholder_metadata={"image_grid_thw": [1, height, width]},
+            record=item_record(min(width * height, MAX_RECORD_TOKENS), (1, height, width)),
             encoder=self.name,
             store="store-0",
             sealed=False,

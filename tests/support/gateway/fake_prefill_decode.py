@@ -14,11 +14,15 @@ from PIL import Image
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from tests.support.gateway.serving import DIGEST, MODEL, served
+from tests.support.item_records import grid_of_record
 from tests.support.waiting import free_port
 from triptych_common.bus import AsyncBus
 from triptych_common.coordination import Registry
+from triptych_common.protocol.item_record import ItemRecord
 from triptych_common.protocol.messages import ECTransferParams, EncodeNeeded, InstanceRecord, Role
 from triptych_common.protocol.urls import base_url
+
+PLACEHOLDER_TOKENS = ("<|image_pad|>", "<|vision_end|>", "<|vision_start|>")
 
 
 @dataclass
@@ -55,6 +59,7 @@ class FakePrefillDecode:
             model=MODEL,
             namespace_digest=self.digest,
             url=base_url(self.host, self.port),
+            placeholder_tokens=PLACEHOLDER_TOKENS,
             max_item_embeds=self.max_item_embeds,
             max_model_len=self.max_model_len,
             num_slots=8,
@@ -177,8 +182,10 @@ class FakePrefillDecode:
             raise
 
     def _text(self, body: dict[str, Any]) -> str:
+        params = body.get("ec_transfer_params") or {"items": ()}
+        records = {item["mm_hash"]: item["record"] for item in params["items"]}
         grids = [
-            "x".join(map(str, _grid(part)))
+            "x".join(map(str, _grid(part, records)))
             for message in body["messages"]
             if isinstance(message.get("content"), list)
             for part in message["content"]
@@ -195,10 +202,10 @@ def _texts(body: dict[str, Any]) -> list[str]:
     return texts
 
 
-def _grid(part: dict[str, Any]) -> list[int]:
-    """Of metadata, or of raw media: the same."""
+def _grid(part: dict[str, Any], records: dict[str, Any]) -> list[float]:
+    """Of the item's record, or of raw media: the same."""
     if part["type"] == "image_embeds":
-        return list(part["image_embeds"]["image_grid_thw"])
+        return grid_of_record(ItemRecord.model_validate(records[part["uuid"]]))
     media = base64.b64decode(part["image_url"]["url"].partition(",")[2])
     with Image.open(io.BytesIO(media)) as image:
         return [1, image.height, image.width]

@@ -91,7 +91,7 @@ _MEDIA_IO: list[Any] = [
     {"image": {"nonsense": 1}},
     {"image": 7},
     {"video": {"num_frames": 10**9}},
-    {"audio": {}},
+    {"smell": {}},
     ["image"],
 ]
 

@@ -3,6 +3,7 @@
 import asyncio
 from typing import Any
 
+from tests.support.item_records import IMAGE_LIMITS, item_record
 from tests.support.protocol_world.flights import FlightLink
 from tests.support.protocol_world.network import DIGEST, NAMES, AsyncBusModel, JobEntry, Network
 from tests.support.protocol_world.store import ClientSession, StoreActor
@@ -54,9 +55,9 @@ class JobDelivery:
 class EngineModel:
     """vLLM of the encoder: preprocesses at once, encodes when the world orders it."""
 
-    width = WIDTH
     dtype = DTYPE
     max_num_tokens = 1000
+    item_limits = IMAGE_LIMITS
     max_item_embeds = 500
 
     def __init__(self, rows: dict[str, int]) -> None:
@@ -68,7 +69,7 @@ class EngineModel:
 
     async def preprocess(self, job: EncodeJob, media: bytes) -> PreparedItem:
         num_embeds = self._rows[job.mm_hash]
-        return PreparedItem({}, num_embeds, num_embeds + 2, {"image_grid_thw": [1, 2, 2]})
+        return PreparedItem({}, num_embeds, num_embeds + 2, WIDTH, item_record(num_embeds))
 
     async def encode(self, prepared: PreparedItem, order: WriteOrder) -> None:
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -5,12 +5,11 @@ from tests.support.vllm_connector.scheduled import EncoderReferences
 from triptych_vllm_connector.consumer.consumer import Consumer
 
 
-class EncoderInputs(EncoderReferences):
+class EncoderInputs(EncoderReferences[Running]):
     """The part of `ConsumerActor` that plans and holds the items of its requests."""
 
     consumer: Consumer
     step_tokens: int
-    live: dict[str, Running]
     freed: list[str]
     has_news: bool
 

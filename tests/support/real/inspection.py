@@ -1,5 +1,6 @@
 """What a running system holds, and whether it is whole. Nothing here takes part in it."""
 
+import asyncio
 import re
 from collections.abc import Sequence
 
@@ -12,6 +13,8 @@ from tests.support.fast.redis_inspection import registered_records, stream_lefto
 from tests.support.leftovers import store_leftovers
 from tests.support.real.processes import pids_of
 from tests.support.real.system import System
+from triptych_common.bus import AsyncBus
+from triptych_common.coordination import Registry
 from triptych_common.domain.errors import StoreError
 
 DEPLOYMENT = "default"
@@ -120,3 +123,15 @@ def encodes(system: System) -> list[tuple[str, str]]:
                     span = orjson.loads(line)
                     found.append((str(span["attributes"]["triptych.mm_hash"]), str(span["instance"])))
     return found
+
+
+def prefill_decode_url(system: System) -> str:
+    """Of its own HTTP port, by the registry."""
+
+    async def look() -> str:
+        bus = await AsyncBus.connect(redis_url(system), "default", client_name="test")
+        async with bus:
+            records = await Registry(bus).list_instances()
+        return next(str(record.url) for record in records if record.url and record.model)
+
+    return asyncio.run(look())

@@ -9,7 +9,7 @@ from triptych_vllm_connector.step_orders import LoadOrder
 Window = tuple[str, int, int, int]  # (request id, epoch, first token, end)
 
 
-class PlayedScheduler(ConsumerChecks, EncoderReferences):
+class PlayedScheduler(ConsumerChecks, EncoderReferences[Running]):
     """The part of `World` that schedules."""
 
     kv_tokens: int

@@ -5,6 +5,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from tests.support.item_records import item_record
 from triptych_common.protocol.messages import (
     EncodeNeeded,
     EncoderCacheMetadata,
@@ -92,7 +93,7 @@ def fake_request(
         "traceparent": None,
         "remaining_ms": 1000,
         "items": [
-            {"item_index": index, "mm_hash": identifier, "num_embeds": num_embeds}
+            {"item_index": index, "mm_hash": identifier, "modality": "image", "num_embeds": num_embeds}
             for index, (identifier, num_embeds) in enumerate(items)
         ],
     }
@@ -148,7 +149,7 @@ def metadata(
         width=4,
         dtype="float32",
         num_bytes=16,
-        placeholder_metadata={},
+        record=item_record(1),
         encoder=encoder,
         store="store-0",
         sealed=False,

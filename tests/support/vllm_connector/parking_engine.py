@@ -237,7 +237,7 @@ class ParkingEngine:
             "traceparent": None,
             "remaining_ms": 1000,
             "items": [
-                {"item_index": index, "mm_hash": item, "num_embeds": self.rows[item]}
+                {"item_index": index, "mm_hash": item, "modality": "image", "num_embeds": self.rows[item]}
                 for index, item in enumerate(items)
             ],
         }

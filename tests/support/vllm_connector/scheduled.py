@@ -1,7 +1,8 @@
 """Requests in the hands of a played vLLM: what the stand-ins for its scheduler have in common."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
 from tests.support.vllm_connector.fake_engine import FakeRequest
 
@@ -35,10 +36,13 @@ class Scheduled:
                 yield place, feature.identifier, position.offset, reads
 
 
-class EncoderReferences:
+RunningT = TypeVar("RunningT", bound=Scheduled)
+
+
+class EncoderReferences(Generic[RunningT]):
     """Which requests refer to which items, as vLLM's encoder cache manager counts them."""
 
-    live: Mapping[str, Scheduled]
+    live: dict[str, RunningT]
     cached: dict[str, set[str]]  # by item: the requests that refer to it
 
     def _refer(self, each: Scheduled, place: int) -> None:

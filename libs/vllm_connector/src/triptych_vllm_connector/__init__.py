@@ -1,6 +1,7 @@
 """What Triptych puts inside vLLM, loaded through vLLM's own options (`host.engine_options` builds them).
 
 host/           host processes: engine options, namespace, what the machine offers.
+records/        host processes: what a renderer makes of an item, recorded and replayed.
 plugin          every process of vLLM: the five changes for which vLLM has no option.
 connector       EngineCore and workers: the one object that vLLM makes in each, and calls.
 config          the connector's options, in every process.

@@ -6,7 +6,8 @@ from typing import Any, Protocol
 
 from triptych_common.domain.errors import TriptychError
 from triptych_common.domain.media_options import OptionRules
-from triptych_common.protocol.messages import EncodeJob, FailureKind
+from triptych_common.protocol.item_record import ItemRecord
+from triptych_common.protocol.messages import EncodeJob, FailureKind, Modality
 from triptych_vllm_connector.step_orders import WriteOrder
 
 LARGE_PIXELS = 2_000_000  # smaller images do not wait for larger ones
@@ -39,6 +40,15 @@ class EngineFailedError(TriptychError):
     """vLLM's engine is dead: this process must be restarted."""
 
 
+@dataclass(frozen=True, slots=True)
+class VideoBounds:
+    """What one video may cost."""
+
+    max_s: float  # how long it lasts
+    max_frame_pixels: int
+    max_pixels: int  # of all frames that are decoded for the model
+
+
 @dataclass(frozen=True)
 class PreprocessLimits:
     """What the encoder takes, whatever a job carries, and what preprocessing may cost."""
@@ -46,7 +56,9 @@ class PreprocessLimits:
     image_formats: tuple[str, ...]
     max_image_pixels: int
     processor_options: OptionRules  # that jobs may carry
-    image_options: OptionRules
+    media_options: Mapping[Modality, OptionRules]
+    video: VideoBounds
+    max_audio_s: float
     timeout_s: float  # for one item
     num_pixels: int  # of all items that are worked on at once
     num_threads: int  # of small items, and of large ones, that are worked on at once
@@ -60,15 +72,20 @@ class PreparedItem:
     engine_input: Mapping[str, Any]
     num_embeds: int  # rows
     num_tokens: int  # of the encoder's prompt: placeholders, and what the model puts around them
-    placeholder_metadata: dict[str, Any]
+    width: int  # columns
+    record: ItemRecord  # for the language model
 
 
 class Encoder(Protocol):
-    """`engine.encode_engine.EncodeEngine`. Its outputs are [num_embeds, width] of `dtype`."""
+    """`engine.encode_engine.EncodeEngine`. Its outputs are [num_embeds, width of the item] of `dtype`."""
 
     dtype: str
-    width: int
     max_item_embeds: int
+
+    @property
+    def item_limits(self) -> Mapping[Modality, int]:
+        """Items of a request, of the modalities that it takes."""
+        ...
 
     @property
     def max_num_tokens(self) -> int: ...

@@ -22,7 +22,7 @@ from triptych_common.protocol.names import ENCODERS_GROUP
 from triptych_common.runtime import StopSignal
 from triptych_common.telemetry import setup_logging, setup_tracing
 from triptych_common.telemetry.logs import get_logger
-from triptych_encoder.encoding import Encoder, PreprocessLimits
+from triptych_encoder.encoding import Encoder, PreprocessLimits, VideoBounds
 from triptych_encoder.engine.engine_watchdog import EngineWatchdog
 from triptych_encoder.jobs.encode_gate import EncodeGate
 from triptych_encoder.jobs.encoder_peers import EncoderPeers
@@ -77,7 +77,9 @@ async def serve(settings: EncoderSettings, stop: StopSignal) -> None:
         image_formats=settings.image_formats,
         max_image_pixels=settings.max_image_pixels,
         processor_options=settings.request_processor_options,
-        image_options=settings.request_image_options,
+        media_options=settings.media_options,
+        video=VideoBounds(settings.max_video_s, settings.max_image_pixels, settings.max_video_pixels),
+        max_audio_s=settings.max_audio_s,
         timeout_s=settings.preprocess_timeout_s,
         num_pixels=settings.preprocess_pixels,
         num_threads=settings.preprocess_threads,
@@ -224,8 +226,8 @@ class EncoderService:
             role=Role.ENCODE,
             model=settings.model.rstrip("/").rsplit("/", 1)[-1],
             namespace_digest=self._digest,
-            width=self._engine.width,
             dtype=self._engine.dtype,
+            item_limits=dict(self._engine.item_limits),
             max_item_embeds=self._engine.max_num_tokens,
             store=self._store_client.store,
             num_slots=settings.num_slots,

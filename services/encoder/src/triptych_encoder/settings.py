@@ -36,6 +36,11 @@ class EncoderSettings(MediaSettings):
     max_image_pixels: PositiveInt = Field(
         default=MAX_IMAGE_PIXELS, description="width times height of the largest image that is decoded"
     )
+    max_video_s: PositiveFloat = Field(default=600.0, description="how long a video may last")
+    max_video_pixels: PositiveInt = Field(
+        default=256_000_000, description="of all frames of a video that are decoded for the model"
+    )
+    max_audio_s: PositiveFloat = Field(default=600.0, description="how long audio may last")
     preprocess_timeout_s: PositiveFloat = Field(
         default=20.0, description="to decode and preprocess one item; then its job fails"
     )

@@ -32,8 +32,9 @@ from triptych_gateway.fetch.options import FetchOptions
 from triptych_gateway.metrics import GatewayMetrics
 from triptych_gateway.request.chat_request import RequestLimits, RequestParser
 from triptych_gateway.request.image_header import ImageLimits
+from triptych_gateway.request.item_checks import MediaLimits
 from triptych_gateway.request.json_bounds import BodyBounds
-from triptych_gateway.request.media import MediaIntake, MediaLimits
+from triptych_gateway.request.media import MediaIntake
 from triptych_gateway.request.placeholder_tokens import PlaceholderGuard
 from triptych_gateway.request.request_options import RequestOptions
 from triptych_gateway.routing.instances import Instances
@@ -110,7 +111,7 @@ async def run_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
                     encoder_grace_s=settings.encoder_grace_s,
                     local_encode_after_s=settings.local_encode_after_s,
                 )
-                parser = _parser(settings, body_threads)
+                parser = _parser(settings, body_threads, view)
                 chat = _chat_parts(settings, metrics, parser, instances, media_serving, forwarder)
                 bus.on_server_changed(orders.check_all)
                 await view.refresh()
@@ -253,16 +254,16 @@ def _fetch_options(settings: GatewaySettings) -> FetchOptions:
     )
 
 
-def _parser(settings: GatewaySettings, threads: ThreadPoolExecutor) -> RequestParser:
+def _parser(settings: GatewaySettings, threads: ThreadPoolExecutor, view: RegistryView) -> RequestParser:
     return RequestParser(
-        PlaceholderGuard(settings.placeholder_tokens, settings.max_body_values),
+        PlaceholderGuard(settings.placeholder_tokens, settings.max_body_values, view.placeholder_tokens_of),
         settings.max_items,
         RequestLimits(
             BodyBounds(settings.max_prompt_bytes, settings.max_body_values),
             settings.max_messages,
             settings.max_choices,
         ),
-        RequestOptions(settings.request_processor_options, settings.request_image_options),
+        RequestOptions(settings.request_processor_options, settings.media_options),
         threads,
     )
 

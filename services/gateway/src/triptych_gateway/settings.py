@@ -19,14 +19,6 @@ from triptych_common.domain.image_formats import MAX_IMAGE_PIXELS
 from triptych_common.protocol.urls import ANY_ADDRESSES, BaseUrlText, HostText, base_url, local_urls
 from triptych_common.runtime import MediaSettings
 
-QWEN_VISION_TOKENS = (
-    "<|vision_start|>",
-    "<|vision_end|>",
-    "<|vision_pad|>",
-    "<|image_pad|>",
-    "<|video_pad|>",
-)
-
 
 def _absolute(path: Path) -> Path:
     if not path.is_absolute():
@@ -100,8 +92,8 @@ class GatewaySettings(MediaSettings):
     """An HTTP proxy for all of it, which looks up names itself: it must refuse what is not public."""
     fetch_file_root: AbsolutePath | None = None
     """Where `file://` URLs may point into. None: no file is read."""
-    placeholder_tokens: tuple[str, ...] = QWEN_VISION_TOKENS
-    """Special tokens of the served model that no text may contain; add `<image>` for LLaVA-like models."""
+    placeholder_tokens: tuple[str, ...] = ()
+    """Tokens that no text may contain, besides those that stand for media in the model's prompts."""
     inline_media_bytes: int = Field(default=256 << 10, ge=0)
     """Media up to this size travel inside the job; larger ones are fetched from the gateway."""
     max_queued_jobs: PositiveInt = 1000

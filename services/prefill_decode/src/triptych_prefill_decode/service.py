@@ -43,12 +43,14 @@ from triptych_vllm_connector.config import ConnectorConfig
 from triptych_vllm_connector.host.budget import budget_embeds, encoder_cache_embeds
 from triptych_vllm_connector.host.engine_options import check_engine_options, prefill_decode_options
 from triptych_vllm_connector.host.image_reader import read_image_formats_only
+from triptych_vllm_connector.host.model_facts import item_limits, placeholder_tokens
 from triptych_vllm_connector.host.namespace import digest_of_model
 from triptych_vllm_connector.host.platform import has_gpu, has_region, may_use_slab
 from triptych_vllm_connector.host.slab_watch import ProbeSlab, SlabWatch
 from triptych_vllm_connector.process_exit import end_quickly
+from triptych_vllm_connector.records.replaying import replay_records
 from triptych_vllm_connector.slab_probe import PROBE_SLAB
-from triptych_vllm_connector.worker.rpc import compute_of
+from triptych_vllm_connector.worker.rpc import LAYERS_NOT_LOADED, compute_of
 
 log = get_logger(__name__)
 
@@ -148,6 +150,8 @@ class PrefillDecodeService:
         supported_tasks = await engine.get_supported_tasks()
         app = build_app(args, supported_tasks, engine.model_config)
         await init_app_state(engine, app.state, args, supported_tasks)
+        processor = engine.renderer.get_mm_processor()
+        replay_records(engine.renderer, app.state.openai_serving_chat, engine.model_config)
         # Again: vLLM's start changes levels, and a library that its application imports sets the root's.
         setup_logging("prefill_decode", settings.instance, settings.log_level)
         gate = guarded(DeadEngineMiddleware(app, lambda: engine.errored))
@@ -184,6 +188,8 @@ class PrefillDecodeService:
                 model=settings.model_name,
                 namespace_digest=config.namespace_digest,
                 dtype=str(engine.model_config.dtype).removeprefix("torch."),
+                item_limits=item_limits(processor) if settings.has_tower else {},
+                placeholder_tokens=placeholder_tokens(processor, engine.renderer.tokenizer),
                 max_item_embeds=budget_embeds(config, cache_embeds, engine.model_config),
                 max_model_len=engine.model_config.max_model_len,
                 num_slots=engine.vllm_config.scheduler_config.max_num_seqs,
@@ -213,6 +219,7 @@ class PrefillDecodeService:
                             port=self.sockets[0].getsockname()[1],
                             model=self.settings.model_name,
                             transports=[each.value for each in self.slab.own.transports],
+                            layers_not_loaded=(await self.engine.collective_rpc(LAYERS_NOT_LOADED))[0],
                         )
                         upkeep = [
                             group.create_task(each)

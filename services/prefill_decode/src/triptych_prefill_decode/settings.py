@@ -76,7 +76,7 @@ class PrefillDecodeSettings(MediaSettings):
 
         Only encoders check what a processor made of such media before a tower gets it.
         """
-        if self.has_tower and (self.request_processor_options or self.request_image_options):
+        if self.has_tower and (self.request_processor_options or any(self.media_options.values())):
             raise ValueError(
                 "TRIPTYCH_REQUEST_PROCESSOR_OPTIONS and TRIPTYCH_REQUEST_IMAGE_OPTIONS must be empty "
                 "with TRIPTYCH_LOCAL_ENCODE=fallback: media with options are for encoders alone"

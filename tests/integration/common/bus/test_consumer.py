@@ -234,7 +234,7 @@ class TestDeadLetters:
         ("entry", "reason"),
         [
             (
-                {"v": "1", "type": "EncodeCompleted", "body": "{}"},
+                {"v": "2", "type": "EncodeCompleted", "body": "{}"},
                 "MalformedMessageError: EncodeCompleted: job_id",
             ),
             (

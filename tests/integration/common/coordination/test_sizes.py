@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import redis
 
+from tests.support.item_records import item_record
 from triptych_common.bus import AsyncBus
 from triptych_common.coordination import SharedSizes
 from triptych_common.coordination import shared_sizes as module
@@ -14,7 +15,7 @@ from triptych_gateway.encode.sizes import ItemSizes
 from triptych_gateway.settings import GatewaySettings
 
 MAX_ITEMS = 1000
-SIZES = ItemSizes(num_embeds=16384, placeholder_metadata={"image_grid_thw": [1, 256, 256]})
+SIZES = ItemSizes(num_embeds=16384, record=item_record(16384, (1, 256, 256)))
 VALUE = SIZES.model_dump_json().encode()
 
 
@@ -74,7 +75,7 @@ async def test_the_default_bound_is_some_megabytes(bus: AsyncBus, raw: Any) -> N
     """Also with values as large as can be."""
     num_items = GatewaySettings().sizes_redis_items
     sizes = SharedSizes(bus, max_items=MAX_ITEMS, ttl_s=60)
-    for value, limit_bytes in ((VALUE, 10 << 20), (b"x" * module.MAX_SIZES_BYTES, 20 << 20)):
+    for value, limit_bytes in ((VALUE, 16 << 20), (b"x" * module.MAX_SIZES_BYTES, 160 << 20)):
         raw.delete(bus.names.sizes, bus.names.sizes_order)
         await write(sizes, range(MAX_ITEMS), value)
         per_item = held_bytes(raw, bus) / MAX_ITEMS

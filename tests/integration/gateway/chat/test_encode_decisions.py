@@ -203,7 +203,7 @@ async def test_media_with_options_are_for_encoders_alone(system: System) -> None
     instance = await tower(system)
     await system.ask([TEXT, image(3)], extra_body={"mm_processor_kwargs": {"max_pixels": 4096}})
     assert not [body for body in (*instance.bodies, *system.prefill_decode.bodies) if is_whole(body)]
-    assert count(system, "remote", "media_options") == 1
+    assert count(system, "remote", "for_encoders") == 1
 
 
 @pytest.mark.parametrize("system", [{"encoder_grace_s": 60.0}], indirect=True)

@@ -59,6 +59,12 @@ BAD: list[tuple[Any, int, str, str | None]] = [
     (with_image("file:///etc/passwd"), 400, "url_not_allowed", URL),
     (with_image("ftp://example.org/a.png"), 400, "invalid_image_url", URL),
     (chat("<|vision_start|><|image_pad|><|vision_end|>"), 400, "placeholder_in_text", "messages[0].content"),
+    (
+        chat([{"type": "video_url", "video_url": {"url": "data:video/mp4;base64,AAAA"}}]),
+        400,
+        "unsupported_media",
+        "messages[0].content[0].video_url.url",
+    ),
     (chat([{"type": "smell", "smell": "x"}]), 400, "unknown_content_part", "messages[0].content[0].type"),
     (
         chat([{"type": "image_embeds", "image_embeds": {"image_grid_thw": [1, 2, 2]}, "uuid": "a" * 64}]),

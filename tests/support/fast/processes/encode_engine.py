@@ -10,6 +10,7 @@ import torch
 
 from tests.support.fast.processes.tally import note_encode
 from tests.support.fast.processes.tensors import DTYPE, MAX_GRID, WIDTH, grid_of, tensor_bytes
+from tests.support.item_records import IMAGE_LIMITS, item_record
 from triptych_common.protocol.messages import EncodeJob
 from triptych_encoder.encoding import BadMediaError, PreparedItem
 from triptych_vllm_connector.config import ConnectorConfig
@@ -21,8 +22,8 @@ class FastEncodeEngine:
     """`Encoder`. Each encode takes `encode_s` seconds, and is noted in `tally`."""
 
     dtype = DTYPE
-    width = WIDTH
     max_num_tokens = 4096
+    item_limits = IMAGE_LIMITS
     max_item_embeds = MAX_GRID * MAX_GRID
 
     def __init__(self, config: ConnectorConfig, encode_s: float, tally: Path) -> None:
@@ -39,7 +40,8 @@ class FastEncodeEngine:
         except OSError as error:
             raise BadMediaError("the bytes are not an image that can be decoded") from error
         num_rows = grid[1] * grid[2]
-        return PreparedItem({"media": media}, num_rows, num_rows + 2, {"image_grid_thw": list(grid)})
+        record = item_record(num_rows, grid)
+        return PreparedItem({"media": media}, num_rows, num_rows + 2, WIDTH, record)
 
     async def encode(self, prepared: PreparedItem, order: WriteOrder) -> None:
         note_encode(self._tally, order.mm_hash, order.job_id)

@@ -39,9 +39,9 @@ def test_deadline_counts_from_publication() -> None:
 
 
 def test_another_version_is_refused_by_name() -> None:
-    with pytest.raises(UnsupportedVersionError, match="schema version 2, this process speaks 1") as caught:
-        codec.decode(fields(v=b"2"))
-    assert caught.value.version == "2"
+    with pytest.raises(UnsupportedVersionError, match="schema version 3, this process speaks 2") as caught:
+        codec.decode(fields(v=b"3"))
+    assert caught.value.version == "3"
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_only_bus_messages_can_be_published() -> None:
 
 
 @pytest.mark.parametrize(
-    "value", [b"", b"{}", b"[1]", b'{"v":1,"record":{"instance":"i"}}', b'{"v":1,"record":3}']
+    "value", [b"", b"{}", b"[1]", b'{"v":2,"record":{"instance":"i"}}', b'{"v":2,"record":3}']
 )
 def test_malformed_records_are_refused(value: bytes) -> None:
     with pytest.raises(MalformedMessageError):
@@ -96,7 +96,7 @@ def test_malformed_records_are_refused(value: bytes) -> None:
 def test_record_of_another_version_is_refused() -> None:
     value = codec.encode_record(InstanceRecord(instance="i", boot_id="b", role=Role.ENCODE))
     with pytest.raises(UnsupportedVersionError):
-        codec.decode_record(value.replace(b'"v":1', b'"v":2'))
+        codec.decode_record(value.replace(b'"v":2', b'"v":3'))
 
 
 class TestFrameDecoder:

@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from tests.support.encoder.encoder_bench import HASH, Bench, FakeDelivery, delivery_of, requester
+from tests.support.item_records import item_record
 from triptych_common.coordination import ClaimResult
 from triptych_common.domain.errors import BusUnavailableError
 from triptych_common.protocol.codec import Envelope
@@ -23,7 +24,7 @@ async def test_the_whole_way(bench: Bench) -> None:
     metadata, completed = bench.reporter.sent
     assert (metadata.num_embeds, metadata.width, metadata.dtype, metadata.num_bytes) == (3, 4, "float32", 48)
     assert (metadata.encoder, metadata.store, metadata.sealed) == ("encoder-0", "store-0", False)
-    assert metadata.placeholder_metadata == {"image_grid_thw": [1, 2, 2]}
+    assert metadata.record == item_record(3, (1, 2, 2))
     assert completed.TYPE == "EncodeCompleted"
     (order,) = bench.engine.orders
     assert (order.mm_hash, order.job_id, order.reservation_id, order.num_embeds) == (HASH, "job-1", 1, 3)

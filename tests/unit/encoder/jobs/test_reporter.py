@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.item_records import item_record
 from triptych_common.bus.publisher import NewEntry, RefusedEntry
 from triptych_common.domain.errors import BusUnavailableError, StreamFullError
 from triptych_common.protocol import codec
@@ -88,7 +89,7 @@ def metadata_of(job: EncodeJob) -> EncoderCacheMetadata:
         width=1,
         dtype="float32",
         num_bytes=4,
-        placeholder_metadata={},
+        record=item_record(1),
         encoder="encoder-0",
         store="store-0",
         sealed=False,

@@ -11,6 +11,7 @@ import torch
 from PIL import Image
 
 from tests.support.hostile.images import saved
+from tests.support.item_records import grid_of_record, item_record
 from triptych_common.domain.media_options import OptionBounds
 from triptych_common.protocol.messages import EncodeJob, ImageProperties, Modality
 from triptych_encoder.encoding import (
@@ -19,15 +20,20 @@ from triptych_encoder.encoding import (
     PreparedItem,
     PreprocessFailedError,
     PreprocessLimits,
+    VideoBounds,
 )
-from triptych_encoder.preprocessing.preprocessor import REFERENCE_SIZES, Preprocessor, Rendered
+from triptych_encoder.preprocessing.bounded_threads import BoundedThreads
+from triptych_encoder.preprocessing.preprocessor import Preprocessor, Rendered
+from triptych_encoder.preprocessing.references import IMAGE_SIZES
 
 PICTURE = saved(Image.new("RGB", (56, 28), (9, 9, 9)), "PNG")
 LIMITS = PreprocessLimits(
     image_formats=("PNG",),
     max_image_pixels=1_000_000,
     processor_options={"max_pixels": OptionBounds(min=4, max=4096)},
-    image_options={},
+    media_options={},
+    video=VideoBounds(60.0, 1_000_000, 1_000_000),
+    max_audio_s=60.0,
     timeout_s=30.0,
     num_pixels=1_000_000,
     num_threads=2,
@@ -53,7 +59,7 @@ class Renderer:
         self.patch_width = 12
         self.num_calls = 0
 
-    def __call__(self, pixels: Any, mm_hash: str, options: Mapping[str, Any]) -> Rendered:
+    def __call__(self, modality: Modality, pixels: Any, mm_hash: str, options: Mapping[str, Any]) -> Rendered:
         self.num_calls += 1
         if self.error is not None:
             raise self.error
@@ -64,7 +70,7 @@ class Renderer:
             "image_grid_thw": SimpleNamespace(data=torch.tensor(grid)),
         }
         rows = grid[1] * grid[2] // 4
-        return Rendered(PreparedItem({"options": options}, rows, rows + 2, {"grid": grid}), item)
+        return Rendered(PreparedItem({"options": options}, rows, rows + 2, 8, item_record(rows, grid)), item)
 
 
 @pytest.fixture
@@ -75,21 +81,21 @@ def renderer() -> Renderer:
 @pytest.fixture
 async def preprocessor(renderer: Renderer) -> Preprocessor:
     made = Preprocessor(renderer, LIMITS)
-    await made.learn_item_schema()
+    await made.learn_item_schemas([Modality.IMAGE])
     renderer.num_calls = 0
     return made
 
 
 async def test_an_item_of_the_learned_form(preprocessor: Preprocessor) -> None:
     prepared = await preprocessor.prepare(JOB, PICTURE)
-    assert (prepared.num_embeds, prepared.placeholder_metadata) == (2, {"grid": (1, 2, 4)})
+    assert (prepared.num_embeds, grid_of_record(prepared.record)) == (2, [1, 2, 4])
 
 
 async def test_an_item_of_another_form_does_not_reach_the_engine(
     preprocessor: Preprocessor, renderer: Renderer
 ) -> None:
     renderer.patch_width = 3
-    with pytest.raises(BadMediaError, match="tower"):
+    with pytest.raises(BadMediaError, match="encoder"):
         await preprocessor.prepare(JOB, PICTURE)
 
 
@@ -158,6 +164,7 @@ async def test_an_image_is_charged_what_its_options_may_make_of_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     made = Preprocessor(renderer, replace(LIMITS, processor_options=bounds))
+    await made.learn_item_schemas([Modality.IMAGE])
     charged: list[int] = []
     run = made._threads.run
 
@@ -184,12 +191,14 @@ async def test_what_is_about_to_be_refused_has_a_size_too(
 async def test_a_model_that_takes_no_image_of_ours_is_not_served(renderer: Renderer) -> None:
     renderer.error = ValueError("no")
     with pytest.raises(EngineFailedError):
-        await Preprocessor(renderer, LIMITS).learn_item_schema()
-    assert renderer.num_calls == len(REFERENCE_SIZES)
+        await Preprocessor(renderer, LIMITS).learn_item_schemas([Modality.IMAGE])
+    assert renderer.num_calls == len(IMAGE_SIZES)
 
 
 async def test_preprocessing_is_bounded_in_time(renderer: Renderer) -> None:
-    made = Preprocessor(renderer, replace(LIMITS, timeout_s=0.0, stuck_after_s=0.0))
+    made = Preprocessor(renderer, LIMITS)
+    await made.learn_item_schemas([Modality.IMAGE])
+    made._threads = BoundedThreads(LIMITS.num_pixels, limit_s=0.0, stuck_after_s=0.0)
     with made._render_lock:  # the thread waits as long as this block takes
         with pytest.raises(PreprocessFailedError):
             await made.prepare(JOB, PICTURE)

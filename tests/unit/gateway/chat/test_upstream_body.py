@@ -5,6 +5,7 @@ from typing import Any
 import orjson
 import pytest
 
+from tests.support.item_records import item_record
 from triptych_common.domain.errors import RequestError
 from triptych_common.protocol.ids import MmHash
 from triptych_common.protocol.messages import ECTransferParams, InstanceRecord, Role
@@ -17,8 +18,8 @@ from triptych_gateway.request.placeholder_tokens import PlaceholderGuard
 
 A, B = MmHash("a" * 64), MmHash("b" * 64)
 SIZES = {
-    A: ItemSizes(num_embeds=4, placeholder_metadata={"image_grid_thw": [1, 4, 4]}),
-    B: ItemSizes(num_embeds=9, placeholder_metadata={"image_grid_thw": [1, 6, 6]}),
+    A: ItemSizes(num_embeds=4, record=item_record(4, (1, 4, 4))),
+    B: ItemSizes(num_embeds=9, record=item_record(9, (1, 6, 6))),
 }
 
 
@@ -71,7 +72,7 @@ def test_media_are_replaced_in_their_places(request_: ChatRequest) -> None:
     content = body["messages"][1]["content"]
 
     def embeds(mm_hash: MmHash) -> dict[str, Any]:
-        return {"type": "image_embeds", "image_embeds": SIZES[mm_hash].placeholder_metadata, "uuid": mm_hash}
+        return {"type": "image_embeds", "image_embeds": None, "uuid": mm_hash}
 
     assert content == [
         {"type": "text", "text": "one"},
@@ -84,10 +85,10 @@ def test_media_are_replaced_in_their_places(request_: ChatRequest) -> None:
     assert body["messages"][1]["name"] == "n"
     params = ECTransferParams.model_validate_json(orjson.dumps(body["ec_transfer_params"]))
     assert (params.request_id, params.gateway, params.traceparent, params.remaining_ms) == ("r", "g", "tp", 1)
-    assert [(i.item_index, i.mm_hash, i.num_embeds) for i in params.items] == [
-        (0, A, 4),
-        (1, B, 9),
-        (2, A, 4),
+    assert [(i.item_index, i.mm_hash, i.modality, i.num_embeds, i.record) for i in params.items] == [
+        (0, A, "image", 4, SIZES[A].record),
+        (1, B, "image", 9, SIZES[B].record),
+        (2, A, "image", 4, SIZES[A].record),
     ]
     assert orjson.dumps(request_.body) == before
 

@@ -5,6 +5,7 @@ from typing import Any, cast
 
 import pytest
 
+from tests.support.item_records import item_record
 from triptych_common.bus import AsyncBus
 from triptych_common.domain.errors import BusUnavailableError
 from triptych_common.protocol.ids import RequestId
@@ -38,7 +39,7 @@ def metadata(
 ) -> EncoderCacheMetadata:
     return EncoderCacheMetadata(
         job_id="job-1", mm_hash="ab" * 32, modality=Modality.IMAGE, num_embeds=1, width=4, dtype="float32",
-        num_bytes=16, placeholder_metadata={}, encoder=encoder, store="store-0", sealed=False,
+        num_bytes=16, record=item_record(1), encoder=encoder, store="store-0", sealed=False,
         requesters=tuple(
             Requester(request_id=each, item_index=0, gateway=gateway, prefill_decode="pd-0")
             for each in request_ids

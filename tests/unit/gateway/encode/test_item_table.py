@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.support.item_records import item_record
 from triptych_common.domain.errors import IllegalTransitionError
 from triptych_common.protocol.ids import JobId, MmHash, RequestId
 from triptych_common.protocol.messages import FailureKind
@@ -11,7 +12,7 @@ from triptych_gateway.encode.sizes import ItemSizes
 H = MmHash("a" * 64)
 R1, R2 = RequestId("r1"), RequestId("r2")
 J1, J2 = JobId("j1"), JobId("j2")
-SIZES = ItemSizes(num_embeds=4, placeholder_metadata={"image_grid_thw": [1, 4, 4]})
+SIZES = ItemSizes(num_embeds=4, record=item_record(4, (1, 4, 4)))
 BROKEN = ItemFailure(FailureKind.ENCODER_ERROR, "x")
 
 

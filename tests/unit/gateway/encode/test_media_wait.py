@@ -118,6 +118,6 @@ async def test_the_answer_of_a_failure_goes_before_its_kind() -> None:
     ],
 )
 def test_item_failures(kind: FailureKind | None, status: int, code: str) -> None:
-    error = error_for(ItemFailure(kind, "detail"), "messages[0].content[1].image_url.url")
+    error = error_for(ItemFailure(kind, "detail"), "messages[0].content[1].image_url.url", Modality.IMAGE)
     assert (error.status_code, error.code) == (status, code)
     assert error.param == "messages[0].content[1].image_url.url"

@@ -10,12 +10,13 @@ import pytest
 
 from triptych_common.domain.errors import RequestError
 from triptych_common.domain.media_options import OptionBounds
+from triptych_common.protocol.messages import Modality
 from triptych_gateway.request.chat_request import NO_OPTIONS, format_path, parse_chat_request
 from triptych_gateway.request.placeholder_tokens import PlaceholderGuard
 from triptych_gateway.request.request_options import RequestOptions
-from triptych_gateway.settings import QWEN_VISION_TOKENS
 
-GUARD = PlaceholderGuard(QWEN_VISION_TOKENS)
+VISION_TOKENS = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>")
+GUARD = PlaceholderGuard(VISION_TOKENS)
 IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
 
 
@@ -67,7 +68,7 @@ def chat(content: Any, **fields: Any) -> dict[str, Any]:
         (chat([{"type": "text", "text": None}]), "invalid_type", "messages[0].content[0].text"),
         (chat([{"type": "hologram"}]), "unknown_content_part", "messages[0].content[0].type"),
         (
-            chat([{"type": "video_url", "video_url": {"url": "x"}}]),
+            chat([{"type": "input_video", "input_video": {"url": "x"}}]),
             "unsupported_content_part",
             "messages[0].content[0].type",
         ),
@@ -100,7 +101,7 @@ def test_refused(body: Any, code: str, param: str | None) -> None:
     assert (error.status_code, error.code, error.param) == (400, code, param)
 
 
-@pytest.mark.parametrize("token", QWEN_VISION_TOKENS)
+@pytest.mark.parametrize("token", VISION_TOKENS)
 def test_placeholder_in_text_is_refused(token: str) -> None:
     assert refusal(chat(f"look: {token}")).param == "messages[0].content"
     assert refusal(chat([IMAGE, {"type": "text", "text": token}])).code == "placeholder_in_text"
@@ -237,7 +238,9 @@ def test_unknown_fields_pass_and_ours_are_stripped() -> None:
             media_io_kwargs={"image": {"b": 2}},
             stream=True,
         ),
-        options=RequestOptions({"a": OptionBounds(values=(1,))}, {"b": OptionBounds(values=(2,))}),
+        options=RequestOptions(
+            {"a": OptionBounds(values=(1,))}, {Modality.IMAGE: {"b": OptionBounds(values=(2,))}}
+        ),
     )
     assert set(request.body) == {"model", "messages", "top_k", "seed", "stream"}
     assert request.stream

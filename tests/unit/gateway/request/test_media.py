@@ -20,13 +20,15 @@ from tests.support.gateway.media_samples import data_url, image_bytes
 from tests.support.hostile.chunks import jpeg_that_is_fli
 from triptych_common.domain.errors import RequestError
 from triptych_common.domain.hashing import tenant_salt
+from triptych_common.protocol.messages import Modality
 from triptych_gateway.fetch.fetcher import MediaFetcher
 from triptych_gateway.metrics import GatewayMetrics
 from triptych_gateway.request.chat_request import ChatRequest, parse_chat_request
 from triptych_gateway.request.content_parts import MediaPart
 from triptych_gateway.request.data_url import decode_data_url
 from triptych_gateway.request.image_header import ImageHeader, ImageLimits, read_image_header
-from triptych_gateway.request.media import MediaIntake, MediaLimits, TakenItem
+from triptych_gateway.request.item_checks import MediaLimits
+from triptych_gateway.request.media import MediaIntake, TakenItem
 from triptych_gateway.request.placeholder_tokens import PlaceholderGuard
 
 PATH = "messages[0].content[0].image_url.url"
@@ -42,7 +44,7 @@ def threads() -> Iterator[ThreadPoolExecutor]:
 
 def refusal(url: str, max_bytes: int = 100) -> RequestError:
     with pytest.raises(RequestError) as caught:
-        decode_data_url(url, PATH, max_bytes)
+        decode_data_url(url, PATH, Modality.IMAGE, max_bytes)
     assert caught.value.param == PATH
     return caught.value
 
@@ -72,13 +74,13 @@ def test_data_url_refused(url: str, code: str) -> None:
 
 
 def test_data_url_size_limit() -> None:
-    assert decode_data_url(data_url(b"x" * 100), PATH, 100) == b"x" * 100
+    assert decode_data_url(data_url(b"x" * 100), PATH, Modality.IMAGE, 100) == b"x" * 100
     assert refusal(data_url(b"x" * 101)).status_code == 413
     assert refusal(data_url(b"x" * 10_000)).status_code == 413
 
 
 def test_data_url_with_parameters_and_capitals() -> None:
-    assert decode_data_url("DATA:image/PNG;charset=utf-8;BASE64,AAAA", PATH, 100) == b"\0\0\0"
+    assert decode_data_url("DATA:image/PNG;charset=utf-8;BASE64,AAAA", PATH, Modality.IMAGE, 100) == b"\0\0\0"
 
 
 @pytest.mark.parametrize("image_format", ["PNG", "JPEG"])

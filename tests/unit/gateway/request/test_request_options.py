@@ -8,6 +8,7 @@ import pytest
 from tests.support.hostile import options as sets
 from triptych_common.domain.errors import RequestError
 from triptych_common.domain.media_options import OptionBounds
+from triptych_common.protocol.messages import Modality
 from triptych_gateway.request.chat_request import ChatRequest, parse_chat_request
 from triptych_gateway.request.placeholder_tokens import PlaceholderGuard
 from triptych_gateway.request.request_options import RequestOptions
@@ -15,7 +16,11 @@ from triptych_gateway.request.request_options import RequestOptions
 NONE = RequestOptions()
 SOME = RequestOptions(
     {name: OptionBounds.model_validate(each) for name, each in sets.ALLOWED_PROCESSOR_OPTIONS.items()},
-    {name: OptionBounds.model_validate(each) for name, each in sets.ALLOWED_IMAGE_OPTIONS.items()},
+    {
+        Modality.IMAGE: {
+            name: OptionBounds.model_validate(each) for name, each in sets.ALLOWED_IMAGE_OPTIONS.items()
+        }
+    },
 )
 
 
@@ -67,7 +72,8 @@ def test_what_sets_nothing_is_fine_everywhere(fields: dict[str, Any]) -> None:
     ("fields", "code", "param"),
     [
         ({"mm_processor_kwargs": {"patch_size": 7}}, "invalid_value", "mm_processor_kwargs.patch_size"),
-        ({"media_io_kwargs": {"video": {"fps": 1}}}, "invalid_value", "media_io_kwargs.video"),
+        ({"media_io_kwargs": {"video": {"fps": 1}}}, "field_not_allowed", "media_io_kwargs.video"),
+        ({"media_io_kwargs": {"smell": {"fps": 1}}}, "invalid_value", "media_io_kwargs.smell"),
         ({"media_io_kwargs": {"image": {"x": 1}}}, "invalid_value", "media_io_kwargs.image.x"),
     ],
 )

@@ -73,7 +73,7 @@ def test_the_encoders_engine_runs_the_encoder_only() -> None:
 @pytest.mark.parametrize("on_gpu", [True, False])
 def test_prefill_decodes_engine_has_no_tower(on_gpu: bool) -> None:
     options = prefill_decode_options(config_with(), "model", on_gpu, [])
-    assert json_option(options, "--limit-mm-per-prompt") == {"image": 0, "video": 0}
+    assert json_option(options, "--limit-mm-per-prompt") == {"image": 0, "video": 0, "audio": 0}
     assert json_option(options, "--ec-transfer-config")["ec_role"] == "ec_consumer"
     scheduler = "ParkingAsyncScheduler" if on_gpu else "ParkingScheduler"
     assert (
@@ -87,7 +87,7 @@ def test_prefill_decodes_engine_has_no_tower(on_gpu: bool) -> None:
 
 def test_with_an_encoder_images_have_no_limit() -> None:
     options = prefill_decode_options(config_with(has_encoder=True), "model", False, [])
-    assert option_value(options, "--limit-mm-per-prompt", "unset") == '{"video":0}'
+    assert option_value(options, "--limit-mm-per-prompt", "unset") == '{"video":0,"audio":0}'
     assert option_value(options, "--mm-processor-cache-gb", "unset") == "0"
 
 

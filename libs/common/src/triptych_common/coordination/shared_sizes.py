@@ -8,7 +8,7 @@ from triptych_common.bus.async_bus import AsyncBus
 from triptych_common.redis_client.commands import run_command, send_command
 from triptych_common.redis_client.scripts import load_script
 
-MAX_SIZES_BYTES = 400  # of one item's
+MAX_SIZES_BYTES = 4096  # of one item's
 MAX_DROPPED = 100  # by one write, where the bound was lowered: a script must not keep Redis for long
 SET_SIZES = load_script(__package__, "set_sizes")
 

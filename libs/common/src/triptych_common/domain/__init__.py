@@ -4,6 +4,7 @@ errors         the hierarchy of all errors; a new one goes here (its root is in 
 transitions    the one check of every state machine's steps
 hashing        `mm_hash` of media, and namespace digests
 image_formats  allowlist of image formats, and the size limit; `jpeg_scans`: JPEGs that cost too many passes
+containers     which files are video and audio, by their first bytes
 media_options  which options of a request callers may set
 transports     the choice of a transport for an encoder and its prefill_decodes
 transient      which exceptions are worth a retry

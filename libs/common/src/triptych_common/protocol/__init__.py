@@ -1,6 +1,7 @@
 """The wire. The only place where wire types live.
 
 ids       identifiers as types
+item_record  what a language model needs to know of an item, inside messages
 messages  every message on Redis Streams, and the registry's record
 store     every frame on the store's socket
 codec     messages and frames to bytes and back; `errors`: what cannot be decoded

@@ -18,9 +18,10 @@ from pydantic import (
 )
 
 from triptych_common.protocol.ids import MmHashText, Name, NamespaceDigestText
+from triptych_common.protocol.item_record import ItemRecord
 from triptych_common.protocol.urls import BaseUrlText
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 IMAGE_FORMAT_PATTERN = r"^[A-Z0-9]{1,16}$"  # Pillow's names of formats
 MAX_IMAGE_SIDE = 1 << 20  # pixels; PNG and BMP can declare more, which the gateway refuses
 
@@ -106,12 +107,10 @@ class EncoderCacheMetadata(Message):
     mm_hash: MmHashText
     modality: Modality
     num_embeds: PositiveInt  # rows of the encoder output; can be less than the placeholder's length
-    width: PositiveInt  # columns; exceeds the hidden size with DeepStack
+    width: PositiveInt  # columns: of this item, since modalities differ; above the hidden size with DeepStack
     dtype: Literal["float32", "bfloat16", "float16"]
     num_bytes: PositiveInt
-    placeholder_metadata: dict[
-        str, Any
-    ]  # what prefill_decode's processor needs, e.g. {"image_grid_thw": [1, 8, 8]}
+    record: ItemRecord  # what prefill_decode's renderer needs of the item
     encoder: Name
     store: Name
     sealed: bool  # True: the entry was in the store already, nothing will be encoded
@@ -228,6 +227,9 @@ class Compute(Message):
     priority: str | None = None  # CUDA_MPS_CLIENT_PRIORITY
 
 
+PlaceholderToken = Annotated[str, StringConstraints(min_length=1, max_length=200)]
+
+
 class InstanceRecord(Message):
     """Any service -> registry: the instance is alive. Heartbeats renew it (a key with a time to live)."""
 
@@ -237,8 +239,9 @@ class InstanceRecord(Message):
     url: BaseUrlText | None = None  # HTTP base, for roles that are called by HTTP
     model: str | None = None  # served model name
     namespace_digest: NamespaceDigestText | None = None  # weights, processor, dtype, vLLM version
-    width: PositiveInt | None = None
     dtype: str | None = None
+    item_limits: dict[Modality, PositiveInt] = Field(default_factory=dict)  # of a request, that it encodes
+    placeholder_tokens: tuple[PlaceholderToken, ...] = ()  # of its model; text may not contain them
     max_item_embeds: PositiveInt | None = None  # largest item this instance can hold
     max_model_len: PositiveInt | None = None  # tokens of a prompt and its answer, together
     store: Name | None = None
@@ -256,17 +259,23 @@ class ItemTransfer(Message):
 
     item_index: NonNegativeInt
     mm_hash: MmHashText
+    modality: Modality
     num_embeds: PositiveInt
+    record: ItemRecord | None = None  # for the renderer alone; the engine gets the item without it
 
 
 class ECTransferParams(Message):
-    """Gateway -> prefill_decode (HTTP, request field `ec_transfer_params`): names the request's items."""
+    """Gateway -> prefill_decode (HTTP, request field `ec_transfer_params`): the request's items."""
 
     request_id: Name
     gateway: Name
     traceparent: str | None = None
     remaining_ms: PositiveInt
     items: tuple[ItemTransfer, ...]
+
+    def without_records(self) -> "ECTransferParams":
+        items = tuple(item.model_copy(update={"record": None}) for item in self.items)
+        return self.model_copy(update={"items": items})
 
 
 BusMessage = Annotated[

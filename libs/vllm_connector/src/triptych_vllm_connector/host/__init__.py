@@ -4,6 +4,7 @@ engine_options          vLLM's command-line options for each role, and which of 
 namespace               the namespace digest: what must be equal for two engines to share tensors
 result_fields           which of vLLM's options count for the digest
 model_snapshot          which files a model is made of, for the digest
+model_facts             what an engine announces of its model: media that it takes, tokens that stand for them
 image_reader            local encode: the image formats that vLLM's own reader may open
 platform                what this machine offers: a GPU, the store's region
 budget                  rows of encoder output: vLLM's encoder cache, and the preallocator's budget

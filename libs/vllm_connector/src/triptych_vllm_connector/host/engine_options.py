@@ -75,8 +75,8 @@ def prefill_decode_options(
         f"--shutdown-timeout={ENGINE_END_S}",
         "--otlp-traces-endpoint=triptych",  # turns vLLM's request spans on; `plugin` sends them where ours go
     ]
-    # With a limit of 0 the tower is not loaded; for video it never is: raw video is not served.
-    limits = {"video": 0} if config.has_encoder else {"image": 0, "video": 0}
+    # With limits of 0 no tower is loaded. Raw video and audio are not served.
+    limits = {"video": 0, "audio": 0} if config.has_encoder else {"image": 0, "video": 0, "audio": 0}
     options.append("--limit-mm-per-prompt=" + _json(limits))
     return [*options, *passed_through]
 

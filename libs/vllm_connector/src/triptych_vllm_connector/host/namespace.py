@@ -1,7 +1,7 @@
 """Namespace digest: what must be equal for one engine's embeddings to be another's.
 
-Weights, configuration, processor, dtype and vLLM's version. Engines announce it when they register; the
-gateway folds it into every mm_hash and pairs only engines that agree.
+Weights, configuration, processor, dtype, vLLM's version, and the form of items' records. Engines announce it
+when they register; the gateway folds it into every mm_hash and pairs only engines that agree.
 
 It is made of what vLLM understood, not of what was written: vLLM's own parser reads the options, vLLM's
 `ModelConfig` resolves the model, and of both only what changes an encoder's output counts
@@ -17,6 +17,7 @@ import orjson
 
 from triptych_common.domain.errors import TriptychError
 from triptych_common.domain.hashing import namespace_digest
+from triptych_common.protocol.item_record import RECORD_VERSION
 from triptych_vllm_connector.host.model_snapshot import file_digest, snapshot_parts
 from triptych_vllm_connector.host.result_fields import ACCESS_FIELDS, RESULT_FIELDS, SEED_FIELD
 
@@ -73,7 +74,13 @@ def digest_of_model(model: str, engine_args: Sequence[str]) -> str:
     vllm = vllm_version()
     args = parse_engine_options([f"--model={model}", *engine_args])
     config = _model_config(args)
-    parts = {"vllm": vllm, **_identity_parts(config), **_numeric_parts(config, args), **_media_parts(config)}
+    parts = {
+        "vllm": vllm,
+        "item_record": str(RECORD_VERSION),
+        **_identity_parts(config),
+        **_numeric_parts(config, args),
+        **_media_parts(config),
+    }
     return namespace_digest(parts)
 
 

@@ -4,12 +4,14 @@ from dataclasses import asdict
 from typing import Any
 
 from vllm.distributed.ec_transfer.ec_connector.encoder_output_width import _measure_on_worker
+from vllm.model_executor.models.utils import StageMissingLayer
 
 from triptych_common.protocol.messages import Compute
 from triptych_vllm_connector.worker.ports import connector_of_worker
 
 ENCODER_WIDTHS = "triptych_encoder_widths"
 COMPUTE = "triptych_compute"
+LAYERS_NOT_LOADED = "triptych_layers_not_loaded"
 
 
 async def compute_of(engine: Any) -> Compute | None:
@@ -25,6 +27,11 @@ class WorkerRpc:
         """Columns of the encoder's output, by modality, measured on a dummy item; {} without an encoder."""
         widths: dict[str, int] = _measure_on_worker(self)
         return widths
+
+    def triptych_layers_not_loaded(self: Any) -> list[str]:
+        """Names of the model's parts that this engine does without: towers, a language model."""
+        modules = self.get_model().named_modules()
+        return [name for name, module in modules if isinstance(module, StageMissingLayer)]
 
     def triptych_compute(self) -> str:
         """A `Compute`, as JSON."""

@@ -16,6 +16,7 @@ from triptych_common.domain.errors import TriptychError
 from triptych_common.telemetry.logs import get_logger
 from triptych_vllm_connector.worker.containment import encode_contained
 from triptych_vllm_connector.worker.cores.compute_share import ComputeShare
+from triptych_vllm_connector.worker.deepstack import keep_deepstack
 from triptych_vllm_connector.worker.ports import connector_of_worker
 
 log = get_logger(__name__)
@@ -112,6 +113,10 @@ class DisaggPrefillDecodeGPURunnerWrapper:
 
     Injection is timed where it happens, in `LoadingWorker`.
     """
+
+    def load_model(self, *args: Any, **kwargs: Any) -> None:
+        keep_deepstack(self.model_config)  # type: ignore[attr-defined]
+        super().load_model(*args, **kwargs)  # type: ignore[misc]
 
     def execute_model(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
         planned = scheduler_output.scheduled_encoder_inputs

@@ -11,15 +11,11 @@ from typing import Any
 
 import torch
 from vllm import SamplingParams
-from vllm.distributed.ec_transfer.ec_connector.utils import (
-    PlaceholderMetadataResolver,
-    collect_ec_item_metadata,
-)
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.entrypoints.launchers.cli_args import make_arg_parser
 from vllm.exceptions import VLLMError
-from vllm.model_executor.model_loader.utils import get_model_cls
-from vllm.multimodal.inputs import MultiModalFeatureSpec
+from vllm.multimodal.video import get_video_loader_backend_for_processor
+from vllm.transformers_utils.processor import get_video_processor_cls_name
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
@@ -30,6 +26,8 @@ from triptych_encoder.encoding import EncodeRefusedError, EngineFailedError, Pre
 from triptych_encoder.preprocessing.preprocessor import Preprocessor, Rendered
 from triptych_vllm_connector.host.budget import encoder_cache_embeds
 from triptych_vllm_connector.host.engine_options import check_engine_options
+from triptych_vllm_connector.host.model_facts import item_limits, placeholder_text
+from triptych_vllm_connector.records.recording import ItemRecorder
 from triptych_vllm_connector.slab_probe import PROBE_SLAB
 from triptych_vllm_connector.step_orders import WriteOrder
 from triptych_vllm_connector.worker.rpc import ENCODER_WIDTHS, compute_of
@@ -38,16 +36,18 @@ log = get_logger(__name__)
 
 
 class EncodeEngine:
-    """Owns the `AsyncLLM`. `width` and `dtype` describe every output it makes: [num_embeds, width]."""
+    """Owns the `AsyncLLM`. Its outputs are [num_embeds, width of the modality] of `dtype`."""
 
     def __init__(self, llm: AsyncLLM, limits: PreprocessLimits) -> None:
         self._llm = llm
-        self._preprocessor = Preprocessor(self._render, limits)
         model_config = llm.vllm_config.model_config
-        self._resolver = PlaceholderMetadataResolver(model_config)
-        self._model_cls: Any = get_model_cls(model_config)
+        video_backend = get_video_loader_backend_for_processor(get_video_processor_cls_name(model_config))
+        self._preprocessor = Preprocessor(self._render, limits, video_backend)
+        declared_fields = llm.renderer.get_mm_processor().info.data_parser.placeholder_metadata_fields
+        self._recorder = ItemRecorder(declared_fields)
+        llm.renderer._mm_processor_cache = self._recorder
         self.dtype = str(model_config.dtype).removeprefix("torch.")
-        self.width = 0
+        self.widths: dict[str, int] = {}  # by modality
         self.max_item_embeds = encoder_cache_embeds(llm.vllm_config)  # rows of the largest item it takes
 
     @property
@@ -55,21 +55,25 @@ class EncodeEngine:
         """A prompt must be shorter than this."""
         return int(self._llm.vllm_config.model_config.max_model_len)
 
-    async def measure_width(self) -> None:
-        """Ask the engine's workers for the columns of an encoder output (wider than hidden with DeepStack).
+    async def measure_widths(self) -> None:
+        """Ask the engine's workers for the columns of encoder outputs (wider than hidden with DeepStack).
 
         Raises:
             EngineFailedError: the engine could not encode a dummy item.
         """
         reports = [widths for widths in await self._llm.collective_rpc(ENCODER_WIDTHS) if widths]
-        widths = {width for report in reports for width in report.values()}
-        if len(widths) != 1:
-            raise EngineFailedError(f"expected one encoder output width, measured {sorted(widths)}")
-        self.width = widths.pop()
+        if not reports or any(report != reports[0] for report in reports):
+            raise EngineFailedError(f"expected the same encoder output widths everywhere, measured {reports}")
+        self.widths = reports[0]
 
-    async def learn_item_schema(self) -> None:
-        """See `Preprocessor.learn_item_schema`."""
-        await self._preprocessor.learn_item_schema()
+    @property
+    def item_limits(self) -> dict[Modality, int]:
+        """Items of a request that the model takes, by modality."""
+        return item_limits(self._llm.renderer.get_mm_processor())
+
+    async def learn_item_schemas(self) -> None:
+        """See `Preprocessor.learn_item_schemas`."""
+        await self._preprocessor.learn_item_schemas(self.item_limits)
 
     def num_pixels(self, job: EncodeJob) -> int:
         """See `Preprocessor.num_pixels`."""
@@ -79,26 +83,28 @@ class EncodeEngine:
         """See `Preprocessor.prepare`."""
         return await self._preprocessor.prepare(job, media)
 
-    def _render(self, pixels: Any, mm_hash: str, processor_options: Mapping[str, Any]) -> Rendered:
+    def _render(
+        self, modality: Modality, media: Any, mm_hash: str, processor_options: Mapping[str, Any]
+    ) -> Rendered:
         """Run the model's processor. Blocks; one thread at a time."""
-        modality = Modality.IMAGE.value
         prompt: Any = {
-            "prompt": self._model_cls.get_placeholder_str(modality, 1),
-            "multi_modal_data": {modality: [pixels]},
-            "multi_modal_uuids": {modality: [mm_hash]},
+            "prompt": placeholder_text(self._llm.renderer.get_mm_processor(), modality),
+            "multi_modal_data": {modality.value: [media]},
+            "multi_modal_uuids": {modality.value: [mm_hash]},
             "mm_processor_kwargs": dict(processor_options),
         }
         (engine_input,) = self._llm.renderer.render_cmpl([prompt])
         # vLLM rehashes a uuid that comes with processor options; ours has them folded in already.
-        engine_input["mm_hashes"] = {modality: [mm_hash]}
+        engine_input["mm_hashes"] = {modality.value: [mm_hash]}
         (position,) = engine_input["mm_placeholders"][modality]
         (item,) = engine_input["mm_kwargs"][modality]
-        feature = MultiModalFeatureSpec(
-            data=item, modality=modality, identifier=mm_hash, mm_position=position, mm_hash=mm_hash
+        prepared = PreparedItem(
+            engine_input,
+            num_embeds=position.get_num_embeds(),
+            num_tokens=len(engine_input["prompt_token_ids"]),
+            width=self.widths[modality],
+            record=self._recorder.take_record(),
         )
-        metadata = collect_ec_item_metadata([feature], self._resolver)[mm_hash]["metadata"]
-        num_tokens = len(engine_input["prompt_token_ids"])
-        prepared = PreparedItem(engine_input, position.get_num_embeds(), num_tokens, _unwrap(metadata))
         return Rendered(prepared, item)
 
     async def encode(self, prepared: PreparedItem, order: WriteOrder) -> None:
@@ -153,15 +159,6 @@ class EncodeEngine:
             raise EngineFailedError(f"the encoder's engine died: {error}") from error
 
 
-def _unwrap(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """One item's fields: vLLM publishes `[[t, h, w]]`-like batches of one; the request wants the item."""
-    return {key: value[0] if _is_batch_of_one(value) else value for key, value in metadata.items()}
-
-
-def _is_batch_of_one(value: Any) -> bool:
-    return isinstance(value, list) and len(value) == 1 and isinstance(value[0], list)
-
-
 @asynccontextmanager
 async def run_engine(options: list[str], limits: PreprocessLimits) -> AsyncIterator[EncodeEngine]:
     """Start vLLM with these command-line options; shut it down in the end.
@@ -174,9 +171,9 @@ async def run_engine(options: list[str], limits: PreprocessLimits) -> AsyncItera
     llm = AsyncLLM.from_engine_args(AsyncEngineArgs.from_cli_args(args))
     try:
         engine = EncodeEngine(llm, limits)
-        await engine.measure_width()
-        await engine.learn_item_schema()
-        log.info("engine ready", width=engine.width, dtype=engine.dtype, torch=torch.__version__)
+        await engine.measure_widths()
+        await engine.learn_item_schemas()
+        log.info("engine ready", widths=engine.widths, dtype=engine.dtype, torch=torch.__version__)
         yield engine
     finally:
         llm.shutdown()

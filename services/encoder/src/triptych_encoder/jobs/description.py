@@ -6,11 +6,11 @@ from triptych_encoder.encoding import PreparedItem
 from triptych_vllm_connector.step_orders import WriteOrder
 
 
-def tensor_spec(prepared: PreparedItem, width: int, dtype: str) -> TensorSpec:
+def tensor_spec(prepared: PreparedItem, dtype: str) -> TensorSpec:
     """Its output: [num_embeds, width]."""
-    num_bytes = prepared.num_embeds * width * DTYPE_BYTES[dtype]
+    num_bytes = prepared.num_embeds * prepared.width * DTYPE_BYTES[dtype]
     return TensorSpec.model_validate(
-        {"shape": (prepared.num_embeds, width), "dtype": dtype, "num_bytes": num_bytes}
+        {"shape": (prepared.num_embeds, prepared.width), "dtype": dtype, "num_bytes": num_bytes}
     )
 
 
@@ -27,7 +27,7 @@ def item_metadata(
         width=width,
         dtype=spec.dtype,
         num_bytes=spec.num_bytes,
-        placeholder_metadata=prepared.placeholder_metadata,
+        record=prepared.record,
         encoder=encoder,
         store=store,
         sealed=False,

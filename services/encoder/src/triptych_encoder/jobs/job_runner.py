@@ -185,7 +185,7 @@ class JobRunner:
         """What was announced, our pin of the sealed entry, and the seconds of vLLM; None: dropped."""
         job, envelope = active.job, active.envelope
         active.enter(JobState.PREPROCESSED)
-        spec = tensor_spec(prepared, self._engine.width, self._engine.dtype)
+        spec = tensor_spec(prepared, self._engine.dtype)
         metadata = item_metadata(job, prepared, spec, self._instance, self._store_client.store)
         with span("encoder.reserve", traceparent=envelope.traceparent, attributes=self._attributes(job)):
             reservation, pin = await self._reserve(active, item, metadata, spec)

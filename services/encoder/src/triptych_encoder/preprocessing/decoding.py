@@ -4,7 +4,8 @@ The format and the size come with the job. Only that format's decoder is tried, 
 before it runs, so that bytes which are another image for another decoder are refused.
 """
 
-from collections.abc import Collection, Mapping
+import contextlib
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from io import BytesIO
 from typing import Any
@@ -19,6 +20,24 @@ from triptych_common.protocol.messages import ImageProperties
 from triptych_encoder.encoding import BadMediaError, PreprocessFailedError
 
 _NAMES = {"MPO": "JPEG"}  # a JPEG of several pictures, as its reader calls it
+
+
+@contextlib.contextmanager
+def decoding(what: str) -> Iterator[None]:
+    """Around a decoder: those raise whatever they like about a stranger's bytes.
+
+    Raises:
+        BadMediaError: the bytes are to blame.
+        PreprocessFailedError: this machine could not do it, now.
+    """
+    try:
+        yield
+    except BadMediaError:
+        raise
+    except Exception as error:
+        if is_transient(error):
+            raise PreprocessFailedError(f"the encoder had no resources to decode {what}") from error
+        raise BadMediaError(f"the bytes are not {what} that can be decoded") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,14 +73,8 @@ class ImageDecoder:
             BadMediaError: the bytes are not that image, or cannot be decoded.
             PreprocessFailedError: this machine could not do it, now.
         """
-        try:
+        with decoding("an image"):
             return _decode(media, image, options)
-        except BadMediaError:
-            raise
-        except Exception as error:  # decoders raise whatever they like about a stranger's bytes
-            if is_transient(error):
-                raise PreprocessFailedError("the encoder had no resources to decode the image") from error
-            raise BadMediaError("the bytes are not an image that can be decoded") from error
 
 
 def _decode(

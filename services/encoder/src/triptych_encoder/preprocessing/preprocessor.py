@@ -1,6 +1,6 @@
 """From a job and its media to an item that the tower takes, bounded in pixels and in time.
 
-options -> decoded (`decoding`) -> rendered by vLLM -> of the learned form (`item_schema`)
+options -> decoded (`media_decoders`) -> rendered by vLLM -> of the learned form (`item_schema`)
 
 All but the first step run in a thread (`bounded_threads`). What goes wrong is the media's fault, or not;
 the caller's error keeps the two apart, and never has a library's own message.
@@ -8,17 +8,14 @@ the caller's error keeps the two apart, and never has a library's own message.
 
 import math
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from io import BytesIO
 from typing import Any
-
-from PIL import Image
 
 from triptych_common.domain.media_options import OptionRules, refused_option
 from triptych_common.domain.transient import is_transient
-from triptych_common.protocol.messages import EncodeJob, ImageProperties, Modality
+from triptych_common.protocol.messages import EncodeJob, Modality
 from triptych_common.telemetry.logs import get_logger
 from triptych_encoder.encoding import (
     LARGE_PIXELS,
@@ -29,63 +26,66 @@ from triptych_encoder.encoding import (
     PreprocessLimits,
 )
 from triptych_encoder.preprocessing.bounded_threads import BoundedThreads
-from triptych_encoder.preprocessing.decoding import ImageDecoder
 from triptych_encoder.preprocessing.item_schema import ItemMismatchError, ItemSchema, Sample, parts_of
+from triptych_encoder.preprocessing.media_decoders import MediaDecoders
+from triptych_encoder.preprocessing.references import MIN_REFERENCES, reference_media
 
 log = get_logger(__name__)
-
-# (width, height) of images of our own: small and large, square, wide and tall, so that whatever depends on
-# the image's size is seen to.
-REFERENCE_SIZES = ((40, 40), (224, 224), (448, 300), (336, 672), (900, 220), (1024, 768))
-MIN_REFERENCES = 3  # of them, that the model takes
 
 
 @dataclass(frozen=True)
 class Rendered:
-    """What the model's processor made of one image."""
+    """What the model's processor made of one item's media."""
 
     prepared: PreparedItem
     item: Mapping[str, Any]  # vLLM's `MultiModalKwargsItem`, inside `prepared` too
 
 
-Render = Callable[[Any, str, Mapping[str, Any]], Rendered]
-"""(pixels, mm_hash, processor options); blocks, and raises whatever third-party code raises."""
+Render = Callable[[Modality, Any, str, Mapping[str, Any]], Rendered]
+"""(modality, media, mm_hash, processor options); blocks, and raises whatever third-party code raises."""
 
 
 class Preprocessor:
-    """Nothing is checked against a form until `learn_item_schema` was called."""
+    """Takes no item before `learn_item_schemas` was called."""
 
-    def __init__(self, render: Render, limits: PreprocessLimits) -> None:
+    def __init__(self, render: Render, limits: PreprocessLimits, video_backend: str | None = None) -> None:
+        """`video_backend`: see `VideoDecoder`."""
         self._render = render
         self._limits = limits
-        self._decoder = ImageDecoder(limits.image_formats, limits.max_image_pixels)
+        self._decoders = MediaDecoders(limits, video_backend)
         self._threads = BoundedThreads(
             limits.num_pixels, limits.timeout_s, limits.stuck_after_s, limits.num_threads, LARGE_PIXELS
         )
         self._render_lock = threading.Lock()  # neither processors nor tokenizers take two threads
-        self._schema: ItemSchema | None = None
+        self._schemas: dict[Modality, ItemSchema] = {}
 
-    async def learn_item_schema(self) -> None:
-        """Preprocess images of our own: their form is what the tower takes.
+    @property
+    def modalities(self) -> tuple[Modality, ...]:
+        """Of which items are taken."""
+        return tuple(self._schemas)
+
+    async def learn_item_schemas(self, modalities: Iterable[Modality]) -> None:
+        """Preprocess media of our own: their form is what the tower takes.
 
         Raises:
             EngineFailedError: too few of them could be preprocessed.
         """
-        samples: list[Sample] = []
-        for width, height in REFERENCE_SIZES:
-            reference = BytesIO()
-            Image.new("RGB", (width, height), (127, 127, 127)).save(reference, "PNG")
-            image = ImageProperties(format="PNG", width=width, height=height)
-            work = partial(self._work, reference.getvalue(), image, "reference", {}, {})
-            try:
-                rendered = await self._threads.run(image.num_pixels, work)
-            except (BadMediaError, PreprocessFailedError) as error:  # e.g. larger than the model's context
-                log.info("reference image not taken", width=width, height=height, error=repr(error.__cause__))
-                continue
-            samples.append(Sample(parts_of(rendered.item), rendered.prepared.num_embeds))
-        if len(samples) < MIN_REFERENCES:
-            raise EngineFailedError("the model's processor takes too few of the reference images")
-        self._schema = ItemSchema(samples)
+        for modality in modalities:
+            samples: list[Sample] = []
+            failure: BaseException | None = None
+            for name, media in reference_media(modality).items():
+                work = partial(self._process, modality, media, "reference", {})
+                try:
+                    rendered = await self._threads.run(0, work)
+                except (BadMediaError, PreprocessFailedError) as error:  # e.g. larger than the context
+                    failure = error.__cause__ or error
+                    log.info("reference not taken", modality=modality, media=name, error=repr(failure)[:500])
+                    continue
+                samples.append(Sample(parts_of(rendered.item), rendered.prepared.num_embeds))
+            if len(samples) < MIN_REFERENCES:
+                message = f"the model's processor takes too few reference media of type {modality}"
+                raise EngineFailedError(message) from failure
+            self._schemas[modality] = ItemSchema(samples)
 
     async def prepare(self, job: EncodeJob, media: bytes) -> PreparedItem:
         """Off the event loop.
@@ -94,53 +94,46 @@ class Preprocessor:
             BadMediaError: not the media that the job names, or the processor refuses them.
             PreprocessFailedError: not in time, or for want of memory.
         """
-        if job.modality is not Modality.IMAGE:
-            raise BadMediaError(f"media of type {job.modality} cannot be encoded yet")
+        if job.modality not in self._schemas:
+            raise BadMediaError(f"the model takes no media of type {job.modality}")
         _check_options(job.mm_processor_kwargs, self._limits.processor_options)
-        _check_options(job.media_io_kwargs, self._limits.image_options)
-        image = self._decoder.check(job.image)
-        work = partial(self._work, media, image, job.mm_hash, job.mm_processor_kwargs, job.media_io_kwargs)
-        cost = _num_pixels(image, job.mm_processor_kwargs, self._limits.processor_options)
-        return (await self._threads.run(cost, work)).prepared
+        _check_options(job.media_io_kwargs, self._limits.media_options.get(job.modality, {}))
+        self._decoders.check(job)
+        return (await self._threads.run(self.num_pixels(job), partial(self._work, job, media))).prepared
 
     def num_pixels(self, job: EncodeJob) -> int:
-        """Of the image, or what its options may make of it; 0: it has none, and is about to be refused."""
-        if job.image is None:
-            return 0
-        return _num_pixels(job.image, job.mm_processor_kwargs, self._limits.processor_options)
+        """Of the item's media, or what its options may make of them; 0: it is about to be refused."""
+        num_pixels = self._decoders.num_pixels(job)
+        rules, options = self._limits.processor_options, job.mm_processor_kwargs
+        # A processor enlarges an image up to `min_pixels`.
+        allowed = (math.ceil(rules[name].largest) for name in options if "pixels" in name and name in rules)
+        return max(num_pixels, *allowed, 0) if num_pixels else 0
 
     def check_health(self) -> None:
         """Raises EngineFailedError when a thread is stuck."""
         self._threads.check()
 
-    def _work(
-        self,
-        media: bytes,
-        image: ImageProperties,
-        mm_hash: str,
-        processor_options: Mapping[str, Any],
-        image_options: Mapping[str, Any],
+    def _work(self, job: EncodeJob, media: bytes) -> Rendered:
+        """Blocks."""
+        decoded = self._decoders.decode(job, media)
+        return self._process(job.modality, decoded, job.mm_hash, job.mm_processor_kwargs)
+
+    def _process(
+        self, modality: Modality, decoded: Any, mm_hash: str, processor_options: Mapping[str, Any]
     ) -> Rendered:
         """Blocks."""
-        pixels = self._decoder.decode(media, image, image_options)
         try:
             with self._render_lock:
-                rendered = self._render(pixels, mm_hash, processor_options)
-            if self._schema is not None:
-                self._schema.check(rendered.item, rendered.prepared.num_embeds)
+                rendered = self._render(modality, decoded, mm_hash, processor_options)
+            if modality in self._schemas:
+                self._schemas[modality].check(rendered.item, rendered.prepared.num_embeds)
         except ItemMismatchError as error:
-            raise BadMediaError("the processor makes of it what the vision tower cannot take") from error
+            raise BadMediaError("the processor makes of it what the encoder cannot take") from error
         except Exception as error:  # whatever third-party code makes of a stranger's media
             if is_transient(error):
-                raise PreprocessFailedError("the encoder had no resources to process the image") from error
-            raise BadMediaError("the model's processor refused the image") from error
+                raise PreprocessFailedError("the encoder had no resources to process the item") from error
+            raise BadMediaError("the model's processor refused the item") from error
         return rendered
-
-
-def _num_pixels(image: ImageProperties, options: Mapping[str, Any], rules: OptionRules) -> int:
-    """The image's, or what its options may make of it: a processor enlarges it up to `min_pixels`."""
-    allowed = (math.ceil(rules[name].largest) for name in options if "pixels" in name and name in rules)
-    return max(image.num_pixels, *allowed, 0)
 
 
 def _check_options(options: Mapping[str, Any], rules: OptionRules) -> None:

@@ -36,6 +36,7 @@ from triptych_gateway.errors import EncodeUnavailableError
 from triptych_gateway.metrics import GatewayMetrics
 from triptych_gateway.race import race
 from triptych_gateway.request.chat_request import ChatRequest
+from triptych_gateway.request.item_counts import check_counts
 from triptych_gateway.request.media import MediaIntake, TakenItem
 from triptych_gateway.request.prompt_length import check_prompt_length
 from triptych_gateway.routing.instances import Instances
@@ -70,6 +71,7 @@ class MediaServing:
             RequestError: whatever went wrong; `client.has_begun` decides whether it must go into the stream.
         """
         digest = await self.instances.wait_namespace(request.model)
+        check_counts(request.media, self.instances.view.item_limits(digest))
         with span("gateway.media", attributes={"triptych.num_items": len(request.media)}):
             num_before = booking.num_bytes
             items = await self.intake.take_items(

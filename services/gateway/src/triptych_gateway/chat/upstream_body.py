@@ -53,14 +53,14 @@ def media_body(
     traceparent: str | None,
     remaining_ms: int,
 ) -> bytes:
-    """Body of a request whose media are replaced by sizes and identity, each in its place."""
+    """Body of a request whose media are replaced by their identity, each in its place; records go beside."""
     # Exactly these keys: vLLM reads a part with a uuid by whatever media key it finds first.
     body = _replace_parts(
         request,
         items,
         lambda item: {
             "type": f"{item.part.modality}_embeds",
-            f"{item.part.modality}_embeds": sizes[item.mm_hash].placeholder_metadata,
+            f"{item.part.modality}_embeds": None,
             "uuid": item.mm_hash,
         },
     )
@@ -73,7 +73,9 @@ def media_body(
             ItemTransfer(
                 item_index=item.part.item_index,
                 mm_hash=item.mm_hash,
+                modality=item.part.modality,
                 num_embeds=sizes[item.mm_hash].num_embeds,
+                record=sizes[item.mm_hash].record,
             )
             for item in items
         ),
@@ -94,7 +96,7 @@ def check_fits(items: Sequence[TakenItem], sizes: Mapping[MmHash, ItemSizes], re
         if num_embeds > record.max_item_embeds:
             limit = record.max_item_embeds
             message = f"{item.part.path} becomes {num_embeds} embeddings; at most {limit} are served"
-            raise RequestError(413, "image_too_large", message, item.part.path)
+            raise RequestError(413, f"{item.part.modality}_too_large", message, item.part.path)
 
 
 def _replace_parts(

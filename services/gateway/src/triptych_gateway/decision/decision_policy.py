@@ -39,7 +39,7 @@ class DecisionReason(StrEnum):
 
     TEXT_ONLY = "text_only"
     NO_TOWER = "no_tower"  # no instance of the namespace has one
-    MEDIA_OPTIONS = "media_options"  # for encoders alone
+    FOR_ENCODERS = "for_encoders"  # media or options that instances do not take
     FORCED = "forced"  # by the setting
     SIZES_KNOWN = "sizes_known"  # encoded before: the store has the tensors, as a rule
     IN_FLIGHT = "in_flight"  # encoders are at all of it already, for other requests
@@ -60,7 +60,7 @@ class DecisionFacts:
     num_new_items: int  # without sizes, and not in flight
     num_unknown_items: int  # without sizes
     has_tower: bool
-    has_options: bool
+    needs_encoder: bool  # media or options that no instance takes
     has_encoder: bool
     encoder_may_return: bool
     is_stream: bool = True  # a whole answer does not show what it cost
@@ -100,8 +100,8 @@ class DecisionPolicy:
             return EncodeDecision(remote, DecisionReason.TEXT_ONLY)
         if not facts.has_tower:
             return EncodeDecision(remote, DecisionReason.NO_TOWER)
-        if facts.has_options:
-            return EncodeDecision(remote, DecisionReason.MEDIA_OPTIONS)
+        if facts.needs_encoder:
+            return EncodeDecision(remote, DecisionReason.FOR_ENCODERS)
         if self._mode == "local":
             return EncodeDecision(local, DecisionReason.FORCED)
         if not facts.num_unknown_items:

@@ -147,7 +147,7 @@ class EncodeDecisions:
             num_new_items=len(new),
             num_unknown_items=len(unknown),
             has_tower=target is not None,
-            has_options=any(item.processor_options or item.media_io_options for item in media_wait.items),
+            needs_encoder=any(item.needs_encoder for item in media_wait.items),
             has_encoder=has_encoder,
             encoder_may_return=has_encoder or target is None or await self._encoder_return.may_return(digest),
             is_stream=request.stream,
@@ -173,7 +173,7 @@ class EncodeDecisions:
         """The sizes of its items are known."""
         costs = self.namespace(media_wait.namespace_digest).costs
         for item in media_wait.items:
-            if item.mm_hash in media_wait.sizes:
+            if item.mm_hash in media_wait.sizes and item.image is not None:
                 costs.on_sizes(_num_pixels(item), media_wait.sizes[item.mm_hash].num_embeds)
 
     def on_encoded_here(self, request: ChatRequest, media_wait: MediaWait, record: InstanceRecord) -> None:
@@ -296,4 +296,5 @@ class EncodeDecisions:
 
 
 def _num_pixels(item: TakenItem) -> int:
-    return item.image.width * item.image.height
+    """0: of no image, whose rows cannot be guessed."""
+    return 0 if item.image is None else item.image.width * item.image.height

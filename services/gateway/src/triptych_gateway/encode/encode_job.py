@@ -9,6 +9,7 @@ from triptych_common.protocol.ids import JobId, MmHash
 from triptych_common.protocol.messages import EncodeJob, FailureKind, ImageProperties, Requester
 from triptych_gateway.encode.media_cache import MEDIA_PATH
 from triptych_gateway.encode.media_wait import MediaWait
+from triptych_gateway.request.image_header import ImageHeader
 
 MIN_REMAINING_S = 0.05
 
@@ -52,6 +53,10 @@ def remaining_s(media_waits: Sequence[MediaWait]) -> float:
     return max(max(media_wait.deadline for media_wait in media_waits) - time.monotonic(), MIN_REMAINING_S)
 
 
+def _properties(image: ImageHeader) -> ImageProperties:
+    return ImageProperties(format=image.format, width=image.width, height=image.height)
+
+
 def encode_job(
     mm_hash: MmHash,
     job_id: JobId,
@@ -71,7 +76,7 @@ def encode_job(
         modality=first.part.modality,
         media_num_bytes=len(content),
         media_url=None if is_inline else f"{limits.media_base_url}{MEDIA_PATH}/{token}",
-        image=ImageProperties(format=first.image.format, width=first.image.width, height=first.image.height),
+        image=None if first.image is None else _properties(first.image),
         mm_processor_kwargs=dict(first.processor_options),
         media_io_kwargs=dict(first.media_io_options),
         requesters=requesters,

@@ -40,7 +40,7 @@ class EncodeWait:
         """An instance could encode the request's media itself. Media with options are for encoders alone."""
         if not self.may_go_local:
             return False
-        if any(item.processor_options or item.media_io_options for item in self.media_wait.items):
+        if any(item.needs_encoder for item in self.media_wait.items):
             return False
         return has_tower(self.view.records, self.model, self.media_wait.namespace_digest)
 

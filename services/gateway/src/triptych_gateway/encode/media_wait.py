@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from triptych_common.domain.errors import RequestError
 from triptych_common.protocol.ids import MmHash, RequestId
-from triptych_common.protocol.messages import FailureKind
+from triptych_common.protocol.messages import FailureKind, Modality
 from triptych_gateway.encode.item_table import ItemFailure
 from triptych_gateway.encode.sizes import ItemSizes
 from triptych_gateway.errors import EncodeUnavailableError, unavailable
@@ -94,8 +94,8 @@ class MediaWait:
     def fail_item(self, mm_hash: MmHash, failure: ItemFailure) -> None:
         """An item will not come. The first failure is the answer; one of an item in hand is none."""
         if self._error is None and self.needs(mm_hash):
-            path = next((item.part.path for item in self.items if item.mm_hash == mm_hash), None)
-            self._fail(error_for(failure, path))
+            part = next(item.part for item in self.items if item.mm_hash == mm_hash)
+            self._fail(error_for(failure, part.path, part.modality))
 
     def _fail(self, error: RequestError) -> None:
         if self._error is None:
@@ -122,7 +122,7 @@ class MediaWait:
             raise self._error
 
 
-def error_for(failure: ItemFailure, path: str | None) -> RequestError:
+def error_for(failure: ItemFailure, path: str, modality: Modality) -> RequestError:
     """What the caller gets when the item at `path` failed.
 
     `detail` of bad media is the encoder's and names the fault; other details are for the log.
@@ -131,9 +131,9 @@ def error_for(failure: ItemFailure, path: str | None) -> RequestError:
         answer = failure.answer
         return RequestError(answer.status_code, answer.code, answer.message, path)
     if failure.kind is FailureKind.BAD_MEDIA:
-        return RequestError(400, "invalid_image", f"{path}: {failure.detail}"[:1000], path)
+        return RequestError(400, f"invalid_{modality}", f"{path}: {failure.detail}"[:1000], path)
     if failure.kind is FailureKind.TOO_LARGE:
-        return RequestError(413, "image_too_large", f"{path}: {failure.detail}"[:1000], path)
+        return RequestError(413, f"{modality}_too_large", f"{path}: {failure.detail}"[:1000], path)
     if failure.kind is FailureKind.STORE_FULL:
         return EncodeUnavailableError("store_full", "no room for the encoder's output at the moment", path)
     if failure.kind is FailureKind.EXPIRED:

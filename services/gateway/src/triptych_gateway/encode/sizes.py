@@ -4,14 +4,13 @@ They follow from the mm_hash alone (it holds the namespace digest and every opti
 never wrong, only missing.
 """
 
-from typing import Any
-
 from cachetools import LRUCache
 from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError
 
 from triptych_common.coordination import SharedSizes
 from triptych_common.domain.errors import BusUnavailableError
 from triptych_common.protocol.ids import MmHash
+from triptych_common.protocol.item_record import ItemRecord
 from triptych_common.protocol.messages import EncoderCacheMetadata
 from triptych_common.telemetry.logs import get_logger
 
@@ -24,11 +23,11 @@ class ItemSizes(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     num_embeds: PositiveInt  # rows of the encoder's output
-    placeholder_metadata: dict[str, Any]  # e.g. {"image_grid_thw": [1, 8, 8]}
+    record: ItemRecord
 
     @classmethod
     def of(cls, metadata: EncoderCacheMetadata) -> "ItemSizes":
-        return cls(num_embeds=metadata.num_embeds, placeholder_metadata=metadata.placeholder_metadata)
+        return cls(num_embeds=metadata.num_embeds, record=metadata.record)
 
 
 class SizesCache:

@@ -3,6 +3,8 @@
 request_body        reads the body, bounded in size and time
 json_bounds         counts the values of its JSON before anything parses it
 chat_request        parses and validates it
+item_checks           is an item what its part says it is
+item_counts           how many of which kind the model takes
 request_options       which options it may set for the model's processor and the media reader
 content_parts         its text and media parts; others are refused
 placeholder_tokens    no text may contain a token that stands for media

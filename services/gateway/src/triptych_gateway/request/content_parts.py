@@ -4,7 +4,7 @@ vLLM reads a part that has a `uuid` by whatever media key it carries, whatever i
 text part may carry no media key at all, and `uuid` is never passed on.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,10 +19,18 @@ TEXT_KEYS = {
     "refusal": "refusal",
     "thinking": "thinking",
 }
-IMAGE_TYPES = frozenset({"image_url", "input_image"})
-UNSUPPORTED_TYPES = frozenset({"video_url", "audio_url", "input_audio", "input_video", "file", "input_file"})
+# type -> modality, and the key that holds a URL, or an object with one
+URL_TYPES: Mapping[str, tuple[Modality, str]] = {
+    "image_url": (Modality.IMAGE, "image_url"),
+    "input_image": (Modality.IMAGE, "image_url"),
+    "video_url": (Modality.VIDEO, "video_url"),
+    "audio_url": (Modality.AUDIO, "audio_url"),
+}
+INPUT_AUDIO = "input_audio"  # an object with base64 and the format's name
+MEDIA_TYPES = frozenset({*URL_TYPES, INPUT_AUDIO})
+UNSUPPORTED_TYPES = frozenset({"input_video", "file", "input_file"})
 EMBEDS_TYPES = frozenset({"image_embeds", "audio_embeds", "video_embeds", "prompt_embeds"})
-MEDIA_KEYS = (IMAGE_TYPES | UNSUPPORTED_TYPES | EMBEDS_TYPES | {"image_pil", "image", "video", "audio"}) - {
+MEDIA_KEYS = (MEDIA_TYPES | UNSUPPORTED_TYPES | EMBEDS_TYPES | {"image_pil", "image", "video", "audio"}) - {
     "file"
 }
 
@@ -35,8 +43,9 @@ class MediaPart:
     message_index: int
     part_index: int
     modality: Modality
-    url: str  # emptied once its bytes were taken
+    url: str  # or base64; emptied once its bytes were taken
     path: str  # of the URL, e.g. `messages[0].content[1].image_url.url`; errors carry it as `param`
+    is_base64: bool = False  # `url` is the media themselves
 
 
 def text_of(part: Any) -> str | None:
@@ -66,23 +75,31 @@ def find_media(message_index: int, content: list[Any], first_item: int) -> Itera
         part_type = part.get("type")
         if not isinstance(part_type, str):
             raise RequestError(400, "invalid_type", f"{path}.type must be a string", f"{path}.type")
-        if part_type in IMAGE_TYPES:
-            url_path, url = _image_url(part, path)
-            yield MediaPart(item_index, message_index, part_index, Modality.IMAGE, url, url_path)
+        if part_type in MEDIA_TYPES:
+            modality, url_path, url, is_base64 = _media_of(part, part_type, path)
+            yield MediaPart(item_index, message_index, part_index, modality, url, url_path, is_base64)
             item_index += 1
         else:
             _check_other(part, part_type, path)
 
 
-def _image_url(part: dict[str, Any], path: str) -> tuple[str, str]:
-    value = part.get("image_url")
-    url_path = f"{path}.image_url"
-    if isinstance(value, dict):
-        url_path, value = f"{url_path}.url", value.get("url")
-    if not isinstance(value, str) or not value:
-        message = f"{path} is an image without a URL: {url_path} is missing"
-        raise RequestError(400, "missing_image_url", message, url_path)
-    return url_path, value
+def _media_of(part: dict[str, Any], part_type: str, path: str) -> tuple[Modality, str, str, bool]:
+    """Modality, path of the text that holds the media or names it, that text, and whether it is base64."""
+    if part_type == INPUT_AUDIO:
+        data_path = f"{path}.{INPUT_AUDIO}.data"
+        value = part.get(INPUT_AUDIO)
+        data = value.get("data") if isinstance(value, dict) else None
+        if not isinstance(data, str) or not data:
+            raise RequestError(400, "missing_audio", f"{path} is audio without data", data_path)
+        return Modality.AUDIO, data_path, data, True
+    modality, key = URL_TYPES[part_type]
+    url_path, url = f"{path}.{key}", part.get(key)
+    if isinstance(url, dict):
+        url_path, url = f"{url_path}.url", url.get("url")
+    if not isinstance(url, str) or not url:
+        message = f"{path} is of type {part_type} without a URL: {url_path} is missing"
+        raise RequestError(400, f"missing_{modality}_url", message, url_path)
+    return modality, url_path, url, False
 
 
 def _check_other(part: dict[str, Any], part_type: str, path: str) -> None:

@@ -1,26 +1,28 @@
-"""`data:` URLs, strictly: what is not exactly a base64 data URL of an image is refused."""
+"""`data:` URLs, strictly: what is not exactly a base64 data URL of the part's type is refused."""
 
 import binascii
 import re
 
 from triptych_common.domain.errors import RequestError
+from triptych_common.protocol.messages import Modality
 
 _DATA_URL = re.compile(r"data:(?P<type>[^,;]*)(?P<options>(?:;[^,;]*)*),", re.IGNORECASE)
 _MAX_HEADER_CHARS = 256
 
 
-def check_data_url(url: str, path: str) -> None:
+def check_data_url(url: str, path: str, modality: Modality) -> None:
     """Whether `url` is of this kind at all.
 
     Raises:
         RequestError: 400.
     """
     if url[:5].lower() != "data:":
-        raise RequestError(400, "invalid_image_url", f"{path} must be a data URL or an http(s) URL", path)
+        message = f"{path} must be a data URL or an http(s) URL"
+        raise RequestError(400, f"invalid_{modality}_url", message, path)
 
 
-def decode_data_url(url: str, path: str, max_bytes: int) -> bytes:
-    """Bytes of an image given as a data URL.
+def decode_data_url(url: str, path: str, modality: Modality, max_bytes: int) -> bytes:
+    """Bytes of media given as a data URL.
 
     Args:
         path: where the URL stands in the request; errors name it.
@@ -28,25 +30,29 @@ def decode_data_url(url: str, path: str, max_bytes: int) -> bytes:
     Raises:
         RequestError: 400, or 413 when the media are larger than `max_bytes`.
     """
-    check_data_url(url, path)
+    check_data_url(url, path, modality)
     header = _DATA_URL.match(url[:_MAX_HEADER_CHARS])
     if header is None:
-        raise RequestError(400, "invalid_image_url", f"{path} is not a well-formed data URL", path)
+        raise RequestError(400, f"invalid_{modality}_url", f"{path} is not a well-formed data URL", path)
     options = header["options"].lower().split(";")
-    if not header["type"].lower().startswith("image/") or options[-1] != "base64":
-        message = f"{path} must start with data:image/<format>;base64,"
-        raise RequestError(400, "invalid_image_url", message, path)
-    num_chars = len(url) - header.end()
-    if num_chars // 4 * 3 > max_bytes + 2:
+    if not header["type"].lower().startswith(f"{modality}/") or options[-1] != "base64":
+        message = f"{path} must start with data:{modality}/<format>;base64,"
+        raise RequestError(400, f"invalid_{modality}_url", message, path)
+    return decode_base64(url, header.end(), path, modality, max_bytes)
+
+
+def decode_base64(text: str, start: int, path: str, modality: Modality, max_bytes: int) -> bytes:
+    """Bytes of media whose base64 begins at `start`. Raises as `decode_data_url` does."""
+    if (len(text) - start) // 4 * 3 > max_bytes + 2:
         raise too_large(path, max_bytes)
     try:
-        media = binascii.a2b_base64(url[header.end() :].encode("ascii"), strict_mode=True)
+        media = binascii.a2b_base64(text[start:].encode("ascii"), strict_mode=True)
     except (binascii.Error, UnicodeEncodeError) as error:
         raise RequestError(400, "invalid_base64", f"{path} is not valid base64", path) from error
     if len(media) > max_bytes:
         raise too_large(path, max_bytes)
     if not media:
-        raise RequestError(400, "invalid_image", f"{path} holds no data", path)
+        raise RequestError(400, f"invalid_{modality}", f"{path} holds no data", path)
     return media
 
 

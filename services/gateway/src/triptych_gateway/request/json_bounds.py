@@ -4,7 +4,7 @@ A parser makes one Python object per value and holds the interpreter's lock mean
 lists costs a gigabyte and stops the event loop for seconds. Counting costs next to nothing: media, the
 bulk of a large body, are stepped over, and the scan ends where a bound is passed.
 
-    body = media (long `"data:…"` strings) + prompt (everything else)
+    body = media (long `"data:…"` strings, and those of `"data"`) + prompt (everything else)
 
 For text that is no JSON the counts are right up to its first fault, where the parser stops.
 """
@@ -17,7 +17,8 @@ from triptych_common.domain.errors import RequestError
 
 MAX_DEPTH = 253  # of objects and lists; orjson writes no more
 
-_MEDIA_START = re.compile(rb'"[dD][aA][tT][aA]:')  # as `data_url` takes it: in any case
+# As `data_url` takes it, in any case; or the value of `input_audio`, as JSON's writers write it.
+_MEDIA_START = re.compile(rb'"[dD][aA][tT][aA]:|(?<="data":)"|(?<="data": )"')
 _MEDIA_START_BYTES = 6
 STEP = 64 << 10  # bytes that are copied at once
 MIN_MEDIA_BYTES = 4096  # shorter strings are scanned like any other text

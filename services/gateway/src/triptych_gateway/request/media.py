@@ -21,17 +21,11 @@ from triptych_gateway.fetch.fetcher import SCHEMES, AcceptedUrl, MediaFetcher
 from triptych_gateway.fetch.shared_downloads import OnGrowth
 from triptych_gateway.request.chat_request import ChatRequest
 from triptych_gateway.request.content_parts import MediaPart
-from triptych_gateway.request.data_url import check_data_url, decode_data_url
-from triptych_gateway.request.image_header import ImageHeader, ImageLimits, read_image_header
-from triptych_gateway.request.polyglots import check_one_format
+from triptych_gateway.request.data_url import check_data_url
+from triptych_gateway.request.image_header import ImageHeader
+from triptych_gateway.request.item_checks import MediaLimits, bytes_of, check_media
 
 MAX_SCHEME_CHARS = 8  # of those that are fetched, and more
-
-
-@dataclass(frozen=True, slots=True)
-class MediaLimits:
-    max_item_bytes: int
-    image: ImageLimits
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +35,14 @@ class TakenItem:
     part: MediaPart
     mm_hash: MmHash
     content: bytes = field(repr=False)
-    image: ImageHeader
+    image: ImageHeader | None  # of an image
     processor_options: Mapping[str, Any]
     media_io_options: Mapping[str, Any]  # this item's modality only, not keyed by it
+
+    @property
+    def needs_encoder(self) -> bool:
+        """Instances with a vision tower take images as they are, and nothing else."""
+        return bool(self.processor_options or self.media_io_options) or self.image is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,10 +98,12 @@ class MediaIntake:
 
     def _accept(self, part: MediaPart) -> AcceptedUrl | None:
         """The URL to fetch; None: the item is in the request."""
+        if part.is_base64:
+            return None
         scheme = part.url[:MAX_SCHEME_CHARS].partition(":")[0].lower()
         if scheme in SCHEMES:
             return self.fetcher.accept(part.url, part.path)
-        check_data_url(part.url, part.path)
+        check_data_url(part.url, part.path, part.modality)
         return None
 
     async def _take_all(
@@ -139,10 +140,8 @@ class MediaIntake:
     def _check(
         self, part: MediaPart, fetched: bytes | None, request: ChatRequest, namespace_digest: str
     ) -> TakenItem:
-        max_bytes = self.limits.max_item_bytes
-        content = decode_data_url(part.url, part.path, max_bytes) if fetched is None else fetched
-        image = read_image_header(content, part.path, self.limits.image)
-        check_one_format(content, part.path, image.format)
+        content = bytes_of(part, self.limits.max_item_bytes) if fetched is None else fetched
+        image = check_media(part, content, self.limits)
         io_options = request.media_io_options.get(part.modality, {})
         try:
             identity = mm_hash(

@@ -5,7 +5,7 @@ or make the engine refuse the prompt. So it is a 400 that names where the token 
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from triptych_common.domain.errors import RequestError
@@ -23,15 +23,23 @@ Place = tuple["Place | None", str | int]
 
 
 class PlaceholderGuard:
-    """Finds any of `tokens` in the text of a request.
+    """Finds the tokens of a request's model in its text.
 
     Args:
+        tokens: of every model.
         max_values: that the rendered fields may hold, what is parsed out of their strings included.
+        announced: by a model's instances.
     """
 
-    def __init__(self, tokens: Sequence[str], max_values: int = BodyBounds().max_values) -> None:
+    def __init__(
+        self,
+        tokens: Sequence[str],
+        max_values: int = BodyBounds().max_values,
+        announced: Callable[[str], Collection[str]] = lambda model: (),
+    ) -> None:
         self._tokens = tuple(tokens)
         self._max_values = max_values
+        self._announced = announced
 
     def check_texts(self, body: Mapping[str, Any], media_parts: Sequence[Mapping[str, Any]]) -> None:
         """Search everything that a template may render, except `media_parts` (parts of `body`).
@@ -41,8 +49,9 @@ class PlaceholderGuard:
         Raises:
             RequestError: 400: a token was found, `param` is the place; or too many values, or too deep.
         """
+        tokens = (*self._tokens, *self._announced(str(body.get("model"))))
         for place, text in _texts(body, {id(part) for part in media_parts}, self._max_values):
-            for token in self._tokens:
+            for token in tokens:
                 if token in text:
                     path = format_place(place)
                     message = f"{path} contains {token!r}, a placeholder that only media parts may produce"

@@ -10,6 +10,7 @@ from typing import Any
 
 from triptych_common.domain.errors import RequestError
 from triptych_common.domain.media_options import MAX_NAME_CHARS, OptionRules, refused_option
+from triptych_common.protocol.messages import Modality
 
 PROCESSOR_FIELD = "mm_processor_kwargs"
 MEDIA_IO_FIELD = "media_io_kwargs"
@@ -21,7 +22,7 @@ class RequestOptions:
     """The options that requests may set. By default none."""
 
     processor: OptionRules = field(default_factory=dict)
-    image: OptionRules = field(default_factory=dict)
+    media: Mapping[Modality, OptionRules] = field(default_factory=dict)
 
     def check_options(self, fields: Mapping[str, Any]) -> None:
         """Check both fields of a request's body, as parsed; absent, null and {} are fine.
@@ -33,13 +34,14 @@ class RequestOptions:
         if processor_options is not None:
             _check(processor_options, self.processor, PROCESSOR_FIELD, PROCESSOR_FIELD)
         media_io_options = _object(fields.get(MEDIA_IO_FIELD), MEDIA_IO_FIELD)
-        if media_io_options and not self.image:
+        if media_io_options and not any(self.media.values()):
             raise _not_allowed(MEDIA_IO_FIELD)
-        for modality, options in media_io_options.items():
-            if modality != "image":
-                path = f"{MEDIA_IO_FIELD}.{modality[:MAX_NAME_CHARS]}"
-                raise RequestError(400, "invalid_value", f"{path}: only images are served", path)
-            _check(options, self.image, f"{MEDIA_IO_FIELD}.image", MEDIA_IO_FIELD)
+        for name, options in media_io_options.items():
+            path = f"{MEDIA_IO_FIELD}.{name[:MAX_NAME_CHARS]}"
+            if name not in set(Modality):
+                message = f"{path}: media are of type {', '.join(Modality)}"
+                raise RequestError(400, "invalid_value", message, path)
+            _check(options, self.media.get(Modality(name), {}), path, path)
 
 
 def _check(options: Any, rules: OptionRules, path: str, field_name: str) -> None:

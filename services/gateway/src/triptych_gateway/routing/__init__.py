@@ -1,6 +1,7 @@
 """Which instances there are, and which of them gets a request.
 
 registry_view  the registry as last read
+item_limits    how many items of which kind a namespace takes in a request; pure
 router         the choice among its records: fewest requests in flight; pure
 instances      one request's choice: waits for an instance, and takes another where one fails
 """

@@ -6,12 +6,14 @@ the last view stays in use: text requests need no Redis.
 
 import asyncio
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from triptych_common.coordination import Registry
 from triptych_common.domain.errors import BusUnavailableError
-from triptych_common.protocol.messages import InstanceRecord
+from triptych_common.protocol.messages import InstanceRecord, Modality
 from triptych_common.telemetry.logs import get_logger
+from triptych_gateway.routing.item_limits import common_limits
 from triptych_gateway.routing.router import ENCODING_ROLES, SERVING_ROLES, can_serve, choose_namespace
 
 log = get_logger(__name__)
@@ -32,6 +34,8 @@ class _Facts:
         default_factory=dict
     )  # by model, once asked for
     namespace_of: dict[str, str | None] = field(default_factory=dict)  # likewise
+    item_limits: dict[str, Mapping[Modality, int]] = field(default_factory=dict)  # by namespace, likewise
+    placeholder_tokens: dict[str, frozenset[str]] = field(default_factory=dict)  # by model, likewise
 
     @classmethod
     def of(cls, records: tuple[InstanceRecord, ...]) -> "_Facts":
@@ -85,6 +89,16 @@ class RegistryView:
             facts.serving_of[model] = tuple(r for r in facts.serving if can_serve(r, model))
         return facts.serving_of[model]
 
+    def placeholder_tokens_of(self, model: str) -> frozenset[str]:
+        """Those that the model's instances announce. Also called in other threads."""
+        facts = self._facts()
+        if model not in facts.models:
+            return frozenset()
+        if model not in facts.placeholder_tokens:
+            tokens = (record.placeholder_tokens for record in facts.serving if record.model == model)
+            facts.placeholder_tokens[model] = frozenset().union(*tokens)
+        return facts.placeholder_tokens[model]
+
     def namespace_of(self, model: str) -> str | None:
         """See `choose_namespace`."""
         facts = self._facts()
@@ -120,6 +134,15 @@ class RegistryView:
     def has_encoder(self, namespace_digest: str) -> bool:
         """An encoder of this namespace is registered."""
         return namespace_digest in self._facts().encoder_namespaces
+
+    def item_limits(self, namespace_digest: str) -> Mapping[Modality, int]:
+        """Items of a request that the namespace's encoders take; without any, its instances."""
+        facts = self._facts()
+        if namespace_digest not in facts.item_limits:
+            own = [r for r in (*facts.encoding, *facts.serving) if r.namespace_digest == namespace_digest]
+            encoders = [record for record in own if record.role in ENCODING_ROLES]
+            facts.item_limits[namespace_digest] = common_limits(encoders or own)
+        return facts.item_limits[namespace_digest]
 
     async def wait_for_encoder(self, namespace_digest: str) -> None:
         """Return once an encoder of this namespace is registered. Bound it."""

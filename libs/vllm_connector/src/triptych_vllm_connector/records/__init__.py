@@ -1,0 +1,8 @@
+"""Records of items between vLLM's renderers (`protocol.item_record` has their form).
+
+item_cache  what vLLM asks a cache of processed items, and ours do not do
+packing     tensors and token lists to `PackedArray`s and back
+recording   encoder: what the renderer made of an item, as a record
+replaying   prefill_decode: the renderer is given records in place of media
+positions   whether the model can place an item of these fields among the prompt's tokens
+"""

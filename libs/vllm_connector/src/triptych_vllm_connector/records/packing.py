@@ -1,0 +1,62 @@
+"""Tensors and token lists to `PackedArray`s and back."""
+
+from collections.abc import Sequence
+from typing import Any, get_args
+
+import torch
+
+from triptych_common.domain.errors import TriptychError
+from triptych_common.protocol.item_record import TOKEN_DTYPE, ArrayDtype, PackedArray
+
+_NAMES: dict[torch.dtype, ArrayDtype] = {getattr(torch, name): name for name in get_args(ArrayDtype)}
+_DTYPES = {name: dtype for dtype, name in _NAMES.items()}
+
+
+class NotRecordableError(TriptychError):
+    """The model says something of its items that no record can hold: it cannot be served this way."""
+
+
+def pack_tensor(tensor: torch.Tensor) -> PackedArray:
+    """Raises NotRecordableError: a dtype that no record has."""
+    name = _NAMES.get(tensor.dtype)
+    if name is None:
+        raise NotRecordableError(f"a field of {tensor.dtype}")
+    content = tensor.detach().cpu().contiguous()
+    return PackedArray.pack(name, tuple(content.shape), content.numpy().tobytes())
+
+
+def unpack_tensor(array: PackedArray) -> torch.Tensor:
+    """A tensor of its own. Raises ValueError: the content is not what the shape says."""
+    content = bytearray(array.unpack())
+    if not content:
+        return torch.empty(array.shape, dtype=_DTYPES[array.dtype])
+    return torch.frombuffer(content, dtype=_DTYPES[array.dtype]).reshape(array.shape)
+
+
+def pack_tokens(tokens: Sequence[int]) -> PackedArray:
+    """int32 [length]."""
+    return pack_tensor(torch.tensor(tokens, dtype=getattr(torch, TOKEN_DTYPE)))
+
+
+def unpack_tokens(array: PackedArray) -> list[int]:
+    """Raises ValueError: the content is not what the shape says."""
+    tokens: list[int] = unpack_tensor(array).tolist()
+    return tokens
+
+
+def pack_value(value: Any) -> PackedArray | float | int | tuple[float | int, ...]:
+    """A field's value. Raises NotRecordableError."""
+    if isinstance(value, torch.Tensor):
+        return pack_tensor(value)
+    if isinstance(value, (int, float)):
+        return value
+    if isinstance(value, (list, tuple)) and all(isinstance(each, (int, float)) for each in value):
+        return tuple(value)
+    raise NotRecordableError(f"a field of type {type(value).__name__}")
+
+
+def unpack_value(value: PackedArray | float | int | tuple[float | int, ...]) -> Any:
+    """Raises ValueError: the content is not what the shape says."""
+    if isinstance(value, PackedArray):
+        return unpack_tensor(value)
+    return list(value) if isinstance(value, tuple) else value

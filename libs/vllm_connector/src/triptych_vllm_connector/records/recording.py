@@ -1,0 +1,114 @@
+"""Encoder: what the renderer made of an item, as a record.
+
+vLLM's processor hands each item that it has processed to the renderer's cache of processed items, with the
+updates of the prompt that belong to it, resolved. `ItemRecorder` is such a cache; it keeps nothing but the
+last item's record.
+"""
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+from vllm.multimodal.inputs import (
+    BaseMultiModalField,
+    MultiModalBatchedField,
+    MultiModalFlatField,
+    MultiModalKwargsItem,
+    MultiModalSharedField,
+)
+from vllm.multimodal.processing.processor import ResolvedPromptUpdate
+
+from triptych_common.protocol.item_record import Batching, ItemRecord, PlaceholderUpdate, RecordField
+from triptych_vllm_connector.records.item_cache import ItemCache
+from triptych_vllm_connector.records.packing import (
+    NotRecordableError,
+    pack_tensor,
+    pack_tokens,
+    pack_value,
+)
+
+_BATCHING: tuple[tuple[type[BaseMultiModalField], Batching], ...] = (
+    (MultiModalBatchedField, Batching.BATCHED),
+    (MultiModalFlatField, Batching.FLAT),
+    (MultiModalSharedField, Batching.SHARED),
+)
+
+
+class ItemRecorder(ItemCache):
+    """The cache of a renderer that processes one item at a time."""
+
+    def __init__(self, declared_fields: Callable[[str], Collection[str]]) -> None:
+        """`declared_fields`: of a modality, those that vLLM's parser says a language model needs."""
+        self._declared_fields = declared_fields
+        self._last: tuple[MultiModalKwargsItem, Sequence[ResolvedPromptUpdate]] | None = None
+
+    def is_cached_item(self, mm_hash: str) -> bool:
+        return False
+
+    def get_and_update_item(
+        self, mm_item: tuple[MultiModalKwargsItem, Sequence[ResolvedPromptUpdate]] | None, mm_hash: str
+    ) -> tuple[MultiModalKwargsItem | None, Sequence[ResolvedPromptUpdate]]:
+        if mm_item is None:
+            raise ValueError("an item without media")
+        self._last = mm_item
+        return mm_item
+
+    def take_record(self) -> ItemRecord:
+        """Of the item that was processed last.
+
+        Raises:
+            NotRecordableError: the model cannot be served this way.
+        """
+        if self._last is None:
+            raise NotRecordableError("an item that vLLM does not process as others")
+        (item, updates), self._last = self._last, None
+        declared = self._declared_fields(updates[0].modality) if updates else ()
+        return record_of(item, updates, declared)
+
+
+def record_of(
+    item: MultiModalKwargsItem, updates: Sequence[ResolvedPromptUpdate], declared: Collection[str]
+) -> ItemRecord:
+    """What a language model needs of a processed item: never its pixels or samples.
+
+    Args:
+        declared: names of fields that are needed; besides those that vLLM keeps off the GPU.
+
+    Raises:
+        NotRecordableError: the model cannot be served this way.
+    """
+    if not updates:
+        raise NotRecordableError("an item that nothing stands for in the prompt")
+    return ItemRecord(
+        fields=tuple(
+            _field(name, element)
+            for name, element in sorted(item.items())
+            if element.field.keep_on_cpu or name in declared
+        ),
+        updates=tuple(_update(update) for update in updates),
+    )
+
+
+def _field(name: str, element: Any) -> RecordField:
+    for cls, batching in _BATCHING:
+        if isinstance(element.field, cls):
+            return RecordField(
+                name=name,
+                batching=batching,
+                dim=getattr(element.field, "dim", 0),
+                keep_on_cpu=element.field.keep_on_cpu,
+                value=pack_value(element.data),
+            )
+    raise NotRecordableError(f"the field {name}, batched in a way of its own")
+
+
+def _update(update: ResolvedPromptUpdate) -> PlaceholderUpdate:
+    if not isinstance(update.target, (list, tuple)) or not update.target:
+        raise NotRecordableError("a placeholder that is found by its place, not by its tokens")
+    details = update.content
+    is_embed = None if details.is_embed is None else pack_tensor(details.is_embed(details.full).bool())
+    return PlaceholderUpdate(
+        mode=update.mode.value,
+        target=tuple(update.target),
+        tokens=pack_tokens(details.full),
+        is_embed=is_embed,
+    )

@@ -1,0 +1,170 @@
+"""prefill_decode: the renderer is given records in place of media.
+
+A request names its items by uuid alone, in their places, and brings their records beside the prompt. The
+renderer asks its cache of processed items for them, and replays what the encoder's renderer has made. What
+a record says is checked before vLLM sees it; one that is wrong ends its request with 400, and nothing else.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextvars import ContextVar
+from functools import partial
+from typing import Any
+
+import orjson
+import torch
+from pydantic import ValidationError
+from vllm.multimodal.inputs import (
+    BaseMultiModalField,
+    MultiModalBatchedField,
+    MultiModalFieldElem,
+    MultiModalFlatField,
+    MultiModalKwargsItem,
+    MultiModalSharedField,
+)
+from vllm.multimodal.processing.processor import PromptUpdateDetails, ResolvedPromptUpdate, UpdateMode
+from vllm.utils.async_utils import make_async
+
+from triptych_common.domain.transient import is_transient
+from triptych_common.protocol.item_record import Batching, ItemRecord, PlaceholderUpdate, RecordField
+from triptych_common.protocol.messages import ECTransferParams, ItemTransfer
+from triptych_vllm_connector.records.item_cache import ItemCache
+from triptych_vllm_connector.records.packing import unpack_tensor, unpack_tokens, unpack_value
+from triptych_vllm_connector.records.positions import PositionCheck
+
+Processed = tuple[MultiModalKwargsItem | None, Sequence[ResolvedPromptUpdate]]
+_request_items: ContextVar[Mapping[str, ItemTransfer]] = ContextVar("triptych_request_items")
+
+
+class RecordedItems(ItemCache):
+    """The cache of a renderer that processes one request at a time: the items of that request."""
+
+    def __init__(self, check: PositionCheck, vocab_size: int, max_num_tokens: int) -> None:
+        """`max_num_tokens`: of a prompt."""
+        self._check = check
+        self._vocab_size = vocab_size
+        self._max_num_tokens = max_num_tokens
+        self.items: Mapping[str, ItemTransfer] = {}
+
+    def has(self, modality: str) -> bool:
+        return any(item.modality == modality for item in self.items.values())
+
+    def is_cached_item(self, mm_hash: str) -> bool:
+        return mm_hash in self.items
+
+    def get_and_update_item(
+        self, mm_item: tuple[MultiModalKwargsItem, Sequence[ResolvedPromptUpdate]] | None, mm_hash: str
+    ) -> Processed:
+        if mm_item is not None:
+            return mm_item
+        transfer = self.items[mm_hash]
+        if transfer.record is None:
+            raise ValueError("an item without its record")
+        return self._replay(transfer.modality.value, transfer.record, transfer.num_embeds)
+
+    def _replay(self, modality: str, record: ItemRecord, num_embeds: int) -> Processed:
+        """Raises ValueError: the record is not of an item of this model."""
+        item = MultiModalKwargsItem({field.name: _element(field) for field in record.fields})
+        updates = [_update(modality, each) for each in record.updates]
+        for update in updates:
+            tokens = update.content.full
+            if not 0 < len(tokens) < self._max_num_tokens:
+                raise ValueError("the item is longer than the model's context")
+            if min(tokens) < 0 or max(tokens) >= self._vocab_size:
+                raise ValueError("the item's tokens are not the model's")
+            is_embed = None if update.content.is_embed is None else update.content.is_embed(tokens)
+            if (len(tokens) if is_embed is None else int(is_embed.sum())) != num_embeds:
+                raise ValueError("the item's record has other rows than the item")
+            self._check.check(modality, item, tokens, is_embed)
+        return item, updates
+
+
+_FIELDS: Mapping[Batching, Callable[[RecordField], BaseMultiModalField]] = {
+    Batching.BATCHED: lambda field: MultiModalBatchedField(keep_on_cpu=field.keep_on_cpu),
+    Batching.FLAT: lambda field: MultiModalFlatField(
+        slices=[slice(None)], dim=field.dim, keep_on_cpu=field.keep_on_cpu
+    ),
+    Batching.SHARED: lambda field: MultiModalSharedField(batch_size=1, keep_on_cpu=field.keep_on_cpu),
+}
+
+
+def _element(field: RecordField) -> MultiModalFieldElem:
+    return MultiModalFieldElem(data=unpack_value(field.value), field=_FIELDS[field.batching](field))
+
+
+def _update(modality: str, recorded: PlaceholderUpdate) -> ResolvedPromptUpdate:
+    mask = None if recorded.is_embed is None else unpack_tensor(recorded.is_embed)
+    details = PromptUpdateDetails(
+        unpack_tokens(recorded.tokens), None if mask is None else partial(_recorded_mask, mask)
+    )
+    return ResolvedPromptUpdate(modality, 0, UpdateMode(recorded.mode), list(recorded.target), details)
+
+
+def _recorded_mask(mask: torch.Tensor, full: list[int]) -> torch.Tensor:
+    return mask
+
+
+def replay_records(renderer: Any, chat: Any, model_config: Any) -> None:
+    """Have vLLM's chat endpoint take items with records instead of media.
+
+    Args:
+        renderer: vLLM's, of this process.
+        chat: vLLM's `OpenAIServingChat`, which asks the renderer.
+    """
+    cache = RecordedItems(
+        PositionCheck.of_model(model_config), model_config.get_vocab_size(), model_config.max_model_len
+    )
+    process = renderer._process_multimodal
+
+    def process_with(items: Mapping[str, ItemTransfer], *args: Any, **kwargs: Any) -> Any:
+        """In the renderer's one thread for media."""
+        cache.items = items
+        try:
+            return process(*args, **kwargs)
+        except Exception as error:  # whatever vLLM makes of a record that is not of this prompt
+            if not items or is_transient(error) or isinstance(error, ValueError):
+                raise
+            raise ValueError("the items do not fit the prompt") from error
+        finally:
+            cache.items = {}
+
+    in_thread = make_async(process_with, executor=renderer._mm_executor)
+
+    def process_async(*args: Any, **kwargs: Any) -> Awaitable[Any]:
+        return in_thread(_request_items.get({}), *args, **kwargs)
+
+    renderer._mm_processor_cache = cache
+    renderer._process_multimodal_async = process_async
+    _let_items_pass(renderer.get_mm_processor().info, cache)
+    _take_records_from(chat)
+
+
+def _let_items_pass(info: Any, cache: RecordedItems) -> None:
+    """Where raw media of a modality are not served, its limit is 0: for items with records it is none."""
+    validate = info.validate_num_items
+
+    def validate_num_items(modality: str, num_items: int) -> None:
+        if not cache.has(modality):
+            validate(modality, num_items)
+
+    info.validate_num_items = validate_num_items
+
+
+def _take_records_from(chat: Any) -> None:
+    create = chat.create_chat_completion
+
+    async def create_chat_completion(request: Any, *args: Any, **kwargs: Any) -> Any:
+        items: dict[str, ItemTransfer] = {}
+        try:
+            if request.ec_transfer_params is not None:
+                params = ECTransferParams.model_validate_json(
+                    orjson.dumps(request.ec_transfer_params), strict=True
+                )
+                items = {item.mm_hash: item for item in params.items}
+                request.ec_transfer_params = params.without_records().model_dump(mode="json")
+        except ValidationError as error:
+            message = f"ec_transfer_params are not valid: {error.error_count()} faults"
+            return chat.create_error_response(message)
+        _request_items.set(items)
+        return await create(request, *args, **kwargs)
+
+    chat.create_chat_completion = create_chat_completion

@@ -1,0 +1,35 @@
+"""From an audio file's bytes to its samples, by vLLM's own reader, bounded in seconds and bytes."""
+
+from dataclasses import dataclass
+from io import BytesIO
+from typing import Any
+
+from vllm.multimodal.media.audio import load_audio
+
+from triptych_common.domain.containers import AUDIO_CONTAINERS, container_of
+from triptych_encoder.encoding import BadMediaError
+
+MAX_RATE = 192_000  # samples a second
+SAMPLE_BYTES = 4
+MAX_CHANNELS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class AudioDecoder:
+    max_s: float  # how long it may last
+
+    def decode(self, media: bytes) -> Any:
+        """(float32 [samples], samples a second), as vLLM's own server would make them. Blocks.
+
+        Raises:
+            BadMediaError: no audio that is decoded here.
+            Exception: whatever decoders raise about a stranger's bytes; ValueError when it is too long.
+        """
+        if container_of(media, AUDIO_CONTAINERS) is None:
+            raise BadMediaError("the bytes are not audio of a format that is decoded")
+        return load_audio(
+            BytesIO(media),
+            sr=None,
+            max_duration_s=self.max_s,
+            max_decode_bytes=int(self.max_s * MAX_RATE * SAMPLE_BYTES * MAX_CHANNELS),
+        )

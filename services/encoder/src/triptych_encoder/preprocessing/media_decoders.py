@@ -1,0 +1,52 @@
+"""The decoder of each modality, and what decoding costs."""
+
+from typing import Any
+
+from triptych_common.protocol.messages import EncodeJob, Modality
+from triptych_encoder.encoding import LARGE_PIXELS, PreprocessLimits
+from triptych_encoder.preprocessing.audio_decoding import AudioDecoder
+from triptych_encoder.preprocessing.decoding import ImageDecoder, decoding
+from triptych_encoder.preprocessing.video_decoding import VideoDecoder
+
+
+class MediaDecoders:
+    """From a job's bytes to what vLLM's renderer takes."""
+
+    def __init__(self, limits: PreprocessLimits, video_backend: str | None) -> None:
+        """`video_backend`: see `VideoDecoder`."""
+        self._image = ImageDecoder(limits.image_formats, limits.max_image_pixels)
+        self._video = VideoDecoder(limits.video, video_backend)
+        self._audio = AudioDecoder(limits.max_audio_s)
+        # Half of what may be worked on at once: how large a video is shows when it is opened.
+        self._video_cost = max(LARGE_PIXELS + 1, limits.num_pixels // 2)
+
+    def check(self, job: EncodeJob) -> None:
+        """What can be said without the bytes.
+
+        Raises:
+            BadMediaError: not decoded here.
+        """
+        if job.modality is Modality.IMAGE:
+            self._image.check(job.image)
+
+    def num_pixels(self, job: EncodeJob) -> int:
+        """What an item of these media counts for; 0: nothing, or an image that is about to be refused."""
+        if job.modality is Modality.IMAGE:
+            return job.image.num_pixels if job.image is not None else 0
+        return self._video_cost if job.modality is Modality.VIDEO else 0
+
+    def decode(self, job: EncodeJob, media: bytes) -> Any:
+        """Blocks.
+
+        Raises:
+            BadMediaError: the bytes are not what the job says, or cannot be decoded.
+            PreprocessFailedError: this machine could not do it, now.
+        """
+        options = job.media_io_kwargs
+        if job.modality is Modality.VIDEO:
+            with decoding("a video"):
+                return self._video.decode(media, options)
+        if job.modality is Modality.AUDIO:
+            with decoding("audio"):
+                return self._audio.decode(media)
+        return self._image.decode(media, self._image.check(job.image), options)

@@ -1,0 +1,51 @@
+"""Is this what its part says it is? Looked at by first bytes and headers; nothing is decoded here.
+
+Of an image the header is read, and goes on with the job. Of video and audio the container is known by its
+first bytes, so that no play list reaches a media framework; how long they are, the encoder sees.
+"""
+
+from dataclasses import dataclass
+
+from triptych_common.domain.containers import AUDIO_CONTAINERS, VIDEO_CONTAINERS, container_of
+from triptych_common.domain.errors import RequestError
+from triptych_common.protocol.messages import Modality
+from triptych_gateway.request.content_parts import MediaPart
+from triptych_gateway.request.data_url import decode_base64, decode_data_url
+from triptych_gateway.request.image_header import ImageHeader, ImageLimits, read_image_header
+from triptych_gateway.request.polyglots import check_one_format
+
+_CONTAINERS = {Modality.VIDEO: VIDEO_CONTAINERS, Modality.AUDIO: AUDIO_CONTAINERS}
+
+
+@dataclass(frozen=True, slots=True)
+class MediaLimits:
+    max_item_bytes: int
+    image: ImageLimits
+
+
+def bytes_of(part: MediaPart, max_bytes: int) -> bytes:
+    """Of an item that is in the request itself.
+
+    Raises:
+        RequestError: 400, or 413 when the media are larger than `max_bytes`.
+    """
+    if part.is_base64:
+        return decode_base64(part.url, 0, part.path, part.modality, max_bytes)
+    return decode_data_url(part.url, part.path, part.modality, max_bytes)
+
+
+def check_media(part: MediaPart, content: bytes, limits: MediaLimits) -> ImageHeader | None:
+    """The image's header; None: no image.
+
+    Raises:
+        RequestError: 400 or 413 naming the part.
+    """
+    if part.modality is Modality.IMAGE:
+        image = read_image_header(content, part.path, limits.image)
+        check_one_format(content, part.path, image.format)
+        return image
+    known = _CONTAINERS[part.modality]
+    if container_of(content, known) is None:
+        message = f"{part.path} is no {part.modality} of a known format: {', '.join(known)}"
+        raise RequestError(400, f"invalid_{part.modality}", message, part.path)
+    return None

@@ -1,0 +1,41 @@
+"""Containers of video and audio, by their first bytes; play lists are none."""
+
+import pytest
+
+from triptych_common.domain.containers import AUDIO_CONTAINERS, VIDEO_CONTAINERS, container_of
+
+MP4 = b"\0\0\0\x20ftypisom\0\0\2\0"
+WEBM = b"\x1aE\xdf\xa3\x9fB\x86\x81"
+
+
+@pytest.mark.parametrize(
+    ("head", "video", "audio"),
+    [
+        (MP4, "mp4", "mp4"),
+        (WEBM, "webm", "webm"),
+        (b"RIFF\x24\0\0\0AVI LIST", "avi", None),
+        (b"RIFF\x24\0\0\0WAVEfmt ", None, "wav"),
+        (b"RF64\xff\xff\xff\xffWAVEds64", None, "wav"),
+        (b"RIFF\x24\0\0\0WEBPVP8 ", None, None),
+        (b"fLaC\0\0\0\x22", None, "flac"),
+        (b"OggS\0\2", None, "ogg"),
+        (b"ID3\4\0\0", None, "mp3"),
+        (b"\xff\xfb\x90\x00", None, "mp3"),
+        (b"\xff\xf3\x40\xc4", None, "mp3"),
+        (b"\xff\xfb\xf0\x00", None, None),  # a rate that does not exist
+        (b"\xff\xeb\x90\x00", None, None),  # a version that does not exist
+        (b"\xff\xf9\x50\x80", None, None),  # layer 0: ADTS
+        (b"\xff\xfb\x9c\x00", None, None),  # a sampling rate that does not exist
+        (b"\xff", None, None),
+        (b"", None, None),
+        (b"#EXTM3U\n#EXTINF:1,\nhttp://10.0.0.1/\n", None, None),
+        (b"ffconcat version 1.0\nfile /etc/passwd\n", None, None),
+        (b"<?xml version='1.0'?><MPD>", None, None),
+        (b"v=0\r\no=- 0 0 IN IP4 10.0.0.1\r\n", None, None),
+        (b" " + MP4, None, None),
+        (b"\x89PNG\r\n\x1a\n", None, None),
+    ],
+)
+def test_what_a_file_is_by_its_first_bytes(head: bytes, video: str | None, audio: str | None) -> None:
+    assert container_of(head, VIDEO_CONTAINERS) == video
+    assert container_of(head, AUDIO_CONTAINERS) == audio

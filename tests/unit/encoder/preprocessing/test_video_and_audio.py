@@ -1,0 +1,129 @@
+"""Videos and audio, decoded as vLLM's own server decodes them; what is beyond the bounds is not decoded."""
+
+import io
+import wave
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+from vllm.multimodal.media.audio import AudioMediaIO
+from vllm.multimodal.media.image import ImageMediaIO
+from vllm.multimodal.media.video import VideoMediaIO
+
+from triptych_common.domain.media_options import OptionBounds
+from triptych_common.protocol.messages import EncodeJob, Modality
+from triptych_encoder.encoding import BadMediaError, PreprocessLimits, VideoBounds
+from triptych_encoder.preprocessing.media_decoders import MediaDecoders
+
+WIDTH, HEIGHT, NUM_FRAMES, FPS = 64, 48, 12, 4
+BOUNDS = VideoBounds(max_s=10.0, max_frame_pixels=WIDTH * HEIGHT, max_pixels=WIDTH * HEIGHT * NUM_FRAMES)
+
+
+@pytest.fixture(scope="module")
+def video(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    file: Path = tmp_path_factory.mktemp("video") / "video.mp4"
+    writer = cv2.VideoWriter(str(file), cv2.VideoWriter.fourcc(*"mp4v"), FPS, (WIDTH, HEIGHT))
+    for number in range(NUM_FRAMES):
+        writer.write(np.full((HEIGHT, WIDTH, 3), 20 * number, dtype=np.uint8))
+    writer.release()
+    return file.read_bytes()
+
+
+def sound(seconds: float, rate: int = 8000) -> bytes:
+    buffer = io.BytesIO()
+    with wave.open(buffer, "wb") as writer:
+        writer.setnchannels(1)
+        writer.setsampwidth(2)
+        writer.setframerate(rate)
+        writer.writeframes(np.arange(int(seconds * rate), dtype=np.int16).tobytes())
+    return buffer.getvalue()
+
+
+def decode(
+    modality: Modality,
+    media: bytes,
+    bounds: VideoBounds = BOUNDS,
+    options: dict[str, Any] | None = None,
+    max_audio_s: float = 2.0,
+    backend: str | None = None,
+) -> Any:
+    limits = PreprocessLimits(
+        image_formats=("PNG",),
+        max_image_pixels=1000,
+        processor_options={},
+        media_options={Modality.VIDEO: {"num_frames": OptionBounds(min=1, max=8)}},
+        video=bounds,
+        max_audio_s=max_audio_s,
+        timeout_s=10.0,
+        num_pixels=1000,
+        num_threads=1,
+        stuck_after_s=10.0,
+    )
+    job = EncodeJob(
+        job_id="j",
+        mm_hash="a" * 64,
+        modality=modality,
+        media_num_bytes=max(len(media), 1),
+        media_io_kwargs=options or {},
+        requesters=(),
+        namespace_digest="d" * 64,
+    )
+    return MediaDecoders(limits, backend).decode(job, media)
+
+
+@pytest.mark.parametrize("backend", [None, "qwen3_vl"])
+@pytest.mark.parametrize("options", [{}, {"num_frames": 3}, {"fps": 1}], ids=str)
+def test_frames_are_those_that_a_monolith_takes(
+    video: bytes, options: dict[str, Any], backend: str | None
+) -> None:
+    chosen = {} if backend is None else {"video_backend": backend}
+    want_frames, want_metadata = (
+        VideoMediaIO(ImageMediaIO(image_mode="RGB"), **chosen, **options).load_bytes(video).media
+    )
+    frames, metadata = decode(Modality.VIDEO, video, options=options, backend=backend).media
+    assert np.array_equal(frames, want_frames)
+    assert metadata == want_metadata
+
+
+@pytest.mark.parametrize(
+    ("bounds", "why"),
+    [
+        (VideoBounds(2.9, BOUNDS.max_frame_pixels, BOUNDS.max_pixels), "longer"),
+        (VideoBounds(BOUNDS.max_s, BOUNDS.max_frame_pixels - 1, BOUNDS.max_pixels), "frames of"),
+        (VideoBounds(BOUNDS.max_s, BOUNDS.max_frame_pixels, BOUNDS.max_pixels - 1), "together"),
+    ],
+)
+def test_a_video_beyond_the_bounds_is_not_decoded(video: bytes, bounds: VideoBounds, why: str) -> None:
+    with pytest.raises(BadMediaError, match=why):
+        decode(Modality.VIDEO, video, bounds)
+
+
+@pytest.mark.parametrize(
+    "media",
+    [
+        b"",
+        b"#EXTM3U\n",
+        sound(0.1),
+        b"\0\0\0\x20ftypisom" + bytes(100),
+        b"\x1aE\xdf\xa3" + bytes(100),
+    ],
+    ids=["nothing", "play list", "sound", "mp4", "webm"],
+)
+def test_what_is_no_video(media: bytes) -> None:
+    with pytest.raises(BadMediaError):
+        decode(Modality.VIDEO, media)
+
+
+def test_samples_are_those_that_a_monolith_takes() -> None:
+    samples, rate = decode(Modality.AUDIO, sound(1.0))
+    want_samples, want_rate = AudioMediaIO().load_bytes(sound(1.0))
+    assert rate == want_rate == 8000
+    assert np.array_equal(samples, want_samples)
+
+
+@pytest.mark.parametrize("media", [b"", b"#EXTM3U\n", b"fLaC" + bytes(60), sound(2.5)])
+def test_what_is_no_audio_or_too_long(media: bytes) -> None:
+    with pytest.raises(BadMediaError):
+        decode(Modality.AUDIO, media)
