@@ -1,30 +1,33 @@
-"""Every family of models through the whole system: what the monolith answers, token for token.
+"""Every family of models through the whole system: what one engine answers, token for token.
 
 A third of them, another one each day; `TRIPTYCH_FAMILIES=all`, or names with commas between them, for others.
 """
 
-import contextlib
-import json
 import os
 import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+import orjson
 import pytest
 
-from tests.support.families.answers import answers_to, difference
+from tests.support.families.answers import TokenAnswer, answers_to, difference
 from tests.support.families.family import MAX_MODEL_LEN
 from tests.support.families.folders import family_folder
 from tests.support.families.questions import family_questions
 from tests.support.families.registry import FAMILIES
-from tests.support.real.system import EXACT, Server, System, running_monolith, running_system
+from tests.support.real.system import EXACT, ROOT, START_TIMEOUT_S, System, running_system
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.engine
 
 NUM_PARTS = 3
 NUM_CLIENTS = 4
+LENGTHS = (f"--max-model-len={MAX_MODEL_LEN}", f"--max-num-batched-tokens={MAX_MODEL_LEN}")
 
 
 def chosen_families() -> list[str]:
@@ -34,35 +37,57 @@ def chosen_families() -> list[str]:
     return list(FAMILIES)[datetime.now(UTC).toordinal() % NUM_PARTS :: NUM_PARTS]
 
 
-@contextlib.contextmanager
-def both_running(name: str, log_folder: Path) -> Iterator[tuple[System, Server]]:
-    """Started at the same time."""
-    family, model = FAMILIES[name], family_folder(name)
-    lengths = (f"--max-model-len={MAX_MODEL_LEN}", f"--max-num-batched-tokens={MAX_MODEL_LEN}")
-    with contextlib.ExitStack() as stack, ThreadPoolExecutor(1) as pool:
-        monolith = pool.submit(
-            stack.enter_context, running_monolith(log_folder, *family.engine_options, model=model)
-        )
-        system = stack.enter_context(
-            running_system(
-                f"--model={model}",
-                f"--encoder-args={shlex.join([*EXACT, *family.engine_options])}",
-                f"--prefill-decode-args={shlex.join([*EXACT, *lengths])}",
-                TRIPTYCH_OVERLAP_MIN_TOKENS="1",
-            )
-        )
-        yield system, monolith.result()
+@dataclass(frozen=True)
+class Alone:
+    """One engine in one process, which answers the questions of all chosen families meanwhile."""
+
+    process: "subprocess.Popen[bytes]"
+    folder: Path
+
+    def answers(self, name: str) -> list[TokenAnswer]:
+        file = self.folder / f"{name}.json"
+
+        def is_there() -> bool:
+            if self.process.poll() is not None and not file.exists():
+                pytest.fail((self.folder / "log").read_text(errors="replace")[-3000:])
+            return file.exists()
+
+        wait_until(is_there, START_TIMEOUT_S, f"the answers of {name}")
+        return [
+            TokenAnswer(*(tuple(each[part]) for part in ("prompt_token_ids", "token_ids", "logprobs")))
+            for each in orjson.loads(file.read_bytes())
+        ]
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Alone]:
+    folder = tmp_path_factory.mktemp("alone")
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tests.support.families.answer_alone", folder, *chosen_families()],
+            cwd=ROOT, stdout=log, stderr=log,
+        )  # fmt: skip
+        try:
+            yield Alone(process, folder)
+        finally:
+            process.kill()
+            process.wait()
 
 
 @pytest.mark.parametrize("name", chosen_families())
-def test_answers_equal_the_monoliths(name: str, tmp_path: Path) -> None:
-    questions = family_questions(FAMILIES[name])
-    bodies = [question.body(family_folder(name).name) for question in questions]
-    with both_running(name, tmp_path) as (system, monolith):
-        expected = answers_to(monolith, bodies)
+def test_answers_equal_those_of_one_engine(name: str, alone: Alone) -> None:
+    model = family_folder(name)
+    bodies = [question.body(model.name) for question in family_questions(FAMILIES[name])]
+    with running_system(
+        f"--encoder-args={shlex.join([*EXACT, *FAMILIES[name].engine_options])}",
+        f"--prefill-decode-args={shlex.join([*EXACT, *LENGTHS])}",
+        model=model,
+        TRIPTYCH_OVERLAP_MIN_TOKENS="1",
+    ) as system:
         got = answers_to(system, bodies, NUM_CLIENTS)
         again = answers_to(system, bodies, NUM_CLIENTS)  # everything is known by now
-        towers = towers_not_loaded(system)
+        towers = layers_not_loaded(system)
+    expected = alone.answers(name)
     wrong = [
         f"{time}: {number}: {why}"
         for time, answers in (("first", got), ("again", again))
@@ -73,9 +98,9 @@ def test_answers_equal_the_monoliths(name: str, tmp_path: Path) -> None:
     assert towers, "prefill_decode has loaded a tower"
 
 
-def towers_not_loaded(system: System) -> list[str]:
+def layers_not_loaded(system: System) -> list[str]:
     """Parts of the model that prefill_decode does without, by its log."""
     lines = (system.logs_dir / "prefill_decode-0.log").read_text().splitlines()
     (line,) = [line for line in lines if '"prefill_decode ready"' in line]
-    towers: list[str] = json.loads(line)["layers_not_loaded"]
-    return towers
+    layers: list[str] = orjson.loads(line)["layers_not_loaded"]
+    return layers

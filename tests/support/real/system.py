@@ -34,6 +34,10 @@ ROOT = Path(__file__).resolve().parents[3]
 MODEL = Path(os.environ.get("TRIPTYCH_TEST_MODEL", ROOT / "models" / "digits-vl"))
 # Two engines that batch differently round differently in bfloat16: answers are compared in float32.
 EXACT = ("--dtype", "float32")
+MONOLITH_ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "OMP_NUM_THREADS": "1", "VLLM_NO_USAGE_STATS": "1",
+}  # fmt: skip
 START_TIMEOUT_S = 600
 STOP_TIMEOUT_S = 120
 SPANS_TIMEOUT_S = 10
@@ -228,10 +232,6 @@ def running_monolith(folder: Path, *options: str, model: Path = MODEL) -> Iterat
     """vLLM as it comes: the same weights, everything in one engine. `options`: more of vLLM's own."""
     port = free_port()
     log = folder / "monolith.log"
-    defaults = {
-        "HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        "OMP_NUM_THREADS": "1", "VLLM_NO_USAGE_STATS": "1",
-    }  # fmt: skip
     with log.open("wb") as output:
         process = subprocess.Popen(
             [
@@ -239,7 +239,7 @@ def running_monolith(folder: Path, *options: str, model: Path = MODEL) -> Iterat
                 f"--served-model-name={model.name}", f"--port={port}", "--host=127.0.0.1", "--enforce-eager",
                 *EXACT, *options,
             ],
-            env={**defaults, **os.environ}, stdout=output, stderr=output, start_new_session=True,
+            env={**MONOLITH_ENVIRONMENT, **os.environ}, stdout=output, stderr=output, start_new_session=True,
         )  # fmt: skip
         try:
             wait_until(lambda: _answers(port, process, log), START_TIMEOUT_S, "the monolith answers")

@@ -1,0 +1,69 @@
+"""A program: what one vLLM engine, in one process, answers to families' questions.
+
+    python -m tests.support.families.answer_alone FOLDER NAME ...
+
+Writes FOLDER/NAME.json, one family after the other: vLLM is imported once for all of them.
+"""
+
+import gc
+import os
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from tests.support.families.answers import TokenAnswer
+from tests.support.families.folders import family_folder
+from tests.support.families.questions import NUM_TOKENS, family_questions
+from tests.support.families.registry import FAMILIES
+from tests.support.real.system import MONOLITH_ENVIRONMENT
+
+IN_ONE_PROCESS = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "WARNING"}
+
+
+def answer(name: str) -> list[TokenAnswer]:
+    """Family `name`'s, in the order of its questions."""
+    from vllm import LLM, SamplingParams
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    parser = EngineArgs.add_cli_args(FlexibleArgumentParser())
+    options = parser.parse_args(
+        [
+            f"--model={family_folder(name)}",
+            "--dtype=float32",
+            "--enforce-eager",
+            *FAMILIES[name].engine_options,
+        ]
+    )
+    engine: Any = LLM.from_engine_args(EngineArgs.from_cli_args(options))
+    sampling = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, logprobs=0, ignore_eos=True)
+    found = []
+    for question in family_questions(FAMILIES[name]):
+        (output,) = engine.chat(question.body(name)["messages"], sampling, use_tqdm=False)
+        (choice,) = output.outputs
+        found.append(
+            TokenAnswer(
+                tuple(output.prompt_token_ids),
+                tuple(choice.token_ids),
+                tuple(next(iter(each.values())).logprob for each in choice.logprobs),
+            )
+        )
+    return found
+
+
+def main() -> None:
+    os.environ.update(MONOLITH_ENVIRONMENT | IN_ONE_PROCESS)
+    folder, *names = sys.argv[1:]
+    for name in names:
+        answers = [asdict(each) for each in answer(name)]
+        gc.collect()  # the engine of this family, before the next one is made
+        whole = Path(folder) / f"{name}.part"
+        whole.write_bytes(orjson.dumps(answers))
+        whole.rename(Path(folder) / f"{name}.json")
+
+
+if __name__ == "__main__":
+    main()
