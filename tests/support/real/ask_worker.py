@@ -8,7 +8,7 @@ import json
 import sys
 from pathlib import Path
 
-from triptych_encoder.encoding import PreprocessLimits, VideoBounds
+from triptych_encoder.encoding import AudioBounds, PreprocessLimits, VideoBounds
 from triptych_encoder.engine.encode_engine import run_engine
 from triptych_vllm_connector.config import ConnectorConfig
 from triptych_vllm_connector.host.engine_options import encoder_options
@@ -30,8 +30,8 @@ async def main() -> None:
         max_image_pixels=1_000_000,
         processor_options={},
         media_options={},
-        video=VideoBounds(60.0, 1_000_000, 1_000_000),
-        max_audio_s=60.0,
+        video=VideoBounds(60.0, 1_000_000, 1_000_000, 1_000_000, 60.0),
+        audio=AudioBounds(60.0, 1_000_000),
         timeout_s=60.0,
         num_pixels=1_000_000,
         num_threads=2,

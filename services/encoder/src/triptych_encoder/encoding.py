@@ -46,7 +46,17 @@ class VideoBounds:
 
     max_s: float  # how long it lasts
     max_frame_pixels: int
-    max_pixels: int  # of all frames that are decoded for the model
+    max_pixels: int  # of all frames that are given to the model
+    max_file_pixels: int  # of all frames of the file: those in front of the last one are decoded, too
+    timeout_s: float  # to decode them
+
+
+@dataclass(frozen=True, slots=True)
+class AudioBounds:
+    """What one audio file may cost."""
+
+    max_s: float  # how long it lasts
+    max_bytes: int  # of its samples, decoded
 
 
 @dataclass(frozen=True)
@@ -58,7 +68,7 @@ class PreprocessLimits:
     processor_options: OptionRules  # that jobs may carry
     media_options: Mapping[Modality, OptionRules]
     video: VideoBounds
-    max_audio_s: float
+    audio: AudioBounds
     timeout_s: float  # for one item
     num_pixels: int  # of all items that are worked on at once
     num_threads: int  # of small items, and of large ones, that are worked on at once

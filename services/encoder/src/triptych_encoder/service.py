@@ -22,7 +22,7 @@ from triptych_common.protocol.names import ENCODERS_GROUP
 from triptych_common.runtime import StopSignal
 from triptych_common.telemetry import setup_logging, setup_tracing
 from triptych_common.telemetry.logs import get_logger
-from triptych_encoder.encoding import Encoder, PreprocessLimits, VideoBounds
+from triptych_encoder.encoding import AudioBounds, Encoder, PreprocessLimits, VideoBounds
 from triptych_encoder.engine.engine_watchdog import EngineWatchdog
 from triptych_encoder.jobs.encode_gate import EncodeGate
 from triptych_encoder.jobs.encoder_peers import EncoderPeers
@@ -78,8 +78,14 @@ async def serve(settings: EncoderSettings, stop: StopSignal) -> None:
         max_image_pixels=settings.max_image_pixels,
         processor_options=settings.request_processor_options,
         media_options=settings.media_options,
-        video=VideoBounds(settings.max_video_s, settings.max_image_pixels, settings.max_video_pixels),
-        max_audio_s=settings.max_audio_s,
+        video=VideoBounds(
+            max_s=settings.max_video_s,
+            max_frame_pixels=settings.max_image_pixels,
+            max_pixels=settings.max_video_pixels,
+            max_file_pixels=settings.max_video_file_pixels,
+            timeout_s=settings.preprocess_timeout_s,
+        ),
+        audio=AudioBounds(settings.max_audio_s, settings.max_audio_bytes),
         timeout_s=settings.preprocess_timeout_s,
         num_pixels=settings.preprocess_pixels,
         num_threads=settings.preprocess_threads,

@@ -38,9 +38,13 @@ class EncoderSettings(MediaSettings):
     )
     max_video_s: PositiveFloat = Field(default=600.0, description="how long a video may last")
     max_video_pixels: PositiveInt = Field(
-        default=256_000_000, description="of all frames of a video that are decoded for the model"
+        default=256_000_000, description="of all frames of a video that are given to the model"
+    )
+    max_video_file_pixels: PositiveInt = Field(
+        default=16_000_000_000, description="of all frames of a video's file; most of them are decoded"
     )
     max_audio_s: PositiveFloat = Field(default=600.0, description="how long audio may last")
+    max_audio_bytes: PositiveInt = Field(default=256 << 20, description="of audio's samples, decoded")
     preprocess_timeout_s: PositiveFloat = Field(
         default=20.0, description="to decode and preprocess one item; then its job fails"
     )

@@ -78,7 +78,8 @@ class PrefillDecodeSettings(MediaSettings):
         """
         if self.has_tower and (self.request_processor_options or any(self.media_options.values())):
             raise ValueError(
-                "TRIPTYCH_REQUEST_PROCESSOR_OPTIONS and TRIPTYCH_REQUEST_IMAGE_OPTIONS must be empty "
+                "TRIPTYCH_REQUEST_PROCESSOR_OPTIONS, TRIPTYCH_REQUEST_IMAGE_OPTIONS, "
+                "TRIPTYCH_REQUEST_VIDEO_OPTIONS and TRIPTYCH_REQUEST_AUDIO_OPTIONS must be empty "
                 "with TRIPTYCH_LOCAL_ENCODE=fallback: media with options are for encoders alone"
             )
 

@@ -5,7 +5,7 @@ import pytest
 from triptych_common.domain.containers import AUDIO_CONTAINERS, VIDEO_CONTAINERS, container_of
 
 MP4 = b"\0\0\0\x20ftypisom\0\0\2\0"
-WEBM = b"\x1aE\xdf\xa3\x9fB\x86\x81"
+WEBM = b"\x1aE\xdf\xa3\x9fB\x86\x81\1B\x82\x84webm"
 
 
 @pytest.mark.parametrize(
@@ -19,7 +19,12 @@ WEBM = b"\x1aE\xdf\xa3\x9fB\x86\x81"
         (b"RIFF\x24\0\0\0WEBPVP8 ", None, None),
         (b"fLaC\0\0\0\x22", None, "flac"),
         (b"OggS\0\2", None, "ogg"),
-        (b"ID3\4\0\0", None, "mp3"),
+        (b"ID3\4\0\0\0\0\2\1", None, "mp3"),
+        (b"ID3\4\0\0\xff\0\2\1", None, None),
+        (b"OggSx\nc=IN IP4 10.0.0.1\n", None, None),
+        (b"OggS\0\0", None, None),
+        (b"\x1aE\xdf\xa3 nothing", None, None),
+        (b"\xff\xff\xff\xffftypisom", None, None),
         (b"\xff\xfb\x90\x00", None, "mp3"),
         (b"\xff\xf3\x40\xc4", None, "mp3"),
         (b"\xff\xfb\xf0\x00", None, None),  # a rate that does not exist

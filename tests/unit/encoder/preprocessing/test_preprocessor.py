@@ -15,6 +15,7 @@ from tests.support.item_records import grid_of_record, item_record
 from triptych_common.domain.media_options import OptionBounds
 from triptych_common.protocol.messages import EncodeJob, ImageProperties, Modality
 from triptych_encoder.encoding import (
+    AudioBounds,
     BadMediaError,
     EngineFailedError,
     PreparedItem,
@@ -32,8 +33,8 @@ LIMITS = PreprocessLimits(
     max_image_pixels=1_000_000,
     processor_options={"max_pixels": OptionBounds(min=4, max=4096)},
     media_options={},
-    video=VideoBounds(60.0, 1_000_000, 1_000_000),
-    max_audio_s=60.0,
+    video=VideoBounds(60.0, 1_000_000, 1_000_000, 1_000_000, 60.0),
+    audio=AudioBounds(60.0, 1_000_000),
     timeout_s=30.0,
     num_pixels=1_000_000,
     num_threads=2,

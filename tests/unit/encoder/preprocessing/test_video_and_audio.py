@@ -1,7 +1,10 @@
 """Videos and audio, decoded as vLLM's own server decodes them; what is beyond the bounds is not decoded."""
 
+import contextlib
 import io
+import random
 import wave
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +17,20 @@ from vllm.multimodal.media.video import VideoMediaIO
 
 from triptych_common.domain.media_options import OptionBounds
 from triptych_common.protocol.messages import EncodeJob, Modality
-from triptych_encoder.encoding import BadMediaError, PreprocessLimits, VideoBounds
+from triptych_encoder.encoding import AudioBounds, BadMediaError, PreprocessLimits, VideoBounds
 from triptych_encoder.preprocessing.media_decoders import MediaDecoders
 
 WIDTH, HEIGHT, NUM_FRAMES, FPS = 64, 48, 12, 4
-BOUNDS = VideoBounds(max_s=10.0, max_frame_pixels=WIDTH * HEIGHT, max_pixels=WIDTH * HEIGHT * NUM_FRAMES)
+FRAME = WIDTH * HEIGHT
+BOUNDS = VideoBounds(
+    max_s=10.0,
+    max_frame_pixels=FRAME,
+    max_pixels=FRAME * NUM_FRAMES,
+    max_file_pixels=FRAME * NUM_FRAMES,
+    timeout_s=30.0,
+)
+NUM_DAMAGED = 300
+MAX_AUDIO = AudioBounds(max_s=2.0, max_bytes=40_000)
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +58,6 @@ def decode(
     media: bytes,
     bounds: VideoBounds = BOUNDS,
     options: dict[str, Any] | None = None,
-    max_audio_s: float = 2.0,
     backend: str | None = None,
 ) -> Any:
     limits = PreprocessLimits(
@@ -55,7 +66,7 @@ def decode(
         processor_options={},
         media_options={Modality.VIDEO: {"num_frames": OptionBounds(min=1, max=8)}},
         video=bounds,
-        max_audio_s=max_audio_s,
+        audio=MAX_AUDIO,
         timeout_s=10.0,
         num_pixels=1000,
         num_threads=1,
@@ -90,9 +101,11 @@ def test_frames_are_those_that_a_monolith_takes(
 @pytest.mark.parametrize(
     ("bounds", "why"),
     [
-        (VideoBounds(2.9, BOUNDS.max_frame_pixels, BOUNDS.max_pixels), "longer"),
-        (VideoBounds(BOUNDS.max_s, BOUNDS.max_frame_pixels - 1, BOUNDS.max_pixels), "frames of"),
-        (VideoBounds(BOUNDS.max_s, BOUNDS.max_frame_pixels, BOUNDS.max_pixels - 1), "together"),
+        (replace(BOUNDS, max_s=2.9), "longer"),
+        (replace(BOUNDS, max_frame_pixels=FRAME - 1), "frames of"),
+        (replace(BOUNDS, max_pixels=FRAME * NUM_FRAMES - 1), "together"),
+        (replace(BOUNDS, max_file_pixels=FRAME * NUM_FRAMES - 1), "all of"),
+        (replace(BOUNDS, timeout_s=0.0), "too long"),
     ],
 )
 def test_a_video_beyond_the_bounds_is_not_decoded(video: bytes, bounds: VideoBounds, why: str) -> None:
@@ -123,7 +136,27 @@ def test_samples_are_those_that_a_monolith_takes() -> None:
     assert np.array_equal(samples, want_samples)
 
 
-@pytest.mark.parametrize("media", [b"", b"#EXTM3U\n", b"fLaC" + bytes(60), sound(2.5)])
+@pytest.mark.parametrize("media", [b"", b"#EXTM3U\n", b"fLaC" + bytes(60), sound(2.5), sound(1.5, 16_000)])
 def test_what_is_no_audio_or_too_long(media: bytes) -> None:
     with pytest.raises(BadMediaError):
         decode(Modality.AUDIO, media)
+
+
+def damaged(media: bytes, rng: random.Random) -> bytes:
+    """With a few bytes changed behind its first ones, and often cut off."""
+    data = bytearray(media)
+    if rng.random() < 0.3:
+        del data[rng.randrange(64, len(data)) :]
+    for _ in range(rng.randrange(30)):
+        data[rng.randrange(12, len(data))] = rng.randrange(256)
+    return bytes(data)
+
+
+@pytest.mark.parametrize("modality", [Modality.VIDEO, Modality.AUDIO])
+def test_damaged_files_are_decoded_or_refused(modality: Modality, video: bytes) -> None:
+    """In this process: one that ends it fails the test, too."""
+    rng = random.Random(7)
+    media = video if modality is Modality.VIDEO else sound(0.2)
+    for _ in range(NUM_DAMAGED):
+        with contextlib.suppress(BadMediaError):
+            decode(modality, damaged(media, rng))

@@ -291,3 +291,16 @@ def test_truncation_is_not_served_beside_media(fields: dict[str, Any], param: st
 
 def test_format_path() -> None:
     assert format_path(("messages", 0, "content", 2, "text")) == "messages[0].content[2].text"
+
+
+def test_tokens_that_were_not_known_are_looked_for_later() -> None:
+    known: list[str] = []
+    guard = PlaceholderGuard((), announced=lambda model: known if model == "m" else ["<other>"])
+    request = parse_chat_request(orjson.dumps(chat("an <image>")), guard, 8)
+    request.check_placeholders(["<video>"])
+    with pytest.raises(RequestError) as caught:
+        request.check_placeholders(["<video>", "<image>"])
+    assert caught.value.code == "placeholder_in_text"
+    known.append("<image>")
+    with pytest.raises(RequestError):
+        parse_chat_request(orjson.dumps(chat("an <image>")), guard, 8)

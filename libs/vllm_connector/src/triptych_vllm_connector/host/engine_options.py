@@ -98,9 +98,10 @@ def check_engine_options(args: Any) -> None:
     Raises:
         UnsupportedOptionError: the message names the option.
     """
-    if (args.media_io_kwargs or {}).get("image"):
-        # vLLM folds them into an item's identity, also when the gateway has named it: none would be found.
-        raise UnsupportedOptionError(
-            "--media-io-kwargs cannot be set for images: take `image` out of it. "
-            "Requests can set options that TRIPTYCH_REQUEST_IMAGE_OPTIONS lists"
-        )
+    for modality, options in (args.media_io_kwargs or {}).items():
+        if options:
+            # vLLM folds them into an item's identity, which the gateway has named: it would not be found.
+            raise UnsupportedOptionError(
+                f"--media-io-kwargs cannot be set: take `{modality}` out of it. "
+                f"Requests can set options that TRIPTYCH_REQUEST_{modality.upper()}_OPTIONS lists"
+            )

@@ -20,11 +20,14 @@ def placeholder_text(processor: Any, modality: str) -> str:
 
 
 def placeholder_tokens(processor: Any, tokenizer: Any) -> tuple[str, ...]:
-    """Special tokens that stand for items in a prompt, or around them: no text of a caller may hold one."""
+    """What stands for items in a prompt, or around them: no text of a caller may hold it.
+
+    Special tokens; or the whole text, where it is none, and vLLM looks for it as text.
+    """
     found: set[str] = set()
     added = tokenizer.get_added_vocab()
     for modality in processor.info.supported_mm_limits:
-        ids = tokenizer.encode(placeholder_text(processor, modality), add_special_tokens=False)
-        tokens = tokenizer.convert_ids_to_tokens(ids)
-        found |= {token for token in tokens if token in added}
+        text = placeholder_text(processor, modality).strip()
+        tokens = tokenizer.convert_ids_to_tokens(tokenizer.encode(text, add_special_tokens=False))
+        found |= {token for token in tokens if token in added} or ({text} if text else set())
     return tuple(sorted(found))[:MAX_PLACEHOLDER_TOKENS]

@@ -20,6 +20,7 @@ log = get_logger(__name__)
 
 MAX_CELLS_PER_TOKEN = 256  # of a grid; towers merge 4, as a rule
 MAX_GRID_VALUES = 16
+PLAIN_TOKEN = 0  # of text
 
 
 class _MissingAttributeError(AttributeError):
@@ -62,19 +63,21 @@ class PositionCheck:
             return
         if _largest_product(item) > MAX_CELLS_PER_TOKEN * len(tokens):  # or the code below would make them
             raise ValueError("the item's grid is too large for its tokens")
-        position = PlaceholderRange(offset=0, length=len(tokens), is_embed=is_embed)
+        # In a prompt the item has others around it, and some models count the one behind it to the item.
+        prompt = [PLAIN_TOKEN, *tokens, PLAIN_TOKEN]
+        position = PlaceholderRange(offset=1, length=len(tokens), is_embed=is_embed)
         feature = MultiModalFeatureSpec(
             data=item, modality=modality, identifier="", mm_position=position, mm_hash=""
         )
         try:
-            positions, _ = self._outline.get_mrope_input_positions(tokens, [feature])
+            positions, _ = self._outline.get_mrope_input_positions(prompt, [feature])
         except _MissingAttributeError as error:
             log.warning("positions of items are not checked for this model", attribute=str(error))
             self._outline = None
             return
         except Exception as error:  # whatever the model's code makes of strange fields
             raise ValueError("the item's fields do not fit its tokens") from error
-        if positions.shape[-1] != len(tokens):
+        if positions.shape[-1] != len(prompt):
             raise ValueError("the item's fields do not fit the number of its tokens")
 
 

@@ -52,6 +52,10 @@ class ItemRecorder(ItemCache):
         self._last = mm_item
         return mm_item
 
+    def forget(self) -> None:
+        """The next record is of an item that is processed from now on."""
+        self._last = None
+
     def take_record(self) -> ItemRecord:
         """Of the item that was processed last.
 

@@ -4,6 +4,7 @@ Preprocessing comes first and apart (`preprocessing`), so that an item's rows ar
 checked, before vLLM schedules anything.
 """
 
+import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import asdict
@@ -69,11 +70,14 @@ class EncodeEngine:
     @property
     def item_limits(self) -> dict[Modality, int]:
         """Items of a request that the model takes, by modality."""
-        return item_limits(self._llm.renderer.get_mm_processor())
+        limits = item_limits(self._llm.renderer.get_mm_processor())
+        return {each: limits[each] for each in self._preprocessor.modalities}
 
     async def learn_item_schemas(self) -> None:
         """See `Preprocessor.learn_item_schemas`."""
-        await self._preprocessor.learn_item_schemas(self.item_limits)
+        renderer = self._llm.renderer
+        await asyncio.to_thread(renderer._join_mm_warmup)  # it uses the processor in a thread of its own
+        await self._preprocessor.learn_item_schemas(item_limits(renderer.get_mm_processor()))
 
     def num_pixels(self, job: EncodeJob) -> int:
         """See `Preprocessor.num_pixels`."""
@@ -87,6 +91,7 @@ class EncodeEngine:
         self, modality: Modality, media: Any, mm_hash: str, processor_options: Mapping[str, Any]
     ) -> Rendered:
         """Run the model's processor. Blocks; one thread at a time."""
+        self._recorder.forget()
         prompt: Any = {
             "prompt": placeholder_text(self._llm.renderer.get_mm_processor(), modality),
             "multi_modal_data": {modality.value: [media]},

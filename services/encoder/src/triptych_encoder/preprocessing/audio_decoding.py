@@ -7,16 +7,12 @@ from typing import Any
 from vllm.multimodal.media.audio import load_audio
 
 from triptych_common.domain.containers import AUDIO_CONTAINERS, container_of
-from triptych_encoder.encoding import BadMediaError
-
-MAX_RATE = 192_000  # samples a second
-SAMPLE_BYTES = 4
-MAX_CHANNELS = 8
+from triptych_encoder.encoding import AudioBounds, BadMediaError
 
 
 @dataclass(frozen=True, slots=True)
 class AudioDecoder:
-    max_s: float  # how long it may last
+    bounds: AudioBounds
 
     def decode(self, media: bytes) -> Any:
         """(float32 [samples], samples a second), as vLLM's own server would make them. Blocks.
@@ -30,6 +26,6 @@ class AudioDecoder:
         return load_audio(
             BytesIO(media),
             sr=None,
-            max_duration_s=self.max_s,
-            max_decode_bytes=int(self.max_s * MAX_RATE * SAMPLE_BYTES * MAX_CHANNELS),
+            max_duration_s=self.bounds.max_s,
+            max_decode_bytes=self.bounds.max_bytes,
         )

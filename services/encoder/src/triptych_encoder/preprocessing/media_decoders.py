@@ -16,8 +16,9 @@ class MediaDecoders:
         """`video_backend`: see `VideoDecoder`."""
         self._image = ImageDecoder(limits.image_formats, limits.max_image_pixels)
         self._video = VideoDecoder(limits.video, video_backend)
-        self._audio = AudioDecoder(limits.max_audio_s)
-        # Half of what may be worked on at once: how large a video is shows when it is opened.
+        self._audio = AudioDecoder(limits.audio)
+        # Half of what may be worked on at once: how large a video is shows when it is opened. Audio counts
+        # as a small image.
         self._video_cost = max(LARGE_PIXELS + 1, limits.num_pixels // 2)
 
     def check(self, job: EncodeJob) -> None:
@@ -33,7 +34,7 @@ class MediaDecoders:
         """What an item of these media counts for; 0: nothing, or an image that is about to be refused."""
         if job.modality is Modality.IMAGE:
             return job.image.num_pixels if job.image is not None else 0
-        return self._video_cost if job.modality is Modality.VIDEO else 0
+        return self._video_cost if job.modality is Modality.VIDEO else LARGE_PIXELS
 
     def decode(self, job: EncodeJob, media: bytes) -> Any:
         """Blocks.

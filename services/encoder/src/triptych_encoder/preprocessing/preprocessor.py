@@ -68,11 +68,11 @@ class Preprocessor:
         """Preprocess media of our own: their form is what the tower takes.
 
         Raises:
-            EngineFailedError: too few of them could be preprocessed.
+            EngineFailedError: too few of them could be preprocessed, of any modality.
         """
+        failure: BaseException | None = None
         for modality in modalities:
             samples: list[Sample] = []
-            failure: BaseException | None = None
             for name, media in reference_media(modality).items():
                 work = partial(self._process, modality, media, "reference", {})
                 try:
@@ -82,10 +82,12 @@ class Preprocessor:
                     log.info("reference not taken", modality=modality, media=name, error=repr(failure)[:500])
                     continue
                 samples.append(Sample(parts_of(rendered.item), rendered.prepared.num_embeds))
-            if len(samples) < MIN_REFERENCES:
-                message = f"the model's processor takes too few reference media of type {modality}"
-                raise EngineFailedError(message) from failure
-            self._schemas[modality] = ItemSchema(samples)
+            if len(samples) >= MIN_REFERENCES:
+                self._schemas[modality] = ItemSchema(samples)
+            else:
+                log.warning("modality not served", modality=modality, error=repr(failure)[:500])
+        if not self._schemas:
+            raise EngineFailedError(f"the model's processor takes no reference media: {failure!r}"[:1000])
 
     async def prepare(self, job: EncodeJob, media: bytes) -> PreparedItem:
         """Off the event loop.

@@ -19,7 +19,8 @@ IMAGE_SIZES = ((40, 40), (224, 224), (448, 300), (336, 672), (900, 220), (1024, 
 # (frames, width, height, frames a second)
 VIDEOS = ((2, 112, 112, 1.0), (4, 224, 112, 2.0), (8, 112, 224, 4.0), (6, 160, 96, 24.0), (3, 320, 240, 30.0))
 # (seconds, samples a second)
-AUDIO = ((0.5, 16_000), (1.0, 16_000), (2.7, 16_000), (6.0, 16_000), (11.3, 16_000))
+# Models cut audio into pieces, of 30 s as a rule, or pad it to a length of minutes.
+AUDIO = tuple((seconds, 16_000) for seconds in (0.5, 1.0, 2.7, 11.3, 31.0, 65.0, 310.0))
 
 GREY = 127
 

@@ -91,6 +91,7 @@ class Forwarder:
         choice = Choice(self.instances, model, digest, dispatch.first_choice, dispatch.needs_tower)
         while True:
             record = await choice.next_instance()
+            dispatch.request.check_placeholders(record.placeholder_tokens)
             fields = {"instance": record.instance, "request_id": dispatch.arrival.request_id}
             try:
                 answer, answering = await self._begin(dispatch, record)

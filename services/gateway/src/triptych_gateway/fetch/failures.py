@@ -18,6 +18,7 @@ the gateway, and any caller could cause it. No text holds a path, a query or an 
 from typing import ClassVar
 
 from triptych_common.domain.errors import RequestError, TriptychError
+from triptych_common.protocol.messages import Modality
 from triptych_gateway.errors import unavailable
 
 
@@ -85,12 +86,12 @@ class NoResourcesError(FetchError):
     outcome = "busy"
 
 
-def request_error(error: FetchError, path: str) -> RequestError:
+def request_error(error: FetchError, path: str, modality: Modality) -> RequestError:
     """What the caller gets for the item whose URL stands at `path` of its request."""
     message = f"{path} cannot be fetched: {error.reason}"
     match error:
         case MalformedUrlError():
-            return RequestError(400, "invalid_image_url", message, path)
+            return RequestError(400, f"invalid_{modality}_url", message, path)
         case UrlRefusedError():
             return RequestError(400, "url_not_allowed", message, path)
         case ContentTooLargeError():

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from aiohttp.abc import AbstractResolver
 
 from triptych_common.domain.errors import RequestError
+from triptych_common.protocol.messages import Modality
 from triptych_common.telemetry import span
 from triptych_gateway.fetch.client import open_client
 from triptych_gateway.fetch.downloader import Downloader
@@ -42,7 +43,7 @@ class MediaFetcher:
     metrics: GatewayMetrics
     timeout_s: float
 
-    def accept(self, text: str, path: str) -> AcceptedUrl:
+    def accept(self, text: str, path: str, modality: Modality = Modality.IMAGE) -> AcceptedUrl:
         """The URL `text`, of one of `SCHEMES`, checked as far as that needs no network.
 
         Raises:
@@ -55,12 +56,18 @@ class MediaFetcher:
                 return self.rules.check(text)
         except FetchError as error:
             self.metrics.fetches.labels(error.outcome).inc()
-            raise request_error(error, path) from error
+            raise request_error(error, path, modality) from error
         message = f"{path}: fetching media from http(s) URLs is not enabled; send a data URL"
         raise RequestError(400, "remote_media_disabled", message, path)
 
     async def fetch(
-        self, url: AcceptedUrl, path: str, tenant_salt: str, deadline: float, on_growth: OnGrowth
+        self,
+        url: AcceptedUrl,
+        path: str,
+        tenant_salt: str,
+        deadline: float,
+        on_growth: OnGrowth,
+        modality: Modality = Modality.IMAGE,
     ) -> bytes:
         """The bytes, until `deadline` (monotonic seconds) at most.
 
@@ -77,7 +84,7 @@ class MediaFetcher:
                 content, outcome = await self._fetch(url, tenant_salt, deadline, on_growth)
             except FetchError as error:
                 outcome = error.outcome
-                raise request_error(error, path) from error
+                raise request_error(error, path, modality) from error
             except RequestError:
                 outcome = "over_limit"
                 raise

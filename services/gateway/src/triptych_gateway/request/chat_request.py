@@ -4,6 +4,7 @@ Everything else passes through to vLLM, which validates it again.
 """
 
 import asyncio
+from collections.abc import Iterable
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
@@ -71,6 +72,17 @@ class ChatRequest:
     media_io_options: dict[str, dict[str, Any]]  # keyed by modality, as in vLLM
     num_prompt_bytes: int = 0  # of the body as sent, without the text of its media
     tenant_salt: str = ""
+    checked_tokens: frozenset[str] = frozenset()  # that its text does not contain
+
+    def check_placeholders(self, tokens: Iterable[str]) -> None:
+        """That its text contains none of `tokens`, which its instance announces. As a rule that is known.
+
+        Raises:
+            RequestError: 400.
+        """
+        unchecked = frozenset(tokens) - self.checked_tokens
+        if unchecked:  # no instance was known when it was parsed
+            PlaceholderGuard(tuple(unchecked)).check_texts(self.body, ())
 
     def of_tenant(self, salt: str) -> "ChatRequest":
         """The request with its tenant's salt in what is forwarded; "" for callers without a tenant."""
@@ -118,6 +130,7 @@ def parse_chat_request(
         processor_options=fields.get(PROCESSOR_FIELD) or {},
         media_io_options={name: each for name, each in (fields.get(MEDIA_IO_FIELD) or {}).items() if each},
         num_prompt_bytes=num_prompt_bytes,
+        checked_tokens=guard.tokens_of(body.model),
     )
 
 

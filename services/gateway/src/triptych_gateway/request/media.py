@@ -86,6 +86,7 @@ class MediaIntake:
                             request.tenant_salt,
                             deadline,
                             partial(grow, part.item_index),
+                            part.modality,
                         )
                     )
                     for part in request.media
@@ -102,7 +103,7 @@ class MediaIntake:
             return None
         scheme = part.url[:MAX_SCHEME_CHARS].partition(":")[0].lower()
         if scheme in SCHEMES:
-            return self.fetcher.accept(part.url, part.path)
+            return self.fetcher.accept(part.url, part.path, part.modality)
         check_data_url(part.url, part.path, part.modality)
         return None
 

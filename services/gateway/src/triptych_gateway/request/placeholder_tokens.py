@@ -41,6 +41,10 @@ class PlaceholderGuard:
         self._max_values = max_values
         self._announced = announced
 
+    def tokens_of(self, model: str) -> frozenset[str]:
+        """Those that are looked for in requests for `model` now: its instances may not be known yet."""
+        return frozenset((*self._tokens, *self._announced(model)))
+
     def check_texts(self, body: Mapping[str, Any], media_parts: Sequence[Mapping[str, Any]]) -> None:
         """Search everything that a template may render, except `media_parts` (parts of `body`).
 
@@ -49,7 +53,7 @@ class PlaceholderGuard:
         Raises:
             RequestError: 400: a token was found, `param` is the place; or too many values, or too deep.
         """
-        tokens = (*self._tokens, *self._announced(str(body.get("model"))))
+        tokens = self.tokens_of(str(body.get("model")))
         for place, text in _texts(body, {id(part) for part in media_parts}, self._max_values):
             for token in tokens:
                 if token in text:

@@ -136,12 +136,11 @@ class RegistryView:
         return namespace_digest in self._facts().encoder_namespaces
 
     def item_limits(self, namespace_digest: str) -> Mapping[Modality, int]:
-        """Items of a request that the namespace's encoders take; without any, its instances."""
+        """Items of a request that the namespace's encoders take; empty: none is registered, or says."""
         facts = self._facts()
         if namespace_digest not in facts.item_limits:
-            own = [r for r in (*facts.encoding, *facts.serving) if r.namespace_digest == namespace_digest]
-            encoders = [record for record in own if record.role in ENCODING_ROLES]
-            facts.item_limits[namespace_digest] = common_limits(encoders or own)
+            own = [record for record in facts.encoding if record.namespace_digest == namespace_digest]
+            facts.item_limits[namespace_digest] = common_limits(own)
         return facts.item_limits[namespace_digest]
 
     async def wait_for_encoder(self, namespace_digest: str) -> None:
