@@ -27,10 +27,12 @@ def check(*options: str) -> None:
         ["--media-io-kwargs.image.image_mode=RGBA"],
         ["--media-io-kwargs.image.image_mode", "RGBA"],
         ['--media-io-kwargs={"video": {"num_frames": 4}, "image": {"image_mode": "RGBA"}}'],
+        ['--media-io-kwargs={"video": {"num_frames": 4}}'],
+        ["--media-io-kwargs.audio.audio_backend=pyav"],
     ],
     ids=" ".join,
 )
-def test_image_options_are_refused_and_named(options: list[str]) -> None:
+def test_options_of_media_are_refused_and_named(options: list[str]) -> None:
     with pytest.raises(UnsupportedOptionError, match="--media-io-kwargs"):
         check(*options)
 
@@ -47,10 +49,9 @@ def test_in_a_file_of_options_too(tmp_path: Path) -> None:
     [
         [],
         ["--media-io-kwargs={}"],
-        ['--media-io-kwargs={"image": {}}'],
-        ['--media-io-kwargs={"video": {"num_frames": 4}}'],
+        ['--media-io-kwargs={"image": {}, "video": {}}'],
     ],
     ids=str,
 )
-def test_others_are_taken(options: list[str]) -> None:
+def test_what_sets_nothing_is_taken(options: list[str]) -> None:
     check(*options)
