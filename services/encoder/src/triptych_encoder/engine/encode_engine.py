@@ -35,6 +35,8 @@ from triptych_vllm_connector.worker.rpc import ENCODER_WIDTHS, compute_of
 
 log = get_logger(__name__)
 
+BEHIND_ITEM = "."  # in the prompt: some models' positions count the token behind an item to it
+
 
 class EncodeEngine:
     """Owns the `AsyncLLM`. Its outputs are [num_embeds, width of the modality] of `dtype`."""
@@ -93,7 +95,7 @@ class EncodeEngine:
         """Run the model's processor. Blocks; one thread at a time."""
         self._recorder.forget()
         prompt: Any = {
-            "prompt": placeholder_text(self._llm.renderer.get_mm_processor(), modality),
+            "prompt": placeholder_text(self._llm.renderer.get_mm_processor(), modality) + BEHIND_ITEM,
             "multi_modal_data": {modality.value: [media]},
             "multi_modal_uuids": {modality.value: [mm_hash]},
             "mm_processor_kwargs": dict(processor_options),
