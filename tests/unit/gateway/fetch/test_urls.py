@@ -2,6 +2,7 @@
 
 import pytest
 
+from triptych_common.protocol.messages import Modality
 from triptych_gateway.fetch.failures import FetchError, MalformedUrlError, UrlRefusedError, request_error
 from triptych_gateway.fetch.rules.addresses import AddressRules
 from triptych_gateway.fetch.rules.hosts import HostRules
@@ -213,6 +214,6 @@ def test_no_text_tells_what_a_url_hides(text: str) -> None:
     rules = UrlRules(frozenset({80}), HostRules(), AddressRules())
     with pytest.raises(FetchError) as caught:
         rules.check(text)
-    shown = f"{caught.value!r} {request_error(caught.value, 'here').message}"
+    shown = f"{caught.value!r} {request_error(caught.value, 'here', Modality.IMAGE).message}"
     assert not any(secret in shown for secret in ("signature", "secret", "private", "pw"))
     assert "private" not in repr(parse_url(SIGNED))
