@@ -37,6 +37,9 @@ def chosen_families() -> list[str]:
     return list(FAMILIES)[datetime.now(UTC).toordinal() % NUM_PARTS :: NUM_PARTS]
 
 
+CHOSEN = chosen_families()  # once: midnight may come in between
+
+
 @dataclass(frozen=True)
 class Alone:
     """One engine in one process, which answers the questions of all chosen families meanwhile."""
@@ -64,7 +67,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Alone]:
     folder = tmp_path_factory.mktemp("alone")
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "tests.support.families.answer_alone", folder, *chosen_families()],
+            [sys.executable, "-m", "tests.support.families.answer_alone", folder, *CHOSEN],
             cwd=ROOT, stdout=log, stderr=log,
         )  # fmt: skip
         try:
@@ -74,7 +77,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Alone]:
             process.wait()
 
 
-@pytest.mark.parametrize("name", chosen_families())
+@pytest.mark.parametrize("name", CHOSEN)
 def test_answers_equal_those_of_one_engine(name: str, alone: Alone) -> None:
     model = family_folder(name)
     bodies = [question.body(model.name) for question in family_questions(FAMILIES[name])]

@@ -5,7 +5,6 @@
 Writes FOLDER/NAME.json, one family after the other: vLLM is imported once for all of them.
 """
 
-import gc
 import os
 import sys
 from dataclasses import asdict
@@ -56,10 +55,13 @@ def answer(name: str) -> list[TokenAnswer]:
 
 def main() -> None:
     os.environ.update(MONOLITH_ENVIRONMENT | IN_ONE_PROCESS)
+    from vllm.distributed import cleanup_dist_env_and_memory  # after the environment is set
+
     folder, *names = sys.argv[1:]
     for name in names:
         answers = [asdict(each) for each in answer(name)]
-        gc.collect()  # the engine of this family, before the next one is made
+        # Nothing is left for the next family's engine: groups of processes are made for a model's kind.
+        cleanup_dist_env_and_memory()
         whole = Path(folder) / f"{name}.part"
         whole.write_bytes(orjson.dumps(answers))
         whole.rename(Path(folder) / f"{name}.json")
