@@ -28,6 +28,7 @@ ENGINE_ENV = {
     "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the worker in EngineCore's process: less for each step
 }
 ON_OWN_CORES = {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "0", "KMP_BLOCKTIME": "0"}
 """For engines with a part of the cores, as Triptych sets it: idle threads leave the other parts alone."""

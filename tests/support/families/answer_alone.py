@@ -19,7 +19,7 @@ from tests.support.families.questions import NUM_TOKENS, family_questions
 from tests.support.families.registry import FAMILIES
 from tests.support.real.system import MONOLITH_ENVIRONMENT
 
-IN_ONE_PROCESS = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "WARNING"}
+QUIET = {"VLLM_LOGGING_LEVEL": "WARNING"}
 
 
 def answer(name: str) -> list[TokenAnswer]:
@@ -54,7 +54,7 @@ def answer(name: str) -> list[TokenAnswer]:
 
 
 def main() -> None:
-    os.environ.update(MONOLITH_ENVIRONMENT | IN_ONE_PROCESS)
+    os.environ.update(MONOLITH_ENVIRONMENT | QUIET)
     from vllm.distributed import cleanup_dist_env_and_memory  # after the environment is set
 
     folder, *names = sys.argv[1:]

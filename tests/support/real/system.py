@@ -36,7 +36,7 @@ MODEL = Path(os.environ.get("TRIPTYCH_TEST_MODEL", ROOT / "models" / "digits-vl"
 EXACT = ("--dtype", "float32")
 MONOLITH_ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "OMP_NUM_THREADS": "1", "VLLM_NO_USAGE_STATS": "1",
+    "OMP_NUM_THREADS": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
 }  # fmt: skip
 START_TIMEOUT_S = 600
 STOP_TIMEOUT_S = 120
