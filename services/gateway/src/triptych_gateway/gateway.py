@@ -298,8 +298,8 @@ def _file_service(
     uploads = FileUploads(
         store, _media_limits(settings), limiter, upload_threads, times, settings.files_max_uploads
     )
-    expiry = ExpirySweep(store, threads)
-    return FileService(store, uploads, KnownFiles(store, threads), expiry, ahead, threads, metrics)
+    expiry, known = ExpirySweep(store, upload_threads), KnownFiles(store, threads)
+    return FileService(store, uploads, known, expiry, ahead, threads, upload_threads, metrics)
 
 
 def _fetch_options(settings: GatewaySettings) -> FetchOptions:

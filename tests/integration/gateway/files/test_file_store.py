@@ -102,8 +102,17 @@ def test_expired_files_are_gone_and_their_room_is_free(store: FileStore, clock: 
     assert not store.delete_file(ALICE, short.file_id)
     assert store.remove_expired(10) == (1, START_S + 20)
     clock.seconds += 10
+    assert store.remove_expired(10) == (1, None)
     assert store.use().num_files == 0
-    assert store.remove_expired(10) == (0, None)
+
+
+def test_room_of_expired_files_is_free_before_a_sweep(store: FileStore, clock: Clock) -> None:
+    for _ in range(3):
+        keep(store, ALICE, lifetime_s=10)
+    assert refused(store, ALICE) == "file_quota_exceeded"
+    clock.seconds += 10
+    store.begin_file(ALICE, 10).discard()
+    assert store.use().num_files == 0
 
 
 def test_a_sweep_removes_so_many_at_once(store: FileStore, clock: Clock) -> None:

@@ -40,7 +40,8 @@ class FileService:
     known: KnownFiles
     expiry: ExpirySweep
     ahead: EncodeAhead | None  # None: switched off
-    threads: Executor  # for what is read
+    threads: Executor  # for what requests wait for
+    disk_threads: Executor  # for looks at many files
     metrics: GatewayMetrics
 
     def tasks(self) -> list[Coroutine[Any, Any, None]]:
@@ -69,7 +70,8 @@ class FileService:
         return record.as_object()
 
     async def list_files(self, caller: Caller, query: ListQuery) -> dict[str, Any]:
-        return page_of(await self._run(lambda: self.store.list_files(caller.owner)), query)
+        records = await self._run(lambda: self.store.list_files(caller.owner), self.disk_threads)
+        return page_of(records, query)
 
     async def retrieve(self, caller: Caller, file_id: str) -> FileRecord:
         """Raises RequestError: 404."""
@@ -112,7 +114,7 @@ class FileService:
     async def measure(self) -> None:
         """How much the directory holds, for the metrics."""
         try:
-            use = await self._run(self.store.use)
+            use = await self._run(self.store.use, self.disk_threads)
         except RequestError:
             return  # logged
         self.metrics.files_stored.set(use.num_files)
@@ -122,14 +124,14 @@ class FileService:
         while piece := await self._run(lambda: os.read(fd, CHUNK_BYTES)):
             yield piece
 
-    async def _run(self, step: Callable[[], T]) -> T:
+    async def _run(self, step: Callable[[], T], threads: Executor | None = None) -> T:
         """In a thread.
 
         Raises:
             RequestError: 503, the disk.
         """
         try:
-            return await asyncio.get_running_loop().run_in_executor(self.threads, step)
+            return await asyncio.get_running_loop().run_in_executor(threads or self.threads, step)
         except OSError as error:
             raise storage_failed(error) from error
 

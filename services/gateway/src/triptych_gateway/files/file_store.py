@@ -205,7 +205,7 @@ class FileStore:
     def use(self) -> Use:
         """How much the directory holds. What was left over is removed."""
         with self._locked():
-            return self._measure().total
+            return measure(self._root).total
 
     def remove_expired(self, max_files: int) -> tuple[int, float | None]:
         """Remove files whose time is over, `max_files` at most.

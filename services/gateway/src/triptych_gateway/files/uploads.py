@@ -10,6 +10,7 @@ Only the check has the whole file, for milliseconds, and books it.
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import Executor
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial as partial_call
 from typing import TypeVar
@@ -160,4 +161,5 @@ class FileUploads:
     def _on_late(self, late: "asyncio.Future[T]", undo: Callable[[T], object] | None) -> None:
         if late.cancelled() or late.exception() is not None or undo is None:
             return
-        self._threads.submit(undo, late.result())
+        with suppress(RuntimeError):  # the gateway ends; what is left is removed by the next start
+            self._threads.submit(undo, late.result())
