@@ -24,6 +24,7 @@ Exit status 1 if a bar is missed, or a request failed.
 import argparse
 import asyncio
 import random
+import signal
 import sys
 from base64 import b64decode
 from dataclasses import dataclass, field
@@ -215,6 +216,7 @@ def show(figures: Figures) -> bool:
 
 
 def main() -> int:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # what was started is ended
     parser = argparse.ArgumentParser(prog="bench known_file", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--scale", choices=list(SCALES), default="m")
