@@ -4,7 +4,7 @@ upload_form     a multipart body, parsed as it comes; pure
 uploads         one upload: received, checked, kept
 content_checks    what kind of media it is, by the checks of media in requests
 file_store      the directory: one folder for each API key; owns what is indented
-partial_file      a file that is being written
+partial_file      a file that is being written, and one that is being read
 file_record       what is kept beside its bytes, as JSON
 file_limits       bounds on files, on a key's files, and on their lives
 directory_use     how much the directory holds, and what in it belongs to no file

@@ -1,7 +1,6 @@
 """The Files API of one gateway: what its routes and its requests call."""
 
 import asyncio
-import os
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from concurrent.futures import Executor
 from contextlib import asynccontextmanager
@@ -20,6 +19,7 @@ from triptych_gateway.files.file_listing import ListQuery, page_of
 from triptych_gateway.files.file_record import FileRecord, deleted_object
 from triptych_gateway.files.file_store import FileStore, file_not_found, storage_failed
 from triptych_gateway.files.known_files import KnownFiles, known_file
+from triptych_gateway.files.partial_file import OpenContent
 from triptych_gateway.files.uploads import FileUploads
 from triptych_gateway.metrics import GatewayMetrics
 from triptych_gateway.race import Guard
@@ -97,11 +97,11 @@ class FileService:
         Raises:
             RequestError: 404, 503.
         """
-        fd = await self._run(lambda: self.store.open_content(caller.owner, record))
+        content = await self._run(lambda: OpenContent(self.store.open_content(caller.owner, record)))
         try:
-            yield self._pieces(fd)
+            yield self._pieces(content)
         finally:
-            os.close(fd)
+            self.threads.submit(content.close)
 
     async def find_files(self, parts: Sequence[MediaPart], caller: Caller) -> None:
         """The files that a request names. See `KnownFiles.find_files`."""
@@ -120,8 +120,8 @@ class FileService:
         self.metrics.files_stored.set(use.num_files)
         self.metrics.files_stored_bytes.set(use.num_bytes)
 
-    async def _pieces(self, fd: int) -> AsyncIterator[bytes]:
-        while piece := await self._run(lambda: os.read(fd, CHUNK_BYTES)):
+    async def _pieces(self, content: OpenContent) -> AsyncIterator[bytes]:
+        while piece := await self._run(lambda: content.read(CHUNK_BYTES)):
             yield piece
 
     async def _run(self, step: Callable[[], T], threads: Executor | None = None) -> T:

@@ -11,6 +11,7 @@ import os
 import re
 import secrets
 import threading
+from io import FileIO
 from pathlib import Path
 
 from blake3 import blake3
@@ -104,6 +105,23 @@ class PartialFile:
         if self._fd is None:
             raise ClosedFileError("the upload has ended")
         return self._fd
+
+
+class OpenContent:
+    """A file's bytes, while a client takes them. It may be closed while a thread is about to read."""
+
+    def __init__(self, fd: int) -> None:
+        self._file = FileIO(fd)
+        self._lock = threading.Lock()
+
+    def read(self, max_bytes: int) -> bytes:
+        """The next bytes; none: there are no more, or it was closed."""
+        with self._lock:
+            return b"" if self._file.closed else self._file.read(max_bytes)
+
+    def close(self) -> None:
+        with self._lock:
+            self._file.close()
 
 
 def file_too_large(max_bytes: int) -> RequestError:
