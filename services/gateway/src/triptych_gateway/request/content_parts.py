@@ -86,10 +86,9 @@ def find_media(message_index: int, content: list[Any], first_item: int) -> Itera
         if part_type in MEDIA_TYPES:
             if (named := _file_of(part, part_type, path)) is not None:
                 modality, id_path, file_id = named
+                place = (item_index, message_index, part_index)
                 takes_any = part_type in FILE_TYPES
-                yield MediaPart(
-                    item_index, message_index, part_index, modality, "", id_path, False, file_id, takes_any
-                )
+                yield MediaPart(*place, modality, "", id_path, file_id=file_id, takes_any=takes_any)
                 item_index += 1
                 continue
             modality, url_path, url, is_base64 = _media_of(part, part_type, path)
