@@ -19,7 +19,7 @@ from tests.support.real.questions import Catalogue
 from tests.support.real.system import EXACT, System, running_monolith, running_system
 from tests.support.waiting import wait_until
 from triptych_cli.supervisor.process import shared_memory_of
-from triptych_common.domain.hashing import mm_hash
+from triptych_common.domain.hashing import media_digest, mm_hash
 from triptych_encoder.settings import EncoderSettings
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.long]
@@ -110,7 +110,7 @@ def hash_of(system: System, question: Question) -> str:
     (image,) = question.images
     return mm_hash(
         modality="image",
-        media=image,
+        media_digest=media_digest(image),
         namespace_digest=records["prefill_decode-0"]["namespace_digest"],
         processor_options={},
         media_io_options={},

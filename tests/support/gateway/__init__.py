@@ -12,5 +12,6 @@ media_server         a server of media that answers as a test tells it
 fetching             the gateway's fetcher with bounds for tests, and names that a test chooses
 certificates         certificates by an authority of the test
 header_bombs         images whose headers cost too much
+file_samples         uploads, and what is on the disk
 key_samples          entries of the file of API keys
 """

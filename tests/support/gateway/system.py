@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -93,3 +93,22 @@ async def opened_system(
             httpx.AsyncClient(base_url=settings.local_url, trust_env=False, timeout=20)
         )
         yield System(gateway, bus, encoder, prefill_decode, client, http, stack)
+
+
+@asynccontextmanager
+async def another_gateway(system: System, instance: str, **changes: Any) -> AsyncIterator[System]:
+    """`system` by one more gateway, until the block ends; once more under the same name: a restart."""
+    settings = system.gateway.settings.model_copy(
+        update={"instance": instance, "port": free_port()} | changes
+    )
+    async with AsyncExitStack() as stack:
+        gateway = await stack.enter_async_context(run_gateway(settings))
+        protocol = bounded_protocol(settings.max_header_bytes, settings.header_timeout_s)
+        await stack.enter_async_context(served(create_app(gateway), settings.port, http=protocol))
+        client = await stack.enter_async_context(
+            openai.AsyncOpenAI(base_url=f"{settings.local_url}/v1", api_key="none", max_retries=0, timeout=20)
+        )
+        http = await stack.enter_async_context(
+            httpx.AsyncClient(base_url=settings.local_url, trust_env=False, timeout=20)
+        )
+        yield replace(system, gateway=gateway, openai=client, http=http)

@@ -5,6 +5,7 @@ app            the HTTP application; routes/: one module per group of paths
 gateway        builds the parts below, owns their tasks, closes them
 chat/          one chat completion over HTTP, to prefill_decode and back
 decision/      who encodes a request's media: encoders, or an instance with a vision tower
+files/         files that callers upload once and name in many requests
 encode/        what requests need of encoders: orders, flights, sizes, final acks
 request/       what a caller sent: bounds, validation, media
 fetch/         media that are named by URL: which may be fetched, and how
@@ -14,5 +15,6 @@ upstream_client  the HTTP client for prefill_decode
 errors         error responses; race, metrics, settings: likewise for all of the above
 
 Imports go downwards:
-routes > chat > decision > encode > request | routing | access > fetch > race > errors, metrics, settings.
+routes > chat > decision | files > encode > request | routing | access > fetch > race
+> errors, metrics, settings.
 """

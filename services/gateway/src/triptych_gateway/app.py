@@ -7,6 +7,7 @@ from starlette.types import ASGIApp
 from triptych_gateway.errors import install_error_handlers
 from triptych_gateway.gateway import Gateway
 from triptych_gateway.routes.chat import CHAT_PATH, ChatApp, ChatFirst
+from triptych_gateway.routes.files import file_routes
 from triptych_gateway.routes.health import health_routes
 from triptych_gateway.routes.media import media_routes
 from triptych_gateway.routes.models import model_routes
@@ -20,6 +21,7 @@ def create_app(gateway: Gateway) -> ASGIApp:
     install_error_handlers(app)
     chat, view = gateway.chat, gateway.view
     app.include_router(model_routes(chat.api_keys, view))
+    app.include_router(file_routes(gateway.files, chat))
     app.include_router(health_routes(view, gateway.registration, chat.limiter, chat.metrics))
     app.include_router(media_routes(gateway.media_cache))
     chat_app = ChatApp(chat)

@@ -29,6 +29,13 @@ from triptych_gateway.encode.media_cache import MediaCache
 from triptych_gateway.encode.sizes import SizesCache
 from triptych_gateway.fetch.fetcher import MediaFetcher, open_fetcher
 from triptych_gateway.fetch.options import FetchOptions
+from triptych_gateway.files.encode_ahead import EncodeAhead
+from triptych_gateway.files.expiry import ExpirySweep
+from triptych_gateway.files.file_limits import FileLimits
+from triptych_gateway.files.file_service import FileService
+from triptych_gateway.files.file_store import FileStore
+from triptych_gateway.files.known_files import KnownFiles
+from triptych_gateway.files.uploads import FileUploads, UploadTimes
 from triptych_gateway.metrics import GatewayMetrics
 from triptych_gateway.request.chat_request import RequestLimits, RequestParser
 from triptych_gateway.request.image_header import ImageLimits
@@ -58,6 +65,7 @@ class Gateway:
     orders: EncodeOrders
     media_cache: MediaCache
     registration: Registration
+    files: FileService | None
     chat: ChatParts
 
 
@@ -69,6 +77,7 @@ async def run_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
 
     Raises:
         BusUnavailableError: Redis could not be reached at the start.
+        RunDirError: the directory of files cannot be used.
         ApiKeysFileError: the file of API keys cannot be used.
     """
     bus = await AsyncBus.connect(settings.redis_url, settings.deployment, client_name=settings.instance)
@@ -78,6 +87,7 @@ async def run_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
         instances = Instances(view, router, settings.instance_grace_s, settings.max_dispatch_attempts)
         orders = _encode_orders(settings, bus, media_cache, metrics)
         final_acks = FinalAcks(bus, settings.instance)
+        limiter = RequestLimiter(settings.max_requests_in_flight, settings.max_media_in_flight_bytes)
         decisions = EncodeDecisions(
             mode=settings.encode_decision,
             view=view,
@@ -90,7 +100,11 @@ async def run_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
         with (
             ThreadPoolExecutor(settings.num_body_threads, thread_name_prefix="body") as body_threads,
             ThreadPoolExecutor(settings.num_media_threads, thread_name_prefix="media") as media_threads,
+            ThreadPoolExecutor(settings.num_file_threads, thread_name_prefix="uploads") as upload_threads,
+            ThreadPoolExecutor(settings.num_file_threads, thread_name_prefix="files") as file_threads,
         ):
+            ahead = _encode_ahead(settings, bus, orders, final_acks, view, metrics)
+            files = _file_service(settings, limiter, ahead, upload_threads, file_threads, metrics)
             async with (
                 new_client(settings.connect_timeout_s, settings.chunk_timeout_s) as http,
                 open_fetcher(_fetch_options(settings), media_threads, metrics) as fetcher,
@@ -98,6 +112,7 @@ async def run_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
                 forwarder = Forwarder(http, instances, decisions, metrics, settings.chunk_timeout_s)
                 media_serving = MediaServing(
                     gateway=settings.instance,
+                    files=files,
                     intake=_media_intake(settings, media_threads, fetcher),
                     instances=instances,
                     orders=orders,
@@ -112,18 +127,21 @@ async def run_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
                     local_encode_after_s=settings.local_encode_after_s,
                 )
                 parser = _parser(settings, body_threads, view)
-                chat = _chat_parts(settings, metrics, parser, instances, media_serving, forwarder)
+                chat = _chat_parts(settings, metrics, limiter, parser, instances, media_serving, forwarder)
                 bus.on_server_changed(orders.check_all)
                 await view.refresh()
+                if files is not None:
+                    await files.measure()
                 work = [
                     _read_registry(view, router, decisions),
                     _read_results(bus, settings.instance, orders, final_acks, decisions),
                     final_acks.run_sender(),
                     orders.run_checks(),
                     *(orders.run_steps() for _ in range(settings.num_publishers)),
+                    *([] if files is None else files.tasks()),
                 ]
                 async with _running(work), registry.keep_registered(_record(settings)) as registration:
-                    yield Gateway(settings, view, router, orders, media_cache, registration, chat)
+                    yield Gateway(settings, view, router, orders, media_cache, registration, files, chat)
         await registry.clear_inboxes(settings.instance)
     finally:
         await bus.close()
@@ -198,13 +216,13 @@ def _encode_orders(
 def _chat_parts(
     settings: GatewaySettings,
     metrics: GatewayMetrics,
+    limiter: RequestLimiter,
     parser: RequestParser,
     instances: Instances,
     media_serving: MediaServing,
     forwarder: Forwarder,
 ) -> ChatParts:
     keys = () if settings.api_keys_file is None else read_api_keys_file(settings.api_keys_file)
-    limiter = RequestLimiter(settings.max_requests_in_flight, settings.max_media_in_flight_bytes)
     metrics.in_flight.set_function(lambda: limiter.num_requests)
     return ChatParts(
         metrics=metrics,
@@ -226,8 +244,62 @@ def _chat_parts(
 def _media_intake(
     settings: GatewaySettings, threads: ThreadPoolExecutor, fetcher: MediaFetcher
 ) -> MediaIntake:
+    return MediaIntake(_media_limits(settings), threads, fetcher)
+
+
+def _media_limits(settings: GatewaySettings) -> MediaLimits:
     image_limits = ImageLimits(settings.max_image_pixels, settings.image_formats)
-    return MediaIntake(MediaLimits(settings.max_item_bytes, image_limits), threads, fetcher)
+    return MediaLimits(settings.max_item_bytes, image_limits)
+
+
+def _encode_ahead(
+    settings: GatewaySettings,
+    bus: AsyncBus,
+    orders: EncodeOrders,
+    final_acks: FinalAcks,
+    view: RegistryView,
+    metrics: GatewayMetrics,
+) -> EncodeAhead | None:
+    """None: no encode is ordered before a request needs it."""
+    if not settings.files_encode_ahead or settings.encode_decision == "local":
+        return None
+    return EncodeAhead(
+        orders=orders,
+        final_acks=final_acks,
+        single_flight=SingleFlight(bus),
+        view=view,
+        metrics=metrics,
+        timeout_s=settings.first_token_timeout_s,
+    )
+
+
+def _file_service(
+    settings: GatewaySettings,
+    limiter: RequestLimiter,
+    ahead: EncodeAhead | None,
+    upload_threads: ThreadPoolExecutor,
+    threads: ThreadPoolExecutor,
+    metrics: GatewayMetrics,
+) -> FileService | None:
+    """None: no directory is named."""
+    if settings.files_dir is None:
+        return None
+    limits = FileLimits(
+        max_file_bytes=settings.files_max_file_bytes,
+        max_bytes=settings.files_max_bytes,
+        max_files=settings.files_max_files,
+        max_key_bytes=settings.files_max_key_bytes,
+        max_key_files=settings.files_max_key_files,
+        lifetime_s=settings.files_lifetime_s,
+        max_lifetime_s=settings.files_max_lifetime_s,
+    )
+    store = FileStore(settings.files_dir, limits)
+    times = UploadTimes(settings.body_timeout_s, settings.files_upload_timeout_s)
+    uploads = FileUploads(
+        store, _media_limits(settings), limiter, upload_threads, times, settings.files_max_uploads
+    )
+    expiry, known = ExpirySweep(store, upload_threads), KnownFiles(store, threads)
+    return FileService(store, uploads, known, expiry, ahead, threads, upload_threads, metrics)
 
 
 def _fetch_options(settings: GatewaySettings) -> FetchOptions:

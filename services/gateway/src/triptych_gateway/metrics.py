@@ -44,6 +44,21 @@ class GatewayMetrics:
         self.fetches_in_flight = self.metrics.gauge(
             "gateway_fetches_in_flight", "Downloads of media that run, or wait for a place"
         )
+        self.file_uploads = self.metrics.counter(
+            "gateway_file_uploads", "Uploads of files: stored, refused, failed, left", ("outcome",)
+        )
+        self.files_stored = self.metrics.gauge(
+            "gateway_files_stored", "Files in the directory, and uploads under way, over all gateways"
+        )
+        self.files_stored_bytes = self.metrics.gauge(
+            "gateway_files_stored_bytes", "Their bytes, as after this gateway's last upload or deletion"
+        )
+        self.files_encoded_ahead = self.metrics.counter(
+            "gateway_files_encoded_ahead",
+            "Uploaded files by what became of their encode: encoded, failed; or why none was ordered:"
+            " no_encoder, left (a request was first, or it was deleted), late",
+            ("outcome",),
+        )
         self.disconnects = self.metrics.counter(
             "gateway_disconnects", "Clients that went away before the end"
         )

@@ -92,6 +92,24 @@ class GatewaySettings(MediaSettings):
     """An HTTP proxy for all of it, which looks up names itself: it must refuse what is not public."""
     fetch_file_root: AbsolutePath | None = None
     """Where `file://` URLs may point into. None: no file is read."""
+    files_dir: AbsolutePath | None = None
+    """Where uploaded files are kept; private to the user. None: `/v1/files` is not served."""
+    files_max_file_bytes: PositiveInt = 64 << 20
+    files_max_bytes: PositiveInt = 10 << 30
+    """Of all files together, and of uploads under way."""
+    files_max_files: PositiveInt = 10_000
+    files_max_key_bytes: PositiveInt = 1 << 30
+    """Of one API key's files."""
+    files_max_key_files: PositiveInt = 1000
+    files_lifetime_s: PositiveInt = 7 * 86_400
+    """From a file's upload until it expires, unless the upload says otherwise."""
+    files_max_lifetime_s: PositiveInt = 30 * 86_400
+    files_upload_timeout_s: PositiveFloat = 300.0
+    """For a whole upload. No piece of it may take longer than `body_timeout_s`."""
+    files_max_uploads: PositiveInt = 8
+    """At once; more are refused with 429."""
+    files_encode_ahead: bool = True
+    """Whether a file is encoded before a request names it, when encoders have nothing else to do."""
     placeholder_tokens: tuple[str, ...] = ()
     """Tokens that no text may contain, besides those that stand for media in the model's prompts."""
     inline_media_bytes: int = Field(default=256 << 10, ge=0)
@@ -137,6 +155,8 @@ class GatewaySettings(MediaSettings):
     """For prefill_decode to count the tokens of a text that may be too long."""
     num_body_threads: PositiveInt = 2
     num_media_threads: PositiveInt = 2
+    num_file_threads: PositiveInt = 2
+    """For uploads; as many again read files."""
 
     @property
     def media_base_url(self) -> str:

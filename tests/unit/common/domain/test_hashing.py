@@ -2,11 +2,11 @@ from typing import Any
 
 import pytest
 
-from triptych_common.domain.hashing import mm_hash, namespace_digest
+from triptych_common.domain.hashing import media_digest, mm_hash, namespace_digest
 
 BASE: dict[str, Any] = {
     "modality": "image",
-    "media": b"bytes",
+    "media_digest": media_digest(b"bytes"),
     "namespace_digest": "ns",
     "processor_options": {"a": 1, "b": [1, 2]},
     "media_io_options": {},
@@ -21,7 +21,7 @@ def test_known_values_do_not_drift() -> None:
 
 
 KNOWN_NAMESPACE = "7eb7d09d42cc120a3bd1589b72b06404831389ae476c4d57636b40dad0bb8783"
-KNOWN_ITEM = "fc39afa253fe0ea820b5ae07c5896f2afff499c6c8191ee902b00ca3bb796ab8"
+KNOWN_ITEM = "c7a4aa78e2e602442de3c43761ec91b94503a7e65eb87bdb25bd413299143f24"
 
 
 def test_order_of_options_does_not_matter() -> None:
@@ -33,14 +33,14 @@ def test_order_of_options_does_not_matter() -> None:
     "change",
     [
         {"modality": "video"},
-        {"media": b"byteS"},
+        {"media_digest": media_digest(b"byteS")},
         {"namespace_digest": "ns2"},
         {"processor_options": {"a": 1}},
         {"processor_options": {}, "media_io_options": {"a": 1, "b": [1, 2]}},
         {"media_io_options": {"a": 1}},
         {"tenant_salt": "t"},
         {"namespace_digest": "n", "modality": "images"},
-        {"media": b"", "tenant_salt": "bytes"},
+        {"media_digest": "", "tenant_salt": "bytes"},
     ],
 )
 def test_everything_that_changes_the_result_changes_the_hash(change: dict[str, Any]) -> None:
@@ -53,5 +53,7 @@ def test_parts_cannot_run_into_each_other() -> None:
 
 
 def test_options_must_be_json() -> None:
+    with pytest.raises(ValueError):
+        mm_hash(**{**BASE, "media_digest": "no digest"})
     with pytest.raises(TypeError):
         mm_hash(**{**BASE, "processor_options": {"a": object()}})

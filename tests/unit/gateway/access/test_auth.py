@@ -6,7 +6,9 @@ import pytest
 from pydantic import SecretStr
 
 from triptych_common.domain.errors import RequestError
+from triptych_gateway.access.api_keys_file import ApiKeyEntry
 from triptych_gateway.access.auth import ApiKeys
+from triptych_gateway.access.callers import ANONYMOUS
 
 
 def test_off_by_default() -> None:
@@ -21,3 +23,27 @@ def test_plain_and_hashed() -> None:
         with pytest.raises(RequestError) as caught:
             keys.check_key(header)
         assert caught.value.status_code == 401
+
+
+def test_each_key_has_files_of_its_own() -> None:
+    keys = ApiKeys(
+        [SecretStr("one"), SecretStr("two")],
+        [ApiKeyEntry(name=name, sha256=_sha256(name), tenant=tenant) for name, tenant in NAMED],
+    )
+    names = ["one", "two", *(name for name, _ in NAMED)]
+    owners = {name: keys.check_key(f"Bearer {name}").owner for name in names}
+    assert len({*owners.values(), ANONYMOUS.owner}) == len(names) + 1
+    for owner in owners.values():
+        assert len(owner) == 32
+        assert not [name for name in names if name in owner or _sha256(name)[:8] in owner]
+    exchanged = ApiKeys([], [ApiKeyEntry(name="alice", sha256=_sha256("another key"), tenant="red")])
+    assert exchanged.check_key("Bearer another key").owner == owners["alice"]
+    elsewhere = ApiKeys([], [ApiKeyEntry(name="alice", sha256=_sha256("alice"), tenant="blue")])
+    assert elsewhere.check_key("Bearer alice").owner != owners["alice"]
+
+
+NAMED = [("alice", "red"), ("anna", "red"), ("bob", "blue"), ("carol", None)]
+
+
+def _sha256(key: str) -> str:
+    return hashlib.sha256(key.encode()).hexdigest()

@@ -121,3 +121,14 @@ def test_item_failures(kind: FailureKind | None, status: int, code: str) -> None
     error = error_for(ItemFailure(kind, "detail"), "messages[0].content[1].image_url.url", Modality.IMAGE)
     assert (error.status_code, error.code) == (status, code)
     assert error.param == "messages[0].content[1].image_url.url"
+
+
+async def test_all_items_must_be_sealed() -> None:
+    waiting = media_wait()
+    async with asyncio.TaskGroup() as group:
+        sealed = group.create_task(waiting.wait_sealed())
+        for mm_hash in (A, A):
+            waiting.set_sealed(mm_hash)
+            await asyncio.sleep(0)
+            assert not sealed.done()
+        waiting.set_sealed(B)

@@ -11,7 +11,7 @@ MAX_SOCKET_PATH_BYTES = 105  # the kernel allows 107
 @dataclass(frozen=True)
 class RunLayout:
     """`run_dir` (tmpfs) holds what vanishes with the system: sockets, region, state. `state_dir` (disk) holds
-    logs and traces, which may grow and stay readable afterwards.
+    logs, traces and uploaded files, which may grow and stay afterwards.
     """
 
     run_dir: Path
@@ -51,6 +51,11 @@ class RunLayout:
     @property
     def traces_dir(self) -> Path:
         return self.state_dir / "traces"
+
+    @property
+    def files_dir(self) -> Path:
+        """What callers have uploaded. It stays when the system ends."""
+        return self.state_dir / "files"
 
     def log_file(self, service: str) -> Path:
         return self.logs_dir / f"{service}.log"

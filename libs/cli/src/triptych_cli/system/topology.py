@@ -139,12 +139,19 @@ def plan(
             )
         )
     below |= {engine.instance for engine in engines}
-    services += [_gateway(python, options, number, common, below) for number in range(options.num_gateways)]
+    services += [
+        _gateway(python, options, layout, number, common, below) for number in range(options.num_gateways)
+    ]
     return Topology(tuple(services), f"http://127.0.0.1:{options.gateway_port}/v1")
 
 
 def _gateway(
-    python: str, options: ResolvedOptions, number: int, common: Mapping[str, str], after: frozenset[str]
+    python: str,
+    options: ResolvedOptions,
+    layout: RunLayout,
+    number: int,
+    common: Mapping[str, str],
+    after: frozenset[str],
 ) -> ServiceSpec:
     port = options.gateway_port + number
     return ServiceSpec(
@@ -159,8 +166,11 @@ def _gateway(
             "TRIPTYCH_PORT": str(port),
             **_encode_decision(options),
         },
-        # One gateway has no balancer in front of it that would have to notice its end.
-        env_defaults={"TRIPTYCH_DRAIN_GRACE_S": "0"} if options.num_gateways == 1 else {},
+        env_defaults={
+            "TRIPTYCH_FILES_DIR": str(layout.files_dir),
+            # One gateway has no balancer in front of it that would have to notice its end.
+            **({"TRIPTYCH_DRAIN_GRACE_S": "0"} if options.num_gateways == 1 else {}),
+        },
         stop_timeout_s=30.0,
     )
 

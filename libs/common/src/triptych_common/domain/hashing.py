@@ -13,9 +13,10 @@ from blake3 import blake3
 from triptych_common.protocol.ids import MmHash
 
 _NAMESPACE_TAG = b"triptych.namespace.v1"
-_ITEM_TAG = b"triptych.item.v1"
+_ITEM_TAG = b"triptych.item.v2"
 _RAW_TAG = b"triptych.raw.v1"
 _TENANT_CONTEXT = "triptych.tenant.v1"
+_OWNER_CONTEXT = "triptych.owner.v1"
 
 
 def namespace_digest(parts: Mapping[str, str]) -> str:
@@ -29,10 +30,18 @@ def namespace_digest(parts: Mapping[str, str]) -> str:
     return _digest(_NAMESPACE_TAG, framed)
 
 
+def media_digest(media: bytes) -> str:
+    """Digest of one item's bytes alone, which stands for them in `mm_hash`: 64 hex digits.
+
+    It belongs to no model and no tenant, so it can be kept beside bytes that are asked about later.
+    """
+    return blake3(media).hexdigest()
+
+
 def mm_hash(
     *,
     modality: str,
-    media: bytes,
+    media_digest: str,
     namespace_digest: str,
     processor_options: Mapping[str, Any],
     media_io_options: Mapping[str, Any],
@@ -42,7 +51,7 @@ def mm_hash(
 
     Args:
         modality: e.g. "image"; the same bytes read as another modality are another item.
-        media: the media's bytes as received, not decoded.
+        media_digest: from `media_digest`, of the media's bytes as received, not decoded.
         namespace_digest: from `namespace_digest`.
         processor_options: what the request passes to the processor (`mm_processor_kwargs`), JSON values.
         media_io_options: what the request passes to the media reader (`media_io_kwargs`), JSON values.
@@ -50,6 +59,7 @@ def mm_hash(
 
     Raises:
         TypeError: an option is not a JSON value.
+        ValueError: `media_digest` is not hexadecimal.
     """
     parts = (
         modality.encode(),
@@ -57,7 +67,7 @@ def mm_hash(
         _canonical(processor_options),
         _canonical(media_io_options),
         tenant_salt.encode(),
-        media,
+        bytes.fromhex(media_digest),
     )
     return MmHash(_digest(_ITEM_TAG, parts))
 
@@ -68,6 +78,19 @@ def tenant_salt(tenant: str) -> str:
     Not a secret: no caller can choose it, since callers may not set what it goes into.
     """
     return blake3(tenant.encode(), derive_key_context=_TENANT_CONTEXT).hexdigest()
+
+
+def owner_id(*, tenant: str | None, key_name: str | None, key_digest: str | None) -> str:
+    """Whose the files are that an API key uploads: 32 hex digits, which name neither the key nor its tenant.
+
+    A key with a name keeps its files when the key itself is exchanged; one without is known by its digest.
+    """
+    hasher = blake3(derive_key_context=_OWNER_CONTEXT)
+    for part in (tenant, key_name, key_digest):
+        framed = b"-" if part is None else b"+" + part.encode()
+        hasher.update(len(framed).to_bytes(8, "little"))
+        hasher.update(framed)
+    return hasher.hexdigest(16)
 
 
 def raw_item_id(item: MmHash) -> str:

@@ -41,8 +41,11 @@ def default_state_dir() -> Path:
     return Path.home() / ".local" / "state" / "triptych"
 
 
-def ensure_run_dir(path: Path) -> None:
+def ensure_run_dir(path: Path, name: str = "run directory") -> None:
     """Create `path` as 0700, or check that it is.
+
+    Args:
+        name: what the directory is, for errors.
 
     Raises:
         RunDirError: not a directory, owned by another user, or open to group or world.
@@ -51,13 +54,13 @@ def ensure_run_dir(path: Path) -> None:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         info = path.lstat()
     except OSError as error:
-        raise RunDirError(f"run directory {path} cannot be made: {error.strerror}") from error
+        raise RunDirError(f"{name} {path} cannot be made: {error.strerror}") from error
     if not stat.S_ISDIR(info.st_mode):
-        raise RunDirError(f"run directory {path} is not a directory")
+        raise RunDirError(f"{name} {path} is not a directory")
     if info.st_uid != os.getuid():
-        raise RunDirError(f"run directory {path} belongs to user {info.st_uid}, not to {os.getuid()}")
+        raise RunDirError(f"{name} {path} belongs to user {info.st_uid}, not to {os.getuid()}")
     if stat.S_IMODE(info.st_mode) & 0o077:
-        raise RunDirError(f"run directory {path} is open to other users; make it so: chmod 700 {path}")
+        raise RunDirError(f"{name} {path} is open to other users; make it so: chmod 700 {path}")
 
 
 class ServiceSettings(BaseSettings):

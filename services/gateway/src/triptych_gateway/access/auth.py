@@ -26,7 +26,8 @@ class ApiKeys:
     """
 
     def __init__(self, keys: Sequence[SecretStr], entries: Sequence[ApiKeyEntry] = ()) -> None:
-        plain = {_digest_of_setting(key.get_secret_value()): ANONYMOUS for key in keys}
+        digests = [_digest_of_setting(key.get_secret_value()) for key in keys]
+        plain = {digest: Caller(key_digest=digest) for digest in digests}
         named = {entry.sha256: Caller(entry.name, entry.tenant) for entry in entries}
         for entry in entries:
             if entry.sha256 in plain:

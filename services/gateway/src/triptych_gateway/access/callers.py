@@ -1,8 +1,8 @@
 """A caller: the name of an API key and the tenant that it belongs to. Neither is a secret; the key is."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from triptych_common.domain.hashing import tenant_salt
+from triptych_common.domain.hashing import owner_id, tenant_salt
 
 
 @dataclass(frozen=True, slots=True)
@@ -11,6 +11,15 @@ class Caller:
 
     key_name: str | None = None  # None: no authentication, or a key of the setting `api_keys`
     tenant: str | None = None
+    key_digest: str | None = field(default=None, compare=False, repr=False)  # of a key that has no name
+
+    @property
+    def owner(self) -> str:
+        """Whose the files are that the caller uploads: one API key's, whatever other keys its tenant has.
+
+        Without authentication all callers are one.
+        """
+        return owner_id(tenant=self.tenant, key_name=self.key_name, key_digest=self.key_digest)
 
     @property
     def salt(self) -> str:

@@ -33,10 +33,12 @@ from triptych_gateway.encode.encode_wait import EncodeWait
 from triptych_gateway.encode.final_acks import FinalAcks
 from triptych_gateway.encode.media_wait import MediaWait
 from triptych_gateway.errors import EncodeUnavailableError
+from triptych_gateway.files.file_service import FileService, files_not_enabled
 from triptych_gateway.metrics import GatewayMetrics
 from triptych_gateway.race import race
 from triptych_gateway.request.chat_request import ChatRequest
 from triptych_gateway.request.item_counts import check_counts
+from triptych_gateway.request.known_file import KnownFile
 from triptych_gateway.request.media import MediaIntake, TakenItem
 from triptych_gateway.request.prompt_length import check_prompt_length
 from triptych_gateway.routing.instances import Instances
@@ -49,6 +51,7 @@ class MediaServing:
     """One per gateway, with what these requests share."""
 
     gateway: str
+    files: FileService | None  # None: none are kept
     intake: MediaIntake
     instances: Instances
     orders: EncodeOrders
@@ -71,13 +74,14 @@ class MediaServing:
             RequestError: whatever went wrong; `client.has_begun` decides whether it must go into the stream.
         """
         digest = await self.instances.wait_namespace(request.model)
+        await self._find_files(request, arrival)
         check_counts(request.media, self.instances.view.item_limits(digest))
         with span("gateway.media", attributes={"triptych.num_items": len(request.media)}):
             num_before = booking.num_bytes
             items = await self.intake.take_items(
                 request, digest, arrival.first_token_deadline, lambda num: booking.resize(num_before + num)
             )
-        contents = {item.mm_hash: len(item.content) for item in items}
+        contents = {item.mm_hash: item.num_held_bytes for item in items}
         booking.resize(min(booking.num_bytes, request.num_prompt_bytes + sum(contents.values())))
         chosen = await self.instances.wait_instance(request.model, digest)
         media_wait = _media_wait(request, arrival, items, digest, chosen)
@@ -92,6 +96,8 @@ class MediaServing:
                     return
                 reason = given_up.code
         # The wait is closed: what encoders still do is for others, and they need not wait for this request.
+        num_read = sum(item.content.num_bytes for item in items if isinstance(item.content, KnownFile))
+        booking.resize(booking.num_bytes + num_read)
         try:
             await self._serve_whole(request, arrival, media_wait, decided, reason, client)
         except RequestError as error:
@@ -113,6 +119,15 @@ class MediaServing:
             given_up = await self._serve_encoded(request, arrival, media_wait, chosen, decided, client)
             if given_up is not None:
                 raise given_up
+
+    async def _find_files(self, request: ChatRequest, arrival: Arrival) -> None:
+        """Those that are named by their ids."""
+        path = next((part.path for part in request.media if part.file_id is not None), None)
+        if path is None:
+            return
+        if self.files is None:
+            raise files_not_enabled(path)
+        await self.files.find_files(request.media, arrival.caller)
 
     async def _serve_encoded(
         self,

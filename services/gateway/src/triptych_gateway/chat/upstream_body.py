@@ -114,7 +114,7 @@ def _replace_parts(
 
 def _data_url(item: TakenItem) -> str:
     """vLLM goes by the bytes, not by the media type."""
-    return f"data:application/octet-stream;base64,{b64encode(item.content).decode()}"
+    return f"data:application/octet-stream;base64,{b64encode(item.read_content()).decode()}"
 
 
 def _dump(body: Mapping[str, Any]) -> bytes:

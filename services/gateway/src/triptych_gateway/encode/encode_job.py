@@ -24,6 +24,10 @@ class OrderLimits:
     max_queue_age_s: float
     flight_check_s: float
 
+    def is_inline(self, num_bytes: int) -> bool:
+        """Whether so many bytes of media travel inside their job."""
+        return num_bytes <= self.inline_media_bytes
+
     def attempts_after(self, kind: FailureKind | None) -> int:
         """How many jobs an item may cost, over all gateways, when the last one failed so (None: none did).
 
@@ -63,19 +67,18 @@ def encode_job(
     attempt: int,
     media_waits: Sequence[MediaWait],
     requesters: tuple[Requester, ...],
-    media: tuple[str, bytes],
+    token: str,
+    num_bytes: int,
     limits: OrderLimits,
-) -> tuple[EncodeJob, bytes | None]:
-    """The job, and what travels with it. `media`: token and content, as in the media cache."""
-    token, content = media
+) -> EncodeJob:
+    """The job. `token`: of its media in the media cache; media of few bytes are to travel with the job."""
     first = next(item for item in media_waits[0].items if item.mm_hash == mm_hash)
-    is_inline = len(content) <= limits.inline_media_bytes
-    job = EncodeJob(
+    return EncodeJob(
         job_id=job_id,
         mm_hash=mm_hash,
         modality=first.part.modality,
-        media_num_bytes=len(content),
-        media_url=None if is_inline else f"{limits.media_base_url}{MEDIA_PATH}/{token}",
+        media_num_bytes=num_bytes,
+        media_url=None if limits.is_inline(num_bytes) else f"{limits.media_base_url}{MEDIA_PATH}/{token}",
         image=None if first.image is None else _properties(first.image),
         mm_processor_kwargs=dict(first.processor_options),
         media_io_kwargs=dict(first.media_io_options),
@@ -83,4 +86,3 @@ def encode_job(
         attempt=attempt,
         namespace_digest=media_waits[0].namespace_digest,
     )
-    return job, content if is_inline else None

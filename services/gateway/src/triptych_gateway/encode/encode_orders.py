@@ -35,6 +35,7 @@ from triptych_gateway.encode.media_cache import MediaCache
 from triptych_gateway.encode.media_wait import MediaWait
 from triptych_gateway.encode.sizes import ItemSizes, SizesCache
 from triptych_gateway.metrics import GatewayMetrics
+from triptych_gateway.request.known_file import KnownFile
 
 log = get_logger(__name__)
 
@@ -140,6 +141,11 @@ class EncodeOrders:
             else:
                 self._order_item(item, of_request=media_wait.request_id)
 
+    def order_all(self, media_wait: MediaWait) -> None:
+        """Order every item of `media_wait`, also those whose sizes are known: their tensors may be gone."""
+        for item in self._items_of(media_wait):
+            self._order_item(item, of_request=media_wait.request_id)
+
     def _order_item(
         self, item: Item, *, of_request: RequestId | None = None, retry_of: FailureKind | None = None
     ) -> None:
@@ -180,6 +186,8 @@ class EncodeOrders:
         is_new = self._sizes.put_local(mm_hash, sizes)
         for media_wait in self._waits_of(self.table.set_sizes(mm_hash, sizes, sealed=message.sealed)):
             media_wait.set_sizes(mm_hash, sizes)
+            if message.sealed:
+                media_wait.set_sealed(mm_hash)
         if is_new:
             await self._sizes.store_shared(mm_hash, sizes)
 
@@ -199,6 +207,9 @@ class EncodeOrders:
         if item is not None and item.sizes is None and request_ids:
             # Its metadata never came (the bus lost it): the store has it, so asking again is cheap.
             self._order_item(item)
+            return
+        for media_wait in self._waits_of(request_ids):
+            media_wait.set_sealed(mm_hash)
 
     def _on_needed(self, message: EncodeNeeded) -> None:
         mm_hash, media_wait = MmHash(message.mm_hash), self._media_waits.get(RequestId(message.request_id))
@@ -348,8 +359,13 @@ class EncodeOrders:
         media = self._media_cache.media_of(mm_hash)
         if media is None:
             return  # all requests went away, so it is queued
-        job, blob = encode_job(
-            mm_hash, claim.job_id, claim.attempt, media_waits, requesters, media, self._limits
+        token, content = media
+        num_bytes = content.num_bytes if isinstance(content, KnownFile) else len(content)
+        blob: bytes | None = None
+        if self._limits.is_inline(num_bytes):
+            blob = await content.fetch() if isinstance(content, KnownFile) else content
+        job = encode_job(
+            mm_hash, claim.job_id, claim.attempt, media_waits, requesters, token, num_bytes, self._limits
         )
         if not await self.flight_requests.publish_job(job, blob, media_waits):
             self._queue_step(mm_hash, check=True)

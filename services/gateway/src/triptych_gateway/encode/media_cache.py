@@ -1,9 +1,15 @@
-"""Media bytes, kept while a request needs them, and served to encoders at a secret path."""
+"""Media bytes, kept while a request needs them, and served to encoders at a secret path.
+
+Of an uploaded file nothing is kept but the way to its bytes.
+"""
 
 import secrets
 from dataclasses import dataclass, field
 
 from triptych_common.protocol.ids import MmHash, RequestId
+from triptych_gateway.request.known_file import KnownFile
+
+Content = bytes | KnownFile
 
 MEDIA_PATH = "/internal/media"
 _TOKEN_BYTES = 32
@@ -12,7 +18,7 @@ _TOKEN_BYTES = 32
 @dataclass(slots=True)
 class _Slot:
     token: str
-    content: bytes = field(repr=False)
+    content: Content = field(repr=False)
     holders: set[RequestId] = field(default_factory=set)
 
 
@@ -23,13 +29,15 @@ class MediaCache:
         self._slots: dict[MmHash, _Slot] = {}
         self._by_token: dict[str, _Slot] = {}
 
-    def keep_media(self, mm_hash: MmHash, content: bytes, holder: RequestId) -> str:
+    def keep_media(self, mm_hash: MmHash, content: Content, holder: RequestId) -> str:
         """Keep `content` until `holder` (and all others) let go. Returns its token."""
         slot = self._slots.get(mm_hash)
         if slot is None:
             slot = _Slot(secrets.token_urlsafe(_TOKEN_BYTES), content)
             self._slots[mm_hash] = slot
             self._by_token[slot.token] = slot
+        elif isinstance(content, bytes):
+            slot.content = content  # a file may be deleted, and must not be missed by this holder
         slot.holders.add(holder)
         return slot.token
 
@@ -43,12 +51,12 @@ class MediaCache:
             del self._slots[mm_hash]
             del self._by_token[slot.token]
 
-    def media_of(self, mm_hash: MmHash) -> tuple[str, bytes] | None:
+    def media_of(self, mm_hash: MmHash) -> tuple[str, Content] | None:
         """(token, content), or None when no request holds it."""
         slot = self._slots.get(mm_hash)
         return None if slot is None else (slot.token, slot.content)
 
-    def media_by_token(self, token: str) -> bytes | None:
+    def media_by_token(self, token: str) -> Content | None:
         """The content that an encoder requests by its token; None when no request holds it."""
         slot = self._by_token.get(token)
         return None if slot is None else slot.content

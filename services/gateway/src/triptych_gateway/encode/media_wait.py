@@ -37,6 +37,8 @@ class MediaWait:
     answered_by: str | None = None  # the instance whose answer went out whole
     needed_at: float = 0.0  # monotonic seconds; when prefill_decode last asked for an item again
     _all_sized: asyncio.Event = field(default_factory=asyncio.Event)
+    _sealed: set[MmHash] = field(default_factory=set)
+    _all_sealed: asyncio.Event = field(default_factory=asyncio.Event)
     _failed: asyncio.Event = field(default_factory=asyncio.Event)
     _error: RequestError | None = None
     _needed: set[MmHash] = field(default_factory=set)
@@ -72,6 +74,12 @@ class MediaWait:
         if all(needed in self.sizes for needed in self.mm_hashes):
             self._all_sized.set()
 
+    def set_sealed(self, mm_hash: MmHash) -> None:
+        """The item's tensor is in the store."""
+        self._sealed.add(mm_hash)
+        if self._sealed.issuperset(self.mm_hashes):
+            self._all_sealed.set()
+
     def needs(self, mm_hash: MmHash) -> bool:
         return mm_hash in self._needed
 
@@ -105,6 +113,10 @@ class MediaWait:
     async def wait_sizes(self) -> None:
         """Return when the sizes of all items are known. Bound it with `wait_failure` and a deadline."""
         await self._all_sized.wait()
+
+    async def wait_sealed(self) -> None:
+        """Return when all items are in the store. Bound it likewise."""
+        await self._all_sealed.wait()
 
     async def wait_failure(self) -> None:
         """A guard: raises when an item failed.

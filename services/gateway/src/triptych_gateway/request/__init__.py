@@ -8,6 +8,7 @@ item_counts           how many of which kind the model takes
 request_options       which options it may set for the model's processor and the media reader
 content_parts         its text and media parts; others are refused
 placeholder_tokens    no text may contain a token that stands for media
+known_file          an uploaded file: what is known of it, and how its bytes are read
 media               its media, fetched where they are named by URL, checked, named by their mm_hash
 data_url              a data URL's bytes
 image_header          an image's format and size, without decoding it

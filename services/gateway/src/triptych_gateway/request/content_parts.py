@@ -2,6 +2,9 @@
 
 vLLM reads a part that has a `uuid` by whatever media key it carries, whatever its `type` is, so a
 text part may carry no media key at all, and `uuid` is never passed on.
+
+A media part may name an uploaded file by its `file_id`, in the place of a URL. A part of type `file` or
+`input_file` can do nothing else.
 """
 
 from collections.abc import Iterator, Mapping
@@ -10,6 +13,7 @@ from typing import Any
 
 from triptych_common.domain.errors import RequestError
 from triptych_common.protocol.messages import Modality
+from triptych_gateway.request.known_file import KnownFile
 
 # type -> key that holds the text
 TEXT_KEYS = {
@@ -27,8 +31,9 @@ URL_TYPES: Mapping[str, tuple[Modality, str]] = {
     "audio_url": (Modality.AUDIO, "audio_url"),
 }
 INPUT_AUDIO = "input_audio"  # an object with base64 and the format's name
-MEDIA_TYPES = frozenset({*URL_TYPES, INPUT_AUDIO})
-UNSUPPORTED_TYPES = frozenset({"input_video", "file", "input_file"})
+FILE_TYPES = frozenset({"file", "input_file"})  # of any kind, by its id
+MEDIA_TYPES = frozenset({*URL_TYPES, INPUT_AUDIO, *FILE_TYPES})
+UNSUPPORTED_TYPES = frozenset({"input_video"})
 EMBEDS_TYPES = frozenset({"image_embeds", "audio_embeds", "video_embeds", "prompt_embeds"})
 MEDIA_KEYS = (MEDIA_TYPES | UNSUPPORTED_TYPES | EMBEDS_TYPES | {"image_pil", "image", "video", "audio"}) - {
     "file"
@@ -42,10 +47,13 @@ class MediaPart:
     item_index: int
     message_index: int
     part_index: int
-    modality: Modality
-    url: str  # or base64; emptied once its bytes were taken
+    modality: Modality  # of a file of any kind: an image, until the file was found
+    url: str  # or base64; emptied once its bytes were taken; empty where a file is named by its id
     path: str  # of the URL, e.g. `messages[0].content[1].image_url.url`; errors carry it as `param`
     is_base64: bool = False  # `url` is the media themselves
+    file_id: str | None = None
+    takes_any: bool = False  # the file may be of any kind
+    file: KnownFile | None = None  # once it was found
 
 
 def text_of(part: Any) -> str | None:
@@ -76,11 +84,43 @@ def find_media(message_index: int, content: list[Any], first_item: int) -> Itera
         if not isinstance(part_type, str):
             raise RequestError(400, "invalid_type", f"{path}.type must be a string", f"{path}.type")
         if part_type in MEDIA_TYPES:
+            if (named := _file_of(part, part_type, path)) is not None:
+                modality, id_path, file_id = named
+                place = (item_index, message_index, part_index)
+                takes_any = part_type in FILE_TYPES
+                yield MediaPart(*place, modality, "", id_path, file_id=file_id, takes_any=takes_any)
+                item_index += 1
+                continue
             modality, url_path, url, is_base64 = _media_of(part, part_type, path)
             yield MediaPart(item_index, message_index, part_index, modality, url, url_path, is_base64)
             item_index += 1
         else:
             _check_other(part, part_type, path)
+
+
+def _file_of(part: dict[str, Any], part_type: str, path: str) -> tuple[Modality, str, str] | None:
+    """Modality, path of the id, and the id; None: the part names no file.
+
+    The id stands where the URL would, or in the part itself.
+    """
+    modality, key = URL_TYPES.get(part_type, (Modality.IMAGE, part_type))
+    inner = part.get(key)
+    place, at = (inner, f"{path}.{key}") if isinstance(inner, dict) else (part, path)
+    id_path, file_id = f"{at}.file_id", place.get("file_id")
+    if part_type in FILE_TYPES and not isinstance(file_id, str):
+        message = f"{path}: of {part_type!r} parts only uploaded files are served: {id_path} is missing"
+        raise RequestError(400, "unsupported_content_part", message, id_path)
+    if file_id is None:
+        return None
+    if not isinstance(file_id, str):
+        raise RequestError(400, "invalid_type", f"{id_path} must be a string", id_path)
+    others = {"url", "file_data", "file_url", "data", *(() if place is inner else (key,))} & {
+        name for name, value in place.items() if value is not None
+    }
+    if others:
+        name = min(others)
+        raise RequestError(400, "unexpected_field", f"{path} has a file_id and {name!r}", f"{at}.{name}")
+    return modality, id_path, file_id
 
 
 def _media_of(part: dict[str, Any], part_type: str, path: str) -> tuple[Modality, str, str, bool]:

@@ -3,6 +3,7 @@
 Items that are named by URL are fetched at the same time. Whatever way bytes came, they are checked alike, and
 equal bytes are one item. Decoding base64, reading the image's header and hashing take milliseconds for large
 media, so they run in a small pool of threads. Pixels are never decoded here: that is the encoder's work.
+Of an uploaded file all that was found at its upload: its bytes are not read here.
 """
 
 import asyncio
@@ -13,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from triptych_common.domain.errors import RequestError
-from triptych_common.domain.hashing import mm_hash
+from triptych_common.domain.hashing import media_digest, mm_hash
 from triptych_common.domain.transient import is_transient
 from triptych_common.protocol.ids import MmHash
 from triptych_gateway.errors import unavailable
@@ -24,6 +25,7 @@ from triptych_gateway.request.content_parts import MediaPart
 from triptych_gateway.request.data_url import check_data_url
 from triptych_gateway.request.image_header import ImageHeader
 from triptych_gateway.request.item_checks import MediaLimits, bytes_of, check_media
+from triptych_gateway.request.known_file import KnownFile
 
 MAX_SCHEME_CHARS = 8  # of those that are fetched, and more
 
@@ -34,7 +36,7 @@ class TakenItem:
 
     part: MediaPart
     mm_hash: MmHash
-    content: bytes = field(repr=False)
+    content: bytes | KnownFile = field(repr=False)
     image: ImageHeader | None  # of an image
     processor_options: Mapping[str, Any]
     media_io_options: Mapping[str, Any]  # this item's modality only, not keyed by it
@@ -43,6 +45,51 @@ class TakenItem:
     def needs_encoder(self) -> bool:
         """Instances with a vision tower take images as they are, and nothing else."""
         return bool(self.processor_options or self.media_io_options) or self.image is None
+
+    @property
+    def num_held_bytes(self) -> int:
+        """Of memory."""
+        return 0 if isinstance(self.content, KnownFile) else len(self.content)
+
+    def read_content(self) -> bytes:
+        """The media's bytes. Of a file it blocks, and raises as `KnownFile.read` does."""
+        return self.content.read() if isinstance(self.content, KnownFile) else self.content
+
+
+@dataclass(frozen=True, slots=True)
+class ItemNaming:
+    """What an item's identity is made of beside its part and its bytes."""
+
+    namespace_digest: str
+    tenant_salt: str = ""
+    processor_options: Mapping[str, Any] = field(default_factory=dict)
+    media_io_options: Mapping[str, Any] = field(default_factory=dict)  # of the item's modality
+
+    def name_item(
+        self, part: MediaPart, content: bytes | KnownFile, digest: str, image: ImageHeader | None
+    ) -> TakenItem:
+        """The item of `content`, whose `media_digest` is `digest`.
+
+        Raises:
+            RequestError: 400, the options are no plain JSON.
+        """
+        try:
+            identity = mm_hash(
+                modality=part.modality,
+                media_digest=digest,
+                namespace_digest=self.namespace_digest,
+                processor_options=self.processor_options,
+                media_io_options=self.media_io_options,
+                tenant_salt=self.tenant_salt,
+            )
+        except TypeError as error:
+            message = "mm_processor_kwargs and media_io_kwargs must be plain JSON"
+            raise RequestError(400, "invalid_value", message, "mm_processor_kwargs") from error
+        return TakenItem(part, identity, content, image, self.processor_options, self.media_io_options)
+
+    def name_file(self, part: MediaPart, file: KnownFile) -> TakenItem:
+        """The item of an uploaded file, of which nothing is read. Raises likewise."""
+        return self.name_item(part, file, file.media_digest, file.image)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +146,7 @@ class MediaIntake:
 
     def _accept(self, part: MediaPart) -> AcceptedUrl | None:
         """The URL to fetch; None: the item is in the request."""
-        if part.is_base64:
+        if part.is_base64 or part.file is not None:
             return None
         scheme = part.url[:MAX_SCHEME_CHARS].partition(":")[0].lower()
         if scheme in SCHEMES:
@@ -116,13 +163,16 @@ class MediaIntake:
         """One after the other, each as soon as it is there."""
         loop = asyncio.get_running_loop()
         taken: list[TakenItem] = []
-        contents: dict[MmHash, bytes] = {}
+        contents: dict[MmHash, bytes | KnownFile] = {}
         for part in request.media:
-            fetch = fetches.get(part.item_index)
-            fetched = None if fetch is None else await fetch
-            item = await loop.run_in_executor(
-                self.threads, self._take, part, fetched, request, namespace_digest
-            )
+            if part.file is not None:
+                item = _naming(part, request, namespace_digest).name_file(part, part.file)
+            else:
+                fetch = fetches.get(part.item_index)
+                fetched = None if fetch is None else await fetch
+                item = await loop.run_in_executor(
+                    self.threads, self._take, part, fetched, request, namespace_digest
+                )
             taken.append(replace(item, content=contents.setdefault(item.mm_hash, item.content)))
             request.drop_text(part)
         return tuple(taken)
@@ -143,20 +193,13 @@ class MediaIntake:
     ) -> TakenItem:
         content = bytes_of(part, self.limits.max_item_bytes) if fetched is None else fetched
         image = check_media(part, content, self.limits)
-        io_options = request.media_io_options.get(part.modality, {})
-        try:
-            identity = mm_hash(
-                modality=part.modality,
-                media=content,
-                namespace_digest=namespace_digest,
-                processor_options=request.processor_options,
-                media_io_options=io_options,
-                tenant_salt=request.tenant_salt,
-            )
-        except TypeError as error:
-            message = "mm_processor_kwargs and media_io_kwargs must be plain JSON"
-            raise RequestError(400, "invalid_value", message, "mm_processor_kwargs") from error
-        return TakenItem(part, identity, content, image, request.processor_options, io_options)
+        naming = _naming(part, request, namespace_digest)
+        return naming.name_item(part, content, media_digest(content), image)
+
+
+def _naming(part: MediaPart, request: ChatRequest, namespace_digest: str) -> ItemNaming:
+    io_options = request.media_io_options.get(part.modality, {})
+    return ItemNaming(namespace_digest, request.tenant_salt, request.processor_options, io_options)
 
 
 def _first_of(errors: BaseExceptionGroup[BaseException]) -> BaseException:

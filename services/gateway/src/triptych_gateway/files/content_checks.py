@@ -1,0 +1,35 @@
+"""What kind of media a file holds: by its first bytes, then by the checks of media in requests."""
+
+from triptych_common.domain.containers import AUDIO_CONTAINERS, HEAD_BYTES, VIDEO_CONTAINERS, container_of
+from triptych_common.protocol.messages import Modality
+from triptych_gateway.request.content_parts import MediaPart
+from triptych_gateway.request.image_header import ImageHeader
+from triptych_gateway.request.item_checks import MediaLimits, check_media
+
+SOUND_BRANDS = (b"M4A ", b"M4B ")  # of an MP4 that holds no pictures
+
+
+def check_content(content: bytes, limits: MediaLimits) -> tuple[tuple[Modality, ...], ImageHeader | None]:
+    """What the file can be, the likeliest first; and its header, of an image. Takes milliseconds.
+
+    Raises:
+        RequestError: 400 or 413, it is no image, video or audio that is served.
+    """
+    kinds = modalities_of(content[:HEAD_BYTES])
+    header = check_media(MediaPart(0, 0, 0, kinds[0], "", "file"), content, limits)
+    return kinds, header
+
+
+def modalities_of(head: bytes) -> tuple[Modality, ...]:
+    """By the first bytes: what is neither video nor audio counts as an image, which the next check decides.
+
+    MP4 and WebM hold either.
+    """
+    kinds = []
+    if container_of(head, VIDEO_CONTAINERS) is not None:
+        kinds.append(Modality.VIDEO)
+    if container_of(head, AUDIO_CONTAINERS) is not None:
+        kinds.append(Modality.AUDIO)
+    if head[4:12] in [b"ftyp" + brand for brand in SOUND_BRANDS]:
+        kinds.reverse()
+    return tuple(kinds) or (Modality.IMAGE,)

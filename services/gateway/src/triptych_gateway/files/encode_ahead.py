@@ -1,0 +1,168 @@
+"""Orders a new file's encode before a request asks for it, when nothing else is to be encoded.
+
+    waiting --the namespace's encoders have nothing to do--> ordered --> encoded, or failed
+       `--a request names it first, it is deleted, or its time is over--> left to requests
+
+One file at a time per gateway, and only while no job stands on the stream of its namespace, nor any of this
+gateway's items is in flight. So a request finds at most one such encode before its own, and another encoder
+that is free. Nothing tells a gateway that other gateways' jobs are done, so it looks again now and then.
+
+A file that is not encoded ahead is encoded for the first request that names it.
+"""
+
+import asyncio
+import time
+from collections import OrderedDict
+from dataclasses import dataclass
+from uuid import uuid4
+
+from triptych_common.coordination import SingleFlight
+from triptych_common.domain.errors import BusUnavailableError, RequestError
+from triptych_common.protocol.ids import RequestId
+from triptych_common.protocol.messages import InstanceRecord, Modality
+from triptych_common.telemetry.logs import get_logger
+from triptych_gateway.encode.encode_orders import EncodeOrders
+from triptych_gateway.encode.final_acks import FinalAcks
+from triptych_gateway.encode.media_wait import MediaWait
+from triptych_gateway.metrics import GatewayMetrics
+from triptych_gateway.race import race
+from triptych_gateway.request.content_parts import MediaPart
+from triptych_gateway.request.known_file import KnownFile
+from triptych_gateway.request.media import ItemNaming
+from triptych_gateway.routing.registry_view import RegistryView
+
+log = get_logger(__name__)
+
+MAX_WAITING = 1000  # files; the oldest are left to requests
+MAX_WAIT_S = 600.0
+LOOK_AGAIN_S = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    file: KnownFile
+    tenant_salt: str
+    until: float  # monotonic seconds
+
+
+class EncodeAhead:
+    """One per gateway; `run` must run."""
+
+    def __init__(
+        self,
+        *,
+        orders: EncodeOrders,
+        final_acks: FinalAcks,
+        single_flight: SingleFlight,
+        view: RegistryView,
+        metrics: GatewayMetrics,
+        timeout_s: float,
+    ) -> None:
+        """`timeout_s`: for one encode."""
+        self._orders = orders
+        self._final_acks = final_acks
+        self._single_flight = single_flight
+        self._view = view
+        self._metrics = metrics
+        self._timeout_s = timeout_s
+        self._waiting: OrderedDict[str, _Waiting] = OrderedDict()  # by file id
+        self._added = asyncio.Event()
+
+    def add_file(self, file: KnownFile, tenant_salt: str) -> None:
+        """To be encoded for requests with this salt, and without options. Never waits."""
+        if len(self._waiting) >= MAX_WAITING:
+            self._waiting.popitem(last=False)
+            self._count("late")
+        self._waiting[file.file_id] = _Waiting(file, tenant_salt, time.monotonic() + MAX_WAIT_S)
+        self._added.set()
+
+    def forget_file(self, file_id: str) -> None:
+        """A request names it, and has it encoded; or it is deleted."""
+        if self._waiting.pop(file_id, None) is not None:
+            self._count("left")
+
+    async def run(self) -> None:
+        """Never returns."""
+        while True:
+            self._added.clear()
+            if not self._waiting:
+                await self._added.wait()
+                continue
+            file_id, waiting = next(iter(self._waiting.items()))
+            try:
+                await self._serve(waiting)
+            except Exception:  # one bad file must not stop the others
+                log.exception("encode-ahead failed", file_id=file_id)
+                self._count("failed")
+            finally:
+                self._waiting.pop(file_id, None)
+
+    async def _serve(self, waiting: _Waiting) -> None:
+        """For each namespace that is served."""
+        file_id, targets = waiting.file.file_id, self._targets(waiting.file)
+        if not targets:
+            self._count("no_encoder")
+        for record, digest, modality in targets:
+            while not await self._is_idle(digest):
+                if time.monotonic() >= waiting.until:
+                    self._count("late")
+                    return
+                await asyncio.sleep(LOOK_AGAIN_S)
+            if self._waiting.pop(file_id, None) is None and targets[0][1] == digest:
+                return  # a request has it encoded; counted
+            self._count(await self._encode(waiting, record, digest, modality))
+
+    def _targets(self, file: KnownFile) -> list[tuple[InstanceRecord, str, Modality]]:
+        """(an instance that items are announced to, its namespace, what the file is there)"""
+        found: dict[str, tuple[InstanceRecord, str, Modality]] = {}
+        for model in self._view.models:
+            digest = self._view.namespace_of(model)
+            if digest is None or digest in found or not self._view.has_encoder(digest):
+                continue
+            limits = self._view.item_limits(digest)
+            kinds = [each for each in file.modalities if not limits or limits.get(each, 0)]
+            records = [each for each in self._view.serving_of(model) if each.namespace_digest == digest]
+            if kinds and records:
+                found[digest] = (records[0], digest, kinds[0])
+        return list(found.values())
+
+    async def _is_idle(self, digest: str) -> bool:
+        if any(item.in_flight for item in self._orders.table):
+            return False
+        try:
+            backlog = await self._single_flight.read_backlog(digest)
+        except BusUnavailableError:
+            return False
+        return not backlog.num_jobs
+
+    async def _encode(
+        self, waiting: _Waiting, record: InstanceRecord, digest: str, modality: Modality
+    ) -> str:
+        """What it came to."""
+        file = waiting.file
+        part = MediaPart(0, 0, 0, modality, "", "file", file_id=file.file_id, file=file)
+        item = ItemNaming(digest, waiting.tenant_salt).name_file(part, file)
+        media_wait = MediaWait(
+            RequestId(f"ahead-{uuid4().hex}"),
+            record.instance,
+            (item,),
+            time.monotonic() + self._timeout_s,
+            None,
+            digest,
+        )
+        try:
+            # The instance that the item is announced to never gets a request: the gateway acks in its place.
+            async with self._final_acks.hold_acks(media_wait), self._orders.open_wait(media_wait):
+                self._orders.order_all(media_wait)
+                async with asyncio.timeout(self._timeout_s):
+                    await race(media_wait.wait_sealed(), media_wait.wait_failure())
+        except TimeoutError:
+            log.warning("file not encoded ahead", file_id=file.file_id, code="deadline_exceeded")
+            return "failed"
+        except RequestError as error:
+            log.warning("file not encoded ahead", file_id=file.file_id, code=error.code)
+            return "failed"
+        return "encoded"
+
+    def _count(self, outcome: str) -> None:
+        self._metrics.files_encoded_ahead.labels(outcome).inc()

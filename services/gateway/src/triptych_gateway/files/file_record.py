@@ -1,0 +1,76 @@
+"""What is kept beside a file's bytes, as JSON: its name, its kind, whose identity it is. Pure.
+
+A record is written once and never changed.
+"""
+
+import re
+import secrets
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, StringConstraints
+
+from triptych_common.protocol.messages import ImageProperties, Modality
+from triptych_gateway.files.file_limits import KEPT_NAME_CHARS
+from triptych_gateway.request.image_header import ImageHeader
+
+MAX_RECORD_BYTES = 16 << 10
+ID_PATTERN = r"file-[0-9a-f]{32}"
+NS_PER_S = 1_000_000_000
+
+Purpose = Literal["vision", "user_data"]
+PURPOSES: tuple[Purpose, ...] = ("vision", "user_data")
+FileId = Annotated[str, StringConstraints(pattern=rf"^{ID_PATTERN}$")]
+Digest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+
+_ID = re.compile(ID_PATTERN)
+
+
+def new_file_id() -> str:
+    """One that cannot be guessed."""
+    return f"file-{secrets.token_hex(16)}"
+
+
+def is_file_id(text: str) -> bool:
+    """Whether `text` has the form of an id. No other text becomes part of a path."""
+    return _ID.fullmatch(text) is not None
+
+
+class FileRecord(BaseModel):
+    """One file."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    version: Literal[1] = 1
+    file_id: FileId
+    filename: str = Field(max_length=KEPT_NAME_CHARS)  # as the client gave it; part of no path
+    purpose: Purpose
+    num_bytes: PositiveInt
+    created_ns: NonNegativeInt  # wall clock; orders the files of a key
+    expires_at: NonNegativeInt  # wall clock, seconds
+    media_digest: Digest
+    modalities: tuple[Modality, ...] = Field(min_length=1)  # that it can be; the likeliest first
+    image: ImageProperties | None = None
+
+    @property
+    def image_header(self) -> ImageHeader | None:
+        if self.image is None:
+            return None
+        return ImageHeader(self.image.format, self.image.width, self.image.height)
+
+    def as_object(self) -> dict[str, Any]:
+        """As OpenAI's API shows a file."""
+        return {
+            "id": self.file_id,
+            "object": "file",
+            "bytes": self.num_bytes,
+            "created_at": self.created_ns // NS_PER_S,
+            "expires_at": self.expires_at,
+            "filename": self.filename,
+            "purpose": self.purpose,
+            "status": "processed",
+        }
+
+
+def deleted_object(file_id: str) -> dict[str, Any]:
+    """As OpenAI's API answers a deletion."""
+    return {"id": file_id, "object": "file", "deleted": True}

@@ -1,0 +1,165 @@
+"""One upload: received into a partial file, checked, and kept. Nothing of it stays when it fails.
+
+    room held -> received -> checked -> kept
+        `-----------`----------`--> discarded, also when the client goes away
+
+The body is parsed, written and hashed in threads as it comes; a few chunks of it are in memory at a time.
+Only the check has the whole file, for milliseconds, and books it.
+"""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Executor
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial as partial_call
+from typing import TypeVar
+
+from starlette.requests import ClientDisconnect
+from starlette.types import Receive, Scope
+
+from triptych_common.domain.errors import RequestError
+from triptych_common.domain.transient import is_transient
+from triptych_gateway.access.request_limiter import RequestLimiter
+from triptych_gateway.errors import unavailable
+from triptych_gateway.files.content_checks import check_content
+from triptych_gateway.files.file_record import FileRecord
+from triptych_gateway.files.file_store import FileStore, NewFile, storage_failed
+from triptych_gateway.files.partial_file import PartialFile, file_too_large
+from triptych_gateway.files.upload_form import MAX_FORM_BYTES, UploadForm, lifetime_of, purpose_of
+from triptych_gateway.race import Guard, StepTimer
+from triptych_gateway.request.item_checks import MediaLimits
+from triptych_gateway.request.request_body import body_timeout, header_of
+
+GATHERED_BYTES = 256 << 10  # of a body, before a thread takes them
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class UploadTimes:
+    stalled_s: float  # between two pieces of a body
+    total_s: float
+
+
+class FileUploads:
+    """One per gateway."""
+
+    def __init__(
+        self,
+        store: FileStore,
+        media: MediaLimits,
+        limiter: RequestLimiter,
+        threads: Executor,
+        times: UploadTimes,
+        max_uploads: int,
+    ) -> None:
+        self._store = store
+        self._media = media
+        self._limiter = limiter
+        self._threads = threads
+        self._times = times
+        self._max_uploads = max_uploads
+        self._num_uploads = 0
+
+    async def take_file(self, owner: str, scope: Scope, receive: Receive, guard: Guard) -> FileRecord:
+        """The file that the body holds, kept for `owner`.
+
+        Args:
+            guard: ends the block that this runs in, when the body takes too long.
+
+        Raises:
+            RequestError: it is refused, or there is no room.
+            ClientDisconnect: the client went away.
+        """
+        if self._num_uploads >= self._max_uploads:
+            raise RequestError(429, "too_many_requests", "too many uploads at once; try again shortly")
+        self._num_uploads += 1
+        try:
+            return await self._take(owner, scope, receive, guard)
+        except OSError as error:
+            raise storage_failed(error) from error
+        finally:
+            self._num_uploads -= 1
+
+    async def _take(self, owner: str, scope: Scope, receive: Receive, guard: Guard) -> FileRecord:
+        limits = self._store.limits
+        form = UploadForm.of_content_type(header_of(scope, b"content-type"))
+        length = header_of(scope, b"content-length") or ""
+        num_announced = int(length) if length.isascii() and length.isdigit() else None
+        if num_announced is not None and num_announced > limits.max_file_bytes + MAX_FORM_BYTES:
+            raise file_too_large(limits.max_file_bytes)
+        partial = await self._run(
+            lambda: self._store.begin_file(owner, num_announced), lambda late: late.discard()
+        )
+        try:
+            await self._receive(form, partial, receive, guard)
+            new = await self._check(form, partial)
+            return await self._run(
+                lambda: self._store.keep_file(owner, partial, new),
+                lambda late: self._store.delete_file(owner, late.file_id),
+            )
+        finally:
+            await self._run(partial.discard)
+
+    async def _receive(self, form: UploadForm, partial: PartialFile, receive: Receive, guard: Guard) -> None:
+        num_body, max_body = 0, self._store.limits.max_file_bytes + MAX_FORM_BYTES
+        gathered = bytearray()
+
+        def absorb(data: bytes) -> None:
+            for piece in form.feed(data):
+                partial.write(piece)
+
+        limit = asyncio.get_running_loop().call_later(self._times.total_s, lambda: guard.fail(body_timeout()))
+        try:
+            with StepTimer(guard, self._times.stalled_s) as timer:
+                while True:
+                    timer.begin_step(body_timeout)
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        raise ClientDisconnect
+                    gathered += message.get("body", b"")
+                    is_last = not message.get("more_body")
+                    if is_last or len(gathered) >= GATHERED_BYTES:
+                        num_body += len(gathered)
+                        if num_body > max_body:
+                            raise file_too_large(self._store.limits.max_file_bytes)
+                        data = bytes(gathered)
+                        gathered.clear()
+                        await self._run(partial_call(absorb, data))
+                    if is_last:
+                        break
+        finally:
+            limit.cancel()
+        form.finish()
+
+    async def _check(self, form: UploadForm, partial: PartialFile) -> NewFile:
+        purpose, lifetime_s = purpose_of(form), lifetime_of(form, self._store.limits)
+        if not partial.num_bytes:
+            raise RequestError(400, "invalid_file", "the file is empty", "file")
+        with self._limiter.hold_bytes() as booking:
+            booking.resize(partial.num_bytes)
+            try:
+                modalities, image = await self._run(lambda: check_content(partial.read(), self._media))
+            except RequestError:
+                raise
+            except Exception as error:
+                if is_transient(error):
+                    raise unavailable("no_resources", "the file cannot be read just now", "file") from error
+                raise
+        return NewFile(form.filename or "", purpose, lifetime_s, modalities, image)
+
+    async def _run(self, step: Callable[[], T], undo: Callable[[T], object] | None = None) -> T:
+        """`step` in a thread. `undo`: what is to be done with its result when nobody takes it any more."""
+        future = asyncio.get_running_loop().run_in_executor(self._threads, step)
+        try:
+            return await asyncio.shield(future)
+        except asyncio.CancelledError:
+            future.add_done_callback(lambda late: self._on_late(late, undo))
+            raise
+
+    def _on_late(self, late: "asyncio.Future[T]", undo: Callable[[T], object] | None) -> None:
+        if late.cancelled() or late.exception() is not None or undo is None:
+            return
+        with suppress(RuntimeError):  # the gateway ends; what is left is removed by the next start
+            self._threads.submit(undo, late.result())

@@ -1,0 +1,93 @@
+"""/v1/files: upload, list, retrieve, delete, content; in OpenAI's form."""
+
+import asyncio
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from triptych_common.telemetry.logs import get_logger
+from triptych_gateway.access.callers import Caller
+from triptych_gateway.chat.exchange import CLIENT_CLOSED_REQUEST, ChatParts
+from triptych_gateway.files.file_listing import ListQuery
+from triptych_gateway.files.file_record import FileRecord
+from triptych_gateway.files.file_service import FileService, files_not_enabled
+from triptych_gateway.race import Guard
+
+log = get_logger(__name__)
+
+FILES_PATH = "/v1/files"
+
+
+class ContentResponse(Response):
+    """A file's bytes, read as the client takes them."""
+
+    def __init__(self, files: FileService, caller: Caller, record: FileRecord, timeout_s: float) -> None:
+        """`timeout_s`: how long the client may take nothing."""
+        headers = {
+            "Content-Length": str(record.num_bytes),
+            "Content-Disposition": "attachment",
+            "X-Content-Type-Options": "nosniff",
+            "Cache-Control": "no-store",
+        }
+        super().__init__(headers=headers, media_type="application/octet-stream")
+        self._files, self._caller, self._record, self._timeout_s = files, caller, record, timeout_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with self._files.content_of(self._caller, self._record) as pieces:
+            start = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
+            await send(start)
+            try:
+                async for piece in pieces:
+                    async with asyncio.timeout(self._timeout_s):
+                        await send({"type": "http.response.body", "body": piece, "more_body": True})
+                await send({"type": "http.response.body", "body": b""})
+            except (OSError, TimeoutError):
+                log.info("client does not read", file_id=self._record.file_id)
+
+
+def file_routes(files: FileService | None, chat: ChatParts) -> APIRouter:
+    """`files` None: the operator has named no directory."""
+    router = APIRouter()
+
+    def admit(request: Request) -> tuple[FileService, Caller]:
+        caller = chat.api_keys.check_key(request.headers.get("authorization"))
+        if files is None:
+            raise files_not_enabled()
+        return files, caller
+
+    @router.post(FILES_PATH)
+    async def upload(request: Request) -> Any:
+        service, caller = admit(request)
+        try:
+            with chat.limiter.hold_request(), Guard() as guard, chat.cut_off.hold(guard):
+                return await service.upload(caller, request.scope, request.receive, guard)
+        except ClientDisconnect:
+            chat.metrics.disconnects.inc()
+            log.info("client went away", **caller.fields)
+            return Response(status_code=CLIENT_CLOSED_REQUEST)
+
+    @router.get(FILES_PATH)
+    async def list_files(request: Request) -> dict[str, Any]:
+        service, caller = admit(request)
+        return await service.list_files(caller, ListQuery.parse(request.query_params))
+
+    @router.get(FILES_PATH + "/{file_id}")
+    async def retrieve(file_id: str, request: Request) -> dict[str, Any]:
+        service, caller = admit(request)
+        return (await service.retrieve(caller, file_id)).as_object()
+
+    @router.delete(FILES_PATH + "/{file_id}")
+    async def delete(file_id: str, request: Request) -> dict[str, Any]:
+        service, caller = admit(request)
+        return await service.delete(caller, file_id)
+
+    @router.get(FILES_PATH + "/{file_id}/content")
+    async def content(file_id: str, request: Request) -> Response:
+        service, caller = admit(request)
+        record = await service.retrieve(caller, file_id)
+        return ContentResponse(service, caller, record, chat.chunk_timeout_s)
+
+    return router
