@@ -5,7 +5,7 @@ text part may carry no media key at all, and `uuid` is never passed on.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from triptych_common.domain.errors import RequestError
@@ -46,6 +46,7 @@ class MediaPart:
     url: str  # or base64; emptied once its bytes were taken
     path: str  # of the URL, e.g. `messages[0].content[1].image_url.url`; errors carry it as `param`
     is_base64: bool = False  # `url` is the media themselves
+    content: bytes | None = field(default=None, repr=False)  # decoded while they came; `url` ends before them
 
 
 def text_of(part: Any) -> str | None:
