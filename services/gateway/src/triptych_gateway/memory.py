@@ -2,7 +2,8 @@
 
 By itself glibc begins to keep them among small ones when the first has been given back. Media that grow side
 by side are then copied again and again, on the event loop, and leave holes: 25 uploads of 20 MiB took 687 to
-766 MiB instead of 560, and 706 were still held when all had ended.
+766 MiB instead of 560, and 706 were still held when all had ended. The price is pages that are new each time:
+up to 1 ms of CPU time for each MiB.
 """
 
 import ctypes

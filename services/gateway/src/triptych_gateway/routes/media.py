@@ -17,7 +17,7 @@ from triptych_gateway.errors import unavailable
 
 log = get_logger(__name__)
 
-PIECE_BYTES = 256 << 10
+PIECE_BYTES = 4 << 20
 WAIT_S = 5.0  # for a place; the encoder reads for 10 s at most
 PIECE_TIMEOUT_S = 10.0  # for the encoder to take one: a place would else never be free again
 
@@ -53,13 +53,14 @@ class MediaAnswer(Response):
         self.headers["Content-Length"] = str(len(content))
         async with asyncio.timeout(PIECE_TIMEOUT_S):
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        pieces = memoryview(content)
         for at in range(0, len(content), PIECE_BYTES):
             end = at + PIECE_BYTES
             async with asyncio.timeout(PIECE_TIMEOUT_S):
                 await send(
                     {
                         "type": "http.response.body",
-                        "body": content[at:end],
+                        "body": pieces[at:end],
                         "more_body": end < len(content),
                     }
                 )
