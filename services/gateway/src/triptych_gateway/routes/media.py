@@ -17,7 +17,7 @@ from triptych_gateway.errors import unavailable
 
 log = get_logger(__name__)
 
-PIECE_BYTES = 4 << 20
+PIECE_BYTES = 256 << 10  # the event loop is held while the system takes one
 WAIT_S = 5.0  # for a place; the encoder reads for 10 s at most
 PIECE_TIMEOUT_S = 10.0  # for the encoder to take one: a place would else never be free again
 
