@@ -9,12 +9,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
+import pytest
+from PIL import ImageFile
 
 from tests.support.gateway.fake_encoder import FakeEncoder
 from tests.support.gateway.fake_prefill_decode import FakePrefillDecode
-from tests.support.gateway.media_samples import image_bytes
+from tests.support.gateway.media_samples import data_url, image_bytes
 from tests.support.gateway.process import environment, process_of
 from tests.support.gateway.serving import MODEL
+from tests.support.gateway.system import System
 from tests.support.waiting import free_port, until
 from triptych_common.bus import AsyncBus
 
@@ -157,3 +160,34 @@ async def test_many_slow_uploads(redis_url: str, tmp_path: Path) -> None:
             assert headers["retry-after"]
     assert grown <= BOUND_BYTES + OTHER_BYTES, f"{grown / MIB:.0f} MiB"
     assert left <= OTHER_BYTES, f"{left / MIB:.0f} MiB"
+
+
+@pytest.mark.parametrize("step", [61, 4096, 100_000])
+@pytest.mark.parametrize("escapes", [False, True], ids=["as it comes", "put back"])
+async def test_the_encoder_gets_the_bytes_that_were_sent(system: System, step: int, *, escapes: bool) -> None:
+    """In whatever pieces the body comes; above `inline_media_bytes` or below."""
+    contents = [image_bytes() + bytes(number % 251 for number in range(size)) for size in (0, 9000, 300_000)]
+    parts = [{"type": "image_url", "image_url": {"url": data_url(each)}} for each in contents]
+    raw = json.dumps({"model": MODEL, "messages": [{"role": "user", "content": [*parts, "x"]}]}).encode()
+    raw = raw.replace(b"/", b"\\/") if escapes else raw
+
+    async def pieces() -> AsyncIterator[bytes]:
+        for at in range(0, len(raw), step):
+            yield raw[at : at + step]
+
+    answer = await system.post_raw(pieces())
+    assert answer.status_code == 200, answer.text
+    assert sorted(system.encoder.media, key=len) == contents
+    await system.assert_idle()
+
+
+async def test_no_pixel_is_decoded(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That is the encoder's work alone. The fake one reads the header, as the gateway does."""
+
+    def load(image: ImageFile.ImageFile) -> None:
+        raise AssertionError(f"{image.format} is decoded")
+
+    monkeypatch.setattr(ImageFile.ImageFile, "load", load)
+    for image_format in ("PNG", "JPEG", "WEBP", "GIF", "BMP"):
+        url = data_url(image_bytes(size=(64, 64), image_format=image_format))
+        assert (await system.ask([{"type": "image_url", "image_url": {"url": url}}])).choices
