@@ -57,9 +57,9 @@ async def running_arms(others: Mapping[str, Path]) -> AsyncIterator[list[Arm]]:
     sources = {GATEWAY: FOLDER.parent, **others}
     with ExitStack() as held, tempfile.TemporaryDirectory(prefix="gateway-cost-") as folder:
         redis_url = held.enter_context(embedded_redis()).url
-        held.enter_context(_process(["-m", "gateway_bench.upstream", str(upstream_port)], load_core))
+        held.enter_context(process(["-m", "gateway_bench.upstream", str(upstream_port)], load_core))
         proxy = held.enter_context(
-            _process(["-m", "gateway_bench.proxy", str(proxy_port), upstream_url], arm_core)
+            process(["-m", "gateway_bench.proxy", str(proxy_port), upstream_url], arm_core)
         )
         arms = [Arm(DIRECT, upstream_url, None), Arm(PROXY, f"http://127.0.0.1:{proxy_port}", proxy.pid)]
         async with AsyncExitStack() as services:
@@ -89,9 +89,9 @@ async def running_arms(others: Mapping[str, Path]) -> AsyncIterator[list[Arm]]:
                     "TRIPTYCH_INSTANCE": f"gateway-{index}",
                     "TRIPTYCH_LOG_LEVEL": "warning",
                 }
-                process = held.enter_context(_process(["-m", "triptych_gateway"], arm_core, environment))
-                arms.append(Arm(name, f"http://127.0.0.1:{port}", process.pid))
-                await _until_ready(f"http://127.0.0.1:{port}/health/ready", process)
+                gateway = held.enter_context(process(["-m", "triptych_gateway"], arm_core, environment))
+                arms.append(Arm(name, f"http://127.0.0.1:{port}", gateway.pid))
+                await until_ready(f"http://127.0.0.1:{port}/health/ready", gateway)
             yield arms
 
 
@@ -101,27 +101,27 @@ def source_path(checkout: Path) -> str:
 
 
 @contextmanager
-def _process(
+def process(
     arguments: list[str], core: int, environment: Mapping[str, str] | None = None
 ) -> Iterator[subprocess.Popen[bytes]]:
-    process = subprocess.Popen(
+    running = subprocess.Popen(
         [sys.executable, *arguments],
         cwd=FOLDER,
         env={**os.environ, **(environment or {})},
         preexec_fn=lambda: os.sched_setaffinity(0, {core}),  # noqa: PLW1509 - no threads yet
     )
     try:
-        yield process
+        yield running
     finally:
-        process.terminate()
+        running.terminate()
         try:
-            process.wait(timeout=10)
+            running.wait(timeout=10)
         except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+            running.kill()
+            running.wait()
 
 
-async def _until_ready(url: str, process: subprocess.Popen[bytes]) -> None:
+async def until_ready(url: str, process: subprocess.Popen[bytes]) -> None:
     async with asyncio.timeout(START_LIMIT_S), httpx.AsyncClient(trust_env=False) as http:
         while True:
             if process.poll() is not None:

@@ -11,6 +11,7 @@ request/       what a caller sent: bounds, validation, media
 fetch/         media that are named by URL: which may be fetched, and how
 routing/       which instances there are, and which of them gets a request
 access/        API keys, tenants, bounds on what is served at once
+memory           where the C library takes large blocks from
 upstream_client  the HTTP client for prefill_decode
 errors         error responses; race, metrics, settings: likewise for all of the above
 

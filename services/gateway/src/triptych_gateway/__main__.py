@@ -4,6 +4,7 @@ import sys
 
 from triptych_common.runtime import run_service
 from triptych_common.telemetry import setup_logging, setup_tracing
+from triptych_gateway.memory import map_large_blocks
 from triptych_gateway.request.image_header import set_up_pillow
 from triptych_gateway.service import is_healthy, run
 from triptych_gateway.settings import GatewaySettings
@@ -17,6 +18,7 @@ def main() -> None:
         sys.exit(0 if is_healthy(settings) else 1)
     setup_logging("gateway", settings.instance, settings.log_level)
     set_up_pillow(settings.max_image_pixels)
+    map_large_blocks()
     provider = setup_tracing(
         "gateway",
         settings.instance,

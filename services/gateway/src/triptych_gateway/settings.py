@@ -114,6 +114,8 @@ class GatewaySettings(MediaSettings):
     """Tokens that no text may contain, besides those that stand for media in the model's prompts."""
     inline_media_bytes: int = Field(default=256 << 10, ge=0)
     """Media up to this size travel inside the job; larger ones are fetched from the gateway."""
+    max_media_sends: PositiveInt = 32
+    """Media that encoders fetch at once; the others wait their turn."""
     max_queued_jobs: PositiveInt = 1000
     """Jobs that no encoder has finished; with more, requests that need another one are refused with 429."""
 

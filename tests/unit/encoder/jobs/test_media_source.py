@@ -9,6 +9,7 @@ import pytest
 
 from triptych_common.protocol.codec import Envelope
 from triptych_common.protocol.messages import EncodeJob, Modality
+from triptych_encoder.jobs import media_source
 from triptych_encoder.jobs.media_source import MediaGoneError, MediaSource
 
 MEDIA = b"0123456789"
@@ -82,6 +83,17 @@ async def test_a_gateway_that_serves_them_no_longer(status_code: int) -> None:
         await fetch(answer(b"", status_code), job_of())
     assert isinstance(caught.value.__cause__, httpx.HTTPStatusError)
     assert "HTTPStatusError" not in str(caught.value)  # which the caller receives
+
+
+async def test_a_gateway_that_is_busy_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(media_source, "BUSY_WAIT_S", 0.0)
+    answers = [httpx.Response(503), httpx.Response(503), httpx.Response(200, content=MEDIA)]
+    assert await fetch(lambda request: answers.pop(0), job_of()) == MEDIA
+
+
+async def test_a_gateway_that_stays_busy_costs_no_more_than_the_jobs_time() -> None:
+    with pytest.raises(MediaGoneError):
+        await fetch(answer(b"", 503), job_of(), remaining_ms=50)
 
 
 async def test_a_gateway_that_is_gone() -> None:

@@ -1,7 +1,9 @@
 """Where a job's media come from: inside the job, or from the gateway that keeps them."""
 
 import asyncio
+import io
 import time
+from http import HTTPStatus
 
 import httpx
 
@@ -11,6 +13,7 @@ from triptych_common.protocol.messages import EncodeJob
 from triptych_common.runtime.http_client import new_http_client
 
 READ_TIMEOUT_S = 10.0  # for connecting, and for each read
+BUSY_WAIT_S = 0.5  # until a gateway is asked again that has made this one wait
 FETCH_TIMEOUT_S = 30.0  # for one item as a whole, whatever the client's limits for single reads are
 
 
@@ -49,14 +52,23 @@ class MediaSource:
     async def _download(self, url: str, num_bytes: int, deadline: float | None) -> bytes:
         """At most little more than `num_bytes`."""
         left_s = FETCH_TIMEOUT_S if deadline is None else min(FETCH_TIMEOUT_S, deadline - time.monotonic())
-        media = bytearray()
         try:
-            async with asyncio.timeout(left_s), self._client.stream("GET", url) as response:
-                response.raise_for_status()
-                async for chunk in response.aiter_bytes():
-                    media += chunk
-                    if len(media) > num_bytes:
-                        break
+            async with asyncio.timeout(left_s):
+                while (media := await self._ask(url, num_bytes)) is None:  # noqa: ASYNC110
+                    await asyncio.sleep(BUSY_WAIT_S)
         except (httpx.HTTPError, httpx.InvalidURL, UnicodeError, TimeoutError) as error:
             raise MediaGoneError("the gateway did not serve the media") from error
-        return bytes(media)
+        return media
+
+    async def _ask(self, url: str, num_bytes: int) -> bytes | None:
+        """None: the gateway is sending as many media as it may."""
+        async with self._client.stream("GET", url) as response:
+            if response.status_code == HTTPStatus.SERVICE_UNAVAILABLE:
+                return None
+            response.raise_for_status()
+            media = io.BytesIO()  # gives its memory away without a copy
+            async for chunk in response.aiter_bytes():
+                media.write(chunk)
+                if media.tell() > num_bytes:
+                    break
+            return media.getvalue()

@@ -156,12 +156,12 @@ class ChatExchange:
             parts.body_timeout_s, lambda: guard.fail(body_timeout())
         )
         try:
-            raw = await read_body(
+            body = await read_body(
                 self._scope, self._receive, max_bytes=parts.max_body_bytes, on_growth=booking.resize
             )
         finally:
             limit.cancel()
-        return (await parts.parser.parse(raw)).of_tenant(self._caller.salt)
+        return (await parts.parser.parse(body, booking.resize)).of_tenant(self._caller.salt)
 
     async def _watch_client(self, client: ClientStream, guard: Guard) -> None:
         """Until the answer has ended, or the client goes away, which `guard` is told."""

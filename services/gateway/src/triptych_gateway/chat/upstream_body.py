@@ -3,11 +3,11 @@
 Or, when no encoder can be had, the whole request, for an instance that encodes itself.
 """
 
-from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import orjson
+from pybase64 import b64encode_as_string
 
 from triptych_common.domain.errors import RequestError
 from triptych_common.domain.hashing import raw_item_id
@@ -114,7 +114,7 @@ def _replace_parts(
 
 def _data_url(item: TakenItem) -> str:
     """vLLM goes by the bytes, not by the media type."""
-    return f"data:application/octet-stream;base64,{b64encode(item.read_content()).decode()}"
+    return f"data:application/octet-stream;base64,{b64encode_as_string(item.read_content())}"
 
 
 def _dump(body: Mapping[str, Any]) -> bytes:

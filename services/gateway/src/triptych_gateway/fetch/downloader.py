@@ -5,6 +5,7 @@ url --rules--> fresh in the cache? --> slot --> GET --+--> 200, 304: the bytes
  `-------------------------------------------------------------------------'
 """
 
+import io
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -125,14 +126,14 @@ class Downloader:
             raise ServerRefusedError("its server sends it compressed, which was not asked for")
         if (response.content_length or 0) > max_bytes:
             raise _too_large(max_bytes)
-        content = bytearray()
+        content = io.BytesIO()  # gives its memory away without a copy
         while chunk := await response.content.readany():
-            num_bytes = len(content) + len(chunk)
+            num_bytes = content.tell() + len(chunk)
             if num_bytes > max_bytes:
                 raise _too_large(max_bytes)
             progress.grow(num_bytes)
-            content += chunk
-        return bytes(content)
+            content.write(chunk)
+        return content.getvalue()
 
     def _keep(
         self, key: CacheKey, content: bytes, response: ClientResponse, before: CachedResponse | None

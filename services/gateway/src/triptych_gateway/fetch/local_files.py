@@ -4,6 +4,7 @@ Each part of the path is opened in the folder that was opened before it, and ref
 is opened last is looked at through its own descriptor: a regular file, of bounded size.
 """
 
+import io
 import os
 import re
 import stat
@@ -94,12 +95,12 @@ class LocalFiles:
         info = os.fstat(opened)
         if not stat.S_ISREG(info.st_mode):
             raise _unreadable()
-        content = bytearray()
-        while info.st_size <= self._max_bytes >= len(content):
+        content = io.BytesIO()  # gives its memory away without a copy
+        while info.st_size <= self._max_bytes >= content.tell():
             piece = os.read(opened, READ_BYTES)
             if not piece:
-                return bytes(content)
-            content += piece
+                return content.getvalue()
+            content.write(piece)
         raise ContentTooLargeError(f"it is larger than {self._max_bytes} bytes")
 
 

@@ -1,6 +1,7 @@
 """What a caller sent: bounds, validation, media. In the order of a request.
 
 request_body        reads the body, bounded in size and time
+split/                media are cut out of it while it arrives
 json_bounds         counts the values of its JSON before anything parses it
 chat_request        parses and validates it
 item_checks           is an item what its part says it is

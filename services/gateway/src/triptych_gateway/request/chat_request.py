@@ -4,10 +4,11 @@ Everything else passes through to vLLM, which validates it again.
 """
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any
+from functools import partial
+from typing import Annotated, Any, TypeVar
 
 import orjson
 from pydantic import BaseModel, ConfigDict, FailFast, Field, StrictBool, StrictStr, ValidationError
@@ -22,6 +23,7 @@ from triptych_gateway.request.request_options import (
     PROCESSOR_FIELD,
     RequestOptions,
 )
+from triptych_gateway.request.split.split_body import SplitBody
 
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
 # Set by the gateway and the engines alone. `cache_salt` is refused, not dropped: a caller that
@@ -33,6 +35,7 @@ STRIPPED_FIELDS = (*REFUSED_FIELDS, "request_id", *OPTIONS_FIELDS)
 
 NO_OPTIONS = RequestOptions()
 PARSE_INLINE_BYTES = 32 << 10
+Parsed = TypeVar("Parsed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +93,7 @@ class ChatRequest:
 
     def drop_text(self, part: MediaPart) -> None:
         """Drop the text of a part whose bytes were taken; the part's place stays."""
-        part.url = ""
+        part.url, part.content = "", None
         self.body["messages"][part.message_index]["content"][part.part_index] = None
 
 
@@ -100,11 +103,13 @@ def parse_chat_request(
     max_items: int,
     limits: RequestLimits = DEFAULT_LIMITS,
     options: RequestOptions = NO_OPTIONS,
+    split: SplitBody | None = None,
 ) -> ChatRequest:
     """Validate one body. Takes a while for a large one: tens of milliseconds.
 
     Args:
         options: those that the request may set for processor and media reader.
+        split: the body whose text `raw` is; None: `raw` is the body as it was sent.
 
     Raises:
         RequestError: 400, `param` names the field; 413 too much text.
@@ -116,7 +121,8 @@ def parse_chat_request(
     options.check_options(fields)
     _check_numbers(body, limits)
     media = _check_messages(body.messages, max_items)
-    num_prompt_bytes = len(raw) - sum(len(part.url) for part in media)
+    num_media_chars = sum(len(part.url) for part in media) if split is None else _take_split(media, split)
+    num_prompt_bytes = (len(raw) if split is None else split.num_bytes) - num_media_chars
     if num_prompt_bytes > limits.body.max_prompt_bytes:  # text that begins like media, and is none
         raise prompt_too_large(limits.body.max_prompt_bytes)
     guard.check_texts(fields, [body.messages[m.message_index]["content"][m.part_index] for m in media])
@@ -144,11 +150,55 @@ class RequestParser:
     options: RequestOptions
     threads: Executor
 
-    async def parse(self, raw: bytearray) -> ChatRequest:
-        arguments = raw, self.guard, self.max_items, self.limits, self.options
-        if len(raw) <= PARSE_INLINE_BYTES:
-            return parse_chat_request(*arguments)
-        return await asyncio.get_running_loop().run_in_executor(self.threads, parse_chat_request, *arguments)
+    async def parse(self, body: SplitBody, on_growth: Callable[[int], None]) -> ChatRequest:
+        """The request of `body`, which is empty then.
+
+        Args:
+            on_growth: called with the number of bytes before so many are held; may raise.
+        """
+        if body.num_media and not body.is_odd:
+            request = await self._run(len(body.text), partial(self._try_split, body))
+            if request is not None:
+                return request
+        on_growth(body.num_bytes)
+        return await self._run(body.num_bytes, lambda: self._parse(body.put_back()))
+
+    async def _run(self, num_bytes: int, parse: Callable[[], Parsed]) -> Parsed:
+        if num_bytes <= PARSE_INLINE_BYTES:
+            return parse()
+        return await asyncio.get_running_loop().run_in_executor(self.threads, parse)
+
+    def _try_split(self, body: SplitBody) -> ChatRequest | None:
+        """None: it must be read whole."""
+        try:
+            return self._parse(body.text, body)
+        except RequestError:
+            return None  # reading it whole finds the same fault, and tells it in terms of what was sent
+
+    def _parse(self, raw: bytearray, split: SplitBody | None = None) -> ChatRequest:
+        return parse_chat_request(raw, self.guard, self.max_items, self.limits, self.options, split)
+
+
+def _take_split(media: tuple[MediaPart, ...], split: SplitBody) -> int:
+    """Give each part its bytes. Returns how many characters the body has in their places.
+
+    Raises:
+        RequestError: media of the body are no part's: they stand where they are text.
+    """
+    by_text = dict(split.media_by_text())
+    num_chars = 0
+    for part in media:
+        item = by_text.pop(part.url, None)
+        if item is None:
+            num_chars += len(part.url)
+        elif part.is_base64 != (not item.head):
+            raise RequestError(400, "invalid_value", f"{part.path} is not read so", part.path)
+        else:
+            part.url, part.content = item.head, item.content
+            num_chars += item.num_chars
+    if by_text:
+        raise RequestError(400, "invalid_value", "media stand where no media are read", None)
+    return num_chars
 
 
 def _check_numbers(body: ChatBody, limits: RequestLimits) -> None:

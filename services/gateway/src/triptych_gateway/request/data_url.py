@@ -5,9 +5,11 @@ import re
 
 from triptych_common.domain.errors import RequestError
 from triptych_common.protocol.messages import Modality
+from triptych_gateway.request.split.base64_decoder import Base64Decoder
 
 _DATA_URL = re.compile(r"data:(?P<type>[^,;]*)(?P<options>(?:;[^,;]*)*),", re.IGNORECASE)
 _MAX_HEADER_CHARS = 256
+_PIECE_CHARS = 64 << 10  # decoded at once: no second copy of all of it, and other threads go on
 
 
 def check_data_url(url: str, path: str, modality: Modality) -> None:
@@ -30,6 +32,19 @@ def decode_data_url(url: str, path: str, modality: Modality, max_bytes: int) -> 
     Raises:
         RequestError: 400, or 413 when the media are larger than `max_bytes`.
     """
+    return decode_base64(url, _head_end(url, path, modality), path, modality, max_bytes)
+
+
+def check_decoded(content: bytes, head: str, path: str, modality: Modality, max_bytes: int) -> bytes:
+    """The same for media that were decoded while they came. `head`: what came before their base64."""
+    if head:
+        _head_end(head, path, modality)
+    if len(content) > max_bytes:
+        raise too_large(path, max_bytes)
+    return content
+
+
+def _head_end(url: str, path: str, modality: Modality) -> int:
     check_data_url(url, path, modality)
     header = _DATA_URL.match(url[:_MAX_HEADER_CHARS])
     if header is None:
@@ -38,22 +53,35 @@ def decode_data_url(url: str, path: str, modality: Modality, max_bytes: int) -> 
     if not header["type"].lower().startswith(f"{modality}/") or options[-1] != "base64":
         message = f"{path} must start with data:{modality}/<format>;base64,"
         raise RequestError(400, f"invalid_{modality}_url", message, path)
-    return decode_base64(url, header.end(), path, modality, max_bytes)
+    return header.end()
 
 
 def decode_base64(text: str, start: int, path: str, modality: Modality, max_bytes: int) -> bytes:
     """Bytes of media whose base64 begins at `start`. Raises as `decode_data_url` does."""
     if (len(text) - start) // 4 * 3 > max_bytes + 2:
         raise too_large(path, max_bytes)
-    try:
-        media = binascii.a2b_base64(text[start:].encode("ascii"), strict_mode=True)
-    except (binascii.Error, UnicodeEncodeError) as error:
-        raise RequestError(400, "invalid_base64", f"{path} is not valid base64", path) from error
+    media = _decoded(text, start)
+    if media is None:
+        raise RequestError(400, "invalid_base64", f"{path} is not valid base64", path)
     if len(media) > max_bytes:
         raise too_large(path, max_bytes)
     if not media:
         raise RequestError(400, f"invalid_{modality}", f"{path} holds no data", path)
     return media
+
+
+def _decoded(text: str, start: int) -> bytes | None:
+    """In pieces, without a second copy of the text; what is odd is judged by `binascii` as a whole."""
+    decoder = Base64Decoder()
+    try:
+        pieces = (
+            text[at : at + _PIECE_CHARS].encode("ascii") for at in range(start, len(text), _PIECE_CHARS)
+        )
+        if all(map(decoder.feed, pieces)) and decoder.finish() is not None:
+            return decoder.take()
+        return binascii.a2b_base64(text[start:].encode("ascii"), strict_mode=True)
+    except (binascii.Error, UnicodeEncodeError):
+        return None
 
 
 def too_large(path: str, max_bytes: int) -> RequestError:

@@ -10,7 +10,7 @@ from triptych_common.domain.containers import AUDIO_CONTAINERS, VIDEO_CONTAINERS
 from triptych_common.domain.errors import RequestError
 from triptych_common.protocol.messages import Modality
 from triptych_gateway.request.content_parts import MediaPart
-from triptych_gateway.request.data_url import decode_base64, decode_data_url
+from triptych_gateway.request.data_url import check_decoded, decode_base64, decode_data_url
 from triptych_gateway.request.image_header import ImageHeader, ImageLimits, read_image_header
 from triptych_gateway.request.polyglots import check_one_format
 
@@ -29,6 +29,8 @@ def bytes_of(part: MediaPart, max_bytes: int) -> bytes:
     Raises:
         RequestError: 400, or 413 when the media are larger than `max_bytes`.
     """
+    if part.content is not None:
+        return check_decoded(part.content, part.url, part.path, part.modality, max_bytes)
     if part.is_base64:
         return decode_base64(part.url, 0, part.path, part.modality, max_bytes)
     return decode_data_url(part.url, part.path, part.modality, max_bytes)

@@ -1,16 +1,21 @@
-"""Reading a request's body, bounded in size."""
+"""Reading a request's body, bounded in size: it is split into text and media as it arrives."""
 
+import asyncio
 from collections.abc import Callable
 
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope
 
 from triptych_common.domain.errors import RequestError
+from triptych_gateway.request.split.body_splitter import BodySplitter
+from triptych_gateway.request.split.split_body import SplitBody
+
+STEP = 64 << 10  # bytes that are split at once; then others have a turn
 
 
 async def read_body(
     scope: Scope, receive: Receive, *, max_bytes: int, on_growth: Callable[[int], None]
-) -> bytearray:
+) -> SplitBody:
     """The whole body of the ASGI request `scope`. Bound it.
 
     Args:
@@ -23,19 +28,22 @@ async def read_body(
     announced = header_of(scope, b"content-length") or ""
     if announced.isascii() and announced.isdigit() and int(announced) > max_bytes:
         raise _too_large(max_bytes)
-    body = bytearray()
+    splitter = BodySplitter()
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
             raise ClientDisconnect
         chunk = message.get("body", b"")
-        num_bytes = len(body) + len(chunk)
-        if num_bytes > max_bytes:
+        if splitter.num_bytes + len(chunk) > max_bytes:
             raise _too_large(max_bytes)
-        on_growth(num_bytes)
-        body += chunk
+        on_growth(splitter.num_held + len(chunk))
+        splitter.feed(chunk[:STEP])
+        for at in range(STEP, len(chunk), STEP):
+            await asyncio.sleep(0)
+            splitter.feed(chunk[at : at + STEP])
+        on_growth(splitter.num_held)
         if not message.get("more_body"):
-            return body
+            return splitter.finish()
 
 
 def body_timeout() -> RequestError:

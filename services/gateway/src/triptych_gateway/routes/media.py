@@ -1,23 +1,80 @@
-"""GET /internal/media/{token}: for encoders, while a request that needs the media lives."""
+"""GET /internal/media/{token}: for encoders, while a request that needs the media lives.
+
+Media go out piece by piece, as the encoder takes them, a bounded number of items at once. The others wait,
+first come, first served, and are told to come back (503 `media_busy`) before the encoder gives up reading.
+"""
+
+import asyncio
 
 from fastapi import APIRouter
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from triptych_common.domain.errors import RequestError
+from triptych_common.telemetry.logs import get_logger
 from triptych_gateway.encode.media_cache import MEDIA_PATH, MediaCache
+from triptych_gateway.errors import unavailable
 from triptych_gateway.request.known_file import KnownFile
 
+log = get_logger(__name__)
 
-def media_routes(media_cache: MediaCache) -> APIRouter:
+PIECE_BYTES = 256 << 10  # the event loop is held while the system takes one
+WAIT_S = 5.0  # for a place; the encoder reads for 10 s at most
+PIECE_TIMEOUT_S = 10.0  # for the encoder to take one: a place would else never be free again
+
+
+class MediaAnswer(Response):
+    """The media of one token. They are looked up when their turn has come: nothing is held meanwhile."""
+
+    media_type = "application/octet-stream"
+
+    def __init__(self, token: str, media_cache: MediaCache, places: asyncio.Semaphore) -> None:
+        super().__init__(headers={"Cache-Control": "no-store"})
+        self._token = token
+        self._media_cache = media_cache
+        self._places = places
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            async with asyncio.timeout(WAIT_S):
+                await self._places.acquire()
+        except TimeoutError as error:
+            raise unavailable("media_busy", "too many media are being sent; try again shortly") from error
+        try:
+            content = self._media_cache.media_by_token(self._token)
+            if content is None:
+                raise RequestError(404, "media_gone", "no living request holds this media")
+            if isinstance(content, KnownFile):
+                content = await content.fetch()
+            await self._send_pieces(content, send)
+        except TimeoutError:
+            log.info("encoder does not read the media that it asked for")
+        finally:
+            self._places.release()
+
+    async def _send_pieces(self, content: bytes, send: Send) -> None:
+        self.headers["Content-Length"] = str(len(content))
+        async with asyncio.timeout(PIECE_TIMEOUT_S):
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        pieces = memoryview(content)
+        for at in range(0, len(content), PIECE_BYTES):
+            end = at + PIECE_BYTES
+            async with asyncio.timeout(PIECE_TIMEOUT_S):
+                await send(
+                    {
+                        "type": "http.response.body",
+                        "body": pieces[at:end],
+                        "more_body": end < len(content),
+                    }
+                )
+
+
+def media_routes(media_cache: MediaCache, max_sends: int) -> APIRouter:
     router = APIRouter()
+    places = asyncio.Semaphore(max_sends)
 
     @router.get(MEDIA_PATH + "/{token}")
     async def fetch(token: str) -> Response:
-        content = media_cache.media_by_token(token)
-        if content is None:
-            raise RequestError(404, "media_gone", "no living request holds this media")
-        if isinstance(content, KnownFile):
-            content = await content.fetch()
-        return Response(content, media_type="application/octet-stream", headers={"Cache-Control": "no-store"})
+        return MediaAnswer(token, media_cache, places)
 
     return router

@@ -1,0 +1,64 @@
+"""Base64 that comes in pieces: what is taken decodes to the same by `binascii`, with all of it at once.
+
+    sent      whole groups of four characters | up to seven more, padding among them
+    held      their bytes                     | the characters
+
+Whole groups without padding are decoded as they come, by a library that takes a thirtieth of the time. The
+last ones wait for the end, and are decoded by `binascii` itself. Padding that has more behind it is never
+taken: `binascii` takes some of that, so it is asked again about what is refused here.
+"""
+
+import binascii
+import io
+
+import pybase64
+
+GROUP = 4  # characters, for three bytes
+_PADDING = b"="
+
+
+class Base64Decoder:
+    """One item. `feed` its characters, then `finish`; after a fault it takes no more."""
+
+    def __init__(self) -> None:
+        self._decoded = io.BytesIO()  # grows in place, and gives its memory away without a copy
+        self.rest = b""  # the last characters, not decoded
+        self.num_bytes = 0  # decoded
+
+    @property
+    def num_held(self) -> int:
+        return self.num_bytes + len(self.rest)
+
+    def feed(self, data: bytes) -> bool:
+        """Whether `data` may go on what came before. If not, it is in `rest`, as a whole."""
+        data = self.rest + data if self.rest else data
+        num_ready = max(len(data) - GROUP, 0) // GROUP * GROUP
+        ready = memoryview(data)[:num_ready]
+        try:
+            decoded = pybase64.b64decode(ready, validate=True)
+        except (binascii.Error, ValueError):
+            self.rest = data
+            return False
+        if data[num_ready - 1 : num_ready] == _PADDING:  # and more behind it
+            self.rest = data
+            return False
+        self._decoded.write(decoded)
+        self.num_bytes += len(decoded)
+        self.rest = data[num_ready:]
+        return True
+
+    def finish(self) -> bytes | None:
+        """The last bytes, which `take` gives too; None: it does not end as base64 does."""
+        try:
+            last = binascii.a2b_base64(self.rest, strict_mode=True)
+        except binascii.Error:
+            return None
+        self._decoded.write(last)
+        self.num_bytes += len(last)
+        return last
+
+    def take(self) -> bytes:
+        """All bytes; the decoder is empty then."""
+        content = self._decoded.getvalue()
+        self._decoded = io.BytesIO()
+        return content
