@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from blake3 import blake3
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
@@ -286,6 +287,7 @@ def test_media_are_not_held_as_text() -> None:
     (item,) = body.media_by_text().values()
     assert (item.content, body.is_odd) == (bytes(range(256)) * 20, False)
     assert item.num_chars == len(GOOD_IMAGE)
+    assert item.digest == blake3(item.content).hexdigest()
     assert len(body.text) < len(raw) - len(GOOD_IMAGE) + 80
     assert b"AAECAwQ" not in body.text
 

@@ -194,7 +194,7 @@ def _take_split(media: tuple[MediaPart, ...], split: SplitBody) -> int:
         elif part.is_base64 != (not item.head):
             raise RequestError(400, "invalid_value", f"{part.path} is not read so", part.path)
         else:
-            part.url, part.content = item.head, item.content
+            part.url, part.content, part.content_digest = item.head, item.content, item.digest
             num_chars += item.num_chars
     if by_text:
         raise RequestError(400, "invalid_value", "media stand where no media are read", None)

@@ -51,6 +51,7 @@ class MediaPart:
     url: str  # or base64; emptied once its bytes were taken; empty where a file is named by its id
     path: str  # of the URL, e.g. `messages[0].content[1].image_url.url`; errors carry it as `param`
     is_base64: bool = False  # `url` is the media themselves
+    content_digest: str = field(default="", compare=False)  # of `content`
     content: bytes | None = field(default=None, repr=False)  # decoded while they came; `url` ends before them
     file_id: str | None = None
     takes_any: bool = False  # the file may be of any kind

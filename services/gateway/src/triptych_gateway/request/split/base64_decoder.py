@@ -12,6 +12,7 @@ import binascii
 import io
 
 import pybase64
+from blake3 import blake3
 
 GROUP = 4  # characters, for three bytes
 _PADDING = b"="
@@ -24,10 +25,16 @@ class Base64Decoder:
         self._decoded = io.BytesIO()  # grows in place, and gives its memory away without a copy
         self.rest = b""  # the last characters, not decoded
         self.num_bytes = 0  # decoded
+        self._hasher = blake3()  # of what is decoded, as `hashing.media_digest`
 
     @property
     def num_held(self) -> int:
         return self.num_bytes + len(self.rest)
+
+    @property
+    def digest(self) -> str:
+        """Of what is decoded."""
+        return self._hasher.hexdigest()
 
     def feed(self, data: bytes) -> bool:
         """Whether `data` may go on what came before. If not, it is in `rest`, as a whole."""
@@ -43,6 +50,7 @@ class Base64Decoder:
             self.rest = data
             return False
         self._decoded.write(decoded)
+        self._hasher.update(decoded)
         self.num_bytes += len(decoded)
         self.rest = data[num_ready:]
         return True
@@ -54,6 +62,7 @@ class Base64Decoder:
         except binascii.Error:
             return None
         self._decoded.write(last)
+        self._hasher.update(last)
         self.num_bytes += len(last)
         return last
 

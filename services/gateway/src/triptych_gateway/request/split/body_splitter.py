@@ -156,6 +156,7 @@ class BodySplitter:
         if last is None:
             self._give_up()
             return piece[end:]
+        self._media[-1].digest = self._decoder.digest
         self._media[-1].rest = self._decoder.rest
         self._media[-1].num_rest_bytes = len(last)
         self._keep_decoded()

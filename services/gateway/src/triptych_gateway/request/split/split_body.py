@@ -22,6 +22,7 @@ class BodyMedia:
     marker: str
     at: int  # of the marker in the text
     content: bytes = field(repr=False)
+    digest: str = ""  # of `content`, taken as it came; "" where it is not complete
     rest: bytes = b""  # the last characters of its base64, as sent
     num_rest_bytes: int = 0  # what they decode to: the last ones of `content`
 
