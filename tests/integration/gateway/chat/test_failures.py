@@ -16,6 +16,7 @@ from tests.support.gateway.system import System
 from tests.support.waiting import until
 from triptych_common.protocol.ids import MmHash
 from triptych_common.protocol.messages import ECTransferParams, EncodeFailed, FailureKind
+from triptych_gateway.request.split.split_body import SplitBody
 
 IMAGE = {"type": "image_url", "image_url": {"url": data_url(image_bytes(3))}}
 URL = "messages[0].content[0].image_url.url"
@@ -368,7 +369,8 @@ async def test_a_large_body_does_not_block_the_event_loop(system: System) -> Non
 
 
 async def _parse(system: System, body: bytes) -> int:
-    return len((await system.gateway.chat.parser.parse(bytearray(body))).media)
+    split = SplitBody(bytearray(body), [], len(body), is_odd=False)
+    return len((await system.gateway.chat.parser.parse(split, int)).media)
 
 
 async def _answer(records: Any) -> Any:

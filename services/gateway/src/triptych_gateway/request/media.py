@@ -194,7 +194,8 @@ class MediaIntake:
         content = bytes_of(part, self.limits.max_item_bytes) if fetched is None else fetched
         image = check_media(part, content, self.limits)
         naming = _naming(part, request, namespace_digest)
-        return naming.name_item(part, content, media_digest(content), image)
+        digest = part.content_digest if fetched is None else ""
+        return naming.name_item(part, content, digest or media_digest(content), image)
 
 
 def _naming(part: MediaPart, request: ChatRequest, namespace_digest: str) -> ItemNaming:
