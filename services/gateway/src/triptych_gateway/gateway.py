@@ -227,7 +227,8 @@ def _media_intake(
     settings: GatewaySettings, threads: ThreadPoolExecutor, fetcher: MediaFetcher
 ) -> MediaIntake:
     image_limits = ImageLimits(settings.max_image_pixels, settings.image_formats)
-    return MediaIntake(MediaLimits(settings.max_item_bytes, image_limits), threads, fetcher)
+    limits = MediaLimits(settings.max_item_bytes, image_limits, settings.video_piece_rows)
+    return MediaIntake(limits, threads, fetcher)
 
 
 def _fetch_options(settings: GatewaySettings) -> FetchOptions:

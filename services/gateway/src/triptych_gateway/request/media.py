@@ -16,6 +16,7 @@ from triptych_common.domain.errors import RequestError
 from triptych_common.domain.hashing import mm_hash
 from triptych_common.domain.transient import is_transient
 from triptych_common.protocol.ids import MmHash
+from triptych_common.protocol.messages import Modality
 from triptych_gateway.errors import unavailable
 from triptych_gateway.fetch.fetcher import SCHEMES, AcceptedUrl, MediaFetcher
 from triptych_gateway.fetch.shared_downloads import OnGrowth
@@ -38,6 +39,7 @@ class TakenItem:
     image: ImageHeader | None  # of an image
     processor_options: Mapping[str, Any]
     media_io_options: Mapping[str, Any]  # this item's modality only, not keyed by it
+    piece_rows: int = 0  # as in its `EncodeJob`
 
     @property
     def needs_encoder(self) -> bool:
@@ -144,6 +146,7 @@ class MediaIntake:
         content = bytes_of(part, self.limits.max_item_bytes) if fetched is None else fetched
         image = check_media(part, content, self.limits)
         io_options = request.media_io_options.get(part.modality, {})
+        piece_rows = self.limits.video_piece_rows if part.modality is Modality.VIDEO else 0
         try:
             identity = mm_hash(
                 modality=part.modality,
@@ -152,11 +155,12 @@ class MediaIntake:
                 processor_options=request.processor_options,
                 media_io_options=io_options,
                 tenant_salt=request.tenant_salt,
+                piece_rows=piece_rows,
             )
         except TypeError as error:
             message = "mm_processor_kwargs and media_io_kwargs must be plain JSON"
             raise RequestError(400, "invalid_value", message, "mm_processor_kwargs") from error
-        return TakenItem(part, identity, content, image, request.processor_options, io_options)
+        return TakenItem(part, identity, content, image, request.processor_options, io_options, piece_rows)
 
 
 def _first_of(errors: BaseExceptionGroup[BaseException]) -> BaseException:
