@@ -27,7 +27,7 @@ class TokenAnswer:
     logprobs: tuple[float, ...]  # of each of them
 
 
-def answer_to(server: Server, body: dict[str, Any]) -> TokenAnswer:
+def answer_to(server: Server, body: dict[str, Any], timeout_s: float = TIMEOUT_S) -> TokenAnswer:
     """The answer to a body of `FamilyQuestion.body`.
 
     Raises:
@@ -35,7 +35,7 @@ def answer_to(server: Server, body: dict[str, Any]) -> TokenAnswer:
     """
     reply = httpx.post(
         f"{server.base_url}/chat/completions",
-        json=body, timeout=TIMEOUT_S, trust_env=False, headers={"Authorization": "Bearer none"},
+        json=body, timeout=timeout_s, trust_env=False, headers={"Authorization": "Bearer none"},
     )  # fmt: skip
     assert reply.status_code == httpx.codes.OK, f"{reply.status_code}: {reply.text[:2000]}"
     answer = reply.json()

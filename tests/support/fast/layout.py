@@ -23,6 +23,7 @@ class Layout:
     num_gateways: int = 1
     takeover_idle_ms: int = 500
     encode_s: float = 0.12
+    num_pieces: int = 1  # of an item, in the store
     token_s: float = 0.002
     budget_embeds: int = 600
     region_bytes: int = 8 << 20
@@ -58,7 +59,7 @@ class Layout:
             case Party.ENCODER:
                 return [
                     f"--model={MODEL}", f"--takeover-idle-ms={self.takeover_idle_ms}",
-                    f"--encode-s={self.encode_s}", f"--tally={tally}",
+                    f"--encode-s={self.encode_s}", f"--tally={tally}", f"--num-pieces={self.num_pieces}",
                 ]  # fmt: skip
             case Party.PREFILL_DECODE:
                 return [

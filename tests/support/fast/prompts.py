@@ -9,9 +9,12 @@ from blake3 import blake3
 
 @dataclass(frozen=True)
 class Item:
+    """A media item, or a piece of one."""
+
     mm_hash: str
     num_embeds: int
     prefix: str  # digest of all parts up to this one
+    media_hash: str  # the media item's
 
 
 @dataclass(frozen=True)

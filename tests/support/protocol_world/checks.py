@@ -90,7 +90,7 @@ class Checks(Choices):
             owners += [each.pin_id for each in session.from_store if isinstance(each, Pinned | EntrySealed)]
             owners += [each.pin_id for each in session.to_store if isinstance(each, Unpin)]
         if isinstance(engine, EncoderActor):
-            known = {e.pin_id for e in engine.ledger._items.values() if e.pin_id is not None}
+            known = {pin_id for item in engine.ledger._items.values() for pin_id in item.pin_ids}
             assert known <= engine.host.held, "the ledger has a pin that it was not given"
             with_jobs = engine.host.held - known  # of entries that were sealed before the job's end
             assert len(with_jobs) <= len(engine.outstanding), "pins that neither ledger nor job has"

@@ -55,6 +55,7 @@ class FakeFeature:
     mm_position: FakePosition
     data: Mapping[str, object] | None = field(default_factory=lambda: {"image_grid_thw": (1, 2, 2)})
     modality: str = "image"
+    mm_hash: str | None = None  # of the item, where this is a piece of one
 
 
 @dataclass(eq=False)

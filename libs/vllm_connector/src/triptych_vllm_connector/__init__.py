@@ -11,6 +11,7 @@ links/          EngineCore of prefill_decode: the consumer's links to store, bus
 readable        EngineCore and workers: which entries can be read from here; keys of tensors in Redis.
 slab_probe      EngineCore and workers: what the engine knows of the store's slab, which a worker finds out.
 step_orders     EngineCore -> worker: what to write and what to load.
+pieces          hosts, EngineCore and workers: items that are several features in the prompt.
 step_metadata   both ways, as vLLM's connector metadata: step orders, and failed loads back.
 worker/         workers: write and seal, load and release; the transports.
 process_exit    EngineCore and workers: signals, and a quick end.

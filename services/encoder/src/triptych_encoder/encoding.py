@@ -84,6 +84,7 @@ class PreparedItem:
     num_tokens: int  # of the encoder's prompt: placeholders, and what the model puts around them
     width: int  # columns
     record: ItemRecord  # for the language model
+    pieces: tuple["PreparedItem", ...] = ()  # of the record's rows, in order, each to be encoded by itself
 
 
 class Encoder(Protocol):

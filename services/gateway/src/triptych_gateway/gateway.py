@@ -249,7 +249,7 @@ def _media_intake(
 
 def _media_limits(settings: GatewaySettings) -> MediaLimits:
     image_limits = ImageLimits(settings.max_image_pixels, settings.image_formats)
-    return MediaLimits(settings.max_item_bytes, image_limits)
+    return MediaLimits(settings.max_item_bytes, image_limits, settings.video_piece_rows)
 
 
 def _encode_ahead(
@@ -270,6 +270,7 @@ def _encode_ahead(
         view=view,
         metrics=metrics,
         timeout_s=settings.first_token_timeout_s,
+        video_piece_rows=settings.video_piece_rows,
     )
 
 

@@ -9,6 +9,7 @@ from pydantic import (
     AfterValidator,
     Field,
     NonNegativeFloat,
+    NonNegativeInt,
     PositiveFloat,
     PositiveInt,
     SecretStr,
@@ -64,6 +65,8 @@ class GatewaySettings(MediaSettings):
     max_items: PositiveInt = 16
     max_item_bytes: PositiveInt = 20 << 20
     max_image_pixels: PositiveInt = MAX_IMAGE_PIXELS
+    video_piece_rows: NonNegativeInt = 1024
+    """Of a video's rows, the fewest that a piece has, where the model's videos can be divided; 0: none is."""
     fetch_urls: bool = True
     """Whether media may be named by http(s) URL. Addresses that are not public are refused all the same."""
     fetch_allowed_ports: tuple[Annotated[int, Field(ge=1, le=65535)], ...] = (80, 443)

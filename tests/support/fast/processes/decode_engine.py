@@ -7,7 +7,7 @@
 
 One thread, as in EngineCore: whatever is to be done comes through its input queue, and other threads
 only put into it. A request's prompt is its parts in order; an item's placeholder is as long as its rows
-plus two marks. What the KV cache holds of an item is its word, so a prefix of equal parts covers items.
+plus two marks. What the KV cache holds of an item is its tensor, so a prefix of equal parts covers items.
 """
 
 import queue
@@ -24,6 +24,7 @@ from tests.support.vllm_connector.fake_engine import FakeFeature, FakePosition, 
 from triptych_common.domain.errors import StoreUnavailableError
 from triptych_common.telemetry.logs import get_logger
 from triptych_vllm_connector.consumer.consumer import Consumer
+from triptych_vllm_connector.pieces import group_pieces
 from triptych_vllm_connector.worker.loading import LoadingWorker
 
 log = get_logger(__name__)
@@ -36,7 +37,7 @@ STALLED_STEP_S = 0.005  # while a running request waits for space
 class _Running:
     prompt: Prompt
     request: FakeRequest
-    words: dict[int, str] = field(default_factory=dict)  # what is known of each place
+    tensors: dict[int, bytes] = field(default_factory=dict)  # of each place, as far as they are computed
     held: set[int] = field(default_factory=set)  # places whose item it refers to in the encoder cache
     num_sent: int = 0
 
@@ -46,7 +47,13 @@ class _Running:
 
     @property
     def is_prefilled(self) -> bool:
-        return len(self.words) == len(self.prompt.items)
+        return len(self.tensors) == len(self.prompt.items)
+
+    def item_words(self) -> list[str]:
+        """Of each media item."""
+        places = iter(range(len(self.prompt.items)))
+        groups = group_pieces(self.request.mm_features)
+        return [word_of(b"".join(self.tensors[next(places)] for _ in group)) for group in groups]
 
 
 class DecodeEngine:
@@ -63,7 +70,7 @@ class DecodeEngine:
         self._running: list[str] = []
         self._cached: dict[str, set[str]] = {}  # mm_hash -> requests that refer to it
         self._encoder_cache: dict[str, torch.Tensor] = {}
-        self._kv: OrderedDict[str, str] = OrderedDict()  # prefix -> word of its last item
+        self._kv: OrderedDict[str, bytes] = OrderedDict()  # prefix -> tensor of its last item
         self._num_steps = 0
         self._is_closed = False
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -131,9 +138,8 @@ class DecodeEngine:
     def _add(self, prompt: Prompt) -> None:
         features, offset = [], 0
         for item in prompt.items:
-            features.append(
-                FakeFeature(item.mm_hash, FakePosition(offset + 1, item.num_embeds + 2, item.num_embeds))
-            )
+            position = FakePosition(offset + 1, item.num_embeds + 2, item.num_embeds)
+            features.append(FakeFeature(item.mm_hash, position, mm_hash=item.media_hash))
             offset += item.num_embeds + 3
         request = FakeRequest(prompt.request_id, features, prompt.transfer_params)
         if features:
@@ -184,21 +190,21 @@ class DecodeEngine:
 
     def _recall(self, each: _Running) -> int:
         """Tokens that the KV cache holds. Those of items only: text costs nothing here."""
-        each.words.clear()
+        each.tensors.clear()
         covered = 0
         for place, item in enumerate(each.prompt.items):
-            word = self._kv.get(item.prefix)
-            if word is None:
+            tensor = self._kv.get(item.prefix)
+            if tensor is None:
                 break
             self._kv.move_to_end(item.prefix)
-            each.words[place] = word
+            each.tensors[place] = tensor
             covered = each.end_of(place)
         return covered
 
     def _plan(self, each: _Running) -> list[tuple[str, int]]:
         """As far as the items are here, in order."""
         scheduled: list[tuple[str, int]] = []
-        for place in range(len(each.words), len(each.prompt.items)):
+        for place in range(len(each.tensors), len(each.prompt.items)):
             mm_hash = each.prompt.items[place].mm_hash
             if mm_hash not in self._cached:
                 if not self._consumer.is_pinned(mm_hash):
@@ -227,8 +233,8 @@ class DecodeEngine:
                 scheduled.remove((engine_request_id, place))
                 continue
             tensor = self._encoder_cache[item.mm_hash]
-            each.words[place] = word_of(tensor.contiguous().view(torch.uint8).numpy().tobytes())
-            self._kv[item.prefix] = each.words[place]
+            each.tensors[place] = tensor.contiguous().view(torch.uint8).numpy().tobytes()
+            self._kv[item.prefix] = each.tensors[place]
             if len(self._kv) > PREFIX_CACHE_ENTRIES:
                 self._kv.popitem(last=False)
         for engine_request_id, place in scheduled:
@@ -243,8 +249,7 @@ class DecodeEngine:
             if not each.is_prefilled:
                 continue
             prompt = each.prompt
-            items = [each.words[place] for place in range(len(prompt.items))]
-            words = answer_words(items, prompt.text, prompt.num_tokens)
+            words = answer_words(each.item_words(), prompt.text, prompt.num_tokens)
             prompt.send(Token(words[each.num_sent]))
             each.num_sent += 1
             if each.num_sent == len(words):

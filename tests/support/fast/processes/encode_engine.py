@@ -4,6 +4,7 @@ The worker is the real one (`WritingWorker`: one copy into the region, then the 
 """
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -14,20 +15,22 @@ from tests.support.item_records import IMAGE_LIMITS, item_record
 from triptych_common.protocol.messages import EncodeJob
 from triptych_encoder.encoding import BadMediaError, PreparedItem
 from triptych_vllm_connector.config import ConnectorConfig
+from triptych_vllm_connector.pieces import row_ranges
 from triptych_vllm_connector.step_orders import WriteOrder
 from triptych_vllm_connector.worker.writing import WritingWorker
 
 
 class FastEncodeEngine:
-    """`Encoder`. Each encode takes `encode_s` seconds, and is noted in `tally`."""
+    """`Encoder`. Each encode takes `encode_s` seconds, in all of its pieces, and is noted in `tally`."""
 
     dtype = DTYPE
     max_num_tokens = 4096
     item_limits = IMAGE_LIMITS
     max_item_embeds = MAX_GRID * MAX_GRID
 
-    def __init__(self, config: ConnectorConfig, encode_s: float, tally: Path) -> None:
+    def __init__(self, config: ConnectorConfig, encode_s: float, num_pieces: int, tally: Path) -> None:
         self._worker = WritingWorker(config, 0)
+        self._num_pieces = num_pieces
         self._encode_s = encode_s
         self._tally = tally
 
@@ -41,13 +44,23 @@ class FastEncodeEngine:
             raise BadMediaError("the bytes are not an image that can be decoded") from error
         num_rows = grid[1] * grid[2]
         record = item_record(num_rows, grid)
-        return PreparedItem({"media": media}, num_rows, num_rows + 2, WIDTH, record)
+        pieces = _pieces_of(num_rows, self._num_pieces)
+        record = record.model_copy(update={"pieces": pieces})
+
+        def rows(first: int, end: int) -> PreparedItem:
+            made = {"media": media, "mm_hash": job.mm_hash, "rows": (first, end), "num_rows": num_rows}
+            return PreparedItem(made, end - first, end - first + 2, WIDTH, record)
+
+        return replace(rows(0, num_rows), pieces=tuple(rows(*each) for each in row_ranges(pieces)))
 
     async def encode(self, prepared: PreparedItem, order: WriteOrder) -> None:
-        note_encode(self._tally, order.mm_hash, order.job_id)
-        await asyncio.sleep(self._encode_s)  # the work
-        raw = bytearray(tensor_bytes(prepared.engine_input["media"], order.num_embeds))
-        tensor = torch.frombuffer(raw, dtype=torch.float32).view(order.num_embeds, WIDTH)
+        made = prepared.engine_input
+        first, end = made["rows"]
+        job_id, _, _ = order.job_id.partition(".")
+        note_encode(self._tally, made["mm_hash"], job_id, first)
+        await asyncio.sleep(self._encode_s * (end - first) / made["num_rows"])  # the work
+        raw = bytearray(tensor_bytes(made["media"], made["num_rows"]))
+        tensor = torch.frombuffer(raw, dtype=torch.float32).view(made["num_rows"], WIDTH)[first:end]
         self._worker.on_encode_start()
         self._worker.write_order(order, tensor)
 
@@ -56,3 +69,9 @@ class FastEncodeEngine:
 
     def close(self) -> None:
         self._worker.close()
+
+
+def _pieces_of(num_rows: int, num_pieces: int) -> tuple[int, ...]:
+    """Rows of each; () for one."""
+    each, more = divmod(num_rows, num_pieces)
+    return tuple(each + (number < more) for number in range(num_pieces)) if each and num_pieces > 1 else ()

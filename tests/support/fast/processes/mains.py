@@ -19,9 +19,10 @@ from triptych_encoder.settings import EncoderSettings
 
 
 class FastEncoderSettings(EncoderSettings):
-    """As the encoder's; and how long an encode takes, and for which namespace it is."""
+    """As the encoder's; and how long an encode takes, of how many pieces, and for which namespace it is."""
 
     encode_s: float = 0.02
+    num_pieces: int = 1
     tally: Path
     namespace: str = DIGEST
 
@@ -37,7 +38,11 @@ def run_encoder() -> None:
 
     async def serve(stop: StopSignal) -> None:
         engine = await asyncio.to_thread(
-            FastEncodeEngine, config_of(settings, settings.namespace), settings.encode_s, settings.tally
+            FastEncodeEngine,
+            config_of(settings, settings.namespace),
+            settings.encode_s,
+            settings.num_pieces,
+            settings.tally,
         )
         try:
             async with EncoderService.open(settings, settings.namespace, engine) as service:

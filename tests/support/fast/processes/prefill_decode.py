@@ -28,6 +28,7 @@ from triptych_vllm_connector.config import ConnectorConfig
 from triptych_vllm_connector.consumer.consumer import Consumer
 from triptych_vllm_connector.consumer.ports import EncoderCache
 from triptych_vllm_connector.links.opening import open_consumer
+from triptych_vllm_connector.pieces import piece_hashes
 from triptych_vllm_connector.worker.loading import LoadingWorker
 
 log = get_logger(__name__)
@@ -173,6 +174,19 @@ def _set_soon(loop: asyncio.AbstractEventLoop, counts_future: "asyncio.Future[An
         loop.call_soon_threadsafe(_set, counts_future, value)
 
 
+def _items_of(mm_hash: str, given: dict[str, Any], prefix: str) -> list[Item]:
+    """A media item of the prompt, or its pieces."""
+    pieces = given["record"]["pieces"]
+    if not pieces:
+        return [Item(mm_hash, given["num_embeds"], prefix, mm_hash)]
+    hashes = piece_hashes(mm_hash, pieces)
+    prefixes = [prefix_digest(prefix, each) for each in hashes[:-1]]
+    return [
+        Item(each, num_rows, own, mm_hash)
+        for each, num_rows, own in zip(hashes, pieces, [*prefixes, prefix], strict=True)
+    ]
+
+
 class _Exchange:
     """One request at the engine."""
 
@@ -186,7 +200,7 @@ class _Exchange:
 
     def _prompt(self) -> Prompt:
         params = self.body.get("ec_transfer_params")
-        rows = {item["mm_hash"]: item["num_embeds"] for item in params["items"]} if params else {}
+        given = {item["mm_hash"]: item for item in params["items"]} if params else {}
         items, texts, prefix = [], [], ""
         for message in self.body["messages"]:
             content = message["content"]
@@ -196,7 +210,7 @@ class _Exchange:
                     prefix = prefix_digest(prefix, part["text"])
                 else:
                     prefix = prefix_digest(prefix, part["uuid"])
-                    items.append(Item(part["uuid"], rows[part["uuid"]], prefix))
+                    items += _items_of(part["uuid"], given[part["uuid"]], prefix)
         num_tokens = int(self.body.get("max_tokens", DEFAULT_TOKENS))
         return Prompt(self._id, tuple(items), "\n".join(texts), num_tokens, params, self._send)
 

@@ -19,7 +19,7 @@ ENCODE, TAKEN = "encode", "taken"
 
 @dataclass(frozen=True)
 class Tally:
-    """Both by `(mm_hash, job_id)`."""
+    """Both by `(mm_hash, job_id)`. Of an item in pieces, the encodes of the piece that has most of them."""
 
     encodes: Counter[tuple[str, str]] = field(default_factory=Counter)
     taken: Counter[tuple[str, str]] = field(default_factory=Counter)
@@ -27,10 +27,12 @@ class Tally:
     @classmethod
     def read(cls, path: Path) -> Self:
         lines = [line.split() for line in path.read_text().splitlines()]
-        return cls(
-            Counter((mm_hash, job_id) for what, mm_hash, job_id in lines if what == ENCODE),
-            Counter((mm_hash, job_id) for what, mm_hash, job_id in lines if what == TAKEN),
-        )
+        encodes: Counter[tuple[str, str]] = Counter()
+        for (mm_hash, job_id, _), number in Counter(
+            tuple(rest) for what, *rest in lines if what == ENCODE
+        ).items():
+            encodes[mm_hash, job_id] = max(encodes[mm_hash, job_id], number)
+        return cls(encodes, Counter((rest[0], rest[1]) for what, *rest in lines if what == TAKEN))
 
     def since(self, before: "Tally") -> "Tally":
         return Tally(self.encodes - before.encodes, self.taken - before.taken)
@@ -62,8 +64,8 @@ class Tally:
         return {key[0]: number for key, number in self.encodes.items() if number > self.taken[key]}
 
 
-def note_encode(path: Path, mm_hash: str, job_id: str) -> None:
-    _append(path, ENCODE, mm_hash, job_id)
+def note_encode(path: Path, mm_hash: str, job_id: str, first_row: int) -> None:
+    _append(path, ENCODE, mm_hash, job_id, str(first_row))
 
 
 def note_taken_jobs(path: Path) -> None:

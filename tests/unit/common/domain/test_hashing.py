@@ -38,6 +38,7 @@ def test_order_of_options_does_not_matter() -> None:
         {"processor_options": {"a": 1}},
         {"processor_options": {}, "media_io_options": {"a": 1, "b": [1, 2]}},
         {"media_io_options": {"a": 1}},
+        {"piece_rows": 1024},
         {"tenant_salt": "t"},
         {"namespace_digest": "n", "modality": "images"},
         {"media_digest": "", "tenant_salt": "bytes"},

@@ -7,6 +7,7 @@ import struct
 import time
 import warnings
 import zlib
+from base64 import b64encode
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -132,11 +133,11 @@ async def take(threads: ThreadPoolExecutor, url: str, **options: Any) -> Any:
 
 
 async def take_all(
-    threads: ThreadPoolExecutor, request: ChatRequest, digest: str = DIGEST
+    threads: ThreadPoolExecutor, request: ChatRequest, digest: str = DIGEST, limits: MediaLimits = LIMITS
 ) -> tuple[TakenItem, ...]:
     """By a gateway that fetches nothing."""
     fetcher = MediaFetcher(None, None, None, threads, GatewayMetrics(), 1.0)
-    intake = MediaIntake(LIMITS, threads, fetcher)
+    intake = MediaIntake(limits, threads, fetcher)
     return await intake.take_items(request, digest, time.monotonic() + 10, lambda _: None)
 
 
@@ -162,6 +163,29 @@ async def test_identity_follows_content_options_and_namespace(threads: ThreadPoo
     unrelated = await take(threads, url, media_io={"video": {"num_frames": 2}})
     assert unrelated.mm_hash == plain.mm_hash
     assert others[3].media_io_options == {"image_mode": "RGBA"}
+
+
+MP4 = b"\0\0\0\x18ftypisom" + b"\0" * 12
+
+
+@pytest.mark.parametrize("modality", ["image", "video"])
+async def test_how_a_video_is_divided_is_part_of_its_identity(
+    threads: ThreadPoolExecutor, modality: str
+) -> None:
+    media = image_bytes() if modality == "image" else MP4
+    taken = []
+    for piece_rows in (0, 500, 1000):
+        url = f"data:{modality}/{'png' if modality == 'image' else 'mp4'};base64,{b64encode(media).decode()}"
+        content = [{"type": f"{modality}_url", f"{modality}_url": {"url": url}}]
+        body = {"model": "m", "messages": [{"role": "user", "content": content}]}
+        request = parse_chat_request(orjson.dumps(body), PlaceholderGuard(()), 8)
+        limits = replace(LIMITS, video_piece_rows=piece_rows)
+        taken += await take_all(threads, request, limits=limits)
+    if modality == "image":
+        assert {(item.mm_hash, item.piece_rows) for item in taken} == {(taken[0].mm_hash, 0)}
+    else:
+        assert [item.piece_rows for item in taken] == [0, 500, 1000]
+        assert len({item.mm_hash for item in taken}) == 3
 
 
 async def test_text_is_dropped_once_taken_and_equal_bytes_are_held_once(threads: ThreadPoolExecutor) -> None:

@@ -1,5 +1,7 @@
 """Item replies: every message once, in whatever order its two halves become known."""
 
+from dataclasses import replace
+
 import pytest
 
 from tests.support.vllm_connector.fake_engine import (
@@ -9,11 +11,12 @@ from tests.support.vllm_connector.fake_engine import (
     metadata,
     mm_hash,
 )
-from triptych_common.protocol.messages import Decision, ItemAck, Outcome, Preallocation
+from triptych_common.protocol.messages import Decision, EncodeNeeded, ItemAck, Outcome, Preallocation
 from triptych_vllm_connector.consumer.admission import Admission, make_admission
 from triptych_vllm_connector.consumer.item_replies import DeclineReason, ItemReplies
 from triptych_vllm_connector.consumer.local_encode import encodes_no_request
 from triptych_vllm_connector.consumer.request_table import RequestTable
+from triptych_vllm_connector.pieces import piece_hashes
 
 A = mm_hash("a")
 KEY = ("req-1", 0)
@@ -194,3 +197,80 @@ def test_it_is_bounded_and_forgets_the_oldest() -> None:
     assert len(replies.replies) == 2
     assert replies.on_metadata(("req-1", 0)) == []
     assert short(replies.on_metadata(("req-1", 2))) == [("encoder-0", "job-1", "granted")]
+
+
+class PieceReplies:
+    """Replies about one item in three pieces, behind an image; what each call sent."""
+
+    def __init__(self) -> None:
+        self.sender = FakeMessageSender()
+        requests = RequestTable(INSTANCE, encodes_no_request, lambda: 0)
+        self.replies = ItemReplies(INSTANCE, self.sender, requests)
+        image, *pieces = fake_request("r1", [(A, 1), *((each, 2) for each in PIECES)]).mm_features
+        features = [image, *(replace(each, mm_hash=VIDEO) for each in pieces)]
+        params = {"request_id": "req-1", "gateway": "gateway-0"}
+        self.admission = make_admission("r1", features, params, 0)
+        self.replies.on_metadata(metadata(VIDEO, ("req-1", 1)))
+
+    def grant(self, *numbers: int) -> list[str]:
+        for number in numbers:
+            self.replies.grant_item(self.admission, self.admission.features[1 + number])
+        return self._sent()
+
+    def skip(self, *numbers: int) -> list[str]:
+        for number in numbers:
+            self.replies.skip_item(self.admission, self.admission.features[1 + number], "prefix_cached")
+        return self._sent()
+
+    def ack(self, *numbers: int, outcome: Outcome = Outcome.INJECTED) -> list[str]:
+        for number in numbers:
+            self.replies.ack_item(self.admission, self.admission.features[1 + number], outcome)
+        return self._sent()
+
+    def _sent(self) -> list[str]:
+        sent = [message for _, message in self.sender.take()]
+        assert all((message.mm_hash, message.item_index) == (VIDEO, 1) for message in sent)
+        return [what for _, _, what in short([("encoder-0", message) for message in sent])]
+
+
+VIDEO = mm_hash("d")
+PIECES = piece_hashes(VIDEO, (2, 2, 2))
+
+
+def test_an_item_in_pieces_is_granted_with_the_first_and_acked_with_the_last() -> None:
+    replies = PieceReplies()
+    assert replies.grant(0, 1, 2) == ["granted"]
+    assert replies.ack(0, 1) == []
+    assert replies.ack(2) == ["injected"]
+    assert replies.ack(0, 1, 2, outcome=Outcome.FAILED) == [], "the first outcome counts"
+
+
+def test_an_item_of_which_the_prefix_cache_covers_some_pieces_is_needed() -> None:
+    replies = PieceReplies()
+    assert replies.skip(0, 1) == []
+    assert replies.grant(2) == ["granted"]
+    assert replies.ack(2) == ["injected"]
+
+
+def test_an_item_of_which_the_prefix_cache_covers_all_pieces_is_declined() -> None:
+    replies = PieceReplies()
+    assert replies.skip(0, 1) == []
+    assert replies.skip(2) == ["declined", "skipped"]
+
+
+def test_a_piece_that_is_needed_again_takes_the_items_ack_back() -> None:
+    """The request was preempted: its first piece is in the prefix cache, the others are loaded again."""
+    replies = PieceReplies()
+    replies.grant(0, 1, 2)
+    assert replies.ack(0, 1) == []
+    assert replies.grant(1, 2) == []
+    assert replies.ack(2) == []
+    assert replies.ack(1) == ["injected"]
+
+
+def test_a_gateway_is_asked_for_the_item_and_not_for_a_piece() -> None:
+    replies = PieceReplies()
+    replies.replies.request_encode(replies.admission, PIECES[1], "absent")
+    ((gateway, needed),) = replies.sender.take()
+    assert isinstance(needed, EncodeNeeded)
+    assert (gateway, needed.mm_hash, needed.item_index) == ("gateway-0", VIDEO, 1)

@@ -15,6 +15,7 @@ from triptych_common.protocol.ids import MmHash
 _NAMESPACE_TAG = b"triptych.namespace.v1"
 _ITEM_TAG = b"triptych.item.v2"
 _RAW_TAG = b"triptych.raw.v1"
+_PIECE_TAG = b"triptych.piece.v1"
 _TENANT_CONTEXT = "triptych.tenant.v1"
 _OWNER_CONTEXT = "triptych.owner.v1"
 
@@ -46,6 +47,7 @@ def mm_hash(
     processor_options: Mapping[str, Any],
     media_io_options: Mapping[str, Any],
     tenant_salt: str = "",
+    piece_rows: int = 0,
 ) -> MmHash:
     """Identity of one media item: equal if and only if the encoder's output must be equal.
 
@@ -56,6 +58,7 @@ def mm_hash(
         processor_options: what the request passes to the processor (`mm_processor_kwargs`), JSON values.
         media_io_options: what the request passes to the media reader (`media_io_kwargs`), JSON values.
         tenant_salt: from `tenant_salt`; keeps tenants from seeing each other's items. "": shared.
+        piece_rows: as in the item's `EncodeJob`: how its tensor is divided follows from it. 0: not at all.
 
     Raises:
         TypeError: an option is not a JSON value.
@@ -68,6 +71,7 @@ def mm_hash(
         _canonical(media_io_options),
         tenant_salt.encode(),
         bytes.fromhex(media_digest),
+        *([str(piece_rows).encode()] if piece_rows else []),
     )
     return MmHash(_digest(_ITEM_TAG, parts))
 
@@ -96,6 +100,11 @@ def owner_id(*, tenant: str | None, key_name: str | None, key_digest: str | None
 def raw_item_id(item: MmHash) -> str:
     """Identity of one item's raw media in an engine that encodes them itself: apart from its tensor's."""
     return _digest(_RAW_TAG, (item.encode(),))
+
+
+def piece_hash(item: MmHash, first_row: int, end_row: int) -> MmHash:
+    """Identity of the piece of an item's tensor that has its rows from `first_row` up to `end_row`."""
+    return MmHash(_digest(_PIECE_TAG, (item.encode(), str(first_row).encode(), str(end_row).encode())))
 
 
 def _canonical(options: Mapping[str, Any]) -> bytes:

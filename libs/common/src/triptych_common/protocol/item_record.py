@@ -16,12 +16,13 @@ from base64 import b64decode, b64encode
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, StringConstraints
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, StringConstraints
 
 RECORD_VERSION: Literal[1] = 1
 MAX_RECORD_FIELDS = 16
 MAX_RECORD_UPDATES = 4
 MAX_TARGET_TOKENS = 64
+MAX_PIECES = 32  # of one video
 MAX_ARRAY_BYTES = 8 << 20  # unpacked
 MAX_PACKED_CHARS = 1 << 20
 TOKEN_DTYPE = "int32"
@@ -122,3 +123,5 @@ class ItemRecord(_Part):
     version: Literal[1] = RECORD_VERSION
     fields: tuple[RecordField, ...] = Field(default=(), max_length=MAX_RECORD_FIELDS)
     updates: tuple[PlaceholderUpdate, ...] = Field(min_length=1, max_length=MAX_RECORD_UPDATES)
+    # Rows of each piece, where the item's tensor lies in the store in several; (): in one, under the mm_hash.
+    pieces: tuple[PositiveInt, ...] = Field(default=(), max_length=MAX_PIECES)

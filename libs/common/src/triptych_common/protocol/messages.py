@@ -18,7 +18,7 @@ from pydantic import (
 )
 
 from triptych_common.protocol.ids import MmHashText, Name, NamespaceDigestText
-from triptych_common.protocol.item_record import ItemRecord
+from triptych_common.protocol.item_record import MAX_PIECES, ItemRecord
 from triptych_common.protocol.urls import BaseUrlText
 
 SCHEMA_VERSION = 2
@@ -92,6 +92,7 @@ class EncodeJob(Message):
     image: ImageProperties | None = None  # None: not an image; an encoder refuses an image without it
     mm_processor_kwargs: dict[str, Any] = Field(default_factory=dict)
     media_io_kwargs: dict[str, Any] = Field(default_factory=dict)
+    piece_rows: NonNegativeInt = 0  # of a video: the fewest that a piece of it has; 0: it stays in one
     requesters: tuple[Requester, ...]
     attempt: PositiveInt = 1
     namespace_digest: NamespaceDigestText  # what mm_hash was made with; encoders of another one refuse it
@@ -262,6 +263,7 @@ class ItemTransfer(Message):
     modality: Modality
     num_embeds: PositiveInt
     record: ItemRecord | None = None  # for the renderer alone; the engine gets the item without it
+    pieces: tuple[PositiveInt, ...] = Field(default=(), max_length=MAX_PIECES)  # the record's, for the engine
 
 
 class ECTransferParams(Message):
@@ -274,7 +276,11 @@ class ECTransferParams(Message):
     items: tuple[ItemTransfer, ...]
 
     def without_records(self) -> "ECTransferParams":
-        items = tuple(item.model_copy(update={"record": None}) for item in self.items)
+        """As the engine gets them: of a record, no more than the pieces."""
+        items = tuple(
+            item.model_copy(update={"record": None, "pieces": item.record.pieces if item.record else ()})
+            for item in self.items
+        )
         return self.model_copy(update={"items": items})
 
 

@@ -29,6 +29,7 @@ from triptych_common.domain.transitions import check_transition
 from triptych_common.protocol.messages import ECTransferParams
 from triptych_vllm_connector.consumer.overlap import Readiness
 from triptych_vllm_connector.consumer.preallocator import Need
+from triptych_vllm_connector.pieces import group_pieces, item_of
 
 _MM_HASH = re.compile(r"[0-9a-f]{64}")
 
@@ -50,13 +51,16 @@ ALLOWED: dict[AdmissionState, frozenset[AdmissionState]] = {
 
 @dataclass(frozen=True)
 class Feature:
-    """One media item of a request, as the scheduler sees it."""
+    """One media item of a request, or a piece of one, as the scheduler sees it."""
 
     item_index: int
     mm_hash: str
     num_embeds: int
     end: int  # first token position behind its placeholder
     start: int = 0  # first token position of its placeholder
+    media_index: int = 0  # of the item among the request's media, as its gateway counts them
+    media_hash: str = ""  # the item's, of which `mm_hash` may be a piece
+    num_pieces: int = 1  # of the item
 
 
 @dataclass
@@ -141,6 +145,11 @@ def make_admission(
     """`mm_features` are vLLM's `MultiModalFeatureSpec`s, sorted by position; `transfer_params` the
     request's `ec_transfer_params` (see `protocol.messages.ECTransferParams`)."""
     params = transfer_params or {}
+    pieces = (
+        (media_index, len(group), piece)
+        for media_index, group in enumerate(group_pieces(mm_features))
+        for piece in group
+    )
     features = tuple(
         Feature(
             index,
@@ -148,8 +157,11 @@ def make_admission(
             f.mm_position.get_num_embeds(),
             f.mm_position.offset + f.mm_position.length,
             f.mm_position.offset,
+            media_index,
+            item_of(f),
+            num_pieces,
         )
-        for index, f in enumerate(mm_features)
+        for index, (media_index, num_pieces, f) in enumerate(pieces)
     )
     return Admission(
         engine_request_id=engine_request_id,

@@ -6,6 +6,9 @@ when outcome and metadata are both known; again only when it changed, or when me
 delivered twice, or another encoder took it over and knows nothing. An item that no encoder makes (it was in
 the store all along) has no metadata, and then nothing is sent.
 
+An item that lies in the store in pieces is one item to its encoder and its gateway: it is granted with the
+first piece that is, declined and acked with the last.
+
 Several engine requests can stand for one request of a gateway (`n` > 1). While one of them lives, another
 one's end does not count for it: an item is skipped by the last of them.
 """
@@ -51,6 +54,8 @@ class _Reply:
     jobs: dict[tuple[str, str], _Job] = field(default_factory=dict)
     decision: tuple[Decision, DeclineReason] | None = None
     outcome: tuple[Outcome, str] | None = None
+    declined: set[int] = field(default_factory=set)  # places of its pieces
+    done: set[int] = field(default_factory=set)  # likewise: those that have an outcome
 
 
 class ItemReplies:
@@ -97,9 +102,10 @@ class ItemReplies:
         """The request is done with the item. The first outcome counts."""
         if admission.is_local:
             return
-        key = (admission.request_id, feature.item_index)
-        reply = self._reply_of(key, feature.mm_hash)
-        if reply.outcome is None:
+        key = (admission.request_id, feature.media_index)
+        reply = self._reply_of(key, feature.media_hash)
+        reply.done.add(feature.item_index)
+        if reply.outcome is None and len(reply.done) >= feature.num_pieces:
             detail = (admission.failure or "") if outcome is Outcome.FAILED else ""
             reply.outcome = (outcome, detail[:500])
         self._send_news(key, reply, admission.traceparent)
@@ -108,10 +114,11 @@ class ItemReplies:
         """To the request's gateway, if it has one: no encoder makes this item."""
         if admission.gateway is None:
             return
+        place = admission.places_of(mm_hash)[0]
         message = EncodeNeeded(
             request_id=admission.request_id,
-            item_index=admission.places_of(mm_hash)[0].item_index,
-            mm_hash=mm_hash,
+            item_index=place.media_index,
+            mm_hash=place.media_hash,
             prefill_decode=self._instance,
             reason=reason,
         )
@@ -120,11 +127,16 @@ class ItemReplies:
     def _decide(
         self, admission: Admission, feature: Feature, decision: Decision, reason: DeclineReason
     ) -> None:
-        key = (admission.request_id, feature.item_index)
-        reply = self._reply_of(key, feature.mm_hash)
-        reply.decision = (decision, reason)
+        key = (admission.request_id, feature.media_index)
+        reply = self._reply_of(key, feature.media_hash)
         if decision is Decision.GRANTED:
             reply.outcome = None
+            reply.declined.discard(feature.item_index)
+            reply.done.discard(feature.item_index)
+        else:
+            reply.declined.add(feature.item_index)
+        if decision is Decision.GRANTED or len(reply.declined) >= feature.num_pieces:
+            reply.decision = (decision, reason)
         self._send_news(key, reply, admission.traceparent)
 
     def _reply_of(self, key: RequesterKey, mm_hash: str) -> _Reply:

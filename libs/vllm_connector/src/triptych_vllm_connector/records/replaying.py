@@ -27,6 +27,7 @@ from vllm.utils.async_utils import make_async
 from triptych_common.domain.transient import is_transient
 from triptych_common.protocol.item_record import Batching, ItemRecord, PlaceholderUpdate, RecordField
 from triptych_common.protocol.messages import ECTransferParams, ItemTransfer
+from triptych_vllm_connector.pieces import divide_feature
 from triptych_vllm_connector.records.item_cache import ItemCache
 from triptych_vllm_connector.records.packing import unpack_tensor, unpack_tokens, unpack_value
 from triptych_vllm_connector.records.positions import PositionCheck
@@ -75,6 +76,8 @@ class RecordedItems(ItemCache):
             if (len(tokens) if is_embed is None else int(is_embed.sum())) != num_embeds:
                 raise ValueError("the item's record has other rows than the item")
             self._check.check(modality, item, tokens, is_embed)
+        if record.pieces and sum(record.pieces) != num_embeds:
+            raise ValueError("the record's pieces have other rows than the item")
         return item, updates
 
 
@@ -103,13 +106,14 @@ def _recorded_mask(mask: torch.Tensor, full: list[int]) -> torch.Tensor:
     return mask
 
 
-def replay_records(renderer: Any, chat: Any, model_config: Any) -> None:
+def replay_records(engine: Any, chat: Any) -> None:
     """Have vLLM's chat endpoint take items with records instead of media.
 
     Args:
-        renderer: vLLM's, of this process.
-        chat: vLLM's `OpenAIServingChat`, which asks the renderer.
+        engine: vLLM's client, whose renderer and input processor run in this process.
+        chat: vLLM's `OpenAIServingChat`, which asks them.
     """
+    renderer, model_config = engine.renderer, engine.model_config
     cache = RecordedItems(
         PositionCheck.of_model(model_config), model_config.get_vocab_size(), model_config.max_model_len
     )
@@ -135,6 +139,7 @@ def replay_records(renderer: Any, chat: Any, model_config: Any) -> None:
     renderer._mm_processor_cache = cache
     renderer._process_multimodal_async = process_async
     _let_items_pass(renderer.get_mm_processor().info, cache)
+    _divide_items_of(engine.input_processor)
     _take_records_from(chat)
 
 
@@ -147,6 +152,34 @@ def _let_items_pass(info: Any, cache: RecordedItems) -> None:
             validate(modality, num_items)
 
     info.validate_num_items = validate_num_items
+
+
+def _divide_items_of(processor: Any) -> None:
+    """What the prompt has as one item, the engine gets as the pieces that lie in the store."""
+    process = processor.process_inputs
+
+    def process_inputs(*args: Any, **kwargs: Any) -> Any:
+        request = process(*args, **kwargs)
+        if request.mm_features and request.sampling_params is not None:
+            pieces = _pieces_of(request.sampling_params.extra_args or {})
+            request.mm_features = [
+                part
+                for feature in request.mm_features
+                for part in divide_feature(feature, pieces.get(feature.identifier, ()))
+            ]
+        return request
+
+    processor.process_inputs = process_inputs
+    processor.process_inputs_async = make_async(process_inputs, executor=processor.renderer._executor)
+
+
+def _pieces_of(extra_args: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """By mm_hash. Parameters that are not valid have none: the engine's own check ends their request."""
+    try:
+        params = ECTransferParams.model_validate(extra_args.get("ec_transfer_params"))
+    except ValidationError:
+        return {}
+    return {item.mm_hash: item.pieces for item in params.items}
 
 
 def _take_records_from(chat: Any) -> None:

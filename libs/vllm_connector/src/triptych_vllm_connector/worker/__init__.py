@@ -4,6 +4,7 @@ cpu_worker, gpu_worker  worker classes, given to vLLM by `--worker-cls`
 rpc                     their methods that hosts call by name: widths, the slab's probe, what it computes on
 runner_wrappers         in front of vLLM's model runner: when encoding starts; no encode without a tower
 ports                   the connector's interface, as these call it
+step_check              encoder: whether the rows of a video's step depend on its other steps
 deepstack               prefill_decode: models whose towers feed several layers, without a tower
 containment             encoder: an item that raises inside the vision tower costs its own job alone
 encode_clock            encoder: how long a step's encoding took, by the host's or the GPU's clock

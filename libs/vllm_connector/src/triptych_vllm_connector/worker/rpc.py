@@ -8,8 +8,10 @@ from vllm.model_executor.models.utils import StageMissingLayer
 
 from triptych_common.protocol.messages import Compute
 from triptych_vllm_connector.worker.ports import connector_of_worker
+from triptych_vllm_connector.worker.step_check import check_steps
 
 ENCODER_WIDTHS = "triptych_encoder_widths"
+CHECK_STEPS = "triptych_check_steps"
 COMPUTE = "triptych_compute"
 LAYERS_NOT_LOADED = "triptych_layers_not_loaded"
 
@@ -27,6 +29,10 @@ class WorkerRpc:
         """Columns of the encoder's output, by modality, measured on a dummy item; {} without an encoder."""
         widths: dict[str, int] = _measure_on_worker(self)
         return widths
+
+    def triptych_check_steps(self) -> dict[str, Any]:
+        """Fields of a `StepCheck`: whether the model's videos can be encoded in pieces."""
+        return asdict(check_steps(self))
 
     def triptych_layers_not_loaded(self: Any) -> list[str]:
         """Names of the model's parts that this engine does without: towers, a language model."""

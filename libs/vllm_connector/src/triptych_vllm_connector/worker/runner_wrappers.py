@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from triptych_common.cores.sharing import Work
 from triptych_common.domain.errors import TriptychError
 from triptych_common.telemetry.logs import get_logger
+from triptych_vllm_connector.pieces import place_items_whole
 from triptych_vllm_connector.worker.containment import encode_contained
 from triptych_vllm_connector.worker.cores.compute_share import ComputeShare
 from triptych_vllm_connector.worker.deepstack import keep_deepstack
@@ -117,6 +118,7 @@ class DisaggPrefillDecodeGPURunnerWrapper:
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         keep_deepstack(self.model_config)  # type: ignore[attr-defined]
         super().load_model(*args, **kwargs)  # type: ignore[misc]
+        place_items_whole(self.get_model())  # type: ignore[attr-defined]
 
     def execute_model(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
         planned = scheduler_output.scheduled_encoder_inputs

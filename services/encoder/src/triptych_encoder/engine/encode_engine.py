@@ -24,14 +24,17 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from triptych_common.protocol.messages import Compute, EncodeJob, Modality
 from triptych_common.telemetry.logs import get_logger
 from triptych_encoder.encoding import EncodeRefusedError, EngineFailedError, PreparedItem, PreprocessLimits
+from triptych_encoder.engine.video_pieces import VideoPieces
 from triptych_encoder.preprocessing.preprocessor import Preprocessor, Rendered
 from triptych_vllm_connector.host.budget import encoder_cache_embeds
 from triptych_vllm_connector.host.engine_options import check_engine_options
 from triptych_vllm_connector.host.model_facts import item_limits, placeholder_text
+from triptych_vllm_connector.records.positions import PositionCheck
 from triptych_vllm_connector.records.recording import ItemRecorder
 from triptych_vllm_connector.slab_probe import PROBE_SLAB
 from triptych_vllm_connector.step_orders import WriteOrder
-from triptych_vllm_connector.worker.rpc import ENCODER_WIDTHS, compute_of
+from triptych_vllm_connector.worker.rpc import CHECK_STEPS, ENCODER_WIDTHS, compute_of
+from triptych_vllm_connector.worker.step_check import StepCheck
 
 log = get_logger(__name__)
 
@@ -51,6 +54,7 @@ class EncodeEngine:
         llm.renderer._mm_processor_cache = self._recorder
         self.dtype = str(model_config.dtype).removeprefix("torch.")
         self.widths: dict[str, int] = {}  # by modality
+        self._pieces: VideoPieces | None = None  # of a model whose videos can be divided
         self.max_item_embeds = encoder_cache_embeds(llm.vllm_config)  # rows of the largest item it takes
 
     @property
@@ -81,13 +85,27 @@ class EncodeEngine:
         await asyncio.to_thread(renderer._join_mm_warmup)  # it uses the processor in a thread of its own
         await self._preprocessor.learn_item_schemas(item_limits(renderer.get_mm_processor()))
 
+    async def check_steps(self) -> None:
+        """Find out whether the model's videos can be encoded in pieces."""
+        if Modality.VIDEO not in self._preprocessor.modalities:
+            return
+        reports = [StepCheck(**fields) for fields in await self._llm.collective_rpc(CHECK_STEPS)]
+        why = next((report.why for report in reports if report.why), "")
+        if not why:
+            self._pieces = VideoPieces(PositionCheck.of_model(self._llm.vllm_config.model_config))
+        difference = max((report.difference for report in reports), default=0.0)
+        log.info("video steps checked", are_apart=not why, why=why, difference=difference)
+
     def num_pixels(self, job: EncodeJob) -> int:
         """See `Preprocessor.num_pixels`."""
         return self._preprocessor.num_pixels(job)
 
     async def preprocess(self, job: EncodeJob, media: bytes) -> PreparedItem:
-        """See `Preprocessor.prepare`."""
-        return await self._preprocessor.prepare(job, media)
+        """See `Preprocessor.prepare`. A long video has pieces, where the model allows it."""
+        prepared = await self._preprocessor.prepare(job, media)
+        if self._pieces is None or not job.piece_rows or job.modality is not Modality.VIDEO:
+            return prepared
+        return await asyncio.to_thread(self._pieces.divide, prepared, job.piece_rows)
 
     def _render(
         self, modality: Modality, media: Any, mm_hash: str, processor_options: Mapping[str, Any]
@@ -180,6 +198,7 @@ async def run_engine(options: list[str], limits: PreprocessLimits) -> AsyncItera
         engine = EncodeEngine(llm, limits)
         await engine.measure_widths()
         await engine.learn_item_schemas()
+        await engine.check_steps()
         log.info("engine ready", widths=engine.widths, dtype=engine.dtype, torch=torch.__version__)
         yield engine
     finally:

@@ -6,6 +6,7 @@ job_leases    which jobs this encoder does at all; their leases in Redis; dead l
 active_job    one job's state, its requesters, and what was sent to them
 media_source  its media: inside the job, or from the gateway that keeps them
 description   how a preprocessed item is described to the store, to requesters, and to the worker
+held_parts    its reservations in the store and our pins, one of each part
 encode_gate   prepared items wait here until vLLM shall have them
 gate_policy   which of them go next, and how many at a time
 reporter      publishes EncoderCacheMetadata (sizes), EncodeCompleted and EncodeFailed

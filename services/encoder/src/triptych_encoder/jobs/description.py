@@ -1,9 +1,33 @@
 """How a preprocessed item is described to the store, its requesters, and the worker that writes it. Pure."""
 
+from dataclasses import dataclass
+
 from triptych_common.protocol.messages import EncodeJob, EncoderCacheMetadata
 from triptych_common.protocol.store import DTYPE_BYTES, Reserved, TensorSpec
 from triptych_encoder.encoding import PreparedItem
+from triptych_vllm_connector.pieces import piece_hashes
 from triptych_vllm_connector.step_orders import WriteOrder
+
+
+@dataclass(frozen=True)
+class ItemPart:
+    """What lies in the store as one tensor, and is encoded at once: an item, or a piece of one."""
+
+    mm_hash: str
+    engine_request_id: str
+    prepared: PreparedItem
+    spec: TensorSpec
+
+
+def parts_of(job: EncodeJob, prepared: PreparedItem, dtype: str) -> list[ItemPart]:
+    """In the order of the item's rows."""
+    if not prepared.pieces:
+        return [ItemPart(job.mm_hash, job.job_id, prepared, tensor_spec(prepared, dtype))]
+    hashes = piece_hashes(job.mm_hash, prepared.record.pieces)
+    return [
+        ItemPart(mm_hash, f"{job.job_id}.{number}", piece, tensor_spec(piece, dtype))
+        for number, (mm_hash, piece) in enumerate(zip(hashes, prepared.pieces, strict=True))
+    ]
 
 
 def tensor_spec(prepared: PreparedItem, dtype: str) -> TensorSpec:
@@ -35,18 +59,17 @@ def item_metadata(
     )
 
 
-def write_order(
-    job: EncodeJob, traceparent: str | None, prepared: PreparedItem, spec: TensorSpec, reservation: Reserved
-) -> WriteOrder:
+def write_order(part: ItemPart, traceparent: str | None, reservation: Reserved) -> WriteOrder:
     """Where the worker is to write it."""
+    num_embeds, width = part.spec.shape
     return WriteOrder(
-        mm_hash=job.mm_hash,
-        job_id=job.job_id,
+        mm_hash=part.mm_hash,
+        job_id=part.engine_request_id,
         reservation_id=reservation.reservation_id,
         offset=reservation.offset,
-        num_embeds=prepared.num_embeds,
-        width=spec.shape[1],
-        dtype=spec.dtype,
+        num_embeds=num_embeds,
+        width=width,
+        dtype=part.spec.dtype,
         traceparent=traceparent,
         generation=reservation.generation,
         memory=reservation.memory,

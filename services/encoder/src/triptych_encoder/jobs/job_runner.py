@@ -10,7 +10,7 @@ which is Redis's time; what comes behind the encode does.
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from weakref import WeakValueDictionary
 
@@ -18,10 +18,9 @@ import tenacity
 
 from triptych_common.bus import Delivery
 from triptych_common.domain.errors import StoreFullError
-from triptych_common.domain.transports import transport_of
 from triptych_common.protocol.codec import Envelope
 from triptych_common.protocol.messages import EncodeJob, EncoderCacheMetadata, FailureKind
-from triptych_common.protocol.store import Reserved, TensorSpec
+from triptych_common.protocol.store import Reserved
 from triptych_common.telemetry import record_span, span
 from triptych_common.telemetry.logs import get_logger
 from triptych_encoder.encoding import (
@@ -35,15 +34,16 @@ from triptych_encoder.encoding import (
 )
 from triptych_encoder.engine.engine_watchdog import EngineWatchdog
 from triptych_encoder.jobs.active_job import ActiveJob, JobState
-from triptych_encoder.jobs.description import item_metadata, tensor_spec, write_order
+from triptych_encoder.jobs.description import ItemPart, item_metadata, parts_of, tensor_spec, write_order
 from triptych_encoder.jobs.encode_gate import EncodeGate
 from triptych_encoder.jobs.gate_policy import GateItem
+from triptych_encoder.jobs.held_parts import HeldPart, HeldParts, hold_parts
 from triptych_encoder.jobs.job_leases import JobLeases, check_deadline, remaining_s
 from triptych_encoder.jobs.ledger import Ledger
 from triptych_encoder.jobs.media_source import MediaGoneError, MediaSource
 from triptych_encoder.preprocessing.cost_budget import CostBudget
 from triptych_encoder.store.store_client import StoreClient
-from triptych_encoder.store.store_reservations import PinFuture, Reservation, StoreReservations, is_pinned
+from triptych_encoder.store.store_reservations import StoreReservations
 from triptych_vllm_connector.step_orders import WriteOrder
 
 log = get_logger(__name__)
@@ -173,42 +173,37 @@ class JobRunner:
                 outcome = await self._reserve_and_encode(active, item, prepared)
         if outcome is None:
             return
-        metadata, pin_id, encode_s = outcome
+        metadata, pin_ids, encode_s = outcome
         active.enter(JobState.SEALED)
-        self._store_client.end_pins(self._ledger.hold_pin(job.mm_hash, pin_id))
+        self._store_client.end_pins(self._ledger.hold_pins(job.mm_hash, pin_ids))
         left = await active.report_completed(metadata, deadline, encode_s)
         self._store_client.end_pins(self._ledger.remove_requesters(job.mm_hash, left))
 
     async def _reserve_and_encode(
         self, active: ActiveJob, item: GateItem, prepared: PreparedItem
-    ) -> tuple[EncoderCacheMetadata, int, float] | None:
-        """What was announced, our pin of the sealed entry, and the seconds of vLLM; None: dropped."""
+    ) -> tuple[EncoderCacheMetadata, list[int], float] | None:
+        """What was announced, our pins of what is sealed, and the seconds of vLLM; None: dropped."""
         job, envelope = active.job, active.envelope
         active.enter(JobState.PREPROCESSED)
+        parts = parts_of(job, prepared, self._engine.dtype)
         spec = tensor_spec(prepared, self._engine.dtype)
         metadata = item_metadata(job, prepared, spec, self._instance, self._store_client.store)
         with span("encoder.reserve", traceparent=envelope.traceparent, attributes=self._attributes(job)):
-            reservation, pin = await self._reserve(active, item, metadata, spec)
+            held = await self._reserve(active, item, metadata, parts)
         active.enter(JobState.RESERVED)
-        metadata = metadata.model_copy(
-            update={"sealed": is_pinned(pin), "transport": transport_of(reservation.memory)}
-        )
+        metadata = metadata.model_copy(update={"sealed": held.is_sealed, "transport": held.transport})
         encode_s: float | None = 0.0
         try:
             async with self._announced_meanwhile(active, item, metadata):
-                if isinstance(reservation, Reserved) and not is_pinned(pin):
-                    order = write_order(job, envelope.traceparent, prepared, spec, reservation)
-                    encode_s = await self._encode_in_turn(active, item, prepared, order, pin)
+                if not held.is_sealed:
+                    encode_s = await self._encode_in_turn(active, item, held)
+            if encode_s is None:
+                self._drop(active, held)
+                return None
+            return metadata, await held.wait_for_pins(), encode_s
         except (JobFailure, asyncio.CancelledError):
-            if active.state is JobState.RESERVED:  # no worker has the order
-                self._reservations.give_back(job.mm_hash, reservation, pin)
+            held.give_back()
             raise
-        if encode_s is None:
-            self._drop(active, pin, reservation)
-            return None
-        if active.state is JobState.RESERVED and isinstance(reservation, Reserved):
-            self._store_client.cancel_reservation(reservation.reservation_id)
-        return metadata, await self._reservations.wait_for_pin(job.mm_hash, pin, reservation), encode_s
 
     @asynccontextmanager
     async def _announced_meanwhile(
@@ -231,21 +226,27 @@ class JobRunner:
         await active.inform_requesters(metadata, item.deadline)
         self._gate.set_places(item, active.waiting)
 
-    async def _encode_in_turn(
-        self, active: ActiveJob, item: GateItem, prepared: PreparedItem, order: WriteOrder, pin: PinFuture
-    ) -> float | None:
+    async def _encode_in_turn(self, active: ActiveJob, item: GateItem, held: HeldParts) -> float | None:
         """Seconds of vLLM, 0 if another encoder has sealed the item; None: nobody waits for it any more."""
         announced_at = time.monotonic()
         async with self._turn(active, item):
-            if not is_pinned(pin) and not await self._is_still_needed(active, announced_at):
-                return None
-            if is_pinned(pin):
+            if held.is_sealed:
                 return 0.0
-            if pin.done():  # and the blocks are not ours any more
-                raise JobFailure(FailureKind.ENCODER_ERROR, "the writer went away before the encode")
-            active.enter(JobState.ENCODING)
-            self.num_encodes += 1
-            return await self._run_encoder(prepared, order, pin)
+            if not await self._is_still_needed(active, announced_at):
+                return None
+            encode_s = 0.0
+            for each in held:  # a piece is sealed while the next one is encoded: its prefill may begin
+                if each.is_sealed:
+                    continue
+                if each.pin.done() or not isinstance(each.reservation, Reserved):  # not ours any more
+                    raise JobFailure(FailureKind.ENCODER_ERROR, "the writer went away before the encode")
+                if active.state is JobState.RESERVED:
+                    active.enter(JobState.ENCODING)
+                    self.num_encodes += 1
+                order = write_order(each.part, active.envelope.traceparent, each.reservation)
+                each.was_ordered = True
+                encode_s += await self._run_encoder(each, order)
+            return encode_s
 
     @asynccontextmanager
     async def _turn(self, active: ActiveJob, item: GateItem) -> AsyncIterator[None]:
@@ -265,15 +266,14 @@ class JobRunner:
             return True
         return await self._leases.is_still_needed(active)
 
-    def _drop(self, active: ActiveJob, pin: PinFuture, reservation: Reservation) -> None:
+    def _drop(self, active: ActiveJob, held: HeldParts) -> None:
         active.enter(JobState.DROPPED)
-        mm_hash = active.job.mm_hash
-        self._reservations.give_back(mm_hash, reservation, pin)
-        self._store_client.end_pins(self._ledger.remove_requesters(mm_hash, active.keys))
+        held.give_back()
+        self._store_client.end_pins(self._ledger.remove_requesters(active.job.mm_hash, active.keys))
 
     async def _reserve(
-        self, active: ActiveJob, item: GateItem, metadata: EncoderCacheMetadata, spec: TensorSpec
-    ) -> tuple[Reservation, PinFuture]:
+        self, active: ActiveJob, item: GateItem, metadata: EncoderCacheMetadata, parts: Sequence[ItemPart]
+    ) -> HeldParts:
         """While the store is full it is asked again, until the deadline.
 
         The item is announced meanwhile: below the store's reserve only granted items are written, and a grant
@@ -292,17 +292,17 @@ class JobRunner:
             reraise=True,
         )
         try:
-            return await retrying(self._try_reserve, active, metadata, spec, item.deadline)
+            return await retrying(self._try_reserve, active, metadata, parts, item.deadline)
         except StoreFullError as error:
             raise JobFailure(FailureKind.STORE_FULL, "the cache store has no space") from error
 
     async def _try_reserve(
-        self, active: ActiveJob, metadata: EncoderCacheMetadata, spec: TensorSpec, deadline: float
-    ) -> tuple[Reservation, PinFuture]:
+        self, active: ActiveJob, metadata: EncoderCacheMetadata, parts: Sequence[ItemPart], deadline: float
+    ) -> HeldParts:
+        is_granted = self._ledger.is_granted(active.job.mm_hash)
         try:
-            mm_hash = active.job.mm_hash
-            return await self._reservations.reserve_item(
-                mm_hash, spec, is_granted=self._ledger.is_granted(mm_hash), deadline=deadline
+            return await hold_parts(
+                parts, self._reservations, self._store_client, is_granted=is_granted, deadline=deadline
             )
         except StoreFullError:
             await active.inform_requesters(metadata, deadline)
@@ -340,17 +340,18 @@ class JobRunner:
             )
         return prepared
 
-    async def _run_encoder(self, prepared: PreparedItem, order: WriteOrder, pin: PinFuture) -> float:
+    async def _run_encoder(self, held: HeldPart, order: WriteOrder) -> float:
         """Seconds that vLLM worked on it."""
         began_at = time.monotonic()
         try:
             async with self._watchdog.with_job():
-                await self._engine.encode(prepared, order)
+                await self._engine.encode(held.part.prepared, order)
         except EncodeRefusedError as error:
-            if is_pinned(pin):  # another encoder made it meanwhile, and the pin of its entry is ours already
+            if held.is_sealed:  # another encoder made it meanwhile, and the pin of its entry is ours already
                 self._store_client.cancel_reservation(order.reservation_id)
             else:
                 self._store_client.unwatch_item(order.mm_hash, order.reservation_id)
+                held.is_given_up = True
                 raise JobFailure(FailureKind.ENCODER_ERROR, str(error)) from error
         return self._gate.on_answer(began_at)
 

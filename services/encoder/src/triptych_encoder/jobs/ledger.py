@@ -30,12 +30,12 @@ ALLOWED: dict[PinState, frozenset[PinState]] = {
 
 @dataclass
 class PinnedItem:
-    """`pin_id` is set from HELD on. Only `enter` assigns `state`."""
+    """`pin_ids` are set from HELD on: one, or one of each piece. Only `enter` assigns `state`."""
 
     mm_hash: str
     waiting: set[RequesterKey]
     deadline: float  # monotonic seconds
-    pin_id: int | None = None
+    pin_ids: list[int] = field(default_factory=list)
     granted: set[RequesterKey] = field(default_factory=set)
     state: PinState = PinState.ANNOUNCED
 
@@ -63,12 +63,12 @@ class Ledger:
             item.waiting |= requesters
             item.deadline = max(item.deadline, deadline)
 
-    def hold_pin(self, mm_hash: str, pin_id: int) -> list[int]:
-        """The entry is sealed and pinned for us. A second pin of it is not needed."""
+    def hold_pins(self, mm_hash: str, pin_ids: list[int]) -> list[int]:
+        """All of the item is sealed and pinned for us. A second pin of it is not needed."""
         item = self._items.get(mm_hash)
         if item is None or item.state is PinState.HELD:
-            return [pin_id]
-        item.pin_id = pin_id
+            return pin_ids
+        item.pin_ids = pin_ids
         item.enter(PinState.HELD)
         return self._release_if_done(item)
 
@@ -109,4 +109,4 @@ class Ledger:
     def _release(self, item: PinnedItem) -> list[int]:
         item.enter(PinState.RELEASED)
         del self._items[item.mm_hash]
-        return [] if item.pin_id is None else [item.pin_id]
+        return item.pin_ids

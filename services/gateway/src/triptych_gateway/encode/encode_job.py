@@ -82,6 +82,7 @@ def encode_job(
         image=None if first.image is None else _properties(first.image),
         mm_processor_kwargs=dict(first.processor_options),
         media_io_kwargs=dict(first.media_io_options),
+        piece_rows=first.piece_rows,
         requesters=requesters,
         attempt=attempt,
         namespace_digest=media_waits[0].namespace_digest,

@@ -57,14 +57,16 @@ class EncodeAhead:
         view: RegistryView,
         metrics: GatewayMetrics,
         timeout_s: float,
+        video_piece_rows: int,
     ) -> None:
-        """`timeout_s`: for one encode."""
+        """`timeout_s`: for one encode. `video_piece_rows`: as in `MediaLimits`."""
         self._orders = orders
         self._final_acks = final_acks
         self._single_flight = single_flight
         self._view = view
         self._metrics = metrics
         self._timeout_s = timeout_s
+        self._video_piece_rows = video_piece_rows
         self._waiting: OrderedDict[str, _Waiting] = OrderedDict()  # by file id
         self._added = asyncio.Event()
 
@@ -141,7 +143,7 @@ class EncodeAhead:
         """What it came to."""
         file = waiting.file
         part = MediaPart(0, 0, 0, modality, "", "file", file_id=file.file_id, file=file)
-        item = ItemNaming(digest, waiting.tenant_salt).name_file(part, file)
+        item = ItemNaming(digest, self._video_piece_rows, waiting.tenant_salt).name_file(part, file)
         media_wait = MediaWait(
             RequestId(f"ahead-{uuid4().hex}"),
             record.instance,

@@ -21,6 +21,7 @@ _CONTAINERS = {Modality.VIDEO: VIDEO_CONTAINERS, Modality.AUDIO: AUDIO_CONTAINER
 class MediaLimits:
     max_item_bytes: int
     image: ImageLimits
+    video_piece_rows: int = 0  # the fewest of a piece; 0: no video is divided
 
 
 def bytes_of(part: MediaPart, max_bytes: int) -> bytes:

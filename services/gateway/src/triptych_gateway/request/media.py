@@ -17,6 +17,7 @@ from triptych_common.domain.errors import RequestError
 from triptych_common.domain.hashing import media_digest, mm_hash
 from triptych_common.domain.transient import is_transient
 from triptych_common.protocol.ids import MmHash
+from triptych_common.protocol.messages import Modality
 from triptych_gateway.errors import unavailable
 from triptych_gateway.fetch.fetcher import SCHEMES, AcceptedUrl, MediaFetcher
 from triptych_gateway.fetch.shared_downloads import OnGrowth
@@ -40,6 +41,7 @@ class TakenItem:
     image: ImageHeader | None  # of an image
     processor_options: Mapping[str, Any]
     media_io_options: Mapping[str, Any]  # this item's modality only, not keyed by it
+    piece_rows: int = 0  # as in its `EncodeJob`
 
     @property
     def needs_encoder(self) -> bool:
@@ -61,6 +63,7 @@ class ItemNaming:
     """What an item's identity is made of beside its part and its bytes."""
 
     namespace_digest: str
+    video_piece_rows: int  # the fewest of a video's piece; 0: no video is divided
     tenant_salt: str = ""
     processor_options: Mapping[str, Any] = field(default_factory=dict)
     media_io_options: Mapping[str, Any] = field(default_factory=dict)  # of the item's modality
@@ -73,6 +76,7 @@ class ItemNaming:
         Raises:
             RequestError: 400, the options are no plain JSON.
         """
+        piece_rows = self.video_piece_rows if part.modality is Modality.VIDEO else 0
         try:
             identity = mm_hash(
                 modality=part.modality,
@@ -81,11 +85,14 @@ class ItemNaming:
                 processor_options=self.processor_options,
                 media_io_options=self.media_io_options,
                 tenant_salt=self.tenant_salt,
+                piece_rows=piece_rows,
             )
         except TypeError as error:
             message = "mm_processor_kwargs and media_io_kwargs must be plain JSON"
             raise RequestError(400, "invalid_value", message, "mm_processor_kwargs") from error
-        return TakenItem(part, identity, content, image, self.processor_options, self.media_io_options)
+        return TakenItem(
+            part, identity, content, image, self.processor_options, self.media_io_options, piece_rows
+        )
 
     def name_file(self, part: MediaPart, file: KnownFile) -> TakenItem:
         """The item of an uploaded file, of which nothing is read. Raises likewise."""
@@ -166,7 +173,7 @@ class MediaIntake:
         contents: dict[MmHash, bytes | KnownFile] = {}
         for part in request.media:
             if part.file is not None:
-                item = _naming(part, request, namespace_digest).name_file(part, part.file)
+                item = self._naming(part, request, namespace_digest).name_file(part, part.file)
             else:
                 fetch = fetches.get(part.item_index)
                 fetched = None if fetch is None else await fetch
@@ -193,14 +200,18 @@ class MediaIntake:
     ) -> TakenItem:
         content = bytes_of(part, self.limits.max_item_bytes) if fetched is None else fetched
         image = check_media(part, content, self.limits)
-        naming = _naming(part, request, namespace_digest)
+        naming = self._naming(part, request, namespace_digest)
         digest = part.content_digest if fetched is None else ""
         return naming.name_item(part, content, digest or media_digest(content), image)
 
-
-def _naming(part: MediaPart, request: ChatRequest, namespace_digest: str) -> ItemNaming:
-    io_options = request.media_io_options.get(part.modality, {})
-    return ItemNaming(namespace_digest, request.tenant_salt, request.processor_options, io_options)
+    def _naming(self, part: MediaPart, request: ChatRequest, namespace_digest: str) -> ItemNaming:
+        return ItemNaming(
+            namespace_digest,
+            self.limits.video_piece_rows,
+            request.tenant_salt,
+            request.processor_options,
+            request.media_io_options.get(part.modality, {}),
+        )
 
 
 def _first_of(errors: BaseExceptionGroup[BaseException]) -> BaseException:

@@ -1,0 +1,116 @@
+"""The parts of one item in the store: their reservations, and our pins of them after the seals.
+
+An item has one part, or as many as pieces. They are reserved together or not at all: two items that had half
+of the region each would wait for each other.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from triptych_common.domain.transports import transport_of
+from triptych_common.protocol.messages import Transport
+from triptych_common.protocol.store import Reserved
+from triptych_encoder.encoding import JobFailure
+from triptych_encoder.jobs.description import ItemPart
+from triptych_encoder.store.store_client import StoreClient
+from triptych_encoder.store.store_reservations import PinFuture, Reservation, StoreReservations, is_pinned
+
+
+@dataclass
+class HeldPart:
+    """One of them. Its states are the store's; here is what of it this encoder has to end."""
+
+    part: ItemPart
+    reservation: Reservation
+    pin: PinFuture
+    was_ordered: bool = False  # our worker has got the order to write it
+    is_given_up: bool = False  # the worker wrote nothing, and no seal is watched any more
+
+    @property
+    def is_sealed(self) -> bool:
+        return is_pinned(self.pin)
+
+
+class HeldParts:
+    """What the store gave for the parts of one item, in their order."""
+
+    def __init__(
+        self, held: Sequence[HeldPart], reservations: StoreReservations, store_client: StoreClient
+    ) -> None:
+        self._held = held
+        self._reservations = reservations
+        self._store_client = store_client
+
+    def __iter__(self) -> Iterator[HeldPart]:
+        return iter(self._held)
+
+    @property
+    def is_sealed(self) -> bool:
+        """All of them are."""
+        return all(each.is_sealed for each in self._held)
+
+    @property
+    def transport(self) -> Transport:
+        """Of the first one."""
+        return transport_of(self._held[0].reservation.memory)
+
+    def give_back(self) -> None:
+        """The item comes to nothing: end what is ours. A reservation that the worker has is the worker's."""
+        give_back_parts(self._held, self._reservations, self._store_client)
+
+    async def wait_for_pins(self) -> list[int]:
+        """Our pins, when the engine has answered for all of them.
+
+        Raises:
+            JobFailure: the worker did not write one of them.
+        """
+        for each in self._held:
+            if isinstance(each.reservation, Reserved) and not each.was_ordered:  # another encoder sealed it
+                self._store_client.cancel_reservation(each.reservation.reservation_id)
+        return [await self._wait_for_pin(each) for each in self._held]
+
+    async def _wait_for_pin(self, held: HeldPart) -> int:
+        try:
+            return await self._reservations.wait_for_pin(held.part.mm_hash, held.pin, held.reservation)
+        except JobFailure:
+            held.is_given_up = True
+            raise
+
+
+async def hold_parts(
+    parts: Sequence[ItemPart],
+    reservations: StoreReservations,
+    store_client: StoreClient,
+    *,
+    is_granted: bool,
+    deadline: float,
+) -> HeldParts:
+    """Reserve all of them. See `StoreReservations.reserve_item`.
+
+    Raises:
+        StoreFullError: no space for all of them now; nothing is held.
+        JobFailure: the store refuses, or does not answer; nothing is held.
+    """
+    held: list[HeldPart] = []
+    try:
+        for part in parts:
+            reservation, pin = await reservations.reserve_item(
+                part.mm_hash, part.spec, is_granted=is_granted, deadline=deadline
+            )
+            held.append(HeldPart(part, reservation, pin))
+    except BaseException:
+        give_back_parts(held, reservations, store_client)
+        raise
+    return HeldParts(held, reservations, store_client)
+
+
+def give_back_parts(
+    held: Sequence[HeldPart], reservations: StoreReservations, store_client: StoreClient
+) -> None:
+    for each in held:
+        if not each.was_ordered:
+            reservations.give_back(each.part.mm_hash, each.reservation, each.pin)
+        elif each.is_sealed:
+            store_client.end_pins([each.pin.result()])
+        elif not each.is_given_up:
+            store_client.unwatch_item(each.part.mm_hash, None)
