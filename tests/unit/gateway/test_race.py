@@ -1,6 +1,9 @@
 """Work under guards: the first guard that raises ends it, and no task is left."""
 
 import asyncio
+import gc
+import weakref
+from collections.abc import Iterator
 
 import pytest
 
@@ -147,3 +150,53 @@ async def test_steps_together_may_take_longer_than_the_limit() -> None:
             await asyncio.sleep(0.01)
     assert begun > 1
     timer.close()
+
+
+class Media:
+    """What a failed request must not keep."""
+
+
+@pytest.fixture
+def no_collection() -> Iterator[None]:
+    gc.disable()
+    yield
+    gc.enable()
+
+
+async def hold_media(held: "list[weakref.ref[Media]]", fails: bool) -> None:
+    media = Media()
+    held.append(weakref.ref(media))
+    if fails:
+        raise ValueError("the work")
+    await asyncio.Event().wait()
+
+
+async def fail_when_held(held: "list[weakref.ref[Media]]") -> None:
+    while not held:
+        await asyncio.sleep(0)
+    raise ValueError("the guard")
+
+
+@pytest.mark.usefixtures("no_collection")
+@pytest.mark.parametrize("fails", [True, False])
+async def test_a_race_that_fails_keeps_nothing_that_the_work_held(fails: bool) -> None:
+    held: list[weakref.ref[Media]] = []
+    guards = [] if fails else [fail_when_held(held)]
+    with pytest.raises(ValueError, match="the work" if fails else "the guard"):
+        await race(hold_media(held, fails), *guards)
+    await asyncio.sleep(0)  # the loop lets go of the tasks' last callbacks
+    assert held[0]() is None
+
+
+@pytest.mark.usefixtures("no_collection")
+async def test_a_guard_that_fails_keeps_nothing_that_its_block_held() -> None:
+    held: list[weakref.ref[Media]] = []
+
+    async def serve() -> None:
+        with Guard() as guard:
+            asyncio.get_running_loop().call_soon(guard.fail, ValueError("gone"))
+            await hold_media(held, fails=False)
+
+    with pytest.raises(ValueError, match="gone"):
+        await serve()
+    assert held[0]() is None

@@ -1,6 +1,7 @@
 """Work that something else may end: a client that goes away, a deadline, an item's failure.
 
 `Guard` ends a block of its own task when it is told to; `race` runs a coroutine beside others that may raise.
+Neither keeps what it raises: a failure's traceback holds frames, and these may hold a request's media.
 """
 
 import asyncio
@@ -20,6 +21,19 @@ async def race(work: Coroutine[Any, Any, T], *guards: Coroutine[Any, Any, None])
     loop = asyncio.get_running_loop()
     worker = loop.create_task(work)
     watchers = [loop.create_task(guard) for guard in guards]
+    failure: BaseException | None = None
+    try:
+        won = await _settle(worker, watchers)
+        failure = None if won else next((task.exception() for task in watchers if _failed(task)), None)
+        if failure is not None:
+            raise failure
+        return worker.result()
+    finally:
+        del worker, watchers, failure  # else only a garbage collection frees what the work held
+
+
+async def _settle(worker: asyncio.Task[Any], watchers: list[asyncio.Task[None]]) -> bool:
+    """Whether the work has ended well, before any guard raised. All tasks have ended then."""
     pending: set[asyncio.Future[Any]] = {worker, *watchers}
     try:
         while not worker.done() and not any(_failed(watcher) for watcher in watchers):
@@ -29,11 +43,7 @@ async def race(work: Coroutine[Any, Any, T], *guards: Coroutine[Any, Any, None])
         for task in (worker, *watchers):
             task.cancel()
         await asyncio.gather(worker, *watchers, return_exceptions=True)
-    if won:
-        return worker.result()
-    for failed in filter(_failed, watchers):
-        failed.result()  # raises
-    return worker.result()
+    return won
 
 
 def _failed(task: asyncio.Future[Any]) -> bool:
@@ -69,12 +79,16 @@ class Guard:
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> None:
         task, self._task = self._task, None
-        if task is None or self._error is None:
+        failure, self._error = self._error, None
+        if task is None or failure is None:
             return
         was_cancelled = task.uncancel() > self._num_cancels  # from outside, too
-        # Whatever else the block raised, the guard's error explains it.
-        if error is not None and not was_cancelled:
-            raise self._error from error
+        try:
+            # Whatever else the block raised, the guard's error explains it.
+            if error is not None and not was_cancelled:
+                raise failure from error
+        finally:
+            del failure, error  # its traceback holds this frame, and what the block held with it
 
 
 class StepTimer:

@@ -125,6 +125,7 @@ class MediaIntake:
         if not urls:
             return await self._take_all(request, namespace_digest, {})
         sizes = dict.fromkeys(urls, 0)
+        fetches: dict[int, asyncio.Task[bytes]] = {}
 
         def grow(item_index: int, num_bytes: int) -> None:
             sizes[item_index] = num_bytes
@@ -149,7 +150,11 @@ class MediaIntake:
                 return await self._take_all(request, namespace_digest, fetches)
         except BaseExceptionGroup as errors:
             failure = _first_of(errors)
-        raise failure
+            errors.__traceback__ = None  # of the group's frame, which holds the group
+        try:
+            raise failure
+        finally:
+            del failure, fetches  # its traceback holds this frame, and the request's media with it
 
     def _accept(self, part: MediaPart) -> AcceptedUrl | None:
         """The URL to fetch; None: the item is in the request."""
