@@ -122,6 +122,7 @@ async def run_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
                     http=http,
                     threads=body_threads,
                     metrics=metrics,
+                    max_body_bytes=settings.max_body_bytes,
                     tokenize_timeout_s=settings.tokenize_timeout_s,
                     encoder_grace_s=settings.encoder_grace_s,
                     local_encode_after_s=settings.local_encode_after_s,
@@ -285,7 +286,7 @@ def _file_service(
     if settings.files_dir is None:
         return None
     limits = FileLimits(
-        max_file_bytes=settings.files_max_file_bytes,
+        max_file_bytes=min(settings.files_max_file_bytes, settings.max_item_bytes),
         max_bytes=settings.files_max_bytes,
         max_files=settings.files_max_files,
         max_key_bytes=settings.files_max_key_bytes,

@@ -94,7 +94,8 @@ class GatewaySettings(MediaSettings):
     """Where `file://` URLs may point into. None: no file is read."""
     files_dir: AbsolutePath | None = None
     """Where uploaded files are kept; private to the user. None: `/v1/files` is not served."""
-    files_max_file_bytes: PositiveInt = 64 << 20
+    files_max_file_bytes: PositiveInt = 20 << 20
+    """No more than `max_item_bytes`, whatever stands here."""
     files_max_bytes: PositiveInt = 10 << 30
     """Of all files together, and of uploads under way."""
     files_max_files: PositiveInt = 10_000

@@ -4,20 +4,23 @@ from fastapi import APIRouter
 from starlette.responses import Response
 
 from triptych_common.domain.errors import RequestError
-from triptych_gateway.encode.media_cache import MEDIA_PATH, MediaCache
-from triptych_gateway.request.known_file import KnownFile
+from triptych_gateway.encode.encode_orders import EncodeOrders
+from triptych_gateway.encode.media_cache import MEDIA_PATH, MediaCache, media_gone
 
 
-def media_routes(media_cache: MediaCache) -> APIRouter:
+def media_routes(media_cache: MediaCache, orders: EncodeOrders) -> APIRouter:
     router = APIRouter()
 
     @router.get(MEDIA_PATH + "/{token}")
     async def fetch(token: str) -> Response:
-        content = media_cache.media_by_token(token)
-        if content is None:
-            raise RequestError(404, "media_gone", "no living request holds this media")
-        if isinstance(content, KnownFile):
-            content = await content.fetch()
+        slot = media_cache.media_by_token(token)
+        if slot is None:
+            raise media_gone()
+        try:
+            content = await slot.fetch()
+        except RequestError as error:
+            orders.on_media_failed(slot.mm_hash, error)
+            raise
         return Response(content, media_type="application/octet-stream", headers={"Cache-Control": "no-store"})
 
     return router
