@@ -102,9 +102,12 @@ async def run_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
             ThreadPoolExecutor(settings.num_media_threads, thread_name_prefix="media") as media_threads,
             ThreadPoolExecutor(settings.num_file_threads, thread_name_prefix="uploads") as upload_threads,
             ThreadPoolExecutor(settings.num_file_threads, thread_name_prefix="files") as file_threads,
+            ThreadPoolExecutor(settings.num_file_threads, thread_name_prefix="file-lists") as list_threads,
         ):
             ahead = _encode_ahead(settings, bus, orders, final_acks, view, metrics)
-            files = _file_service(settings, limiter, ahead, upload_threads, file_threads, metrics)
+            files = _file_service(
+                settings, limiter, ahead, upload_threads, file_threads, list_threads, metrics
+            )
             async with (
                 new_client(settings.connect_timeout_s, settings.chunk_timeout_s) as http,
                 open_fetcher(_fetch_options(settings), media_threads, metrics) as fetcher,
@@ -280,6 +283,7 @@ def _file_service(
     ahead: EncodeAhead | None,
     upload_threads: ThreadPoolExecutor,
     threads: ThreadPoolExecutor,
+    list_threads: ThreadPoolExecutor,
     metrics: GatewayMetrics,
 ) -> FileService | None:
     """None: no directory is named."""
@@ -299,8 +303,8 @@ def _file_service(
     uploads = FileUploads(
         store, _media_limits(settings), limiter, upload_threads, times, settings.files_max_uploads
     )
-    expiry, known = ExpirySweep(store, upload_threads), KnownFiles(store, threads)
-    return FileService(store, uploads, known, expiry, ahead, threads, upload_threads, metrics)
+    expiry, known = ExpirySweep(store, list_threads), KnownFiles(store, threads)
+    return FileService(store, uploads, known, expiry, ahead, threads, list_threads, metrics)
 
 
 def _fetch_options(settings: GatewaySettings) -> FetchOptions:

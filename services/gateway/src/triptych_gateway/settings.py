@@ -13,6 +13,8 @@ from pydantic import (
     PositiveInt,
     SecretStr,
     StringConstraints,
+    ValidationInfo,
+    field_validator,
 )
 
 from triptych_common.domain.image_formats import MAX_IMAGE_PIXELS
@@ -157,7 +159,14 @@ class GatewaySettings(MediaSettings):
     num_body_threads: PositiveInt = 2
     num_media_threads: PositiveInt = 2
     num_file_threads: PositiveInt = 2
-    """For uploads; as many again read files."""
+    """For uploads; as many again read files, and as many again look at many of them."""
+
+    @field_validator("files_max_lifetime_s")
+    @classmethod
+    def _check_lifetimes(cls, longest: int, others: ValidationInfo) -> int:
+        if longest < others.data.get("files_lifetime_s", 0):
+            raise ValueError("must not be less than files_lifetime_s")
+        return longest
 
     @property
     def media_base_url(self) -> str:

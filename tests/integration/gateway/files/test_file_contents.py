@@ -21,7 +21,7 @@ from tests.support.gateway.local_encode import ANSWER, tower
 from tests.support.gateway.media_samples import data_url, image_bytes
 from tests.support.gateway.system import System, another_gateway
 from tests.support.waiting import until
-from triptych_gateway.chat import media_serving
+from triptych_gateway.chat.upstream_body import book_whole
 
 IMAGE = image_bytes(7)
 TEXT = {"type": "text", "text": "what is this?"}
@@ -106,15 +106,14 @@ async def test_a_file_for_which_there_is_no_room_goes_to_encoders(
     instance = await tower(files)
     file = await upload(files, BITMAP)
     most = 0
-    book = media_serving.book_whole
 
     def noted(items: Any, booking: Any, max_body_bytes: int) -> None:
         nonlocal most
         before = booking.num_bytes
-        book(items, booking, max_body_bytes)
+        book_whole(items, booking, max_body_bytes)
         most = booking.num_bytes - before
 
-    monkeypatch.setattr(media_serving, "book_whole", noted)
+    monkeypatch.setattr("triptych_gateway.chat.media_serving.book_whole", noted)
     await ask(files, [file_part(file.id)] * 2 + [TEXT])
     assert most == 1142 + 2 * 1524
     assert len(instance.bodies) == 1
