@@ -123,7 +123,11 @@ class FakeEncoder:
         if self.failures:
             await self._fail(flights, job, self.failures.pop(0))
             return
-        media = blob if blob is not None else await self._fetch(job)
+        try:
+            media = blob if blob is not None else await self._fetch(job)
+        except httpx.HTTPStatusError:
+            await self._fail(flights, job, FailureKind.MEDIA_GONE)
+            return
         self.media.append(media)
         try:
             with Image.open(io.BytesIO(media)) as image:

@@ -102,9 +102,12 @@ async def run_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
             ThreadPoolExecutor(settings.num_media_threads, thread_name_prefix="media") as media_threads,
             ThreadPoolExecutor(settings.num_file_threads, thread_name_prefix="uploads") as upload_threads,
             ThreadPoolExecutor(settings.num_file_threads, thread_name_prefix="files") as file_threads,
+            ThreadPoolExecutor(settings.num_file_threads, thread_name_prefix="file-lists") as list_threads,
         ):
             ahead = _encode_ahead(settings, bus, orders, final_acks, view, metrics)
-            files = _file_service(settings, limiter, ahead, upload_threads, file_threads, metrics)
+            files = _file_service(
+                settings, limiter, ahead, upload_threads, file_threads, list_threads, metrics
+            )
             async with (
                 new_client(settings.connect_timeout_s, settings.chunk_timeout_s) as http,
                 open_fetcher(_fetch_options(settings), media_threads, metrics) as fetcher,
@@ -122,6 +125,7 @@ async def run_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
                     http=http,
                     threads=body_threads,
                     metrics=metrics,
+                    max_body_bytes=settings.max_body_bytes,
                     tokenize_timeout_s=settings.tokenize_timeout_s,
                     encoder_grace_s=settings.encoder_grace_s,
                     local_encode_after_s=settings.local_encode_after_s,
@@ -280,13 +284,14 @@ def _file_service(
     ahead: EncodeAhead | None,
     upload_threads: ThreadPoolExecutor,
     threads: ThreadPoolExecutor,
+    list_threads: ThreadPoolExecutor,
     metrics: GatewayMetrics,
 ) -> FileService | None:
     """None: no directory is named."""
     if settings.files_dir is None:
         return None
     limits = FileLimits(
-        max_file_bytes=settings.files_max_file_bytes,
+        max_file_bytes=min(settings.files_max_file_bytes, settings.max_item_bytes),
         max_bytes=settings.files_max_bytes,
         max_files=settings.files_max_files,
         max_key_bytes=settings.files_max_key_bytes,
@@ -299,8 +304,8 @@ def _file_service(
     uploads = FileUploads(
         store, _media_limits(settings), limiter, upload_threads, times, settings.files_max_uploads
     )
-    expiry, known = ExpirySweep(store, upload_threads), KnownFiles(store, threads)
-    return FileService(store, uploads, known, expiry, ahead, threads, upload_threads, metrics)
+    expiry, known = ExpirySweep(store, list_threads), KnownFiles(store, threads)
+    return FileService(store, uploads, known, expiry, ahead, threads, list_threads, metrics)
 
 
 def _fetch_options(settings: GatewaySettings) -> FetchOptions:

@@ -14,6 +14,8 @@ from pydantic import (
     PositiveInt,
     SecretStr,
     StringConstraints,
+    ValidationInfo,
+    field_validator,
 )
 
 from triptych_common.domain.image_formats import MAX_IMAGE_PIXELS
@@ -97,7 +99,8 @@ class GatewaySettings(MediaSettings):
     """Where `file://` URLs may point into. None: no file is read."""
     files_dir: AbsolutePath | None = None
     """Where uploaded files are kept; private to the user. None: `/v1/files` is not served."""
-    files_max_file_bytes: PositiveInt = 64 << 20
+    files_max_file_bytes: PositiveInt = 20 << 20
+    """No more than `max_item_bytes`, whatever stands here."""
     files_max_bytes: PositiveInt = 10 << 30
     """Of all files together, and of uploads under way."""
     files_max_files: PositiveInt = 10_000
@@ -161,7 +164,14 @@ class GatewaySettings(MediaSettings):
     num_body_threads: PositiveInt = 2
     num_media_threads: PositiveInt = 2
     num_file_threads: PositiveInt = 2
-    """For uploads; as many again read files."""
+    """For uploads; as many again read files, and as many again look at many of them."""
+
+    @field_validator("files_max_lifetime_s")
+    @classmethod
+    def _check_lifetimes(cls, longest: int, others: ValidationInfo) -> int:
+        if longest < others.data.get("files_lifetime_s", 0):
+            raise ValueError("must not be less than files_lifetime_s")
+        return longest
 
     @property
     def media_base_url(self) -> str:

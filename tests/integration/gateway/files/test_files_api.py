@@ -65,11 +65,18 @@ async def test_lists_in_pages(files: System) -> None:
     assert [each.id for each in page.data] == ids[2:4]
     assert page.has_more
     assert [each.id async for each in client.files.list(purpose="user_data")] == [data.id]
-    with pytest.raises(openai.BadRequestError):
-        await client.files.list(after="file-" + "0" * 32)
-    for query in ({"limit": "0"}, {"limit": "x"}, {"order": "up"}, {"purpose": "assistants"}):
+    for query in ({"limit": "0"}, {"limit": "x"}, {"order": "up"}, {"purpose": "assistants"}, {"after": "x"}):
         answer = await files.http.get("/v1/files", params=query, headers=ALICE)
         assert refusal(answer) == (400, "invalid_value")
+
+
+async def test_all_files_are_deleted_while_they_are_listed(files: System) -> None:
+    client = files.openai.with_options(api_key="key-alice")
+    for number in range(5):
+        await upload(files, image_bytes(number))
+    async for each in client.files.list(limit=2):
+        await client.files.delete(each.id)
+    assert stored(files) == []
 
 
 async def test_another_keys_file_is_not_found_by_any_route(files: System) -> None:
@@ -194,6 +201,33 @@ async def test_a_disk_that_refuses(files: System, monkeypatch: pytest.MonkeyPatc
         assert refusal(await post(files, multipart(PURPOSE, FILE))) == (503, "file_storage_failed")
     await until(lambda: stored(files) == [])
     assert (await post(files, multipart(PURPOSE, FILE))).status_code == 200
+
+
+async def test_a_record_that_the_disk_refuses(files: System, monkeypatch: pytest.MonkeyPatch) -> None:
+    created = await upload(files, IMAGE)
+    read = os.open
+
+    def refuse(path: object, *rest: int) -> int:
+        if str(path).endswith(".json"):
+            raise OSError(24, "Too many open files")
+        return read(path, *rest)  # type: ignore[arg-type]
+
+    body = {"model": "fake-vl", "messages": [{"role": "user", "content": [file_part(created.id)]}]}
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "open", refuse)
+        answer = await files.http.get(f"/v1/files/{created.id}", headers=ALICE)
+        assert refusal(answer) == (503, "file_storage_failed")
+        assert refusal(await files.post(body, headers=ALICE)) == (503, "file_storage_failed")
+    assert (await files.http.get(f"/v1/files/{created.id}", headers=ALICE)).status_code == 200
+
+
+async def test_every_route_takes_a_place_of_a_request(files: System) -> None:
+    created = await upload(files, IMAGE)
+    async with another_gateway(files, "gateway-1", max_requests_in_flight=1) as full, Held(full):
+        paths = ["/v1/files", f"/v1/files/{created.id}", f"/v1/files/{created.id}/content"]
+        for method, path in [*(("GET", path) for path in paths), ("DELETE", paths[1])]:
+            answer = await full.http.request(method, path, headers=ALICE)
+            assert refusal(answer) == (429, "too_many_requests"), (method, path)
 
 
 async def test_metrics(files: System) -> None:

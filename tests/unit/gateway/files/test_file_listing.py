@@ -55,7 +55,15 @@ def test_by_purpose() -> None:
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("limit", "0"), ("limit", "10001"), ("limit", "x"), ("limit", "²"), ("order", "ASC"), ("purpose", "x")],
+    [
+        ("limit", "0"),
+        ("limit", "10001"),
+        ("limit", "x"),
+        ("limit", "²"),
+        ("order", "ASC"),
+        ("purpose", "x"),
+        ("after", "file-x"),
+    ],
 )
 def test_bad_parameters(name: str, value: str) -> None:
     with pytest.raises(RequestError) as raised:
@@ -63,9 +71,11 @@ def test_bad_parameters(name: str, value: str) -> None:
     assert (raised.value.status_code, raised.value.param) == (400, name)
 
 
-def test_after_a_file_that_is_not_there() -> None:
-    with pytest.raises(RequestError):
-        page_of(RECORDS, ListQuery(after="file-x"))
+@pytest.mark.parametrize(("order", "numbers"), [("asc", [5, 6]), ("desc", [3, 2])])
+def test_after_a_file_that_is_gone(order: str, numbers: list[int]) -> None:
+    left = [each for each in RECORDS if each is not RECORDS[4]]
+    query = ListQuery.parse({"after": RECORDS[4].file_id, "order": order, "limit": "2"})
+    assert [each["id"] for each in page_of(left, query)["data"]] == [RECORDS[n].file_id for n in numbers]
 
 
 @pytest.mark.parametrize(
@@ -77,6 +87,7 @@ def test_what_is_no_id(text: str) -> None:
 
 
 def test_new_ids() -> None:
-    made = {new_file_id() for _ in range(100)}
+    made = {new_file_id(5) for _ in range(100)}
     assert len(made) == 100
     assert all(map(is_file_id, made))
+    assert new_file_id(4 << 40) < min(new_file_id(each << 40) for each in (5, 50, 500))

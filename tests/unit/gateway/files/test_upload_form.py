@@ -128,3 +128,24 @@ def test_lifetimes() -> None:
         with pytest.raises(RequestError) as raised:
             lifetime_of(form_with(**fields), LIMITS)
         assert (raised.value.code, raised.value.param) == ("invalid_value", param)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        body_of(('name="file"', b"\r\n---b-x" * 40)),  # each is looked at byte by byte
+        b"\r\n" * MAX_FORM_BYTES,
+        body_of(('name="x"', b"")).removesuffix(b"--\r\n") + b" " * MAX_FORM_BYTES,
+    ],
+)
+def test_what_costs_more_time_than_a_files_content_is_bounded(content: bytes) -> None:
+    """It is refused before its end."""
+    with pytest.raises(RequestError) as raised:
+        UploadForm.of_content_type(TYPE).feed(content)
+    assert raised.value.code == "invalid_multipart"
+
+
+def test_a_large_file_is_no_part_of_the_form() -> None:
+    large = os.urandom(2 * MAX_FORM_BYTES)
+    body = body_of(('name="file"', large))
+    assert feed([body[start : start + 65536] for start in range(0, len(body), 65536)])[1] == large

@@ -24,7 +24,7 @@ from triptych_common.telemetry import current_traceparent, get_logger, span
 from triptych_gateway.access.request_limiter import Booking
 from triptych_gateway.chat.forward import Arrival, Dispatch, Forwarder
 from triptych_gateway.chat.streaming import ClientStream
-from triptych_gateway.chat.upstream_body import check_fits, media_body, whole_body
+from triptych_gateway.chat.upstream_body import book_whole, check_fits, media_body, whole_body
 from triptych_gateway.decision.courses import Course, CourseKind
 from triptych_gateway.decision.decision_policy import EncodeDecision
 from triptych_gateway.decision.encode_decisions import DecidedRequest, EncodeDecisions
@@ -38,7 +38,6 @@ from triptych_gateway.metrics import GatewayMetrics
 from triptych_gateway.race import race
 from triptych_gateway.request.chat_request import ChatRequest
 from triptych_gateway.request.item_counts import check_counts
-from triptych_gateway.request.known_file import KnownFile
 from triptych_gateway.request.media import MediaIntake, TakenItem
 from triptych_gateway.request.prompt_length import check_prompt_length
 from triptych_gateway.routing.instances import Instances
@@ -61,6 +60,7 @@ class MediaServing:
     http: ClientSession
     threads: Executor
     metrics: GatewayMetrics
+    max_body_bytes: int
     tokenize_timeout_s: float
     encoder_grace_s: float
     local_encode_after_s: float
@@ -96,12 +96,15 @@ class MediaServing:
                     return
                 reason = given_up.code
         # The wait is closed: what encoders still do is for others, and they need not wait for this request.
-        num_read = sum(item.content.num_bytes for item in items if isinstance(item.content, KnownFile))
-        booking.resize(booking.num_bytes + num_read)
+        num_held, has_room = booking.num_bytes, False
         try:
+            book_whole(items, booking, self.max_body_bytes)
+            has_room = True
             await self._serve_whole(request, arrival, media_wait, decided, reason, client)
         except RequestError as error:
-            is_final = not decided.decision.is_local or error.status_code != HTTPStatus.SERVICE_UNAVAILABLE
+            booking.resize(num_held)
+            is_final = has_room and error.status_code != HTTPStatus.SERVICE_UNAVAILABLE
+            is_final |= not decided.decision.is_local
             is_final |= client.has_begun or time.monotonic() >= arrival.first_token_deadline
             if is_final or not self.instances.view.has_encoder(digest):
                 raise

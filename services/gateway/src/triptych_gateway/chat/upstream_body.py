@@ -13,14 +13,33 @@ from triptych_common.domain.errors import RequestError
 from triptych_common.domain.hashing import raw_item_id
 from triptych_common.protocol.ids import MmHash
 from triptych_common.protocol.messages import ECTransferParams, InstanceRecord, ItemTransfer
+from triptych_gateway.access.request_limiter import Booking
 from triptych_gateway.encode.sizes import ItemSizes
 from triptych_gateway.request.chat_request import ChatRequest
+from triptych_gateway.request.known_file import KnownFile
 from triptych_gateway.request.media import TakenItem
 
 
 def text_body(request: ChatRequest) -> bytes:
     """Body of a request without media."""
     return _dump(request.body)
+
+
+def book_whole(items: Sequence[TakenItem], booking: Booking, max_body_bytes: int) -> None:
+    """Book what the files among `items` take in memory: each once as it is, and as base64 in every place.
+
+    Other media are bounded by the request that brought them.
+
+    Raises:
+        RequestError: 413, more than a body may have; 429, more than there is room for.
+    """
+    files = [item for item in items if isinstance(item.content, KnownFile)]
+    sizes = {item.mm_hash: item.num_bytes for item in files}
+    num_text = sum((sizes[item.mm_hash] + 2) // 3 * 4 for item in files)
+    if num_text > max_body_bytes:
+        message = f"its files make the request larger than {max_body_bytes} bytes"
+        raise RequestError(413, "body_too_large", message, files[0].part.path)
+    booking.resize(booking.num_bytes + sum(sizes.values()) + num_text)
 
 
 def whole_body(request: ChatRequest, items: Sequence[TakenItem]) -> bytes:

@@ -35,7 +35,6 @@ from triptych_gateway.encode.media_cache import MediaCache
 from triptych_gateway.encode.media_wait import MediaWait
 from triptych_gateway.encode.sizes import ItemSizes, SizesCache
 from triptych_gateway.metrics import GatewayMetrics
-from triptych_gateway.request.known_file import KnownFile
 
 log = get_logger(__name__)
 
@@ -224,6 +223,13 @@ class EncodeOrders:
         else:
             self._queue_step(mm_hash, check=True)  # Redis may have lost the job
 
+    def on_media_failed(self, mm_hash: MmHash, error: RequestError) -> None:
+        """The item's bytes cannot be had any more: no other job for it can help."""
+        item = self.table.get(mm_hash)
+        if item is not None and item.job_id is not None:
+            log.warning("media of a job cannot be read", job_id=item.job_id, code=error.code)
+            self._fail_job(mm_hash, item.job_id, ItemFailure(None, error.message, error), is_final=True)
+
     def _fail_job(
         self, mm_hash: MmHash, job_id: JobId, failure: ItemFailure, *, is_final: bool = False
     ) -> None:
@@ -359,11 +365,13 @@ class EncodeOrders:
         media = self._media_cache.media_of(mm_hash)
         if media is None:
             return  # all requests went away, so it is queued
-        token, content = media
-        num_bytes = content.num_bytes if isinstance(content, KnownFile) else len(content)
-        blob: bytes | None = None
+        token, num_bytes, blob = media.token, media.num_bytes, None
         if self._limits.is_inline(num_bytes):
-            blob = await content.fetch() if isinstance(content, KnownFile) else content
+            try:
+                blob = await media.fetch()
+            except RequestError as error:
+                self.on_media_failed(mm_hash, error)
+                return
         job = encode_job(
             mm_hash, claim.job_id, claim.attempt, media_waits, requesters, token, num_bytes, self._limits
         )

@@ -6,6 +6,7 @@ Of an uploaded file nothing is kept but the way to its bytes.
 import secrets
 from dataclasses import dataclass, field
 
+from triptych_common.domain.errors import RequestError
 from triptych_common.protocol.ids import MmHash, RequestId
 from triptych_gateway.request.known_file import KnownFile
 
@@ -15,30 +16,59 @@ MEDIA_PATH = "/internal/media"
 _TOKEN_BYTES = 32
 
 
-@dataclass(slots=True)
-class _Slot:
+@dataclass(eq=False, slots=True)
+class MediaSlot:
+    """One item's bytes: those of each request that holds it, as a file of one may be deleted."""
+
+    mm_hash: MmHash
     token: str
-    content: Content = field(repr=False)
-    holders: set[RequestId] = field(default_factory=set)
+    contents: dict[RequestId, Content] = field(default_factory=dict, repr=False)
+
+    @property
+    def num_bytes(self) -> int:
+        """The same for all who hold it."""
+        return next(
+            (each.num_bytes if isinstance(each, KnownFile) else len(each) for each in self.contents.values()),
+            0,
+        )
+
+    async def fetch(self) -> bytes:
+        """Bytes that are here, else of the first file that can be read; also of requests that come meanwhile.
+
+        Raises:
+            RequestError: 404, 503: the last file that could not be read; 404, no request holds it any more.
+        """
+        failure, tried = media_gone(), set[str]()
+        while True:
+            kept = next((each for each in self.contents.values() if isinstance(each, bytes)), None)
+            if kept is not None:
+                return kept
+            files = [each for each in self.contents.values() if isinstance(each, KnownFile)]
+            file = next((each for each in files if each.file_id not in tried), None)
+            if file is None:
+                raise failure
+            tried.add(file.file_id)
+            try:
+                return await file.fetch()
+            except RequestError as error:
+                failure = error
 
 
 class MediaCache:
     """One slot per mm_hash; it is emptied when the last request that holds it has ended."""
 
     def __init__(self) -> None:
-        self._slots: dict[MmHash, _Slot] = {}
-        self._by_token: dict[str, _Slot] = {}
+        self._slots: dict[MmHash, MediaSlot] = {}
+        self._by_token: dict[str, MediaSlot] = {}
 
     def keep_media(self, mm_hash: MmHash, content: Content, holder: RequestId) -> str:
-        """Keep `content` until `holder` (and all others) let go. Returns its token."""
+        """Keep `content` until `holder` lets go. Returns its token."""
         slot = self._slots.get(mm_hash)
         if slot is None:
-            slot = _Slot(secrets.token_urlsafe(_TOKEN_BYTES), content)
+            slot = MediaSlot(mm_hash, secrets.token_urlsafe(_TOKEN_BYTES))
             self._slots[mm_hash] = slot
             self._by_token[slot.token] = slot
-        elif isinstance(content, bytes):
-            slot.content = content  # a file may be deleted, and must not be missed by this holder
-        slot.holders.add(holder)
+        slot.contents[holder] = content
         return slot.token
 
     def release_media(self, mm_hash: MmHash, holder: RequestId) -> None:
@@ -46,20 +76,23 @@ class MediaCache:
         slot = self._slots.get(mm_hash)
         if slot is None:
             return
-        slot.holders.discard(holder)
-        if not slot.holders:
+        slot.contents.pop(holder, None)
+        if not slot.contents:
             del self._slots[mm_hash]
             del self._by_token[slot.token]
 
-    def media_of(self, mm_hash: MmHash) -> tuple[str, Content] | None:
-        """(token, content), or None when no request holds it."""
-        slot = self._slots.get(mm_hash)
-        return None if slot is None else (slot.token, slot.content)
+    def media_of(self, mm_hash: MmHash) -> MediaSlot | None:
+        """None when no request holds it."""
+        return self._slots.get(mm_hash)
 
-    def media_by_token(self, token: str) -> Content | None:
-        """The content that an encoder requests by its token; None when no request holds it."""
-        slot = self._by_token.get(token)
-        return None if slot is None else slot.content
+    def media_by_token(self, token: str) -> MediaSlot | None:
+        """What an encoder requests by its token; None when no request holds it."""
+        return self._by_token.get(token)
 
     def __len__(self) -> int:
         return len(self._slots)
+
+
+def media_gone() -> RequestError:
+    """404, to an encoder."""
+    return RequestError(404, "media_gone", "no living request holds this media")

@@ -75,6 +75,8 @@ def measure(root: Path) -> DirectoryUse:
                     use.add(folder.name, num_bytes)
                 else:
                     _remove(folder / name)
+            elif f".{suffix}" == RECORD_SUFFIX and stem + CONTENT_SUFFIX not in sizes:
+                _remove(folder / name)
     return use
 
 

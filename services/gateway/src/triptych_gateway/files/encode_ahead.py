@@ -4,8 +4,8 @@
        `--a request names it first, it is deleted, or its time is over--> left to requests
 
 One file at a time per gateway, and only while no job stands on the stream of its namespace, nor any of this
-gateway's items is in flight. So a request finds at most one such encode before its own, and another encoder
-that is free. Nothing tells a gateway that other gateways' jobs are done, so it looks again now and then.
+gateway's items is in flight. So a request finds at most one such encode of each gateway before its own.
+Nothing tells a gateway that other gateways' jobs are done, so it looks again now and then.
 
 A file that is not encoded ahead is encoded for the first request that names it.
 """
@@ -106,6 +106,8 @@ class EncodeAhead:
             self._count("no_encoder")
         for record, digest, modality in targets:
             while not await self._is_idle(digest):
+                if digest == targets[0][1] and file_id not in self._waiting:
+                    return  # a request has it encoded, or it is deleted; counted. The next one's turn
                 if time.monotonic() >= waiting.until:
                     self._count("late")
                     return

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
 
 from triptych_common.telemetry.logs import get_logger
@@ -24,16 +25,17 @@ class ExpirySweep:
         self._changed = asyncio.Event()
 
     def note_file(self, expires_at: float) -> None:
-        """There is one more file."""
+        """There is one more file. A sweep that runs may not have seen it, and then another follows."""
         if self._next_at is None or expires_at < self._next_at:
             self._next_at = expires_at
             self._changed.set()
 
-    async def run(self) -> None:
-        """Never returns."""
+    async def run(self, measure: Callable[[], Awaitable[None]]) -> None:
+        """Never returns. `measure` is awaited when files were removed."""
         loop = asyncio.get_running_loop()
         while True:
             self._changed.clear()
+            self._next_at = None
             wait_s = LONGEST_WAIT_S
             try:
                 num_removed, self._next_at = await loop.run_in_executor(
@@ -45,6 +47,7 @@ class ExpirySweep:
             else:
                 if num_removed:
                     log.info("expired files removed", num_files=num_removed)
+                    await measure()
             if self._next_at is not None:
                 wait_s = min(wait_s, max(self._next_at - time.time(), 0.0))
             try:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from triptych_common.domain.errors import RequestError
-from triptych_gateway.files.file_record import PURPOSES, FileRecord
+from triptych_gateway.files.file_record import PURPOSES, FileRecord, is_file_id
 
 MAX_LIMIT = 10_000
 
@@ -14,7 +14,7 @@ MAX_LIMIT = 10_000
 class ListQuery:
     """What the caller asks for."""
 
-    after: str | None = None  # id of the last file of the page before
+    after: str | None = None  # id of the last file of the page before; it may be gone
     limit: int = MAX_LIMIT
     is_ascending: bool = False  # by their creation
     purpose: str | None = None
@@ -36,25 +36,24 @@ class ListQuery:
             raise RequestError(
                 400, "invalid_value", f"purpose must be one of {', '.join(PURPOSES)}", "purpose"
             )
-        return cls(parameters.get("after"), int(limit), order == "asc", purpose)
+        after = parameters.get("after")
+        if after is not None and not is_file_id(after):
+            raise RequestError(400, "invalid_value", "after must be the id of a file", "after")
+        return cls(after, int(limit), order == "asc", purpose)
 
 
 def page_of(records: Iterable[FileRecord], query: ListQuery) -> dict[str, Any]:
-    """As OpenAI's API lists files.
-
-    Raises:
-        RequestError: 400, the file to go on after is not among them.
-    """
+    """As OpenAI's API lists files. Ids stand in the order of creation: each is a place in the list."""
     chosen = sorted(
         (record for record in records if query.purpose in (None, record.purpose)),
-        key=lambda record: (record.created_ns, record.file_id),
+        key=lambda record: record.file_id,
         reverse=not query.is_ascending,
     )
-    if query.after is not None:
-        ids = [record.file_id for record in chosen]
-        if query.after not in ids:
-            raise RequestError(400, "invalid_value", "after names no file of this list", "after")
-        chosen = chosen[ids.index(query.after) + 1 :]
+    after = query.after
+    if after is not None:
+        chosen = [
+            each for each in chosen if (each.file_id > after if query.is_ascending else each.file_id < after)
+        ]
     page = chosen[: query.limit]
     return {
         "object": "list",

@@ -25,9 +25,9 @@ Digest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 _ID = re.compile(ID_PATTERN)
 
 
-def new_file_id() -> str:
-    """One that cannot be guessed."""
-    return f"file-{secrets.token_hex(16)}"
+def new_file_id(created_ns: int) -> str:
+    """One that orders files by their creation, and cannot be guessed: its time, and as many random digits."""
+    return f"file-{created_ns:016x}{secrets.token_hex(8)}"
 
 
 def is_file_id(text: str) -> bool:
@@ -45,7 +45,7 @@ class FileRecord(BaseModel):
     filename: str = Field(max_length=KEPT_NAME_CHARS)  # as the client gave it; part of no path
     purpose: Purpose
     num_bytes: PositiveInt
-    created_ns: NonNegativeInt  # wall clock; orders the files of a key
+    created_ns: NonNegativeInt  # wall clock
     expires_at: NonNegativeInt  # wall clock, seconds
     media_digest: Digest
     modalities: tuple[Modality, ...] = Field(min_length=1)  # that it can be; the likeliest first

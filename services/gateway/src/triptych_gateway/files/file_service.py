@@ -46,7 +46,7 @@ class FileService:
 
     def tasks(self) -> list[Coroutine[Any, Any, None]]:
         """None of them returns."""
-        return [self.expiry.run(), *([] if self.ahead is None else [self.ahead.run()])]
+        return [self.expiry.run(self.measure), *([] if self.ahead is None else [self.ahead.run()])]
 
     async def upload(self, caller: Caller, scope: Scope, receive: Receive, guard: Guard) -> dict[str, Any]:
         """Keep the file of a body, and order its encode. See `FileUploads.take_file`."""

@@ -10,9 +10,11 @@ path that is made for one key never leads to another's. All of it is private to 
 followed. Nothing is kept in memory: another gateway may add and delete at any time.
 """
 
+import errno
 import fcntl
 import os
 import stat
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -51,6 +53,8 @@ from triptych_gateway.request.image_header import ImageHeader
 log = get_logger(__name__)
 
 LOCK_NAME = "lock"
+LOCK_TIMEOUT_S = 10.0
+LOCK_RETRY_S = 0.005
 _LOCK = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -105,11 +109,15 @@ class FileStore:
             return PartialFile(folder, wanted)
 
     def keep_file(self, owner: str, partial: PartialFile, new: NewFile) -> FileRecord:
-        """The file is complete, and there from now on, also after a crash."""
+        """The file is complete, and there from now on, also after a crash.
+
+        Raises:
+            OSError: the disk, or the upload has ended meanwhile. Nothing of the file is kept.
+        """
         now_ns = self._now_ns()
         image = new.image
         record = FileRecord(
-            file_id=new_file_id(),
+            file_id=new_file_id(now_ns),
             filename=new.filename,
             purpose=new.purpose,
             num_bytes=partial.num_bytes,
@@ -127,32 +135,52 @@ class FileStore:
         partial.sync()
         with self._locked():  # else it would look like something that was left over
             try:
-                partial.keep_as(content)
                 _write_record(temporary, record)
+                partial.keep_as(content)
                 temporary.rename(described)
+                _sync_folder(folder)
+                _sync_folder(self._root)  # the owner's folder may be new
             except BaseException:
-                temporary.unlink(missing_ok=True)
+                for path in (described, temporary, content):  # the record first: without it there is no file
+                    with suppress(OSError):
+                        path.unlink(missing_ok=True)
                 raise
-            _sync_folder(folder)
-        partial.close()
         return record
 
     # ---- files -----------------------------------------------------------------------------------
     def find_file(self, owner: str, file_id: str) -> FileRecord | None:
-        """Of this owner; None: there is none, or its time is over."""
+        """Of this owner; None: there is none, or its time is over.
+
+        Raises:
+            OSError: the disk.
+        """
         if not is_file_id(file_id):
             return None
         record = _read_record(self._paths(owner, file_id)[1])
         return None if record is None or self._is_over(record) else record
 
     def list_files(self, owner: str) -> list[FileRecord]:
-        """All of this owner, in no order."""
+        """All of this owner that can be read, in no order.
+
+        Raises:
+            OSError: the disk, of the folder.
+        """
         try:
             paths = list((self._root / owner).iterdir())
         except FileNotFoundError:
             return []
-        found = [self.find_file(owner, path.stem) for path in paths if path.suffix == RECORD_SUFFIX]
-        return [record for record in found if record is not None]
+        found = []
+        for path in paths:
+            if path.suffix != RECORD_SUFFIX:
+                continue
+            try:
+                record = self.find_file(owner, path.stem)
+            except OSError as error:
+                _log_unread(path, error)
+                continue
+            if record is not None:
+                found.append(record)
+        return found
 
     def delete_file(self, owner: str, file_id: str) -> bool:
         """False: there is none."""
@@ -218,7 +246,11 @@ class FileStore:
             if due_at > self._now_ns() / NS_PER_S or num_removed == max_files:
                 next_at = due_at if next_at is None else min(next_at, due_at)
                 continue
-            record = _read_record(described)
+            try:
+                record = _read_record(described)
+            except OSError as error:
+                _log_unread(described, error)
+                continue
             if record is None:  # deleted meanwhile, or not ours to judge
                 continue
             if self._is_over(record):
@@ -248,7 +280,7 @@ class FileStore:
     def _locked(self) -> Iterator[None]:
         fd = os.open(self._root / LOCK_NAME, _LOCK, PRIVATE)
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX)
+            _lock(fd, time.monotonic() + LOCK_TIMEOUT_S)
             yield
         finally:
             os.close(fd)
@@ -270,10 +302,30 @@ def _damaged(record: FileRecord) -> RequestError:
     return unavailable("file_storage_failed", "the file's bytes cannot be read", "file_id")
 
 
+def _lock(fd: int, until: float) -> None:
+    """Whoever holds it has little to do; a gateway that was stopped with it must not stop the others.
+
+    Raises:
+        TimeoutError: monotonic time is past `until`.
+    """
+    turn = threading.Event()  # never set: this thread's time between two tries
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= until:
+                raise TimeoutError("the lock of the directory of files is held by another gateway") from None
+            turn.wait(LOCK_RETRY_S)
+        else:
+            return
+
+
 def _write_record(path: Path, record: FileRecord) -> None:
     fd = os.open(path, CREATE, PRIVATE)
     try:
-        os.write(fd, record.model_dump_json().encode())
+        left = memoryview(record.model_dump_json().encode())
+        while left:
+            left = left[os.write(fd, left) :]
         os.utime(fd, (record.expires_at, record.expires_at))
         os.fsync(fd)
     finally:
@@ -281,18 +333,33 @@ def _write_record(path: Path, record: FileRecord) -> None:
 
 
 def _read_record(path: Path) -> FileRecord | None:
+    """None: there is none, or what is there is no record.
+
+    Raises:
+        OSError: the disk.
+    """
     try:
         fd = os.open(path, EXISTING)
-    except OSError:
+    except FileNotFoundError:
         return None
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            return None
+        raise
     try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            return None
         record = FileRecord.model_validate_json(read_all(fd, MAX_RECORD_BYTES))
-    except (OSError, ValidationError) as error:
-        log.warning("record of a file cannot be read", file=path.name, error=type(error).__name__)
+    except ValidationError as error:
+        _log_unread(path, error)
         return None
     finally:
         os.close(fd)
     return record if record.file_id == path.stem else None
+
+
+def _log_unread(path: Path, error: Exception) -> None:
+    log.warning("record of a file cannot be read", file=path.name, error=type(error).__name__)
 
 
 def _sync_folder(folder: Path) -> None:

@@ -7,7 +7,7 @@ from functools import partial
 
 from triptych_common.domain.errors import RequestError
 from triptych_gateway.files.file_record import FileRecord
-from triptych_gateway.files.file_store import FileStore, file_not_found
+from triptych_gateway.files.file_store import FileStore, file_not_found, storage_failed
 from triptych_gateway.request.content_parts import MediaPart
 from triptych_gateway.request.known_file import KnownFile
 
@@ -23,13 +23,17 @@ class KnownFiles:
         """Complete the parts that name files. Reads records alone, all in one step of a thread.
 
         Raises:
-            RequestError: 404 there is none, it has expired, or it is another key's; 400 of another kind.
+            RequestError: 404 there is none, it has expired, or it is another key's; 400 of another kind;
+                503 the disk.
         """
         named = {part.file_id for part in parts if part.file_id is not None}
         store = self._store
-        records = await asyncio.get_running_loop().run_in_executor(
-            self._threads, lambda: {file_id: store.find_file(owner, file_id) for file_id in named}
-        )
+        try:
+            records = await asyncio.get_running_loop().run_in_executor(
+                self._threads, lambda: {file_id: store.find_file(owner, file_id) for file_id in named}
+            )
+        except OSError as error:
+            raise storage_failed(error) from error
         for part in parts:
             if part.file_id is None:
                 continue

@@ -21,7 +21,6 @@ from triptych_common.domain.errors import RequestError
 PRIVATE = 0o600
 CREATE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 EXISTING = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-READ_BYTES = 1 << 20
 
 _NAME = re.compile(r"\.[0-9a-f]{32}\.(?P<bytes>[0-9]{1,18})\.part")
 
@@ -80,21 +79,15 @@ class PartialFile:
             os.fsync(self._open_fd())
 
     def keep_as(self, path: Path) -> None:
-        """It is complete: give it its lasting name."""
+        """It is complete: give it its lasting name. From now on it is its new owner's, and is closed."""
         with self._lock:
-            self._open_fd()
+            fd = self._open_fd()
             self.path.rename(path)
-            self.path = path
-
-    def close(self) -> None:
-        """It stays. Idempotent."""
-        with self._lock:
-            fd, self._fd = self._fd, None
-            if fd is not None:
-                os.close(fd)
+            self._fd = None
+            os.close(fd)
 
     def discard(self) -> None:
-        """Remove it, unless it was closed before."""
+        """Remove it, unless it was kept before. Idempotent."""
         with self._lock:
             fd, self._fd = self._fd, None
             if fd is not None:
@@ -151,10 +144,10 @@ def is_abandoned(path: Path) -> bool:
 
 def read_all(fd: int, num_bytes: int) -> bytes:
     """The first `num_bytes` of the file; fewer where it ends before."""
-    content = bytearray()
+    content = os.pread(fd, num_bytes, 0)  # as a rule all of it: so there is no second copy
     while len(content) < num_bytes:
-        piece = os.pread(fd, min(READ_BYTES, num_bytes - len(content)), len(content))
+        piece = os.pread(fd, num_bytes - len(content), len(content))
         if not piece:
             break
         content += piece
-    return bytes(content)
+    return content

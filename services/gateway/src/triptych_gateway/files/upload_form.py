@@ -1,6 +1,7 @@
 """A multipart body with one file and a few fields, parsed as it comes. Pure; nothing of the file is kept.
 
-Bounded: parts, their headers, and the fields' values. How many bytes the file may have, its reader knows.
+Bounded: parts, their headers, the fields' values, and all that is no file's content. How many bytes the file
+may have, its reader knows.
 """
 
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ SECONDS_FIELD = "expires_after[seconds]"
 ANCHOR = "created_at"
 DEFAULT_NAME = "upload"
 MAX_PARTS = 16
+MAX_DELIMITERS = 2 * MAX_PARTS  # also such as end no part; clients choose boundaries that no content has
 MAX_HEADERS = 8  # of one part
 MAX_HEADER_BYTES = 4096
 MAX_VALUE_BYTES = 1024
@@ -51,6 +53,8 @@ class UploadForm:
             max_header_size=MAX_HEADER_BYTES,
         )
         self._num_parts = 0
+        self._delimiter, self._num_delimiters = b"\r\n--" + self.boundary, 0
+        self._num_form_bytes = 0  # that are no file's content
         self._header, self._disposition, self._value = bytearray(), bytearray(), bytearray()
         self._header_value = bytearray()
         self._name = ""  # of the part that is being read
@@ -79,10 +83,17 @@ class UploadForm:
         Raises:
             RequestError: 400.
         """
+        # The parser takes what is no file's content byte by byte, and each false end of a part likewise.
+        self._num_delimiters += chunk.count(self._delimiter)
+        if self._num_delimiters > MAX_DELIMITERS:
+            raise _malformed("its boundary stands in its content")
         try:
             self._parser.write(chunk)
         except FormParserError as error:
             raise _malformed("it is not well formed") from error
+        self._num_form_bytes += len(chunk)
+        if self._num_form_bytes > MAX_FORM_BYTES:
+            raise _malformed(f"it has more than {MAX_FORM_BYTES} bytes beside its file")
         pieces, self._pieces = self._pieces, []
         return pieces
 
@@ -129,6 +140,7 @@ class UploadForm:
 
     def _on_part_data(self, data: bytes, start: int, end: int) -> None:
         if self._name == FILE_FIELD:
+            self._num_form_bytes -= end - start
             self._pieces.append(data[start:end])
             return
         if len(self._value) + end - start > MAX_VALUE_BYTES:

@@ -27,7 +27,7 @@ from triptych_gateway.files.file_record import FileRecord
 from triptych_gateway.files.file_store import FileStore, NewFile, storage_failed
 from triptych_gateway.files.partial_file import PartialFile, file_too_large
 from triptych_gateway.files.upload_form import MAX_FORM_BYTES, UploadForm, lifetime_of, purpose_of
-from triptych_gateway.race import Guard, StepTimer
+from triptych_gateway.race import Guard
 from triptych_gateway.request.item_checks import MediaLimits
 from triptych_gateway.request.request_body import body_timeout, header_of
 
@@ -110,27 +110,29 @@ class FileUploads:
             for piece in form.feed(data):
                 partial.write(piece)
 
-        limit = asyncio.get_running_loop().call_later(self._times.total_s, lambda: guard.fail(body_timeout()))
-        try:
-            with StepTimer(guard, self._times.stalled_s) as timer:
-                while True:
-                    timer.begin_step(body_timeout)
-                    message = await receive()
-                    if message["type"] == "http.disconnect":
-                        raise ClientDisconnect
-                    gathered += message.get("body", b"")
-                    is_last = not message.get("more_body")
-                    if is_last or len(gathered) >= GATHERED_BYTES:
-                        num_body += len(gathered)
-                        if num_body > max_body:
-                            raise file_too_large(self._store.limits.max_file_bytes)
-                        data = bytes(gathered)
-                        gathered.clear()
-                        await self._run(partial_call(absorb, data))
-                    if is_last:
-                        break
-        finally:
-            limit.cancel()
+        loop = asyncio.get_running_loop()
+        left_s = self._times.total_s  # of the client's time, not of the disk's
+        is_last = False
+        while not is_last:
+            begun = loop.time()
+            limit_s = min(self._times.stalled_s, max(left_s, 0.0))
+            limit = loop.call_later(limit_s, lambda: guard.fail(body_timeout()))
+            try:
+                message = await receive()
+            finally:
+                limit.cancel()
+            left_s -= loop.time() - begun
+            if message["type"] == "http.disconnect":
+                raise ClientDisconnect
+            gathered += message.get("body", b"")
+            is_last = not message.get("more_body")
+            if is_last or len(gathered) >= GATHERED_BYTES:
+                num_body += len(gathered)
+                if num_body > max_body:
+                    raise file_too_large(self._store.limits.max_file_bytes)
+                data = bytes(gathered)
+                gathered.clear()
+                await self._run(partial_call(absorb, data))
         form.finish()
 
     async def _check(self, form: UploadForm, partial: PartialFile) -> NewFile:

@@ -105,7 +105,8 @@ def _file_of(part: dict[str, Any], part_type: str, path: str) -> tuple[Modality,
 
     The id stands where the URL would, or in the part itself.
     """
-    modality, key = URL_TYPES.get(part_type, (Modality.IMAGE, part_type))
+    others_are = Modality.AUDIO if part_type == INPUT_AUDIO else Modality.IMAGE
+    modality, key = URL_TYPES.get(part_type, (others_are, part_type))
     inner = part.get(key)
     place, at = (inner, f"{path}.{key}") if isinstance(inner, dict) else (part, path)
     id_path, file_id = f"{at}.file_id", place.get("file_id")

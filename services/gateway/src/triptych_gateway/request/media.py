@@ -23,7 +23,7 @@ from triptych_gateway.fetch.fetcher import SCHEMES, AcceptedUrl, MediaFetcher
 from triptych_gateway.fetch.shared_downloads import OnGrowth
 from triptych_gateway.request.chat_request import ChatRequest
 from triptych_gateway.request.content_parts import MediaPart
-from triptych_gateway.request.data_url import check_data_url
+from triptych_gateway.request.data_url import check_data_url, too_large
 from triptych_gateway.request.image_header import ImageHeader
 from triptych_gateway.request.item_checks import MediaLimits, bytes_of, check_media
 from triptych_gateway.request.known_file import KnownFile
@@ -47,6 +47,11 @@ class TakenItem:
     def needs_encoder(self) -> bool:
         """Instances with a vision tower take images as they are, and nothing else."""
         return bool(self.processor_options or self.media_io_options) or self.image is None
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the media."""
+        return self.content.num_bytes if isinstance(self.content, KnownFile) else len(self.content)
 
     @property
     def num_held_bytes(self) -> int:
@@ -157,8 +162,12 @@ class MediaIntake:
             del failure, fetches  # its traceback holds this frame, and the request's media with it
 
     def _accept(self, part: MediaPart) -> AcceptedUrl | None:
-        """The URL to fetch; None: the item is in the request."""
-        if part.is_base64 or part.file is not None:
+        """The URL to fetch; None: the item is in the request, or a file."""
+        if part.file is not None:
+            if part.file.num_bytes > self.limits.max_item_bytes:  # another gateway took it
+                raise too_large(part.path, self.limits.max_item_bytes)
+            return None
+        if part.is_base64:
             return None
         scheme = part.url[:MAX_SCHEME_CHARS].partition(":")[0].lower()
         if scheme in SCHEMES:
@@ -185,9 +194,11 @@ class MediaIntake:
                 item = await loop.run_in_executor(
                     self.threads, self._take, part, fetched, request, namespace_digest
                 )
-            taken.append(replace(item, content=contents.setdefault(item.mm_hash, item.content)))
+            if not isinstance(contents.get(item.mm_hash), bytes):  # a file may be deleted, bytes are here
+                contents[item.mm_hash] = item.content
+            taken.append(replace(item, content=contents[item.mm_hash]))
             request.drop_text(part)
-        return tuple(taken)
+        return tuple(replace(item, content=contents[item.mm_hash]) for item in taken)
 
     def _take(
         self, part: MediaPart, fetched: bytes | None, request: ChatRequest, namespace_digest: str

@@ -10,6 +10,7 @@ from starlette.types import Receive, Scope, Send
 
 from triptych_common.telemetry.logs import get_logger
 from triptych_gateway.access.callers import Caller
+from triptych_gateway.access.request_limiter import RequestLimiter
 from triptych_gateway.chat.exchange import CLIENT_CLOSED_REQUEST, ChatParts
 from triptych_gateway.files.file_listing import ListQuery
 from triptych_gateway.files.file_record import FileRecord
@@ -24,7 +25,14 @@ FILES_PATH = "/v1/files"
 class ContentResponse(Response):
     """A file's bytes, read as the client takes them."""
 
-    def __init__(self, files: FileService, caller: Caller, record: FileRecord, timeout_s: float) -> None:
+    def __init__(
+        self,
+        files: FileService,
+        limiter: RequestLimiter,
+        caller: Caller,
+        record: FileRecord,
+        timeout_s: float,
+    ) -> None:
         """`timeout_s`: how long the client may take nothing."""
         headers = {
             "Content-Length": str(record.num_bytes),
@@ -33,9 +41,14 @@ class ContentResponse(Response):
             "Cache-Control": "no-store",
         }
         super().__init__(headers=headers, media_type="application/octet-stream")
+        self._limiter = limiter
         self._files, self._caller, self._record, self._timeout_s = files, caller, record, timeout_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._limiter.hold_request():
+            await self._send(send)
+
+    async def _send(self, send: Send) -> None:
         async with self._files.content_of(self._caller, self._record) as pieces:
             start = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
             await send(start)
@@ -72,22 +85,26 @@ def file_routes(files: FileService | None, chat: ChatParts) -> APIRouter:
     @router.get(FILES_PATH)
     async def list_files(request: Request) -> dict[str, Any]:
         service, caller = admit(request)
-        return await service.list_files(caller, ListQuery.parse(request.query_params))
+        with chat.limiter.hold_request():
+            return await service.list_files(caller, ListQuery.parse(request.query_params))
 
     @router.get(FILES_PATH + "/{file_id}")
     async def retrieve(file_id: str, request: Request) -> dict[str, Any]:
         service, caller = admit(request)
-        return (await service.retrieve(caller, file_id)).as_object()
+        with chat.limiter.hold_request():
+            return (await service.retrieve(caller, file_id)).as_object()
 
     @router.delete(FILES_PATH + "/{file_id}")
     async def delete(file_id: str, request: Request) -> dict[str, Any]:
         service, caller = admit(request)
-        return await service.delete(caller, file_id)
+        with chat.limiter.hold_request():
+            return await service.delete(caller, file_id)
 
     @router.get(FILES_PATH + "/{file_id}/content")
     async def content(file_id: str, request: Request) -> Response:
         service, caller = admit(request)
-        record = await service.retrieve(caller, file_id)
-        return ContentResponse(service, caller, record, chat.chunk_timeout_s)
+        with chat.limiter.hold_request():
+            record = await service.retrieve(caller, file_id)
+        return ContentResponse(service, chat.limiter, caller, record, chat.chunk_timeout_s)
 
     return router

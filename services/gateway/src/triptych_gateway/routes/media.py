@@ -12,9 +12,9 @@ from starlette.types import Receive, Scope, Send
 
 from triptych_common.domain.errors import RequestError
 from triptych_common.telemetry.logs import get_logger
-from triptych_gateway.encode.media_cache import MEDIA_PATH, MediaCache
+from triptych_gateway.encode.encode_orders import EncodeOrders
+from triptych_gateway.encode.media_cache import MEDIA_PATH, MediaCache, media_gone
 from triptych_gateway.errors import unavailable
-from triptych_gateway.request.known_file import KnownFile
 
 log = get_logger(__name__)
 
@@ -28,10 +28,13 @@ class MediaAnswer(Response):
 
     media_type = "application/octet-stream"
 
-    def __init__(self, token: str, media_cache: MediaCache, places: asyncio.Semaphore) -> None:
+    def __init__(
+        self, token: str, media_cache: MediaCache, orders: EncodeOrders, places: asyncio.Semaphore
+    ) -> None:
         super().__init__(headers={"Cache-Control": "no-store"})
         self._token = token
         self._media_cache = media_cache
+        self._orders = orders
         self._places = places
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -41,40 +44,42 @@ class MediaAnswer(Response):
         except TimeoutError as error:
             raise unavailable("media_busy", "too many media are being sent; try again shortly") from error
         try:
-            content = self._media_cache.media_by_token(self._token)
-            if content is None:
-                raise RequestError(404, "media_gone", "no living request holds this media")
-            if isinstance(content, KnownFile):
-                content = await content.fetch()
-            await self._send_pieces(content, send)
-        except TimeoutError:
-            log.info("encoder does not read the media that it asked for")
+            await self._send_pieces(await self._content(), send)
         finally:
             self._places.release()
 
+    async def _content(self) -> bytes:
+        """Raises RequestError: 404. The item has failed then, where its bytes cannot be read."""
+        slot = self._media_cache.media_by_token(self._token)
+        if slot is None:
+            raise media_gone()
+        try:
+            return await slot.fetch()
+        except RequestError as error:
+            self._orders.on_media_failed(slot.mm_hash, error)
+            raise media_gone() from error  # a 503 would be asked again
+
     async def _send_pieces(self, content: bytes, send: Send) -> None:
         self.headers["Content-Length"] = str(len(content))
-        async with asyncio.timeout(PIECE_TIMEOUT_S):
-            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         pieces = memoryview(content)
-        for at in range(0, len(content), PIECE_BYTES):
-            end = at + PIECE_BYTES
+        try:
             async with asyncio.timeout(PIECE_TIMEOUT_S):
-                await send(
-                    {
-                        "type": "http.response.body",
-                        "body": pieces[at:end],
-                        "more_body": end < len(content),
-                    }
-                )
+                await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            for at in range(0, len(content), PIECE_BYTES):
+                end = at + PIECE_BYTES
+                piece = bytes(pieces[at:end])  # what a peer does not read holds this much, and not all
+                async with asyncio.timeout(PIECE_TIMEOUT_S):
+                    await send({"type": "http.response.body", "body": piece, "more_body": end < len(content)})
+        except TimeoutError:
+            log.info("encoder does not read the media that it asked for")
 
 
-def media_routes(media_cache: MediaCache, max_sends: int) -> APIRouter:
+def media_routes(media_cache: MediaCache, orders: EncodeOrders, max_sends: int) -> APIRouter:
     router = APIRouter()
     places = asyncio.Semaphore(max_sends)
 
     @router.get(MEDIA_PATH + "/{token}")
     async def fetch(token: str) -> Response:
-        return MediaAnswer(token, media_cache, places)
+        return MediaAnswer(token, media_cache, orders, places)
 
     return router
