@@ -18,6 +18,7 @@ RIGHT, INTERRUPTED = "right", "200 stream_interrupted"
 SHARE_TEXT, SHARE_OLD, SHARE_SEVERAL, SHARE_LEAVES, SHARE_WHOLE = 0.25, 0.35, 0.15, 0.05, 0.2
 REFUSED_PAUSE_S = 0.05  # as `Retry-After` asks for, shortened
 LEAVE_WITHIN_S = 0.3
+CONNECTION_LOST = "connection lost"
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ class Tally:
         if answer.is_gone:
             if not self._had_death("gateway", started_at):
                 self.faults.append(f"the connection was lost, and no gateway was killed: {answer}")
-            return "connection lost"
+            return CONNECTION_LOST
         self.faults.append(f"not a documented error: {answer}")
         return "undocumented"
 
@@ -79,9 +80,13 @@ class Tally:
         return any(at >= since - 1.0 for at in self.deaths.get(service, ()))
 
     def without_token_at_death_of(self, service: str) -> Counter[str]:
-        """What became of the requests that waited for their first token when one of `service` was killed."""
+        """What became of the requests that waited for their first token when one of `service` was killed.
+
+        Without those whose connection was lost: to a killed gateway (`_outcome`), which says nothing of this.
+        """
         deaths = self.deaths.get(service, ())
-        return Counter(span.outcome for span in self.spans if any(map(span.waited_at, deaths)))
+        kept = (span for span in self.spans if span.outcome != CONNECTION_LOST)
+        return Counter(span.outcome for span in kept if any(map(span.waited_at, deaths)))
 
     def latencies(self) -> dict[str, float]:
         """Seconds from the question to the end of right answers."""
