@@ -227,10 +227,14 @@ async def test_an_answer_that_comes_with_the_cancellation_is_undone(
 async def test_only_what_is_complete_counts_as_sealed(
     session: FakeStoreSession, store_client: StoreClient
 ) -> None:
-    states = ("absent", "writing", "ready", "pinned")
     hashes = [mm_hash(each) for each in "abcd"]
-    entries = [EntryInfo(mm_hash=each, state=state) for each, state in zip(hashes, states, strict=True)]
-    session.answers = [Entries(seq=1, entries=tuple(entries))]
+    entries = (
+        EntryInfo(mm_hash=hashes[0], state="absent"),
+        EntryInfo(mm_hash=hashes[1], state="writing"),
+        EntryInfo(mm_hash=hashes[2], state="ready"),
+        EntryInfo(mm_hash=hashes[3], state="pinned"),
+    )
+    session.answers = [Entries(seq=1, entries=entries)]
     assert await store_client.find_sealed(hashes, 5.0) == set(hashes[2:])
     with pytest.raises(StoreProtocolError):
         await store_client.find_sealed(hashes, 5.0)
