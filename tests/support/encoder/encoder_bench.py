@@ -106,6 +106,7 @@ class FakeStoreClient:
         self.answers: list[Any] = []
         self.may_use_reserve: list[bool] = []  # of each try
         self.is_sealed = False
+        self.capacity: int | None = None  # bytes
         self.watch_error: StoreError | None = None
         self.futures: list[asyncio.Future[int]] = []
         self.ended_pins: list[int] = []
@@ -113,6 +114,12 @@ class FakeStoreClient:
         self.cancelled: list[int] = []
         self.num_reservations = 0
         self.num_pins = 0
+
+    def can_hold(self, sizes: Iterable[int], memories: Sequence[str]) -> bool:
+        return self.capacity is None or sum(sizes) <= self.capacity
+
+    async def find_sealed(self, mm_hashes: Sequence[str], timeout_s: float) -> set[str]:
+        return set(mm_hashes) if self.is_sealed else set()
 
     async def reserve_blocks(
         self,

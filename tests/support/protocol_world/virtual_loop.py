@@ -7,6 +7,7 @@ so that it can be killed: a killed process runs no `finally`.
 import asyncio
 import heapq
 import itertools
+import random as real_random
 import sys
 import time as real_time
 from collections import Counter, deque
@@ -65,18 +66,25 @@ def whole_frame(message: Any, seq: int | None = None) -> Any:
     return message if seq is None else message.model_copy(update={"seq": seq})
 
 
+class Longest:
+    """Stands in for `random`, which only varies waits: all of them are the longest."""
+
+    def uniform(self, shortest: float, longest: float) -> float:
+        return longest
+
+
 if TYPE_CHECKING:
     EventLoop: Any  # so that what is left out needs no mention
 else:
     EventLoop = asyncio.AbstractEventLoop
 
-CLOCK = Clock()
+CLOCK, LONGEST = Clock(), Longest()
 PACKAGES = ("triptych_gateway", "triptych_encoder", "triptych_vllm_connector", "tenacity")
 
 
 @contextmanager
 def virtual_time() -> Iterator[None]:
-    """In our packages `time` and `uuid4` are the model's, which repeat themselves exactly.
+    """In our packages `time`, `uuid4` and `random` are the model's, which repeat themselves exactly.
 
     And the store's sessions write and read messages as they are.
     """
@@ -93,6 +101,7 @@ def virtual_time() -> Iterator[None]:
         for attribute, real, mine in (
             ("time", real_time, CLOCK),
             ("uuid4", real_uuid4, CLOCK.new_id),
+            ("random", real_random, LONGEST),
         ):
             if vars(module).get(attribute) is real:
                 undo.append((module, attribute, real))

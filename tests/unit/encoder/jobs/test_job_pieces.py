@@ -1,6 +1,7 @@
 """A job whose item is in pieces: reserved together, encoded and sealed in order, one item to all others."""
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -28,6 +29,10 @@ class PiecesStore(FakeStoreClient):
         self.sealed: set[str] = set()
         self.reserved: list[str] = []
         self.watches: dict[str, asyncio.Future[int]] = {}
+        self.is_tight = False  # each reservation evicts what is not pinned
+
+    async def find_sealed(self, mm_hashes: Sequence[str], timeout_s: float) -> set[str]:
+        return self.sealed & set(mm_hashes)
 
     async def reserve_blocks(
         self, mm_hash: str, spec: TensorSpec, **options: Any
@@ -38,6 +43,8 @@ class PiecesStore(FakeStoreClient):
         if mm_hash in self.sealed:
             return AlreadySealed(seq=1, spec=spec)
         self.reserved.append(mm_hash)
+        if self.is_tight:
+            self.sealed &= self.watches.keys()  # those are pinned
         return Reserved(seq=1, reservation_id=len(self.reserved), offset=0, generation=1)
 
     async def watch_item(self, mm_hash: str, timeout_s: float) -> "asyncio.Future[int]":
@@ -113,6 +120,32 @@ async def test_an_item_of_which_all_pieces_are_there_is_sealed(bench: Bench, sto
     await bench.run(delivery_of())
     assert bench.engine.orders == []
     assert bench.reporter.sent[0].sealed
+
+
+async def test_making_a_missing_piece_does_not_evict_those_that_are_there(
+    bench: Bench, store: PiecesStore
+) -> None:
+    store.sealed |= {PIECES[1], PIECES[2]}
+    store.is_tight = True
+    await bench.run(delivery_of())
+    assert store.reserved == [PIECES[0]]
+    assert [order.mm_hash for order in bench.engine.orders] == [PIECES[0]]
+    assert bench.ledger.remove_requesters(HASH, {KEY}) == [3, 1, 2], "in the order of the pieces"
+
+
+async def test_pieces_that_never_fit_together_are_refused_before_anything_is_evicted(
+    bench: Bench, store: PiecesStore
+) -> None:
+    store.capacity = sum(ROWS) * bench.engine.width * 4 - 1
+    await bench.run(delivery_of())
+    assert store.reserved == []
+    assert bench.reporter.kinds == [FailureKind.TOO_LARGE]
+
+
+async def test_pieces_that_just_fit_together_are_encoded(bench: Bench, store: PiecesStore) -> None:
+    store.capacity = sum(ROWS) * bench.engine.width * 4
+    await bench.run(delivery_of())
+    assert bench.reporter.kinds == ["EncoderCacheMetadata", "EncodeCompleted"]
 
 
 async def test_without_room_for_all_pieces_none_is_held(bench: Bench, store: PiecesStore) -> None:

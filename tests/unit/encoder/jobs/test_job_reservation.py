@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+import tenacity
 
 from tests.support.encoder.encoder_bench import HASH, Bench, delivery_of
 from tests.support.waiting import until
@@ -42,6 +43,15 @@ async def test_a_store_that_stays_full_fails_the_job_at_its_deadline(bench: Benc
     await bench.run(delivery)
     assert bench.reporter.kinds == ["EncoderCacheMetadata", FailureKind.STORE_FULL]
     assert (delivery.num_acks, bench.engine.orders, len(bench.ledger)) == (1, [], 0)
+
+
+@pytest.mark.parametrize(("attempt", "longest_s"), [(1, 0.001), (5, 0.016), (100, 0.5)])
+def test_two_encoders_do_not_try_again_in_step(attempt: int, longest_s: float) -> None:
+    state = tenacity.RetryCallState(tenacity.AsyncRetrying(), None, (), {})
+    state.attempt_number = attempt
+    waits = {job_runner.wait_for_space(state, 0.5) for _ in range(10)}
+    assert len(waits) > 1
+    assert all(job_runner.FIRST_RETRY_S / 2 <= each <= longest_s for each in waits)
 
 
 async def test_an_entry_evicted_before_it_could_be_pinned_is_encoded(bench: Bench) -> None:

@@ -11,16 +11,23 @@ from triptych_common.protocol.store import (
     AlreadySealed,
     Cancel,
     Done,
+    Entries,
+    EntryInfo,
+    Lookup,
     PinOrWatch,
     Reserve,
     Reserved,
+    SlabInfo,
     TensorSpec,
     Unpin,
     Unwatch,
+    Welcome,
 )
+from triptych_common.region.layout import RegionLayout
 from triptych_encoder.store.store_client import StoreClient
 
 A = mm_hash("a")
+SLAB = "cuda:GPU-" + "0" * 8 + "-0000-0000-0000-" + "0" * 12
 SPEC = TensorSpec(shape=(1, 4), dtype="float32", num_bytes=16)
 RESERVED = Reserved(seq=1, reservation_id=5, offset=0, generation=1)
 
@@ -37,7 +44,7 @@ class FakeStoreSession:
     def submit(self, command: Any) -> "asyncio.Future[Any]":
         self.commands.append(command)
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        takes_answer = isinstance(command, Reserve | PinOrWatch) and self.answers
+        takes_answer = isinstance(command, Reserve | PinOrWatch | Lookup) and self.answers
         answer = self.answers.pop(0) if takes_answer else Done(seq=1)
         if self.is_gone:
             future.set_exception(StoreError("unavailable", "gone"))
@@ -215,3 +222,37 @@ async def test_an_answer_that_comes_with_the_cancellation_is_undone(
         await task
     await asyncio.sleep(0)
     assert isinstance(session.commands[-1], Cancel if answer is RESERVED else Unpin)
+
+
+async def test_only_what_is_complete_counts_as_sealed(
+    session: FakeStoreSession, store_client: StoreClient
+) -> None:
+    hashes = [mm_hash(each) for each in "abcd"]
+    entries = (
+        EntryInfo(mm_hash=hashes[0], state="absent"),
+        EntryInfo(mm_hash=hashes[1], state="writing"),
+        EntryInfo(mm_hash=hashes[2], state="ready"),
+        EntryInfo(mm_hash=hashes[3], state="pinned"),
+    )
+    session.answers = [Entries(seq=1, entries=entries)]
+    assert await store_client.find_sealed(hashes, 5.0) == set(hashes[2:])
+    with pytest.raises(StoreProtocolError):
+        await store_client.find_sealed(hashes, 5.0)
+
+
+def test_tensors_fit_together_by_whole_blocks_of_their_memories() -> None:
+    session: Any = FakeStoreSession()
+    session.welcome = Welcome(
+        seq=1,
+        store="store-0",
+        generation=1,
+        region_path="/region",
+        region_num_bytes=RegionLayout(4096, num_blocks=10, num_pin_records=1024).num_bytes,
+        block_num_bytes=4096,
+        slab=SlabInfo(memory=SLAB, num_bytes=3 * 4096, ipc_handle="0" * 128),
+    )
+    store_client = StoreClient("encoder-0", session, asyncio.Event())
+    for memories, num_blocks in ((["shm"], 10), (["redis"], 10), ([SLAB], 3), ([SLAB, "shm"], 13)):
+        assert store_client.can_hold([4096 - 1] * num_blocks, memories)
+        assert not store_client.can_hold([1] * (num_blocks + 1), memories)
+        assert not store_client.can_hold([4096 + 1] * (num_blocks // 2) + [4096] * 2, memories)

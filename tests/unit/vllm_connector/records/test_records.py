@@ -30,6 +30,7 @@ with warnings.catch_warnings(action="ignore"):  # importing vLLM's models warns,
         UpdateMode,
     )
 
+    from triptych_vllm_connector.records import positions
     from triptych_vllm_connector.records.packing import NotRecordableError
     from triptych_vllm_connector.records.positions import PositionCheck, outline_of
     from triptych_vllm_connector.records.recording import record_of
@@ -176,6 +177,20 @@ def test_a_grid_that_does_not_fit_its_tokens_is_refused(qwen: PositionCheck, gri
     record = record_of(grid_item(grid), [update([PAD] * 4)], ())
     with pytest.raises(ValueError, match=r"fields|grid"):
         recorded(record, check=qwen).get_and_update_item(None, HASH)
+
+
+def test_a_check_that_another_thread_gives_up_meanwhile_refuses_nothing(
+    qwen: PositionCheck, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check = PositionCheck(qwen._outline)
+
+    def give_up(item: Any) -> int:
+        check._outline = None
+        return 0
+
+    monkeypatch.setattr(positions, "_largest_product", give_up)
+    check.check("image", grid_item((1, 4, 4)), [PAD] * 4, None)
+    assert check._outline is None
 
 
 def test_a_missing_grid_is_refused(qwen: PositionCheck) -> None:

@@ -59,7 +59,8 @@ class PositionCheck:
         self, modality: str, item: MultiModalKwargsItem, tokens: list[int], is_embed: torch.Tensor | None
     ) -> None:
         """Raises ValueError: the fields do not fit the tokens that stand for the item."""
-        if self._outline is None:
+        outline = self._outline  # another thread may find meanwhile that it cannot be used
+        if outline is None:
             return
         if _largest_product(item) > MAX_CELLS_PER_TOKEN * len(tokens):  # or the code below would make them
             raise ValueError("the item's grid is too large for its tokens")
@@ -70,7 +71,7 @@ class PositionCheck:
             data=item, modality=modality, identifier="", mm_position=position, mm_hash=""
         )
         try:
-            positions, _ = self._outline.get_mrope_input_positions(prompt, [feature])
+            positions, _ = outline.get_mrope_input_positions(prompt, [feature])
         except _MissingAttributeError as error:
             log.warning("positions of items are not checked for this model", attribute=str(error))
             self._outline = None

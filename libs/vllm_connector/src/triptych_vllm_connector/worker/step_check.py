@@ -16,6 +16,7 @@ from vllm.multimodal.inputs import MultiModalFieldElem, MultiModalKwargsItem
 from vllm.multimodal.utils import group_and_batch_mm_kwargs
 from vllm.utils.torch_utils import PIN_MEMORY
 
+from triptych_common.domain.transient import is_transient
 from triptych_common.telemetry.logs import get_logger
 from triptych_vllm_connector.records.video_steps import GRID_SUFFIX, NotInStepsError, cut_steps, repeat_step
 
@@ -23,6 +24,7 @@ log = get_logger(__name__)
 
 MODALITY = "video"
 SEED = 1
+MAX_ERROR_CHARS = 500
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,27 @@ class StepCheck:
 
 @torch.inference_mode()
 def check_steps(worker: Any) -> StepCheck:
-    """On every rank of a tensor parallel engine at once. `worker`: vLLM's."""
+    """On every rank of a tensor parallel engine at once. `worker`: vLLM's. It raises nothing."""
+    try:
+        try:
+            return _find_out(worker)
+        except Exception as error:
+            if not is_transient(error):
+                raise
+            log.info("video steps are checked again", error=_text(error))
+        return _find_out(worker)
+    except Exception as error:  # whatever the model's code makes of a video that no processor has made
+        log.warning("video steps not checked", error=_text(error))
+        if is_transient(error):
+            return StepCheck(f"not known: the machine failed twice, {_text(error)}")
+        return StepCheck("the tower does not take a part by itself, or no dummy video could be made")
+
+
+def _text(error: Exception) -> str:
+    return repr(error)[:MAX_ERROR_CHARS]
+
+
+def _find_out(worker: Any) -> StepCheck:
     runner = worker.model_runner
     budget = MultiModalBudget(worker.vllm_config, MULTIMODAL_REGISTRY, enable_cache=False)
     if MODALITY not in budget.mm_max_toks_per_item:
@@ -66,17 +88,13 @@ def check_steps(worker: Any) -> StepCheck:
         (rows,) = model.embed_multimodal(**fields)
         return rows
 
-    try:
-        return compared(
-            encode(whole),
-            encode(first_kept),
-            encode(second_kept),
-            encode(repeat_step(whole, 2)),
-            [*map(encode, parts)],
-        )
-    except Exception as error:  # whatever the model's code makes of a video that no processor has made
-        log.warning("video steps not checked", error=repr(error)[:500])
-        return StepCheck("the tower does not take a part by itself")
+    return compared(
+        encode(whole),
+        encode(first_kept),
+        encode(second_kept),
+        encode(repeat_step(whole, 2)),
+        [*map(encode, parts)],
+    )
 
 
 def compared(

@@ -87,13 +87,21 @@ async def hold_parts(
 ) -> HeldParts:
     """Reserve all of them. See `StoreReservations.reserve_item`.
 
+    Pieces that are sealed are pinned first: else the store might evict them to make room for the others.
+
     Raises:
         StoreFullError: no space for all of them now; nothing is held.
         JobFailure: the store refuses, or does not answer; nothing is held.
     """
+    in_order, mm_hashes = parts, [part.mm_hash for part in parts]
+    if len(parts) > 1:
+        sealed = await reservations.find_sealed(mm_hashes, deadline)
+        if len(sealed) < len(parts):
+            await reservations.check_size([part.spec for part in parts])
+        in_order = sorted(parts, key=lambda part: part.mm_hash not in sealed)
     held: list[HeldPart] = []
     try:
-        for part in parts:
+        for part in in_order:
             reservation, pin = await reservations.reserve_item(
                 part.mm_hash, part.spec, is_granted=is_granted, deadline=deadline
             )
@@ -101,6 +109,7 @@ async def hold_parts(
     except BaseException:
         give_back_parts(held, reservations, store_client)
         raise
+    held.sort(key=lambda each: mm_hashes.index(each.part.mm_hash))
     return HeldParts(held, reservations, store_client)
 
 

@@ -283,7 +283,7 @@ class JobRunner:
 
         def wait(state: tenacity.RetryCallState) -> float:
             longest_s = LONGEST_RETRY_S if self._gate.is_next(item) else LONGEST_RETRY_OF_OTHERS_S
-            return tenacity.wait_exponential(multiplier=FIRST_RETRY_S, max=longest_s)(state)
+            return wait_for_space(state, longest_s)
 
         retrying = tenacity.AsyncRetrying(
             retry=tenacity.retry_if_exception_type(StoreFullError),
@@ -374,6 +374,12 @@ class JobRunner:
             traceparent=envelope.traceparent,
             attributes=self._attributes(job) | {"triptych.num_deliveries": num_deliveries},
         )
+
+
+def wait_for_space(state: tenacity.RetryCallState, longest_s: float) -> float:
+    """Seconds. Random: two encoders, each with part of what both need, must not stay in step."""
+    shortest_s = FIRST_RETRY_S / 2
+    return tenacity.wait_random_exponential(FIRST_RETRY_S, max=longest_s, min=shortest_s)(state)
 
 
 def _cause(failure: JobFailure) -> str | None:

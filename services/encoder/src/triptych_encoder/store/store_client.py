@@ -1,7 +1,7 @@
 """Commands of the encoder to the store: reserve blocks for the worker, watch, cancel, unpin."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from triptych_common.domain.errors import (
@@ -14,9 +14,13 @@ from triptych_common.domain.errors import (
 )
 from triptych_common.domain.transports import StoreSlab
 from triptych_common.protocol.store import (
+    REDIS,
+    SHM,
     AlreadySealed,
     Cancel,
+    Entries,
     EntrySealed,
+    Lookup,
     Pinned,
     PinOrWatch,
     Reserve,
@@ -30,6 +34,7 @@ from triptych_common.protocol.store import (
     Watching,
     WriterLost,
 )
+from triptych_common.region.layout import RegionLayout
 from triptych_common.store_session import AsyncStoreSession
 from triptych_common.telemetry.logs import get_logger
 from triptych_vllm_connector.config import STORE_RECONNECT_S, worker_session_name
@@ -69,6 +74,29 @@ class StoreClient:
     @property
     def slab(self) -> StoreSlab | None:
         return StoreSlab.of_welcome(self._session.welcome)
+
+    def can_hold(self, sizes: Iterable[int], memories: Sequence[str]) -> bool:
+        """Whether tensors of these `num_bytes` can be in `memories` together, were nothing else there."""
+        welcome = self._session.welcome
+        layout = RegionLayout.fit(welcome.region_num_bytes, welcome.block_num_bytes)
+        slab = welcome.slab
+        num_blocks = 0
+        if slab is not None and slab.memory in memories:
+            num_blocks += slab.num_bytes // welcome.block_num_bytes
+        if SHM in memories or REDIS in memories:  # either takes blocks of the region
+            num_blocks += layout.num_blocks
+        return sum(map(layout.num_blocks_for, sizes)) <= num_blocks
+
+    async def find_sealed(self, mm_hashes: Sequence[str], timeout_s: float) -> set[str]:
+        """Those of them that are sealed now.
+
+        Raises:
+            StoreError: the store refuses, or does not answer within `timeout_s` seconds.
+        """
+        reply = await self._request(Lookup(seq=0, mm_hashes=tuple(mm_hashes)), timeout_s)
+        if not isinstance(reply, Entries):
+            raise StoreProtocolError("bad_frame", f"the store answered {reply.kind!r} to lookup")
+        return {each.mm_hash for each in reply.entries if each.state in ("ready", "pinned")}
 
     async def reserve_blocks(
         self,

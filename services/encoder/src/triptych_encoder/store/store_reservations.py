@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 from triptych_common.domain.errors import ItemTooLargeError, StoreError, StoreFullError
 from triptych_common.protocol.messages import FailureKind
@@ -26,6 +26,26 @@ class StoreReservations:
         """`memories`: where the tensor may lie, best first."""
         self._store_client = store_client
         self._memories = memories
+
+    async def check_size(self, specs: Sequence[TensorSpec]) -> None:
+        """Of an item's pieces. The store sees one at a time, and would evict all else for what never fits.
+
+        Raises:
+            JobFailure: together they are larger than the memories that they may lie in.
+        """
+        if not self._store_client.can_hold([spec.num_bytes for spec in specs], await self._memories()):
+            raise _job_failure(ItemTooLargeError("too_large", ""))
+
+    async def find_sealed(self, mm_hashes: Sequence[str], deadline: float) -> set[str]:
+        """Those of them that are there.
+
+        Raises:
+            JobFailure: the store refuses, or does not answer until `deadline` (monotonic seconds).
+        """
+        try:
+            return await self._store_client.find_sealed(mm_hashes, _left_s(deadline))
+        except StoreError as error:
+            raise _job_failure(error) from error
 
     async def reserve_item(
         self, mm_hash: str, spec: TensorSpec, *, is_granted: bool, deadline: float

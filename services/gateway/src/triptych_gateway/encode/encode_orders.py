@@ -182,12 +182,12 @@ class EncodeOrders:
     async def _on_metadata(self, message: EncoderCacheMetadata) -> None:
         """The sizes are known; also of a job that was on its way before a request here joined it."""
         mm_hash, sizes = MmHash(message.mm_hash), ItemSizes.of(message)
-        is_new = self._sizes.put_local(mm_hash, sizes)
+        is_changed = self._sizes.put_local(mm_hash, sizes)
         for media_wait in self._waits_of(self.table.set_sizes(mm_hash, sizes, sealed=message.sealed)):
             media_wait.set_sizes(mm_hash, sizes)
             if message.sealed:
                 media_wait.set_sealed(mm_hash)
-        if is_new:
+        if is_changed:
             await self._sizes.store_shared(mm_hash, sizes)
 
     def _on_failed(self, message: EncodeFailed) -> None:

@@ -1,7 +1,8 @@
 """Sizes of items, from `EncoderCacheMetadata`: in memory, over those in Redis (`coordination.shared_sizes`).
 
-They follow from the mm_hash alone (it holds the namespace digest and every option), so an entry is
-never wrong, only missing.
+The rows and what else is in them follow from the mm_hash alone (it holds the namespace digest and every
+option). Only how a video is divided may change: an encoder that starts again may find that it divides no
+more, or now does. So the metadata that came last are right, and replace an entry that says otherwise.
 """
 
 from cachetools import LRUCache
@@ -42,10 +43,10 @@ class SizesCache:
         return self._local.get(mm_hash)
 
     def put_local(self, mm_hash: MmHash, sizes: ItemSizes) -> bool:
-        """Returns True when it was not known here."""
-        is_new = mm_hash not in self._local
+        """Returns True when it was not known here, or otherwise: then other gateways should know as well."""
+        is_changed = self._local.get(mm_hash) != sizes
         self._local[mm_hash] = sizes
-        return is_new
+        return is_changed
 
     async def fetch_shared(self, mm_hash: MmHash) -> ItemSizes | None:
         """From the bus' cache; None when it is unknown, unreadable, or the bus is away."""
