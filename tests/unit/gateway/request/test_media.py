@@ -2,16 +2,18 @@
 
 import asyncio
 import errno
+import gc
 import io
 import struct
 import time
 import warnings
+import weakref
 import zlib
 from base64 import b64encode
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import orjson
 import pytest
@@ -250,3 +252,38 @@ async def test_a_file_of_two_formats_is_refused(threads: ThreadPoolExecutor) -> 
     with pytest.raises(RequestError) as caught:
         await take(threads, data_url(both))
     assert (caught.value.status_code, caught.value.code, caught.value.param) == (400, "invalid_image", PATH)
+
+
+class Download:
+    """What a failed request must not keep."""
+
+
+class FailingFetcher:
+    """Every fetch fails while it holds something."""
+
+    def __init__(self) -> None:
+        self.held: list[weakref.ref[Download]] = []
+
+    def accept(self, url: str, path: str, modality: Modality) -> Any:
+        return url
+
+    async def fetch(self, *args: Any) -> bytes:
+        download = Download()
+        self.held.append(weakref.ref(download))
+        await asyncio.sleep(0)
+        raise RequestError(502, "media_fetch_failed", "it failed")
+
+
+async def test_a_failed_fetch_keeps_nothing(threads: ThreadPoolExecutor) -> None:
+    fetcher = FailingFetcher()
+    intake = MediaIntake(LIMITS, threads, cast("MediaFetcher", fetcher))
+    gc.disable()
+    try:
+        with pytest.raises(RequestError):
+            await intake.take_items(
+                chat_request("https://example.org/1.png", 2), DIGEST, time.monotonic() + 10, lambda _: None
+            )
+        await asyncio.sleep(0)
+        assert [each() for each in fetcher.held] == [None, None]
+    finally:
+        gc.enable()
