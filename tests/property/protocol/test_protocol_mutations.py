@@ -21,7 +21,7 @@ from triptych_common.coordination import ClaimResult, FlightClaim, StartResult
 from triptych_common.domain.errors import IllegalTransitionError
 from triptych_common.store_session import session_state
 from triptych_common.store_session.resumption import Resume, WatchLog
-from triptych_encoder.jobs import job_runner
+from triptych_encoder.jobs import held_parts
 from triptych_encoder.jobs.active_job import ActiveJob
 from triptych_encoder.jobs.ledger import Ledger
 from triptych_encoder.store.store_client import StoreClient
@@ -278,7 +278,7 @@ MUTATIONS: dict[str, Mutation] = {
     ),
     "a second pin of an entry is forgotten": Mutation(StoreClient, "end_pins", nothing, APART),
     "an item that is here is encoded, and its pin forgotten": Mutation(
-        job_runner,
+        held_parts,
         "is_pinned",
         no,
         with_faults(replace(SAME, num_gateways=2), "lose_flights", "crash_gateway", "refuse"),
