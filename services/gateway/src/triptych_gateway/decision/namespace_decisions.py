@@ -35,15 +35,18 @@ class NamespaceDecisions:
         self, facts: DecisionFacts, prediction: Prediction, demand: Demand, now: float
     ) -> EncodeDecision:
         """Nothing else is under way, and both ways compute on the same: what each took then decides."""
-        trial = self._idle_ways.trial() if facts.is_stream else None
-        if trial is not None:
-            return EncodeDecision(trial, DecisionReason.EXPLORATION, prediction, is_alone=True)
         new_rows = demand.num_rows - demand.num_rows_here
         local_share = new_rows / demand.num_rows if demand.num_rows > 0 else 1.0
-        way = self._idle_ways.choose(demand.num_rows, now, local_share=local_share)
-        is_local = way is EncodeWay.LOCAL
-        reason = DecisionReason.ENCODERS_SLOWER if is_local else DecisionReason.BELOW_BREAK_EVEN
-        return EncodeDecision(way, reason, prediction, is_alone=True)
+        choice = self._idle_ways.choose(
+            demand.num_rows, now, local_share=local_share, may_try=facts.is_stream
+        )
+        if choice.is_trial:
+            reason = DecisionReason.EXPLORATION
+        elif choice.way is EncodeWay.LOCAL:
+            reason = DecisionReason.ENCODERS_SLOWER
+        else:
+            reason = DecisionReason.BELOW_BREAK_EVEN
+        return EncodeDecision(choice.way, reason, prediction, is_alone=True)
 
     def text_course(self, kind: CourseKind, num_text_tokens: float, now: float) -> Course:
         """Of a request that needs no encode."""
