@@ -1,6 +1,7 @@
 """Limits of API keys over real gateways and one Redis, as OpenAI's client meets them."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -104,12 +105,15 @@ async def test_a_stream_is_counted_and_looks_as_it_was_asked_for(redis_url: str,
     keys = (entry("alice", "one", tokens_per_minute=60), entry("bob", "two"))
     async with limited(redis_url, tmp_path, *keys) as system:
         body = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "stream": True}
-        texts = []
+        streams = []
         for key in ("one", "two"):
             answer = await system.post(body, headers={"Authorization": f"Bearer {key}"})
-            texts.append(answer.text)
-        assert texts[0] == texts[1]
-        assert "usage" not in texts[0]
+            *events, done = answer.text.strip().split("\n\n")
+            assert done == "data: [DONE]"
+            streams.append([json.loads(event.removeprefix("data: ")) for event in events])
+        assert streams[0] == streams[1]
+        assert "system_fingerprint" in streams[0][-1]
+        assert not [each for each in streams[0] if "usage" in each]
         assert [each.get("stream_options") for each in system.prefill_decode.bodies] == [
             {"include_usage": True},
             None,
@@ -117,7 +121,7 @@ async def test_a_stream_is_counted_and_looks_as_it_was_asked_for(redis_url: str,
         names = system.bus.names
 
         async def is_settled() -> bool:
-            kept = await system.bus.client.hgetall(names.limit_levels("alice"))  # type: ignore[misc]
+            kept = await system.bus.client.hgetall(names.limit_levels("alice"))
             return float(kept[b"tokens"].split()[0]) <= 2.0  # the answer's; its prompt was charged with more
 
         await until_async(is_settled)

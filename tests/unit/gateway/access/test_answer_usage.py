@@ -54,6 +54,39 @@ async def test_the_event_that_was_added_does_not_reach_the_caller(is_together: b
     assert usage.num_tokens == 12
 
 
+def finish(index: int, fingerprint: str | None = None) -> bytes:
+    """The event that ends a choice."""
+    choice = {"index": index, "delta": {}, "finish_reason": "stop"}
+    return event({"choices": [choice]} | ({} if fingerprint is None else {"system_fingerprint": fingerprint}))
+
+
+def data_of(stream: bytes) -> list[Any]:
+    return [
+        json.loads(each.removeprefix(b"data: "))
+        for each in stream.split(b"\n\n")[:-1]
+        if b"[DONE]" not in each
+    ]
+
+
+@pytest.mark.parametrize("is_together", [True, False])
+async def test_the_fingerprint_is_where_it_is_without_usage(is_together: bool) -> None:
+    """In the events that end a choice; with usage vLLM sends it in that event alone."""
+    told = event({"choices": [], "usage": USAGE, "system_fingerprint": "fp-1"})
+    events = [WORD, finish(0), WORD, finish(1), told, DONE]
+    usage = AnswerUsage(drops_usage_event=True)
+    found = b"".join(await passed(usage, *([b"".join(events)] if is_together else events)))
+    wanted = WORD + WORD + finish(0, "fp-1") + finish(1, "fp-1") + DONE
+    assert data_of(found) == data_of(wanted)
+    assert found.endswith(DONE)
+
+
+@pytest.mark.parametrize("end", [[USAGE_EVENT, DONE], [DONE], []])
+async def test_no_end_of_a_choice_is_lost(end: list[bytes]) -> None:
+    """Without a fingerprint; without usage; in a stream that breaks off."""
+    found = await passed(AnswerUsage(drops_usage_event=True), WORD, finish(0), *end)
+    assert b"".join(found) == WORD + finish(0) + (DONE if end else b"")
+
+
 async def test_the_event_that_was_asked_for_does() -> None:
     usage = AnswerUsage(drops_usage_event=False)
     found = await passed(usage, WORD, USAGE_EVENT, DONE)

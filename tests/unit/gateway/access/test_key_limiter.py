@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import pytest
@@ -161,6 +161,9 @@ async def test_only_keys_with_a_limit_of_tokens_change_what_is_sent() -> None:
         assert charge.meter(bench.send) == bench.send
     async with bench.hold(KeyLimits(tokens_per_minute=9), demand) as charge:
         assert charge.body == {"stream": True, "stream_options": {"include_usage": True}}
+    others = replace(demand, takes_stream_options=False)
+    async with bench.hold(KeyLimits(tokens_per_minute=9), others) as charge:
+        assert charge.body is demand.body
 
 
 @pytest.mark.parametrize("hangs", [False, True])

@@ -50,7 +50,9 @@ class RequestCharge:
         self.body = demand.body
         """To be sent instead of the demand's."""
         if limits.tokens_per_minute is not None:
-            self.body, is_added = asking_for_usage(demand.body)
+            is_added = False
+            if demand.takes_stream_options:
+                self.body, is_added = asking_for_usage(demand.body)
             self._usage = AnswerUsage(drops_usage_event=is_added)
 
     @property
