@@ -17,6 +17,8 @@ from tests.support.gateway.media_samples import data_url, image_bytes
 from tests.support.gateway.serving import MODEL
 from tests.support.gateway.system import System, another_gateway, opened_system
 from tests.support.waiting import until, until_async
+from triptych_common.coordination import RequestCounts
+from triptych_gateway.access import key_limiter
 
 MEDIA = image_bytes(7)
 IMAGE = {"type": "image_url", "image_url": {"url": data_url(MEDIA)}}
@@ -64,8 +66,9 @@ async def test_two_gateways_let_exactly_ten_of_forty_pass(redis_url: str, tmp_pa
         remaining = sorted(int(answer.headers["x-ratelimit-remaining-requests"]) for answer in served)
         assert remaining == list(range(10))
         assert {answer.headers["x-ratelimit-limit-requests"] for answer in served} == {"10"}
-        text = (await first.http.get("/metrics")).text + (await second.http.get("/metrics")).text
-        assert text.count('triptych_gateway_limited_requests_total{limit="requests"} 15.0') == 2
+        registries = [each.gateway.chat.metrics.metrics.registry for each in gateways]
+        name = "triptych_gateway_limited_requests_total"
+        assert sum(each.get_sample_value(name, {"limit": "requests"}) or 0 for each in registries) == 30
         await first.assert_idle()
 
 
@@ -151,6 +154,41 @@ async def test_requests_in_flight_are_bounded_over_gateways(redis_url: str, tmp_
         await ask(first, "one")
 
 
+async def test_a_long_request_keeps_its_place_and_a_dead_gateways_is_given_back(
+    redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(key_limiter, "RENEW_S", 0.02)
+    keys = entry("alice", "one", max_concurrent_requests=1)
+    async with limited(redis_url, tmp_path, keys) as system:
+        places = system.bus.names.limit_places("alice")
+
+        async def lease_ends() -> list[Any]:
+            return list(await system.bus.client.hvals(places))
+
+        system.prefill_decode.behaviour = "hang"
+        async with asyncio.TaskGroup() as group:
+            group.create_task(ask(system, "one"))
+            await until(lambda: system.prefill_decode.bodies)
+            (first_end,) = await lease_ends()
+
+            async def is_renewed() -> bool:
+                return await lease_ends() > [first_end]
+
+            await until_async(is_renewed)
+            await refused(system, "one")
+            system.prefill_decode.release.set()
+
+        async def is_free() -> bool:
+            return not await lease_ends()
+
+        await until_async(is_free)
+        counts = RequestCounts(system.bus)  # as a gateway that ends before it settles
+        dead = await counts.count_request("alice", [], place="dead", max_places=1, lease_s=0.5)
+        assert dead.reached is None
+        await refused(system, "one")
+        await until_async(served(system))
+
+
 async def test_a_client_that_goes_away_gives_its_place_back(redis_url: str, tmp_path: Path) -> None:
     keys = entry("alice", "one", max_concurrent_requests=1)
     async with limited(redis_url, tmp_path, keys) as system:
@@ -162,15 +200,18 @@ async def test_a_client_that_goes_away_gives_its_place_back(redis_url: str, tmp_
         with pytest.raises(asyncio.CancelledError):
             await task
         system.prefill_decode.behaviour = "ok"
+        await until_async(served(system))
 
-        async def is_served() -> bool:
-            try:
-                await ask(system, "one")
-            except openai.RateLimitError:
-                return False
-            return True
 
-        await until_async(is_served)
+def served(system: System) -> Any:
+    async def is_served() -> bool:
+        try:
+            await ask(system, "one")
+        except openai.RateLimitError:
+            return False
+        return True
+
+    return is_served
 
 
 async def test_media_bytes_are_bounded(redis_url: str, tmp_path: Path) -> None:
