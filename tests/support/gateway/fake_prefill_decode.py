@@ -22,6 +22,10 @@ from triptych_common.protocol.item_record import ItemRecord
 from triptych_common.protocol.messages import ECTransferParams, EncodeNeeded, InstanceRecord, Role
 from triptych_common.protocol.urls import base_url
 
+USAGE = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
+FINGERPRINT = (
+    "fp-fake"  # vLLM's: in the event of a stream that tells its usage, else in the ends of its choices
+)
 PLACEHOLDER_TOKENS = ("<|image_pad|>", "<|vision_end|>", "<|vision_start|>")
 
 
@@ -174,7 +178,10 @@ class FakePrefillDecode:
                     await self.release.wait()
                 yield _chunk(body, {"content": word + " "})
                 await asyncio.sleep(0)
-            yield _chunk(body, {}, "stop")
+            tells_usage = (body.get("stream_options") or {}).get("include_usage")
+            yield _chunk(body, {}, "stop", fingerprint=None if tells_usage else FINGERPRINT)
+            if tells_usage:
+                yield _usage_chunk(body)
             yield b"data: [DONE]\n\n"
             self.num_finished += 1
         except (asyncio.CancelledError, GeneratorExit):
@@ -223,19 +230,30 @@ def _completion(body: dict[str, Any], text: str) -> dict[str, Any]:
         "created": 1,
         "model": body["model"],
         "choices": [{"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}],
-        "usage": {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2},
+        "usage": USAGE,
     }
 
 
-def _chunk(body: dict[str, Any], delta: dict[str, Any], finish_reason: str | None = None) -> bytes:
+def _chunk(
+    body: dict[str, Any],
+    delta: dict[str, Any],
+    finish_reason: str | None = None,
+    fingerprint: str | None = None,
+) -> bytes:
     chunk = {
         "id": "chatcmpl-x",
         "object": "chat.completion.chunk",
         "created": 1,
         "model": body["model"],
         "choices": [{"index": 0, "delta": delta, "finish_reason": finish_reason}],
-    }
+    } | ({} if fingerprint is None else {"system_fingerprint": fingerprint})
     return b"data: " + json.dumps(chunk).encode() + b"\n\n"
+
+
+def _usage_chunk(body: dict[str, Any]) -> bytes:
+    chunk = {"id": "chatcmpl-x", "object": "chat.completion.chunk", "created": 1, "model": body["model"]}
+    told = {"choices": [], "usage": USAGE, "system_fingerprint": FINGERPRINT}
+    return b"data: " + json.dumps(chunk | told).encode() + b"\n\n"
 
 
 async def send_encode_needed(bus: AsyncBus, params: ECTransferParams, instance: str) -> None:

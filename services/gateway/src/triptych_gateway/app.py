@@ -4,6 +4,7 @@ from fastapi import FastAPI
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from triptych_gateway.access.cors import CrossOrigin
 from triptych_gateway.errors import install_error_handlers
 from triptych_gateway.gateway import Gateway
 from triptych_gateway.routes.chat import CHAT_PATH, ChatApp, ChatFirst
@@ -27,4 +28,6 @@ def create_app(gateway: Gateway) -> ASGIApp:
     app.include_router(media_routes(gateway.media_cache, gateway.orders, max_sends))
     chat_app = ChatApp(chat)
     app.router.routes.append(Route(CHAT_PATH, chat_app, methods=["POST"]))  # other methods: 405
-    return ChatFirst(chat_app, app)
+    served = ChatFirst(chat_app, app)
+    origins = gateway.settings.cors_origins
+    return CrossOrigin(served, origins) if origins else served

@@ -41,6 +41,11 @@ def unavailable(code: str, message: str, param: str | None = None) -> RequestErr
     return RequestError(503, code, message, param)
 
 
+def model_not_found(model: str) -> RequestError:
+    """404: a model that is not served, or that the caller's key may not use."""
+    return RequestError(404, "model_not_found", f"the model {model[:200]!r} does not exist", "model")
+
+
 def error_event(error: RequestError) -> bytes:
     """The error as one server-sent event, for a stream that has begun."""
     return b"data: " + orjson.dumps(error.body()) + b"\n\n"

@@ -1,7 +1,7 @@
 """The parts of one running gateway: built, with their tasks, and closed at the end."""
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine, Iterable
+from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -9,12 +9,14 @@ from typing import Any
 from uuid import uuid4
 
 from triptych_common.bus import AsyncBus
-from triptych_common.coordination import Registration, Registry, SharedSizes, SingleFlight
+from triptych_common.coordination import Registration, Registry, RequestCounts, SharedSizes, SingleFlight
 from triptych_common.protocol.messages import EncoderCacheMetadata, InstanceRecord, Role
 from triptych_common.protocol.names import OWNER_GROUP
 from triptych_common.telemetry.logs import get_logger
 from triptych_gateway.access.api_keys_file import read_api_keys_file
+from triptych_gateway.access.api_keys_watch import ApiKeysWatch
 from triptych_gateway.access.auth import ApiKeys
+from triptych_gateway.access.key_limiter import KeyLimiter
 from triptych_gateway.access.request_limiter import RequestLimiter
 from triptych_gateway.chat.exchange import ChatParts, CutOff
 from triptych_gateway.chat.forward import Forwarder
@@ -88,6 +90,12 @@ async def run_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
         orders = _encode_orders(settings, bus, media_cache, metrics)
         final_acks = FinalAcks(bus, settings.instance)
         limiter = RequestLimiter(settings.max_requests_in_flight, settings.max_media_in_flight_bytes)
+        key_limiter = KeyLimiter(
+            RequestCounts(bus),
+            metrics,
+            timeout_s=settings.limits_timeout_s,
+            fails_open=settings.limits_without_redis == "open",
+        )
         decisions = EncodeDecisions(
             mode=settings.encode_decision,
             view=view,
@@ -131,7 +139,9 @@ async def run_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
                     local_encode_after_s=settings.local_encode_after_s,
                 )
                 parser = _parser(settings, body_threads, view)
-                chat = _chat_parts(settings, metrics, limiter, parser, instances, media_serving, forwarder)
+                chat = _chat_parts(
+                    settings, metrics, limiter, key_limiter, parser, instances, media_serving, forwarder
+                )
                 bus.on_server_changed(orders.check_all)
                 await view.refresh()
                 if files is not None:
@@ -142,10 +152,13 @@ async def run_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
                     final_acks.run_sender(),
                     orders.run_checks(),
                     *(orders.run_steps() for _ in range(settings.num_publishers)),
+                    key_limiter.run(),
+                    *_watches(settings, chat.api_keys, list_threads),
                     *([] if files is None else files.tasks()),
                 ]
                 async with _running(work), registry.keep_registered(_record(settings)) as registration:
                     yield Gateway(settings, view, router, orders, media_cache, registration, files, chat)
+        await key_limiter.close()
         await registry.clear_inboxes(settings.instance)
     finally:
         await bus.close()
@@ -217,10 +230,19 @@ def _encode_orders(
     )
 
 
+def _watches(
+    settings: GatewaySettings, api_keys: ApiKeys, threads: ThreadPoolExecutor
+) -> Iterator[Coroutine[Any, Any, None]]:
+    """Of files that may change."""
+    if settings.api_keys_file is not None:
+        yield ApiKeysWatch(settings.api_keys_file, api_keys, settings.api_keys_check_s, threads).run()
+
+
 def _chat_parts(
     settings: GatewaySettings,
     metrics: GatewayMetrics,
     limiter: RequestLimiter,
+    key_limiter: KeyLimiter,
     parser: RequestParser,
     instances: Instances,
     media_serving: MediaServing,
@@ -232,6 +254,7 @@ def _chat_parts(
         metrics=metrics,
         api_keys=ApiKeys(settings.api_keys, keys),
         limiter=limiter,
+        key_limiter=key_limiter,
         max_body_bytes=settings.max_body_bytes,
         body_timeout_s=settings.body_timeout_s,
         parser=parser,

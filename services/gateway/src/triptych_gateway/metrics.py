@@ -62,6 +62,11 @@ class GatewayMetrics:
         self.disconnects = self.metrics.counter(
             "gateway_disconnects", "Clients that went away before the end"
         )
+        self.limited_requests = self.metrics.counter(
+            "gateway_limited_requests",
+            "Refused by a limit of their API key: requests, tokens, media_bytes, concurrent_requests",
+            ("limit",),
+        )
         self.first_token_s = self.metrics.histogram(
             "gateway_first_token_seconds", "Arrival to the first chunk (streamed requests)", ("media",)
         )

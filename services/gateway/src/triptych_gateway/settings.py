@@ -30,6 +30,7 @@ def _absolute(path: Path) -> Path:
 
 
 AbsolutePath = Annotated[Path, AfterValidator(_absolute)]
+Origin = Annotated[str, StringConstraints(pattern=r"^(\*|https?://[A-Za-z0-9._:\[\]-]+)$")]
 HostPattern = Annotated[
     str,
     StringConstraints(pattern=r"^((\*\.)?[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*|[0-9A-Fa-f]*:[0-9A-Fa-f:.]+)$"),
@@ -49,7 +50,15 @@ class GatewaySettings(MediaSettings):
     api_keys: tuple[SecretStr, ...] = ()
     """Plain keys, or `sha256:<hex>`. Empty, and no `api_keys_file`: no authentication."""
     api_keys_file: Path | None = None
-    """More keys, with names and tenants (`triptych_gateway.access.api_keys_file`)."""
+    """More keys, with names, tenants and limits (`triptych_gateway.access.api_keys_file`)."""
+    api_keys_check_s: PositiveFloat = 5.0
+    """How often it is looked at for a change."""
+    limits_without_redis: Literal["open", "closed"] = "open"
+    """Requests of keys with limits that Redis cannot count. `open`: served uncounted; `closed`: 503."""
+    limits_timeout_s: PositiveFloat = 1.0
+    """For Redis to count one of them."""
+    cors_origins: tuple[Origin, ...] = ()
+    """Web pages that may call the API from a browser, by origin, or `*`. Empty: none."""
 
     drain_grace_s: NonNegativeFloat = 1.0
     """How long requests are still taken after the stop was announced, until every balancer has noticed."""

@@ -21,7 +21,14 @@ from tests.integration.common.flight_samples import DIGEST, HASH, METADATA, clai
 from tests.integration.common.samples import LIMIT_S, STREAM, ids, message, take, take_queued
 from triptych_common.bus import AsyncBus, ThreadedBus, drop_idle_consumers
 from triptych_common.bus.inspection import delete_deployment, list_lags, peek
-from triptych_common.coordination import BlobStore, Registry, SharedSizes, SingleFlight
+from triptych_common.coordination import (
+    BlobStore,
+    RateCharge,
+    Registry,
+    RequestCounts,
+    SharedSizes,
+    SingleFlight,
+)
 from triptych_common.domain.errors import BusRefusedError, BusUnavailableError
 from triptych_common.protocol.codec import Envelope
 from triptych_common.protocol.messages import EncodeFailed, FailureKind, InstanceRecord, Role
@@ -61,7 +68,7 @@ def all_scripts() -> dict[str, str]:
             values = vars(importlib.import_module(each.name)).values()
             found |= {value.name: value.text for value in values if isinstance(value, LuaScript)}
     files = {path.stem for path in Path(triptych_common.__path__[0]).rglob("*.lua")}
-    assert found.keys() == files - {"flight", "backlog"}  # those begin others
+    assert found.keys() == files - {"flight", "backlog", "leaky_bucket"}  # those begin others
     return found
 
 
@@ -175,6 +182,18 @@ async def use_sizes(bus: AsyncBus) -> None:
     assert [await sizes.get(f"{number:064x}") for number in range(4)] == [None, None, b"{}", b"{}"]
 
 
+async def use_limits(bus: AsyncBus) -> None:
+    """One request that passes, one that is refused, one that takes the place of a gateway that is gone."""
+    counts, charge = RequestCounts(bus), RateCharge("requests", 1, 1)
+    for place, is_counted in (("first", True), ("second", False)):
+        counted = await counts.count_request("k", [charge], place=place, max_places=1, lease_s=9, now_us=1)
+        assert (counted.reached is None) == is_counted
+    await counts.renew_places("k", ["first"], lease_s=9, now_us=1)
+    counted = await counts.count_request("k", [], place="third", max_places=1, lease_s=9)
+    assert counted.reached is None
+    await counts.settle_requests("k", [charge], ["third"])
+
+
 def use_blobs(url: str) -> None:
     blobs = BlobStore(url, "test", client_name="tests")
     try:
@@ -214,6 +233,7 @@ async def test_a_user_with_exactly_these_does_everything_and_uses_each(
             await use_jobs(bus, SingleFlight(bus))
             await use_registry(bus)
             await use_sizes(bus)
+            await use_limits(bus)
             await asyncio.to_thread(use_blobs, url)
             await asyncio.to_thread(use_threads, url)
             await use_tools(bus)

@@ -5,9 +5,11 @@ flight_state    a flight's states (the machine `FlightState`), for Python and fo
 registry        which instances are alive
 shared_sizes    sizes of items that were encoded before
 tensor_blobs    bytes of tensors, for the transport `redis`
+request_counts  requests of an API key, counted against its limits
 """
 
 from triptych_common.coordination.registry import Registration, Registry, is_registered
+from triptych_common.coordination.request_counts import CountResult, RateCharge, RequestCounts
 from triptych_common.coordination.shared_sizes import SharedSizes
 from triptych_common.coordination.single_flight import (
     Backlog,
@@ -23,9 +25,12 @@ __all__ = [
     "BlobMissingError",
     "BlobStore",
     "ClaimResult",
+    "CountResult",
     "FlightClaim",
+    "RateCharge",
     "Registration",
     "Registry",
+    "RequestCounts",
     "SharedSizes",
     "SingleFlight",
     "StartResult",

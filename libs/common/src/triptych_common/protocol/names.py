@@ -90,6 +90,14 @@ class StreamNames:
         """The flight of an item: its encoder, and the requesters that wait for it."""
         return self._key("inflight", mm_hash)
 
+    def limit_levels(self, api_key_name: str) -> str:
+        """Hash: what an API key has used of its rates a minute, by rate."""
+        return self._key("limit-levels", api_key_name)
+
+    def limit_places(self, api_key_name: str) -> str:
+        """Hash: an API key's requests in flight, by when the lease of each ends."""
+        return self._key("limit-places", api_key_name)
+
 
 def everything(names: StreamNames) -> str:
     """A pattern of all that a deployment has in Redis."""

@@ -30,6 +30,7 @@ class Right:
 
 _SCRIPTS, _STREAMS, _JOBS, _RECORDS = "scripts", "streams", "jobs and flights", "records of instances"
 _SIZES, _TENSORS, _EXPIRY, _TOOLS = "placeholder sizes", "transport `redis`", "expiry", "operators' tools"
+_LIMITS = "limits of API keys"
 
 RIGHTS: tuple[Right, ...] = (
     Right("client|setname", "triptych", "names of connections"),
@@ -55,12 +56,12 @@ RIGHTS: tuple[Right, ...] = (
     Right("xgroup|delconsumer", "KEY g c", _JOBS),
     Right("xinfo|groups", "KEY", _JOBS),
     Right("xinfo|consumers", "KEY g", _JOBS),
-    Right("hset", "KEY f v", f"{_JOBS}, {_SIZES}"),
-    Right("hget", "KEY f", f"{_JOBS}, {_SIZES}"),
-    Right("hgetall", "KEY", _JOBS),
-    Right("hdel", "KEY f", f"{_JOBS}, {_SIZES}"),
+    Right("hset", "KEY f v", f"{_JOBS}, {_SIZES}, {_LIMITS}"),
+    Right("hget", "KEY f", f"{_JOBS}, {_SIZES}, {_LIMITS}"),
+    Right("hgetall", "KEY", f"{_JOBS}, {_LIMITS}"),
+    Right("hdel", "KEY f", f"{_JOBS}, {_SIZES}, {_LIMITS}"),
     Right("hincrby", "KEY f 1", _JOBS),
-    Right("hlen", "KEY", _SIZES),
+    Right("hlen", "KEY", f"{_SIZES}, {_LIMITS}"),
     Right("rpush", "KEY v", _SIZES),
     Right("llen", "KEY", _SIZES),
     Right("lpop", "KEY 1", _SIZES),

@@ -1,11 +1,16 @@
-"""The file of API keys: a name, the key's SHA-256 and perhaps a tenant each (TOML).
+"""The file of API keys: a name, the key's SHA-256, perhaps a tenant and limits each (TOML).
+
+    [defaults]
+    requests_per_minute = 600
 
     [[keys]]
     name = "alice"
     sha256 = "<64 hexadecimal digits>"
     tenant = "research"
+    tokens_per_minute = 100_000
 
-It is read once, at the start. Keys must be long and random: a plain hash protects no others.
+`key_limits` has all limits; a key has those of the defaults that it does not name itself. `api_keys_watch`
+reads the file again when it changes. Keys must be long and random: a plain hash protects no others.
 """
 
 import os
@@ -18,6 +23,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
 from triptych_common.domain.errors import TriptychError
+from triptych_gateway.access.key_limits import KeyLimits
 
 MAX_FILE_BYTES = 1 << 20
 SECRETS_DIR = Path("/run/secrets")
@@ -32,24 +38,29 @@ class ApiKeysFileError(TriptychError):
     """The file cannot be used as it is."""
 
 
-class ApiKeyEntry(BaseModel):
-    """One key."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
+class ApiKeyEntry(KeyLimits):
+    """One key, and its limits."""
 
     name: PlainName
     sha256: Sha256 = Field(repr=False)
     tenant: PlainName | None = None
 
+    @property
+    def limits(self) -> KeyLimits | None:
+        """None: it has none."""
+        limits = KeyLimits(**{name: getattr(self, name) for name in KeyLimits.model_fields})
+        return None if limits == KeyLimits() else limits
+
 
 class _File(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    defaults: KeyLimits = KeyLimits()
     keys: tuple[ApiKeyEntry, ...] = Field(min_length=1)
 
 
 def read_api_keys_file(path: Path, secrets_dir: Path = SECRETS_DIR) -> tuple[ApiKeyEntry, ...]:
-    """The keys of `path`, all names and all keys different.
+    """The keys of `path`, with their limits, all names and all keys different.
 
     Raises:
         ApiKeysFileError: it is missing, malformed, or open to users that must neither read nor write it.
@@ -64,15 +75,15 @@ def read_api_keys_file(path: Path, secrets_dir: Path = SECRETS_DIR) -> tuple[Api
     if len(text) > MAX_FILE_BYTES:
         raise ApiKeysFileError(f"the file of API keys {path} is larger than {MAX_FILE_BYTES} bytes")
     try:
-        keys = _File.model_validate(tomllib.loads(text.decode())).keys
+        content = _File.model_validate(tomllib.loads(text.decode()))
     except ValidationError as error:
         fault = error.errors(include_url=False, include_input=False, include_context=False)[0]
         place = ".".join(map(str, fault["loc"]))
         raise ApiKeysFileError(f"the file of API keys {path}: {place}: {fault['msg']}") from None
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ApiKeysFileError(f"the file of API keys {path} is not valid TOML") from error
-    _check_unique(path, keys)
-    return keys
+    _check_unique(path, content.keys)
+    return tuple(key.or_else(content.defaults) for key in content.keys)
 
 
 def _check_access(path: Path, info: os.stat_result, *, may_be_read: bool) -> None:

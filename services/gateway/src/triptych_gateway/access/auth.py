@@ -27,12 +27,21 @@ class ApiKeys:
 
     def __init__(self, keys: Sequence[SecretStr], entries: Sequence[ApiKeyEntry] = ()) -> None:
         digests = [_digest_of_setting(key.get_secret_value()) for key in keys]
-        plain = {digest: Caller(key_digest=digest) for digest in digests}
-        named = {entry.sha256: Caller(entry.name, entry.tenant) for entry in entries}
+        self._plain = {digest: Caller(key_digest=digest) for digest in digests}
+        self._callers = self._plain
+        self.replace_entries(entries)
+
+    def replace_entries(self, entries: Sequence[ApiKeyEntry]) -> None:
+        """From now on these are the keys of the file. Requests that were let in go on.
+
+        Raises:
+            TriptychError: likewise; the keys are those from before.
+        """
         for entry in entries:
-            if entry.sha256 in plain:
+            if entry.sha256 in self._plain:
                 raise TriptychError(f"the API key {entry.name} stands in api_keys and in api_keys_file")
-        self._callers = plain | named
+        named = {entry.sha256: Caller(entry.name, entry.tenant, limits=entry.limits) for entry in entries}
+        self._callers = self._plain | named
 
     def check_key(self, authorization: str | None) -> Caller:
         """The caller whose key the request shows. `authorization` is its header.

@@ -1,8 +1,9 @@
-"""A caller: the name of an API key and the tenant that it belongs to. Neither is a secret; the key is."""
+"""A caller: an API key's name, tenant and limits. None of them is a secret; the key is."""
 
 from dataclasses import dataclass, field
 
 from triptych_common.domain.hashing import owner_id, tenant_salt
+from triptych_gateway.access.key_limits import KeyLimits
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,6 +13,7 @@ class Caller:
     key_name: str | None = None  # None: no authentication, or a key of the setting `api_keys`
     tenant: str | None = None
     key_digest: str | None = field(default=None, compare=False, repr=False)  # of a key that has no name
+    limits: KeyLimits | None = field(default=None, compare=False, repr=False)
 
     @property
     def owner(self) -> str:
@@ -25,6 +27,9 @@ class Caller:
     def salt(self) -> str:
         """Part of the identity of all that the caller's requests leave in a cache; "": shared."""
         return "" if self.tenant is None else tenant_salt(self.tenant)
+
+    def may_use(self, model: str) -> bool:
+        return self.limits is None or self.limits.allows_model(model)
 
     @property
     def fields(self) -> dict[str, str]:

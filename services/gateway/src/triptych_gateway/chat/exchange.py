@@ -11,7 +11,7 @@ import asyncio
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from uuid import uuid4
 
 from opentelemetry.trace import Span, StatusCode
@@ -23,6 +23,8 @@ from triptych_common.protocol.ids import RequestId
 from triptych_common.telemetry import get_logger, span
 from triptych_gateway.access.auth import ApiKeys
 from triptych_gateway.access.callers import ANONYMOUS
+from triptych_gateway.access.key_limiter import KeyLimiter
+from triptych_gateway.access.key_limits import RequestDemand
 from triptych_gateway.access.request_limiter import Booking, RequestLimiter
 from triptych_gateway.chat.forward import Arrival, Dispatch, Forwarder
 from triptych_gateway.chat.media_serving import MediaServing
@@ -76,6 +78,7 @@ class ChatParts:
     metrics: GatewayMetrics
     api_keys: ApiKeys
     limiter: RequestLimiter
+    key_limiter: KeyLimiter
     max_body_bytes: int
     body_timeout_s: float
     parser: RequestParser
@@ -141,7 +144,7 @@ class ChatExchange:
             limit = loop.call_later(parts.request_timeout_s, lambda: guard.fail(_took_too_long()))
             try:
                 with parts.cut_off.hold(guard):
-                    await self._serve(request, arrival, booking, client)
+                    await self._serve_counted(request, arrival, booking, client)
             finally:
                 limit.cancel()
                 watch.cancel()
@@ -169,6 +172,22 @@ class ChatExchange:
             await wait_disconnect(self._receive, lambda: client.has_ended)
         except ClientDisconnect as error:
             guard.fail(error)
+
+    async def _serve_counted(
+        self, request: ChatRequest, arrival: Arrival, booking: Booking, client: ClientStream
+    ) -> None:
+        """Held to the limits of the caller's key, if it has any."""
+        limits = self._caller.limits
+        if limits is None:
+            await self._serve(request, arrival, booking, client)
+            return
+        num_media_bytes = sum(part.num_sent_bytes for part in request.media)
+        demand = RequestDemand(request.model, request.body, request.num_prompt_bytes, num_media_bytes)
+        limiter = self._parts.key_limiter
+        async with limiter.hold_request(self._caller, limits, demand, self._echo) as charge:
+            client.send_by(charge.meter)
+            counted = replace(request, body=charge.body)
+            await self._serve(counted, replace(arrival, charge=charge), booking, client)
 
     async def _serve(
         self, request: ChatRequest, arrival: Arrival, booking: Booking, client: ClientStream

@@ -16,6 +16,7 @@ from triptych_common.protocol.ids import RequestId
 from triptych_common.protocol.messages import InstanceRecord
 from triptych_common.telemetry import current_traceparent, get_logger, span
 from triptych_gateway.access.callers import Caller
+from triptych_gateway.access.key_limiter import RequestCharge
 from triptych_gateway.chat.streaming import ClientStream, relay_stream, relay_whole
 from triptych_gateway.chat.upstream import Answer, DrainingError, UnreachableError, open_answer
 from triptych_gateway.decision.courses import Course
@@ -40,6 +41,7 @@ class Arrival:
     root: Span
     at: float  # monotonic seconds
     first_token_deadline: float  # monotonic seconds; whole answers are bound by the request's own limit
+    charge: RequestCharge | None = None  # None: the caller's key has no limits
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,6 +81,8 @@ class MediaServing:
             items = await self.intake.take_items(
                 request, digest, arrival.first_token_deadline, lambda num: booking.resize(num_before + num)
             )
+        if arrival.charge is not None:
+            arrival.charge.on_media(sum(item.num_bytes for item in items))
         contents = {item.mm_hash: item.num_held_bytes for item in items}
         booking.resize(min(booking.num_bytes, request.num_prompt_bytes + sum(contents.values())))
         chosen = await self.instances.wait_instance(request.model, digest)

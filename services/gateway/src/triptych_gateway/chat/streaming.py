@@ -31,6 +31,10 @@ class ClientStream:
         self.has_begun = False
         self.has_ended = False
 
+    def send_by(self, wrap: Callable[[Send], Send]) -> None:
+        """The answer passes through `wrap` from now on: before it begins."""
+        self._send = wrap(self._send)
+
     async def begin_answer(self, headers: Mapping[str, str]) -> None:
         """Begin a good answer (200)."""
         both = {**self._headers, **headers}

@@ -57,6 +57,14 @@ class MediaPart:
     takes_any: bool = False  # the file may be of any kind
     file: KnownFile | None = None  # once it was found
 
+    @property
+    def num_sent_bytes(self) -> int:
+        """Of its media, as far as the body holds them; about, where they are base64 still."""
+        if self.content is not None:
+            return len(self.content)
+        is_text = self.is_base64 or self.url[:5].lower() == "data:"
+        return len(self.url) * 3 // 4 if is_text else 0
+
 
 def text_of(part: Any) -> str | None:
     """Text that a content part renders as; None for anything that is no text part."""

@@ -1,12 +1,12 @@
-"""GET /v1/models: what the registered instances serve."""
+"""GET /v1/models: what the registered instances serve, and the caller's key may use."""
 
 import time
 from typing import Any
 
 from fastapi import APIRouter, Request
 
-from triptych_common.domain.errors import RequestError
 from triptych_gateway.access.auth import ApiKeys
+from triptych_gateway.errors import model_not_found
 from triptych_gateway.routing.registry_view import RegistryView
 
 
@@ -19,14 +19,14 @@ def model_routes(api_keys: ApiKeys, view: RegistryView) -> APIRouter:
 
     @router.get("/v1/models")
     async def list_models(request: Request) -> dict[str, Any]:
-        api_keys.check_key(request.headers.get("authorization"))
-        return {"object": "list", "data": [card(model) for model in view.models]}
+        caller = api_keys.check_key(request.headers.get("authorization"))
+        return {"object": "list", "data": [card(model) for model in view.models if caller.may_use(model)]}
 
     @router.get("/v1/models/{model:path}")
     async def get_model(model: str, request: Request) -> dict[str, Any]:
-        api_keys.check_key(request.headers.get("authorization"))
-        if model not in view.models:
-            raise RequestError(404, "model_not_found", f"the model {model[:200]!r} does not exist", "model")
+        caller = api_keys.check_key(request.headers.get("authorization"))
+        if model not in view.models or not caller.may_use(model):
+            raise model_not_found(model)
         return card(model)
 
     return router

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from triptych_common.domain.errors import RequestError
 from triptych_common.protocol.messages import InstanceRecord
-from triptych_gateway.errors import unavailable
+from triptych_gateway.errors import model_not_found, unavailable
 from triptych_gateway.routing.registry_view import RegistryView
 from triptych_gateway.routing.router import Router
 
@@ -71,7 +71,7 @@ class Instances:
     def unknown_model(self, model: str) -> RequestError:
         """For a model that is not served: 404; 503 if it was before, or nothing is served at all."""
         if self.view.models and model not in self.view.models_seen:
-            return RequestError(404, "model_not_found", f"the model {model[:200]!r} does not exist", "model")
+            return model_not_found(model)
         return RequestError(503, "no_instance", "no instance that serves this model is available", "model")
 
 

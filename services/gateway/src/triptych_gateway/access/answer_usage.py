@@ -1,0 +1,142 @@
+"""How many tokens a request took: read from its answer as that is sent, whole or as a stream of events.
+
+A stream tells it at its end, if its request asks for that. Where the caller did not ask, the gateway does
+(`asking_for_usage`), and leaves the event out that the caller does not expect. vLLM tells its fingerprint in
+that event then, and no more in those that end a choice: these wait for it, and get it back.
+"""
+
+import re
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from typing import Any
+
+import orjson
+
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+_USAGE = b'"usage"'  # in text its quotes would be escaped
+_DATA = b"data:"
+_DONE = b"data: [DONE]"
+_END = b"\n\n"
+_FINISH = re.compile(rb'"finish_reason":\s*"')
+_FINGERPRINT = "system_fingerprint"
+_HOLDERS = ("response", "message")  # of usage, in events of other endpoints than completions
+_PARTS = (("prompt_tokens", "completion_tokens"), ("input_tokens", "output_tokens"))
+
+
+def asking_for_usage(body: dict[str, Any]) -> tuple[dict[str, Any], bool]:
+    """(`body` of a completion such that its answer tells its usage, whether that was added)."""
+    options = body.get("stream_options") or {}
+    if body.get("stream") is not True or not isinstance(options, dict) or options.get("include_usage"):
+        return body, False
+    added = {name: each for name, each in options.items() if name != "continuous_usage_stats"}
+    return {**body, "stream_options": {**added, "include_usage": True}}, True
+
+
+class AnswerUsage:
+    """Of one answer; `meter` puts it in the way of the answer."""
+
+    def __init__(self, *, drops_usage_event: bool) -> None:
+        self._drops_usage_event = drops_usage_event
+        self._is_stream = False
+        self._usage: dict[str, Any] = {}
+        self._waiting: list[bytes] = []  # events that end a choice
+        self.num_events = 0  # of a stream, each a token or more
+
+    @property
+    def num_tokens(self) -> int | None:
+        """Of prompt and answer; None: the answer did not tell, or not yet."""
+        total = self._usage.get("total_tokens")
+        if isinstance(total, int):
+            return total
+        for names in _PARTS:
+            numbers = [number for name in names if isinstance(number := self._usage.get(name), int)]
+            if numbers:
+                return sum(numbers)
+        return None
+
+    def meter(self, send: Send) -> Send:
+        """`send`, such that what passes is read."""
+
+        async def metered(message: MutableMapping[str, Any]) -> None:
+            body = message.get("body", b"")
+            if message["type"] == "http.response.start":
+                self._is_stream = _is_stream(message)
+            elif body and not self._is_stream:
+                self._read_whole(body)
+            else:
+                body = self._read_events(body)
+                if message.get("more_body"):
+                    if not body:
+                        return
+                elif self._waiting:  # it breaks off: what comes is the error
+                    body = self._take_waiting(None) + body
+                message["body"] = body
+            await send(message)
+
+        return metered
+
+    def _read_whole(self, body: bytes) -> None:
+        if _USAGE in body:
+            self._note(_parsed(body))
+
+    def _read_events(self, events: bytes) -> bytes:
+        """Of whole events those that the client gets now."""
+        self.num_events += events.count(_END)
+        if self._drops_usage_event:
+            if not self._waiting and _USAGE not in events and _FINISH.search(events) is None:
+                return events
+            *whole, rest = events.split(_END)
+            return b"".join(map(self._pass_event, whole)) + rest
+        if _USAGE in events:
+            for event in events.split(_END):
+                if _USAGE in event:
+                    self._note(_data_of(event))
+        return events
+
+    def _pass_event(self, event: bytes) -> bytes:
+        """What the client gets for it, now."""
+        if event == _DONE:
+            return self._take_waiting(None) + event + _END
+        if _USAGE in event:
+            data = _data_of(event)
+            self._note(data)
+            if data.get("choices") == [] and isinstance(data.get("usage"), dict):
+                return self._take_waiting(data.get(_FINGERPRINT))
+        if _FINISH.search(event) is None:
+            return event + _END
+        self._waiting.append(event)
+        return b""
+
+    def _take_waiting(self, fingerprint: str | None) -> bytes:
+        """As vLLM sends them where no usage is asked for."""
+        waiting, self._waiting = self._waiting, []
+        if fingerprint is not None:
+            waiting = [
+                b"data: " + orjson.dumps({**_data_of(event), _FINGERPRINT: fingerprint}) for event in waiting
+            ]
+        return b"".join(event + _END for event in waiting)
+
+    def _note(self, data: Mapping[str, Any]) -> None:
+        holders = [data, *(data.get(name) for name in _HOLDERS)]
+        for holder in holders:
+            usage = holder.get("usage") if isinstance(holder, dict) else None
+            if isinstance(usage, dict):
+                self._usage |= {name: each for name, each in usage.items() if each is not None}
+
+
+def _is_stream(start: Mapping[str, Any]) -> bool:
+    types = (value for name, value in start.get("headers", ()) if name.lower() == b"content-type")
+    return next(types, b"").startswith(b"text/event-stream")
+
+
+def _data_of(event: bytes) -> dict[str, Any]:
+    at = event.find(_DATA)
+    return _parsed(event[at + len(_DATA) :]) if at >= 0 else {}
+
+
+def _parsed(text: bytes) -> dict[str, Any]:
+    try:
+        data = orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return {}
+    return data if isinstance(data, dict) else {}

@@ -1,0 +1,134 @@
+"""Limits of one API key as the file has them; what a request costs of them; what answers tell of them.
+
+Pure: `key_limiter` counts. A limit that a key does not have is None.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Self
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+from triptych_common.coordination import RateCharge
+from triptych_common.domain.errors import RequestError
+from triptych_gateway.errors import model_not_found
+
+Limit = Annotated[int, Field(strict=True, ge=1, le=10**12)]
+Places = Annotated[int, Field(strict=True, ge=1, le=1000)]
+ModelName = Annotated[str, StringConstraints(min_length=1)]
+
+BYTES_PER_TOKEN = 4  # of a prompt's text, to estimate its tokens
+REQUESTS, TOKENS, MEDIA_BYTES, CONCURRENT = "requests", "tokens", "media_bytes", "concurrent_requests"
+_SHOWN = {REQUESTS: "requests per minute", TOKENS: "tokens per minute", MEDIA_BYTES: "media bytes per minute"}
+_ANSWER_FIELDS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
+
+
+class KeyLimits(BaseModel):
+    """What one key may ask for."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    models: Annotated[tuple[ModelName, ...], Field(min_length=1)] | None = None
+    requests_per_minute: Limit | None = None
+    tokens_per_minute: Limit | None = None
+    """Of prompts and answers together."""
+    media_bytes_per_minute: Limit | None = None
+    max_concurrent_requests: Places | None = None
+
+    def or_else(self, defaults: "KeyLimits") -> Self:
+        """With those of `defaults` that this has not."""
+        missing = {name for name in KeyLimits.model_fields if getattr(self, name) is None}
+        return self.model_copy(update={name: getattr(defaults, name) for name in missing})
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether there is anything to count; the models are only looked up."""
+        return bool(self.rates) or self.max_concurrent_requests is not None
+
+    @property
+    def rates(self) -> dict[str, int]:
+        """Limits a minute, by rate."""
+        limits = {
+            REQUESTS: self.requests_per_minute,
+            TOKENS: self.tokens_per_minute,
+            MEDIA_BYTES: self.media_bytes_per_minute,
+        }
+        return {rate: limit for rate, limit in limits.items() if limit is not None}
+
+    def allows_model(self, model: str) -> bool:
+        return self.models is None or model in self.models
+
+    def check_model(self, model: str) -> None:
+        """That the key may use `model`; one that it may not use does not exist for it.
+
+        Raises:
+            RequestError: 404.
+        """
+        if not self.allows_model(model):
+            raise model_not_found(model)
+
+
+@dataclass(frozen=True, slots=True)
+class RequestDemand:
+    """What is known of a request before it is served."""
+
+    model: str
+    body: dict[str, Any]  # as sent, parsed
+    num_prompt_bytes: int  # of the body without its media
+    num_media_bytes: int  # of the media that the body holds
+    takes_stream_options: bool = True  # as completions do; other endpoints' streams tell their usage unasked
+
+    @property
+    def num_tokens(self) -> int:
+        """An estimate: the prompt's text at four bytes a token, and the longest answer that is asked for."""
+        answer = next((num for name in _ANSWER_FIELDS if (num := _count_of(self.body, name))), 0)
+        return self.num_prompt_bytes // BYTES_PER_TOKEN + answer * (_count_of(self.body, "n") or 1)
+
+    def charges(self, limits: KeyLimits) -> tuple[RateCharge, ...]:
+        """What the request is charged before it is served: of no rate more than a minute's worth."""
+        costs = {REQUESTS: 1, TOKENS: self.num_tokens, MEDIA_BYTES: self.num_media_bytes}
+        return tuple(RateCharge(rate, limit, min(costs[rate], limit)) for rate, limit in limits.rates.items())
+
+
+def limit_reached(limits: KeyLimits, reached: str, wait_s: float) -> RequestError:
+    """429, with `Retry-After`. `reached`: a rate, or the requests in flight."""
+    if reached == CONCURRENT:
+        message = f"this API key may have {limits.max_concurrent_requests} requests in flight at once"
+        return RequestError(429, "rate_limit_exceeded", message, None)
+    message = (
+        f"this API key may use {limits.rates[reached]} {_SHOWN[reached]};"
+        f" try again in {format_duration(wait_s)}"
+    )
+    return RequestError(429, "rate_limit_exceeded", message, None, retry_after_s=max(wait_s, 0.001))
+
+
+def rate_headers(limits: KeyLimits, levels: Mapping[str, float]) -> dict[str, str]:
+    """As OpenAI's clients read them. `levels`: what is used of each rate."""
+    headers: dict[str, str] = {}
+    for rate in (REQUESTS, TOKENS):
+        limit = limits.rates.get(rate)
+        if limit is None or rate not in levels:
+            continue
+        headers[f"x-ratelimit-limit-{rate}"] = str(limit)
+        headers[f"x-ratelimit-remaining-{rate}"] = str(max(0, math.floor(limit - levels[rate] + 1e-6)))
+        headers[f"x-ratelimit-reset-{rate}"] = format_duration(levels[rate] * 60 / limit)
+    return headers
+
+
+def format_duration(seconds: float) -> str:
+    """`1h2m3s`, `6m0s`, `7.66s`, `120ms`, `0s`: as OpenAI's headers have it; rounded up."""
+    ms = math.ceil(max(0.0, seconds) * 1000 - 1e-6)
+    if 0 < ms < 1000:
+        return f"{ms}ms"
+    hours, ms = divmod(ms, 3_600_000)
+    minutes, ms = divmod(ms, 60_000)
+    text = f"{hours}h" if hours else ""
+    text += f"{minutes}m" if hours or minutes else ""
+    return f"{text}{ms / 1000:.10g}s"
+
+
+def _count_of(body: Mapping[str, Any], name: str) -> int | None:
+    """The positive whole number of a field; None: it has none, and vLLM refuses it where it must have one."""
+    number = body.get(name)
+    return number if isinstance(number, int) and not isinstance(number, bool) and number > 0 else None

@@ -1,0 +1,144 @@
+"""Tokens of an answer, read as it passes; only an event that the caller did not ask for is left out."""
+
+import json
+from collections.abc import MutableMapping
+from typing import Any
+
+import pytest
+
+from triptych_gateway.access.answer_usage import AnswerUsage, asking_for_usage
+
+USAGE = {"prompt_tokens": 7, "completion_tokens": 5, "total_tokens": 12}
+
+
+def event(data: object) -> bytes:
+    return b"data: " + json.dumps(data).encode() + b"\n\n"
+
+
+WORD = event({"choices": [{"index": 0, "delta": {"content": 'a "usage" of\n\nwords'}}]})
+USAGE_EVENT = event({"choices": [], "usage": USAGE})
+DONE = b"data: [DONE]\n\n"
+
+
+async def passed(
+    usage: AnswerUsage, *chunks: bytes, kind: bytes = b"text/event-stream; charset=utf-8"
+) -> Any:
+    """Bodies of the messages that come through."""
+    bodies: list[bytes] = []
+
+    async def send(message: MutableMapping[str, Any]) -> None:
+        if message["type"] == "http.response.body":
+            bodies.append(message["body"])
+
+    metered = usage.meter(send)
+    await metered({"type": "http.response.start", "status": 200, "headers": [(b"content-type", kind)]})
+    for chunk in chunks:
+        await metered({"type": "http.response.body", "body": chunk, "more_body": True})
+    await metered({"type": "http.response.body", "body": b"", "more_body": False})
+    return bodies
+
+
+async def test_a_whole_answer() -> None:
+    usage = AnswerUsage(drops_usage_event=True)
+    body = json.dumps({"choices": [], "usage": USAGE}).encode()
+    assert await passed(usage, body, kind=b"application/json") == [body, b""]
+    assert usage.num_tokens == 12
+
+
+@pytest.mark.parametrize("is_together", [True, False])
+async def test_the_event_that_was_added_does_not_reach_the_caller(is_together: bool) -> None:
+    usage = AnswerUsage(drops_usage_event=True)
+    events = [WORD, WORD, USAGE_EVENT, DONE]
+    found = await passed(usage, *([b"".join(events)] if is_together else events))
+    assert b"".join(found) == WORD + WORD + DONE
+    assert usage.num_tokens == 12
+
+
+def finish(index: int, fingerprint: str | None = None) -> bytes:
+    """The event that ends a choice."""
+    choice = {"index": index, "delta": {}, "finish_reason": "stop"}
+    return event({"choices": [choice]} | ({} if fingerprint is None else {"system_fingerprint": fingerprint}))
+
+
+def data_of(stream: bytes) -> list[Any]:
+    return [
+        json.loads(each.removeprefix(b"data: "))
+        for each in stream.split(b"\n\n")[:-1]
+        if b"[DONE]" not in each
+    ]
+
+
+@pytest.mark.parametrize("is_together", [True, False])
+async def test_the_fingerprint_is_where_it_is_without_usage(is_together: bool) -> None:
+    """In the events that end a choice; with usage vLLM sends it in that event alone."""
+    told = event({"choices": [], "usage": USAGE, "system_fingerprint": "fp-1"})
+    events = [WORD, finish(0), WORD, finish(1), told, DONE]
+    usage = AnswerUsage(drops_usage_event=True)
+    found = b"".join(await passed(usage, *([b"".join(events)] if is_together else events)))
+    wanted = WORD + WORD + finish(0, "fp-1") + finish(1, "fp-1") + DONE
+    assert data_of(found) == data_of(wanted)
+    assert found.endswith(DONE)
+
+
+@pytest.mark.parametrize("end", [[USAGE_EVENT, DONE], [DONE], []])
+async def test_no_end_of_a_choice_is_lost(end: list[bytes]) -> None:
+    """Without a fingerprint; without usage; in a stream that breaks off."""
+    found = await passed(AnswerUsage(drops_usage_event=True), WORD, finish(0), *end)
+    assert b"".join(found) == WORD + finish(0) + (DONE if end else b"")
+
+
+async def test_the_event_that_was_asked_for_does() -> None:
+    usage = AnswerUsage(drops_usage_event=False)
+    found = await passed(usage, WORD, USAGE_EVENT, DONE)
+    assert found == [WORD, USAGE_EVENT, DONE, b""]
+    assert usage.num_tokens == 12
+
+
+async def test_a_stream_that_breaks_off_has_its_events_counted() -> None:
+    usage = AnswerUsage(drops_usage_event=True)
+    await passed(usage, WORD, WORD + WORD)
+    assert (usage.num_tokens, usage.num_events) == (None, 3)
+
+
+@pytest.mark.parametrize(
+    ("events", "num_tokens"),
+    [
+        ([{"type": "response.completed", "response": {"usage": {"input_tokens": 3, "output_tokens": 4}}}], 7),
+        ([{"type": "response.created", "response": {"usage": None}}], None),
+        (
+            [
+                {"type": "message_start", "message": {"usage": {"input_tokens": 3, "output_tokens": 0}}},
+                {"type": "message_delta", "usage": {"output_tokens": 9}},
+            ],
+            12,
+        ),
+        ([{"choices": [1], "usage": {"total_tokens": 4}}, {"choices": [1], "usage": {"total_tokens": 5}}], 5),
+        ([{"choices": [], "usage": {"total_tokens": "many"}}], None),
+    ],
+)
+async def test_other_forms_of_usage(events: list[dict[str, Any]], num_tokens: int | None) -> None:
+    usage = AnswerUsage(drops_usage_event=False)
+    sent = [b"event: x\n" + event(each) for each in events]
+    assert await passed(usage, *sent) == [*sent, b""]
+    assert usage.num_tokens == num_tokens
+
+
+@pytest.mark.parametrize(
+    ("body", "options", "is_added"),
+    [
+        ({"stream": True}, {"include_usage": True}, True),
+        ({"stream": True, "stream_options": None}, {"include_usage": True}, True),
+        (
+            {"stream": True, "stream_options": {"include_usage": False, "continuous_usage_stats": True}},
+            {"include_usage": True},
+            True,
+        ),
+        ({"stream": True, "stream_options": {"include_usage": True}}, {"include_usage": True}, False),
+        ({"stream": True, "stream_options": "x"}, "x", False),  # vLLM refuses it
+        ({"stream": False}, None, False),
+        ({}, None, False),
+    ],
+)
+def test_a_stream_is_asked_for_its_usage(body: dict[str, Any], options: Any, is_added: bool) -> None:
+    found, was_added = asking_for_usage(body)
+    assert (found.get("stream_options"), was_added) == (options, is_added)
