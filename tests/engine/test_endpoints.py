@@ -107,9 +107,19 @@ def alike(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
+def shown(answer: dict[str, Any]) -> dict[str, Any]:
+    """Without what each answer has of its own."""
+    kept = {name: value for name, value in answer.items() if name not in OWN}
+    if isinstance(
+        kept.get("system_fingerprint"), str
+    ):  # vLLM's version, and a digest of the engine's options
+        kept["system_fingerprint"] = kept["system_fingerprint"].rpartition("-")[0]
+    return kept
+
+
 def answer_of(response: httpx.Response) -> dict[str, Any]:
     assert response.status_code == 200, f"{response.status_code}: {response.text}"
-    return {name: value for name, value in response.json().items() if name not in OWN}
+    return shown(response.json())
 
 
 def events_of(response: httpx.Response) -> list[Any]:
@@ -117,7 +127,7 @@ def events_of(response: httpx.Response) -> list[Any]:
     assert response.status_code == 200, f"{response.status_code}: {response.text}"
     events = [each.removeprefix("data: ") for each in response.text.strip().split("\n\n")]
     assert events.pop() == "[DONE]"
-    return [{name: value for name, value in json.loads(each).items() if name not in OWN} for each in events]
+    return [shown(json.loads(each)) for each in events]
 
 
 def joined(events: list[Any]) -> dict[str, Any]:

@@ -54,7 +54,9 @@ def operation_id(endpoint: Endpoint, method: str) -> str:
 
 
 def _describe(endpoint: Endpoint, method: str, error: Schema, schemas: dict[str, Any]) -> dict[str, Any]:
-    places = [("path", name, {"type": "string"}) for name in endpoint.parameters]
+    places: list[tuple[str, str, Schema]] = [
+        ("path", name, {"type": "string"}) for name in endpoint.parameters
+    ]
     places += [("query", name, schema) for name, schema in endpoint.query.items()]
     operation: dict[str, Any] = {
         "operationId": operation_id(endpoint, method),

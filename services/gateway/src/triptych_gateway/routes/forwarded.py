@@ -1,11 +1,10 @@
 """The endpoints that are forwarded."""
 
 from collections.abc import Sequence
-from typing import Any
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from triptych_gateway.chat.exchange import ChatExchange, ChatParts, Exchange, TextExchange
+from triptych_gateway.chat.exchange import ChatExchange, ChatParts, TextExchange
 from triptych_gateway.endpoints.endpoint import Endpoint, EndpointKind
 from triptych_gateway.endpoints.table import FORWARDED
 
@@ -16,11 +15,11 @@ class ForwardedApp:
     def __init__(self, endpoint: Endpoint, parts: ChatParts) -> None:
         self.endpoint = endpoint
         self._parts = parts
-        self._exchange = ChatExchange if endpoint.kind is EndpointKind.CHAT else TextExchange
+        is_chat = endpoint.kind is EndpointKind.CHAT
+        self._exchange: type[ChatExchange | TextExchange] = ChatExchange if is_chat else TextExchange
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange: Exchange[Any] = self._exchange(self.endpoint, self._parts, scope, receive, send)
-        await exchange.run()
+        await self._exchange(self.endpoint, self._parts, scope, receive, send).run()
 
 
 def forwarded_apps(parts: ChatParts) -> list[ForwardedApp]:
