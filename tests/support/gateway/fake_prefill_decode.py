@@ -26,6 +26,9 @@ USAGE = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
 FINGERPRINT = (
     "fp-fake"  # vLLM's: in the event of a stream that tells its usage, else in the ends of its choices
 )
+POOLING_PATHS = (
+    "/v1/embeddings", "/pooling", "/classify", "/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank",
+)  # fmt: skip
 PLACEHOLDER_TOKENS = ("<|image_pad|>", "<|vision_end|>", "<|vision_start|>")
 
 
@@ -44,6 +47,8 @@ class FakePrefillDecode:
     digest: str = DIGEST
     behaviour: str = "ok"
     bodies: list[dict[str, Any]] = field(default_factory=list)
+    paths: list[str] = field(default_factory=list)  # of the same requests
+    pools: bool = False  # whether it serves `POOLING_PATHS`
     headers: list[dict[str, str]] = field(default_factory=list)
     num_disconnects: int = 0
     num_finished: int = 0
@@ -84,11 +89,21 @@ class FakePrefillDecode:
         app = FastAPI()
 
         @app.post("/v1/chat/completions")
-        async def chat(request: Request) -> Response:
-            body = await request.json()
-            self.bodies.append(body)
-            self.headers.append(dict(request.headers))
-            return await self._answer(request, body)
+        @app.post("/v1/chat/completions/batch")
+        @app.post("/v1/completions")
+        async def generate(request: Request) -> Response:
+            return await self._answer(request, await self._take(request))
+
+        @app.post("/detokenize")
+        async def detokenize(request: Request) -> Response:
+            body = await self._take(request)
+            return JSONResponse({"prompt": " ".join(f"token{each}" for each in body["tokens"])})
+
+        async def pool(request: Request) -> Response:
+            return JSONResponse({"object": "list", "data": [], "sent": await self._take(request)})
+
+        for path in POOLING_PATHS if self.pools else ():
+            app.post(path)(pool)
 
         @app.post("/tokenize")
         async def tokenize(request: Request) -> Response:
@@ -102,6 +117,14 @@ class FakePrefillDecode:
             return JSONResponse(answer)
 
         return app
+
+    async def _take(self, request: Request) -> dict[str, Any]:
+        """The body of a request, which is remembered."""
+        body: dict[str, Any] = await request.json()
+        self.bodies.append(body)
+        self.paths.append(request.url.path)
+        self.headers.append(dict(request.headers))
+        return body
 
     async def _answer(self, request: Request, body: dict[str, Any]) -> Response:
         if self.behaviour == "refuse":
@@ -193,8 +216,8 @@ class FakePrefillDecode:
         records = {item["mm_hash"]: item["record"] for item in params["items"]}
         grids = [
             "x".join(map(str, _grid(part, records)))
-            for message in body["messages"]
-            if isinstance(message.get("content"), list)
+            for message in body.get("messages") or ()
+            if isinstance(message, dict) and isinstance(message.get("content"), list)
             for part in message["content"]
             if isinstance(part, dict) and part["type"] in ("image_embeds", "image_url")
         ]
@@ -202,11 +225,12 @@ class FakePrefillDecode:
 
 
 def _texts(body: dict[str, Any]) -> list[str]:
-    texts: list[str] = []
-    for message in body["messages"]:
-        content = message.get("content")
-        texts += [content] if isinstance(content, str) else [part.get("text", "") for part in content or ()]
-    return texts
+    texts: list[Any] = [body.get("prompt")]
+    for message in body.get("messages") or ():
+        content = message.get("content") if isinstance(message, dict) else None
+        parts = content if isinstance(content, list) else [content]
+        texts += [part.get("text") if isinstance(part, dict) else part for part in parts]
+    return [text for text in texts if isinstance(text, str)]
 
 
 def _grid(part: dict[str, Any], records: dict[str, Any]) -> list[float]:
@@ -224,12 +248,15 @@ async def _disconnected(request: Request) -> None:
 
 
 def _completion(body: dict[str, Any], text: str) -> dict[str, Any]:
+    written = {"text": text} if "prompt" in body else {"message": {"role": "assistant", "content": text}}
+    wanted = body.get("n")
+    num_choices = wanted if isinstance(wanted, int) and wanted > 0 else 1
     return {
         "id": "chatcmpl-x",
-        "object": "chat.completion",
+        "object": "text_completion" if "prompt" in body else "chat.completion",
         "created": 1,
-        "model": body["model"],
-        "choices": [{"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}],
+        "model": body.get("model", MODEL),
+        "choices": [{"index": index, **written, "finish_reason": "stop"} for index in range(num_choices)],
         "usage": USAGE,
     }
 
@@ -240,12 +267,13 @@ def _chunk(
     finish_reason: str | None = None,
     fingerprint: str | None = None,
 ) -> bytes:
+    written = {"text": delta.get("content", "")} if "prompt" in body else {"delta": delta}
     chunk = {
         "id": "chatcmpl-x",
-        "object": "chat.completion.chunk",
+        "object": "text_completion" if "prompt" in body else "chat.completion.chunk",
         "created": 1,
-        "model": body["model"],
-        "choices": [{"index": 0, "delta": delta, "finish_reason": finish_reason}],
+        "model": body.get("model", MODEL),
+        "choices": [{"index": 0, **written, "finish_reason": finish_reason}],
     } | ({} if fingerprint is None else {"system_fingerprint": fingerprint})
     return b"data: " + json.dumps(chunk).encode() + b"\n\n"
 

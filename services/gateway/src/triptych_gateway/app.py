@@ -1,4 +1,4 @@
-"""The ASGI application of one gateway: chat completions, and a FastAPI application for all else."""
+"""The ASGI application of one gateway: what is forwarded, and a FastAPI application for all else."""
 
 from fastapi import FastAPI
 from starlette.routing import Route
@@ -7,8 +7,9 @@ from starlette.types import ASGIApp
 from triptych_gateway.access.cors import CrossOrigin
 from triptych_gateway.errors import install_error_handlers
 from triptych_gateway.gateway import Gateway
-from triptych_gateway.routes.chat import CHAT_PATH, ChatApp, ChatFirst
+from triptych_gateway.routes.docs import docs_routes
 from triptych_gateway.routes.files import file_routes
+from triptych_gateway.routes.forwarded import ForwardedFirst, forwarded_apps
 from triptych_gateway.routes.health import health_routes
 from triptych_gateway.routes.media import media_routes
 from triptych_gateway.routes.models import model_routes
@@ -24,10 +25,12 @@ def create_app(gateway: Gateway) -> ASGIApp:
     app.include_router(model_routes(chat.api_keys, view))
     app.include_router(file_routes(gateway.files, chat))
     app.include_router(health_routes(view, gateway.registration, chat.limiter, chat.metrics))
+    app.include_router(docs_routes())
     max_sends = gateway.settings.max_media_sends
     app.include_router(media_routes(gateway.media_cache, gateway.orders, max_sends))
-    chat_app = ChatApp(chat)
-    app.router.routes.append(Route(CHAT_PATH, chat_app, methods=["POST"]))  # other methods: 405
-    served = ChatFirst(chat_app, app)
+    apps = forwarded_apps(chat)
+    for each in apps:  # other methods: 405
+        app.router.routes.append(Route(each.endpoint.path, each, methods=list(each.endpoint.methods)))
+    served = ForwardedFirst(apps, app)
     origins = gateway.settings.cors_origins
     return CrossOrigin(served, origins) if origins else served

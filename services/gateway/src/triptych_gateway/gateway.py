@@ -46,6 +46,7 @@ from triptych_gateway.request.json_bounds import BodyBounds
 from triptych_gateway.request.media import MediaIntake
 from triptych_gateway.request.placeholder_tokens import PlaceholderGuard
 from triptych_gateway.request.request_options import RequestOptions
+from triptych_gateway.request.text_request import TextParser
 from triptych_gateway.routing.instances import Instances
 from triptych_gateway.routing.registry_view import RegistryView
 from triptych_gateway.routing.router import Router
@@ -138,9 +139,9 @@ async def run_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
                     encoder_grace_s=settings.encoder_grace_s,
                     local_encode_after_s=settings.local_encode_after_s,
                 )
-                parser = _parser(settings, body_threads, view)
+                parsers = _parsers(settings, body_threads, view)
                 chat = _chat_parts(
-                    settings, metrics, limiter, key_limiter, parser, instances, media_serving, forwarder
+                    settings, metrics, limiter, key_limiter, parsers, instances, media_serving, forwarder
                 )
                 bus.on_server_changed(orders.check_all)
                 await view.refresh()
@@ -243,7 +244,7 @@ def _chat_parts(
     metrics: GatewayMetrics,
     limiter: RequestLimiter,
     key_limiter: KeyLimiter,
-    parser: RequestParser,
+    parsers: tuple[RequestParser, TextParser],
     instances: Instances,
     media_serving: MediaServing,
     forwarder: Forwarder,
@@ -257,7 +258,8 @@ def _chat_parts(
         key_limiter=key_limiter,
         max_body_bytes=settings.max_body_bytes,
         body_timeout_s=settings.body_timeout_s,
-        parser=parser,
+        parser=parsers[0],
+        text_parser=parsers[1],
         first_token_timeout_s=settings.first_token_timeout_s,
         request_timeout_s=settings.request_timeout_s,
         instances=instances,
@@ -355,17 +357,21 @@ def _fetch_options(settings: GatewaySettings) -> FetchOptions:
     )
 
 
-def _parser(settings: GatewaySettings, threads: ThreadPoolExecutor, view: RegistryView) -> RequestParser:
-    return RequestParser(
-        PlaceholderGuard(settings.placeholder_tokens, settings.max_body_values, view.placeholder_tokens_of),
-        settings.max_items,
-        RequestLimits(
-            BodyBounds(settings.max_prompt_bytes, settings.max_body_values),
-            settings.max_messages,
-            settings.max_choices,
-        ),
-        RequestOptions(settings.request_processor_options, settings.media_options),
-        threads,
+def _parsers(
+    settings: GatewaySettings, threads: ThreadPoolExecutor, view: RegistryView
+) -> tuple[RequestParser, TextParser]:
+    guard = PlaceholderGuard(
+        settings.placeholder_tokens, settings.max_body_values, view.placeholder_tokens_of
+    )
+    limits = RequestLimits(
+        BodyBounds(settings.max_prompt_bytes, settings.max_body_values),
+        settings.max_messages,
+        settings.max_choices,
+    )
+    options = RequestOptions(settings.request_processor_options, settings.media_options)
+    return (
+        RequestParser(guard, settings.max_items, limits, options, threads),
+        TextParser(guard, limits, options, threads),
     )
 
 

@@ -8,7 +8,11 @@ class GatewayMetrics:
 
     def __init__(self) -> None:
         self.metrics = Metrics()
-        self.requests = self.metrics.counter("gateway_requests", "Answers by HTTP status", ("status",))
+        self.requests = self.metrics.counter(
+            "gateway_requests",
+            "Answers to requests that are forwarded, by endpoint and HTTP status",
+            ("route", "status"),
+        )
         self.in_flight = self.metrics.gauge("gateway_requests_in_flight", "Requests being served")
         self.items = self.metrics.counter(
             "gateway_items", "Media items: ordered, joined, sizes_known", ("how",)

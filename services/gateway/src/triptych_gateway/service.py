@@ -17,6 +17,7 @@ import uvicorn
 from triptych_common.runtime import DrainGate, StopSignal, bind_tcp
 from triptych_common.telemetry.logs import get_logger
 from triptych_gateway.app import create_app
+from triptych_gateway.endpoints.table import serves_callers
 from triptych_gateway.gateway import Gateway, run_gateway
 from triptych_gateway.http_protocol import bounded_protocol
 from triptych_gateway.settings import GatewaySettings
@@ -26,7 +27,6 @@ log = get_logger(__name__)
 KEEPALIVE_S = 75
 HEALTH_TIMEOUT_S = 3.0
 CUT_OFF_S = 1  # for the ends of answers that are cut off, and for connections to close
-API_PATHS = "/v1/"
 
 
 class _Server(uvicorn.Server):
@@ -41,7 +41,7 @@ async def run(settings: GatewaySettings, stop: StopSignal) -> None:
     """Serve until `stop`, then finish what is running within `drain_timeout_s`."""
     sockets = bind_tcp(settings.host, settings.port)
     async with run_gateway(settings) as gateway:
-        gate = DrainGate(create_app(gateway), lambda path: path.startswith(API_PATHS))
+        gate = DrainGate(create_app(gateway), serves_callers)
         server = _Server(_config(gate, settings))
         async with asyncio.TaskGroup() as group:
             stopper = group.create_task(_end_on_stop(gateway, gate, server, stop))

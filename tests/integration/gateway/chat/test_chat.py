@@ -210,7 +210,7 @@ async def test_an_answer_that_was_read_is_no_disconnect(system: System) -> None:
         )
     await system.assert_idle()
     metrics = (await system.http.get("/metrics")).text
-    assert 'triptych_gateway_requests_total{status="200"} 20.0' in metrics
+    assert 'triptych_gateway_requests_total{route="/v1/chat/completions",status="200"} 20.0' in metrics
     assert "triptych_gateway_disconnects_total 0.0" in metrics
 
 
@@ -238,7 +238,7 @@ async def test_models_and_health(system: System) -> None:
     assert (await system.http.get("/health/live")).status_code == 200
     await system.ask("x")
     metrics = (await system.http.get("/metrics")).text
-    assert 'triptych_gateway_requests_total{status="200"} 1.0' in metrics
+    assert 'triptych_gateway_requests_total{route="/v1/chat/completions",status="200"} 1.0' in metrics
 
 
 @pytest.mark.parametrize("system", [{"api_keys": ("secret",)}], indirect=True)

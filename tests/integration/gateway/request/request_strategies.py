@@ -117,6 +117,7 @@ FIELDS = st.text(max_size=8) | st.sampled_from(
         *("model", "messages", "stream", "n", "max_tokens", "stop", "logit_bias", "tools", "seed"),
         *("mm_processor_kwargs", "media_io_kwargs", "vllm_xargs", "cache_salt", "ec_transfer_params"),
         *("request_id", "truncate_prompt_tokens", "use_beam_search", "response_format", "prompt_logprobs"),
+        *("prompt", "input", "query", "documents", "echo", "logprobs", "prompt_embeds", "encoding_format"),
         *("metadata", "user", "chat_template", "chat_template_kwargs", "arguments", "role", "content"),
     ]
 )
@@ -214,6 +215,11 @@ def _framed(draw: st.DrawFn, body: bytes) -> tuple[tuple[bytes, ...], bytes]:
     return other.get(framing, (length,)), body
 
 
+TEXT_PATHS = st.sampled_from(
+    [b"/v1/completions", b"/tokenize", b"/v1/chat/completions/batch", b"/v1/embeddings", b"/rerank"]
+)
+
+
 @st.composite
 def requests(draw: st.DrawFn) -> FuzzedRequest:
     """A request that is mostly one for chat, with up to four faults in its JSON, its bytes, or around it."""
@@ -224,10 +230,12 @@ def requests(draw: st.DrawFn) -> FuzzedRequest:
     if draw(st.integers(0, 4)) == 0:
         raw = _damage(draw, raw)
     framing, raw = _framed(draw, raw)
-    is_elsewhere = draw(st.integers(0, 9)) == 0
+    place = draw(st.integers(0, 9))
+    is_elsewhere = place == 0
+    path = draw(TEXT_PATHS) if place in (1, 2) else CHAT_PATH.encode()
     return FuzzedRequest(
         method=draw(METHODS) if is_elsewhere else b"POST",
-        path=draw(PATHS) if is_elsewhere else CHAT_PATH.encode(),
+        path=draw(PATHS) if is_elsewhere else path,
         headers=(*draw(st.just([]) | st.lists(HEADERS, max_size=2)), *framing),
         body=raw,
     )

@@ -3,6 +3,7 @@
 import pytest
 
 from triptych_gateway.chat.upstream import UnreachableError, open_answer, upstream_error
+from triptych_gateway.endpoints.table import FORWARDED
 from triptych_gateway.upstream_client import new_client
 
 
@@ -37,3 +38,34 @@ def test_upstream_client_errors_pass_server_errors_become_503() -> None:
     error = upstream_error(500, b"Traceback: secret path")
     assert error.status_code == 503
     assert "secret" not in error.message
+
+
+@pytest.mark.parametrize(
+    ("status", "body"),
+    [
+        (404, b'{"error": {"message": "Not Found", "type": "NotFoundError", "param": null, "code": 404}}'),
+        (404, b'{"detail": "Not Found"}'),
+        (501, b'{"error": {"message": "The model does not support it", "type": "x", "code": 501}}'),
+    ],
+)
+def test_what_the_model_does_not_serve_is_told(status: int, body: bytes) -> None:
+    endpoint = next(each for each in FORWARDED if each.path == "/v1/embeddings")
+    error = upstream_error(status, body, endpoint)
+    assert (error.status_code, error.code, error.param) == (status, "endpoint_not_served", "model")
+    assert "/v1/embeddings" in error.message
+
+
+def test_another_404_is_passed_on() -> None:
+    error = upstream_error(404, b'{"error": {"message": "The model `x` does not exist.", "code": 404}}')
+    assert (error.status_code, error.code, error.message) == (
+        404,
+        "invalid_request",
+        "The model `x` does not exist.",
+    )
+
+
+def test_a_prompt_that_is_too_long_is_named_by_the_endpoints_own_field() -> None:
+    body = b'{"error": {"message": "This model\'s maximum context length is 10 tokens", "code": 400}}'
+    endpoint = next(each for each in FORWARDED if each.path == "/v1/completions")
+    assert upstream_error(400, body, endpoint).param == "prompt"
+    assert upstream_error(400, body).param == "messages"

@@ -1,4 +1,6 @@
-"""One chat completion: from its first byte to prefill_decode, and its answer back. In the order of a request.
+"""One request that is forwarded: from its first byte to prefill_decode, and its answer back.
+
+Chat completions, and what goes the same way without media. In the order of a request.
 
 exchange       the HTTP exchange: admitted, read, parsed, served, answered or refused
 media_serving  a request with media: sizes waited for, forwarded with metadata, or whole where encoders fail

@@ -1,6 +1,8 @@
-"""One chat completion over HTTP, from its first byte to its last.
+"""One request that is forwarded, over HTTP, from its first byte to its last.
 
     admitted -> read -> parsed -> [media served by `media_serving`] -> forwarded -> first chunk -> end
+
+`ChatExchange` is a chat completion's, `TextExchange` any other's.
 
 Until the first chunk nothing is sent to the client, so every failure is a proper HTTP error; after
 it, an error event in the stream. A client that goes away cancels all of it, which aborts the request
@@ -9,9 +11,11 @@ at prefill_decode and gives back the places and the media that it held.
 
 import asyncio
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from typing import Generic, TypeVar
 from uuid import uuid4
 
 from opentelemetry.trace import Span, StatusCode
@@ -30,14 +34,19 @@ from triptych_gateway.chat.forward import Arrival, Dispatch, Forwarder
 from triptych_gateway.chat.media_serving import MediaServing
 from triptych_gateway.chat.streaming import ClientStream
 from triptych_gateway.chat.upstream_body import text_body
+from triptych_gateway.endpoints.endpoint import Endpoint
 from triptych_gateway.errors import error_event, error_response, unavailable
 from triptych_gateway.metrics import GatewayMetrics
 from triptych_gateway.race import Guard
 from triptych_gateway.request.chat_request import ChatRequest, RequestParser
 from triptych_gateway.request.request_body import body_timeout, header_of, read_body, wait_disconnect
+from triptych_gateway.request.split.split_body import SplitBody
+from triptych_gateway.request.text_request import TextParser, TextRequest
 from triptych_gateway.routing.instances import Instances
 
 log = get_logger(__name__)
+
+Request = TypeVar("Request", ChatRequest, TextRequest)
 
 CLIENT_CLOSED_REQUEST = 499
 ERROR_TIMEOUT_S = 1.0  # for a client that may have stopped reading
@@ -73,7 +82,7 @@ class CutOff:
 
 @dataclass(frozen=True, slots=True)
 class ChatParts:
-    """What the chat exchanges of a gateway share, in the order in which a request needs it."""
+    """What the exchanges of a gateway share, in the order in which a request needs it."""
 
     metrics: GatewayMetrics
     api_keys: ApiKeys
@@ -82,6 +91,7 @@ class ChatParts:
     max_body_bytes: int
     body_timeout_s: float
     parser: RequestParser
+    text_parser: TextParser
     first_token_timeout_s: float
     request_timeout_s: float
     instances: Instances
@@ -91,11 +101,13 @@ class ChatParts:
     cut_off: CutOff  # for when the time to drain is over
 
 
-class ChatExchange:
-    """One request for a chat completion, as ASGI gives it; `run` does all of it."""
+class Exchange(ABC, Generic[Request]):
+    """One request that is forwarded, as ASGI gives it; `run` does all of it."""
 
-    def __init__(self, parts: ChatParts, scope: Scope, receive: Receive, send: Send) -> None:
-        self._parts = parts
+    def __init__(
+        self, endpoint: Endpoint, parts: ChatParts, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        self._endpoint, self._parts = endpoint, parts
         self._scope, self._receive, self._send = scope, receive, send
         self._arrived_at = time.monotonic()
         self._request_id = RequestId(f"req-{uuid4().hex}")
@@ -107,7 +119,7 @@ class ChatExchange:
         metrics = self._parts.metrics
         client = ClientStream(self._send, self._echo)
         status = 200
-        attributes = {"triptych.request_id": self._request_id}
+        attributes = {"triptych.request_id": self._request_id, "http.route": self._endpoint.path}
         # traceparent="": a root of its own, whatever the client sends
         with span("gateway.request", attributes=attributes, traceparent="") as root:
             try:
@@ -125,8 +137,22 @@ class ChatExchange:
             root.set_attribute("http.response.status_code", status)
             if status >= 500:
                 root.set_status(StatusCode.ERROR)
-        metrics.requests.labels(str(status)).inc()
+        metrics.requests.labels(self._endpoint.path, str(status)).inc()
         metrics.duration_s.observe(time.monotonic() - self._arrived_at)
+
+    @abstractmethod
+    async def _parse(self, body: SplitBody, booking: Booking) -> Request:
+        """The request of `body`, checked."""
+
+    @abstractmethod
+    def _with_model(self, request: Request) -> Request:
+        """The request with the name of its model, also where the caller has named none."""
+
+    @abstractmethod
+    async def _serve(
+        self, request: Request, arrival: Arrival, booking: Booking, client: ClientStream
+    ) -> None:
+        """To the end of a good answer."""
 
     async def _run(self, client: ClientStream, root: Span) -> None:
         parts = self._parts
@@ -153,7 +179,7 @@ class ChatExchange:
                 ):  # its own; one from outside finds the exchange at its end
                     await watch
 
-    async def _read_request(self, booking: Booking, guard: Guard) -> ChatRequest:
+    async def _read_request(self, booking: Booking, guard: Guard) -> Request:
         parts = self._parts
         limit = asyncio.get_running_loop().call_later(
             parts.body_timeout_s, lambda: guard.fail(body_timeout())
@@ -164,7 +190,7 @@ class ChatExchange:
             )
         finally:
             limit.cancel()
-        return (await parts.parser.parse(body, booking.resize)).of_tenant(self._caller.salt)
+        return (await self._parse(body, booking)).of_tenant(self._caller.salt)
 
     async def _watch_client(self, client: ClientStream, guard: Guard) -> None:
         """Until the answer has ended, or the client goes away, which `guard` is told."""
@@ -174,30 +200,25 @@ class ChatExchange:
             guard.fail(error)
 
     async def _serve_counted(
-        self, request: ChatRequest, arrival: Arrival, booking: Booking, client: ClientStream
+        self, request: Request, arrival: Arrival, booking: Booking, client: ClientStream
     ) -> None:
         """Held to the limits of the caller's key, if it has any."""
-        limits = self._caller.limits
+        request, limits = self._with_model(request), self._caller.limits
         if limits is None:
             await self._serve(request, arrival, booking, client)
             return
-        num_media_bytes = sum(part.num_sent_bytes for part in request.media)
-        demand = RequestDemand(request.model, request.body, request.num_prompt_bytes, num_media_bytes)
+        demand = RequestDemand(
+            request.model,
+            request.body,
+            request.num_prompt_bytes,
+            sum(part.num_sent_bytes for part in request.media),
+            takes_stream_options=self._endpoint.streams,
+        )
         limiter = self._parts.key_limiter
         async with limiter.hold_request(self._caller, limits, demand, self._echo) as charge:
             client.send_by(charge.meter)
             counted = replace(request, body=charge.body)
             await self._serve(counted, replace(arrival, charge=charge), booking, client)
-
-    async def _serve(
-        self, request: ChatRequest, arrival: Arrival, booking: Booking, client: ClientStream
-    ) -> None:
-        parts = self._parts
-        await parts.instances.wait_model(request.model)
-        if request.media:
-            await parts.media_serving.serve(request, arrival, booking, client)
-        else:
-            await parts.forwarder.forward(Dispatch(arrival, request, text_body(request)), client)
 
     async def _answer_error(self, error: RequestError, client: ClientStream) -> int:
         log.info(
@@ -217,6 +238,43 @@ class ChatExchange:
         except (TimeoutError, ClientDisconnect):
             log.info("client does not read", request_id=self._request_id)
         return error.status_code
+
+
+class ChatExchange(Exchange[ChatRequest]):
+    """A chat completion, perhaps with media."""
+
+    async def _parse(self, body: SplitBody, booking: Booking) -> ChatRequest:
+        return await self._parts.parser.parse(body, booking.resize)
+
+    def _with_model(self, request: ChatRequest) -> ChatRequest:
+        return request
+
+    async def _serve(
+        self, request: ChatRequest, arrival: Arrival, booking: Booking, client: ClientStream
+    ) -> None:
+        parts = self._parts
+        await parts.instances.wait_model(request.model)
+        if request.media:
+            await parts.media_serving.serve(request, arrival, booking, client)
+        else:
+            await parts.forwarder.forward(Dispatch(arrival, request, text_body(request)), client)
+
+
+class TextExchange(Exchange[TextRequest]):
+    """A request without media."""
+
+    async def _parse(self, body: SplitBody, booking: Booking) -> TextRequest:
+        return await self._parts.text_parser.parse(body, self._endpoint, booking.resize)
+
+    def _with_model(self, request: TextRequest) -> TextRequest:
+        return request.of_model(request.model or self._parts.instances.only_model())
+
+    async def _serve(
+        self, request: TextRequest, arrival: Arrival, booking: Booking, client: ClientStream
+    ) -> None:
+        await self._parts.instances.wait_model(request.model)
+        dispatch = Dispatch(arrival, request, text_body(request), endpoint=self._endpoint)
+        await self._parts.forwarder.forward(dispatch, client)
 
 
 def _took_too_long() -> RequestError:

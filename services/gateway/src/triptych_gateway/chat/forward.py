@@ -22,9 +22,12 @@ from triptych_gateway.chat.upstream import Answer, DrainingError, UnreachableErr
 from triptych_gateway.decision.courses import Course
 from triptych_gateway.decision.encode_decisions import Answering, EncodeDecisions
 from triptych_gateway.encode.media_wait import MediaWait
+from triptych_gateway.endpoints.endpoint import Endpoint, EndpointKind
+from triptych_gateway.endpoints.table import CHAT
 from triptych_gateway.errors import unavailable
 from triptych_gateway.metrics import GatewayMetrics
 from triptych_gateway.request.chat_request import ChatRequest
+from triptych_gateway.request.text_request import TextRequest
 from triptych_gateway.routing.instances import Choice, Instances
 
 log = get_logger(__name__)
@@ -49,13 +52,14 @@ class Dispatch:
     """What is sent to prefill_decode, and to which instances it may go."""
 
     arrival: Arrival
-    request: ChatRequest
+    request: ChatRequest | TextRequest
     body: bytes
     namespace_digest: str | None = None  # None: text only, any namespace
     needs_tower: bool = False  # the media are sent raw
     media_wait: MediaWait | None = None  # the media are sent as metadata
     first_choice: InstanceRecord | None = None
     course: Course | None = None  # None: no media
+    endpoint: Endpoint = CHAT
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,9 +123,12 @@ class Forwarder:
         router.begin_request(record.instance)
         answering = Answering()
         try:
-            num_prompt_bytes = dispatch.request.num_prompt_bytes
-            answering = self.decisions.begin_request(record, dispatch.course, num_prompt_bytes)
-            opening = open_answer(self.http, record.url or "", dispatch.body, headers, stream=stream)
+            if dispatch.endpoint.kind is not EndpointKind.TOKENIZE:  # which takes no time of the engine
+                num_prompt_bytes = dispatch.request.num_prompt_bytes
+                answering = self.decisions.begin_request(record, dispatch.course, num_prompt_bytes)
+            opening = open_answer(
+                self.http, record.url or "", dispatch.body, headers, dispatch.endpoint, stream=stream
+            )
             if limit_s is None:
                 answer = await opening
             else:

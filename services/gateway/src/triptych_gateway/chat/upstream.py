@@ -5,6 +5,7 @@ Until then nothing has been sent to the client, so the request can still go to a
 """
 
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any, Self
 
 import orjson
@@ -14,14 +15,16 @@ from triptych_common.domain.errors import RequestError, TriptychError
 from triptych_common.runtime import DRAINING_HEADER
 from triptych_common.telemetry.logs import get_logger
 from triptych_gateway.chat.sse import EventCutter, error_in_first_event
+from triptych_gateway.endpoints.endpoint import Endpoint
+from triptych_gateway.endpoints.table import CHAT
 from triptych_gateway.errors import unavailable
 from triptych_gateway.upstream_client import UPSTREAM_ERRORS, open_response
 
 log = get_logger(__name__)
 
-CHAT_PATH = "/v1/chat/completions"
 _NOT_NOW = frozenset({502, 503})  # starting, draining, or its engine is dead: another instance may take it
 # vLLM's for a prompt that is too long, which it finds in three places and gives no code.
+NO_ROUTE_PHRASES = (None, "Not Found")  # its 404 for a path that it does not serve with this model
 TOO_LONG_PHRASES = ("maximum context length", "longer than the maximum model length")
 MAX_ERROR_BYTES = 64 << 10
 
@@ -68,7 +71,13 @@ class Answer:
 
 
 async def open_answer(
-    client: ClientSession, base_url: str, body: bytes, headers: dict[str, str], *, stream: bool
+    client: ClientSession,
+    base_url: str,
+    body: bytes,
+    headers: dict[str, str],
+    endpoint: Endpoint = CHAT,
+    *,
+    stream: bool,
 ) -> Answer:
     """Send `body` and return the answer at its first chunk. Closing it aborts what is still running.
 
@@ -78,17 +87,17 @@ async def open_answer(
         RequestError: prefill_decode refused the request (4xx), or failed at it (503).
     """
     try:
-        response = await open_response(client, base_url.rstrip("/") + CHAT_PATH, body, headers)
+        response = await open_response(client, base_url.rstrip("/") + endpoint.path, body, headers)
     except UPSTREAM_ERRORS as error:
         raise UnreachableError(f"{type(error).__name__}: {error}") from error
     try:
-        return await _begin(response, stream)
+        return await _begin(response, endpoint, stream)
     except BaseException:
         response.close()
         raise
 
 
-async def _begin(response: ClientResponse, stream: bool) -> Answer:
+async def _begin(response: ClientResponse, endpoint: Endpoint, stream: bool) -> Answer:
     cutter = EventCutter()
     try:
         if DRAINING_HEADER in response.headers:
@@ -96,7 +105,7 @@ async def _begin(response: ClientResponse, stream: bool) -> Answer:
         if response.status in _NOT_NOW:
             raise UnreachableError(f"status {response.status}")
         if response.status >= 300:
-            raise upstream_error(response.status, await _read_some(response))
+            raise upstream_error(response.status, await _read_some(response), endpoint)
         if not stream:
             return Answer(_content_type(response), await _read_whole(response), response, cutter)
         first = await _next_events(response, cutter)
@@ -106,7 +115,7 @@ async def _begin(response: ClientResponse, stream: bool) -> Answer:
         raise UnreachableError("the answer ended before its first event")
     fault = error_in_first_event(first)
     if fault is not None:
-        raise _from_error_object(_status_of(fault), fault)
+        raise _from_error_object(_status_of(fault), fault, endpoint)
     return Answer(_content_type(response), first, response, cutter)
 
 
@@ -135,22 +144,28 @@ def _content_type(response: ClientResponse) -> str:
     return response.headers.get("Content-Type", "application/json")
 
 
-def upstream_error(status_code: int, body: bytes) -> RequestError:
+def upstream_error(status_code: int, body: bytes, endpoint: Endpoint = CHAT) -> RequestError:
     """What the caller gets of an error answer of prefill_decode."""
     try:
         parsed = orjson.loads(body)
     except orjson.JSONDecodeError:
         parsed = None
     error = parsed.get("error") if isinstance(parsed, dict) else None
-    return _from_error_object(status_code, error if isinstance(error, dict) else {})
+    return _from_error_object(status_code, error if isinstance(error, dict) else {}, endpoint)
 
 
-def _from_error_object(status_code: int, error: dict[str, Any]) -> RequestError:
+def _from_error_object(status_code: int, error: dict[str, Any], endpoint: Endpoint) -> RequestError:
     message = error.get("message")
+    if status_code == HTTPStatus.NOT_IMPLEMENTED or (
+        status_code == HTTPStatus.NOT_FOUND and message in NO_ROUTE_PHRASES
+    ):
+        return RequestError(
+            status_code, "endpoint_not_served", f"this model does not serve {endpoint.path}", "model"
+        )
     if 400 <= status_code < 500:
         param, code = error.get("param"), error.get("code")
         if isinstance(message, str) and any(phrase in message for phrase in TOO_LONG_PHRASES):
-            return RequestError(400, "context_length_exceeded", message, "messages")
+            return RequestError(400, "context_length_exceeded", message, endpoint.inputs[0])
         return RequestError(
             status_code,
             code if isinstance(code, str) else "invalid_request",

@@ -18,9 +18,10 @@ from triptych_gateway.encode.sizes import ItemSizes
 from triptych_gateway.request.chat_request import ChatRequest
 from triptych_gateway.request.known_file import KnownFile
 from triptych_gateway.request.media import TakenItem
+from triptych_gateway.request.text_request import TextRequest
 
 
-def text_body(request: ChatRequest) -> bytes:
+def text_body(request: ChatRequest | TextRequest) -> bytes:
     """Body of a request without media."""
     return _dump(request.body)
 

@@ -4,6 +4,7 @@ request_body        reads the body, bounded in size and time
 split/                media are cut out of it while it arrives
 json_bounds         counts the values of its JSON before anything parses it
 chat_request        parses and validates it
+text_request        the same for bodies of other endpoints, which hold no media
 item_checks           is an item what its part says it is
 item_counts           how many of which kind the model takes
 request_options       which options it may set for the model's processor and the media reader

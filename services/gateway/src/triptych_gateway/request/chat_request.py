@@ -8,12 +8,13 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Annotated, Any, TypeVar
+from typing import Any, TypeVar
 
 import orjson
-from pydantic import BaseModel, ConfigDict, FailFast, Field, StrictBool, StrictStr, ValidationError
+from pydantic import BaseModel, ValidationError
 
 from triptych_common.domain.errors import RequestError
+from triptych_gateway.endpoints.bodies import ChatBody
 from triptych_gateway.request.content_parts import MediaPart, find_media
 from triptych_gateway.request.json_bounds import BodyBounds, check_bounds, prompt_too_large
 from triptych_gateway.request.placeholder_tokens import PlaceholderGuard
@@ -36,6 +37,7 @@ STRIPPED_FIELDS = (*REFUSED_FIELDS, "request_id", *OPTIONS_FIELDS)
 NO_OPTIONS = RequestOptions()
 PARSE_INLINE_BYTES = 32 << 10
 Parsed = TypeVar("Parsed")
+Body = TypeVar("Body", bound=BaseModel)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,19 +50,6 @@ class RequestLimits:
 
 
 DEFAULT_LIMITS = RequestLimits()
-
-
-class ChatBody(BaseModel):
-    """The fields that the gateway reads. Unknown ones are kept for vLLM."""
-
-    model_config = ConfigDict(extra="allow")
-
-    model: StrictStr = Field(min_length=1)
-    messages: Annotated[list[dict[str, Any]], FailFast()] = Field(min_length=1)
-    stream: StrictBool | None = None
-    use_beam_search: StrictBool | None = None
-    n: int | None = None
-    vllm_xargs: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -115,9 +104,9 @@ def parse_chat_request(
         RequestError: 400, `param` names the field; 413 too much text.
     """
     check_bounds(raw, limits.body)
-    fields = _parse_object(raw)
-    body = _validate(fields)
-    _refuse_privileged(fields)
+    fields = parse_object(raw)
+    body = validate_body(ChatBody, fields)
+    refuse_privileged(fields)
     options.check_options(fields)
     _check_numbers(body, limits)
     media = _check_messages(body.messages, max_items)
@@ -157,16 +146,11 @@ class RequestParser:
             on_growth: called with the number of bytes before so many are held; may raise.
         """
         if body.num_media and not body.is_odd:
-            request = await self._run(len(body.text), partial(self._try_split, body))
+            request = await run_parse(self.threads, len(body.text), partial(self._try_split, body))
             if request is not None:
                 return request
         on_growth(body.num_bytes)
-        return await self._run(body.num_bytes, lambda: self._parse(body.put_back()))
-
-    async def _run(self, num_bytes: int, parse: Callable[[], Parsed]) -> Parsed:
-        if num_bytes <= PARSE_INLINE_BYTES:
-            return parse()
-        return await asyncio.get_running_loop().run_in_executor(self.threads, parse)
+        return await run_parse(self.threads, body.num_bytes, lambda: self._parse(body.put_back()))
 
     def _try_split(self, body: SplitBody) -> ChatRequest | None:
         """None: it must be read whole."""
@@ -177,6 +161,13 @@ class RequestParser:
 
     def _parse(self, raw: bytearray, split: SplitBody | None = None) -> ChatRequest:
         return parse_chat_request(raw, self.guard, self.max_items, self.limits, self.options, split)
+
+
+async def run_parse(threads: Executor, num_bytes: int, parse: Callable[[], Parsed]) -> Parsed:
+    """Run `parse`, of so many bytes: at once when they are few, else in a thread."""
+    if num_bytes <= PARSE_INLINE_BYTES:
+        return parse()
+    return await asyncio.get_running_loop().run_in_executor(threads, parse)
 
 
 def _take_split(media: tuple[MediaPart, ...], split: SplitBody) -> int:
@@ -226,7 +217,12 @@ def _not_beside_media(name: str) -> RequestError:
     return RequestError(400, "unsupported", f"{name} is not served together with media", name)
 
 
-def _parse_object(raw: bytes | bytearray) -> dict[str, Any]:
+def parse_object(raw: bytes | bytearray) -> dict[str, Any]:
+    """The JSON object that `raw` is.
+
+    Raises:
+        RequestError: 400. Likewise below.
+    """
     try:
         fields = orjson.loads(raw)
     except orjson.JSONDecodeError as error:
@@ -236,9 +232,10 @@ def _parse_object(raw: bytes | bytearray) -> dict[str, Any]:
     return fields
 
 
-def _validate(fields: dict[str, Any]) -> ChatBody:
+def validate_body(model: type[Body], fields: dict[str, Any]) -> Body:
+    """The fields that the gateway reads."""
     try:
-        return ChatBody.model_validate(fields)
+        return model.model_validate(fields)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         path = format_path(first["loc"])
@@ -254,7 +251,8 @@ def format_path(location: tuple[int | str, ...]) -> str:
     return path
 
 
-def _refuse_privileged(fields: dict[str, Any]) -> None:
+def refuse_privileged(fields: dict[str, Any]) -> None:
+    """Refuse what the gateway and the engines alone may set."""
     for name in REFUSED_FIELDS:
         if fields.get(name) is not None:
             raise RequestError(400, "field_not_allowed", f"{name} may not be set by callers", name)

@@ -108,6 +108,29 @@ def find_media(message_index: int, content: list[Any], first_item: int) -> Itera
             _check_other(part, part_type, path)
 
 
+def check_text_parts(content: list[Any], path: str) -> None:
+    """Check every part of a content that may hold no media; `path` names it.
+
+    Raises:
+        RequestError: 400 naming the part.
+    """
+    for index, part in enumerate(content):
+        check_text_part(part, f"{path}[{index}]")
+
+
+def check_text_part(part: Any, path: str) -> None:
+    """Likewise for one."""
+    if isinstance(part, str):
+        return
+    part_type = part.get("type") if isinstance(part, dict) else None
+    if not isinstance(part_type, str):
+        raise RequestError(400, "invalid_type", f"{path} must be an object with a type", path)
+    if part_type in MEDIA_TYPES:
+        message = f"{path}: media are not served by this endpoint; send them in a chat completion"
+        raise RequestError(400, "unsupported_content_part", message, path)
+    _check_other(part, part_type, path)
+
+
 def _file_of(part: dict[str, Any], part_type: str, path: str) -> tuple[Modality, str, str] | None:
     """Modality, path of the id, and the id; None: the part names no file.
 

@@ -45,16 +45,21 @@ class PlaceholderGuard:
         """Those that are looked for in requests for `model` now: its instances may not be known yet."""
         return frozenset((*self._tokens, *self._announced(model)))
 
-    def check_texts(self, body: Mapping[str, Any], media_parts: Sequence[Mapping[str, Any]]) -> None:
+    def check_texts(
+        self,
+        body: Mapping[str, Any],
+        media_parts: Sequence[Mapping[str, Any]],
+        inputs: Sequence[str] = (),
+    ) -> None:
         """Search everything that a template may render, except `media_parts` (parts of `body`).
 
-        Takes time and memory in proportion to the body.
+        `inputs`: fields beside those, which the model reads. Takes time and memory in proportion to the body.
 
         Raises:
             RequestError: 400: a token was found, `param` is the place; or too many values, or too deep.
         """
         tokens = self.tokens_of(str(body.get("model")))
-        for place, text in _texts(body, {id(part) for part in media_parts}, self._max_values):
+        for place, text in _texts(body, inputs, {id(part) for part in media_parts}, self._max_values):
             for token in tokens:
                 if token in text:
                     path = format_place(place)
@@ -62,11 +67,13 @@ class PlaceholderGuard:
                     raise RequestError(400, "placeholder_in_text", message, path)
 
 
-def _texts(body: Mapping[str, Any], skip: set[int], max_values: int) -> Iterator[tuple[Place, str]]:
+def _texts(
+    body: Mapping[str, Any], inputs: Sequence[str], skip: set[int], max_values: int
+) -> Iterator[tuple[Place, str]]:
     """Every string and key with its place. Iterative: a body may be nested deeply."""
     stack: list[tuple[Place, int, Any]] = [
         ((None, name), 1, body[name])
-        for name in RENDERED_FIELDS
+        for name in dict.fromkeys((*RENDERED_FIELDS, *inputs))
         if isinstance(body.get(name), (str, dict, list))
     ]
     num_nodes = 0

@@ -1,8 +1,10 @@
-"""HTTP routes, each with the parts that it needs.
+"""HTTP routes, each with the parts that it needs. Which there are stands in `endpoints.table`.
 
-chat    POST /v1/chat/completions
-models  GET /v1/models
-files   /v1/files
-media   GET /internal/media/{token}, for encoders
-health  GET /health/live, /health/ready and /metrics
+forwarded  what goes to a prefill_decode: chat completions, and text in other forms
+local      how the others are added
+models       /v1/models
+files        /v1/files
+health       /health, /ping, /health/live, /health/ready, /version and /metrics
+docs         /openapi.json and /docs
+media      GET /internal/media/{token}, for encoders; in no table
 """

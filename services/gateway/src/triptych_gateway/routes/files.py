@@ -12,14 +12,14 @@ from triptych_common.telemetry.logs import get_logger
 from triptych_gateway.access.callers import Caller
 from triptych_gateway.access.request_limiter import RequestLimiter
 from triptych_gateway.chat.exchange import CLIENT_CLOSED_REQUEST, ChatParts
+from triptych_gateway.endpoints.table import DELETE_FILE, FILE_CONTENT, GET_FILE, LIST_FILES, UPLOAD_FILE
 from triptych_gateway.files.file_listing import ListQuery
 from triptych_gateway.files.file_record import FileRecord
 from triptych_gateway.files.file_service import FileService, files_not_enabled
 from triptych_gateway.race import Guard
+from triptych_gateway.routes.local import add_route
 
 log = get_logger(__name__)
-
-FILES_PATH = "/v1/files"
 
 
 class ContentResponse(Response):
@@ -71,7 +71,6 @@ def file_routes(files: FileService | None, chat: ChatParts) -> APIRouter:
             raise files_not_enabled()
         return files, caller
 
-    @router.post(FILES_PATH)
     async def upload(request: Request) -> Any:
         service, caller = admit(request)
         try:
@@ -82,29 +81,30 @@ def file_routes(files: FileService | None, chat: ChatParts) -> APIRouter:
             log.info("client went away", **caller.fields)
             return Response(status_code=CLIENT_CLOSED_REQUEST)
 
-    @router.get(FILES_PATH)
     async def list_files(request: Request) -> dict[str, Any]:
         service, caller = admit(request)
         with chat.limiter.hold_request():
             return await service.list_files(caller, ListQuery.parse(request.query_params))
 
-    @router.get(FILES_PATH + "/{file_id}")
     async def retrieve(file_id: str, request: Request) -> dict[str, Any]:
         service, caller = admit(request)
         with chat.limiter.hold_request():
             return (await service.retrieve(caller, file_id)).as_object()
 
-    @router.delete(FILES_PATH + "/{file_id}")
     async def delete(file_id: str, request: Request) -> dict[str, Any]:
         service, caller = admit(request)
         with chat.limiter.hold_request():
             return await service.delete(caller, file_id)
 
-    @router.get(FILES_PATH + "/{file_id}/content")
     async def content(file_id: str, request: Request) -> Response:
         service, caller = admit(request)
         with chat.limiter.hold_request():
             record = await service.retrieve(caller, file_id)
         return ContentResponse(service, chat.limiter, caller, record, chat.chunk_timeout_s)
 
+    add_route(router, UPLOAD_FILE, upload)
+    add_route(router, LIST_FILES, list_files)
+    add_route(router, GET_FILE, retrieve)
+    add_route(router, DELETE_FILE, delete)
+    add_route(router, FILE_CONTENT, content)
     return router

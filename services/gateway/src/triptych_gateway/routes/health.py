@@ -1,4 +1,6 @@
-"""GET /health/live, /health/ready and /metrics."""
+"""/health and /ping, as vLLM's server has them; /health/live, /health/ready, /version and /metrics."""
+
+from importlib.metadata import version
 
 import orjson
 from fastapi import APIRouter
@@ -7,8 +9,12 @@ from starlette.responses import Response
 from triptych_common.coordination import Registration
 from triptych_common.telemetry.metrics import CONTENT_TYPE
 from triptych_gateway.access.request_limiter import RequestLimiter
+from triptych_gateway.endpoints.table import HEALTH, LIVE, METRICS, PING, READY, VERSION
 from triptych_gateway.metrics import GatewayMetrics
+from triptych_gateway.routes.local import add_route
 from triptych_gateway.routing.registry_view import RegistryView
+
+PACKAGE = "triptych-gateway"
 
 
 def health_routes(
@@ -16,20 +22,23 @@ def health_routes(
 ) -> APIRouter:
     router = APIRouter()
 
-    @router.get("/health/live")
+    def is_ready() -> bool:
+        """An instance serves. Text requests need neither Redis nor an encoder: a balancer that took out
+        every gateway because Redis is away would end those, too."""
+        return bool(view.serving) and not registration.record.draining
+
+    async def health() -> Response:
+        return Response(status_code=200 if is_ready() else 503)
+
     async def live() -> dict[str, str]:
         return {"status": "live"}
 
-    @router.get("/health/ready")
     async def ready() -> Response:
-        """Ready: an instance serves. Text requests need neither Redis nor an encoder: a balancer that took
-        out every gateway because Redis is away would end those, too."""
-        is_draining = registration.record.draining
-        is_ready = bool(view.serving) and not is_draining
+        serves = is_ready()
         report = {
-            "status": "ready" if is_ready else "not ready",
+            "status": "ready" if serves else "not ready",
             "redis": view.is_fresh,
-            "draining": is_draining,
+            "draining": registration.record.draining,
             "encoder_available": bool(view.encoding),
             "num_requests": limiter.num_requests,
             "instances": [
@@ -47,11 +56,24 @@ def health_routes(
             ],
         }
         return Response(
-            orjson.dumps(report), status_code=200 if is_ready else 503, media_type="application/json"
+            orjson.dumps(report), status_code=200 if serves else 503, media_type="application/json"
         )
 
-    @router.get("/metrics")
     async def metrics_text() -> Response:
         return Response(metrics.metrics.render(), headers={"Content-Type": CONTENT_TYPE})
 
+    async def show_version() -> dict[str, str]:
+        return {"version": gateway_version()}
+
+    add_route(router, HEALTH, health)
+    add_route(router, PING, health)
+    add_route(router, LIVE, live)
+    add_route(router, READY, ready)
+    add_route(router, METRICS, metrics_text)
+    add_route(router, VERSION, show_version)
     return router
+
+
+def gateway_version() -> str:
+    """Of the installed package."""
+    return version(PACKAGE)

@@ -38,6 +38,19 @@ class Instances:
         """
         await self._wait(model, lambda: model in self.view.models or None)
 
+    def only_model(self) -> str:
+        """The model of a request that names none: the one that is served, or was.
+
+        Raises:
+            RequestError: 400, there are several; 503, there is none.
+        """
+        models = self.view.models or sorted(self.view.models_seen)
+        if len(models) > 1:
+            raise RequestError(400, "missing_field", "model is missing, and several are served", "model")
+        if not models:
+            raise self.unknown_model("")
+        return models[0]
+
     async def wait_namespace(self, model: str) -> str:
         """The namespace digest for the model's images."""
         return await self._wait(model, lambda: self.view.namespace_of(model))

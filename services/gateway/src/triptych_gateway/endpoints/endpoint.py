@@ -1,0 +1,68 @@
+"""One endpoint of the gateway, as the table has it. Pure data."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from pydantic import BaseModel
+
+_CONVERTER = re.compile(r":\w+}")  # of a path's parameter, as Starlette reads it
+
+Schema = Mapping[str, Any]
+
+
+class EndpointKind(StrEnum):
+    """What becomes of a request. All but LOCAL are forwarded to a prefill_decode."""
+
+    CHAT = "chat"  # one chat, perhaps with media: these go to encoders
+    GENERATE = "generate"  # text in, tokens out
+    POOL = "pool"  # text in, numbers out; served by models that pool
+    TOKENIZE = "tokenize"  # nothing is computed
+    LOCAL = "local"  # answered by the gateway itself
+
+
+class BodyForm(StrEnum):
+    """How a body is written."""
+
+    NONE = "none"
+    JSON = "json"
+    FORM = "form"  # multipart
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """One path. What is forwarded goes to the same path of prefill_decode."""
+
+    path: str
+    kind: EndpointKind
+    tag: str
+    summary: str
+    methods: tuple[str, ...] = ("POST",)
+    body: type[BaseModel] | None = None  # the fields that the gateway reads; vLLM checks the others
+    passed_fields: Mapping[str, Schema] = field(default_factory=dict)  # of the body: for its description
+    inputs: tuple[str, ...] = ()  # fields of the body that hold what the model reads
+    refused_fields: tuple[str, ...] = ()  # besides those that no endpoint takes
+    answer: type[BaseModel] | Schema | None = None  # None: any JSON
+    answer_type: str = "application/json"  # "": the answer is empty
+    form: BodyForm = BodyForm.JSON
+    query: Mapping[str, Schema] = field(default_factory=dict)
+    error_statuses: tuple[int, ...] = ()  # of a local answer, besides those that follow from the rest
+    needs_key: bool = True
+    streams: bool = False  # on demand, by server-sent events
+    takes_media: bool = False
+
+    @property
+    def is_forwarded(self) -> bool:
+        return self.kind is not EndpointKind.LOCAL
+
+    @property
+    def shown_path(self) -> str:
+        """As the API's description writes it: `/v1/models/{model}`."""
+        return _CONVERTER.sub("}", self.path)
+
+    @property
+    def parameters(self) -> list[str]:
+        """Of the path."""
+        return re.findall(r"{(\w+)}", self.shown_path)

@@ -1,0 +1,183 @@
+"""Fields that the gateway passes on, as the API's description shows them. vLLM documents and checks them."""
+
+from collections.abc import Mapping
+
+from triptych_gateway.endpoints.endpoint import Schema
+
+BOOLEAN: Schema = {"type": ["boolean", "null"]}
+INTEGER: Schema = {"type": ["integer", "null"]}
+NUMBER: Schema = {"type": ["number", "null"]}
+STRING: Schema = {"type": ["string", "null"]}
+OBJECT: Schema = {"type": ["object", "null"]}
+STRINGS: Schema = {"type": ["array", "null"], "items": {"type": "string"}}
+INTEGERS: Schema = {"type": ["array", "null"], "items": {"type": "integer"}}
+STRING_OR_STRINGS: Schema = {"type": ["string", "array", "null"], "items": {"type": "string"}}
+TOKEN_IDS: Schema = {"type": "array", "items": {"type": "integer", "minimum": 0}}
+TEXTS: Schema = {
+    "description": "text, token ids, or a list of either",
+    "anyOf": [
+        {"type": "string"},
+        {"type": "array", "items": {"type": "string"}},
+        TOKEN_IDS,
+        {"type": "array", "items": TOKEN_IDS},
+    ],
+}
+MESSAGES: Schema = {
+    "type": "array",
+    "items": {
+        "type": "object",
+        "properties": {
+            "role": {"type": "string"},
+            "content": {
+                "anyOf": [
+                    {"type": "string"},
+                    {"type": "array", "items": {"type": "object"}},
+                    {"type": "null"},
+                ]
+            },
+        },
+        "required": ["role"],
+    },
+}
+SCORED: Schema = {
+    "description": "text, or an object whose `content` is a list of text parts; or a list of these",
+    "anyOf": [
+        {"type": "string"},
+        {"type": "object"},
+        {"type": "array", "items": {"type": ["string", "object"]}},
+    ],
+}
+STREAM: Schema = {"type": ["boolean", "null"], "description": "answer by server-sent events"}
+
+SAMPLING: Mapping[str, Schema] = {
+    "max_tokens": INTEGER,
+    "temperature": NUMBER,
+    "top_p": NUMBER,
+    "top_k": INTEGER,
+    "min_p": NUMBER,
+    "n": INTEGER,
+    "seed": INTEGER,
+    "stop": STRING_OR_STRINGS,
+    "stop_token_ids": INTEGERS,
+    "presence_penalty": NUMBER,
+    "frequency_penalty": NUMBER,
+    "repetition_penalty": NUMBER,
+    "logit_bias": {"type": ["object", "null"], "additionalProperties": {"type": "number"}},
+    "min_tokens": INTEGER,
+    "ignore_eos": BOOLEAN,
+    "bad_words": STRINGS,
+    "allowed_token_ids": INTEGERS,
+    "prompt_logprobs": INTEGER,
+    "response_format": OBJECT,
+    "structured_outputs": OBJECT,
+    "priority": {"type": "integer"},
+    "user": STRING,
+    "return_token_ids": BOOLEAN,
+}
+CHAT: Mapping[str, Schema] = {
+    **SAMPLING,
+    "messages": MESSAGES,
+    "stream": STREAM,
+    "stream_options": OBJECT,
+    "max_completion_tokens": INTEGER,
+    "logprobs": BOOLEAN,
+    "top_logprobs": INTEGER,
+    "tools": {"type": ["array", "null"], "items": {"type": "object"}},
+    "tool_choice": {"type": ["string", "object", "null"]},
+    "chat_template_kwargs": OBJECT,
+    "mm_processor_kwargs": OBJECT,
+    "media_io_kwargs": OBJECT,
+}
+COMPLETION: Mapping[str, Schema] = {
+    **SAMPLING,
+    "prompt": TEXTS,
+    "stream": STREAM,
+    "stream_options": OBJECT,
+    "echo": BOOLEAN,
+    "logprobs": INTEGER,
+}
+CHAT_BATCH: Mapping[str, Schema] = {
+    **SAMPLING,
+    "messages": {"type": "array", "items": MESSAGES, "description": "a list of chats"},
+    "max_completion_tokens": INTEGER,
+    "logprobs": BOOLEAN,
+    "top_logprobs": INTEGER,
+}
+POOLING: Mapping[str, Schema] = {
+    "input": TEXTS,
+    "messages": MESSAGES,
+    "encoding_format": {"type": "string", "enum": ["float", "base64", "bytes_only"]},
+    "dimensions": INTEGER,
+    "truncate_prompt_tokens": INTEGER,
+    "priority": {"type": "integer"},
+    "user": STRING,
+}
+CLASSIFY: Mapping[str, Schema] = {
+    "input": TEXTS,
+    "messages": MESSAGES,
+    "truncate_prompt_tokens": INTEGER,
+    "user": STRING,
+}
+SCORE: Mapping[str, Schema] = {
+    **dict.fromkeys(("queries", "documents", "items", "data_1", "data_2", "text_1", "text_2"), SCORED),
+    "instruction": STRING,
+    "truncate_prompt_tokens": INTEGER,
+}
+RERANK: Mapping[str, Schema] = {
+    "query": SCORED,
+    "documents": SCORED,
+    "top_n": {"type": "integer"},
+    "instruction": STRING,
+    "truncate_prompt_tokens": INTEGER,
+}
+TOKENIZE: Mapping[str, Schema] = {
+    "prompt": {"type": "string"},
+    "messages": MESSAGES,
+    "add_special_tokens": {"type": "boolean"},
+    "add_generation_prompt": {"type": "boolean"},
+    "continue_final_message": {"type": "boolean"},
+    "return_token_strs": BOOLEAN,
+    "tools": {"type": ["array", "null"], "items": {"type": "object"}},
+    "chat_template_kwargs": OBJECT,
+}
+DETOKENIZE: Mapping[str, Schema] = {"tokens": TOKEN_IDS}
+
+# Answers of vLLM, with the fields that clients read.
+USAGE: Schema = {
+    "type": ["object", "null"],
+    "properties": {
+        name: {"type": ["integer", "null"]} for name in ("prompt_tokens", "completion_tokens", "total_tokens")
+    },
+}
+
+
+def listed(key: str, **others: Schema) -> Schema:
+    """An answer that has a list of objects under `key`."""
+    properties = {
+        "id": {"type": "string"},
+        "model": {"type": "string"},
+        key: {"type": "array", "items": {"type": "object"}},
+        "usage": USAGE,
+        **others,
+    }
+    return {"type": "object", "properties": properties, "required": [key]}
+
+
+GENERATED = listed("choices", object={"type": "string"}, created={"type": "integer"})
+POOLED = listed("data", object={"type": "string"}, created={"type": "integer"})
+RANKED = listed("results")
+TOKENS: Schema = {
+    "type": "object",
+    "properties": {
+        "count": {"type": "integer"},
+        "max_model_len": {"type": "integer"},
+        "tokens": TOKEN_IDS,
+        "token_strs": STRINGS,
+    },
+    "required": ["count", "max_model_len", "tokens"],
+}
+TEXT_OF_TOKENS: Schema = {
+    "type": "object",
+    "properties": {"prompt": {"type": "string"}},
+    "required": ["prompt"],
+}

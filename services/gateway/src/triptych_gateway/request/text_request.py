@@ -1,0 +1,194 @@
+"""Validation of the bodies of all forwarded endpoints but chat completions: none of them may hold media.
+
+An input is text, token ids, messages, objects with a `content`, or a list of these. Each of them is checked
+here: vLLM would fetch media that it finds, from wherever a caller says. Everything else passes through to
+vLLM, which validates it again.
+"""
+
+from collections.abc import Callable, Iterable
+from concurrent.futures import Executor
+from dataclasses import dataclass, replace
+from typing import Any
+
+from triptych_common.domain.errors import RequestError
+from triptych_gateway.endpoints.bodies import TextBody
+from triptych_gateway.endpoints.endpoint import Endpoint, EndpointKind
+from triptych_gateway.request.chat_request import (
+    STRIPPED_FIELDS,
+    RequestLimits,
+    parse_object,
+    refuse_privileged,
+    run_parse,
+    validate_body,
+)
+from triptych_gateway.request.content_parts import MediaPart, check_text_part, check_text_parts
+from triptych_gateway.request.json_bounds import check_bounds, prompt_too_large
+from triptych_gateway.request.placeholder_tokens import PlaceholderGuard
+from triptych_gateway.request.request_options import RequestOptions
+from triptych_gateway.request.split.split_body import SplitBody
+
+MAX_INPUTS = 2048  # of a request that pools, as OpenAI's API has it
+MAX_LISTS = 2  # lists of lists of token ids, or of messages
+EMBEDS_FIELD = "prompt_embeds"
+
+
+@dataclass(frozen=True, slots=True)
+class TextRequest:
+    """A valid request without media."""
+
+    body: dict[str, Any]  # as sent, without STRIPPED_FIELDS, with the tenant's salt where it is one's
+    model: str  # "": the caller names none
+    stream: bool
+    inputs: tuple[str, ...]
+    is_computed: bool  # by the model: it leaves something in a cache, and takes time of the engine
+    num_prompt_bytes: int
+    checked_tokens: frozenset[str]
+    media: tuple[MediaPart, ...] = ()
+
+    def check_placeholders(self, tokens: Iterable[str]) -> None:
+        """As `ChatRequest` has it."""
+        unchecked = frozenset(tokens) - self.checked_tokens
+        if unchecked and self.is_computed:
+            PlaceholderGuard(tuple(unchecked)).check_texts(self.body, (), self.inputs)
+
+    def of_tenant(self, salt: str) -> "TextRequest":
+        """As `ChatRequest` has it."""
+        if not salt or not self.is_computed:
+            return self
+        return replace(self, body={**self.body, "cache_salt": salt})
+
+    def of_model(self, model: str) -> "TextRequest":
+        """The request for a model that its caller has not named."""
+        return replace(self, model=model)
+
+
+def parse_text_request(
+    raw: bytes | bytearray,
+    endpoint: Endpoint,
+    guard: PlaceholderGuard,
+    limits: RequestLimits,
+    options: RequestOptions,
+) -> TextRequest:
+    """Validate one body for `endpoint`. Takes a while for a large one: tens of milliseconds.
+
+    Raises:
+        RequestError: 400, `param` names the field; 413 too much text.
+    """
+    check_bounds(raw, limits.body)
+    fields = parse_object(raw)
+    body = validate_body(TextBody, fields)
+    refuse_privileged(fields)
+    for name in endpoint.refused_fields:
+        if fields.get(name) is not None:
+            code = "embeds_not_allowed" if name == EMBEDS_FIELD else "field_not_allowed"
+            raise RequestError(400, code, f"{name} may not be set by callers", name)
+    options.check_options(fields)
+    for name in endpoint.inputs:
+        _check_input(fields.get(name), name, limits.max_messages)
+    _check_numbers(fields, body, endpoint, limits)
+    if len(raw) > limits.body.max_prompt_bytes:  # text that begins like media, and is none
+        raise prompt_too_large(limits.body.max_prompt_bytes)
+    is_computed = endpoint.kind is not EndpointKind.TOKENIZE
+    if is_computed:
+        guard.check_texts(fields, (), endpoint.inputs)
+    return TextRequest(
+        body={name: value for name, value in fields.items() if name not in STRIPPED_FIELDS},
+        model=body.model or "",
+        stream=endpoint.streams and bool(body.stream),
+        inputs=endpoint.inputs,
+        is_computed=is_computed,
+        num_prompt_bytes=len(raw),
+        checked_tokens=guard.tokens_of(body.model or ""),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class TextParser:
+    """`parse_text_request` with a gateway's bounds; of large bodies in a thread: the event loop goes on."""
+
+    guard: PlaceholderGuard
+    limits: RequestLimits
+    options: RequestOptions
+    threads: Executor
+
+    async def parse(
+        self, body: SplitBody, endpoint: Endpoint, on_growth: Callable[[int], None]
+    ) -> TextRequest:
+        """The request of `body`, which is empty then. `on_growth`: as `RequestParser` has it."""
+        on_growth(body.num_bytes)
+
+        def parse() -> TextRequest:
+            return parse_text_request(body.put_back(), endpoint, self.guard, self.limits, self.options)
+
+        return await run_parse(self.threads, body.num_bytes, parse)
+
+
+def _check_input(value: Any, path: str, max_messages: int, num_lists: int = 0) -> None:
+    if value is None or isinstance(value, str):
+        return
+    if isinstance(value, dict):
+        _check_object(value, path)
+        return
+    if not isinstance(value, list) or num_lists > MAX_LISTS:
+        raise _no_input(path)
+    kinds = {type(each) for each in value}
+    if kinds <= {int}:
+        if value and min(value) < 0:
+            raise RequestError(400, "invalid_value", f"{path}: a token id is 0 or more", path)
+    elif kinds <= {str, dict}:
+        objects = [(index, each) for index, each in enumerate(value) if isinstance(each, dict)]
+        if len(objects) > max_messages:
+            raise RequestError(400, "invalid_value", f"{path} holds more than {max_messages}", path)
+        for index, each in objects:
+            _check_object(each, f"{path}[{index}]")
+    elif kinds == {list}:
+        for index, each in enumerate(value):
+            _check_input(each, f"{path}[{index}]", max_messages, num_lists + 1)
+    else:
+        raise _no_input(path)
+
+
+def _no_input(path: str) -> RequestError:
+    message = f"{path} must be text, token ids or messages, or a list of one of these"
+    return RequestError(400, "invalid_type", message, path)
+
+
+def _check_object(value: dict[str, Any], path: str) -> None:
+    """A message, or what is scored: an object with a content; or one part of a content."""
+    content = value.get("content")
+    if isinstance(content, list):
+        check_text_parts(content, f"{path}.content")
+    elif content is not None and not isinstance(content, str):
+        message = f"{path}.content must be a string or a list of parts"
+        raise RequestError(400, "invalid_type", message, f"{path}.content")
+    if "type" in value and "role" not in value:
+        check_text_part(value, path)
+
+
+def _check_numbers(fields: dict[str, Any], body: TextBody, endpoint: Endpoint, limits: RequestLimits) -> None:
+    """How many requests of the engine one request becomes."""
+    numbers = [(name, _num_inputs(fields.get(name))) for name in endpoint.inputs]
+    if endpoint.kind is EndpointKind.POOL:
+        for name, number in numbers:
+            if number > MAX_INPUTS:
+                raise RequestError(400, "invalid_value", f"{name} holds more than {MAX_INPUTS}", name)
+    elif endpoint.kind is EndpointKind.GENERATE:
+        num_choices = max(body.n or 1, 1)
+        if num_choices > limits.max_choices:
+            raise RequestError(400, "invalid_value", f"n may be {limits.max_choices} at most", "n")
+        for name, number in numbers:
+            if number * num_choices > limits.max_choices:
+                message = f"{name} may ask for {limits.max_choices} choices at most, n of them for each"
+                raise RequestError(400, "invalid_value", message, name)
+    # vLLM reads it whatever else it is given, and then sends what describes the bytes in a header.
+    if endpoint.kind is EndpointKind.POOL and fields.get("encoding_format") == "bytes":
+        message = "encoding_format bytes is not served; bytes_only is"
+        raise RequestError(400, "unsupported", message, "encoding_format")
+
+
+def _num_inputs(value: Any) -> int:
+    """Texts, lists of token ids, or lists of messages in one field."""
+    if not isinstance(value, list):
+        return 0 if value is None else 1
+    is_one = all(isinstance(each, int) or (isinstance(each, dict) and "role" in each) for each in value)
+    return 1 if is_one else len(value)
