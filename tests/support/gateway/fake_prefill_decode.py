@@ -22,6 +22,7 @@ from triptych_common.protocol.item_record import ItemRecord
 from triptych_common.protocol.messages import ECTransferParams, EncodeNeeded, InstanceRecord, Role
 from triptych_common.protocol.urls import base_url
 
+USAGE = {"prompt_tokens": 11, "completion_tokens": 4, "total_tokens": 15}
 PLACEHOLDER_TOKENS = ("<|image_pad|>", "<|vision_end|>", "<|vision_start|>")
 
 
@@ -175,6 +176,8 @@ class FakePrefillDecode:
                 yield _chunk(body, {"content": word + " "})
                 await asyncio.sleep(0)
             yield _chunk(body, {}, "stop")
+            if (body.get("stream_options") or {}).get("include_usage"):
+                yield _event({"choices": [], "usage": USAGE})
             yield b"data: [DONE]\n\n"
             self.num_finished += 1
         except (asyncio.CancelledError, GeneratorExit):
@@ -223,7 +226,7 @@ def _completion(body: dict[str, Any], text: str) -> dict[str, Any]:
         "created": 1,
         "model": body["model"],
         "choices": [{"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}],
-        "usage": {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2},
+        "usage": USAGE,
     }
 
 
@@ -235,7 +238,12 @@ def _chunk(body: dict[str, Any], delta: dict[str, Any], finish_reason: str | Non
         "model": body["model"],
         "choices": [{"index": 0, "delta": delta, "finish_reason": finish_reason}],
     }
-    return b"data: " + json.dumps(chunk).encode() + b"\n\n"
+    return _event(chunk)
+
+
+def _event(data: dict[str, Any]) -> bytes:
+    """As vLLM writes it: without spaces."""
+    return b"data: " + json.dumps(data, separators=(",", ":")).encode() + b"\n\n"
 
 
 async def send_encode_needed(bus: AsyncBus, params: ECTransferParams, instance: str) -> None:

@@ -11,11 +11,12 @@ request/       what a caller sent: bounds, validation, media
 fetch/         media that are named by URL: which may be fetched, and how
 routing/       which instances there are, and which of them gets a request
 access/        API keys, tenants, bounds on what is served at once
+tracing/       the span of a whole request
 memory           where the C library takes large blocks from
 upstream_client  the HTTP client for prefill_decode
 errors         error responses; race, metrics, settings: likewise for all of the above
 
 Imports go downwards:
 routes > chat > decision | files > encode > request | routing | access > fetch > race
-> errors, metrics, settings.
+> errors, metrics, settings, tracing.
 """

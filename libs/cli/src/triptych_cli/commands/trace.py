@@ -11,7 +11,10 @@ def trace(request_id: str) -> int:
     traces_dir = lasting_layout(CliSettings()).traces_dir
     spans = read_trace(traces_dir, request_id)
     if not spans:
-        fail(f"no trace of {request_id} in {traces_dir} (spans arrive a moment after the answer)")
+        fail(
+            f"no trace of {request_id} in {traces_dir} (spans arrive a moment after the answer; not every"
+            " request leaves any where OTEL_TRACES_SAMPLER says so)"
+        )
         return 1
     show_waterfall(spans)
     return 0

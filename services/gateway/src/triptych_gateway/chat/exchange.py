@@ -14,19 +14,19 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from uuid import uuid4
 
-from opentelemetry.trace import Span, StatusCode
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from triptych_common.domain.errors import RequestError
 from triptych_common.protocol.ids import RequestId
-from triptych_common.telemetry import get_logger, span
+from triptych_common.telemetry import get_logger
 from triptych_gateway.access.auth import ApiKeys
 from triptych_gateway.access.callers import ANONYMOUS
 from triptych_gateway.access.request_limiter import Booking, RequestLimiter
 from triptych_gateway.chat.forward import Arrival, Dispatch, Forwarder
 from triptych_gateway.chat.media_serving import MediaServing
 from triptych_gateway.chat.streaming import ClientStream
+from triptych_gateway.chat.upstream import CHAT_PATH
 from triptych_gateway.chat.upstream_body import text_body
 from triptych_gateway.errors import error_event, error_response, unavailable
 from triptych_gateway.metrics import GatewayMetrics
@@ -34,6 +34,8 @@ from triptych_gateway.race import Guard
 from triptych_gateway.request.chat_request import ChatRequest, RequestParser
 from triptych_gateway.request.request_body import body_timeout, header_of, read_body, wait_disconnect
 from triptych_gateway.routing.instances import Instances
+from triptych_gateway.tracing.request_span import CHAT, RequestSpan, request_span
+from triptych_gateway.tracing.trace_trust import TraceTrust
 
 log = get_logger(__name__)
 
@@ -74,6 +76,7 @@ class ChatParts:
     """What the chat exchanges of a gateway share, in the order in which a request needs it."""
 
     metrics: GatewayMetrics
+    trace_trust: TraceTrust
     api_keys: ApiKeys
     limiter: RequestLimiter
     max_body_bytes: int
@@ -104,36 +107,41 @@ class ChatExchange:
         metrics = self._parts.metrics
         client = ClientStream(self._send, self._echo)
         status = 200
-        attributes = {"triptych.request_id": self._request_id}
-        # traceparent="": a root of its own, whatever the client sends
-        with span("gateway.request", attributes=attributes, traceparent="") as root:
+        with request_span(
+            self._request_id,
+            operation=CHAT,
+            method=self._scope["method"],
+            route=CHAT_PATH,
+            arrived_at=self._arrived_at,
+            context=self._parts.trace_trust.context_of(self._scope),
+        ) as root:
             try:
                 await self._run(client, root)
             except ClientDisconnect:
                 status = CLIENT_CLOSED_REQUEST
+                root.on_error("client_disconnected")
                 metrics.disconnects.inc()
                 log.info("client went away", request_id=self._request_id, **self._caller.fields)
             except RequestError as error:
+                root.on_error(error.code)
                 status = await self._answer_error(error, client)
             except Exception:
                 log.exception("request failed", request_id=self._request_id, **self._caller.fields)
                 internal = RequestError(500, "internal_error", "the gateway failed to serve this request")
+                root.on_error(internal.code)
                 status = await self._answer_error(internal, client)
-            root.set_attribute("http.response.status_code", status)
-            if status >= 500:
-                root.set_status(StatusCode.ERROR)
+            root.end(status)
         metrics.requests.labels(str(status)).inc()
         metrics.duration_s.observe(time.monotonic() - self._arrived_at)
 
-    async def _run(self, client: ClientStream, root: Span) -> None:
+    async def _run(self, client: ClientStream, root: RequestSpan) -> None:
         parts = self._parts
         self._caller = parts.api_keys.check_key(header_of(self._scope, b"authorization"))
         for name, value in self._caller.fields.items():
             root.set_attribute(f"triptych.{name}", value)
         with parts.limiter.hold_request(), parts.limiter.hold_bytes() as booking, Guard() as guard:
             request = await self._read_request(booking, guard)
-            root.set_attribute("triptych.num_items", len(request.media))
-            root.set_attribute("triptych.stream", request.stream)
+            root.on_request(request.body, stream=request.stream, num_items=len(request.media))
             deadline = self._arrived_at + parts.first_token_timeout_s
             arrival = Arrival(self._request_id, self._caller, root, self._arrived_at, deadline)
             loop = asyncio.get_running_loop()
@@ -175,6 +183,7 @@ class ChatExchange:
     ) -> None:
         parts = self._parts
         await parts.instances.wait_model(request.model)
+        arrival.root.on_model(request.model)
         if request.media:
             await parts.media_serving.serve(request, arrival, booking, client)
         else:
