@@ -58,7 +58,7 @@ def grpc_receiver() -> Iterator[tuple[str, Requests]]:
 
     with ThreadPoolExecutor(2) as threads:
         server = grpc.server(threads)
-        service.add_TraceServiceServicer_to_server(Receiver(), server)
+        service.add_TraceServiceServicer_to_server(Receiver(), server)  # type: ignore[no-untyped-call]
         port = server.add_insecure_port("127.0.0.1:0")
         server.start()
         try:

@@ -22,8 +22,8 @@ def event(delta: str = "", reason: str | None = None, index: int = 0, **more: An
     return b"data: " + dumps(data) + b"\n\n"
 
 
-def of_stream(*chunks: bytes) -> dict[str, Any]:
-    facts = AnswerFacts()
+def of_stream(*chunks: bytes, num_choices: int = 1) -> dict[str, Any]:
+    facts = AnswerFacts(num_choices)
     for chunk in chunks:
         facts.feed_events(chunk)
     return facts.attributes()
@@ -49,13 +49,19 @@ ALL = {
 @pytest.mark.parametrize("joined", [False, True], ids=["event by event", "all at once"])
 def test_of_a_stream(joined: bool) -> None:
     chunks = [event(), event(TRICKY), event("b"), event("", "stop"), LAST, DONE]
-    assert of_stream(*([b"".join(chunks)] if joined else chunks)) == ALL
+    for num_choices in (1, 2):
+        assert of_stream(*([b"".join(chunks)] if joined else chunks), num_choices=num_choices) == ALL
 
 
 def test_only_few_events_of_a_stream_are_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
     parsed: list[bytes] = []
     parse = answer_facts._parse
-    monkeypatch.setattr(answer_facts, "_parse", lambda text: parsed.append(text) or parse(text))
+
+    def count(text: bytes) -> dict[str, Any]:
+        parsed.append(text)
+        return parse(text)
+
+    monkeypatch.setattr(answer_facts, "_parse", count)
     assert of_stream(event(), *(event(TRICKY) for _ in range(500)), event("", "stop"), LAST, DONE) == ALL
     assert len(parsed) == 3
 
@@ -74,8 +80,13 @@ def test_without_usage_and_broken_off() -> None:
 
 
 def test_reasons_stand_in_the_order_of_the_choices() -> None:
-    chunks = [event(), event("", "length", index=1), event("", "stop"), event("", "tool_calls", index=2)]
-    assert of_stream(*chunks)["gen_ai.response.finish_reasons"] == ["stop", "length", "tool_calls"]
+    chunks = [event(), event("", "length", index=1), *(event("x") for _ in range(9)), event("", "stop")]
+    chunks += [event("", "tool_calls", index=2), LAST, DONE]
+    assert of_stream(*chunks, num_choices=3)["gen_ai.response.finish_reasons"] == [
+        "stop",
+        "length",
+        "tool_calls",
+    ]
 
 
 def whole(text: str) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from opentelemetry.context import Context
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import Event, ReadableSpan
 from opentelemetry.sdk.trace.id_generator import IdGenerator
-from opentelemetry.sdk.trace.sampling import Sampler
+from opentelemetry.sdk.trace.sampling import Decision, Sampler
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.util._decorator import _agnosticcontextmanager
 from opentelemetry.util.types import Attributes, AttributeValue
@@ -100,7 +100,7 @@ class PlainTracer(trace.Tracer):
         if self._sampler is None:
             return parent is None or bool(parent.trace_flags.sampled)
         asked = self._sampler.should_sample(context, trace_id, name, kind, attributes, links)
-        return asked.decision.is_sampled()
+        return asked.decision is Decision.RECORD_AND_SAMPLE
 
     @_agnosticcontextmanager
     def start_as_current_span(
@@ -208,8 +208,8 @@ class PlainSpan(trace.Span):
             self._attributes[key] = value
 
     def set_attributes(self, attributes: Mapping[str, AttributeValue]) -> None:
-        for key, value in attributes.items():
-            self.set_attribute(key, value)
+        if self._tracer is not None:
+            self._attributes.update(attributes)
 
     def add_event(self, name: str, attributes: Attributes = None, timestamp: int | None = None) -> None:
         self._events.append(Event(name, attributes, timestamp))

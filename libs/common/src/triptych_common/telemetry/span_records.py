@@ -19,6 +19,7 @@ AttributeValue = str | bool | int | float | list[str]
 
 INSTANCE = "triptych.instance"
 REQUEST_ID = "triptych.request_id"
+STAGE_PREFIX, STAGE_SUFFIX = "triptych.ttft.", "_ms"  # of a request's span: the time to first token by stage
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,12 @@
 """What of an answer is said in its request's span: id, model, why it ended, usage. Never what it says.
 
-Of a stream only the first event is parsed, those that end a choice, and the last one with a usage; the others
-are searched for these words alone, whose quotes would be escaped in any text.
+Of a stream the first event is parsed, and at its end those of the last ones that end a choice or have the
+usage. Only a stream of several choices is searched as it passes, for the word that ends one: its quotes would
+be escaped in any text.
 """
 
 import json
+from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,6 +18,7 @@ MAX_PARSED_BYTES = 64 << 10  # of one event, or of a whole answer: it is parsed 
 MAX_USAGE_BYTES = 4 << 10
 MAX_CHARS = 128
 MAX_CHOICES = 128
+NUM_LAST = 4  # the end of the only choice, the usage and `[DONE]` come in three pieces at most
 _FINISHED = b'"finish_reason":"'
 _USAGE = b'"usage":{'
 _EVENT_END = b"\n\n"
@@ -27,22 +30,22 @@ Facts = dict[str, str | int | list[str]]
 class AnswerFacts:
     """Filled in as the answer passes. What is missing, or has another form, is left out."""
 
-    def __init__(self) -> None:
+    def __init__(self, num_choices: int = 1) -> None:
+        self._has_one_choice = num_choices == 1
         self._first = b""
-        self._usage_events = b""
+        self._last: deque[bytes] = deque(maxlen=NUM_LAST)
         self._usage: dict[str, Any] = {}
         self._head: dict[str, Any] = {}
         self._reasons: dict[int, str] = {}
 
     def feed_events(self, events: bytes) -> None:
         """Whole events of a stream."""
+        self._last.append(events)
         if not self._first:
             self._first = events
-        if _FINISHED in events:
+        if not self._has_one_choice and _FINISHED in events:
             for event in _objects(events, _FINISHED):
                 self._take_reasons(event)
-        if _USAGE in events:
-            self._usage_events = events
 
     def feed_whole(self, body: bytes) -> None:
         """The body of an answer that is not streamed. Of a long one the usage alone is read, at its end."""
@@ -57,8 +60,13 @@ class AnswerFacts:
         """To be asked for at the end."""
         for event in _objects(self._first.partition(_EVENT_END)[0], b""):
             self._head = event
-        for event in _objects(self._usage_events, _USAGE):
-            self._usage = _dict(event.get("usage"))
+        for events in self._last:
+            if self._has_one_choice and _FINISHED in events:
+                for event in _objects(events, _FINISHED):
+                    self._take_reasons(event)
+            if _USAGE in events:
+                for event in _objects(events, _USAGE):
+                    self._usage = _dict(event.get("usage"))
         found: Facts = {}
         for name, attribute in (("id", attributes.RESPONSE_ID), ("model", attributes.RESPONSE_MODEL)):
             if isinstance(value := self._head.get(name), str):

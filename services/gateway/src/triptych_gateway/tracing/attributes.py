@@ -34,4 +34,3 @@ HTTP_STATUS: Final = "http.response.status_code"
 
 NUM_ITEMS: Final = "triptych.num_items"
 NUM_STOP_SEQUENCES: Final = "triptych.num_stop_sequences"
-STAGE_PREFIX: Final = "triptych.ttft."

@@ -13,7 +13,7 @@ from opentelemetry.context import Context
 from opentelemetry.trace import Span, SpanKind, StatusCode
 
 from triptych_common.telemetry import span
-from triptych_common.telemetry.span_records import REQUEST_ID
+from triptych_common.telemetry.span_records import REQUEST_ID, STAGE_PREFIX, STAGE_SUFFIX
 from triptych_gateway.tracing import attributes
 from triptych_gateway.tracing.answer_facts import AnswerFacts
 from triptych_gateway.tracing.parameters import parameters_of
@@ -22,6 +22,7 @@ from triptych_gateway.tracing.stages import FirstTokenStages, Stage
 CHAT = "chat"
 PROVIDER = "vllm"  # no name of the conventions' own fits; others are allowed
 MAX_ERROR_CHARS = 64
+_STAGES = {stage: f"{STAGE_PREFIX}{stage}{STAGE_SUFFIX}" for stage in Stage}
 
 
 class RequestSpan:
@@ -31,7 +32,9 @@ class RequestSpan:
         self._span = started
         self._operation = operation
         self._stages = FirstTokenStages(arrived_at)
-        self.facts = AnswerFacts() if started.is_recording() else None  # None: nobody will read them
+        self.facts: AnswerFacts | None = (
+            AnswerFacts() if started.is_recording() else None
+        )  # None: nobody will read them
 
     def set_attribute(self, name: str, value: str | bool | int | float) -> None:
         self._span.set_attribute(name, value)
@@ -40,10 +43,11 @@ class RequestSpan:
         """The body has been read, and is valid here."""
         self.end_stage(Stage.BODY)
         if self.facts is not None:
-            self._span.set_attribute(attributes.NUM_ITEMS, num_items)
-            self._span.set_attribute(attributes.REQUEST_STREAM, stream)
-            for name, value in parameters_of(body).items():
-                self._span.set_attribute(name, value)
+            parameters = parameters_of(body)
+            self._span.set_attributes(
+                {attributes.NUM_ITEMS: num_items, attributes.REQUEST_STREAM: stream, **parameters}
+            )
+            self.facts = AnswerFacts(int(parameters.get(attributes.REQUEST_CHOICE_COUNT, 1)))
 
     def on_model(self, model: str) -> None:
         """An instance serves `model`."""
@@ -58,8 +62,12 @@ class RequestSpan:
     def on_first_chunk(self, sealed_at: float | None) -> None:
         """Of a stream."""
         seconds = self._stages.end_first_chunk(sealed_at, time.monotonic())
-        self._span.set_attribute(attributes.SERVER_TIME_TO_FIRST_TOKEN, seconds)
-        self._span.set_attribute(attributes.RESPONSE_TIME_TO_FIRST_CHUNK, seconds)
+        self._span.set_attributes(
+            {
+                attributes.SERVER_TIME_TO_FIRST_TOKEN: seconds,
+                attributes.RESPONSE_TIME_TO_FIRST_CHUNK: seconds,
+            }
+        )
 
     def on_whole_answer(self, body: bytes, sealed_at: float | None) -> None:
         """An answer that is not streamed: when its first token was there is not known."""
@@ -78,10 +86,8 @@ class RequestSpan:
         if status >= 500:
             self._span.set_status(StatusCode.ERROR)
         if self.facts is not None:
-            for name, fact in self.facts.attributes().items():
-                self._span.set_attribute(name, fact)
-            for stage, ms in self._stages.as_ms().items():
-                self._span.set_attribute(f"{attributes.STAGE_PREFIX}{stage}_ms", ms)
+            self._span.set_attributes(self.facts.attributes())
+            self._span.set_attributes({_STAGES[stage]: ms for stage, ms in self._stages.as_ms().items()})
 
 
 @contextmanager
