@@ -16,6 +16,8 @@ VerifyMode = Literal["off", "adopt", "always"]
 class StoreSettings(ServiceSettings):
     """What the daemon needs to know."""
 
+    config_section = "cache_store"
+
     instance: str = Field(default="store-0", description="name of this store; clients report it")
     region_dir: Path = Field(
         default_factory=lambda data: data["run_dir"],

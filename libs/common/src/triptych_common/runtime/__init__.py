@@ -1,6 +1,7 @@
 """What a service's process needs: settings, signals, a bounded end.
 
 settings        what every service reads from `TRIPTYCH_*` and its command line; `media_settings` for media
+config_file       one YAML file, which they override; effective_settings: what counts, and where it comes from
 service         runs a service until a signal; the second signal ends it at once
 listening       binds the TCP port before anything expensive is started
 drain           the gate of an HTTP service that ends (the machine `DrainState`)
