@@ -24,9 +24,8 @@ from simulation.parameters import (
 )
 from simulation.real_runs import RealRun
 from simulation.workload import RequestKind, Workload
-from triptych_common.telemetry.span_records import SpanRecord
+from triptych_common.telemetry.span_records import REQUEST_ID, SpanRecord
 from triptych_common.telemetry.trace_files import trace_files
-from triptych_common.telemetry.tracing import REQUEST_ID
 
 TEXT_RUN, SMALL_RUN, IMAGE_RUN, LONG_RUN, STREAMS_RUN = (
     "one client, text",
@@ -35,6 +34,7 @@ TEXT_RUN, SMALL_RUN, IMAGE_RUN, LONG_RUN, STREAMS_RUN = (
     "one client, long text",
     "four clients, text",
 )
+ROOT = "request"  # the name of its span has the model's in it
 FITTED = (TEXT_RUN, SMALL_RUN, IMAGE_RUN, LONG_RUN, STREAMS_RUN)
 NUM_STREAMS = 4
 WAITED_S = 0.005  # a request that waited so long was there before the seal
@@ -66,12 +66,12 @@ class ControlPlaneCosts:
 
 
 class Trace:
-    """The spans of one request, by name."""
+    """The spans of one request, by name; the gateway's of the whole request as `ROOT`."""
 
     def __init__(self, spans: Iterable[SpanRecord]) -> None:
         self.spans: dict[str, list[SpanRecord]] = defaultdict(list)
         for span in sorted(spans, key=lambda span: span.start_ns):
-            self.spans[span.name].append(span)
+            self.spans[ROOT if span.is_root else span.name].append(span)
 
     def one(self, name: str) -> SpanRecord:
         """The first span of that name.
@@ -106,7 +106,7 @@ def read_traces(traces_dir: Path, request_ids: Iterable[str]) -> dict[str, Trace
     for span in _all_spans(traces_dir):
         spans[span.trace_id][span.span_id] = span
         request_id = span.attributes.get(REQUEST_ID)
-        if span.name == "gateway.request" and request_id in wanted:
+        if span.is_root and request_id in wanted:
             roots[str(request_id)] = span.trace_id
     traces = {request_id: Trace(spans[trace_id].values()) for request_id, trace_id in roots.items()}
     return {request_id: trace for request_id, trace in traces.items() if "llm_request" in trace.spans}
@@ -162,7 +162,7 @@ def fit(
     kinds = {label: workloads[label].kinds[0] for label in FITTED}
     fitter = _Fitter(by_run, kinds)
     clients = [
-        m.ttft_s - (t.one("gateway.first_token").end_ns - t.one("gateway.request").start_ns) / 1e9
+        m.ttft_s - (t.one("gateway.first_token").end_ns - t.one(ROOT).start_ns) / 1e9
         for label in (TEXT_RUN, IMAGE_RUN)
         for m in run.measured[label]
         if (t := traces.get(m.request_id)) is not None
@@ -224,7 +224,7 @@ class _Fitter:
 
     def gateway(self, control: ControlPlaneCosts) -> GatewayCosts:
         def until_dispatch(trace: Trace) -> float:
-            return _between(trace.one("gateway.request"), trace.one("gateway.first_token"))
+            return _between(trace.one(ROOT), trace.one("gateway.first_token"))
 
         def loop_of_image(trace: Trace) -> float:
             others = trace.seconds("gateway.media") + trace.seconds("gateway.encode_wait")

@@ -20,7 +20,7 @@ QUESTION = {"type": "text", "text": "read the digits"}
 NUM_STRIPS = 100
 NUM_CLIENTS = 6
 STAGES = {
-    "gateway.request", "gateway.media", "queue.encode_job", "gateway.encode_wait", "encoder.preprocess",
+    "chat digits-vl", "gateway.media", "queue.encode_job", "gateway.encode_wait", "encoder.preprocess",
     "encoder.reserve", "encoder.encode", "encoder.write", "encoder.seal", "prefill.preallocate",
     "prefill.inject", "llm_request", "gateway.first_token", "gateway.stream",
 }  # fmt: skip
@@ -80,7 +80,7 @@ def test_every_stage_is_in_the_trace(system: System, strips: ModuleType) -> None
     places = {
         "encoder.encode": "encoder-0",
         "prefill.inject": "prefill_decode-0",
-        "gateway.request": "gateway-0",
+        "gateway.first_token": "gateway-0",
     }
     assert {name: by_name(spans, name)[0].instance for name in places} == places
     encode = by_name(spans, "encoder.encode")[0].attributes

@@ -32,7 +32,8 @@ def test_a_request_is_seen_by_trace_store_and_streams(system: System, strips) ->
     system.trace(answer.request_id, "encoder.encode", "prefill.inject")
     drawn = system.command("trace", answer.request_id)
     assert drawn.returncode == 0
-    assert {"gateway.request", "encoder.encode", "prefill.inject"} <= set(drawn.stdout.split())
+    assert {"chat", "encoder.encode", "prefill.inject"} <= set(drawn.stdout.split())
+    assert "until the first token, ms: body" in drawn.stdout
     assert "float32" in system.command("store", "ls").stdout
     assert "encode-jobs" in system.command("streams", "lag").stdout
     assert "no dead letters" in system.command("streams", "dead").stdout

@@ -56,7 +56,7 @@ def test_it_reads_the_digits_shows_every_stage_and_leaves_nothing(environment: d
     assert done.returncode == 0, done.stdout + done.stderr
     first, again = done.stdout.split("The first picture again")
     for stage in (
-        "gateway.request",
+        "chat digits-vl",
         "encoder.preprocess",
         "encoder.encode",
         "encoder.seal",

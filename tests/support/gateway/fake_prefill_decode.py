@@ -22,7 +22,7 @@ from triptych_common.protocol.item_record import ItemRecord
 from triptych_common.protocol.messages import ECTransferParams, EncodeNeeded, InstanceRecord, Role
 from triptych_common.protocol.urls import base_url
 
-USAGE = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
+USAGE = {"prompt_tokens": 11, "completion_tokens": 4, "total_tokens": 15}
 FINGERPRINT = (
     "fp-fake"  # vLLM's: in the event of a stream that tells its usage, else in the ends of its choices
 )

@@ -138,7 +138,8 @@ class System(Server):
 
         def is_complete() -> bool:
             found[:] = read_trace(self.traces_dir, request_id)
-            return {"gateway.request", *names} <= {span.name for span in found}
+            has_root = any(span.is_root for span in found)
+            return has_root and set(names) <= {span.name for span in found}
 
         wait_until(is_complete, SPANS_TIMEOUT_S, f"spans {names} of {request_id}")
         return found

@@ -11,7 +11,7 @@ import simpy
 
 sys.path.append(str(Path(__file__).resolve().parents[3] / "benchmarks"))
 
-from simulation.calibration import CalibrationError, Trace, fit_line, read_traces
+from simulation.calibration import ROOT, CalibrationError, Trace, fit_line, read_traces
 from simulation.charts import line_chart
 from simulation.gpu_estimates import NOMINAL_ROWS, GpuFigures, ModelShapes, estimate
 from simulation.parameters import FOLDER, Deployment, StageTimes, stage_times
@@ -198,10 +198,11 @@ def test_gpu_estimates_follow_from_shapes_and_peaks() -> None:
 
 # ---- traces ----------------------------------------------------------------------------------------
 def span(trace_id: str, name: str, start_ms: float, end_ms: float, **attributes: object) -> bytes:
+    kind = "server" if name.startswith("chat") else "internal"
     record = {
         "trace_id": trace_id, "span_id": f"{trace_id}-{name}-{start_ms}", "parent_id": None, "name": name,
         "start_ns": int(start_ms * 1e6), "end_ns": int(end_ms * 1e6), "status": "ok", "service": "gateway",
-        "instance": "gateway-0", "attributes": attributes,
+        "instance": "gateway-0", "attributes": attributes, "kind": kind,
     }  # fmt: skip
     return json.dumps(record).encode() + b"\n"
 
@@ -212,8 +213,8 @@ def traces_dir(tmp_path: Path) -> Path:
         f"gen_ai.latency.{n}": v for n, v in (("time_to_first_token", 0.05), ("time_in_model_prefill", 0.03))
     }
     (tmp_path / "gateway-1.jsonl").write_bytes(
-        span("a", "gateway.request", 0, 100, **{"triptych.request_id": "req-a"})
-        + span("b", "gateway.request", 0, 100, **{"triptych.request_id": "req-b"})
+        span("a", "chat digits-vl", 0, 100, **{"triptych.request_id": "req-a"})
+        + span("b", "chat digits-vl", 0, 100, **{"triptych.request_id": "req-b"})
         + b'{"trace_id": "cut off'
     )
     (tmp_path / "prefill_decode-2.jsonl").write_bytes(span("a", "llm_request", 10, 90, **latency))
@@ -223,7 +224,7 @@ def traces_dir(tmp_path: Path) -> Path:
 def test_traces_are_put_together_from_all_files(traces_dir: Path) -> None:
     found = read_traces(traces_dir, ["req-a", "req-b", "req-unknown"])
     assert list(found) == ["req-a"]  # of the other, vLLM's part is missing
-    assert found["req-a"].seconds("gateway.request") == pytest.approx(0.1)
+    assert found["req-a"].seconds(ROOT) == pytest.approx(0.1)
     assert found["req-a"].scheduled_ns == pytest.approx(30e6)
     with pytest.raises(CalibrationError, match=r"encoder\.encode"):
         found["req-a"].one("encoder.encode")

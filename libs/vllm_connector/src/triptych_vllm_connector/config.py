@@ -6,7 +6,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveInt
 
 from triptych_common.cores.plan import CorePolicy
-from triptych_common.telemetry.trace_files import DEFAULT_MAX_BYTES
+from triptych_common.telemetry.exporters import OtlpProtocol
+from triptych_common.telemetry.trace_files import DEFAULT_MAX_AGE_S, DEFAULT_MAX_BYTES
 
 Share = Annotated[float, Field(gt=0, le=1)]
 DecodeShare = Annotated[float, Field(ge=0, lt=1)]
@@ -25,7 +26,9 @@ class ConnectorConfig(BaseModel):
     log_level: str = "INFO"
     traces_dir: Path | None = None
     traces_max_bytes: NonNegativeInt = DEFAULT_MAX_BYTES
+    traces_max_age_s: NonNegativeInt = DEFAULT_MAX_AGE_S
     otlp_endpoint: str | None = None
+    otlp_protocol: OtlpProtocol = "http/protobuf"
     namespace_digest: str
     preallocation: Literal["sync", "async"] = "sync"
     budget_embeds: PositiveInt | None = None  # None: the size of vLLM's encoder cache

@@ -44,8 +44,10 @@ class TriptychECConnector(ECConnectorBase):
             service,
             self.config.instance,
             otlp_endpoint=self.config.otlp_endpoint,
+            otlp_protocol=self.config.otlp_protocol,
             traces_dir=self.config.traces_dir,
             traces_max_bytes=self.config.traces_max_bytes,
+            traces_max_age_s=self.config.traces_max_age_s,
         )
         if vllm_config.parallel_config.data_parallel_size > 1:
             raise ValueError("data parallel engines need an instance of prefill_decode or encoder each")

@@ -96,8 +96,10 @@ async def serve(settings: EncoderSettings, stop: StopSignal) -> None:
             "encoder",
             settings.instance,
             otlp_endpoint=settings.otlp_endpoint,
+            otlp_protocol=settings.otlp_protocol,
             traces_dir=settings.traces_dir,
             traces_max_bytes=settings.traces_max_bytes,
+            traces_max_age_s=settings.traces_max_age_s,
         )
         try:
             probe_slab = engine.probe_slab if may_use_slab(settings.engine_args) else None

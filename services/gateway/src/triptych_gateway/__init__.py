@@ -12,11 +12,12 @@ fetch/         media that are named by URL: which may be fetched, and how
 routing/       which instances there are, and which of them gets a request
 access/        API keys, tenants, bounds on what is served at once
 endpoints/     what is served, in one table: routing and the API's description are made from it
+tracing/       the span of a whole request
 memory           where the C library takes large blocks from
 upstream_client  the HTTP client for prefill_decode
 errors         error responses; race, metrics, settings: likewise for all of the above
 
 Imports go downwards:
 routes > chat > decision | files > encode > request | routing | access > fetch > race
-> endpoints, errors, metrics, settings.
+> endpoints, errors, metrics, settings, tracing.
 """

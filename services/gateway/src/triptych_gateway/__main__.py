@@ -23,8 +23,11 @@ def main() -> None:
         "gateway",
         settings.instance,
         otlp_endpoint=settings.otlp_endpoint,
+        otlp_protocol=settings.otlp_protocol,
         traces_dir=settings.traces_dir,
         traces_max_bytes=settings.traces_max_bytes,
+        traces_max_age_s=settings.traces_max_age_s,
+        tail_sampling=settings.tail_sampling,
     )
     try:
         run_service(lambda stop: run(settings, stop))

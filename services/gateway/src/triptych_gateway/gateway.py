@@ -51,6 +51,7 @@ from triptych_gateway.routing.instances import Instances
 from triptych_gateway.routing.registry_view import RegistryView
 from triptych_gateway.routing.router import Router
 from triptych_gateway.settings import GatewaySettings
+from triptych_gateway.tracing.trace_trust import TraceTrust
 from triptych_gateway.upstream_client import new_client
 
 log = get_logger(__name__)
@@ -253,6 +254,7 @@ def _chat_parts(
     metrics.in_flight.set_function(lambda: limiter.num_requests)
     return ChatParts(
         metrics=metrics,
+        trace_trust=TraceTrust(settings.trust_traceparent, settings.trust_traceparent_networks),
         api_keys=ApiKeys(settings.api_keys, keys),
         limiter=limiter,
         key_limiter=key_limiter,

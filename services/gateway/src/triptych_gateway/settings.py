@@ -21,6 +21,7 @@ from pydantic import (
 from triptych_common.domain.image_formats import MAX_IMAGE_PIXELS
 from triptych_common.protocol.urls import ANY_ADDRESSES, BaseUrlText, HostText, base_url, local_urls
 from triptych_common.runtime import MediaSettings
+from triptych_common.telemetry.tail_sampling import TailSampling
 
 
 def _absolute(path: Path) -> Path:
@@ -59,6 +60,16 @@ class GatewaySettings(MediaSettings):
     """For Redis to count one of them."""
     cors_origins: tuple[Origin, ...] = ()
     """Web pages that may call the API from a browser, by origin, or `*`. Empty: none."""
+
+    trust_traceparent: bool = False
+    """Whether a caller's `traceparent` is taken: its request becomes part of the caller's trace, and is
+    sampled as that says. Off: each request is a trace of its own."""
+    trust_traceparent_networks: tuple[IPv4Network | IPv6Network, ...] = ()
+    """Where there are any, of peers in these networks alone."""
+    traces_keep_errors: bool = True
+    """Keep the gateway's spans of a request that failed (5xx), also where its trace is not sampled."""
+    traces_keep_slow_ms: NonNegativeFloat = 0.0
+    """Likewise of one that took at least so long; 0: none for that."""
 
     drain_grace_s: NonNegativeFloat = 1.0
     """How long requests are still taken after the stop was announced, until every balancer has noticed."""
@@ -183,6 +194,11 @@ class GatewaySettings(MediaSettings):
         if longest < others.data.get("files_lifetime_s", 0):
             raise ValueError("must not be less than files_lifetime_s")
         return longest
+
+    @property
+    def tail_sampling(self) -> TailSampling:
+        """What is kept of requests that are not sampled."""
+        return TailSampling(self.traces_keep_errors, self.traces_keep_slow_ms)
 
     @property
     def media_base_url(self) -> str:

@@ -89,8 +89,10 @@ async def serve(settings: PrefillDecodeSettings, stop: StopSignal) -> None:
                 "prefill_decode",
                 settings.instance,
                 otlp_endpoint=settings.otlp_endpoint,
+                otlp_protocol=settings.otlp_protocol,
                 traces_dir=settings.traces_dir,
                 traces_max_bytes=settings.traces_max_bytes,
+                traces_max_age_s=settings.traces_max_age_s,
             )
             try:
                 async with PrefillDecodeService.open(settings, config, engine, args, sockets) as service:

@@ -7,6 +7,7 @@ import pytest
 from opentelemetry import trace
 from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags
 
+from triptych_common.telemetry import within_trace
 from triptych_common.telemetry.logs import get_logger, setup_logging
 
 
@@ -37,7 +38,22 @@ def test_line_inside_a_span_has_its_trace_id() -> None:
     context = SpanContext(trace_id=255, span_id=1, is_remote=False, trace_flags=TraceFlags(1))
     with trace.use_span(NonRecordingSpan(context)):
         get_logger("triptych.test").warning("slow")
-    assert orjson.loads(out.getvalue())["trace_id"] == f"{255:032x}"
+    line = orjson.loads(out.getvalue())
+    assert (line["trace_id"], line["span_id"]) == (f"{255:032x}", f"{1:016x}")
+
+
+@pytest.mark.parametrize("flag", ["00", "01"])
+def test_line_of_a_job_between_its_spans_has_the_id_of_its_trace(flag: str) -> None:
+    """Also where the trace is not sampled: the lines of one request belong together."""
+    out = io.StringIO()
+    setup_logging("encoder", "encoder-0", json_lines=True, stream=out)
+    with within_trace(f"00-{255:032x}-{1:016x}-{flag}"):
+        get_logger("triptych.test").warning("slow")
+    with within_trace(None):
+        get_logger("triptych.test").warning("no job")
+    first, second = map(orjson.loads, out.getvalue().splitlines())
+    assert first["trace_id"] == f"{255:032x}"
+    assert "trace_id" not in second
 
 
 def test_exception_and_unserialisable_field() -> None:

@@ -2,6 +2,8 @@
 
 import contextlib
 import errno
+import json
+import os
 import shutil
 import socket
 import subprocess
@@ -189,3 +191,65 @@ def test_a_service_started_by_hand_writes_them_to_disk(
     by_hand = ServiceSettings(run_dir=Path("/dev/shm/triptych-0"))
     assert by_hand.traces_dir == tmp_path / ".local/state/triptych/triptych-0/traces"
     assert ServiceSettings(run_dir=tmp_path).traces_dir == tmp_path / "traces"
+
+
+HOUR = 3600
+LINE = b'{"end_ns":%d}\n'
+
+
+def aged(path: Path, hours: float, now: float) -> Path:
+    path.write_bytes(LINE % int((now - hours * HOUR) * 1e9))
+    os.utime(path, (now - hours * HOUR, now - hours * HOUR))
+    return path
+
+
+def test_old_spans_go_and_younger_ones_stay(tmp_path: Path) -> None:
+    now = 1e9
+    old, young = (
+        aged(tmp_path / "gateway-900001.jsonl", 25, now),
+        aged(tmp_path / "gateway-900002.jsonl", 23, now),
+    )
+    others = aged(tmp_path / "encoder-900003.jsonl", 99, now)
+    file = TraceFile(tmp_path, "gateway", MAX_BYTES, max_age_s=24 * HOUR, now=lambda: now)
+    assert (old.exists(), young.exists(), others.exists()) == (False, True, True)
+    file.close()
+    TraceFile(tmp_path, "gateway", MAX_BYTES, max_age_s=0, now=lambda: now * 2).close()
+    assert young.exists(), "0: however old"
+
+
+def test_a_process_that_runs_for_ever_drops_its_old_spans(tmp_path: Path) -> None:
+    clock = [1e9]
+    file = TraceFile(tmp_path, "gateway", MAX_BYTES, max_age_s=24 * HOUR, now=lambda: clock[0])
+
+    def write() -> list[float]:
+        """Ages in hours of what is there afterwards."""
+        file.append(LINE % int(clock[0] * 1e9))
+        for path in tmp_path.iterdir():
+            newest = max(json.loads(line)["end_ns"] for line in path.read_bytes().splitlines()) / 1e9
+            os.utime(path, (newest, newest))  # as if the clock of the file system were ours
+        lines = [line for path in tmp_path.iterdir() for line in path.read_bytes().splitlines()]
+        return sorted((clock[0] - json.loads(line)["end_ns"] / 1e9) / HOUR for line in lines)
+
+    for _ in range(100):
+        ages = write()
+        assert ages[-1] <= 24
+        assert ages == [float(hour) for hour in range(len(ages))], "without a gap"
+        clock[0] += HOUR
+    assert len(ages) > 12
+    clock[0] += 30 * HOUR  # nothing came for long
+    assert write() == [0.0]
+    file.close()
+
+
+def test_a_file_from_before_a_restart_is_as_old_as_its_first_span(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a container every process has the same pid."""
+    monkeypatch.setattr(trace_files.os, "getpid", lambda: 1)
+    now = 1e9
+    path = aged(tmp_path / "gateway-1.jsonl", 13, now)
+    file = TraceFile(tmp_path, "gateway", MAX_BYTES, max_age_s=24 * HOUR, now=lambda: now)
+    file.append(LINE % int(now * 1e9))
+    file.close()
+    assert path.read_bytes().count(b"\n") == 1
+    assert (tmp_path / "gateway-1.1.jsonl").exists()

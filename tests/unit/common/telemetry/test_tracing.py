@@ -2,6 +2,7 @@ import random
 import stat
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import orjson
 import pytest
@@ -10,7 +11,6 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.util._once import Once
 
 from triptych_common import telemetry
-from triptych_common.telemetry import tracing
 from triptych_common.telemetry.span_records import SpanRecord
 from triptych_common.telemetry.trace_reader import read_trace
 
@@ -128,13 +128,6 @@ def test_a_provider_that_others_set_is_left_alone_and_used(tmp_path: Path) -> No
     assert list(tmp_path.iterdir()) == []
 
 
-def test_otlp_endpoint_gets_the_path_of_traces() -> None:
-    exporter = tracing._exporter("a", "a-0", "http://collector:4318/", None)
-    assert getattr(exporter, "_endpoint", None) == "http://collector:4318/v1/traces"
-    assert exporter is not None
-    exporter.shutdown()
-
-
 def test_spans_of_workers_that_vllm_seeded_alike_have_ids_of_their_own(provider: TracerProvider) -> None:
     state = random.getstate()
     try:
@@ -146,3 +139,86 @@ def test_spans_of_workers_that_vllm_seeded_alike_have_ids_of_their_own(provider:
     finally:
         random.setstate(state)
     assert ids[0] != ids[1]
+
+
+CALLER = "00-" + "1" * 32 + "-" + "2" * 16
+
+
+def test_a_callers_context_is_continued_with_its_state(provider: TracerProvider) -> None:
+    headers = {"traceparent": [f"{CALLER}-01"], "tracestate": ["a=1", "b=2"]}
+    with telemetry.span("chat", context=telemetry.context_of_headers(headers)) as begun:
+        context = begun.get_span_context()
+        assert f"{context.trace_id:032x}" == "1" * 32
+        sent = telemetry.trace_headers()
+    assert sent["traceparent"] == f"00-{'1' * 32}-{context.span_id:016x}-01"
+    assert sent["tracestate"] == "a=1,b=2"
+    assert telemetry.trace_headers() == {}
+
+
+@pytest.mark.parametrize(
+    "traceparents",
+    [
+        [],
+        [""],
+        [f"{CALLER}-01-more"],
+        [f"ff{CALLER[2:]}-01"],
+        [f"{CALLER[:-1]}-01"],
+        [f"00-{'0' * 32}-{'2' * 16}-01"],
+        [f"00-{'1' * 32}-{'0' * 16}-01"],
+        [f"{CALLER}-01".replace("1", "A")],
+        [f"{CALLER}-01\n x"],
+        [f"{CALLER}-01", f"{CALLER}-01"],
+    ],
+)
+def test_what_is_no_context_begins_a_trace_of_its_own(
+    provider: TracerProvider, traceparents: list[str]
+) -> None:
+    context = telemetry.context_of_headers({"traceparent": traceparents})
+    with telemetry.span("chat", context=context) as begun:
+        assert begun.is_recording()
+        assert f"{begun.get_span_context().trace_id:032x}" != "1" * 32
+
+
+def test_requests_of_one_callers_trace_are_read_apart(provider: TracerProvider, tmp_path: Path) -> None:
+    context = telemetry.context_of_headers({"traceparent": [f"{CALLER}-01"]})
+    for number in range(2):
+        own: dict[str, Any] = {"triptych.request_id": f"req-{number}"}
+        with telemetry.span("chat m", context=context, kind=trace.SpanKind.SERVER, attributes=own):
+            with telemetry.span("gateway.media"):
+                pass
+            carried = telemetry.current_traceparent()
+        telemetry.record_span("prefill.wait", 1, 2, traceparent=carried, attributes=own)
+    provider.force_flush()
+    for number in range(2):
+        spans = read_trace(tmp_path, f"req-{number}")
+        assert sorted(span.name for span in spans) == ["chat m", "gateway.media", "prefill.wait"]
+        (root,) = [span for span in spans if span.is_root]
+        assert (root.parent_id, root.trace_id) == ("2" * 16, "1" * 32)
+        assert root.attributes["triptych.request_id"] == f"req-{number}"
+        assert {span.parent_id for span in spans} == {"2" * 16, root.span_id}
+
+
+def test_the_sampler_of_opentelemetrys_variables_decides(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER", "parentbased_traceidratio")
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER_ARG", "0.5")
+    provider = telemetry.setup_tracing("gateway", "g", otlp_endpoint=None, traces_dir=tmp_path)
+    half, num_sampled = 1 << 63, 0
+    for number in range(40):
+        with telemetry.span("chat", attributes={"triptych.request_id": f"req-{number:02}"}) as root:
+            context = root.get_span_context()
+            is_sampled = context.trace_id & ((1 << 64) - 1) < half
+            assert context.trace_flags.sampled == is_sampled
+            assert root.is_recording() == is_sampled
+            with telemetry.span("gateway.media") as child:
+                assert child.is_recording() == is_sampled
+                assert child.get_span_context().trace_id == context.trace_id
+        num_sampled += is_sampled
+        for flag in (0, 1):  # a caller's decision is followed, whatever the ratio
+            with telemetry.span("x", traceparent=f"{CALLER}-0{flag}") as of_caller:
+                assert of_caller.is_recording() == bool(flag)
+    provider.shutdown()
+    found = [number for number in range(40) if read_trace(tmp_path, f"req-{number:02}")]
+    assert len(found) == num_sampled
+    assert 0 < num_sampled < 40

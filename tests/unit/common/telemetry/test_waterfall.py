@@ -1,7 +1,9 @@
+from dataclasses import replace
+
 import pytest
 
-from triptych_common.telemetry.span_records import SpanRecord
-from triptych_common.telemetry.waterfall import render_waterfall
+from triptych_common.telemetry.span_records import AttributeValue, SpanRecord
+from triptych_common.telemetry.waterfall import first_token_stages, render_waterfall
 
 MS = 1_000_000
 
@@ -53,3 +55,14 @@ def test_spans_without_parent_or_length_are_seen() -> None:
 def test_width_is_kept(width: int) -> None:
     widest = max(len(line) for line in render_waterfall(SPANS, width=width).splitlines())
     assert widest <= max(width, 75)
+
+
+def test_the_time_to_first_token_is_said_by_stage() -> None:
+    attributes: dict[str, AttributeValue] = {
+        "triptych.request_id": "r", "triptych.ttft.body_ms": 1.04, "gen_ai.request.seed": 3,
+        "triptych.ttft.prefill_ms": 9.5,
+    }  # fmt: skip
+    root = replace(SPANS[1], kind="server", attributes=attributes)
+    assert first_token_stages([SPANS[0], root]) == "until the first token, ms: body 1.0, prefill 9.5"
+    assert first_token_stages([replace(root, attributes={"triptych.request_id": "r"})]) == ""
+    assert first_token_stages(SPANS) == first_token_stages([]) == ""

@@ -3,8 +3,10 @@
 import logging
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
+from opentelemetry import trace
 
 from tests.support.encoder.encoder_bench import HASH, Bench, FakeDelivery, delivery_of, requester
 from tests.support.item_records import item_record
@@ -136,6 +138,26 @@ async def test_an_outcome_that_cannot_be_sent_leaves_the_job_to_another_encoder(
 async def test_a_job_delivered_too_often_is_reported_before_it_becomes_a_dead_letter(bench: Bench) -> None:
     await bench.runner.on_dead_letter(delivery_of().envelope, "delivered 4 times")
     assert bench.reporter.sent == [("job-1", FailureKind.DEAD_LETTER, "delivered 4 times")]
+
+
+async def test_log_lines_of_a_job_have_the_id_of_its_requests_trace(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also those between its spans, and in a process that records none."""
+    bench.engine.preprocess_error = BadMediaError("no image")
+    ids: list[int] = []
+
+    def note(record: logging.LogRecord) -> bool:
+        ids.append(trace.get_current_span().get_span_context().trace_id)
+        return True
+
+    caplog.handler.addFilter(note)
+    delivery = delivery_of()
+    traced = replace(delivery.envelope, traceparent=f"00-{'7' * 32}-{'8' * 16}-00")
+    with caplog.at_level(logging.INFO):
+        await bench.run(replace(delivery, envelope=traced))
+    assert "job failed" in [record.message for record in caplog.records]
+    assert set(ids) == {int("7" * 32, 16)}
 
 
 async def test_what_is_no_job_is_acked_and_ignored(bench: Bench) -> None:

@@ -31,7 +31,6 @@ from triptych_common.telemetry.trace_reader import read_trace
 
 SAMPLES = CHECKOUT / "models" / "digits-vl" / "samples"
 PROMPT = "read the digits"
-ROOT_SPAN = "gateway.request"
 ENCODE_SPAN = "encoder.encode"
 REQUEST_LIMIT_S = 120.0
 TRACE_LIMIT_S = 5.0
@@ -252,7 +251,7 @@ async def _trace_of(layout: RunLayout, answer: DemoAnswer) -> list[SpanRecord]:
     while time.monotonic() < deadline:
         before = len(spans)
         spans = await asyncio.to_thread(read_trace, layout.traces_dir, answer.request_id)
-        if any(span.name == ROOT_SPAN for span in spans) and len(spans) == before:
+        if any(span.is_root for span in spans) and len(spans) == before:
             return spans
         await asyncio.sleep(0.4)  # longer than the exporters' delay
     if not spans:

@@ -1,9 +1,10 @@
 """`trace REQUEST_ID`: the stages of one request."""
 
-from triptych_cli.console import fail, show_waterfall
+from triptych_cli.console import fail, out, show_waterfall
 from triptych_cli.settings import CliSettings
 from triptych_cli.system.layout import lasting_layout
 from triptych_common.telemetry.trace_reader import read_trace
+from triptych_common.telemetry.waterfall import first_token_stages
 
 
 def trace(request_id: str) -> int:
@@ -11,7 +12,12 @@ def trace(request_id: str) -> int:
     traces_dir = lasting_layout(CliSettings()).traces_dir
     spans = read_trace(traces_dir, request_id)
     if not spans:
-        fail(f"no trace of {request_id} in {traces_dir} (spans arrive a moment after the answer)")
+        fail(
+            f"no trace of {request_id} in {traces_dir} (spans arrive a moment after the answer; not every"
+            " request leaves any where OTEL_TRACES_SAMPLER says so)"
+        )
         return 1
     show_waterfall(spans)
+    if stages := first_token_stages(spans):
+        out.print(stages, markup=False, highlight=False)
     return 0

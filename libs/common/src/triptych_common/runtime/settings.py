@@ -24,7 +24,8 @@ from triptych_common.protocol.ids import Name
 from triptych_common.protocol.names import StreamNames
 from triptych_common.runtime.config_file import ConfigFileError, ConfigFileSource
 from triptych_common.runtime.effective_settings import effective_settings
-from triptych_common.telemetry.trace_files import DEFAULT_MAX_BYTES
+from triptych_common.telemetry.exporters import GRPC_PACKAGE, OtlpProtocol, is_installed
+from triptych_common.telemetry.trace_files import DEFAULT_MAX_AGE_S, DEFAULT_MAX_BYTES
 
 INVALID_SETTINGS_EXIT_CODE = 2
 
@@ -119,7 +120,14 @@ class ServiceSettings(BaseSettings):
         validation_alias=AliasChoices(
             "otlp_endpoint", "TRIPTYCH_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"
         ),
-        description="base URL of an OTLP/HTTP collector; without it, spans go to files",
+        description="base URL of an OTLP collector; without it, spans go to files",
+    )
+    otlp_protocol: OtlpProtocol = Field(
+        default="http/protobuf",
+        validation_alias=AliasChoices(
+            "otlp_protocol", "TRIPTYCH_OTLP_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"
+        ),
+        description="how the collector is spoken to",
     )
     traces_dir: Path = Field(
         default_factory=lambda data: default_traces_dir(data.get("run_dir", default_run_dir())),
@@ -130,6 +138,9 @@ class ServiceSettings(BaseSettings):
         ge=0,
         description="of these files, per process; as much again of ended ones; 0: none are written",
     )
+    traces_max_age_s: int = Field(
+        default=DEFAULT_MAX_AGE_S, ge=0, description="after which spans go from these files; 0: never"
+    )
     drain_timeout_s: float = Field(default=15.0, ge=0, description="time to finish what runs at the end")
 
     @field_validator("redis_url")
@@ -138,6 +149,13 @@ class ServiceSettings(BaseSettings):
         from triptych_common.redis_client.address import RedisAddress  # noqa: PLC0415 - the store needs no Redis
 
         RedisAddress.parse(value)
+        return value
+
+    @field_validator("otlp_protocol")
+    @classmethod
+    def _installed(cls, value: OtlpProtocol) -> OtlpProtocol:
+        if not is_installed(value):
+            raise ValueError(f"{value} needs the package {GRPC_PACKAGE}")
         return value
 
     @field_validator("instance", mode="before")

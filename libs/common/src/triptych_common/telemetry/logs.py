@@ -3,7 +3,7 @@
     log = get_logger(__name__)
     log.info("job taken", job_id=job.job_id, attempt=2)
 
-Every line also carries service, instance and, inside a span, the trace id.
+Every line also carries service, instance and, inside a span, the ids of its trace and of the span.
 """
 
 import logging
@@ -102,9 +102,10 @@ class JsonFormatter(logging.Formatter):
             "logger": record.name,
             "text": record.getMessage(),
         }
-        trace_id = _trace_id()
-        if trace_id is not None:
-            line["trace_id"] = trace_id
+        context = trace.get_current_span().get_span_context()
+        if context.is_valid:
+            line["trace_id"] = f"{context.trace_id:032x}"
+            line["span_id"] = f"{context.span_id:016x}"
         for key, value in _fields(record).items():
             line[f"field_{key}" if key in line else key] = value
         if record.exc_info:
@@ -133,11 +134,6 @@ class HumanFormatter(logging.Formatter):
 def _fields(record: logging.LogRecord) -> Mapping[str, Any]:
     fields: Mapping[str, Any] = getattr(record, _FIELDS, {})
     return fields
-
-
-def _trace_id() -> str | None:
-    context = trace.get_current_span().get_span_context()
-    return f"{context.trace_id:032x}" if context.is_valid else None
 
 
 def _utc(seconds: float) -> str:

@@ -1,8 +1,9 @@
 """Spans that cost little: OpenTelemetry's own take four times as long, for limits, locks and samplers.
 
 A `PlainSpan` belongs to one thread at a time, as every span of ours does, and holds what it is given. When it
-ends it becomes what OpenTelemetry's processors and exporters take. Every span is recorded, unless its parent
-says that the trace is not.
+ends it becomes what OpenTelemetry's processors and exporters take. Whether a trace is sampled, a sampler of
+OpenTelemetry's says, as a rule the parent's flag alone. Of one that is not, spans can be held
+(`tail_sampling`); else they are not recorded.
 """
 
 import time
@@ -15,25 +16,45 @@ from opentelemetry.context import Context
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import Event, ReadableSpan
 from opentelemetry.sdk.trace.id_generator import IdGenerator
+from opentelemetry.sdk.trace.sampling import Decision, Sampler
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.util._decorator import _agnosticcontextmanager
 from opentelemetry.util.types import Attributes, AttributeValue
 
+from triptych_common.telemetry.tail_sampling import HeldSpans, TailSampling
+
 OnEnd = Callable[[ReadableSpan], None]
+KEPT_FOR = "triptych.kept_for"
 _SAMPLED = trace.TraceFlags(trace.TraceFlags.SAMPLED)
+_NOT_SAMPLED = trace.TraceFlags(trace.TraceFlags.DEFAULT)
 
 
 class PlainTracer(trace.Tracer):
-    """Makes plain spans, each with `attributes`; `on_end` gets those that have ended."""
+    """Makes plain spans, each with `attributes`; `on_end` gets those that have ended and are kept.
+
+    Args:
+        sampler: None: every trace that has no parent is sampled, and those whose parent is.
+        tail_sampling: what is kept of others; None: nothing.
+    """
 
     def __init__(
-        self, scope: str, resource: Resource, ids: IdGenerator, attributes: Attributes, on_end: OnEnd
+        self,
+        scope: str,
+        resource: Resource,
+        ids: IdGenerator,
+        attributes: Attributes,
+        on_end: OnEnd,
+        *,
+        sampler: Sampler | None = None,
+        tail_sampling: TailSampling | None = None,
     ) -> None:
         self.scope = InstrumentationScope(scope)
         self.resource = resource
         self.on_end = on_end
+        self.tail_sampling = tail_sampling if tail_sampling is not None and tail_sampling.is_on else None
         self._ids = ids
         self._attributes = dict(attributes or {})
+        self._sampler = sampler
 
     def start_span(
         self,
@@ -46,16 +67,40 @@ class PlainTracer(trace.Tracer):
         record_exception: bool = True,
         set_status_on_exception: bool = True,
     ) -> trace.Span:
-        parent: trace.SpanContext | None = trace.get_current_span(context).get_span_context()
+        around = trace.get_current_span(context)
+        held = around.held if isinstance(around, PlainSpan) else None
+        parent: trace.SpanContext | None = around.get_span_context()
         if parent is not None and parent.is_valid:
-            if not parent.trace_flags.sampled:
-                return trace.NonRecordingSpan(parent)
             trace_id, state = parent.trace_id, parent.trace_state
         else:
             parent, trace_id, state = None, self._ids.generate_trace_id(), None
-        own = trace.SpanContext(trace_id, self._ids.generate_span_id(), False, _SAMPLED, state)
+        is_sampled = held is None and self._samples(context, parent, trace_id, name, kind, attributes, links)
+        flags = _SAMPLED if is_sampled else _NOT_SAMPLED
+        own = trace.SpanContext(trace_id, self._ids.generate_span_id(), False, flags, state)
+        is_first = False
+        if not is_sampled and held is None:
+            if self.tail_sampling is None or isinstance(around, PlainSpan):
+                return trace.NonRecordingSpan(parent or own)
+            held, is_first = HeldSpans(), True
         both = {**self._attributes, **attributes} if attributes else self._attributes.copy()
-        return PlainSpan(self, name, own, parent, both, kind, links or (), start_time or time.time_ns())
+        begun = PlainSpan(self, name, own, parent, both, kind, links or (), start_time or time.time_ns())
+        begun.held, begun.is_first = held, is_first
+        return begun
+
+    def _samples(
+        self,
+        context: Context | None,
+        parent: trace.SpanContext | None,
+        trace_id: int,
+        name: str,
+        kind: trace.SpanKind,
+        attributes: Attributes,
+        links: Sequence[trace.Link] | None,
+    ) -> bool:
+        if self._sampler is None:
+            return parent is None or bool(parent.trace_flags.sampled)
+        asked = self._sampler.should_sample(context, trace_id, name, kind, attributes, links)
+        return asked.decision is Decision.RECORD_AND_SAMPLE
 
     @_agnosticcontextmanager
     def start_as_current_span(
@@ -78,6 +123,11 @@ class PlainTracer(trace.Tracer):
 class PlainSpan(trace.Span):
     """One span until it ends; what is set afterwards is lost."""
 
+    held: "HeldSpans[PlainSpan] | None" = (
+        None  # where it waits for the end of its request; None: it is sampled
+    )
+    is_first = False  # of a request whose spans are held: its end decides about all of them
+
     def __init__(
         self,
         tracer: PlainTracer,
@@ -97,6 +147,7 @@ class PlainSpan(trace.Span):
         self._kind = kind
         self._links = [*links]
         self._start_ns = start_ns
+        self._end_ns = start_ns
         self._events: list[Event] = []
         self._status = _UNSET
 
@@ -104,9 +155,36 @@ class PlainSpan(trace.Span):
         tracer, self._tracer = self._tracer, None
         if tracer is None:
             return
-        ended = ReadableSpan(
+        self._end_ns = end_time or time.time_ns()
+        if self.held is None:
+            tracer.on_end(self.as_ended(tracer))
+        elif not self.is_first:
+            self.held.add(self)
+        else:
+            self._end_request(tracer, self.held)
+
+    def _end_request(self, tracer: PlainTracer, held: "HeldSpans[PlainSpan]") -> None:
+        """Export what was held, and this span, if the request is one to be kept."""
+        spans, rule = held.take(), tracer.tail_sampling
+        is_error = self._status.status_code is trace.StatusCode.ERROR
+        duration_ns = self._end_ns - self._start_ns
+        reason = None if rule is None else rule.reason(is_error=is_error, duration_ns=duration_ns)
+        if reason is None:
+            return
+        self._attributes[KEPT_FOR] = reason
+        for span in (*spans, self):
+            tracer.on_end(span.as_ended(tracer))
+
+    def as_ended(self, tracer: PlainTracer) -> ReadableSpan:
+        """What processors take; it must have ended."""
+        context = self._context
+        if not context.trace_flags.sampled:  # it is now; processors pass over others
+            context = trace.SpanContext(
+                context.trace_id, context.span_id, False, _SAMPLED, context.trace_state
+            )
+        return ReadableSpan(
             name=self._name,
-            context=self._context,
+            context=context,
             parent=self._parent,
             resource=tracer.resource,
             attributes=self._attributes,
@@ -115,10 +193,9 @@ class PlainSpan(trace.Span):
             kind=self._kind,
             status=self._status,
             start_time=self._start_ns,
-            end_time=end_time or time.time_ns(),
+            end_time=self._end_ns,
             instrumentation_scope=tracer.scope,
         )
-        tracer.on_end(ended)
 
     def get_span_context(self) -> trace.SpanContext:
         return self._context
@@ -131,8 +208,8 @@ class PlainSpan(trace.Span):
             self._attributes[key] = value
 
     def set_attributes(self, attributes: Mapping[str, AttributeValue]) -> None:
-        for key, value in attributes.items():
-            self.set_attribute(key, value)
+        if self._tracer is not None:
+            self._attributes.update(attributes)
 
     def add_event(self, name: str, attributes: Attributes = None, timestamp: int | None = None) -> None:
         self._events.append(Event(name, attributes, timestamp))

@@ -17,6 +17,10 @@ from triptych_common.telemetry.trace_files import TraceFile
 
 AttributeValue = str | bool | int | float | list[str]
 
+INSTANCE = "triptych.instance"
+REQUEST_ID = "triptych.request_id"
+STAGE_PREFIX, STAGE_SUFFIX = "triptych.ttft.", "_ms"  # of a request's span: the time to first token by stage
+
 
 @dataclass(frozen=True)
 class SpanRecord:
@@ -32,6 +36,12 @@ class SpanRecord:
     service: str
     instance: str
     attributes: dict[str, AttributeValue]
+    kind: str = "internal"  # "server": of a request that came from outside
+
+    @property
+    def is_root(self) -> bool:
+        """The gateway's span of a whole request; its name has the model's in it."""
+        return self.kind == "server" and REQUEST_ID in self.attributes
 
     @property
     def duration_ms(self) -> float:
@@ -44,11 +54,12 @@ class FileSpanExporter(SpanExporter):
     The pid is read at each export, so a forked process gets a file of its own.
     """
 
-    def __init__(self, traces_dir: Path, service: str, instance: str, max_bytes: int) -> None:
+    def __init__(self, traces_dir: Path, service: str, instance: str, max_bytes: int, max_age_s: int) -> None:
         self._traces_dir = traces_dir
         self._service = service
         self._instance = instance
         self._max_bytes = max_bytes
+        self._max_age_s = max_age_s
         self._lock = threading.Lock()
         self._file: TraceFile | None = None
 
@@ -71,7 +82,9 @@ class FileSpanExporter(SpanExporter):
 
     def _own_file(self) -> TraceFile:
         if self._file is None or self._file.pid != os.getpid():
-            self._file = TraceFile(self._traces_dir, self._service, self._max_bytes)
+            self._file = TraceFile(
+                self._traces_dir, self._service, self._max_bytes, max_age_s=self._max_age_s
+            )
         return self._file
 
 
@@ -90,6 +103,7 @@ def _record(span: ReadableSpan, service: str, instance: str) -> SpanRecord:
         service=service,
         instance=instance,
         attributes={key: _plain(value) for key, value in (span.attributes or {}).items()},
+        kind=span.kind.name.lower(),
     )
 
 

@@ -5,15 +5,15 @@ from pathlib import Path
 
 import orjson
 
-from triptych_common.telemetry.span_records import SpanRecord
+from triptych_common.telemetry.span_records import REQUEST_ID, SpanRecord
 from triptych_common.telemetry.trace_files import trace_files
-from triptych_common.telemetry.tracing import REQUEST_ID
 
 
 def read_trace(traces_dir: Path, request_id: str) -> list[SpanRecord]:
     """Every span of the trace of `request_id`, by start time; empty if there is none (yet).
 
-    Spans reach the files with a delay (`tracing.EXPORT_DELAY_MS`), each when it has ended.
+    Spans reach the files with a delay (`tracing.EXPORT_DELAY_MS`), each when it has ended. A caller's trace
+    can hold several requests: spans of the others are left out.
     """
     candidates = _spans(traces_dir, request_id)
     marked = [span for span in candidates if span.attributes.get(REQUEST_ID) == request_id]
@@ -21,7 +21,23 @@ def read_trace(traces_dir: Path, request_id: str) -> list[SpanRecord]:
         return []
     trace_id = min(marked, key=lambda span: span.start_ns).trace_id
     spans = {span.span_id: span for span in _spans(traces_dir, trace_id) if span.trace_id == trace_id}
-    return sorted(spans.values(), key=lambda span: (span.start_ns, -span.end_ns))
+    of_others = {
+        span.span_id for span in spans.values() if span.is_root and span.attributes[REQUEST_ID] != request_id
+    }
+    own = [span for span in spans.values() if not _is_below(span, of_others, spans)]
+    return sorted(own, key=lambda span: (span.start_ns, -span.end_ns))
+
+
+def _is_below(span: SpanRecord, roots: set[str], spans: dict[str, SpanRecord]) -> bool:
+    """Whether `span` is one of `roots`, or hangs below one."""
+    seen: set[str] = set()  # files may hold anything
+    at: SpanRecord | None = span
+    while at is not None and at.span_id not in seen:
+        if at.span_id in roots:
+            return True
+        seen.add(at.span_id)
+        at = spans.get(at.parent_id or "")
+    return False
 
 
 def _spans(traces_dir: Path, needle: str) -> Iterator[SpanRecord]:

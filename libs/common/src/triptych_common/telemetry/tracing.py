@@ -5,8 +5,8 @@ is set globally, so they also work inside engines that set up tracing of their o
 """
 
 import secrets
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -16,19 +16,19 @@ from opentelemetry.context import Context
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace import Span as SdkSpan
-from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.sdk.trace.id_generator import IdGenerator
 from opentelemetry.sdk.trace.sampling import DEFAULT_ON
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
+from triptych_common.telemetry.exporters import OtlpProtocol, span_exporter
 from triptych_common.telemetry.plain_spans import PlainTracer, active_span
-from triptych_common.telemetry.span_records import FileSpanExporter
-from triptych_common.telemetry.trace_files import DEFAULT_MAX_BYTES
+from triptych_common.telemetry.span_records import INSTANCE
+from triptych_common.telemetry.tail_sampling import TailSampling
+from triptych_common.telemetry.trace_files import DEFAULT_MAX_AGE_S, DEFAULT_MAX_BYTES
 
-Attributes = Mapping[str, str | bool | int | float]
+Attributes = Mapping[str, str | bool | int | float | Sequence[str]]
 
-INSTANCE = "triptych.instance"
-REQUEST_ID = "triptych.request_id"
 EXPORT_DELAY_MS = 200
 
 _SCOPE = "triptych"
@@ -51,20 +51,29 @@ class _SystemIdGenerator(IdGenerator):
 class _Provider(TracerProvider):
     """OpenTelemetry's, which makes plain spans for us. Others in the process, such as vLLM, get its own.
 
+    Both ask the same sampler, which is the one that OpenTelemetry's variables name (OTEL_TRACES_SAMPLER).
     Each span of ours has `triptych.instance`: one file or backend holds spans of many instances.
     """
 
-    def __init__(self, service_name: str, instance: str) -> None:
+    def __init__(self, service_name: str, instance: str, tail_sampling: TailSampling | None) -> None:
         ids = _SystemIdGenerator()
         resource = Resource.create({"service.name": service_name, "service.instance.id": instance})
         super().__init__(resource=resource, id_generator=ids)
-        self._plain = PlainTracer(_SCOPE, resource, ids, {INSTANCE: instance}, self._on_end)
+        self._plain = PlainTracer(
+            _SCOPE,
+            resource,
+            ids,
+            {INSTANCE: instance},
+            self._on_end,
+            sampler=None if self.sampler is DEFAULT_ON else self.sampler,
+            tail_sampling=tail_sampling,
+        )
         self._processors: tuple[SpanProcessor, ...] = ()
 
     def get_tracer(self, instrumenting_module_name: str, *args: Any, **options: Any) -> trace.Tracer:
-        """A plain one does not sample: where OpenTelemetry is set up to, or is off, its own is taken."""
+        """Where OpenTelemetry is off (OTEL_SDK_DISABLED), so is ours."""
         tracer = super().get_tracer(instrumenting_module_name, *args, **options)
-        is_on = self.sampler is DEFAULT_ON and not isinstance(tracer, trace.NoOpTracer)
+        is_on = not isinstance(tracer, trace.NoOpTracer)
         return self._plain if is_on and instrumenting_module_name == _SCOPE else tracer
 
     def add_span_processor(self, span_processor: SpanProcessor) -> None:
@@ -91,42 +100,37 @@ def setup_tracing(
     instance: str,
     *,
     otlp_endpoint: str | None,
+    otlp_protocol: OtlpProtocol = "http/protobuf",
     traces_dir: Path | None,
     traces_max_bytes: int = DEFAULT_MAX_BYTES,
+    traces_max_age_s: int = DEFAULT_MAX_AGE_S,
+    tail_sampling: TailSampling | None = None,
 ) -> TracerProvider:
     """Build this process's tracer provider, and set it globally if none is set yet.
 
     Spans go to `otlp_endpoint` (base URL, as in OTEL_EXPORTER_OTLP_ENDPOINT) if given, else to a file
-    in `traces_dir` if given, where this process keeps `traces_max_bytes` at most (0: nothing), else nowhere.
-    Call the provider's `shutdown()` at the end: it flushes.
+    in `traces_dir` if given, where this process keeps `traces_max_bytes` at most (0: nothing) for
+    `traces_max_age_s`, else nowhere. Call the provider's `shutdown()` at the end: it flushes.
+
+    Args:
+        tail_sampling: what of its own spans this process keeps of requests that are not sampled.
     """
-    provider = _Provider(service_name, instance)
+    exporter = span_exporter(
+        service_name,
+        instance,
+        otlp_endpoint=otlp_endpoint,
+        otlp_protocol=otlp_protocol,
+        traces_dir=traces_dir,
+        max_bytes=traces_max_bytes,
+        max_age_s=traces_max_age_s,
+    )
+    provider = _Provider(service_name, instance, tail_sampling)
     provider.add_span_processor(_InstanceOnEverySpan(instance))
-    exporter = _exporter(service_name, instance, otlp_endpoint, traces_dir, traces_max_bytes)
     if exporter is not None:
         provider.add_span_processor(BatchSpanProcessor(exporter, schedule_delay_millis=EXPORT_DELAY_MS))
     if isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
         trace.set_tracer_provider(provider)
     return provider
-
-
-def _exporter(
-    service_name: str,
-    instance: str,
-    otlp_endpoint: str | None,
-    traces_dir: Path | None,
-    traces_max_bytes: int = DEFAULT_MAX_BYTES,
-) -> SpanExporter | None:
-    if otlp_endpoint is not None:
-        # Imported here: it pulls in requests and protobuf, which most processes never need.
-        from opentelemetry.exporter.otlp.proto.http.trace_exporter import (  # noqa: PLC0415
-            OTLPSpanExporter,
-        )
-
-        return OTLPSpanExporter(endpoint=f"{otlp_endpoint.rstrip('/')}/v1/traces")
-    if traces_dir is not None and traces_max_bytes:
-        return FileSpanExporter(traces_dir, service_name, instance, traces_max_bytes)
-    return None
 
 
 def tracer() -> trace.Tracer:
@@ -160,15 +164,47 @@ def context_from(traceparent: str | None) -> Context:
     return _propagator.extract({"traceparent": traceparent}, context=Context())
 
 
+def context_of_headers(headers: Mapping[str, Sequence[str]]) -> Context:
+    """Context of `traceparent` and `tracestate`, by names in lower case; an empty one if they are not valid.
+
+    More than one `traceparent` is none: which of them was meant is not known.
+    """
+    if len(headers.get("traceparent", ())) != 1:
+        return Context()
+    carrier = {name: list(values) for name, values in headers.items()}
+    return _propagator.extract(carrier, context=Context())
+
+
+def trace_headers() -> dict[str, str]:
+    """Headers that make the receiver's spans children of the active one; empty outside of any."""
+    headers: dict[str, str] = {}
+    _propagator.inject(headers)
+    return headers
+
+
+def within_trace(traceparent: str | None) -> AbstractContextManager[object]:
+    """Log lines of the block have the id of the trace of `traceparent`, also between its spans."""
+    if not traceparent:
+        return nullcontext()
+    return trace.use_span(trace.get_current_span(context_from(traceparent)))
+
+
 def span(
-    name: str, *, traceparent: str | None = None, attributes: Attributes | None = None
+    name: str,
+    *,
+    traceparent: str | None = None,
+    context: Context | None = None,
+    kind: trace.SpanKind = trace.SpanKind.INTERNAL,
+    attributes: Attributes | None = None,
 ) -> AbstractContextManager[trace.Span]:
     """A span around the body, which begins now, active in it; an exception marks it failed.
 
-    Its parent is `traceparent` if given, else the active span.
+    Its parent is `traceparent` if given, else that of `context` if given (an empty one: none), else the
+    active span.
     """
-    context = None if traceparent is None else context_from(traceparent)
-    return active_span(tracer().start_span(name, context=context, attributes=attributes))
+    if traceparent is not None:
+        context = context_from(traceparent)
+    return active_span(tracer().start_span(name, context=context, kind=kind, attributes=attributes))
 
 
 def record_span(

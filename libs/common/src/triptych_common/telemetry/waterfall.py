@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
-from triptych_common.telemetry.span_records import SpanRecord
+from triptych_common.telemetry.span_records import STAGE_PREFIX, STAGE_SUFFIX, SpanRecord
 
 _NAME_SHARE = 0.34
 _INSTANCE_WIDTH = 18
@@ -34,6 +34,19 @@ def render_waterfall(spans: Sequence[SpanRecord], width: int = 100) -> str:
             f" {offset_ms:9.1f} {span.duration_ms:9.1f}"
         )
     return "\n".join(lines)
+
+
+def first_token_stages(spans: Sequence[SpanRecord]) -> str:
+    """`until the first token, ms: body 1.0, prefill 9.5`; empty where the trace does not say."""
+    root = next((span for span in spans if span.is_root), None)
+    if root is None:
+        return ""
+    stages = [
+        f"{name.removeprefix(STAGE_PREFIX).removesuffix(STAGE_SUFFIX)} {ms:.1f}"
+        for name, ms in root.attributes.items()
+        if name.startswith(STAGE_PREFIX) and isinstance(ms, (int, float))
+    ]
+    return f"until the first token, ms: {', '.join(stages)}" if stages else ""
 
 
 def _depth_first(spans: Sequence[SpanRecord]) -> Iterator[tuple[int, SpanRecord]]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from triptych_common.protocol.messages import ECTransferParams
-from triptych_common.telemetry import record_span
+from triptych_common.telemetry import record_span, within_trace
 from triptych_common.telemetry.logs import get_logger
 from triptych_vllm_connector.consumer.admission import (
     Admission,
@@ -146,7 +146,8 @@ class RequestTable:
         admission.asked &= admission.granted
         self._failed.add(admission.engine_request_id)
         self.wake_request(admission)
-        log.warning("admission failed", request_id=admission.request_id, reason=why)
+        with within_trace(admission.traceparent):
+            log.warning("admission failed", request_id=admission.request_id, reason=why)
         return True
 
     def note_answer(self, admission: Admission, readiness: Readiness, num_computed_tokens: int) -> None:

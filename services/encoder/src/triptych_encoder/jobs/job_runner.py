@@ -21,7 +21,7 @@ from triptych_common.domain.errors import StoreFullError
 from triptych_common.protocol.codec import Envelope
 from triptych_common.protocol.messages import EncodeJob, EncoderCacheMetadata, FailureKind
 from triptych_common.protocol.store import Reserved
-from triptych_common.telemetry import record_span, span
+from triptych_common.telemetry import record_span, span, within_trace
 from triptych_common.telemetry.logs import get_logger
 from triptych_encoder.encoding import (
     LARGE_PIXELS,
@@ -103,6 +103,10 @@ class JobRunner:
         if not isinstance(message, EncodeJob):
             await delivery.ack()
             return
+        with within_trace(delivery.envelope.traceparent):
+            await self._run_job(delivery, message)
+
+    async def _run_job(self, delivery: Delivery, message: EncodeJob) -> None:
         if not self._is_ours(message):
             log.error(
                 "job of another namespace refused", job_id=message.job_id, namespace=message.namespace_digest

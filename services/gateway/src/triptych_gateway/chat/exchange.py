@@ -18,13 +18,12 @@ from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 from uuid import uuid4
 
-from opentelemetry.trace import Span, StatusCode
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from triptych_common.domain.errors import RequestError
 from triptych_common.protocol.ids import RequestId
-from triptych_common.telemetry import get_logger, span
+from triptych_common.telemetry import get_logger
 from triptych_gateway.access.auth import ApiKeys
 from triptych_gateway.access.callers import ANONYMOUS
 from triptych_gateway.access.key_limiter import KeyLimiter
@@ -43,6 +42,8 @@ from triptych_gateway.request.request_body import body_timeout, header_of, read_
 from triptych_gateway.request.split.split_body import SplitBody
 from triptych_gateway.request.text_request import TextParser, TextRequest
 from triptych_gateway.routing.instances import Instances
+from triptych_gateway.tracing.request_span import RequestSpan, request_span
+from triptych_gateway.tracing.trace_trust import TraceTrust
 
 log = get_logger(__name__)
 
@@ -85,6 +86,7 @@ class ChatParts:
     """What the exchanges of a gateway share, in the order in which a request needs it."""
 
     metrics: GatewayMetrics
+    trace_trust: TraceTrust
     api_keys: ApiKeys
     limiter: RequestLimiter
     key_limiter: KeyLimiter
@@ -119,24 +121,30 @@ class Exchange(ABC, Generic[Request]):
         metrics = self._parts.metrics
         client = ClientStream(self._send, self._echo)
         status = 200
-        attributes = {"triptych.request_id": self._request_id, "http.route": self._endpoint.path}
-        # traceparent="": a root of its own, whatever the client sends
-        with span("gateway.request", attributes=attributes, traceparent="") as root:
+        with request_span(
+            self._request_id,
+            operation=self._endpoint.operation,
+            method=self._scope["method"],
+            route=self._endpoint.path,
+            arrived_at=self._arrived_at,
+            context=self._parts.trace_trust.context_of(self._scope),
+        ) as root:
             try:
                 await self._run(client, root)
             except ClientDisconnect:
                 status = CLIENT_CLOSED_REQUEST
+                root.on_error("client_disconnected")
                 metrics.disconnects.inc()
                 log.info("client went away", request_id=self._request_id, **self._caller.fields)
             except RequestError as error:
+                root.on_error(error.code)
                 status = await self._answer_error(error, client)
             except Exception:
                 log.exception("request failed", request_id=self._request_id, **self._caller.fields)
                 internal = RequestError(500, "internal_error", "the gateway failed to serve this request")
+                root.on_error(internal.code)
                 status = await self._answer_error(internal, client)
-            root.set_attribute("http.response.status_code", status)
-            if status >= 500:
-                root.set_status(StatusCode.ERROR)
+            root.end(status)
         metrics.requests.labels(self._endpoint.path, str(status)).inc()
         metrics.duration_s.observe(time.monotonic() - self._arrived_at)
 
@@ -154,15 +162,14 @@ class Exchange(ABC, Generic[Request]):
     ) -> None:
         """To the end of a good answer."""
 
-    async def _run(self, client: ClientStream, root: Span) -> None:
+    async def _run(self, client: ClientStream, root: RequestSpan) -> None:
         parts = self._parts
         self._caller = parts.api_keys.check_key(header_of(self._scope, b"authorization"))
         for name, value in self._caller.fields.items():
             root.set_attribute(f"triptych.{name}", value)
         with parts.limiter.hold_request(), parts.limiter.hold_bytes() as booking, Guard() as guard:
             request = await self._read_request(booking, guard)
-            root.set_attribute("triptych.num_items", len(request.media))
-            root.set_attribute("triptych.stream", request.stream)
+            root.on_request(request.body, stream=request.stream, num_items=len(request.media))
             deadline = self._arrived_at + parts.first_token_timeout_s
             arrival = Arrival(self._request_id, self._caller, root, self._arrived_at, deadline)
             loop = asyncio.get_running_loop()
@@ -254,6 +261,7 @@ class ChatExchange(Exchange[ChatRequest]):
     ) -> None:
         parts = self._parts
         await parts.instances.wait_model(request.model)
+        arrival.root.on_model(request.model)
         if request.media:
             await parts.media_serving.serve(request, arrival, booking, client)
         else:
@@ -273,6 +281,7 @@ class TextExchange(Exchange[TextRequest]):
         self, request: TextRequest, arrival: Arrival, booking: Booking, client: ClientStream
     ) -> None:
         await self._parts.instances.wait_model(request.model)
+        arrival.root.on_model(request.model)
         dispatch = Dispatch(arrival, request, text_body(request), endpoint=self._endpoint)
         await self._parts.forwarder.forward(dispatch, client)
 

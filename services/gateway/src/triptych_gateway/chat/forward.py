@@ -9,12 +9,11 @@ import time
 from dataclasses import dataclass
 
 from aiohttp import ClientSession
-from opentelemetry.trace import Span
 
 from triptych_common.domain.errors import RequestError
 from triptych_common.protocol.ids import RequestId
 from triptych_common.protocol.messages import InstanceRecord
-from triptych_common.telemetry import current_traceparent, get_logger, span
+from triptych_common.telemetry import get_logger, span, trace_headers
 from triptych_gateway.access.callers import Caller
 from triptych_gateway.access.key_limiter import RequestCharge
 from triptych_gateway.chat.streaming import ClientStream, relay_stream, relay_whole
@@ -29,6 +28,7 @@ from triptych_gateway.metrics import GatewayMetrics
 from triptych_gateway.request.chat_request import ChatRequest
 from triptych_gateway.request.text_request import TextRequest
 from triptych_gateway.routing.instances import Choice, Instances
+from triptych_gateway.tracing.request_span import RequestSpan
 
 log = get_logger(__name__)
 
@@ -41,7 +41,7 @@ class Arrival:
 
     request_id: RequestId
     caller: Caller
-    root: Span
+    root: RequestSpan
     at: float  # monotonic seconds
     first_token_deadline: float  # monotonic seconds; whole answers are bound by the request's own limit
     charge: RequestCharge | None = None  # None: the caller's key has no limits
@@ -114,9 +114,7 @@ class Forwarder:
 
     async def _begin(self, dispatch: Dispatch, record: InstanceRecord) -> tuple[Answer, Answering]:
         """The answer at its first chunk. On failure nothing stays open, and nothing counted."""
-        headers: dict[str, str] = {"X-Request-Id": dispatch.arrival.request_id}
-        if (traceparent := current_traceparent()) is not None:
-            headers["traceparent"] = traceparent
+        headers = {"X-Request-Id": dispatch.arrival.request_id, **trace_headers()}
         stream, router = dispatch.request.stream, self.instances.router
         # Only a stream shows its first token; a whole answer is bound by the request's own limit.
         limit_s = dispatch.arrival.first_token_deadline - time.monotonic() if stream else None
@@ -146,13 +144,17 @@ class Forwarder:
         return answer, answering
 
     async def _relay(self, dispatch: Dispatch, answer: Answer, client: ClientStream) -> None:
+        root, media_wait = dispatch.arrival.root, dispatch.media_wait
+        sealed_at = None if media_wait is None else media_wait.sealed_at
         if not dispatch.request.stream:
+            root.on_whole_answer(answer.first, sealed_at)
             await relay_whole(answer, client, self.chunk_timeout_s)
             return
+        root.on_first_chunk(sealed_at)
         kind = "image" if dispatch.request.media else "none"
         self.metrics.first_token_s.labels(kind).observe(time.monotonic() - dispatch.arrival.at)
         with span("gateway.stream") as streaming:
-            num_chunks = await relay_stream(answer, client, self.chunk_timeout_s)
+            num_chunks = await relay_stream(answer, client, self.chunk_timeout_s, root.facts)
             streaming.set_attribute("triptych.num_chunks", num_chunks)
 
 

@@ -41,6 +41,7 @@ from triptych_gateway.request.item_counts import check_counts
 from triptych_gateway.request.media import MediaIntake, TakenItem
 from triptych_gateway.request.prompt_length import check_prompt_length
 from triptych_gateway.routing.instances import Instances
+from triptych_gateway.tracing.stages import Stage
 
 log = get_logger(__name__)
 
@@ -76,6 +77,7 @@ class MediaServing:
         digest = await self.instances.wait_namespace(request.model)
         await self._find_files(request, arrival)
         check_counts(request.media, self.instances.view.item_limits(digest))
+        arrival.root.end_stage(Stage.QUEUE)
         with span("gateway.media", attributes={"triptych.num_items": len(request.media)}):
             num_before = booking.num_bytes
             items = await self.intake.take_items(
@@ -85,18 +87,21 @@ class MediaServing:
             arrival.charge.on_media(sum(item.num_bytes for item in items))
         contents = {item.mm_hash: item.num_held_bytes for item in items}
         booking.resize(min(booking.num_bytes, request.num_prompt_bytes + sum(contents.values())))
+        arrival.root.end_stage(Stage.MEDIA)
         chosen = await self.instances.wait_instance(request.model, digest)
         media_wait = _media_wait(request, arrival, items, digest, chosen)
         # In this order: from the moment it is open, metadata may name the request, and it lives.
         async with self.final_acks.hold_acks(media_wait), self.orders.open_wait(media_wait):
             decided = await self.decisions.decide(request, media_wait, chosen)
             _show(decided.decision, arrival)
+            arrival.root.end_stage(Stage.QUEUE)
             reason = decided.decision.reason.value
             if not decided.decision.is_local:
                 given_up = await self._serve_encoded(request, arrival, media_wait, chosen, decided, client)
                 if given_up is None:
                     return
                 reason = given_up.code
+                arrival.root.end_stage(Stage.GIVEN_UP)
         # The wait is closed: what encoders still do is for others, and they need not wait for this request.
         num_held, has_room = booking.num_bytes, False
         try:
@@ -119,6 +124,7 @@ class MediaServing:
         else:
             return
         arrival.root.set_attribute("triptych.local_encode_failed", True)
+        arrival.root.end_stage(Stage.GIVEN_UP)
         media_wait = _media_wait(request, arrival, items, digest, chosen)
         async with self.final_acks.hold_acks(media_wait), self.orders.open_wait(media_wait):
             given_up = await self._serve_encoded(request, arrival, media_wait, chosen, decided, client)
@@ -161,6 +167,7 @@ class MediaServing:
         try:
             with span("gateway.encode_wait"):
                 await self._wait_sizes(request, media_wait, encode_wait, chosen)
+            arrival.root.end_stage(Stage.SIZES)
             self.decisions.on_sizes(media_wait)
             await race(
                 self.forwarder.forward(
@@ -199,6 +206,7 @@ class MediaServing:
         body = await asyncio.get_running_loop().run_in_executor(
             self.threads, whole_body, request, media_wait.items
         )
+        arrival.root.end_stage(Stage.MEDIA)
         dispatch = Dispatch(
             arrival,
             request,

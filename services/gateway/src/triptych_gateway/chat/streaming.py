@@ -11,6 +11,7 @@ from triptych_gateway.chat.sse import cut_at_error
 from triptych_gateway.chat.upstream import Answer
 from triptych_gateway.errors import unavailable
 from triptych_gateway.race import Guard, StepTimer
+from triptych_gateway.tracing.answer_facts import AnswerFacts
 from triptych_gateway.upstream_client import UPSTREAM_ERRORS
 
 log = get_logger(__name__)
@@ -65,11 +66,14 @@ async def relay_whole(answer: Answer, client: ClientStream, timeout_s: float) ->
         await client.end_answer(answer.first)
 
 
-async def relay_stream(answer: Answer, client: ClientStream, timeout_s: float) -> int:
+async def relay_stream(
+    answer: Answer, client: ClientStream, timeout_s: float, facts: AnswerFacts | None = None
+) -> int:
     """Pass whole events through, untouched. A stream that breaks off is to end with an error event.
 
     Args:
         timeout_s: for each chunk, to come, and to be taken by the client.
+        facts: gets what passes; None: nobody wants to know.
 
     Returns:
         Number of chunks that were passed on.
@@ -90,6 +94,8 @@ async def relay_stream(answer: Answer, client: ClientStream, timeout_s: float) -
                 timer.begin_step(ClientDisconnect)
                 await client.write_chunk(good)
                 num_chunks += 1
+                if facts is not None:
+                    facts.feed_events(good)
             if fault is not None:
                 log.warning("model failed during a stream", error=str(fault.get("message"))[:500])
                 raise unavailable("stream_interrupted", "the answer broke off: the model failed at it")

@@ -35,6 +35,7 @@ class MediaWait:
     max_model_len: int | None = None  # tokens that a prompt may have; None: not known
     sizes: dict[MmHash, ItemSizes] = field(default_factory=dict)
     answered_by: str | None = None  # the instance whose answer went out whole
+    sealed_at: float | None = None  # monotonic seconds; the last seal so far of an item encoded for it
     needed_at: float = 0.0  # monotonic seconds; when prefill_decode last asked for an item again
     _all_sized: asyncio.Event = field(default_factory=asyncio.Event)
     _sealed: set[MmHash] = field(default_factory=set)
@@ -76,6 +77,7 @@ class MediaWait:
 
     def set_sealed(self, mm_hash: MmHash) -> None:
         """The item's tensor is in the store."""
+        self.sealed_at = time.monotonic()
         self._sealed.add(mm_hash)
         if self._sealed.issuperset(self.mm_hashes):
             self._all_sealed.set()

@@ -12,6 +12,12 @@ _CONVERTER = re.compile(r":\w+}")  # of a path's parameter, as Starlette reads i
 
 Schema = Mapping[str, Any]
 
+_OPERATIONS = {
+    "/v1/chat/completions": "chat",
+    "/v1/chat/completions/batch": "chat",
+    "/v1/completions": "text_completion",
+}
+
 
 class EndpointKind(StrEnum):
     """What becomes of a request. All but LOCAL are forwarded to a prefill_decode."""
@@ -56,6 +62,11 @@ class Endpoint:
     @property
     def is_forwarded(self) -> bool:
         return self.kind is not EndpointKind.LOCAL
+
+    @property
+    def operation(self) -> str:
+        """As OpenTelemetry's conventions for generative AI call it; what they do not know, by its path."""
+        return _OPERATIONS.get(self.path, self.path.rpartition("/")[2])
 
     @property
     def shown_path(self) -> str:

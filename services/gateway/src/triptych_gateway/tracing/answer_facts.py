@@ -1,0 +1,126 @@
+"""What of an answer is said in its request's span: id, model, why it ended, usage. Never what it says.
+
+Of a stream the first event is parsed, and at its end those of the last ones that end a choice or have the
+usage. Only a stream of several choices is searched as it passes, for the word that ends one: its quotes would
+be escaped in any text.
+"""
+
+import json
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+import orjson
+
+from triptych_gateway.tracing import attributes
+
+MAX_PARSED_BYTES = 64 << 10  # of one event, or of a whole answer: it is parsed on the event loop
+MAX_USAGE_BYTES = 4 << 10
+MAX_CHARS = 128
+MAX_CHOICES = 128
+NUM_LAST = 4  # the end of the only choice, the usage and `[DONE]` come in three pieces at most
+_FINISHED = b'"finish_reason":"'
+_USAGE = b'"usage":{'
+_EVENT_END = b"\n\n"
+_DATA = b"data:"
+
+Facts = dict[str, str | int | list[str]]
+
+
+class AnswerFacts:
+    """Filled in as the answer passes. What is missing, or has another form, is left out."""
+
+    def __init__(self, num_choices: int = 1) -> None:
+        self._has_one_choice = num_choices == 1
+        self._first = b""
+        self._last: deque[bytes] = deque(maxlen=NUM_LAST)
+        self._usage: dict[str, Any] = {}
+        self._head: dict[str, Any] = {}
+        self._reasons: dict[int, str] = {}
+
+    def feed_events(self, events: bytes) -> None:
+        """Whole events of a stream."""
+        self._last.append(events)
+        if not self._first:
+            self._first = events
+        if not self._has_one_choice and _FINISHED in events:
+            for event in _objects(events, _FINISHED):
+                self._take_reasons(event)
+
+    def feed_whole(self, body: bytes) -> None:
+        """The body of an answer that is not streamed. Of a long one the usage alone is read, at its end."""
+        if len(body) > MAX_PARSED_BYTES:
+            self._usage = _usage_at_end(body)
+            return
+        self._head = _parse(body)
+        self._usage = _dict(self._head.get("usage"))
+        self._take_reasons(self._head)
+
+    def attributes(self) -> Facts:
+        """To be asked for at the end."""
+        for event in _objects(self._first.partition(_EVENT_END)[0], b""):
+            self._head = event
+        for events in self._last:
+            if self._has_one_choice and _FINISHED in events:
+                for event in _objects(events, _FINISHED):
+                    self._take_reasons(event)
+            if _USAGE in events:
+                for event in _objects(events, _USAGE):
+                    self._usage = _dict(event.get("usage"))
+        found: Facts = {}
+        for name, attribute in (("id", attributes.RESPONSE_ID), ("model", attributes.RESPONSE_MODEL)):
+            if isinstance(value := self._head.get(name), str):
+                found[attribute] = value[:MAX_CHARS]
+        if self._reasons:
+            found[attributes.RESPONSE_FINISH_REASONS] = [
+                reason for _, reason in sorted(self._reasons.items())
+            ]
+        for name, attribute in (
+            ("prompt_tokens", attributes.USAGE_INPUT_TOKENS),
+            ("completion_tokens", attributes.USAGE_OUTPUT_TOKENS),
+        ):
+            if isinstance(count := self._usage.get(name), int):
+                found[attribute] = count
+        return found
+
+    def _take_reasons(self, answer: dict[str, Any]) -> None:
+        choices = answer.get("choices")
+        for choice in choices if isinstance(choices, list) else ():
+            reason = _dict(choice).get("finish_reason")
+            index = _dict(choice).get("index", 0)
+            if isinstance(reason, str) and isinstance(index, int) and len(self._reasons) < MAX_CHOICES:
+                self._reasons[index] = reason[:MAX_CHARS]
+
+
+def _objects(events: bytes, needle: bytes) -> Iterator[dict[str, Any]]:
+    """Those of the events that contain `needle`."""
+    for event in events.split(_EVENT_END):
+        if needle in event and event.startswith(_DATA):
+            yield _parse(event[len(_DATA) :])
+
+
+def _usage_at_end(body: bytes) -> dict[str, Any]:
+    at = body.rfind(_USAGE)
+    if at < 0:
+        return {}
+    begin = at + len(_USAGE) - 1
+    try:
+        found, _ = json.JSONDecoder().raw_decode(
+            body[begin : begin + MAX_USAGE_BYTES].decode(errors="replace")
+        )
+    except ValueError:
+        return {}
+    return _dict(found)
+
+
+def _parse(text: bytes) -> dict[str, Any]:
+    if len(text) > MAX_PARSED_BYTES:
+        return {}
+    try:
+        return _dict(orjson.loads(text))
+    except orjson.JSONDecodeError:  # `[DONE]`
+        return {}
+
+
+def _dict(value: object) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}

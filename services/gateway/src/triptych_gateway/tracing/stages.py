@@ -1,0 +1,48 @@
+"""Where the time until the first chunk went: one stage after the other, without gaps."""
+
+from enum import StrEnum
+
+
+class Stage(StrEnum):
+    """Each moment between arrival and first chunk belongs to one."""
+
+    BODY = "body"  # admitted, read, parsed
+    QUEUE = "queue"  # until an instance is known that serves the model, and until it is decided who encodes
+    MEDIA = "media"  # fetched, decoded, checked, digested; or put back where they are sent whole
+    SIZES = "sizes"  # until encoders have said how long the items are
+    GIVEN_UP = "given_up"  # on a way that came to nothing: encoders that did not deliver, or an instance
+    ENCODE = "encode"  # sent to prefill_decode, until the last seal of an item that was ordered for it
+    PREFILL = "prefill"  # the rest: until the first chunk
+
+
+class FirstTokenStages:
+    """Pure bookkeeping: `now` and all times are monotonic seconds."""
+
+    def __init__(self, arrived_at: float) -> None:
+        self._arrived_at = arrived_at
+        self._at = arrived_at
+        self._spent: dict[Stage, float] = {}
+
+    def end(self, stage: Stage, now: float) -> None:
+        """The time since the last end was spent on `stage`."""
+        self._spent[stage] = self._spent.get(stage, 0.0) + max(0.0, now - self._at)
+        self._at = max(self._at, now)
+
+    def end_first_chunk(self, sealed_at: float | None, now: float) -> float:
+        """The first chunk is there. Returns the seconds since the arrival.
+
+        Args:
+            sealed_at: the last seal that the gateway knows of, of an item that was encoded for this request.
+        """
+        if sealed_at is not None:
+            self.end_encode(sealed_at, now)
+        self.end(Stage.PREFILL, now)
+        return self._at - self._arrived_at
+
+    def end_encode(self, sealed_at: float, now: float) -> None:
+        """What lay between the dispatch and `sealed_at`, if anything did."""
+        self.end(Stage.ENCODE, min(sealed_at, now))
+
+    def as_ms(self) -> dict[Stage, float]:
+        """Of the stages that were ended."""
+        return {stage: round(seconds * 1e3, 3) for stage, seconds in self._spent.items()}

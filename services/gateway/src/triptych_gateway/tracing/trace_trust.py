@@ -1,0 +1,43 @@
+"""Whose `traceparent` counts. That of others is ignored: whoever is followed decides what is recorded."""
+
+from collections import defaultdict
+from dataclasses import dataclass
+from ipaddress import IPv4Network, IPv6Network, ip_address
+
+from opentelemetry.context import Context
+from starlette.types import Scope
+
+from triptych_common.telemetry import context_of_headers
+
+_HEADERS = frozenset({b"traceparent", b"tracestate"})
+
+
+@dataclass(frozen=True, slots=True)
+class TraceTrust:
+    """Nobody's, everybody's, or that of peers in some networks."""
+
+    is_on: bool = False
+    networks: tuple[IPv4Network | IPv6Network, ...] = ()  # none: of all peers
+
+    def context_of(self, scope: Scope) -> Context:
+        """The caller's context; an empty one if it has none, or is not trusted."""
+        if not self.is_on or not self._trusts(scope):
+            return Context()
+        headers: dict[str, list[str]] = defaultdict(list)
+        for name, value in scope["headers"]:
+            if name in _HEADERS:
+                headers[name.decode()].append(value.decode("latin-1"))
+        return context_of_headers(headers)
+
+    def _trusts(self, scope: Scope) -> bool:
+        if not self.networks:
+            return True
+        client = scope.get("client")
+        try:
+            address = ip_address(client[0]) if client else None
+        except ValueError:
+            return False
+        if address is None:
+            return False
+        mapped = getattr(address, "ipv4_mapped", None)
+        return any((mapped or address) in network for network in self.networks)
