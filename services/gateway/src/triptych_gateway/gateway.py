@@ -27,6 +27,7 @@ from triptych_gateway.encode.encoder_return import EncoderReturn
 from triptych_gateway.encode.final_acks import FinalAcks
 from triptych_gateway.encode.media_cache import MediaCache
 from triptych_gateway.encode.sizes import SizesCache
+from triptych_gateway.encode.stream_lags import StreamLags
 from triptych_gateway.fetch.fetcher import MediaFetcher, open_fetcher
 from triptych_gateway.fetch.options import FetchOptions
 from triptych_gateway.files.encode_ahead import EncodeAhead
@@ -67,6 +68,7 @@ class Gateway:
     registration: Registration
     files: FileService | None
     chat: ChatParts
+    stream_lags: StreamLags
 
 
 @asynccontextmanager
@@ -144,8 +146,11 @@ async def run_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
                     *(orders.run_steps() for _ in range(settings.num_publishers)),
                     *([] if files is None else files.tasks()),
                 ]
+                lags = StreamLags(bus, view, settings.instance, metrics)
                 async with _running(work), registry.keep_registered(_record(settings)) as registration:
-                    yield Gateway(settings, view, router, orders, media_cache, registration, files, chat)
+                    yield Gateway(
+                        settings, view, router, orders, media_cache, registration, files, chat, lags
+                    )
         await registry.clear_inboxes(settings.instance)
     finally:
         await bus.close()

@@ -17,13 +17,15 @@ from triptych_common.protocol.messages import InstanceRecord
 from triptych_common.telemetry import current_traceparent, get_logger, span
 from triptych_gateway.access.callers import Caller
 from triptych_gateway.chat.streaming import ClientStream, relay_stream, relay_whole
-from triptych_gateway.chat.upstream import Answer, DrainingError, UnreachableError, open_answer
+from triptych_gateway.chat.token_times import TokenTimes
+from triptych_gateway.chat.upstream import CHAT_PATH, Answer, DrainingError, UnreachableError, open_answer
 from triptych_gateway.decision.courses import Course
 from triptych_gateway.decision.encode_decisions import Answering, EncodeDecisions
 from triptych_gateway.encode.media_wait import MediaWait
 from triptych_gateway.errors import unavailable
 from triptych_gateway.metrics import GatewayMetrics
 from triptych_gateway.request.chat_request import ChatRequest
+from triptych_gateway.request.content_parts import modality_of
 from triptych_gateway.routing.instances import Choice, Instances
 
 log = get_logger(__name__)
@@ -77,7 +79,7 @@ class Forwarder:
             waiting.set_attribute("triptych.prefill_decode", record.instance)
         try:
             with answer:
-                await self._relay(dispatch, answer, client)
+                await self._relay(dispatch, record, answer, client)
         finally:
             answering.end()
             self.instances.router.end_request(record.instance)
@@ -136,15 +138,19 @@ class Forwarder:
         answering.on_first_token(is_stream=stream)
         return answer, answering
 
-    async def _relay(self, dispatch: Dispatch, answer: Answer, client: ClientStream) -> None:
-        if not dispatch.request.stream:
+    async def _relay(
+        self, dispatch: Dispatch, record: InstanceRecord, answer: Answer, client: ClientStream
+    ) -> None:
+        arrival, modality = dispatch.arrival, modality_of(dispatch.request.media)
+        series = self.metrics.latencies.of(CHAT_PATH, record.model or "", modality)
+        times = TokenTimes(series, arrival.at)
+        if dispatch.request.stream:
+            with span("gateway.stream") as streaming:
+                num_chunks = await relay_stream(answer, client, self.chunk_timeout_s, times)
+                streaming.set_attribute("triptych.num_chunks", num_chunks)
+        else:
             await relay_whole(answer, client, self.chunk_timeout_s)
-            return
-        kind = "image" if dispatch.request.media else "none"
-        self.metrics.first_token_s.labels(kind).observe(time.monotonic() - dispatch.arrival.at)
-        with span("gateway.stream") as streaming:
-            num_chunks = await relay_stream(answer, client, self.chunk_timeout_s)
-            streaming.set_attribute("triptych.num_chunks", num_chunks)
+        times.on_end()
 
 
 async def _prefer_item_failure(dispatch: Dispatch, error: RequestError) -> None:

@@ -7,12 +7,17 @@ from starlette.responses import Response
 from triptych_common.coordination import Registration
 from triptych_common.telemetry.metrics import CONTENT_TYPE
 from triptych_gateway.access.request_limiter import RequestLimiter
+from triptych_gateway.encode.stream_lags import StreamLags
 from triptych_gateway.metrics import GatewayMetrics
 from triptych_gateway.routing.registry_view import RegistryView
 
 
 def health_routes(
-    view: RegistryView, registration: Registration, limiter: RequestLimiter, metrics: GatewayMetrics
+    view: RegistryView,
+    registration: Registration,
+    limiter: RequestLimiter,
+    metrics: GatewayMetrics,
+    stream_lags: StreamLags,
 ) -> APIRouter:
     router = APIRouter()
 
@@ -52,6 +57,7 @@ def health_routes(
 
     @router.get("/metrics")
     async def metrics_text() -> Response:
+        await stream_lags.measure()
         return Response(metrics.metrics.render(), headers={"Content-Type": CONTENT_TYPE})
 
     return router
