@@ -11,6 +11,7 @@ from tests.support.waiting import free_port, until_async
 from triptych_cache_store.testing import StoreProcess
 from triptych_common.protocol.messages import FailureKind, Modality
 from triptych_common.runtime import ListenError, StopSignal
+from triptych_common.runtime.scrape_server import check_listener
 from triptych_encoder.encoding import BadMediaError, PreparedItem
 from triptych_encoder.jobs.active_job import JobState
 
@@ -135,6 +136,8 @@ async def test_a_port_that_is_taken_ends_the_service_with_a_clear_error(
         port = server.sockets[0].getsockname()[1]
         settings = settings_of(redis_url, store, metrics_port=port)
         why = f"cannot serve metrics: cannot listen on 127.0.0.1 port {port}"
+        with pytest.raises(ListenError, match=why):
+            check_listener(settings)  # before the engine is started
         with pytest.raises(ListenError, match=why):
             await serve(settings, None, StopSignal())  # type: ignore[arg-type]
 

@@ -20,7 +20,7 @@ from triptych_common.domain.errors import StoreUnavailableError, TriptychError
 from triptych_common.protocol.messages import Compute, InstanceRecord, Role
 from triptych_common.protocol.names import ENCODERS_GROUP
 from triptych_common.runtime import StopSignal
-from triptych_common.runtime.scrape_server import ScrapeServer
+from triptych_common.runtime.scrape_server import ScrapeServer, check_listener
 from triptych_common.telemetry import setup_logging, setup_tracing
 from triptych_common.telemetry.logs import get_logger
 from triptych_encoder.encoding import AudioBounds, Encoder, PreprocessLimits, VideoBounds
@@ -65,6 +65,7 @@ async def serve(settings: EncoderSettings, stop: StopSignal) -> None:
 
     setup_logging("encoder", settings.instance, settings.log_level)
     end_quickly()
+    check_listener(settings)
     if settings.cores and settings.core_policy == "text_first":
         lower_priority()  # before anything is started that is to have it
     await check_login(settings.redis_url, settings.deployment, client_name=settings.instance)

@@ -7,7 +7,7 @@ from triptych_common.telemetry.metrics import NUMBER_BUCKETS, Metrics
 from triptych_common.telemetry.plain_histogram import PlainSeries
 
 TEXT, MIXED, OTHER = "text", "mixed", "other"
-MAX_MODELS = 64  # that have series of their own: names come from instances, and instances come and go
+MAX_MODELS = 32  # that have series of their own: names come from instances, and instances come and go
 LATENCY_LABELS = ("route", "model", "modality")
 
 # vLLM's own, so that the engine's and the gateway's series can be laid over each other.

@@ -16,6 +16,17 @@ TIMEOUT_S = 5.0
 MAX_SCRAPES = 16
 
 
+def check_listener(settings: MetricsSettings) -> None:
+    """Before anything expensive is started: the port can be had now.
+
+    Raises:
+        ListenError: it cannot.
+    """
+    if settings.metrics_port is not None:
+        for sock in _bound(settings.metrics_host, settings.metrics_port):
+            sock.close()
+
+
 class ScrapeServer:
     """Answers scrapes with what `render` gives. Nothing listens until `serve`, nor where nothing is set."""
 
@@ -39,13 +50,11 @@ class ScrapeServer:
                 server = await asyncio.start_unix_server(self._answer, sock=listener, limit=MAX_HEAD_BYTES)
                 self._servers.append(server)
             if settings.metrics_port is not None:
-                for sock in bind_tcp(settings.metrics_host, settings.metrics_port):
+                for sock in _bound(settings.metrics_host, settings.metrics_port):
                     server = await asyncio.start_server(self._answer, sock=sock, limit=MAX_HEAD_BYTES)
                     self._servers.append(server)
         except OSError as error:
             raise ListenError(f"cannot serve metrics: {error.strerror or error}") from error
-        except ListenError as error:
-            raise ListenError(f"cannot serve metrics: {error}") from error
 
     async def close(self) -> None:
         for server in self._servers:
@@ -78,6 +87,13 @@ class ScrapeServer:
         body = self._render()
         lines = f"HTTP/1.1 200 OK\r\nContent-Type: {CONTENT_TYPE}\r\nContent-Length: {len(body)}\r\n"
         return lines.encode() + b"Connection: close\r\n\r\n" + (body if method == b"GET" else b"")
+
+
+def _bound(host: str, port: int) -> list[socket.socket]:
+    try:
+        return bind_tcp(host, port)
+    except ListenError as error:
+        raise ListenError(f"cannot serve metrics: {error}") from error
 
 
 def _listen_at(path: Path) -> socket.socket:
