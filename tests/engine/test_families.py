@@ -1,6 +1,6 @@
 """Every family of models through the whole system: what one engine answers, token for token.
 
-Two of them, others each day; `TRIPTYCH_FAMILIES=all`, or names with commas between them, for others.
+A third of them, another each day; `TRIPTYCH_FAMILIES=all`, or names with commas between them, for others.
 """
 
 import os
@@ -25,7 +25,7 @@ from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.engine
 
-NUM_PARTS = 6
+NUM_PARTS = 3
 NUM_CLIENTS = 4
 LENGTHS = (f"--max-model-len={MAX_MODEL_LEN}", f"--max-num-batched-tokens={MAX_MODEL_LEN}")
 

@@ -127,3 +127,29 @@ def test_encoders_that_become_slower_are_helped_and_used_again() -> None:
     world.costs = quick
     later = world.run([Asked(2000.0 + number, 1, NUM_ROWS) for number in range(300)])[-100:]
     assert sum(each.decision.is_local for each in later) <= 10
+
+
+@pytest.mark.parametrize("local_row_s", [0.0003, 0.0004, 0.0006, 0.0008])
+def test_one_at_a_time_where_compute_is_shared(local_row_s: float) -> None:
+    """After a load under which encodes took twice as long. Which way is better depends on the number of
+    images, since only the encoders' encodes overlap with prefill."""
+    alone = TrueCosts(local_row_s=local_row_s, remote_overhead_s=0.03, shares_compute=True, jitter=0.15)
+    means: dict[DecisionMode, dict[int, float]] = {}
+    for mode in MODES:
+        world = World(replace(alone, encode_row_s=2 * alone.encode_row_s), mode)
+        world.run([Asked(0.0, 1, NUM_ROWS)] * 50, num_clients=4)
+        world.costs, num_before, at = alone, len(world.outcomes), world.now
+        chance = random.Random(1)
+        load = [
+            Asked(at + 20.0 * number, chance.choice([1, 2, 4, 8, 16]), NUM_ROWS)
+            for number in range(2 * NUM_REQUESTS)
+        ]
+        outcomes = world.run(load)[num_before + NUM_LEARNING :]
+        means[mode] = {
+            size: mean_s([each for each in outcomes if each.asked.num_images == size])
+            for size in (1, 2, 4, 8, 16)
+        }
+    ratios = [
+        means["auto"][size] / min(means["remote"][size], means["local"][size]) for size in means["auto"]
+    ]
+    assert sum(ratios) / len(ratios) <= WORSE

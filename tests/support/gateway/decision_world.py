@@ -7,6 +7,7 @@ request that it encodes itself. The gateway's own classes decide and learn, from
 
 import heapq
 import itertools
+import random
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -33,6 +34,8 @@ class TrueCosts:
     remote_overhead_s: float = 0.005  # for a request: messages, seals
     num_encoders: int = 1
     overlap: bool = True
+    shares_compute: bool = False  # only said: requests one at a time do not meet
+    jitter: float = 0.0  # of each duration, relative: even from one less it to one more it
 
 
 @dataclass(frozen=True)
@@ -85,6 +88,7 @@ class World:
         self._idle_encoders = [f"encoder-{number}" for number in range(self.costs.num_encoders)]
         self._work: deque[tuple[float, Callable[[], None]]] = deque()
         self._is_working = False
+        self._chance = random.Random(0)
 
     def run(self, load: Sequence[Asked], num_clients: int | None = None) -> list[Outcome]:
         waiting = deque(load)
@@ -110,7 +114,7 @@ class World:
         ahead = self.load.work_ahead(INSTANCE, self.now)
         facts = DecisionFacts(
             asked.num_images, asked.num_images, asked.num_images, True, False, True, True,
-            is_idle=self.load.is_idle(INSTANCE),
+            is_idle=self.load.is_idle(INSTANCE), shares_compute=self.costs.shares_compute,
         )  # fmt: skip
         queue = EncoderQueue(
             self.costs.num_encoders, self._num_queued, self._queued_rows, self._num_waiting_requests
@@ -161,7 +165,7 @@ class World:
         while self._items and self._idle_encoders:
             request, num_rows = self._items.popleft()
             encoder = self._idle_encoders.pop()
-            seconds = self.costs.encode_base_s + self.costs.encode_row_s * num_rows
+            seconds = self._jittered(self.costs.encode_base_s + self.costs.encode_row_s * num_rows)
             self._at(self.now + seconds, partial(self._encoded, request, num_rows, encoder, seconds))
 
     def _encoded(self, request: _Request, num_rows: int, encoder: str, seconds: float) -> None:
@@ -200,7 +204,10 @@ class World:
             done()
             self._work_on()
 
-        self._at(self.now + seconds, finished)
+        self._at(self.now + self._jittered(seconds), finished)
+
+    def _jittered(self, seconds: float) -> float:
+        return seconds * (1.0 + self.costs.jitter * self._chance.uniform(-1.0, 1.0))
 
     def _at(self, when: float, action: Callable[[], None]) -> None:
         heapq.heappush(self._events, (when, next(self._numbers), action))

@@ -50,5 +50,8 @@ class OpenMpSettings(BaseSettings):
 
 
 def caller_environment() -> dict[str, str]:
-    """The environment of this process, to be handed on to children."""
-    return dict(os.environ)  # noqa: TID251 -- handed on, not read
+    """The environment of this process, to be handed on to children, which run in another directory."""
+    environment = dict(os.environ)  # noqa: TID251 -- handed on, not read
+    if config := environment.get("TRIPTYCH_CONFIG"):
+        environment["TRIPTYCH_CONFIG"] = str(Path(config).absolute())
+    return environment

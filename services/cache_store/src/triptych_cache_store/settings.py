@@ -7,14 +7,16 @@ from pydantic import Field, NonNegativeInt, PositiveInt, ValidationInfo, field_v
 
 from triptych_cache_store.entries.limits import Limits
 from triptych_common.region.layout import RegionLayout
-from triptych_common.runtime import MetricsSettings
+from triptych_common.runtime import MetricsSettings, ServiceSettings
 
 MIB = 1 << 20
 VerifyMode = Literal["off", "adopt", "always"]
 
 
-class StoreSettings(MetricsSettings):
+class StoreSettings(ServiceSettings, MetricsSettings):
     """What the daemon needs to know."""
+
+    config_section = "cache_store"
 
     instance: str = Field(default="store-0", description="name of this store; clients report it")
     region_dir: Path = Field(

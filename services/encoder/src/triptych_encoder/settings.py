@@ -11,6 +11,8 @@ from triptych_vllm_connector.config import TransportSetting
 class EncoderSettings(MediaSettings, MetricsSettings):
     """`engine_args` go to vLLM as they are, after ours, so they win."""
 
+    config_section = "encoder"
+
     instance: str = "encoder-0"
     model: str = Field(description="model folder or hub name")
     engine_args: list[str] = Field(default_factory=list, description="options passed through to vLLM")

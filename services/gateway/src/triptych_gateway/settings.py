@@ -39,6 +39,8 @@ HostPattern = Annotated[
 class GatewaySettings(MediaSettings):
     """Everything an operator can set."""
 
+    config_section = "gateway"
+
     instance: str = "gateway-0"
     host: HostText = "127.0.0.1"
     port: int = Field(default=8000, ge=0, le=65535)

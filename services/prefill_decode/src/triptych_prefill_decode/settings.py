@@ -14,6 +14,8 @@ from triptych_vllm_connector.config import DecodeShare, Share, TransportSetting
 class PrefillDecodeSettings(MediaSettings):
     """`engine_args` go to vLLM as they are, after ours, so they win."""
 
+    config_section = "prefill_decode"
+
     instance: str = "prefill_decode-0"
     model: str = Field(description="model folder or hub name")
     served_model_name: str | None = Field(default=None, description="[default: the folder's name]")

@@ -6,9 +6,7 @@ from typing import Any
 import pytest
 
 from triptych_gateway.decision.decision_policy import (
-    EXPLORED_COST,
     EXPLORED_SHARE,
-    FIRST_EXPLORED,
     MARGIN,
     UNMEASURED_MARGIN,
     DecisionFacts,
@@ -69,27 +67,10 @@ def test_what_no_rule_decides() -> None:
     assert policy.break_even(NEW, None).reason is DecisionReason.COSTS_UNKNOWN
 
 
-@pytest.mark.parametrize(
-    ("is_idle", "queue_s", "way"), [(True, 0.0, LOCAL), (False, 0.0, REMOTE), (True, 0.1, REMOTE)]
-)
-def test_who_shares_the_encoders_cores_helps_only_when_all_are_idle(
-    is_idle: bool, queue_s: float, way: EncodeWay
-) -> None:
-    facts = replace(NEW, is_idle=is_idle, shares_compute=True)
-    prediction = replace(seconds(1.0, 0.5), queue_s=queue_s)
-    decision = DecisionPolicy("auto").break_even(facts, prediction)
-    reason = DecisionReason.ENCODERS_SLOWER if way is LOCAL else DecisionReason.SHARED_COMPUTE
-    assert (decision.way, decision.reason) == (way, reason)
-    assert DecisionPolicy("auto").break_even(replace(facts, shares_compute=False), prediction).way is LOCAL
-
-
-def test_what_an_encode_there_takes_is_found_out_at_once_where_cores_are_shared() -> None:
-    near = seconds(1.0, EXPLORED_COST, is_measured=False)
-    shared, apart = DecisionPolicy("auto"), DecisionPolicy("auto")
-    facts = replace(NEW, shares_compute=True)
-    explored = [shared.break_even(facts, near).reason is DecisionReason.EXPLORATION for _ in range(10)]
-    assert explored == [True] * FIRST_EXPLORED + [False] * (10 - FIRST_EXPLORED)
-    assert apart.break_even(NEW, near).reason is DecisionReason.BELOW_BREAK_EVEN
+def test_who_shares_the_encoders_cores_does_not_help_beside_others() -> None:
+    decision = DecisionPolicy("auto").break_even(replace(NEW, shares_compute=True), seconds(1.0, 0.5))
+    assert (decision.way, decision.reason) == (REMOTE, DecisionReason.SHARED_COMPUTE)
+    assert DecisionPolicy("auto").break_even(NEW, seconds(1.0, 0.5)).way is LOCAL
 
 
 def test_it_begins_ahead_and_ends_behind() -> None:

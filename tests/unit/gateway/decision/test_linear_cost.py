@@ -37,6 +37,15 @@ def test_equal_amounts_give_a_line_through_the_origin() -> None:
     assert (line.base_s, line.per_unit_s) == (0.0, pytest.approx(0.02))
 
 
+def test_large_amounts_do_not_drown_small_ones() -> None:
+    """All within a tenth of the line."""
+    line = seen(
+        (100, 0.22), (100, 0.18), (1600, 1.87), (1600, 1.53), (100, 0.2), (1600, 1.53)
+    ).line(0.0)  # fmt: skip
+    assert line is not None
+    assert line.seconds(100) == pytest.approx(0.2, rel=0.05)
+
+
 def test_neither_part_is_negative() -> None:
     falling = seen((1, 3.0), (2, 2.0), (3, 1.0)).line(0.0)
     steep = seen((10, 0.0), (20, 1.0), (30, 2.0)).line(0.0)

@@ -1,8 +1,8 @@
 """`test`: pytest over the layers of tests/.
 
-Tests marked `long` take minutes each and run when asked for: with `--long`, or by their file. Two files run
-at a time of the layers without engines, which come first, and three of the chaos layer, which comes last and
-often waits (for leases, for restarts).
+Tests marked `long` take minutes each and run when asked for: with `--long`, or by their file. Three files run
+at a time of the layers without engines, which come first, and of the chaos layer, which comes last: both
+often wait (for processes, for leases), so that three keep two cores busy.
 """
 
 import subprocess
@@ -26,7 +26,6 @@ LAYERS = {
 LONG = "--long"
 FIRST = ("unit", "property", "contract", "integration")
 LAST = ("chaos",)
-TWO_FILES_AT_A_TIME = ["-n2", "--dist=loadfile"]
 THREE_FILES_AT_A_TIME = ["-n3", "--dist=loadfile"]
 NOTHING_RAN = 5  # pytest's exit code
 
@@ -62,7 +61,7 @@ def _run(folders: dict[str, str], extra: list[str]) -> int:
         extra = ["-m", "not long", *extra]
     rest = [name for name in folders if name not in (*FIRST, *LAST)]
     codes: list[int] = []
-    for names, options in ((FIRST, TWO_FILES_AT_A_TIME), (rest, []), (LAST, THREE_FILES_AT_A_TIME)):
+    for names, options in ((FIRST, THREE_FILES_AT_A_TIME), (rest, []), (LAST, THREE_FILES_AT_A_TIME)):
         paths = [folders[name] for name in names if name in folders]
         if paths and not ("-x" in extra and set(codes) - {0, NOTHING_RAN}):
             codes.append(_pytest(paths, [*options, *extra]))

@@ -14,6 +14,8 @@ from triptych_common.runtime.settings import ServiceSettings
 class MediaSettings(ServiceSettings):
     """Gateway, encoder and prefill_decode each hold to them: none trusts what another one passes on."""
 
+    config_section = "media"
+
     image_formats: tuple[Annotated[str, StringConstraints(pattern=IMAGE_FORMAT_PATTERN)], ...] = Field(
         default=IMAGE_FORMATS, min_length=1, description="formats that are read, by Pillow's names"
     )

@@ -2,14 +2,16 @@
 
 from pathlib import Path
 
-from pydantic import Field
+from pydantic import BaseModel, Field
 
 from triptych_common.protocol.urls import HostText
-from triptych_common.runtime.settings import ServiceSettings
 
 
-class MetricsSettings(ServiceSettings):
-    """Where nothing is set nothing listens. Whoever reaches the listener may read all metrics."""
+class MetricsSettings(BaseModel):
+    """Part of such a service's settings. Where nothing is set nothing listens.
+
+    Whoever reaches the listener may read all metrics.
+    """
 
     metrics_socket: Path | None = Field(
         default=None, description="answer Prometheus at this Unix socket, /metrics [default: do not]"

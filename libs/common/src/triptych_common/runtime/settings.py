@@ -7,14 +7,23 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, NoReturn, Self
+from typing import Any, ClassVar, Literal, NoReturn, Self
 
 from pydantic import AliasChoices, Field, ValidationError, field_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
+from pydantic_settings import (
+    BaseSettings,
+    CliSettingsSource,
+    EnvSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    SettingsError,
+)
 
 from triptych_common.domain.errors import TriptychError
 from triptych_common.protocol.ids import Name
 from triptych_common.protocol.names import StreamNames
+from triptych_common.runtime.config_file import ConfigFileError, ConfigFileSource
+from triptych_common.runtime.effective_settings import effective_settings
 from triptych_common.telemetry.trace_files import DEFAULT_MAX_BYTES
 
 INVALID_SETTINGS_EXIT_CODE = 2
@@ -67,8 +76,12 @@ class ServiceSettings(BaseSettings):
     """What every service needs to know. A service adds its own fields in a subclass.
 
     Each field is `TRIPTYCH_<NAME>` in the environment and `--<name-in-kebab-case>` on the command line,
-    which wins. Use `load()` in a `__main__`; build it directly, with keywords, in tests.
+    which wins; a file (`config_file`) comes last. Use `load()` in a `__main__`; build it directly, with
+    keywords, in tests.
     """
+
+    config_section: ClassVar[str] = "common"
+    """Of the file, for the fields of this class; a subclass's own counts more."""
 
     model_config = SettingsConfigDict(
         env_prefix="TRIPTYCH_",
@@ -81,6 +94,10 @@ class ServiceSettings(BaseSettings):
         populate_by_name=True,
     )
 
+    config: Path | None = Field(default=None, description="a YAML file of settings, for all services")
+    print_config: bool = Field(
+        default=False, description="show all settings and where each comes from, and end"
+    )
     redis_url: str = Field(
         default="redis://127.0.0.1:6379/0",
         repr=False,
@@ -149,18 +166,47 @@ class ServiceSettings(BaseSettings):
     def load(cls, argv: Sequence[str] | None = None) -> Self:
         """Settings from the environment and `argv` (None: the process's own); makes the run directory.
 
-        On invalid settings: one line per fault on stderr, exit code 2.
+        On invalid settings: one line per fault on stderr, exit code 2. With `print_config` they are printed,
+        and the process ends with 0.
         """
+        arguments = list(sys.argv[1:] if argv is None else argv)
         try:
-            settings = cls(_cli_parse_args=list(sys.argv[1:] if argv is None else argv))
+            settings = cls(_cli_parse_args=arguments)
+            if settings.print_config:
+                sys.stdout.write(settings._effective(arguments) + "\n")
+                raise SystemExit(0)
             ensure_run_dir(settings.run_dir)
         except ValidationError as error:
             _refuse(_explain(error))
-        except SettingsError as error:
-            _refuse(f"  {error}")
-        except RunDirError as error:
+        except (SettingsError, ConfigFileError, RunDirError) as error:
             _refuse(f"  {error}")
         return settings
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Those that count, the first one most."""
+        return init_settings, env_settings, cls._file_source()
+
+    @classmethod
+    def _file_source(cls) -> ConfigFileSource:
+        classes = [each for each in reversed(cls.__mro__) if issubclass(each, ServiceSettings)]
+        return ConfigFileSource(cls, {each.config_section: each for each in classes})
+
+    def _effective(self, arguments: Sequence[str]) -> str:
+        sources: dict[str, dict[str, Any]] = {
+            "command line": CliSettingsSource(type(self), cli_parse_args=list(arguments))(),
+            "environment": EnvSettingsSource(type(self))(),
+        }
+        if self.config is not None:
+            sources[str(self.config)] = self._file_source().read(self.config)
+        return effective_settings(self, sources)
 
 
 def _explain(error: ValidationError) -> str:

@@ -8,6 +8,7 @@ local_prefixes         which prompts, up to an item, an instance has encoded its
 instance_load          the work that this gateway has put before each instance, and the streams there
 namespace_decisions    one per namespace: decides, and learns from what came of it
 decision_policy          remote or local, with a reason
+idle_ways                which way was quicker on an idle system, where both compute on the same
 prediction               the seconds that a request would wait for its first token, either way
 serving_costs            what encoding and prefill cost, as this gateway has seen it; the rows of an image
 linear_cost                seconds as a line over an amount, from the latest observations

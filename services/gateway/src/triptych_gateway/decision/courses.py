@@ -27,6 +27,7 @@ class Course:
     encode_s: float = 0.0  # until the encoders are done; the instance's work is due then
     work_s: float = 0.0  # the instance's, before the first token
     is_measured: bool = False  # its first token says what such a request costs
+    is_alone: bool = False  # and what its way takes on an idle system, where compute is shared
 
 
 def text_tokens(num_bytes: int) -> float:

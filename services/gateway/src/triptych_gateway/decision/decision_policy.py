@@ -10,14 +10,13 @@ instance, where that is predicted to cost little.
 
 Where the instance computes on what the encoders compute on, it adds no cores and no GPU: as soon as anything
 is under way, one encode here is one less there, and the handover is what lets both stages go on at once. So
-it helps such encoders only when all are idle, where it may save the handover.
+it helps such encoders only when all are idle, where it may save the handover (`idle_ways`).
 """
 
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal
 
-from triptych_gateway.decision.linear_cost import MIN_OBSERVATIONS
 from triptych_gateway.decision.prediction import Prediction
 
 DecisionMode = Literal["auto", "remote", "local"]
@@ -26,7 +25,6 @@ MARGIN = 0.03
 UNMEASURED_MARGIN = 0.4
 EXPLORED_SHARE = 0.03  # of the requests that the break-even decided
 EXPLORED_COST = 1.3  # times the better way, at most
-FIRST_EXPLORED = MIN_OBSERVATIONS  # at once, where compute is shared: both ways cost about the same
 
 
 class EncodeWay(StrEnum):
@@ -73,6 +71,7 @@ class EncodeDecision:
     way: EncodeWay
     reason: DecisionReason
     prediction: Prediction | None = None
+    is_alone: bool = False  # nothing else was under way, where compute is shared
 
     @property
     def is_local(self) -> bool:
@@ -121,7 +120,7 @@ class DecisionPolicy:
         if prediction is None:
             return EncodeDecision(EncodeWay.REMOTE, DecisionReason.COSTS_UNKNOWN)
         self._num_decided += 1
-        if facts.shares_compute and not (facts.is_idle and prediction.queue_s == 0):
+        if facts.shares_compute:
             return EncodeDecision(EncodeWay.REMOTE, DecisionReason.SHARED_COMPUTE, prediction)
         remote_s, local_s = prediction.remote_cost_s, prediction.local_cost_s
         if not prediction.is_local_measured:
@@ -138,11 +137,10 @@ class DecisionPolicy:
 
     def _may_explore(self, facts: DecisionFacts, prediction: Prediction) -> bool:
         """Where it cannot hurt: a stream, on an idle instance, and about as quick."""
-        most = max(FIRST_EXPLORED if facts.shares_compute else 0, EXPLORED_SHARE * self._num_decided)
         return (
             not prediction.is_local_measured
             and facts.is_stream
             and facts.is_idle
-            and self._num_explored + 1 <= most
+            and self._num_explored + 1 <= EXPLORED_SHARE * self._num_decided
             and prediction.local_cost_s <= EXPLORED_COST * prediction.remote_cost_s
         )

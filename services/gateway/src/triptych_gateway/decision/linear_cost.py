@@ -1,7 +1,8 @@
 """LinearCost: seconds as a line over an amount (rows, tokens), from the latest observations. Pure.
 
-Least squares with weights that fade: an observation counts `FADE` ** (number of later ones), so the memory is
-five numbers, and a machine that has become slower is noticed within some twenty observations.
+Least squares of relative errors, with weights that fade: an observation counts `FADE` ** (number of later
+ones), so the memory is five numbers, and a machine that has become slower is noticed within some twenty
+observations. Relative, since what takes long also varies by more: a tenth of sixteen images is more than one.
 """
 
 import math
@@ -12,6 +13,7 @@ MIN_OBSERVATIONS = 3  # fewer are no estimate
 MAX_AGE_S = 600.0  # without an observation, after which the estimate is forgotten
 MAX_SECONDS = 3600.0  # of one observation; also bounds what a peer may report
 SMALLEST_AMOUNT = 1e-6  # below it all amounts are none
+LEAST_AMOUNT = 1.0  # smaller ones count no more than this
 OUTLIER = 5.0  # times the estimate; what is beyond counts as that
 MIN_SPREAD = 0.05  # of the amounts, relative: with less of it, the line goes through the origin
 
@@ -49,11 +51,12 @@ class LinearCost:
         estimate = self.line(now)
         if estimate is not None and (usual := estimate.seconds(amount)) > 0:
             seconds = min(seconds, OUTLIER * usual)
-        self._weight = FADE * self._weight + 1.0
-        self._x = FADE * self._x + amount
-        self._y = FADE * self._y + seconds
-        self._xx = FADE * self._xx + amount * amount
-        self._xy = FADE * self._xy + amount * seconds
+        weight = max(amount, LEAST_AMOUNT) ** -2
+        self._weight = FADE * self._weight + weight
+        self._x = FADE * self._x + weight * amount
+        self._y = FADE * self._y + weight * seconds
+        self._xx = FADE * self._xx + weight * amount * amount
+        self._xy = FADE * self._xy + weight * amount * seconds
         self._num += 1
         self._seen_at = now
 

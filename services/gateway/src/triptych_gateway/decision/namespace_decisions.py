@@ -5,9 +5,12 @@ from triptych_gateway.decision.decision_policy import (
     DecisionFacts,
     DecisionMode,
     DecisionPolicy,
+    DecisionReason,
     EncodeDecision,
+    EncodeWay,
 )
-from triptych_gateway.decision.prediction import Demand, Load, predict
+from triptych_gateway.decision.idle_ways import IdleWays
+from triptych_gateway.decision.prediction import Demand, Load, Prediction, predict
 from triptych_gateway.decision.serving_costs import ServingCosts
 
 MAX_DISTURBED = 0.1  # part of a wait that others' work may be, where the wait is to be learned from
@@ -19,10 +22,31 @@ class NamespaceDecisions:
     def __init__(self, mode: DecisionMode) -> None:
         self.costs = ServingCosts()
         self.policy = DecisionPolicy(mode)
+        self._idle_ways = IdleWays()
 
     def decide(self, facts: DecisionFacts, load: Load, demand: Demand, now: float) -> EncodeDecision:
         """Where no rule has decided."""
-        return self.policy.break_even(facts, predict(self.costs.costs(now), load, demand))
+        prediction = predict(self.costs.costs(now), load, demand)
+        if prediction is not None and facts.shares_compute and facts.is_idle and prediction.queue_s == 0:
+            return self._decide_alone(facts, prediction, demand, now)
+        return self.policy.break_even(facts, prediction)
+
+    def _decide_alone(
+        self, facts: DecisionFacts, prediction: Prediction, demand: Demand, now: float
+    ) -> EncodeDecision:
+        """Nothing else is under way, and both ways compute on the same: what each took then decides."""
+        new_rows = demand.num_rows - demand.num_rows_here
+        local_share = new_rows / demand.num_rows if demand.num_rows > 0 else 1.0
+        choice = self._idle_ways.choose(
+            demand.num_rows, now, local_share=local_share, may_try=facts.is_stream
+        )
+        if choice.is_trial:
+            reason = DecisionReason.EXPLORATION
+        elif choice.way is EncodeWay.LOCAL:
+            reason = DecisionReason.ENCODERS_SLOWER
+        else:
+            reason = DecisionReason.BELOW_BREAK_EVEN
+        return EncodeDecision(choice.way, reason, prediction, is_alone=True)
 
     def text_course(self, kind: CourseKind, num_text_tokens: float, now: float) -> Course:
         """Of a request that needs no encode."""
@@ -39,13 +63,14 @@ class NamespaceDecisions:
             work_s = 0.0 if prediction is None else prediction.local_work_s
             is_new = demand.num_rows_here == 0
             return Course(
-                CourseKind.LOCAL, now, num_rows, num_tokens, text_s, 0.0, work_s, is_measured=is_new
-            )
+                CourseKind.LOCAL, now, num_rows, num_tokens, text_s, 0.0, work_s,
+                is_measured=is_new, is_alone=decision.is_alone,
+            )  # fmt: skip
         if prediction is None:
             return Course(CourseKind.REMOTE, now, num_rows, num_tokens, text_s)
         return Course(
             CourseKind.REMOTE, now, num_rows, num_tokens, text_s, prediction.encode_s, prediction.after_s,
-            is_measured=prediction.queue_s == 0,
+            is_measured=prediction.queue_s == 0, is_alone=decision.is_alone,
         )  # fmt: skip
 
     def on_first_token(
@@ -59,11 +84,17 @@ class NamespaceDecisions:
             case CourseKind.TEXT:
                 self.costs.on_text_answer(course.num_text_tokens, waited_s - busy_s, now)
             case CourseKind.LOCAL:
+                self._observe_alone(EncodeWay.LOCAL, course, waited_s, now)
                 self.costs.on_local_answer(course.num_rows, waited_s - busy_s - course.text_s, now)
             case CourseKind.REMOTE:
+                self._observe_alone(EncodeWay.REMOTE, course, waited_s, now)
                 self.costs.on_answer(course.num_rows, waited_s - max(course.encode_s, course.text_s), now)
             case _:
                 pass
+
+    def _observe_alone(self, way: EncodeWay, course: Course, waited_s: float, now: float) -> None:
+        if course.is_alone:
+            self._idle_ways.observe(way, course.num_rows, waited_s - course.text_s, now)
 
     def _text_s(self, num_text_tokens: float, now: float) -> float:
         prefill = self.costs.costs(now).prefill

@@ -1,0 +1,90 @@
+"""IdleWays: which way gives the first token sooner when nothing else is under way, as it was seen. Pure.
+
+Where an instance computes on what the encoders compute on, both ways take about the same, and what encodes
+cost under load says nothing of an idle system. So each way is measured as a whole: seconds from the decision
+to the first token, without those of the text, over the rows of the request. Both are tried first, in turn,
+and the first of these trials do not count: an engine's first encodes are slow. Later the way that is not
+chosen is tried now and then, since a machine may change; the slower it was, the less often.
+"""
+
+from dataclasses import dataclass
+
+from triptych_gateway.decision.decision_policy import EncodeWay
+from triptych_gateway.decision.linear_cost import LinearCost
+
+NUM_COLD = 3  # of each way: not counted
+NUM_FIRST_TRIALS = NUM_COLD + 6  # of each way
+MAX_FIRST_TRIALS = 3 * NUM_FIRST_TRIALS  # of each way: some show nothing, since others came in between
+TRIAL_EVERY = 20  # choices at least, afterwards
+TRIAL_SHARE = 0.01  # of all seconds, that later trials may cost
+MARGIN = 0.03  # by which the other way must be ahead
+MAX_AGE_S = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class IdleChoice:
+    way: EncodeWay
+    is_trial: bool = False  # to learn of it, whatever is known
+
+
+class IdleWays:
+    """`now`: monotonic seconds."""
+
+    def __init__(self) -> None:
+        self._costs = {way: LinearCost(MAX_AGE_S) for way in EncodeWay}
+        self._num_seen = dict.fromkeys(EncodeWay, 0)
+        self._num_tried = dict.fromkeys(EncodeWay, 0)
+        self._preferred = EncodeWay.REMOTE
+        self._num_since_trial = 0
+        self._spare_s = 0.0  # that a trial may cost
+
+    def choose(
+        self, num_rows: float, now: float, *, local_share: float = 1.0, may_try: bool = True
+    ) -> IdleChoice:
+        """The quicker way, or a trial.
+
+        Args:
+            local_share: of the rows, that an instance has not encoded before.
+            may_try: whether its first token will be seen.
+        """
+        if may_try and (first := self._first_trial()) is not None:
+            return self._try(first)
+        remote, local = (self._costs[way].line(now) for way in (EncodeWay.REMOTE, EncodeWay.LOCAL))
+        if remote is None or local is None:
+            return IdleChoice(EncodeWay.REMOTE)
+        seconds = {
+            EncodeWay.REMOTE: remote.seconds(num_rows),
+            EncodeWay.LOCAL: local.seconds(num_rows) * local_share,
+        }
+        if seconds[_other(self._preferred)] < seconds[self._preferred] * (1.0 - MARGIN):
+            self._preferred = _other(self._preferred)
+        other = _other(self._preferred)
+        self._num_since_trial += 1
+        self._spare_s += TRIAL_SHARE * seconds[self._preferred]
+        extra_s = max(seconds[other] - seconds[self._preferred], 0.0)
+        if may_try and self._num_since_trial >= TRIAL_EVERY and extra_s <= self._spare_s:
+            self._num_since_trial, self._spare_s = 0, 0.0
+            return self._try(other)
+        return IdleChoice(self._preferred)
+
+    def observe(self, way: EncodeWay, num_rows: float, seconds: float, now: float) -> None:
+        """A request that came to an idle system, and that nothing disturbed."""
+        self._num_seen[way] += 1
+        if self._num_seen[way] > NUM_COLD:
+            self._costs[way].observe(num_rows, max(seconds, 0.0), now)
+
+    def _first_trial(self) -> EncodeWay | None:
+        due = [
+            way
+            for way in EncodeWay
+            if self._num_seen[way] < NUM_FIRST_TRIALS and self._num_tried[way] < MAX_FIRST_TRIALS
+        ]
+        return min(due, key=self._num_tried.__getitem__, default=None)
+
+    def _try(self, way: EncodeWay) -> IdleChoice:
+        self._num_tried[way] += 1
+        return IdleChoice(way, is_trial=True)
+
+
+def _other(way: EncodeWay) -> EncodeWay:
+    return EncodeWay.LOCAL if way is EncodeWay.REMOTE else EncodeWay.REMOTE
