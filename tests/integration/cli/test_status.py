@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from triptych_cache_store.testing import StoreProcess
-from triptych_cli.supervisor.state import SystemStatus, write_status
+from triptych_cli.supervisor.state import ServiceState, ServiceStatus, SystemStatus, read_status, write_status
 from triptych_cli.system.layout import RunLayout
 from triptych_common.bus import AsyncBus
 from triptych_common.coordination import Registry
@@ -95,6 +95,20 @@ async def test_each_engine_with_what_it_computes_on(layout: RunLayout, redis_url
         ["prefill_decode-0", "GPU", "0", "mps", "with", "1", "other,", "below", "normal", "image_first"],
     ]
     assert lines[first + 2][0] != "gateway-0"
+
+
+async def test_where_each_service_is_scraped(layout: RunLayout) -> None:
+    current = read_status(layout.state_file)
+    assert current is not None
+    services = [
+        ServiceStatus(name=name, state=ServiceState.READY, since=0.0, log_file="", metrics_port=port)
+        for name, port in (("redis", None), ("encoder-0", 9464))
+    ]
+    write_status(layout.state_file, current.model_copy(update={"services": tuple(services)}))
+    lines = [line.split() for line in (await asyncio.to_thread(status, layout)).stdout.splitlines()]
+    first = lines.index(["metrics", "of", "for", "Prometheus"]) + 1
+    assert lines[first] == ["encoder-0", "http://127.0.0.1:9464/metrics"]
+    assert lines[first + 1] != ["redis"]
 
 
 def pass_tensor(daemon: StoreProcess, number: int, memory: str) -> None:

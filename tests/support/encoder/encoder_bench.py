@@ -27,8 +27,10 @@ from triptych_encoder.jobs.encode_gate import EncodeGate
 from triptych_encoder.jobs.gate_policy import GatePolicy
 from triptych_encoder.jobs.job_leases import JobLeases
 from triptych_encoder.jobs.job_runner import JobRunner
+from triptych_encoder.jobs.job_telemetry import JobTelemetry
 from triptych_encoder.jobs.ledger import Ledger
 from triptych_encoder.jobs.media_source import MediaSource
+from triptych_encoder.metrics import EncoderMetrics
 from triptych_encoder.preprocessing.cost_budget import CostBudget
 from triptych_encoder.store.store_reservations import StoreReservations
 from triptych_vllm_connector.step_orders import WriteOrder
@@ -222,7 +224,8 @@ class Bench:
         flights: Any = self.single_flight
         reporter: Any = self.reporter
         self.leases = JobLeases(flights, reporter, self.ledger, "encoder-0", 2.0)
-        self.gate = EncodeGate(GatePolicy(encode_batch))
+        self.metrics = EncoderMetrics()
+        self.gate = EncodeGate(GatePolicy(encode_batch), self.metrics)
         self.runner = JobRunner(
             self.engine,
             EngineWatchdog(engine_timeout_s),
@@ -235,6 +238,7 @@ class Bench:
             self.ledger,
             "encoder-0",
             DIGEST,
+            JobTelemetry("encoder-0", self.metrics),
         )
 
     async def _serve(self, request: httpx.Request) -> httpx.Response:

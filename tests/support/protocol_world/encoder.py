@@ -17,10 +17,12 @@ from triptych_encoder.jobs.encode_gate import EncodeGate
 from triptych_encoder.jobs.gate_policy import GatePolicy
 from triptych_encoder.jobs.job_leases import JobLeases
 from triptych_encoder.jobs.job_runner import JobRunner
+from triptych_encoder.jobs.job_telemetry import JobTelemetry
 from triptych_encoder.jobs.ledger import Ledger
 from triptych_encoder.jobs.media_source import MediaSource
 from triptych_encoder.jobs.reply_reader import ReplyReader
 from triptych_encoder.jobs.reporter import Reporter
+from triptych_encoder.metrics import EncoderMetrics
 from triptych_encoder.preprocessing.cost_budget import CostBudget
 from triptych_encoder.store.store_client import StoreClient
 from triptych_encoder.store.store_reservations import StoreReservations
@@ -29,6 +31,7 @@ from triptych_vllm_connector.step_orders import WriteOrder
 WIDTH, DTYPE = 4, "float32"
 LEASE_S = 6.0
 ENGINE_TIMEOUT_S = 60.0
+METRICS = EncoderMetrics()
 
 
 class JobDelivery:
@@ -120,7 +123,7 @@ class EncoderActor:
         self.runner = JobRunner(
             self.engine,
             EngineWatchdog(ENGINE_TIMEOUT_S),
-            EncodeGate(GatePolicy(encode_batch=1)),
+            EncodeGate(GatePolicy(encode_batch=1), METRICS),
             CostBudget(64_000_000),
             MediaSource(None, 1000),  # type: ignore[arg-type]
             self.store_client,
@@ -129,6 +132,7 @@ class EncoderActor:
             self.ledger,
             self.name,
             DIGEST,
+            JobTelemetry(self.name, METRICS),
         )
         self.loop.run(lambda: self.loop.keep_up(self.leases.run(), lambda: bool(self.leases._renewed)))
         self.replies = ReplyReader(self.bus, NAMES, self.name, self.ledger, self.store_client)  # type: ignore[arg-type]

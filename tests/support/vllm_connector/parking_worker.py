@@ -15,7 +15,7 @@ with warnings.catch_warnings(action="ignore"):  # importing vLLM warns, of torch
     import torch
     from vllm.v1.outputs import ECConnectorOutput, ModelRunnerOutput
 
-    from triptych_vllm_connector.step_metadata import FailedLoads
+    from triptych_vllm_connector.step_metadata import LoadReport
 
 BLOCK_SIZE = 16
 RIGHT, WRONG = 7, 13  # tokens: sampled from what is right, from zeros
@@ -88,7 +88,7 @@ class ParkingWorker:
         output = ModelRunnerOutput(ids, {each: index for index, each in enumerate(ids)}, sampled)
         output.prompt_logprobs_dict = prompt_logprobs
         if lost:
-            output.ec_connector_output = ECConnectorOutput(ec_connector_worker_meta=FailedLoads(lost))
+            output.ec_connector_output = ECConnectorOutput(ec_connector_worker_meta=LoadReport(lost))
         return output
 
     def _load(self, orders: list[Any]) -> frozenset[str]:

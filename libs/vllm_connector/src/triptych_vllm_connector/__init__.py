@@ -12,7 +12,9 @@ readable        EngineCore and workers: which entries can be read from here; key
 slab_probe      EngineCore and workers: what the engine knows of the store's slab, which a worker finds out.
 step_orders     EngineCore -> worker: what to write and what to load.
 pieces          hosts, EngineCore and workers: items that are several features in the prompt.
-step_metadata   both ways, as vLLM's connector metadata: step orders, and failed loads back.
+step_metadata   both ways, as vLLM's connector metadata: step orders, and what became of loads back.
+engine_tally    EngineCore -> host: what is counted, and the list of these metrics.
+engine_metrics  host: the same as Prometheus' series, among vLLM's.
 worker/         workers: write and seal, load and release; the transports.
 process_exit    EngineCore and workers: signals, and a quick end.
 """

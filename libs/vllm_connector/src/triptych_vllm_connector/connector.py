@@ -16,11 +16,12 @@ from triptych_vllm_connector.config import ConnectorConfig
 from triptych_vllm_connector.consumer.consumer import Consumer
 from triptych_vllm_connector.consumer.local_encode import LocalEncode, encodes_no_request
 from triptych_vllm_connector.consumer.ports import EncoderCache
+from triptych_vllm_connector.engine_metrics import EnginePromMetrics, EngineStats
 from triptych_vllm_connector.host.budget import budget_embeds
 from triptych_vllm_connector.links.opening import open_consumer
 from triptych_vllm_connector.process_exit import end_quickly, leave_signals_to_host
 from triptych_vllm_connector.slab_probe import UsableSlab
-from triptych_vllm_connector.step_metadata import FailedLoads, StepOrders
+from triptych_vllm_connector.step_metadata import LoadReport, StepOrders
 from triptych_vllm_connector.step_orders import WriteOrder
 from triptych_vllm_connector.worker.cores.compute_share import ComputeShare
 from triptych_vllm_connector.worker.cores.opening import open_share
@@ -126,6 +127,25 @@ class TriptychECConnector(ECConnectorBase):
             self._consumer.on_finished(request, computed)
         return False, None  # True would never be cleared by vLLM
 
+    # ---- metrics ---------------------------------------------------------------------------------
+    def get_ec_connector_stats(self) -> EngineStats | None:
+        """In EngineCore, with each step's output: what has changed; it reaches the host with the output."""
+        changes = self._consumer.take_changes() if self._consumer is not None else {}
+        return EngineStats(data=changes) if changes else None
+
+    @classmethod
+    def build_ec_connector_stats(cls, data: dict[str, Any] | None = None) -> EngineStats:
+        return EngineStats(data=data or {})
+
+    @classmethod
+    def build_prom_metrics(
+        cls, vllm_config: Any, metric_types: Any, labelnames: list[str], per_engine_labelvalues: Any
+    ) -> EnginePromMetrics | None:
+        """In the host, once; None for an encoder, whose vLLM reports nothing."""
+        if not vllm_config.ec_transfer_config.is_ec_consumer:
+            return None
+        return EnginePromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+
     # ---- worker side -----------------------------------------------------------------------------
     def orders(self) -> StepOrders:
         """What the scheduler sent with this step."""
@@ -153,9 +173,11 @@ class TriptychECConnector(ECConnectorBase):
         if self.writer is not None:
             self.writer.on_step_end()
 
-    def build_connector_worker_meta(self) -> FailedLoads | None:
-        failed = self.loader.take_failed_loads() if self.loader is not None else frozenset()
-        return FailedLoads(failed) if failed else None
+    def build_connector_worker_meta(self) -> LoadReport | None:
+        if self.loader is None:
+            return None
+        report = LoadReport(self.loader.take_failed_loads(), self.loader.take_loaded())
+        return report if report.failed or report.loaded else None
 
     def shutdown(self) -> None:
         for closer in self._closers:

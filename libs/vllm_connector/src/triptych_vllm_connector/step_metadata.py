@@ -1,10 +1,10 @@
-"""vLLM's connector metadata: step orders to the workers, failed loads back with a step's output."""
+"""vLLM's connector metadata: step orders to the workers, what became of loads back with a step's output."""
 
 from dataclasses import dataclass, field
 
 from vllm.distributed.ec_transfer.ec_connector.base import ECConnectorMetadata, ECConnectorWorkerMetadata
 
-from triptych_vllm_connector.step_orders import LoadOrder, WriteOrder
+from triptych_vllm_connector.step_orders import LoadedTensor, LoadOrder, WriteOrder
 
 
 @dataclass
@@ -16,10 +16,13 @@ class StepOrders(ECConnectorMetadata):
 
 
 @dataclass
-class FailedLoads(ECConnectorWorkerMetadata):
-    """Worker -> scheduler, with a step's output: tensors that could not be read (see `failed_loads`)."""
+class LoadReport(ECConnectorWorkerMetadata):
+    """Worker -> scheduler, with a step's output: what it loaded, and what it could not read."""
 
-    mm_hashes: frozenset[str]
+    failed: frozenset[str] = frozenset()  # mm_hashes; see `failed_loads`
+    loaded: tuple[LoadedTensor, ...] = ()  # of every rank
 
-    def aggregate(self, other: ECConnectorWorkerMetadata) -> "FailedLoads":
-        return FailedLoads(self.mm_hashes | other.mm_hashes) if isinstance(other, FailedLoads) else self
+    def aggregate(self, other: ECConnectorWorkerMetadata) -> "LoadReport":
+        if not isinstance(other, LoadReport):
+            return self
+        return LoadReport(self.failed | other.failed, self.loaded + other.loaded)

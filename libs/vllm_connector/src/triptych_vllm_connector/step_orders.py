@@ -4,6 +4,7 @@ A WriteOrder goes through vLLM's `ec_transfer_params`, then with the step, like 
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from triptych_common.protocol.store import SHM, Descriptor
 
@@ -32,3 +33,11 @@ class LoadOrder:
     pin_id: int
     descriptor: Descriptor
     traceparent: str | None = None
+
+
+class LoadedTensor(NamedTuple):
+    """Worker -> scheduler: one tensor that it put into vLLM's encoder cache."""
+
+    transport: str
+    num_bytes: int
+    seconds: float

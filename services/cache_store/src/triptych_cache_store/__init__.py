@@ -10,7 +10,6 @@ entries/    states of entries, free blocks, leases, eviction. Pure
 persistence/  the region file and its journal
 checksums/  checksums of sealed entries, taken and checked beside the work
 slab        the slab: the store's memory on a GPU
-metrics_http  answers Prometheus with `core.metrics`
 testing     a daemon as a child process, its core alone: for tests and benchmarks
 
 Pure: no I/O, no clock; the region is any buffer.

@@ -18,7 +18,6 @@ from triptych_cache_store.entries.eviction import RecencyAndCostPolicy
 from triptych_cache_store.entries.leases import SessionId
 from triptych_cache_store.entries.limits import Limits
 from triptych_cache_store.entries.space import Space
-from triptych_cache_store.metrics_http import ScrapeServer
 from triptych_cache_store.persistence.journal import RegionJournal
 from triptych_cache_store.persistence.region_file import RegionFile
 from triptych_cache_store.server import Connections, StoreServer
@@ -28,6 +27,7 @@ from triptych_common.domain.errors import StoreUnavailableError, TriptychError
 from triptych_common.protocol.store import Ping, SlabInfo
 from triptych_common.region.layout import RegionLayout
 from triptych_common.runtime import StopSignal
+from triptych_common.runtime.scrape_server import ScrapeServer
 from triptych_common.store_session.async_session import AsyncStoreSession
 from triptych_common.telemetry.logs import get_logger
 
@@ -40,6 +40,7 @@ async def run_store(settings: StoreSettings, stop: StopSignal) -> None:
     Raises:
         RegionLayoutError: the region cannot be used, or the tmpfs has not enough memory for it.
         StoreUnavailableError: the socket cannot be made.
+        ListenError: metrics cannot be served where it is set.
     """
     layout = RegionLayout.fit(settings.region_bytes, settings.block_bytes)
     region = RegionFile.open(settings.region_path, layout, time.time())
@@ -64,13 +65,13 @@ async def run_store(settings: StoreSettings, stop: StopSignal) -> None:
         stack.push_async_callback(verifier.close)
         server = StoreServer(core, connections, verifier.wake, max_unsent_bytes=settings.max_unsent_bytes)
         stack.push_async_callback(server.close)
-        scrapes = ScrapeServer(lambda: render(core.state, time.monotonic()))
+        scrapes = ScrapeServer(lambda: render(core.state, time.monotonic()).encode())
         stack.push_async_callback(scrapes.close)
         verifier.start()
         region.start_prefault(on_prefault_failure, large_pages=settings.large_pages)
         await server.serve(settings.store_socket)
         server.watch_detached()
-        await scrapes.serve(settings.metrics_socket, settings.metrics_port)
+        await scrapes.serve(settings)
         log.info("store is up", num_blocks=layout.num_blocks, block_num_bytes=layout.block_num_bytes)
         await stop.wait()
     if failure:

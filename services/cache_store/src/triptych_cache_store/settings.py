@@ -7,13 +7,13 @@ from pydantic import Field, NonNegativeInt, PositiveInt, ValidationInfo, field_v
 
 from triptych_cache_store.entries.limits import Limits
 from triptych_common.region.layout import RegionLayout
-from triptych_common.runtime import ServiceSettings
+from triptych_common.runtime import MetricsSettings, ServiceSettings
 
 MIB = 1 << 20
 VerifyMode = Literal["off", "adopt", "always"]
 
 
-class StoreSettings(ServiceSettings):
+class StoreSettings(ServiceSettings, MetricsSettings):
     """What the daemon needs to know."""
 
     config_section = "cache_store"
@@ -58,12 +58,6 @@ class StoreSettings(ServiceSettings):
         "them every VERIFY_INTERVAL_S too",
     )
     verify_interval_s: float = Field(default=600.0, gt=0, description="between two checks of all entries")
-    metrics_socket: Path | None = Field(
-        default=None, description="answer Prometheus at this Unix socket, /metrics [default: do not]"
-    )
-    metrics_port: int | None = Field(
-        default=None, ge=1, le=65535, description="... at this port of 127.0.0.1 [default: do not]"
-    )
     max_unsent_bytes: PositiveInt = Field(
         default=8 * MIB, description="a client that leaves more replies unread is disconnected"
     )

@@ -9,6 +9,7 @@ jobs/           one encode job from the stream to its results, and the pins unti
 preprocessing/  from a job's media to an item that the vision tower takes
 store/          the store: transports, reservations, the session
 engine/         vLLM
+metrics         what is counted and timed; the host answers Prometheus with it, where that is set
 priority        low, where the encoder shares cores with text
 encoding        the protocol of an engine that encodes, its errors and limits: jobs need no vLLM
 """

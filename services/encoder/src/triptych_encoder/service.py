@@ -20,6 +20,7 @@ from triptych_common.domain.errors import StoreUnavailableError, TriptychError
 from triptych_common.protocol.messages import Compute, InstanceRecord, Role
 from triptych_common.protocol.names import ENCODERS_GROUP
 from triptych_common.runtime import StopSignal
+from triptych_common.runtime.scrape_server import ScrapeServer, check_listener
 from triptych_common.telemetry import setup_logging, setup_tracing
 from triptych_common.telemetry.logs import get_logger
 from triptych_encoder.encoding import AudioBounds, Encoder, PreprocessLimits, VideoBounds
@@ -29,10 +30,12 @@ from triptych_encoder.jobs.encoder_peers import EncoderPeers
 from triptych_encoder.jobs.gate_policy import GatePolicy
 from triptych_encoder.jobs.job_leases import JobLeases
 from triptych_encoder.jobs.job_runner import JobRunner
+from triptych_encoder.jobs.job_telemetry import JobTelemetry
 from triptych_encoder.jobs.ledger import Ledger
 from triptych_encoder.jobs.media_source import MediaSource, new_media_client
 from triptych_encoder.jobs.reply_reader import ReplyReader
 from triptych_encoder.jobs.reporter import Reporter
+from triptych_encoder.metrics import EncoderMetrics
 from triptych_encoder.preprocessing.cost_budget import CostBudget
 from triptych_encoder.priority import lower_priority
 from triptych_encoder.settings import EncoderSettings
@@ -62,6 +65,7 @@ async def serve(settings: EncoderSettings, stop: StopSignal) -> None:
 
     setup_logging("encoder", settings.instance, settings.log_level)
     end_quickly()
+    check_listener(settings)
     if settings.cores and settings.core_policy == "text_first":
         lower_priority()  # before anything is started that is to have it
     await check_login(settings.redis_url, settings.deployment, client_name=settings.instance)
@@ -123,6 +127,7 @@ class EncoderService:
         bus: AsyncBus,
         http: httpx.AsyncClient,
         compute: Compute | None,
+        metrics: EncoderMetrics,
     ) -> None:
         """`digest`: of the namespace that the engine encodes for. Everything is connected already.
 
@@ -147,7 +152,7 @@ class EncoderService:
         self._runner = JobRunner(
             engine,
             EngineWatchdog(settings.engine_timeout_s),
-            EncodeGate(GatePolicy(encode_batch(settings))),
+            EncodeGate(GatePolicy(encode_batch(settings)), metrics),
             CostBudget(settings.prepared_pixels),
             MediaSource(http, settings.max_media_bytes),
             store_client,
@@ -156,9 +161,12 @@ class EncoderService:
             ledger,
             instance,
             digest,
+            JobTelemetry(instance, metrics),
         )
         self._running: dict[asyncio.Task[None], Delivery] = {}
         self._drained_by = float("inf")  # on the event loop's clock
+        metrics.num_slots.set(settings.num_slots)
+        metrics.num_slots_used.set_function(lambda: len(self._running))
 
     # ---- startup, shutdown -----------------------------------------------------------------------
     @classmethod
@@ -174,10 +182,14 @@ class EncoderService:
         """`probe_slab`: has the engine's worker probe the store's memory on its GPU; None: it has none.
 
         Raises:
-            TriptychError: the store or Redis cannot be used.
+            TriptychError: the store or Redis cannot be used, or metrics not be served.
         """
+        metrics = EncoderMetrics()
         socket, instance = settings.store_socket, settings.instance
         async with contextlib.AsyncExitStack() as stack:
+            scrapes = ScrapeServer(metrics.metrics.render)
+            stack.push_async_callback(scrapes.close)
+            await scrapes.serve(settings)
             is_mappable = await asyncio.to_thread(has_region, socket, instance)
             slab = await stack.enter_async_context(
                 SlabWatch.open(
@@ -189,7 +201,7 @@ class EncoderService:
             store_client = await StoreClient.connect(socket, instance, digest)
             stack.push_async_callback(store_client.close)
             http = await stack.enter_async_context(new_media_client())
-            yield cls(settings, digest, engine, slab, store_client, bus, http, compute)
+            yield cls(settings, digest, engine, slab, store_client, bus, http, compute, metrics)
 
     # ---- main loop -------------------------------------------------------------------------------
     async def run(self, stop: StopSignal) -> None:

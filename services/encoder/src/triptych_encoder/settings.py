@@ -4,11 +4,11 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from triptych_common.cores.plan import CorePolicy
 from triptych_common.domain.image_formats import MAX_IMAGE_PIXELS
-from triptych_common.runtime import MediaSettings
+from triptych_common.runtime import MediaSettings, MetricsSettings
 from triptych_vllm_connector.config import TransportSetting
 
 
-class EncoderSettings(MediaSettings):
+class EncoderSettings(MediaSettings, MetricsSettings):
     """`engine_args` go to vLLM as they are, after ours, so they win."""
 
     config_section = "encoder"

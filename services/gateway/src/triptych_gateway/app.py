@@ -24,7 +24,9 @@ def create_app(gateway: Gateway) -> ASGIApp:
     chat, view = gateway.chat, gateway.view
     app.include_router(model_routes(chat.api_keys, view))
     app.include_router(file_routes(gateway.files, chat))
-    app.include_router(health_routes(view, gateway.registration, chat.limiter, chat.metrics))
+    app.include_router(
+        health_routes(view, gateway.registration, chat.limiter, chat.metrics, gateway.stream_lags)
+    )
     app.include_router(docs_routes())
     max_sends = gateway.settings.max_media_sends
     app.include_router(media_routes(gateway.media_cache, gateway.orders, max_sends))

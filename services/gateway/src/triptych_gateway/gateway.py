@@ -29,6 +29,7 @@ from triptych_gateway.encode.encoder_return import EncoderReturn
 from triptych_gateway.encode.final_acks import FinalAcks
 from triptych_gateway.encode.media_cache import MediaCache
 from triptych_gateway.encode.sizes import SizesCache
+from triptych_gateway.encode.stream_lags import StreamLags
 from triptych_gateway.fetch.fetcher import MediaFetcher, open_fetcher
 from triptych_gateway.fetch.options import FetchOptions
 from triptych_gateway.files.encode_ahead import EncodeAhead
@@ -71,6 +72,7 @@ class Gateway:
     registration: Registration
     files: FileService | None
     chat: ChatParts
+    stream_lags: StreamLags
 
 
 @asynccontextmanager
@@ -158,8 +160,11 @@ async def run_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
                     *_watches(settings, chat.api_keys, list_threads),
                     *([] if files is None else files.tasks()),
                 ]
+                lags = StreamLags(bus, view, settings.instance, metrics)
                 async with _running(work), registry.keep_registered(_record(settings)) as registration:
-                    yield Gateway(settings, view, router, orders, media_cache, registration, files, chat)
+                    yield Gateway(
+                        settings, view, router, orders, media_cache, registration, files, chat, lags
+                    )
         await key_limiter.close()
         await registry.clear_inboxes(settings.instance)
     finally:

@@ -1,6 +1,89 @@
-"""Metrics of the gateway (`GET /metrics`)."""
+"""Metrics of the gateway (`GET /metrics`; `docs/metrics.md`). No label has a text that a caller chose."""
 
-from triptych_common.telemetry.metrics import Metrics
+import math
+from dataclasses import dataclass
+
+from triptych_common.telemetry.metrics import NUMBER_BUCKETS, Metrics
+from triptych_common.telemetry.plain_histogram import PlainSeries
+
+TEXT, MIXED, OTHER = "text", "mixed", "other"
+MAX_MODELS = 32  # that have series of their own: names come from instances, and instances come and go
+LATENCY_LABELS = ("route", "model", "modality")
+
+# vLLM's own, so that the engine's and the gateway's series can be laid over each other.
+FIRST_TOKEN_BUCKETS_S = (
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0,
+    80.0, 160.0, 640.0, 2560.0,
+)  # fmt: skip
+TOKEN_BUCKETS_S = (
+    0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
+)  # fmt: skip
+REQUEST_BUCKETS_S = (
+    0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0,
+    960.0, 1920.0, 7680.0,
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class LatencySeries:
+    """The series of one route, model and modality."""
+
+    first_token_s: PlainSeries
+    inter_token_s: PlainSeries
+    per_output_token_s: PlainSeries
+    e2e_s: PlainSeries
+
+
+class LatencyMetrics:
+    """What callers wait for, in vLLM's names."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._first_token_s = metrics.plain_histogram(
+            "gateway_time_to_first_token_seconds",
+            "Arrival to the first token (streamed answers)",
+            LATENCY_LABELS,
+            FIRST_TOKEN_BUCKETS_S,
+        )
+        self._inter_token_s = metrics.plain_histogram(
+            "gateway_inter_token_latency_seconds",
+            "Each gap between tokens (streamed answers)",
+            LATENCY_LABELS,
+            TOKEN_BUCKETS_S,
+        )
+        self._per_output_token_s = metrics.plain_histogram(
+            "gateway_request_time_per_output_token_seconds",
+            "First token to the last, by the tokens after the first (streamed answers)",
+            LATENCY_LABELS,
+            TOKEN_BUCKETS_S,
+        )
+        self._e2e_s = metrics.plain_histogram(
+            "gateway_e2e_request_latency_seconds",
+            "Arrival to the end of a good answer",
+            LATENCY_LABELS,
+            REQUEST_BUCKETS_S,
+        )
+        self._known: dict[tuple[str, str, str], LatencySeries] = {}
+        self._models: set[str] = set()
+
+    def of(self, route: str, model: str, modality: str) -> LatencySeries:
+        """`model`: of the instance that answers; `route` and `modality`: of fixed lists."""
+        key = (route, self._bounded(model), modality)
+        known = self._known.get(key)
+        if known is None:
+            known = self._known[key] = LatencySeries(
+                self._first_token_s.labels(*key),
+                self._inter_token_s.labels(*key),
+                self._per_output_token_s.labels(*key),
+                self._e2e_s.labels(*key),
+            )
+        return known
+
+    def _bounded(self, model: str) -> str:
+        if model not in self._models:
+            if len(self._models) >= MAX_MODELS:
+                return OTHER
+            self._models.add(model)
+        return model
 
 
 class GatewayMetrics:
@@ -14,21 +97,62 @@ class GatewayMetrics:
             ("route", "status"),
         )
         self.in_flight = self.metrics.gauge("gateway_requests_in_flight", "Requests being served")
+        self.disconnects = self.metrics.counter(
+            "gateway_disconnects", "Clients that went away before the end"
+        )
+        self.limited_requests = self.metrics.counter(
+            "gateway_limited_requests",
+            "Refused by a limit of their API key: requests, tokens, media_bytes, concurrent_requests",
+            ("limit",),
+        )
+        self.duration_s = self.metrics.histogram(
+            "gateway_request_seconds", "Arrival to the end of the answer, whatever it is"
+        )
+        self.latencies = LatencyMetrics(self.metrics)
+        self._count_items()
+        self._count_encodes()
+        self._count_streams()
+        self._count_fetches()
+        self._count_files()
+
+    def _count_items(self) -> None:
+        self.items_per_request = self.metrics.histogram(
+            "gateway_items_per_request",
+            "Media items of a request that has some",
+            ("modality",),
+            buckets=NUMBER_BUCKETS,
+        )
         self.items = self.metrics.counter(
             "gateway_items", "Media items: ordered, joined, sizes_known", ("how",)
         )
-        self.retries = self.metrics.counter(
-            "gateway_encode_retries", "Encode jobs ordered again after a failure"
+        self.cache_hits = self.metrics.counter(
+            "gateway_cache_hits",
+            "Media items known from before: their sizes in memory or redis; their tensor in the store",
+            ("level",),
+        )
+        self.encode_decisions = self.metrics.counter(
+            "gateway_encode_decisions",
+            "Requests with media, by who was to encode them (remote: encoders; local: an instance), and why",
+            ("way", "reason"),
         )
         self.local_encodes = self.metrics.counter(
             "gateway_local_encodes",
             "Requests sent whole to an instance with a vision tower, by why no encoder served them",
             ("reason",),
         )
-        self.encode_decisions = self.metrics.counter(
-            "gateway_encode_decisions",
-            "Requests with media, by who was to encode them (remote: encoders; local: an instance), and why",
-            ("way", "reason"),
+
+    def _count_encodes(self) -> None:
+        self.encodes_in_flight = self.metrics.gauge(
+            "gateway_encodes_in_flight", "Items that encoders are to encode for this gateway's requests"
+        )
+        self.encode_s = self.metrics.histogram(
+            "gateway_encode_seconds", "An item's order to its seal, as this gateway sees it"
+        )
+        self.encode_failures = self.metrics.counter(
+            "gateway_encode_failures", "Encode jobs that failed, by why", ("kind",)
+        )
+        self.retries = self.metrics.counter(
+            "gateway_encode_retries", "Encode jobs ordered again after a failure"
         )
         self.jobs_dropped = self.metrics.counter(
             "gateway_encode_jobs_dropped", "Jobs taken off the queue: all their requesters had left"
@@ -36,6 +160,38 @@ class GatewayMetrics:
         self.jobs_sent_again = self.metrics.counter(
             "gateway_encode_jobs_sent_again", "Jobs sent again: Redis had lost them, or their results"
         )
+
+    def _count_streams(self) -> None:
+        """Set by `encode.stream_lags`, for a scrape."""
+        self.redis_up = self.metrics.gauge(
+            "gateway_redis_up", "Redis answered for this scrape: 1; if not, the streams' figures are missing"
+        )
+        self.jobs_waiting = self.metrics.gauge(
+            "gateway_encode_jobs_waiting", "Jobs of a namespace that no encoder has taken", ("namespace",)
+        )
+        self.jobs_pending = self.metrics.gauge(
+            "gateway_encode_jobs_pending", "Jobs of a namespace that encoders have in hand", ("namespace",)
+        )
+        self.oldest_job_s = self.metrics.gauge(
+            "gateway_oldest_encode_job_seconds",
+            "Age of the oldest job of a namespace, waiting or in hand; 0: there is none",
+            ("namespace",),
+        )
+        self.results_waiting = self.metrics.gauge(
+            "gateway_encode_results_waiting", "Results for this gateway that it has not handled"
+        )
+        self.dead_letters = self.metrics.gauge(
+            "gateway_dead_letters", "Entries that no consumer could handle, of the whole deployment"
+        )
+
+    def forget_streams(self) -> None:
+        """What was read before holds no more: namespaces come and go."""
+        for gauge in (self.jobs_waiting, self.jobs_pending, self.oldest_job_s):
+            gauge.clear()
+        for gauge in (self.results_waiting, self.dead_letters):
+            gauge.set(math.nan)
+
+    def _count_fetches(self) -> None:
         self.fetches = self.metrics.counter(
             "gateway_fetches",
             "Media items named by URL: fetched, joined, cached, revalidated, file; or why not: refused,"
@@ -48,6 +204,8 @@ class GatewayMetrics:
         self.fetches_in_flight = self.metrics.gauge(
             "gateway_fetches_in_flight", "Downloads of media that run, or wait for a place"
         )
+
+    def _count_files(self) -> None:
         self.file_uploads = self.metrics.counter(
             "gateway_file_uploads", "Uploads of files: stored, refused, failed, left", ("outcome",)
         )
@@ -62,18 +220,4 @@ class GatewayMetrics:
             "Uploaded files by what became of their encode: encoded, failed; or why none was ordered:"
             " no_encoder, left (a request was first, or it was deleted), late",
             ("outcome",),
-        )
-        self.disconnects = self.metrics.counter(
-            "gateway_disconnects", "Clients that went away before the end"
-        )
-        self.limited_requests = self.metrics.counter(
-            "gateway_limited_requests",
-            "Refused by a limit of their API key: requests, tokens, media_bytes, concurrent_requests",
-            ("limit",),
-        )
-        self.first_token_s = self.metrics.histogram(
-            "gateway_first_token_seconds", "Arrival to the first chunk (streamed requests)", ("media",)
-        )
-        self.duration_s = self.metrics.histogram(
-            "gateway_request_seconds", "Arrival to the end of the answer"
         )

@@ -5,7 +5,14 @@ from collections.abc import AsyncIterator
 import pytest
 
 from triptych_common.bus import AsyncBus
-from triptych_common.bus.inspection import delete_deployment, find_streams, list_lags, peek
+from triptych_common.bus.inspection import (
+    delete_deployment,
+    find_streams,
+    list_lags,
+    peek,
+    read_clock_s,
+    read_lags,
+)
 from triptych_common.protocol.messages import EncodeNeeded
 
 DIGEST = "d" * 64
@@ -32,6 +39,20 @@ async def test_every_stream_is_listed_with_its_groups(bus: AsyncBus) -> None:
     assert (lags[f"encode-jobs:{DIGEST}"].group, lags[f"encode-jobs:{DIGEST}"].num_pending) == ("encoders", 1)
     assert lags[f"encode-jobs:{DIGEST}"].oldest_s is not None
     assert (lags["encode-results:gateway-0"].group, lags["encode-results:gateway-0"].num_entries) == (None, 1)
+
+
+async def test_named_streams_are_read_without_a_search(bus: AsyncBus) -> None:
+    jobs = f"encode-jobs:{DIGEST}"
+    async with bus.consumer(
+        bus.names.encode_jobs(DIGEST), group="encoders", consumer="encoder-0"
+    ) as consumer:
+        for _ in range(3):
+            await bus.publish(bus.names.encode_jobs(DIGEST), MESSAGE)
+        await anext(aiter(consumer))
+        (lag,) = await read_lags(bus, [jobs, "encode-jobs:" + "0" * 64])  # the other one is not there
+    assert (lag.stream, lag.num_entries, lag.num_pending, lag.num_waiting) == (jobs, 3, 1, 2)
+    assert lag.oldest_s is not None
+    assert 0 <= await read_clock_s(bus) - lag.oldest_s < 60
 
 
 async def test_peek_shows_the_newest_first_and_takes_nothing(bus: AsyncBus) -> None:

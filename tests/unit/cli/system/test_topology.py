@@ -19,7 +19,14 @@ OPTIONS = ResolvedOptions(model="/models/m", model_is_local=True, gateway_port=8
 
 def planned(options: ResolvedOptions = OPTIONS) -> Topology:
     ports = range(9000, 9000 + options.num_prefill_decodes)
-    return plan(options, LAYOUT, prefill_decode_ports=ports, python="python", redis_server="redis-server")
+    return plan(
+        options,
+        LAYOUT,
+        prefill_decode_ports=ports,
+        metrics_ports=range(7000, 7001 + options.num_encoders),
+        python="python",
+        redis_server="redis-server",
+    )
 
 
 def by_name(topology: Topology) -> dict[str, ServiceSpec]:
@@ -54,6 +61,24 @@ def test_local_encode_is_for_instances_and_gateways(
     assert services["prefill_decode-0"].env.get("TRIPTYCH_LOCAL_ENCODE") == tower
     assert services["gateway-0"].env.get("TRIPTYCH_ENCODE_DECISION") == decision
     assert "TRIPTYCH_LOCAL_ENCODE" not in services["encoder-0"].env
+
+
+def test_each_service_answers_prometheus_on_a_local_port_of_its_own() -> None:
+    services = by_name(planned(replace(OPTIONS, num_encoders=2, num_gateways=2)))
+    ports = {name: spec.metrics_port for name, spec in services.items() if name != "redis"}
+    assert ports == {
+        "cache_store-0": 7000,
+        "encoder-0": 7001,
+        "encoder-1": 7002,
+        "prefill_decode-0": 9000,  # where vLLM listens
+        "gateway-0": 8000,
+        "gateway-1": 8001,
+    }
+    for name in ("cache_store-0", "encoder-0", "encoder-1"):
+        env = services[name].env
+        assert env["TRIPTYCH_METRICS_HOST"] == "127.0.0.1"
+        assert env["TRIPTYCH_METRICS_PORT"] == str(ports[name])
+    assert services["redis"].metrics_port is None
 
 
 def test_without_encoders() -> None:

@@ -12,6 +12,7 @@ from triptych_common.protocol.messages import FailureKind, requester_key
 from triptych_encoder.jobs import job_leases, job_runner
 from triptych_encoder.jobs.encode_gate import EncodeGate
 from triptych_encoder.jobs.gate_policy import MAX_BATCHES, GateItem, GatePolicy
+from triptych_encoder.metrics import EncoderMetrics
 
 KEY = requester_key(requester("req-1"))
 
@@ -222,7 +223,7 @@ async def test_seconds_in_the_engine_do_not_count_those_of_items_before(
 
     now = 10.0
     monkeypatch.setattr(encode_gate.time, "monotonic", lambda: now)
-    gate = EncodeGate(GatePolicy(encode_batch=1))
+    gate = EncodeGate(GatePolicy(encode_batch=1), EncoderMetrics())
     now = 13.0
     assert gate.on_answer(10.0) == 3.0
     now = 15.0

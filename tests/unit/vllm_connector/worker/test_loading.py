@@ -30,6 +30,10 @@ def test_a_tensor_that_cannot_be_read_is_named_and_its_pin_ends(
     worker.load_orders(cache, [LoadOrder(A, 10, descriptor)])
     assert worker.take_failed_loads() == frozenset()
     assert torch.equal(cache[A], TENSOR)
+    ((transport, num_bytes, seconds),) = worker.take_loaded()
+    assert (transport, num_bytes) == ("redis", TENSOR.nbytes)
+    assert seconds >= 0
+    assert worker.take_loaded() == ()
     worker.close()
     assert session.sent == [Unpin(seq=0, pin_id=9), Unpin(seq=0, pin_id=10)]
 

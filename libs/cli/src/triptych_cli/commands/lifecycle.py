@@ -133,11 +133,21 @@ def status() -> int:
     out.print(
         f"[dim]{current.endpoint}  model {escape(current.model)}  supervisor {current.supervisor_pid}[/]"
     )
+    _show_metrics(current)
     ready = all(service.state is ServiceState.READY for service in current.services)
     if supervised:
         _show_engines()
         _show_pairs()
     return 0 if supervised and ready else 1
+
+
+def _show_metrics(current: SystemStatus) -> None:
+    ports = {each.name: each.metrics_port for each in current.services if each.metrics_port is not None}
+    if ports:
+        table = plain_table("metrics of", "for Prometheus")
+        for name, port in ports.items():
+            table.add_row(name, f"http://127.0.0.1:{port}/metrics")
+        out.print(table)
 
 
 def _show_engines() -> None:

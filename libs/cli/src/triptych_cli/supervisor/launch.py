@@ -28,10 +28,13 @@ class Launch:
         Raises:
             LaunchError: no redis-server is to be found.
         """
+        num_engine_ports = self.options.num_prefill_decodes
+        ports = free_ports(num_engine_ports + 1 + self.options.num_encoders)
         topology = plan(
             self.options,
             self.layout,
-            prefill_decode_ports=free_ports(self.options.num_prefill_decodes),
+            prefill_decode_ports=ports[:num_engine_ports],
+            metrics_ports=ports[num_engine_ports:],
             python=sys.executable,
             redis_server=redis_server() if self.options.redis_url is None else "",
         )

@@ -72,7 +72,11 @@ class Service:
         self._restarted: asyncio.Future[None] | None = None  # resolved for `restart`
         self._restarts_child = False  # the next end of the child is a restart, without delay
         self.status = ServiceStatus(
-            name=spec.name, state=ServiceState.WAITING, since=time.time(), log_file=str(log_file)
+            name=spec.name,
+            state=ServiceState.WAITING,
+            since=time.time(),
+            log_file=str(log_file),
+            metrics_port=spec.metrics_port,
         )
 
     async def keep_running(self, dependencies: Sequence["Service"]) -> None:
@@ -210,6 +214,7 @@ class Service:
             since=time.time(),
             detail=detail,
             log_file=str(self._log_file),
+            metrics_port=self.spec.metrics_port,
         )
         self._on_change()
 

@@ -62,6 +62,7 @@ class ServiceStatus(BaseModel):
     since: float  # Unix seconds of the last change of state
     detail: str = ""  # why it is not ready
     log_file: str
+    metrics_port: int | None = None  # of 127.0.0.1; None: none are answered
 
 
 class SystemStatus(BaseModel):

@@ -58,6 +58,7 @@ class ServiceSpec:
     env_defaults: Mapping[str, str] = field(default_factory=dict)  # the caller's values win
     start_timeout_s: float = 30.0
     stop_timeout_s: float = 20.0
+    metrics_port: int | None = None  # of 127.0.0.1: where Prometheus scrapes it, at /metrics
 
 
 @dataclass(frozen=True)
@@ -82,10 +83,16 @@ def plan(
     layout: RunLayout,
     *,
     prefill_decode_ports: Sequence[int],
+    metrics_ports: Sequence[int],
     python: str,
     redis_server: str,
 ) -> Topology:
-    """The services for `options`. `prefill_decode_ports`: one free local port for each prefill_decode."""
+    """The services for `options`.
+
+    Args:
+        prefill_decode_ports: free local ports, one for each prefill_decode.
+        metrics_ports: likewise, for what has no HTTP of its own: the cache_store, then each encoder.
+    """
     redis_url = options.redis_url or f"unix://{layout.redis_socket}"
     common = {
         "TRIPTYCH_REDIS_URL": redis_url,
@@ -110,13 +117,16 @@ def plan(
                 "TRIPTYCH_INSTANCE": "cache_store-0",
                 "TRIPTYCH_REGION_BYTES": str(options.region_bytes),
                 "TRIPTYCH_KEEP_REGION": "true",  # for a restart alone; it goes with the run directory
+                **_metrics(metrics_ports[0]),
             },
+            metrics_port=metrics_ports[0],
         )
     )
     below |= {"cache_store-0"}
     engines = engine_hosts(options, layout, prefill_decode_ports)
+    scraped_at = [*metrics_ports[1:], *prefill_decode_ports]
     last_on_gpu: dict[str, str] = {}  # vLLM measures free memory at start: engines of one GPU start in turn
-    for engine in engines:
+    for engine, metrics_port in zip(engines, scraped_at, strict=True):
         before = frozenset({last_on_gpu[engine.gpu]}) if engine.gpu in last_on_gpu else frozenset()
         if engine.gpu is not None:
             last_on_gpu[engine.gpu] = engine.instance
@@ -130,12 +140,14 @@ def plan(
                 env={
                     **common,
                     **engine.env,
+                    **(_metrics(metrics_port) if engine.package == "encoder" else {}),
                     "TRIPTYCH_INSTANCE": engine.instance,
                     "TRIPTYCH_ENGINE_ARGS": json.dumps(list(engine.arguments)),
                 },
                 env_defaults={**engine_env_defaults(options), **engine.env_defaults},
                 start_timeout_s=600.0,  # loading and compiling a large model
                 stop_timeout_s=45.0,  # drain, then the engine's own processes
+                metrics_port=metrics_port,
             )
         )
     below |= {engine.instance for engine in engines}
@@ -172,7 +184,12 @@ def _gateway(
             **({"TRIPTYCH_DRAIN_GRACE_S": "0"} if options.num_gateways == 1 else {}),
         },
         stop_timeout_s=30.0,
+        metrics_port=port,
     )
+
+
+def _metrics(port: int) -> dict[str, str]:
+    return {"TRIPTYCH_METRICS_HOST": "127.0.0.1", "TRIPTYCH_METRICS_PORT": str(port)}
 
 
 def _encode_decision(options: ResolvedOptions) -> dict[str, str]:

@@ -1,8 +1,10 @@
-"""Reads the streams of one deployment without taking part: for operators' tools."""
+"""Reads the streams of one deployment without taking part: for operators' tools and metrics."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
+
+from redis.exceptions import ResponseError
 
 from triptych_common.bus.async_bus import AsyncBus
 from triptych_common.protocol.names import everything
@@ -21,6 +23,11 @@ class GroupLag:
     num_consumers: int = 0
     num_pending: int = 0  # delivered, not acked
     oldest_s: float | None = None  # Unix seconds, when the oldest entry was published; None: there is none
+
+    @property
+    def num_waiting(self) -> int:
+        """Entries that no consumer has taken: handled ones are deleted, so the rest are pending."""
+        return max(0, self.num_entries - self.num_pending)
 
 
 @dataclass(frozen=True)
@@ -42,15 +49,47 @@ async def list_lags(bus: AsyncBus) -> list[GroupLag]:
     Raises:
         BusUnavailableError
     """
-    return await run_command("list_lags", lambda: _lags(bus))
+
+    async def read() -> list[GroupLag]:
+        return await _lags(bus, await _stream_names(bus))
+
+    return await run_command("list_lags", read)
 
 
-async def _lags(bus: AsyncBus) -> list[GroupLag]:
+async def read_lags(bus: AsyncBus, streams: Iterable[str]) -> list[GroupLag]:
+    """These streams with their groups; those that are not there are left out.
+
+    Args:
+        streams: without the deployment's prefix.
+
+    Raises:
+        BusUnavailableError
+    """
+    names = list(streams)
+    return await run_command("read_lags", lambda: _lags(bus, names))
+
+
+async def read_clock_s(bus: AsyncBus) -> float:
+    """Unix seconds, on Redis' clock: ages are the difference to `oldest_s`.
+
+    Raises:
+        BusUnavailableError
+    """
+    seconds, micros = await run_command("read_clock", lambda: cast("Any", bus.client.time()))
+    return float(seconds) + float(micros) / 1e6
+
+
+async def _lags(bus: AsyncBus, names: Iterable[str]) -> list[GroupLag]:
     lags: list[GroupLag] = []
-    for name in await _stream_names(bus):
+    for name in names:
         key = _prefix(bus) + name
         num_entries = await cast("Any", bus.client.xlen(key))
-        groups = await cast("Any", bus.client.xinfo_groups(key))
+        try:
+            groups = await cast("Any", bus.client.xinfo_groups(key))
+        except ResponseError as error:
+            if not str(error).startswith("no such key"):
+                raise
+            continue
         first = await cast("Any", bus.client.xrange(key, count=1))
         oldest_s = RawEntry(first[0][0].decode(), {}).published_s if first else None
         lags += [

@@ -1,6 +1,7 @@
 """What a service's process needs: settings, signals, a bounded end.
 
-settings        what every service reads from `TRIPTYCH_*` and its command line; `media_settings` for media
+settings        what every service reads from `TRIPTYCH_*` and its command line; `media_settings` for media,
+                `metrics_settings` for services with a `scrape_server`: metrics over HTTP
 config_file       one YAML file, which they override; effective_settings: what counts, and where it comes from
 service         runs a service until a signal; the second signal ends it at once
 listening       binds the TCP port before anything expensive is started
@@ -11,6 +12,7 @@ http_client     clients of other services
 from triptych_common.runtime.drain import DRAINING_HEADER, DrainGate, DrainState
 from triptych_common.runtime.listening import ListenError, bind_tcp
 from triptych_common.runtime.media_settings import MediaSettings
+from triptych_common.runtime.metrics_settings import MetricsSettings
 from triptych_common.runtime.service import StopSignal, run_service
 from triptych_common.runtime.settings import RunDirError, ServiceSettings, ensure_run_dir
 
@@ -20,6 +22,7 @@ __all__ = [
     "DrainState",
     "ListenError",
     "MediaSettings",
+    "MetricsSettings",
     "RunDirError",
     "ServiceSettings",
     "StopSignal",

@@ -10,6 +10,7 @@ trace_reader  reads one request's trace back from them
 waterfall     draws it as text
 logs          constant text with fields, as JSON or for a terminal
 metrics       Prometheus' registry of one service
+plain_histogram  a histogram that costs little
 """
 
 from triptych_common.telemetry.logs import get_logger, setup_logging

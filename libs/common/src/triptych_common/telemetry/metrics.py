@@ -4,15 +4,38 @@ A registry of our own: engines fill the default one with theirs.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
+from triptych_common.telemetry.plain_histogram import PlainHistogram
+
 CONTENT_TYPE = CONTENT_TYPE_LATEST
+PREFIX = "triptych"
 
 LATENCY_BUCKETS_S = (
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0,
 )  # fmt: skip
+NUMBER_BUCKETS = (1, 2, 4, 8, 16, 32, 64)
+
+MetricKind = Literal["counter", "gauge", "histogram"]
+
+
+@dataclass(frozen=True)
+class MetricFacts:
+    """One metric as it is scraped: what documents say of it."""
+
+    name: str  # a counter's ends with `_total`
+    kind: MetricKind
+    labels: tuple[str, ...]
+
+    @classmethod
+    def of(cls, kind: MetricKind, name: str, labels: Sequence[str]) -> "MetricFacts":
+        """`name`: without the prefix, as it is given to `Metrics`."""
+        suffix = "_total" if kind == "counter" else ""
+        return cls(f"{PREFIX}_{name}{suffix}", kind, tuple(labels))
 
 
 class Metrics:
@@ -20,17 +43,28 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        self.facts: list[MetricFacts] = []
 
     def counter(self, name: str, text: str, labels: Sequence[str] = ()) -> Counter:
-        return Counter(name, text, labels, namespace="triptych", registry=self.registry)
+        self.facts.append(MetricFacts.of("counter", name, labels))
+        return Counter(name, text, labels, namespace=PREFIX, registry=self.registry)
 
     def gauge(self, name: str, text: str, labels: Sequence[str] = ()) -> Gauge:
-        return Gauge(name, text, labels, namespace="triptych", registry=self.registry)
+        self.facts.append(MetricFacts.of("gauge", name, labels))
+        return Gauge(name, text, labels, namespace=PREFIX, registry=self.registry)
 
     def histogram(
         self, name: str, text: str, labels: Sequence[str] = (), buckets: Sequence[float] = LATENCY_BUCKETS_S
     ) -> Histogram:
-        return Histogram(name, text, labels, namespace="triptych", registry=self.registry, buckets=buckets)
+        self.facts.append(MetricFacts.of("histogram", name, labels))
+        return Histogram(name, text, labels, namespace=PREFIX, registry=self.registry, buckets=buckets)
+
+    def plain_histogram(
+        self, name: str, text: str, labels: Sequence[str], buckets: Sequence[float]
+    ) -> PlainHistogram:
+        """For what is observed very often, by one thread."""
+        self.facts.append(MetricFacts.of("histogram", name, labels))
+        return PlainHistogram(f"{PREFIX}_{name}", text, labels, buckets, self.registry)
 
     def render(self) -> bytes:
         """The text of a scrape, of type `CONTENT_TYPE`."""

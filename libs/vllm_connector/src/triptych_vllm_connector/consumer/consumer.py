@@ -18,6 +18,7 @@ from typing import Any
 from triptych_common.domain.errors import StoreError
 from triptych_common.protocol.messages import EncoderCacheMetadata, Outcome
 from triptych_common.protocol.store import EntrySealed, StoreReply, WriterLost
+from triptych_vllm_connector import engine_tally
 from triptych_vllm_connector.consumer.admission import Admission
 from triptych_vllm_connector.consumer.deadlines import Deadlines
 from triptych_vllm_connector.consumer.item_grants import ItemGrants
@@ -28,7 +29,8 @@ from triptych_vllm_connector.consumer.overlap import NO_OVERLAP, OverlapPolicy, 
 from triptych_vllm_connector.consumer.ports import EncoderCache, MessageSender, PinLink
 from triptych_vllm_connector.consumer.preallocator import Preallocator
 from triptych_vllm_connector.consumer.request_table import RequestTable
-from triptych_vllm_connector.step_orders import LoadOrder
+from triptych_vllm_connector.engine_tally import Changes, EngineTally
+from triptych_vllm_connector.step_orders import LoadedTensor, LoadOrder
 
 
 class StoreLost:
@@ -103,6 +105,7 @@ class Consumer:
     ) -> None:
         self._inbox = inbox
         self._preallocator = preallocator
+        self._tally = EngineTally()
         self._requests = RequestTable(instance, encodes_request, now_ns)
         self._deadlines = Deadlines(now, set_alarm)
         self._pins = ItemPins(link, cache)
@@ -119,6 +122,7 @@ class Consumer:
         admission = self._requests.get(request.request_id)
         if admission is None:
             admission = self._requests.open_request(request)
+            self._tally.count(engine_tally.LOCAL_ENCODES, int(admission.is_local))
             if not admission.has_failed:
                 for feature in admission.covered_by(num_computed_tokens):
                     self._replies.skip_item(admission, feature, "prefix_cached")
@@ -193,6 +197,12 @@ class Consumer:
             self._pins.order_load(mm_hash, admission.traceparent if admission else None)
         self._preallocator.finalize_allocation(mm_hash)
 
+    def on_loaded(self, tensors: Iterable[LoadedTensor]) -> None:
+        """Workers have loaded these."""
+        for each in tensors:
+            self._tally.count(engine_tally.HANDOVER_BYTES, each.num_bytes, each.transport)
+            self._tally.observe(engine_tally.HANDOVER_S, each.seconds, each.transport)
+
     def take_loads(self) -> list[LoadOrder]:
         return self._pins.take_load_orders()
 
@@ -203,6 +213,8 @@ class Consumer:
             Those requests, with the index of the first token whose key and value may be wrong.
         """
         first_tokens: dict[str, int] = {}
+        mm_hashes = tuple(mm_hashes)
+        self._tally.count(engine_tally.FAILED_LOADS, len(mm_hashes))
         for mm_hash in mm_hashes:
             for engine_request_id in self._pins.requests_of(mm_hash):
                 admission = self._requests[engine_request_id]
@@ -256,6 +268,7 @@ class Consumer:
         self._deadlines.end_wait(request.request_id)
         if admission is None:
             admission, num_computed_tokens = self._requests.admission_of_unopened(request), 0
+        self._observe_wait(admission)
         for feature in admission.features:
             if admission.has_failed:
                 self._replies.ack_item(admission, feature, Outcome.FAILED)
@@ -298,6 +311,7 @@ class Consumer:
     def on_unparked(self, engine_request_id: str, step: int) -> None:
         admission = self._requests.get(engine_request_id)
         if admission is not None:
+            self._observe_wait(admission)
             self._requests.note_unparked(admission, step)
 
     def attach_waker(self, wake_engine: Callable[[], None]) -> None:
@@ -331,8 +345,33 @@ class Consumer:
         admission = self._requests.get(engine_request_id)
         return admission is not None and admission.has_failed
 
+    # ---- what is counted -------------------------------------------------------------------------
+    def on_stalled(self) -> None:
+        """A running request waits for an item from now on."""
+        self._tally.count(engine_tally.STALLS)
+
+    def note_waiting(self, num_parked: int, num_stalled: int) -> None:
+        """So many wait now."""
+        self._tally.set_gauge(engine_tally.PARKED, num_parked)
+        self._tally.set_gauge(engine_tally.STALLED, num_stalled)
+
+    def take_changes(self) -> Changes:
+        """For the host's metrics: what has changed since the last time."""
+        tally, preallocator = self._tally, self._preallocator
+        tally.count_up_to(engine_tally.PREALLOCATIONS, preallocator.num_granted, "granted")
+        tally.count_up_to(engine_tally.PREALLOCATIONS, preallocator.num_queued, "queued")
+        tally.set_gauge(engine_tally.PENDING, preallocator.num_pending)
+        tally.set_gauge(engine_tally.BUDGET_USED, preallocator.num_embeds_used)
+        if preallocator.budget_embeds is not None:
+            tally.set_gauge(engine_tally.BUDGET, preallocator.budget_embeds)
+        return tally.take()
+
+    def _observe_wait(self, admission: Admission) -> None:
+        if (waited_s := self._requests.waited_s(admission)) is not None:
+            self._tally.observe(engine_tally.WAIT_S, waited_s)
+
     def counts(self) -> dict[str, int]:
-        """For tests, metrics and the invariant that all are 0 when idle."""
+        """For tests, and the invariant that all are 0 when idle."""
         return {
             "requests": len(self._requests),
             "watching": self._pins.count_items(EngineItemState.WATCHING),

@@ -76,6 +76,12 @@ class Preallocator:
         self._spaces: dict[str, ItemSpace] = {}
         self._used = 0
         self._pending: OrderedDict[str, tuple[Need, ...]] = OrderedDict()
+        self.num_granted = 0  # items, ever
+        self.num_queued = 0  # items for which there was no space when it was asked for
+
+    @property
+    def budget_embeds(self) -> int | None:
+        return self._budget
 
     @property
     def num_embeds_used(self) -> int:
@@ -106,6 +112,7 @@ class Preallocator:
         is_first = not self._pending or next(iter(self._pending)) == engine_request_id  # no request overtakes
         granted = self._grant(engine_request_id, needs) if is_first else []
         rest = tuple(needs[len(granted) :])
+        self.num_queued += len(rest)
         if rest:
             self._pending[engine_request_id] = rest
         else:
@@ -169,6 +176,7 @@ class Preallocator:
                 space = self._spaces[need.mm_hash] = ItemSpace(need.mm_hash, need.num_embeds)
                 self._used += need.num_embeds
             space.engine_request_ids.add(engine_request_id)
+        self.num_granted += len(granted)
         return granted
 
     def _fitting(self, needs: Sequence[Need]) -> list[Need]:

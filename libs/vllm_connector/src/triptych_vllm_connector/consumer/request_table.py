@@ -185,6 +185,10 @@ class RequestTable:
         admission.parked_ns, admission.parked_at_step = self._now_ns(), step
         admission.num_missing = num_missing
 
+    def waited_s(self, admission: Admission) -> float | None:
+        """Since it was parked or stalled; None: it is neither."""
+        return None if admission.parked_ns is None else max(0, self._now_ns() - admission.parked_ns) / 1e9
+
     def note_unparked(self, admission: Admission, step: int) -> None:
         if admission.parked_ns is not None:
             attributes = {

@@ -24,7 +24,7 @@ from triptych_vllm_connector.scheduler.failed_loads import LoadsInFlight, undo_f
 from triptych_vllm_connector.scheduler.giving_way import GivingWay, overlap_policy
 from triptych_vllm_connector.scheduler.prompt_chunks import DECODE_SHARES, PromptChunks
 from triptych_vllm_connector.scheduler.prompt_steps import PromptSteps
-from triptych_vllm_connector.step_metadata import FailedLoads, StepOrders
+from triptych_vllm_connector.step_metadata import LoadReport, StepOrders
 
 
 class ParkingMixin:
@@ -117,6 +117,8 @@ class ParkingMixin:
                     continue
                 self.consumer.admit_request(request, request.num_computed_tokens)
             if self.consumer.is_waiting(engine_request_id):
+                if engine_request_id not in self._stalled:
+                    self.consumer.on_stalled()
                 self._stalled.add(engine_request_id)
                 self._note_wait(request)
 
@@ -170,11 +172,14 @@ class ParkingMixin:
         self._prompt_steps.on_step_output(scheduler_output)
         reported = model_runner_output.ec_connector_output
         metadata = None if reported is None else reported.ec_connector_worker_meta
-        if isinstance(metadata, FailedLoads):
-            undo_failed_loads(
-                metadata.mm_hashes, self.consumer, self._loads_in_flight, self, model_runner_output
-            )
+        if isinstance(metadata, LoadReport):
+            self.consumer.on_loaded(metadata.loaded)
+            if metadata.failed:
+                undo_failed_loads(
+                    metadata.failed, self.consumer, self._loads_in_flight, self, model_runner_output
+                )
         self._loads_in_flight.on_step_output(_loads_of(scheduler_output))
+        self.consumer.note_waiting(len(self._parked), len(self._stalled))
         outputs = super().update_from_output(scheduler_output, model_runner_output)  # type: ignore[misc]
         for engine_request_id in self._stalled:
             self._note_wait(self.requests[engine_request_id])  # type: ignore[attr-defined]

@@ -12,7 +12,7 @@ from triptych_common.protocol.store import Unpin
 from triptych_common.region.tensor_view import TORCH_DTYPES
 from triptych_common.telemetry.logs import get_logger
 from triptych_vllm_connector.config import ConnectorConfig
-from triptych_vllm_connector.step_orders import LoadOrder
+from triptych_vllm_connector.step_orders import LoadedTensor, LoadOrder
 from triptych_vllm_connector.worker.containment import check_device
 from triptych_vllm_connector.worker.store_worker import TRANSFER_ERRORS, StoreWorker
 
@@ -34,6 +34,7 @@ class LoadingWorker(StoreWorker):
         super().__init__(config, rank, device_type)
         self._device_type = device_type
         self._failed: set[str] = set()
+        self._loaded: list[LoadedTensor] = []
         self._released: queue.SimpleQueue[int | None] = queue.SimpleQueue()
         self._releaser = threading.Thread(target=self._release_pins, name="triptych-release", daemon=True)
         self._releaser.start()
@@ -62,24 +63,31 @@ class LoadingWorker(StoreWorker):
                 continue
             encoder_cache[order.mm_hash] = injected
             self.num_injected += 1
+            end_ns, transport = time.time_ns(), transport_of(descriptor.memory).value
+            self._loaded.append(LoadedTensor(transport, injected.nbytes, max(0, end_ns - start_ns) / 1e9))
             address, num_bytes = self._transports.extent(descriptor.memory) or (0, 0)
             self._span(
                 "prefill.inject",
                 start_ns,
-                time.time_ns(),
+                end_ns,
                 order.traceparent,
                 order.mm_hash,
                 num_bytes=injected.nbytes,
                 view_address=injected.data_ptr(),
                 region_address=address,
                 region_num_bytes=num_bytes,
-                transport=transport_of(descriptor.memory).value,
+                transport=transport,
             )
 
     def take_failed_loads(self) -> frozenset[str]:
         """The mm_hashes of this step that are zeros instead of what they should be."""
         failed, self._failed = frozenset(self._failed), set()
         return failed
+
+    def take_loaded(self) -> tuple[LoadedTensor, ...]:
+        """What this step has loaded."""
+        loaded, self._loaded = tuple(self._loaded), []
+        return loaded
 
     def _zeros(self, order: LoadOrder) -> torch.Tensor:
         """In the order's shape, but of one element: memory may be what there was too little of."""

@@ -12,4 +12,5 @@ gate_policy   which of them go next, and how many at a time
 reporter      publishes EncoderCacheMetadata (sizes), EncodeCompleted and EncodeFailed
 ledger        which requesters still wait for a sealed item, so how long the producer's pin is kept
 reply_reader  their replies (`preallocations`, `acks`), which end the pins
+job_telemetry the spans and metrics of all that
 """

@@ -11,13 +11,15 @@ from contextlib import asynccontextmanager, contextmanager
 from triptych_common.protocol.messages import FailureKind, RequesterKey
 from triptych_encoder.encoding import JobFailure
 from triptych_encoder.jobs.gate_policy import GateItem, GatePolicy
+from triptych_encoder.metrics import EncoderMetrics
 
 
 class EncodeGate:
     """One engine's. For one event loop."""
 
-    def __init__(self, policy: GatePolicy) -> None:
+    def __init__(self, policy: GatePolicy, metrics: EncoderMetrics) -> None:
         self._policy = policy
+        self._metrics = metrics
         self._turns: dict[GateItem, asyncio.Future[None]] = {}
         self._answered_at = float("-inf")
 
@@ -73,5 +75,6 @@ class EncodeGate:
 
     def _open(self) -> None:
         while batch := self._policy.take_batch():
+            self._metrics.batch_items.observe(len(batch))
             for item in batch:
                 self._turns[item].set_result(None)

@@ -21,7 +21,7 @@ from triptych_common.domain.errors import StoreFullError
 from triptych_common.protocol.codec import Envelope
 from triptych_common.protocol.messages import EncodeJob, EncoderCacheMetadata, FailureKind
 from triptych_common.protocol.store import Reserved
-from triptych_common.telemetry import record_span, span, within_trace
+from triptych_common.telemetry import within_trace
 from triptych_common.telemetry.logs import get_logger
 from triptych_encoder.encoding import (
     LARGE_PIXELS,
@@ -39,6 +39,7 @@ from triptych_encoder.jobs.encode_gate import EncodeGate
 from triptych_encoder.jobs.gate_policy import GateItem
 from triptych_encoder.jobs.held_parts import HeldPart, HeldParts, hold_parts
 from triptych_encoder.jobs.job_leases import JobLeases, check_deadline, remaining_s
+from triptych_encoder.jobs.job_telemetry import JobTelemetry
 from triptych_encoder.jobs.ledger import Ledger
 from triptych_encoder.jobs.media_source import MediaGoneError, MediaSource
 from triptych_encoder.preprocessing.cost_budget import CostBudget
@@ -71,6 +72,7 @@ class JobRunner:
         ledger: Ledger,
         instance: str,
         namespace_digest: str,
+        telemetry: JobTelemetry,
     ) -> None:
         """`prepared_pixels`: of all large images from their preprocessing to the end of their encode."""
         self._engine = engine
@@ -84,6 +86,7 @@ class JobRunner:
         self._ledger = ledger
         self._instance = instance
         self._namespace_digest = namespace_digest
+        self._telemetry = telemetry
         self._active: dict[str, ActiveJob] = {}  # by entry id: a job may stand on the stream twice
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # by mm_hash
         self.num_encodes = 0
@@ -111,9 +114,10 @@ class JobRunner:
             log.error(
                 "job of another namespace refused", job_id=message.job_id, namespace=message.namespace_digest
             )
+            self._telemetry.on_refused(message)
             await delivery.reject("job of another namespace than the stream's")
             return
-        self._record_queue_time(delivery, message)
+        self._telemetry.on_taken(delivery, message)
         job: ActiveJob | None = None
         try:
             job = await self._leases.take_job(delivery, message)
@@ -123,15 +127,18 @@ class JobRunner:
         except asyncio.CancelledError:
             if job is not None:
                 job.enter(JobState.HANDED_BACK)
+            self._telemetry.on_end(message, JobState.HANDED_BACK)
             await delivery.hand_back()
             raise
         finally:
             self._active.pop(delivery.entry_id, None)
+        self._telemetry.on_end(message, JobState.DROPPED if job is None else job.state)
         await delivery.ack()
 
     async def on_dead_letter(self, envelope: Envelope, reason: str) -> None:
         """The job was delivered too often: report that before it goes to the dead letters."""
         if isinstance(envelope.message, EncodeJob) and self._is_ours(envelope.message):
+            self._telemetry.on_failed(envelope.message, FailureKind.DEAD_LETTER)
             await self._leases.fail_dead_letter(envelope.message, envelope, reason)
 
     async def _work_on(self, job: ActiveJob) -> None:
@@ -147,6 +154,7 @@ class JobRunner:
                 detail=failure.detail,
                 cause=_cause(failure),
             )
+            self._telemetry.on_failed(job.job, failure.kind)
             self._store_client.end_pins(self._ledger.remove_requesters(mm_hash, job.keys))
             await job.report_failed(failure.kind, failure.detail, self._instance)
         except asyncio.CancelledError:
@@ -192,7 +200,7 @@ class JobRunner:
         parts = parts_of(job, prepared, self._engine.dtype)
         spec = tensor_spec(prepared, self._engine.dtype)
         metadata = item_metadata(job, prepared, spec, self._instance, self._store_client.store)
-        with span("encoder.reserve", traceparent=envelope.traceparent, attributes=self._attributes(job)):
+        with self._telemetry.reserving(job, envelope):
             held = await self._reserve(active, item, metadata, parts)
         active.enter(JobState.RESERVED)
         metadata = metadata.model_copy(update={"sealed": held.is_sealed, "transport": held.transport})
@@ -204,7 +212,9 @@ class JobRunner:
             if encode_s is None:
                 self._drop(active, held)
                 return None
-            return metadata, await held.wait_for_pins(), encode_s
+            pin_ids = await held.wait_for_pins()
+            self._telemetry.on_sealed(job, sum(each.was_ordered for each in held), encode_s)
+            return metadata, pin_ids, encode_s
         except (JobFailure, asyncio.CancelledError):
             held.give_back()
             raise
@@ -257,11 +267,7 @@ class JobRunner:
         """The block is vLLM's work on the item."""
         began_ns = time.time_ns()
         async with self._gate.turn(item):
-            attributes = self._attributes(active.job)
-            traceparent = active.envelope.traceparent
-            record_span(
-                "encoder.gate", began_ns, time.time_ns(), traceparent=traceparent, attributes=attributes
-            )
+            self._telemetry.on_turn(active.job, active.envelope, began_ns)
             yield
 
     async def _is_still_needed(self, active: ActiveJob, announced_at: float) -> bool:
@@ -315,15 +321,17 @@ class JobRunner:
     async def _fetch(self, job: EncodeJob, envelope: Envelope) -> bytes:
         """While a gateway hangs, its items hold no share of the pixels."""
         check_deadline(envelope)
-        with span("encoder.fetch", traceparent=envelope.traceparent, attributes=self._attributes(job)):
+        with self._telemetry.fetching(job, envelope):
             try:
-                return await self._media.fetch(job, envelope)
+                media = await self._media.fetch(job, envelope)
             except MediaGoneError as error:
                 raise JobFailure(FailureKind.MEDIA_GONE, str(error)) from error
+        self._telemetry.on_media(job, media)
+        return media
 
     async def _prepare(self, job: EncodeJob, envelope: Envelope, media: bytes) -> PreparedItem:
         check_deadline(envelope)
-        with span("encoder.preprocess", traceparent=envelope.traceparent, attributes=self._attributes(job)):
+        with self._telemetry.preprocessing(job, envelope):
             try:
                 prepared = await self._engine.preprocess(job, media)
             except BadMediaError as error:
@@ -358,26 +366,6 @@ class JobRunner:
                 held.is_given_up = True
                 raise JobFailure(FailureKind.ENCODER_ERROR, str(error)) from error
         return self._gate.on_answer(began_at)
-
-    def _attributes(self, job: EncodeJob) -> dict[str, str | int]:
-        return {
-            "triptych.instance": self._instance,
-            "triptych.mm_hash": job.mm_hash,
-            "triptych.job_id": job.job_id,
-        }
-
-    def _record_queue_time(self, delivery: Delivery, job: EncodeJob) -> None:
-        envelope, num_deliveries = delivery.envelope, delivery.num_deliveries
-        if num_deliveries > 1:
-            log.info("job taken over", job_id=job.job_id, num_deliveries=num_deliveries)
-        now_ns = time.time_ns()
-        record_span(
-            "queue.encode_job",
-            now_ns - int(envelope.queued_s * 1e9),
-            now_ns,
-            traceparent=envelope.traceparent,
-            attributes=self._attributes(job) | {"triptych.num_deliveries": num_deliveries},
-        )
 
 
 def wait_for_space(state: tenacity.RetryCallState, longest_s: float) -> float:

@@ -8,5 +8,6 @@ upstream_body    what is sent: text, metadata in the place of media, or the raw 
 forward        to one instance after the other, until one answers; then its answer to the client
 upstream         HTTP to one prefill_decode, up to the first chunk of its answer
 streaming        the answer to the client, from its first chunk on
-sse                server-sent events as bytes, cut into whole ones
+sse                server-sent events as bytes, cut into whole ones; how many tokens they bring
+token_times        when tokens pass, for the metrics
 """

@@ -17,6 +17,7 @@ from triptych_common.telemetry import get_logger, span, trace_headers
 from triptych_gateway.access.callers import Caller
 from triptych_gateway.access.key_limiter import RequestCharge
 from triptych_gateway.chat.streaming import ClientStream, relay_stream, relay_whole
+from triptych_gateway.chat.token_times import TokenTimes
 from triptych_gateway.chat.upstream import Answer, DrainingError, UnreachableError, open_answer
 from triptych_gateway.decision.courses import Course
 from triptych_gateway.decision.encode_decisions import Answering, EncodeDecisions
@@ -26,6 +27,7 @@ from triptych_gateway.endpoints.table import CHAT
 from triptych_gateway.errors import unavailable
 from triptych_gateway.metrics import GatewayMetrics
 from triptych_gateway.request.chat_request import ChatRequest
+from triptych_gateway.request.content_parts import modality_of
 from triptych_gateway.request.text_request import TextRequest
 from triptych_gateway.routing.instances import Choice, Instances
 from triptych_gateway.tracing.request_span import RequestSpan
@@ -83,7 +85,7 @@ class Forwarder:
             waiting.set_attribute("triptych.prefill_decode", record.instance)
         try:
             with answer:
-                await self._relay(dispatch, answer, client)
+                await self._relay(dispatch, record, answer, client)
         finally:
             answering.end()
             self.instances.router.end_request(record.instance)
@@ -143,19 +145,25 @@ class Forwarder:
         answering.on_first_token(is_stream=stream)
         return answer, answering
 
-    async def _relay(self, dispatch: Dispatch, answer: Answer, client: ClientStream) -> None:
-        root, media_wait = dispatch.arrival.root, dispatch.media_wait
+    async def _relay(
+        self, dispatch: Dispatch, record: InstanceRecord, answer: Answer, client: ClientStream
+    ) -> None:
+        arrival, media_wait = dispatch.arrival, dispatch.media_wait
         sealed_at = None if media_wait is None else media_wait.sealed_at
-        if not dispatch.request.stream:
-            root.on_whole_answer(answer.first, sealed_at)
+        modality = modality_of(dispatch.request.media)
+        series = self.metrics.latencies.of(dispatch.endpoint.path, record.model or "", modality)
+        times = TokenTimes(series, arrival.at)
+        if dispatch.request.stream:
+            arrival.root.on_first_chunk(sealed_at)
+            with span("gateway.stream") as streaming:
+                num_chunks = await relay_stream(
+                    answer, client, self.chunk_timeout_s, times, arrival.root.facts
+                )
+                streaming.set_attribute("triptych.num_chunks", num_chunks)
+        else:
+            arrival.root.on_whole_answer(answer.first, sealed_at)
             await relay_whole(answer, client, self.chunk_timeout_s)
-            return
-        root.on_first_chunk(sealed_at)
-        kind = "image" if dispatch.request.media else "none"
-        self.metrics.first_token_s.labels(kind).observe(time.monotonic() - dispatch.arrival.at)
-        with span("gateway.stream") as streaming:
-            num_chunks = await relay_stream(answer, client, self.chunk_timeout_s, root.facts)
-            streaming.set_attribute("triptych.num_chunks", num_chunks)
+        times.on_end()
 
 
 async def _prefer_item_failure(dispatch: Dispatch, error: RequestError) -> None:

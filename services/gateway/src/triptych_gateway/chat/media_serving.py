@@ -37,6 +37,7 @@ from triptych_gateway.files.file_service import FileService, files_not_enabled
 from triptych_gateway.metrics import GatewayMetrics
 from triptych_gateway.race import race
 from triptych_gateway.request.chat_request import ChatRequest
+from triptych_gateway.request.content_parts import modality_of
 from triptych_gateway.request.item_counts import check_counts
 from triptych_gateway.request.media import MediaIntake, TakenItem
 from triptych_gateway.request.prompt_length import check_prompt_length
@@ -76,6 +77,7 @@ class MediaServing:
         """
         digest = await self.instances.wait_namespace(request.model)
         await self._find_files(request, arrival)
+        self.metrics.items_per_request.labels(modality_of(request.media)).observe(len(request.media))
         check_counts(request.media, self.instances.view.item_limits(digest))
         arrival.root.end_stage(Stage.QUEUE)
         with span("gateway.media", attributes={"triptych.num_items": len(request.media)}):

@@ -7,6 +7,10 @@ import orjson
 _END = b"\n\n"
 DONE = b"data: [DONE]"
 _ERROR = b'"error"'  # in text its quotes would be escaped
+_ROLE = b'"role"'  # likewise: vLLM's first event of each choice, without a token
+_DONE_EVENT = DONE + _END
+_OBJECT_END = b"}}" + _END  # what an event with a usage ends with
+_USAGE = b'"choices":[]'  # likewise: the event with the usage alone
 
 
 class EventCutter:
@@ -46,6 +50,21 @@ def cut_at_error(events: bytes) -> tuple[bytes, dict[str, Any] | None]:
             return before, error
         before += event + _END
     return events, None
+
+
+def num_tokens_in(events: bytes) -> int:
+    """Events of vLLM's that bring a token. One may bring several, where the engine speculates."""
+    num_events = events.count(b"\n") // 2  # a line of JSON, and the empty one behind it
+    if events.endswith(_DONE_EVENT):
+        num_events -= 1 + events.count(_USAGE)
+    elif events.endswith(_OBJECT_END):
+        num_events -= events.count(_USAGE)
+    return num_events
+
+
+def num_roles_in(events: bytes) -> int:
+    """Events of vLLM's without a token, at the beginning of each choice."""
+    return events.count(_ROLE)
 
 
 def _error_of(event: bytes) -> dict[str, Any] | None:

@@ -8,6 +8,7 @@ from starlette.requests import ClientDisconnect
 from triptych_common.domain.errors import RequestError
 from triptych_common.telemetry.logs import get_logger
 from triptych_gateway.chat.sse import cut_at_error
+from triptych_gateway.chat.token_times import TokenTimes
 from triptych_gateway.chat.upstream import Answer
 from triptych_gateway.errors import unavailable
 from triptych_gateway.race import Guard, StepTimer
@@ -67,12 +68,17 @@ async def relay_whole(answer: Answer, client: ClientStream, timeout_s: float) ->
 
 
 async def relay_stream(
-    answer: Answer, client: ClientStream, timeout_s: float, facts: AnswerFacts | None = None
+    answer: Answer,
+    client: ClientStream,
+    timeout_s: float,
+    times: TokenTimes,
+    facts: AnswerFacts | None = None,
 ) -> int:
     """Pass whole events through, untouched. A stream that breaks off is to end with an error event.
 
     Args:
         timeout_s: for each chunk, to come, and to be taken by the client.
+        times: is told when tokens come.
         facts: gets what passes; None: nobody wants to know.
 
     Returns:
@@ -90,6 +96,7 @@ async def relay_stream(
         await client.begin_answer(headers)
         while chunk:
             good, fault = cut_at_error(chunk)
+            times.on_events(good)
             if good:
                 timer.begin_step(ClientDisconnect)
                 await client.write_chunk(good)

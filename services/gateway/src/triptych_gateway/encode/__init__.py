@@ -11,5 +11,6 @@ item_queue         the items that a step is due for
 flight_requests    which requesters Redis knows of, in the flight of which item
 job_queue          limits of each namespace's jobs stream
 encode_job         the job itself, made from the requests that wait
+stream_lags      what waits on the streams, for a scrape
 final_acks       the gateway's own acks to encoders, where prefill_decode will not send one
 """

@@ -65,6 +65,7 @@ class EncodeOrders:
         self._media_waits: dict[RequestId, MediaWait] = {}
         self._queue = ItemQueue()  # bounded by the items in the table and in the flight requests
         self.table = ItemTable()
+        metrics.encodes_in_flight.set_function(lambda: sum(item.in_flight for item in self.table))
         self.flight_requests = FlightRequests(single_flight, limits)
 
     # ---- a request's side ------------------------------------------------------------------------
@@ -99,6 +100,7 @@ class EncodeOrders:
         for mm_hash in media_wait.mm_hashes:
             sizes = self._sizes.get_local(mm_hash)
             if sizes is not None:
+                self._metrics.cache_hits.labels("memory").inc()
                 self.table.recall_sizes(mm_hash, sizes)
             elif (item := self.table.get(mm_hash)) is not None and item.state is ItemState.UNKNOWN:
                 unknown.append(mm_hash)
@@ -109,6 +111,7 @@ class EncodeOrders:
             return
         for mm_hash, sizes in zip(unknown, found, strict=True):
             if sizes is not None:
+                self._metrics.cache_hits.labels("redis").inc()
                 self.table.recall_sizes(mm_hash, sizes)
 
     def lacks_job(self, media_wait: MediaWait) -> bool:
@@ -149,7 +152,8 @@ class EncodeOrders:
         self, item: Item, *, of_request: RequestId | None = None, retry_of: FailureKind | None = None
     ) -> None:
         """`of_request`: its jobs are published in the order in which they are ordered."""
-        if self.table.order_item(item.mm_hash, JobId(f"job-{uuid4().hex}"), retry_of=retry_of):
+        job_id = JobId(f"job-{uuid4().hex}")
+        if self.table.order_item(item.mm_hash, job_id, retry_of=retry_of, now=time.monotonic()):
             self._queue_step(item.mm_hash, of_request=of_request)
 
     def _items_of(self, media_wait: MediaWait) -> list[Item]:
@@ -192,6 +196,7 @@ class EncodeOrders:
 
     def _on_failed(self, message: EncodeFailed) -> None:
         mm_hash, job_id = MmHash(message.mm_hash), JobId(message.job_id)
+        self._metrics.encode_failures.labels(message.kind.value).inc()
         item = self.table.get(mm_hash)
         if item is not None and item.in_flight and item.job_id != job_id:
             self._queue_step(mm_hash, check=True)  # late; or of our job, whose id Redis has not answered yet
@@ -200,6 +205,10 @@ class EncodeOrders:
 
     def _on_completed(self, message: EncodeCompleted) -> None:
         mm_hash = MmHash(message.mm_hash)
+        if (ordered := self.table.get(mm_hash)) is not None and ordered.job_id == message.job_id:
+            self._metrics.encode_s.observe(time.monotonic() - ordered.ordered_at)
+            if not message.encode_s:
+                self._metrics.cache_hits.labels("store").inc()
         request_ids = self.table.seal_item(mm_hash)
         self._queue_step(mm_hash)
         item = self.table.get(mm_hash)

@@ -64,6 +64,7 @@ class Item:
     retry_of: FailureKind | None = None  # the failure because of which it was ordered
     num_attempts: int = 0  # jobs since the last success, over all gateways as far as they are known
     failure: ItemFailure | None = None
+    ordered_at: float = 0.0  # monotonic seconds: when the job in flight was ordered
     request_ids: set[RequestId] = field(default_factory=set)
 
     @property
@@ -122,13 +123,15 @@ class ItemTable:
             if item.state in (ItemState.UNKNOWN, ItemState.SIZING):
                 transition(item, ItemState.SIZED)
 
-    def order_item(self, mm_hash: MmHash, job_id: JobId, *, retry_of: FailureKind | None = None) -> bool:
+    def order_item(
+        self, mm_hash: MmHash, job_id: JobId, *, retry_of: FailureKind | None = None, now: float = 0.0
+    ) -> bool:
         """A job is about to be asked for. False: one is in flight already, ask for none."""
         item = self._items.get(mm_hash)
         if item is None or item.in_flight:
             return False
         transition(item, ItemState.SIZING if item.sizes is None else ItemState.SIZED)
-        item.job_id = job_id
+        item.job_id, item.ordered_at = job_id, now
         item.is_claimed, item.retry_of = False, retry_of
         item.num_attempts += 1
         item.failure = None

@@ -7,12 +7,13 @@ A media part may name an uploaded file by its `file_id`, in the place of a URL. 
 `input_file` can do nothing else.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from triptych_common.domain.errors import RequestError
 from triptych_common.protocol.messages import Modality
+from triptych_gateway.metrics import MIXED, TEXT
 from triptych_gateway.request.known_file import KnownFile
 
 # type -> key that holds the text
@@ -64,6 +65,14 @@ class MediaPart:
             return len(self.content)
         is_text = self.is_base64 or self.url[:5].lower() == "data:"
         return len(self.url) * 3 // 4 if is_text else 0
+
+
+def modality_of(media: Sequence[MediaPart]) -> str:
+    """What a request is of, for metrics: text, the modality of its media, or mixed."""
+    if not media:
+        return TEXT
+    first = media[0].modality
+    return first.value if all(part.modality is first for part in media) else MIXED
 
 
 def text_of(part: Any) -> str | None:

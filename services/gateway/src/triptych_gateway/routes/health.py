@@ -9,6 +9,7 @@ from starlette.responses import Response
 from triptych_common.coordination import Registration
 from triptych_common.telemetry.metrics import CONTENT_TYPE
 from triptych_gateway.access.request_limiter import RequestLimiter
+from triptych_gateway.encode.stream_lags import StreamLags
 from triptych_gateway.endpoints.table import HEALTH, LIVE, METRICS, PING, READY, VERSION
 from triptych_gateway.metrics import GatewayMetrics
 from triptych_gateway.routes.local import add_route
@@ -18,7 +19,11 @@ PACKAGE = "triptych-gateway"
 
 
 def health_routes(
-    view: RegistryView, registration: Registration, limiter: RequestLimiter, metrics: GatewayMetrics
+    view: RegistryView,
+    registration: Registration,
+    limiter: RequestLimiter,
+    metrics: GatewayMetrics,
+    stream_lags: StreamLags,
 ) -> APIRouter:
     router = APIRouter()
 
@@ -60,6 +65,7 @@ def health_routes(
         )
 
     async def metrics_text() -> Response:
+        await stream_lags.measure()
         return Response(metrics.metrics.render(), headers={"Content-Type": CONTENT_TYPE})
 
     async def show_version() -> dict[str, str]:

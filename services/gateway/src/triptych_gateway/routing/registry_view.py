@@ -131,6 +131,11 @@ class RegistryView:
         async with self._changed:
             await self._changed.wait()
 
+    @property
+    def namespaces(self) -> frozenset[str]:
+        """Of all instances that are registered."""
+        return frozenset(r.namespace_digest for r in self._facts().records if r.namespace_digest)
+
     def has_encoder(self, namespace_digest: str) -> bool:
         """An encoder of this namespace is registered."""
         return namespace_digest in self._facts().encoder_namespaces

@@ -1,4 +1,4 @@
-"""Metrics over HTTP: `GET /metrics` on a Unix socket, or on a port of this host."""
+"""Metrics over HTTP: `GET /metrics` on a Unix socket, or on a port, of services that have no HTTP server."""
 
 import asyncio
 import os
@@ -7,41 +7,54 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from prometheus_client.exposition import CONTENT_TYPE_LATEST
-
-from triptych_common.domain.errors import StoreUnavailableError
+from triptych_common.runtime.listening import ListenError, bind_tcp
+from triptych_common.runtime.metrics_settings import MetricsSettings
+from triptych_common.telemetry.metrics import CONTENT_TYPE
 
 MAX_HEAD_BYTES = 8 << 10
 TIMEOUT_S = 5.0
 MAX_SCRAPES = 16
 
 
-class ScrapeServer:
-    """Answers scrapes with what `render` gives."""
+def check_listener(settings: MetricsSettings) -> None:
+    """Before anything expensive is started: the port can be had now.
 
-    def __init__(self, render: Callable[[], str]) -> None:
+    Raises:
+        ListenError: it cannot.
+    """
+    if settings.metrics_port is not None:
+        for sock in _bound(settings.metrics_host, settings.metrics_port):
+            sock.close()
+
+
+class ScrapeServer:
+    """Answers scrapes with what `render` gives. Nothing listens until `serve`, nor where nothing is set."""
+
+    def __init__(self, render: Callable[[], bytes]) -> None:
         self._render = render
         self._servers: list[asyncio.Server] = []
         self._path: Path | None = None
         self._num_open = 0
 
-    async def serve(self, path: Path | None, port: int | None) -> None:
-        """Listen at `path` (0600) and on `port` of 127.0.0.1, where given.
+    async def serve(self, settings: MetricsSettings) -> None:
+        """Listen at `metrics_socket` (0600), and on `metrics_port` of `metrics_host`, where they are set.
 
         Raises:
-            StoreUnavailableError: it cannot.
+            ListenError: it cannot.
         """
+        path = settings.metrics_socket
         try:
             if path is not None:
                 listener = _listen_at(path)
                 self._path = path
                 server = await asyncio.start_unix_server(self._answer, sock=listener, limit=MAX_HEAD_BYTES)
                 self._servers.append(server)
-            if port is not None:
-                server = await asyncio.start_server(self._answer, "127.0.0.1", port, limit=MAX_HEAD_BYTES)
-                self._servers.append(server)
+            if settings.metrics_port is not None:
+                for sock in _bound(settings.metrics_host, settings.metrics_port):
+                    server = await asyncio.start_server(self._answer, sock=sock, limit=MAX_HEAD_BYTES)
+                    self._servers.append(server)
         except OSError as error:
-            raise StoreUnavailableError(f"cannot serve metrics: {error.strerror or error}") from error
+            raise ListenError(f"cannot serve metrics: {error.strerror or error}") from error
 
     async def close(self) -> None:
         for server in self._servers:
@@ -71,13 +84,20 @@ class ScrapeServer:
         path = rest.partition(b" ")[0].partition(b"?")[0]
         if method not in (b"GET", b"HEAD") or path != b"/metrics":
             return b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
-        body = self._render().encode()
-        lines = f"HTTP/1.1 200 OK\r\nContent-Type: {CONTENT_TYPE_LATEST}\r\nContent-Length: {len(body)}\r\n"
+        body = self._render()
+        lines = f"HTTP/1.1 200 OK\r\nContent-Type: {CONTENT_TYPE}\r\nContent-Length: {len(body)}\r\n"
         return lines.encode() + b"Connection: close\r\n\r\n" + (body if method == b"GET" else b"")
 
 
+def _bound(host: str, port: int) -> list[socket.socket]:
+    try:
+        return bind_tcp(host, port)
+    except ListenError as error:
+        raise ListenError(f"cannot serve metrics: {error}") from error
+
+
 def _listen_at(path: Path) -> socket.socket:
-    """In place of what a dead store left: the region's lock makes sure that no other store has it."""
+    """In place of what a dead process left."""
     if path.is_socket():
         path.unlink()
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

@@ -1,0 +1,123 @@
+"""What is recorded of jobs: the spans of their stages, in each job's own trace, and the metrics."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from prometheus_client import Histogram
+
+from triptych_common.bus import Delivery
+from triptych_common.protocol.codec import Envelope
+from triptych_common.protocol.messages import EncodeJob, FailureKind
+from triptych_common.telemetry import record_span, span
+from triptych_common.telemetry.logs import get_logger
+from triptych_encoder.jobs.active_job import JobState
+from triptych_encoder.metrics import EncoderMetrics
+
+log = get_logger(__name__)
+
+REFUSED = "refused"  # no job of this encoder's at all: it is of another namespace
+
+
+class JobTelemetry:
+    """One encoder's."""
+
+    def __init__(self, instance: str, metrics: EncoderMetrics) -> None:
+        self._instance = instance
+        self._metrics = metrics
+
+    # ---- a job's beginning and end ---------------------------------------------------------------
+    def on_taken(self, delivery: Delivery, job: EncodeJob) -> None:
+        """It was taken from the stream."""
+        envelope, num_deliveries = delivery.envelope, delivery.num_deliveries
+        self._metrics.queue_s.labels(job.modality.value).observe(envelope.queued_s)
+        if num_deliveries > 1:
+            self._metrics.takeovers.inc()
+            log.info("job taken over", job_id=job.job_id, num_deliveries=num_deliveries)
+        now_ns = time.time_ns()
+        record_span(
+            "queue.encode_job",
+            now_ns - int(envelope.queued_s * 1e9),
+            now_ns,
+            traceparent=envelope.traceparent,
+            attributes=self._attributes(job) | {"triptych.num_deliveries": num_deliveries},
+        )
+
+    def on_end(self, job: EncodeJob, state: JobState) -> None:
+        """It is done with here."""
+        self._count_end(job, state.value.replace(" ", "_"))
+
+    def on_refused(self, job: EncodeJob) -> None:
+        """It is none of this encoder's jobs."""
+        self._count_end(job, REFUSED)
+
+    def on_failed(self, job: EncodeJob, kind: FailureKind) -> None:
+        """It will produce nothing."""
+        self._metrics.failures.labels(job.modality.value, kind.value).inc()
+
+    def _count_end(self, job: EncodeJob, outcome: str) -> None:
+        self._metrics.jobs.labels(job.modality.value, outcome).inc()
+
+    # ---- its stages ------------------------------------------------------------------------------
+    @contextmanager
+    def fetching(self, job: EncodeJob, envelope: Envelope) -> Iterator[None]:
+        """The block gets the media. Those that came with the job are there at once, and not timed."""
+        with self._span("encoder.fetch", job, envelope):
+            if envelope.blob is not None:
+                yield
+            else:
+                with self._metrics.fetch_s.time():
+                    yield
+
+    def on_media(self, job: EncodeJob, media: bytes) -> None:
+        """They are there."""
+        self._metrics.media_bytes.labels(job.modality.value).inc(len(media))
+
+    @contextmanager
+    def preprocessing(self, job: EncodeJob, envelope: Envelope) -> Iterator[None]:
+        """The block decodes the media and runs the model's processor."""
+        with self._timed("encoder.preprocess", self._metrics.preprocess_s, job, envelope):
+            yield
+
+    @contextmanager
+    def reserving(self, job: EncodeJob, envelope: Envelope) -> Iterator[None]:
+        """The block waits until the store has space."""
+        with self._timed("encoder.reserve", self._metrics.reserve_s, job, envelope):
+            yield
+
+    def on_turn(self, job: EncodeJob, envelope: Envelope, began_ns: int) -> None:
+        """The gate has given it to vLLM; `began_ns`: wall clock, when it came there."""
+        now_ns = time.time_ns()
+        self._metrics.gate_s.labels(job.modality.value).observe(max(now_ns - began_ns, 0) / 1e9)
+        record_span(
+            "encoder.gate",
+            began_ns,
+            now_ns,
+            traceparent=envelope.traceparent,
+            attributes=self._attributes(job),
+        )
+
+    def on_sealed(self, job: EncodeJob, num_written: int, encode_s: float) -> None:
+        """All of its parts are sealed: `num_written` by this encoder, in `encode_s` seconds of vLLM's."""
+        if not num_written:
+            self._metrics.store_hits.labels(job.modality.value).inc()
+            return
+        self._metrics.seals.inc(num_written)
+        self._metrics.encode_s.labels(job.modality.value).observe(encode_s)
+
+    @contextmanager
+    def _timed(self, name: str, seconds: Histogram, job: EncodeJob, envelope: Envelope) -> Iterator[None]:
+        with self._span(name, job, envelope), seconds.labels(job.modality.value).time():
+            yield
+
+    @contextmanager
+    def _span(self, name: str, job: EncodeJob, envelope: Envelope) -> Iterator[None]:
+        with span(name, traceparent=envelope.traceparent, attributes=self._attributes(job)):
+            yield
+
+    def _attributes(self, job: EncodeJob) -> dict[str, str | int]:
+        return {
+            "triptych.instance": self._instance,
+            "triptych.mm_hash": job.mm_hash,
+            "triptych.job_id": job.job_id,
+        }

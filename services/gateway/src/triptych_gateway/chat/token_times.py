@@ -1,0 +1,46 @@
+"""When the tokens of one answer pass, for the metrics."""
+
+import time
+
+from triptych_gateway.chat.sse import num_roles_in, num_tokens_in
+from triptych_gateway.metrics import LatencySeries
+
+
+class TokenTimes:
+    """Of one answer. What it does for each chunk must cost nothing that is seen beside the chunk's relay."""
+
+    __slots__ = ("_arrived_at", "_first_at", "_inter_token_s", "_last_at", "_num_tokens", "_series")
+
+    def __init__(self, series: LatencySeries, arrived_at: float) -> None:
+        """`arrived_at`: of the request, monotonic seconds."""
+        self._series = series
+        self._inter_token_s = series.inter_token_s
+        self._arrived_at = arrived_at
+        self._first_at = 0.0  # 0: no token yet
+        self._last_at = 0.0
+        self._num_tokens = 0
+
+    def on_events(self, events: bytes) -> None:
+        """Whole events of a stream have come. Several tokens at once have no gap between them."""
+        num_tokens = num_tokens_in(events)
+        if not self._num_tokens:
+            num_tokens -= num_roles_in(events)
+        if num_tokens <= 0:
+            return
+        now = time.monotonic()
+        if self._num_tokens:
+            self._inter_token_s.observe(now - self._last_at)
+        else:
+            self._first_at = now
+            self._series.first_token_s.observe(now - self._arrived_at)
+        for _ in range(num_tokens - 1):
+            self._inter_token_s.observe(0.0)
+        self._last_at = now
+        self._num_tokens += num_tokens
+
+    def on_end(self) -> None:
+        """The answer was good, and is at its end."""
+        if self._num_tokens > 1:
+            seconds = self._last_at - self._first_at
+            self._series.per_output_token_s.observe(seconds / (self._num_tokens - 1))
+        self._series.e2e_s.observe(time.monotonic() - self._arrived_at)

@@ -1,0 +1,70 @@
+"""StreamLags: how much waits on the streams that the gateway depends on, read from Redis for a scrape.
+
+Never for a request, and once in `READ_INTERVAL_S` at most, however many scrape. While Redis does not answer
+in time there are no figures, which is what `gateway_redis_up` says.
+"""
+
+import asyncio
+import time
+
+from triptych_common.bus import AsyncBus
+from triptych_common.bus.inspection import GroupLag, read_clock_s, read_lags
+from triptych_common.domain.errors import BusUnavailableError
+from triptych_common.protocol.names import everything
+from triptych_gateway.metrics import GatewayMetrics
+from triptych_gateway.routing.registry_view import RegistryView
+
+READ_INTERVAL_S = 1.0
+READ_LIMIT_S = 1.0  # a scrape does not wait for a slow Redis
+MAX_NAMESPACES = 64  # that are read; each is served by engines of its own
+
+
+class StreamLags:
+    """Sets the gauges. For one event loop."""
+
+    def __init__(self, bus: AsyncBus, view: RegistryView, gateway: str, metrics: GatewayMetrics) -> None:
+        self._bus = bus
+        self._view = view
+        self._gateway = gateway
+        self._metrics = metrics
+        self._reading = asyncio.Lock()
+        self._read_at = float("-inf")  # monotonic seconds
+
+    async def measure(self) -> None:
+        """Read the streams, unless that was done just now. Never raises for Redis."""
+        async with self._reading:
+            if time.monotonic() - self._read_at < READ_INTERVAL_S:
+                return
+            try:
+                async with asyncio.timeout(READ_LIMIT_S):
+                    await self._read()
+                self._metrics.redis_up.set(1)
+            except (BusUnavailableError, TimeoutError):
+                self._metrics.forget_streams()
+                self._metrics.redis_up.set(0)
+            self._read_at = time.monotonic()
+
+    async def _read(self) -> None:
+        names = self._bus.names
+        prefix = everything(names).removesuffix("*")
+        namespaces = sorted(self._view.namespaces)[:MAX_NAMESPACES]
+        of_jobs = {names.encode_jobs(each).removeprefix(prefix): each for each in namespaces}
+        results = names.encode_results(self._gateway).removeprefix(prefix)
+        lags = await read_lags(self._bus, [*of_jobs, results])
+        now_s = await read_clock_s(self._bus)
+        num_dead = await self._bus.stream_length(names.dead_letters)
+        self._metrics.forget_streams()
+        self._metrics.results_waiting.set(0)
+        for lag in lags:
+            namespace = of_jobs.get(lag.stream)
+            if namespace is not None:
+                self._set_jobs(namespace, lag, now_s)
+            else:
+                self._metrics.results_waiting.set(lag.num_entries)
+        self._metrics.dead_letters.set(num_dead)
+
+    def _set_jobs(self, namespace: str, lag: GroupLag, now_s: float) -> None:
+        age_s = 0.0 if lag.oldest_s is None else max(0.0, now_s - lag.oldest_s)
+        self._metrics.jobs_waiting.labels(namespace).set(lag.num_waiting)
+        self._metrics.jobs_pending.labels(namespace).set(lag.num_pending)
+        self._metrics.oldest_job_s.labels(namespace).set(age_s)

@@ -1,0 +1,57 @@
+"""Settings of a listener for scrapes: part of a service's own section in a file of settings, of no other."""
+
+import os
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+
+from triptych_common.runtime import MetricsSettings, ServiceSettings
+
+
+class ScrapedSettings(ServiceSettings, MetricsSettings):
+    config_section: ClassVar[str] = "encoder"
+
+
+@pytest.fixture(autouse=True)
+def _clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in list(os.environ):
+        if name.startswith("TRIPTYCH_"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("TRIPTYCH_RUN_DIR", str(tmp_path / "run"))
+
+
+def written(tmp_path: Path, text: str) -> str:
+    path = tmp_path / "settings.yaml"
+    path.write_text(text)
+    path.chmod(0o600)
+    return f"--config={path}"
+
+
+def test_by_default_nothing_is_to_listen() -> None:
+    settings = ScrapedSettings.load([])
+    assert (settings.metrics_socket, settings.metrics_port) == (None, None)
+    assert settings.metrics_host == "127.0.0.1"
+
+
+def test_environment_command_line_and_the_services_section(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = written(tmp_path, "encoder: {metrics_port: 9464, metrics_host: 0.0.0.0}\n")
+    assert ScrapedSettings.load([config]).metrics_port == 9464
+    assert ScrapedSettings.load([config]).metrics_host == "0.0.0.0"
+    monkeypatch.setenv("TRIPTYCH_METRICS_PORT", "9465")
+    assert ScrapedSettings.load([config]).metrics_port == 9465
+    assert ScrapedSettings.load([config, "--metrics-port=9466"]).metrics_port == 9466
+
+
+def test_one_port_for_all_services_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        ScrapedSettings.load([written(tmp_path, "common: {metrics_port: 9464}\n")])
+    assert "common has no setting metrics_port" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("value", ["0", "65536", "x"])
+def test_a_port_that_is_none_is_refused(value: str) -> None:
+    with pytest.raises(SystemExit):
+        ScrapedSettings.load([f"--metrics-port={value}"])

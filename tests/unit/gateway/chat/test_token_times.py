@@ -1,0 +1,79 @@
+"""When tokens pass: first token, gaps, time per token, whole answer."""
+
+from collections.abc import Callable
+
+import pytest
+
+from triptych_gateway.chat import token_times
+from triptych_gateway.chat.sse import num_roles_in, num_tokens_in
+from triptych_gateway.chat.token_times import TokenTimes
+from triptych_gateway.metrics import GatewayMetrics
+
+ROLE = b'data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""}}]}\n\n'
+TOKEN = b'data: {"choices":[{"index":0,"delta":{"content":"a \\"role\\" and \\"choices\\":[]"}}]}\n\n'
+USAGE = b'data: {"choices":[],"usage":{"completion_tokens":2}}\n\n'
+DONE = b"data: [DONE]\n\n"
+LABELS = {"route": "/v1/chat/completions", "model": "m", "modality": "image"}
+
+
+class Times:
+    """`TokenTimes` of a request that arrived at 10.0, on a clock of the test."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 10.0
+        monkeypatch.setattr(token_times.time, "monotonic", lambda: self.now)
+        self.metrics = GatewayMetrics()
+        series = self.metrics.latencies.of(*LABELS.values())
+        self.times = TokenTimes(series, arrived_at=10.0)
+
+    def at(self, now: float, step: Callable[[], None]) -> None:
+        self.now = now
+        step()
+
+    def value(self, name: str) -> float | None:
+        return self.metrics.metrics.registry.get_sample_value(f"triptych_gateway_{name}", LABELS)
+
+
+@pytest.mark.parametrize(
+    ("events", "num_tokens"),
+    [
+        (ROLE, 0),
+        (TOKEN, 1),
+        (USAGE, 0),
+        (DONE, 0),
+        (b"", 0),
+        (TOKEN + USAGE, 1),
+        (ROLE + TOKEN * 3 + USAGE + DONE, 3),
+    ],
+)
+def test_tokens_are_counted_by_their_events(events: bytes, num_tokens: int) -> None:
+    assert num_tokens_in(events) - num_roles_in(events) == num_tokens
+
+
+def test_a_streams_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    it = Times(monkeypatch)
+    it.at(10.5, lambda: it.times.on_events(ROLE))  # no token yet
+    it.at(11.0, lambda: it.times.on_events(TOKEN))
+    it.at(11.2, lambda: it.times.on_events(TOKEN))
+    it.at(11.8, lambda: it.times.on_events(TOKEN + TOKEN + USAGE + DONE))  # the last two came together
+    it.at(12.0, it.times.on_end)
+    assert it.value("time_to_first_token_seconds_sum") == pytest.approx(1.0)
+    assert it.value("inter_token_latency_seconds_count") == 3
+    assert it.value("inter_token_latency_seconds_sum") == pytest.approx(0.2 + 0.6 + 0.0)
+    assert it.value("request_time_per_output_token_seconds_sum") == pytest.approx(0.8 / 3)
+    assert it.value("e2e_request_latency_seconds_sum") == pytest.approx(2.0)
+
+
+def test_a_whole_answer_shows_its_end_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    it = Times(monkeypatch)
+    it.at(13.0, it.times.on_end)
+    assert it.value("e2e_request_latency_seconds_sum") == pytest.approx(3.0)
+    for name in ("time_to_first_token", "inter_token_latency", "request_time_per_output_token"):
+        assert it.value(f"{name}_seconds_count") == 0
+
+
+def test_one_token_has_no_time_per_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    it = Times(monkeypatch)
+    it.at(11.0, lambda: it.times.on_events(TOKEN))
+    it.at(11.0, it.times.on_end)
+    assert it.value("request_time_per_output_token_seconds_count") == 0
