@@ -31,6 +31,7 @@ DISTRIBUTIONS = {
     "pydantic_core": "pydantic",
     "pydantic_settings": "pydantic-settings",
     "pytest_asyncio": "pytest-asyncio",
+    "yaml": "pyyaml",
 }
 COMES_WITH_TORCH = {"torch"}
 OURS = {"triptych_common", "triptych_cache_store", "triptych_vllm_connector", "gpu_rates", "tests"}
