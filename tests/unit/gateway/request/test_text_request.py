@@ -6,7 +6,7 @@ import orjson
 import pytest
 
 from triptych_common.domain.errors import RequestError
-from triptych_common.domain.media_options import OptionRules
+from triptych_common.domain.media_options import OptionBounds
 from triptych_gateway.endpoints.endpoint import Endpoint, EndpointKind
 from triptych_gateway.endpoints.table import CHAT, FORWARDED
 from triptych_gateway.request.chat_request import RequestLimits
@@ -21,13 +21,14 @@ COMPUTED = [endpoint for endpoint in TEXT_ENDPOINTS if endpoint.kind is not Endp
 INPUTS = [(endpoint, name) for endpoint in TEXT_ENDPOINTS for name in endpoint.inputs]
 GUARD = PlaceholderGuard(("<image>",))
 IMAGE = {"type": "image_url", "image_url": {"url": "http://169.254.169.254/latest"}}
+OPTIONS = RequestOptions({"max_pixels": OptionBounds(min=4, max=1000)})
 LIMITS = RequestLimits(BodyBounds(max_prompt_bytes=100_000, max_values=5000), max_messages=10, max_choices=8)
 
 
-def parse(path: str | Endpoint, options: OptionRules | None = None, **fields: Any) -> TextRequest:
+def parse(path: str | Endpoint, **fields: Any) -> TextRequest:
     endpoint = BY_PATH[path] if isinstance(path, str) else path
-    rules = RequestOptions(options or {})
-    return parse_text_request(orjson.dumps({"model": "m", **fields}), endpoint, GUARD, LIMITS, rules)
+    raw = orjson.dumps({"model": "m", **fields})
+    return parse_text_request(raw, endpoint, GUARD, LIMITS, OPTIONS)
 
 
 def refusal(path: str | Endpoint, **fields: Any) -> tuple[int, str, str | None]:
@@ -131,14 +132,16 @@ def test_what_callers_may_not_set(endpoint: Endpoint) -> None:
         assert refusal(endpoint, **{name: value}) == (400, "field_not_allowed", name)
         xargs = {"vllm_xargs": {name: "x"}}
         assert refusal(endpoint, **xargs) == (400, "field_not_allowed", f"vllm_xargs.{name}")
-    options = {"mm_processor_kwargs": {"min_pixels": 1}}
-    assert refusal(endpoint, **options) == (400, "field_not_allowed", "mm_processor_kwargs")
+    options: dict[str, Any] = {"mm_processor_kwargs": {"min_pixels": 1}}
+    assert refusal(endpoint, **options) == (400, "invalid_value", "mm_processor_kwargs.min_pixels")
+    options = {"media_io_kwargs": {"image": {"image_mode": "L"}}}
+    assert refusal(endpoint, **options) == (400, "field_not_allowed", "media_io_kwargs")
 
 
 def test_processor_options_are_not_passed_on_where_they_are_allowed() -> None:
-    allowed: Any = {"min_pixels": {"min": 4, "max": 1000}}
-    request = parse("/v1/embeddings", allowed, input="a", mm_processor_kwargs=None)
-    assert "mm_processor_kwargs" not in request.body
+    """There is nothing here that they could change."""
+    body = parse("/v1/embeddings", input="a", mm_processor_kwargs={"max_pixels": 100}).body
+    assert body == {"model": "m", "input": "a"}
 
 
 def test_embeddings_and_plugin_data_are_refused() -> None:
