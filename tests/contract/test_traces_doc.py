@@ -10,7 +10,7 @@ from triptych_gateway.tracing.request_span import CHAT
 from triptych_gateway.tracing.stages import Stage
 
 PAGE = (ROOT / "docs" / "traces.md").read_text()
-MAKERS = {"span", "_span", "record_span", "_record_span"}
+MAKERS = {"span", "_span", "_timed_span", "record_span", "_record_span"}
 VLLMS = "llm_request"
 ATTRIBUTE = re.compile(r"`((?:gen_ai|http|error|triptych)\.[a-z_.]+)`")
 

@@ -76,13 +76,13 @@ class JobTelemetry:
     @contextmanager
     def preprocessing(self, job: EncodeJob, envelope: Envelope) -> Iterator[None]:
         """The block decodes the media and runs the model's processor."""
-        with self._timed("encoder.preprocess", self._metrics.preprocess_s, job, envelope):
+        with self._timed_span("encoder.preprocess", self._metrics.preprocess_s, job, envelope):
             yield
 
     @contextmanager
     def reserving(self, job: EncodeJob, envelope: Envelope) -> Iterator[None]:
         """The block waits until the store has space."""
-        with self._timed("encoder.reserve", self._metrics.reserve_s, job, envelope):
+        with self._timed_span("encoder.reserve", self._metrics.reserve_s, job, envelope):
             yield
 
     def on_turn(self, job: EncodeJob, envelope: Envelope, began_ns: int) -> None:
@@ -106,7 +106,7 @@ class JobTelemetry:
         self._metrics.encode_s.labels(job.modality.value).observe(encode_s)
 
     @contextmanager
-    def _timed(self, name: str, seconds: Histogram, job: EncodeJob, envelope: Envelope) -> Iterator[None]:
+    def _timed_span(self, name: str, seconds: Histogram, job: EncodeJob, envelope: Envelope) -> Iterator[None]:
         with self._span(name, job, envelope), seconds.labels(job.modality.value).time():
             yield
 
