@@ -32,9 +32,8 @@ class RequestSpan:
         self._span = started
         self._operation = operation
         self._stages = FirstTokenStages(arrived_at)
-        self.facts: AnswerFacts | None = (
-            AnswerFacts() if started.is_recording() else None
-        )  # None: nobody will read them
+        self._is_recording = started.is_recording()
+        self.facts: AnswerFacts | None = None  # of the answer; None: no span will have them
 
     def set_attribute(self, name: str, value: str | bool | int | float) -> None:
         self._span.set_attribute(name, value)
@@ -42,7 +41,7 @@ class RequestSpan:
     def on_request(self, body: Mapping[str, Any], *, stream: bool, num_items: int) -> None:
         """The body has been read, and is valid here."""
         self.end_stage(Stage.BODY)
-        if self.facts is not None:
+        if self._is_recording:
             parameters = parameters_of(body)
             self._span.set_attributes(
                 {attributes.NUM_ITEMS: num_items, attributes.REQUEST_STREAM: stream, **parameters}
@@ -87,6 +86,7 @@ class RequestSpan:
             self._span.set_status(StatusCode.ERROR)
         if self.facts is not None:
             self._span.set_attributes(self.facts.attributes())
+        if self._is_recording:
             self._span.set_attributes({_STAGES[stage]: ms for stage, ms in self._stages.as_ms().items()})
 
 
