@@ -14,6 +14,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.util._once import Once
 
+from tests.support.gateway.local_encode import QUICK, tower
 from tests.support.gateway.media_samples import data_url, image_bytes
 from tests.support.gateway.serving import MODEL
 from tests.support.gateway.system import System, opened_system
@@ -150,6 +151,26 @@ async def test_a_whole_answer_has_usage_and_no_first_token(
     assert {"triptych.ttft.body_ms", "triptych.ttft.queue_ms"} <= set(found)
     assert "triptych.ttft.prefill_ms" not in found
     assert "nobody may read" not in str(found)
+
+
+@pytest.mark.parametrize("system", [QUICK], indirect=True)
+async def test_a_way_that_came_to_nothing_has_its_own_stage(
+    spans: InMemorySpanExporter, system: System
+) -> None:
+    """Encoders hang, so an instance with a vision tower gets the request after a while."""
+    await tower(system)
+    system.encoder.before_metadata.clear()
+    content = [{"type": "text", "text": "what is this?"}, IMAGE]
+    body = {"model": MODEL, "stream": True, "messages": [{"role": "user", "content": content}]}
+    await system.post(body)
+    await system.assert_idle()
+    found = attributes_of(spans)
+    stages = {name: ms for name, ms in found.items() if name.startswith("triptych.ttft.")}
+    assert stages["triptych.ttft.given_up_ms"] >= 150, "most of local_encode_after_s"
+    assert "triptych.ttft.sizes_ms" not in stages
+    assert "triptych.ttft.prefill_ms" in stages
+    assert sum(stages.values()) == pytest.approx(found["gen_ai.server.time_to_first_token"] * 1e3, abs=0.01)
+    assert found["triptych.local_encode"] == "deadline_exceeded"
 
 
 async def test_what_passes_is_the_same_with_and_without_spans(
