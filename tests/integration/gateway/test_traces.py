@@ -14,6 +14,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.util._once import Once
 
+from tests.support.gateway.fake_prefill_decode import USAGE
 from tests.support.gateway.local_encode import QUICK, tower
 from tests.support.gateway.media_samples import data_url, image_bytes
 from tests.support.gateway.serving import MODEL
@@ -127,8 +128,8 @@ async def test_a_stream_in_the_terms_of_the_conventions(spans: InMemorySpanExpor
         "gen_ai.response.id": "chatcmpl-x",
         "gen_ai.response.model": MODEL,
         "gen_ai.response.finish_reasons": ["stop"],
-        "gen_ai.usage.input_tokens": 11,
-        "gen_ai.usage.output_tokens": 4,
+        "gen_ai.usage.input_tokens": USAGE["prompt_tokens"],
+        "gen_ai.usage.output_tokens": USAGE["completion_tokens"],
         "http.request.method": "POST",
         "http.route": "/v1/chat/completions",
         "http.response.status_code": 200,

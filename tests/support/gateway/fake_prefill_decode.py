@@ -22,7 +22,7 @@ from triptych_common.protocol.item_record import ItemRecord
 from triptych_common.protocol.messages import ECTransferParams, EncodeNeeded, InstanceRecord, Role
 from triptych_common.protocol.urls import base_url
 
-USAGE = {"prompt_tokens": 11, "completion_tokens": 4, "total_tokens": 15}
+USAGE = {"prompt_tokens": 2, "completion_tokens": 1, "total_tokens": 3}
 FINGERPRINT = (
     "fp-fake"  # vLLM's: in the event of a stream that tells its usage, else in the ends of its choices
 )
@@ -275,13 +275,18 @@ def _chunk(
         "model": body.get("model", MODEL),
         "choices": [{"index": 0, **written, "finish_reason": finish_reason}],
     } | ({} if fingerprint is None else {"system_fingerprint": fingerprint})
-    return b"data: " + json.dumps(chunk).encode() + b"\n\n"
+    return _event(chunk)
+
+
+def _event(chunk: dict[str, Any]) -> bytes:
+    """Without spaces, as vLLM writes it."""
+    return b"data: " + json.dumps(chunk, separators=(",", ":")).encode() + b"\n\n"
 
 
 def _usage_chunk(body: dict[str, Any]) -> bytes:
     chunk = {"id": "chatcmpl-x", "object": "chat.completion.chunk", "created": 1, "model": body["model"]}
     told = {"choices": [], "usage": USAGE, "system_fingerprint": FINGERPRINT}
-    return b"data: " + json.dumps(chunk | told).encode() + b"\n\n"
+    return _event(chunk | told)
 
 
 async def send_encode_needed(bus: AsyncBus, params: ECTransferParams, instance: str) -> None:
