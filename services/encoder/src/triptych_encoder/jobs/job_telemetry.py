@@ -106,7 +106,9 @@ class JobTelemetry:
         self._metrics.encode_s.labels(job.modality.value).observe(encode_s)
 
     @contextmanager
-    def _timed_span(self, name: str, seconds: Histogram, job: EncodeJob, envelope: Envelope) -> Iterator[None]:
+    def _timed_span(
+        self, name: str, seconds: Histogram, job: EncodeJob, envelope: Envelope
+    ) -> Iterator[None]:
         with self._span(name, job, envelope), seconds.labels(job.modality.value).time():
             yield
 
