@@ -17,6 +17,7 @@ class StoreSettings(ServiceSettings, MetricsSettings):
     """What the daemon needs to know."""
 
     config_section = "cache_store"
+    exports_spans = False
 
     instance: str = Field(default="store-0", description="name of this store; clients report it")
     region_dir: Path = Field(

@@ -124,7 +124,14 @@ async def run_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
                 new_client(settings.connect_timeout_s, settings.chunk_timeout_s) as http,
                 open_fetcher(_fetch_options(settings), media_threads, metrics) as fetcher,
             ):
-                forwarder = Forwarder(http, instances, decisions, metrics, settings.chunk_timeout_s)
+                forwarder = Forwarder(
+                    http,
+                    instances,
+                    decisions,
+                    metrics,
+                    settings.chunk_timeout_s,
+                    settings.max_answer_bytes,
+                )
                 media_serving = MediaServing(
                     gateway=settings.instance,
                     files=files,

@@ -75,6 +75,8 @@ class GatewaySettings(MediaSettings):
     """How long requests are still taken after the stop was announced, until every balancer has noticed."""
     max_requests_in_flight: PositiveInt = 256
     max_body_bytes: PositiveInt = 64 << 20
+    max_answer_bytes: PositiveInt = 64 << 20
+    """Of one answer that is not streamed: it is held until it is whole."""
     max_prompt_bytes: PositiveInt = 4 << 20
     """Of one body without its media: what is parsed here, and again by prefill_decode's own server."""
     max_body_values: PositiveInt = 50_000

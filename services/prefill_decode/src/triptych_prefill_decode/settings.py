@@ -78,6 +78,7 @@ class PrefillDecodeSettings(MediaSettings):
 
         Only encoders check what a processor made of such media before a tower gets it.
         """
+        super().model_post_init(context)
         if self.has_tower and (self.request_processor_options or any(self.media_options.values())):
             raise ValueError(
                 "TRIPTYCH_REQUEST_PROCESSOR_OPTIONS, TRIPTYCH_REQUEST_IMAGE_OPTIONS, "

@@ -85,6 +85,7 @@ def test_whatever_name_the_environment_has_for_it(
         ("gateway: {port: 1\n", "is not valid YAML (line 2)"),
         ("gateway: !!python/object/apply:os.system [exit]", "is not valid YAML (line 1)"),
         ("\x00", "is not valid YAML"),
+        ("gateway: {port: 2024-13-45}", "is not valid YAML"),
         ("gateway: {port: secret}", "port: Input should be a valid integer"),
     ],
 )
@@ -121,7 +122,7 @@ def test_what_counts_is_shown_with_its_origin_and_without_secrets(
     file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.setenv("TRIPTYCH_LOG_LEVEL", "debug")
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://environment")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://user:secret@environment")
     with pytest.raises(SystemExit) as caught:
         load(file, "--port", "9002", "--print-config")
     assert caught.value.code == 0
@@ -129,7 +130,7 @@ def test_what_counts_is_shown_with_its_origin_and_without_secrets(
     lines = shown.splitlines()
     assert "port = 9002  # command line" in lines
     assert 'log_level = "DEBUG"  # environment' in lines
-    assert 'otlp_endpoint = "http://environment"  # environment' in lines
+    assert 'otlp_endpoint = "http://***@environment"  # environment' in lines
     assert f'allowed_hosts = ["a.example","b.example"]  # {file}' in lines
     assert "drain_timeout_s = 15.0  # default" in lines
     assert f"redis_url = (hidden)  # {file}" in lines

@@ -75,6 +75,8 @@ def test_without_the_package_grpc_is_refused_at_the_start(
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc")
     assert ServiceSettings.load([]).otlp_protocol == "grpc"
     monkeypatch.setattr(exporters, "find_spec", lambda name: None)
+    assert ServiceSettings.load([]).otlp_protocol == "grpc"  # there is no collector
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://collector:4317")
     with pytest.raises(SystemExit):
         ServiceSettings.load([])
     assert "opentelemetry-exporter-otlp-proto-grpc" in capsys.readouterr().err

@@ -135,6 +135,11 @@ async def test_other_forms_of_usage(events: list[dict[str, Any]], num_tokens: in
         ),
         ({"stream": True, "stream_options": {"include_usage": True}}, {"include_usage": True}, False),
         ({"stream": True, "stream_options": "x"}, "x", False),  # vLLM refuses it
+        ({"stream": True, "stream_options": {"include_usage": "false"}}, {"include_usage": True}, True),
+        ({"stream": "true"}, {"include_usage": True}, True),
+        ({"stream": 1, "stream_options": {"include_usage": "yes"}}, {"include_usage": "yes"}, False),
+        ({"stream": "no"}, None, False),
+        ({"stream": "x"}, None, False),  # vLLM refuses it
         ({"stream": False}, None, False),
         ({}, None, False),
     ],
@@ -142,3 +147,23 @@ async def test_other_forms_of_usage(events: list[dict[str, Any]], num_tokens: in
 def test_a_stream_is_asked_for_its_usage(body: dict[str, Any], options: Any, is_added: bool) -> None:
     found, was_added = asking_for_usage(body)
     assert (found.get("stream_options"), was_added) == (options, is_added)
+
+
+@pytest.mark.parametrize("options", [{}, {"include_usage": True}])
+def test_events_of_many_tokens_cannot_be_asked_for(options: dict[str, Any]) -> None:
+    """A caller that leaves before the end would have had them for one each."""
+    found, _ = asking_for_usage({"stream": True, "stream_options": options, "stream_interval": 500})
+    assert "stream_interval" not in found
+
+
+@pytest.mark.parametrize("num_pieces", [1, 3, 1000])
+async def test_a_long_answer_is_not_parsed(num_pieces: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("triptych_gateway.access.answer_usage._parsed", lambda text: pytest.fail("parsed"))
+    usage = AnswerUsage(drops_usage_event=False)
+    text = json.dumps(
+        {"data": ["x" * 100] * 1000, "usage": USAGE, "prompt_logprobs": [None] * 50}, separators=(",", ":")
+    ).encode()
+    size = -(-len(text) // num_pieces)
+    pieces = [text[start : start + size] for start in range(0, len(text), size)]
+    assert b"".join(await passed(usage, *pieces, kind=b"application/json")) == text
+    assert usage.num_tokens == 12

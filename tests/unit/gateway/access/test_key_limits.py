@@ -92,6 +92,12 @@ def test_a_model_that_a_key_may_not_use_does_not_exist_for_it() -> None:
         ({}, 25),
         ({"max_tokens": 10}, 35),
         ({"max_tokens": 10, "max_completion_tokens": 20}, 45),
+        ({"max_tokens": 20, "max_completion_tokens": 1}, 45),  # whichever of them this endpoint reads
+        ({"max_tokens": 10, "prompt": ["a", "b", "c"]}, 55),
+        ({"max_tokens": 10, "prompt": [[1, 2], [3]]}, 45),
+        ({"max_tokens": 10, "prompt": [1, 2, 3]}, 35),
+        ({"max_tokens": 10, "messages": [[{"role": "user"}], [{"role": "user"}]]}, 45),
+        ({"max_tokens": 10, "messages": [{"role": "user"}, {"role": "user"}]}, 35),
         ({"max_output_tokens": 10, "n": 1}, 35),
         ({"max_tokens": 10, "n": 3}, 55),
         ({"max_tokens": True, "n": "2"}, 25),  # vLLM refuses it

@@ -43,6 +43,7 @@ class Times:
         (DONE, 0),
         (b"", 0),
         (TOKEN + USAGE, 1),
+        (USAGE.replace(b"}}\n", b'},"system_fingerprint":"x"}\n'), 0),  # as vLLM sends it
         (ROLE + TOKEN * 3 + USAGE + DONE, 3),
     ],
 )

@@ -5,6 +5,7 @@ import pytest
 from triptych_gateway.decision.decision_policy import EncodeWay
 from triptych_gateway.decision.idle_ways import (
     MARGIN,
+    MAX_AGE_S,
     MAX_FIRST_TRIALS,
     NUM_COLD,
     NUM_FIRST_TRIALS,
@@ -109,3 +110,25 @@ def test_trials_of_a_slow_way_cost_a_bounded_share(local_s: float) -> None:
     assert set(trials) == {LOCAL}
     assert len(trials) * (local_s - 1.0) <= TRIAL_SHARE * 1000
     assert len(trials) <= 1000 / TRIAL_EVERY
+
+
+def test_after_a_long_time_both_are_tried_again() -> None:
+    ways = IdleWays()
+    tried(ways, 2.0, 1.0)
+    later = MAX_AGE_S + 100.0
+    for step in range(2 * NUM_FIRST_TRIALS):
+        way = ways.choose(ROWS, later + step).way
+        ways.observe(way, ROWS, 2.0 if way is REMOTE else 1.0, later + step)
+    assert ways.choose(ROWS, later + 100.0).way is LOCAL
+
+
+def test_a_way_of_which_the_trials_showed_nothing_is_tried_now_and_then() -> None:
+    ways = IdleWays()
+    for _ in range(2 * MAX_FIRST_TRIALS):
+        if ways.choose(ROWS, 0.0).way is REMOTE:
+            ways.observe(REMOTE, ROWS, 2.0, 0.0)
+    for _ in range(20):
+        trials = trials_of(ways, TRIAL_EVERY)
+        for way in trials:
+            ways.observe(way, ROWS, 1.0, 20.0)
+    assert ways.choose(ROWS, 20.0).way is LOCAL

@@ -1,5 +1,6 @@
 """`--print-config`: the settings that count, and where each of them comes from. Secrets are hidden."""
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,6 +10,7 @@ from pydantic_settings import BaseSettings
 
 from triptych_common.runtime.config_file import names_of
 
+_CREDENTIALS = re.compile(r"://[^/@\s\"]*@")  # of a URL
 HIDDEN = "(hidden)"
 DEFAULT = "default"
 
@@ -26,6 +28,7 @@ def effective_settings(settings: BaseSettings, sources: Mapping[str, Mapping[str
         value = getattr(settings, name)
         is_hidden = _is_secret(value, is_shown=field.repr)
         shown = HIDDEN if is_hidden else orjson.dumps(value, default=_plain).decode()
+        shown = _CREDENTIALS.sub("://***@", shown)
         lines.append(f"{name} = {shown}  # {origin}")
     return "\n".join(lines)
 

@@ -83,6 +83,7 @@ class ServiceSettings(BaseSettings):
 
     config_section: ClassVar[str] = "common"
     """Of the file, for the fields of this class; a subclass's own counts more."""
+    exports_spans: ClassVar[bool] = True
 
     model_config = SettingsConfigDict(
         env_prefix="TRIPTYCH_",
@@ -151,13 +152,6 @@ class ServiceSettings(BaseSettings):
         RedisAddress.parse(value)
         return value
 
-    @field_validator("otlp_protocol")
-    @classmethod
-    def _installed(cls, value: OtlpProtocol) -> OtlpProtocol:
-        if not is_installed(value):
-            raise ValueError(f"{value} needs the package {GRPC_PACKAGE}")
-        return value
-
     @field_validator("instance", mode="before")
     @classmethod
     def _with_hostname(cls, value: Any) -> Any:
@@ -174,6 +168,12 @@ class ServiceSettings(BaseSettings):
     @classmethod
     def _any_case(cls, value: Any) -> Any:
         return value.upper() if isinstance(value, str) else value
+
+    def model_post_init(self, context: Any) -> None:
+        """Refuses a way to the collector that is not installed, where there is a collector."""
+        super().model_post_init(context)
+        if self.exports_spans and self.otlp_endpoint is not None and not is_installed(self.otlp_protocol):
+            raise ValueError(f"otlp_protocol {self.otlp_protocol} needs the package {GRPC_PACKAGE}")
 
     @property
     def names(self) -> StreamNames:

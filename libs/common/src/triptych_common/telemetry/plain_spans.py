@@ -249,7 +249,8 @@ _UNSET = trace.Status(trace.StatusCode.UNSET)
 class active_span:  # noqa: N801 - used as a function
     """Around a block: `started` is current there, an exception marks it failed, and it ends with the block.
 
-    As `opentelemetry.trace.use_span`, without its two generators.
+    As `opentelemetry.trace.use_span`, without its two generators, and without the exception's text and
+    traceback, which may hold what a caller wrote, or a whole URL. The log has them.
     """
 
     __slots__ = ("_span", "_token")
@@ -264,6 +265,8 @@ class active_span:  # noqa: N801 - used as a function
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         otel_context.detach(self._token)
         if isinstance(error, Exception) and self._span.is_recording():
-            self._span.record_exception(error)
-            self._span.set_status(trace.Status(trace.StatusCode.ERROR, f"{type(error).__name__}: {error}"))
+            name, code = type(error).__qualname__, getattr(error, "code", None)
+            self._span.add_event("exception", {"exception.type": name})
+            description = f"{name}: {code}" if isinstance(code, str) else name
+            self._span.set_status(trace.Status(trace.StatusCode.ERROR, description))
         self._span.end()

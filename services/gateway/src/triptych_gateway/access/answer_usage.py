@@ -10,6 +10,9 @@ from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any
 
 import orjson
+from pydantic import TypeAdapter, ValidationError
+
+from triptych_gateway.tracing.answer_facts import MAX_PARSED_BYTES, MAX_USAGE_BYTES, usage_at_end
 
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
@@ -20,13 +23,18 @@ _END = b"\n\n"
 _FINISH = re.compile(rb'"finish_reason":\s*"')
 _FINGERPRINT = "system_fingerprint"
 _HOLDERS = ("response", "message")  # of usage, in events of other endpoints than completions
+_FLAG = TypeAdapter(bool)  # as vLLM reads it: "true" and 1 as well
 _PARTS = (("prompt_tokens", "completion_tokens"), ("input_tokens", "output_tokens"))
 
 
 def asking_for_usage(body: dict[str, Any]) -> tuple[dict[str, Any], bool]:
     """(`body` of a completion such that its answer tells its usage, whether that was added)."""
     options = body.get("stream_options") or {}
-    if body.get("stream") is not True or not isinstance(options, dict) or options.get("include_usage"):
+    if not _flag(body.get("stream")) or not isinstance(options, dict):
+        return body, False
+    # Many tokens in one event could be had by leaving before the end.
+    body = {name: each for name, each in body.items() if name != "stream_interval"}
+    if _flag(options.get("include_usage")):
         return body, False
     added = {name: each for name, each in options.items() if name != "continuous_usage_stats"}
     return {**body, "stream_options": {**added, "include_usage": True}}, True
@@ -39,6 +47,7 @@ class AnswerUsage:
         self._drops_usage_event = drops_usage_event
         self._is_stream = False
         self._usage: dict[str, Any] = {}
+        self._end = b""  # of a whole answer that comes in pieces
         self._waiting: list[bytes] = []  # events that end a choice
         self.num_events = 0  # of a stream, each a token or more
 
@@ -61,8 +70,8 @@ class AnswerUsage:
             body = message.get("body", b"")
             if message["type"] == "http.response.start":
                 self._is_stream = _is_stream(message)
-            elif body and not self._is_stream:
-                self._read_whole(body)
+            elif not self._is_stream:
+                self._read_whole(body, is_last=not message.get("more_body"))
             else:
                 body = self._read_events(body)
                 if message.get("more_body"):
@@ -75,9 +84,14 @@ class AnswerUsage:
 
         return metered
 
-    def _read_whole(self, body: bytes) -> None:
-        if _USAGE in body:
-            self._note(_parsed(body))
+    def _read_whole(self, piece: bytes, *, is_last: bool) -> None:
+        """A short answer is parsed. Of a long one, on the event loop, only the usage at its end."""
+        if is_last and not self._end and len(piece) <= MAX_PARSED_BYTES:
+            self._note(_parsed(piece))
+            return
+        self._end = (self._end + piece)[-2 * MAX_USAGE_BYTES :]
+        if is_last:
+            self._note({"usage": usage_at_end(self._end)})
 
     def _read_events(self, events: bytes) -> bytes:
         """Of whole events those that the client gets now."""
@@ -122,6 +136,13 @@ class AnswerUsage:
             usage = holder.get("usage") if isinstance(holder, dict) else None
             if isinstance(usage, dict):
                 self._usage |= {name: each for name, each in usage.items() if each is not None}
+
+
+def _flag(value: Any) -> bool:
+    try:
+        return value is not None and _FLAG.validate_python(value)
+    except ValidationError:
+        return False
 
 
 def _is_stream(start: Mapping[str, Any]) -> bool:

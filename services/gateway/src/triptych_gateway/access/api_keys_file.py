@@ -80,7 +80,7 @@ def read_api_keys_file(path: Path, secrets_dir: Path = SECRETS_DIR) -> tuple[Api
         fault = error.errors(include_url=False, include_input=False, include_context=False)[0]
         place = ".".join(map(str, fault["loc"]))
         raise ApiKeysFileError(f"the file of API keys {path}: {place}: {fault['msg']}") from None
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # TOML that is none, or absurd
         raise ApiKeysFileError(f"the file of API keys {path} is not valid TOML") from error
     _check_unique(path, content.keys)
     return tuple(key.or_else(content.defaults) for key in content.keys)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from triptych_common.domain.errors import TriptychError
 from triptych_common.telemetry.logs import get_logger
-from triptych_gateway.access.api_keys_file import ApiKeyEntry, read_api_keys_file
+from triptych_gateway.access.api_keys_file import ApiKeyEntry, ApiKeysFileError, read_api_keys_file
 from triptych_gateway.access.auth import ApiKeys
 
 log = get_logger(__name__)
@@ -49,7 +49,12 @@ class ApiKeysWatch:
         if mark == self._seen:
             return None
         self._seen = mark  # before it is read: a change meanwhile has another
-        return read_api_keys_file(self._path)
+        try:
+            return read_api_keys_file(self._path)
+        except ApiKeysFileError as error:
+            if isinstance(error.__cause__, OSError):
+                self._seen = ()  # it may be readable at the next look
+            raise
 
 
 def _mark_of(path: Path) -> _Mark:

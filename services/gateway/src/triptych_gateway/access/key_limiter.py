@@ -36,6 +36,7 @@ log = get_logger(__name__)
 LEASE_S = 30.0  # of a place: the bound within which those of a gateway that died are free again
 RENEW_S = 10.0
 RETRY_S = 1.0  # while Redis is away
+MAX_PLACES = 1000  # given back by one command
 
 
 class RequestCharge:
@@ -141,14 +142,15 @@ class KeyLimiter:
             yield charge
             return
         key_name, place = caller.key_name or "", uuid4().hex
-        places = [place] if limits.max_concurrent_requests is not None else []
-        corrections: tuple[RateCharge, ...] = ()
+        places, corrections = list[str](), tuple[RateCharge, ...]()
         try:
-            counted = await self._count(key_name, limits, charge, place)
+            counted = None
+            if self._may_ask():
+                places = [place] if limits.max_concurrent_requests is not None else []
+                counted = await self._count(key_name, limits, charge, place)
             if counted is not None:
                 headers.update(rate_headers(limits, counted.levels))
                 if counted.reached is not None:
-                    places = []
                     self._metrics.limited_requests.labels(counted.reached).inc()
                     raise limit_reached(limits, counted.reached, counted.wait_s)
                 self._held[key_name].update(places)
@@ -186,15 +188,19 @@ class KeyLimiter:
         except (BusUnavailableError, TimeoutError):
             return
 
+    def _may_ask(self) -> bool:
+        """Not while Redis is away, but for one request now and then, which finds out."""
+        now = asyncio.get_running_loop().time()
+        if now < self._ask_again_at:
+            return False
+        if self._is_away:
+            self._ask_again_at = now + max(RETRY_S, self._timeout_s)  # for the others
+        return True
+
     async def _count(
         self, key_name: str, limits: KeyLimits, charge: RequestCharge, place: str
     ) -> CountResult | None:
-        """None: Redis cannot be asked."""
-        now = asyncio.get_running_loop().time()
-        if now < self._ask_again_at:
-            return None
-        if self._is_away:
-            self._ask_again_at = now + max(RETRY_S, self._timeout_s)  # for the others
+        """None: Redis has not answered; it may have counted all the same."""
         try:
             async with asyncio.timeout(self._timeout_s):
                 counted = await self._counts.count_request(
@@ -228,15 +234,20 @@ class KeyLimiter:
             self._has_ended.set()
 
     async def _settle(self) -> None:
-        while self._ended:
-            key_name, settlement = self._ended.popitem()
+        """What has ended until now. Leases must be renewed, however much ends meanwhile."""
+        for key_name in tuple(self._ended):
+            settlement = self._ended.pop(key_name)
             corrections, places = tuple(settlement.corrections.values()), settlement.places
+            now, later = places[:MAX_PLACES], places[MAX_PLACES:]
             try:
-                await self._counts.settle_requests(key_name, corrections, places)
+                await self._counts.settle_requests(key_name, corrections, now)
             except BaseException:
                 self._ended[key_name].add(corrections, places)
                 raise
-        self._has_ended.clear()
+            if later:
+                self._ended[key_name].add((), later)
+        if not self._ended:
+            self._has_ended.clear()
 
     async def _renew(self) -> None:
         for key_name, places in tuple(self._held.items()):

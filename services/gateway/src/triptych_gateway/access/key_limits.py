@@ -82,8 +82,9 @@ class RequestDemand:
     @property
     def num_tokens(self) -> int:
         """An estimate: the prompt's text at four bytes a token, and the longest answer that is asked for."""
-        answer = next((num for name in _ANSWER_FIELDS if (num := _count_of(self.body, name))), 0)
-        return self.num_prompt_bytes // BYTES_PER_TOKEN + answer * (_count_of(self.body, "n") or 1)
+        answer = max(_count_of(self.body, name) or 0 for name in _ANSWER_FIELDS)
+        num_answers = (_count_of(self.body, "n") or 1) * _num_prompts(self.body)
+        return self.num_prompt_bytes // BYTES_PER_TOKEN + answer * num_answers
 
     def charges(self, limits: KeyLimits) -> tuple[RateCharge, ...]:
         """What the request is charged before it is served: of no rate more than a minute's worth."""
@@ -126,6 +127,15 @@ def format_duration(seconds: float) -> str:
     text = f"{hours}h" if hours else ""
     text += f"{minutes}m" if hours or minutes else ""
     return f"{text}{ms / 1000:.10g}s"
+
+
+def _num_prompts(body: Mapping[str, Any]) -> int:
+    """Texts, lists of token ids, or chats: each is answered."""
+    for name in ("prompt", "messages"):
+        inputs = body.get(name)
+        if isinstance(inputs, list) and inputs and isinstance(inputs[0], str | list):
+            return len(inputs)
+    return 1
 
 
 def _count_of(body: Mapping[str, Any], name: str) -> int | None:

@@ -275,7 +275,7 @@ class TextExchange(Exchange[TextRequest]):
         return await self._parts.text_parser.parse(body, self._endpoint, booking.resize)
 
     def _with_model(self, request: TextRequest) -> TextRequest:
-        return request.of_model(request.model or self._parts.instances.only_model())
+        return request.of_model(request.model or self._parts.instances.only_model(self._caller.may_use))
 
     async def _serve(
         self, request: TextRequest, arrival: Arrival, booking: Booking, client: ClientStream

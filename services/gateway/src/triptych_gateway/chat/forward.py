@@ -73,6 +73,7 @@ class Forwarder:
     decisions: EncodeDecisions
     metrics: GatewayMetrics
     chunk_timeout_s: float
+    max_answer_bytes: int  # of one that is not streamed
 
     async def forward(self, dispatch: Dispatch, client: ClientStream) -> InstanceRecord:
         """Send, wait for the first chunk, relay to the end. Returns the record of who answered.
@@ -127,7 +128,13 @@ class Forwarder:
                 num_prompt_bytes = dispatch.request.num_prompt_bytes
                 answering = self.decisions.begin_request(record, dispatch.course, num_prompt_bytes)
             opening = open_answer(
-                self.http, record.url or "", dispatch.body, headers, dispatch.endpoint, stream=stream
+                self.http,
+                record.url or "",
+                dispatch.body,
+                headers,
+                dispatch.endpoint,
+                stream=stream,
+                max_bytes=self.max_answer_bytes,
             )
             if limit_s is None:
                 answer = await opening

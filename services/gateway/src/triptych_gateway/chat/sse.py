@@ -9,7 +9,6 @@ DONE = b"data: [DONE]"
 _ERROR = b'"error"'  # in text its quotes would be escaped
 _ROLE = b'"role"'  # likewise: vLLM's first event of each choice, without a token
 _DONE_EVENT = DONE + _END
-_OBJECT_END = b"}}" + _END  # what an event with a usage ends with
 _USAGE = b'"choices":[]'  # likewise: the event with the usage alone
 
 
@@ -56,10 +55,8 @@ def num_tokens_in(events: bytes) -> int:
     """Events of vLLM's that bring a token. One may bring several, where the engine speculates."""
     num_events = events.count(b"\n") // 2  # a line of JSON, and the empty one behind it
     if events.endswith(_DONE_EVENT):
-        num_events -= 1 + events.count(_USAGE)
-    elif events.endswith(_OBJECT_END):
-        num_events -= events.count(_USAGE)
-    return num_events
+        num_events -= 1
+    return num_events - events.count(_USAGE)
 
 
 def num_roles_in(events: bytes) -> int:

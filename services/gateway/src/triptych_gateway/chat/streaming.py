@@ -17,6 +17,8 @@ from triptych_gateway.upstream_client import UPSTREAM_ERRORS
 
 log = get_logger(__name__)
 
+PIECE_BYTES = 64 << 10  # of a whole answer: what may lie in a connection's buffer that nobody reads
+
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 
@@ -60,11 +62,19 @@ async def relay_whole(answer: Answer, client: ClientStream, timeout_s: float) ->
     Raises:
         ClientDisconnect: the client stays, and takes nothing for `timeout_s`: its place would never be free.
     """
-    length = str(len(answer.first))
+    body = answer.first
     with Guard() as guard, StepTimer(guard, timeout_s) as timer:
         timer.begin_step(ClientDisconnect)
-        await client.begin_answer({"Content-Type": answer.content_type, "Content-Length": length})
-        await client.end_answer(answer.first)
+        await client.begin_answer({"Content-Type": answer.content_type, "Content-Length": str(len(body))})
+        if len(body) <= PIECE_BYTES:
+            await client.end_answer(body)
+            return
+        # Each piece waits until the one before is taken, so the request keeps its place until nearly all is.
+        for start in range(0, len(body), PIECE_BYTES):
+            timer.begin_step(ClientDisconnect)
+            await client.write_chunk(body[start : start + PIECE_BYTES])
+        timer.begin_step(ClientDisconnect)
+        await client.end_answer()
 
 
 async def relay_stream(

@@ -78,26 +78,28 @@ async def open_answer(
     endpoint: Endpoint = CHAT,
     *,
     stream: bool,
+    max_bytes: int,
 ) -> Answer:
     """Send `body` and return the answer at its first chunk. Closing it aborts what is still running.
 
     Raises:
         UnreachableError: no answer has begun; another instance may be tried. In no case anything stays open.
         DrainingError: likewise, and this one is going away.
-        RequestError: prefill_decode refused the request (4xx), or failed at it (503).
+        RequestError: prefill_decode refused the request (4xx), or failed at it (503); 413, a whole answer has
+            more than `max_bytes`.
     """
     try:
         response = await open_response(client, base_url.rstrip("/") + endpoint.path, body, headers)
     except UPSTREAM_ERRORS as error:
         raise UnreachableError(f"{type(error).__name__}: {error}") from error
     try:
-        return await _begin(response, endpoint, stream)
+        return await _begin(response, endpoint, stream, max_bytes)
     except BaseException:
         response.close()
         raise
 
 
-async def _begin(response: ClientResponse, endpoint: Endpoint, stream: bool) -> Answer:
+async def _begin(response: ClientResponse, endpoint: Endpoint, stream: bool, max_bytes: int) -> Answer:
     cutter = EventCutter()
     try:
         if DRAINING_HEADER in response.headers:
@@ -107,7 +109,7 @@ async def _begin(response: ClientResponse, endpoint: Endpoint, stream: bool) -> 
         if response.status >= 300:
             raise upstream_error(response.status, await _read_some(response), endpoint)
         if not stream:
-            return Answer(_content_type(response), await _read_whole(response), response, cutter)
+            return Answer(_content_type(response), await _read_whole(response, max_bytes), response, cutter)
         first = await _next_events(response, cutter)
     except UPSTREAM_ERRORS as error:
         raise UnreachableError(f"{type(error).__name__}: {error}") from error
@@ -126,11 +128,18 @@ async def _next_events(response: ClientResponse, cutter: EventCutter) -> bytes:
     return b""
 
 
-async def _read_whole(response: ClientResponse) -> bytes:
+async def _read_whole(response: ClientResponse, max_bytes: int) -> bytes:
     """The body. One that ends with its connection might as well have been cut off."""
     if response.content_length is None and "chunked" not in response.headers.get("Transfer-Encoding", ""):
         raise UnreachableError("the answer has no length")
-    return await response.read()
+    pieces, num_bytes = list[bytes](), 0
+    while piece := await response.content.readany():
+        pieces.append(piece)
+        num_bytes += len(piece)
+        if num_bytes > max_bytes:
+            message = f"the answer has more than {max_bytes} bytes; ask for less at once"
+            raise RequestError(413, "answer_too_large", message, None)
+    return b"".join(pieces)
 
 
 async def _read_some(response: ClientResponse) -> bytes:

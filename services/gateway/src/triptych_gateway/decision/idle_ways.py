@@ -34,6 +34,7 @@ class IdleWays:
         self._costs = {way: LinearCost(MAX_AGE_S) for way in EncodeWay}
         self._num_seen = dict.fromkeys(EncodeWay, 0)
         self._num_tried = dict.fromkeys(EncodeWay, 0)
+        self._seen_at = dict.fromkeys(EncodeWay, float("-inf"))
         self._preferred = EncodeWay.REMOTE
         self._num_since_trial = 0
         self._spare_s = 0.0  # that a trial may cost
@@ -47,10 +48,15 @@ class IdleWays:
             local_share: of the rows, that an instance has not encoded before.
             may_try: whether its first token will be seen.
         """
+        self._forget_old(now)
         if may_try and (first := self._first_trial()) is not None:
             return self._try(first)
         remote, local = (self._costs[way].line(now) for way in (EncodeWay.REMOTE, EncodeWay.LOCAL))
-        if remote is None or local is None:
+        if remote is None or local is None:  # trials that showed nothing: others came in between
+            self._num_since_trial += 1
+            if may_try and self._num_since_trial >= TRIAL_EVERY:
+                self._num_since_trial = 0
+                return self._try(EncodeWay.LOCAL if local is None else EncodeWay.REMOTE)
             return IdleChoice(EncodeWay.REMOTE)
         seconds = {
             EncodeWay.REMOTE: remote.seconds(num_rows),
@@ -70,8 +76,15 @@ class IdleWays:
     def observe(self, way: EncodeWay, num_rows: float, seconds: float, now: float) -> None:
         """A request that came to an idle system, and that nothing disturbed."""
         self._num_seen[way] += 1
+        self._seen_at[way] = now
         if self._num_seen[way] > NUM_COLD:
             self._costs[way].observe(num_rows, max(seconds, 0.0), now)
+
+    def _forget_old(self, now: float) -> None:
+        """A way that was not seen for so long is tried again, as at first; its engine is no longer cold."""
+        for way in EncodeWay:
+            if self._num_seen[way] > NUM_COLD and now - self._seen_at[way] > MAX_AGE_S:
+                self._num_seen[way], self._num_tried[way] = NUM_COLD, 0
 
     def _first_trial(self) -> EncodeWay | None:
         due = [

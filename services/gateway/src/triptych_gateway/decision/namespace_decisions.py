@@ -61,7 +61,9 @@ class NamespaceDecisions:
         text_s = self._text_s(num_tokens, now)
         if decision.is_local:
             work_s = 0.0 if prediction is None else prediction.local_work_s
-            is_new = demand.num_rows_here == 0
+            is_new = (
+                demand.num_rows_here == 0 and num_rows > 0
+            )  # 0: an image whose rows cannot be guessed yet
             return Course(
                 CourseKind.LOCAL, now, num_rows, num_tokens, text_s, 0.0, work_s,
                 is_measured=is_new, is_alone=decision.is_alone,
@@ -70,7 +72,7 @@ class NamespaceDecisions:
             return Course(CourseKind.REMOTE, now, num_rows, num_tokens, text_s)
         return Course(
             CourseKind.REMOTE, now, num_rows, num_tokens, text_s, prediction.encode_s, prediction.after_s,
-            is_measured=prediction.queue_s == 0, is_alone=decision.is_alone,
+            is_measured=prediction.queue_s == 0 and num_rows > 0, is_alone=decision.is_alone,
         )  # fmt: skip
 
     def on_first_token(
@@ -84,17 +86,17 @@ class NamespaceDecisions:
             case CourseKind.TEXT:
                 self.costs.on_text_answer(course.num_text_tokens, waited_s - busy_s, now)
             case CourseKind.LOCAL:
-                self._observe_alone(EncodeWay.LOCAL, course, waited_s, now)
+                self._observe_alone(EncodeWay.LOCAL, course, now)
                 self.costs.on_local_answer(course.num_rows, waited_s - busy_s - course.text_s, now)
             case CourseKind.REMOTE:
-                self._observe_alone(EncodeWay.REMOTE, course, waited_s, now)
+                self._observe_alone(EncodeWay.REMOTE, course, now)
                 self.costs.on_answer(course.num_rows, waited_s - max(course.encode_s, course.text_s), now)
             case _:
                 pass
 
-    def _observe_alone(self, way: EncodeWay, course: Course, waited_s: float, now: float) -> None:
+    def _observe_alone(self, way: EncodeWay, course: Course, now: float) -> None:
         if course.is_alone:
-            self._idle_ways.observe(way, course.num_rows, waited_s - course.text_s, now)
+            self._idle_ways.observe(way, course.num_rows, now - course.decided_at - course.text_s, now)
 
     def _text_s(self, num_text_tokens: float, now: float) -> float:
         prefill = self.costs.costs(now).prefill

@@ -187,6 +187,9 @@ class EncodeOrders:
         """The sizes are known; also of a job that was on its way before a request here joined it."""
         mm_hash, sizes = MmHash(message.mm_hash), ItemSizes.of(message)
         is_changed = self._sizes.put_local(mm_hash, sizes)
+        ordered = self.table.get(mm_hash)
+        if message.sealed and ordered is not None and ordered.job_id == message.job_id:
+            self._metrics.cache_hits.labels("store").inc()
         for media_wait in self._waits_of(self.table.set_sizes(mm_hash, sizes, sealed=message.sealed)):
             media_wait.set_sizes(mm_hash, sizes)
             if message.sealed:

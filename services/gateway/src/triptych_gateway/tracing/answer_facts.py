@@ -50,7 +50,7 @@ class AnswerFacts:
     def feed_whole(self, body: bytes) -> None:
         """The body of an answer that is not streamed. Of a long one the usage alone is read, at its end."""
         if len(body) > MAX_PARSED_BYTES:
-            self._usage = _usage_at_end(body)
+            self._usage = usage_at_end(body)
             return
         self._head = _parse(body)
         self._usage = _dict(self._head.get("usage"))
@@ -99,7 +99,8 @@ def _objects(events: bytes, needle: bytes) -> Iterator[dict[str, Any]]:
             yield _parse(event[len(_DATA) :])
 
 
-def _usage_at_end(body: bytes) -> dict[str, Any]:
+def usage_at_end(body: bytes) -> dict[str, Any]:
+    """The last usage in `body`, which may be the end of an answer; {}: none."""
     at = body.rfind(_USAGE)
     if at < 0:
         return {}

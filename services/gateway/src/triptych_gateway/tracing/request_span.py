@@ -46,7 +46,8 @@ class RequestSpan:
             self._span.set_attributes(
                 {attributes.NUM_ITEMS: num_items, attributes.REQUEST_STREAM: stream, **parameters}
             )
-            self.facts = AnswerFacts(int(parameters.get(attributes.REQUEST_CHOICE_COUNT, 1)))
+            num_choices = int(parameters.get(attributes.REQUEST_CHOICE_COUNT, 1))
+            self.facts = AnswerFacts(num_choices * _num_prompts(body))
 
     def on_model(self, model: str) -> None:
         """An instance serves `model`."""
@@ -88,6 +89,13 @@ class RequestSpan:
             self._span.set_attributes(self.facts.attributes())
         if self._is_recording:
             self._span.set_attributes({_STAGES[stage]: ms for stage, ms in self._stages.as_ms().items()})
+
+
+def _num_prompts(body: Mapping[str, Any]) -> int:
+    """Of a completion: texts, or lists of token ids."""
+    prompt = body.get("prompt")
+    is_list = isinstance(prompt, list) and bool(prompt) and isinstance(prompt[0], str | list)
+    return len(prompt) if is_list and isinstance(prompt, list) else 1
 
 
 @contextmanager
