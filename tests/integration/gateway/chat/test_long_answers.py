@@ -1,4 +1,4 @@
-"""Large answers that are not streamed: passed on whole, bounded, and not kept for a client that does not read."""
+"""Large answers that are not streamed: passed on whole, bounded, not kept for a client that does not read."""
 
 import socket
 
