@@ -40,7 +40,7 @@ async def passed(
 
 async def test_a_whole_answer() -> None:
     usage = AnswerUsage(drops_usage_event=True)
-    body = json.dumps({"choices": [], "usage": USAGE}).encode()
+    body = json.dumps({"choices": [], "usage": USAGE}, separators=(",", ":")).encode()
     assert await passed(usage, body, kind=b"application/json") == [body, b""]
     assert usage.num_tokens == 12
 

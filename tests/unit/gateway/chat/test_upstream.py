@@ -22,7 +22,10 @@ from triptych_gateway.upstream_client import new_client
 )
 async def test_a_url_that_is_none_means_unreachable(url: str) -> None:
     async with new_client(1.0, 1.0) as client:
-        with pytest.raises(UnreachableError), await open_answer(client, url, b"{}", {}, stream=False):
+        with (
+            pytest.raises(UnreachableError),
+            await open_answer(client, url, b"{}", {}, stream=False, max_bytes=1),
+        ):
             pass
 
 

@@ -151,6 +151,7 @@ class KeyLimiter:
             if counted is not None:
                 headers.update(rate_headers(limits, counted.levels))
                 if counted.reached is not None:
+                    places = []
                     self._metrics.limited_requests.labels(counted.reached).inc()
                     raise limit_reached(limits, counted.reached, counted.wait_s)
                 self._held[key_name].update(places)
