@@ -284,7 +284,8 @@ def _event(chunk: dict[str, Any]) -> bytes:
 
 
 def _usage_chunk(body: dict[str, Any]) -> bytes:
-    chunk = {"id": "chatcmpl-x", "object": "chat.completion.chunk", "created": 1, "model": body["model"]}
+    model = body.get("model", MODEL)
+    chunk = {"id": "chatcmpl-x", "object": "chat.completion.chunk", "created": 1, "model": model}
     told = {"choices": [], "usage": USAGE, "system_fingerprint": FINGERPRINT}
     return _event(chunk | told)
 

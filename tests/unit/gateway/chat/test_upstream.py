@@ -24,7 +24,7 @@ async def test_a_url_that_is_none_means_unreachable(url: str) -> None:
     async with new_client(1.0, 1.0) as client:
         with (
             pytest.raises(UnreachableError),
-            await open_answer(client, url, b"{}", {}, stream=False, max_bytes=1),
+            await open_answer(client, url, b"{}", {}, stream=False),
         ):
             pass
 
