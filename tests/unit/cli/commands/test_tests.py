@@ -29,10 +29,17 @@ def test_layers_without_processes_come_first_and_chaos_last_several_files_at_a_t
     layers = [[Path(word).name for word in run if word.startswith("/")] for run in runs]
     assert layers == [["unit", "property", "contract", "integration"], ["engine", "gpu"], ["chaos"]]
     assert [next((each for each in run if each.startswith("-n")), None) for run in runs] == [
-        "-n3",
+        "-n2",
         None,
-        "-n3",
+        "-n2",
     ]
+
+
+def test_a_run_shows_failures_at_once_and_ends_by_itself(runs: list[list[str]]) -> None:
+    run_tests(None, [])
+    for run in runs:
+        assert "--instafail" in run
+        assert any(option.startswith("--session-timeout=") for option in run)
 
 
 def test_a_failed_run_ends_the_others_where_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
