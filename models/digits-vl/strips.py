@@ -1,11 +1,13 @@
 """Strips of handwritten digits, and the fixed split they are cut from.
 
-The digits are scikit-learn's `load_digits` (8x8 pixels, 1797 of them). One
+The digits are those of scikit-learn's `load_digits` (8x8 pixels, 1797 of them),
+kept in `digits.npz`: with scikit-learn installed, every vLLM process would
+import it, and SciPy, at its start. One
 seeded permutation splits them: the first `NUM_TRAIN` may be trained on, the
 rest is held out. A strip is one to five digits side by side, each scaled to
 `DIGIT_PX` pixels square, white ink on black.
 
-Needs scikit-learn, numpy and pillow only, so that tests may load this file by
+Needs numpy and pillow only, so that tests may load this file by
 its path. The same arguments always give the same strips.
 
     python strips.py --count 8 --length 3 --seed 1 --out folder
@@ -25,8 +27,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 from PIL import Image
-from sklearn.datasets import load_digits
 
+DATA = Path(__file__).parent / "digits.npz"
+MAX_INK = 16  # of a pixel in `DATA`
 DIGIT_PX = 56  # two merged patches of 28 pixels, so the image processor never rescales a strip
 NUM_TRAIN = 1500
 SPLIT_SEED = 0
@@ -53,13 +56,13 @@ class Strip(NamedTuple):
 @functools.cache
 def load_split() -> tuple[Digits, Digits]:
     """Return the digits to train on and the digits that are held out."""
-    data = load_digits()
-    images = (data.images / 16 * 255).astype(np.uint8)
+    with np.load(DATA) as data:
+        images, labels = (data["images"] / MAX_INK * 255).astype(np.uint8), data["labels"].astype(np.int64)
     order = np.random.RandomState(SPLIT_SEED).permutation(len(images))
     train, held_out = order[:NUM_TRAIN], order[NUM_TRAIN:]
     return (
-        Digits(images[train], data.target[train]),
-        Digits(images[held_out], data.target[held_out]),
+        Digits(images[train], labels[train]),
+        Digits(images[held_out], labels[held_out]),
     )
 
 

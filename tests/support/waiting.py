@@ -11,14 +11,14 @@ import pytest
 from triptych_cli.system.machine import free_ports
 
 
-async def until(condition: Callable[[], object], limit_s: float = 5.0) -> None:
+async def until(condition: Callable[[], object], limit_s: float = 60.0) -> None:
     """Return once `condition` holds; for what a test can only observe."""
     async with asyncio.timeout(limit_s):
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.005)
 
 
-async def until_async(condition: Callable[[], Awaitable[object]], limit_s: float = 5.0) -> None:
+async def until_async(condition: Callable[[], Awaitable[object]], limit_s: float = 60.0) -> None:
     """Return once `condition()` gives something true; for what a test can only ask."""
     async with asyncio.timeout(limit_s):
         while not await condition():  # noqa: ASYNC110

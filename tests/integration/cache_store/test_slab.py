@@ -23,7 +23,7 @@ from triptych_vllm_connector.host.transport_capabilities import TransportError
 from triptych_vllm_connector.slab_probe import SlabProbeResult, UsableSlab, probe_in_engine
 from triptych_vllm_connector.worker.cuda_transports import GpuTransports
 
-LIMIT_S = 20.0
+LIMIT_S = 60.0
 SLAB_BYTES = 1 << 20
 EVERYTHING = (Transport.CUDA_IPC, Transport.PINNED_SHM, Transport.REDIS)
 

@@ -38,7 +38,7 @@ from triptych_cli.system.topology import HttpReady, Readiness, ServiceSpec, Topo
 SUPERVISED = Path(__file__).parent / "supervised.py"
 FAKE_SERVICE = Path(__file__).parent / "fake_service.py"
 OPTIONS = ResolvedOptions(model="m", model_is_local=False, gateway_port=1)
-LIMIT_S = 20.0
+LIMIT_S = 60.0
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from triptych_common.protocol.codec import Envelope
 from triptych_common.protocol.messages import EncodeCompleted
 
 STREAM = "triptych:test:acks:e"
-LIMIT_S = 20.0
+LIMIT_S = 60.0
 
 
 def message(number: int) -> EncodeCompleted:

@@ -122,7 +122,7 @@ async def gateway_process(
         process_of(env) as process,
         httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=20) as http,
     ):
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while await ready(http) != 200:  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
         yield http, process
@@ -136,7 +136,7 @@ async def ready(http: httpx.AsyncClient) -> int:
 
 
 async def until_not_ready(http: httpx.AsyncClient) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while await ready(http) != 503:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
@@ -151,7 +151,7 @@ async def test_in_the_grace_late_requests_are_served(redis_url: str, tmp_path: P
         await until_not_ready(http)
         late = await http.post("/v1/chat/completions", json=TEXT)
         assert (late.status_code, late.headers["connection"]) == (200, "close")
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while True:  # announced: no encoder asks for its media any more
                 records = {each.instance: each for each in await Registry(bus).list_instances()}
                 if records["gateway-0"].draining:
@@ -185,7 +185,7 @@ async def test_media_are_served_until_the_last_request_has_ended(redis_url: str,
             assert refused.json()["error"]["code"] == "draining"
             encoder.before_metadata.set()
         assert asked.result().status_code == 200
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             assert await process.wait() == 0
         assert await bus.client.exists(bus.names.encode_results("gateway-0")) == 0
         assert "gateway-0" not in {each.instance for each in await Registry(bus).list_instances()}
@@ -213,5 +213,5 @@ async def test_what_is_not_finished_in_time_ends_with_an_error(
             assert '"code":"draining"' in answer.text.splitlines()[-2]
         else:
             assert (answer.status_code, answer.json()["error"]["code"]) == (503, "draining")
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             assert await process.wait() == 0

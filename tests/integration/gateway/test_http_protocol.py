@@ -20,7 +20,7 @@ STREAMED = json.dumps(
     {"model": MODEL, "messages": [{"role": "user", "content": "x"}], "stream": True}
 ).encode()
 LIVE = b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n"
-LIMIT_S = 10
+LIMIT_S = 60.0
 
 
 @asynccontextmanager

@@ -29,7 +29,7 @@ from triptych_encoder.settings import EncoderSettings
 from triptych_vllm_connector.config import worker_session_name
 from triptych_vllm_connector.step_orders import WriteOrder
 
-LIMIT_S = 10.0
+LIMIT_S = 60.0
 DIGEST = "d" * 64
 COMPUTE = Compute(sharing=Sharing.CORES, policy="text_first", cores=(0,))
 

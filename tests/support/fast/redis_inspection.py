@@ -11,7 +11,7 @@ import redis
 from tests.support.fast.layout import DEPLOYMENT
 from triptych_common.protocol.names import ENCODERS_GROUP, StreamNames
 
-LIMIT_S = 5.0
+LIMIT_S = 60.0
 MAX_JOBS = 100
 
 

@@ -12,7 +12,7 @@ import redis
 from tests.conftest import EmbeddedRedis, embedded_redis, redis_server_binary
 from tests.support.waiting import free_port, wait_until
 
-LIMIT_S = 20.0
+LIMIT_S = 60.0
 FAST_REPLICATION = ("--repl-diskless-sync", "yes", "--repl-diskless-sync-delay", "0")
 
 

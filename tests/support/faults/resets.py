@@ -13,7 +13,7 @@ import uvloop
 from tests.support.faults.tcp_proxy import RESET_ON_CLOSE
 
 _ANSWER = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"
-LIMIT_S = 10.0
+LIMIT_S = 60.0
 
 
 class _Connects:

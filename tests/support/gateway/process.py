@@ -44,6 +44,11 @@ async def process_of(env: dict[str, str]) -> AsyncIterator[asyncio.subprocess.Pr
 
 async def exit_code(*arguments: str, env: dict[str, str]) -> int | None:
     process = await run_module(*arguments, env=env)
-    async with asyncio.timeout(20):
-        await process.communicate()
+    try:
+        async with asyncio.timeout(60):
+            await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.communicate()
     return process.returncode

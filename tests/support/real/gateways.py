@@ -11,8 +11,8 @@ from dataclasses import replace
 from tests.support.real.system import System
 from tests.support.waiting import free_port, wait_until
 
-START_LIMIT_S = 30
-STOP_LIMIT_S = 30
+START_LIMIT_S = 60.0
+STOP_LIMIT_S = 60.0
 
 
 @contextlib.contextmanager

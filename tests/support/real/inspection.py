@@ -18,7 +18,7 @@ from triptych_common.coordination import Registry
 from triptych_common.domain.errors import StoreError
 
 DEPLOYMENT = "default"
-LIMIT_S = 5.0
+LIMIT_S = 60.0
 ENGINE_KINDS = ("encoder", "prefill_decode")
 NOT_THERE = (StoreError, httpx.HTTPError, redis.RedisError, OSError, psutil.Error)
 _WAITS = re.compile(r"^vllm:num_requests_(running|waiting)\{[^}]*\} ([0-9.e+]+)$", re.MULTILINE)

@@ -16,7 +16,7 @@ from triptych_common.protocol.messages import EncodeCompleted
 
 STREAM = "triptych:test:encode-jobs"
 GROUP = "encoders"
-LIMIT_S = 10.0
+LIMIT_S = 60.0
 
 
 def message(number: int) -> EncodeCompleted:

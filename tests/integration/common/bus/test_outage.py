@@ -16,7 +16,7 @@ from triptych_common.protocol.messages import EncodeCompleted, InstanceRecord, R
 from triptych_common.redis_client import commands as bus_connection
 
 STREAM = "triptych:test:acks:e"
-LIMIT_S = 15.0
+LIMIT_S = 60.0
 
 
 def message(number: int) -> EncodeCompleted:

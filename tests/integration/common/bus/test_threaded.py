@@ -20,7 +20,7 @@ from triptych_common.protocol.messages import EncodeCompleted
 
 STREAM = "triptych:test:metadata:pd-0"
 NOWHERE = "unix:///nonexistent/redis.sock"
-LIMIT_S = 10.0
+LIMIT_S = 60.0
 
 
 def message(number: int) -> EncodeCompleted:

@@ -97,7 +97,7 @@ async def test_prefill_decode_has_the_request_before_the_encoder_has_finished(sy
     prefill_decode.waits_for = until_sealed
     async with asyncio.TaskGroup() as group:
         asked = group.create_task(system.ask([image()]))
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             await arrived.wait()
         assert encoder.num_encodes == 0
         encoder.before_seal.set()

@@ -15,7 +15,7 @@ EVENT = b'data: {"choices": []}\n\n'
 DONE = b"data: [DONE]\n\n"
 STREAM = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 WHOLE = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"
-LIMIT_S = 10.0
+LIMIT_S = 60.0
 
 Answer = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 

@@ -75,7 +75,7 @@ async def forget_sizes(system: System) -> None:
 
 async def eventually(count: Callable[[System], Awaitable[int]], system: System, expected: int) -> bool:
     """For what only Redis knows."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while await count(system) != expected:  # noqa: ASYNC110
             await asyncio.sleep(0.005)
     return True

@@ -42,7 +42,7 @@ async def system(redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 async def published(system: System, count: int) -> list[tuple[str, int]]:
     """(request, item index) of all jobs in the order of the stream, when there are `count`."""
     stream = system.bus.names.encode_jobs(DIGEST)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while await system.bus.stream_length(stream) < count:  # noqa: ASYNC110
             await asyncio.sleep(0.005)
     entries: Any = await system.bus.client.xrange(stream)

@@ -273,7 +273,7 @@ async def test_a_server_that_fails_often(system: System, server: MediaServer) ->
             group.create_task(system.post(chat("x", image(server.url(f"/{index}")))))
             for index in range(num_requests)
         ]
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 30
     num_right = 0
     for index, task in enumerate(tasks):
         answer = task.result()

@@ -18,7 +18,7 @@ def image(color: int) -> dict[str, Any]:
 
 async def until_ready(system: System) -> None:
     """The gateway knows an encoder, and its view of the registry is fresh."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while True:
             ready = await system.http.get("/health/ready")
             if ready.status_code == 200 and ready.json()["redis"] and ready.json()["encoder_available"]:

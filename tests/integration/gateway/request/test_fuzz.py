@@ -89,7 +89,7 @@ async def gateway_process(redis_url: str, run_dir: Path) -> AsyncIterator[int]:
         process_of(env),
         httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as client,
     ):
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while not await is_ready(client):  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
         yield port

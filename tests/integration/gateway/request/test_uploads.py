@@ -114,7 +114,7 @@ async def gateway(redis_url: str, run_dir: Path) -> AsyncIterator[tuple[int, htt
             except httpx.TransportError:
                 return False
 
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while not await is_ready():  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
         yield process.pid, http, encoder

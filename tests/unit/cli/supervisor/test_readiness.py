@@ -1,43 +1,40 @@
 """Whose record in the registry makes a service ready."""
 
-from collections.abc import Callable
-
 import pytest
 
 from triptych_cli.supervisor import readiness
 from triptych_cli.supervisor.readiness import RegistryProbe
 from triptych_common.protocol.messages import InstanceRecord, Role
 
-Answers = Callable[..., None]
 
+class Answers:
+    """Call it to set which boots of `one` Redis lists from now on; None: it does not answer."""
 
-@pytest.fixture
-def answers(monkeypatch: pytest.MonkeyPatch) -> Answers:
-    """Set which boots of `one` Redis lists from now on; None: it does not answer."""
+    def __call__(self, *boots: str | None) -> None:
+        self._boots = boots
 
-    def answer(*boots: str | None) -> None:
-        records = [
+    async def list_instances(self) -> list[InstanceRecord] | None:
+        if None in self._boots:
+            return None
+        return [
             InstanceRecord(instance=name, boot_id=boot, role=Role.ENCODE)
-            for boot in boots
+            for boot in self._boots
             if boot is not None
             for name in ("one", "two")
         ]
 
-        async def list_instances(url: str, deployment: str) -> list[InstanceRecord] | None:
-            return None if None in boots else records
-
-        monkeypatch.setattr(readiness, "list_instances", list_instances)
-
-    return answer
+    async def probe(self) -> RegistryProbe:
+        return await RegistryProbe.before_start(self.list_instances, "one")
 
 
-async def probe() -> RegistryProbe:
-    return await RegistryProbe.before_start("redis://x", "default", "one")
+@pytest.fixture
+def answers() -> Answers:
+    return Answers()
 
 
 async def test_the_record_of_the_life_before_does_not_count(answers: Answers) -> None:
     answers("old")
-    registered = await probe()
+    registered = await answers.probe()
     assert not await registered.is_met()
     answers(None)
     assert not await registered.is_met()
@@ -47,7 +44,7 @@ async def test_the_record_of_the_life_before_does_not_count(answers: Answers) ->
 
 async def test_nor_does_it_when_redis_answers_after_the_start_only(answers: Answers) -> None:
     answers(None)
-    registered = await probe()
+    registered = await answers.probe()
     assert not await registered.is_met()
     answers("old")
     assert not await registered.is_met()
@@ -58,7 +55,7 @@ async def test_nor_does_it_when_redis_answers_after_the_start_only(answers: Answ
 
 async def test_a_first_answer_without_a_record_makes_the_next_one_count(answers: Answers) -> None:
     answers(None)
-    registered = await probe()
+    registered = await answers.probe()
     answers()
     assert not await registered.is_met()
     answers("new")
@@ -71,7 +68,7 @@ async def test_a_record_that_outlives_its_time_to_live_is_of_a_living_process(
     now = 100.0
     monkeypatch.setattr(readiness.time, "monotonic", lambda: now)
     answers(None)
-    registered = await probe()
+    registered = await answers.probe()
     answers("quick")  # it had registered before the first answer
     assert not await registered.is_met()
     now += readiness.OLD_RECORD_S

@@ -7,10 +7,10 @@ means "not met", never an error.
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, Self
 
 import httpx
 
@@ -25,6 +25,7 @@ from triptych_common.store_session import AsyncStoreSession
 
 CHECK_TIMEOUT_S = 2.0
 OLD_RECORD_S = TTL_S + 1.0  # by then the record of a process that is no more has expired
+ListInstances = Callable[[], Awaitable[list[InstanceRecord] | None]]
 _NOT_MET = (TriptychError, OSError, TimeoutError, httpx.TransportError)
 
 
@@ -48,7 +49,8 @@ async def probe_for(readiness: Readiness) -> AsyncIterator[Probe]:
             case HttpReady(url):
                 yield HttpProbe(url, await stack.enter_async_context(httpx.AsyncClient(trust_env=False)))
             case Registered(url, deployment, instance):
-                yield await RegistryProbe.before_start(url, deployment, instance)
+                reader = await stack.enter_async_context(RegistryReader(url, deployment))
+                yield await RegistryProbe.before_start(reader.list_instances, instance)
 
 
 @dataclass
@@ -98,6 +100,36 @@ class HttpProbe:
         return answer.status_code == httpx.codes.OK
 
 
+class RegistryReader:
+    """Keeps its connection: an engine takes a minute to start and is asked for ten times a second."""
+
+    def __init__(self, url: str, deployment: str) -> None:
+        self._url, self._deployment = url, deployment
+        self._bus: AsyncBus | None = None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._disconnect()
+
+    async def list_instances(self) -> list[InstanceRecord] | None:
+        """The registered instances; None while Redis does not answer."""
+        try:
+            async with asyncio.timeout(CHECK_TIMEOUT_S):
+                if self._bus is None:
+                    self._bus = await AsyncBus.connect(self._url, self._deployment, client_name="supervisor")
+                return await Registry(self._bus).list_instances()
+        except _NOT_MET:
+            await self._disconnect()
+            return None
+
+    async def _disconnect(self) -> None:
+        bus, self._bus = self._bus, None
+        if bus is not None:
+            await bus.close()
+
+
 class RegistryProbe:
     """`instance` has registered since the probe was made: its boot id is a new one.
 
@@ -105,18 +137,20 @@ class RegistryProbe:
     process or of a quick new one. It counts as old until an old one would have expired.
     """
 
-    def __init__(self, url: str, deployment: str, instance: str, old_boots: frozenset[str] | None) -> None:
+    def __init__(
+        self, list_instances: ListInstances, instance: str, old_boots: frozenset[str] | None
+    ) -> None:
         self.condition = f"{instance} has not registered in Redis"
-        self._url, self._deployment, self._instance = url, deployment, instance
+        self._list_instances, self._instance = list_instances, instance
         self._old_boots = old_boots  # None: Redis has not answered yet
         self._old_until = float("inf")
 
     @classmethod
-    async def before_start(cls, url: str, deployment: str, instance: str) -> "RegistryProbe":
-        return cls(url, deployment, instance, await _boots(url, deployment, instance))
+    async def before_start(cls, list_instances: ListInstances, instance: str) -> Self:
+        return cls(list_instances, instance, await _boots(list_instances, instance))
 
     async def is_met(self) -> bool:
-        boots = await _boots(self._url, self._deployment, self._instance)
+        boots = await _boots(self._list_instances, self._instance)
         if boots is None:
             return False
         if self._old_boots is None:
@@ -126,22 +160,15 @@ class RegistryProbe:
         return bool(boots - self._old_boots)
 
 
-async def _boots(url: str, deployment: str, instance: str) -> frozenset[str] | None:
+async def _boots(list_instances: ListInstances, instance: str) -> frozenset[str] | None:
     """Under which boot ids `instance` is registered; None while Redis does not answer."""
-    records = await list_instances(url, deployment)
+    records = await list_instances()
     if records is None:
         return None
     return frozenset(record.boot_id for record in records if record.instance == instance)
 
 
 async def list_instances(url: str, deployment: str) -> list[InstanceRecord] | None:
-    """The registered instances; None while Redis does not answer."""
-    try:
-        async with asyncio.timeout(CHECK_TIMEOUT_S):
-            bus = await AsyncBus.connect(url, deployment, client_name="supervisor")
-            try:
-                return await Registry(bus).list_instances()
-            finally:
-                await bus.close()
-    except _NOT_MET:
-        return None
+    """The registered instances, asked for once; None while Redis does not answer."""
+    async with RegistryReader(url, deployment) as reader:
+        return await reader.list_instances()
