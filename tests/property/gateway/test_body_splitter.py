@@ -25,13 +25,13 @@ from triptych_gateway.request.chat_request import (
     parse_chat_request,
 )
 from triptych_gateway.request.content_parts import MediaPart
-from triptych_gateway.request.data_url import check_data_url, too_large
 from triptych_gateway.request.item_checks import bytes_of
 from triptych_gateway.request.json_bounds import MIN_MEDIA_BYTES, BodyBounds
 from triptych_gateway.request.placeholder_tokens import PlaceholderGuard
 from triptych_gateway.request.request_options import RequestOptions
 from triptych_gateway.request.split.base64_decoder import Base64Decoder
 from triptych_gateway.request.split.body_splitter import ALLOWED, MAX_OTHER, BodySplitter, SplitState
+from triptych_gateway.request.split.data_url import check_data_url, too_large
 from triptych_gateway.request.split.split_body import SplitBody
 
 GUARD = PlaceholderGuard(("<|image_pad|>",))

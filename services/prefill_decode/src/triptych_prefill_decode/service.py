@@ -153,7 +153,7 @@ class PrefillDecodeService:
         app = build_app(args, supported_tasks, engine.model_config)
         await init_app_state(engine, app.state, args, supported_tasks)
         processor = engine.renderer.get_mm_processor()
-        replay_records(engine, app.state.openai_serving_chat)
+        replay_records(engine, app.state)
         # Again: vLLM's start changes levels, and a library that its application imports sets the root's.
         setup_logging("prefill_decode", settings.instance, settings.log_level)
         gate = guarded(DeadEngineMiddleware(app, lambda: engine.errored))

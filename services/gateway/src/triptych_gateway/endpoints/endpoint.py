@@ -16,6 +16,7 @@ _OPERATIONS = {
     "/v1/chat/completions": "chat",
     "/v1/chat/completions/batch": "chat",
     "/v1/completions": "text_completion",
+    "/v1/messages": "chat",
 }
 
 
@@ -27,6 +28,13 @@ class EndpointKind(StrEnum):
     POOL = "pool"  # text in, numbers out; served by models that pool
     TOKENIZE = "tokenize"  # nothing is computed
     LOCAL = "local"  # answered by the gateway itself
+
+
+class ChatForm(StrEnum):
+    """How a chat is written: where its media stand, how its answer and its errors look."""
+
+    COMPLETIONS = "completions"  # OpenAI's chat completions; also everything that is no chat
+    MESSAGES = "messages"  # Anthropic's Messages API
 
 
 class BodyForm(StrEnum):
@@ -53,6 +61,7 @@ class Endpoint:
     answer: type[BaseModel] | Schema | None = None  # None: any JSON
     answer_type: str = "application/json"  # "": the answer is empty
     form: BodyForm = BodyForm.JSON
+    chat_form: ChatForm = ChatForm.COMPLETIONS
     query: Mapping[str, Schema] = field(default_factory=dict)
     error_statuses: tuple[int, ...] = ()  # of a local answer, besides those that follow from the rest
     needs_key: bool = True
@@ -62,6 +71,11 @@ class Endpoint:
     @property
     def is_forwarded(self) -> bool:
         return self.kind is not EndpointKind.LOCAL
+
+    @property
+    def is_computed(self) -> bool:
+        """By the model: a request leaves something in a cache, and takes time of the engine."""
+        return self.kind is not EndpointKind.TOKENIZE
 
     @property
     def operation(self) -> str:

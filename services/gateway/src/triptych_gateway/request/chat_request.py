@@ -15,9 +15,12 @@ from pydantic import BaseModel, ValidationError
 
 from triptych_common.domain.errors import RequestError
 from triptych_gateway.endpoints.bodies import ChatBody
+from triptych_gateway.endpoints.endpoint import Endpoint
+from triptych_gateway.endpoints.table import CHAT
 from triptych_gateway.request.content_parts import MediaPart, find_media
 from triptych_gateway.request.json_bounds import BodyBounds, check_bounds, prompt_too_large
 from triptych_gateway.request.placeholder_tokens import PlaceholderGuard
+from triptych_gateway.request.places import format_place, put_at, value_at
 from triptych_gateway.request.request_options import (
     MEDIA_IO_FIELD,
     OPTIONS_FIELDS,
@@ -65,6 +68,7 @@ class ChatRequest:
     num_prompt_bytes: int = 0  # of the body as sent, without the text of its media
     tenant_salt: str = ""
     checked_tokens: frozenset[str] = frozenset()  # that its text does not contain
+    endpoint: Endpoint = CHAT
 
     def check_placeholders(self, tokens: Iterable[str]) -> None:
         """That its text contains none of `tokens`, which its instance announces. As a rule that is known.
@@ -83,7 +87,7 @@ class ChatRequest:
     def drop_text(self, part: MediaPart) -> None:
         """Drop the text of a part whose bytes were taken; the part's place stays."""
         part.url, part.content = "", None
-        self.body["messages"][part.message_index]["content"][part.part_index] = None
+        put_at(self.body, part.place, None)
 
 
 def parse_chat_request(
@@ -114,7 +118,7 @@ def parse_chat_request(
     num_prompt_bytes = (len(raw) if split is None else split.num_bytes) - num_media_chars
     if num_prompt_bytes > limits.body.max_prompt_bytes:  # text that begins like media, and is none
         raise prompt_too_large(limits.body.max_prompt_bytes)
-    guard.check_texts(fields, [body.messages[m.message_index]["content"][m.part_index] for m in media])
+    guard.check_texts(fields, [value_at(fields, part.place) for part in media])
     if media:
         _check_options_beside_media(body, fields)
     return ChatRequest(
@@ -238,17 +242,9 @@ def validate_body(model: type[Body], fields: dict[str, Any]) -> Body:
         return model.model_validate(fields)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
-        path = format_path(first["loc"])
+        path = format_place(first["loc"])
         code = "missing_field" if first["type"] == "missing" else "invalid_value"
         raise RequestError(400, code, f"{path}: {first['msg']}", path) from error
-
-
-def format_path(location: tuple[int | str, ...]) -> str:
-    """('messages', 0, 'role') -> 'messages[0].role'."""
-    path = ""
-    for step in location:
-        path += f"[{step}]" if isinstance(step, int) else f".{step}" if path else step
-    return path
 
 
 def refuse_privileged(fields: dict[str, Any]) -> None:
@@ -274,7 +270,7 @@ def _check_messages(messages: list[dict[str, Any]], max_items: int) -> tuple[Med
             raise RequestError(400, "unknown_role", fault, f"{path}.role")
         content = message.get("content")
         if isinstance(content, list):
-            media.extend(find_media(index, content, len(media)))
+            media.extend(find_media(("messages", index, "content"), content, len(media)))
         elif content is not None and not isinstance(content, str):
             fault = f"{path}.content must be a string or a list of parts"
             raise RequestError(400, "invalid_type", fault, f"{path}.content")
