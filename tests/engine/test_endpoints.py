@@ -6,7 +6,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.support.real.system import MODEL, Server, System
+from tests.support.real.comparing import alike, post
+from tests.support.real.system import Server, System
 from triptych_gateway.endpoints.endpoint import EndpointKind
 from triptych_gateway.endpoints.table import FORWARDED
 
@@ -87,24 +88,6 @@ TOKENS: dict[str, tuple[str, dict[str, Any]]] = {
     "text again": ("/detokenize", {"tokens": [5, 6, 7, 8]}),
     "no text": ("/detokenize", {"tokens": []}),
 }
-
-
-def post(server: Server, path: str, body: dict[str, Any]) -> httpx.Response:
-    url = server.base_url.removesuffix("/v1") + path
-    named = {"model": MODEL.name, **body}
-    sent = {name: value for name, value in named.items() if name != "model" or value is not None}
-    return httpx.post(url, json=sent, timeout=120, trust_env=False)
-
-
-def alike(one: Any, other: Any) -> bool:
-    """The same JSON, with numbers that were computed alike."""
-    if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(alike(one[key], other[key]) for key in one)
-    if isinstance(one, list) and isinstance(other, list):
-        return len(one) == len(other) and all(map(alike, one, other))
-    if isinstance(one, float) and isinstance(other, float):
-        return one == pytest.approx(other, abs=1e-3)
-    return bool(one == other)
 
 
 def shown(answer: dict[str, Any]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from fastapi import FastAPI, Request
 from PIL import Image
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
+from tests.support.gateway.fake_messages import as_chat, as_message
 from tests.support.gateway.serving import DIGEST, MODEL, served
 from tests.support.item_records import grid_of_record
 from tests.support.waiting import free_port
@@ -93,6 +94,20 @@ class FakePrefillDecode:
         @app.post("/v1/completions")
         async def generate(request: Request) -> Response:
             return await self._answer(request, await self._take(request))
+
+        @app.post("/v1/messages")
+        async def messages(request: Request) -> Response:
+            return as_message(await self._answer(request, as_chat(await self._take(request))))
+
+        @app.post("/v1/messages/count_tokens")
+        async def count_tokens(request: Request) -> Response:
+            """A word is a token, and so is an item's row."""
+            body = await request.json()
+            self.tokenized.append(body)
+            self.paths.append(request.url.path)
+            rows = [item["num_embeds"] for item in (body.get("ec_transfer_params") or {"items": ()})["items"]]
+            num_tokens = sum(len(text.split()) for text in _texts(as_chat(body))) + sum(rows)
+            return JSONResponse({"input_tokens": num_tokens}, 200 if self.can_tokenize else 503)
 
         @app.post("/detokenize")
         async def detokenize(request: Request) -> Response:

@@ -40,7 +40,8 @@ from triptych_gateway.files.file_store import FileStore
 from triptych_gateway.files.known_files import KnownFiles
 from triptych_gateway.files.uploads import FileUploads, UploadTimes
 from triptych_gateway.metrics import GatewayMetrics
-from triptych_gateway.request.chat_request import RequestLimits, RequestParser
+from triptych_gateway.request.chat_request import RequestParser
+from triptych_gateway.request.forms.form import RequestLimits
 from triptych_gateway.request.image_header import ImageLimits
 from triptych_gateway.request.item_checks import MediaLimits
 from triptych_gateway.request.json_bounds import BodyBounds

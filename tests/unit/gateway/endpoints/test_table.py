@@ -9,9 +9,17 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from triptych_gateway.endpoints.docs_page import PAGE_HEADERS, render_page
-from triptych_gateway.endpoints.endpoint import BodyForm, Endpoint
+from triptych_gateway.endpoints.endpoint import BodyForm, ChatForm, Endpoint
 from triptych_gateway.endpoints.openapi import describe_api, operation_id, statuses_of
-from triptych_gateway.endpoints.table import CHAT, ENDPOINTS, FORWARDED, serves_callers
+from triptych_gateway.endpoints.table import (
+    CHAT,
+    COUNT_TOKENS,
+    ENDPOINTS,
+    FORWARDED,
+    MESSAGES,
+    chat_form_of,
+    serves_callers,
+)
 
 OPERATIONS = [(endpoint, method) for endpoint in ENDPOINTS for method in endpoint.methods]
 NO_KEY = {
@@ -48,8 +56,19 @@ def test_keys_are_needed_everywhere_but_for_status_and_description() -> None:
     assert not any(map(serves_callers, NO_KEY))
 
 
-def test_chat_alone_takes_media_among_what_is_forwarded() -> None:
-    assert [endpoint for endpoint in FORWARDED if endpoint.takes_media] == [CHAT]
+def test_single_chats_take_media_among_what_is_forwarded() -> None:
+    assert [endpoint for endpoint in FORWARDED if endpoint.takes_media] == [CHAT, MESSAGES, COUNT_TOKENS]
+
+
+@pytest.mark.parametrize("endpoint", ENDPOINTS, ids=lambda each: each.path)
+def test_errors_have_the_form_of_their_path(endpoint: Endpoint, description: dict[str, Any]) -> None:
+    assert chat_form_of(endpoint.path) is endpoint.chat_form
+    responses = description["paths"][endpoint.shown_path][endpoint.methods[0].lower()]["responses"]
+    wanted = "MessagesErrorAnswer" if endpoint.chat_form is ChatForm.MESSAGES else "ErrorAnswer"
+    assert ("400" in responses) == ("400" in map(str, statuses_of(endpoint)))
+    for status in statuses_of(endpoint) if endpoint.needs_key else ():
+        schema = responses[str(status)]["content"]["application/json"]["schema"]
+        assert schema == {"$ref": f"#/components/schemas/{wanted}"}
 
 
 @pytest.mark.parametrize(("endpoint", "method"), OPERATIONS, ids=lambda each: getattr(each, "path", each))

@@ -305,3 +305,17 @@ def test_tokens_that_were_not_known_are_looked_for_later() -> None:
     known.append("<image>")
     with pytest.raises(RequestError):
         parse_chat_request(orjson.dumps(chat("an <image>")), guard, 8)
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        ["<im", "x-anthropic-billing-header: a", "age>"],
+        ["<im", "x-anthropic-billing-header: a\nage>"],
+    ],
+)
+def test_a_line_that_vllm_cuts_hides_no_placeholder(parts: list[str]) -> None:
+    content = [{"type": "text", "text": part} for part in parts]
+    body = {"model": "m", "messages": [{"role": "system", "content": content}]}
+    with pytest.raises(RequestError, check=lambda error: error.code == "placeholder_in_text"):
+        parse_chat_request(orjson.dumps(body), PlaceholderGuard(("<image>",)), 8)

@@ -22,7 +22,7 @@ from triptych_gateway.chat.upstream import Answer, DrainingError, UnreachableErr
 from triptych_gateway.decision.courses import Course
 from triptych_gateway.decision.encode_decisions import Answering, EncodeDecisions
 from triptych_gateway.encode.media_wait import MediaWait
-from triptych_gateway.endpoints.endpoint import Endpoint, EndpointKind
+from triptych_gateway.endpoints.endpoint import Endpoint
 from triptych_gateway.endpoints.table import CHAT
 from triptych_gateway.errors import unavailable
 from triptych_gateway.metrics import GatewayMetrics
@@ -90,7 +90,7 @@ class Forwarder:
         finally:
             answering.end()
             self.instances.router.end_request(record.instance)
-        if dispatch.media_wait is not None:
+        if dispatch.media_wait is not None and dispatch.endpoint.is_computed:  # its engine had the items
             dispatch.media_wait.answered_by = record.instance
         return record
 
@@ -124,7 +124,7 @@ class Forwarder:
         router.begin_request(record.instance)
         answering = Answering()
         try:
-            if dispatch.endpoint.kind is not EndpointKind.TOKENIZE:  # which takes no time of the engine
+            if dispatch.endpoint.is_computed:
                 num_prompt_bytes = dispatch.request.num_prompt_bytes
                 answering = self.decisions.begin_request(record, dispatch.course, num_prompt_bytes)
             opening = open_answer(
@@ -159,7 +159,7 @@ class Forwarder:
         sealed_at = None if media_wait is None else media_wait.sealed_at
         modality = modality_of(dispatch.request.media)
         series = self.metrics.latencies.of(dispatch.endpoint.path, record.model or "", modality)
-        times = TokenTimes(series, arrival.at)
+        times = TokenTimes(series, arrival.at, dispatch.endpoint.chat_form)
         if dispatch.request.stream:
             arrival.root.on_first_chunk(sealed_at)
             with span("gateway.stream") as streaming:

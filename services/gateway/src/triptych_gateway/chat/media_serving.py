@@ -217,6 +217,7 @@ class MediaServing:
             needs_tower=True,
             first_choice=decided.instance if is_decided else None,
             course=decided.course if is_decided else Course(CourseKind.LOCAL),
+            endpoint=request.endpoint,
         )
         with span("gateway.local_encode", attributes={"triptych.reason": reason}):
             record = await self.forwarder.forward(dispatch, client)
@@ -227,7 +228,7 @@ class MediaServing:
     ) -> None:
         """A prompt that is too long is refused first, where that is known before the sizes."""
         media_wait.raise_failure()
-        if self.orders.lacks_job(media_wait):
+        if request.endpoint.is_computed and self.orders.lacks_job(media_wait):
             await check_prompt_length(
                 self.http, chosen, request, media_wait.num_rows, self.tokenize_timeout_s
             )
@@ -259,6 +260,7 @@ class MediaServing:
             media_wait=media_wait,
             first_choice=chosen,
             course=course,
+            endpoint=request.endpoint,
         )
 
 

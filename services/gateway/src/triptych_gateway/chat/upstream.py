@@ -49,7 +49,7 @@ class Answer:
 
     @property
     def is_done(self) -> bool:
-        """Its closing `[DONE]` has passed."""
+        """Its last event has passed."""
         return self._cutter.is_done
 
     def close(self) -> None:
@@ -101,7 +101,7 @@ async def open_answer(
 
 
 async def _begin(response: ClientResponse, endpoint: Endpoint, stream: bool, max_bytes: int) -> Answer:
-    cutter = EventCutter()
+    cutter = EventCutter(endpoint.chat_form)
     try:
         if DRAINING_HEADER in response.headers:
             raise DrainingError(f"status {response.status}")

@@ -78,6 +78,11 @@ class Endpoint:
         return self.kind is not EndpointKind.TOKENIZE
 
     @property
+    def takes_stream_options(self) -> bool:
+        """Other streams tell their usage unasked."""
+        return self.streams and self.chat_form is ChatForm.COMPLETIONS
+
+    @property
     def operation(self) -> str:
         """As OpenTelemetry's conventions for generative AI call it; what they do not know, by its path."""
         return _OPERATIONS.get(self.path, self.path.rpartition("/")[2])

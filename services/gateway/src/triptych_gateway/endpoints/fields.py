@@ -88,6 +88,28 @@ CHAT: Mapping[str, Schema] = {
     "mm_processor_kwargs": OBJECT,
     "media_io_kwargs": OBJECT,
 }
+BLOCKS: Schema = {
+    "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}],
+}
+COUNTED_MESSAGES: Mapping[str, Schema] = {
+    "messages": MESSAGES,
+    "system": BLOCKS | {"description": "text, or a list of text blocks"},
+    "tools": {"type": ["array", "null"], "items": {"type": "object"}},
+    "tool_choice": OBJECT,
+    "thinking": OBJECT,
+    "output_config": OBJECT,
+    "chat_template_kwargs": OBJECT,
+}
+MESSAGES_API: Mapping[str, Schema] = {
+    **COUNTED_MESSAGES,
+    "max_tokens": {"type": "integer"},
+    "stream": STREAM,
+    "stop_sequences": STRINGS,
+    "temperature": NUMBER,
+    "top_p": NUMBER,
+    "top_k": INTEGER,
+    "metadata": OBJECT,
+}
 COMPLETION: Mapping[str, Schema] = {
     **SAMPLING,
     "prompt": TEXTS,
@@ -175,6 +197,28 @@ TOKENS: Schema = {
         "token_strs": STRINGS,
     },
     "required": ["count", "max_model_len", "tokens"],
+}
+MESSAGE: Schema = {
+    "type": "object",
+    "properties": {
+        "id": {"type": "string"},
+        "type": {"type": "string", "enum": ["message"]},
+        "role": {"type": "string", "enum": ["assistant"]},
+        "model": {"type": "string"},
+        "content": {"type": "array", "items": {"type": "object"}},
+        "stop_reason": STRING,
+        "stop_sequence": STRING,
+        "usage": {
+            "type": "object",
+            "properties": {name: {"type": "integer"} for name in ("input_tokens", "output_tokens")},
+        },
+    },
+    "required": ["id", "type", "role", "model", "content", "usage"],
+}
+NUM_TOKENS: Schema = {
+    "type": "object",
+    "properties": {"input_tokens": {"type": "integer"}},
+    "required": ["input_tokens"],
 }
 TEXT_OF_TOKENS: Schema = {
     "type": "object",

@@ -7,14 +7,15 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from triptych_gateway.endpoints.answers import ErrorAnswer
-from triptych_gateway.endpoints.endpoint import BodyForm, Endpoint, Schema
+from triptych_gateway.endpoints.answers import ErrorAnswer, MessagesErrorAnswer
+from triptych_gateway.endpoints.endpoint import BodyForm, ChatForm, Endpoint, Schema
 
 OPENAPI_VERSION = "3.1.0"
 TITLE = "Triptych"
 ABOUT = (
     "Endpoints that are forwarded are those of vLLM's server, with all of their fields but those that callers"
-    " may not set; the fields shown here are the usual ones. Errors are in OpenAI's form."
+    " may not set; the fields shown here are the usual ones. Errors are in OpenAI's form, those"
+    " of the Messages API in Anthropic's."
 )
 # What may become of a request that is forwarded, besides its answer.
 FORWARDED_ERRORS = (400, 404, 408, 413, 422, 429, 500, 501, 503, 504)
@@ -25,11 +26,14 @@ _REF = "#/components/schemas/{model}"
 def describe_api(endpoints: Iterable[Endpoint], version: str) -> dict[str, Any]:
     """The document. `version`: of the gateway."""
     schemas: dict[str, Any] = {}
-    error = _schema_of(ErrorAnswer, schemas)
+    errors = {
+        ChatForm.COMPLETIONS: _schema_of(ErrorAnswer, schemas),
+        ChatForm.MESSAGES: _schema_of(MessagesErrorAnswer, schemas),
+    }
     paths: dict[str, dict[str, Any]] = {}
     for endpoint in endpoints:
         for method in endpoint.methods:
-            operation = _describe(endpoint, method, error, schemas)
+            operation = _describe(endpoint, method, errors[endpoint.chat_form], schemas)
             paths.setdefault(endpoint.shown_path, {})[method.lower()] = operation
     return {
         "openapi": OPENAPI_VERSION,

@@ -15,8 +15,8 @@ from triptych_gateway.endpoints.answers import (
     ReadyReport,
     VersionAnswer,
 )
-from triptych_gateway.endpoints.bodies import ChatBody, TextBody
-from triptych_gateway.endpoints.endpoint import BodyForm, Endpoint, EndpointKind, Schema
+from triptych_gateway.endpoints.bodies import ChatBody, MessagesBody, TextBody
+from triptych_gateway.endpoints.endpoint import BodyForm, ChatForm, Endpoint, EndpointKind, Schema
 
 FILES_PATH = "/v1/files"
 
@@ -39,9 +39,34 @@ CHAT = Endpoint(
     streams=True,
     takes_media=True,
 )
+MESSAGES = Endpoint(
+    "/v1/messages",
+    EndpointKind.CHAT,
+    "generation",
+    "A chat in the form of Anthropic's Messages API; images go to encoders",
+    body=MessagesBody,
+    passed_fields=fields.MESSAGES_API,
+    inputs=("messages", "system"),
+    refused_fields=("mm_processor_kwargs", "media_io_kwargs"),  # which vLLM does not know there
+    answer=fields.MESSAGE,
+    chat_form=ChatForm.MESSAGES,
+    streams=True,
+    takes_media=True,
+)
+COUNT_TOKENS = replace(
+    MESSAGES,
+    path="/v1/messages/count_tokens",
+    kind=EndpointKind.TOKENIZE,
+    summary="How many tokens such a chat has",
+    passed_fields=fields.COUNTED_MESSAGES,
+    answer=fields.NUM_TOKENS,
+    streams=False,
+)
 
 FORWARDED = (
     CHAT,
+    MESSAGES,
+    COUNT_TOKENS,
     Endpoint(
         "/v1/chat/completions/batch",
         EndpointKind.GENERATE,
@@ -276,9 +301,17 @@ ENDPOINTS = (
     DOCS,
 )
 
+_MESSAGES_PATHS = frozenset(
+    endpoint.path for endpoint in ENDPOINTS if endpoint.chat_form is ChatForm.MESSAGES
+)
 _FORWARDED_PATHS = frozenset(endpoint.path for endpoint in FORWARDED)
 
 
 def serves_callers(path: str) -> bool:
     """Whether requests for `path` are what a gateway that goes away must still finish."""
     return path.startswith("/v1/") or path in _FORWARDED_PATHS
+
+
+def chat_form_of(path: str) -> ChatForm:
+    """In whose form errors of a request for `path` are."""
+    return ChatForm.MESSAGES if path in _MESSAGES_PATHS else ChatForm.COMPLETIONS

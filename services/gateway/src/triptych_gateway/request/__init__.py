@@ -3,7 +3,8 @@
 request_body        reads the body, bounded in size and time
 split/                media are cut out of it while it arrives
 json_bounds         counts the values of its JSON before anything parses it
-chat_request        parses and validates it
+chat_request        parses and validates it, if it is a chat
+forms/                what is read of it by its form
 text_request        the same for bodies of other endpoints, which hold no media
 item_checks           is an item what its part says it is
 item_counts           how many of which kind the model takes

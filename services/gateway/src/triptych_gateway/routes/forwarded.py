@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from triptych_gateway.chat.exchange import ChatExchange, ChatParts, TextExchange
-from triptych_gateway.endpoints.endpoint import Endpoint, EndpointKind
+from triptych_gateway.endpoints.endpoint import Endpoint
 from triptych_gateway.endpoints.table import FORWARDED
 
 
@@ -15,8 +15,8 @@ class ForwardedApp:
     def __init__(self, endpoint: Endpoint, parts: ChatParts) -> None:
         self.endpoint = endpoint
         self._parts = parts
-        is_chat = endpoint.kind is EndpointKind.CHAT
-        self._exchange: type[ChatExchange | TextExchange] = ChatExchange if is_chat else TextExchange
+        exchange = ChatExchange if endpoint.takes_media else TextExchange
+        self._exchange: type[ChatExchange | TextExchange] = exchange
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._exchange(self.endpoint, self._parts, scope, receive, send).run()
