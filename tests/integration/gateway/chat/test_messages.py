@@ -83,6 +83,7 @@ async def test_text_passes_without_the_encode_path(system: System, claude: anthr
     options: dict[str, Any] = {"system": "s", "stop_sequences": ["x"]}
     answer = await ask(claude, "hello", **options, extra_body={"top_k": 3, "request_id": "theirs"})
     assert (answer.type, answer.role, answer.content[0].text) == ("message", "assistant", WORDS)
+    assert answer._request_id.startswith("req-")
     assert (answer.usage.input_tokens, answer.usage.output_tokens) == (2, 1)
     sent = BODY | {"messages": [{"role": "user", "content": "hello"}], "top_k": 3} | options
     assert system.prefill_decode.bodies == [sent]

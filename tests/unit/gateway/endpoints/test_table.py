@@ -79,6 +79,8 @@ def test_the_description_has_every_operation(
     assert operation["summary"] == endpoint.summary
     assert set(operation["responses"]) == {"200", *map(str, statuses_of(endpoint))}
     assert ("security" in operation) == endpoint.needs_key == ("401" in operation["responses"])
+    takes_plain_key = {"plain_api_key": []} in operation.get("security", ())
+    assert takes_plain_key == (endpoint.chat_form is ChatForm.MESSAGES)
     assert ("requestBody" in operation) == (endpoint.form is not BodyForm.NONE)
     named = {each["name"] for each in operation.get("parameters", ())}
     assert named == {*endpoint.parameters, *endpoint.query}

@@ -20,7 +20,7 @@ request_items: ContextVar[Mapping[str, ItemTransfer]] = ContextVar("triptych_req
 StockParser: Any = chat_utils.AsyncMultiModalContentParser
 
 
-class ItemUrlParser(StockParser):  # type: ignore[misc]
+class ItemUrlParser(StockParser):
     """vLLM's parser of content parts, which also takes images that are named by an item's URL."""
 
     def parse_image(self, image_url: str | None, uuid: str | None = None) -> None:
@@ -42,7 +42,7 @@ class ItemUrlParser(StockParser):  # type: ignore[misc]
 
 def read_item_urls() -> None:
     """From now on vLLM parses the parts of chats so, in this process."""
-    chat_utils.AsyncMultiModalContentParser = ItemUrlParser  # type: ignore[misc]
+    chat_utils.AsyncMultiModalContentParser = ItemUrlParser
 
 
 def _refused(message: str) -> Exception:

@@ -115,6 +115,8 @@ class Exchange(ABC, Generic[Request]):
         self._request_id = RequestId(f"req-{uuid4().hex}")
         self._caller = ANONYMOUS
         self._echo: dict[str, str] = {"X-Request-Id": self._request_id}
+        if endpoint.chat_form is ChatForm.MESSAGES:
+            self._echo["Request-Id"] = self._request_id  # as Anthropic's clients read it
 
     async def run(self) -> None:
         """To the end of the answer, whatever it is."""

@@ -221,7 +221,8 @@ class MediaServing:
         )
         with span("gateway.local_encode", attributes={"triptych.reason": reason}):
             record = await self.forwarder.forward(dispatch, client)
-        self.decisions.on_encoded_here(request, media_wait, record)
+        if request.endpoint.is_computed:
+            self.decisions.on_encoded_here(request, media_wait, record)
 
     async def _wait_sizes(
         self, request: ChatRequest, media_wait: MediaWait, encode_wait: EncodeWait, chosen: InstanceRecord

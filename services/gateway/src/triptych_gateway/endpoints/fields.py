@@ -89,11 +89,12 @@ CHAT: Mapping[str, Schema] = {
     "media_io_kwargs": OBJECT,
 }
 BLOCKS: Schema = {
+    "description": "text, or a list of text blocks",
     "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}],
 }
 COUNTED_MESSAGES: Mapping[str, Schema] = {
     "messages": MESSAGES,
-    "system": BLOCKS | {"description": "text, or a list of text blocks"},
+    "system": BLOCKS,
     "tools": {"type": ["array", "null"], "items": {"type": "object"}},
     "tool_choice": OBJECT,
     "thinking": OBJECT,

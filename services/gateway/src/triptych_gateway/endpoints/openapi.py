@@ -20,6 +20,7 @@ ABOUT = (
 # What may become of a request that is forwarded, besides its answer.
 FORWARDED_ERRORS = (400, 404, 408, 413, 422, 429, 500, 501, 503, 504)
 _KEY = "api_key"
+_PLAIN_KEY = "plain_api_key"
 _REF = "#/components/schemas/{model}"
 
 
@@ -41,7 +42,10 @@ def describe_api(endpoints: Iterable[Endpoint], version: str) -> dict[str, Any]:
         "paths": paths,
         "components": {
             "schemas": schemas,
-            "securitySchemes": {_KEY: {"type": "http", "scheme": "bearer"}},
+            "securitySchemes": {
+                _KEY: {"type": "http", "scheme": "bearer"},
+                _PLAIN_KEY: {"type": "apiKey", "in": "header", "name": "x-api-key"},
+            },
         },
     }
 
@@ -77,7 +81,9 @@ def _describe(endpoint: Endpoint, method: str, error: Schema, schemas: dict[str,
     if endpoint.form is not BodyForm.NONE:
         operation["requestBody"] = {"required": True, "content": _body(endpoint, schemas)}
     if endpoint.needs_key:
-        operation["security"] = [{_KEY: []}, {}]  # keys may not be configured
+        shown_plain = endpoint.chat_form is ChatForm.MESSAGES
+        schemes = (_KEY, _PLAIN_KEY) if shown_plain else (_KEY,)
+        operation["security"] = [*({each: []} for each in schemes), {}]  # keys may not be configured
     return operation
 
 
