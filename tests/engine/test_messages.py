@@ -10,7 +10,7 @@ import anthropic
 import httpx
 import pytest
 
-from tests.support.real.comparing import alike, post
+from tests.support.real.answers import alike, post
 from tests.support.real.system import MODEL, Server, System, image_part
 from tests.support.waiting import wait_until
 
