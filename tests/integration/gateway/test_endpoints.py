@@ -20,8 +20,12 @@ WITH_KEY = [{"api_keys": ("secret",)}]
 def url_of(endpoint: Endpoint) -> str:
     path = endpoint.shown_path
     for name in endpoint.parameters:
-        path = path.replace(f"{{{name}}}", MODEL if name == "model" else "file-unknown")
+        path = path.replace(f"{{{name}}}", MODEL if name == "model" else "unknown")
     return path
+
+
+# All that is forwarded and has a body.
+WITH_BODY = [endpoint for endpoint in FORWARDED if endpoint.form is BodyForm.JSON]
 
 
 def body_of(endpoint: Endpoint) -> dict[str, Any]:
@@ -89,6 +93,7 @@ async def test_keys_are_checked_where_the_table_says(system: System) -> None:
         "/v1/messages",
         "/v1/messages/count_tokens",
         "/detokenize",
+        "/v1/responses",
     }
     assert system.prefill_decode.tokenized
 
@@ -147,7 +152,7 @@ async def test_a_pooling_models_endpoints_are_forwarded(redis_url: str, tmp_path
 
 
 async def test_unknown_models_are_404_everywhere(system: System) -> None:
-    for endpoint in FORWARDED:
+    for endpoint in WITH_BODY:
         answer = await system.http.post(endpoint.path, json=body_of(endpoint) | {"model": "other"})
         assert answer.status_code == 404, endpoint.path
         assert has_code(endpoint, answer, "model_not_found"), endpoint.path
@@ -156,7 +161,7 @@ async def test_unknown_models_are_404_everywhere(system: System) -> None:
 async def test_media_are_refused_by_name_everywhere_but_in_single_chats(system: System) -> None:
     part = {"type": "image_url", "image_url": {"url": "http://127.0.0.1:1/x.png"}}
     message = {"role": "user", "content": [{"type": "text", "text": "a"}, part]}
-    for endpoint in FORWARDED:
+    for endpoint in WITH_BODY:
         if endpoint.takes_media:
             continue
         name = endpoint.inputs[-1]
@@ -170,7 +175,7 @@ async def test_media_are_refused_by_name_everywhere_but_in_single_chats(system: 
 
 @pytest.mark.parametrize("system", [{"max_body_bytes": 4000, "max_body_values": 100}], indirect=True)
 async def test_bodies_are_bounded_everywhere(system: System) -> None:
-    for endpoint in FORWARDED:
+    for endpoint in WITH_BODY:
         large = await system.http.post(endpoint.path, content=b'{"model": "' + b"x" * 4000 + b'"}')
         assert large.status_code == 413
         assert has_code(endpoint, large, "body_too_large")

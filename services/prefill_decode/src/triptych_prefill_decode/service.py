@@ -105,6 +105,11 @@ async def serve(settings: PrefillDecodeSettings, stop: StopSignal) -> None:
     await _clear_inboxes(settings)  # the engine, which read them, has ended
 
 
+def stores_responses(state: Any) -> bool:
+    """Whether vLLM's application keeps responses (`VLLM_ENABLE_RESPONSES_API_STORE`)."""
+    return bool(getattr(getattr(state, "openai_serving_responses", None), "enable_store", False))
+
+
 def _warm_up_params() -> SamplingParams:
     """Greedy: the state of the engine's random numbers stays as its seed made it."""
     return SamplingParams(
@@ -196,6 +201,7 @@ class PrefillDecodeService:
                 max_model_len=engine.model_config.max_model_len,
                 num_slots=engine.vllm_config.scheduler_config.max_num_seqs,
                 compute=await compute_of(engine),
+                stores_responses=stores_responses(app.state),
                 **slab.fields(),
             )
             async with await AsyncBus.connect(

@@ -45,6 +45,29 @@ def test_events_up_to_an_error() -> None:
     assert cut_at_error(error) == (b"", {"message": "x"})
 
 
+def test_named_events_end_with_the_completed_response() -> None:
+    events = [
+        b'event: response.created\ndata: {"type":"response.created"}\n\n',
+        b'event: response.output_text.delta\ndata: {"delta":"event: response.completed\\n[DONE]"}\n\n',
+        b'event: response.completed\ndata: {"type":"response.completed"}\n\n',
+    ]
+    for size in (1, 7, 1000):
+        cutter = EventCutter(ChatForm.RESPONSES)
+        begin, end = b"".join(events[:2]), events[2]
+        for at in range(0, len(begin), size):
+            cutter.feed(begin[at : at + size])
+        assert not cutter.is_done
+        passed = b"".join(cutter.feed(end[at : at + size]) for at in range(0, len(end), size))
+        assert passed == end
+        assert cutter.is_done
+
+
+def test_a_named_events_error_is_none() -> None:
+    event = b'event: response.completed\ndata: {"response":{"error":{"code":"x"}}}\n\n'
+    assert error_in_first_event(event) is None
+    assert cut_at_error(event) == (event, None)
+
+
 def test_events_with_names() -> None:
     delta = b'event: content_block_delta\ndata: {"delta": {"text": "event: message_stop \\"error\\""}}\n\n'
     stop = b'event: message_stop\ndata: {"type":"message_stop"}\n\n'

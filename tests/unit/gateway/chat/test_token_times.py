@@ -81,6 +81,26 @@ def test_one_token_has_no_time_per_token(monkeypatch: pytest.MonkeyPatch) -> Non
     assert it.value("request_time_per_output_token_seconds_count") == 0
 
 
+CREATED = b'event: response.created\ndata: {"response":{"output":[]}}\n\n'
+DELTA = b'event: response.output_text.delta\ndata: {"delta":"a \\n.delta\\ndata:"}\n\n'
+CALL = b'event: response.function_call_arguments.delta\ndata: {"delta":"{"}\n\n'
+COMPLETED = b'event: response.completed\ndata: {"response":{}}\n\n'
+
+
+def test_tokens_of_named_events_are_their_deltas(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [
+        num_tokens_in(each, ChatForm.RESPONSES) for each in (CREATED, DELTA, CALL, COMPLETED, DELTA * 3)
+    ] == [0, 1, 1, 0, 3]
+    it = Times(monkeypatch)
+    times = TokenTimes(it.metrics.latencies.of(*LABELS.values()), 10.0, ChatForm.RESPONSES)
+    it.at(10.2, lambda: times.on_events(CREATED * 2))
+    it.at(10.5, lambda: times.on_events(DELTA))
+    it.at(10.8, lambda: times.on_events(CALL + COMPLETED))
+    it.at(11.0, times.on_end)
+    assert it.value("time_to_first_token_seconds_sum") == pytest.approx(0.5)
+    assert it.value("inter_token_latency_seconds_count") == 1
+
+
 def test_tokens_of_the_messages_api_are_its_deltas() -> None:
     delta = b'event: content_block_delta\ndata: {"type":"content_block_delta","index":0,"delta":%s}\n\n'
     text = delta % b'{"type":"text_delta","text":"\\"type\\":\\"content_block_delta\\""}'

@@ -9,13 +9,16 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from triptych_gateway.endpoints.docs_page import PAGE_HEADERS, render_page
-from triptych_gateway.endpoints.endpoint import BodyForm, ChatForm, Endpoint
+from triptych_gateway.endpoints.endpoint import BodyForm, ChatForm, Endpoint, EndpointKind
 from triptych_gateway.endpoints.openapi import describe_api, operation_id, statuses_of
 from triptych_gateway.endpoints.table import (
+    CANCEL_RESPONSE,
     CHAT,
     COUNT_TOKENS,
+    CREATE_RESPONSE,
     ENDPOINTS,
     FORWARDED,
+    GET_RESPONSE,
     MESSAGES,
     chat_form_of,
     serves_callers,
@@ -39,7 +42,10 @@ def test_no_operation_stands_in_the_table_twice() -> None:
     assert len({operation_id(*each) for each in OPERATIONS}) == len(OPERATIONS)
 
 
-@pytest.mark.parametrize("endpoint", FORWARDED, ids=lambda each: each.path)
+WITH_BODY = [endpoint for endpoint in FORWARDED if endpoint.kind is not EndpointKind.STORED]
+
+
+@pytest.mark.parametrize("endpoint", WITH_BODY, ids=lambda each: each.path)
 def test_what_is_forwarded_is_described_whole(endpoint: Endpoint) -> None:
     assert endpoint.needs_key
     assert endpoint.methods == ("POST",)
@@ -56,13 +62,26 @@ def test_keys_are_needed_everywhere_but_for_status_and_description() -> None:
     assert not any(map(serves_callers, NO_KEY))
 
 
+def test_stored_responses_take_no_body() -> None:
+    stored = [endpoint for endpoint in FORWARDED if endpoint.kind is EndpointKind.STORED]
+    assert stored == [GET_RESPONSE, CANCEL_RESPONSE]
+    for endpoint in stored:
+        assert endpoint.needs_key
+        assert endpoint.form is BodyForm.NONE
+        assert not endpoint.is_computed
+        assert serves_callers(endpoint.path)
+
+
 def test_single_chats_take_media_among_what_is_forwarded() -> None:
-    assert [endpoint for endpoint in FORWARDED if endpoint.takes_media] == [CHAT, MESSAGES, COUNT_TOKENS]
+    assert [endpoint for endpoint in FORWARDED if endpoint.takes_media] == [
+        CHAT, MESSAGES, COUNT_TOKENS, CREATE_RESPONSE,
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("endpoint", ENDPOINTS, ids=lambda each: each.path)
 def test_errors_have_the_form_of_their_path(endpoint: Endpoint, description: dict[str, Any]) -> None:
-    assert chat_form_of(endpoint.path) is endpoint.chat_form
+    forms = (chat_form_of(endpoint.path), endpoint.chat_form)
+    assert len({form is ChatForm.MESSAGES for form in forms}) == 1
     responses = description["paths"][endpoint.shown_path][endpoint.methods[0].lower()]["responses"]
     wanted = "MessagesErrorAnswer" if endpoint.chat_form is ChatForm.MESSAGES else "ErrorAnswer"
     assert ("400" in responses) == ("400" in map(str, statuses_of(endpoint)))

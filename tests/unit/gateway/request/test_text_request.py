@@ -7,6 +7,7 @@ import pytest
 
 from triptych_common.domain.errors import RequestError
 from triptych_common.domain.media_options import OptionBounds
+from triptych_gateway.endpoints.bodies import TextBody
 from triptych_gateway.endpoints.endpoint import Endpoint, EndpointKind
 from triptych_gateway.endpoints.table import FORWARDED
 from triptych_gateway.request.forms.form import RequestLimits
@@ -16,7 +17,7 @@ from triptych_gateway.request.request_options import RequestOptions
 from triptych_gateway.request.text_request import TextRequest, parse_text_request
 
 BY_PATH = {endpoint.path: endpoint for endpoint in FORWARDED}
-TEXT_ENDPOINTS = [endpoint for endpoint in FORWARDED if not endpoint.takes_media]
+TEXT_ENDPOINTS = [endpoint for endpoint in FORWARDED if endpoint.body is TextBody]
 COMPUTED = [endpoint for endpoint in TEXT_ENDPOINTS if endpoint.kind is not EndpointKind.TOKENIZE]
 INPUTS = [(endpoint, name) for endpoint in TEXT_ENDPOINTS for name in endpoint.inputs]
 GUARD = PlaceholderGuard(("<image>",))

@@ -119,8 +119,34 @@ def test_names_are_short() -> None:
     assert {len(found["gen_ai.response.id"]), len(found["gen_ai.response.model"])} == {MAX_CHARS}
 
 
+RESPONSE = {"id": "resp_1", "model": "m", "output": [], "usage": None}
+RESPONSE_USAGE = {"input_tokens": 5, "input_tokens_details": {"cached_tokens": 1}, "output_tokens": 2}
+
+
+@pytest.mark.parametrize("num_chars", [3, MAX_PARSED_BYTES])
+def test_of_a_responses_stream(num_chars: int) -> None:
+    output = [{"content": [{"text": TRICKY * (num_chars // 3)}]}]
+    facts = of_stream(
+        named("response.created", response=RESPONSE) + named("response.in_progress", response=RESPONSE),
+        named("response.output_text.delta", delta=TRICKY),
+        named("response.completed", response={**RESPONSE, "output": output, "usage": RESPONSE_USAGE}),
+    )
+    assert facts == {
+        "gen_ai.response.id": "resp_1",
+        "gen_ai.response.model": "m",
+        "gen_ai.usage.input_tokens": 5,
+        "gen_ai.usage.output_tokens": 2,
+    }
+
+
+def test_of_a_whole_response() -> None:
+    facts = of_whole({**RESPONSE, "object": "response", "usage": RESPONSE_USAGE})
+    assert facts["gen_ai.usage.input_tokens"] == 5
+    assert of_whole(RESPONSE) == {"gen_ai.response.id": "resp_1", "gen_ai.response.model": "m"}
+
+
 def named(name: str, **data: Any) -> bytes:
-    """An event of Anthropic's form."""
+    """An event of Anthropic's form, and of responses."""
     return f"event: {name}\ndata: ".encode() + dumps({"type": name, **data}) + b"\n\n"
 
 

@@ -143,6 +143,8 @@ def replay_records(engine: Any, state: Any) -> None:
     read_item_urls()
     for serving in (state.openai_serving_chat, state.anthropic_serving_messages):
         serving.create_chat_completion = _taking_records(serving, serving.create_chat_completion)
+    responses = state.openai_serving_responses
+    responses.create_responses = _taking_records(responses, responses.create_responses)
     messages = state.anthropic_serving_messages
     messages.count_tokens = _taking_records_of_count(messages, messages.count_tokens)
 

@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from typing import Generic, TypeVar
+from typing import Generic, TypeVar, cast
 from uuid import uuid4
 
 from starlette.requests import ClientDisconnect
@@ -47,7 +47,7 @@ from triptych_gateway.tracing.trace_trust import TraceTrust
 
 log = get_logger(__name__)
 
-Request = TypeVar("Request", ChatRequest, TextRequest)
+Request = TypeVar("Request", bound=ChatRequest | TextRequest)
 
 CLIENT_CLOSED_REQUEST = 499
 ERROR_TIMEOUT_S = 1.0  # for a client that may have stopped reading
@@ -205,7 +205,8 @@ class Exchange(ABC, Generic[Request]):
             )
         finally:
             limit.cancel()
-        return (await self._parse(body, booking)).of_tenant(self._caller.salt)
+        request = await self._parse(body, booking)
+        return cast("Request", request.of_tenant(self._caller.salt))  # of its own class
 
     async def _watch_client(self, client: ClientStream, guard: Guard) -> None:
         """Until the answer has ended, or the client goes away, which `guard` is told."""

@@ -42,6 +42,8 @@ def raw_part(form: ChatForm, item: TakenItem, data_url: str, *, is_named: bool) 
 def _image_part(form: ChatForm, url: str) -> Part:
     if form is ChatForm.MESSAGES:
         return {"type": "image", "source": {"type": "url", "url": url}}
+    if form is ChatForm.RESPONSES:
+        return {"type": "input_image", "image_url": url, "detail": "auto"}  # vLLM makes nothing of the detail
     if form is ChatForm.COMPLETIONS:
         raise ValueError("a part of a chat completion can have a uuid")
     assert_never(form)

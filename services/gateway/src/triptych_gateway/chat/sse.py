@@ -4,6 +4,8 @@ form           an event                the last one
 completions    data: {…}               data: [DONE]
 messages       event: message_start    event: message_stop
                data: {…}               data: {…}
+responses      as messages             event: response.completed
+                                       data: {…}
 """
 
 from typing import Any
@@ -19,9 +21,14 @@ _ROLE = b'"role"'  # likewise: vLLM's first event of each choice, without a toke
 _DONE_EVENT = DONE + _END
 _USAGE = b'"choices":[]'  # likewise: the event with the usage alone
 _NAME = b"event:"
-_LAST = {ChatForm.COMPLETIONS: DONE, ChatForm.MESSAGES: b"event: message_stop"}  # how the last event begins
+_LAST = {  # how the last event begins
+    ChatForm.COMPLETIONS: DONE,
+    ChatForm.MESSAGES: b"event: message_stop",
+    ChatForm.RESPONSES: b"event: response.completed\n",
+}
 _DELTA = b'"type":"content_block_delta"'  # likewise: of the Messages API, with what a token brings
 _SIGNATURE = b'"type":"signature_delta"'  # likewise: no token
+_RESPONSE_DELTA = b".delta\ndata:"  # of responses: no line of data has a line break in it
 
 
 class EventCutter:
@@ -68,6 +75,8 @@ def num_tokens_in(events: bytes, form: ChatForm = ChatForm.COMPLETIONS) -> int:
     """Events of vLLM's that bring a token. One may bring several, where the engine speculates."""
     if form is ChatForm.MESSAGES:
         return events.count(_DELTA) - events.count(_SIGNATURE)
+    if form is ChatForm.RESPONSES:
+        return events.count(_RESPONSE_DELTA)
     num_events = events.count(b"\n") // 2  # a line of JSON, and the empty one behind it
     if events.endswith(_DONE_EVENT):
         num_events -= 1

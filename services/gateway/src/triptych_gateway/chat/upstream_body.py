@@ -111,8 +111,9 @@ def check_fits(items: Sequence[TakenItem], sizes: Mapping[MmHash, ItemSizes], re
 def _replace_parts(
     request: ChatRequest, items: Sequence[TakenItem], part_for: Callable[[TakenItem], dict[str, Any]]
 ) -> dict[str, Any]:
-    """The request's body with another part in the place of each media item."""
-    return replace_at(request.body, ((item.part.place, part_for(item)) for item in items))
+    """The request's body with another part in the place of each media item that it has."""
+    own = (item for item in items if item.part.place)
+    return replace_at(request.body, ((item.part.place, part_for(item)) for item in own))
 
 
 def _data_url(item: TakenItem) -> str:

@@ -36,3 +36,24 @@ class TextBody(BaseModel):
     stream: StrictBool | None = None
     n: int | None = None
     vllm_xargs: dict[str, Any] | None = None
+
+
+class ResponseBody(BaseModel):
+    """A response. Without a model it is for the one that is served."""
+
+    model_config = ConfigDict(extra="allow")
+
+    model: StrictStr | None = Field(default=None, min_length=1)
+    input: Any  # text, or a list of objects
+    instructions: StrictStr | None = None
+    stream: StrictBool | None = None
+    store: StrictBool | None = True
+    background: StrictBool | None = None
+    previous_response_id: StrictStr | None = Field(default=None, min_length=1)
+    truncation: StrictStr | None = None
+    max_output_tokens: int | None = None
+    tools: Any = None  # a list of objects
+    vllm_xargs: dict[str, Any] | None = None
+
+
+FormBody = AnyChatBody | ResponseBody

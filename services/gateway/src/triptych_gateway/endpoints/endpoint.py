@@ -17,6 +17,9 @@ _OPERATIONS = {
     "/v1/chat/completions/batch": "chat",
     "/v1/completions": "text_completion",
     "/v1/messages": "chat",
+    "/v1/responses": "chat",
+    "/v1/responses/{response_id}": "retrieve_response",
+    "/v1/responses/{response_id}/cancel": "cancel_response",
 }
 
 
@@ -24,6 +27,8 @@ class EndpointKind(StrEnum):
     """What becomes of a request. All but LOCAL are forwarded to a prefill_decode."""
 
     CHAT = "chat"  # one chat, perhaps with media: these go to encoders
+    RESPONSE = "response"  # likewise, in the form of OpenAI's Responses API
+    STORED = "stored"  # one response that was stored: nothing is computed
     GENERATE = "generate"  # text in, tokens out
     POOL = "pool"  # text in, numbers out; served by models that pool
     TOKENIZE = "tokenize"  # nothing is computed
@@ -35,6 +40,7 @@ class ChatForm(StrEnum):
 
     COMPLETIONS = "completions"  # OpenAI's chat completions; also everything that is no chat
     MESSAGES = "messages"  # Anthropic's Messages API
+    RESPONSES = "responses"  # OpenAI's Responses API
 
 
 class BodyForm(StrEnum):
@@ -75,7 +81,7 @@ class Endpoint:
     @property
     def is_computed(self) -> bool:
         """By the model: a request leaves something in a cache, and takes time of the engine."""
-        return self.kind is not EndpointKind.TOKENIZE
+        return self.kind not in (EndpointKind.TOKENIZE, EndpointKind.STORED)
 
     @property
     def takes_stream_options(self) -> bool:

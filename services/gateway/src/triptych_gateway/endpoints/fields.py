@@ -153,6 +153,45 @@ RERANK: Mapping[str, Schema] = {
     "instruction": STRING,
     "truncate_prompt_tokens": INTEGER,
 }
+RESPONSE: Mapping[str, Schema] = {
+    "input": {
+        "description": "text, or a list of items: messages, calls of tools and their outputs",
+        "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}],
+    },
+    "instructions": STRING,
+    "stream": STREAM,
+    "store": {"type": ["boolean", "null"], "description": "where the instance keeps responses"},
+    "background": BOOLEAN,
+    "previous_response_id": STRING,
+    "max_output_tokens": INTEGER,
+    "temperature": NUMBER,
+    "top_p": NUMBER,
+    "top_k": INTEGER,
+    "min_p": NUMBER,
+    "seed": INTEGER,
+    "stop": STRING_OR_STRINGS,
+    "presence_penalty": NUMBER,
+    "frequency_penalty": NUMBER,
+    "repetition_penalty": NUMBER,
+    "logit_bias": {"type": ["object", "null"], "additionalProperties": {"type": "number"}},
+    "ignore_eos": BOOLEAN,
+    "include": STRINGS,
+    "top_logprobs": INTEGER,
+    "text": {"type": ["object", "null"], "description": "`format`: text, json_object or json_schema"},
+    "structured_outputs": OBJECT,
+    "tools": {"type": ["array", "null"], "items": {"type": "object"}},
+    "tool_choice": {"type": ["string", "object", "null"]},
+    "parallel_tool_calls": BOOLEAN,
+    "reasoning": OBJECT,
+    "include_reasoning": BOOLEAN,
+    "truncation": {"type": ["string", "null"], "enum": ["auto", "disabled", None]},
+    "metadata": OBJECT,
+    "chat_template_kwargs": OBJECT,
+    "mm_processor_kwargs": OBJECT,
+    "media_io_kwargs": OBJECT,
+    "enable_response_messages": BOOLEAN,
+    "user": STRING,
+}
 TOKENIZE: Mapping[str, Schema] = {
     "prompt": {"type": "string"},
     "messages": MESSAGES,
@@ -198,6 +237,23 @@ TOKENS: Schema = {
         "token_strs": STRINGS,
     },
     "required": ["count", "max_model_len", "tokens"],
+}
+ANSWERED: Schema = {
+    "type": "object",
+    "properties": {
+        "id": {"type": "string"},
+        "object": {"type": "string"},
+        "status": {"type": "string"},
+        "model": {"type": "string"},
+        "output": {"type": "array", "items": {"type": "object"}},
+        "usage": {
+            "type": ["object", "null"],
+            "properties": {
+                name: {"type": "integer"} for name in ("input_tokens", "output_tokens", "total_tokens")
+            },
+        },
+    },
+    "required": ["id", "object", "status", "output"],
 }
 MESSAGE: Schema = {
     "type": "object",

@@ -29,6 +29,7 @@ def describe_api(endpoints: Iterable[Endpoint], version: str) -> dict[str, Any]:
     schemas: dict[str, Any] = {}
     errors = {
         ChatForm.COMPLETIONS: _schema_of(ErrorAnswer, schemas),
+        ChatForm.RESPONSES: _schema_of(ErrorAnswer, schemas),
         ChatForm.MESSAGES: _schema_of(MessagesErrorAnswer, schemas),
     }
     paths: dict[str, dict[str, Any]] = {}

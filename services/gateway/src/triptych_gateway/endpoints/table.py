@@ -15,10 +15,11 @@ from triptych_gateway.endpoints.answers import (
     ReadyReport,
     VersionAnswer,
 )
-from triptych_gateway.endpoints.bodies import ChatBody, MessagesBody, TextBody
+from triptych_gateway.endpoints.bodies import ChatBody, MessagesBody, ResponseBody, TextBody
 from triptych_gateway.endpoints.endpoint import BodyForm, ChatForm, Endpoint, EndpointKind, Schema
 
 FILES_PATH = "/v1/files"
+RESPONSES_PATH = "/v1/responses"
 
 _JSON = "application/json"
 _TEXT: Schema = {"type": "string"}
@@ -61,6 +62,44 @@ COUNT_TOKENS = replace(
     passed_fields=fields.COUNTED_MESSAGES,
     answer=fields.NUM_TOKENS,
     streams=False,
+)
+
+CREATE_RESPONSE = Endpoint(
+    RESPONSES_PATH,
+    EndpointKind.RESPONSE,
+    "responses",
+    "A response; images go to encoders",
+    body=ResponseBody,
+    passed_fields=fields.RESPONSE,
+    inputs=("input", "instructions"),
+    refused_fields=("previous_input_messages",),  # of the one format that the gateway does not read
+    answer=fields.ANSWERED,
+    streams=True,
+    takes_media=True,
+    chat_form=ChatForm.RESPONSES,
+)
+GET_RESPONSE = Endpoint(
+    RESPONSES_PATH + "/{response_id}",
+    EndpointKind.STORED,
+    "responses",
+    "A stored response",
+    methods=("GET",),
+    form=BodyForm.NONE,
+    query={
+        "stream": {"type": "boolean"},
+        "starting_after": {"type": "integer", "description": "with `stream`: after this event"},
+    },
+    answer=fields.ANSWERED,
+    streams=True,
+    chat_form=ChatForm.RESPONSES,
+)
+CANCEL_RESPONSE = Endpoint(
+    RESPONSES_PATH + "/{response_id}/cancel",
+    EndpointKind.STORED,
+    "responses",
+    "Cancel a response that runs in the background",
+    form=BodyForm.NONE,
+    answer=fields.ANSWERED,
 )
 
 FORWARDED = (
@@ -166,6 +205,9 @@ FORWARDED = (
         inputs=("tokens",),
         answer=fields.TEXT_OF_TOKENS,
     ),
+    CREATE_RESPONSE,
+    GET_RESPONSE,
+    CANCEL_RESPONSE,
 )
 
 # ---- answered by the gateway -------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import orjson
 from pydantic import BaseModel, ValidationError
@@ -20,6 +20,7 @@ from triptych_gateway.request.content_parts import MediaPart
 from triptych_gateway.request.forms.completions import COMPLETIONS
 from triptych_gateway.request.forms.form import Form, RequestLimits
 from triptych_gateway.request.forms.messages import MESSAGES
+from triptych_gateway.request.forms.responses import RESPONSES
 from triptych_gateway.request.json_bounds import check_bounds, prompt_too_large
 from triptych_gateway.request.placeholder_tokens import PlaceholderGuard
 from triptych_gateway.request.places import format_place, put_at, value_at
@@ -39,7 +40,11 @@ REFUSED_FIELDS = ("ec_transfer_params", "kv_transfer_params", "cache_salt")
 STRIPPED_FIELDS = (*REFUSED_FIELDS, "request_id", *OPTIONS_FIELDS)
 EMBEDS_FIELD = "prompt_embeds"
 
-FORMS: Mapping[ChatForm, Form] = {ChatForm.COMPLETIONS: COMPLETIONS, ChatForm.MESSAGES: MESSAGES}
+FORMS: Mapping[ChatForm, Form] = {
+    ChatForm.COMPLETIONS: COMPLETIONS,
+    ChatForm.MESSAGES: MESSAGES,
+    ChatForm.RESPONSES: RESPONSES,
+}
 NO_OPTIONS = RequestOptions()
 PARSE_INLINE_BYTES = 32 << 10
 Parsed = TypeVar("Parsed")
@@ -53,7 +58,7 @@ class ChatRequest:
     """A valid request. The text of its media can be dropped once they were taken (`drop_text`)."""
 
     body: dict[str, Any]  # as sent, without STRIPPED_FIELDS, with the tenant's salt; media parts in place
-    model: str
+    model: str  # "": the caller names none
     stream: bool
     media: tuple[MediaPart, ...]
     processor_options: dict[str, Any]
@@ -73,7 +78,7 @@ class ChatRequest:
         if unchecked:  # no instance was known when it was parsed
             _check_placeholders(PlaceholderGuard(tuple(unchecked)), self.body, self.endpoint)
 
-    def of_tenant(self, salt: str) -> "ChatRequest":
+    def of_tenant(self, salt: str) -> Self:
         """The request with its tenant's salt in what is forwarded; "" for callers without a tenant."""
         if not salt:
             return self
@@ -83,7 +88,8 @@ class ChatRequest:
     def drop_text(self, part: MediaPart) -> None:
         """Drop the text of a part whose bytes were taken; the part's place stays."""
         part.url, part.content = "", None
-        put_at(self.body, part.place, None)
+        if part.place:
+            put_at(self.body, part.place, None)
 
 
 def parse_chat_request(
@@ -110,9 +116,10 @@ def parse_chat_request(
     body = validate_body(form.body, fields)
     refuse_privileged(fields, endpoint)
     options.check_options(fields)
-    if len(fields["messages"]) > limits.max_messages:
-        message = f"messages holds more than {limits.max_messages}"
-        raise RequestError(400, "invalid_value", message, "messages")
+    name = endpoint.inputs[0]
+    if isinstance(fields[name], list) and len(fields[name]) > limits.max_messages:
+        message = f"{name} holds more than {limits.max_messages}"
+        raise RequestError(400, "invalid_value", message, name)
     form.check_choices(body, limits.max_choices)
     media = form.find_media(fields, max_items)
     num_media_chars = sum(len(part.url) for part in media) if split is None else _take_split(media, split)
@@ -124,13 +131,13 @@ def parse_chat_request(
         form.check_beside_media(fields)
     return ChatRequest(
         body={name: value for name, value in fields.items() if name not in STRIPPED_FIELDS},
-        model=body.model,
+        model=body.model or "",
         stream=endpoint.streams and bool(body.stream),
         media=media,
         processor_options=fields.get(PROCESSOR_FIELD) or {},
         media_io_options={name: each for name, each in (fields.get(MEDIA_IO_FIELD) or {}).items() if each},
         num_prompt_bytes=num_prompt_bytes,
-        checked_tokens=guard.tokens_of(body.model),
+        checked_tokens=guard.tokens_of(body.model or ""),
         endpoint=endpoint,
     )
 

@@ -47,7 +47,7 @@ class MediaPart:
     """One media item of a request, in the order of the prompt."""
 
     item_index: int
-    place: Place  # of the part in the body
+    place: Place  # of the part in the body; empty: it is of the response that the request goes on from
     modality: Modality  # of a file of any kind: an image, until the file was found
     url: str  # or base64; emptied once its bytes were taken; empty where a file is named by its id
     path: str  # of the URL, e.g. `messages[0].content[1].image_url.url`; errors carry it as `param`

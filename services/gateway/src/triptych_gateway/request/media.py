@@ -42,6 +42,7 @@ class TakenItem:
     processor_options: Mapping[str, Any]
     media_io_options: Mapping[str, Any]  # this item's modality only, not keyed by it
     piece_rows: int = 0  # as in its `EncodeJob`
+    media_digest: str = ""  # of its bytes
 
     @property
     def needs_encoder(self) -> bool:
@@ -96,7 +97,14 @@ class ItemNaming:
             message = "mm_processor_kwargs and media_io_kwargs must be plain JSON"
             raise RequestError(400, "invalid_value", message, "mm_processor_kwargs") from error
         return TakenItem(
-            part, identity, content, image, self.processor_options, self.media_io_options, piece_rows
+            part,
+            identity,
+            content,
+            image,
+            self.processor_options,
+            self.media_io_options,
+            piece_rows,
+            digest,
         )
 
     def name_file(self, part: MediaPart, file: KnownFile) -> TakenItem:

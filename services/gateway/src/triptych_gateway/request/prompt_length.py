@@ -68,6 +68,8 @@ async def check_prompt_length(
         RequestError: 400.
     """
     limit = record.max_model_len
+    if "messages" not in request.body:  # no chat that prefill_decode's tokenize route takes
+        return
     if limit is None or request.num_prompt_bytes + num_rows <= limit:
         return
     path, names = TOKENIZE[request.endpoint.chat_form]

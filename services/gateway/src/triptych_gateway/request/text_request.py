@@ -8,7 +8,7 @@ vLLM, which validates it again.
 from collections.abc import Callable, Iterable
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 from triptych_common.domain.errors import RequestError
 from triptych_gateway.endpoints.bodies import TextBody
@@ -50,7 +50,7 @@ class TextRequest:
         if unchecked and self.is_computed:
             PlaceholderGuard(tuple(unchecked)).check_texts(self.body, (), self.inputs)
 
-    def of_tenant(self, salt: str) -> "TextRequest":
+    def of_tenant(self, salt: str) -> Self:
         """As `ChatRequest` has it."""
         if not salt or not self.is_computed:
             return self

@@ -25,6 +25,7 @@ _STOPPED = b'"stop_reason":"'  # of Anthropic's form
 _USAGE = b'"usage":{'
 _EVENT_END = b"\n\n"
 _DATA_LINE = re.compile(rb"(?:event:[^\n]*\n)?data:")
+_HOLDERS = ("message", "response")  # of an answer, in events of other forms than completions
 
 # Also of Anthropic's form, where tokens of the prompt that were in a cache are not among the input's.
 _USAGE_NAMES = (
@@ -70,7 +71,7 @@ class AnswerFacts:
     def attributes(self) -> Facts:
         """To be asked for at the end."""
         for event in _objects(self._first.partition(_EVENT_END)[0], b""):
-            self._head = _dict(event.get("message")) or event
+            self._head = _held(event)
         for events in self._last:
             for needle in (_FINISHED, _STOPPED) if self._has_one_choice else ():
                 if needle in events:
@@ -78,7 +79,7 @@ class AnswerFacts:
                         self._take_reasons(event)
             if _USAGE in events:
                 for event in _objects(events, _USAGE):
-                    self._usage = _dict(event.get("usage"))
+                    self._usage = _dict(_held(event).get("usage")) or usage_at_end(events)
         found: Facts = {}
         for name, attribute in (("id", attributes.RESPONSE_ID), ("model", attributes.RESPONSE_MODEL)):
             if isinstance(value := self._head.get(name), str):
@@ -110,6 +111,11 @@ def _objects(events: bytes, needle: bytes) -> Iterator[dict[str, Any]]:
     for event in events.split(_EVENT_END):
         if needle in event and (found := _DATA_LINE.match(event)) is not None:
             yield _parse(event[found.end() :])
+
+
+def _held(event: dict[str, Any]) -> dict[str, Any]:
+    """What an event says of its answer."""
+    return next((_dict(event[name]) for name in _HOLDERS if name in event), event)
 
 
 def usage_at_end(body: bytes) -> dict[str, Any]:

@@ -20,6 +20,7 @@ def _float(value: object) -> float | None:
 
 _PARAMETERS: dict[str, tuple[str, Callable[[object], int | float | None]]] = {
     "max_tokens": (attributes.REQUEST_MAX_TOKENS, _int),
+    "max_output_tokens": (attributes.REQUEST_MAX_TOKENS, _int),
     "max_completion_tokens": (attributes.REQUEST_MAX_TOKENS, _int),  # its successor, which counts
     "temperature": (attributes.REQUEST_TEMPERATURE, _float),
     "top_p": (attributes.REQUEST_TOP_P, _float),

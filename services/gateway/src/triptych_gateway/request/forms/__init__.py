@@ -3,4 +3,5 @@
 form         what is read of a body by its form; bounds
 completions  OpenAI's chat completions
 messages     Anthropic's Messages API
+responses    OpenAI's Responses API
 """

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from triptych_common.domain.errors import RequestError
-from triptych_gateway.endpoints.bodies import AnyChatBody, ChatBody
+from triptych_gateway.endpoints.bodies import ChatBody, FormBody
 from triptych_gateway.request.content_parts import MediaPart, find_media
 from triptych_gateway.request.forms.form import (
     Fields,
@@ -34,7 +34,7 @@ def _find_media(fields: Fields, max_items: int) -> tuple[MediaPart, ...]:
     return tuple(media)
 
 
-def _check_choices(body: AnyChatBody, max_choices: int) -> None:
+def _check_choices(body: FormBody, max_choices: int) -> None:
     if isinstance(body, ChatBody) and (body.n or 0) > max_choices:
         raise RequestError(400, "invalid_value", f"n may be {max_choices} at most", "n")
 

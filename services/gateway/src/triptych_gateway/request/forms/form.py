@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from triptych_common.domain.errors import RequestError
-from triptych_gateway.endpoints.bodies import AnyChatBody
+from triptych_gateway.endpoints.bodies import FormBody
 from triptych_gateway.request.content_parts import MediaPart
 from triptych_gateway.request.json_bounds import BodyBounds
 
@@ -25,10 +25,10 @@ class RequestLimits:
 class Form:
     """Each function checks what it reads, and raises RequestError (400) that names a fault's place."""
 
-    body: type[AnyChatBody]
+    body: type[FormBody]
     find_media: Callable[[Fields, int], tuple[MediaPart, ...]]
     """Of a body that may hold so many at most, in the order of the prompt."""
-    check_choices: Callable[[AnyChatBody, int], None]
+    check_choices: Callable[[FormBody, int], None]
     """That it asks for so many at most."""
     check_beside_media: Callable[[Fields], None]
     """What may not stand in a body with media."""

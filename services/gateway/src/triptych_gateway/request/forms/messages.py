@@ -13,7 +13,7 @@ from typing import Any
 
 from triptych_common.domain.errors import RequestError
 from triptych_common.protocol.messages import Modality
-from triptych_gateway.endpoints.bodies import AnyChatBody, MessagesBody
+from triptych_gateway.endpoints.bodies import FormBody, MessagesBody
 from triptych_gateway.request.content_parts import MediaPart
 from triptych_gateway.request.forms.form import (
     Fields,
@@ -147,7 +147,7 @@ def _unsupported(place: Place, why: str) -> RequestError:
     return RequestError(400, "unsupported_content_part", f"{path}: {why}", f"{path}.type")
 
 
-def _check_choices(body: AnyChatBody, max_choices: int) -> None:
+def _check_choices(body: FormBody, max_choices: int) -> None:
     """There is one."""
 
 
