@@ -201,6 +201,7 @@ RECORD_SAMPLE = messages.InstanceRecord(
         thread_percentage="50",
         priority="0",
     ),
+    stores_responses=True,
 )
 
 TRANSFER_SAMPLE = messages.ECTransferParams(

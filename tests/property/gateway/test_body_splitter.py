@@ -18,20 +18,22 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from triptych_common.domain.errors import IllegalTransitionError, RequestError
+from triptych_gateway.endpoints.endpoint import Endpoint
+from triptych_gateway.endpoints.table import CHAT, MESSAGES
 from triptych_gateway.request.chat_request import (
     ChatRequest,
-    RequestLimits,
     RequestParser,
     parse_chat_request,
 )
 from triptych_gateway.request.content_parts import MediaPart
-from triptych_gateway.request.data_url import check_data_url, too_large
+from triptych_gateway.request.forms.form import RequestLimits
 from triptych_gateway.request.item_checks import bytes_of
 from triptych_gateway.request.json_bounds import MIN_MEDIA_BYTES, BodyBounds
 from triptych_gateway.request.placeholder_tokens import PlaceholderGuard
 from triptych_gateway.request.request_options import RequestOptions
 from triptych_gateway.request.split.base64_decoder import Base64Decoder
 from triptych_gateway.request.split.body_splitter import ALLOWED, MAX_OTHER, BodySplitter, SplitState
+from triptych_gateway.request.split.data_url import check_data_url, too_large
 from triptych_gateway.request.split.split_body import SplitBody
 
 GUARD = PlaceholderGuard(("<|image_pad|>",))
@@ -93,9 +95,10 @@ def outcome_of(request: ChatRequest, *, is_whole: bool) -> Outcome:
     return items, request
 
 
-def read_whole(raw: bytes) -> Outcome:
+def read_whole(raw: bytes, endpoint: Endpoint = CHAT) -> Outcome:
     try:
-        return outcome_of(parse_chat_request(raw, GUARD, MAX_ITEMS, LIMITS), is_whole=True)
+        request = parse_chat_request(raw, GUARD, MAX_ITEMS, LIMITS, endpoint=endpoint)
+        return outcome_of(request, is_whole=True)
     except RequestError as error:
         return refused(error)
 
@@ -117,10 +120,10 @@ def split(raw: bytes, cuts: list[int]) -> SplitBody:
     return body
 
 
-def read_split(parser: RequestParser, raw: bytes, cuts: list[int]) -> Outcome:
+def read_split(parser: RequestParser, raw: bytes, cuts: list[int], endpoint: Endpoint = CHAT) -> Outcome:
     body = split(raw, cuts)
     try:
-        request = asyncio.run(parser.parse(body, lambda num_bytes: None))
+        request = asyncio.run(parser.parse(body, lambda num_bytes: None, endpoint))
     except RequestError as error:
         return refused(error)
     return outcome_of(request, is_whole=False)
@@ -171,24 +174,47 @@ PARTS = st.one_of(
     base64_texts().map(lambda data: {"type": "image_url", "image_url": {"url": {"data": data}}}),
     base64_texts().map(lambda data: {"type": "text", "text": "x", "data": data}),
 )
-MESSAGES = st.builds(
+CHAT_MESSAGES = st.builds(
     lambda role, content: {"role": role, "content": content},
     st.sampled_from(["user", "user", "user", "assistant", "tool", "nobody", None]),
     st.lists(PARTS, max_size=4) | TEXTS,
 )
 BODIES = st.builds(
     lambda messages, extra: {"model": "m", "messages": messages, **extra},
-    st.lists(MESSAGES, min_size=1, max_size=3),
+    st.lists(CHAT_MESSAGES, min_size=1, max_size=3),
     st.just({})
     | st.just({})
     | st.dictionaries(TEXTS | st.just("data"), TEXTS, max_size=2)
     | st.just({"n": 0.5}),
 )
 
+BLOCKS = st.one_of(
+    base64_texts().map(lambda data: {"type": "image", "source": {"type": "base64", "data": data}}),
+    MEDIA_TEXTS.map(lambda url: {"type": "image", "source": {"type": "url", "url": url}}),
+    MEDIA_TEXTS.map(lambda url: {"type": "image", "source": {"url": url, "data": "AAAA"}}),
+    TEXTS.map(lambda text: {"type": "text", "text": text}),
+    base64_texts().map(lambda data: {"type": "redacted_thinking", "data": data}),
+    base64_texts().map(lambda data: {"type": "tool_use", "id": "t", "name": "f", "input": {"data": data}}),
+)
+RESULTS = st.lists(BLOCKS, max_size=3).map(lambda content: {"type": "tool_result", "content": content})
+MESSAGES_BODIES = st.builds(
+    lambda messages, extra: {"model": "m", "messages": messages, **extra},
+    st.lists(
+        st.builds(
+            lambda role, content: {"role": role, "content": content},
+            st.sampled_from(["user", "user", "user", "assistant", "system"]),
+            st.lists(BLOCKS | RESULTS, max_size=4) | TEXTS,
+        ),
+        min_size=1,
+        max_size=3,
+    ),
+    st.just({}) | TEXTS.map(lambda text: {"system": text}),
+)
+
 
 @st.composite
-def raw_bodies(draw: st.DrawFn) -> bytes:
-    body = draw(BODIES)
+def raw_bodies(draw: st.DrawFn, bodies: st.SearchStrategy[dict[str, Any]] = BODIES) -> bytes:
+    body = draw(bodies)
     separators = draw(st.sampled_from([(",", ":"), (", ", ": "), (" , ", "\n:\t ")]))
     text = json.dumps(body, ensure_ascii=draw(st.booleans()), separators=separators)
     way = draw(st.sampled_from([*["plain"] * 6, "slashes", "unicode", "cut", "insert", "twice", "tail"]))
@@ -213,8 +239,10 @@ def raw_bodies(draw: st.DrawFn) -> bytes:
 
 
 @st.composite
-def cut_bodies(draw: st.DrawFn) -> tuple[bytes, list[int]]:
-    raw = draw(raw_bodies())
+def cut_bodies(
+    draw: st.DrawFn, bodies: st.SearchStrategy[dict[str, Any]] = BODIES
+) -> tuple[bytes, list[int]]:
+    raw = draw(raw_bodies(bodies))
     return raw, sorted(draw(st.lists(st.integers(0, len(raw)), max_size=12)))
 
 
@@ -223,6 +251,25 @@ def cut_bodies(draw: st.DrawFn) -> tuple[bytes, list[int]]:
 def test_split_is_as_whole(parser: RequestParser, case: tuple[bytes, list[int]]) -> None:
     raw, cuts = case
     assert read_split(parser, raw, cuts) == read_whole(raw)
+
+
+@settings(deadline=None, max_examples=200, suppress_health_check=list(HealthCheck))
+@given(case=cut_bodies(MESSAGES_BODIES))
+def test_split_is_as_whole_in_the_messages_api(parser: RequestParser, case: tuple[bytes, list[int]]) -> None:
+    raw, cuts = case
+    assert read_split(parser, raw, cuts, MESSAGES) == read_whole(raw, MESSAGES)
+
+
+def test_media_of_the_messages_api_are_not_held_as_text(parser: RequestParser) -> None:
+    media = bytes(range(256)) * 20
+    image = {"type": "image", "source": {"type": "base64", "data": base64.b64encode(media).decode()}}
+    content = [image, {"type": "tool_result", "content": [image]}]
+    raw = json.dumps({"model": "m", "messages": [{"role": "user", "content": content}]}).encode()
+    body = split(raw, [1000, 9000])
+    assert (len(body.media_by_text()), body.is_odd) == (2, False)
+    request = asyncio.run(parser.parse(body, pytest.fail, MESSAGES))  # without being put back
+    assert [part.content for part in request.media] == [media, media]
+    assert [len(part.place) for part in request.media] == [6, 4]
 
 
 @settings(deadline=None, max_examples=200, suppress_health_check=list(HealthCheck))

@@ -13,6 +13,8 @@ from fastapi import FastAPI, Request
 from PIL import Image
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
+from tests.support.gateway.fake_messages import as_chat, as_message
+from tests.support.gateway.fake_responses import FakeResponses
 from tests.support.gateway.serving import DIGEST, MODEL, served
 from tests.support.item_records import grid_of_record
 from tests.support.waiting import free_port
@@ -59,6 +61,7 @@ class FakePrefillDecode:
     tokenized: list[dict[str, Any]] = field(default_factory=list)  # bodies of the tokenize route
     can_tokenize: bool = True
     words: int = 3
+    stores_responses: bool = False
 
     def record(self) -> InstanceRecord:
         return InstanceRecord(
@@ -72,6 +75,7 @@ class FakePrefillDecode:
             max_item_embeds=self.max_item_embeds,
             max_model_len=self.max_model_len,
             num_slots=8,
+            stores_responses=self.stores_responses,
         )
 
     @asynccontextmanager
@@ -94,6 +98,20 @@ class FakePrefillDecode:
         async def generate(request: Request) -> Response:
             return await self._answer(request, await self._take(request))
 
+        @app.post("/v1/messages")
+        async def messages(request: Request) -> Response:
+            return as_message(await self._answer(request, as_chat(await self._take(request))))
+
+        @app.post("/v1/messages/count_tokens")
+        async def count_tokens(request: Request) -> Response:
+            """A word is a token, and so is an item's row."""
+            body = await request.json()
+            self.tokenized.append(body)
+            self.paths.append(request.url.path)
+            rows = [item["num_embeds"] for item in (body.get("ec_transfer_params") or {"items": ()})["items"]]
+            num_tokens = sum(len(text.split()) for text in _texts(as_chat(body))) + sum(rows)
+            return JSONResponse({"input_tokens": num_tokens}, 200 if self.can_tokenize else 503)
+
         @app.post("/detokenize")
         async def detokenize(request: Request) -> Response:
             body = await self._take(request)
@@ -101,6 +119,16 @@ class FakePrefillDecode:
 
         async def pool(request: Request) -> Response:
             return JSONResponse({"object": "list", "data": [], "sent": await self._take(request)})
+
+        responses = FakeResponses(
+            self._take,
+            self._until_ready,
+            lambda: self.stores_responses,
+            self.release,
+            lambda: self.behaviour,
+            self._on_disconnect,
+        )
+        app.include_router(responses.router())
 
         for path in POOLING_PATHS if self.pools else ():
             app.post(path)(pool)
@@ -117,6 +145,9 @@ class FakePrefillDecode:
             return JSONResponse(answer)
 
         return app
+
+    def _on_disconnect(self) -> None:
+        self.num_disconnects += 1
 
     async def _take(self, request: Request) -> dict[str, Any]:
         """The body of a request, which is remembered."""

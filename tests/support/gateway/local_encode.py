@@ -10,7 +10,8 @@ QUICK = {"encoder_grace_s": 0.2, "local_encode_after_s": 0.3}
 
 async def tower(system: System, name: str = "pd-tower") -> FakePrefillDecode:
     """An instance that can encode, and the gateway knows it."""
-    instance = FakePrefillDecode(name, role=Role.ENCODE_PREFILL_DECODE)
+    stores_responses = system.prefill_decode.stores_responses
+    instance = FakePrefillDecode(name, role=Role.ENCODE_PREFILL_DECODE, stores_responses=stores_responses)
     await system.stack.enter_async_context(instance.running(system.bus))
     await system.refresh()
     return instance

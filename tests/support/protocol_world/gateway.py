@@ -26,6 +26,7 @@ from triptych_gateway.race import race
 from triptych_gateway.request.content_parts import MediaPart
 from triptych_gateway.request.image_header import ImageHeader
 from triptych_gateway.request.media import TakenItem
+from triptych_gateway.request.places import format_place
 
 METRICS = GatewayMetrics()
 FIRST_TOKEN_S = 30.0
@@ -228,5 +229,6 @@ class GatewayActor:
 
 
 def _taken(mm_hash: str, index: int) -> TakenItem:
-    part = MediaPart(index, 0, index, Modality.IMAGE, "", f"messages[0].content[{index}]")
+    place = ("messages", 0, "content", index)
+    part = MediaPart(index, place, Modality.IMAGE, "", format_place(place))
     return TakenItem(part, MmHash(mm_hash), b"media", ImageHeader("PNG", 1, 1), {}, {})

@@ -1,10 +1,11 @@
-"""OpenAI's error format, as an answer and as an event."""
+"""OpenAI's and Anthropic's error formats, as an answer and as an event."""
 
 import orjson
 import pytest
 
 from triptych_common.domain.errors import RequestError
 from triptych_gateway.chat.sse import error_in_first_event
+from triptych_gateway.endpoints.endpoint import ChatForm
 from triptych_gateway.errors import error_event, error_response
 
 
@@ -26,3 +27,33 @@ def test_event() -> None:
     event = error_event(RequestError(503, "c", "m"))
     assert event.endswith(b"\n\n")
     assert error_in_first_event(event) is not None
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        (400, "invalid_request_error"),
+        (401, "authentication_error"),
+        (403, "permission_error"),
+        (404, "not_found_error"),
+        (405, "invalid_request_error"),
+        (408, "timeout_error"),
+        (413, "request_too_large"),
+        (422, "invalid_request_error"),
+        (429, "rate_limit_error"),
+        (500, "api_error"),
+        (501, "api_error"),
+        (503, "overloaded_error"),
+        (504, "timeout_error"),
+    ],
+)
+def test_anthropics_format(status: int, kind: str) -> None:
+    error = RequestError(status, "c", "m", "messages")
+    response = error_response(error, {"X": "y"}, ChatForm.MESSAGES)
+    wanted = {"type": "error", "error": {"type": kind, "message": "m"}}
+    assert (response.status_code, orjson.loads(response.body)) == (status, wanted)
+    assert ("retry-after" in response.headers) == (status in (429, 503))
+    name, data = error_event(error, ChatForm.MESSAGES).split(b"\n", 1)
+    assert name == b"event: error"
+    assert orjson.loads(data.removeprefix(b"data: ")) == wanted
+    assert error_in_first_event(error_event(error, ChatForm.MESSAGES)) == wanted["error"]

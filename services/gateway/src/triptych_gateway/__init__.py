@@ -3,6 +3,7 @@
 service        the process: starts, drains within a bound, ends; http_protocol bounds its sockets
 app            the HTTP application; routes/: one module per group of paths
 gateway        builds the parts below, owns their tasks, closes them
+responses/     OpenAI's Responses API: responses that instances store, found again
 chat/          one request over HTTP, to prefill_decode and back: chat completions, and others without media
 decision/      who encodes a request's media: encoders, or an instance with a vision tower
 files/         files that callers upload once and name in many requests
@@ -18,6 +19,6 @@ upstream_client  the HTTP client for prefill_decode
 errors         error responses; race, metrics, settings: likewise for all of the above
 
 Imports go downwards:
-routes > chat > decision | files > encode > request | routing | access > fetch > race
+routes > responses > chat > decision | files > encode > request | routing | access > fetch > race
 > endpoints, errors, metrics, settings, tracing.
 """

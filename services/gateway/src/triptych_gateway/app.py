@@ -30,9 +30,11 @@ def create_app(gateway: Gateway) -> ASGIApp:
     app.include_router(docs_routes())
     max_sends = gateway.settings.max_media_sends
     app.include_router(media_routes(gateway.media_cache, gateway.orders, max_sends))
-    apps = forwarded_apps(chat)
+    apps = forwarded_apps(chat, gateway.responses)
     for each in apps:  # other methods: 405
-        app.router.routes.append(Route(each.endpoint.path, each, methods=list(each.endpoint.methods)))
+        route = Route(each.endpoint.path, each, methods=list(each.endpoint.methods))
+        route.methods = set(each.endpoint.methods)  # Starlette adds HEAD
+        app.router.routes.append(route)
     served = ForwardedFirst(apps, app)
     origins = gateway.settings.cors_origins
     return CrossOrigin(served, origins) if origins else served

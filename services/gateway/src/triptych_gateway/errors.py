@@ -1,6 +1,7 @@
-"""OpenAI's error format, for every answer that is not a success.
+"""OpenAI's error format, for every answer that is not a success; Anthropic's for its Messages API.
 
     {"error": {"message": ..., "type": ..., "param": ..., "code": ...}}
+    {"type": "error", "error": {"type": ..., "message": ...}}
 
 429 and 503 carry `Retry-After`: the same request may succeed then.
 """
@@ -17,6 +18,8 @@ from starlette.responses import Response
 
 from triptych_common.domain.errors import BusUnavailableError, RequestError
 from triptych_common.telemetry.logs import get_logger
+from triptych_gateway.endpoints.endpoint import ChatForm
+from triptych_gateway.endpoints.table import chat_form_of
 
 log = get_logger(__name__)
 
@@ -24,6 +27,17 @@ DEFAULT_RETRY_AFTER_S = 1
 MAX_PATH_CHARS = 200
 _RETRY_STATUSES = frozenset({429, 503})
 _CODES = {404: "not_found", 405: "method_not_allowed"}
+# Anthropic's, by status. Others below 500 are a fault of the request, from there on one of the service.
+_ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
 
 
 class EncodeUnavailableError(RequestError):
@@ -46,18 +60,30 @@ def model_not_found(model: str) -> RequestError:
     return RequestError(404, "model_not_found", f"the model {model[:200]!r} does not exist", "model")
 
 
-def error_event(error: RequestError) -> bytes:
+def error_body(error: RequestError, form: ChatForm = ChatForm.COMPLETIONS) -> bytes:
+    """As JSON."""
+    if form is not ChatForm.MESSAGES:
+        return orjson.dumps(error.body())
+    status = error.status_code
+    kind = _ANTHROPIC_TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
+    return orjson.dumps({"type": "error", "error": {"type": kind, "message": error.message}})
+
+
+def error_event(error: RequestError, form: ChatForm = ChatForm.COMPLETIONS) -> bytes:
     """The error as one server-sent event, for a stream that has begun."""
-    return b"data: " + orjson.dumps(error.body()) + b"\n\n"
+    name = b"event: error\n" if form is ChatForm.MESSAGES else b""
+    return name + b"data: " + error_body(error, form) + b"\n\n"
 
 
-def error_response(error: RequestError, headers: Mapping[str, str] | None = None) -> Response:
+def error_response(
+    error: RequestError, headers: Mapping[str, str] | None = None, form: ChatForm = ChatForm.COMPLETIONS
+) -> Response:
     """The HTTP answer for `error`."""
     all_headers = dict(headers or {})
     if error.status_code in _RETRY_STATUSES:
         all_headers["Retry-After"] = str(math.ceil(error.retry_after_s or DEFAULT_RETRY_AFTER_S))
     return Response(
-        orjson.dumps(error.body()),
+        error_body(error, form),
         status_code=error.status_code,
         media_type="application/json",
         headers=all_headers,
@@ -85,7 +111,7 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
         raise error
     message = f"{HTTPStatus(error.status_code).phrase}: {request.method} {_path_of(request)}"
     answer = RequestError(error.status_code, _CODES.get(error.status_code, "http_error"), message)
-    return error_response(answer, error.headers)
+    return error_response(answer, error.headers, chat_form_of(request.scope["path"]))
 
 
 async def _on_validation_error(_: Request, __: Exception) -> Response:
@@ -98,7 +124,7 @@ async def _on_unexpected(request: Request, error: Exception) -> Response:
 
 
 def install_error_handlers(app: FastAPI) -> None:
-    """Every error of `app`, framework errors included, in OpenAI's format."""
+    """Every error of `app`, framework errors included, in OpenAI's format, or in that of its path."""
     app.add_exception_handler(RequestError, _on_request_error)
     app.add_exception_handler(BusUnavailableError, _on_bus_error)
     app.add_exception_handler(HTTPException, _on_http_error)

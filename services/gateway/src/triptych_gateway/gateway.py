@@ -40,7 +40,8 @@ from triptych_gateway.files.file_store import FileStore
 from triptych_gateway.files.known_files import KnownFiles
 from triptych_gateway.files.uploads import FileUploads, UploadTimes
 from triptych_gateway.metrics import GatewayMetrics
-from triptych_gateway.request.chat_request import RequestLimits, RequestParser
+from triptych_gateway.request.chat_request import RequestParser
+from triptych_gateway.request.forms.form import RequestLimits
 from triptych_gateway.request.image_header import ImageLimits
 from triptych_gateway.request.item_checks import MediaLimits
 from triptych_gateway.request.json_bounds import BodyBounds
@@ -48,6 +49,7 @@ from triptych_gateway.request.media import MediaIntake
 from triptych_gateway.request.placeholder_tokens import PlaceholderGuard
 from triptych_gateway.request.request_options import RequestOptions
 from triptych_gateway.request.text_request import TextParser
+from triptych_gateway.responses.exchange import ResponseParts
 from triptych_gateway.routing.instances import Instances
 from triptych_gateway.routing.registry_view import RegistryView
 from triptych_gateway.routing.router import Router
@@ -72,6 +74,7 @@ class Gateway:
     registration: Registration
     files: FileService | None
     chat: ChatParts
+    responses: ResponseParts
     stream_lags: StreamLags
 
 
@@ -122,7 +125,7 @@ async def run_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
             )
             async with (
                 new_client(settings.connect_timeout_s, settings.chunk_timeout_s) as http,
-                open_fetcher(_fetch_options(settings), media_threads, metrics) as fetcher,
+                open_fetcher(FetchOptions.of_settings(settings), media_threads, metrics) as fetcher,
             ):
                 forwarder = Forwarder(
                     http,
@@ -153,6 +156,7 @@ async def run_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
                 chat = _chat_parts(
                     settings, metrics, limiter, key_limiter, parsers, instances, media_serving, forwarder
                 )
+                responses = ResponseParts.open(settings, bus, view, files, file_threads)
                 bus.on_server_changed(orders.check_all)
                 await view.refresh()
                 if files is not None:
@@ -170,7 +174,16 @@ async def run_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
                 lags = StreamLags(bus, view, settings.instance, metrics)
                 async with _running(work), registry.keep_registered(_record(settings)) as registration:
                     yield Gateway(
-                        settings, view, router, orders, media_cache, registration, files, chat, lags
+                        settings,
+                        view,
+                        router,
+                        orders,
+                        media_cache,
+                        registration,
+                        files,
+                        chat,
+                        responses,
+                        lags,
                     )
         await key_limiter.close()
         await registry.clear_inboxes(settings.instance)
@@ -345,30 +358,6 @@ def _file_service(
     )
     expiry, known = ExpirySweep(store, list_threads), KnownFiles(store, threads)
     return FileService(store, uploads, known, expiry, ahead, threads, list_threads, metrics)
-
-
-def _fetch_options(settings: GatewaySettings) -> FetchOptions:
-    proxy = settings.fetch_proxy
-    return FetchOptions(
-        max_item_bytes=settings.max_item_bytes,
-        fetches_urls=settings.fetch_urls,
-        allowed_ports=settings.fetch_allowed_ports,
-        allowed_hosts=settings.fetch_allowed_hosts,
-        denied_hosts=settings.fetch_denied_hosts,
-        allowed_networks=settings.fetch_allowed_networks,
-        max_redirects=settings.fetch_max_redirects,
-        timeout_s=settings.fetch_timeout_s,
-        connect_timeout_s=settings.fetch_connect_timeout_s,
-        chunk_timeout_s=settings.fetch_chunk_timeout_s,
-        max_header_bytes=settings.fetch_max_header_bytes,
-        max_attempts=settings.fetch_max_attempts,
-        max_in_flight=settings.fetch_max_in_flight,
-        max_per_host=settings.fetch_max_per_host,
-        cache_bytes=settings.fetch_cache_bytes,
-        ca_file=settings.fetch_ca_file,
-        proxy=None if proxy is None else proxy.get_secret_value(),
-        file_root=settings.fetch_file_root,
-    )
 
 
 def _parsers(

@@ -17,7 +17,8 @@ import uvicorn
 from triptych_common.runtime import DrainGate, StopSignal, bind_tcp
 from triptych_common.telemetry.logs import get_logger
 from triptych_gateway.app import create_app
-from triptych_gateway.endpoints.table import serves_callers
+from triptych_gateway.endpoints.table import chat_form_of, serves_callers
+from triptych_gateway.errors import error_body
 from triptych_gateway.gateway import Gateway, run_gateway
 from triptych_gateway.http_protocol import bounded_protocol
 from triptych_gateway.settings import GatewaySettings
@@ -41,7 +42,9 @@ async def run(settings: GatewaySettings, stop: StopSignal) -> None:
     """Serve until `stop`, then finish what is running within `drain_timeout_s`."""
     sockets = bind_tcp(settings.host, settings.port)
     async with run_gateway(settings) as gateway:
-        gate = DrainGate(create_app(gateway), serves_callers)
+        gate = DrainGate(
+            create_app(gateway), serves_callers, lambda path, error: error_body(error, chat_form_of(path))
+        )
         server = _Server(_config(gate, settings))
         async with asyncio.TaskGroup() as group:
             stopper = group.create_task(_end_on_stop(gateway, gate, server, stop))

@@ -140,6 +140,10 @@ class GatewaySettings(MediaSettings):
     """At once; more are refused with 429."""
     files_encode_ahead: bool = True
     """Whether a file is encoded before a request names it, when encoders have nothing else to do."""
+    responses_ttl_s: PositiveInt = 6 * 3600
+    """How long a stored response is found, where instances store them."""
+    responses_image_bytes: int = Field(default=64 << 20, ge=0)
+    """Of stored responses' images, kept for requests that go on from them; the oldest go first."""
     placeholder_tokens: tuple[str, ...] = ()
     """Tokens that no text may contain, besides those that stand for media in the model's prompts."""
     inline_media_bytes: int = Field(default=256 << 10, ge=0)

@@ -52,17 +52,25 @@ def new_client(connect_timeout_s: float, write_timeout_s: float) -> ClientSessio
 
 
 async def open_response(
-    client: ClientSession, url: str, body: bytes, headers: Mapping[str, str] | None = None
+    client: ClientSession,
+    url: str,
+    body: bytes,
+    headers: Mapping[str, str] | None = None,
+    method: str = "POST",
 ) -> ClientResponse:
-    """Post `body`, JSON, and return the answer once its headers are there. Close it in the end.
+    """Send `body`, JSON or empty, and return the answer once its headers are there. Close it in the end.
 
     A request that has begun is never sent again.
 
     Raises:
         UPSTREAM_ERRORS: it could not be sent, or what came is no answer. Reading the answer raises them too.
     """
-    return await client.post(
-        URL(url, encoded=True), data=body, headers={**_HEADERS, **(headers or {})}, allow_redirects=False
+    return await client.request(
+        method,
+        URL(url, encoded=True),
+        data=body or None,
+        headers={**_HEADERS, **(headers or {})},
+        allow_redirects=False,
     )
 
 

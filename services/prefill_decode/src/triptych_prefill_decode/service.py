@@ -105,6 +105,11 @@ async def serve(settings: PrefillDecodeSettings, stop: StopSignal) -> None:
     await _clear_inboxes(settings)  # the engine, which read them, has ended
 
 
+def stores_responses(state: Any) -> bool:
+    """Whether vLLM's application keeps responses (`VLLM_ENABLE_RESPONSES_API_STORE`)."""
+    return bool(getattr(getattr(state, "openai_serving_responses", None), "enable_store", False))
+
+
 def _warm_up_params() -> SamplingParams:
     """Greedy: the state of the engine's random numbers stays as its seed made it."""
     return SamplingParams(
@@ -153,7 +158,7 @@ class PrefillDecodeService:
         app = build_app(args, supported_tasks, engine.model_config)
         await init_app_state(engine, app.state, args, supported_tasks)
         processor = engine.renderer.get_mm_processor()
-        replay_records(engine, app.state.openai_serving_chat)
+        replay_records(engine, app.state)
         # Again: vLLM's start changes levels, and a library that its application imports sets the root's.
         setup_logging("prefill_decode", settings.instance, settings.log_level)
         gate = guarded(DeadEngineMiddleware(app, lambda: engine.errored))
@@ -196,6 +201,7 @@ class PrefillDecodeService:
                 max_model_len=engine.model_config.max_model_len,
                 num_slots=engine.vllm_config.scheduler_config.max_num_seqs,
                 compute=await compute_of(engine),
+                stores_responses=stores_responses(app.state),
                 **slab.fields(),
             )
             async with await AsyncBus.connect(

@@ -71,6 +71,12 @@ async def test_refusing_never_reaches_the_application() -> None:
     assert (await ask(gate, "/health/ready"))[0] == 200
 
 
+async def test_a_refusal_has_the_form_of_its_path() -> None:
+    gate = DrainGate(Application(), lambda path: True, lambda path, error: f"{path} {error.code}".encode())
+    gate.refuse()
+    assert (await ask(gate, "/v1/messages"))[2] == b"/v1/messages draining"
+
+
 async def test_idle_when_the_last_guarded_request_has_ended() -> None:
     application = Application()
     gate = gate_of(application)

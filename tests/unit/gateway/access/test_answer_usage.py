@@ -167,3 +167,27 @@ async def test_a_long_answer_is_not_parsed(num_pieces: int, monkeypatch: pytest.
     pieces = [text[start : start + size] for start in range(0, len(text), size)]
     assert b"".join(await passed(usage, *pieces, kind=b"application/json")) == text
     assert usage.num_tokens == 12
+
+
+def named(data: dict[str, Any]) -> bytes:
+    """An event of Anthropic's form."""
+    return b"event: " + data["type"].encode() + b"\n" + event(data)
+
+
+async def test_anthropics_events_tell_it_at_both_ends() -> None:
+    usage = AnswerUsage(drops_usage_event=False)
+    start = named({"type": "message_start", "message": {"usage": {"input_tokens": 9, "output_tokens": 1}}})
+    text = {"type": "text_delta", "text": 'a "usage"'}
+    delta = named({"type": "content_block_delta", "index": 0, "delta": text})
+    end = {"input_tokens": 4, "output_tokens": 3, "cache_read_input_tokens": 5}
+    stop = named({"type": "message_delta", "delta": {}, "usage": end})
+    assert b"".join(await passed(usage, start + delta, delta, stop)) == start + delta * 2 + stop
+    assert usage.num_tokens == 12
+
+
+async def test_anthropics_whole_answer() -> None:
+    usage = AnswerUsage(drops_usage_event=False)
+    answer = {"type": "message", "usage": {"input_tokens": 9, "output_tokens": 2}}
+    body = json.dumps(answer, separators=(",", ":")).encode()
+    await passed(usage, body, kind=b"application/json")
+    assert usage.num_tokens == 11

@@ -7,11 +7,14 @@ import pytest
 
 from tests.support.item_records import item_record
 from triptych_common.domain.errors import RequestError
+from triptych_common.domain.hashing import raw_item_id
 from triptych_common.protocol.ids import MmHash
-from triptych_common.protocol.messages import ECTransferParams, InstanceRecord, Role
-from triptych_gateway.chat.upstream_body import check_fits, media_body, text_body
+from triptych_common.protocol.messages import ECTransferParams, InstanceRecord, Modality, Role
+from triptych_gateway.chat.upstream_body import check_fits, media_body, text_body, whole_body
 from triptych_gateway.encode.sizes import ItemSizes
+from triptych_gateway.endpoints.endpoint import ChatForm, Endpoint, EndpointKind
 from triptych_gateway.request.chat_request import ChatRequest, parse_chat_request
+from triptych_gateway.request.content_parts import MediaPart
 from triptych_gateway.request.image_header import ImageHeader
 from triptych_gateway.request.media import TakenItem
 from triptych_gateway.request.placeholder_tokens import PlaceholderGuard
@@ -109,3 +112,38 @@ def test_nesting_that_cannot_be_written_is_the_callers_fault() -> None:
     with pytest.raises(RequestError) as caught:
         text_body(request)
     assert caught.value.status_code == 400
+
+
+MESSAGES = Endpoint("/v1/messages", EndpointKind.CHAT, "", "", chat_form=ChatForm.MESSAGES)
+
+
+def nested_request(salt: str = "") -> ChatRequest:
+    """Of Anthropic's form: an image in a tool's result, and one beside it."""
+    result = {"type": "tool_result", "tool_use_id": "t", "content": [{"type": "text", "text": "r"}, None]}
+    body = {"model": "m", "messages": [{"role": "user", "content": [result, None]}]}
+    content = ("messages", 0, "content")
+    parts = tuple(
+        MediaPart(index, place, Modality.IMAGE, "", "")
+        for index, place in enumerate(((*content, 0, "content", 1), (*content, 1)))
+    )
+    return ChatRequest(body, "m", False, parts, {}, {}, endpoint=MESSAGES).of_tenant(salt)
+
+
+@pytest.mark.parametrize("salt", ["", "salt"])
+def test_where_a_part_can_have_no_uuid_the_url_names_the_item(salt: str) -> None:
+    request = nested_request(salt)
+    before = orjson.dumps(request.body)
+    options = {"request_id": "r", "gateway": "g", "traceparent": None, "remaining_ms": 1}
+    sent = orjson.loads(media_body(request, items(request, A, B), SIZES, **options))
+    result, beside = sent["messages"][0]["content"]
+    assert result["content"][0] == {"type": "text", "text": "r"}
+    assert result["content"][1] == {"type": "image", "source": {"type": "url", "url": f"triptych-item:{A}"}}
+    assert beside == {"type": "image", "source": {"type": "url", "url": f"triptych-item:{B}"}}
+    assert [item["mm_hash"] for item in sent["ec_transfer_params"]["items"]] == [A, B]
+    whole = orjson.loads(whole_body(request, items(request, A, B)))
+    result, beside = whole["messages"][0]["content"]
+    url = "data:application/octet-stream;base64,eA=="
+    for part, mm_hash in ((result["content"][1], A), (beside, B)):
+        named = f"triptych-item:{raw_item_id(mm_hash)},{url}"
+        assert part == {"type": "image", "source": {"type": "url", "url": named if salt else url}}
+    assert orjson.dumps(request.body) == before

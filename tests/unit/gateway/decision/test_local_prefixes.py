@@ -21,7 +21,7 @@ def request(*contents: list[str], salt: str = "") -> tuple[ChatRequest, list[Tak
         parts: list[Any] = []
         for place, text in enumerate(content):
             if text.startswith("@"):
-                part = MediaPart(len(items), index, place, Modality.IMAGE, "", "")
+                part = MediaPart(len(items), ("messages", index, "content", place), Modality.IMAGE, "", "")
                 image = ImageHeader("PNG", 8, 8)
                 items.append(TakenItem(part, MmHash(text[1] * 64), b"x", image, {}, {}))
                 parts.append(None)

@@ -21,7 +21,7 @@ BROKEN = ItemFailure(FailureKind.ENCODER_ERROR, "x")
 def media_wait() -> MediaWait:
     items = [
         TakenItem(
-            MediaPart(index, 0, index, Modality.IMAGE, "", f"part {index}"),
+            MediaPart(index, ("messages", 0, "content", index), Modality.IMAGE, "", f"part {index}"),
             mm_hash,
             b"x",
             ImageHeader("PNG", 1, 1),

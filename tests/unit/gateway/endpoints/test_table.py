@@ -9,9 +9,20 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from triptych_gateway.endpoints.docs_page import PAGE_HEADERS, render_page
-from triptych_gateway.endpoints.endpoint import BodyForm, Endpoint
+from triptych_gateway.endpoints.endpoint import BodyForm, ChatForm, Endpoint, EndpointKind
 from triptych_gateway.endpoints.openapi import describe_api, operation_id, statuses_of
-from triptych_gateway.endpoints.table import CHAT, ENDPOINTS, FORWARDED, serves_callers
+from triptych_gateway.endpoints.table import (
+    CANCEL_RESPONSE,
+    CHAT,
+    COUNT_TOKENS,
+    CREATE_RESPONSE,
+    ENDPOINTS,
+    FORWARDED,
+    GET_RESPONSE,
+    MESSAGES,
+    chat_form_of,
+    serves_callers,
+)
 
 OPERATIONS = [(endpoint, method) for endpoint in ENDPOINTS for method in endpoint.methods]
 NO_KEY = {
@@ -31,7 +42,10 @@ def test_no_operation_stands_in_the_table_twice() -> None:
     assert len({operation_id(*each) for each in OPERATIONS}) == len(OPERATIONS)
 
 
-@pytest.mark.parametrize("endpoint", FORWARDED, ids=lambda each: each.path)
+WITH_BODY = [endpoint for endpoint in FORWARDED if endpoint.kind is not EndpointKind.STORED]
+
+
+@pytest.mark.parametrize("endpoint", WITH_BODY, ids=lambda each: each.path)
 def test_what_is_forwarded_is_described_whole(endpoint: Endpoint) -> None:
     assert endpoint.needs_key
     assert endpoint.methods == ("POST",)
@@ -48,8 +62,32 @@ def test_keys_are_needed_everywhere_but_for_status_and_description() -> None:
     assert not any(map(serves_callers, NO_KEY))
 
 
-def test_chat_alone_takes_media_among_what_is_forwarded() -> None:
-    assert [endpoint for endpoint in FORWARDED if endpoint.takes_media] == [CHAT]
+def test_stored_responses_take_no_body() -> None:
+    stored = [endpoint for endpoint in FORWARDED if endpoint.kind is EndpointKind.STORED]
+    assert stored == [GET_RESPONSE, CANCEL_RESPONSE]
+    for endpoint in stored:
+        assert endpoint.needs_key
+        assert endpoint.form is BodyForm.NONE
+        assert not endpoint.is_computed
+        assert serves_callers(endpoint.path)
+
+
+def test_single_chats_take_media_among_what_is_forwarded() -> None:
+    assert [endpoint for endpoint in FORWARDED if endpoint.takes_media] == [
+        CHAT, MESSAGES, COUNT_TOKENS, CREATE_RESPONSE,
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("endpoint", ENDPOINTS, ids=lambda each: each.path)
+def test_errors_have_the_form_of_their_path(endpoint: Endpoint, description: dict[str, Any]) -> None:
+    forms = (chat_form_of(endpoint.path), endpoint.chat_form)
+    assert len({form is ChatForm.MESSAGES for form in forms}) == 1
+    responses = description["paths"][endpoint.shown_path][endpoint.methods[0].lower()]["responses"]
+    wanted = "MessagesErrorAnswer" if endpoint.chat_form is ChatForm.MESSAGES else "ErrorAnswer"
+    assert ("400" in responses) == ("400" in map(str, statuses_of(endpoint)))
+    for status in statuses_of(endpoint) if endpoint.needs_key else ():
+        schema = responses[str(status)]["content"]["application/json"]["schema"]
+        assert schema == {"$ref": f"#/components/schemas/{wanted}"}
 
 
 @pytest.mark.parametrize(("endpoint", "method"), OPERATIONS, ids=lambda each: getattr(each, "path", each))
@@ -60,6 +98,8 @@ def test_the_description_has_every_operation(
     assert operation["summary"] == endpoint.summary
     assert set(operation["responses"]) == {"200", *map(str, statuses_of(endpoint))}
     assert ("security" in operation) == endpoint.needs_key == ("401" in operation["responses"])
+    takes_plain_key = {"plain_api_key": []} in operation.get("security", ())
+    assert takes_plain_key == (endpoint.chat_form is ChatForm.MESSAGES)
     assert ("requestBody" in operation) == (endpoint.form is not BodyForm.NONE)
     named = {each["name"] for each in operation.get("parameters", ())}
     assert named == {*endpoint.parameters, *endpoint.query}

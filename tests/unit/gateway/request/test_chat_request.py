@@ -11,8 +11,9 @@ import pytest
 from triptych_common.domain.errors import RequestError
 from triptych_common.domain.media_options import OptionBounds
 from triptych_common.protocol.messages import Modality
-from triptych_gateway.request.chat_request import NO_OPTIONS, format_path, parse_chat_request
+from triptych_gateway.request.chat_request import NO_OPTIONS, parse_chat_request
 from triptych_gateway.request.placeholder_tokens import PlaceholderGuard
+from triptych_gateway.request.places import format_place
 from triptych_gateway.request.request_options import RequestOptions
 
 VISION_TOKENS = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>")
@@ -289,8 +290,8 @@ def test_truncation_is_not_served_beside_media(fields: dict[str, Any], param: st
     assert parse(chat("x", **fields)).body["messages"]
 
 
-def test_format_path() -> None:
-    assert format_path(("messages", 0, "content", 2, "text")) == "messages[0].content[2].text"
+def test_format_place() -> None:
+    assert format_place(("messages", 0, "content", 2, "text")) == "messages[0].content[2].text"
 
 
 def test_tokens_that_were_not_known_are_looked_for_later() -> None:
@@ -304,3 +305,17 @@ def test_tokens_that_were_not_known_are_looked_for_later() -> None:
     known.append("<image>")
     with pytest.raises(RequestError):
         parse_chat_request(orjson.dumps(chat("an <image>")), guard, 8)
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        ["<im", "x-anthropic-billing-header: a", "age>"],
+        ["<im", "x-anthropic-billing-header: a\nage>"],
+    ],
+)
+def test_a_line_that_vllm_cuts_hides_no_placeholder(parts: list[str]) -> None:
+    content = [{"type": "text", "text": part} for part in parts]
+    body = {"model": "m", "messages": [{"role": "system", "content": content}]}
+    with pytest.raises(RequestError, check=lambda error: error.code == "placeholder_in_text"):
+        parse_chat_request(orjson.dumps(body), PlaceholderGuard(("<image>",)), 8)

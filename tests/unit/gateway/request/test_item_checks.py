@@ -22,7 +22,7 @@ def text(content: bytes) -> str:
 
 
 def parts(*content: Any) -> list[MediaPart]:
-    return list(find_media(0, list(content), 0))
+    return list(find_media(("messages", 0, "content"), list(content), 0))
 
 
 def refused(status_code: int = 400) -> Any:
@@ -36,7 +36,7 @@ def test_every_kind_of_part_in_the_order_of_the_prompt() -> None:
         {"type": "input_audio", "input_audio": {"data": text(WAV), "format": "wav"}},
         {"type": "audio_url", "audio_url": f"data:audio/wav;base64,{text(WAV)}"},
     )
-    assert [(part.item_index, part.part_index, part.modality) for part in found] == [
+    assert [(part.item_index, part.place[-1], part.modality) for part in found] == [
         (0, 0, Modality.VIDEO),
         (1, 2, Modality.AUDIO),
         (2, 3, Modality.AUDIO),

@@ -117,3 +117,63 @@ def test_what_has_another_form_is_left_out(data: Any) -> None:
 def test_names_are_short() -> None:
     found = of_whole({**whole("x"), "id": "i" * 1000, "model": "m" * 1000})
     assert {len(found["gen_ai.response.id"]), len(found["gen_ai.response.model"])} == {MAX_CHARS}
+
+
+RESPONSE = {"id": "resp_1", "model": "m", "output": [], "usage": None}
+RESPONSE_USAGE = {"input_tokens": 5, "input_tokens_details": {"cached_tokens": 1}, "output_tokens": 2}
+
+
+@pytest.mark.parametrize("num_chars", [3, MAX_PARSED_BYTES])
+def test_of_a_responses_stream(num_chars: int) -> None:
+    output = [{"content": [{"text": TRICKY * (num_chars // 3)}]}]
+    facts = of_stream(
+        named("response.created", response=RESPONSE) + named("response.in_progress", response=RESPONSE),
+        named("response.output_text.delta", delta=TRICKY),
+        named("response.completed", response={**RESPONSE, "output": output, "usage": RESPONSE_USAGE}),
+    )
+    assert facts == {
+        "gen_ai.response.id": "resp_1",
+        "gen_ai.response.model": "m",
+        "gen_ai.usage.input_tokens": 5,
+        "gen_ai.usage.output_tokens": 2,
+    }
+
+
+def test_of_a_whole_response() -> None:
+    facts = of_whole({**RESPONSE, "object": "response", "usage": RESPONSE_USAGE})
+    assert facts["gen_ai.usage.input_tokens"] == 5
+    assert of_whole(RESPONSE) == {"gen_ai.response.id": "resp_1", "gen_ai.response.model": "m"}
+
+
+def named(name: str, **data: Any) -> bytes:
+    """An event of Anthropic's form, and of responses."""
+    return f"event: {name}\ndata: ".encode() + dumps({"type": name, **data}) + b"\n\n"
+
+
+ANTHROPICS = {
+    "gen_ai.response.id": "msg_1",
+    "gen_ai.response.model": "m",
+    "gen_ai.response.finish_reasons": ["max_tokens"],
+    "gen_ai.usage.input_tokens": 9,
+    "gen_ai.usage.output_tokens": 3,
+}
+
+
+@pytest.mark.parametrize("joined", [False, True], ids=["event by event", "all at once"])
+def test_of_a_stream_of_anthropics_form(joined: bool) -> None:
+    message = {"id": "msg_1", "model": "m", "stop_reason": None, "usage": {"input_tokens": 4}}
+    usage = {"input_tokens": 4, "cache_read_input_tokens": 5, "output_tokens": 3}
+    chunks = [
+        named("message_start", message=message),
+        *[named("content_block_delta", index=0, delta={"type": "text_delta", "text": TRICKY})] * 9,
+        named("content_block_stop", index=0),
+        named("message_delta", delta={"stop_reason": "max_tokens"}, usage=usage),
+        named("message_stop"),
+    ]
+    assert of_stream(*([b"".join(chunks)] if joined else chunks)) == ANTHROPICS
+
+
+def test_of_a_whole_answer_of_anthropics_form() -> None:
+    usage = {"input_tokens": 9, "output_tokens": 3}
+    answer = {"id": "msg_1", "model": "m", "stop_reason": "max_tokens", "usage": usage}
+    assert of_whole(answer) == ANTHROPICS

@@ -6,6 +6,7 @@ registry        which instances are alive
 shared_sizes    sizes of items that were encoded before
 tensor_blobs    bytes of tensors, for the transport `redis`
 request_counts  requests of an API key, counted against its limits
+stored_responses  which instance has a stored response, and what its conversation needs
 """
 
 from triptych_common.coordination.registry import Registration, Registry, is_registered
@@ -18,6 +19,7 @@ from triptych_common.coordination.single_flight import (
     SingleFlight,
     StartResult,
 )
+from triptych_common.coordination.stored_responses import StoredResponses
 from triptych_common.coordination.tensor_blobs import BlobMissingError, BlobStore
 
 __all__ = [
@@ -34,5 +36,6 @@ __all__ = [
     "SharedSizes",
     "SingleFlight",
     "StartResult",
+    "StoredResponses",
     "is_registered",
 ]

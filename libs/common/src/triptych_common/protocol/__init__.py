@@ -7,5 +7,6 @@ store     every frame on the store's socket
 codec     messages and frames to bytes and back; `errors`: what cannot be decoded
 names     streams and keys of a deployment in Redis
 urls      forms of URLs in messages and settings
+item_urls  media items as URLs, in requests for prefill_decode
 steps     every message and command as a step, in the order in which a request takes them
 """

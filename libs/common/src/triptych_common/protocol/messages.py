@@ -253,6 +253,7 @@ class InstanceRecord(Message):
     slab_generation: PositiveInt | None = None  # of the store whose slab it has mapped and read
     slab_failure: Annotated[str, StringConstraints(max_length=300)] | None = None  # why it cannot
     compute: Compute | None = None  # of an engine
+    stores_responses: bool = False  # a response that is to be stored can be asked for again
 
 
 class ItemTransfer(Message):

@@ -90,6 +90,10 @@ class StreamNames:
         """The flight of an item: its encoder, and the requesters that wait for it."""
         return self._key("inflight", mm_hash)
 
+    def response(self, response_id: str) -> str:
+        """Where a stored response lives, whose it is, and which media its conversation has; expires."""
+        return self._key("response", response_id)
+
     def limit_levels(self, api_key_name: str) -> str:
         """Hash: what an API key has used of its rates a minute, by rate."""
         return self._key("limit-levels", api_key_name)

@@ -30,7 +30,7 @@ class Right:
 
 _SCRIPTS, _STREAMS, _JOBS, _RECORDS = "scripts", "streams", "jobs and flights", "records of instances"
 _SIZES, _TENSORS, _EXPIRY, _TOOLS = "placeholder sizes", "transport `redis`", "expiry", "operators' tools"
-_LIMITS = "limits of API keys"
+_LIMITS, _RESPONSES = "limits of API keys", "stored responses"
 
 RIGHTS: tuple[Right, ...] = (
     Right("client|setname", "triptych", "names of connections"),
@@ -65,8 +65,8 @@ RIGHTS: tuple[Right, ...] = (
     Right("rpush", "KEY v", _SIZES),
     Right("llen", "KEY", _SIZES),
     Right("lpop", "KEY 1", _SIZES),
-    Right("get", "KEY", f"{_RECORDS}, {_TENSORS}"),
-    Right("set", "KEY v", f"{_RECORDS}, {_TENSORS}"),
+    Right("get", "KEY", f"{_RECORDS}, {_TENSORS}, {_RESPONSES}"),
+    Right("set", "KEY v", f"{_RECORDS}, {_TENSORS}, {_RESPONSES}"),
     Right("mget", "KEY", _RECORDS),
     Right("strlen", "KEY", _TENSORS),
     Right("zadd", "KEY 1 m", _RECORDS),

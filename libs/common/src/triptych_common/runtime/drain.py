@@ -23,6 +23,7 @@ Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 AsgiApp = Callable[[Scope, Receive, Send], Awaitable[None]]
+BodyOf = Callable[[str, RequestError], bytes]
 
 DRAINING_HEADER = "X-Triptych-Draining"
 RETRY_AFTER_S = 1
@@ -48,11 +49,15 @@ class DrainGate:
     Args:
         app: the application.
         guards: whether requests for a path are counted and refused; others (health) always pass.
+        body_of: the body of a refusal, by its path.
     """
 
-    def __init__(self, app: AsgiApp, guards: Callable[[str], bool]) -> None:
+    def __init__(
+        self, app: AsgiApp, guards: Callable[[str], bool], body_of: BodyOf = lambda path, error: _dump(error)
+    ) -> None:
         self._app = app
         self._guards = guards
+        self._body_of = body_of
         self._idle = asyncio.Event()
         self._idle.set()
         self.state = DrainState.OPEN
@@ -79,7 +84,7 @@ class DrainGate:
             await self._app(scope, receive, closing)
             return
         if self.state is DrainState.REFUSING:
-            await _answer_draining(send)
+            await self._answer_draining(scope["path"], send)
             return
         self.num_requests += 1
         self._idle.clear()
@@ -98,19 +103,22 @@ class DrainGate:
 
         return send_and_close
 
+    async def _answer_draining(self, path: str, send: Send) -> None:
+        error = RequestError(503, "draining", "this instance is going away; send the request again")
+        headers = [
+            (b"content-type", b"application/json"),
+            (b"retry-after", str(RETRY_AFTER_S).encode()),
+            (DRAINING_HEADER.lower().encode(), b"1"),
+            _CLOSE,
+        ]
+        await send({"type": "http.response.start", "status": 503, "headers": headers})
+        await send({"type": "http.response.body", "body": self._body_of(path, error)})
+
     def _become(self, state: DrainState) -> None:
         """Nothing else assigns `state`."""
         check_transition(ALLOWED, "drain gate", self.state, state)
         self.state = state
 
 
-async def _answer_draining(send: Send) -> None:
-    error = RequestError(503, "draining", "this instance is going away; send the request again")
-    headers = [
-        (b"content-type", b"application/json"),
-        (b"retry-after", str(RETRY_AFTER_S).encode()),
-        (DRAINING_HEADER.lower().encode(), b"1"),
-        _CLOSE,
-    ]
-    await send({"type": "http.response.start", "status": 503, "headers": headers})
-    await send({"type": "http.response.body", "body": orjson.dumps(error.body())})
+def _dump(error: RequestError) -> bytes:
+    return orjson.dumps(error.body())

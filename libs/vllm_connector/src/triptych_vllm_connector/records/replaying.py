@@ -6,7 +6,6 @@ a record says is checked before vLLM sees it; one that is wrong ends its request
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextvars import ContextVar
 from functools import partial
 from typing import Any
 
@@ -29,11 +28,12 @@ from triptych_common.protocol.item_record import Batching, ItemRecord, Placehold
 from triptych_common.protocol.messages import ECTransferParams, ItemTransfer
 from triptych_vllm_connector.pieces import divide_feature
 from triptych_vllm_connector.records.item_cache import ItemCache
+from triptych_vllm_connector.records.item_parts import read_item_urls, request_items
 from triptych_vllm_connector.records.packing import unpack_tensor, unpack_tokens, unpack_value
 from triptych_vllm_connector.records.positions import PositionCheck
 
 Processed = tuple[MultiModalKwargsItem | None, Sequence[ResolvedPromptUpdate]]
-_request_items: ContextVar[Mapping[str, ItemTransfer]] = ContextVar("triptych_request_items")
+Create = Callable[..., Awaitable[Any]]
 
 
 class RecordedItems(ItemCache):
@@ -106,12 +106,12 @@ def _recorded_mask(mask: torch.Tensor, full: list[int]) -> torch.Tensor:
     return mask
 
 
-def replay_records(engine: Any, chat: Any) -> None:
-    """Have vLLM's chat endpoint take items with records instead of media.
+def replay_records(engine: Any, state: Any) -> None:
+    """Have vLLM's endpoints for chats take items with records instead of media.
 
     Args:
         engine: vLLM's client, whose renderer and input processor run in this process.
-        chat: vLLM's `OpenAIServingChat`, which asks them.
+        state: of vLLM's application, whose endpoints ask them.
     """
     renderer, model_config = engine.renderer, engine.model_config
     cache = RecordedItems(
@@ -134,13 +134,19 @@ def replay_records(engine: Any, chat: Any) -> None:
     in_thread = make_async(process_with, executor=renderer._mm_executor)
 
     def process_async(*args: Any, **kwargs: Any) -> Awaitable[Any]:
-        return in_thread(_request_items.get({}), *args, **kwargs)
+        return in_thread(request_items.get({}), *args, **kwargs)
 
     renderer._mm_processor_cache = cache
     renderer._process_multimodal_async = process_async
     _let_items_pass(renderer.get_mm_processor().info, cache)
     _divide_items_of(engine.input_processor)
-    _take_records_from(chat)
+    read_item_urls()
+    for serving in (state.openai_serving_chat, state.anthropic_serving_messages):
+        serving.create_chat_completion = _taking_records(serving, serving.create_chat_completion)
+    responses = state.openai_serving_responses
+    responses.create_responses = _taking_records(responses, responses.create_responses)
+    messages = state.anthropic_serving_messages
+    messages.count_tokens = _taking_records_of_count(messages, messages.count_tokens)
 
 
 def _let_items_pass(info: Any, cache: RecordedItems) -> None:
@@ -182,22 +188,45 @@ def _pieces_of(extra_args: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     return {item.mm_hash: item.pieces for item in params.items}
 
 
-def _take_records_from(chat: Any) -> None:
-    create = chat.create_chat_completion
+def _taking_records(serving: Any, create: Create) -> Create:
+    """`create` of a request that has `ec_transfer_params`."""
 
-    async def create_chat_completion(request: Any, *args: Any, **kwargs: Any) -> Any:
-        items: dict[str, ItemTransfer] = {}
+    async def create_with_items(request: Any, *args: Any, **kwargs: Any) -> Any:
         try:
-            if request.ec_transfer_params is not None:
-                params = ECTransferParams.model_validate_json(
-                    orjson.dumps(request.ec_transfer_params), strict=True
-                )
-                items = {item.mm_hash: item for item in params.items}
-                request.ec_transfer_params = params.without_records().model_dump(mode="json")
+            params = _params_of(request.ec_transfer_params)
         except ValidationError as error:
-            message = f"ec_transfer_params are not valid: {error.error_count()} faults"
-            return chat.create_error_response(message)
-        _request_items.set(items)
+            return _refusal(serving, error)
+        if params is not None:
+            request.ec_transfer_params = params.without_records().model_dump(mode="json")
+        _name_items(params)
         return await create(request, *args, **kwargs)
 
-    chat.create_chat_completion = create_chat_completion
+    return create_with_items
+
+
+def _taking_records_of_count(serving: Any, count: Create) -> Create:
+    """`count` of a request whose `ec_transfer_params` vLLM drops: nothing is generated for it."""
+
+    async def count_with_items(request: Any, raw_request: Any) -> Any:
+        try:
+            params = _params_of((await raw_request.json()).get("ec_transfer_params"))
+        except ValidationError as error:
+            return _refusal(serving, error)
+        _name_items(params)
+        return await count(request, raw_request)
+
+    return count_with_items
+
+
+def _params_of(sent: Any) -> ECTransferParams | None:
+    """Raises ValidationError."""
+    return None if sent is None else ECTransferParams.model_validate_json(orjson.dumps(sent), strict=True)
+
+
+def _name_items(params: ECTransferParams | None) -> None:
+    """They are the request's that is being served."""
+    request_items.set({} if params is None else {item.mm_hash: item for item in params.items})
+
+
+def _refusal(serving: Any, error: ValidationError) -> Any:
+    return serving.create_error_response(f"ec_transfer_params are not valid: {error.error_count()} faults")

@@ -24,7 +24,11 @@ _FINISH = re.compile(rb'"finish_reason":\s*"')
 _FINGERPRINT = "system_fingerprint"
 _HOLDERS = ("response", "message")  # of usage, in events of other endpoints than completions
 _FLAG = TypeAdapter(bool)  # as vLLM reads it: "true" and 1 as well
-_PARTS = (("prompt_tokens", "completion_tokens"), ("input_tokens", "output_tokens"))
+_PARTS = (
+    ("prompt_tokens", "completion_tokens"),
+    # Of Anthropic's form, tokens of the prompt that were in a cache are not among the input's.
+    ("input_tokens", "output_tokens", "cache_read_input_tokens", "cache_creation_input_tokens"),
+)
 
 
 def asking_for_usage(body: dict[str, Any]) -> tuple[dict[str, Any], bool]:

@@ -43,8 +43,12 @@ class ApiKeys:
         named = {entry.sha256: Caller(entry.name, entry.tenant, limits=entry.limits) for entry in entries}
         self._callers = self._plain | named
 
-    def check_key(self, authorization: str | None) -> Caller:
-        """The caller whose key the request shows. `authorization` is its header.
+    def check_key(self, authorization: str | None, plain_key: str | None = None) -> Caller:
+        """The caller whose key the request shows.
+
+        Args:
+            authorization: the header of this name.
+            plain_key: of another header, where clients show it so; read if there is no bearer token.
 
         Raises:
             RequestError: 401.
@@ -53,6 +57,8 @@ class ApiKeys:
             return ANONYMOUS
         scheme, _, token = (authorization or "").partition(" ")
         if scheme.lower() != "bearer" or not token:
+            token = plain_key or ""
+        if not token:
             raise RequestError(401, "missing_api_key", "send an API key: Authorization: Bearer <key>")
         presented = _digest(token.strip())
         matches = [

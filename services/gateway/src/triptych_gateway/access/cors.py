@@ -9,6 +9,7 @@ API_PATHS = "/v1/"
 MAX_AGE_S = 600  # that a browser need not ask again
 READABLE_HEADERS = (
     "X-Request-Id",
+    "Request-Id",
     "Retry-After",
     *(
         f"x-ratelimit-{part}-{rate}"

@@ -5,6 +5,7 @@ Chat completions, and what goes the same way without media. In the order of a re
 exchange       the HTTP exchange: admitted, read, parsed, served, answered or refused
 media_serving  a request with media: sizes waited for, forwarded with metadata, or whole where encoders fail
 upstream_body    what is sent: text, metadata in the place of media, or the raw media
+media_parts        the parts that stand for media, by the form of the chat
 forward        to one instance after the other, until one answers; then its answer to the client
 upstream         HTTP to one prefill_decode, up to the first chunk of its answer
 streaming        the answer to the client, from its first chunk on

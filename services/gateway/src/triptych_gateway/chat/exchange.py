@@ -2,7 +2,7 @@
 
     admitted -> read -> parsed -> [media served by `media_serving`] -> forwarded -> first chunk -> end
 
-`ChatExchange` is a chat completion's, `TextExchange` any other's.
+`ChatExchange` is a chat's, `TextExchange` any other's.
 
 Until the first chunk nothing is sent to the client, so every failure is a proper HTTP error; after
 it, an error event in the stream. A client that goes away cancels all of it, which aborts the request
@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from typing import Generic, TypeVar
+from typing import Generic, TypeVar, cast
 from uuid import uuid4
 
 from starlette.requests import ClientDisconnect
@@ -33,7 +33,7 @@ from triptych_gateway.chat.forward import Arrival, Dispatch, Forwarder
 from triptych_gateway.chat.media_serving import MediaServing
 from triptych_gateway.chat.streaming import ClientStream
 from triptych_gateway.chat.upstream_body import text_body
-from triptych_gateway.endpoints.endpoint import Endpoint
+from triptych_gateway.endpoints.endpoint import ChatForm, Endpoint
 from triptych_gateway.errors import error_event, error_response, unavailable
 from triptych_gateway.metrics import GatewayMetrics
 from triptych_gateway.race import Guard
@@ -47,7 +47,7 @@ from triptych_gateway.tracing.trace_trust import TraceTrust
 
 log = get_logger(__name__)
 
-Request = TypeVar("Request", ChatRequest, TextRequest)
+Request = TypeVar("Request", bound=ChatRequest | TextRequest)
 
 CLIENT_CLOSED_REQUEST = 499
 ERROR_TIMEOUT_S = 1.0  # for a client that may have stopped reading
@@ -115,6 +115,8 @@ class Exchange(ABC, Generic[Request]):
         self._request_id = RequestId(f"req-{uuid4().hex}")
         self._caller = ANONYMOUS
         self._echo: dict[str, str] = {"X-Request-Id": self._request_id}
+        if endpoint.chat_form is ChatForm.MESSAGES:
+            self._echo["Request-Id"] = self._request_id  # as Anthropic's clients read it
 
     async def run(self) -> None:
         """To the end of the answer, whatever it is."""
@@ -164,7 +166,7 @@ class Exchange(ABC, Generic[Request]):
 
     async def _run(self, client: ClientStream, root: RequestSpan) -> None:
         parts = self._parts
-        self._caller = parts.api_keys.check_key(header_of(self._scope, b"authorization"))
+        self._caller = parts.api_keys.check_key(header_of(self._scope, b"authorization"), self._plain_key())
         for name, value in self._caller.fields.items():
             root.set_attribute(f"triptych.{name}", value)
         with parts.limiter.hold_request(), parts.limiter.hold_bytes() as booking, Guard() as guard:
@@ -186,6 +188,12 @@ class Exchange(ABC, Generic[Request]):
                 ):  # its own; one from outside finds the exchange at its end
                     await watch
 
+    def _plain_key(self) -> str | None:
+        """Anthropic's clients show their key so."""
+        if self._endpoint.chat_form is not ChatForm.MESSAGES:
+            return None
+        return header_of(self._scope, b"x-api-key")
+
     async def _read_request(self, booking: Booking, guard: Guard) -> Request:
         parts = self._parts
         limit = asyncio.get_running_loop().call_later(
@@ -197,7 +205,8 @@ class Exchange(ABC, Generic[Request]):
             )
         finally:
             limit.cancel()
-        return (await self._parse(body, booking)).of_tenant(self._caller.salt)
+        request = await self._parse(body, booking)
+        return cast("Request", request.of_tenant(self._caller.salt))  # of its own class
 
     async def _watch_client(self, client: ClientStream, guard: Guard) -> None:
         """Until the answer has ended, or the client goes away, which `guard` is told."""
@@ -219,7 +228,7 @@ class Exchange(ABC, Generic[Request]):
             request.body,
             request.num_prompt_bytes,
             sum(part.num_sent_bytes for part in request.media),
-            takes_stream_options=self._endpoint.streams,
+            takes_stream_options=self._endpoint.takes_stream_options,
         )
         limiter = self._parts.key_limiter
         async with limiter.hold_request(self._caller, limits, demand, self._echo) as charge:
@@ -236,22 +245,24 @@ class Exchange(ABC, Generic[Request]):
             param=error.param,
             **self._caller.fields,
         )
+        form = self._endpoint.chat_form
         try:
             async with asyncio.timeout(ERROR_TIMEOUT_S):
                 if client.has_begun:
-                    await client.end_answer(error_event(error))
+                    await client.end_answer(error_event(error, form))
                 else:
-                    await error_response(error, self._echo)(self._scope, self._receive, self._send)
+                    answer = error_response(error, self._echo, form)
+                    await answer(self._scope, self._receive, self._send)
         except (TimeoutError, ClientDisconnect):
             log.info("client does not read", request_id=self._request_id)
         return error.status_code
 
 
 class ChatExchange(Exchange[ChatRequest]):
-    """A chat completion, perhaps with media."""
+    """A chat in any form, perhaps with media."""
 
     async def _parse(self, body: SplitBody, booking: Booking) -> ChatRequest:
-        return await self._parts.parser.parse(body, booking.resize)
+        return await self._parts.parser.parse(body, booking.resize, self._endpoint)
 
     def _with_model(self, request: ChatRequest) -> ChatRequest:
         return request
@@ -265,7 +276,8 @@ class ChatExchange(Exchange[ChatRequest]):
         if request.media:
             await parts.media_serving.serve(request, arrival, booking, client)
         else:
-            await parts.forwarder.forward(Dispatch(arrival, request, text_body(request)), client)
+            dispatch = Dispatch(arrival, request, text_body(request), endpoint=self._endpoint)
+            await parts.forwarder.forward(dispatch, client)
 
 
 class TextExchange(Exchange[TextRequest]):

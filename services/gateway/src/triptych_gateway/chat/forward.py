@@ -6,6 +6,7 @@ but time: `routing.instances` gives the next one to try.
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from aiohttp import ClientSession
@@ -22,7 +23,7 @@ from triptych_gateway.chat.upstream import Answer, DrainingError, UnreachableErr
 from triptych_gateway.decision.courses import Course
 from triptych_gateway.decision.encode_decisions import Answering, EncodeDecisions
 from triptych_gateway.encode.media_wait import MediaWait
-from triptych_gateway.endpoints.endpoint import Endpoint, EndpointKind
+from triptych_gateway.endpoints.endpoint import Endpoint
 from triptych_gateway.endpoints.table import CHAT
 from triptych_gateway.errors import unavailable
 from triptych_gateway.metrics import GatewayMetrics
@@ -38,6 +39,14 @@ ITEM_FAILURE_GRACE_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
+class PriorResponse:
+    """The stored response that a request goes on from: one instance has it."""
+
+    record: InstanceRecord
+    has_raw_media: bool  # it keeps media as data URLs: further ones are sent alike
+
+
+@dataclass(frozen=True, slots=True)
 class Arrival:
     """One request as it arrived."""
 
@@ -47,6 +56,8 @@ class Arrival:
     at: float  # monotonic seconds
     first_token_deadline: float  # monotonic seconds; whole answers are bound by the request's own limit
     charge: RequestCharge | None = None  # None: the caller's key has no limits
+    prior: PriorResponse | None = None  # None: any instance will do
+    on_answer: "OnAnswer | None" = None  # awaited when an answer has begun, before any of it is sent
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +73,10 @@ class Dispatch:
     first_choice: InstanceRecord | None = None
     course: Course | None = None  # None: no media
     endpoint: Endpoint = CHAT
+    path: str | None = None  # with a query, if there is one; None: the endpoint's
+
+
+OnAnswer = Callable[[Dispatch, InstanceRecord], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,18 +101,22 @@ class Forwarder:
             waiting.set_attribute("triptych.prefill_decode", record.instance)
         try:
             with answer:
+                if dispatch.arrival.on_answer is not None:
+                    await dispatch.arrival.on_answer(dispatch, record)
                 await self._relay(dispatch, record, answer, client)
         finally:
             answering.end()
             self.instances.router.end_request(record.instance)
-        if dispatch.media_wait is not None:
+        if dispatch.media_wait is not None and dispatch.endpoint.is_computed:  # its engine had the items
             dispatch.media_wait.answered_by = record.instance
         return record
 
     async def _first_answer(self, dispatch: Dispatch) -> tuple[InstanceRecord, Answer, Answering]:
         """Of the instances that may serve the request, the first that answers; the router counts it there."""
         model, digest = dispatch.request.model, dispatch.namespace_digest
-        choice = Choice(self.instances, model, digest, dispatch.first_choice, dispatch.needs_tower)
+        prior = dispatch.arrival.prior
+        only = None if prior is None else prior.record
+        choice = Choice(self.instances, model, digest, dispatch.first_choice, dispatch.needs_tower, only)
         while True:
             record = await choice.next_instance()
             dispatch.request.check_placeholders(record.placeholder_tokens)
@@ -124,7 +143,7 @@ class Forwarder:
         router.begin_request(record.instance)
         answering = Answering()
         try:
-            if dispatch.endpoint.kind is not EndpointKind.TOKENIZE:  # which takes no time of the engine
+            if dispatch.endpoint.is_computed:
                 num_prompt_bytes = dispatch.request.num_prompt_bytes
                 answering = self.decisions.begin_request(record, dispatch.course, num_prompt_bytes)
             opening = open_answer(
@@ -134,6 +153,7 @@ class Forwarder:
                 headers,
                 dispatch.endpoint,
                 stream=stream,
+                path=dispatch.path,
                 max_bytes=self.max_answer_bytes,
             )
             if limit_s is None:
@@ -159,7 +179,7 @@ class Forwarder:
         sealed_at = None if media_wait is None else media_wait.sealed_at
         modality = modality_of(dispatch.request.media)
         series = self.metrics.latencies.of(dispatch.endpoint.path, record.model or "", modality)
-        times = TokenTimes(series, arrival.at)
+        times = TokenTimes(series, arrival.at, dispatch.endpoint.chat_form)
         if dispatch.request.stream:
             arrival.root.on_first_chunk(sealed_at)
             with span("gateway.stream") as streaming:

@@ -22,7 +22,7 @@ from triptych_common.domain.errors import RequestError
 from triptych_common.protocol.messages import InstanceRecord
 from triptych_common.telemetry import current_traceparent, get_logger, span
 from triptych_gateway.access.request_limiter import Booking
-from triptych_gateway.chat.forward import Arrival, Dispatch, Forwarder
+from triptych_gateway.chat.forward import Arrival, Dispatch, Forwarder, PriorResponse
 from triptych_gateway.chat.streaming import ClientStream
 from triptych_gateway.chat.upstream_body import book_whole, check_fits, media_body, whole_body
 from triptych_gateway.decision.courses import Course, CourseKind
@@ -42,6 +42,7 @@ from triptych_gateway.request.item_counts import check_counts
 from triptych_gateway.request.media import MediaIntake, TakenItem
 from triptych_gateway.request.prompt_length import check_prompt_length
 from triptych_gateway.routing.instances import Instances
+from triptych_gateway.routing.router import TOWER_ROLES
 from triptych_gateway.tracing.stages import Stage
 
 log = get_logger(__name__)
@@ -75,7 +76,7 @@ class MediaServing:
         Raises:
             RequestError: whatever went wrong; `client.has_begun` decides whether it must go into the stream.
         """
-        digest = await self.instances.wait_namespace(request.model)
+        digest = _namespace_of(arrival.prior) or await self.instances.wait_namespace(request.model)
         await self._find_files(request, arrival)
         self.metrics.items_per_request.labels(modality_of(request.media)).observe(len(request.media))
         check_counts(request.media, self.instances.view.item_limits(digest))
@@ -86,15 +87,15 @@ class MediaServing:
                 request, digest, arrival.first_token_deadline, lambda num: booking.resize(num_before + num)
             )
         if arrival.charge is not None:
-            arrival.charge.on_media(sum(item.num_bytes for item in items))
+            arrival.charge.on_media(sum(item.num_bytes for item in items if item.part.place))
         contents = {item.mm_hash: item.num_held_bytes for item in items}
         booking.resize(min(booking.num_bytes, request.num_prompt_bytes + sum(contents.values())))
         arrival.root.end_stage(Stage.MEDIA)
-        chosen = await self.instances.wait_instance(request.model, digest)
+        chosen = await self._choose(request, arrival, digest)
         media_wait = _media_wait(request, arrival, items, digest, chosen)
         # In this order: from the moment it is open, metadata may name the request, and it lives.
         async with self.final_acks.hold_acks(media_wait), self.orders.open_wait(media_wait):
-            decided = await self.decisions.decide(request, media_wait, chosen)
+            decided = await self._decide(request, arrival, media_wait, chosen)
             _show(decided.decision, arrival)
             arrival.root.end_stage(Stage.QUEUE)
             reason = decided.decision.reason.value
@@ -113,7 +114,7 @@ class MediaServing:
         except RequestError as error:
             booking.resize(num_held)
             is_final = has_room and error.status_code != HTTPStatus.SERVICE_UNAVAILABLE
-            is_final |= not decided.decision.is_local
+            is_final |= not decided.decision.is_local or arrival.prior is not None
             is_final |= client.has_begun or time.monotonic() >= arrival.first_token_deadline
             if is_final or not self.instances.view.has_encoder(digest):
                 raise
@@ -132,6 +133,26 @@ class MediaServing:
             given_up = await self._serve_encoded(request, arrival, media_wait, chosen, decided, client)
             if given_up is not None:
                 raise given_up
+
+    async def _choose(self, request: ChatRequest, arrival: Arrival, digest: str) -> InstanceRecord:
+        """The instance that the request goes to, if encoders encode."""
+        if arrival.prior is not None:
+            return arrival.prior.record
+        return await self.instances.wait_instance(request.model, digest)
+
+    async def _decide(
+        self, request: ChatRequest, arrival: Arrival, media_wait: MediaWait, chosen: InstanceRecord
+    ) -> DecidedRequest:
+        """Whose encode `request` gets: where it goes on from a stored response, that has settled it."""
+        prior = arrival.prior
+        if prior is None:
+            return await self.decisions.decide(request, media_wait, chosen)
+        has_encoder = self.instances.view.has_encoder(media_wait.namespace_digest)
+        is_all_new = all(item.part.place for item in media_wait.items)
+        is_local = prior.has_raw_media or (
+            is_all_new and not has_encoder and prior.record.role in TOWER_ROLES
+        )
+        return self.decisions.settle(chosen, is_local=is_local)
 
     async def _find_files(self, request: ChatRequest, arrival: Arrival) -> None:
         """Those that are named by their ids."""
@@ -163,7 +184,7 @@ class MediaServing:
             model=request.model,
             encoder_grace_s=self.encoder_grace_s,
             local_encode_after_s=self.local_encode_after_s,
-            may_go_local=not decided.decision.is_local,
+            may_go_local=not decided.decision.is_local and arrival.prior is None,
         )
         course = Course(CourseKind.REMOTE) if decided.decision.is_local else decided.course
         try:
@@ -217,17 +238,19 @@ class MediaServing:
             needs_tower=True,
             first_choice=decided.instance if is_decided else None,
             course=decided.course if is_decided else Course(CourseKind.LOCAL),
+            endpoint=request.endpoint,
         )
         with span("gateway.local_encode", attributes={"triptych.reason": reason}):
             record = await self.forwarder.forward(dispatch, client)
-        self.decisions.on_encoded_here(request, media_wait, record)
+        if request.endpoint.is_computed and arrival.prior is None:
+            self.decisions.on_encoded_here(request, media_wait, record)
 
     async def _wait_sizes(
         self, request: ChatRequest, media_wait: MediaWait, encode_wait: EncodeWait, chosen: InstanceRecord
     ) -> None:
         """A prompt that is too long is refused first, where that is known before the sizes."""
         media_wait.raise_failure()
-        if self.orders.lacks_job(media_wait):
+        if request.endpoint.is_computed and self.orders.lacks_job(media_wait):
             await check_prompt_length(
                 self.http, chosen, request, media_wait.num_rows, self.tokenize_timeout_s
             )
@@ -259,7 +282,12 @@ class MediaServing:
             media_wait=media_wait,
             first_choice=chosen,
             course=course,
+            endpoint=request.endpoint,
         )
+
+
+def _namespace_of(prior: PriorResponse | None) -> str | None:
+    return None if prior is None else prior.record.namespace_digest
 
 
 def _media_wait(

@@ -1,8 +1,18 @@
-"""Server-sent events as bytes: cut into whole events, never rewritten; knows errors and `[DONE]`."""
+"""Server-sent events as bytes: cut into whole events, never rewritten; knows errors, tokens, and the end.
+
+form           an event                the last one
+completions    data: {…}               data: [DONE]
+messages       event: message_start    event: message_stop
+               data: {…}               data: {…}
+responses      as messages             event: response.completed
+                                       data: {…}
+"""
 
 from typing import Any
 
 import orjson
+
+from triptych_gateway.endpoints.endpoint import ChatForm
 
 _END = b"\n\n"
 DONE = b"data: [DONE]"
@@ -10,14 +20,24 @@ _ERROR = b'"error"'  # in text its quotes would be escaped
 _ROLE = b'"role"'  # likewise: vLLM's first event of each choice, without a token
 _DONE_EVENT = DONE + _END
 _USAGE = b'"choices":[]'  # likewise: the event with the usage alone
+_NAME = b"event:"
+_LAST = {  # how the last event begins
+    ChatForm.COMPLETIONS: DONE,
+    ChatForm.MESSAGES: b"event: message_stop",
+    ChatForm.RESPONSES: b"event: response.completed\n",
+}
+_DELTA = b'"type":"content_block_delta"'  # likewise: of the Messages API, with what a token brings
+_SIGNATURE = b'"type":"signature_delta"'  # likewise: no token
+_RESPONSE_DELTA = b".delta\ndata:"  # of responses: no line of data has a line break in it
 
 
 class EventCutter:
     """Lets only whole events through, so that an error event can follow a stream that broke off."""
 
-    def __init__(self) -> None:
+    def __init__(self, form: ChatForm = ChatForm.COMPLETIONS) -> None:
+        self._last = _LAST[form]
         self._rest = b""
-        self.is_done = False  # the closing `[DONE]` has passed
+        self.is_done = False  # the last event has passed
 
     def feed(self, chunk: bytes) -> bytes:
         """The whole events in what was fed so far and not yet returned; may be empty."""
@@ -28,7 +48,7 @@ class EventCutter:
             cut = data.rfind(_END)
             end = cut + len(_END) if cut >= 0 else 0
             whole, self._rest = data[:end], data[end:]
-        if DONE in whole and whole.rstrip().endswith(DONE):
+        if self._last in whole and whole.rstrip().rpartition(_END)[2].startswith(self._last):
             self.is_done = True
         return whole
 
@@ -51,8 +71,12 @@ def cut_at_error(events: bytes) -> tuple[bytes, dict[str, Any] | None]:
     return events, None
 
 
-def num_tokens_in(events: bytes) -> int:
+def num_tokens_in(events: bytes, form: ChatForm = ChatForm.COMPLETIONS) -> int:
     """Events of vLLM's that bring a token. One may bring several, where the engine speculates."""
+    if form is ChatForm.MESSAGES:
+        return events.count(_DELTA) - events.count(_SIGNATURE)
+    if form is ChatForm.RESPONSES:
+        return events.count(_RESPONSE_DELTA)
     num_events = events.count(b"\n") // 2  # a line of JSON, and the empty one behind it
     if events.endswith(_DONE_EVENT):
         num_events -= 1
@@ -60,12 +84,16 @@ def num_tokens_in(events: bytes) -> int:
 
 
 def num_roles_in(events: bytes) -> int:
-    """Events of vLLM's without a token, at the beginning of each choice."""
+    """Events of vLLM's without a token, at the beginning of each choice of a completion."""
     return events.count(_ROLE)
 
 
 def _error_of(event: bytes) -> dict[str, Any] | None:
-    if not event.startswith(b"data:") or _ERROR not in event:
+    if _ERROR not in event:
+        return None
+    if event.startswith(_NAME):
+        event = event.partition(b"\n")[2]
+    if not event.startswith(b"data:"):
         return None
     try:
         data = orjson.loads(event[len(b"data:") :])

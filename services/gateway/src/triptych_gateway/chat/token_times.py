@@ -3,17 +3,21 @@
 import time
 
 from triptych_gateway.chat.sse import num_roles_in, num_tokens_in
+from triptych_gateway.endpoints.endpoint import ChatForm
 from triptych_gateway.metrics import LatencySeries
 
 
 class TokenTimes:
     """Of one answer. What it does for each chunk must cost nothing that is seen beside the chunk's relay."""
 
-    __slots__ = ("_arrived_at", "_first_at", "_inter_token_s", "_last_at", "_num_tokens", "_series")
+    __slots__ = ("_arrived_at", "_first_at", "_form", "_inter_token_s", "_last_at", "_num_tokens", "_series")
 
-    def __init__(self, series: LatencySeries, arrived_at: float) -> None:
+    def __init__(
+        self, series: LatencySeries, arrived_at: float, form: ChatForm = ChatForm.COMPLETIONS
+    ) -> None:
         """`arrived_at`: of the request, monotonic seconds."""
         self._series = series
+        self._form = form
         self._inter_token_s = series.inter_token_s
         self._arrived_at = arrived_at
         self._first_at = 0.0  # 0: no token yet
@@ -22,8 +26,8 @@ class TokenTimes:
 
     def on_events(self, events: bytes) -> None:
         """Whole events of a stream have come. Several tokens at once have no gap between them."""
-        num_tokens = num_tokens_in(events)
-        if not self._num_tokens:
+        num_tokens = num_tokens_in(events, self._form)
+        if not self._num_tokens and self._form is ChatForm.COMPLETIONS:
             num_tokens -= num_roles_in(events)
         if num_tokens <= 0:
             return

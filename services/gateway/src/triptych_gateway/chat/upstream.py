@@ -23,9 +23,14 @@ from triptych_gateway.upstream_client import UPSTREAM_ERRORS, open_response
 log = get_logger(__name__)
 
 _NOT_NOW = frozenset({502, 503})  # starting, draining, or its engine is dead: another instance may take it
-# vLLM's for a prompt that is too long, which it finds in three places and gives no code.
+# vLLM's for a prompt that is too long, which it finds in several places and gives no code.
 NO_ROUTE_PHRASES = (None, "Not Found")  # its 404 for a path that it does not serve with this model
-TOO_LONG_PHRASES = ("maximum context length", "longer than the maximum model length")
+TOO_LONG_PHRASES = (
+    "maximum context length",
+    "longer than the maximum model length",
+    "exceeds the max_model_len",
+)
+RESPONSE_PARAM = "response_id"  # of vLLM's 404 for a stored response
 MAX_ANSWER_BYTES = 64 << 20
 MAX_ERROR_BYTES = 64 << 10
 
@@ -49,7 +54,7 @@ class Answer:
 
     @property
     def is_done(self) -> bool:
-        """Its closing `[DONE]` has passed."""
+        """Its last event has passed."""
         return self._cutter.is_done
 
     def close(self) -> None:
@@ -79,9 +84,13 @@ async def open_answer(
     endpoint: Endpoint = CHAT,
     *,
     stream: bool,
+    path: str | None = None,
     max_bytes: int = MAX_ANSWER_BYTES,
 ) -> Answer:
     """Send `body` and return the answer at its first chunk. Closing it aborts what is still running.
+
+    Args:
+        path: with a query, if there is one; None: the endpoint's.
 
     Raises:
         UnreachableError: no answer has begun; another instance may be tried. In no case anything stays open.
@@ -90,7 +99,8 @@ async def open_answer(
             more than `max_bytes`.
     """
     try:
-        response = await open_response(client, base_url.rstrip("/") + endpoint.path, body, headers)
+        url = base_url.rstrip("/") + (endpoint.path if path is None else path)
+        response = await open_response(client, url, body, headers, endpoint.methods[0])
     except UPSTREAM_ERRORS as error:
         raise UnreachableError(f"{type(error).__name__}: {error}") from error
     try:
@@ -101,7 +111,7 @@ async def open_answer(
 
 
 async def _begin(response: ClientResponse, endpoint: Endpoint, stream: bool, max_bytes: int) -> Answer:
-    cutter = EventCutter()
+    cutter = EventCutter(endpoint.chat_form)
     try:
         if DRAINING_HEADER in response.headers:
             raise DrainingError(f"status {response.status}")
@@ -175,7 +185,9 @@ def _from_error_object(status_code: int, error: dict[str, Any], endpoint: Endpoi
     if 400 <= status_code < 500:
         param, code = error.get("param"), error.get("code")
         if isinstance(message, str) and any(phrase in message for phrase in TOO_LONG_PHRASES):
-            return RequestError(400, "context_length_exceeded", message, endpoint.inputs[0])
+            return RequestError(400, "context_length_exceeded", message, next(iter(endpoint.inputs), None))
+        if status_code == HTTPStatus.NOT_FOUND and param == RESPONSE_PARAM:
+            return RequestError(404, "response_not_found", str(message), RESPONSE_PARAM)
         return RequestError(
             status_code,
             code if isinstance(code, str) else "invalid_request",

@@ -4,20 +4,22 @@ Or, when no encoder can be had, the whole request, for an instance that encodes 
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import orjson
 from pybase64 import b64encode_as_string
 
 from triptych_common.domain.errors import RequestError
-from triptych_common.domain.hashing import raw_item_id
 from triptych_common.protocol.ids import MmHash
 from triptych_common.protocol.messages import ECTransferParams, InstanceRecord, ItemTransfer
 from triptych_gateway.access.request_limiter import Booking
+from triptych_gateway.chat.media_parts import item_part, raw_part
 from triptych_gateway.encode.sizes import ItemSizes
 from triptych_gateway.request.chat_request import ChatRequest
 from triptych_gateway.request.known_file import KnownFile
 from triptych_gateway.request.media import TakenItem
+from triptych_gateway.request.places import replace_at
 from triptych_gateway.request.text_request import TextRequest
 
 
@@ -47,20 +49,16 @@ def whole_body(request: ChatRequest, items: Sequence[TakenItem]) -> bytes:
     """Body of a request with its raw media, for an instance that has a vision tower. Milliseconds per MB.
 
     Nothing in it comes from the caller's own media parts: the bytes are those that were checked, as data
-    URLs. Without a `uuid` vLLM names an item by its content; a tenant's gets one that no other tenant's has.
+    URLs. A tenant's get names that no other tenant's have.
     A request that has options for its media is not sent so.
     """
     urls = {item.mm_hash: _data_url(item) for item in items}
-    body = _replace_parts(
-        request,
-        items,
-        lambda item: {
-            "type": f"{item.part.modality}_url",
-            f"{item.part.modality}_url": {"url": urls[item.mm_hash]},
-            **({"uuid": raw_item_id(item.mm_hash)} if request.tenant_salt else {}),
-        },
+    form, is_named = request.endpoint.chat_form, bool(request.tenant_salt)
+    return _dump(
+        _replace_parts(
+            request, items, lambda item: raw_part(form, item, urls[item.mm_hash], is_named=is_named)
+        )
     )
-    return _dump(body)
 
 
 def media_body(
@@ -74,16 +72,7 @@ def media_body(
     remaining_ms: int,
 ) -> bytes:
     """Body of a request whose media are replaced by their identity, each in its place; records go beside."""
-    # Exactly these keys: vLLM reads a part with a uuid by whatever media key it finds first.
-    body = _replace_parts(
-        request,
-        items,
-        lambda item: {
-            "type": f"{item.part.modality}_embeds",
-            f"{item.part.modality}_embeds": None,
-            "uuid": item.mm_hash,
-        },
-    )
+    body = _replace_parts(request, items, partial(item_part, request.endpoint.chat_form))
     params = ECTransferParams(
         request_id=request_id,
         gateway=gateway,
@@ -122,14 +111,9 @@ def check_fits(items: Sequence[TakenItem], sizes: Mapping[MmHash, ItemSizes], re
 def _replace_parts(
     request: ChatRequest, items: Sequence[TakenItem], part_for: Callable[[TakenItem], dict[str, Any]]
 ) -> dict[str, Any]:
-    """The request's body with another part in the place of each media item."""
-    messages = [dict(message) for message in request.body["messages"]]
-    for item in items:
-        message = messages[item.part.message_index]
-        if message["content"] is request.body["messages"][item.part.message_index]["content"]:
-            message["content"] = list(message["content"])
-        message["content"][item.part.part_index] = part_for(item)
-    return {**request.body, "messages": messages}
+    """The request's body with another part in the place of each media item that it has."""
+    own = (item for item in items if item.part.place)
+    return replace_at(request.body, ((item.part.place, part_for(item)) for item in own))
 
 
 def _data_url(item: TakenItem) -> str:

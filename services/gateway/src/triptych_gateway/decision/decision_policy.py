@@ -48,6 +48,7 @@ class DecisionReason(StrEnum):
     ENCODERS_SLOWER = "encoders_slower"
     SHARED_COMPUTE = "shared_compute"  # with the encoders, and something is under way
     EXPLORATION = "exploration"
+    STORED_RESPONSE = "stored_response"  # the request goes on from it: its media are where they are
 
 
 @dataclass(frozen=True, slots=True)

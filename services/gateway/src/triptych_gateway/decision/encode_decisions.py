@@ -14,6 +14,7 @@ from triptych_gateway.decision.decision_policy import (
     DecisionMode,
     DecisionReason,
     EncodeDecision,
+    EncodeWay,
 )
 from triptych_gateway.decision.instance_load import InstanceLoad
 from triptych_gateway.decision.local_prefixes import LocalPrefixes
@@ -168,6 +169,13 @@ class EncodeDecisions:
             decision = namespace.decide(facts, load, demand, now)
         course = namespace.course(decision, demand, now)
         return self._decided(decision, first if decision.is_local else chosen, course)
+
+    def settle(self, instance: InstanceRecord, *, is_local: bool) -> DecidedRequest:
+        """For a request that has no choice: it goes on from a response that `instance` has."""
+        kind = CourseKind.LOCAL if is_local else CourseKind.REMOTE
+        way = EncodeWay.LOCAL if is_local else EncodeWay.REMOTE
+        decision = EncodeDecision(way, DecisionReason.STORED_RESPONSE)
+        return self._decided(decision, instance, Course(kind, time.monotonic()))
 
     def on_sizes(self, media_wait: MediaWait) -> None:
         """The sizes of its items are known."""

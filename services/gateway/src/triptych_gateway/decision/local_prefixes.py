@@ -13,6 +13,7 @@ from cachetools import LRUCache
 from triptych_common.protocol.ids import MmHash
 from triptych_gateway.request.chat_request import ChatRequest
 from triptych_gateway.request.media import TakenItem
+from triptych_gateway.request.places import lists_before
 
 MAX_PREFIXES = 4096
 
@@ -54,10 +55,9 @@ def _prefixes(request: ChatRequest, items: Sequence[TakenItem]) -> Iterator[int]
     """Of each item, in the prompt's order: a number that stands for all that comes before it."""
     done, before = 0, hash(request.tenant_salt)
     for item in items:
-        messages, index = request.body["messages"], item.part.message_index
-        if done < index:
-            before = hash((before, orjson.dumps(messages[done:index])))
-            done = index
-        parts = messages[index]["content"][: item.part.part_index]
-        yield hash((before, orjson.dumps(parts)))
+        messages, *within = lists_before(request.body, item.part.place)
+        if done < len(messages):
+            before = hash((before, orjson.dumps(messages[done:])))
+            done = len(messages)
+        yield hash((before, *map(orjson.dumps, within)))
         before = hash((before, item.mm_hash))

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 
 from triptych_common.coordination.single_flight import MAX_SENDS
 from triptych_common.protocol.ids import JobId, MmHash
-from triptych_common.protocol.messages import EncodeJob, FailureKind, ImageProperties, Requester
+from triptych_common.protocol.messages import EncodeJob, FailureKind, Requester
 from triptych_gateway.encode.media_cache import MEDIA_PATH
 from triptych_gateway.encode.media_wait import MediaWait
-from triptych_gateway.request.image_header import ImageHeader
 
 MIN_REMAINING_S = 0.05
 
@@ -57,10 +56,6 @@ def remaining_s(media_waits: Sequence[MediaWait]) -> float:
     return max(max(media_wait.deadline for media_wait in media_waits) - time.monotonic(), MIN_REMAINING_S)
 
 
-def _properties(image: ImageHeader) -> ImageProperties:
-    return ImageProperties(format=image.format, width=image.width, height=image.height)
-
-
 def encode_job(
     mm_hash: MmHash,
     job_id: JobId,
@@ -79,7 +74,7 @@ def encode_job(
         modality=first.part.modality,
         media_num_bytes=num_bytes,
         media_url=None if limits.is_inline(num_bytes) else f"{limits.media_base_url}{MEDIA_PATH}/{token}",
-        image=None if first.image is None else _properties(first.image),
+        image=None if first.image is None else first.image.properties,
         mm_processor_kwargs=dict(first.processor_options),
         media_io_kwargs=dict(first.media_io_options),
         piece_rows=first.piece_rows,

@@ -20,6 +20,20 @@ class ErrorAnswer(BaseModel):
     error: ErrorFields
 
 
+class MessagesErrorFields(BaseModel):
+    """What is wrong, as Anthropic's API has it."""
+
+    type: str
+    message: str
+
+
+class MessagesErrorAnswer(BaseModel):
+    """Every answer of the Messages API that is not a success."""
+
+    type: Literal["error"]
+    error: MessagesErrorFields
+
+
 class ModelCard(BaseModel):
     """A model that is served."""
 

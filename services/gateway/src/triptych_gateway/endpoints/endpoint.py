@@ -16,6 +16,10 @@ _OPERATIONS = {
     "/v1/chat/completions": "chat",
     "/v1/chat/completions/batch": "chat",
     "/v1/completions": "text_completion",
+    "/v1/messages": "chat",
+    "/v1/responses": "chat",
+    "/v1/responses/{response_id}": "retrieve_response",
+    "/v1/responses/{response_id}/cancel": "cancel_response",
 }
 
 
@@ -23,10 +27,20 @@ class EndpointKind(StrEnum):
     """What becomes of a request. All but LOCAL are forwarded to a prefill_decode."""
 
     CHAT = "chat"  # one chat, perhaps with media: these go to encoders
+    RESPONSE = "response"  # likewise, in the form of OpenAI's Responses API
+    STORED = "stored"  # one response that was stored: nothing is computed
     GENERATE = "generate"  # text in, tokens out
     POOL = "pool"  # text in, numbers out; served by models that pool
     TOKENIZE = "tokenize"  # nothing is computed
     LOCAL = "local"  # answered by the gateway itself
+
+
+class ChatForm(StrEnum):
+    """How a chat is written: where its media stand, how its answer and its errors look."""
+
+    COMPLETIONS = "completions"  # OpenAI's chat completions; also everything that is no chat
+    MESSAGES = "messages"  # Anthropic's Messages API
+    RESPONSES = "responses"  # OpenAI's Responses API
 
 
 class BodyForm(StrEnum):
@@ -53,6 +67,7 @@ class Endpoint:
     answer: type[BaseModel] | Schema | None = None  # None: any JSON
     answer_type: str = "application/json"  # "": the answer is empty
     form: BodyForm = BodyForm.JSON
+    chat_form: ChatForm = ChatForm.COMPLETIONS
     query: Mapping[str, Schema] = field(default_factory=dict)
     error_statuses: tuple[int, ...] = ()  # of a local answer, besides those that follow from the rest
     needs_key: bool = True
@@ -62,6 +77,16 @@ class Endpoint:
     @property
     def is_forwarded(self) -> bool:
         return self.kind is not EndpointKind.LOCAL
+
+    @property
+    def is_computed(self) -> bool:
+        """By the model: a request leaves something in a cache, and takes time of the engine."""
+        return self.kind not in (EndpointKind.TOKENIZE, EndpointKind.STORED)
+
+    @property
+    def takes_stream_options(self) -> bool:
+        """Other streams tell their usage unasked."""
+        return self.streams and self.chat_form is ChatForm.COMPLETIONS
 
     @property
     def operation(self) -> str:

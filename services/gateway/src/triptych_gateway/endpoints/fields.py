@@ -88,6 +88,29 @@ CHAT: Mapping[str, Schema] = {
     "mm_processor_kwargs": OBJECT,
     "media_io_kwargs": OBJECT,
 }
+BLOCKS: Schema = {
+    "description": "text, or a list of text blocks",
+    "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}],
+}
+COUNTED_MESSAGES: Mapping[str, Schema] = {
+    "messages": MESSAGES,
+    "system": BLOCKS,
+    "tools": {"type": ["array", "null"], "items": {"type": "object"}},
+    "tool_choice": OBJECT,
+    "thinking": OBJECT,
+    "output_config": OBJECT,
+    "chat_template_kwargs": OBJECT,
+}
+MESSAGES_API: Mapping[str, Schema] = {
+    **COUNTED_MESSAGES,
+    "max_tokens": {"type": "integer"},
+    "stream": STREAM,
+    "stop_sequences": STRINGS,
+    "temperature": NUMBER,
+    "top_p": NUMBER,
+    "top_k": INTEGER,
+    "metadata": OBJECT,
+}
 COMPLETION: Mapping[str, Schema] = {
     **SAMPLING,
     "prompt": TEXTS,
@@ -129,6 +152,45 @@ RERANK: Mapping[str, Schema] = {
     "top_n": {"type": "integer"},
     "instruction": STRING,
     "truncate_prompt_tokens": INTEGER,
+}
+RESPONSE: Mapping[str, Schema] = {
+    "input": {
+        "description": "text, or a list of items: messages, calls of tools and their outputs",
+        "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}],
+    },
+    "instructions": STRING,
+    "stream": STREAM,
+    "store": {"type": ["boolean", "null"], "description": "where the instance keeps responses"},
+    "background": BOOLEAN,
+    "previous_response_id": STRING,
+    "max_output_tokens": INTEGER,
+    "temperature": NUMBER,
+    "top_p": NUMBER,
+    "top_k": INTEGER,
+    "min_p": NUMBER,
+    "seed": INTEGER,
+    "stop": STRING_OR_STRINGS,
+    "presence_penalty": NUMBER,
+    "frequency_penalty": NUMBER,
+    "repetition_penalty": NUMBER,
+    "logit_bias": {"type": ["object", "null"], "additionalProperties": {"type": "number"}},
+    "ignore_eos": BOOLEAN,
+    "include": STRINGS,
+    "top_logprobs": INTEGER,
+    "text": {"type": ["object", "null"], "description": "`format`: text, json_object or json_schema"},
+    "structured_outputs": OBJECT,
+    "tools": {"type": ["array", "null"], "items": {"type": "object"}},
+    "tool_choice": {"type": ["string", "object", "null"]},
+    "parallel_tool_calls": BOOLEAN,
+    "reasoning": OBJECT,
+    "include_reasoning": BOOLEAN,
+    "truncation": {"type": ["string", "null"], "enum": ["auto", "disabled", None]},
+    "metadata": OBJECT,
+    "chat_template_kwargs": OBJECT,
+    "mm_processor_kwargs": OBJECT,
+    "media_io_kwargs": OBJECT,
+    "enable_response_messages": BOOLEAN,
+    "user": STRING,
 }
 TOKENIZE: Mapping[str, Schema] = {
     "prompt": {"type": "string"},
@@ -175,6 +237,45 @@ TOKENS: Schema = {
         "token_strs": STRINGS,
     },
     "required": ["count", "max_model_len", "tokens"],
+}
+ANSWERED: Schema = {
+    "type": "object",
+    "properties": {
+        "id": {"type": "string"},
+        "object": {"type": "string"},
+        "status": {"type": "string"},
+        "model": {"type": "string"},
+        "output": {"type": "array", "items": {"type": "object"}},
+        "usage": {
+            "type": ["object", "null"],
+            "properties": {
+                name: {"type": "integer"} for name in ("input_tokens", "output_tokens", "total_tokens")
+            },
+        },
+    },
+    "required": ["id", "object", "status", "output"],
+}
+MESSAGE: Schema = {
+    "type": "object",
+    "properties": {
+        "id": {"type": "string"},
+        "type": {"type": "string", "enum": ["message"]},
+        "role": {"type": "string", "enum": ["assistant"]},
+        "model": {"type": "string"},
+        "content": {"type": "array", "items": {"type": "object"}},
+        "stop_reason": STRING,
+        "stop_sequence": STRING,
+        "usage": {
+            "type": "object",
+            "properties": {name: {"type": "integer"} for name in ("input_tokens", "output_tokens")},
+        },
+    },
+    "required": ["id", "type", "role", "model", "content", "usage"],
+}
+NUM_TOKENS: Schema = {
+    "type": "object",
+    "properties": {"input_tokens": {"type": "integer"}},
+    "required": ["input_tokens"],
 }
 TEXT_OF_TOKENS: Schema = {
     "type": "object",

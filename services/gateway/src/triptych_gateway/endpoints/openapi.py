@@ -7,29 +7,35 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from triptych_gateway.endpoints.answers import ErrorAnswer
-from triptych_gateway.endpoints.endpoint import BodyForm, Endpoint, Schema
+from triptych_gateway.endpoints.answers import ErrorAnswer, MessagesErrorAnswer
+from triptych_gateway.endpoints.endpoint import BodyForm, ChatForm, Endpoint, Schema
 
 OPENAPI_VERSION = "3.1.0"
 TITLE = "Triptych"
 ABOUT = (
     "Endpoints that are forwarded are those of vLLM's server, with all of their fields but those that callers"
-    " may not set; the fields shown here are the usual ones. Errors are in OpenAI's form."
+    " may not set; the fields shown here are the usual ones. Errors are in OpenAI's form, those"
+    " of the Messages API in Anthropic's."
 )
 # What may become of a request that is forwarded, besides its answer.
 FORWARDED_ERRORS = (400, 404, 408, 413, 422, 429, 500, 501, 503, 504)
 _KEY = "api_key"
+_PLAIN_KEY = "plain_api_key"
 _REF = "#/components/schemas/{model}"
 
 
 def describe_api(endpoints: Iterable[Endpoint], version: str) -> dict[str, Any]:
     """The document. `version`: of the gateway."""
     schemas: dict[str, Any] = {}
-    error = _schema_of(ErrorAnswer, schemas)
+    errors = {
+        ChatForm.COMPLETIONS: _schema_of(ErrorAnswer, schemas),
+        ChatForm.RESPONSES: _schema_of(ErrorAnswer, schemas),
+        ChatForm.MESSAGES: _schema_of(MessagesErrorAnswer, schemas),
+    }
     paths: dict[str, dict[str, Any]] = {}
     for endpoint in endpoints:
         for method in endpoint.methods:
-            operation = _describe(endpoint, method, error, schemas)
+            operation = _describe(endpoint, method, errors[endpoint.chat_form], schemas)
             paths.setdefault(endpoint.shown_path, {})[method.lower()] = operation
     return {
         "openapi": OPENAPI_VERSION,
@@ -37,7 +43,10 @@ def describe_api(endpoints: Iterable[Endpoint], version: str) -> dict[str, Any]:
         "paths": paths,
         "components": {
             "schemas": schemas,
-            "securitySchemes": {_KEY: {"type": "http", "scheme": "bearer"}},
+            "securitySchemes": {
+                _KEY: {"type": "http", "scheme": "bearer"},
+                _PLAIN_KEY: {"type": "apiKey", "in": "header", "name": "x-api-key"},
+            },
         },
     }
 
@@ -73,7 +82,9 @@ def _describe(endpoint: Endpoint, method: str, error: Schema, schemas: dict[str,
     if endpoint.form is not BodyForm.NONE:
         operation["requestBody"] = {"required": True, "content": _body(endpoint, schemas)}
     if endpoint.needs_key:
-        operation["security"] = [{_KEY: []}, {}]  # keys may not be configured
+        shown_plain = endpoint.chat_form is ChatForm.MESSAGES
+        schemes = (_KEY, _PLAIN_KEY) if shown_plain else (_KEY,)
+        operation["security"] = [*({each: []} for each in schemes), {}]  # keys may not be configured
     return operation
 
 

@@ -15,10 +15,11 @@ from triptych_gateway.endpoints.answers import (
     ReadyReport,
     VersionAnswer,
 )
-from triptych_gateway.endpoints.bodies import ChatBody, TextBody
-from triptych_gateway.endpoints.endpoint import BodyForm, Endpoint, EndpointKind, Schema
+from triptych_gateway.endpoints.bodies import ChatBody, MessagesBody, ResponseBody, TextBody
+from triptych_gateway.endpoints.endpoint import BodyForm, ChatForm, Endpoint, EndpointKind, Schema
 
 FILES_PATH = "/v1/files"
+RESPONSES_PATH = "/v1/responses"
 
 _JSON = "application/json"
 _TEXT: Schema = {"type": "string"}
@@ -39,9 +40,72 @@ CHAT = Endpoint(
     streams=True,
     takes_media=True,
 )
+MESSAGES = Endpoint(
+    "/v1/messages",
+    EndpointKind.CHAT,
+    "generation",
+    "A chat in the form of Anthropic's Messages API; images go to encoders",
+    body=MessagesBody,
+    passed_fields=fields.MESSAGES_API,
+    inputs=("messages", "system"),
+    refused_fields=("mm_processor_kwargs", "media_io_kwargs"),  # which vLLM does not know there
+    answer=fields.MESSAGE,
+    chat_form=ChatForm.MESSAGES,
+    streams=True,
+    takes_media=True,
+)
+COUNT_TOKENS = replace(
+    MESSAGES,
+    path="/v1/messages/count_tokens",
+    kind=EndpointKind.TOKENIZE,
+    summary="How many tokens such a chat has",
+    passed_fields=fields.COUNTED_MESSAGES,
+    answer=fields.NUM_TOKENS,
+    streams=False,
+)
+
+CREATE_RESPONSE = Endpoint(
+    RESPONSES_PATH,
+    EndpointKind.RESPONSE,
+    "responses",
+    "A response; images go to encoders",
+    body=ResponseBody,
+    passed_fields=fields.RESPONSE,
+    inputs=("input", "instructions"),
+    refused_fields=("previous_input_messages",),  # of the one format that the gateway does not read
+    answer=fields.ANSWERED,
+    streams=True,
+    takes_media=True,
+    chat_form=ChatForm.RESPONSES,
+)
+GET_RESPONSE = Endpoint(
+    RESPONSES_PATH + "/{response_id}",
+    EndpointKind.STORED,
+    "responses",
+    "A stored response",
+    methods=("GET",),
+    form=BodyForm.NONE,
+    query={
+        "stream": {"type": "boolean"},
+        "starting_after": {"type": "integer", "description": "with `stream`: after this event"},
+    },
+    answer=fields.ANSWERED,
+    streams=True,
+    chat_form=ChatForm.RESPONSES,
+)
+CANCEL_RESPONSE = Endpoint(
+    RESPONSES_PATH + "/{response_id}/cancel",
+    EndpointKind.STORED,
+    "responses",
+    "Cancel a response that runs in the background",
+    form=BodyForm.NONE,
+    answer=fields.ANSWERED,
+)
 
 FORWARDED = (
     CHAT,
+    MESSAGES,
+    COUNT_TOKENS,
     Endpoint(
         "/v1/chat/completions/batch",
         EndpointKind.GENERATE,
@@ -141,6 +205,9 @@ FORWARDED = (
         inputs=("tokens",),
         answer=fields.TEXT_OF_TOKENS,
     ),
+    CREATE_RESPONSE,
+    GET_RESPONSE,
+    CANCEL_RESPONSE,
 )
 
 # ---- answered by the gateway -------------------------------------------------------------------------
@@ -276,9 +343,17 @@ ENDPOINTS = (
     DOCS,
 )
 
+_MESSAGES_PATHS = frozenset(
+    endpoint.path for endpoint in ENDPOINTS if endpoint.chat_form is ChatForm.MESSAGES
+)
 _FORWARDED_PATHS = frozenset(endpoint.path for endpoint in FORWARDED)
 
 
 def serves_callers(path: str) -> bool:
     """Whether requests for `path` are what a gateway that goes away must still finish."""
     return path.startswith("/v1/") or path in _FORWARDED_PATHS
+
+
+def chat_form_of(path: str) -> ChatForm:
+    """In whose form errors of a request for `path` are."""
+    return ChatForm.MESSAGES if path in _MESSAGES_PATHS else ChatForm.COMPLETIONS

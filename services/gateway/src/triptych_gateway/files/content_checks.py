@@ -16,7 +16,7 @@ def check_content(content: bytes, limits: MediaLimits) -> tuple[tuple[Modality, 
         RequestError: 400 or 413, it is no image, video or audio that is served.
     """
     kinds = modalities_of(content[:HEAD_BYTES])
-    header = check_media(MediaPart(0, 0, 0, kinds[0], "", "file"), content, limits)
+    header = check_media(MediaPart(0, (), kinds[0], "", "file"), content, limits)
     return kinds, header
 
 

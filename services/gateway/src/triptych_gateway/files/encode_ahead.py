@@ -144,7 +144,7 @@ class EncodeAhead:
     ) -> str:
         """What it came to."""
         file = waiting.file
-        part = MediaPart(0, 0, 0, modality, "", "file", file_id=file.file_id, file=file)
+        part = MediaPart(0, (), modality, "", "file", file_id=file.file_id, file=file)
         item = ItemNaming(digest, self._video_piece_rows, waiting.tenant_salt).name_file(part, file)
         media_wait = MediaWait(
             RequestId(f"ahead-{uuid4().hex}"),

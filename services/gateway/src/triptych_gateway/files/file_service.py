@@ -24,6 +24,7 @@ from triptych_gateway.files.uploads import FileUploads
 from triptych_gateway.metrics import GatewayMetrics
 from triptych_gateway.race import Guard
 from triptych_gateway.request.content_parts import MediaPart
+from triptych_gateway.request.known_file import KnownFile
 
 log = get_logger(__name__)
 
@@ -79,6 +80,15 @@ class FileService:
         if record is None:
             raise file_not_found(file_id)
         return record
+
+    async def find_file(self, caller: Caller, file_id: str) -> KnownFile | None:
+        """A file of the caller's; None: there is none (any more).
+
+        Raises:
+            RequestError: 503, the disk.
+        """
+        record = await self._run(lambda: self.store.find_file(caller.owner, file_id))
+        return None if record is None else known_file(self.store, caller.owner, record, self.threads)
 
     async def delete(self, caller: Caller, file_id: str) -> dict[str, Any]:
         """Raises RequestError: 404."""

@@ -25,7 +25,7 @@ from blake3 import blake3
 from pydantic import ValidationError
 
 from triptych_common.domain.errors import RequestError
-from triptych_common.protocol.messages import ImageProperties, Modality
+from triptych_common.protocol.messages import Modality
 from triptych_common.runtime import ensure_run_dir
 from triptych_common.telemetry.logs import get_logger
 from triptych_gateway.errors import unavailable
@@ -125,9 +125,7 @@ class FileStore:
             expires_at=now_ns // NS_PER_S + new.lifetime_s,
             media_digest=partial.media_digest,
             modalities=new.modalities,
-            image=None
-            if image is None
-            else ImageProperties(format=image.format, width=image.width, height=image.height),
+            image=None if image is None else image.properties,
         )
         folder = self._root / owner
         content, described = self._paths(owner, record.file_id)

@@ -1,23 +1,29 @@
-"""Validation of a chat completion's body: what the gateway must know, and what callers may not send.
+"""Validation of a chat's body, in any form: what the gateway must know, and what callers may not send.
 
 Everything else passes through to vLLM, which validates it again.
 """
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import orjson
 from pydantic import BaseModel, ValidationError
 
 from triptych_common.domain.errors import RequestError
-from triptych_gateway.endpoints.bodies import ChatBody
-from triptych_gateway.request.content_parts import MediaPart, find_media
-from triptych_gateway.request.json_bounds import BodyBounds, check_bounds, prompt_too_large
+from triptych_gateway.endpoints.endpoint import ChatForm, Endpoint
+from triptych_gateway.endpoints.table import CHAT
+from triptych_gateway.request.content_parts import MediaPart
+from triptych_gateway.request.forms.completions import COMPLETIONS
+from triptych_gateway.request.forms.form import Form, RequestLimits
+from triptych_gateway.request.forms.messages import MESSAGES
+from triptych_gateway.request.forms.responses import RESPONSES
+from triptych_gateway.request.json_bounds import check_bounds, prompt_too_large
 from triptych_gateway.request.placeholder_tokens import PlaceholderGuard
+from triptych_gateway.request.places import format_place, put_at, value_at
 from triptych_gateway.request.request_options import (
     MEDIA_IO_FIELD,
     OPTIONS_FIELDS,
@@ -26,28 +32,23 @@ from triptych_gateway.request.request_options import (
 )
 from triptych_gateway.request.split.split_body import SplitBody
 
-ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
 # Set by the gateway and the engines alone. `cache_salt` is refused, not dropped: a caller that
 # sets it counts on the isolation it stands for.
 REFUSED_FIELDS = ("ec_transfer_params", "kv_transfer_params", "cache_salt")
 # `request_id` is the gateway's; the processor options are in mm_hash and in the job, and would make
 # vLLM rehash the item's uuid.
 STRIPPED_FIELDS = (*REFUSED_FIELDS, "request_id", *OPTIONS_FIELDS)
+EMBEDS_FIELD = "prompt_embeds"
 
+FORMS: Mapping[ChatForm, Form] = {
+    ChatForm.COMPLETIONS: COMPLETIONS,
+    ChatForm.MESSAGES: MESSAGES,
+    ChatForm.RESPONSES: RESPONSES,
+}
 NO_OPTIONS = RequestOptions()
 PARSE_INLINE_BYTES = 32 << 10
 Parsed = TypeVar("Parsed")
 Body = TypeVar("Body", bound=BaseModel)
-
-
-@dataclass(frozen=True, slots=True)
-class RequestLimits:
-    """Bounds on one body. Each guards the gateway's event loop, or prefill_decode's."""
-
-    body: BodyBounds = field(default_factory=BodyBounds)
-    max_messages: int = 2000  # vLLM keeps a dozen error objects for each that is faulty
-    max_choices: int = 128  # each is a request of its own in prefill_decode's engine
-
 
 DEFAULT_LIMITS = RequestLimits()
 
@@ -57,7 +58,7 @@ class ChatRequest:
     """A valid request. The text of its media can be dropped once they were taken (`drop_text`)."""
 
     body: dict[str, Any]  # as sent, without STRIPPED_FIELDS, with the tenant's salt; media parts in place
-    model: str
+    model: str  # "": the caller names none
     stream: bool
     media: tuple[MediaPart, ...]
     processor_options: dict[str, Any]
@@ -65,6 +66,7 @@ class ChatRequest:
     num_prompt_bytes: int = 0  # of the body as sent, without the text of its media
     tenant_salt: str = ""
     checked_tokens: frozenset[str] = frozenset()  # that its text does not contain
+    endpoint: Endpoint = CHAT
 
     def check_placeholders(self, tokens: Iterable[str]) -> None:
         """That its text contains none of `tokens`, which its instance announces. As a rule that is known.
@@ -74,16 +76,20 @@ class ChatRequest:
         """
         unchecked = frozenset(tokens) - self.checked_tokens
         if unchecked:  # no instance was known when it was parsed
-            PlaceholderGuard(tuple(unchecked)).check_texts(self.body, ())
+            _check_placeholders(PlaceholderGuard(tuple(unchecked)), self.body, self.endpoint)
 
-    def of_tenant(self, salt: str) -> "ChatRequest":
+    def of_tenant(self, salt: str) -> Self:
         """The request with its tenant's salt in what is forwarded; "" for callers without a tenant."""
-        return replace(self, tenant_salt=salt, body={**self.body, "cache_salt": salt}) if salt else self
+        if not salt:
+            return self
+        body = {**self.body, "cache_salt": salt} if self.endpoint.is_computed else self.body
+        return replace(self, tenant_salt=salt, body=body)
 
     def drop_text(self, part: MediaPart) -> None:
         """Drop the text of a part whose bytes were taken; the part's place stays."""
         part.url, part.content = "", None
-        self.body["messages"][part.message_index]["content"][part.part_index] = None
+        if part.place:
+            put_at(self.body, part.place, None)
 
 
 def parse_chat_request(
@@ -93,8 +99,9 @@ def parse_chat_request(
     limits: RequestLimits = DEFAULT_LIMITS,
     options: RequestOptions = NO_OPTIONS,
     split: SplitBody | None = None,
+    endpoint: Endpoint = CHAT,
 ) -> ChatRequest:
-    """Validate one body. Takes a while for a large one: tens of milliseconds.
+    """Validate one body for `endpoint`. Takes a while for a large one: tens of milliseconds.
 
     Args:
         options: those that the request may set for processor and media reader.
@@ -104,28 +111,34 @@ def parse_chat_request(
         RequestError: 400, `param` names the field; 413 too much text.
     """
     check_bounds(raw, limits.body)
+    form = FORMS[endpoint.chat_form]
     fields = parse_object(raw)
-    body = validate_body(ChatBody, fields)
-    refuse_privileged(fields)
+    body = validate_body(form.body, fields)
+    refuse_privileged(fields, endpoint)
     options.check_options(fields)
-    _check_numbers(body, limits)
-    media = _check_messages(body.messages, max_items)
+    name = endpoint.inputs[0]
+    if isinstance(fields[name], list) and len(fields[name]) > limits.max_messages:
+        message = f"{name} holds more than {limits.max_messages}"
+        raise RequestError(400, "invalid_value", message, name)
+    form.check_choices(body, limits.max_choices)
+    media = form.find_media(fields, max_items)
     num_media_chars = sum(len(part.url) for part in media) if split is None else _take_split(media, split)
     num_prompt_bytes = (len(raw) if split is None else split.num_bytes) - num_media_chars
     if num_prompt_bytes > limits.body.max_prompt_bytes:  # text that begins like media, and is none
         raise prompt_too_large(limits.body.max_prompt_bytes)
-    guard.check_texts(fields, [body.messages[m.message_index]["content"][m.part_index] for m in media])
+    _check_placeholders(guard, fields, endpoint, media)
     if media:
-        _check_options_beside_media(body, fields)
+        form.check_beside_media(fields)
     return ChatRequest(
         body={name: value for name, value in fields.items() if name not in STRIPPED_FIELDS},
-        model=body.model,
-        stream=bool(body.stream),
+        model=body.model or "",
+        stream=endpoint.streams and bool(body.stream),
         media=media,
         processor_options=fields.get(PROCESSOR_FIELD) or {},
         media_io_options={name: each for name, each in (fields.get(MEDIA_IO_FIELD) or {}).items() if each},
         num_prompt_bytes=num_prompt_bytes,
-        checked_tokens=guard.tokens_of(body.model),
+        checked_tokens=guard.tokens_of(body.model or ""),
+        endpoint=endpoint,
     )
 
 
@@ -139,28 +152,37 @@ class RequestParser:
     options: RequestOptions
     threads: Executor
 
-    async def parse(self, body: SplitBody, on_growth: Callable[[int], None]) -> ChatRequest:
+    async def parse(
+        self, body: SplitBody, on_growth: Callable[[int], None], endpoint: Endpoint = CHAT
+    ) -> ChatRequest:
         """The request of `body`, which is empty then.
 
         Args:
             on_growth: called with the number of bytes before so many are held; may raise.
         """
         if body.num_media and not body.is_odd:
-            request = await run_parse(self.threads, len(body.text), partial(self._try_split, body))
+            request = await run_parse(self.threads, len(body.text), partial(self._try_split, body, endpoint))
             if request is not None:
                 return request
         on_growth(body.num_bytes)
-        return await run_parse(self.threads, body.num_bytes, lambda: self._parse(body.put_back()))
+        return await run_parse(self.threads, body.num_bytes, lambda: self._parse(body.put_back(), endpoint))
 
-    def _try_split(self, body: SplitBody) -> ChatRequest | None:
+    def _try_split(self, body: SplitBody, endpoint: Endpoint) -> ChatRequest | None:
         """None: it must be read whole."""
         try:
-            return self._parse(body.text, body)
+            return self._parse(body.text, endpoint, body)
         except RequestError:
             return None  # reading it whole finds the same fault, and tells it in terms of what was sent
 
-    def _parse(self, raw: bytearray, split: SplitBody | None = None) -> ChatRequest:
-        return parse_chat_request(raw, self.guard, self.max_items, self.limits, self.options, split)
+    def _parse(self, raw: bytearray, endpoint: Endpoint, split: SplitBody | None = None) -> ChatRequest:
+        return parse_chat_request(raw, self.guard, self.max_items, self.limits, self.options, split, endpoint)
+
+
+def _check_placeholders(
+    guard: PlaceholderGuard, body: dict[str, Any], endpoint: Endpoint, media: Sequence[MediaPart] = ()
+) -> None:
+    guard.check_texts(body, [value_at(body, part.place) for part in media], endpoint.inputs)
+    guard.check_joined(str(body.get("model")), FORMS[endpoint.chat_form].joined_texts(body))
 
 
 async def run_parse(threads: Executor, num_bytes: int, parse: Callable[[], Parsed]) -> Parsed:
@@ -192,31 +214,6 @@ def _take_split(media: tuple[MediaPart, ...], split: SplitBody) -> int:
     return num_chars
 
 
-def _check_numbers(body: ChatBody, limits: RequestLimits) -> None:
-    if len(body.messages) > limits.max_messages:
-        message = f"messages holds more than {limits.max_messages}"
-        raise RequestError(400, "invalid_value", message, "messages")
-    if body.n is not None and body.n > limits.max_choices:
-        raise RequestError(400, "invalid_value", f"n may be {limits.max_choices} at most", "n")
-
-
-def _check_options_beside_media(body: ChatBody, fields: dict[str, Any]) -> None:
-    if body.use_beam_search:
-        raise _not_beside_media("use_beam_search")
-    # Cutting a prompt that is too long would cut placeholders off their items.
-    if fields.get("truncate_prompt_tokens") is not None:
-        raise _not_beside_media("truncate_prompt_tokens")
-    template_options = fields.get("chat_template_kwargs")
-    if isinstance(template_options, dict):
-        for name in ("truncation", "max_length"):  # vLLM hands them to the tokenizer
-            if template_options.get(name) is not None:
-                raise _not_beside_media(f"chat_template_kwargs.{name}")
-
-
-def _not_beside_media(name: str) -> RequestError:
-    return RequestError(400, "unsupported", f"{name} is not served together with media", name)
-
-
 def parse_object(raw: bytes | bytearray) -> dict[str, Any]:
     """The JSON object that `raw` is.
 
@@ -238,21 +235,13 @@ def validate_body(model: type[Body], fields: dict[str, Any]) -> Body:
         return model.model_validate(fields)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
-        path = format_path(first["loc"])
+        path = format_place(first["loc"])
         code = "missing_field" if first["type"] == "missing" else "invalid_value"
         raise RequestError(400, code, f"{path}: {first['msg']}", path) from error
 
 
-def format_path(location: tuple[int | str, ...]) -> str:
-    """('messages', 0, 'role') -> 'messages[0].role'."""
-    path = ""
-    for step in location:
-        path += f"[{step}]" if isinstance(step, int) else f".{step}" if path else step
-    return path
-
-
-def refuse_privileged(fields: dict[str, Any]) -> None:
-    """Refuse what the gateway and the engines alone may set."""
+def refuse_privileged(fields: dict[str, Any], endpoint: Endpoint) -> None:
+    """Refuse what the gateway and the engines alone may set, and what the endpoint does not take."""
     for name in REFUSED_FIELDS:
         if fields.get(name) is not None:
             raise RequestError(400, "field_not_allowed", f"{name} may not be set by callers", name)
@@ -260,27 +249,7 @@ def refuse_privileged(fields: dict[str, Any]) -> None:
         if name in (fields.get("vllm_xargs") or ()):
             path = f"vllm_xargs.{name}"
             raise RequestError(400, "field_not_allowed", f"{path} may not be set by callers", path)
-
-
-def _check_messages(messages: list[dict[str, Any]], max_items: int) -> tuple[MediaPart, ...]:
-    media: list[MediaPart] = []
-    for index, message in enumerate(messages):
-        path = f"messages[{index}]"
-        role = message.get("role")
-        if not isinstance(role, str):
-            raise RequestError(400, "missing_field", f"{path}.role must be a string", f"{path}.role")
-        if role not in ROLES:
-            fault = f"{path}.role: unknown role {role[:50]!r}"
-            raise RequestError(400, "unknown_role", fault, f"{path}.role")
-        content = message.get("content")
-        if isinstance(content, list):
-            media.extend(find_media(index, content, len(media)))
-        elif content is not None and not isinstance(content, str):
-            fault = f"{path}.content must be a string or a list of parts"
-            raise RequestError(400, "invalid_type", fault, f"{path}.content")
-        elif content is None and role in ("system", "developer", "user"):
-            raise RequestError(400, "missing_field", f"{path}.content is missing", f"{path}.content")
-        if len(media) > max_items:
-            fault = f"a request may hold {max_items} media items at most"
-            raise RequestError(400, "too_many_items", fault, media[max_items].path)
-    return tuple(media)
+    for name in endpoint.refused_fields:
+        if fields.get(name) is not None:
+            code = "embeds_not_allowed" if name == EMBEDS_FIELD else "field_not_allowed"
+            raise RequestError(400, code, f"{name} may not be set by callers", name)

@@ -15,6 +15,7 @@ from triptych_common.domain.errors import RequestError
 from triptych_common.protocol.messages import Modality
 from triptych_gateway.metrics import MIXED, TEXT
 from triptych_gateway.request.known_file import KnownFile
+from triptych_gateway.request.places import Place, format_place
 
 # type -> key that holds the text
 TEXT_KEYS = {
@@ -46,8 +47,7 @@ class MediaPart:
     """One media item of a request, in the order of the prompt."""
 
     item_index: int
-    message_index: int
-    part_index: int
+    place: Place  # of the part in the body; empty: it is of the response that the request goes on from
     modality: Modality  # of a file of any kind: an image, until the file was found
     url: str  # or base64; emptied once its bytes were taken; empty where a file is named by its id
     path: str  # of the URL, e.g. `messages[0].content[1].image_url.url`; errors carry it as `param`
@@ -86,7 +86,7 @@ def text_of(part: Any) -> str | None:
     return text if isinstance(text, str) else None
 
 
-def find_media(message_index: int, content: list[Any], first_item: int) -> Iterator[MediaPart]:
+def find_media(content_place: Place, content: list[Any], first_item: int) -> Iterator[MediaPart]:
     """Check every part of one message's content and yield its media.
 
     Raises:
@@ -94,7 +94,8 @@ def find_media(message_index: int, content: list[Any], first_item: int) -> Itera
     """
     item_index = first_item
     for part_index, part in enumerate(content):
-        path = f"messages[{message_index}].content[{part_index}]"
+        place = (*content_place, part_index)
+        path = format_place(place)
         if isinstance(part, str):
             continue
         if not isinstance(part, dict):
@@ -105,13 +106,14 @@ def find_media(message_index: int, content: list[Any], first_item: int) -> Itera
         if part_type in MEDIA_TYPES:
             if (named := _file_of(part, part_type, path)) is not None:
                 modality, id_path, file_id = named
-                place = (item_index, message_index, part_index)
                 takes_any = part_type in FILE_TYPES
-                yield MediaPart(*place, modality, "", id_path, file_id=file_id, takes_any=takes_any)
+                yield MediaPart(
+                    item_index, place, modality, "", id_path, file_id=file_id, takes_any=takes_any
+                )
                 item_index += 1
                 continue
             modality, url_path, url, is_base64 = _media_of(part, part_type, path)
-            yield MediaPart(item_index, message_index, part_index, modality, url, url_path, is_base64)
+            yield MediaPart(item_index, place, modality, url, url_path, is_base64)
             item_index += 1
         else:
             _check_other(part, part_type, path)

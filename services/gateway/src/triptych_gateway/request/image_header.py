@@ -15,7 +15,7 @@ from PIL import Image
 
 from triptych_common.domain.errors import RequestError
 from triptych_common.domain.jpeg_scans import MAX_JPEG_SCANS, has_too_many_scans
-from triptych_common.protocol.messages import MAX_IMAGE_SIDE
+from triptych_common.protocol.messages import MAX_IMAGE_SIDE, ImageProperties
 
 # A photograph with a megabyte of EXIF, XMP and colour profile takes a few hundred reads, and a millisecond.
 MAX_READS = 8_000
@@ -39,6 +39,11 @@ class ImageHeader:
     format: str  # the one of `ImageLimits.formats` that opened it
     width: int  # pixels
     height: int
+
+    @property
+    def properties(self) -> ImageProperties:
+        """As messages have it."""
+        return ImageProperties(format=self.format, width=self.width, height=self.height)
 
 
 def read_image_header(content: bytes, path: str, limits: ImageLimits) -> ImageHeader:

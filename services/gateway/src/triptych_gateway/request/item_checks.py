@@ -10,9 +10,9 @@ from triptych_common.domain.containers import AUDIO_CONTAINERS, VIDEO_CONTAINERS
 from triptych_common.domain.errors import RequestError
 from triptych_common.protocol.messages import Modality
 from triptych_gateway.request.content_parts import MediaPart
-from triptych_gateway.request.data_url import check_decoded, decode_base64, decode_data_url
 from triptych_gateway.request.image_header import ImageHeader, ImageLimits, read_image_header
 from triptych_gateway.request.polyglots import check_one_format
+from triptych_gateway.request.split.data_url import check_decoded, decode_base64, decode_data_url
 
 _CONTAINERS = {Modality.VIDEO: VIDEO_CONTAINERS, Modality.AUDIO: AUDIO_CONTAINERS}
 

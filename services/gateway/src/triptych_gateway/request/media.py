@@ -23,10 +23,10 @@ from triptych_gateway.fetch.fetcher import SCHEMES, AcceptedUrl, MediaFetcher
 from triptych_gateway.fetch.shared_downloads import OnGrowth
 from triptych_gateway.request.chat_request import ChatRequest
 from triptych_gateway.request.content_parts import MediaPart
-from triptych_gateway.request.data_url import check_data_url, too_large
 from triptych_gateway.request.image_header import ImageHeader
 from triptych_gateway.request.item_checks import MediaLimits, bytes_of, check_media
 from triptych_gateway.request.known_file import KnownFile
+from triptych_gateway.request.split.data_url import check_data_url, too_large
 
 MAX_SCHEME_CHARS = 8  # of those that are fetched, and more
 
@@ -42,6 +42,7 @@ class TakenItem:
     processor_options: Mapping[str, Any]
     media_io_options: Mapping[str, Any]  # this item's modality only, not keyed by it
     piece_rows: int = 0  # as in its `EncodeJob`
+    media_digest: str = ""  # of its bytes
 
     @property
     def needs_encoder(self) -> bool:
@@ -96,7 +97,14 @@ class ItemNaming:
             message = "mm_processor_kwargs and media_io_kwargs must be plain JSON"
             raise RequestError(400, "invalid_value", message, "mm_processor_kwargs") from error
         return TakenItem(
-            part, identity, content, image, self.processor_options, self.media_io_options, piece_rows
+            part,
+            identity,
+            content,
+            image,
+            self.processor_options,
+            self.media_io_options,
+            piece_rows,
+            digest,
         )
 
     def name_file(self, part: MediaPart, file: KnownFile) -> TakenItem:

@@ -5,7 +5,7 @@ or make the engine refuse the prompt. So it is a 400 that names where the token 
 """
 
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from triptych_common.domain.errors import RequestError
@@ -16,6 +16,8 @@ from triptych_gateway.request.json_bounds import MAX_DEPTH, BodyBounds, count_va
 RENDERED_FIELDS = ("messages", "tools", "functions", "documents", "chat_template", "chat_template_kwargs")
 # vLLM parses this field of a tool call before it renders it, so JSON's escapes hide nothing there.
 PARSED_FIELD = "arguments"
+# vLLM cuts the line that such a text of a system prompt begins with, or leaves the text out.
+BILLING_HEADER = "x-anthropic-billing-header"
 _MAX_PATH_CHARS = 300
 
 # Where a value stands: its own step and its parent's place. Written out only when something is found.
@@ -62,9 +64,24 @@ class PlaceholderGuard:
         for place, text in _texts(body, inputs, {id(part) for part in media_parts}, self._max_values):
             for token in tokens:
                 if token in text:
-                    path = format_place(place)
-                    message = f"{path} contains {token!r}, a placeholder that only media parts may produce"
-                    raise RequestError(400, "placeholder_in_text", message, path)
+                    raise _found(token, format_place(place))
+
+    def check_joined(self, model: str, texts: Iterable[tuple[str, str]]) -> None:
+        """Search texts that vLLM makes of a body's for `model`, each with its path.
+
+        Raises:
+            RequestError: likewise.
+        """
+        tokens = self.tokens_of(model)
+        for path, text in texts:
+            for token in tokens:
+                if token in text:
+                    raise _found(token, path)
+
+
+def _found(token: str, path: str) -> RequestError:
+    message = f"{path} contains {token!r}, a placeholder that only media parts may produce"
+    return RequestError(400, "placeholder_in_text", message, path)
 
 
 def _texts(
@@ -98,12 +115,19 @@ def _texts(
                         stack.append(((place, key), depth + 1, parsed))
         else:
             # A token split over neighbouring text parts is whole again once it is rendered.
-            yield place, "".join(text_of(part) or "" for part in value)
+            texts = [text_of(part) or "" for part in value]
+            yield place, "".join(texts)
+            if any(text.startswith(BILLING_HEADER) for text in texts):
+                yield place, "".join(map(_without_header, texts))
             stack.extend(
                 ((place, index), depth + 1, child)
                 for index, child in enumerate(value)
                 if isinstance(child, (str, dict, list))
             )
+
+
+def _without_header(text: str) -> str:
+    return text.partition("\n")[2] if text.startswith(BILLING_HEADER) else text
 
 
 def _parse(text: str, max_values: int) -> Any:

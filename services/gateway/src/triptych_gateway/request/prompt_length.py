@@ -17,27 +17,34 @@ from aiohttp import ClientSession
 from triptych_common.domain.errors import RequestError
 from triptych_common.protocol.messages import InstanceRecord
 from triptych_common.telemetry.logs import get_logger
+from triptych_gateway.endpoints.endpoint import ChatForm
+from triptych_gateway.endpoints.table import COUNT_TOKENS
 from triptych_gateway.request.chat_request import ChatRequest
 from triptych_gateway.request.content_parts import text_of
 from triptych_gateway.upstream_client import UPSTREAM_ERRORS, open_response
 
 log = get_logger(__name__)
 
-TOKENIZE_PATH = "/tokenize"
-# What shapes the prompt beside its messages, and is known to vLLM's tokenize route.
-TOKENIZED_FIELDS = (
-    "model",
-    "tools",
-    "chat_template",
-    "chat_template_kwargs",
-    "add_generation_prompt",
-    "continue_final_message",
-    "add_special_tokens",
-)
+# By the form of the chat: a path that counts tokens, and fields that it knows and that shape the prompt.
+TOKENIZE = {
+    ChatForm.COMPLETIONS: (
+        "/tokenize",
+        (
+            "model",
+            "tools",
+            "chat_template",
+            "chat_template_kwargs",
+            "add_generation_prompt",
+            "continue_final_message",
+            "add_special_tokens",
+        ),
+    ),
+    ChatForm.MESSAGES: (COUNT_TOKENS.path, tuple({**COUNT_TOKENS.passed_fields, "model": None})),
+}
 # Text beyond so many characters per token of the limit is not counted: what comes before is too much already.
 CHARS_PER_TOKEN = 64
 MAX_HEAD_BYTES = 512  # of the answer: the count stands before the tokens
-_COUNT = re.compile(rb'"count" *: *(\d+)')
+_COUNT = re.compile(rb'"(?:count|input_tokens)" *: *(\d+)')
 
 
 def too_long(num_tokens: int, max_model_len: int) -> RequestError:
@@ -61,13 +68,16 @@ async def check_prompt_length(
         RequestError: 400.
     """
     limit = record.max_model_len
+    if "messages" not in request.body:  # no chat that prefill_decode's tokenize route takes
+        return
     if limit is None or request.num_prompt_bytes + num_rows <= limit:
         return
-    body = {name: request.body[name] for name in TOKENIZED_FIELDS if name in request.body}
+    path, names = TOKENIZE[request.endpoint.chat_form]
+    body = {name: request.body[name] for name in names if name in request.body}
     body["messages"] = _without_media(request.body["messages"], CHARS_PER_TOKEN * limit)
     try:
         async with asyncio.timeout(timeout_s):
-            num_tokens = await _count(client, (record.url or "").rstrip("/") + TOKENIZE_PATH, body)
+            num_tokens = await _count(client, (record.url or "").rstrip("/") + path, body)
     except UPSTREAM_ERRORS as error:
         log.warning(
             "prompt tokens not counted by prefill_decode", instance=record.instance, error=repr(error)

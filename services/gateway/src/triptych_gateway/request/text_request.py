@@ -8,20 +8,20 @@ vLLM, which validates it again.
 from collections.abc import Callable, Iterable
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 from triptych_common.domain.errors import RequestError
 from triptych_gateway.endpoints.bodies import TextBody
 from triptych_gateway.endpoints.endpoint import Endpoint, EndpointKind
 from triptych_gateway.request.chat_request import (
     STRIPPED_FIELDS,
-    RequestLimits,
     parse_object,
     refuse_privileged,
     run_parse,
     validate_body,
 )
 from triptych_gateway.request.content_parts import MediaPart, check_text_part, check_text_parts
+from triptych_gateway.request.forms.form import RequestLimits
 from triptych_gateway.request.json_bounds import check_bounds, prompt_too_large
 from triptych_gateway.request.placeholder_tokens import PlaceholderGuard
 from triptych_gateway.request.request_options import RequestOptions
@@ -29,7 +29,6 @@ from triptych_gateway.request.split.split_body import SplitBody
 
 MAX_INPUTS = 2048  # of a request that pools, as OpenAI's API has it
 MAX_LISTS = 2  # lists of lists of token ids, or of messages
-EMBEDS_FIELD = "prompt_embeds"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +50,7 @@ class TextRequest:
         if unchecked and self.is_computed:
             PlaceholderGuard(tuple(unchecked)).check_texts(self.body, (), self.inputs)
 
-    def of_tenant(self, salt: str) -> "TextRequest":
+    def of_tenant(self, salt: str) -> Self:
         """As `ChatRequest` has it."""
         if not salt or not self.is_computed:
             return self
@@ -77,18 +76,14 @@ def parse_text_request(
     check_bounds(raw, limits.body)
     fields = parse_object(raw)
     body = validate_body(TextBody, fields)
-    refuse_privileged(fields)
-    for name in endpoint.refused_fields:
-        if fields.get(name) is not None:
-            code = "embeds_not_allowed" if name == EMBEDS_FIELD else "field_not_allowed"
-            raise RequestError(400, code, f"{name} may not be set by callers", name)
+    refuse_privileged(fields, endpoint)
     options.check_options(fields)
     for name in endpoint.inputs:
         _check_input(fields.get(name), name, limits.max_messages)
     _check_numbers(fields, body, endpoint, limits)
     if len(raw) > limits.body.max_prompt_bytes:  # text that begins like media, and is none
         raise prompt_too_large(limits.body.max_prompt_bytes)
-    is_computed = endpoint.kind is not EndpointKind.TOKENIZE
+    is_computed = endpoint.is_computed
     if is_computed:
         guard.check_texts(fields, (), endpoint.inputs)
     return TextRequest(

@@ -1,36 +1,48 @@
 """The endpoints that are forwarded."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from triptych_gateway.chat.exchange import ChatExchange, ChatParts, TextExchange
+from triptych_gateway.chat.exchange import ChatExchange, ChatParts, Exchange, TextExchange
 from triptych_gateway.endpoints.endpoint import Endpoint, EndpointKind
 from triptych_gateway.endpoints.table import FORWARDED
+from triptych_gateway.responses.exchange import ResponseExchange, ResponseParts, StoredExchange
+
+OpenExchange = Callable[[Scope, Receive, Send], Exchange[Any]]
 
 
 class ForwardedApp:
     """ASGI application of one endpoint."""
 
-    def __init__(self, endpoint: Endpoint, parts: ChatParts) -> None:
+    def __init__(self, endpoint: Endpoint, open_exchange: OpenExchange) -> None:
         self.endpoint = endpoint
-        self._parts = parts
-        is_chat = endpoint.kind is EndpointKind.CHAT
-        self._exchange: type[ChatExchange | TextExchange] = ChatExchange if is_chat else TextExchange
+        self._open_exchange = open_exchange
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._exchange(self.endpoint, self._parts, scope, receive, send).run()
+        await self._open_exchange(scope, receive, send).run()
 
 
-def forwarded_apps(parts: ChatParts) -> list[ForwardedApp]:
+def forwarded_apps(parts: ChatParts, responses: ResponseParts) -> list[ForwardedApp]:
     """One for each endpoint that is forwarded."""
-    return [ForwardedApp(endpoint, parts) for endpoint in FORWARDED]
+    return [ForwardedApp(endpoint, _exchange_of(endpoint, parts, responses)) for endpoint in FORWARDED]
+
+
+def _exchange_of(endpoint: Endpoint, parts: ChatParts, responses: ResponseParts) -> OpenExchange:
+    if endpoint.kind is EndpointKind.STORED:
+        return partial(StoredExchange, endpoint, parts, responses)
+    if endpoint.kind is EndpointKind.RESPONSE:
+        return partial(ResponseExchange, endpoint, parts, responses)
+    return partial(ChatExchange if endpoint.takes_media else TextExchange, endpoint, parts)
 
 
 class ForwardedFirst:
     """ASGI application that gives what is forwarded to `apps`, and every other request to `others`.
 
-    No framework stands between the server and a request that is forwarded: its layers take time of each.
+    No framework stands between the server and a request that is forwarded: its layers take time of each. But
+    for paths with parameters, which `others` reads.
     """
 
     def __init__(self, apps: Sequence[ForwardedApp], others: ASGIApp) -> None:

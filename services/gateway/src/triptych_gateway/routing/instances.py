@@ -100,6 +100,7 @@ class Choice:
     namespace_digest: str | None
     first: InstanceRecord | None = None  # chosen before; taken unless it is leaving meanwhile
     needs_tower: bool = False  # only instances that can encode the request's media themselves
+    only: InstanceRecord | None = None  # no other will do
     _tried: set[tuple[str, str]] = field(default_factory=set)  # (instance, boot id)
     _num_failed: int = 0
     _may_refresh: bool = True
@@ -111,7 +112,7 @@ class Choice:
             RequestError: there is none (any more).
         """
         record = self._pick()
-        if record is None and self._may_refresh:
+        if record is None and self._may_refresh and self.only is None:
             self._may_refresh = False
             view = self.instances.view
             with suppress(TimeoutError):  # Redis is away: the last view is all there is
@@ -135,6 +136,8 @@ class Choice:
         self._may_refresh = True
 
     def _pick(self) -> InstanceRecord | None:
+        if self.only is not None:
+            return None if self._tried else self.only
         first, self.first = self.first, None
         records = self.instances.view.records
         if first is not None and not any(r.draining for r in records if r.instance == first.instance):

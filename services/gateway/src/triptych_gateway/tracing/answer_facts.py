@@ -6,6 +6,7 @@ be escaped in any text.
 """
 
 import json
+import re
 from collections import deque
 from collections.abc import Iterator
 from typing import Any
@@ -20,9 +21,20 @@ MAX_CHARS = 128
 MAX_CHOICES = 128
 NUM_LAST = 4  # the end of the only choice, the usage and `[DONE]` come in three pieces at most
 _FINISHED = b'"finish_reason":"'
+_STOPPED = b'"stop_reason":"'  # of Anthropic's form
 _USAGE = b'"usage":{'
 _EVENT_END = b"\n\n"
-_DATA = b"data:"
+_DATA_LINE = re.compile(rb"(?:event:[^\n]*\n)?data:")
+_HOLDERS = ("message", "response")  # of an answer, in events of other forms than completions
+
+# Also of Anthropic's form, where tokens of the prompt that were in a cache are not among the input's.
+_USAGE_NAMES = (
+    (
+        ("prompt_tokens", "input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens"),
+        attributes.USAGE_INPUT_TOKENS,
+    ),
+    (("completion_tokens", "output_tokens"), attributes.USAGE_OUTPUT_TOKENS),
+)
 
 Facts = dict[str, str | int | list[str]]
 
@@ -59,14 +71,15 @@ class AnswerFacts:
     def attributes(self) -> Facts:
         """To be asked for at the end."""
         for event in _objects(self._first.partition(_EVENT_END)[0], b""):
-            self._head = event
+            self._head = _held(event)
         for events in self._last:
-            if self._has_one_choice and _FINISHED in events:
-                for event in _objects(events, _FINISHED):
-                    self._take_reasons(event)
+            for needle in (_FINISHED, _STOPPED) if self._has_one_choice else ():
+                if needle in events:
+                    for event in _objects(events, needle):
+                        self._take_reasons(event)
             if _USAGE in events:
                 for event in _objects(events, _USAGE):
-                    self._usage = _dict(event.get("usage"))
+                    self._usage = _dict(_held(event).get("usage")) or usage_at_end(events)
         found: Facts = {}
         for name, attribute in (("id", attributes.RESPONSE_ID), ("model", attributes.RESPONSE_MODEL)):
             if isinstance(value := self._head.get(name), str):
@@ -75,15 +88,16 @@ class AnswerFacts:
             found[attributes.RESPONSE_FINISH_REASONS] = [
                 reason for _, reason in sorted(self._reasons.items())
             ]
-        for name, attribute in (
-            ("prompt_tokens", attributes.USAGE_INPUT_TOKENS),
-            ("completion_tokens", attributes.USAGE_OUTPUT_TOKENS),
-        ):
-            if isinstance(count := self._usage.get(name), int):
-                found[attribute] = count
+        for names, attribute in _USAGE_NAMES:
+            counts = [count for name in names if isinstance(count := self._usage.get(name), int)]
+            if counts:
+                found[attribute] = sum(counts)
         return found
 
     def _take_reasons(self, answer: dict[str, Any]) -> None:
+        reason = _dict(answer.get("delta")).get("stop_reason") or answer.get("stop_reason")
+        if isinstance(reason, str):
+            self._reasons[0] = reason[:MAX_CHARS]
         choices = answer.get("choices")
         for choice in choices if isinstance(choices, list) else ():
             reason = _dict(choice).get("finish_reason")
@@ -95,8 +109,13 @@ class AnswerFacts:
 def _objects(events: bytes, needle: bytes) -> Iterator[dict[str, Any]]:
     """Those of the events that contain `needle`."""
     for event in events.split(_EVENT_END):
-        if needle in event and event.startswith(_DATA):
-            yield _parse(event[len(_DATA) :])
+        if needle in event and (found := _DATA_LINE.match(event)) is not None:
+            yield _parse(event[found.end() :])
+
+
+def _held(event: dict[str, Any]) -> dict[str, Any]:
+    """What an event says of its answer."""
+    return next((_dict(event[name]) for name in _HOLDERS if name in event), event)
 
 
 def usage_at_end(body: bytes) -> dict[str, Any]:

@@ -20,6 +20,7 @@ def _float(value: object) -> float | None:
 
 _PARAMETERS: dict[str, tuple[str, Callable[[object], int | float | None]]] = {
     "max_tokens": (attributes.REQUEST_MAX_TOKENS, _int),
+    "max_output_tokens": (attributes.REQUEST_MAX_TOKENS, _int),
     "max_completion_tokens": (attributes.REQUEST_MAX_TOKENS, _int),  # its successor, which counts
     "temperature": (attributes.REQUEST_TEMPERATURE, _float),
     "top_p": (attributes.REQUEST_TOP_P, _float),
@@ -39,7 +40,7 @@ def parameters_of(body: Mapping[str, Any]) -> dict[str, int | float]:
     num_choices = _int(body.get("n"))
     if num_choices is not None and num_choices != 1:
         found[attributes.REQUEST_CHOICE_COUNT] = num_choices
-    stop = body.get("stop")
+    stop = body.get("stop") or body.get("stop_sequences")
     if isinstance(stop, (str, list)):
         found[attributes.NUM_STOP_SEQUENCES] = 1 if isinstance(stop, str) else len(stop)
     return found

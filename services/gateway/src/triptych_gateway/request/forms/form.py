@@ -1,0 +1,79 @@
+"""What is read of a chat's body by its form."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from triptych_common.domain.errors import RequestError
+from triptych_gateway.endpoints.bodies import FormBody
+from triptych_gateway.request.content_parts import MediaPart
+from triptych_gateway.request.json_bounds import BodyBounds
+
+Fields = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class RequestLimits:
+    """Bounds on one body. Each guards the gateway's event loop, or prefill_decode's."""
+
+    body: BodyBounds = field(default_factory=BodyBounds)
+    max_messages: int = 2000  # vLLM keeps a dozen error objects for each that is faulty
+    max_choices: int = 128  # each is a request of its own in prefill_decode's engine
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """Each function checks what it reads, and raises RequestError (400) that names a fault's place."""
+
+    body: type[FormBody]
+    find_media: Callable[[Fields, int], tuple[MediaPart, ...]]
+    """Of a body that may hold so many at most, in the order of the prompt."""
+    check_choices: Callable[[FormBody, int], None]
+    """That it asks for so many at most."""
+    check_beside_media: Callable[[Fields], None]
+    """What may not stand in a body with media."""
+    joined_texts: Callable[[Fields], Iterator[tuple[str, str]]]
+    """Texts that vLLM joins though they do not stand side by side, each with the place that errors name."""
+
+
+def add_media(media: list[MediaPart], found: list[MediaPart], max_items: int) -> None:
+    """Those of one message go behind the others.
+
+    Raises:
+        RequestError: 400, too many.
+    """
+    media += found
+    if len(media) > max_items:
+        fault = f"a request may hold {max_items} media items at most"
+        raise RequestError(400, "too_many_items", fault, media[max_items].path)
+
+
+def check_role(message: Fields, roles: frozenset[str], path: str) -> str:
+    """The message's role. `path`: of the message.
+
+    Raises:
+        RequestError: 400.
+    """
+    role = message.get("role")
+    if not isinstance(role, str):
+        raise RequestError(400, "missing_field", f"{path}.role must be a string", f"{path}.role")
+    if role not in roles:
+        raise RequestError(400, "unknown_role", f"{path}.role: unknown role {role[:50]!r}", f"{path}.role")
+    return role
+
+
+def check_template_beside_media(fields: Fields) -> None:
+    """Cutting a prompt that is too long would cut placeholders off their items.
+
+    Raises:
+        RequestError: 400.
+    """
+    options = fields.get("chat_template_kwargs")
+    if isinstance(options, dict):
+        for name in ("truncation", "max_length"):  # vLLM hands them to the tokenizer
+            if options.get(name) is not None:
+                raise not_beside_media(f"chat_template_kwargs.{name}")
+
+
+def not_beside_media(name: str) -> RequestError:
+    return RequestError(400, "unsupported", f"{name} is not served together with media", name)

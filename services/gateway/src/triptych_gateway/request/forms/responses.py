@@ -1,0 +1,93 @@
+"""OpenAI's Responses API, as vLLM serves it: it makes a chat of the request.
+
+Images stand in messages and in what tools have put out. vLLM reads them there alone, and nothing else of an
+item but text; other items pass through.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from triptych_common.domain.errors import RequestError
+from triptych_gateway.endpoints.bodies import FormBody, ResponseBody
+from triptych_gateway.request.content_parts import MEDIA_TYPES, MediaPart, find_media
+from triptych_gateway.request.forms.form import (
+    Fields,
+    Form,
+    add_media,
+    check_template_beside_media,
+    not_beside_media,
+)
+from triptych_gateway.request.places import Place, format_place
+
+IMAGE_TYPE = "input_image"
+DETAILS = (None, "auto", "low", "high", "original")
+
+
+def _find_media(fields: Fields, max_items: int) -> tuple[MediaPart, ...]:
+    items = fields["input"]
+    if isinstance(items, str):
+        return ()
+    if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
+        raise RequestError(400, "invalid_type", "input must be text or a list of objects", "input")
+    media: list[MediaPart] = []
+    for index, item in enumerate(items):
+        for name in _fields_with_parts(item):
+            place, content = ("input", index, name), item[name]
+            if isinstance(content, list):
+                _check_types(item, content, place)
+                add_media(media, list(find_media(place, content, len(media))), max_items)
+            elif content is not None and not isinstance(content, str):
+                path = format_place(place)
+                raise RequestError(400, "invalid_type", f"{path} must be a string or a list of parts", path)
+    return tuple(media)
+
+
+def _fields_with_parts(item: Fields) -> Iterator[str]:
+    """What vLLM hands on as a message's content."""
+    if "content" in item and ("role" in item or item.get("type", "message") == "message"):
+        yield "content"
+    if "output" in item:
+        yield "output"
+
+
+def _check_types(item: Fields, content: list[Any], place: Place) -> None:
+    """Of media there are images alone; an answer of the model has none, as vLLM reads it."""
+    for index, part in enumerate(content):
+        part_type = part.get("type") if isinstance(part, dict) else None
+        if part_type not in MEDIA_TYPES:
+            continue
+        path = format_place((*place, index))
+        if part_type != IMAGE_TYPE:
+            message = f"{path}: {part_type!r} parts are not read here; images are {IMAGE_TYPE!r} parts"
+            raise RequestError(400, "unsupported_content_part", message, f"{path}.type")
+        if item.get("role") == "assistant":
+            message = f"{path}: no images are read in an assistant's message"
+            raise RequestError(400, "unsupported_content_part", message, f"{path}.type")
+        if part.get("detail") not in DETAILS:
+            message = f"{path}.detail must be one of auto, low, high, original"
+            raise RequestError(400, "invalid_value", message, f"{path}.detail")
+
+
+def _check_choices(body: FormBody, max_choices: int) -> None:
+    """There is one."""
+
+
+def check_beside_media(fields: Fields) -> None:
+    """Also media of the response that the request goes on from.
+
+    Raises:
+        RequestError: 400.
+    """
+    if fields.get("background"):  # what encoders and prefill_decode ask for would reach nobody
+        raise not_beside_media("background")
+    if fields.get("truncation") not in (None, "disabled"):  # it would cut placeholders off their items
+        raise not_beside_media("truncation")
+    check_template_beside_media(fields)
+
+
+def _joined_texts(fields: Fields) -> Iterator[tuple[str, str]]:
+    """Parts of a message alone, which stand side by side."""
+    yield from ()
+
+
+RESPONSES = Form(ResponseBody, _find_media, _check_choices, check_beside_media, _joined_texts)

@@ -1,0 +1,67 @@
+"""The request of a response: a chat, and what is its own."""
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+from triptych_common.domain.errors import RequestError
+from triptych_gateway.request.chat_request import ChatRequest
+from triptych_gateway.request.content_parts import MediaPart
+from triptych_gateway.request.forms.responses import check_beside_media
+from triptych_gateway.request.places import Place, format_place, value_at
+
+# Tools that callers run. Others would be run by prefill_decode, which would open connections for them.
+CALLERS_TOOLS = ("function", "custom", "namespace")
+
+
+@dataclass(frozen=True)
+class ResponseRequest(ChatRequest):
+    """A valid request. Images of the response that it goes on from come before its own, without a place."""
+
+    response_id: str = ""  # of what it makes
+
+    @classmethod
+    def of_chat(cls, chat: ChatRequest, response_id: str) -> "ResponseRequest":
+        """Raises RequestError: 400, a tool that callers do not run."""
+        _check_tools(chat.body.get("tools"), ("tools",))
+        values = {each.name: getattr(chat, each.name) for each in fields(chat)}
+        values["body"] = {**chat.body, "request_id": response_id}
+        return cls(**values, response_id=response_id)
+
+    @property
+    def stores(self) -> bool:
+        """Whether it may be stored."""
+        return bool(self.body.get("store", True))
+
+    @property
+    def is_background(self) -> bool:
+        return bool(self.body.get("background"))
+
+    @property
+    def previous_response_id(self) -> str | None:
+        previous: str | None = self.body.get("previous_response_id")
+        return previous
+
+    def is_kept(self, part: MediaPart) -> bool:
+        """Whether a request that goes on from this one has the item: vLLM leaves system messages out."""
+        return not part.place or value_at(self.body, part.place[:2]).get("role") != "system"
+
+    def check_beside_media(self) -> None:
+        """What may not be asked for together with media, also those from before.
+
+        Raises:
+            RequestError: 400.
+        """
+        if self.media:
+            check_beside_media(self.body)
+
+
+def _check_tools(tools: Any, place: Place) -> None:
+    for index, tool in enumerate(tools if isinstance(tools, list) else ()):  # else vLLM refuses them
+        tool_place = (*place, index)
+        kind = tool.get("type") if isinstance(tool, dict) else None
+        if isinstance(kind, str) and kind not in CALLERS_TOOLS:
+            path = format_place((*tool_place, "type"))
+            message = f"{path}: tools of type {kind[:50]!r} are not served; functions that callers run are"
+            raise RequestError(400, "unsupported_tool", message, path)
+        if kind == "namespace":
+            _check_tools(tool.get("tools"), (*tool_place, "tools"))

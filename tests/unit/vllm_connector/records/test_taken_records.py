@@ -1,0 +1,66 @@
+"""vLLM's endpoints for chats know a request's items while it is served, and its records go no further."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.support.item_records import item_record
+from triptych_common.protocol.ids import MmHash
+from triptych_common.protocol.messages import ECTransferParams, ItemTransfer, Modality
+
+pytest.importorskip("vllm")
+from triptych_vllm_connector.records.item_parts import request_items
+from triptych_vllm_connector.records.replaying import _taking_records, _taking_records_of_count
+
+ITEM = MmHash("a" * 64)
+PARAMS = ECTransferParams(
+    request_id="r",
+    gateway="g",
+    traceparent=None,
+    remaining_ms=5,
+    items=(
+        ItemTransfer(
+            item_index=0,
+            mm_hash=ITEM,
+            modality=Modality.IMAGE,
+            num_embeds=4,
+            record=item_record(4, (1, 4, 4)),
+        ),
+    ),
+)
+SERVING = SimpleNamespace(create_error_response=lambda message: ("400", message))
+
+
+async def serve(sent: Any, *, counts: bool) -> tuple[Any, Any]:
+    """(names of the items that vLLM's code finds, or its refusal; what it gets of the parameters)."""
+    seen: list[Any] = []
+
+    async def vllms(request: Any, raw_request: Any) -> list[str]:
+        seen.append(request.ec_transfer_params)
+        return list(request_items.get())
+
+    async def json() -> dict[str, Any]:
+        return {"ec_transfer_params": sent}
+
+    wrap = _taking_records_of_count if counts else _taking_records
+    request = SimpleNamespace(ec_transfer_params=None if counts else sent)
+    answer = await wrap(SERVING, vllms)(request, SimpleNamespace(json=json))
+    return answer, seen[0] if seen else None
+
+
+@pytest.mark.parametrize("counts", [False, True])
+async def test_items_are_those_of_the_request(counts: bool) -> None:
+    names, passed = await serve(PARAMS.model_dump(mode="json"), counts=counts)
+    assert names == [ITEM]
+    assert counts or passed == PARAMS.without_records().model_dump(mode="json")
+    assert (await serve(None, counts=counts))[0] == []  # none of another request's
+
+
+@pytest.mark.parametrize("counts", [False, True])
+@pytest.mark.parametrize("sent", [{}, {"items": []}, [], 5, PARAMS.model_dump(mode="json") | {"more": 1}])
+async def test_what_is_no_parameters_is_refused(sent: Any, counts: bool) -> None:
+    (status, message), passed = await serve(sent, counts=counts)
+    assert status == "400"
+    assert "ec_transfer_params are not valid" in message
+    assert passed is None
