@@ -1,18 +1,16 @@
 """Completions, tokens and batches on real engines: the JSON of vLLM's own server, but for ids and times."""
 
-import json
 from typing import Any
 
-import httpx
 import pytest
 
-from tests.support.real.system import MODEL, Server, System
+from tests.support.real.answers import alike, answer_of, events_of, post
+from tests.support.real.system import Server, System
 from triptych_gateway.endpoints.endpoint import EndpointKind
 from triptych_gateway.endpoints.table import FORWARDED
 
 pytestmark = pytest.mark.engine
 
-OWN = {"id", "created"}  # of each answer
 GREEDY = {"temperature": 0, "max_tokens": 8}
 PROMPT = "read the digits 1 2 3"
 USER = {"role": "user", "content": "read the digits"}
@@ -87,47 +85,6 @@ TOKENS: dict[str, tuple[str, dict[str, Any]]] = {
     "text again": ("/detokenize", {"tokens": [5, 6, 7, 8]}),
     "no text": ("/detokenize", {"tokens": []}),
 }
-
-
-def post(server: Server, path: str, body: dict[str, Any]) -> httpx.Response:
-    url = server.base_url.removesuffix("/v1") + path
-    named = {"model": MODEL.name, **body}
-    sent = {name: value for name, value in named.items() if name != "model" or value is not None}
-    return httpx.post(url, json=sent, timeout=120, trust_env=False)
-
-
-def alike(one: Any, other: Any) -> bool:
-    """The same JSON, with numbers that were computed alike."""
-    if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(alike(one[key], other[key]) for key in one)
-    if isinstance(one, list) and isinstance(other, list):
-        return len(one) == len(other) and all(map(alike, one, other))
-    if isinstance(one, float) and isinstance(other, float):
-        return one == pytest.approx(other, abs=1e-3)
-    return bool(one == other)
-
-
-def shown(answer: dict[str, Any]) -> dict[str, Any]:
-    """Without what each answer has of its own."""
-    kept = {name: value for name, value in answer.items() if name not in OWN}
-    if isinstance(
-        kept.get("system_fingerprint"), str
-    ):  # vLLM's version, and a digest of the engine's options
-        kept["system_fingerprint"] = kept["system_fingerprint"].rpartition("-")[0]
-    return kept
-
-
-def answer_of(response: httpx.Response) -> dict[str, Any]:
-    assert response.status_code == 200, f"{response.status_code}: {response.text}"
-    return shown(response.json())
-
-
-def events_of(response: httpx.Response) -> list[Any]:
-    """Of a stream; chunks are joined by choice, since how tokens are grouped depends on time alone."""
-    assert response.status_code == 200, f"{response.status_code}: {response.text}"
-    events = [each.removeprefix("data: ") for each in response.text.strip().split("\n\n")]
-    assert events.pop() == "[DONE]"
-    return [shown(json.loads(each)) for each in events]
 
 
 def joined(events: list[Any]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from tests.support.gateway.serving import DIGEST, MODEL, served
 from tests.support.item_records import grid_of_record
 from tests.support.waiting import free_port
 from triptych_common.bus import AsyncBus
-from triptych_common.coordination import Registry
+from triptych_common.coordination import Registration, Registry
 from triptych_common.protocol.item_record import ItemRecord
 from triptych_common.protocol.messages import ECTransferParams, EncodeNeeded, InstanceRecord, Role
 from triptych_common.protocol.urls import base_url
@@ -59,6 +59,8 @@ class FakePrefillDecode:
     tokenized: list[dict[str, Any]] = field(default_factory=list)  # bodies of the tokenize route
     can_tokenize: bool = True
     words: int = 3
+    adapters: tuple[str, ...] = ()
+    registration: Registration | None = None  # while it runs
 
     def record(self) -> InstanceRecord:
         return InstanceRecord(
@@ -66,6 +68,7 @@ class FakePrefillDecode:
             boot_id="boot",
             role=self.role,
             model=MODEL,
+            adapters=self.adapters,
             namespace_digest=self.digest,
             url=base_url(self.host, self.port),
             placeholder_tokens=PLACEHOLDER_TOKENS,
@@ -76,7 +79,10 @@ class FakePrefillDecode:
 
     @asynccontextmanager
     async def running(self, bus: AsyncBus) -> AsyncIterator["FakePrefillDecode"]:
-        async with served(self.app(), self.port, self.host), Registry(bus).keep_registered(self.record()):
+        async with (
+            served(self.app(), self.port, self.host),
+            Registry(bus).keep_registered(self.record()) as self.registration,
+        ):
             yield self
 
     @asynccontextmanager

@@ -39,12 +39,12 @@ class Instances:
         await self._wait(model, lambda: model in self.view.models or None)
 
     def only_model(self, may_use: Callable[[str], bool]) -> str:
-        """The model of a request that names none: the only one that its caller may use.
+        """The model of a request that names none: the only one that its caller may use, and no LoRA adapter.
 
         Raises:
             RequestError: 400, there are several; 503, there is none.
         """
-        models = [each for each in self.view.models or sorted(self.view.models_seen) if may_use(each)]
+        models = [each for each in self.view.default_models if may_use(each)]
         if len(models) > 1:
             raise RequestError(400, "missing_field", "model is missing, and several are served", "model")
         if not models:
