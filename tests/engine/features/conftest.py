@@ -1,40 +1,13 @@
 """A second pair of engines: what needs options of vLLM's own, all of them in one engine."""
 
-import json
 import shlex
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
 
-from tests.support.real.adapters import make_adapter
+from tests.support.real.adapters import Adapters, make_adapter
+from tests.support.real.engine_options import OPTIONS
 from tests.support.real.system import EXACT, MODEL, Server, System, running_monolith, running_system
-
-DRAFTS = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1, "prompt_lookup_max": 3}
-MAX_STEP_TOKENS = 64  # so that most prompts with an image are computed in several steps
-OPTIONS = (
-    "--enable-lora",
-    "--max-lora-rank=8",
-    f"--speculative-config={json.dumps(DRAFTS)}",
-    "--enable-auto-tool-choice",
-    "--tool-call-parser=hermes",
-    "--reasoning-parser=granite",
-    "--scheduling-policy=priority",
-    "--max-num-seqs=8",
-    f"--max-num-batched-tokens={MAX_STEP_TOKENS}",
-)
-
-
-@dataclass(frozen=True)
-class Adapters:
-    """Folders of LoRA adapters: one that engines load at their start, and one for later."""
-
-    french: Path
-    dutch: Path
-
-    def options(self) -> Sequence[str]:
-        return ("--lora-modules", f"french={self.french}")
 
 
 @pytest.fixture(scope="session")

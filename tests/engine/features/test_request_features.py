@@ -11,6 +11,7 @@ import pytest
 
 from tests.support.real.answers import alike, answer_of, events_of, joined_chat, post
 from tests.support.real.system import Server, System, image_part
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.engine
 
@@ -81,6 +82,13 @@ def test_a_request_feature_streamed(system: System, monolith: Server, strips: Mo
     )
     assert alike(got, wanted), f"got {got}\nwanted {wanted}"
     assert wanted["choices"][0]["text"]
+
+
+def test_beam_search_holds_nothing(system: System, strips: ModuleType) -> None:
+    """Each beam's next token is a request of its own in the engine; the encoder still learns of the end."""
+    body = GREEDY | REQUESTS["use_beam_search"] | {"messages": question(strips, 692)}
+    answer_of(post(system, "/v1/chat/completions", body))
+    wait_until(lambda: system.store_stats().num_pins == 0, 10, "all pins end")
 
 
 def test_continue_final_message(system: System, monolith: Server, strips: ModuleType) -> None:

@@ -1,6 +1,8 @@
 """LoRA adapters for tests: random weights for the demo model, large enough to change its answers."""
 
 import json
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +11,17 @@ from safetensors.numpy import save_file
 
 RANK = 4
 MODULES = ("q_proj", "v_proj", "down_proj")
+
+
+@dataclass(frozen=True)
+class Adapters:
+    """Folders of LoRA adapters: one that engines load at their start, and one for later."""
+
+    french: Path
+    dutch: Path
+
+    def options(self) -> Sequence[str]:
+        return ("--lora-modules", f"french={self.french}")
 
 
 def make_adapter(folder: Path, model: Path, seed: int) -> Path:

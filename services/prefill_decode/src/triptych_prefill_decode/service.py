@@ -41,7 +41,7 @@ from triptych_prefill_decode.dead_engine import DeadEngineMiddleware
 from triptych_prefill_decode.engine_health import EngineGoneError, watch_answers
 from triptych_prefill_decode.http_server import ListeningServer, drain, guarded
 from triptych_prefill_decode.settings import PrefillDecodeSettings
-from triptych_prefill_decode.warm_up import NUM_OUTPUT_TOKENS, Work, warm_up
+from triptych_prefill_decode.warm_up import NUM_OUTPUT_TOKENS, WarmUpWork, warm_up
 from triptych_vllm_connector.config import ConnectorConfig
 from triptych_vllm_connector.host.budget import budget_embeds, encoder_cache_embeds
 from triptych_vllm_connector.host.engine_options import check_engine_options, prefill_decode_options
@@ -109,7 +109,7 @@ async def serve(settings: PrefillDecodeSettings, stop: StopSignal) -> None:
     await _clear_inboxes(settings)  # the engine, which read them, has ended
 
 
-async def _warm_up_work(engine: Any) -> Work | None:
+async def _warm_up_work(engine: Any) -> WarmUpWork | None:
     """What the model does; None: neither tokens nor pooled numbers.
 
     Greedy: the state of the engine's random numbers stays as its seed made it.

@@ -27,7 +27,7 @@ class WarmUpError(TriptychError):
     """vLLM's engine has started, and cannot do its work: this process must be restarted."""
 
 
-class Work(Protocol):
+class WarmUpWork(Protocol):
     """The engine's `generate` or `encode`, with parameters."""
 
     def __call__(self, *, prompt: Any, request_id: str) -> AsyncIterator[Any]:
@@ -49,7 +49,9 @@ class WorkingEngine(Protocol):
     async def reset_prefix_cache(self) -> bool: ...
 
 
-async def warm_up(engine: WorkingEngine, work: Work | None, stop: StopSignal, step_timeout_s: float) -> None:
+async def warm_up(
+    engine: WorkingEngine, work: WarmUpWork | None, stop: StopSignal, step_timeout_s: float
+) -> None:
     """Return when the engine has done `work`, or, without that, when `stop` is set.
 
     Nothing of it stays: neither in vLLM's metrics nor in the prefix cache.
@@ -81,7 +83,7 @@ async def warm_up(engine: WorkingEngine, work: Work | None, stop: StopSignal, st
         log.info("engine is warm", num_prompt_tokens=working.result(), elapsed_s=elapsed_s)
 
 
-async def _do(engine: WorkingEngine, work: Work, step_timeout_s: float) -> int:
+async def _do(engine: WorkingEngine, work: WarmUpWork, step_timeout_s: float) -> int:
     """Return the number of the prompt's tokens.
 
     Raises:

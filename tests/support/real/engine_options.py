@@ -1,0 +1,17 @@
+"""Options of vLLM's own that features need, all of them in one engine."""
+
+import json
+
+DRAFTS = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1, "prompt_lookup_max": 3}
+MAX_STEP_TOKENS = 64  # so that most prompts with an image are computed in several steps
+OPTIONS = (
+    "--enable-lora",
+    "--max-lora-rank=8",
+    f"--speculative-config={json.dumps(DRAFTS)}",
+    "--enable-auto-tool-choice",
+    "--tool-call-parser=hermes",
+    "--reasoning-parser=granite",
+    "--scheduling-policy=priority",
+    "--max-num-seqs=8",
+    f"--max-num-batched-tokens={MAX_STEP_TOKENS}",
+)
