@@ -14,6 +14,7 @@ from triptych_gateway.endpoints.endpoint import BodyForm, Endpoint
 from triptych_gateway.endpoints.openapi import statuses_of
 from triptych_gateway.endpoints.table import ENDPOINTS, FORWARDED
 
+OF_JSON = [endpoint for endpoint in FORWARDED if endpoint.form is BodyForm.JSON]  # forms: chat/test_speech.py
 WITH_KEY = [{"api_keys": ("secret",)}]
 
 
@@ -136,7 +137,7 @@ async def test_a_pooling_models_endpoints_are_forwarded(redis_url: str, tmp_path
 
 
 async def test_unknown_models_are_404_everywhere(system: System) -> None:
-    for endpoint in FORWARDED:
+    for endpoint in OF_JSON:
         answer = await system.http.post(endpoint.path, json=body_of(endpoint) | {"model": "other"})
         assert (answer.status_code, answer.json()["error"]["code"]) == (404, "model_not_found"), endpoint.path
 
@@ -144,7 +145,7 @@ async def test_unknown_models_are_404_everywhere(system: System) -> None:
 async def test_media_are_refused_by_name_everywhere_but_in_chat(system: System) -> None:
     part = {"type": "image_url", "image_url": {"url": "http://127.0.0.1:1/x.png"}}
     message = {"role": "user", "content": [{"type": "text", "text": "a"}, part]}
-    for endpoint in FORWARDED[1:]:
+    for endpoint in OF_JSON[1:]:
         name = endpoint.inputs[-1]
         answer = await system.http.post(endpoint.path, json={"model": MODEL, name: [message]})
         error = answer.json()["error"]
@@ -156,7 +157,7 @@ async def test_media_are_refused_by_name_everywhere_but_in_chat(system: System) 
 
 @pytest.mark.parametrize("system", [{"max_body_bytes": 4000, "max_body_values": 100}], indirect=True)
 async def test_bodies_are_bounded_everywhere(system: System) -> None:
-    for endpoint in FORWARDED:
+    for endpoint in OF_JSON:
         large = await system.http.post(endpoint.path, content=b'{"model": "' + b"x" * 4000 + b'"}')
         assert (large.status_code, large.json()["error"]["code"]) == (413, "body_too_large")
         many = await system.http.post(endpoint.path, json=body_of(endpoint) | {"more": [[]] * 200})

@@ -11,6 +11,7 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from PIL import Image
+from starlette.datastructures import UploadFile
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from tests.support.gateway.serving import DIGEST, MODEL, served
@@ -19,7 +20,7 @@ from tests.support.waiting import free_port
 from triptych_common.bus import AsyncBus
 from triptych_common.coordination import Registration, Registry
 from triptych_common.protocol.item_record import ItemRecord
-from triptych_common.protocol.messages import ECTransferParams, EncodeNeeded, InstanceRecord, Role
+from triptych_common.protocol.messages import ECTransferParams, EncodeNeeded, InstanceRecord, Modality, Role
 from triptych_common.protocol.urls import base_url
 
 USAGE = {"prompt_tokens": 2, "completion_tokens": 1, "total_tokens": 3}
@@ -60,6 +61,8 @@ class FakePrefillDecode:
     can_tokenize: bool = True
     words: int = 3
     adapters: tuple[str, ...] = ()
+    item_limits: dict[Modality, int] = field(default_factory=dict)
+    forms: list[dict[str, Any]] = field(default_factory=list)  # with sounds, that it was sent
     registration: Registration | None = None  # while it runs
 
     def record(self) -> InstanceRecord:
@@ -69,6 +72,7 @@ class FakePrefillDecode:
             role=self.role,
             model=MODEL,
             adapters=self.adapters,
+            item_limits=self.item_limits,
             namespace_digest=self.digest,
             url=base_url(self.host, self.port),
             placeholder_tokens=PLACEHOLDER_TOKENS,
@@ -110,6 +114,20 @@ class FakePrefillDecode:
 
         for path in POOLING_PATHS if self.pools else ():
             app.post(path)(pool)
+
+        @app.post("/v1/audio/transcriptions")
+        @app.post("/v1/audio/translations")
+        async def write_down(request: Request) -> Response:
+            async with request.form() as form:
+                sent = {name: await value.read() if isinstance(value, UploadFile) else value
+                        for name, value in form.multi_items()}  # fmt: skip
+            self.forms.append(sent)
+            if sent.get("stream") == "true":
+                self.paths.append(request.url.path)
+                chunk = {"object": "transcription.chunk", "choices": [{"delta": {"content": "heard"}}]}
+                events = (_event(chunk), b"data: [DONE]\n\n")
+                return StreamingResponse(iter(events), media_type="text/event-stream")
+            return JSONResponse({"text": "heard", "usage": {"type": "duration", "seconds": 1}})
 
         @app.post("/tokenize")
         async def tokenize(request: Request) -> Response:

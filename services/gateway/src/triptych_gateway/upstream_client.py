@@ -54,7 +54,9 @@ def new_client(connect_timeout_s: float, write_timeout_s: float) -> ClientSessio
 async def open_response(
     client: ClientSession, url: str, body: bytes, headers: Mapping[str, str] | None = None
 ) -> ClientResponse:
-    """Post `body`, JSON, and return the answer once its headers are there. Close it in the end.
+    """Post `body` and return the answer once its headers are there. Close it in the end.
+
+    `body` is JSON unless `headers` say otherwise.
 
     A request that has begun is never sent again.
 

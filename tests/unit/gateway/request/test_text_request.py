@@ -7,7 +7,7 @@ import pytest
 
 from triptych_common.domain.errors import RequestError
 from triptych_common.domain.media_options import OptionBounds
-from triptych_gateway.endpoints.endpoint import Endpoint, EndpointKind
+from triptych_gateway.endpoints.endpoint import BodyForm, Endpoint, EndpointKind
 from triptych_gateway.endpoints.table import CHAT, FORWARDED
 from triptych_gateway.request.chat_request import RequestLimits
 from triptych_gateway.request.json_bounds import BodyBounds
@@ -16,7 +16,9 @@ from triptych_gateway.request.request_options import RequestOptions
 from triptych_gateway.request.text_request import TextRequest, parse_text_request
 
 BY_PATH = {endpoint.path: endpoint for endpoint in FORWARDED}
-TEXT_ENDPOINTS = [endpoint for endpoint in FORWARDED if endpoint is not CHAT]
+TEXT_ENDPOINTS = [
+    endpoint for endpoint in FORWARDED if endpoint.form is BodyForm.JSON and endpoint is not CHAT
+]
 COMPUTED = [endpoint for endpoint in TEXT_ENDPOINTS if endpoint.kind is not EndpointKind.TOKENIZE]
 INPUTS = [(endpoint, name) for endpoint in TEXT_ENDPOINTS for name in endpoint.inputs]
 GUARD = PlaceholderGuard(("<image>",))

@@ -2,7 +2,7 @@
 
     admitted -> read -> parsed -> [media served by `media_serving`] -> forwarded -> first chunk -> end
 
-`ChatExchange` is a chat completion's, `TextExchange` any other's.
+`ChatExchange` is a chat completion's, `SpeechExchange` that of a form with a sound, `TextExchange` others'.
 
 Until the first chunk nothing is sent to the client, so every failure is a proper HTTP error; after
 it, an error event in the stream. A client that goes away cancels all of it, which aborts the request
@@ -31,9 +31,10 @@ from triptych_gateway.access.key_limits import RequestDemand
 from triptych_gateway.access.request_limiter import Booking, RequestLimiter
 from triptych_gateway.chat.forward import Arrival, Dispatch, Forwarder
 from triptych_gateway.chat.media_serving import MediaServing
+from triptych_gateway.chat.speech_request import SpeechRequest, read_speech_request
 from triptych_gateway.chat.streaming import ClientStream
 from triptych_gateway.chat.upstream_body import text_body
-from triptych_gateway.endpoints.endpoint import Endpoint
+from triptych_gateway.endpoints.endpoint import BodyForm, Endpoint
 from triptych_gateway.errors import error_event, error_response, unavailable
 from triptych_gateway.metrics import GatewayMetrics
 from triptych_gateway.race import Guard
@@ -47,7 +48,7 @@ from triptych_gateway.tracing.trace_trust import TraceTrust
 
 log = get_logger(__name__)
 
-Request = TypeVar("Request", ChatRequest, TextRequest)
+Request = TypeVar("Request", ChatRequest, TextRequest, SpeechRequest)
 
 CLIENT_CLOSED_REQUEST = 499
 ERROR_TIMEOUT_S = 1.0  # for a client that may have stopped reading
@@ -149,8 +150,8 @@ class Exchange(ABC, Generic[Request]):
         metrics.duration_s.observe(time.monotonic() - self._arrived_at)
 
     @abstractmethod
-    async def _parse(self, body: SplitBody, booking: Booking) -> Request:
-        """The request of `body`, checked."""
+    async def _read(self, booking: Booking, guard: Guard) -> Request:
+        """The request as it comes, checked."""
 
     @abstractmethod
     def _with_model(self, request: Request) -> Request:
@@ -168,7 +169,7 @@ class Exchange(ABC, Generic[Request]):
         for name, value in self._caller.fields.items():
             root.set_attribute(f"triptych.{name}", value)
         with parts.limiter.hold_request(), parts.limiter.hold_bytes() as booking, Guard() as guard:
-            request = await self._read_request(booking, guard)
+            request = (await self._read(booking, guard)).of_tenant(self._caller.salt)
             root.on_request(request.body, stream=request.stream, num_items=len(request.media))
             deadline = self._arrived_at + parts.first_token_timeout_s
             arrival = Arrival(self._request_id, self._caller, root, self._arrived_at, deadline)
@@ -186,18 +187,20 @@ class Exchange(ABC, Generic[Request]):
                 ):  # its own; one from outside finds the exchange at its end
                     await watch
 
-    async def _read_request(self, booking: Booking, guard: Guard) -> Request:
-        parts = self._parts
-        limit = asyncio.get_running_loop().call_later(
-            parts.body_timeout_s, lambda: guard.fail(body_timeout())
-        )
+    async def _read_body(self, booking: Booking, guard: Guard) -> SplitBody:
+        max_bytes = self._parts.max_body_bytes
+        with self._body_time(guard):
+            return await read_body(self._scope, self._receive, max_bytes=max_bytes, on_growth=booking.resize)
+
+    @contextmanager
+    def _body_time(self, guard: Guard) -> Iterator[None]:
+        """While the block runs, a client that sends too slowly is refused by `guard`."""
+        loop = asyncio.get_running_loop()
+        limit = loop.call_later(self._parts.body_timeout_s, lambda: guard.fail(body_timeout()))
         try:
-            body = await read_body(
-                self._scope, self._receive, max_bytes=parts.max_body_bytes, on_growth=booking.resize
-            )
+            yield
         finally:
             limit.cancel()
-        return (await self._parse(body, booking)).of_tenant(self._caller.salt)
 
     async def _watch_client(self, client: ClientStream, guard: Guard) -> None:
         """Until the answer has ended, or the client goes away, which `guard` is told."""
@@ -218,8 +221,8 @@ class Exchange(ABC, Generic[Request]):
             request.model,
             request.body,
             request.num_prompt_bytes,
-            sum(part.num_sent_bytes for part in request.media),
-            takes_stream_options=self._endpoint.streams,
+            request.num_media_bytes,
+            takes_stream_options=self._endpoint.streams and self._endpoint.form is BodyForm.JSON,
         )
         limiter = self._parts.key_limiter
         async with limiter.hold_request(self._caller, limits, demand, self._echo) as charge:
@@ -250,8 +253,8 @@ class Exchange(ABC, Generic[Request]):
 class ChatExchange(Exchange[ChatRequest]):
     """A chat completion, perhaps with media."""
 
-    async def _parse(self, body: SplitBody, booking: Booking) -> ChatRequest:
-        return await self._parts.parser.parse(body, booking.resize)
+    async def _read(self, booking: Booking, guard: Guard) -> ChatRequest:
+        return await self._parts.parser.parse(await self._read_body(booking, guard), booking.resize)
 
     def _with_model(self, request: ChatRequest) -> ChatRequest:
         return request
@@ -271,7 +274,8 @@ class ChatExchange(Exchange[ChatRequest]):
 class TextExchange(Exchange[TextRequest]):
     """A request without media."""
 
-    async def _parse(self, body: SplitBody, booking: Booking) -> TextRequest:
+    async def _read(self, booking: Booking, guard: Guard) -> TextRequest:
+        body = await self._read_body(booking, guard)
         return await self._parts.text_parser.parse(body, self._endpoint, booking.resize)
 
     def _with_model(self, request: TextRequest) -> TextRequest:
@@ -283,6 +287,42 @@ class TextExchange(Exchange[TextRequest]):
         await self._parts.instances.wait_model(request.model)
         arrival.root.on_model(request.model)
         dispatch = Dispatch(arrival, request, text_body(request), endpoint=self._endpoint)
+        await self._parts.forwarder.forward(dispatch, client)
+
+
+class SpeechExchange(Exchange[SpeechRequest]):
+    """A form with a sound, which goes as it is to an instance that encodes sounds itself."""
+
+    async def _read(self, booking: Booking, guard: Guard) -> SpeechRequest:
+        with self._body_time(guard):
+            return await read_speech_request(
+                self._scope,
+                self._receive,
+                self._endpoint,
+                max_bytes=self._parts.max_body_bytes,
+                on_growth=booking.resize,
+            )
+
+    def _with_model(self, request: SpeechRequest) -> SpeechRequest:
+        return request.of_model(request.model or self._parts.instances.only_model(self._caller.may_use))
+
+    async def _serve(
+        self, request: SpeechRequest, arrival: Arrival, booking: Booking, client: ClientStream
+    ) -> None:
+        instances = self._parts.instances
+        await instances.wait_model(request.model)
+        arrival.root.on_model(request.model)
+        if request.has_salt or not instances.encodes_sounds(request.model):
+            path = self._endpoint.path
+            raise RequestError(404, "endpoint_not_served", f"this model does not serve {path}", "model")
+        dispatch = Dispatch(
+            arrival,
+            request,
+            request.form,
+            needs_tower=True,
+            endpoint=self._endpoint,
+            content_type=request.content_type,
+        )
         await self._parts.forwarder.forward(dispatch, client)
 
 

@@ -16,6 +16,7 @@ from triptych_common.protocol.messages import InstanceRecord
 from triptych_common.telemetry import get_logger, span, trace_headers
 from triptych_gateway.access.callers import Caller
 from triptych_gateway.access.key_limiter import RequestCharge
+from triptych_gateway.chat.speech_request import SpeechRequest
 from triptych_gateway.chat.streaming import ClientStream, relay_stream, relay_whole
 from triptych_gateway.chat.token_times import TokenTimes
 from triptych_gateway.chat.upstream import Answer, DrainingError, UnreachableError, open_answer
@@ -54,7 +55,7 @@ class Dispatch:
     """What is sent to prefill_decode, and to which instances it may go."""
 
     arrival: Arrival
-    request: ChatRequest | TextRequest
+    request: ChatRequest | SpeechRequest | TextRequest
     body: bytes
     namespace_digest: str | None = None  # None: text only, any namespace
     needs_tower: bool = False  # the media are sent raw
@@ -62,6 +63,7 @@ class Dispatch:
     first_choice: InstanceRecord | None = None
     course: Course | None = None  # None: no media
     endpoint: Endpoint = CHAT
+    content_type: str = "application/json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +120,7 @@ class Forwarder:
     async def _begin(self, dispatch: Dispatch, record: InstanceRecord) -> tuple[Answer, Answering]:
         """The answer at its first chunk. On failure nothing stays open, and nothing counted."""
         headers = {"X-Request-Id": dispatch.arrival.request_id, **trace_headers()}
+        headers["Content-Type"] = dispatch.content_type
         stream, router = dispatch.request.stream, self.instances.router
         # Only a stream shows its first token; a whole answer is bound by the request's own limit.
         limit_s = dispatch.arrival.first_token_deadline - time.monotonic() if stream else None

@@ -25,6 +25,7 @@ class EndpointKind(StrEnum):
     CHAT = "chat"  # one chat, perhaps with media: these go to encoders
     GENERATE = "generate"  # text in, tokens out
     POOL = "pool"  # text in, numbers out; served by models that pool
+    SPEECH = "speech"  # a form with a sound in, text out; served by instances that encode sounds themselves
     TOKENIZE = "tokenize"  # nothing is computed
     LOCAL = "local"  # answered by the gateway itself
 
@@ -53,6 +54,7 @@ class Endpoint:
     answer: type[BaseModel] | Schema | None = None  # None: any JSON
     answer_type: str = "application/json"  # "": the answer is empty
     form: BodyForm = BodyForm.JSON
+    required: tuple[str, ...] = ()  # fields of a form
     query: Mapping[str, Schema] = field(default_factory=dict)
     error_statuses: tuple[int, ...] = ()  # of a local answer, besides those that follow from the rest
     needs_key: bool = True

@@ -1,12 +1,17 @@
 """The endpoints that are forwarded."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from triptych_gateway.chat.exchange import ChatExchange, ChatParts, TextExchange
+from triptych_gateway.chat.exchange import ChatExchange, ChatParts, SpeechExchange, TextExchange
 from triptych_gateway.endpoints.endpoint import Endpoint, EndpointKind
 from triptych_gateway.endpoints.table import FORWARDED
+
+_EXCHANGES: Mapping[EndpointKind, type[ChatExchange | SpeechExchange | TextExchange]] = {
+    EndpointKind.CHAT: ChatExchange,
+    EndpointKind.SPEECH: SpeechExchange,
+}
 
 
 class ForwardedApp:
@@ -15,8 +20,7 @@ class ForwardedApp:
     def __init__(self, endpoint: Endpoint, parts: ChatParts) -> None:
         self.endpoint = endpoint
         self._parts = parts
-        is_chat = endpoint.kind is EndpointKind.CHAT
-        self._exchange: type[ChatExchange | TextExchange] = ChatExchange if is_chat else TextExchange
+        self._exchange = _EXCHANGES.get(endpoint.kind, TextExchange)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._exchange(self.endpoint, self._parts, scope, receive, send).run()

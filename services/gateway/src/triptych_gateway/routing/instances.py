@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from triptych_common.domain.errors import RequestError
-from triptych_common.protocol.messages import InstanceRecord
+from triptych_common.protocol.messages import InstanceRecord, Modality
 from triptych_gateway.errors import model_not_found, unavailable
 from triptych_gateway.routing.registry_view import RegistryView
-from triptych_gateway.routing.router import Router
+from triptych_gateway.routing.router import TOWER_ROLES, Router
 
 REFRESH_LIMIT_S = 2.0  # beyond the view's own interval
 Chosen = TypeVar("Chosen")
@@ -50,6 +50,11 @@ class Instances:
         if not models:
             raise self.unknown_model("")
         return models[0]
+
+    def encodes_sounds(self, model: str) -> bool:
+        """Whether an instance that serves `model` takes raw sounds."""
+        records = self.view.serving_of(model)
+        return any(r.role in TOWER_ROLES and r.item_limits.get(Modality.AUDIO, 0) for r in records)
 
     async def wait_namespace(self, model: str) -> str:
         """The namespace digest for the model's images."""
