@@ -30,5 +30,7 @@ def equipped(adapters: Adapters) -> Iterator[System]:
 @pytest.fixture(scope="session")
 def equipped_monolith(adapters: Adapters, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("equipped")
-    with running_monolith(folder, *OPTIONS, *adapters.options()) as running:
-        yield running
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VLLM_ALLOW_RUNTIME_LORA_UPDATING", "1")
+        with running_monolith(folder, *OPTIONS, *adapters.options()) as running:
+            yield running

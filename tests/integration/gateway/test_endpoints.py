@@ -14,7 +14,7 @@ from triptych_gateway.endpoints.endpoint import BodyForm, Endpoint
 from triptych_gateway.endpoints.openapi import statuses_of
 from triptych_gateway.endpoints.table import ENDPOINTS, FORWARDED
 
-OF_JSON = [endpoint for endpoint in FORWARDED if endpoint.form is BodyForm.JSON]  # forms: chat/test_speech.py
+OF_JSON = [endpoint for endpoint in FORWARDED if endpoint.form is BodyForm.JSON]  # forms: chat/test_sounds.py
 WITH_KEY = [{"api_keys": ("secret",)}]
 
 

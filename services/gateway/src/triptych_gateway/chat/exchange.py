@@ -2,7 +2,7 @@
 
     admitted -> read -> parsed -> [media served by `media_serving`] -> forwarded -> first chunk -> end
 
-`ChatExchange` is a chat completion's, `SpeechExchange` that of a form with a sound, `TextExchange` others'.
+`ChatExchange` is a chat completion's, `SoundExchange` that of a form with a sound, `TextExchange` others'.
 
 Until the first chunk nothing is sent to the client, so every failure is a proper HTTP error; after
 it, an error event in the stream. A client that goes away cancels all of it, which aborts the request
@@ -31,7 +31,7 @@ from triptych_gateway.access.key_limits import RequestDemand
 from triptych_gateway.access.request_limiter import Booking, RequestLimiter
 from triptych_gateway.chat.forward import Arrival, Dispatch, Forwarder
 from triptych_gateway.chat.media_serving import MediaServing
-from triptych_gateway.chat.speech_request import SpeechRequest, read_speech_request
+from triptych_gateway.chat.sound_request import SoundRequest, read_sound_request
 from triptych_gateway.chat.streaming import ClientStream
 from triptych_gateway.chat.upstream_body import text_body
 from triptych_gateway.endpoints.endpoint import BodyForm, Endpoint
@@ -48,7 +48,7 @@ from triptych_gateway.tracing.trace_trust import TraceTrust
 
 log = get_logger(__name__)
 
-Request = TypeVar("Request", ChatRequest, TextRequest, SpeechRequest)
+Request = TypeVar("Request", ChatRequest, TextRequest, SoundRequest)
 
 CLIENT_CLOSED_REQUEST = 499
 ERROR_TIMEOUT_S = 1.0  # for a client that may have stopped reading
@@ -290,12 +290,12 @@ class TextExchange(Exchange[TextRequest]):
         await self._parts.forwarder.forward(dispatch, client)
 
 
-class SpeechExchange(Exchange[SpeechRequest]):
+class SoundExchange(Exchange[SoundRequest]):
     """A form with a sound, which goes as it is to an instance that encodes sounds itself."""
 
-    async def _read(self, booking: Booking, guard: Guard) -> SpeechRequest:
+    async def _read(self, booking: Booking, guard: Guard) -> SoundRequest:
         with self._body_time(guard):
-            return await read_speech_request(
+            return await read_sound_request(
                 self._scope,
                 self._receive,
                 self._endpoint,
@@ -303,11 +303,11 @@ class SpeechExchange(Exchange[SpeechRequest]):
                 on_growth=booking.resize,
             )
 
-    def _with_model(self, request: SpeechRequest) -> SpeechRequest:
+    def _with_model(self, request: SoundRequest) -> SoundRequest:
         return request.of_model(request.model or self._parts.instances.only_model(self._caller.may_use))
 
     async def _serve(
-        self, request: SpeechRequest, arrival: Arrival, booking: Booking, client: ClientStream
+        self, request: SoundRequest, arrival: Arrival, booking: Booking, client: ClientStream
     ) -> None:
         instances = self._parts.instances
         await instances.wait_model(request.model)

@@ -16,7 +16,7 @@ from triptych_common.protocol.messages import InstanceRecord
 from triptych_common.telemetry import get_logger, span, trace_headers
 from triptych_gateway.access.callers import Caller
 from triptych_gateway.access.key_limiter import RequestCharge
-from triptych_gateway.chat.speech_request import SpeechRequest
+from triptych_gateway.chat.sound_request import SoundRequest
 from triptych_gateway.chat.streaming import ClientStream, relay_stream, relay_whole
 from triptych_gateway.chat.token_times import TokenTimes
 from triptych_gateway.chat.upstream import Answer, DrainingError, UnreachableError, open_answer
@@ -55,7 +55,7 @@ class Dispatch:
     """What is sent to prefill_decode, and to which instances it may go."""
 
     arrival: Arrival
-    request: ChatRequest | SpeechRequest | TextRequest
+    request: ChatRequest | SoundRequest | TextRequest
     body: bytes
     namespace_digest: str | None = None  # None: text only, any namespace
     needs_tower: bool = False  # the media are sent raw

@@ -25,7 +25,7 @@ class EndpointKind(StrEnum):
     CHAT = "chat"  # one chat, perhaps with media: these go to encoders
     GENERATE = "generate"  # text in, tokens out
     POOL = "pool"  # text in, numbers out; served by models that pool
-    SPEECH = "speech"  # a form with a sound in, text out; served by instances that encode sounds themselves
+    SOUND = "sound"  # a form with a sound in, text out; served by instances that encode sounds themselves
     TOKENIZE = "tokenize"  # nothing is computed
     LOCAL = "local"  # answered by the gateway itself
 

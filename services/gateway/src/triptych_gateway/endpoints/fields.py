@@ -130,7 +130,7 @@ RERANK: Mapping[str, Schema] = {
     "instruction": STRING,
     "truncate_prompt_tokens": INTEGER,
 }
-SPEECH: Mapping[str, Schema] = {
+SOUND: Mapping[str, Schema] = {
     "file": {"type": "string", "format": "binary"},
     "model": STRING,
     "language": STRING,

@@ -124,11 +124,11 @@ FORWARDED = (
     *(
         Endpoint(
             path,
-            EndpointKind.SPEECH,
+            EndpointKind.SOUND,
             "audio",
             summary,
             form=BodyForm.FORM,
-            passed_fields=fields.SPEECH,
+            passed_fields=fields.SOUND,
             required=("file",),
             inputs=("prompt",),
             answer=fields.WRITTEN,

@@ -4,13 +4,13 @@ from collections.abc import Mapping, Sequence
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from triptych_gateway.chat.exchange import ChatExchange, ChatParts, SpeechExchange, TextExchange
+from triptych_gateway.chat.exchange import ChatExchange, ChatParts, SoundExchange, TextExchange
 from triptych_gateway.endpoints.endpoint import Endpoint, EndpointKind
 from triptych_gateway.endpoints.table import FORWARDED
 
-_EXCHANGES: Mapping[EndpointKind, type[ChatExchange | SpeechExchange | TextExchange]] = {
+_EXCHANGES: Mapping[EndpointKind, type[ChatExchange | SoundExchange | TextExchange]] = {
     EndpointKind.CHAT: ChatExchange,
-    EndpointKind.SPEECH: SpeechExchange,
+    EndpointKind.SOUND: SoundExchange,
 }
 
 

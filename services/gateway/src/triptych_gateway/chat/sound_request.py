@@ -27,7 +27,7 @@ _COUNT = "max_completion_tokens"
 
 
 @dataclass(frozen=True, slots=True)
-class SpeechRequest:
+class SoundRequest:
     """A valid one."""
 
     body: dict[str, Any]  # what is read of its fields
@@ -45,23 +45,23 @@ class SpeechRequest:
         """As `ChatRequest` has it."""
         PlaceholderGuard(tuple(tokens)).check_texts(self.body, (), self.inputs)
 
-    def of_tenant(self, salt: str) -> "SpeechRequest":
+    def of_tenant(self, salt: str) -> "SoundRequest":
         """As `ChatRequest` has it; there is no field that would carry the salt."""
         return replace(self, has_salt=bool(salt))
 
-    def of_model(self, model: str) -> "SpeechRequest":
+    def of_model(self, model: str) -> "SoundRequest":
         """The request for a model that its caller has not named."""
         return replace(self, model=model)
 
 
-async def read_speech_request(
+async def read_sound_request(
     scope: Scope,
     receive: Receive,
     endpoint: Endpoint,
     *,
     max_bytes: int,
     on_growth: Callable[[int], None],
-) -> SpeechRequest:
+) -> SoundRequest:
     """The whole form of the ASGI request `scope`. Bound it.
 
     Args:
@@ -90,7 +90,7 @@ async def read_speech_request(
     return _checked(form.fields, sound, endpoint)
 
 
-def _checked(fields: Mapping[str, str], sound: bytearray, endpoint: Endpoint) -> SpeechRequest:
+def _checked(fields: Mapping[str, str], sound: bytearray, endpoint: Endpoint) -> SoundRequest:
     for name in fields:
         if name not in endpoint.passed_fields:
             shown = name[:MAX_NAME_CHARS]
@@ -104,7 +104,7 @@ def _checked(fields: Mapping[str, str], sound: bytearray, endpoint: Endpoint) ->
     body: dict[str, Any] = {name: fields[name] for name in ("model", *endpoint.inputs) if name in fields}
     if count.isascii() and count.isdigit() and len(count) < 10:
         body[_COUNT] = int(count)
-    return SpeechRequest(
+    return SoundRequest(
         body=body,
         form=form,
         content_type=f"multipart/form-data; boundary={boundary}",
