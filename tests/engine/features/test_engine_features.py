@@ -1,6 +1,6 @@
 """What engines are started with: the same answers as one vLLM engine with the same options.
 
-One pair has them all: LoRA, n-gram speculation, parsers for tools and reasoning, priorities, and steps of few
+One pair has them all: LoRA, n-gram speculation, a parser for reasoning, priorities, and steps of few
 tokens, so that prompts are computed in chunks. Images are new to the system in each request.
 """
 
@@ -26,32 +26,13 @@ from tests.support.real.inspection import DEPLOYMENT, redis_url
 from tests.support.real.system import MODEL, Server, System, image_part
 from tests.support.waiting import wait_until
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.long]
 
 CHAT = "/v1/chat/completions"
 GREEDY = {"temperature": 0, "max_tokens": 12, "return_token_ids": True}
 STREAM = {"stream": True, "stream_options": {"include_usage": True}}
 TEXT = {"type": "text", "text": "read the digits"}
-FUNCTION = {
-    "type": "function",
-    "function": {
-        "name": "report",
-        "parameters": {
-            "type": "object",
-            "properties": {"digits": {"type": "string", "pattern": "^[0-9]{3}$"}},
-            "required": ["digits"],
-            "additionalProperties": False,
-        },
-    },
-}
-CALL = r'<tool_call>\n\{"name": "report", "arguments": \{"digits": "[0-9]{3}"\}\}\n</tool_call>'
 THOUGHT = "Here is my thought process: [a-c]{3} Here is my response: [0-9]{3}"
-TOOLS: dict[str, dict[str, Any]] = {
-    # A model without training in tools calls none by itself: a regular expression has it write a call.
-    "auto": {"tool_choice": "auto", "structured_outputs": {"regex": CALL}},
-    "required": {"tool_choice": "required"},
-    "named": {"tool_choice": {"type": "function", "function": {"name": "report"}}},
-}
 
 
 def question(strips: ModuleType, seed: int, num_images: int = 2) -> list[dict[str, Any]]:
@@ -80,18 +61,6 @@ def counted(system: System, name: str) -> float:
     return sum(float(value) for value in re.findall(rf"^{name}(?:{{[^}}]*}})? (\S+)$", text, re.MULTILINE))
 
 
-@pytest.mark.parametrize("choice", TOOLS)
-def test_tools(equipped: System, equipped_monolith: Server, strips: ModuleType, choice: str) -> None:
-    body = GREEDY | TOOLS[choice] | {"tools": [FUNCTION], "max_tokens": 120}
-    seed = 800 + 2 * list(TOOLS).index(choice)
-    whole = compare(equipped, equipped_monolith, body | {"messages": question(strips, seed)})
-    (call,) = whole["choices"][0]["message"]["tool_calls"]
-    assert call["function"]["name"] == "report"
-    streamed = compare(equipped, equipped_monolith, body | STREAM | {"messages": question(strips, seed + 1)})
-    assert streamed["choices"][0]["tools"][0]["name"] == "report"
-    assert streamed["choices"][0]["tools"][0]["arguments"]
-
-
 def test_a_reasoning_parser(equipped: System, equipped_monolith: Server, strips: ModuleType) -> None:
     body = GREEDY | {"structured_outputs": {"regex": THOUGHT}, "max_tokens": 120}
     whole = compare(equipped, equipped_monolith, body | {"messages": question(strips, 810)})
@@ -109,13 +78,13 @@ def test_a_lora_adapter(equipped: System, equipped_monolith: Server, strips: Mod
         cards = {card.id: (card.model_extra or {})["parent"] for card in client.models.list().data}
     assert cards == {MODEL.name: None, "french": MODEL.name}
     for first, second, seed in (("french", MODEL.name, 820), (MODEL.name, "french", 821)):
-        body = GREEDY | {"messages": question(strips, seed)}
+        body = GREEDY | {"messages": question(strips, seed), "logprobs": True}
         answers = [
             compare(equipped, equipped_monolith, body | {"model": model} | options)
             for model in (first, second)
             for options in ({}, STREAM)
         ]
-        assert answers[0]["choices"][0]["token_ids"] != answers[2]["choices"][0]["token_ids"]
+        assert not alike(answers[0]["choices"][0]["logprobs"], answers[2]["choices"][0]["logprobs"])
 
 
 def test_a_lora_adapter_is_loaded_and_unloaded(
