@@ -179,6 +179,7 @@ RECORD_SAMPLE = messages.InstanceRecord(
     role=messages.Role.PREFILL_DECODE,
     url="http://pd-0:8000",
     model="digits-vl",
+    adapters=("digits-french",),
     namespace_digest=HASH,
     dtype="bfloat16",
     item_limits={messages.Modality.IMAGE: 4, messages.Modality.VIDEO: 1},

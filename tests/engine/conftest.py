@@ -6,6 +6,7 @@ from types import ModuleType
 
 import pytest
 
+from tests.support.real.engine_options import TOOLS
 from tests.support.real.system import EXACT, Server, System, load_strips, running_monolith, running_system
 
 TENANTS = {"none": None, "alice": "red", "anna": "red", "bob": "blue"}
@@ -14,10 +15,9 @@ TENANTS = {"none": None, "alice": "red", "anna": "red", "bob": "blue"}
 
 @pytest.fixture(scope="session")
 def system() -> Iterator[System]:
-    options = " ".join(EXACT)
     with running_system(
-        f"--encoder-args={options}",
-        f"--prefill-decode-args={options}",
+        f"--encoder-args={' '.join(EXACT)}",
+        f"--prefill-decode-args={' '.join((*EXACT, *TOOLS))}",
         TRIPTYCH_OVERLAP_MIN_TOKENS="1",  # the strips are small, and all prompts shall begin in part
         VLLM_ENABLE_RESPONSES_API_STORE="1",
     ) as running:
@@ -51,7 +51,9 @@ def _key(named: tuple[str, str | None]) -> str:
 
 @pytest.fixture(scope="session")
 def monolith(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with running_monolith(tmp_path_factory.mktemp("monolith"), "--trust-request-mm-kwargs") as running:
+    with running_monolith(
+        tmp_path_factory.mktemp("monolith"), "--trust-request-mm-kwargs", *TOOLS
+    ) as running:
         yield running
 
 

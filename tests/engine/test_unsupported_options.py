@@ -1,10 +1,15 @@
 """Engine options that cannot be served, in every spelling that vLLM's own parser takes."""
 
+import json
+import os
+import subprocess
+import sys
 import warnings
 from pathlib import Path
 
 import pytest
 
+from tests.support.real.system import MODEL
 from triptych_vllm_connector.host.engine_options import UnsupportedOptionError, check_engine_options
 
 with warnings.catch_warnings(action="ignore"):  # importing vLLM warns, of torch's own use of torch
@@ -55,3 +60,38 @@ def test_in_a_file_of_options_too(tmp_path: Path) -> None:
 )
 def test_what_sets_nothing_is_taken(options: list[str]) -> None:
     check(*options)
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (["--data-parallel-size=2"], "cannot be above 1: start an instance for each engine instead"),
+        (["-dp", "2"], "--data-parallel-size"),
+        (["--pipeline-parallel-size=2"], "--pipeline-parallel-size cannot be above 1"),
+        (["-pp", "2"], "--pipeline-parallel-size"),
+        (["--enable-lora", "--enable-tower-connector-lora"], "--enable-tower-connector-lora cannot be set"),
+    ],
+)
+def test_what_the_handover_cannot_do_is_refused_in_one_sentence(options: list[str], named: str) -> None:
+    with pytest.raises(UnsupportedOptionError) as caught:
+        check(*options)
+    assert named in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("service", ["triptych_prefill_decode", "triptych_encoder"])
+def test_a_service_ends_at_its_start_and_says_why(service: str, redis_url: str, tmp_path: Path) -> None:
+    """Not with what vLLM's engines say when the second of them finds the first one's session."""
+    run = subprocess.run(
+        [sys.executable, "-m", service, f"--model={MODEL}", f"--engine-args={json.dumps(['-dp=2'])}"],
+        env={**os.environ, "TRIPTYCH_REDIS_URL": redis_url, "TRIPTYCH_RUN_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    said = run.stdout + run.stderr
+    assert run.returncode == 1, said
+    assert "--data-parallel-size cannot be above 1" in said
+    assert "not_owner" not in said
+    assert "Traceback" not in said

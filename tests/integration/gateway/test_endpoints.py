@@ -25,7 +25,9 @@ def url_of(endpoint: Endpoint) -> str:
 
 
 # All that is forwarded and has a body.
-WITH_BODY = [endpoint for endpoint in FORWARDED if endpoint.form is BodyForm.JSON]
+WITH_BODY = [
+    endpoint for endpoint in FORWARDED if endpoint.form is BodyForm.JSON
+]  # forms: chat/test_sounds.py
 
 
 def body_of(endpoint: Endpoint) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from PIL import Image
+from starlette.datastructures import UploadFile
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from tests.support.gateway.fake_messages import as_chat, as_message
@@ -19,9 +20,9 @@ from tests.support.gateway.serving import DIGEST, MODEL, served
 from tests.support.item_records import grid_of_record
 from tests.support.waiting import free_port
 from triptych_common.bus import AsyncBus
-from triptych_common.coordination import Registry
+from triptych_common.coordination import Registration, Registry
 from triptych_common.protocol.item_record import ItemRecord
-from triptych_common.protocol.messages import ECTransferParams, EncodeNeeded, InstanceRecord, Role
+from triptych_common.protocol.messages import ECTransferParams, EncodeNeeded, InstanceRecord, Modality, Role
 from triptych_common.protocol.urls import base_url
 
 USAGE = {"prompt_tokens": 2, "completion_tokens": 1, "total_tokens": 3}
@@ -62,6 +63,10 @@ class FakePrefillDecode:
     can_tokenize: bool = True
     words: int = 3
     stores_responses: bool = False
+    adapters: tuple[str, ...] = ()
+    item_limits: dict[Modality, int] = field(default_factory=dict)
+    forms: list[dict[str, Any]] = field(default_factory=list)  # with sounds, that it was sent
+    registration: Registration | None = None  # while it runs
 
     def record(self) -> InstanceRecord:
         return InstanceRecord(
@@ -69,6 +74,8 @@ class FakePrefillDecode:
             boot_id="boot",
             role=self.role,
             model=MODEL,
+            adapters=self.adapters,
+            item_limits=self.item_limits,
             namespace_digest=self.digest,
             url=base_url(self.host, self.port),
             placeholder_tokens=PLACEHOLDER_TOKENS,
@@ -80,7 +87,10 @@ class FakePrefillDecode:
 
     @asynccontextmanager
     async def running(self, bus: AsyncBus) -> AsyncIterator["FakePrefillDecode"]:
-        async with served(self.app(), self.port, self.host), Registry(bus).keep_registered(self.record()):
+        async with (
+            served(self.app(), self.port, self.host),
+            Registry(bus).keep_registered(self.record()) as self.registration,
+        ):
             yield self
 
     @asynccontextmanager
@@ -132,6 +142,20 @@ class FakePrefillDecode:
 
         for path in POOLING_PATHS if self.pools else ():
             app.post(path)(pool)
+
+        @app.post("/v1/audio/transcriptions")
+        @app.post("/v1/audio/translations")
+        async def write_down(request: Request) -> Response:
+            async with request.form() as form:
+                sent = {name: await value.read() if isinstance(value, UploadFile) else value
+                        for name, value in form.multi_items()}  # fmt: skip
+            self.forms.append(sent)
+            if sent.get("stream") == "true":
+                self.paths.append(request.url.path)
+                chunk = {"object": "transcription.chunk", "choices": [{"delta": {"content": "heard"}}]}
+                events = (_event(chunk), b"data: [DONE]\n\n")
+                return StreamingResponse(iter(events), media_type="text/event-stream")
+            return JSONResponse({"text": "heard", "usage": {"type": "duration", "seconds": 1}})
 
         @app.post("/tokenize")
         async def tokenize(request: Request) -> Response:

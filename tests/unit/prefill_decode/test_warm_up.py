@@ -1,7 +1,8 @@
-"""Before an instance registers its engine generates: that leaves nothing, and ends with the signal."""
+"""Before an instance registers its engine works: that leaves nothing, and ends with the signal."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -88,7 +89,8 @@ class Engine:
 
 async def run(engine: Engine, stop: StopSignal | None = None, step_timeout_s: float = LONG_S) -> None:
     async with asyncio.timeout(10):
-        await warm_up(engine, PARAMS, stop or StopSignal(), step_timeout_s)
+        work = partial(engine.generate, sampling_params=PARAMS)
+        await warm_up(engine, work, stop or StopSignal(), step_timeout_s)
 
 
 async def test_the_engine_prefills_and_decodes() -> None:
@@ -98,6 +100,27 @@ async def test_the_engine_prefills_and_decodes() -> None:
     assert len(prompt) == NUM_PROMPT_TOKENS
     assert len(set(prompt)) > 10
     assert engine.num_aborted == 0
+
+
+async def test_a_model_that_pools_pools() -> None:
+    """vLLM's `PoolingRequestOutput` has one output, and no list."""
+    engine = Engine()
+
+    async def encode(prompt: Any, pooling_params: Any, request_id: str) -> AsyncIterator[Any]:
+        assert pooling_params is PARAMS
+        engine.prompts.append(prompt["prompt_token_ids"])
+        yield SimpleNamespace(outputs=SimpleNamespace(data=[1.0]), finished=True)
+
+    await warm_up(engine, partial(encode, pooling_params=PARAMS), StopSignal(), LONG_S)
+    (prompt,) = engine.prompts
+    assert len(prompt) == NUM_PROMPT_TOKENS
+    assert engine.num_resets == 1
+
+
+async def test_without_work_nothing_is_done() -> None:
+    engine = Engine()
+    await warm_up(engine, None, StopSignal(), LONG_S)
+    assert not engine.prompts
 
 
 async def test_nothing_of_it_is_counted_or_kept() -> None:
@@ -158,14 +181,14 @@ async def test_a_signal_from_before() -> None:
 @pytest.mark.parametrize(
     ("steps", "text"),
     [
-        ([RuntimeError("no kernel")], "cannot generate.*no kernel"),
-        ([None, RuntimeError("no kernel")], "cannot generate.*no kernel"),
-        ([None, "error"], "ended a generation with 'error'"),
-        (["abort"], "ended a generation with 'abort'"),
-        ([], "ended a generation with None"),
+        ([RuntimeError("no kernel")], "cannot do its work.*no kernel"),
+        ([None, RuntimeError("no kernel")], "cannot do its work.*no kernel"),
+        ([None, "error"], "ended its work with 'error'"),
+        (["abort"], "ended its work with 'abort'"),
+        ([], "ended its work with None"),
     ],
 )
-async def test_an_engine_that_cannot_generate(steps: Sequence[str | Exception | None], text: str) -> None:
+async def test_an_engine_that_cannot_work(steps: Sequence[str | Exception | None], text: str) -> None:
     engine = Engine(steps)
     with pytest.raises(WarmUpError, match=text):
         await run(engine)

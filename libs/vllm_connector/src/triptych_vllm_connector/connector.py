@@ -50,8 +50,6 @@ class TriptychECConnector(ECConnectorBase):
             traces_max_bytes=self.config.traces_max_bytes,
             traces_max_age_s=self.config.traces_max_age_s,
         )
-        if vllm_config.parallel_config.data_parallel_size > 1:
-            raise ValueError("data parallel engines need an instance of prefill_decode or encoder each")
         self.num_ranks: int = vllm_config.parallel_config.tensor_parallel_size
         self._writes: dict[str, list[WriteOrder]] = {}
         self._consumer: Consumer | None = None

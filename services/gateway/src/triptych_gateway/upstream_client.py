@@ -58,7 +58,9 @@ async def open_response(
     headers: Mapping[str, str] | None = None,
     method: str = "POST",
 ) -> ClientResponse:
-    """Send `body`, JSON or empty, and return the answer once its headers are there. Close it in the end.
+    """Send `body` and return the answer once its headers are there. Close it in the end.
+
+    `body` is JSON unless `headers` say otherwise, or empty.
 
     A request that has begun is never sent again.
 

@@ -7,7 +7,8 @@ runs inside vLLM's processes is in `triptych_vllm_connector`: `consumer/` decide
 __main__       the command; settings are refused before vLLM is imported
 settings       `TRIPTYCH_*`
 service        the life of the process: startup, main loop, drain
-warm_up        a generation before the instance registers: the first steps of an engine are slow
+warm_up        work before the instance registers: the first steps of an engine are slow
+adapters       LoRA adapters, by whose names clients ask: in the instance's record
 http_server    vLLM's application behind uvicorn: when it listens, and how it drains
 dead_engine    answers for an engine that is dead: 503, or a connection that breaks off
 engine_health  whether the engine answers: one that hangs ends the process

@@ -8,12 +8,12 @@ not know yet takes them elsewhere; what runs goes on, for `drain_timeout_s` at m
 
 import asyncio
 import contextlib
-import functools
 import socket
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import uvicorn
@@ -21,7 +21,9 @@ from vllm.entrypoints.launchers.api_server.app_state import init_app_state
 from vllm.entrypoints.launchers.api_server.entry import build_async_engine_client
 from vllm.entrypoints.launchers.app import build_app
 from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
+from vllm.pooling_params import PoolingParams
 from vllm.sampling_params import RequestOutputKind, SamplingParams
+from vllm.tasks import POOLING_TASKS
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.v1.engine.exceptions import EngineDeadError
 
@@ -34,11 +36,12 @@ from triptych_common.runtime import StopSignal, bind_tcp
 from triptych_common.runtime.drain import DrainGate
 from triptych_common.telemetry import setup_logging, setup_tracing
 from triptych_common.telemetry.logs import get_logger
+from triptych_prefill_decode.adapters import AdapterTable, announce_adapters
 from triptych_prefill_decode.dead_engine import DeadEngineMiddleware
 from triptych_prefill_decode.engine_health import EngineGoneError, watch_answers
 from triptych_prefill_decode.http_server import ListeningServer, drain, guarded
 from triptych_prefill_decode.settings import PrefillDecodeSettings
-from triptych_prefill_decode.warm_up import NUM_OUTPUT_TOKENS, warm_up
+from triptych_prefill_decode.warm_up import NUM_OUTPUT_TOKENS, WarmUpWork, warm_up
 from triptych_vllm_connector.config import ConnectorConfig
 from triptych_vllm_connector.host.budget import budget_embeds, encoder_cache_embeds
 from triptych_vllm_connector.host.engine_options import check_engine_options, prefill_decode_options
@@ -97,7 +100,8 @@ async def serve(settings: PrefillDecodeSettings, stop: StopSignal) -> None:
             try:
                 async with PrefillDecodeService.open(settings, config, engine, args, sockets) as service:
                     if settings.warm_up:
-                        await warm_up(engine, _warm_up_params(), stop, settings.engine_timeout_s)
+                        work = await _warm_up_work(engine)
+                        await warm_up(engine, work, stop, settings.engine_timeout_s)
                     if not stop.is_set:
                         await service.run(stop)
             finally:
@@ -110,14 +114,24 @@ def stores_responses(state: Any) -> bool:
     return bool(getattr(getattr(state, "openai_serving_responses", None), "enable_store", False))
 
 
-def _warm_up_params() -> SamplingParams:
-    """Greedy: the state of the engine's random numbers stays as its seed made it."""
-    return SamplingParams(
-        temperature=0.0,
-        max_tokens=NUM_OUTPUT_TOKENS,
-        ignore_eos=True,
-        output_kind=RequestOutputKind.DELTA,
-    )
+async def _warm_up_work(engine: Any) -> WarmUpWork | None:
+    """What the model does; None: neither tokens nor pooled numbers.
+
+    Greedy: the state of the engine's random numbers stays as its seed made it.
+    """
+    tasks = await engine.get_supported_tasks()
+    if "generate" in tasks:
+        params = SamplingParams(
+            temperature=0.0,
+            max_tokens=NUM_OUTPUT_TOKENS,
+            ignore_eos=True,
+            output_kind=RequestOutputKind.DELTA,
+        )
+        return partial(engine.generate, sampling_params=params)
+    for task in POOLING_TASKS:
+        if task in tasks and task != "plugin":  # whose input is a plugin's own
+            return partial(engine.encode, pooling_params=PoolingParams(task=task))
+    return None
 
 
 async def _clear_inboxes(settings: PrefillDecodeSettings) -> None:
@@ -135,6 +149,7 @@ class PrefillDecodeService:
     gate: DrainGate  # the server's application
     sockets: list[socket.socket]
     slab: SlabWatch
+    adapters: AdapterTable
     bus: AsyncBus
     record: InstanceRecord  # announces this instance
 
@@ -157,8 +172,10 @@ class PrefillDecodeService:
         supported_tasks = await engine.get_supported_tasks()
         app = build_app(args, supported_tasks, engine.model_config)
         await init_app_state(engine, app.state, args, supported_tasks)
-        processor = engine.renderer.get_mm_processor()
-        replay_records(engine, app.state)
+        adapters = AdapterTable.of(app.state.openai_serving_models)
+        processor = engine.renderer.mm_processor  # None: a model of text alone
+        if processor is not None and "generate" in supported_tasks:
+            replay_records(engine, app.state)
         # Again: vLLM's start changes levels, and a library that its application imports sets the root's.
         setup_logging("prefill_decode", settings.instance, settings.log_level)
         gate = guarded(DeadEngineMiddleware(app, lambda: engine.errored))
@@ -174,12 +191,12 @@ class PrefillDecodeService:
         )
         app.state.server = server  # vLLM's handler of engine errors ends it
         cache_embeds = settings.budget_embeds
-        if cache_embeds is None:
+        if cache_embeds is None and processor is not None:
             cache_embeds = await asyncio.to_thread(encoder_cache_embeds, engine.vllm_config)
         is_mappable = await asyncio.to_thread(has_region, settings.store_socket, settings.instance)
         probe_slab: ProbeSlab | None = None
         if may_use_slab(settings.engine_args):
-            probe_slab = functools.partial(engine.engine_core.call_utility_async, PROBE_SLAB)
+            probe_slab = partial(engine.engine_core.call_utility_async, PROBE_SLAB)
         async with SlabWatch.open(
             settings.store_socket,
             settings.instance,
@@ -193,11 +210,12 @@ class PrefillDecodeService:
                 role=Role.ENCODE_PREFILL_DECODE if settings.has_tower else Role.PREFILL_DECODE,
                 url=base_url(settings.advertised_host or settings.host, sockets[0].getsockname()[1]),
                 model=settings.model_name,
+                adapters=adapters.names,
                 namespace_digest=config.namespace_digest,
                 dtype=str(engine.model_config.dtype).removeprefix("torch."),
-                item_limits=item_limits(processor) if settings.has_tower else {},
+                item_limits=item_limits(processor) if settings.has_tower and processor is not None else {},
                 placeholder_tokens=placeholder_tokens(processor, engine.renderer.tokenizer),
-                max_item_embeds=budget_embeds(config, cache_embeds, engine.model_config),
+                max_item_embeds=cache_embeds and budget_embeds(config, cache_embeds, engine.model_config),
                 max_model_len=engine.model_config.max_model_len,
                 num_slots=engine.vllm_config.scheduler_config.max_num_seqs,
                 compute=await compute_of(engine),
@@ -207,7 +225,7 @@ class PrefillDecodeService:
             async with await AsyncBus.connect(
                 settings.redis_url, settings.deployment, client_name=settings.instance
             ) as bus:
-                yield cls(settings, engine, server, gate, sockets, slab, bus, record)
+                yield cls(settings, engine, server, gate, sockets, slab, adapters, bus, record)
 
     # ---- main loop, drain ------------------------------------------------------------------------
     async def run(self, stop: StopSignal) -> None:
@@ -235,6 +253,7 @@ class PrefillDecodeService:
                                 self._watch_health(),
                                 self._watch_answers(),
                                 self.slab.run(registration),
+                                announce_adapters(self.adapters, registration),
                             )
                         ]
                         await stop.wait()

@@ -1,7 +1,8 @@
-"""Warm-up: the first steps of an engine are slow, so a generation that no caller waits for takes them.
+"""Warm-up: the first steps of an engine are slow, so work that no caller waits for takes them.
 
-What is set up with the first step (kernels, buffers, the client's reading of outputs) is then there when the
-instance registers. It also shows that the engine can generate at all.
+A model that generates generates a few tokens, one that pools pools a text. What is set up with the first step
+(kernels, buffers, the client's reading of outputs) is then there when the instance registers. It also shows
+that the engine can do its work at all.
 """
 
 import asyncio
@@ -23,10 +24,21 @@ _FAILED = frozenset({"error", "abort"})
 
 
 class WarmUpError(TriptychError):
-    """vLLM's engine has started, and cannot generate: this process must be restarted."""
+    """vLLM's engine has started, and cannot do its work: this process must be restarted."""
 
 
-class GeneratingEngine(Protocol):
+class WarmUpWork(Protocol):
+    """The engine's `generate` or `encode`, with parameters."""
+
+    def __call__(self, *, prompt: Any, request_id: str) -> AsyncIterator[Any]:
+        """A request's outputs (`RequestOutput`, `PoolingRequestOutput`).
+
+        It is aborted when the iteration is cancelled.
+        """
+        ...
+
+
+class WorkingEngine(Protocol):
     """vLLM's `AsyncLLM`, as far as it is used here."""
 
     vllm_config: Any
@@ -34,45 +46,44 @@ class GeneratingEngine(Protocol):
 
     def get_tokenizer(self) -> Any: ...
 
-    def generate(self, prompt: Any, sampling_params: Any, request_id: str) -> AsyncIterator[Any]:
-        """A request's outputs (`RequestOutput`); it is aborted when the iteration is cancelled."""
-        ...
-
     async def reset_prefix_cache(self) -> bool: ...
 
 
 async def warm_up(
-    engine: GeneratingEngine, sampling_params: Any, stop: StopSignal, step_timeout_s: float
+    engine: WorkingEngine, work: WarmUpWork | None, stop: StopSignal, step_timeout_s: float
 ) -> None:
-    """Return when the engine has generated, or, without that, when `stop` is set.
+    """Return when the engine has done `work`, or, without that, when `stop` is set.
 
     Nothing of it stays: neither in vLLM's metrics nor in the prefix cache.
 
     Args:
-        sampling_params: vLLM's, for `NUM_OUTPUT_TOKENS` tokens, with one output for each step.
+        work: for a model that generates, `NUM_OUTPUT_TOKENS` tokens, with one output for each step; None:
+            nothing is done.
         step_timeout_s: no step of the engine takes longer.
 
     Raises:
         WarmUpError: the engine failed, died, or hangs.
     """
+    if work is None:
+        return
     started_s = time.monotonic()
     try:
         async with asyncio.TaskGroup() as group:
-            generation = group.create_task(_generate(engine, sampling_params, step_timeout_s))
+            working = group.create_task(_do(engine, work, step_timeout_s))
             stopped = group.create_task(stop.wait())
-            await asyncio.wait((generation, stopped), return_when=asyncio.FIRST_COMPLETED)
-            generation.cancel()
+            await asyncio.wait((working, stopped), return_when=asyncio.FIRST_COMPLETED)
+            working.cancel()
             stopped.cancel()
     except* WarmUpError as failures:
         raise failures.exceptions[0] from failures.exceptions[0].__cause__
     elapsed_s = round(time.monotonic() - started_s, 3)
-    if generation.cancelled():
+    if working.cancelled():
         log.info("warm-up ended: stop requested", elapsed_s=elapsed_s)
     else:
-        log.info("engine is warm", num_prompt_tokens=generation.result(), elapsed_s=elapsed_s)
+        log.info("engine is warm", num_prompt_tokens=working.result(), elapsed_s=elapsed_s)
 
 
-async def _generate(engine: GeneratingEngine, sampling_params: Any, step_timeout_s: float) -> int:
+async def _do(engine: WorkingEngine, work: WarmUpWork, step_timeout_s: float) -> int:
     """Return the number of the prompt's tokens.
 
     Raises:
@@ -83,23 +94,30 @@ async def _generate(engine: GeneratingEngine, sampling_params: Any, step_timeout
         async with asyncio.timeout(step_timeout_s) as limit:
             with _uncounted(engine):
                 token_ids = _prompt(engine)
-                finish_reason: str | None = None
-                prompt = {"prompt_token_ids": token_ids}
-                async for output in engine.generate(prompt, sampling_params, "warm-up"):
+                end: str | None = None
+                async for output in work(prompt={"prompt_token_ids": token_ids}, request_id="warm-up"):
                     limit.reschedule(loop.time() + step_timeout_s)
-                    finish_reason = output.outputs[0].finish_reason
+                    end = _end_of(output)
                 # False where a block is still held: what stays is evicted as all others are.
                 await engine.reset_prefix_cache()
     except TimeoutError as error:
         raise WarmUpError(f"warm-up: vLLM's engine has not answered for {step_timeout_s} s") from error
     except Exception as error:
-        raise WarmUpError(f"warm-up: vLLM's engine cannot generate: {error!r}") from error
-    if finish_reason is None or finish_reason in _FAILED:
-        raise WarmUpError(f"warm-up: vLLM's engine ended a generation with {finish_reason!r}")
+        raise WarmUpError(f"warm-up: vLLM's engine cannot do its work: {error!r}") from error
+    if end is None or end in _FAILED:
+        raise WarmUpError(f"warm-up: vLLM's engine ended its work with {end!r}")
     return len(token_ids)
 
 
-def _prompt(engine: GeneratingEngine) -> list[int]:
+def _end_of(output: Any) -> str | None:
+    """Why it ended, if it did. What pools has one output, at its end, and no reason."""
+    if not isinstance(output.outputs, list):
+        return "pooled"
+    reason: str | None = output.outputs[0].finish_reason
+    return reason
+
+
+def _prompt(engine: WorkingEngine) -> list[int]:
     """Tokens of plain text: those that stand for media need media."""
     config = engine.vllm_config
     num_tokens = min(
@@ -113,7 +131,7 @@ def _prompt(engine: GeneratingEngine) -> list[int]:
 
 
 @contextmanager
-def _uncounted(engine: GeneratingEngine) -> Iterator[None]:
+def _uncounted(engine: WorkingEngine) -> Iterator[None]:
     """What the engine reports meanwhile is dropped: these first tokens are slow, and no caller's."""
     manager = engine.logger_manager
     if manager is None:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from triptych_common.protocol.messages import Compute, InstanceRecord, Role, Sharing
-from triptych_gateway.routing.router import Router, choose_namespace, shares_compute
+from triptych_gateway.routing.router import Router, choose_namespace, shares_compute, unloaded_adapters
 
 D, X, Y, Z = (digit * 64 for digit in "0123")  # digests of namespaces
 
@@ -75,6 +75,30 @@ def test_namespace_is_one_that_encoder_and_server_share() -> None:
     assert choose_namespace([pd("a", X), encoder(X, draining=True)], "m") == X
     assert choose_namespace([encoder(X)], "m") is None
     assert choose_namespace([pd("a", X)], "other") is None
+
+
+def test_an_adapter_is_served_by_those_that_have_it() -> None:
+    records = [pd("a"), pd("b", X, adapters=("french",)), pd("c", adapters=("french",), draining=True)]
+    assert pick(Router(2.0), records, model="french") == "b"
+    assert pick(Router(2.0), records, model="french", namespace_digest=D) is None
+    assert pick(Router(2.0), records, model="dutch") is None
+    assert {pick(Router(2.0), [record]) for record in records} == {"a", "b", None}, "the model itself, too"
+    assert choose_namespace([*records, encoder(X)], "french") == X
+
+
+@pytest.mark.parametrize(
+    ("after", "unloaded"),
+    [
+        ([pd("a", adapters=("french", "dutch"))], set()),
+        ([pd("a", adapters=("french",))], {"dutch"}),
+        ([pd("a")], {"french", "dutch"}),
+        ([], set()),  # it ended, and may come back
+        ([pd("a").model_copy(update={"boot_id": "another life"})], set()),
+        ([pd("b"), pd("a", adapters=("dutch", "greek"))], {"french"}),
+    ],
+)
+def test_adapters_that_a_living_instance_has_no_more(after: list[InstanceRecord], unloaded: set[str]) -> None:
+    assert unloaded_adapters([pd("a", adapters=("french", "dutch")), pd("c")], after) == unloaded
 
 
 @pytest.mark.parametrize(

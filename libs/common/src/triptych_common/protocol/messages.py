@@ -24,6 +24,8 @@ from triptych_common.protocol.urls import BaseUrlText
 SCHEMA_VERSION = 2
 IMAGE_FORMAT_PATTERN = r"^[A-Z0-9]{1,16}$"  # Pillow's names of formats
 MAX_IMAGE_SIDE = 1 << 20  # pixels; PNG and BMP can declare more, which the gateway refuses
+MAX_ADAPTERS = 1000  # that one instance announces
+MAX_ADAPTER_CHARS = 200
 
 
 class Message(BaseModel):
@@ -228,6 +230,7 @@ class Compute(Message):
     priority: str | None = None  # CUDA_MPS_CLIENT_PRIORITY
 
 
+AdapterName = Annotated[str, StringConstraints(min_length=1, max_length=MAX_ADAPTER_CHARS)]
 PlaceholderToken = Annotated[str, StringConstraints(min_length=1, max_length=200)]
 
 
@@ -239,6 +242,7 @@ class InstanceRecord(Message):
     role: Role
     url: BaseUrlText | None = None  # HTTP base, for roles that are called by HTTP
     model: str | None = None  # served model name
+    adapters: tuple[AdapterName, ...] = Field(default=(), max_length=MAX_ADAPTERS)  # LoRA's
     namespace_digest: NamespaceDigestText | None = None  # weights, processor, dtype, vLLM version
     dtype: str | None = None
     item_limits: dict[Modality, PositiveInt] = Field(default_factory=dict)  # of a request, that it encodes

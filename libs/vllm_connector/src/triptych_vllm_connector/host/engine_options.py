@@ -98,6 +98,21 @@ def check_engine_options(args: Any) -> None:
     Raises:
         UnsupportedOptionError: the message names the option.
     """
+    if args.data_parallel_size > 1:
+        raise UnsupportedOptionError(
+            "--data-parallel-size cannot be above 1: start an instance for each engine instead, as "
+            "`./triptych up --encoders N --prefill-decodes N` does; the gateway spreads requests over them"
+        )
+    if args.pipeline_parallel_size > 1:
+        raise UnsupportedOptionError(
+            "--pipeline-parallel-size cannot be above 1: items are handed over to one stage. "
+            "Use --tensor-parallel-size"
+        )
+    if args.enable_tower_connector_lora:
+        raise UnsupportedOptionError(
+            "--enable-tower-connector-lora cannot be set: encoders apply no LoRA adapter, since an item is "
+            "encoded once for all that ask for it. Adapters of the language model need --enable-lora alone"
+        )
     for modality, options in (args.media_io_kwargs or {}).items():
         if options:
             # vLLM folds them into an item's identity, which the gateway has named: it would not be found.

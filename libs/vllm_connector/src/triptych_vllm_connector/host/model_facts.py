@@ -22,8 +22,11 @@ def placeholder_text(processor: Any, modality: str) -> str:
 def placeholder_tokens(processor: Any, tokenizer: Any) -> tuple[str, ...]:
     """What stands for items in a prompt, or around them: no text of a caller may hold it.
 
-    Special tokens; or the whole text, where it is none, and vLLM looks for it as text.
+    Special tokens; or the whole text, where it is none, and vLLM looks for it as text. `processor`: None for
+    a model of text alone.
     """
+    if processor is None:
+        return ()
     found: set[str] = set()
     added = tokenizer.get_added_vocab()
     for modality in processor.info.supported_mm_limits:

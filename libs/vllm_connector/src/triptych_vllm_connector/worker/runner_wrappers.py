@@ -48,6 +48,26 @@ def _computing(share: ComputeShare | None, work: Work) -> Iterator[None]:
         share.end_step()
 
 
+@contextlib.contextmanager
+def _sampling_in_vain_without_seed(runner: Any) -> Iterator[None]:
+    """On a CPU: a prompt that is not computed to its end takes nothing of its request's seed.
+
+    vLLM 0.32 samples for such a prompt too and drops the token. Then it sets the request's generator back by
+    an offset, which generators of a CPU do not have: without this, a seed would end the engine.
+    """
+    if runner.device.type != "cpu":
+        yield
+        return
+    batch = runner.input_batch
+    is_dropped = runner.discard_request_mask.np[: batch.num_reqs]
+    dropped = [index for index in batch.generators if index < batch.num_reqs and is_dropped[index]]
+    held = {index: batch.generators.pop(index) for index in dropped}
+    try:
+        yield
+    finally:
+        batch.generators.update(held)
+
+
 class EncoderNotAllowedError(TriptychError):
     """A step asked for the encoder on an instance that must not encode."""
 
@@ -112,7 +132,8 @@ class DisaggEncodeGPURunnerWrapper:
 class DisaggPrefillDecodeGPURunnerWrapper:
     """prefill_decode: never lets a step run the encoder, unless the instance has one for fallback.
 
-    Injection is timed where it happens, in `LoadingWorker`.
+    Prompts that begin in part may have a seed, on a CPU too. Injection is timed where it happens, in
+    `LoadingWorker`.
     """
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
@@ -132,6 +153,10 @@ class DisaggPrefillDecodeGPURunnerWrapper:
             return super().execute_model(scheduler_output, *args, **kwargs)  # type: ignore[misc]
         with _computing(connector.share, _work_of(scheduler_output)):
             return super().execute_model(scheduler_output, *args, **kwargs)  # type: ignore[misc]
+
+    def sample_tokens(self, *args: Any, **kwargs: Any) -> Any:
+        with _sampling_in_vain_without_seed(self):
+            return super().sample_tokens(*args, **kwargs)  # type: ignore[misc]
 
 
 def wrap(runner: Runner, is_producer: bool) -> Runner:

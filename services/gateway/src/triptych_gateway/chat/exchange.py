@@ -2,7 +2,7 @@
 
     admitted -> read -> parsed -> [media served by `media_serving`] -> forwarded -> first chunk -> end
 
-`ChatExchange` is a chat's, `TextExchange` any other's.
+`ChatExchange` is a chat's, `SoundExchange` that of a form with a sound, `TextExchange` any other's.
 
 Until the first chunk nothing is sent to the client, so every failure is a proper HTTP error; after
 it, an error event in the stream. A client that goes away cancels all of it, which aborts the request
@@ -31,6 +31,7 @@ from triptych_gateway.access.key_limits import RequestDemand
 from triptych_gateway.access.request_limiter import Booking, RequestLimiter
 from triptych_gateway.chat.forward import Arrival, Dispatch, Forwarder
 from triptych_gateway.chat.media_serving import MediaServing
+from triptych_gateway.chat.sound_request import SoundRequest, read_sound_request
 from triptych_gateway.chat.streaming import ClientStream
 from triptych_gateway.chat.upstream_body import text_body
 from triptych_gateway.endpoints.endpoint import ChatForm, Endpoint
@@ -47,7 +48,7 @@ from triptych_gateway.tracing.trace_trust import TraceTrust
 
 log = get_logger(__name__)
 
-Request = TypeVar("Request", bound=ChatRequest | TextRequest)
+Request = TypeVar("Request", bound=ChatRequest | TextRequest | SoundRequest)
 
 CLIENT_CLOSED_REQUEST = 499
 ERROR_TIMEOUT_S = 1.0  # for a client that may have stopped reading
@@ -151,8 +152,8 @@ class Exchange(ABC, Generic[Request]):
         metrics.duration_s.observe(time.monotonic() - self._arrived_at)
 
     @abstractmethod
-    async def _parse(self, body: SplitBody, booking: Booking) -> Request:
-        """The request of `body`, checked."""
+    async def _read(self, booking: Booking, guard: Guard) -> Request:
+        """The request as it comes, checked."""
 
     @abstractmethod
     def _with_model(self, request: Request) -> Request:
@@ -170,7 +171,8 @@ class Exchange(ABC, Generic[Request]):
         for name, value in self._caller.fields.items():
             root.set_attribute(f"triptych.{name}", value)
         with parts.limiter.hold_request(), parts.limiter.hold_bytes() as booking, Guard() as guard:
-            request = await self._read_request(booking, guard)
+            request = await self._read(booking, guard)
+            request = cast("Request", request.of_tenant(self._caller.salt))  # of its own class
             root.on_request(request.body, stream=request.stream, num_items=len(request.media))
             deadline = self._arrived_at + parts.first_token_timeout_s
             arrival = Arrival(self._request_id, self._caller, root, self._arrived_at, deadline)
@@ -194,19 +196,20 @@ class Exchange(ABC, Generic[Request]):
             return None
         return header_of(self._scope, b"x-api-key")
 
-    async def _read_request(self, booking: Booking, guard: Guard) -> Request:
-        parts = self._parts
-        limit = asyncio.get_running_loop().call_later(
-            parts.body_timeout_s, lambda: guard.fail(body_timeout())
-        )
+    async def _read_body(self, booking: Booking, guard: Guard) -> SplitBody:
+        max_bytes = self._parts.max_body_bytes
+        with self._body_time(guard):
+            return await read_body(self._scope, self._receive, max_bytes=max_bytes, on_growth=booking.resize)
+
+    @contextmanager
+    def _body_time(self, guard: Guard) -> Iterator[None]:
+        """While the block runs, a client that sends too slowly is refused by `guard`."""
+        loop = asyncio.get_running_loop()
+        limit = loop.call_later(self._parts.body_timeout_s, lambda: guard.fail(body_timeout()))
         try:
-            body = await read_body(
-                self._scope, self._receive, max_bytes=parts.max_body_bytes, on_growth=booking.resize
-            )
+            yield
         finally:
             limit.cancel()
-        request = await self._parse(body, booking)
-        return cast("Request", request.of_tenant(self._caller.salt))  # of its own class
 
     async def _watch_client(self, client: ClientStream, guard: Guard) -> None:
         """Until the answer has ended, or the client goes away, which `guard` is told."""
@@ -227,7 +230,7 @@ class Exchange(ABC, Generic[Request]):
             request.model,
             request.body,
             request.num_prompt_bytes,
-            sum(part.num_sent_bytes for part in request.media),
+            request.num_media_bytes,
             takes_stream_options=self._endpoint.takes_stream_options,
         )
         limiter = self._parts.key_limiter
@@ -261,7 +264,8 @@ class Exchange(ABC, Generic[Request]):
 class ChatExchange(Exchange[ChatRequest]):
     """A chat in any form, perhaps with media."""
 
-    async def _parse(self, body: SplitBody, booking: Booking) -> ChatRequest:
+    async def _read(self, booking: Booking, guard: Guard) -> ChatRequest:
+        body = await self._read_body(booking, guard)
         return await self._parts.parser.parse(body, booking.resize, self._endpoint)
 
     def _with_model(self, request: ChatRequest) -> ChatRequest:
@@ -283,7 +287,8 @@ class ChatExchange(Exchange[ChatRequest]):
 class TextExchange(Exchange[TextRequest]):
     """A request without media."""
 
-    async def _parse(self, body: SplitBody, booking: Booking) -> TextRequest:
+    async def _read(self, booking: Booking, guard: Guard) -> TextRequest:
+        body = await self._read_body(booking, guard)
         return await self._parts.text_parser.parse(body, self._endpoint, booking.resize)
 
     def _with_model(self, request: TextRequest) -> TextRequest:
@@ -295,6 +300,42 @@ class TextExchange(Exchange[TextRequest]):
         await self._parts.instances.wait_model(request.model)
         arrival.root.on_model(request.model)
         dispatch = Dispatch(arrival, request, text_body(request), endpoint=self._endpoint)
+        await self._parts.forwarder.forward(dispatch, client)
+
+
+class SoundExchange(Exchange[SoundRequest]):
+    """A form with a sound, which goes as it is to an instance that encodes sounds itself."""
+
+    async def _read(self, booking: Booking, guard: Guard) -> SoundRequest:
+        with self._body_time(guard):
+            return await read_sound_request(
+                self._scope,
+                self._receive,
+                self._endpoint,
+                max_bytes=self._parts.max_body_bytes,
+                on_growth=booking.resize,
+            )
+
+    def _with_model(self, request: SoundRequest) -> SoundRequest:
+        return request.of_model(request.model or self._parts.instances.only_model(self._caller.may_use))
+
+    async def _serve(
+        self, request: SoundRequest, arrival: Arrival, booking: Booking, client: ClientStream
+    ) -> None:
+        instances = self._parts.instances
+        await instances.wait_model(request.model)
+        arrival.root.on_model(request.model)
+        if request.has_salt or not instances.encodes_sounds(request.model):
+            path = self._endpoint.path
+            raise RequestError(404, "endpoint_not_served", f"this model does not serve {path}", "model")
+        dispatch = Dispatch(
+            arrival,
+            request,
+            request.form,
+            needs_tower=True,
+            endpoint=self._endpoint,
+            content_type=request.content_type,
+        )
         await self._parts.forwarder.forward(dispatch, client)
 
 

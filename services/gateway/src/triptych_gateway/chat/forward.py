@@ -17,6 +17,7 @@ from triptych_common.protocol.messages import InstanceRecord
 from triptych_common.telemetry import get_logger, span, trace_headers
 from triptych_gateway.access.callers import Caller
 from triptych_gateway.access.key_limiter import RequestCharge
+from triptych_gateway.chat.sound_request import SoundRequest
 from triptych_gateway.chat.streaming import ClientStream, relay_stream, relay_whole
 from triptych_gateway.chat.token_times import TokenTimes
 from triptych_gateway.chat.upstream import Answer, DrainingError, UnreachableError, open_answer
@@ -65,7 +66,7 @@ class Dispatch:
     """What is sent to prefill_decode, and to which instances it may go."""
 
     arrival: Arrival
-    request: ChatRequest | TextRequest
+    request: ChatRequest | SoundRequest | TextRequest
     body: bytes
     namespace_digest: str | None = None  # None: text only, any namespace
     needs_tower: bool = False  # the media are sent raw
@@ -74,6 +75,7 @@ class Dispatch:
     course: Course | None = None  # None: no media
     endpoint: Endpoint = CHAT
     path: str | None = None  # with a query, if there is one; None: the endpoint's
+    content_type: str = "application/json"
 
 
 OnAnswer = Callable[[Dispatch, InstanceRecord], Awaitable[None]]
@@ -137,6 +139,7 @@ class Forwarder:
     async def _begin(self, dispatch: Dispatch, record: InstanceRecord) -> tuple[Answer, Answering]:
         """The answer at its first chunk. On failure nothing stays open, and nothing counted."""
         headers = {"X-Request-Id": dispatch.arrival.request_id, **trace_headers()}
+        headers["Content-Type"] = dispatch.content_type
         stream, router = dispatch.request.stream, self.instances.router
         # Only a stream shows its first token; a whole answer is bound by the request's own limit.
         limit_s = dispatch.arrival.first_token_deadline - time.monotonic() if stream else None

@@ -35,12 +35,13 @@ class MessagesErrorAnswer(BaseModel):
 
 
 class ModelCard(BaseModel):
-    """A model that is served."""
+    """A model that is served, or a LoRA adapter of one."""
 
     id: str
     object: Literal["model"]
     created: int
     owned_by: str
+    parent: str | None  # the model that an adapter belongs to
 
 
 class ModelList(BaseModel):

@@ -31,6 +31,7 @@ class EndpointKind(StrEnum):
     STORED = "stored"  # one response that was stored: nothing is computed
     GENERATE = "generate"  # text in, tokens out
     POOL = "pool"  # text in, numbers out; served by models that pool
+    SOUND = "sound"  # a form with a sound in, text out; served by instances that encode sounds themselves
     TOKENIZE = "tokenize"  # nothing is computed
     LOCAL = "local"  # answered by the gateway itself
 
@@ -68,6 +69,7 @@ class Endpoint:
     answer_type: str = "application/json"  # "": the answer is empty
     form: BodyForm = BodyForm.JSON
     chat_form: ChatForm = ChatForm.COMPLETIONS
+    required: tuple[str, ...] = ()  # fields of a form
     query: Mapping[str, Schema] = field(default_factory=dict)
     error_statuses: tuple[int, ...] = ()  # of a local answer, besides those that follow from the rest
     needs_key: bool = True
@@ -86,7 +88,7 @@ class Endpoint:
     @property
     def takes_stream_options(self) -> bool:
         """Other streams tell their usage unasked."""
-        return self.streams and self.chat_form is ChatForm.COMPLETIONS
+        return self.streams and self.form is BodyForm.JSON and self.chat_form is ChatForm.COMPLETIONS
 
     @property
     def operation(self) -> str:

@@ -192,6 +192,27 @@ RESPONSE: Mapping[str, Schema] = {
     "enable_response_messages": BOOLEAN,
     "user": STRING,
 }
+SOUND: Mapping[str, Schema] = {
+    "file": {"type": "string", "format": "binary"},
+    "model": STRING,
+    "language": STRING,
+    "to_language": STRING,
+    "prompt": STRING,
+    "response_format": STRING,
+    "timestamp_granularities[]": STRING,
+    "stream": STREAM,
+    "stream_include_usage": BOOLEAN,
+    "stream_continuous_usage_stats": BOOLEAN,
+    "temperature": NUMBER,
+    "top_p": NUMBER,
+    "top_k": INTEGER,
+    "min_p": NUMBER,
+    "seed": INTEGER,
+    "presence_penalty": NUMBER,
+    "frequency_penalty": NUMBER,
+    "repetition_penalty": NUMBER,
+    "max_completion_tokens": INTEGER,
+}
 TOKENIZE: Mapping[str, Schema] = {
     "prompt": {"type": "string"},
     "messages": MESSAGES,
@@ -228,6 +249,7 @@ def listed(key: str, **others: Schema) -> Schema:
 GENERATED = listed("choices", object={"type": "string"}, created={"type": "integer"})
 POOLED = listed("data", object={"type": "string"}, created={"type": "integer"})
 RANKED = listed("results")
+WRITTEN: Schema = {"type": "object", "properties": {"text": {"type": "string"}}}
 TOKENS: Schema = {
     "type": "object",
     "properties": {

@@ -93,7 +93,7 @@ def _body(endpoint: Endpoint, schemas: dict[str, Any]) -> dict[str, Any]:
         schema = {
             "type": "object",
             "properties": dict(endpoint.passed_fields),
-            "required": ["file", "purpose"],
+            "required": list(endpoint.required),
         }
         return {"multipart/form-data": {"schema": schema}}
     own = {} if endpoint.body is None else endpoint.body.model_json_schema(ref_template=_REF)

@@ -185,6 +185,25 @@ FORWARDED = (
         )
         for path in ("/rerank", "/v1/rerank", "/v2/rerank")
     ),
+    *(
+        Endpoint(
+            path,
+            EndpointKind.SOUND,
+            "audio",
+            summary,
+            form=BodyForm.FORM,
+            passed_fields=fields.SOUND,
+            required=("file",),
+            inputs=("prompt",),
+            answer=fields.WRITTEN,
+            streams=True,
+            takes_media=True,
+        )
+        for path, summary in (
+            ("/v1/audio/transcriptions", "The text of a sound"),
+            ("/v1/audio/translations", "The text of a sound, in another language"),
+        )
+    ),
     Endpoint(
         "/tokenize",
         EndpointKind.TOKENIZE,
@@ -243,6 +262,7 @@ UPLOAD_FILE = Endpoint(
         "expires_after[seconds]": {"type": "integer"},
     },
     answer=FileObject,
+    required=("file", "purpose"),
     error_statuses=(400, 403, 404, 408, 413, 429, 503),
     takes_media=True,
 )

@@ -68,6 +68,11 @@ class ChatRequest:
     checked_tokens: frozenset[str] = frozenset()  # that its text does not contain
     endpoint: Endpoint = CHAT
 
+    @property
+    def num_media_bytes(self) -> int:
+        """Of the media that the body holds."""
+        return sum(part.num_sent_bytes for part in self.media)
+
     def check_placeholders(self, tokens: Iterable[str]) -> None:
         """That its text contains none of `tokens`, which its instance announces. As a rule that is known.
 

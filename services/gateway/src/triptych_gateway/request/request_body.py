@@ -27,7 +27,7 @@ async def read_body(
     """
     announced = header_of(scope, b"content-length") or ""
     if announced.isascii() and announced.isdigit() and int(announced) > max_bytes:
-        raise _too_large(max_bytes)
+        raise body_too_large(max_bytes)
     splitter = BodySplitter()
     while True:
         message = await receive()
@@ -35,7 +35,7 @@ async def read_body(
             raise ClientDisconnect
         chunk = message.get("body", b"")
         if splitter.num_bytes + len(chunk) > max_bytes:
-            raise _too_large(max_bytes)
+            raise body_too_large(max_bytes)
         on_growth(splitter.num_held + len(chunk))
         splitter.feed(chunk[:STEP])
         for at in range(STEP, len(chunk), STEP):
@@ -56,7 +56,8 @@ def header_of(scope: Scope, name: bytes) -> str | None:
     return next((value.decode("latin-1") for each, value in scope["headers"] if each == name), None)
 
 
-def _too_large(max_bytes: int) -> RequestError:
+def body_too_large(max_bytes: int) -> RequestError:
+    """413: whatever it holds."""
     return RequestError(413, "body_too_large", f"the body of the request is larger than {max_bytes} bytes")
 
 

@@ -44,6 +44,11 @@ class TextRequest:
     checked_tokens: frozenset[str]
     media: tuple[MediaPart, ...] = ()
 
+    @property
+    def num_media_bytes(self) -> int:
+        """Of the media that the body holds."""
+        return sum(part.num_sent_bytes for part in self.media)
+
     def check_placeholders(self, tokens: Iterable[str]) -> None:
         """As `ChatRequest` has it."""
         unchecked = frozenset(tokens) - self.checked_tokens

@@ -24,7 +24,6 @@ from triptych_gateway.chat.upstream import RESPONSE_PARAM
 from triptych_gateway.chat.upstream_body import text_body
 from triptych_gateway.endpoints.endpoint import Endpoint
 from triptych_gateway.files.file_service import FileService
-from triptych_gateway.request.split.split_body import SplitBody
 from triptych_gateway.request.text_request import TextRequest
 from triptych_gateway.responses.continuation import continue_from, record_of
 from triptych_gateway.responses.kept_images import KeptImages
@@ -74,8 +73,9 @@ class ResponseExchange(Exchange[ResponseRequest]):
         self._responses = responses
         self._found: FoundResponse | None = None
 
-    async def _parse(self, body: SplitBody, booking: Booking) -> ResponseRequest:
+    async def _read(self, booking: Booking, guard: Guard) -> ResponseRequest:
         responses = self._responses
+        body = await self._read_body(booking, guard)
         chat = await self._parts.parser.parse(body, booking.resize, self._endpoint)
         request = ResponseRequest.of_chat(chat, new_response_id())
         if request.previous_response_id is not None:
@@ -150,7 +150,8 @@ class StoredExchange(Exchange[TextRequest]):
         self._found: FoundResponse | None = None
         self._query = ""
 
-    async def _parse(self, body: SplitBody, booking: Booking) -> TextRequest:
+    async def _read(self, booking: Booking, guard: Guard) -> TextRequest:
+        await self._read_body(booking, guard)  # nothing in it counts
         response_id = self._scope["path_params"][RESPONSE_PARAM]
         is_stream, self._query = _stream_query(self._scope) if self._endpoint.streams else (False, "")
         self._found = await self._responses.index.find(response_id, self._caller)

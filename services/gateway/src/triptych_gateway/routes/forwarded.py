@@ -6,7 +6,7 @@ from typing import Any
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from triptych_gateway.chat.exchange import ChatExchange, ChatParts, Exchange, TextExchange
+from triptych_gateway.chat.exchange import ChatExchange, ChatParts, Exchange, SoundExchange, TextExchange
 from triptych_gateway.endpoints.endpoint import Endpoint, EndpointKind
 from triptych_gateway.endpoints.table import FORWARDED
 from triptych_gateway.responses.exchange import ResponseExchange, ResponseParts, StoredExchange
@@ -35,6 +35,8 @@ def _exchange_of(endpoint: Endpoint, parts: ChatParts, responses: ResponseParts)
         return partial(StoredExchange, endpoint, parts, responses)
     if endpoint.kind is EndpointKind.RESPONSE:
         return partial(ResponseExchange, endpoint, parts, responses)
+    if endpoint.kind is EndpointKind.SOUND:
+        return partial(SoundExchange, endpoint, parts)
     return partial(ChatExchange if endpoint.takes_media else TextExchange, endpoint, parts)
 
 

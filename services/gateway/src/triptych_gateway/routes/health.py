@@ -51,6 +51,7 @@ def health_routes(
                     "instance": r.instance,
                     "role": r.role,
                     "model": r.model,
+                    "adapters": r.adapters,
                     "draining": r.draining,
                     "namespace_digest": r.namespace_digest,
                     "transports": r.transports,

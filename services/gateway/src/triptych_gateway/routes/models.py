@@ -17,7 +17,8 @@ def model_routes(api_keys: ApiKeys, view: RegistryView) -> APIRouter:
     created = int(time.time())
 
     def card(model: str) -> dict[str, Any]:
-        return {"id": model, "object": "model", "created": created, "owned_by": "triptych"}
+        known = {"id": model, "object": "model", "created": created, "owned_by": "triptych"}
+        return {**known, "parent": view.parent_of(model)}
 
     async def list_models(request: Request) -> dict[str, Any]:
         caller = api_keys.check_key(request.headers.get("authorization"))

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from triptych_common.domain.errors import RequestError
-from triptych_common.protocol.messages import InstanceRecord
+from triptych_common.protocol.messages import InstanceRecord, Modality
 from triptych_gateway.errors import model_not_found, unavailable
 from triptych_gateway.routing.registry_view import RegistryView
-from triptych_gateway.routing.router import Router
+from triptych_gateway.routing.router import TOWER_ROLES, Router
 
 REFRESH_LIMIT_S = 2.0  # beyond the view's own interval
 Chosen = TypeVar("Chosen")
@@ -39,17 +39,22 @@ class Instances:
         await self._wait(model, lambda: model in self.view.models or None)
 
     def only_model(self, may_use: Callable[[str], bool]) -> str:
-        """The model of a request that names none: the only one that its caller may use.
+        """The model of a request that names none: the only one that its caller may use, and no LoRA adapter.
 
         Raises:
             RequestError: 400, there are several; 503, there is none.
         """
-        models = [each for each in self.view.models or sorted(self.view.models_seen) if may_use(each)]
+        models = [each for each in self.view.default_models if may_use(each)]
         if len(models) > 1:
             raise RequestError(400, "missing_field", "model is missing, and several are served", "model")
         if not models:
             raise self.unknown_model("")
         return models[0]
+
+    def encodes_sounds(self, model: str) -> bool:
+        """Whether an instance that serves `model` takes raw sounds."""
+        records = self.view.serving_of(model)
+        return any(r.role in TOWER_ROLES and r.item_limits.get(Modality.AUDIO, 0) for r in records)
 
     async def wait_namespace(self, model: str) -> str:
         """The namespace digest for the model's images."""

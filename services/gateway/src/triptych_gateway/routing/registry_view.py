@@ -14,7 +14,13 @@ from triptych_common.domain.errors import BusUnavailableError
 from triptych_common.protocol.messages import InstanceRecord, Modality
 from triptych_common.telemetry.logs import get_logger
 from triptych_gateway.routing.item_limits import common_limits
-from triptych_gateway.routing.router import ENCODING_ROLES, SERVING_ROLES, can_serve, choose_namespace
+from triptych_gateway.routing.router import (
+    ENCODING_ROLES,
+    SERVING_ROLES,
+    can_serve,
+    choose_namespace,
+    unloaded_adapters,
+)
 
 log = get_logger(__name__)
 
@@ -28,7 +34,9 @@ class _Facts:
     records: tuple[InstanceRecord, ...]
     serving: list[InstanceRecord]
     encoding: list[InstanceRecord]
-    models: list[str]
+    models: list[str]  # with LoRA adapters
+    base_models: list[str]  # without
+    parents: dict[str, str]  # the model that an adapter belongs to, by the adapter's name
     encoder_namespaces: frozenset[str]
     serving_of: dict[str, tuple[InstanceRecord, ...]] = field(
         default_factory=dict
@@ -41,11 +49,17 @@ class _Facts:
     def of(cls, records: tuple[InstanceRecord, ...]) -> "_Facts":
         serving = [r for r in records if r.role in SERVING_ROLES and not r.draining]
         encoding = [r for r in records if r.role in ENCODING_ROLES and not r.draining]
+        base_models = {r.model for r in serving if r.model is not None}
+        parents = {name: r.model for r in serving for name in r.adapters if r.model is not None}
+        for model in base_models:
+            parents.pop(model, None)
         return cls(
             records=records,
             serving=serving,
             encoding=encoding,
-            models=sorted({r.model for r in serving if r.model is not None}),
+            models=sorted(base_models | parents.keys()),
+            base_models=sorted(base_models),
+            parents=parents,
             encoder_namespaces=frozenset(r.namespace_digest for r in encoding if r.namespace_digest),
         )
 
@@ -60,7 +74,8 @@ class RegistryView:
         self._seen_at = float("-inf")  # monotonic seconds of the last read that succeeded
         self.records: tuple[InstanceRecord, ...] = ()
         self._known = _Facts.of(self.records)
-        self.models_seen: set[str] = set()
+        self.models_seen: set[str] = set()  # served before, and may come back
+        self._base_models_seen: set[str] = set()
 
     @property
     def is_fresh(self) -> bool:
@@ -77,8 +92,17 @@ class RegistryView:
 
     @property
     def models(self) -> list[str]:
-        """Names that are served now, sorted."""
+        """Names that are served now, sorted: models and LoRA adapters."""
         return self._facts().models
+
+    @property
+    def default_models(self) -> list[str]:
+        """What a request that names no model may mean: models that are served or were before, no adapters."""
+        return self._facts().base_models or sorted(self._base_models_seen)
+
+    def parent_of(self, model: str) -> str | None:
+        """The model that `model` is a LoRA adapter of; None: it is a model itself, or not served."""
+        return self._facts().parents.get(model)
 
     def serving_of(self, model: str) -> tuple[InstanceRecord, ...]:
         """The instances that answer requests for `model`."""
@@ -95,7 +119,7 @@ class RegistryView:
         if model not in facts.models:
             return frozenset()
         if model not in facts.placeholder_tokens:
-            tokens = (record.placeholder_tokens for record in facts.serving if record.model == model)
+            tokens = (record.placeholder_tokens for record in facts.serving if can_serve(record, model))
             facts.placeholder_tokens[model] = frozenset().union(*tokens)
         return facts.placeholder_tokens[model]
 
@@ -122,8 +146,10 @@ class RegistryView:
             return
         self._seen_at = time.monotonic()
         async with self._changed:
+            self.models_seen -= unloaded_adapters(self.records, records)
             self.records = records
             self.models_seen.update(self.models)
+            self._base_models_seen.update(self._facts().base_models)
             self._changed.notify_all()
 
     async def wait_for_refresh(self) -> None:

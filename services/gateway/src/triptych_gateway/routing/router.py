@@ -90,13 +90,22 @@ class Router:
 
 
 def can_serve(record: InstanceRecord, model: str) -> bool:
-    """Whether `record` answers requests for `model`."""
+    """Whether `record` answers requests for `model`: its model, or one of its LoRA adapters."""
     return (
         record.role in SERVING_ROLES
         and record.url is not None
-        and record.model == model
+        and (record.model == model or model in record.adapters)
         and not record.draining
     )
+
+
+def unloaded_adapters(before: Iterable[InstanceRecord], after: Iterable[InstanceRecord]) -> set[str]:
+    """Names of LoRA adapters that an instance has no more, though it lives on: nobody waits for them."""
+    living = {(record.instance, record.boot_id): set(record.adapters) for record in after}
+    lost: set[str] = set()
+    for record in before:
+        lost |= set(record.adapters) - living.get((record.instance, record.boot_id), set(record.adapters))
+    return lost
 
 
 def has_tower(records: Iterable[InstanceRecord], model: str, namespace_digest: str) -> bool:

@@ -1,0 +1,131 @@
+"""A form with a sound that is to be written down, or translated: read within bounds, and made anew.
+
+What goes to prefill_decode is a form of the gateway's own, of the fields that callers may set and the file's
+bytes: how a client's form was written is read by one parser alone, and no field passes unseen.
+"""
+
+import secrets
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+from starlette.requests import ClientDisconnect
+from starlette.types import Receive, Scope
+
+from triptych_common.domain.containers import AUDIO_CONTAINERS, HEAD_BYTES, container_of
+from triptych_common.domain.errors import RequestError
+from triptych_gateway.endpoints.endpoint import Endpoint
+from triptych_gateway.files.upload_form import FILE_FIELD, UploadForm
+from triptych_gateway.request.content_parts import MediaPart
+from triptych_gateway.request.placeholder_tokens import PlaceholderGuard
+from triptych_gateway.request.request_body import body_too_large, header_of
+
+_FLAG = TypeAdapter(bool)  # as vLLM reads it: "true" and 1 as well
+MAX_NAME_CHARS = 100  # of a field, in an error
+_COUNT = "max_completion_tokens"
+
+
+@dataclass(frozen=True, slots=True)
+class SoundRequest:
+    """A valid one."""
+
+    body: dict[str, Any]  # what is read of its fields
+    form: bytes  # what is sent
+    content_type: str
+    model: str  # "": the caller names none
+    stream: bool
+    inputs: tuple[str, ...]
+    num_prompt_bytes: int
+    num_media_bytes: int
+    has_salt: bool = False
+    media: tuple[MediaPart, ...] = ()  # none goes to encoders
+
+    def check_placeholders(self, tokens: Iterable[str]) -> None:
+        """As `ChatRequest` has it."""
+        PlaceholderGuard(tuple(tokens)).check_texts(self.body, (), self.inputs)
+
+    def of_tenant(self, salt: str) -> "SoundRequest":
+        """As `ChatRequest` has it; there is no field that would carry the salt."""
+        return replace(self, has_salt=bool(salt))
+
+    def of_model(self, model: str) -> "SoundRequest":
+        """The request for a model that its caller has not named."""
+        return replace(self, model=model)
+
+
+async def read_sound_request(
+    scope: Scope,
+    receive: Receive,
+    endpoint: Endpoint,
+    *,
+    max_bytes: int,
+    on_growth: Callable[[int], None],
+) -> SoundRequest:
+    """The whole form of the ASGI request `scope`. Bound it.
+
+    Args:
+        endpoint: knows the fields that callers may set.
+        on_growth: called with the number of bytes before so many are held; may raise.
+
+    Raises:
+        RequestError: 400 the form, a field or the sound is not valid; 413 too large.
+        ClientDisconnect: the client went away.
+    """
+    form, sound, num_bytes = UploadForm.of_content_type(header_of(scope, b"content-type")), bytearray(), 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
+        chunk = message.get("body", b"")
+        num_bytes += len(chunk)
+        if num_bytes > max_bytes:
+            raise body_too_large(max_bytes)
+        on_growth(2 * num_bytes)  # as it came, and in the form that is sent
+        for piece in form.feed(chunk):
+            sound += piece
+        if not message.get("more_body"):
+            break
+    form.finish()
+    return _checked(form.fields, sound, endpoint)
+
+
+def _checked(fields: Mapping[str, str], sound: bytearray, endpoint: Endpoint) -> SoundRequest:
+    for name in fields:
+        if name not in endpoint.passed_fields:
+            shown = name[:MAX_NAME_CHARS]
+            raise RequestError(400, "field_not_allowed", f"{shown} may not be set by callers", shown)
+    if container_of(bytes(sound[:HEAD_BYTES]), AUDIO_CONTAINERS) is None:
+        message = f"{FILE_FIELD} is no audio of a known format: {', '.join(AUDIO_CONTAINERS)}"
+        raise RequestError(400, "invalid_audio", message, FILE_FIELD)
+    boundary = secrets.token_hex(16)
+    form = _written(fields, sound, boundary)
+    count = fields.get(_COUNT, "")
+    body: dict[str, Any] = {name: fields[name] for name in ("model", *endpoint.inputs) if name in fields}
+    if count.isascii() and count.isdigit() and len(count) < 10:
+        body[_COUNT] = int(count)
+    return SoundRequest(
+        body=body,
+        form=form,
+        content_type=f"multipart/form-data; boundary={boundary}",
+        model=fields.get("model", ""),
+        stream=_flag(fields, "stream"),
+        inputs=endpoint.inputs,
+        num_prompt_bytes=len(form) - len(sound),
+        num_media_bytes=len(sound),
+    )
+
+
+def _flag(fields: Mapping[str, str], name: str) -> bool:
+    try:
+        return _FLAG.validate_python(fields.get(name) or "false")
+    except ValidationError as error:
+        raise RequestError(400, "invalid_value", f"{name} must be true or false", name) from error
+
+
+def _written(fields: Mapping[str, str], sound: bytearray, boundary: str) -> bytes:
+    """`boundary` is by chance, so no content has it."""
+    start = f'--{boundary}\r\nContent-Disposition: form-data; name="'
+    parts = [f'{start}{name}"\r\n\r\n{value}\r\n'.encode() for name, value in fields.items()]
+    head = f'{start}{FILE_FIELD}"; filename="audio"\r\nContent-Type: application/octet-stream\r\n\r\n'
+    return b"".join((*parts, head.encode(), sound, f"\r\n--{boundary}--\r\n".encode()))

@@ -1,0 +1,61 @@
+"""LoRA adapters: their names are in the instance's record, so gateways send it requests that name one.
+
+    loaded at the start (`--lora-modules`), loaded or unloaded later --> table --changed--> record
+
+vLLM loads them at run time where `VLLM_ALLOW_RUNTIME_LORA_UPDATING` is set, by requests to this instance's
+own port. Nothing asks for the names again and again: vLLM keeps them in a table, and that is ours.
+"""
+
+import asyncio
+from contextlib import suppress
+from typing import Any
+
+from triptych_common.coordination import Registration
+from triptych_common.domain.errors import BusUnavailableError
+from triptych_common.protocol.messages import MAX_ADAPTER_CHARS, MAX_ADAPTERS
+from triptych_common.telemetry.logs import get_logger
+
+log = get_logger(__name__)
+
+
+class AdapterTable(dict[str, Any]):
+    """vLLM's `LoRARequest`s by name; `changed` is set when one comes or goes."""
+
+    def __init__(self, loaded: dict[str, Any]) -> None:
+        super().__init__(loaded)
+        self.changed = asyncio.Event()
+
+    @classmethod
+    def of(cls, models: Any) -> "AdapterTable":
+        """In the place of the table that vLLM's `OpenAIServingModels` made."""
+        table = cls(models.lora_requests)
+        models.lora_requests = table
+        return table
+
+    def __setitem__(self, name: str, adapter: Any) -> None:
+        super().__setitem__(name, adapter)
+        self.changed.set()
+
+    def __delitem__(self, name: str) -> None:
+        super().__delitem__(name)
+        self.changed.set()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Those that can be announced."""
+        fitting = sorted(name for name in self if 0 < len(name) <= MAX_ADAPTER_CHARS)[:MAX_ADAPTERS]
+        if len(fitting) < len(self):
+            log.warning("LoRA adapters not announced", num_adapters=len(self) - len(fitting))
+        return tuple(fitting)
+
+
+async def announce_adapters(table: AdapterTable, registration: Registration) -> None:
+    """Until cancelled: put what has changed into the instance's record."""
+    while True:
+        await table.changed.wait()
+        table.changed.clear()
+        names = table.names
+        if names != registration.record.adapters:
+            with suppress(BusUnavailableError):  # it goes out with the next heartbeat
+                await registration.update(adapters=names)
+            log.info("LoRA adapters announced", adapters=names)
