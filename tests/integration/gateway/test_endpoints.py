@@ -24,10 +24,8 @@ def url_of(endpoint: Endpoint) -> str:
     return path
 
 
-# All that is forwarded and has a body.
-WITH_BODY = [
-    endpoint for endpoint in FORWARDED if endpoint.form is BodyForm.JSON
-]  # forms: chat/test_sounds.py
+# All that is forwarded and has a body of JSON; forms are in chat/test_sounds.py.
+WITH_BODY = [endpoint for endpoint in FORWARDED if endpoint.form is BodyForm.JSON]
 
 
 def body_of(endpoint: Endpoint) -> dict[str, Any]:

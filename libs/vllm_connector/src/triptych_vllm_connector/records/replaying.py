@@ -6,6 +6,7 @@ a record says is checked before vLLM sees it; one that is wrong ends its request
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextvars import ContextVar
 from functools import partial
 from typing import Any
 

@@ -24,6 +24,7 @@ from triptych_gateway.chat.upstream import RESPONSE_PARAM
 from triptych_gateway.chat.upstream_body import text_body
 from triptych_gateway.endpoints.endpoint import Endpoint
 from triptych_gateway.files.file_service import FileService
+from triptych_gateway.race import Guard
 from triptych_gateway.request.text_request import TextRequest
 from triptych_gateway.responses.continuation import continue_from, record_of
 from triptych_gateway.responses.kept_images import KeptImages
