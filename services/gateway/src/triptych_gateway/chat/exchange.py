@@ -27,23 +27,23 @@ from triptych_common.telemetry import get_logger
 from triptych_gateway.access.auth import ApiKeys
 from triptych_gateway.access.callers import ANONYMOUS
 from triptych_gateway.access.key_limiter import KeyLimiter
-from triptych_gateway.access.key_limits import RequestDemand
+from triptych_gateway.access.key_limits import PRIORITY_FIELD, RequestDemand
 from triptych_gateway.access.request_limiter import Booking, RequestLimiter
 from triptych_gateway.chat.forward import Arrival, Dispatch, Forwarder
 from triptych_gateway.chat.media_serving import MediaServing
 from triptych_gateway.chat.streaming import ClientStream
 from triptych_gateway.chat.upstream_body import text_body
-from triptych_gateway.endpoints.endpoint import Endpoint
+from triptych_gateway.endpoints.endpoint import Endpoint, EndpointKind
 from triptych_gateway.errors import error_event, error_response, unavailable
 from triptych_gateway.metrics import GatewayMetrics
-from triptych_gateway.race import Guard
+from triptych_gateway.race import Guard, StepTimer
 from triptych_gateway.request.chat_request import ChatRequest, RequestParser
 from triptych_gateway.request.request_body import body_timeout, header_of, read_body, wait_disconnect
 from triptych_gateway.request.split.split_body import SplitBody
 from triptych_gateway.request.text_request import TextParser, TextRequest
 from triptych_gateway.routing.instances import Instances
 from triptych_gateway.tracing.request_span import RequestSpan, request_span
-from triptych_gateway.tracing.trace_trust import TraceTrust
+from triptych_gateway.tracing.trace_trust import TraceTrust, address_of
 
 log = get_logger(__name__)
 
@@ -92,6 +92,7 @@ class ChatParts:
     key_limiter: KeyLimiter
     max_body_bytes: int
     body_timeout_s: float
+    body_piece_timeout_s: float
     parser: RequestParser
     text_parser: TextParser
     first_token_timeout_s: float
@@ -124,8 +125,8 @@ class Exchange(ABC, Generic[Request]):
         with request_span(
             self._request_id,
             operation=self._endpoint.operation,
-            method=self._scope["method"],
             route=self._endpoint.path,
+            scope=self._scope,
             arrived_at=self._arrived_at,
             context=self._parts.trace_trust.context_of(self._scope),
         ) as root:
@@ -192,9 +193,16 @@ class Exchange(ABC, Generic[Request]):
             parts.body_timeout_s, lambda: guard.fail(body_timeout())
         )
         try:
-            body = await read_body(
-                self._scope, self._receive, max_bytes=parts.max_body_bytes, on_growth=booking.resize
-            )
+            with StepTimer(guard, parts.body_piece_timeout_s) as timer:
+
+                def on_growth(num_bytes: int) -> None:
+                    timer.begin_step(body_timeout)  # the next piece
+                    booking.resize(num_bytes)
+
+                timer.begin_step(body_timeout)
+                body = await read_body(
+                    self._scope, self._receive, max_bytes=parts.max_body_bytes, on_growth=on_growth
+                )
         finally:
             limit.cancel()
         return (await self._parse(body, booking)).of_tenant(self._caller.salt)
@@ -214,6 +222,9 @@ class Exchange(ABC, Generic[Request]):
         if limits is None:
             await self._serve(request, arrival, booking, client)
             return
+        if limits.priority is not None and self._endpoint.kind is not EndpointKind.TOKENIZE:
+            request = replace(request, body=limits.with_priority(request.body))
+            arrival = replace(arrival, priority=request.body[PRIORITY_FIELD])
         demand = RequestDemand(
             request.model,
             request.body,
@@ -234,6 +245,7 @@ class Exchange(ABC, Generic[Request]):
             status=error.status_code,
             code=error.code,
             param=error.param,
+            client=str(address_of(self._scope)),
             **self._caller.fields,
         )
         try:

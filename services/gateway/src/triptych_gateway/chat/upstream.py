@@ -26,7 +26,6 @@ _NOT_NOW = frozenset({502, 503})  # starting, draining, or its engine is dead: a
 # vLLM's for a prompt that is too long, which it finds in three places and gives no code.
 NO_ROUTE_PHRASES = (None, "Not Found")  # its 404 for a path that it does not serve with this model
 TOO_LONG_PHRASES = ("maximum context length", "longer than the maximum model length")
-MAX_ANSWER_BYTES = 64 << 20
 MAX_ERROR_BYTES = 64 << 10
 
 
@@ -79,7 +78,7 @@ async def open_answer(
     endpoint: Endpoint = CHAT,
     *,
     stream: bool,
-    max_bytes: int = MAX_ANSWER_BYTES,
+    max_bytes: int,
 ) -> Answer:
     """Send `body` and return the answer at its first chunk. Closing it aborts what is still running.
 
