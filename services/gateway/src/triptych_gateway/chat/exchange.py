@@ -239,13 +239,14 @@ class Exchange(ABC, Generic[Request]):
             await self._serve(counted, replace(arrival, charge=charge), booking, client)
 
     async def _answer_error(self, error: RequestError, client: ClientStream) -> int:
+        address = address_of(self._scope)
         log.info(
             "request refused",
             request_id=self._request_id,
             status=error.status_code,
             code=error.code,
             param=error.param,
-            client=str(address_of(self._scope)),
+            client=None if address is None else str(address),
             **self._caller.fields,
         )
         try:
