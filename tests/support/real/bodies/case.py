@@ -22,7 +22,7 @@ class Case:
         if self.body is None:
             return None
         named = {"model": MODEL.name, **self.body}
-        return {name: None if value is NULL else value for name, value in named.items() if value is not None}
+        return {name: _sendable(value) for name, value in named.items() if value is not None}
 
     @property
     def streams(self) -> bool:
@@ -42,6 +42,15 @@ class _Null:
 
 
 NULL: Any = _Null()
+
+
+def _sendable(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _sendable(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return list(map(_sendable, value))
+    return None if value is NULL else value
+
 
 Table = dict[str, Case]
 
