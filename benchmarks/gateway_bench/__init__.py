@@ -1,4 +1,4 @@
-"""Parts of `gateway_cost.py`.
+"""Parts of `gateway_cost.py` and `gateway_streams.py`.
 
 upstream      a prefill_decode without a model: answers each request with a fixed number of events
 proxy         a minimal proxy on aiohttp: what any proxy in Python costs
@@ -7,4 +7,5 @@ load          clients that cost little, and the times at which their answers cam
 rounds        which arm is asked when, and the figures of all rounds
 redis_counts  commands and round trips of the gateway to Redis, per kind of request
 report        the figures as tables, and the bars
+streams       many streams at once: each token's way in time, their order, and what they take of memory
 """

@@ -48,8 +48,13 @@ def cores() -> tuple[int, int]:
 
 
 @asynccontextmanager
-async def running_arms(others: Mapping[str, Path]) -> AsyncIterator[list[Arm]]:
-    """Everything up: an upstream, a proxy, a gateway of this checkout, and one of each of `others`."""
+async def running_arms(
+    others: Mapping[str, Path], settings: Mapping[str, str] | None = None
+) -> AsyncIterator[list[Arm]]:
+    """Everything up: an upstream, a proxy, a gateway of this checkout, and one of each of `others`.
+
+    `settings`: more of the gateways' environment.
+    """
     arm_core, load_core = cores()
     os.sched_setaffinity(0, {load_core})
     upstream_port, proxy_port, *gateway_ports = free_ports(3 + len(others))
@@ -88,6 +93,7 @@ async def running_arms(others: Mapping[str, Path]) -> AsyncIterator[list[Arm]]:
                     "TRIPTYCH_PORT": str(port),
                     "TRIPTYCH_INSTANCE": f"gateway-{index}",
                     "TRIPTYCH_LOG_LEVEL": "warning",
+                    **(settings or {}),
                 }
                 gateway = held.enter_context(process(["-m", "triptych_gateway"], arm_core, environment))
                 arms.append(Arm(name, f"http://127.0.0.1:{port}", gateway.pid))

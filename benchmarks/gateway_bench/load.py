@@ -3,7 +3,7 @@
 import asyncio
 import time
 from dataclasses import dataclass, field
-from typing import cast
+from typing import Self, cast
 from urllib.parse import urlsplit
 
 import httptools
@@ -31,6 +31,11 @@ class Workload:
         return (self.first_ms + self.gap_ms * (self.num_events - 1)) / 1e3
 
     @property
+    def upstream_field(self) -> str:
+        """What tells the upstream how to answer."""
+        return f"{self.num_events},{self.first_ms},{self.gap_ms}"
+
+    @property
     def request(self) -> bytes:
         """The bytes of one request."""
         body = orjson.dumps(
@@ -43,7 +48,7 @@ class Workload:
                 "max_tokens": self.num_events,
                 "temperature": 0.0,
                 "stream": self.stream,
-                "user": f"{self.num_events},{self.first_ms},{self.gap_ms}",
+                "user": self.upstream_field,
             }
         )
         head = (
@@ -74,7 +79,7 @@ class Client(asyncio.Protocol):
         self.num_bytes = 0
 
     @classmethod
-    async def connect(cls, url: str) -> "Client":
+    async def connect(cls, url: str) -> Self:
         parts = urlsplit(url)
         loop = asyncio.get_running_loop()
         _, client = await loop.create_connection(cls, parts.hostname or "", parts.port or 80)

@@ -2,11 +2,13 @@
 
 Each chat completion is answered after `first_ms` with one event, then `num_events - 1` more, `gap_ms` apart,
 each written by itself as vLLM does it; a whole answer comes at the time of the last event. The request's
-field `user` says which: "NUM_EVENTS,FIRST_MS,GAP_MS". It costs a fraction of what it measures.
+field `user` says which: "NUM_EVENTS,FIRST_MS,GAP_MS". With a fourth word, "stamped", each event's text is its
+number and the time at which it is written, in nanoseconds. It costs a fraction of what it measures.
 """
 
 import asyncio
 import sys
+import time
 from functools import partial
 from typing import cast
 
@@ -24,7 +26,7 @@ def _framed(event: bytes) -> bytes:
     return b"%x\r\n%b\r\n" % (len(event), event)
 
 
-def _chunk(choices: list[dict[str, object]]) -> bytes:
+def _event(choices: list[dict[str, object]]) -> bytes:
     event = {
         "id": "chatcmpl-0123456789abcdef0123456789abcdef",
         "object": "chat.completion.chunk",
@@ -33,11 +35,15 @@ def _chunk(choices: list[dict[str, object]]) -> bytes:
         "choices": choices,
         "usage": None,
     }
-    return _framed(b"data: " + orjson.dumps(event) + b"\n\n")
+    return b"data: " + orjson.dumps(event) + b"\n\n"
 
 
-_TOKEN = _chunk([{"index": 0, "delta": {"content": " word"}, "logprobs": None, "finish_reason": None}])
-_LAST = _chunk([{"index": 0, "delta": {"content": " end"}, "logprobs": None, "finish_reason": "stop"}])
+_TOKEN_EVENT = _event([{"index": 0, "delta": {"content": " word"}, "logprobs": None, "finish_reason": None}])
+_TOKEN = _framed(_TOKEN_EVENT)
+_TEXT = b'" word"'
+_LAST = _framed(
+    _event([{"index": 0, "delta": {"content": " end"}, "logprobs": None, "finish_reason": "stop"}])
+)
 _DONE = _framed(b"data: [DONE]\n\n") + b"0\r\n\r\n"
 
 
@@ -82,8 +88,11 @@ class Upstream(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         fields = orjson.loads(self._body)
-        num_events, first_ms, gap_ms = map(float, fields["user"].split(","))
-        if fields.get("stream"):
+        numbers, stamped = fields["user"].split(",")[:3], fields["user"].endswith(",stamped")
+        num_events, first_ms, gap_ms = map(float, numbers)
+        if stamped:
+            self._after(first_ms, partial(self._stamped, 0, int(num_events), gap_ms, head=_STREAM_HEAD))
+        elif fields.get("stream"):
             self._after(first_ms, partial(self._event, int(num_events), gap_ms, head=_STREAM_HEAD))
         else:
             self._after(first_ms + gap_ms * (num_events - 1), partial(self._write, _whole(int(num_events))))
@@ -94,6 +103,15 @@ class Upstream(asyncio.Protocol):
             self._after(gap_ms, partial(self._event, num_left - 1, gap_ms))
         else:
             self._write(head + _LAST + _DONE)
+
+    def _stamped(self, number: int, num_events: int, gap_ms: float, head: bytes = b"") -> None:
+        """`perf_counter` is one clock for all processes of the machine."""
+        text = b'"%d %d"' % (number, time.perf_counter_ns())
+        if number < num_events - 1:
+            self._after(gap_ms, partial(self._stamped, number + 1, num_events, gap_ms))
+            self._write(head + _framed(_TOKEN_EVENT.replace(_TEXT, text)))
+        else:
+            self._write(head + _framed(_TOKEN_EVENT.replace(_TEXT, text)) + _LAST + _DONE)
 
     def _after(self, delay_ms: float, act: partial[None]) -> None:
         if delay_ms:

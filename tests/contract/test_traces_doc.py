@@ -5,14 +5,14 @@ import re
 
 from tests.contract.product_sources import ROOT, SOURCES, name_of
 from triptych_common.telemetry.span_records import STAGE_PREFIX, STAGE_SUFFIX
+from triptych_gateway.endpoints.table import CHAT
 from triptych_gateway.tracing import attributes
-from triptych_gateway.tracing.request_span import CHAT
 from triptych_gateway.tracing.stages import Stage
 
 PAGE = (ROOT / "docs" / "traces.md").read_text()
 MAKERS = {"span", "_span", "_timed_span", "record_span", "_record_span"}
 VLLMS = "llm_request"
-ATTRIBUTE = re.compile(r"`((?:gen_ai|http|error|triptych)\.[a-z_.]+)`")
+ATTRIBUTE = re.compile(r"`((?:gen_ai|http|url|client|error|triptych)\.[a-z_.]+)`")
 
 
 def section(title: str) -> str:
@@ -53,7 +53,7 @@ def attributes_of_code() -> set[str]:
 def test_spans() -> None:
     made = spans_of_code()
     assert {"gateway.media", "encoder.encode", "prefill.inject", "queue.encode_job"} <= made, "found at all"
-    assert rows("Spans") == made | {f"{CHAT} {{model}}", VLLMS}
+    assert rows("Spans") == made | {f"{CHAT.operation} {{model}}", VLLMS}
 
 
 def test_attributes_of_the_requests_span() -> None:

@@ -3,12 +3,14 @@
 import asyncio
 import json
 import re
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 
+from tests.support.gateway.fake_prefill_decode import FakePrefillDecode
 from tests.support.gateway.serving import MODEL
 from tests.support.gateway.system import System
 from tests.support.waiting import until
@@ -142,6 +144,74 @@ async def test_slow_clients(system: System) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(b"GET / HTTP/1.1\r\n")  # the next request of a connection is bounded too
         assert b'"header_timeout"' in await read_all(reader)
+    await system.assert_idle()
+
+
+@pytest.mark.parametrize("system", [{"body_piece_timeout_s": 1.0}], indirect=True)
+async def test_a_body_whose_next_piece_does_not_come(system: System) -> None:
+    """Each piece begins the time anew: a body that comes slowly is served."""
+    async with connection(system) as (reader, writer), asyncio.timeout(LIMIT_S):
+        writer.write(post(b"Content-Length: %d" % len(BODY)))
+        for at in range(0, len(BODY), 8):
+            writer.write(BODY[at : at + 8])
+            await asyncio.sleep(0.15)  # in all more than the limit
+        assert b"HTTP/1.1 200 OK\r\n" in await reader.readuntil(b"\r\n\r\n")
+    answer = await answer_to(system, post(b"Content-Length: 100", b"Connection: close") + b"{")
+    assert error_of(answer) == (408, "body_timeout")
+    await system.assert_idle()
+
+
+@pytest.mark.parametrize("pieces", [(LIVE[:-2],), (post(b"Transfer-Encoding: chunked") + b"0\r\n",)])
+async def test_the_number_of_headers_is_bounded(system: System, pieces: tuple[bytes, ...]) -> None:
+    """Far below the bound on their bytes; in the head, and behind a body."""
+    lines = b"X: a\r\n" * http_protocol.MAX_HEADERS
+    assert error_of(await answer_to(system, *pieces, lines, b"\r\n")) == (431, "headers_too_large")
+    async with connection(system) as (reader, writer), asyncio.timeout(LIMIT_S):
+        writer.write(LIVE[:-2] + b"X: a\r\n" * (http_protocol.MAX_HEADERS - 1) + b"\r\n")  # and `Host`
+        assert await reader.readuntil(b"\r\n") == b"HTTP/1.1 200 OK\r\n"
+    await system.assert_idle()
+
+
+# ---- clients that do not read ---------------------------------------------------------------------
+def unread(system: System, request_bytes: bytes) -> socket.socket:
+    """A connection whose answers stay where they are."""
+    client = socket.socket()
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    client.connect(("127.0.0.1", system.gateway.settings.port))
+    client.sendall(request_bytes)
+    return client
+
+
+def connections_of(system: System, client: socket.socket) -> list[Any]:
+    """The gateway's side of `client`, while it has one."""
+    port = client.getsockname()[1]
+    return [each for each in system.server.server_state.connections if each.client == ("127.0.0.1", port)]
+
+
+@pytest.mark.parametrize("system", [{"chunk_timeout_s": 0.5}], indirect=True)
+async def test_a_stream_that_nobody_reads_is_aborted(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At prefill_decode too, and nothing of the connection stays."""
+    monkeypatch.setattr(FakePrefillDecode, "_text", lambda self, body: " ".join(["x" * 50_000] * 1000))
+    with unread(system, post(b"Content-Length: %d" % len(STREAMED)) + STREAMED) as client:
+        await until(lambda: connections_of(system, client) and system.prefill_decode.bodies)
+        await until(lambda: not connections_of(system, client), LIMIT_S)
+        await until(lambda: system.prefill_decode.num_disconnects == 1)
+    assert b'status="499"} 1.0' in system.gateway.chat.metrics.metrics.render()
+    await system.assert_idle()
+
+
+@pytest.mark.parametrize("system", [{"chunk_timeout_s": 0.5}], indirect=True)
+async def test_answers_that_have_ended_do_not_stay_unread(system: System) -> None:
+    """They lie in buffers, and no request stands behind them any more."""
+    with unread(system, b"GET /openapi.json HTTP/1.1\r\nHost: x\r\n\r\n" * 16) as client:
+        await until(lambda: connections_of(system, client))
+        try:
+            while connections_of(system, client):
+                client.sendall(b"GET /openapi.json HTTP/1.1\r\nHost: x\r\n\r\n")
+                await asyncio.sleep(0.01)  # until the buffers are full
+        except ConnectionError:
+            pass
+        await until(lambda: not connections_of(system, client), LIMIT_S)
     await system.assert_idle()
 
 

@@ -9,18 +9,16 @@ from typing import Any
 import orjson
 import pytest
 from opentelemetry import trace
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from opentelemetry.util._once import Once
 
 from tests.support.gateway.fake_prefill_decode import USAGE
 from tests.support.gateway.local_encode import QUICK, tower
 from tests.support.gateway.media_samples import data_url, image_bytes
 from tests.support.gateway.serving import MODEL
+from tests.support.gateway.spans import exported_spans
 from tests.support.gateway.system import System, opened_system
-from triptych_common.telemetry import setup_logging, setup_tracing
-from triptych_common.telemetry.tail_sampling import TailSampling
+from triptych_common.telemetry import setup_logging
 
 THEIRS = "00-" + "1" * 32 + "-" + "2" * 16
 ROOT = f"chat {MODEL}"
@@ -29,22 +27,10 @@ IMAGE = {"type": "image_url", "image_url": {"url": data_url(image_bytes(5))}}
 TRUSTING = pytest.mark.parametrize("system", [{"trust_traceparent": True}], indirect=True)
 
 
-def _exported(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemorySpanExporter]:
-    """Spans of a provider as the gateway has it, with this process's variables."""
-    monkeypatch.setattr(trace, "_TRACER_PROVIDER", None)
-    monkeypatch.setattr(trace, "_TRACER_PROVIDER_SET_ONCE", Once())
-    provider: TracerProvider = setup_tracing(
-        "gateway", "gateway-0", otlp_endpoint=None, traces_dir=None, tail_sampling=TailSampling()
-    )
-    exporter = InMemorySpanExporter()
-    provider.add_span_processor(SimpleSpanProcessor(exporter))
-    yield exporter
-    provider.shutdown()
-
-
 @pytest.fixture
 def spans(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemorySpanExporter]:
-    yield from _exported(monkeypatch)
+    with exported_spans(monkeypatch) as exporter:
+        yield exporter
 
 
 @pytest.fixture
@@ -52,7 +38,8 @@ def unsampled_spans(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemorySpanExp
     """Where no trace is sampled unless its caller says so."""
     monkeypatch.setenv("OTEL_TRACES_SAMPLER", "parentbased_traceidratio")
     monkeypatch.setenv("OTEL_TRACES_SAMPLER_ARG", "0")
-    yield from _exported(monkeypatch)
+    with exported_spans(monkeypatch) as exporter:
+        yield exporter
 
 
 def by_name(spans: InMemorySpanExporter) -> dict[str, ReadableSpan]:
@@ -130,6 +117,8 @@ async def test_a_stream_in_the_terms_of_the_conventions(spans: InMemorySpanExpor
         "gen_ai.response.finish_reasons": ["stop"],
         "gen_ai.usage.input_tokens": USAGE["prompt_tokens"],
         "gen_ai.usage.output_tokens": USAGE["completion_tokens"],
+        "client.address": "127.0.0.1",
+        "url.scheme": "http",
         "http.request.method": "POST",
         "http.route": "/v1/chat/completions",
         "http.response.status_code": 200,

@@ -128,7 +128,9 @@ class FakePrefillDecode:
             return JSONResponse({"prompt": " ".join(f"token{each}" for each in body["tokens"])})
 
         async def pool(request: Request) -> Response:
-            return JSONResponse({"object": "list", "data": [], "sent": await self._take(request)})
+            return JSONResponse(
+                {"object": "list", "data": [], "results": [], "sent": await self._take(request)}
+            )
 
         responses = FakeResponses(
             self._take,
@@ -310,7 +312,7 @@ def _completion(body: dict[str, Any], text: str) -> dict[str, Any]:
         "id": "chatcmpl-x",
         "object": "text_completion" if "prompt" in body else "chat.completion",
         "created": 1,
-        "model": body.get("model", MODEL),
+        "model": body.get("model") or MODEL,
         "choices": [{"index": index, **written, "finish_reason": "stop"} for index in range(num_choices)],
         "usage": USAGE,
     }
@@ -327,7 +329,7 @@ def _chunk(
         "id": "chatcmpl-x",
         "object": "text_completion" if "prompt" in body else "chat.completion.chunk",
         "created": 1,
-        "model": body.get("model", MODEL),
+        "model": body.get("model") or MODEL,
         "choices": [{"index": 0, **written, "finish_reason": finish_reason}],
     } | ({} if fingerprint is None else {"system_fingerprint": fingerprint})
     return _event(chunk)
@@ -339,7 +341,7 @@ def _event(chunk: dict[str, Any]) -> bytes:
 
 
 def _usage_chunk(body: dict[str, Any]) -> bytes:
-    model = body.get("model", MODEL)
+    model = body.get("model") or MODEL
     chunk = {"id": "chatcmpl-x", "object": "chat.completion.chunk", "created": 1, "model": model}
     told = {"choices": [], "usage": USAGE, "system_fingerprint": FINGERPRINT}
     return _event(chunk | told)

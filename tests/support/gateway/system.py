@@ -11,12 +11,12 @@ import openai
 
 from tests.support.gateway.fake_encoder import FakeEncoder
 from tests.support.gateway.fake_prefill_decode import FakePrefillDecode
-from tests.support.gateway.serving import MODEL, served
+from tests.support.gateway.serving import MODEL, QuietServer, served
 from tests.support.waiting import free_port, until
 from triptych_common.bus import AsyncBus
 from triptych_gateway.app import create_app
 from triptych_gateway.gateway import Gateway, run_gateway
-from triptych_gateway.http_protocol import bounded_protocol
+from triptych_gateway.listeners import protocol_of
 from triptych_gateway.settings import GatewaySettings
 
 
@@ -30,6 +30,7 @@ class System:
     prefill_decode: FakePrefillDecode
     openai: openai.AsyncOpenAI
     http: httpx.AsyncClient
+    server: QuietServer
     stack: AsyncExitStack = field(repr=False)
 
     async def ask(self, content: Any, **options: Any) -> Any:
@@ -84,15 +85,15 @@ async def opened_system(
         encoder = await stack.enter_async_context(FakeEncoder(bus).running())
         prefill_decode = await stack.enter_async_context((fake or FakePrefillDecode()).running(bus))
         gateway = await stack.enter_async_context(run_gateway(settings))
-        protocol = bounded_protocol(settings.max_header_bytes, settings.header_timeout_s)
-        await stack.enter_async_context(served(create_app(gateway), settings.port, http=protocol))
+        protocol = protocol_of(settings)
+        server = await stack.enter_async_context(served(create_app(gateway), settings.port, http=protocol))
         client = await stack.enter_async_context(
             openai.AsyncOpenAI(base_url=f"{settings.local_url}/v1", api_key="none", max_retries=0, timeout=20)
         )
         http = await stack.enter_async_context(
             httpx.AsyncClient(base_url=settings.local_url, trust_env=False, timeout=20)
         )
-        yield System(gateway, bus, encoder, prefill_decode, client, http, stack)
+        yield System(gateway, bus, encoder, prefill_decode, client, http, server, stack)
 
 
 @asynccontextmanager
@@ -103,12 +104,12 @@ async def another_gateway(system: System, instance: str, **changes: Any) -> Asyn
     )
     async with AsyncExitStack() as stack:
         gateway = await stack.enter_async_context(run_gateway(settings))
-        protocol = bounded_protocol(settings.max_header_bytes, settings.header_timeout_s)
-        await stack.enter_async_context(served(create_app(gateway), settings.port, http=protocol))
+        protocol = protocol_of(settings)
+        server = await stack.enter_async_context(served(create_app(gateway), settings.port, http=protocol))
         client = await stack.enter_async_context(
             openai.AsyncOpenAI(base_url=f"{settings.local_url}/v1", api_key="none", max_retries=0, timeout=20)
         )
         http = await stack.enter_async_context(
             httpx.AsyncClient(base_url=settings.local_url, trust_env=False, timeout=20)
         )
-        yield replace(system, gateway=gateway, openai=client, http=http)
+        yield replace(system, gateway=gateway, openai=client, http=http, server=server)

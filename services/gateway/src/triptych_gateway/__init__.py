@@ -1,6 +1,7 @@
 """Gateway: the OpenAI-compatible front of Triptych. One process.
 
-service        the process: starts, drains within a bound, ends; http_protocol bounds its sockets
+service        the process: starts, drains within a bound, ends
+listeners      what each of its ports serves, and how; http_protocol bounds their connections
 app            the HTTP application; routes/: one module per group of paths
 gateway        builds the parts below, owns their tasks, closes them
 responses/     OpenAI's Responses API: responses that instances store, found again
@@ -15,6 +16,7 @@ access/        API keys, tenants, bounds on what is served at once
 endpoints/     what is served, in one table: routing and the API's description are made from it
 tracing/       the span of a whole request
 memory           where the C library takes large blocks from
+open_files       how many files the process may have open
 upstream_client  the HTTP client for prefill_decode
 errors         error responses; race, metrics, settings: likewise for all of the above
 

@@ -285,6 +285,7 @@ def _chat_parts(
         key_limiter=key_limiter,
         max_body_bytes=settings.max_body_bytes,
         body_timeout_s=settings.body_timeout_s,
+        body_piece_timeout_s=settings.body_piece_timeout_s,
         parser=parsers[0],
         text_parser=parsers[1],
         first_token_timeout_s=settings.first_token_timeout_s,

@@ -1,12 +1,13 @@
 """uvicorn's HTTP protocol with limits that it lacks, and with errors in OpenAI's format.
 
-Limits: bytes and time of a request's head, what comes of a body that is answered already, and requests that a
-client sends ahead without waiting for answers.
+Limits: bytes, number and time of a request's headers, what comes of a body that is answered already, requests
+that a client sends ahead without waiting for answers, and how long a client may take nothing of its answer.
 
 While nothing is being answered, a timer runs: uvicorn's own between requests, else this module's.
 """
 
 import asyncio
+import socket
 from enum import Enum, auto
 from http import HTTPStatus
 
@@ -18,6 +19,7 @@ from triptych_gateway.errors import error_response
 
 log = get_logger(__name__)
 
+MAX_HEADERS = 256  # of a request, with its trailers
 MAX_AHEAD = 16  # requests on one connection behind the one that is being served
 # Chunked bodies have a line per chunk: so many bytes of framing per byte of the body are honest.
 FRAMING_PER_BYTE = 16
@@ -38,20 +40,25 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     max_header_bytes: int
     header_timeout_s: float
+    write_timeout_s: float
 
     _place = _Place.BETWEEN
     _num_read = 0  # bytes since the last request ended
     _num_head = 0  # of the request, bytes of its line, headers and trailers
+    _num_headers = 0  # of the request
     _num_body = 0  # of the request, bytes of its body
     _num_unread = 0  # of them, bytes that came after the answer
     _timer: asyncio.TimerHandle | None = None
+    _write_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        _bound_unsent(transport, self.write_timeout_s)
         self._start_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
+        self._stop_write_timer()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -62,14 +69,14 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         if self._num_read - self._num_body > self.max_header_bytes + FRAMING_PER_BYTE * self._num_body:
-            self._refuse_head()
+            self._refuse_head(self._too_many_bytes)
         elif not self._is_answering:
             self._keep_watch()
 
     # ---- what the parser finds; it goes on to the end of the data, also behind a refusal ----------
     def on_message_begin(self) -> None:
         self._place = _Place.HEAD
-        self._num_head = 0
+        self._num_head = self._num_headers = 0
         super().on_message_begin()
 
     def on_url(self, url: bytes) -> None:
@@ -77,7 +84,10 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._fits_head(len(name) + len(value) + len(b": \r\n")):
+        self._num_headers += 1
+        if self._num_headers > MAX_HEADERS:
+            self._refuse_head(f"the request has more than {MAX_HEADERS} headers")
+        elif self._fits_head(len(name) + len(value) + len(b": \r\n")):
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
@@ -117,6 +127,25 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if not is_between and not self._is_answering and not self.transport.is_closing():
             self._keep_watch()
 
+    # ---- an answer that is not read ---------------------------------------------------------------
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._write_timer = self.loop.call_later(self.write_timeout_s, self._on_not_read)
+
+    def resume_writing(self) -> None:
+        self._stop_write_timer()
+        super().resume_writing()
+
+    def _on_not_read(self) -> None:
+        """Closed at once, with what the client has not taken: its request ends as if it had gone away."""
+        log.info("connection closed: the client does not read", seconds=self.write_timeout_s)
+        self.transport.abort()
+
+    def _stop_write_timer(self) -> None:
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None
+
     # ---- bounds -----------------------------------------------------------------------------------
     @property
     def _is_answering(self) -> bool:
@@ -141,12 +170,15 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             return False
         self._num_head += num_bytes
         if self._num_head > self.max_header_bytes:
-            self._refuse_head()
+            self._refuse_head(self._too_many_bytes)
             return False
         return True
 
-    def _refuse_head(self) -> None:
-        message = f"the headers of the request are larger than {self.max_header_bytes} bytes"
+    @property
+    def _too_many_bytes(self) -> str:
+        return f"the headers of the request are larger than {self.max_header_bytes} bytes"
+
+    def _refuse_head(self, message: str) -> None:
         self._refuse(RequestError(431, "headers_too_large", message))
 
     def send_400_response(self, msg: str) -> None:
@@ -188,11 +220,23 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self.transport.close()
 
 
-def bounded_protocol(max_bytes: int, timeout_s: float) -> type[BoundedHttpProtocol]:
-    """The protocol with these bounds, as uvicorn takes it: a class."""
+def bounded_protocol(max_bytes: int, timeout_s: float, answer_timeout_s: float) -> type[BoundedHttpProtocol]:
+    """The protocol with these bounds, as uvicorn takes it: a class.
+
+    Args:
+        answer_timeout_s: how long a client may take nothing of its answer.
+    """
 
     class Bounded(BoundedHttpProtocol):
         max_header_bytes = max_bytes
         header_timeout_s = timeout_s
+        write_timeout_s = answer_timeout_s
 
     return Bounded
+
+
+def _bound_unsent(transport: asyncio.Transport, timeout_s: float) -> None:
+    """Also where the answer has ended: the system gives up what is not taken for so long."""
+    sock = transport.get_extra_info("socket")
+    if sock is not None and hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(timeout_s * 1000))

@@ -7,7 +7,7 @@ its media there.
 
 import asyncio
 import gc
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from http import HTTPStatus
 
@@ -20,14 +20,13 @@ from triptych_gateway.app import create_app
 from triptych_gateway.endpoints.table import chat_form_of, serves_callers
 from triptych_gateway.errors import error_body
 from triptych_gateway.gateway import Gateway, run_gateway
-from triptych_gateway.http_protocol import bounded_protocol
+from triptych_gateway.listeners import callers_config, check_tls_files, internal_config
+from triptych_gateway.open_files import allow_open_files
 from triptych_gateway.settings import GatewaySettings
 
 log = get_logger(__name__)
 
-KEEPALIVE_S = 75
 HEALTH_TIMEOUT_S = 3.0
-CUT_OFF_S = 1  # for the ends of answers that are cut off, and for connections to close
 
 
 class _Server(uvicorn.Server):
@@ -40,22 +39,34 @@ class _Server(uvicorn.Server):
 
 async def run(settings: GatewaySettings, stop: StopSignal) -> None:
     """Serve until `stop`, then finish what is running within `drain_timeout_s`."""
-    sockets = bind_tcp(settings.host, settings.port)
+    check_tls_files(settings)
+    allow_open_files(settings.max_requests_in_flight)
+    ports = [settings.port] if settings.internal_port is None else [settings.port, settings.internal_port]
+    sockets = [bind_tcp(settings.host, port) for port in ports]
     async with run_gateway(settings) as gateway:
         gate = DrainGate(
             create_app(gateway), serves_callers, lambda path, error: error_body(error, chat_form_of(path))
         )
-        server = _Server(_config(gate, settings))
+        servers = [_Server(callers_config(gate, settings))]
+        if settings.internal_port is not None:
+            servers.append(_Server(internal_config(gate, settings)))
         async with asyncio.TaskGroup() as group:
-            stopper = group.create_task(_end_on_stop(gateway, gate, server, stop))
+            stopper = group.create_task(_end_on_stop(gateway, gate, servers, stop))
             gc.freeze()  # what is there now stays: a collection need not look through it while requests wait
-            log.info("gateway serves", host=settings.host, port=settings.port)
-            await server.serve(sockets=sockets)
+            log.info("gateway serves", host=settings.host, port=settings.port, tls=settings.has_tls)
+            serving = [
+                group.create_task(server.serve(sockets=bound))
+                for server, bound in zip(servers, sockets, strict=True)
+            ]
+            await asyncio.wait(serving, return_when=asyncio.FIRST_COMPLETED)
             stopper.cancel()
+            _end(servers)
     log.info("gateway ended")
 
 
-async def _end_on_stop(gateway: Gateway, gate: DrainGate, server: uvicorn.Server, stop: StopSignal) -> None:
+async def _end_on_stop(
+    gateway: Gateway, gate: DrainGate, servers: Sequence[uvicorn.Server], stop: StopSignal
+) -> None:
     await stop.wait()
     settings = gateway.settings
     gate.leave()
@@ -69,22 +80,12 @@ async def _end_on_stop(gateway: Gateway, gate: DrainGate, server: uvicorn.Server
     except TimeoutError:
         log.warning("requests are cut off: not finished in time", num_requests=gate.num_requests)
         gateway.chat.cut_off.set()
-    server.should_exit = True
+    _end(servers)
 
 
-def _config(gate: DrainGate, settings: GatewaySettings) -> uvicorn.Config:
-    return uvicorn.Config(
-        gate,
-        http=bounded_protocol(settings.max_header_bytes, settings.header_timeout_s),
-        ws="none",
-        lifespan="off",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        proxy_headers=False,
-        timeout_keep_alive=KEEPALIVE_S,
-        timeout_graceful_shutdown=CUT_OFF_S,
-    )
+def _end(servers: Sequence[uvicorn.Server]) -> None:
+    for server in servers:
+        server.should_exit = True
 
 
 def is_healthy(settings: GatewaySettings) -> bool:

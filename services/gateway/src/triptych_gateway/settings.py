@@ -3,7 +3,7 @@
 import socket
 from ipaddress import IPv4Network, IPv6Network
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -16,6 +16,7 @@ from pydantic import (
     StringConstraints,
     ValidationInfo,
     field_validator,
+    model_validator,
 )
 
 from triptych_common.domain.image_formats import MAX_IMAGE_PIXELS
@@ -47,7 +48,18 @@ class GatewaySettings(MediaSettings):
     host: HostText = "127.0.0.1"
     port: int = Field(default=8000, ge=0, le=65535)
     advertise_url: BaseUrlText | None = None
-    """Base under which encoders reach this gateway for media; default: its own host and port."""
+    """Base under which encoders reach this gateway for media; default: its own host and internal port."""
+    internal_port: int | None = Field(default=None, ge=0, le=65535)
+    """A second port, without TLS, for encoders, health checks and scrapes; the other one serves callers alone
+    then. None: one port serves all."""
+    tls_cert_file: Path | None = None
+    """The certificate and its chain, PEM; callers are served by HTTPS then. Needs an `internal_port`."""
+    tls_key_file: Path | None = None
+    """Its key; None: it stands in the same file."""
+    tls_client_ca_file: Path | None = None
+    """Callers must show a certificate of one of these authorities, PEM. None: none is asked for."""
+    forwarded_allow_ips: tuple[IPv4Network | IPv6Network, ...] = ()
+    """Proxies whose `X-Forwarded-For` and `X-Forwarded-Proto` count. Empty: no one's."""
     api_keys: tuple[SecretStr, ...] = ()
     """Plain keys, or `sha256:<hex>`. Empty, and no `api_keys_file`: no authentication."""
     api_keys_file: Path | None = None
@@ -161,6 +173,8 @@ class GatewaySettings(MediaSettings):
     first_token_timeout_s: PositiveFloat = 60.0
     request_timeout_s: PositiveFloat = 600.0
     body_timeout_s: PositiveFloat = 30.0
+    body_piece_timeout_s: PositiveFloat = 10.0
+    """Between two pieces of a body."""
     chunk_timeout_s: PositiveFloat = 60.0
     connect_timeout_s: PositiveFloat = 2.0
     publish_timeout_s: PositiveFloat = 5.0
@@ -194,6 +208,16 @@ class GatewaySettings(MediaSettings):
     num_file_threads: PositiveInt = 2
     """For uploads; as many again read files, and as many again look at many of them."""
 
+    @model_validator(mode="after")
+    def _check_tls(self) -> Self:  # noqa: N804 - pydantic calls it on the model
+        if self.tls_cert_file is None and (self.tls_key_file or self.tls_client_ca_file):
+            raise ValueError("tls_key_file and tls_client_ca_file need a tls_cert_file")
+        if self.tls_cert_file is not None and self.internal_port is None:
+            raise ValueError("tls_cert_file needs an internal_port, for encoders and health checks")
+        if self.internal_port and self.internal_port == self.port:
+            raise ValueError("internal_port must not be port")
+        return self
+
     @field_validator("files_max_lifetime_s")
     @classmethod
     def _check_lifetimes(cls, longest: int, others: ValidationInfo) -> int:
@@ -207,18 +231,27 @@ class GatewaySettings(MediaSettings):
         return TailSampling(self.traces_keep_errors, self.traces_keep_slow_ms)
 
     @property
+    def has_tls(self) -> bool:
+        return self.tls_cert_file is not None
+
+    @property
+    def _plain_port(self) -> int:
+        """Of the listener that has no TLS, and serves what is no caller's."""
+        return self.port if self.internal_port is None else self.internal_port
+
+    @property
     def media_base_url(self) -> str:
         """Where encoders fetch media: `advertise_url`, else this address (by host name when bound to all)."""
         if self.advertise_url is not None:
             return self.advertise_url.rstrip("/")
-        return base_url(socket.gethostname() if self.host in ANY_ADDRESSES else self.host, self.port)
+        return base_url(socket.gethostname() if self.host in ANY_ADDRESSES else self.host, self._plain_port)
 
     @property
     def local_url(self) -> str:
-        """Where this machine reaches the gateway."""
+        """Where this machine reaches the gateway, for what is no caller's."""
         return self.local_urls[0]
 
     @property
     def local_urls(self) -> tuple[str, ...]:
         """Where it may be reached from this machine (health check): one that answers is enough."""
-        return local_urls(self.host, self.port)
+        return local_urls(self.host, self._plain_port)

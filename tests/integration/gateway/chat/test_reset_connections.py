@@ -11,6 +11,8 @@ from tests.support.faults.resets import LIMIT_S, LOOPS, Asyncio, Uvloop, resetti
 from triptych_gateway.chat.upstream import UnreachableError, open_answer
 from triptych_gateway.upstream_client import new_client
 
+MAX_BYTES = 1 << 20
+
 
 async def wait_reset(transport: asyncio.Transport, protocol: Any) -> None:
     """Return when the loop has seen the reset. `protocol` is aiohttp's."""
@@ -28,7 +30,7 @@ def test_one_that_dies_while_it_is_connected_to_is_unreachable(
     async def ask() -> None:
         async with new_client(5.0, 5.0) as client:
             with pytest.raises(UnreachableError):
-                await open_answer(client, server.url, b"{}", {}, stream=stream)
+                await open_answer(client, server.url, b"{}", {}, stream=stream, max_bytes=MAX_BYTES)
 
     async def reset(transport: asyncio.Transport, protocol: Any) -> None:
         server.reset()
@@ -50,11 +52,11 @@ def test_an_idle_connection_that_was_reset_is_no_fault_of_other_requests(
 
     async def ask() -> None:
         async with new_client(5.0, 5.0) as client:
-            with await open_answer(client, gone.url, b"{}", {}, stream=False) as answer:
+            with await open_answer(client, gone.url, b"{}", {}, stream=False, max_bytes=MAX_BYTES) as answer:
                 assert answer.first == b"{}"
             gone.reset()
             await wait_reset(*made[0])
-            with await open_answer(client, other.url, b"{}", {}, stream=False) as answer:
+            with await open_answer(client, other.url, b"{}", {}, stream=False, max_bytes=MAX_BYTES) as answer:
                 assert answer.first == b"{}"
 
     with (

@@ -16,6 +16,7 @@ DONE = b"data: [DONE]\n\n"
 STREAM = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 WHOLE = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"
 LIMIT_S = 60.0
+MAX_BYTES = 64 << 20
 
 Answer = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
@@ -94,14 +95,14 @@ def sends(*pieces: bytes, closes: bool = True) -> Answer:
 async def test_what_is_no_answer_means_unreachable(answer: bytes, stream: bool) -> None:
     async with serving(sends(answer)) as (server, client):
         with pytest.raises(UnreachableError):
-            await open_answer(client, server.url, b"{}", {}, stream=stream)
+            await open_answer(client, server.url, b"{}", {}, stream=stream, max_bytes=MAX_BYTES)
         assert server.num_requests == 1  # it may have been served: it is not sent again
 
 
 async def test_a_whole_answer_without_a_length_might_be_cut_off() -> None:
     async with serving(sends(b'HTTP/1.1 200 OK\r\n\r\n{"half"')) as (server, client):
         with pytest.raises(UnreachableError):
-            await open_answer(client, server.url, b"{}", {}, stream=False)
+            await open_answer(client, server.url, b"{}", {}, stream=False, max_bytes=MAX_BYTES)
 
 
 @pytest.mark.parametrize(
@@ -119,7 +120,7 @@ async def test_a_stream_that_is_cut_off_is_an_error_and_never_an_end(rest: bytes
         raise ConnectionError("as planned")
 
     async with serving(answer) as (server, client):
-        with await open_answer(client, server.url, b"{}", {}, stream=True) as opened:
+        with await open_answer(client, server.url, b"{}", {}, stream=True, max_bytes=MAX_BYTES) as opened:
             assert opened.first == EVENT
             go_on.set()
             with pytest.raises(UPSTREAM_ERRORS):
@@ -138,7 +139,7 @@ async def test_what_came_whole_is_read_whole_though_its_connection_has_ended(jun
         raise ConnectionError("as planned")
 
     async with serving(answer) as (server, client):
-        with await open_answer(client, server.url, b"{}", {}, stream=True) as opened:
+        with await open_answer(client, server.url, b"{}", {}, stream=True, max_bytes=MAX_BYTES) as opened:
             go_on.set()
             await until(lambda: server.num_closed == 1)
             await until(lambda: not client.connector or not client.connector._acquired)  # its end was seen
@@ -151,7 +152,7 @@ async def test_what_came_whole_is_read_whole_though_its_connection_has_ended(jun
 async def test_a_stream_that_ends_with_its_connection_is_not_done() -> None:
     head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n"
     async with serving(sends(head + EVENT)) as (server, client):
-        with await open_answer(client, server.url, b"{}", {}, stream=True) as opened:
+        with await open_answer(client, server.url, b"{}", {}, stream=True, max_bytes=MAX_BYTES) as opened:
             assert await opened.next_events() == b""
             assert not opened.is_done
 
@@ -162,7 +163,9 @@ async def test_an_answer_that_is_whole_keeps_its_connection() -> None:
         client,
     ):
         for _ in range(3):
-            with await open_answer(client, server.url, b"{}", {"traceparent": "x"}, stream=True) as opened:
+            with await open_answer(
+                client, server.url, b"{}", {"traceparent": "x"}, stream=True, max_bytes=MAX_BYTES
+            ) as opened:
                 while await opened.next_events():
                     pass
                 assert opened.is_done
@@ -178,7 +181,9 @@ async def test_an_answer_that_is_whole_keeps_its_connection() -> None:
 async def test_an_idle_connection_that_was_closed_is_not_used() -> None:
     async with serving(sends(WHOLE)) as (server, client):
         for _ in range(2):
-            with await open_answer(client, server.url, b"{}", {}, stream=False) as opened:
+            with await open_answer(
+                client, server.url, b"{}", {}, stream=False, max_bytes=MAX_BYTES
+            ) as opened:
                 assert opened.first == b"{}"
             await until(lambda: server.num_closed == server.num_connections)
             await asyncio.sleep(0.05)  # the client's loop sees the end of the connection
@@ -194,9 +199,9 @@ async def test_a_connection_that_ends_as_it_is_used_again_is_unreachable_and_not
         writer.write(WHOLE)
 
     async with serving(answer) as (server, client):
-        (await open_answer(client, server.url, b"{}", {}, stream=False)).close()
+        (await open_answer(client, server.url, b"{}", {}, stream=False, max_bytes=MAX_BYTES)).close()
         with pytest.raises(UnreachableError):
-            await open_answer(client, server.url, b"{}", {}, stream=False)
+            await open_answer(client, server.url, b"{}", {}, stream=False, max_bytes=MAX_BYTES)
         assert (server.num_connections, server.num_requests) == (1, 2)
 
 
@@ -209,8 +214,8 @@ async def test_neither_redirects_nor_cookies_nor_compression() -> None:
 
     async with serving(answer) as (server, client):
         with pytest.raises(Exception, match="the model failed"):
-            await open_answer(client, server.url, b"{}", {}, stream=False)
-        with await open_answer(client, server.url, b"{}", {}, stream=False) as opened:
+            await open_answer(client, server.url, b"{}", {}, stream=False, max_bytes=MAX_BYTES)
+        with await open_answer(client, server.url, b"{}", {}, stream=False, max_bytes=MAX_BYTES) as opened:
             assert opened.first == b"{}"
         assert b"cookie" not in server.heads[1].lower()
 
@@ -219,7 +224,7 @@ async def test_one_that_drains_is_known_as_such() -> None:
     answer = b"HTTP/1.1 503 No\r\nX-Triptych-Draining: 1\r\nContent-Length: 2\r\n\r\n{}"
     async with serving(sends(answer)) as (server, client):
         with pytest.raises(DrainingError):
-            await open_answer(client, server.url, b"{}", {}, stream=True)
+            await open_answer(client, server.url, b"{}", {}, stream=True, max_bytes=MAX_BYTES)
 
 
 @pytest.mark.parametrize("part", [b"", b"HTTP/1.1 200 OK\r\nContent-Type: te", STREAM + b"10\r\ndata"])
@@ -233,7 +238,9 @@ async def test_a_request_that_is_given_up_closes_its_connection(part: bytes) -> 
         await reader.read()
 
     async with serving(answer) as (server, client):
-        asking = asyncio.ensure_future(open_answer(client, server.url, b"{}", {}, stream=True))
+        asking = asyncio.ensure_future(
+            open_answer(client, server.url, b"{}", {}, stream=True, max_bytes=MAX_BYTES)
+        )
         await sent.wait()
         asking.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -254,7 +261,7 @@ async def test_an_answer_that_is_not_read_is_not_taken_in() -> None:
             num_sent += READ_AHEAD_BYTES
 
     async with serving(answer) as (server, client):
-        with await open_answer(client, server.url, b"{}", {}, stream=True):
+        with await open_answer(client, server.url, b"{}", {}, stream=True, max_bytes=MAX_BYTES):
             before = -1
             while num_sent != before:
                 before = num_sent

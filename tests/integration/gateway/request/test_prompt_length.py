@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import openai
+import orjson
 import pytest
 
 from tests.support.gateway.fake_prefill_decode import FakePrefillDecode
@@ -13,6 +14,8 @@ from tests.support.gateway.media_samples import data_url, image_bytes
 from tests.support.gateway.serving import MODEL
 from tests.support.gateway.system import System, opened_system
 from tests.support.waiting import until
+from triptych_gateway.chat import upstream
+from triptych_gateway.request.prompt_length import CHARS_PER_TOKEN
 
 MAX_MODEL_LEN = 100
 
@@ -119,3 +122,46 @@ async def test_truncation_is_refused_beside_media(limited: System) -> None:
     answer = await limited.post(chat(image(1, 5, 4), truncate_prompt_tokens=10))
     assert refusal(answer) == (400, "unsupported", "truncate_prompt_tokens")
     assert limited.encoder.jobs == []
+
+
+# ---- what callers have tokenized ------------------------------------------------------------------
+async def test_text_that_no_prompt_could_have_is_not_tokenized(limited: System) -> None:
+    body = {"model": MODEL, "prompt": ""}
+    empty = len(orjson.dumps(body))
+    most = {"prompt": "x" * (CHARS_PER_TOKEN * MAX_MODEL_LEN - empty)}
+    for more, status in (("", 200), ("x", 413)):
+        content = orjson.dumps(body | {"prompt": most["prompt"] + more})
+        answer = await limited.http.post("/tokenize", content=content)
+        assert answer.status_code == status
+    assert refusal(answer) == (413, "prompt_too_large", None)
+    assert len(limited.prefill_decode.tokenized) == 1
+    tokens = await limited.http.post("/detokenize", json={"tokens": [1] * 40 * MAX_MODEL_LEN})
+    assert tokens.status_code == 200, "these are bounded by their number"
+
+
+async def test_an_instance_tokenizes_one_text_at_a_time(
+    limited: System, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All prompts wait for its thread; those of chats do not wait for their turn here."""
+    release, num_running, most = asyncio.Event(), 0, 0
+    forward = upstream.open_response
+
+    async def slow(client: Any, url: str, body: bytes, headers: Any = None) -> Any:
+        nonlocal num_running, most
+        if url.endswith("tokenize"):
+            num_running += 1
+            most = max(most, num_running)
+            await release.wait()
+            num_running -= 1
+        return await forward(client, url, body, headers)
+
+    monkeypatch.setattr(upstream, "open_response", slow)
+    async with asyncio.TaskGroup() as group:
+        bodies = [("/tokenize", {"prompt": "a"}), ("/detokenize", {"tokens": [1]})] * 3
+        asked = [group.create_task(limited.http.post(path, json=body)) for path, body in bodies]
+        await until(lambda: limited.gateway.chat.limiter.num_requests == len(asked) and bool(num_running))
+        assert (await limited.ask("a chat")).choices
+        release.set()
+    assert [task.result().status_code for task in asked] == [200] * len(asked)
+    assert most == 1
+    await limited.assert_idle()

@@ -46,6 +46,29 @@ def test_a_key_has_its_own_limits_and_those_of_the_defaults(tmp_path: Path) -> N
     }
 
 
+def test_a_priority_is_the_best_that_a_request_may_have(tmp_path: Path) -> None:
+    text = "[defaults]\npriority = 0\n" + entry("alice", "one", priority=10) + entry("bob", "two")
+    limits = limits_in(tmp_path / "keys", text)
+    assert limits == {"alice": KeyLimits(priority=10), "bob": KeyLimits(priority=0)}
+    alice = limits["alice"]
+    assert alice is not None
+    assert not alice.is_counted
+    for asked, given in (({}, 10), ({"priority": -5}, 10), ({"priority": 11}, 11), ({"priority": "12"}, 12)):
+        assert alice.with_priority({"model": "m", **asked}) == {"model": "m", "priority": given}
+    assert KeyLimits().with_priority({"priority": "any"}) == {"priority": "any"}
+
+
+@pytest.mark.parametrize("asked", [None, "high", 1.5, [], 1 << 63, -(1 << 63) - 1])
+def test_what_is_no_priority_is_refused(asked: Any) -> None:
+    with pytest.raises(RequestError) as caught:
+        KeyLimits(priority=0).with_priority({"priority": asked})
+    assert (caught.value.status_code, caught.value.code, caught.value.param) == (
+        400,
+        "invalid_value",
+        "priority",
+    )
+
+
 def test_a_key_without_limits_has_none(tmp_path: Path) -> None:
     path = written(tmp_path / "keys", entry("alice", "one"))
     assert ApiKeys((), read_api_keys_file(path)).check_key("Bearer one").limits is None

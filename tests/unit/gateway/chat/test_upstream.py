@@ -6,6 +6,8 @@ from triptych_gateway.chat.upstream import UnreachableError, open_answer, upstre
 from triptych_gateway.endpoints.table import FORWARDED
 from triptych_gateway.upstream_client import new_client
 
+MAX_BYTES = 1 << 20
+
 
 @pytest.mark.parametrize(
     "url",
@@ -24,7 +26,7 @@ async def test_a_url_that_is_none_means_unreachable(url: str) -> None:
     async with new_client(1.0, 1.0) as client:
         with (
             pytest.raises(UnreachableError),
-            await open_answer(client, url, b"{}", {}, stream=False),
+            await open_answer(client, url, b"{}", {}, stream=False, max_bytes=MAX_BYTES),
         ):
             pass
 

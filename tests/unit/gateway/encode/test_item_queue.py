@@ -117,3 +117,17 @@ async def test_an_item_that_is_ordered_during_its_step_does_not_overtake_its_req
     assert await queue.take_item() == (A, False)
     queue.finish_item(A)
     assert await queue.take_item() == (B, False)
+
+
+async def test_requests_of_a_higher_priority_go_first() -> None:
+    queue = ItemQueue()
+    for mm_hash, lane, priority in ((A, "later", 5), (B, "first", -1), (C, "first", -1), (D, "usual", 0)):
+        queue.add_item(mm_hash, is_urgent=True, lane=lane, priority=priority)
+    assert await queue.take_item() == (B, False)
+    assert await queue.take_item() == (D, False), "a request's orders are stepped one after the other"
+    queue.add_item(B, is_urgent=True, lane="first", priority=-1)
+    queue.finish_item(B)
+    assert await queue.take_item() == (B, False)
+    assert await queue.take_item() == (A, False)
+    queue.finish_item(B)
+    assert await queue.take_item() == (C, False)

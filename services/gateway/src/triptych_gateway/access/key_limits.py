@@ -8,19 +8,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, TypeAdapter, ValidationError
 
 from triptych_common.coordination import RateCharge
 from triptych_common.domain.errors import RequestError
 from triptych_gateway.errors import model_not_found
+from triptych_gateway.tracing.parameters import num_prompts
 
 Limit = Annotated[int, Field(strict=True, ge=1, le=10**12)]
 Places = Annotated[int, Field(strict=True, ge=1, le=1000)]
+Priority = Annotated[int, Field(strict=True, ge=-1000, le=1000)]
 ModelName = Annotated[str, StringConstraints(min_length=1)]
 
 BYTES_PER_TOKEN = 4  # of a prompt's text, to estimate its tokens
+PRIORITY_FIELD = "priority"  # of a body; vLLM's
 REQUESTS, TOKENS, MEDIA_BYTES, CONCURRENT = "requests", "tokens", "media_bytes", "concurrent_requests"
 _SHOWN = {REQUESTS: "requests per minute", TOKENS: "tokens per minute", MEDIA_BYTES: "media bytes per minute"}
+_PRIORITY = TypeAdapter(Annotated[int, Field(ge=-(2**63), lt=2**63)])  # of a body, as vLLM reads it
 _ANSWER_FIELDS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 
 
@@ -35,6 +39,8 @@ class KeyLimits(BaseModel):
     """Of prompts and answers together."""
     media_bytes_per_minute: Limit | None = None
     max_concurrent_requests: Places | None = None
+    priority: Priority | None = None
+    """Of its requests; they may ask for a lower one, which is a higher number: as vLLM counts."""
 
     def or_else(self, defaults: "KeyLimits") -> Self:
         """With those of `defaults` that this has not."""
@@ -55,6 +61,21 @@ class KeyLimits(BaseModel):
             MEDIA_BYTES: self.media_bytes_per_minute,
         }
         return {rate: limit for rate, limit in limits.items() if limit is not None}
+
+    def with_priority(self, body: dict[str, Any]) -> dict[str, Any]:
+        """`body` with the key's priority, or the lower one that it asks for.
+
+        Raises:
+            RequestError: 400, what it asks for is no priority.
+        """
+        if self.priority is None:
+            return body
+        try:
+            asked = _PRIORITY.validate_python(body.get(PRIORITY_FIELD, self.priority))
+        except ValidationError as error:
+            message = f"{PRIORITY_FIELD} must be a whole number"
+            raise RequestError(400, "invalid_value", message, PRIORITY_FIELD) from error
+        return {**body, PRIORITY_FIELD: max(asked, self.priority)}
 
     def allows_model(self, model: str) -> bool:
         return self.models is None or model in self.models
@@ -83,7 +104,7 @@ class RequestDemand:
     def num_tokens(self) -> int:
         """An estimate: the prompt's text at four bytes a token, and the longest answer that is asked for."""
         answer = max(_count_of(self.body, name) or 0 for name in _ANSWER_FIELDS)
-        num_answers = (_count_of(self.body, "n") or 1) * _num_prompts(self.body)
+        num_answers = (_count_of(self.body, "n") or 1) * num_prompts(self.body)
         return self.num_prompt_bytes // BYTES_PER_TOKEN + answer * num_answers
 
     def charges(self, limits: KeyLimits) -> tuple[RateCharge, ...]:
@@ -127,15 +148,6 @@ def format_duration(seconds: float) -> str:
     text = f"{hours}h" if hours else ""
     text += f"{minutes}m" if hours or minutes else ""
     return f"{text}{ms / 1000:.10g}s"
-
-
-def _num_prompts(body: Mapping[str, Any]) -> int:
-    """Texts, lists of token ids, or chats: each is answered."""
-    for name in ("prompt", "messages"):
-        inputs = body.get(name)
-        if isinstance(inputs, list) and inputs and isinstance(inputs[0], str | list):
-            return len(inputs)
-    return 1
 
 
 def _count_of(body: Mapping[str, Any], name: str) -> int | None:

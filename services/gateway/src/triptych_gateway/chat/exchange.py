@@ -27,7 +27,7 @@ from triptych_common.telemetry import get_logger
 from triptych_gateway.access.auth import ApiKeys
 from triptych_gateway.access.callers import ANONYMOUS
 from triptych_gateway.access.key_limiter import KeyLimiter
-from triptych_gateway.access.key_limits import RequestDemand
+from triptych_gateway.access.key_limits import PRIORITY_FIELD, RequestDemand
 from triptych_gateway.access.request_limiter import Booking, RequestLimiter
 from triptych_gateway.chat.forward import Arrival, Dispatch, Forwarder
 from triptych_gateway.chat.media_serving import MediaServing
@@ -37,14 +37,14 @@ from triptych_gateway.chat.upstream_body import text_body
 from triptych_gateway.endpoints.endpoint import ChatForm, Endpoint
 from triptych_gateway.errors import error_event, error_response, unavailable
 from triptych_gateway.metrics import GatewayMetrics
-from triptych_gateway.race import Guard
+from triptych_gateway.race import Guard, StepTimer
 from triptych_gateway.request.chat_request import ChatRequest, RequestParser
 from triptych_gateway.request.request_body import body_timeout, header_of, read_body, wait_disconnect
 from triptych_gateway.request.split.split_body import SplitBody
 from triptych_gateway.request.text_request import TextParser, TextRequest
 from triptych_gateway.routing.instances import Instances
 from triptych_gateway.tracing.request_span import RequestSpan, request_span
-from triptych_gateway.tracing.trace_trust import TraceTrust
+from triptych_gateway.tracing.trace_trust import TraceTrust, address_of
 
 log = get_logger(__name__)
 
@@ -93,6 +93,7 @@ class ChatParts:
     key_limiter: KeyLimiter
     max_body_bytes: int
     body_timeout_s: float
+    body_piece_timeout_s: float
     parser: RequestParser
     text_parser: TextParser
     first_token_timeout_s: float
@@ -127,8 +128,8 @@ class Exchange(ABC, Generic[Request]):
         with request_span(
             self._request_id,
             operation=self._endpoint.operation,
-            method=self._scope["method"],
             route=self._endpoint.path,
+            scope=self._scope,
             arrived_at=self._arrived_at,
             context=self._parts.trace_trust.context_of(self._scope),
         ) as root:
@@ -197,17 +198,27 @@ class Exchange(ABC, Generic[Request]):
         return header_of(self._scope, b"x-api-key")
 
     async def _read_body(self, booking: Booking, guard: Guard) -> SplitBody:
-        max_bytes = self._parts.max_body_bytes
-        with self._body_time(guard):
-            return await read_body(self._scope, self._receive, max_bytes=max_bytes, on_growth=booking.resize)
+        with self._body_time(booking, guard) as on_growth:
+            max_bytes = self._parts.max_body_bytes
+            return await read_body(self._scope, self._receive, max_bytes=max_bytes, on_growth=on_growth)
 
     @contextmanager
-    def _body_time(self, guard: Guard) -> Iterator[None]:
-        """While the block runs, a client that sends too slowly is refused by `guard`."""
+    def _body_time(self, booking: Booking, guard: Guard) -> Iterator[Callable[[int], None]]:
+        """While the block runs, a client that sends too slowly is refused by `guard`.
+
+        Yields what is called with the size of the body at each piece.
+        """
         loop = asyncio.get_running_loop()
         limit = loop.call_later(self._parts.body_timeout_s, lambda: guard.fail(body_timeout()))
         try:
-            yield
+            with StepTimer(guard, self._parts.body_piece_timeout_s) as timer:
+
+                def on_growth(num_bytes: int) -> None:
+                    timer.begin_step(body_timeout)  # the next piece
+                    booking.resize(num_bytes)
+
+                timer.begin_step(body_timeout)
+                yield on_growth
         finally:
             limit.cancel()
 
@@ -226,6 +237,9 @@ class Exchange(ABC, Generic[Request]):
         if limits is None:
             await self._serve(request, arrival, booking, client)
             return
+        if limits.priority is not None and self._endpoint.is_computed:
+            request = replace(request, body=limits.with_priority(request.body))
+            arrival = replace(arrival, priority=request.body[PRIORITY_FIELD])
         demand = RequestDemand(
             request.model,
             request.body,
@@ -240,12 +254,14 @@ class Exchange(ABC, Generic[Request]):
             await self._serve(counted, replace(arrival, charge=charge), booking, client)
 
     async def _answer_error(self, error: RequestError, client: ClientStream) -> int:
+        address = address_of(self._scope)
         log.info(
             "request refused",
             request_id=self._request_id,
             status=error.status_code,
             code=error.code,
             param=error.param,
+            client=None if address is None else str(address),
             **self._caller.fields,
         )
         form = self._endpoint.chat_form
@@ -307,13 +323,13 @@ class SoundExchange(Exchange[SoundRequest]):
     """A form with a sound, which goes as it is to an instance that encodes sounds itself."""
 
     async def _read(self, booking: Booking, guard: Guard) -> SoundRequest:
-        with self._body_time(guard):
+        with self._body_time(booking, guard) as on_growth:
             return await read_sound_request(
                 self._scope,
                 self._receive,
                 self._endpoint,
                 max_bytes=self._parts.max_body_bytes,
-                on_growth=booking.resize,
+                on_growth=on_growth,
             )
 
     def _with_model(self, request: SoundRequest) -> SoundRequest:

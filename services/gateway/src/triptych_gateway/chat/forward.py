@@ -6,8 +6,9 @@ but time: `routing.instances` gives the next one to try.
 
 import asyncio
 import time
+from collections import defaultdict
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from aiohttp import ClientSession
 
@@ -30,6 +31,7 @@ from triptych_gateway.errors import unavailable
 from triptych_gateway.metrics import GatewayMetrics
 from triptych_gateway.request.chat_request import ChatRequest
 from triptych_gateway.request.content_parts import modality_of
+from triptych_gateway.request.prompt_length import TOKENIZE_PATH, check_tokenized_text
 from triptych_gateway.request.text_request import TextRequest
 from triptych_gateway.routing.instances import Choice, Instances
 from triptych_gateway.tracing.request_span import RequestSpan
@@ -59,6 +61,7 @@ class Arrival:
     charge: RequestCharge | None = None  # None: the caller's key has no limits
     prior: PriorResponse | None = None  # None: any instance will do
     on_answer: "OnAnswer | None" = None  # awaited when an answer has begun, before any of it is sent
+    priority: int = 0  # lower is earlier; the caller's key's, or what the request asked for beyond that
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +94,8 @@ class Forwarder:
     metrics: GatewayMetrics
     chunk_timeout_s: float
     max_answer_bytes: int  # of one that is not streamed
+    tokenize_turns: defaultdict[str, asyncio.Lock] = field(default_factory=lambda: defaultdict(asyncio.Lock))
+    """By instance: its server tokenizes in one thread, which prompts wait for too."""
 
     async def forward(self, dispatch: Dispatch, client: ClientStream) -> InstanceRecord:
         """Send, wait for the first chunk, relay to the end. Returns the record of who answered.
@@ -122,6 +127,8 @@ class Forwarder:
         while True:
             record = await choice.next_instance()
             dispatch.request.check_placeholders(record.placeholder_tokens)
+            if dispatch.endpoint.path == TOKENIZE_PATH:
+                check_tokenized_text(dispatch.request.num_prompt_bytes, record.max_model_len)
             fields = {"instance": record.instance, "request_id": dispatch.arrival.request_id}
             try:
                 answer, answering = await self._begin(dispatch, record)
@@ -149,21 +156,12 @@ class Forwarder:
             if dispatch.endpoint.is_computed:
                 num_prompt_bytes = dispatch.request.num_prompt_bytes
                 answering = self.decisions.begin_request(record, dispatch.course, num_prompt_bytes)
-            opening = open_answer(
-                self.http,
-                record.url or "",
-                dispatch.body,
-                headers,
-                dispatch.endpoint,
-                stream=stream,
-                path=dispatch.path,
-                max_bytes=self.max_answer_bytes,
-            )
-            if limit_s is None:
-                answer = await opening
+            if dispatch.endpoint.kind is EndpointKind.TOKENIZE:
+                async with self.tokenize_turns[record.instance]:
+                    answer = await self._open(dispatch, record, headers)
             else:
                 async with asyncio.timeout(limit_s):
-                    answer = await opening
+                    answer = await self._open(dispatch, record, headers)
         except BaseException as error:
             answering.end()
             router.end_request(record.instance)
@@ -174,6 +172,18 @@ class Forwarder:
             raise
         answering.on_first_token(is_stream=stream)
         return answer, answering
+
+    async def _open(self, dispatch: Dispatch, record: InstanceRecord, headers: dict[str, str]) -> Answer:
+        return await open_answer(
+            self.http,
+            record.url or "",
+            dispatch.body,
+            headers,
+            dispatch.endpoint,
+            stream=dispatch.request.stream,
+            path=dispatch.path,
+            max_bytes=self.max_answer_bytes,
+        )
 
     async def _relay(
         self, dispatch: Dispatch, record: InstanceRecord, answer: Answer, client: ClientStream

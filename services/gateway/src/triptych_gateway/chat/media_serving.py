@@ -305,6 +305,7 @@ def _media_wait(
         current_traceparent(),
         digest,
         chosen.max_model_len,
+        priority=arrival.priority,
     )
 
 

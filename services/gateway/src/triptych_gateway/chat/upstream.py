@@ -31,7 +31,6 @@ TOO_LONG_PHRASES = (
     "exceeds the max_model_len",
 )
 RESPONSE_PARAM = "response_id"  # of vLLM's 404 for a stored response
-MAX_ANSWER_BYTES = 64 << 20
 MAX_ERROR_BYTES = 64 << 10
 
 
@@ -85,7 +84,7 @@ async def open_answer(
     *,
     stream: bool,
     path: str | None = None,
-    max_bytes: int = MAX_ANSWER_BYTES,
+    max_bytes: int,
 ) -> Answer:
     """Send `body` and return the answer at its first chunk. Closing it aborts what is still running.
 

@@ -268,7 +268,8 @@ class EncodeOrders:
         """What is needed of the item has changed; `check`: or what Redis knows of it may have."""
         item = self.table.get(mm_hash)
         is_urgent = item is not None and item.in_flight and not item.is_claimed
-        self._queue.add_item(mm_hash, is_urgent=is_urgent, check=check, lane=of_request)
+        priority = 0 if of_request is None else self._media_waits[of_request].priority
+        self._queue.add_item(mm_hash, is_urgent=is_urgent, check=check, lane=of_request, priority=priority)
 
     def check_all(self) -> None:
         """Redis may have lost something: check all that is unanswered."""

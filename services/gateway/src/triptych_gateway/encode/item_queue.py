@@ -12,6 +12,7 @@ from triptych_common.protocol.ids import MmHash
 class _Lane:
     """The new orders of one request, in the order of its prompt."""
 
+    priority: int  # lower is earlier
     items: OrderedDict[MmHash, None] = field(default_factory=OrderedDict)
     is_busy: bool = False  # a step of one of them is under way
 
@@ -20,7 +21,8 @@ class ItemQueue:
     """Two queues. While Redis is away each step takes its whole timeout: no new order may wait for checks.
 
     New orders of one request are stepped one after the other, so that its jobs are published in order.
-    Requests take turns: one with many items does not hold back the others.
+    Requests of one priority take turns: one with many items does not hold back the others. Those of a higher
+    one go first; a step takes a round trip to Redis, so the others wait for moments.
     """
 
     def __init__(self) -> None:
@@ -29,7 +31,7 @@ class ItemQueue:
         self._others: OrderedDict[MmHash, None] = OrderedDict()
         self._unchecked: set[MmHash] = set()  # what Redis knows of them may have changed
         self._busy: set[MmHash] = set()  # a step is under way
-        self._again: dict[MmHash, str | None] = {}  # added while a step was under way, with the last lane
+        self._again: dict[MmHash, tuple[str | None, int]] = {}  # added while a step was under way: last lane
         self._round: set[MmHash] = set()  # that the last round of checks has not reached yet
         self._changed = asyncio.Event()
 
@@ -37,16 +39,23 @@ class ItemQueue:
         return sum(len(lane.items) for lane in self._lanes.values()) + len(self._others)
 
     def add_item(
-        self, mm_hash: MmHash, *, is_urgent: bool, check: bool = False, lane: str | None = None
+        self,
+        mm_hash: MmHash,
+        *,
+        is_urgent: bool,
+        check: bool = False,
+        lane: str | None = None,
+        priority: int = 0,
     ) -> None:
         """List it, at the end; an item that becomes urgent moves up, none moves down.
 
-        `lane`: the request whose other orders it must not overtake; None: its order belongs to none.
+        `lane`: the request whose other orders it must not overtake, with its `priority`; None: its order
+        belongs to none.
         """
         if check:
             self._unchecked.add(mm_hash)
         if mm_hash in self._busy:
-            self._again[mm_hash] = lane or self._again.get(mm_hash)
+            self._again[mm_hash] = (lane, priority) if lane else self._again.get(mm_hash, (None, priority))
             return
         if mm_hash in self._lane_of:
             return
@@ -54,7 +63,7 @@ class ItemQueue:
             self._others.pop(mm_hash, None)
             name = lane or mm_hash
             self._lane_of[mm_hash] = name
-            self._lanes.setdefault(name, _Lane()).items[mm_hash] = None
+            self._lanes.setdefault(name, _Lane(priority)).items[mm_hash] = None
         else:
             self._others.setdefault(mm_hash)
         self._changed.set()
@@ -79,25 +88,28 @@ class ItemQueue:
         return mm_hash, is_check
 
     def _next(self) -> MmHash | None:
-        for name, lane in self._lanes.items():
-            if lane.items and not lane.is_busy:
-                lane.is_busy = True
-                self._lanes.move_to_end(name)
-                return lane.items.popitem(last=False)[0]
+        ready = [(name, lane) for name, lane in self._lanes.items() if lane.items and not lane.is_busy]
+        if ready:
+            name, lane = min(ready, key=lambda each: each[1].priority)  # of equal ones whose turn it is
+            lane.is_busy = True
+            self._lanes.move_to_end(name)
+            return lane.items.popitem(last=False)[0]
         return self._others.popitem(last=False)[0] if self._others else None
 
     def finish_item(self, mm_hash: MmHash) -> None:
         """Its step has ended; if it was added meanwhile it is the next one."""
         self._busy.discard(mm_hash)
-        name = self._lane_of.pop(mm_hash, None)
+        name, own_priority = self._lane_of.pop(mm_hash, None), 0
         if name is not None:
             lane = self._lanes[name]
-            lane.is_busy = False
+            lane.is_busy, own_priority = False, lane.priority
             if not lane.items:
                 del self._lanes[name]
         if mm_hash in self._again:
-            lane_again = self._again.pop(mm_hash) or name
-            self.add_item(mm_hash, is_urgent=True, lane=lane_again)
+            lane_again, priority = self._again.pop(mm_hash)
+            if lane_again is None:
+                lane_again, priority = name, own_priority
+            self.add_item(mm_hash, is_urgent=True, lane=lane_again, priority=priority)
             if name is not None or lane_again is None:  # else it must not overtake its request's other orders
                 self._make_next(mm_hash)
         else:

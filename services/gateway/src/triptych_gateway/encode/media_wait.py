@@ -33,6 +33,7 @@ class MediaWait:
     traceparent: str | None
     namespace_digest: str  # that the items' mm_hash were made with
     max_model_len: int | None = None  # tokens that a prompt may have; None: not known
+    priority: int = 0  # lower is earlier
     sizes: dict[MmHash, ItemSizes] = field(default_factory=dict)
     answered_by: str | None = None  # the instance whose answer went out whole
     sealed_at: float | None = None  # monotonic seconds; the last seal so far of an item encoded for it

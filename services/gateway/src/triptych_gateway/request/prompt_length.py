@@ -4,7 +4,7 @@
     bytes of the text + those rows <= max_model_len                 not yet: a token has a byte at least
     between                                                         prefill_decode counts the text's tokens
 
-prefill_decode checks the whole prompt again.
+prefill_decode checks the whole prompt again. What callers have tokenized is bounded likewise.
 """
 
 import asyncio
@@ -57,6 +57,17 @@ def too_long(num_tokens: int, max_model_len: int) -> RequestError:
         "Please reduce the length of the input prompt.",
         "messages",
     )
+
+
+def check_tokenized_text(num_bytes: int, max_model_len: int | None) -> None:
+    """Refuse text to be tokenized of which no prompt could have so much: its tokens take all others' time.
+
+    Raises:
+        RequestError: 413.
+    """
+    if max_model_len is not None and num_bytes > CHARS_PER_TOKEN * max_model_len:
+        message = f"the text is longer than {max_model_len} tokens can be; send it in parts"
+        raise RequestError(413, "prompt_too_large", message)
 
 
 async def check_prompt_length(

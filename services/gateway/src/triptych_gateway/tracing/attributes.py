@@ -28,6 +28,8 @@ SERVER_TIME_TO_FIRST_TOKEN: Final = "gen_ai.server.time_to_first_token"
 """The conventions have it as a metric; as an attribute it is ours, under the metric's name."""
 
 ERROR_TYPE: Final = "error.type"
+CLIENT_ADDRESS: Final = "client.address"
+URL_SCHEME: Final = "url.scheme"
 HTTP_METHOD: Final = "http.request.method"
 HTTP_ROUTE: Final = "http.route"
 HTTP_STATUS: Final = "http.response.status_code"

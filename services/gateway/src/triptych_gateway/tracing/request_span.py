@@ -11,15 +11,16 @@ from typing import Any
 
 from opentelemetry.context import Context
 from opentelemetry.trace import Span, SpanKind, StatusCode
+from starlette.types import Scope
 
 from triptych_common.telemetry import span
 from triptych_common.telemetry.span_records import REQUEST_ID, STAGE_PREFIX, STAGE_SUFFIX
 from triptych_gateway.tracing import attributes
 from triptych_gateway.tracing.answer_facts import AnswerFacts
-from triptych_gateway.tracing.parameters import parameters_of
+from triptych_gateway.tracing.parameters import num_prompts, parameters_of
 from triptych_gateway.tracing.stages import FirstTokenStages, Stage
+from triptych_gateway.tracing.trace_trust import address_of
 
-CHAT = "chat"
 PROVIDER = "vllm"  # no name of the conventions' own fits; others are allowed
 MAX_ERROR_CHARS = 64
 _STAGES = {stage: f"{STAGE_PREFIX}{stage}{STAGE_SUFFIX}" for stage in Stage}
@@ -47,7 +48,7 @@ class RequestSpan:
                 {attributes.NUM_ITEMS: num_items, attributes.REQUEST_STREAM: stream, **parameters}
             )
             num_choices = int(parameters.get(attributes.REQUEST_CHOICE_COUNT, 1))
-            self.facts = AnswerFacts(num_choices * _num_prompts(body))
+            self.facts = AnswerFacts(num_choices * num_prompts(body))
 
     def on_model(self, model: str) -> None:
         """An instance serves `model`."""
@@ -91,24 +92,26 @@ class RequestSpan:
             self._span.set_attributes({_STAGES[stage]: ms for stage, ms in self._stages.as_ms().items()})
 
 
-def _num_prompts(body: Mapping[str, Any]) -> int:
-    """Of a completion: texts, or lists of token ids."""
-    prompt = body.get("prompt")
-    is_list = isinstance(prompt, list) and bool(prompt) and isinstance(prompt[0], str | list)
-    return len(prompt) if is_list and isinstance(prompt, list) else 1
-
-
 @contextmanager
 def request_span(
-    request_id: str, *, operation: str, method: str, route: str, arrived_at: float, context: Context
+    request_id: str,
+    *,
+    operation: str,
+    route: str,
+    scope: Scope,
+    arrived_at: float,
+    context: Context,
 ) -> Iterator[RequestSpan]:
     """Active in the block; the parent is the caller's span, if `context` has one."""
+    address = address_of(scope)
     first = {
         REQUEST_ID: request_id,
         attributes.OPERATION_NAME: operation,
         attributes.PROVIDER_NAME: PROVIDER,
-        attributes.HTTP_METHOD: method,
+        attributes.HTTP_METHOD: scope["method"],
         attributes.HTTP_ROUTE: route,
+        attributes.URL_SCHEME: scope.get("scheme", "http"),
+        **({} if address is None else {attributes.CLIENT_ADDRESS: str(address)}),
     }
     with span(operation, context=context, kind=SpanKind.SERVER, attributes=first) as started:
         yield RequestSpan(started, operation, arrived_at)

@@ -1,0 +1,177 @@
+"""The gateway's ports: TLS, what the internal one serves, and proxies in front."""
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from pydantic import ValidationError
+
+from tests.support.gateway.certificates import Authority
+from tests.support.gateway.fake_encoder import FakeEncoder
+from tests.support.gateway.fake_prefill_decode import FakePrefillDecode
+from tests.support.gateway.media_samples import data_url, image_bytes
+from tests.support.gateway.serving import MODEL
+from tests.support.gateway.spans import exported_spans
+from tests.support.waiting import free_port, until, until_async
+from triptych_common.bus import AsyncBus
+from triptych_common.runtime import StopSignal
+from triptych_gateway.listeners import TlsFilesError
+from triptych_gateway.service import is_healthy, run
+from triptych_gateway.settings import GatewaySettings
+
+IMAGE = {"type": "image_url", "image_url": {"url": data_url(image_bytes(5))}}
+CHAT = {"model": MODEL, "messages": [{"role": "user", "content": [IMAGE]}]}
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    made = Authority.make(tmp_path)
+    for name in ("localhost", "caller"):
+        made.server_context(name)
+    return made
+
+
+@asynccontextmanager
+async def running(redis_url: str, run_dir: Path, **changes: Any) -> AsyncIterator[GatewaySettings]:
+    """The service itself, between stand-ins, until the block ends."""
+    values: dict[str, Any] = {
+        "redis_url": redis_url,
+        "run_dir": run_dir,
+        "host": "localhost",
+        "port": free_port(),
+        "registry_interval_s": 0.05,
+        "drain_grace_s": 0.0,
+        "inline_media_bytes": 0,  # encoders fetch them
+    } | changes
+    settings, stop = GatewaySettings(**values), StopSignal()
+    async with (
+        await AsyncBus.connect(redis_url, "default", client_name="test") as bus,
+        FakeEncoder(bus).running(),
+        FakePrefillDecode().running(bus),
+        asyncio.TaskGroup() as group,
+    ):
+        group.create_task(run(settings, stop))
+        try:
+            await until_async(lambda: asyncio.to_thread(is_healthy, settings))
+            yield settings
+        finally:
+            stop.set("the test has ended")
+
+
+def with_tls(authority: Authority) -> dict[str, Any]:
+    return {"tls_cert_file": authority.folder / "localhost.pem", "internal_port": free_port()}
+
+
+def trusting(authority: Authority) -> ssl.SSLContext:
+    return ssl.create_default_context(cafile=str(authority.ca_file))
+
+
+async def get(url: str, verify: ssl.SSLContext | bool = True, **options: Any) -> httpx.Response:
+    async with httpx.AsyncClient(verify=verify, trust_env=False, timeout=10) as client:
+        return await client.request(options.pop("method", "GET"), url, **options)
+
+
+async def test_callers_are_served_by_https_and_encoders_without(
+    redis_url: str, tmp_path: Path, authority: Authority
+) -> None:
+    async with running(redis_url, tmp_path, **with_tls(authority)) as settings:
+        callers = f"https://localhost:{settings.port}"
+        answer = await get(f"{callers}/v1/chat/completions", trusting(authority), method="POST", json=CHAT)
+        assert answer.status_code == 200, "an encoder has fetched the image"
+        with pytest.raises(httpx.ConnectError):
+            await get(f"{callers}/health", True)  # an authority that nobody else knows
+        with pytest.raises(httpx.HTTPError):
+            await get(f"http://localhost:{settings.port}/health")
+        for path in ("/metrics", "/internal/media/x"):
+            answer = await get(callers + path, trusting(authority))
+            assert (answer.status_code, answer.json()["error"]["code"]) == (404, "not_found"), path
+        assert (await get(f"{callers}/health", trusting(authority))).status_code == 200
+
+        internal = settings.local_url
+        assert internal == f"http://localhost:{settings.internal_port}"
+        for path in ("/metrics", "/health", "/health/ready", "/version"):
+            assert (await get(internal + path)).status_code == 200, path
+        assert (await get(f"{internal}/internal/media/x")).json()["error"]["code"] == "media_gone"
+        for path in ("/v1/models", "/v1/files", "/tokenize", "/v1/chat/completions"):
+            answer = await get(internal + path)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (404, "not_found"), path
+
+
+async def test_callers_may_have_to_show_a_certificate(
+    redis_url: str, tmp_path: Path, authority: Authority
+) -> None:
+    options = with_tls(authority) | {"tls_client_ca_file": authority.ca_file}
+    async with running(redis_url, tmp_path, **options) as settings:
+        url, context = f"https://localhost:{settings.port}/v1/models", trusting(authority)
+        with pytest.raises(httpx.HTTPError):
+            await get(url, context)
+        context.load_cert_chain(authority.folder / "caller.pem")
+        assert (await get(url, context)).status_code == 200
+
+
+async def test_files_that_cannot_be_used_end_the_service(
+    redis_url: str, tmp_path: Path, authority: Authority
+) -> None:
+    bad = tmp_path / "bad.pem"
+    bad.write_text("no certificate")
+    for changes in (
+        {"tls_cert_file": tmp_path / "none.pem"},
+        {"tls_cert_file": bad},
+        {"tls_key_file": authority.folder / "caller.pem"},
+        {"tls_client_ca_file": bad},
+    ):
+        options = with_tls(authority) | changes
+        settings = GatewaySettings(redis_url=redis_url, run_dir=tmp_path, port=free_port(), **options)
+        with pytest.raises(TlsFilesError, match="the TLS files cannot be used"):
+            await run(settings, StopSignal())
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"tls_key_file": "/x"},
+        {"tls_client_ca_file": "/x", "internal_port": 8001},
+        {"tls_cert_file": "/x"},
+        {"internal_port": 8000},
+        {"forwarded_allow_ips": ["*"]},
+    ],
+)
+def test_settings_that_do_not_fit(values: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        GatewaySettings(port=8000, **values)
+
+
+@pytest.mark.parametrize(
+    ("networks", "address", "scheme"),
+    [
+        ((), "127.0.0.1", "http"),
+        (("127.0.0.0/8",), "203.0.113.9", "https"),
+        (("10.0.0.0/8",), "127.0.0.1", "http"),
+    ],
+    ids=["nobody's", "the proxy's", "another's"],
+)
+async def test_a_proxys_word_counts_where_it_is_named(
+    redis_url: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    networks: tuple[str, ...],
+    address: str,
+    scheme: str,
+) -> None:
+    """The last address that is no proxy's: what stands before it, anybody may have written."""
+    with exported_spans(monkeypatch) as spans:
+        async with running(redis_url, tmp_path, host="127.0.0.1", forwarded_allow_ips=networks) as settings:
+            headers = {"X-Forwarded-For": "198.51.100.7, 203.0.113.9", "X-Forwarded-Proto": "https"}
+            url = f"http://127.0.0.1:{settings.port}/v1/chat/completions"
+            answer = await get(url, method="POST", json=CHAT, headers=headers)
+            assert answer.status_code == 200
+            root = f"chat {MODEL}"
+            await until(lambda: root in {span.name for span in spans.get_finished_spans()})
+        (span,) = [each for each in spans.get_finished_spans() if each.name == root]
+        assert span.attributes is not None
+        assert (span.attributes["client.address"], span.attributes["url.scheme"]) == (address, scheme)

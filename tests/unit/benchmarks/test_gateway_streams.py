@@ -1,0 +1,46 @@
+"""What a client of many streams makes of the bytes that come."""
+
+import sys
+import time
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).resolve().parents[3] / "benchmarks"))
+
+from gateway_bench.streams import StreamClient, StreamsWorkload
+from gateway_streams import percentile
+
+
+def event(number: int) -> bytes:
+    return b'data: {"choices":[{"delta":{"content":"%d %d"}}]}\n\n' % (number, time.perf_counter_ns())
+
+
+async def received(*pieces: bytes) -> StreamClient:
+    client = StreamClient()
+    for piece in pieces:
+        client.on_body(piece)
+    return client
+
+
+async def test_each_token_counts_once_however_its_bytes_come() -> None:
+    whole = b"".join(map(event, range(3)))
+    for size in (1, 7, 50, len(whole)):
+        client = await received(*(whole[at : at + size] for at in range(0, len(whole), size)))
+        assert (client.num_tokens, client.is_in_order) == (3, True), size
+        assert len(client.latency_ms) == 3
+        assert all(0 <= each < 10_000 for each in client.latency_ms)
+
+
+async def test_a_token_that_is_missing_or_comes_twice_is_noticed() -> None:
+    for numbers in ((0, 2), (0, 0), (1,), (1, 0)):
+        assert not (await received(*map(event, numbers))).is_in_order
+
+
+def test_the_upstream_is_told_to_stamp() -> None:
+    workload = StreamsWorkload("streams", True, 5, 20, 100.0, 10.0)
+    assert workload.upstream_field == "20,100.0,10.0,stamped"
+    assert b'"user":"20,100.0,10.0,stamped"' in workload.request
+
+
+def test_percentiles() -> None:
+    values = [float(each) for each in range(100)]
+    assert [percentile(values, percent) for percent in (50, 99, 99.9)] == [50.0, 99.0, 99.0]
