@@ -19,6 +19,7 @@ def system() -> Iterator[System]:
         f"--encoder-args={options}",
         f"--prefill-decode-args={options}",
         TRIPTYCH_OVERLAP_MIN_TOKENS="1",  # the strips are small, and all prompts shall begin in part
+        TRIPTYCH_UI="true",
     ) as running:
         yield running
 

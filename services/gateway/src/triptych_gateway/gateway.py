@@ -52,6 +52,7 @@ from triptych_gateway.routing.instances import Instances
 from triptych_gateway.routing.registry_view import RegistryView
 from triptych_gateway.routing.router import Router
 from triptych_gateway.settings import GatewaySettings
+from triptych_gateway.tracing.recent_requests import RecentRequests
 from triptych_gateway.tracing.trace_trust import TraceTrust
 from triptych_gateway.upstream_client import new_client
 
@@ -122,7 +123,7 @@ async def run_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
             )
             async with (
                 new_client(settings.connect_timeout_s, settings.chunk_timeout_s) as http,
-                open_fetcher(_fetch_options(settings), media_threads, metrics) as fetcher,
+                open_fetcher(FetchOptions.of(settings), media_threads, metrics) as fetcher,
             ):
                 forwarder = Forwarder(
                     http,
@@ -159,7 +160,7 @@ async def run_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
                     await files.measure()
                 work = [
                     _read_registry(view, router, decisions),
-                    _read_results(bus, settings.instance, orders, final_acks, decisions),
+                    _read_results(bus, settings.instance, orders, final_acks, decisions, chat.recents),
                     final_acks.run_sender(),
                     orders.run_checks(),
                     *(orders.run_steps() for _ in range(settings.num_publishers)),
@@ -205,6 +206,7 @@ async def _read_results(
     orders: EncodeOrders,
     final_acks: FinalAcks,
     decisions: EncodeDecisions,
+    recents: RecentRequests | None,
 ) -> None:
     """What encoders and prefill_decode instances send to this gateway. Never returns."""
     async with bus.consumer(
@@ -216,6 +218,8 @@ async def _read_results(
                 if isinstance(message, EncoderCacheMetadata):
                     final_acks.on_metadata(message)
                 decisions.on_encode_result(message)
+                if recents is not None:
+                    recents.on_encode_result(message)
                 await orders.on_encode_result(message)
             except Exception:  # one bad message must not stop the reader
                 log.exception("encode result could not be handled", entry_id=delivery.entry_id)
@@ -281,6 +285,7 @@ def _chat_parts(
         forwarder=forwarder,
         chunk_timeout_s=settings.chunk_timeout_s,
         cut_off=CutOff(),
+        recents=RecentRequests(settings.ui_recent_requests, settings.ui_listeners) if settings.ui else None,
     )
 
 
@@ -345,30 +350,6 @@ def _file_service(
     )
     expiry, known = ExpirySweep(store, list_threads), KnownFiles(store, threads)
     return FileService(store, uploads, known, expiry, ahead, threads, list_threads, metrics)
-
-
-def _fetch_options(settings: GatewaySettings) -> FetchOptions:
-    proxy = settings.fetch_proxy
-    return FetchOptions(
-        max_item_bytes=settings.max_item_bytes,
-        fetches_urls=settings.fetch_urls,
-        allowed_ports=settings.fetch_allowed_ports,
-        allowed_hosts=settings.fetch_allowed_hosts,
-        denied_hosts=settings.fetch_denied_hosts,
-        allowed_networks=settings.fetch_allowed_networks,
-        max_redirects=settings.fetch_max_redirects,
-        timeout_s=settings.fetch_timeout_s,
-        connect_timeout_s=settings.fetch_connect_timeout_s,
-        chunk_timeout_s=settings.fetch_chunk_timeout_s,
-        max_header_bytes=settings.fetch_max_header_bytes,
-        max_attempts=settings.fetch_max_attempts,
-        max_in_flight=settings.fetch_max_in_flight,
-        max_per_host=settings.fetch_max_per_host,
-        cache_bytes=settings.fetch_cache_bytes,
-        ca_file=settings.fetch_ca_file,
-        proxy=None if proxy is None else proxy.get_secret_value(),
-        file_root=settings.fetch_file_root,
-    )
 
 
 def _parsers(

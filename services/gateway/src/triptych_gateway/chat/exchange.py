@@ -42,6 +42,7 @@ from triptych_gateway.request.request_body import body_timeout, header_of, read_
 from triptych_gateway.request.split.split_body import SplitBody
 from triptych_gateway.request.text_request import TextParser, TextRequest
 from triptych_gateway.routing.instances import Instances
+from triptych_gateway.tracing.recent_requests import RecentRequests
 from triptych_gateway.tracing.request_span import RequestSpan, request_span
 from triptych_gateway.tracing.trace_trust import TraceTrust
 
@@ -101,6 +102,7 @@ class ChatParts:
     forwarder: Forwarder
     chunk_timeout_s: float
     cut_off: CutOff  # for when the time to drain is over
+    recents: RecentRequests | None = None  # None: nobody looks at requests
 
 
 class Exchange(ABC, Generic[Request]):
@@ -167,6 +169,9 @@ class Exchange(ABC, Generic[Request]):
         self._caller = parts.api_keys.check_key(header_of(self._scope, b"authorization"))
         for name, value in self._caller.fields.items():
             root.set_attribute(f"triptych.{name}", value)
+        if parts.recents is not None:
+            owner, key_name = self._caller.owner, self._caller.key_name
+            root.show_in(parts.recents, self._request_id, self._endpoint.path, owner=owner, key_name=key_name)
         with parts.limiter.hold_request(), parts.limiter.hold_bytes() as booking, Guard() as guard:
             request = await self._read_request(booking, guard)
             root.on_request(request.body, stream=request.stream, num_items=len(request.media))

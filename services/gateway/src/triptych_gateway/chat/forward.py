@@ -160,6 +160,7 @@ class Forwarder:
         modality = modality_of(dispatch.request.media)
         series = self.metrics.latencies.of(dispatch.endpoint.path, record.model or "", modality)
         times = TokenTimes(series, arrival.at)
+        arrival.root.on_answering(record.instance, times)
         if dispatch.request.stream:
             arrival.root.on_first_chunk(sealed_at)
             with span("gateway.stream") as streaming:

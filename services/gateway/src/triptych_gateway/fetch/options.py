@@ -3,8 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 from triptych_gateway.fetch.rules.addresses import Network
+from triptych_gateway.settings import GatewaySettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,3 +31,28 @@ class FetchOptions:
     ca_file: Path | None = None
     proxy: str | None = None
     file_root: Path | None = None
+
+    @classmethod
+    def of(cls, settings: GatewaySettings) -> Self:
+        """As they are set."""
+        proxy = settings.fetch_proxy
+        return cls(
+            max_item_bytes=settings.max_item_bytes,
+            fetches_urls=settings.fetch_urls,
+            allowed_ports=settings.fetch_allowed_ports,
+            allowed_hosts=settings.fetch_allowed_hosts,
+            denied_hosts=settings.fetch_denied_hosts,
+            allowed_networks=settings.fetch_allowed_networks,
+            max_redirects=settings.fetch_max_redirects,
+            timeout_s=settings.fetch_timeout_s,
+            connect_timeout_s=settings.fetch_connect_timeout_s,
+            chunk_timeout_s=settings.fetch_chunk_timeout_s,
+            max_header_bytes=settings.fetch_max_header_bytes,
+            max_attempts=settings.fetch_max_attempts,
+            max_in_flight=settings.fetch_max_in_flight,
+            max_per_host=settings.fetch_max_per_host,
+            cache_bytes=settings.fetch_cache_bytes,
+            ca_file=settings.fetch_ca_file,
+            proxy=None if proxy is None else proxy.get_secret_value(),
+            file_root=settings.fetch_file_root,
+        )
