@@ -4,6 +4,7 @@ import threading
 import threading
 import threading
 import threading
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from tests.support.gateway.system import System, another_gateway
 from tests.support.waiting import until
 from triptych_common.protocol.messages import Modality
 from triptych_gateway.files.content_checks import modalities_of
+from triptych_gateway.files.partial_file import PartialFile
 from triptych_gateway.files.partial_file import PartialFile
 from triptych_gateway.files.partial_file import PartialFile
 from triptych_gateway.files.partial_file import PartialFile
@@ -204,6 +206,18 @@ async def test_an_upload_that_stalls_ends(files: System) -> None:
         await until(lambda: stored(files) == [])
         held.go.set()  # the client reads the answer once it has sent all
         assert refusal(await held.answer()) == (408, "body_timeout")
+
+
+@pytest.mark.parametrize("files", [{"body_timeout_s": 0.2, "files_upload_timeout_s": 0.2}], indirect=True)
+async def test_a_slow_disk_is_not_the_clients_fault(files: System, monkeypatch: pytest.MonkeyPatch) -> None:
+    write, slow = PartialFile.write, threading.Event()
+
+    def write_slowly(self: PartialFile, data: bytes) -> None:
+        slow.wait(0.4)  # longer than a client may take
+        write(self, data)
+
+    monkeypatch.setattr(PartialFile, "write", write_slowly)
+    assert (await post(files, multipart(PURPOSE, FILE))).status_code == 200
 
 
 @pytest.mark.parametrize("files", [{"body_timeout_s": 0.2, "files_upload_timeout_s": 0.2}], indirect=True)

@@ -1,6 +1,6 @@
 // An image is dropped, a question asked, and the answer read as it streams. Nothing of it is kept.
 
-import { html, useRef, useState } from "./htm-preact-3.1.1.js";
+import { html, useEffect, useRef, useState } from "./htm-preact-3.1.1.js";
 import { headers, messageOf, readEvents } from "./data.js";
 import { bytes } from "./format.js";
 
@@ -93,18 +93,34 @@ export function Ask({ models, onRequest }) {
     }
   }
 
-  function onDrop(event) {
-    event.preventDefault();
-    setIsOver(false);
-    take(event.dataTransfer.files[0]);
-  }
+  // Anywhere on the page: a file that misses the frame would else replace the page.
+  const dropped = useRef(null);
+  dropped.current = take;
+  useEffect(() => {
+    const listeners = {
+      dragover: (event) => {
+        event.preventDefault();
+        setIsOver(true);
+      },
+      dragleave: (event) => {
+        if (!event.relatedTarget) setIsOver(false);
+      },
+      drop: (event) => {
+        event.preventDefault();
+        setIsOver(false);
+        dropped.current(event.dataTransfer.files[0]);
+      },
+    };
+    for (const [name, listener] of Object.entries(listeners)) window.addEventListener(name, listener);
+    return () => {
+      for (const [name, listener] of Object.entries(listeners)) window.removeEventListener(name, listener);
+    };
+  }, []);
 
   return html`<section class="card ask" aria-label="ask">
     <header><h2>Ask</h2></header>
     <form onSubmit=${send}>
-      <div class="drop ${is_over ? "over" : ""}"
-        onDragOver=${(event) => { event.preventDefault(); setIsOver(true); }}
-        onDragLeave=${() => setIsOver(false)} onDrop=${onDrop}>
+      <div class="drop ${is_over ? "over" : ""}">
         ${image
           ? html`<img src=${image.url} alt=${image.file.name} />`
           : html`<span class="quiet">Drop an image here</span>`}
