@@ -1,6 +1,7 @@
 """The page at `/ui` in a real browser, on real engines: an image is dropped, answered, and its way seen."""
 
 import base64
+import importlib.util
 import os
 import shutil
 from collections.abc import Iterator
@@ -12,7 +13,16 @@ import pytest
 
 from tests.support.real.system import System, image_part
 
-pytestmark = pytest.mark.engine
+CHROMIUM = os.environ.get("TRIPTYCH_TEST_CHROMIUM") or shutil.which("chromium")
+HAS_PLAYWRIGHT = importlib.util.find_spec("playwright") is not None
+
+pytestmark = [
+    pytest.mark.engine,
+    pytest.mark.skipif(not HAS_PLAYWRIGHT, reason="needs the package playwright"),
+    pytest.mark.skipif(
+        CHROMIUM is None, reason="needs Chromium: none on the PATH, and TRIPTYCH_TEST_CHROMIUM is not set"
+    ),
+]
 
 TIMEOUT_MS = 60_000
 QUESTION = "read the digits"
@@ -33,12 +43,10 @@ DROP = """([zone, [name, base64]]) => {
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    playwright = pytest.importorskip("playwright.sync_api", reason="needs the package playwright")
-    chromium = os.environ.get("TRIPTYCH_TEST_CHROMIUM") or shutil.which("chromium")
-    if chromium is None:
-        pytest.skip("needs Chromium: none on the PATH, and TRIPTYCH_TEST_CHROMIUM is not set")
-    with playwright.sync_playwright() as started:
-        running = started.chromium.launch(executable_path=chromium, args=FLAGS)
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as started:
+        running = started.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
         try:
             yield running
         finally:

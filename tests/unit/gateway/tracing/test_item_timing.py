@@ -36,7 +36,8 @@ def test_the_store_had_it() -> None:
 
 def test_another_requests_encode_stays_the_others() -> None:
     item = ItemTiming("image", 1)
-    item.on_known(ItemSource.JOINED)
+    item.on_joined(0.9)
+    assert item.ordered_at == 0.9
     item.on_ordered(1.0)
     item.on_sealed("encoder-0", 0.2, 1.5)
     assert item.source is ItemSource.JOINED

@@ -144,7 +144,7 @@ class EncodeOrders:
                 media_wait.set_sizes(item.mm_hash, item.sizes)
             elif item.in_flight:
                 self._metrics.items.labels("joined").inc()
-                media_wait.note_known(item.mm_hash, ItemSource.JOINED)
+                media_wait.note_joined(item.mm_hash)
             else:
                 self._order_item(item, of_request=media_wait.request_id)
 
@@ -369,7 +369,7 @@ class EncodeOrders:
                 if not was_claimed:
                     self._metrics.items.labels("joined").inc()
                     for media_wait in media_waits:
-                        media_wait.note_known(mm_hash, ItemSource.JOINED)
+                        media_wait.note_joined(mm_hash)
                 if claim.metadata is not None:
                     await self._on_metadata(claim.metadata)
             case ClaimResult.FAILED | ClaimResult.EXHAUSTED:

@@ -80,9 +80,14 @@ class MediaWait:
             self._all_sized.set()
 
     def note_known(self, mm_hash: MmHash, source: ItemSource) -> None:
-        """No encode of the item is ordered for this request alone."""
+        """The item's sizes are known from before."""
         if (timing := self.timings.get(mm_hash)) is not None:
             timing.on_known(source)
+
+    def note_joined(self, mm_hash: MmHash) -> None:
+        """The item is encoded for another request."""
+        if (timing := self.timings.get(mm_hash)) is not None:
+            timing.on_joined(time.monotonic())
 
     def note_ordered(self, mm_hash: MmHash) -> None:
         """An encoder is asked for the item."""

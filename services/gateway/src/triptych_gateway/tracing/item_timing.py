@@ -24,7 +24,7 @@ class ItemTiming:
     num_places: int = 1  # of the request that name it
     num_rows: int | None = None  # of the encoder's output
     source: ItemSource | None = None  # None: nothing is known yet, or no encoder was asked
-    ordered_at: float | None = None
+    ordered_at: float | None = None  # or joined
     sized_at: float | None = None
     sealed_at: float | None = None
     encode_s: float = 0.0  # the engine's time, which ends about at the seal
@@ -36,8 +36,14 @@ class ItemTiming:
         return self.sealed_at is None and self.source in (ItemSource.ENCODED, ItemSource.JOINED)
 
     def on_known(self, source: ItemSource) -> None:
-        """Its sizes are known, or are asked for by another request."""
+        """Its sizes are known from before."""
         self.source = source
+
+    def on_joined(self, now: float) -> None:
+        """An encoder is asked for it already, for another request."""
+        self.source = ItemSource.JOINED
+        if self.ordered_at is None:
+            self.ordered_at = now
 
     def on_ordered(self, now: float) -> None:
         """An encoder is asked for it, perhaps once more."""

@@ -90,8 +90,8 @@ function Bar({ kind, from, to, total, title }) {
     style=${{ left: `${Math.min(left, 99.7)}%`, width: `${width}%` }}></span>`;
 }
 
-function Item({ item, index, total, duration }) {
-  const ordered = item.ordered_ms ?? item.sized_ms;
+function Item({ item, index, total, until }) {
+  const ordered = item.ordered_ms;
   const sealed = item.sealed_ms;
   const began = sealed === null ? null : Math.max(ordered ?? 0, sealed - item.encode_ms);
   const name = `${item.modality} ${index + 1}`;
@@ -107,7 +107,7 @@ function Item({ item, index, total, duration }) {
     <span class="label">${name}</span>
     <div class="track">
       ${ordered !== null &&
-      html`<${Bar} kind="wait" from=${ordered} to=${began ?? sealed ?? duration} total=${total}
+      html`<${Bar} kind="wait" from=${ordered} to=${began ?? until} total=${total}
         title="ordered; queued, fetched and preprocessed" />`}
       ${item.encode_ms > 0 &&
       html`<${Bar} kind="encode" from=${began} to=${sealed} total=${total} title="encoded and sealed" />`}
@@ -149,7 +149,7 @@ export function Waterfall({ request }) {
         </div>`;
       })}
       ${request.items.map((item, index) => html`<${Item} item=${item} index=${index} total=${total}
-        duration=${request.duration_ms} />`)}
+        until=${first ?? request.duration_ms} />`)}
       ${first !== null &&
       html`<div class="marks"><span></span><div class="track">
         <span class="mark" style=${{ left: `${Math.min(100, (100 * first) / total)}%` }}></span>
