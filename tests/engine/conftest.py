@@ -20,6 +20,7 @@ def system() -> Iterator[System]:
         f"--prefill-decode-args={' '.join((*EXACT, *TOOLS))}",
         TRIPTYCH_OVERLAP_MIN_TOKENS="1",  # the strips are small, and all prompts shall begin in part
         VLLM_ENABLE_RESPONSES_API_STORE="1",
+        TRIPTYCH_UI="true",
     ) as running:
         yield running
 

@@ -141,7 +141,7 @@ def _gateway(world: World, gateway: GatewayActor) -> Any:
         digest(gateway.orders.table._items),
         digest(gateway.orders._media_waits),
         digest(gateway.final_acks._pending),
-        digest(set(gateway.orders._sizes._local)),
+        digest(set(gateway.orders.sizes._local)),
         [(each.outcome, each.has_begun, tuple(each.dispatched)) for each in requests],
         [each.request_id for each in requests if each.request_id in world.to_arrive],
         sorted(map(_stands, gateway.loop.all_tasks)),

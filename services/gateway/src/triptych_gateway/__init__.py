@@ -5,6 +5,7 @@ listeners      what each of its ports serves, and how; http_protocol bounds thei
 app            the HTTP application; routes/: one module per group of paths
 gateway        builds the parts below, owns their tasks, closes them
 responses/     OpenAI's Responses API: responses that instances store, found again
+ui/            the page at `/ui`: what the gateway sees, and whom it is shown
 chat/          one request over HTTP, to prefill_decode and back: chat completions, and others without media
 decision/      who encodes a request's media: encoders, or an instance with a vision tower
 files/         files that callers upload once and name in many requests
@@ -14,13 +15,13 @@ fetch/         media that are named by URL: which may be fetched, and how
 routing/       which instances there are, and which of them gets a request
 access/        API keys, tenants, bounds on what is served at once
 endpoints/     what is served, in one table: routing and the API's description are made from it
-tracing/       the span of a whole request
+tracing/       the span of a whole request; the last requests, for that page
 memory           where the C library takes large blocks from
 open_files       how many files the process may have open
 upstream_client  the HTTP client for prefill_decode
 errors         error responses; race, metrics, settings: likewise for all of the above
 
 Imports go downwards:
-routes > responses > chat > decision | files > encode > request | routing | access > fetch > race
+routes > responses > chat | ui > decision | files > encode > request | routing | access > fetch > race
 > endpoints, errors, metrics, settings, tracing.
 """

@@ -13,6 +13,9 @@ from triptych_gateway.routes.forwarded import ForwardedFirst, forwarded_apps
 from triptych_gateway.routes.health import health_routes
 from triptych_gateway.routes.media import media_routes
 from triptych_gateway.routes.models import model_routes
+from triptych_gateway.routes.ui import ui_routes
+from triptych_gateway.ui.store_reader import StoreReader
+from triptych_gateway.ui.system_view import SystemView
 
 
 def create_app(gateway: Gateway) -> ASGIApp:
@@ -28,6 +31,7 @@ def create_app(gateway: Gateway) -> ASGIApp:
         health_routes(view, gateway.registration, chat.limiter, chat.metrics, gateway.stream_lags)
     )
     app.include_router(docs_routes())
+    app.include_router(ui_routes(chat.recents, chat.api_keys, gateway.registration, _system_view(gateway)))
     max_sends = gateway.settings.max_media_sends
     app.include_router(media_routes(gateway.media_cache, gateway.orders, max_sends))
     apps = forwarded_apps(chat, gateway.responses)
@@ -38,3 +42,16 @@ def create_app(gateway: Gateway) -> ASGIApp:
     served = ForwardedFirst(apps, app)
     origins = gateway.settings.cors_origins
     return CrossOrigin(served, origins) if origins else served
+
+
+def _system_view(gateway: Gateway) -> SystemView:
+    return SystemView(
+        registration=gateway.registration,
+        view=gateway.view,
+        router=gateway.router,
+        limiter=gateway.chat.limiter,
+        max_requests=gateway.settings.max_requests_in_flight,
+        sizes=gateway.orders.sizes,
+        stream_lags=gateway.stream_lags,
+        store=StoreReader(gateway.settings.store_socket, f"{gateway.settings.instance}/ui"),
+    )

@@ -54,6 +54,7 @@ from triptych_gateway.routing.instances import Instances
 from triptych_gateway.routing.registry_view import RegistryView
 from triptych_gateway.routing.router import Router
 from triptych_gateway.settings import GatewaySettings
+from triptych_gateway.tracing.recent_requests import RecentRequests
 from triptych_gateway.tracing.trace_trust import TraceTrust
 from triptych_gateway.upstream_client import new_client
 
@@ -125,7 +126,7 @@ async def run_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
             )
             async with (
                 new_client(settings.connect_timeout_s, settings.chunk_timeout_s) as http,
-                open_fetcher(FetchOptions.of_settings(settings), media_threads, metrics) as fetcher,
+                open_fetcher(FetchOptions.of(settings), media_threads, metrics) as fetcher,
             ):
                 forwarder = Forwarder(
                     http,
@@ -163,7 +164,7 @@ async def run_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
                     await files.measure()
                 work = [
                     _read_registry(view, router, decisions),
-                    _read_results(bus, settings.instance, orders, final_acks, decisions),
+                    _read_results(bus, settings.instance, orders, final_acks, decisions, chat.recents),
                     final_acks.run_sender(),
                     orders.run_checks(),
                     *(orders.run_steps() for _ in range(settings.num_publishers)),
@@ -218,6 +219,7 @@ async def _read_results(
     orders: EncodeOrders,
     final_acks: FinalAcks,
     decisions: EncodeDecisions,
+    recents: RecentRequests | None,
 ) -> None:
     """What encoders and prefill_decode instances send to this gateway. Never returns."""
     async with bus.consumer(
@@ -229,6 +231,8 @@ async def _read_results(
                 if isinstance(message, EncoderCacheMetadata):
                     final_acks.on_metadata(message)
                 decisions.on_encode_result(message)
+                if recents is not None:
+                    recents.on_encode_result(message)
                 await orders.on_encode_result(message)
             except Exception:  # one bad message must not stop the reader
                 log.exception("encode result could not be handled", entry_id=delivery.entry_id)
@@ -295,6 +299,7 @@ def _chat_parts(
         forwarder=forwarder,
         chunk_timeout_s=settings.chunk_timeout_s,
         cut_off=CutOff(),
+        recents=RecentRequests(settings.ui_recent_requests, settings.ui_listeners) if settings.ui else None,
     )
 
 

@@ -73,6 +73,13 @@ class GatewaySettings(MediaSettings):
     cors_origins: tuple[Origin, ...] = ()
     """Web pages that may call the API from a browser, by origin, or `*`. Empty: none."""
 
+    ui: bool = False
+    """Whether the page at `/ui` is served, and recent requests are kept in memory for it."""
+    ui_recent_requests: int = Field(default=200, ge=1, le=1000)
+    """That are kept, and shown."""
+    ui_listeners: int = Field(default=16, ge=1, le=1000)
+    """Pages that are open at once; more are refused with 429."""
+
     trust_traceparent: bool = False
     """Whether a caller's `traceparent` is taken: its request becomes part of the caller's trace, and is
     sampled as that says. Off: each request is a trace of its own."""

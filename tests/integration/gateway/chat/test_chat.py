@@ -114,7 +114,7 @@ async def test_sizes_known_from_before_need_no_job(system: System) -> None:
 
 async def test_sizes_are_known_to_another_gateway_too(system: System) -> None:
     await system.ask([image()])
-    system.gateway.orders._sizes._local.clear()
+    system.gateway.orders.sizes._local.clear()
     await system.ask([image()])
     assert len(system.encoder.jobs) == 1
 

@@ -294,6 +294,374 @@ def test_a_record_that_the_disk_refuses_is_not_said_to_be_no_file(
     assert store.remove_expired(10) == (1, None)
 
 
+def test_a_folder_that_cannot_be_written_to_the_disk_keeps_no_file(
+    store: FileStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr("triptych_gateway.files.file_store._sync_folder", refuse)
+    with pytest.raises(OSError, match="Input/output"):
+        keep(store, ALICE)
+    assert store.list_files(ALICE) == []
+    assert store.use().num_files == 0
+    assert not [path for path in (tmp_path / "files" / ALICE).iterdir() if path.suffix != ".part"]
+
+
+def test_folders_are_written_to_the_disk_also_the_root(
+    store: FileStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[Path] = []
+    monkeypatch.setattr("triptych_gateway.files.file_store._sync_folder", synced.append)
+    keep(store, ALICE)
+    assert set(synced) == {tmp_path / "files" / ALICE, tmp_path / "files"}
+
+
+def test_an_upload_that_is_discarded_while_it_is_kept_is_whole_or_not_there(
+    store: FileStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    new = NewFile("a", "vision", 60, (Modality.VIDEO,), None)
+    partial = store.begin_file(ALICE, 10)
+    partial.write(b"content")
+    with monkeypatch.context() as patched:  # right after it got its name
+        patched.setattr("triptych_gateway.files.file_store._sync_folder", lambda _: partial.discard())
+        record = store.keep_file(ALICE, partial, new)
+    assert store.read_content(ALICE, record) == b"content"
+    late = store.begin_file(ALICE, 10)
+    late.write(b"content")
+    sync = late.sync
+    monkeypatch.setattr(late, "sync", lambda: (sync(), late.discard()))  # just before
+    with pytest.raises(ClosedFileError):
+        store.keep_file(ALICE, late, new)
+    assert store.list_files(ALICE) == [record]
+    assert len(list((tmp_path / "files" / ALICE).iterdir())) == 2
+
+
+def test_a_record_without_its_bytes_is_removed(store: FileStore, tmp_path: Path) -> None:
+    record = keep(store, ALICE)
+    (tmp_path / "files" / ALICE / f"{record.file_id}.bin").unlink()
+    assert store.use().num_files == 0
+    assert list((tmp_path / "files" / ALICE).iterdir()) == []
+
+
+def test_a_lock_that_another_holds_for_long_is_given_up(
+    store: FileStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.use()
+    monkeypatch.setattr("triptych_gateway.files.file_store.LOCK_TIMEOUT_S", 0.05)
+    with (tmp_path / "files" / "lock").open("r+b") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(TimeoutError):
+            store.use()
+    store.use()
+
+
+def test_a_record_is_written_whole_however_little_the_disk_takes_at_once(
+    store: FileStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda fd, data: write(fd, data[:7]))
+    record = keep(store, ALICE)
+    assert store.find_file(ALICE, record.file_id) == record
+    assert store.read_content(ALICE, record) == b"content"
+
+
+def test_a_record_that_the_disk_refuses_is_not_said_to_be_no_file(
+    store: FileStore, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = keep(store, ALICE), keep(store, ALICE)
+    read = os.open
+
+    def refuse(path: Path, *rest: int) -> int:
+        if str(path).endswith(f"{first.file_id}.json"):
+            raise OSError(24, "Too many open files")
+        return read(path, *rest)
+
+    monkeypatch.setattr(os, "open", refuse)
+    for step in (store.find_file, store.delete_file):
+        with pytest.raises(OSError, match="Too many"):
+            step(ALICE, first.file_id)
+    assert store.list_files(ALICE) == [second]
+    clock.seconds += 60
+    assert store.remove_expired(10) == (1, None)
+
+
+def test_a_folder_that_cannot_be_written_to_the_disk_keeps_no_file(
+    store: FileStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr("triptych_gateway.files.file_store._sync_folder", refuse)
+    with pytest.raises(OSError, match="Input/output"):
+        keep(store, ALICE)
+    assert store.list_files(ALICE) == []
+    assert store.use().num_files == 0
+    assert not [path for path in (tmp_path / "files" / ALICE).iterdir() if path.suffix != ".part"]
+
+
+def test_folders_are_written_to_the_disk_also_the_root(
+    store: FileStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[Path] = []
+    monkeypatch.setattr("triptych_gateway.files.file_store._sync_folder", synced.append)
+    keep(store, ALICE)
+    assert set(synced) == {tmp_path / "files" / ALICE, tmp_path / "files"}
+
+
+def test_an_upload_that_is_discarded_while_it_is_kept_is_whole_or_not_there(
+    store: FileStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    new = NewFile("a", "vision", 60, (Modality.VIDEO,), None)
+    partial = store.begin_file(ALICE, 10)
+    partial.write(b"content")
+    with monkeypatch.context() as patched:  # right after it got its name
+        patched.setattr("triptych_gateway.files.file_store._sync_folder", lambda _: partial.discard())
+        record = store.keep_file(ALICE, partial, new)
+    assert store.read_content(ALICE, record) == b"content"
+    late = store.begin_file(ALICE, 10)
+    late.write(b"content")
+    sync = late.sync
+    monkeypatch.setattr(late, "sync", lambda: (sync(), late.discard()))  # just before
+    with pytest.raises(ClosedFileError):
+        store.keep_file(ALICE, late, new)
+    assert store.list_files(ALICE) == [record]
+    assert len(list((tmp_path / "files" / ALICE).iterdir())) == 2
+
+
+def test_a_record_without_its_bytes_is_removed(store: FileStore, tmp_path: Path) -> None:
+    record = keep(store, ALICE)
+    (tmp_path / "files" / ALICE / f"{record.file_id}.bin").unlink()
+    assert store.use().num_files == 0
+    assert list((tmp_path / "files" / ALICE).iterdir()) == []
+
+
+def test_a_lock_that_another_holds_for_long_is_given_up(
+    store: FileStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.use()
+    monkeypatch.setattr("triptych_gateway.files.file_store.LOCK_TIMEOUT_S", 0.05)
+    with (tmp_path / "files" / "lock").open("r+b") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(TimeoutError):
+            store.use()
+    store.use()
+
+
+def test_a_record_is_written_whole_however_little_the_disk_takes_at_once(
+    store: FileStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda fd, data: write(fd, data[:7]))
+    record = keep(store, ALICE)
+    assert store.find_file(ALICE, record.file_id) == record
+    assert store.read_content(ALICE, record) == b"content"
+
+
+def test_a_record_that_the_disk_refuses_is_not_said_to_be_no_file(
+    store: FileStore, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = keep(store, ALICE), keep(store, ALICE)
+    read = os.open
+
+    def refuse(path: Path, *rest: int) -> int:
+        if str(path).endswith(f"{first.file_id}.json"):
+            raise OSError(24, "Too many open files")
+        return read(path, *rest)
+
+    monkeypatch.setattr(os, "open", refuse)
+    for step in (store.find_file, store.delete_file):
+        with pytest.raises(OSError, match="Too many"):
+            step(ALICE, first.file_id)
+    assert store.list_files(ALICE) == [second]
+    clock.seconds += 60
+    assert store.remove_expired(10) == (1, None)
+
+
+def test_a_folder_that_cannot_be_written_to_the_disk_keeps_no_file(
+    store: FileStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr("triptych_gateway.files.file_store._sync_folder", refuse)
+    with pytest.raises(OSError, match="Input/output"):
+        keep(store, ALICE)
+    assert store.list_files(ALICE) == []
+    assert store.use().num_files == 0
+    assert not [path for path in (tmp_path / "files" / ALICE).iterdir() if path.suffix != ".part"]
+
+
+def test_folders_are_written_to_the_disk_also_the_root(
+    store: FileStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[Path] = []
+    monkeypatch.setattr("triptych_gateway.files.file_store._sync_folder", synced.append)
+    keep(store, ALICE)
+    assert set(synced) == {tmp_path / "files" / ALICE, tmp_path / "files"}
+
+
+def test_an_upload_that_is_discarded_while_it_is_kept_is_whole_or_not_there(
+    store: FileStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    new = NewFile("a", "vision", 60, (Modality.VIDEO,), None)
+    partial = store.begin_file(ALICE, 10)
+    partial.write(b"content")
+    with monkeypatch.context() as patched:  # right after it got its name
+        patched.setattr("triptych_gateway.files.file_store._sync_folder", lambda _: partial.discard())
+        record = store.keep_file(ALICE, partial, new)
+    assert store.read_content(ALICE, record) == b"content"
+    late = store.begin_file(ALICE, 10)
+    late.write(b"content")
+    sync = late.sync
+    monkeypatch.setattr(late, "sync", lambda: (sync(), late.discard()))  # just before
+    with pytest.raises(ClosedFileError):
+        store.keep_file(ALICE, late, new)
+    assert store.list_files(ALICE) == [record]
+    assert len(list((tmp_path / "files" / ALICE).iterdir())) == 2
+
+
+def test_a_record_without_its_bytes_is_removed(store: FileStore, tmp_path: Path) -> None:
+    record = keep(store, ALICE)
+    (tmp_path / "files" / ALICE / f"{record.file_id}.bin").unlink()
+    assert store.use().num_files == 0
+    assert list((tmp_path / "files" / ALICE).iterdir()) == []
+
+
+def test_a_lock_that_another_holds_for_long_is_given_up(
+    store: FileStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.use()
+    monkeypatch.setattr("triptych_gateway.files.file_store.LOCK_TIMEOUT_S", 0.05)
+    with (tmp_path / "files" / "lock").open("r+b") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(TimeoutError):
+            store.use()
+    store.use()
+
+
+def test_a_record_is_written_whole_however_little_the_disk_takes_at_once(
+    store: FileStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda fd, data: write(fd, data[:7]))
+    record = keep(store, ALICE)
+    assert store.find_file(ALICE, record.file_id) == record
+    assert store.read_content(ALICE, record) == b"content"
+
+
+def test_a_record_that_the_disk_refuses_is_not_said_to_be_no_file(
+    store: FileStore, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = keep(store, ALICE), keep(store, ALICE)
+    read = os.open
+
+    def refuse(path: Path, *rest: int) -> int:
+        if str(path).endswith(f"{first.file_id}.json"):
+            raise OSError(24, "Too many open files")
+        return read(path, *rest)
+
+    monkeypatch.setattr(os, "open", refuse)
+    for step in (store.find_file, store.delete_file):
+        with pytest.raises(OSError, match="Too many"):
+            step(ALICE, first.file_id)
+    assert store.list_files(ALICE) == [second]
+    clock.seconds += 60
+    assert store.remove_expired(10) == (1, None)
+
+
+def test_a_folder_that_cannot_be_written_to_the_disk_keeps_no_file(
+    store: FileStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr("triptych_gateway.files.file_store._sync_folder", refuse)
+    with pytest.raises(OSError, match="Input/output"):
+        keep(store, ALICE)
+    assert store.list_files(ALICE) == []
+    assert store.use().num_files == 0
+    assert not [path for path in (tmp_path / "files" / ALICE).iterdir() if path.suffix != ".part"]
+
+
+def test_folders_are_written_to_the_disk_also_the_root(
+    store: FileStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[Path] = []
+    monkeypatch.setattr("triptych_gateway.files.file_store._sync_folder", synced.append)
+    keep(store, ALICE)
+    assert set(synced) == {tmp_path / "files" / ALICE, tmp_path / "files"}
+
+
+def test_an_upload_that_is_discarded_while_it_is_kept_is_whole_or_not_there(
+    store: FileStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    new = NewFile("a", "vision", 60, (Modality.VIDEO,), None)
+    partial = store.begin_file(ALICE, 10)
+    partial.write(b"content")
+    with monkeypatch.context() as patched:  # right after it got its name
+        patched.setattr("triptych_gateway.files.file_store._sync_folder", lambda _: partial.discard())
+        record = store.keep_file(ALICE, partial, new)
+    assert store.read_content(ALICE, record) == b"content"
+    late = store.begin_file(ALICE, 10)
+    late.write(b"content")
+    sync = late.sync
+    monkeypatch.setattr(late, "sync", lambda: (sync(), late.discard()))  # just before
+    with pytest.raises(ClosedFileError):
+        store.keep_file(ALICE, late, new)
+    assert store.list_files(ALICE) == [record]
+    assert len(list((tmp_path / "files" / ALICE).iterdir())) == 2
+
+
+def test_a_record_without_its_bytes_is_removed(store: FileStore, tmp_path: Path) -> None:
+    record = keep(store, ALICE)
+    (tmp_path / "files" / ALICE / f"{record.file_id}.bin").unlink()
+    assert store.use().num_files == 0
+    assert list((tmp_path / "files" / ALICE).iterdir()) == []
+
+
+def test_a_lock_that_another_holds_for_long_is_given_up(
+    store: FileStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.use()
+    monkeypatch.setattr("triptych_gateway.files.file_store.LOCK_TIMEOUT_S", 0.05)
+    with (tmp_path / "files" / "lock").open("r+b") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(TimeoutError):
+            store.use()
+    store.use()
+
+
+def test_a_record_is_written_whole_however_little_the_disk_takes_at_once(
+    store: FileStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda fd, data: write(fd, data[:7]))
+    record = keep(store, ALICE)
+    assert store.find_file(ALICE, record.file_id) == record
+    assert store.read_content(ALICE, record) == b"content"
+
+
+def test_a_record_that_the_disk_refuses_is_not_said_to_be_no_file(
+    store: FileStore, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = keep(store, ALICE), keep(store, ALICE)
+    read = os.open
+
+    def refuse(path: Path, *rest: int) -> int:
+        if str(path).endswith(f"{first.file_id}.json"):
+            raise OSError(24, "Too many open files")
+        return read(path, *rest)
+
+    monkeypatch.setattr(os, "open", refuse)
+    for step in (store.find_file, store.delete_file):
+        with pytest.raises(OSError, match="Too many"):
+            step(ALICE, first.file_id)
+    assert store.list_files(ALICE) == [second]
+    clock.seconds += 60
+    assert store.remove_expired(10) == (1, None)
+
+
 def test_a_directory_that_is_open_to_others_is_refused(tmp_path: Path) -> None:
     (tmp_path / "open").mkdir(mode=0o755)
     with pytest.raises(RunDirError, match="directory of files"):

@@ -230,6 +230,114 @@ async def test_every_route_takes_a_place_of_a_request(files: System) -> None:
             assert refusal(answer) == (429, "too_many_requests"), (method, path)
 
 
+async def test_a_record_that_the_disk_refuses(files: System, monkeypatch: pytest.MonkeyPatch) -> None:
+    created = await upload(files, IMAGE)
+    read = os.open
+
+    def refuse(path: object, *rest: int) -> int:
+        if str(path).endswith(".json"):
+            raise OSError(24, "Too many open files")
+        return read(path, *rest)  # type: ignore[arg-type]
+
+    body = {"model": "fake-vl", "messages": [{"role": "user", "content": [file_part(created.id)]}]}
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "open", refuse)
+        answer = await files.http.get(f"/v1/files/{created.id}", headers=ALICE)
+        assert refusal(answer) == (503, "file_storage_failed")
+        assert refusal(await files.post(body, headers=ALICE)) == (503, "file_storage_failed")
+    assert (await files.http.get(f"/v1/files/{created.id}", headers=ALICE)).status_code == 200
+
+
+async def test_every_route_takes_a_place_of_a_request(files: System) -> None:
+    created = await upload(files, IMAGE)
+    async with another_gateway(files, "gateway-1", max_requests_in_flight=1) as full, Held(full):
+        paths = ["/v1/files", f"/v1/files/{created.id}", f"/v1/files/{created.id}/content"]
+        for method, path in [*(("GET", path) for path in paths), ("DELETE", paths[1])]:
+            answer = await full.http.request(method, path, headers=ALICE)
+            assert refusal(answer) == (429, "too_many_requests"), (method, path)
+
+
+async def test_a_record_that_the_disk_refuses(files: System, monkeypatch: pytest.MonkeyPatch) -> None:
+    created = await upload(files, IMAGE)
+    read = os.open
+
+    def refuse(path: object, *rest: int) -> int:
+        if str(path).endswith(".json"):
+            raise OSError(24, "Too many open files")
+        return read(path, *rest)  # type: ignore[arg-type]
+
+    body = {"model": "fake-vl", "messages": [{"role": "user", "content": [file_part(created.id)]}]}
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "open", refuse)
+        answer = await files.http.get(f"/v1/files/{created.id}", headers=ALICE)
+        assert refusal(answer) == (503, "file_storage_failed")
+        assert refusal(await files.post(body, headers=ALICE)) == (503, "file_storage_failed")
+    assert (await files.http.get(f"/v1/files/{created.id}", headers=ALICE)).status_code == 200
+
+
+async def test_every_route_takes_a_place_of_a_request(files: System) -> None:
+    created = await upload(files, IMAGE)
+    async with another_gateway(files, "gateway-1", max_requests_in_flight=1) as full, Held(full):
+        paths = ["/v1/files", f"/v1/files/{created.id}", f"/v1/files/{created.id}/content"]
+        for method, path in [*(("GET", path) for path in paths), ("DELETE", paths[1])]:
+            answer = await full.http.request(method, path, headers=ALICE)
+            assert refusal(answer) == (429, "too_many_requests"), (method, path)
+
+
+async def test_a_record_that_the_disk_refuses(files: System, monkeypatch: pytest.MonkeyPatch) -> None:
+    created = await upload(files, IMAGE)
+    read = os.open
+
+    def refuse(path: object, *rest: int) -> int:
+        if str(path).endswith(".json"):
+            raise OSError(24, "Too many open files")
+        return read(path, *rest)  # type: ignore[arg-type]
+
+    body = {"model": "fake-vl", "messages": [{"role": "user", "content": [file_part(created.id)]}]}
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "open", refuse)
+        answer = await files.http.get(f"/v1/files/{created.id}", headers=ALICE)
+        assert refusal(answer) == (503, "file_storage_failed")
+        assert refusal(await files.post(body, headers=ALICE)) == (503, "file_storage_failed")
+    assert (await files.http.get(f"/v1/files/{created.id}", headers=ALICE)).status_code == 200
+
+
+async def test_every_route_takes_a_place_of_a_request(files: System) -> None:
+    created = await upload(files, IMAGE)
+    async with another_gateway(files, "gateway-1", max_requests_in_flight=1) as full, Held(full):
+        paths = ["/v1/files", f"/v1/files/{created.id}", f"/v1/files/{created.id}/content"]
+        for method, path in [*(("GET", path) for path in paths), ("DELETE", paths[1])]:
+            answer = await full.http.request(method, path, headers=ALICE)
+            assert refusal(answer) == (429, "too_many_requests"), (method, path)
+
+
+async def test_a_record_that_the_disk_refuses(files: System, monkeypatch: pytest.MonkeyPatch) -> None:
+    created = await upload(files, IMAGE)
+    read = os.open
+
+    def refuse(path: object, *rest: int) -> int:
+        if str(path).endswith(".json"):
+            raise OSError(24, "Too many open files")
+        return read(path, *rest)  # type: ignore[arg-type]
+
+    body = {"model": "fake-vl", "messages": [{"role": "user", "content": [file_part(created.id)]}]}
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "open", refuse)
+        answer = await files.http.get(f"/v1/files/{created.id}", headers=ALICE)
+        assert refusal(answer) == (503, "file_storage_failed")
+        assert refusal(await files.post(body, headers=ALICE)) == (503, "file_storage_failed")
+    assert (await files.http.get(f"/v1/files/{created.id}", headers=ALICE)).status_code == 200
+
+
+async def test_every_route_takes_a_place_of_a_request(files: System) -> None:
+    created = await upload(files, IMAGE)
+    async with another_gateway(files, "gateway-1", max_requests_in_flight=1) as full, Held(full):
+        paths = ["/v1/files", f"/v1/files/{created.id}", f"/v1/files/{created.id}/content"]
+        for method, path in [*(("GET", path) for path in paths), ("DELETE", paths[1])]:
+            answer = await full.http.request(method, path, headers=ALICE)
+            assert refusal(answer) == (429, "too_many_requests"), (method, path)
+
+
 async def test_metrics(files: System) -> None:
     await upload(files, IMAGE)
     with pytest.raises(openai.BadRequestError):

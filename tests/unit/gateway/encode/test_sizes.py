@@ -37,7 +37,7 @@ def shared() -> Shared:
 
 def gateway(shared: Any) -> tuple[EncodeOrders, SizesCache]:
     orders, sizes = object.__new__(EncodeOrders), SizesCache(shared, max_items=10)
-    orders._sizes, orders.table, orders._media_waits = sizes, ItemTable(), {}
+    orders.sizes, orders.table, orders._media_waits = sizes, ItemTable(), {}
     return orders, sizes
 
 

@@ -27,6 +27,7 @@ from triptych_gateway.endpoints.table import (
 OPERATIONS = [(endpoint, method) for endpoint in ENDPOINTS for method in endpoint.methods]
 NO_KEY = {
     "/health", "/ping", "/health/live", "/health/ready", "/version", "/metrics", "/openapi.json", "/docs",
+    "/ui", "/ui/{file}",
 }  # fmt: skip
 
 

@@ -149,3 +149,75 @@ def test_a_large_file_is_no_part_of_the_form() -> None:
     large = os.urandom(2 * MAX_FORM_BYTES)
     body = body_of(('name="file"', large))
     assert feed([body[start : start + 65536] for start in range(0, len(body), 65536)])[1] == large
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        body_of(('name="file"', b"\r\n---b-x" * 40)),  # each is looked at byte by byte
+        b"\r\n" * MAX_FORM_BYTES,
+        b"---b-" + b" " * (MAX_FORM_BYTES + 1),
+    ],
+)
+def test_what_costs_more_time_than_a_files_content_is_bounded(content: bytes) -> None:
+    assert refused(content) == "invalid_multipart"
+
+
+def test_a_large_file_is_no_part_of_the_form() -> None:
+    large = os.urandom(2 * MAX_FORM_BYTES)
+    body = body_of(('name="file"', large))
+    assert feed([body[start : start + 65536] for start in range(0, len(body), 65536)])[1] == large
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        body_of(('name="file"', b"\r\n---b-x" * 40)),  # each is looked at byte by byte
+        b"\r\n" * MAX_FORM_BYTES,
+        b"---b-" + b" " * (MAX_FORM_BYTES + 1),
+    ],
+)
+def test_what_costs_more_time_than_a_files_content_is_bounded(content: bytes) -> None:
+    assert refused(content) == "invalid_multipart"
+
+
+def test_a_large_file_is_no_part_of_the_form() -> None:
+    large = os.urandom(2 * MAX_FORM_BYTES)
+    body = body_of(('name="file"', large))
+    assert feed([body[start : start + 65536] for start in range(0, len(body), 65536)])[1] == large
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        body_of(('name="file"', b"\r\n---b-x" * 40)),  # each is looked at byte by byte
+        b"\r\n" * MAX_FORM_BYTES,
+        b"---b-" + b" " * (MAX_FORM_BYTES + 1),
+    ],
+)
+def test_what_costs_more_time_than_a_files_content_is_bounded(content: bytes) -> None:
+    assert refused(content) == "invalid_multipart"
+
+
+def test_a_large_file_is_no_part_of_the_form() -> None:
+    large = os.urandom(2 * MAX_FORM_BYTES)
+    body = body_of(('name="file"', large))
+    assert feed([body[start : start + 65536] for start in range(0, len(body), 65536)])[1] == large
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        body_of(('name="file"', b"\r\n---b-x" * 40)),  # each is looked at byte by byte
+        b"\r\n" * MAX_FORM_BYTES,
+        b"---b-" + b" " * (MAX_FORM_BYTES + 1),
+    ],
+)
+def test_what_costs_more_time_than_a_files_content_is_bounded(content: bytes) -> None:
+    assert refused(content) == "invalid_multipart"
+
+
+def test_a_large_file_is_no_part_of_the_form() -> None:
+    large = os.urandom(2 * MAX_FORM_BYTES)
+    body = body_of(('name="file"', large))
+    assert feed([body[start : start + 65536] for start in range(0, len(body), 65536)])[1] == large

@@ -101,6 +101,30 @@ async def _lags(bus: AsyncBus, names: Iterable[str]) -> list[GroupLag]:
     return lags
 
 
+async def read_pending(bus: AsyncBus, streams: Iterable[str], group: str) -> dict[str, int]:
+    """What each consumer of `group` has not acked, by its name, over `streams` (with their whole names).
+
+    Raises:
+        BusUnavailableError
+    """
+    return await run_command("read_pending", lambda: _pending_of(bus, streams, group))
+
+
+async def _pending_of(bus: AsyncBus, streams: Iterable[str], group: str) -> dict[str, int]:
+    pending: dict[str, int] = {}
+    for stream in streams:
+        try:
+            consumers = await cast("Any", bus.client.xinfo_consumers(stream, group))
+        except ResponseError as error:
+            if not str(error).startswith(("no such key", "NOGROUP")):
+                raise
+            continue
+        for each in consumers:
+            name = each["name"].decode()
+            pending[name] = pending.get(name, 0) + int(each["pending"])
+    return pending
+
+
 async def find_streams(bus: AsyncBus, beginning: str) -> list[str]:
     """Names of streams, without the deployment's prefix: `beginning` itself, else all that begin with it.
 

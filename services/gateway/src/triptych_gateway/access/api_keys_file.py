@@ -1,4 +1,4 @@
-"""The file of API keys: a name, the key's SHA-256, perhaps a tenant and limits each (TOML).
+"""The file of API keys: a name, the key's SHA-256, perhaps a tenant, limits and a mark each (TOML).
 
     [defaults]
     requests_per_minute = 600
@@ -8,6 +8,11 @@
     sha256 = "<64 hexadecimal digits>"
     tenant = "research"
     tokens_per_minute = 100_000
+
+    [[keys]]
+    name = "on-call"
+    sha256 = "<64 hexadecimal digits>"
+    operator = true
 
 `key_limits` has all limits; a key has those of the defaults that it does not name itself. `api_keys_watch`
 reads the file again when it changes. Keys must be long and random: a plain hash protects no others.
@@ -44,6 +49,8 @@ class ApiKeyEntry(KeyLimits):
     name: PlainName
     sha256: Sha256 = Field(repr=False)
     tenant: PlainName | None = None
+    operator: Annotated[bool, Field(strict=True)] = False
+    """Whether the page at `/ui` shows it the requests of all keys, and what the system holds."""
 
     @property
     def limits(self) -> KeyLimits | None:

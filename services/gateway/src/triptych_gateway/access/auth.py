@@ -40,7 +40,10 @@ class ApiKeys:
         for entry in entries:
             if entry.sha256 in self._plain:
                 raise TriptychError(f"the API key {entry.name} stands in api_keys and in api_keys_file")
-        named = {entry.sha256: Caller(entry.name, entry.tenant, limits=entry.limits) for entry in entries}
+        named = {
+            entry.sha256: Caller(entry.name, entry.tenant, limits=entry.limits, is_operator=entry.operator)
+            for entry in entries
+        }
         self._callers = self._plain | named
 
     def check_key(self, authorization: str | None, plain_key: str | None = None) -> Caller:

@@ -1,4 +1,4 @@
-"""A caller: an API key's name, tenant and limits. None of them is a secret; the key is."""
+"""A caller: an API key's name, tenant, limits and rights. None of them is a secret; the key is."""
 
 from dataclasses import dataclass, field
 
@@ -14,6 +14,7 @@ class Caller:
     tenant: str | None = None
     key_digest: str | None = field(default=None, compare=False, repr=False)  # of a key that has no name
     limits: KeyLimits | None = field(default=None, compare=False, repr=False)
+    is_operator: bool = field(default=False, compare=False)  # may see what all callers do, at `/ui`
 
     @property
     def owner(self) -> str:
@@ -38,4 +39,4 @@ class Caller:
         return {name: value for name, value in fields.items() if value is not None}
 
 
-ANONYMOUS = Caller()
+ANONYMOUS = Caller(is_operator=True)  # without authentication nothing is anybody's own

@@ -12,7 +12,7 @@ at prefill_decode and gives back the places and the media that it held.
 import asyncio
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Generic, TypeVar, cast
@@ -43,6 +43,7 @@ from triptych_gateway.request.request_body import body_timeout, header_of, read_
 from triptych_gateway.request.split.split_body import SplitBody
 from triptych_gateway.request.text_request import TextParser, TextRequest
 from triptych_gateway.routing.instances import Instances
+from triptych_gateway.tracing.recent_requests import RecentRequests
 from triptych_gateway.tracing.request_span import RequestSpan, request_span
 from triptych_gateway.tracing.trace_trust import TraceTrust, address_of
 
@@ -103,6 +104,7 @@ class ChatParts:
     forwarder: Forwarder
     chunk_timeout_s: float
     cut_off: CutOff  # for when the time to drain is over
+    recents: RecentRequests | None = None  # None: nobody looks at requests
 
 
 class Exchange(ABC, Generic[Request]):
@@ -171,6 +173,9 @@ class Exchange(ABC, Generic[Request]):
         self._caller = parts.api_keys.check_key(header_of(self._scope, b"authorization"), self._plain_key())
         for name, value in self._caller.fields.items():
             root.set_attribute(f"triptych.{name}", value)
+        if parts.recents is not None:
+            owner, key_name = self._caller.owner, self._caller.key_name
+            root.show_in(parts.recents, self._request_id, self._endpoint.path, owner=owner, key_name=key_name)
         with parts.limiter.hold_request(), parts.limiter.hold_bytes() as booking, Guard() as guard:
             request = await self._read(booking, guard)
             request = cast("Request", request.of_tenant(self._caller.salt))  # of its own class

@@ -25,7 +25,7 @@ from triptych_gateway.chat.upstream import Answer, DrainingError, UnreachableErr
 from triptych_gateway.decision.courses import Course
 from triptych_gateway.decision.encode_decisions import Answering, EncodeDecisions
 from triptych_gateway.encode.media_wait import MediaWait
-from triptych_gateway.endpoints.endpoint import Endpoint
+from triptych_gateway.endpoints.endpoint import Endpoint, EndpointKind
 from triptych_gateway.endpoints.table import CHAT
 from triptych_gateway.errors import unavailable
 from triptych_gateway.metrics import GatewayMetrics
@@ -193,6 +193,7 @@ class Forwarder:
         modality = modality_of(dispatch.request.media)
         series = self.metrics.latencies.of(dispatch.endpoint.path, record.model or "", modality)
         times = TokenTimes(series, arrival.at, dispatch.endpoint.chat_form)
+        arrival.root.on_answering(record.instance, times)
         if dispatch.request.stream:
             arrival.root.on_first_chunk(sealed_at)
             with span("gateway.stream") as streaming:

@@ -126,7 +126,7 @@ class MediaServing:
             )
         else:
             return
-        arrival.root.set_attribute("triptych.local_encode_failed", True)
+        arrival.root.on_local_encode_failed()
         arrival.root.end_stage(Stage.GIVEN_UP)
         media_wait = _media_wait(request, arrival, items, digest, chosen)
         async with self.final_acks.hold_acks(media_wait), self.orders.open_wait(media_wait):
@@ -217,7 +217,7 @@ class MediaServing:
     ) -> None:
         """By an instance that has a vision tower."""
         is_decided = decided.decision.is_local
-        arrival.root.set_attribute("triptych.local_encode", reason)
+        arrival.root.on_local_encode(reason)
         self.metrics.local_encodes.labels(reason).inc()
         if not is_decided:
             log.warning(
@@ -306,13 +306,15 @@ def _media_wait(
         digest,
         chosen.max_model_len,
         priority=arrival.priority,
+        timings=arrival.root.on_items(
+            (item.mm_hash, item.part.modality.value, item.num_bytes) for item in items
+        ),
     )
 
 
 def _show(decision: EncodeDecision, arrival: Arrival) -> None:
     """In the trace."""
-    arrival.root.set_attribute("triptych.decision", decision.way.value)
-    arrival.root.set_attribute("triptych.decision_reason", decision.reason.value)
+    arrival.root.on_decision(decision.way.value, decision.reason.value)
     if decision.prediction is not None:
         arrival.root.set_attribute("triptych.predicted_remote_s", decision.prediction.remote_cost_s)
         arrival.root.set_attribute("triptych.predicted_local_s", decision.prediction.local_cost_s)

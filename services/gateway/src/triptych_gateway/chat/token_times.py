@@ -10,7 +10,7 @@ from triptych_gateway.metrics import LatencySeries
 class TokenTimes:
     """Of one answer. What it does for each chunk must cost nothing that is seen beside the chunk's relay."""
 
-    __slots__ = ("_arrived_at", "_first_at", "_form", "_inter_token_s", "_last_at", "_num_tokens", "_series")
+    __slots__ = ("_arrived_at", "_first_at", "_form", "_inter_token_s", "_last_at", "_series", "num_tokens")
 
     def __init__(
         self, series: LatencySeries, arrived_at: float, form: ChatForm = ChatForm.COMPLETIONS
@@ -22,17 +22,17 @@ class TokenTimes:
         self._arrived_at = arrived_at
         self._first_at = 0.0  # 0: no token yet
         self._last_at = 0.0
-        self._num_tokens = 0
+        self.num_tokens = 0
 
     def on_events(self, events: bytes) -> None:
         """Whole events of a stream have come. Several tokens at once have no gap between them."""
         num_tokens = num_tokens_in(events, self._form)
-        if not self._num_tokens and self._form is ChatForm.COMPLETIONS:
+        if not self.num_tokens and self._form is ChatForm.COMPLETIONS:
             num_tokens -= num_roles_in(events)
         if num_tokens <= 0:
             return
         now = time.monotonic()
-        if self._num_tokens:
+        if self.num_tokens:
             self._inter_token_s.observe(now - self._last_at)
         else:
             self._first_at = now
@@ -40,11 +40,11 @@ class TokenTimes:
         for _ in range(num_tokens - 1):
             self._inter_token_s.observe(0.0)
         self._last_at = now
-        self._num_tokens += num_tokens
+        self.num_tokens += num_tokens
 
     def on_end(self) -> None:
         """The answer was good, and is at its end."""
-        if self._num_tokens > 1:
+        if self.num_tokens > 1:
             seconds = self._last_at - self._first_at
-            self._series.per_output_token_s.observe(seconds / (self._num_tokens - 1))
+            self._series.per_output_token_s.observe(seconds / (self.num_tokens - 1))
         self._series.e2e_s.observe(time.monotonic() - self._arrived_at)

@@ -28,13 +28,14 @@ from triptych_common.protocol.messages import (
 )
 from triptych_common.telemetry.logs import get_logger
 from triptych_gateway.encode.encode_job import OrderLimits, encode_job, remaining_s, requesters_of
-from triptych_gateway.encode.flight_requests import FlightRequests
+from triptych_gateway.encode.flight_requests import FlightRequests, failure_of
 from triptych_gateway.encode.item_queue import ItemQueue
 from triptych_gateway.encode.item_table import Item, ItemFailure, ItemState, ItemTable
 from triptych_gateway.encode.media_cache import MediaCache
 from triptych_gateway.encode.media_wait import MediaWait
 from triptych_gateway.encode.sizes import ItemSizes, SizesCache
 from triptych_gateway.metrics import GatewayMetrics
+from triptych_gateway.tracing.item_timing import ItemSource
 
 log = get_logger(__name__)
 
@@ -59,7 +60,7 @@ class EncodeOrders:
     ) -> None:
         self._gateway = gateway
         self._media_cache = media_cache
-        self._sizes = sizes
+        self.sizes = sizes
         self._limits = limits
         self._metrics = metrics
         self._media_waits: dict[RequestId, MediaWait] = {}
@@ -98,21 +99,24 @@ class EncodeOrders:
         """Sizes from before: memory, then the bus (for all items at once)."""
         unknown: list[MmHash] = []
         for mm_hash in media_wait.mm_hashes:
-            sizes = self._sizes.get_local(mm_hash)
+            sizes = self.sizes.get_local(mm_hash)
             if sizes is not None:
-                self._metrics.cache_hits.labels("memory").inc()
-                self.table.recall_sizes(mm_hash, sizes)
+                self._recall(media_wait, mm_hash, sizes, ItemSource.MEMORY)
             elif (item := self.table.get(mm_hash)) is not None and item.state is ItemState.UNKNOWN:
                 unknown.append(mm_hash)
         try:
             async with asyncio.timeout(self._limits.publish_timeout_s):
-                found = await asyncio.gather(*map(self._sizes.fetch_shared, unknown))
+                found = await asyncio.gather(*map(self.sizes.fetch_shared, unknown))
         except TimeoutError:
             return
         for mm_hash, sizes in zip(unknown, found, strict=True):
             if sizes is not None:
-                self._metrics.cache_hits.labels("redis").inc()
-                self.table.recall_sizes(mm_hash, sizes)
+                self._recall(media_wait, mm_hash, sizes, ItemSource.REDIS)
+
+    def _recall(self, media_wait: MediaWait, mm_hash: MmHash, sizes: ItemSizes, source: ItemSource) -> None:
+        self._metrics.cache_hits.labels(source.value).inc()
+        self.table.recall_sizes(mm_hash, sizes)
+        media_wait.note_known(mm_hash, source)
 
     def lacks_job(self, media_wait: MediaWait) -> bool:
         """Whether an item of `media_wait` has no sizes, and no encoder was asked for them."""
@@ -140,6 +144,7 @@ class EncodeOrders:
                 media_wait.set_sizes(item.mm_hash, item.sizes)
             elif item.in_flight:
                 self._metrics.items.labels("joined").inc()
+                media_wait.note_joined(item.mm_hash)
             else:
                 self._order_item(item, of_request=media_wait.request_id)
 
@@ -155,6 +160,8 @@ class EncodeOrders:
         job_id = JobId(f"job-{uuid4().hex}")
         if self.table.order_item(item.mm_hash, job_id, retry_of=retry_of, now=time.monotonic()):
             self._queue_step(item.mm_hash, of_request=of_request)
+            for media_wait in self._waits_of(item.request_ids):
+                media_wait.note_ordered(item.mm_hash)
 
     def _items_of(self, media_wait: MediaWait) -> list[Item]:
         return [item for each in media_wait.mm_hashes if (item := self.table.get(each)) is not None]
@@ -186,7 +193,7 @@ class EncodeOrders:
     async def _on_metadata(self, message: EncoderCacheMetadata) -> None:
         """The sizes are known; also of a job that was on its way before a request here joined it."""
         mm_hash, sizes = MmHash(message.mm_hash), ItemSizes.of(message)
-        is_changed = self._sizes.put_local(mm_hash, sizes)
+        is_changed = self.sizes.put_local(mm_hash, sizes)
         ordered = self.table.get(mm_hash)
         if message.sealed and ordered is not None and ordered.job_id == message.job_id:
             self._metrics.cache_hits.labels("store").inc()
@@ -195,7 +202,7 @@ class EncodeOrders:
             if message.sealed:
                 media_wait.set_sealed(mm_hash)
         if is_changed:
-            await self._sizes.store_shared(mm_hash, sizes)
+            await self.sizes.store_shared(mm_hash, sizes)
 
     def _on_failed(self, message: EncodeFailed) -> None:
         mm_hash, job_id = MmHash(message.mm_hash), JobId(message.job_id)
@@ -362,11 +369,13 @@ class EncodeOrders:
             case ClaimResult.JOINED:
                 if not was_claimed:
                     self._metrics.items.labels("joined").inc()
+                    for media_wait in media_waits:
+                        media_wait.note_joined(mm_hash)
                 if claim.metadata is not None:
                     await self._on_metadata(claim.metadata)
             case ClaimResult.FAILED | ClaimResult.EXHAUSTED:
                 is_final = claim.result is ClaimResult.EXHAUSTED
-                self._fail_job(mm_hash, claim.job_id, _failure_of(claim), is_final=is_final)
+                self._fail_job(mm_hash, claim.job_id, failure_of(claim), is_final=is_final)
 
     async def _publish(
         self,
@@ -390,9 +399,3 @@ class EncodeOrders:
         )
         if not await self.flight_requests.publish_job(job, blob, media_waits):
             self._queue_step(mm_hash, check=True)
-
-
-def _failure_of(claim: FlightClaim) -> ItemFailure:
-    if claim.failure is None:
-        return ItemFailure(FailureKind.DEAD_LETTER, "the job vanished again and again")
-    return ItemFailure(claim.failure.kind, claim.failure.detail)

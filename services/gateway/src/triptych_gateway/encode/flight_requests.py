@@ -13,10 +13,10 @@ from triptych_common.coordination import FlightClaim, SingleFlight
 from triptych_common.coordination.single_flight import ClaimMode
 from triptych_common.domain.errors import BusUnavailableError
 from triptych_common.protocol.ids import JobId, MmHash
-from triptych_common.protocol.messages import EncodeJob, Requester, RequesterKey, requester_key
+from triptych_common.protocol.messages import EncodeJob, FailureKind, Requester, RequesterKey, requester_key
 from triptych_common.telemetry.logs import get_logger
 from triptych_gateway.encode.encode_job import OrderLimits, remaining_s
-from triptych_gateway.encode.item_table import Item
+from triptych_gateway.encode.item_table import Item, ItemFailure
 from triptych_gateway.encode.job_queue import JobQueue
 from triptych_gateway.encode.media_wait import MediaWait
 
@@ -127,3 +127,10 @@ class FlightRequests:
         if not sent.keys:
             del self._sent[mm_hash]
         return is_dropped
+
+
+def failure_of(claim: FlightClaim) -> ItemFailure:
+    """Of a claim that was refused: why the item will not come."""
+    if claim.failure is None:
+        return ItemFailure(FailureKind.DEAD_LETTER, "the job vanished again and again")
+    return ItemFailure(claim.failure.kind, claim.failure.detail)

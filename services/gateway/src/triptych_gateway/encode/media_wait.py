@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from triptych_common.domain.errors import RequestError
@@ -13,6 +13,7 @@ from triptych_gateway.encode.sizes import ItemSizes
 from triptych_gateway.errors import EncodeUnavailableError, unavailable
 from triptych_gateway.request.media import TakenItem
 from triptych_gateway.request.prompt_length import too_long
+from triptych_gateway.tracing.item_timing import ItemSource, ItemTiming
 
 RENEWED_WAIT_S = 30.0  # for an item that prefill_decode needs again
 
@@ -34,6 +35,7 @@ class MediaWait:
     namespace_digest: str  # that the items' mm_hash were made with
     max_model_len: int | None = None  # tokens that a prompt may have; None: not known
     priority: int = 0  # lower is earlier
+    timings: Mapping[MmHash, ItemTiming] = field(default_factory=dict)  # to be filled in, where there are any
     sizes: dict[MmHash, ItemSizes] = field(default_factory=dict)
     answered_by: str | None = None  # the instance whose answer went out whole
     sealed_at: float | None = None  # monotonic seconds; the last seal so far of an item encoded for it
@@ -70,11 +72,28 @@ class MediaWait:
     def set_sizes(self, mm_hash: MmHash, sizes: ItemSizes) -> None:
         """A prompt that becomes longer than the model takes fails at once: other items need no encode."""
         self.sizes[mm_hash] = sizes
+        if (timing := self.timings.get(mm_hash)) is not None:
+            timing.on_sizes(sizes.num_embeds, time.monotonic())
         num_tokens = self.num_rows + 1
         if self.max_model_len is not None and num_tokens > self.max_model_len:
             self._fail(too_long(num_tokens, self.max_model_len))
         if all(needed in self.sizes for needed in self.mm_hashes):
             self._all_sized.set()
+
+    def note_known(self, mm_hash: MmHash, source: ItemSource) -> None:
+        """The item's sizes are known from before."""
+        if (timing := self.timings.get(mm_hash)) is not None:
+            timing.on_known(source)
+
+    def note_joined(self, mm_hash: MmHash) -> None:
+        """The item is encoded for another request."""
+        if (timing := self.timings.get(mm_hash)) is not None:
+            timing.on_joined(time.monotonic())
+
+    def note_ordered(self, mm_hash: MmHash) -> None:
+        """An encoder is asked for the item."""
+        if (timing := self.timings.get(mm_hash)) is not None:
+            timing.on_ordered(time.monotonic())
 
     def set_sealed(self, mm_hash: MmHash) -> None:
         """The item's tensor is in the store."""

@@ -39,6 +39,15 @@ class SizesCache:
         self._shared = shared
         self._local: LRUCache[MmHash, ItemSizes] = LRUCache(max_items)
 
+    def __len__(self) -> int:
+        """Of this process's memory."""
+        return len(self._local)
+
+    @property
+    def max_items(self) -> int:
+        """Likewise."""
+        return int(self._local.maxsize)
+
     def get_local(self, mm_hash: MmHash) -> ItemSizes | None:
         return self._local.get(mm_hash)
 

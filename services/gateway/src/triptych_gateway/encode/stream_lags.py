@@ -8,9 +8,9 @@ import asyncio
 import time
 
 from triptych_common.bus import AsyncBus
-from triptych_common.bus.inspection import GroupLag, read_clock_s, read_lags
+from triptych_common.bus.inspection import GroupLag, read_clock_s, read_lags, read_pending
 from triptych_common.domain.errors import BusUnavailableError
-from triptych_common.protocol.names import everything
+from triptych_common.protocol.names import ENCODERS_GROUP, everything
 from triptych_gateway.metrics import GatewayMetrics
 from triptych_gateway.routing.registry_view import RegistryView
 
@@ -29,6 +29,8 @@ class StreamLags:
         self._metrics = metrics
         self._reading = asyncio.Lock()
         self._read_at = float("-inf")  # monotonic seconds
+        self.jobs: dict[str, GroupLag] = {}  # by namespace, as last read; empty while Redis does not answer
+        self.oldest_job_s: dict[str, float] = {}  # likewise: seconds that it is old
 
     async def measure(self) -> None:
         """Read the streams, unless that was done just now. Never raises for Redis."""
@@ -40,7 +42,7 @@ class StreamLags:
                     await self._read()
                 self._metrics.redis_up.set(1)
             except (BusUnavailableError, TimeoutError):
-                self._metrics.forget_streams()
+                self._forget()
                 self._metrics.redis_up.set(0)
             self._read_at = time.monotonic()
 
@@ -53,7 +55,7 @@ class StreamLags:
         lags = await read_lags(self._bus, [*of_jobs, results])
         now_s = await read_clock_s(self._bus)
         num_dead = await self._bus.stream_length(names.dead_letters)
-        self._metrics.forget_streams()
+        self._forget()
         self._metrics.results_waiting.set(0)
         for lag in lags:
             namespace = of_jobs.get(lag.stream)
@@ -63,8 +65,24 @@ class StreamLags:
                 self._metrics.results_waiting.set(lag.num_entries)
         self._metrics.dead_letters.set(num_dead)
 
+    async def read_in_hand(self) -> dict[str, int]:
+        """Jobs in hand, by encoder. Empty where Redis does not answer in time."""
+        names = self._bus.names
+        streams = [names.encode_jobs(each) for each in sorted(self._view.namespaces)[:MAX_NAMESPACES]]
+        try:
+            async with asyncio.timeout(READ_LIMIT_S):
+                return await read_pending(self._bus, streams, ENCODERS_GROUP)
+        except (BusUnavailableError, TimeoutError):
+            return {}
+
+    def _forget(self) -> None:
+        self._metrics.forget_streams()
+        self.jobs.clear()
+        self.oldest_job_s.clear()
+
     def _set_jobs(self, namespace: str, lag: GroupLag, now_s: float) -> None:
         age_s = 0.0 if lag.oldest_s is None else max(0.0, now_s - lag.oldest_s)
+        self.jobs[namespace], self.oldest_job_s[namespace] = lag, age_s
         self._metrics.jobs_waiting.labels(namespace).set(lag.num_waiting)
         self._metrics.jobs_pending.labels(namespace).set(lag.num_pending)
         self._metrics.oldest_job_s.labels(namespace).set(age_s)

@@ -20,6 +20,7 @@ from triptych_gateway.endpoints.endpoint import BodyForm, ChatForm, Endpoint, En
 
 FILES_PATH = "/v1/files"
 RESPONSES_PATH = "/v1/responses"
+UI_PATH = "/ui"
 
 _JSON = "application/json"
 _TEXT: Schema = {"type": "string"}
@@ -343,6 +344,32 @@ VERSION = _status("/version", "The gateway's version", VersionAnswer, _JSON)
 METRICS = _status("/metrics", "Metrics for Prometheus", _TEXT, "text/plain")
 OPENAPI = _status("/openapi.json", "This description", {"type": "object"}, _JSON)
 DOCS = _status("/docs", "This description, for people", _TEXT, "text/html")
+UI_PAGE = replace(
+    _status(UI_PATH, "A page that shows what the gateway sees, where it is enabled", _TEXT, "text/html"),
+    tag="page",
+    error_statuses=(404,),
+)
+UI_FILE = replace(
+    UI_PAGE, path=UI_PATH + "/{file}", summary="A file of that page", answer=_BYTES, answer_type="*/*"
+)
+UI_SNAPSHOT = Endpoint(
+    UI_PATH + "/api/snapshot",
+    EndpointKind.LOCAL,
+    "page",
+    "What the page shows: instances, load, recent requests",
+    methods=("GET",),
+    form=BodyForm.NONE,
+    answer={"type": "object", "required": ["system", "requests"]},
+    error_statuses=(404,),
+)
+UI_EVENTS = replace(
+    UI_SNAPSHOT,
+    path=UI_PATH + "/api/events",
+    summary="The same, and then what changes, as server-sent events",
+    answer=_TEXT,
+    answer_type="text/event-stream",
+    error_statuses=(404, 429),
+)
 
 ENDPOINTS = (
     *FORWARDED,
@@ -361,6 +388,10 @@ ENDPOINTS = (
     METRICS,
     OPENAPI,
     DOCS,
+    UI_PAGE,
+    UI_FILE,
+    UI_SNAPSHOT,
+    UI_EVENTS,
 )
 
 _MESSAGES_PATHS = frozenset(

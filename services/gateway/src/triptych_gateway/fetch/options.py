@@ -33,7 +33,8 @@ class FetchOptions:
     file_root: Path | None = None
 
     @classmethod
-    def of_settings(cls, settings: GatewaySettings) -> Self:
+    def of(cls, settings: GatewaySettings) -> Self:
+        """As they are set."""
         proxy = settings.fetch_proxy
         return cls(
             max_item_bytes=settings.max_item_bytes,

@@ -5,5 +5,7 @@ request_span   the span: named, filled in as the request goes on, ended with its
 parameters     what of a body is said about it: numbers, never text
 answer_facts   what of an answer is said about it: ids, usage, why it ended
 stages         where the time until the first chunk went
+item_timing    what became of a request's media items, and when
+recent_requests  the last requests, for the page at `/ui`
 trace_trust    whose `traceparent` counts
 """

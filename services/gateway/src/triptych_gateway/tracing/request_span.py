@@ -5,7 +5,7 @@ is short, and holds nothing of what the request or the answer says.
 """
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,16 +13,20 @@ from opentelemetry.context import Context
 from opentelemetry.trace import Span, SpanKind, StatusCode
 from starlette.types import Scope
 
+from triptych_common.protocol.ids import MmHash
 from triptych_common.telemetry import span
 from triptych_common.telemetry.span_records import REQUEST_ID, STAGE_PREFIX, STAGE_SUFFIX
 from triptych_gateway.tracing import attributes
 from triptych_gateway.tracing.answer_facts import AnswerFacts
+from triptych_gateway.tracing.item_timing import ItemTiming
 from triptych_gateway.tracing.parameters import num_prompts, parameters_of
+from triptych_gateway.tracing.recent_requests import RecentRequest, RecentRequests, TokenCount
 from triptych_gateway.tracing.stages import FirstTokenStages, Stage
 from triptych_gateway.tracing.trace_trust import address_of
 
 PROVIDER = "vllm"  # no name of the conventions' own fits; others are allowed
 MAX_ERROR_CHARS = 64
+CUT_OFF = 503  # as the status of a request that the gateway's end has ended
 _STAGES = {stage: f"{STAGE_PREFIX}{stage}{STAGE_SUFFIX}" for stage in Stage}
 
 
@@ -34,10 +38,18 @@ class RequestSpan:
         self._operation = operation
         self._stages = FirstTokenStages(arrived_at)
         self._is_recording = started.is_recording()
-        self.facts: AnswerFacts | None = None  # of the answer; None: no span will have them
+        self._recent: RecentRequest | None = None  # None: `/ui` is off, or the key is not checked yet
+        self.facts: AnswerFacts | None = None  # of the answer; None: nobody will have them
 
     def set_attribute(self, name: str, value: str | bool | int | float) -> None:
         self._span.set_attribute(name, value)
+
+    def show_in(
+        self, recents: RecentRequests, request_id: str, route: str, *, owner: str, key_name: str | None
+    ) -> None:
+        """Among the recent requests, from now on. `owner`: of the caller whose key was checked."""
+        self._recent = recents.begin_request(request_id, route, owner, self._stages)
+        self._recent.key_name = key_name
 
     def on_request(self, body: Mapping[str, Any], *, stream: bool, num_items: int) -> None:
         """The body has been read, and is valid here."""
@@ -49,16 +61,62 @@ class RequestSpan:
             )
             num_choices = int(parameters.get(attributes.REQUEST_CHOICE_COUNT, 1))
             self.facts = AnswerFacts(num_choices * num_prompts(body))
+        if self._recent is not None:
+            self._recent.is_stream, self._recent.num_items = stream, num_items
+            self.facts = self.facts or AnswerFacts()
+            self._recent.touch()
 
     def on_model(self, model: str) -> None:
         """An instance serves `model`."""
         self.end_stage(Stage.QUEUE)
         self._span.set_attribute(attributes.REQUEST_MODEL, model)
         self._span.update_name(f"{self._operation} {model}")
+        if self._recent is not None:
+            self._recent.model = model
+            self._recent.touch()
 
     def end_stage(self, stage: Stage) -> None:
         """What has passed since the last end was `stage`."""
         self._stages.end(stage, time.monotonic())
+        if self._recent is not None:
+            self._recent.touch()
+
+    def on_items(self, items: Iterable[tuple[MmHash, str, int]]) -> dict[MmHash, ItemTiming]:
+        """The media are checked: of each item its identity, modality and bytes. Returns what is to be filled
+        in about each; nothing where nobody looks."""
+        if self._recent is None:
+            return {}
+        timings: dict[MmHash, ItemTiming] = {}
+        for mm_hash, modality, num_bytes in items:
+            if mm_hash in timings:
+                timings[mm_hash].num_places += 1
+            else:
+                timings[mm_hash] = ItemTiming(modality, num_bytes)
+        self._recent.items = timings
+        return timings
+
+    def on_decision(self, way: str, reason: str) -> None:
+        """Who encodes."""
+        self._span.set_attribute(attributes.DECISION, way)
+        self._span.set_attribute(attributes.DECISION_REASON, reason)
+        self._on_way(way, reason)
+
+    def on_local_encode(self, reason: str) -> None:
+        """An instance encodes, for `reason`."""
+        self._span.set_attribute(attributes.LOCAL_ENCODE, reason)
+        self._on_way("local", reason)
+
+    def on_local_encode_failed(self) -> None:
+        """Encoders do it after all."""
+        self._span.set_attribute(attributes.LOCAL_ENCODE_FAILED, True)
+        self._on_way("remote", "local_encode_failed")
+
+    def on_answering(self, instance: str, tokens: TokenCount) -> None:
+        """`instance` answers. `tokens`: those of a stream, counted as they pass."""
+        if self._recent is not None:
+            self._recent.instance = instance
+            self._recent.tokens = tokens if self._recent.is_stream else None
+            self._recent.touch()
 
     def on_first_chunk(self, sealed_at: float | None) -> None:
         """Of a stream."""
@@ -69,6 +127,9 @@ class RequestSpan:
                 attributes.RESPONSE_TIME_TO_FIRST_CHUNK: seconds,
             }
         )
+        if self._recent is not None:
+            self._recent.first_token_at = self._stages.last_at
+            self._recent.touch()
 
     def on_whole_answer(self, body: bytes, sealed_at: float | None) -> None:
         """An answer that is not streamed: when its first token was there is not known."""
@@ -80,16 +141,36 @@ class RequestSpan:
     def on_error(self, error_type: str) -> None:
         """A code of the gateway's errors."""
         self._span.set_attribute(attributes.ERROR_TYPE, error_type[:MAX_ERROR_CHARS])
+        if self._recent is not None:
+            self._recent.error_type = error_type[:MAX_ERROR_CHARS]
 
     def end(self, status: int) -> None:
         """The answer has ended, whatever it was."""
         self._span.set_attribute(attributes.HTTP_STATUS, status)
         if status >= 500:
             self._span.set_status(StatusCode.ERROR)
-        if self.facts is not None:
-            self._span.set_attributes(self.facts.attributes())
+        found = {} if self.facts is None else self.facts.attributes()
+        self._span.set_attributes(found)
         if self._is_recording:
             self._span.set_attributes({_STAGES[stage]: ms for stage, ms in self._stages.as_ms().items()})
+        if self._recent is not None:
+            self._recent.num_prompt_tokens = _number(found.get(attributes.USAGE_INPUT_TOKENS))
+            self._recent.num_answer_tokens = _number(found.get(attributes.USAGE_OUTPUT_TOKENS))
+            self._recent.end(status, time.monotonic())
+
+    def close(self) -> None:
+        """After `end`; without it the request was cut off."""
+        if self._recent is not None:
+            self._recent.end(CUT_OFF, time.monotonic())
+
+    def _on_way(self, way: str, reason: str) -> None:
+        if self._recent is not None:
+            self._recent.way, self._recent.reason = way, reason
+            self._recent.touch()
+
+
+def _number(value: object) -> int | None:
+    return value if isinstance(value, int) else None
 
 
 @contextmanager
@@ -114,4 +195,8 @@ def request_span(
         **({} if address is None else {attributes.CLIENT_ADDRESS: str(address)}),
     }
     with span(operation, context=context, kind=SpanKind.SERVER, attributes=first) as started:
-        yield RequestSpan(started, operation, arrived_at)
+        root = RequestSpan(started, operation, arrived_at)
+        try:
+            yield root
+        finally:
+            root.close()

@@ -19,14 +19,15 @@ class FirstTokenStages:
     """Pure bookkeeping: `now` and all times are monotonic seconds."""
 
     def __init__(self, arrived_at: float) -> None:
-        self._arrived_at = arrived_at
-        self._at = arrived_at
-        self._spent: dict[Stage, float] = {}
+        self.arrived_at = arrived_at
+        self.last_at = arrived_at  # when a stage last ended
+        self.segments: list[tuple[Stage, float, float]] = []  # (stage, from, to), without gaps
 
     def end(self, stage: Stage, now: float) -> None:
         """The time since the last end was spent on `stage`."""
-        self._spent[stage] = self._spent.get(stage, 0.0) + max(0.0, now - self._at)
-        self._at = max(self._at, now)
+        until = max(self.last_at, now)
+        self.segments.append((stage, self.last_at, until))
+        self.last_at = until
 
     def end_first_chunk(self, sealed_at: float | None, now: float) -> float:
         """The first chunk is there. Returns the seconds since the arrival.
@@ -37,7 +38,7 @@ class FirstTokenStages:
         if sealed_at is not None:
             self.end_encode(sealed_at, now)
         self.end(Stage.PREFILL, now)
-        return self._at - self._arrived_at
+        return self.last_at - self.arrived_at
 
     def end_encode(self, sealed_at: float, now: float) -> None:
         """What lay between the dispatch and `sealed_at`, if anything did."""
@@ -45,4 +46,7 @@ class FirstTokenStages:
 
     def as_ms(self) -> dict[Stage, float]:
         """Of the stages that were ended."""
-        return {stage: round(seconds * 1e3, 3) for stage, seconds in self._spent.items()}
+        spent: dict[Stage, float] = {}
+        for stage, since, until in self.segments:
+            spent[stage] = spent.get(stage, 0.0) + until - since
+        return {stage: round(seconds * 1e3, 3) for stage, seconds in spent.items()}

@@ -1,0 +1,65 @@
+"""/ui: a page of the gateway's own, off unless it is enabled. What it shows to whom: `ui.live_view`."""
+
+import orjson
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from triptych_common.coordination import Registration
+from triptych_common.domain.errors import RequestError
+from triptych_gateway.access.auth import ApiKeys
+from triptych_gateway.endpoints.table import UI_EVENTS, UI_FILE, UI_PAGE, UI_SNAPSHOT
+from triptych_gateway.routes.local import add_route
+from triptych_gateway.tracing.recent_requests import RecentRequests
+from triptych_gateway.ui.event_stream import EventStream
+from triptych_gateway.ui.live_view import LiveView
+from triptych_gateway.ui.page import PAGE, PAGE_HEADERS, read_page_files
+from triptych_gateway.ui.system_view import SystemView
+
+
+def ui_routes(
+    recents: RecentRequests | None, api_keys: ApiKeys, registration: Registration, system: SystemView
+) -> APIRouter:
+    """`recents` None: the page is not enabled."""
+    router = APIRouter()
+    page_files = {} if recents is None else read_page_files()
+
+    def enabled() -> RecentRequests:
+        if recents is None:
+            raise RequestError(404, "ui_not_enabled", "the page of this gateway is not enabled")
+        return recents
+
+    def admit(request: Request) -> tuple[RecentRequests, LiveView]:
+        caller = api_keys.check_key(request.headers.get("authorization"))
+        return enabled(), LiveView(caller, enabled(), system)
+
+    async def file_of_page(file: str) -> Response:
+        enabled()
+        if file not in page_files:
+            raise RequestError(404, "not_found", "the page has no such file")
+        found = page_files[file]
+        return Response(found.content, headers={**PAGE_HEADERS, "Content-Type": found.media_type})
+
+    async def page() -> Response:
+        return await file_of_page(PAGE)
+
+    async def snapshot(request: Request) -> Response:
+        _, view = admit(request)
+        async with system.store.hold():
+            content = orjson.dumps(await view.snapshot())
+        return Response(content, media_type="application/json", headers={"Cache-Control": "no-store"})
+
+    async def events(request: Request) -> Response:
+        found, view = admit(request)
+        return EventStream(
+            view,
+            found,
+            system,
+            is_over=lambda: registration.record.draining,
+            check_key=lambda: admit(request),
+        )
+
+    add_route(router, UI_PAGE, page)
+    add_route(router, UI_FILE, file_of_page)
+    add_route(router, UI_SNAPSHOT, snapshot)
+    add_route(router, UI_EVENTS, events)
+    return router

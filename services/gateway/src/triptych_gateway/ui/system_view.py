@@ -1,0 +1,143 @@
+"""SystemView: what one gateway sees of the system. Read once a second at most, however many look."""
+
+import asyncio
+import time
+from typing import Any
+
+from triptych_common.coordination import Registration
+from triptych_common.protocol.messages import InstanceRecord, Role
+from triptych_common.protocol.store import StoreStats
+from triptych_gateway.access.callers import Caller
+from triptych_gateway.access.request_limiter import RequestLimiter
+from triptych_gateway.encode.sizes import SizesCache
+from triptych_gateway.encode.stream_lags import StreamLags
+from triptych_gateway.routing.registry_view import RegistryView
+from triptych_gateway.routing.router import ENCODING_ROLES, Router
+from triptych_gateway.ui.store_reader import StoreReader
+
+READ_INTERVAL_S = 1.0
+DIGEST_CHARS = 12  # of a namespace's, which are shown
+
+
+class SystemView:
+    """For one event loop."""
+
+    def __init__(
+        self,
+        *,
+        registration: Registration,
+        view: RegistryView,
+        router: Router,
+        limiter: RequestLimiter,
+        max_requests: int,
+        sizes: SizesCache,
+        stream_lags: StreamLags,
+        store: StoreReader,
+    ) -> None:
+        self._registration = registration
+        self._view = view
+        self._router = router
+        self._limiter = limiter
+        self._max_requests = max_requests
+        self._sizes = sizes
+        self._stream_lags = stream_lags
+        self.store = store
+        self._reading = asyncio.Lock()
+        self._read_at = float("-inf")  # monotonic seconds
+        self._in_hand: dict[str, int] = {}
+        self._stats: StoreStats | None = None
+
+    async def describe(self, caller: Caller) -> dict[str, Any]:
+        """What `caller` may see: instances and models; an operator also how much each has to do."""
+        own = self._registration.record
+        known = {
+            "gateway": own.instance,
+            "now_s": round(time.time(), 3),
+            "is_operator": caller.is_operator,
+            "key_name": caller.key_name,
+            "redis": self._view.is_fresh,
+            "ready": bool(self._view.serving) and not own.draining,
+            "models": [model for model in self._view.models if caller.may_use(model)],
+            "load": None,
+        }
+        if caller.is_operator:
+            await self._read()
+            known["load"] = self._load()
+        known["instances"] = [
+            {
+                "instance": record.instance,
+                "role": record.role.value,
+                "stages": _stages_of(record),
+                "model": record.model,
+                "draining": record.draining,
+                "num_slots": record.num_slots,
+                "num_busy": self._num_busy(record) if caller.is_operator else None,
+            }
+            for record in self._view.records
+        ]
+        return known
+
+    async def _read(self) -> None:
+        async with self._reading:
+            if time.monotonic() - self._read_at < READ_INTERVAL_S:
+                return
+            await self._stream_lags.measure()
+            self._in_hand = await self._stream_lags.read_in_hand()
+            self._stats = await self.store.read()
+            self._read_at = time.monotonic()
+
+    def _load(self) -> dict[str, Any]:
+        lags = self._stream_lags
+        return {
+            "num_requests": self._limiter.num_requests,
+            "max_requests": self._max_requests,
+            "media_bytes": self._limiter.media_bytes,
+            "max_media_bytes": self._limiter.max_media_bytes,
+            "num_sizes": len(self._sizes),
+            "max_sizes": self._sizes.max_items,
+            "queues": [
+                {
+                    "namespace": namespace[:DIGEST_CHARS],
+                    "num_waiting": lag.num_waiting,
+                    "num_in_hand": lag.num_pending,
+                    "oldest_s": round(lags.oldest_job_s.get(namespace, 0.0), 3),
+                }
+                for namespace, lag in lags.jobs.items()
+            ],
+            "store": None if self._stats is None else _store(self._stats),
+        }
+
+    def _num_busy(self, record: InstanceRecord) -> int | None:
+        """Requests of this gateway, or jobs, that it has in hand; None: this gateway does not know."""
+        if record.role is Role.GATEWAY:
+            return (
+                self._limiter.num_requests if record.instance == self._registration.record.instance else None
+            )
+        if record.role is Role.ENCODE:
+            return self._in_hand.get(record.instance, 0)
+        return self._router.num_in_flight(record.instance)
+
+
+def _stages_of(record: InstanceRecord) -> list[str]:
+    """Where it stands in a request's way."""
+    if record.role is Role.GATEWAY:
+        return ["gateway"]
+    encodes = ["encode"] if record.role in ENCODING_ROLES or "encode" in record.role.value else []
+    return [*encodes, *([] if record.role is Role.ENCODE else ["prefill_decode"])]
+
+
+def _store(stats: StoreStats) -> dict[str, int]:
+    return {
+        "num_bytes": stats.region_num_bytes,
+        "free_bytes": stats.free_num_bytes,
+        "pinned_bytes": stats.pinned_num_bytes,
+        "writing_bytes": stats.writing_num_bytes,
+        "ready_bytes": stats.ready_num_bytes,
+        "slab_bytes": stats.slab_num_bytes,
+        "slab_free_bytes": stats.slab_free_num_bytes,
+        "num_entries": stats.num_entries,
+        "num_pins": stats.num_pins,
+        "num_hits": stats.num_hits_total,
+        "num_misses": stats.num_misses_total,
+        "num_evictions": stats.num_evictions_total,
+    }

@@ -1,0 +1,124 @@
+"""The page at `/ui` in a real browser, on real engines: an image is dropped, answered, and its way seen."""
+
+import base64
+import importlib.util
+import os
+import shutil
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from tests.support.real.system import System, image_part
+
+CHROMIUM = os.environ.get("TRIPTYCH_TEST_CHROMIUM") or shutil.which("chromium")
+HAS_PLAYWRIGHT = importlib.util.find_spec("playwright") is not None
+
+pytestmark = [
+    pytest.mark.engine,
+    pytest.mark.skipif(not HAS_PLAYWRIGHT, reason="needs the package playwright"),
+    pytest.mark.skipif(
+        CHROMIUM is None, reason="needs Chromium: none on the PATH, and TRIPTYCH_TEST_CHROMIUM is not set"
+    ),
+]
+
+TIMEOUT_MS = 60_000
+QUESTION = "read the digits"
+# Without a sandbox of its own, since tests may run as root; without Chromium's own requests to other hosts.
+FLAGS = [
+    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+    "--disable-component-update", "--disable-sync",
+]  # fmt: skip
+DROP = """([zone, [name, base64]]) => {
+    const bytes = Uint8Array.from(atob(base64), (each) => each.charCodeAt(0));
+    const dataTransfer = new DataTransfer();
+    dataTransfer.items.add(new File([bytes], name, { type: "image/png" }));
+    for (const type of ["dragover", "drop"]) {
+        zone.dispatchEvent(new DragEvent(type, { dataTransfer, bubbles: true, cancelable: true }));
+    }
+}"""
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as started:
+        running = started.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        try:
+            yield running
+        finally:
+            running.close()
+
+
+@pytest.fixture
+def page(browser: Any, system: System) -> Iterator[Any]:
+    """Opened at `/ui`; what the browser complained about, and what it asked for, is looked at in the end."""
+    origin = "{0.scheme}://{0.netloc}".format(urlsplit(system.base_url))
+    context = browser.new_context(viewport={"width": 1280, "height": 1100})
+    opened = context.new_page()
+    opened.set_default_timeout(TIMEOUT_MS)
+    complaints: list[str] = []
+    asked: list[str] = []
+    opened.on("console", lambda message: complaints.append(f"{message.type}: {message.text}"))
+    opened.on("pageerror", lambda error: complaints.append(str(error)))
+    opened.on("request", lambda request: asked.append(request.url))
+    opened.goto(f"{origin}/ui")
+    yield opened
+    context.close()
+    assert not complaints, complaints
+    others = [url for url in asked if not url.startswith((f"{origin}/ui", f"{origin}/v1/", "blob:", "data:"))]
+    assert asked
+    assert not others, others
+
+
+def drop_image(page: Any, png: bytes) -> None:
+    zone = page.locator(".drop").element_handle()
+    page.evaluate(DROP, [zone, ["strip.png", base64.b64encode(png).decode()]])
+    page.locator(".drop img").wait_for()
+
+
+def ask(page: Any) -> tuple[str, str]:
+    """Ask about the image that was dropped; the request's id, and its whole answer."""
+    with page.expect_response("**/v1/chat/completions") as answered:
+        page.get_by_role("button", name="Ask", exact=True).click()
+    page.locator('.answer[data-state="ended"]').wait_for()
+    assert page.get_by_role("alert").count() == 0, page.locator(".answer").inner_text()
+    return answered.value.headers["x-request-id"], str(page.locator(".answer .text").inner_text())
+
+
+def wait_waterfall(page: Any, request_id: str, source: str) -> Any:
+    """The waterfall of a request that has ended, as soon as it says that its item came from `source`."""
+    waterfall = page.locator(f'.waterfall[data-of="{request_id}"]')
+    waterfall.locator(".state.done").wait_for()
+    waterfall.locator("[data-item] .facts", has_text=source).wait_for()
+    return waterfall
+
+
+def test_an_image_is_dropped_answered_and_its_way_is_seen(
+    page: Any, system: System, strips: ModuleType
+) -> None:
+    (strip,) = strips.held_out_strips(1, seed=81)
+    for instance in ("gateway-0", "encoder-0", "prefill_decode-0"):
+        page.locator(f'[data-instance="{instance}"] .dot.ready').wait_for()
+    page.locator(".store .meter").wait_for()
+
+    drop_image(page, strip.png)
+    page.get_by_label("Question").fill(QUESTION)
+    first_id, answer = ask(page)
+    waterfall = wait_waterfall(page, first_id, "encoder-0")
+    assert waterfall.locator("[data-item] .bar.encode").count() == 1
+    for stage in ("media", "sizes", "prefill", "stream"):
+        assert waterfall.locator(f'[data-stage="{stage}"] .bar').count() >= 1, stage
+    assert any(span.name == "encoder.encode" for span in system.trace(first_id, "encoder.encode"))
+
+    second_id, again = ask(page)  # the same once more: known, and not encoded
+    assert second_id != first_id
+    assert wait_waterfall(page, second_id, "known here").locator("[data-item] .bar.encode").count() == 0
+    page.locator(f'tr[data-request="{first_id}"]').click()
+    wait_waterfall(page, first_id, "encoder-0")
+
+    expected = system.ask([image_part(strip.png), {"type": "text", "text": QUESTION}]).text
+    assert (answer, again) == (expected, expected)

@@ -1,0 +1,241 @@
+"""The page at `/ui`: off by default, behind keys, what it shows to whom, and what its listeners cost."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import orjson
+import pytest
+from starlette.types import Message
+
+from tests.support.gateway.key_samples import KEYS, entry, write_keys
+from tests.support.gateway.media_samples import data_url, image_bytes
+from tests.support.gateway.serving import MODEL
+from tests.support.gateway.system import System, opened_system
+from tests.support.waiting import until
+from triptych_gateway.access.callers import ANONYMOUS
+from triptych_gateway.app import _system_view
+from triptych_gateway.tracing.recent_requests import RecentRequests
+from triptych_gateway.ui import event_stream
+from triptych_gateway.ui.event_stream import EventStream
+from triptych_gateway.ui.live_view import LiveView
+
+SECRET = "words that only their caller may read"
+UI = pytest.mark.parametrize("system", [{"ui": True}], indirect=True)
+DATA = ("/ui/api/snapshot", "/ui/api/events")
+
+
+@pytest.fixture
+async def guarded(redis_url: str, tmp_path: Path) -> AsyncIterator[System]:
+    """With the keys of the samples, and one of an operator."""
+    keys = write_keys(tmp_path / "keys.toml", KEYS, entry("ops", "key-ops", operator=True))
+    async with opened_system(
+        redis_url, tmp_path, ui=True, api_keys_file=keys, api_keys_check_s=0.05
+    ) as opened:
+        yield opened
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"}
+
+
+def with_image(number: int, **fields: Any) -> dict[str, Any]:
+    image = {"type": "image_url", "image_url": {"url": data_url(image_bytes(number))}}
+    content = [image, {"type": "text", "text": SECRET}]
+    return {"model": MODEL, "messages": [{"role": "user", "content": content}], **fields}
+
+
+async def snapshot_of(system: System, key: str | None = None) -> dict[str, Any]:
+    answer = await system.http.get("/ui/api/snapshot", headers=bearer(key) if key else {})
+    assert answer.status_code == 200, answer.text
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+async def events_of(answer: httpx.Response) -> AsyncIterator[tuple[str, Any]]:
+    name = ""
+    async for line in answer.aiter_lines():
+        if line.startswith("event: "):
+            name = line.removeprefix("event: ")
+        elif line.startswith("data: "):
+            yield name, orjson.loads(line.removeprefix("data: "))
+
+
+async def test_it_is_off_unless_it_is_enabled(system: System) -> None:
+    for path in ("/ui", "/ui/app.js", *DATA):
+        answer = await system.http.get(path)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (404, "ui_not_enabled"), path
+    assert system.gateway.chat.recents is None
+
+
+@UI
+async def test_its_files_are_served_with_a_strict_policy(system: System) -> None:
+    for path, kind in {
+        "/ui": "text/html",
+        "/ui/app.js": "text/javascript",
+        "/ui/style.css": "text/css",
+        "/ui/htm-preact-3.1.1.js": "text/javascript",
+        "/ui/icon.svg": "image/svg+xml",
+    }.items():
+        answer = await system.http.get(path)
+        assert answer.status_code == 200, path
+        assert answer.headers["content-type"].startswith(kind), path
+        assert answer.headers["x-content-type-options"] == "nosniff", path
+        policy = answer.headers["content-security-policy"]
+        assert policy.startswith("default-src 'none'; script-src 'self';"), path
+    for path in ("/ui/page.py", "/ui/..%2fpage.py", "/ui/unknown.js", "/ui/api/unknown"):
+        assert (await system.http.get(path)).status_code == 404, path
+
+
+async def test_data_are_behind_the_key_and_files_are_not(guarded: System) -> None:
+    assert (await guarded.http.get("/ui")).status_code == 200
+    for path in DATA:
+        assert (await guarded.http.get(path)).json()["error"]["code"] == "missing_api_key", path
+        answer = await guarded.http.get(f"{path}?api_key=key-ops", headers=bearer("wrong"))
+        assert (answer.status_code, answer.json()["error"]["code"]) == (401, "invalid_api_key"), path
+
+
+@UI
+async def test_a_request_is_shown_with_its_stages_and_items(system: System) -> None:
+    answer = await system.post(with_image(3, stream=True))
+    again = await system.post(with_image(3))
+    refused = await system.post({"model": "no-such-model", "messages": [{"role": "user", "content": SECRET}]})
+    found = await snapshot_of(system)
+    first, second, third = found["requests"]
+    assert first["request_id"] == answer.headers["x-request-id"]
+    assert (first["state"], first["model"], first["num_items"], first["instance"]) == (
+        "done",
+        MODEL,
+        1,
+        "pd-0",
+    )
+    assert first["num_tokens"] > 0
+    assert 0 < first["first_token_ms"] <= first["duration_ms"]
+    stages = {each["stage"] for each in first["stages"]}
+    assert {"body", "media", "sizes", "prefill", "stream"} <= stages
+    (item,) = first["items"]
+    assert (item["modality"], item["source"], item["encoder"]) == ("image", "encoded", "encoder-0")
+    assert item["ordered_ms"] <= item["sized_ms"] <= item["sealed_ms"] <= first["duration_ms"]
+    assert (second["request_id"], second["avoided"]) == (again.headers["x-request-id"], {"memory": 1})
+    assert (second["num_prompt_tokens"], second["num_tokens"]) == (2, 1)  # as the answer tells
+    assert refused.status_code == 404
+    assert (third["state"], third["error"], third["model"]) == ("refused", "model_not_found", None)
+    assert found["system"]["since_start"] == {"num_requests": 3, "num_items": 2, "avoided": {"memory": 1}}
+    load = found["system"]["load"]
+    assert (load["num_requests"], load["num_sizes"], load["store"]) == (0, 1, None)
+    assert {each["instance"] for each in found["system"]["instances"]} == {"gateway-0", "encoder-0", "pd-0"}
+
+
+@UI
+async def test_nothing_that_a_caller_sent_or_got_is_shown(system: System) -> None:
+    answer = await system.post(with_image(3, user="user-1", model=MODEL))
+    await system.post({"model": "made-up", "messages": [{"role": "user", "content": SECRET}]})
+    text = orjson.dumps(await snapshot_of(system)).decode()
+    said = answer.json()["choices"][0]["message"]["content"]
+    (mm_hash,) = system.encoder.sealed
+    for secret in (SECRET, said, "user-1", "made-up", mm_hash, data_url(image_bytes(3))):
+        assert secret not in text, secret
+
+
+async def test_a_key_sees_its_own_requests_and_an_operator_all(guarded: System) -> None:
+    for key in ("key-alice", "key-anna", "key-bob"):
+        assert (await guarded.post(with_image(1), headers=bearer(key))).status_code == 200
+    assert (await guarded.post(with_image(1))).status_code == 401  # nobody's: not shown
+    for key, name in {"key-alice": "alice", "key-anna": "anna", "key-bob": "bob"}.items():
+        found = await snapshot_of(guarded, key)
+        assert [each["key_name"] for each in found["requests"]] == [name]
+        assert found["system"]["load"] is None
+        assert "since_start" not in found["system"]
+        assert {each["num_busy"] for each in found["system"]["instances"]} == {None}
+    everything = await snapshot_of(guarded, "key-ops")
+    assert [each["key_name"] for each in everything["requests"]] == ["alice", "anna", "bob"]
+    assert everything["system"]["load"] is not None
+
+
+@UI
+async def test_events_follow_a_request(system: System) -> None:
+    async with asyncio.timeout(20), system.http.stream("GET", "/ui/api/events") as answer:
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        events = events_of(answer)
+        name, first = await anext(events)
+        assert (name, first["requests"]) == ("snapshot", [])
+        system.encoder.before_seal.clear()  # so that it is seen while it runs
+        asking = asyncio.get_running_loop().create_task(system.post(with_image(7, stream=True)))
+        states: list[str] = []
+        async for name, data in events:
+            if name == "requests":
+                states += [each["state"] for each in data]
+            elif {each["instance"]: each["num_busy"] for each in data["instances"]}["encoder-0"]:
+                assert data["load"]["queues"][0]["num_in_hand"] == 1
+                system.encoder.before_seal.set()
+            if "done" in states:
+                break
+        await asking
+    assert states[0] != "done", states
+    await until(lambda: not recents_of(system).has_listeners)
+
+
+def recents_of(system: System) -> RecentRequests:
+    recents = system.gateway.chat.recents
+    assert recents is not None
+    return recents
+
+
+async def test_a_stream_of_events_ends_with_its_key(guarded: System) -> None:
+    path = guarded.gateway.settings.api_keys_file
+    assert path is not None
+    async with (
+        asyncio.timeout(20),
+        guarded.http.stream("GET", "/ui/api/events", headers=bearer("key-bob")) as answer,
+    ):
+        events = events_of(answer)
+        await anext(events)
+        write_keys(path, entry("alice", "key-alice", "red"))
+        async for _ in events:
+            pass
+    assert (await guarded.http.get("/ui/api/events", headers=bearer("key-bob"))).status_code == 401
+
+
+@UI
+async def test_a_gateway_that_goes_away_ends_the_streams_of_events(system: System) -> None:
+    async with asyncio.timeout(20), system.http.stream("GET", "/ui/api/events") as answer:
+        events = events_of(answer)
+        await anext(events)
+        await system.gateway.registration.announce_draining()
+        async for _ in events:
+            pass
+
+
+@pytest.mark.parametrize("system", [{"ui": True, "ui_listeners": 1}], indirect=True)
+async def test_one_page_too_many_is_refused(system: System) -> None:
+    async with system.http.stream("GET", "/ui/api/events") as answer:
+        await anext(events_of(answer))
+        other = await system.http.get("/ui/api/events")
+        assert (other.status_code, other.json()["error"]["code"]) == (429, "too_many_listeners")
+    await until(lambda: not recents_of(system).has_listeners)
+
+
+@UI
+async def test_a_page_that_does_not_read_is_dropped(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(event_stream, "SEND_LIMIT_S", 0.05)
+    recents, view = recents_of(system), _system_view(system.gateway)
+    sent: list[Message] = []
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+        if len(sent) > 1:
+            await asyncio.Event().wait()
+
+    async def receive() -> Message:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    stream = EventStream(
+        LiveView(ANONYMOUS, recents, view), recents, view, is_over=lambda: False, check_key=lambda: None
+    )
+    async with asyncio.timeout(10):
+        await stream({"type": "http"}, receive, send)
+    assert [each["type"] for each in sent] == ["http.response.start", "http.response.body"]
+    assert not recents.has_listeners
