@@ -211,6 +211,19 @@ def test_the_profiles_services_are_pinned_and_published_on_this_host_alone() -> 
     assert volume == "run:/run/triptych:ro"
 
 
+def test_grafana_finds_its_sources_and_the_dashboard_where_compose_has_them() -> None:
+    provisioning = GRAFANA / "provisioning"
+    for source in load(provisioning / "datasources" / "prometheus.yaml")["datasources"]:
+        host = re.fullmatch(r"http://(\w+):\d+", source["url"])
+        assert host is not None, source
+        assert PROFILE in COMPOSE["services"][host[1]]["profiles"], source
+    (provider,) = load(provisioning / "dashboards" / "triptych.yaml")["providers"]
+    mounts = [each.split(":") for each in COMPOSE["services"]["grafana"]["volumes"]]
+    folders = {target: (ROOT / source).resolve() for source, target, *_ in mounts if source.startswith(".")}
+    assert folders["/etc/grafana/provisioning"] == provisioning
+    assert folders[provider["options"]["path"]] == dashboard_module().DASHBOARD.parent
+
+
 def test_grafana_needs_a_password_and_shows_nothing_without_it() -> None:
     grafana = COMPOSE["services"]["grafana"]
     environment = grafana["environment"]
