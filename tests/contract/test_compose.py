@@ -9,8 +9,12 @@ from typing import Any
 import pytest
 import yaml
 
+from triptych_cache_store.settings import StoreSettings
 from triptych_common.cores.gpu_plan import ENCODER_SHARE, memory_shares
 from triptych_common.runtime import ServiceSettings
+from triptych_encoder.settings import EncoderSettings
+from triptych_gateway.settings import GatewaySettings
+from triptych_prefill_decode.settings import PrefillDecodeSettings
 
 ROOT = Path(__file__).resolve().parents[2]
 COMPOSE = ROOT / "compose.yaml"
@@ -68,7 +72,8 @@ def test_the_store_has_memory_for_a_cuda_context_beside_the_region(
 
 
 def test_no_other_service_sees_the_hosts_processes(gpu_services: dict[str, dict[str, Any]]) -> None:
-    assert set(gpu_services) == set(ON_GPU)
+    assert set(gpu_services) == {*ON_GPU, "store-metrics"}
+    assert gpu_services["store-metrics"] == {"image": gpu_services["cache_store"]["image"]}
     assert "pid" not in {
         key for each in yaml.safe_load(COMPOSE.read_text())["services"].values() for key in each
     }
@@ -106,3 +111,36 @@ def test_whatever_can_be_set_is_in_the_document() -> None:
     for file in (COMPOSE, COMPOSE_GPU):
         for name in set(re.findall(r"\$\{(TRIPTYCH_\w+)", file.read_text())):
             assert f"`{name}`" in document or f"{name}=" in document, f"{name} of {file.name}"
+
+
+OURS: dict[str, type[ServiceSettings]] = {
+    "gateway": GatewaySettings,
+    "encoder": EncoderSettings,
+    "prefill_decode": PrefillDecodeSettings,
+    "cache_store": StoreSettings,
+}
+COMPOSES_OWN = {
+    "TRIPTYCH_CONFIG", "TRIPTYCH_REDIS_URL", "TRIPTYCH_INSTANCE", "TRIPTYCH_MODEL", "TRIPTYCH_HOST",
+    "TRIPTYCH_PORT", "TRIPTYCH_METRICS_HOST", "TRIPTYCH_METRICS_PORT", "TRIPTYCH_METRICS_SOCKET",
+    "TRIPTYCH_KEEP_REGION",
+}  # fmt: skip
+"""Where services find each other. Everything else can be set without a change of compose.yaml."""
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_every_setting_reaches_its_service(name: str) -> None:
+    """By a file of variables or of settings; or by a variable of Compose's own, which wins over both."""
+    service = yaml.safe_load(COMPOSE.read_text())["services"][name]
+    assert service["env_file"] == [
+        {"path": "${TRIPTYCH_ENV_FILE:-triptych.env}", "required": False},
+    ]
+    assert service["environment"]["TRIPTYCH_CONFIG"].startswith("${TRIPTYCH_CONFIG_FILE:+")
+    (mounted,) = [
+        each for each in service["volumes"] if isinstance(each, dict) and "triptych.yaml" in each["target"]
+    ]
+    assert mounted["source"] == "${TRIPTYCH_CONFIG_FILE:-/dev/null}"
+    assert mounted["read_only"] is True
+    given = {key: value for key, value in service["environment"].items() if key.startswith("TRIPTYCH_")}
+    known = {f"TRIPTYCH_{field}".upper() for field in OURS[name].model_fields}
+    fixed = {key for key, value in given.items() if not value.startswith("${")} & known
+    assert fixed <= COMPOSES_OWN

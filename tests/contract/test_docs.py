@@ -1,5 +1,6 @@
 """The documents match the code: every message, field, value and setting, and no others."""
 
+import importlib.util
 import inspect
 import re
 from enum import StrEnum
@@ -143,6 +144,47 @@ def test_configuration_lists_exactly_the_settings(title: str) -> None:
             assert described[name].startswith(f"`{default}`"), f"{name}: the default is {default}"
 
 
+@pytest.fixture(scope="module")
+def writer() -> ModuleType:
+    """What writes the tables of settings."""
+    file = ROOT / "docs" / "write_configuration.py"
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_tables_of_settings_are_those_of_the_classes(writer: ModuleType) -> None:
+    assert writer.written(CONFIGURATION) == CONFIGURATION, "run: python docs/write_configuration.py"
+    assert list(writer.SECTIONS) == list(SETTINGS)
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ("| `TRIPTYCH_MAX_ITEMS` | `16` | whole number > 0 |", "| `TRIPTYCH_MAX_ITEMS` | `17` | text |"),
+        ("| `TRIPTYCH_MAX_ITEMS` | `16` | whole number > 0 |", "| `TRIPTYCH_MAX_ITEMS` | `16` |"),
+        ("\n| `TRIPTYCH_MAX_ITEMS` |", "\n| `TRIPTYCH_MADE_UP` | `1` | text | x |\n| `TRIPTYCH_MAX_ITEMS` |"),
+    ],
+    ids=["another default and type", "no type", "a setting that there is not"],
+)
+def test_a_table_that_is_wrong_is_written_anew(writer: ModuleType, right: str, wrong: str) -> None:
+    assert CONFIGURATION.count(right) == 1
+    assert writer.written(CONFIGURATION.replace(right, wrong)) == CONFIGURATION
+
+
+def test_a_setting_without_a_row_gets_one(writer: ModuleType) -> None:
+    (row,) = re.findall(r"^\| `TRIPTYCH_SLAB_DEVICE` .*\n", CONFIGURATION, re.MULTILINE)
+    page = writer.written(CONFIGURATION.replace(row, ""))
+    assert (
+        "| `TRIPTYCH_SLAB_DEVICE` | `0` | whole number ≥ 0 | number of that GPU, of those to be seen |"
+        in page
+    )
+    assert page.count("TRIPTYCH_SLAB_DEVICE") == 1
+
+
 def test_configuration_lists_exactly_the_rights_in_redis() -> None:
     section = sections(CONFIGURATION)["Rights in Redis"]
     (user,) = re.findall(r"^user triptych on >PASSWORD (.*)$", section, re.MULTILINE)
@@ -166,9 +208,11 @@ def test_configuration_lists_the_command_lines_settings() -> None:
 
 
 def anchors(doc: Path) -> set[str]:
-    """Of the headings, as they are made on the web."""
-    titles = [heading[1] for heading in HEADING.finditer(doc.read_text())]
-    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+    """Of the headings, as they are made on the web; and those that stand in rows."""
+    text = doc.read_text()
+    titles = [heading[1] for heading in HEADING.finditer(text)]
+    made = {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+    return made | set(re.findall(r'<a id="([\w-]+)"></a>', text))
 
 
 @pytest.mark.parametrize("doc", DOCS, ids=lambda doc: str(doc.relative_to(ROOT)))

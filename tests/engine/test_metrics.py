@@ -1,9 +1,14 @@
-"""Every service is scraped where `./triptych status` says, after one request with an image."""
+"""Every service is scraped where `./triptych status` says, after one request with an image; and by a real
+Prometheus, where there is one: the dashboard's expressions about prefill_decode show what it answers.
+"""
 
 from types import ModuleType
+from typing import Any
 
 import pytest
 
+from tests.support.observability import panel_queries, rule_queries, selectors
+from tests.support.prometheus import require_binaries, running_prometheus
 from tests.support.real.system import MODEL, System, image_part
 from tests.support.scraping import Scrape, scrape
 from tests.support.waiting import wait_until
@@ -12,6 +17,10 @@ from triptych_cli.supervisor.state import read_status
 pytestmark = pytest.mark.engine
 
 LIMIT_S = 20.0
+NOT_CAUSED = frozenset(
+    f"triptych_prefill_decode_{event}_total" for event in ("failed_loads", "local_encodes", "stalls")
+)
+"""Metrics of what need not have happened: a series of an engine begins with its first event."""
 QUESTION = {"type": "text", "text": "read the digits"}
 
 
@@ -49,3 +58,29 @@ def test_a_request_shows_in_every_services_metrics(system: System, strips: Modul
     engine: Scrape = scrape(ports["prefill_decode-0"])
     assert engine.total("triptych_prefill_decode_parked_requests") == 0
     assert engine.total("triptych_prefill_decode_budget_embeds_in_use") == 0
+
+
+def test_the_dashboard_shows_prefill_decode_as_it_is(system: System, strips: ModuleType) -> None:
+    require_binaries()
+    known, new = strips.held_out_strips(2, length=None, seed=4712)
+    jobs = {name.rpartition("-")[0]: [f"127.0.0.1:{port}"] for name, port in metrics_ports(system).items()}
+    ours, answered = ("triptych_prefill_decode_", "vllm:"), "vllm:e2e_request_latency_seconds_count"
+    system.ask([QUESTION, image_part(known.png)], stream=True)  # each series is there before it is rated
+    with running_prometheus(jobs) as prometheus:
+        before = prometheus.value(answered)
+        system.ask([QUESTION, image_part(new.png)], stream=True)
+        prometheus.wait_for(answered, before + 1)
+        shown: dict[str, list[dict[str, Any]]] = {}
+        for query in panel_queries():
+            names = {each.name for each in selectors(query.expr)}
+            if all(name.startswith(ours) for name in names) and not names & NOT_CAUSED:
+                shown[str(query)] = prometheus.query(query.expr)
+        for query in rule_queries():
+            prometheus.query(query.expr)
+        prometheus.wait_for_rules()
+        faults = [
+            (rule["name"], rule.get("lastError")) for rule in prometheus.rules() if rule["health"] != "ok"
+        ]
+    assert shown
+    assert [query for query, samples in shown.items() if not samples] == []
+    assert faults == []

@@ -136,6 +136,51 @@ def test_only_the_gateway_is_published(system: Compose) -> None:
     assert {each["HostIp"] for each in bindings} == {"127.0.0.1"}
 
 
+@pytest.mark.parametrize(
+    ("service", "command", "shown"),
+    [
+        ("encoder", ["status"], "prefill_decode-"),
+        ("gateway", ["streams", "lag"], "encode-jobs:"),
+        ("encoder", ["store", "stats"], "bytes free"),
+        ("cache_store", ["store", "ls"], "ready"),
+    ],
+)
+def test_commands_work_in_the_containers(
+    system: Compose, service: str, command: list[str], shown: str
+) -> None:
+    done = system.execute(service, "triptych", *command)
+    assert done.returncode == 0, done.stderr
+    assert shown in done.stdout
+
+
+def test_a_trace_is_drawn_in_a_container(system: Compose, samples: Samples) -> None:
+    body = {"model": MODEL, "messages": messages(samples(12)[0]), "max_tokens": 4}
+    answer = httpx.post(f"{system.url}/v1/chat/completions", json=body, timeout=60)
+    request_id = answer.headers["X-Request-Id"]
+
+    def is_drawn() -> bool:
+        return "encoder.encode" in system.execute("gateway", "triptych", "trace", request_id).stdout
+
+    wait_until(is_drawn, 15, "the trace with the encoder's spans")
+
+
+def test_the_stores_metrics_are_relayed_and_it_keeps_without_a_network(system: Compose) -> None:
+    profile = ("--profile", "observability")
+    system.run(*profile, "up", "--detach", "--no-deps", "--no-build", "store-metrics")
+    fetch = (
+        "import urllib.request as u; print(u.urlopen('http://store-metrics:9464/metrics').read().decode())"
+    )
+    try:
+        wait_until(
+            lambda: "triptych_store_bytes" in system.execute("gateway", "python", "-c", fetch).stdout,
+            15,
+            "the relay answers",
+        )
+        assert list(system.inspect("cache_store")["NetworkSettings"]["Networks"]) == ["none"]
+    finally:
+        system.run(*profile, "rm", "--stop", "--force", "store-metrics")
+
+
 def test_a_second_encoder_has_a_name_of_its_own(
     system: Compose, client: openai.OpenAI, samples: Samples
 ) -> None:
@@ -169,6 +214,8 @@ def test_configurations_are_valid(compose: Compose) -> None:
     """What cannot be run everywhere (GPU, images of the tracing profile) is at least well-formed."""
     for arguments in (
         ["--profile", "tracing"],
+        ["--profile", "observability"],
+        ["--file", "compose.yaml", "--file", "compose.gpu.yaml", "--profile", "observability"],
         ["--file", "compose.yaml", "--file", "compose.gpu.yaml"],
     ):
         compose.run(*arguments, "config", "--quiet")

@@ -25,15 +25,16 @@ def checkout(tmp_path: Path) -> Path:
         tmp_path,
         "libs/common",
         'dependencies = ["orjson"]\n'
-        '[project.optional-dependencies]\ndev = ["pytest"]\ncpu = ["v-cpu"]\ncuda = ["v"]\n',
+        '[project.optional-dependencies]\ndev = ["pytest"]\nlauncher = ["openai"]\n'
+        'cpu = ["v-cpu"]\ncuda = ["v"]\n',
     )
     write_member(tmp_path, "services/gateway", 'dependencies = ["triptych-common", "fastapi", "orjson"]\n')
     return tmp_path
 
 
 def test_requirements_are_what_the_members_need_from_outside(checkout: Path) -> None:
-    assert bootstrap.requirements(checkout, "cpu") == ["fastapi", "orjson", "pytest", "v-cpu"]
-    assert bootstrap.requirements(checkout, "cuda") == ["fastapi", "orjson", "pytest", "v"]
+    assert bootstrap.requirements(checkout, "cpu") == ["fastapi", "openai", "orjson", "pytest", "v-cpu"]
+    assert bootstrap.requirements(checkout, "cuda") == ["fastapi", "openai", "orjson", "pytest", "v"]
 
 
 def test_the_build_backend_is_installed_once_with_what_editable_installs_need(checkout: Path) -> None:

@@ -48,13 +48,15 @@ def recipe(root: Path) -> bytes:
 
 
 def requirements(root: Path, engine: str) -> list[str]:
-    """What the members need from outside, with the development tools and one engine (`cpu` or `cuda`)."""
+    """What the members need from outside, with what the launcher and its tests need, and one engine (`cpu` or
+    `cuda`)."""
     found: set[str] = set()
     for file in member_files(root):
         project = tomllib.loads(file.read_text())["project"]
         extras = project.get("optional-dependencies", {})
         for requirement in [
             *project.get("dependencies", []),
+            *extras.get("launcher", []),
             *extras.get("dev", []),
             *extras.get(engine, []),
         ]:

@@ -25,6 +25,12 @@ class CliSettings(BaseSettings):
     """Prefix of everything in Redis: several systems can share one."""
     slab_bytes: NonNegativeInt = 0
     """Memory that the store takes on the first GPU: engines there get less."""
+    redis_url: str | None = Field(default=None, repr=False)
+    """Of a system that `up` has not started, such as Compose's: commands that inspect look there."""
+    store_socket: Path = Field(default_factory=lambda data: data["run_dir"] / "store.sock")
+    """Likewise."""
+    traces_dir: Path | None = None
+    """Likewise."""
 
 
 class GpuSettings(BaseSettings):

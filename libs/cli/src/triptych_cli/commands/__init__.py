@@ -3,7 +3,7 @@
 the system      lifecycle (`up`, `down`, `status`, `logs`, and the daemon's main), restart,
                 demo (with demo_folders: its private folders; half_blocks: an image on the terminal)
 inspection      store, streams, trace; clients: their clients of the running system;
-                compute_table, transport_table: the tables of engines and of transports that `status` shows
+                tables/: what `status` shows of the registry
 the machine     doctor
 the checkout    check, tests, bench (`bench` and `soak`)
 """

@@ -1,14 +1,18 @@
-"""Clients of the running system, for the commands that inspect it."""
+"""Clients of the running system, for the commands that inspect it: of what `up` has started on this machine,
+else of the system whose addresses are in the environment, as in each container of Compose.
+"""
 
 import asyncio
 import os
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 from triptych_cli.console import fail
 from triptych_cli.settings import CliSettings
-from triptych_cli.supervisor.state import SystemStatus, read_status
+from triptych_cli.supervisor.state import read_status
 from triptych_cli.system.layout import lasting_layout
 from triptych_common.bus import AsyncBus
 from triptych_common.domain.errors import StoreProtocolError, TriptychError
@@ -19,30 +23,51 @@ Reply = TypeVar("Reply")
 
 
 class NothingRunningError(Exception):
-    """No system of `up` is running."""
+    """No system of `up` is running, and the environment names none."""
 
 
-def running_system() -> SystemStatus:
+@dataclass(frozen=True)
+class SystemAddresses:
+    """Where the parts of a running system are reached."""
+
+    redis_url: str | None  # None: the environment does not say
+    deployment: str
+    store_socket: str
+
+
+def running_system() -> SystemAddresses:
     """Raises NothingRunningError."""
-    status = read_status(lasting_layout(CliSettings()).state_file)
-    if status is None:
+    settings = CliSettings()
+    status = read_status(lasting_layout(settings).state_file)
+    if status is not None:
+        return SystemAddresses(status.redis_url, status.deployment, status.store_socket)
+    if settings.redis_url is None and not settings.store_socket.is_socket():
         raise NothingRunningError
-    return status
+    return SystemAddresses(settings.redis_url, settings.deployment, str(settings.store_socket))
+
+
+def traces_folder() -> Path:
+    """Where the system writes its spans as files; also after it has ended."""
+    settings = CliSettings()
+    folder = lasting_layout(settings).traces_dir
+    return folder if folder.exists() or settings.traces_dir is None else settings.traces_dir
 
 
 @asynccontextmanager
 async def store_session() -> AsyncIterator[AsyncStoreSession]:
     """A session with the store of the running system."""
-    status = running_system()
-    async with await AsyncStoreSession.connect(status.store_socket, f"cli/{os.getpid()}") as session:
+    socket = running_system().store_socket
+    async with await AsyncStoreSession.connect(socket, f"cli/{os.getpid()}") as session:
         yield session
 
 
 @asynccontextmanager
 async def message_bus() -> AsyncIterator[AsyncBus]:
     """The bus of the running system."""
-    status = running_system()
-    async with await AsyncBus.connect(status.redis_url, status.deployment, client_name="cli") as bus:
+    system = running_system()
+    if system.redis_url is None:
+        raise NothingRunningError
+    async with await AsyncBus.connect(system.redis_url, system.deployment, client_name="cli") as bus:
         yield bus
 
 

@@ -11,8 +11,9 @@ from pathlib import Path
 
 from rich.markup import escape
 
-from triptych_cli.commands.compute_table import compute_table
-from triptych_cli.commands.transport_table import pairs_table
+from triptych_cli.commands.tables.compute_table import compute_table
+from triptych_cli.commands.tables.instance_table import read_instances
+from triptych_cli.commands.tables.transport_table import pairs_table
 from triptych_cli.console import StartProgress, err, fail, out, plain_table, show_tail
 from triptych_cli.options import SystemOptions
 from triptych_cli.settings import CliSettings
@@ -108,9 +109,15 @@ def down() -> int:
 
 
 def status() -> int:
-    """A table of the services; 0 when all are ready, 1 when not, 3 when nothing runs."""
-    layout = lasting_layout(CliSettings())
+    """A table of the services; 0 when all are ready, 1 when not, 3 when nothing runs.
+
+    Of a system that `up` has not started: what is registered; 0 when an instance serves requests, else 1.
+    """
+    settings = CliSettings()
+    layout = lasting_layout(settings)
     current = read_status(layout.state_file)
+    if current is None and settings.redis_url is not None:
+        return _show_registered()
     if current is None:
         out.print("nothing is running")
         return 3
@@ -139,6 +146,18 @@ def status() -> int:
         _show_engines()
         _show_pairs()
     return 0 if supervised and ready else 1
+
+
+def _show_registered() -> int:
+    try:
+        instances = asyncio.run(read_instances())
+    except (TriptychError, OSError) as error:
+        fail(str(error))
+        return 1
+    out.print(instances.table)
+    _show_engines()
+    _show_pairs()
+    return 0 if instances.can_serve else 1
 
 
 def _show_metrics(current: SystemStatus) -> None:

@@ -1,15 +1,14 @@
 """`trace REQUEST_ID`: the stages of one request."""
 
+from triptych_cli.commands.clients import traces_folder
 from triptych_cli.console import fail, out, show_waterfall
-from triptych_cli.settings import CliSettings
-from triptych_cli.system.layout import lasting_layout
 from triptych_common.telemetry.trace_reader import read_trace
 from triptych_common.telemetry.waterfall import first_token_stages
 
 
 def trace(request_id: str) -> int:
     """Draw the request's trace; also after the system has been stopped."""
-    traces_dir = lasting_layout(CliSettings()).traces_dir
+    traces_dir = traces_folder()
     spans = read_trace(traces_dir, request_id)
     if not spans:
         fail(
