@@ -212,54 +212,6 @@ async def test_a_slow_disk_is_not_the_clients_fault(files: System, monkeypatch: 
     assert (await post(files, multipart(PURPOSE, FILE))).status_code == 200
 
 
-@pytest.mark.parametrize("files", [{"body_timeout_s": 0.2, "files_upload_timeout_s": 0.2}], indirect=True)
-async def test_a_slow_disk_is_not_the_clients_fault(files: System, monkeypatch: pytest.MonkeyPatch) -> None:
-    write, slow = PartialFile.write, threading.Event()
-
-    def write_slowly(self: PartialFile, data: bytes) -> None:
-        slow.wait(0.4)  # longer than a client may take
-        write(self, data)
-
-    monkeypatch.setattr(PartialFile, "write", write_slowly)
-    assert (await post(files, multipart(PURPOSE, FILE))).status_code == 200
-
-
-@pytest.mark.parametrize("files", [{"body_timeout_s": 0.2, "files_upload_timeout_s": 0.2}], indirect=True)
-async def test_a_slow_disk_is_not_the_clients_fault(files: System, monkeypatch: pytest.MonkeyPatch) -> None:
-    write, slow = PartialFile.write, threading.Event()
-
-    def write_slowly(self: PartialFile, data: bytes) -> None:
-        slow.wait(0.4)  # longer than a client may take
-        write(self, data)
-
-    monkeypatch.setattr(PartialFile, "write", write_slowly)
-    assert (await post(files, multipart(PURPOSE, FILE))).status_code == 200
-
-
-@pytest.mark.parametrize("files", [{"body_timeout_s": 0.2, "files_upload_timeout_s": 0.2}], indirect=True)
-async def test_a_slow_disk_is_not_the_clients_fault(files: System, monkeypatch: pytest.MonkeyPatch) -> None:
-    write, slow = PartialFile.write, threading.Event()
-
-    def write_slowly(self: PartialFile, data: bytes) -> None:
-        slow.wait(0.4)  # longer than a client may take
-        write(self, data)
-
-    monkeypatch.setattr(PartialFile, "write", write_slowly)
-    assert (await post(files, multipart(PURPOSE, FILE))).status_code == 200
-
-
-@pytest.mark.parametrize("files", [{"body_timeout_s": 0.2, "files_upload_timeout_s": 0.2}], indirect=True)
-async def test_a_slow_disk_is_not_the_clients_fault(files: System, monkeypatch: pytest.MonkeyPatch) -> None:
-    write, slow = PartialFile.write, threading.Event()
-
-    def write_slowly(self: PartialFile, data: bytes) -> None:
-        slow.wait(0.4)  # longer than a client may take
-        write(self, data)
-
-    monkeypatch.setattr(PartialFile, "write", write_slowly)
-    assert (await post(files, multipart(PURPOSE, FILE))).status_code == 200
-
-
 async def test_a_gateway_that_ends_cuts_uploads_off(files: System) -> None:
     async with Held(files) as held:
         files.gateway.chat.cut_off.set()

@@ -24,6 +24,7 @@ async def test_a_file_that_is_deleted_holds_up_no_other(monkeypatch: pytest.Monk
         view=no_part,
         metrics=GatewayMetrics(),
         timeout_s=1,
+        video_piece_rows=0,
     )
 
     async def is_idle(self: EncodeAhead, digest: str) -> bool:

@@ -26,12 +26,12 @@ from triptych_gateway.decision.courses import Course
 from triptych_gateway.decision.encode_decisions import Answering, EncodeDecisions
 from triptych_gateway.encode.media_wait import MediaWait
 from triptych_gateway.endpoints.endpoint import Endpoint, EndpointKind
-from triptych_gateway.endpoints.table import CHAT
+from triptych_gateway.endpoints.table import CHAT, TOKENIZE_PATH
 from triptych_gateway.errors import unavailable
 from triptych_gateway.metrics import GatewayMetrics
 from triptych_gateway.request.chat_request import ChatRequest
 from triptych_gateway.request.content_parts import modality_of
-from triptych_gateway.request.prompt_length import TOKENIZE_PATH, check_tokenized_text
+from triptych_gateway.request.prompt_length import check_tokenized_text
 from triptych_gateway.request.text_request import TextRequest
 from triptych_gateway.routing.instances import Choice, Instances
 from triptych_gateway.tracing.request_span import RequestSpan

@@ -20,6 +20,7 @@ from triptych_gateway.endpoints.endpoint import BodyForm, ChatForm, Endpoint, En
 
 FILES_PATH = "/v1/files"
 RESPONSES_PATH = "/v1/responses"
+TOKENIZE_PATH = "/tokenize"
 UI_PATH = "/ui"
 
 _JSON = "application/json"
@@ -206,7 +207,7 @@ FORWARDED = (
         )
     ),
     Endpoint(
-        "/tokenize",
+        TOKENIZE_PATH,
         EndpointKind.TOKENIZE,
         "tokens",
         "Token ids of a text, or of a chat as the model's template writes it",

@@ -18,7 +18,7 @@ from triptych_common.domain.errors import RequestError
 from triptych_common.protocol.messages import InstanceRecord
 from triptych_common.telemetry.logs import get_logger
 from triptych_gateway.endpoints.endpoint import ChatForm
-from triptych_gateway.endpoints.table import COUNT_TOKENS
+from triptych_gateway.endpoints.table import COUNT_TOKENS, TOKENIZE_PATH
 from triptych_gateway.request.chat_request import ChatRequest
 from triptych_gateway.request.content_parts import text_of
 from triptych_gateway.upstream_client import UPSTREAM_ERRORS, open_response
@@ -28,7 +28,7 @@ log = get_logger(__name__)
 # By the form of the chat: a path that counts tokens, and fields that it knows and that shape the prompt.
 TOKENIZE = {
     ChatForm.COMPLETIONS: (
-        "/tokenize",
+        TOKENIZE_PATH,
         (
             "model",
             "tools",
