@@ -34,7 +34,6 @@ from triptych_vllm_connector.records.positions import PositionCheck
 
 Processed = tuple[MultiModalKwargsItem | None, Sequence[ResolvedPromptUpdate]]
 _request_items: ContextVar[Mapping[str, ItemTransfer]] = ContextVar("triptych_request_items")
-_beams_params: ContextVar[dict[str, Any] | None] = ContextVar("triptych_beams_params")
 
 
 class RecordedItems(ItemCache):
@@ -142,7 +141,6 @@ def replay_records(engine: Any, chat: Any) -> None:
     _let_items_pass(renderer.get_mm_processor().info, cache)
     _divide_items_of(engine.input_processor)
     _take_records_from(chat)
-    _name_items_of_beams(engine)
 
 
 def _let_items_pass(info: Any, cache: RecordedItems) -> None:
@@ -200,24 +198,6 @@ def _take_records_from(chat: Any) -> None:
             message = f"ec_transfer_params are not valid: {error.error_count()} faults"
             return chat.create_error_response(message)
         _request_items.set(items)
-        _beams_params.set(request.ec_transfer_params if request.use_beam_search else None)
         return await create(request, *args, **kwargs)
 
     chat.create_chat_completion = create_chat_completion
-
-
-def _name_items_of_beams(engine: Any) -> None:
-    """Beam search asks the engine for each beam's next token, without the parameters of its own request.
-
-    Without them nobody would tell the encoder that the items were taken.
-    """
-    generate = engine.generate
-
-    def generate_named(prompt: Any, sampling_params: Any, *args: Any, **kwargs: Any) -> Any:
-        params = _beams_params.get(None)
-        if params is not None and not sampling_params.extra_args:
-            sampling_params = sampling_params.clone()
-            sampling_params.extra_args = {"ec_transfer_params": params}
-        return generate(prompt, sampling_params, *args, **kwargs)
-
-    engine.generate = generate_named
