@@ -19,7 +19,10 @@ def make_classifier(folder: Path) -> Path:
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         shutil.copy(MODEL / name, folder / name)
     random = np.random.default_rng(7)
-    shapes = {"model.embed_tokens.weight": (VOCABULARY, WIDTH), "score.weight": (CLASSES, WIDTH)}
+    shapes: dict[str, tuple[int, ...]] = {
+        "model.embed_tokens.weight": (VOCABULARY, WIDTH),
+        "score.weight": (CLASSES, WIDTH),
+    }
     for layer in range(LAYERS):
         shapes |= {f"model.layers.{layer}.{name}": shape for name, shape in _layer_shapes().items()}
     shapes["model.norm.weight"] = (WIDTH,)

@@ -6,7 +6,6 @@ a record says is checked before vLLM sees it; one that is wrong ends its request
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextvars import ContextVar
 from functools import partial
 from typing import Any
 
@@ -35,7 +34,6 @@ from triptych_vllm_connector.records.positions import PositionCheck
 
 Processed = tuple[MultiModalKwargsItem | None, Sequence[ResolvedPromptUpdate]]
 Create = Callable[..., Awaitable[Any]]
-_beams_params: ContextVar[dict[str, Any] | None] = ContextVar("triptych_beams_params")
 
 
 class RecordedItems(ItemCache):
@@ -149,7 +147,6 @@ def replay_records(engine: Any, state: Any) -> None:
     responses.create_responses = _taking_records(responses, responses.create_responses)
     messages = state.anthropic_serving_messages
     messages.count_tokens = _taking_records_of_count(messages, messages.count_tokens)
-    _name_items_of_beams(engine)
 
 
 def _let_items_pass(info: Any, cache: RecordedItems) -> None:
@@ -202,7 +199,6 @@ def _taking_records(serving: Any, create: Create) -> Create:
         if params is not None:
             request.ec_transfer_params = params.without_records().model_dump(mode="json")
         _name_items(params)
-        _beams_params.set(request.ec_transfer_params if getattr(request, "use_beam_search", False) else None)
         return await create(request, *args, **kwargs)
 
     return create_with_items
@@ -234,20 +230,3 @@ def _name_items(params: ECTransferParams | None) -> None:
 
 def _refusal(serving: Any, error: ValidationError) -> Any:
     return serving.create_error_response(f"ec_transfer_params are not valid: {error.error_count()} faults")
-
-
-def _name_items_of_beams(engine: Any) -> None:
-    """Beam search asks the engine for each beam's next token, without the parameters of its own request.
-
-    Without them nobody would tell the encoder that the items were taken.
-    """
-    generate = engine.generate
-
-    def generate_named(prompt: Any, sampling_params: Any, *args: Any, **kwargs: Any) -> Any:
-        params = _beams_params.get(None)
-        if params is not None and not sampling_params.extra_args:
-            sampling_params = sampling_params.clone()
-            sampling_params.extra_args = {"ec_transfer_params": params}
-        return generate(prompt, sampling_params, *args, **kwargs)
-
-    engine.generate = generate_named
