@@ -222,11 +222,12 @@ def test_refusals_have_vllms_status_and_words(
 ) -> None:
     body = GREEDY | FAULTY[name] | {"stream": stream}
     got, wanted = (post(server, PATH, body) for server in (system, monolith))
-    assert got.status_code == wanted.status_code >= 400, case_of(got, wanted)
+    is_hidden = stream and wanted.status_code == 200  # vLLM tells it in the stream, and not what it is
+    assert got.status_code == (400 if is_hidden else wanted.status_code) >= 400, case_of(got, wanted)
     answer = got.json()
     assert answer.keys() == {"type", "error"}
     assert answer["error"].keys() == {"type", "message"}
-    if name != "unknown model":  # which the gateway itself finds
+    if name != "unknown model" and not is_hidden:  # which the gateway itself finds
         assert answer["error"]["message"] == wanted.json()["error"]["message"], case_of(got, wanted)
 
 

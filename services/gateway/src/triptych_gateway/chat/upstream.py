@@ -4,6 +4,7 @@ Until then nothing has been sent to the client, so the request can still go to a
 (`UnreachableError`) or become a proper HTTP error (`RequestError`).
 """
 
+import re
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Self
@@ -26,6 +27,8 @@ _NOT_NOW = frozenset({502, 503})  # starting, draining, or its engine is dead: a
 # vLLM's for a prompt that is too long, which it finds in three places and gives no code.
 NO_ROUTE_PHRASES = (None, "Not Found")  # its 404 for a path that it does not serve with this model
 TOO_LONG_PHRASES = ("maximum context length", "longer than the maximum model length")
+# vLLM's Messages API cannot read an error in its own stream of a chat, and tells that, with the error's end.
+_HIDDEN_REFUSAL = re.compile(r"input_value=\{'error': \{.*'code': 4\d\d\}\}, input_type=")
 MAX_ANSWER_BYTES = 64 << 20
 MAX_ERROR_BYTES = 64 << 10
 
@@ -118,7 +121,7 @@ async def _begin(response: ClientResponse, endpoint: Endpoint, stream: bool, max
         raise UnreachableError("the answer ended before its first event")
     fault = error_in_first_event(first)
     if fault is not None:
-        raise _from_error_object(_status_of(fault), fault, endpoint)
+        raise first_event_error(fault, endpoint)
     return Answer(_content_type(response), first, response, cutter)
 
 
@@ -186,6 +189,10 @@ def _from_error_object(status_code: int, error: dict[str, Any], endpoint: Endpoi
     return unavailable("generation_failed", "the model failed at this request before its first token")
 
 
-def _status_of(error: dict[str, Any]) -> int:
+def first_event_error(error: dict[str, Any], endpoint: Endpoint = CHAT) -> RequestError:
+    """What the caller gets of an error object in the first event of a stream."""
+    if _HIDDEN_REFUSAL.search(str(error.get("message"))):
+        return RequestError(400, "invalid_request", "the request was refused")
     code = error.get("code")
-    return code if isinstance(code, int) and 400 <= code <= 599 else 500
+    status = code if isinstance(code, int) and 400 <= code <= 599 else 500
+    return _from_error_object(status, error, endpoint)
