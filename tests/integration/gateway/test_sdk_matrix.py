@@ -1,6 +1,6 @@
 """OpenAI's own client against the gateway: synchronous and not, streams, files, images, and its errors.
 
-A stand-in answers instead of an engine.
+A stand-in answers instead of an engine; the essential part on real ones is in tests/engine/test_endpoints.py.
 Other clients of OpenAI's API are in test_sdk_others.py.
 """
 
