@@ -155,7 +155,7 @@ async def refusal(asked: Any) -> openai.APIStatusError:
 async def test_its_classes_of_errors(keyed: System) -> None:
     client, create = asynchronous(keyed), asynchronous(keyed).chat.completions.create
     found: dict[str, openai.APIStatusError] = {
-        "invalid_type": await refusal(create(model=MODEL, messages="x")),  # type: ignore[call-overload]
+        "invalid_type": await refusal(create(model=MODEL, messages="x")),  # type: ignore[arg-type]
         "missing_api_key": await refusal(
             asynchronous(keyed, "none").chat.completions.create(model=MODEL, messages=ASKED)
         ),
