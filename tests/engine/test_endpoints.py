@@ -1,172 +1,155 @@
-"""Completions, tokens and batches on real engines: the JSON of vLLM's own server, but for ids and times."""
+"""Every endpoint on real engines, body by body: the answer of vLLM's own server, but for ids and times.
 
+The table of bodies is `tests.support.real.bodies`; each of them is asked once, when the first test needs it.
+Then what clients make of it: OpenAI's, vLLM's own load generator, and others where they are installed.
+"""
+
+import asyncio
+from types import ModuleType
 from typing import Any
 
+import openai
 import pytest
+from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
-from tests.support.real.answers import alike, answer_of, events_of, post
-from tests.support.real.system import Server, System
-from triptych_gateway.endpoints.endpoint import EndpointKind
-from triptych_gateway.endpoints.table import FORWARDED
+from tests.support.gateway.clients.running import PACKAGES, is_installed, run_client
+from tests.support.real.bodies.asking import Reply, ask, ask_all
+from tests.support.real.bodies.case import Case
+from tests.support.real.bodies.comparing import alike
+from tests.support.real.bodies.others import ALL
+from tests.support.real.system import MODEL, Server, System, image_part
+from triptych_gateway.endpoints.endpoint import BodyForm
+from triptych_gateway.endpoints.table import COUNT_TOKENS, FORWARDED, MESSAGES, RESPONSES_PATH
 
 pytestmark = pytest.mark.engine
 
-GREEDY = {"temperature": 0, "max_tokens": 8}
-PROMPT = "read the digits 1 2 3"
-USER = {"role": "user", "content": "read the digits"}
+# Compared in test_messages.py and test_responses.py.
+ELSEWHERE = {MESSAGES.path, COUNT_TOKENS.path, RESPONSES_PATH}
+NUM_PROMPTS = 4
+GREEDY: dict[str, Any] = {"model": MODEL.name, "temperature": 0, "max_tokens": 16}
 
-COMPLETIONS: dict[str, dict[str, Any]] = {
-    "plain": {"prompt": PROMPT},
-    "default length": {"prompt": PROMPT, "max_tokens": None},
-    "no model": {"prompt": PROMPT, "model": None},
-    "several prompts": {"prompt": [PROMPT, "digits", "read"]},
-    "token ids": {"prompt": [5, 6, 7, 8]},
-    "lists of token ids": {"prompt": [[5, 6, 7], [8, 9]]},
-    "n": {"prompt": PROMPT, "n": 3, "temperature": 1.0, "seed": 11},
-    "n of several prompts": {"prompt": [PROMPT, "digits"], "n": 2, "temperature": 0.7, "seed": 3},
-    "logprobs": {"prompt": PROMPT, "logprobs": 3},
-    "echo": {"prompt": PROMPT, "echo": True},
-    "echo with logprobs": {"prompt": PROMPT, "echo": True, "logprobs": 2},
-    "echo alone": {"prompt": PROMPT, "echo": True, "max_tokens": 0},
-    "prompt logprobs": {"prompt": PROMPT, "prompt_logprobs": 1},
-    "stop": {"prompt": PROMPT, "stop": ["1", "2", " "], "max_tokens": 24},
-    "stop included": {"prompt": PROMPT, "stop": [" "], "include_stop_str_in_output": True, "max_tokens": 24},
-    "stop by token": {"prompt": PROMPT, "stop_token_ids": [5, 6, 7, 8, 9, 10, 11, 12]},
-    "ignore eos": {"prompt": PROMPT, "ignore_eos": True, "min_tokens": 8},
-    "penalties": {"prompt": PROMPT, "presence_penalty": 0.5, "frequency_penalty": 0.4, "seed": 2},
-    "logit bias": {"prompt": PROMPT, "logit_bias": {"7": 100.0}},
-    "token ids in the answer": {"prompt": PROMPT, "return_token_ids": True},
-    "unknown field": {"prompt": PROMPT, "not_known_to_anyone": 1},
-}
-FAULTY: dict[str, tuple[str, dict[str, Any]]] = {
-    "no prompt": ("/v1/completions", {}),
-    "negative length": ("/v1/completions", {"prompt": PROMPT, "max_tokens": -1}),
-    "negative temperature": ("/v1/completions", {"prompt": PROMPT, "temperature": -1}),
-    "too many logprobs": ("/v1/completions", {"prompt": PROMPT, "logprobs": 1000}),
-    "negative logprobs": ("/v1/completions", {"prompt": PROMPT, "logprobs": -2}),
-    "n is none": ("/v1/completions", {"prompt": PROMPT, "n": 0}),
-    "suffix": ("/v1/completions", {"prompt": PROMPT, "suffix": "x"}),
-    "too long": ("/v1/completions", {"prompt": "read the digits " * 4000}),
-    "no token": ("/v1/completions", {"prompt": [10**9]}),
-    "stream options without a stream": (
-        "/v1/completions",
-        {"prompt": PROMPT, "stream_options": {"include_usage": True}},
-    ),
-    "priority": ("/v1/completions", {"prompt": PROMPT, "priority": 3}),
-    "unknown model": ("/v1/completions", {"prompt": PROMPT, "model": "other"}),
-    "nothing to tokenize": ("/tokenize", {}),
-    "both ends": (
-        "/tokenize",
-        {"messages": [USER], "continue_final_message": True, "add_generation_prompt": True},
-    ),
-    "nothing to detokenize": ("/detokenize", {}),
-    "no token to detokenize": ("/detokenize", {"tokens": [10**9]}),
-    "batch streamed": ("/v1/chat/completions/batch", {"messages": [[USER]], "stream": True}),
-    "batch with tools": (
-        "/v1/chat/completions/batch",
-        {"messages": [[USER]], "tools": [{"type": "function", "function": {"name": "f"}}]},
-    ),
-    "empty batch": ("/v1/chat/completions/batch", {"messages": []}),
-}
-TOKENS: dict[str, tuple[str, dict[str, Any]]] = {
-    "text": ("/tokenize", {"prompt": PROMPT}),
-    "text without special tokens": ("/tokenize", {"prompt": PROMPT, "add_special_tokens": False}),
-    "strings": ("/tokenize", {"prompt": PROMPT, "return_token_strs": True}),
-    "placeholders": ("/tokenize", {"prompt": "an <|image_pad|> alone"}),
-    "chat": ("/tokenize", {"messages": [USER]}),
-    "chat of parts": (
-        "/tokenize",
-        {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}]}]},
-    ),
-    "chat without the answer's beginning": (
-        "/tokenize",
-        {"messages": [USER], "add_generation_prompt": False, "return_token_strs": True},
-    ),
-    "text again": ("/detokenize", {"tokens": [5, 6, 7, 8]}),
-    "no text": ("/detokenize", {"tokens": []}),
-}
+Replies = dict[str, dict[str, Reply]]
 
 
-def joined(events: list[Any]) -> dict[str, Any]:
-    """What a stream says in the end."""
-    said: dict[int, dict[str, Any]] = {}
-    usage = None
-    for event in events:
-        usage = event.get("usage") or usage
-        for choice in event["choices"]:
-            known = said.setdefault(choice["index"], {"text": "", "tokens": [], "logprobs": []})
-            known["text"] += choice["text"]
-            known["tokens"] += choice.get("token_ids") or []
-            known["logprobs"] += (choice.get("logprobs") or {}).get("token_logprobs") or []
-            known["end"] = choice.get("finish_reason") or known.get("end")
-            known["stop"] = choice.get("stop_reason") or known.get("stop")
-    return {"usage": usage, "choices": said, "names": sorted({name for event in events for name in event})}
+@pytest.fixture(scope="module")
+def replies(system: System, monolith: Server) -> Replies:
+    return ask_all({"triptych": system, "vllm": monolith}, ALL)
 
 
-@pytest.mark.parametrize("name", COMPLETIONS)
-def test_completions_equal_the_monoliths(system: System, monolith: Server, name: str) -> None:
-    body = GREEDY | COMPLETIONS[name]
-    got, wanted = (answer_of(post(server, "/v1/completions", body)) for server in (system, monolith))
-    assert alike(got, wanted), f"got {got}\nwanted {wanted}"
+def test_the_table_has_every_endpoint_and_enough_bodies() -> None:
+    assert len(ALL) >= 200
+    here = {each.path for each in FORWARDED if each.form is BodyForm.JSON} - ELSEWHERE
+    assert here <= {case.path for case in ALL.values()}
+    assert sum(case.streams for case in ALL.values()) >= 60
 
 
-@pytest.mark.parametrize("name", COMPLETIONS)
-def test_streamed_completions_equal_the_monoliths(system: System, monolith: Server, name: str) -> None:
-    body = GREEDY | COMPLETIONS[name] | {"stream": True, "stream_options": {"include_usage": True}}
-    responses = [post(server, "/v1/completions", body) for server in (system, monolith)]
-    if responses[1].status_code != 200:  # vLLM streams no such answer
-        assert responses[0].status_code == responses[1].status_code, responses[0].text
+@pytest.mark.parametrize("name", ALL)
+def test_answers_equal_those_of_vllms_server(replies: Replies, name: str) -> None:
+    case, got, wanted = ALL[name], replies["triptych"][name], replies["vllm"][name]
+    shown = f"sent {case.sent}\ngot {got}\nwanted {wanted}"
+    if case.own_status is not None:
+        assert (got.status, wanted.status) == (case.own_status, 200), shown
         return
-    got, wanted = (joined(events_of(response)) for response in responses)
-    assert alike(got, wanted), f"got {got}\nwanted {wanted}"
-    assert wanted["choices"]
-
-
-@pytest.mark.parametrize("name", TOKENS)
-def test_tokens_equal_the_monoliths(system: System, monolith: Server, name: str) -> None:
-    got, wanted = (answer_of(post(server, *TOKENS[name])) for server in (system, monolith))
-    assert got == wanted
-
-
-@pytest.mark.parametrize("logprobs", [False, True])
-def test_a_batch_equals_the_monoliths(system: System, monolith: Server, logprobs: bool) -> None:
-    body = GREEDY | {"messages": [[USER], [{"role": "user", "content": "digits"}]], "logprobs": logprobs}
-    got, wanted = (
-        answer_of(post(server, "/v1/chat/completions/batch", body)) for server in (system, monolith)
-    )
-    assert alike(got, wanted), f"got {got}\nwanted {wanted}"
-    assert len(wanted["choices"]) == 2
-
-
-@pytest.mark.parametrize("name", FAULTY)
-def test_refusals_have_vllms_status_and_words(system: System, monolith: Server, name: str) -> None:
-    path, body = FAULTY[name]
-    got, wanted = (post(server, path, body) for server in (system, monolith))
-    case = f"got {got.status_code} {got.text}\nwanted {wanted.status_code} {wanted.text}"
-    assert got.status_code == wanted.status_code, case
-    if wanted.status_code == 200:
+    assert (got.status, got.raised) == (wanted.status, wanted.raised), shown
+    if wanted.status == 200:
+        assert alike(got.content, wanted.content), shown
         return
-    error = got.json()["error"]
-    assert set(error) == {"message", "type", "param", "code"}, case
-    assert isinstance(error["code"], str), case
-    if name != "unknown model":  # which the gateway itself finds
-        assert error["message"] == wanted.json()["error"]["message"], case
+    assert set(got.error) == {"message", "type", "param", "code"}, shown
+    assert isinstance(got.error["code"], str), shown
+    if not case.own_words:
+        assert got.error["message"] == wanted.error["message"], shown
+
+
+def test_most_bodies_are_answered(replies: Replies) -> None:
+    """It would be no comparison if both refused them all."""
+    answered = [name for name, reply in replies["vllm"].items() if reply.status == 200]
+    assert len(answered) >= 150, len(answered)
+    streamed = [name for name in answered if ALL[name].streams]
+    assert all(replies["vllm"][name].content["choices"] for name in streamed)
 
 
 def test_a_placeholders_token_ids_end_no_engine(system: System, monolith: Server) -> None:
     """The gateway knows placeholders as text alone; without media their ids are tokens like others."""
-    tokens = answer_of(post(monolith, "/tokenize", {"prompt": "a <|image_pad|><|vision_start|> b"}))["tokens"]
-    body = GREEDY | {"prompt": tokens}
-    got, wanted = (answer_of(post(server, "/v1/completions", body)) for server in (system, monolith))
-    assert alike(got, wanted), f"got {got}\nwanted {wanted}"
+    with system.openai as ours, monolith.openai as theirs:
+        asked = Case("/tokenize", {"prompt": "a <|image_pad|><|vision_start|> b"})
+        tokens = ask(theirs, monolith, asked).content["tokens"]
+        case = Case("/v1/completions", {"prompt": tokens, "temperature": 0, "max_tokens": 8})
+        got, wanted = ask(ours, system, case), ask(theirs, monolith, case)
+    assert wanted.status == 200
+    assert alike(got.content, wanted.content), f"got {got}\nwanted {wanted}"
     assert system.ask("read the digits").token_ids == monolith.ask("read the digits").token_ids
 
 
-def test_what_the_model_does_not_serve_has_vllms_status(system: System, monolith: Server) -> None:
-    for endpoint in FORWARDED:
-        if endpoint.kind is not EndpointKind.POOL:
-            continue
-        body = dict.fromkeys(endpoint.inputs, "a")
-        got, wanted = (post(server, endpoint.path, body) for server in (system, monolith))
-        assert (got.status_code, wanted.status_code) == (404, 404), endpoint.path
-        assert got.json()["error"]["code"] == "endpoint_not_served", endpoint.path
+# ---- clients ----------------------------------------------------------------------------------------
+def picture(strips: ModuleType) -> dict[str, Any]:
+    (strip,) = strips.held_out_strips(1, length=3, seed=31)
+    return image_part(strip.png)
+
+
+def messages(*content: Any) -> Any:
+    return [{"role": "user", "content": [*content, {"type": "text", "text": "read the digits"}]}]
+
+
+def test_openai_synchronous_and_streamed(system: System, monolith: Server, strips: ModuleType) -> None:
+    asked, said = messages(picture(strips)), list[str]()
+    for server in (system, monolith):
+        with server.openai as client:
+            whole = client.chat.completions.create(messages=asked, **GREEDY)
+            stream = client.chat.completions.create(messages=asked, stream=True, **GREEDY)
+            text = "".join(choice.delta.content or "" for chunk in stream for choice in chunk.choices)
+            assert text == whole.choices[0].message.content
+            said.append(text)
+            with pytest.raises(openai.NotFoundError):
+                client.chat.completions.create(messages=asked, **(GREEDY | {"model": "other"}))
+            with pytest.raises(openai.BadRequestError):
+                client.chat.completions.create(messages=asked, **(GREEDY | {"temperature": -1}))
+    assert said[0] == said[1] != ""
+
+
+async def test_openai_asynchronous(system: System, strips: ModuleType) -> None:
+    async with AsyncOpenAI(
+        base_url=system.base_url, api_key="none", http_client=DefaultAsyncHttpxClient(trust_env=False)
+    ) as client:
+        create = client.chat.completions.create
+        whole, stream = await asyncio.gather(
+            create(messages=messages(picture(strips)), **GREEDY),
+            create(messages=messages(picture(strips)), stream=True, **GREEDY),
+        )
+        text = "".join([choice.delta.content or "" async for chunk in stream for choice in chunk.choices])
+    assert text == whole.choices[0].message.content
+
+
+@pytest.mark.filterwarnings("default")  # vLLM's own
+async def test_vllms_bench_serve_with_random_media(system: System) -> None:
+    """As a user calls it: text of random tokens and an image in each request."""
+    from vllm.benchmarks import serve
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    parser = FlexibleArgumentParser()
+    serve.add_cli_args(parser)
+    args = parser.parse_args(
+        [
+            "--backend=openai-chat", "--endpoint=/v1/chat/completions",
+            f"--base-url={system.base_url.removesuffix('/v1')}", f"--model={MODEL.name}",
+            f"--tokenizer={MODEL}", "--dataset-name=random-mm", f"--num-prompts={NUM_PROMPTS}",
+            "--random-input-len=8", "--random-output-len=4", "--random-mm-base-items-per-request=1",
+            "--random-mm-num-mm-items-range-ratio=0", "--ignore-eos", "--disable-tqdm", "--num-warmups=0",
+            '--random-mm-limit-mm-per-prompt={"image": 1, "video": 0}',
+            "--random-mm-bucket-config={(56, 56, 1): 1.0}",
+        ]
+    )  # fmt: skip
+    figures = await serve.main_async(args)
+    assert (figures["completed"], figures["failed"]) == (NUM_PROMPTS, 0)
+    assert figures["total_output_tokens"] == 4 * NUM_PROMPTS
+
+
+@pytest.mark.parametrize("script", PACKAGES)
+def test_other_clients(system: System, strips: ModuleType, script: str) -> None:
+    if not is_installed(script):
+        pytest.skip(f"{PACKAGES[script][1]} is not installed: test_sdk_others.py installs it")
+    url = picture(strips)["image_url"]["url"]
+    got = run_client(script, None, system.base_url, "none", MODEL.name, url)
+    assert got["whole"]
+    assert got["image"]
+    assert got["streamed"] == got["asynchronous"][1] == got["several"][0]
+    assert (got["tells_usage"], got["unknown_model"]) == (True, "NotFoundError")

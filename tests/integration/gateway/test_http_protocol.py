@@ -185,7 +185,8 @@ def unread(system: System, request_bytes: bytes) -> socket.socket:
 def connections_of(system: System, client: socket.socket) -> list[Any]:
     """The gateway's side of `client`, while it has one."""
     port = client.getsockname()[1]
-    return [each for each in system.server.server_state.connections if each.client == ("127.0.0.1", port)]
+    connections: set[Any] = set(system.server.server_state.connections)
+    return [each for each in connections if each.client == ("127.0.0.1", port)]
 
 
 @pytest.mark.parametrize("system", [{"chunk_timeout_s": 0.5}], indirect=True)

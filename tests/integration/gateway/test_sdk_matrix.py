@@ -1,6 +1,6 @@
 """OpenAI's own client against the gateway: synchronous and not, streams, files, images, and its errors.
 
-A stand-in answers instead of an engine.
+A stand-in answers instead of an engine; the essential part on real ones is in tests/engine/test_endpoints.py.
 Other clients of OpenAI's API are in test_sdk_others.py.
 """
 
@@ -155,7 +155,7 @@ async def refusal(asked: Any) -> openai.APIStatusError:
 async def test_its_classes_of_errors(keyed: System) -> None:
     client, create = asynchronous(keyed), asynchronous(keyed).chat.completions.create
     found: dict[str, openai.APIStatusError] = {
-        "invalid_type": await refusal(create(model=MODEL, messages="x")),  # type: ignore[call-overload]
+        "invalid_type": await refusal(create(model=MODEL, messages="x")),  # type: ignore[arg-type]
         "missing_api_key": await refusal(
             asynchronous(keyed, "none").chat.completions.create(model=MODEL, messages=ASKED)
         ),

@@ -16,6 +16,7 @@ from tests.support.gateway.system import System, opened_system
 from tests.support.waiting import until
 from triptych_gateway.chat import upstream
 from triptych_gateway.request.prompt_length import CHARS_PER_TOKEN
+from triptych_gateway.upstream_client import open_response
 
 MAX_MODEL_LEN = 100
 
@@ -144,7 +145,7 @@ async def test_an_instance_tokenizes_one_text_at_a_time(
 ) -> None:
     """All prompts wait for its thread; those of chats do not wait for their turn here."""
     release, num_running, most = asyncio.Event(), 0, 0
-    forward = upstream.open_response
+    forward = open_response
 
     async def slow(client: Any, url: str, body: bytes, headers: Any = None) -> Any:
         nonlocal num_running, most

@@ -1,0 +1,176 @@
+"""Chat completions, with images and without."""
+
+import base64
+import io
+from typing import Any
+
+from PIL import Image
+
+from tests.support.real.bodies.case import NULL, Table, table, with_streams
+
+PATH = "/v1/chat/completions"
+GREEDY = {"temperature": 0, "max_tokens": 6}
+USER = {"role": "user", "content": "read the digits"}
+ASKED = {"messages": [USER]}
+TOOL = {
+    "type": "function",
+    "function": {"name": "f", "parameters": {"type": "object", "properties": {"x": {"type": "integer"}}}},
+}
+
+
+def said(*messages: dict[str, Any]) -> dict[str, Any]:
+    return {"messages": list(messages)}
+
+
+def parts(*content: Any) -> dict[str, Any]:
+    return said({"role": "user", "content": list(content)})
+
+
+def text(words: str) -> dict[str, Any]:
+    return {"type": "text", "text": words}
+
+
+def image_url(color: int, image_format: str = "PNG", size: tuple[int, int] = (56, 28)) -> str:
+    """A picture of one color."""
+    buffer = io.BytesIO()
+    Image.new("RGB", size, (color, 255 - color, color // 2)).save(buffer, image_format)
+    kind = f"image/{image_format.lower()}"
+    return f"data:{kind};base64,{base64.b64encode(buffer.getvalue()).decode()}"
+
+
+def image(color: int, image_format: str = "PNG", **fields: Any) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": image_url(color, image_format), **fields}}
+
+
+_TEXTS: dict[str, dict[str, Any]] = {
+    "plain": ASKED,
+    "system": said({"role": "system", "content": "be short"}, USER),
+    "developer": said({"role": "developer", "content": "be short"}, USER),
+    "several turns": said(
+        USER, {"role": "assistant", "content": "1 2"}, {"role": "user", "content": "again"}
+    ),
+    "assistant's turn as parts": said(USER, {"role": "assistant", "content": [text("1")]}, USER),
+    "name": said({**USER, "name": "ann"}),
+    "parts": parts(text("read"), text("the digits")),
+    "strings as parts": parts("read", "the digits"),
+    "empty text": said({"role": "user", "content": ""}),
+    "no content": said(USER, {"role": "assistant", "content": NULL}, USER),
+    "other scripts": said({"role": "user", "content": "12 é 漢字 🎲 \u0000 \t\n"}),
+    "continued": said(USER, {"role": "assistant", "content": "1 "})
+    | {"continue_final_message": True, "add_generation_prompt": False},
+    "without the answer's beginning": ASKED | {"add_generation_prompt": False},
+    "special tokens": ASKED | {"add_special_tokens": True},
+    "unknown field": ASKED | {"not_known_to_anyone": {"a": [1]}},
+    "user and metadata": ASKED | {"user": "u", "metadata": {"a": "b"}, "store": False},
+    "template's options": ASKED | {"chat_template_kwargs": {"enable_thinking": False}},
+    "documents": ASKED | {"documents": [{"title": "a", "text": "b"}]},
+    "default length": ASKED | {"max_tokens": None, "max_completion_tokens": 5},
+    "both lengths": ASKED | {"max_completion_tokens": 3},
+    "one token": ASKED | {"max_tokens": 1},
+    "n": ASKED | {"n": 3, "temperature": 1.0, "seed": 11},
+    "seed": ASKED | {"temperature": 0.8, "seed": 5},
+    "seed, top_p, top_k, min_p": ASKED
+    | {"temperature": 1.2, "seed": 5, "top_p": 0.9, "top_k": 20, "min_p": 0.05},
+    "logprobs": ASKED | {"logprobs": True},
+    "top logprobs": ASKED | {"logprobs": True, "top_logprobs": 3},
+    "prompt logprobs": ASKED | {"prompt_logprobs": 1},
+    "token ids": ASKED | {"return_token_ids": True},
+    "tokens as token ids": ASKED | {"logprobs": True, "return_tokens_as_token_ids": True},
+    "echo": ASKED | {"echo": True},
+    "stop": ASKED | {"stop": "1"},
+    "stops": ASKED | {"stop": ["1", "2", " "], "max_tokens": 16},
+    "stop included": ASKED | {"stop": [" "], "include_stop_str_in_output": True, "max_tokens": 16},
+    "stop by token": ASKED | {"stop_token_ids": [5, 6, 7, 8, 9, 10, 11, 12]},
+    "ignore eos": ASKED | {"ignore_eos": True, "min_tokens": 6},
+    "special tokens shown": ASKED | {"skip_special_tokens": False},
+    "penalties": ASKED | {"presence_penalty": 0.5, "frequency_penalty": 0.4},
+    "repetition penalty": ASKED | {"repetition_penalty": 1.3},
+    "logit bias": ASKED | {"logit_bias": {"7": 100.0}},
+    "allowed tokens": ASKED | {"allowed_token_ids": [9, 10, 11]},
+    "bad words": ASKED | {"bad_words": ["1", "2"]},
+    "priority": ASKED | {"priority": 3},
+    "null fields": ASKED | {"stop": NULL, "n": NULL, "logprobs": NULL, "seed": NULL, "top_p": NULL},
+    "no tools": ASKED | {"tools": NULL, "tool_choice": "none"},
+    "json": ASKED | {"response_format": {"type": "json_object"}},
+    "text format": ASKED | {"response_format": {"type": "text"}},
+    "choice": ASKED | {"structured_outputs": {"choice": ["12", "34"]}},
+    "regex": ASKED | {"structured_outputs": {"regex": "[0-9]{3}"}},
+}
+_IMAGES: dict[str, dict[str, Any]] = {
+    "image": parts(image(10), text("read")),
+    "image behind": parts(text("read"), image(20)),
+    "two images": parts(image(30), text("and"), image(40)),
+    "image twice": parts(image(50), image(50)),
+    "image with detail": parts(image(60, detail="low")),
+    "jpeg": parts(image(70, "JPEG")),
+    "webp": parts(image(80, "WEBP")),
+    "image and logprobs": parts(image(90)) | {"logprobs": True, "top_logprobs": 2},
+    # None has a seed: on a CPU, vLLM 0.32 ends at a seeded request whose prompt is computed in parts.
+    "image of a former turn": said(
+        {"role": "user", "content": [image(110), text("read")]}, {"role": "assistant", "content": "1"}, USER
+    ),
+}
+_FAULTY: dict[str, dict[str, Any]] = {
+    "temperature above": ASKED | {"temperature": 2.5},
+    "negative temperature": ASKED | {"temperature": -1},
+    "top_p none": ASKED | {"top_p": 0},
+    "top_p above": ASKED | {"top_p": 1.5},
+    "top_k negative": ASKED | {"top_k": -5},
+    "min_p above": ASKED | {"min_p": 2},
+    "no tokens": ASKED | {"max_tokens": 0},
+    "negative length": ASKED | {"max_tokens": -1},
+    "length as text": ASKED | {"max_tokens": "many"},
+    "prompt and answer too long": ASKED | {"max_tokens": 10**6},
+    "too many top logprobs": ASKED | {"logprobs": True, "top_logprobs": 1000},
+    "top logprobs alone": ASKED | {"top_logprobs": 2},
+    "negative top logprobs": ASKED | {"logprobs": True, "top_logprobs": -2},
+    "presence penalty above": ASKED | {"presence_penalty": 3},
+    "repetition penalty none": ASKED | {"repetition_penalty": 0},
+    "stop of numbers": ASKED | {"stop": [1]},
+    "bias of no token": ASKED | {"logit_bias": {"x": 1}},
+    "bias above": ASKED | {"logit_bias": {str(10**9): 1}},
+    "unknown format": ASKED | {"response_format": {"type": "xml"}},
+    "schema without a schema": ASKED | {"response_format": {"type": "json_schema"}},
+    "two structures": ASKED | {"structured_outputs": {"choice": ["1"], "regex": "1"}},
+    "bad regex": ASKED | {"structured_outputs": {"regex": "["}},
+    "tool choice without tools": ASKED | {"tool_choice": "required"},
+    "automatic tools": ASKED | {"tools": [TOOL], "tool_choice": "auto"},
+    "unknown tool": ASKED | {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "g"}}},
+    "malformed tools": ASKED | {"tools": [{"type": "function"}]},
+    "both ends": ASKED | {"continue_final_message": True, "add_generation_prompt": True},
+    "stream options without a stream": ASKED | {"stream_options": {"include_usage": True}},
+    "more tokens than allowed": ASKED | {"min_tokens": 9, "max_tokens": 3},
+    "no allowed tokens": ASKED | {"allowed_token_ids": []},
+    "no priority": ASKED | {"priority": "high"},
+    "seed too large": ASKED | {"seed": 2**63},
+    "streamed prompt logprobs": ASKED | {"stream": True, "prompt_logprobs": 1},
+    "truncated to nothing": ASKED | {"truncate_prompt_tokens": -5},
+    "bad words of numbers": ASKED | {"bad_words": [1]},
+    "documents that are none": ASKED | {"documents": "text"},
+}
+_FOUND_BY_THE_GATEWAY: dict[str, dict[str, Any]] = {
+    "no messages": {},
+    "empty messages": {"messages": []},
+    "messages of text": {"messages": "read"},
+    "messages of texts": {"messages": ["read"]},
+    "no role": said({"content": "a"}),
+    "n as text": ASKED | {"n": "many"},
+    "content of numbers": said({"role": "user", "content": 5}),
+    "unknown part": parts({"type": "smell", "smell": "x"}),
+    "part without a type": parts({"text": {"a": 1}}),
+    "image without a URL": parts({"type": "image_url"}),
+    "image that is none": parts({"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}),
+    "image of broken base64": parts({"type": "image_url", "image_url": {"url": "data:image/png;base64,*"}}),
+    "image of another scheme": parts({"type": "image_url", "image_url": {"url": "gopher://x/y.png"}}),
+    "image embeddings": parts({"type": "image_embeds", "image_embeds": "AAAA"}),
+    "unknown model": ASKED | {"model": "other"},
+    "model of a number": ASKED | {"model": 5},
+    "stream as text": ASKED | {"stream": "perhaps"},
+    "too long": said({"role": "user", "content": "read the digits " * 4000}),
+}
+
+TABLE: Table = {
+    **with_streams(table(PATH, _TEXTS | _IMAGES, GREEDY)),
+    **table(PATH, _FAULTY, GREEDY),
+    **table(PATH, _FOUND_BY_THE_GATEWAY, GREEDY, own_words=True),
+}
