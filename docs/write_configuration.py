@@ -64,13 +64,13 @@ def _rows(cls: type[ServiceSettings], lines: list[str]) -> Iterator[str]:
         field = cls.model_fields[fields[name]]
         by_hand, meaning = known.get(name, ("none", field.description or ""))
         described = schema["properties"][fields[name]]
-        cells = (
+        row = (
             f"`{name}`",
             default_text(fields[name], field, by_hand),
             type_text(described, schema),
             meaning,
         )
-        yield f"| {' | '.join(cells)} |"
+        yield f"| {' | '.join(row)} |"
 
 
 def own_fields(cls: type[ServiceSettings]) -> list[str]:
@@ -96,9 +96,9 @@ def default_text(name: str, field: FieldInfo, by_hand: str) -> str:
     return f"`{_json(value)}`"
 
 
-def _made(field: FieldInfo) -> list[Any] | dict[str, Any] | None:
-    """By a factory of empty collections; others depend on the machine, or on other settings."""
-    return field.default_factory() if field.default_factory in (list, dict, tuple) else None  # type: ignore[call-arg,misc]
+def _made(field: FieldInfo) -> Any:
+    """By a factory of empty collections; None: it depends on the machine, or on other settings."""
+    return {list: [], dict: {}, tuple: ()}.get(field.default_factory)  # type: ignore[call-overload]
 
 
 def _json(value: Any) -> str:
