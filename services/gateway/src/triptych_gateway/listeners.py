@@ -12,7 +12,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from triptych_common.domain.errors import RequestError, TriptychError
 from triptych_gateway.encode.media_cache import MEDIA_PATH
-from triptych_gateway.endpoints.table import ENDPOINTS, METRICS
+from triptych_gateway.endpoints.local_endpoints import METRICS
+from triptych_gateway.endpoints.table import ENDPOINTS
 from triptych_gateway.errors import error_response
 from triptych_gateway.http_protocol import BoundedHttpProtocol, bounded_protocol
 from triptych_gateway.settings import GatewaySettings

@@ -4,7 +4,7 @@ The item table is what is needed; a step makes Redis agree with it, one step at 
 order in which requests come and go does not matter, nor what gets lost: the next step mends it. A step is
 due when something changed, and every `flight_check_s` for what is still unanswered: then a job that was
 lost is sent again, under its own id. Steps are taken by tasks of their own, not by the request that was
-first: a client that goes away must not take the job of the others with it.
+first: a client that goes away must not take the others' job along.
 """
 
 import asyncio
@@ -64,8 +64,7 @@ class EncodeOrders:
         self._limits = limits
         self._metrics = metrics
         self._media_waits: dict[RequestId, MediaWait] = {}
-        self._queue = ItemQueue()  # bounded by the items in the table and in the flight requests
-        self.table = ItemTable()
+        self._queue, self.table = ItemQueue(), ItemTable()  # the one is bounded by the other, and by flights
         metrics.encodes_in_flight.set_function(lambda: sum(item.in_flight for item in self.table))
         self.flight_requests = FlightRequests(single_flight, limits)
 

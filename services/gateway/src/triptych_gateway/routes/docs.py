@@ -5,8 +5,9 @@ from fastapi import APIRouter
 from starlette.responses import HTMLResponse, Response
 
 from triptych_gateway.endpoints.docs_page import PAGE_HEADERS, render_page
+from triptych_gateway.endpoints.local_endpoints import DOCS, OPENAPI
 from triptych_gateway.endpoints.openapi import describe_api
-from triptych_gateway.endpoints.table import DOCS, ENDPOINTS, OPENAPI
+from triptych_gateway.endpoints.table import ENDPOINTS
 from triptych_gateway.routes.health import gateway_version
 from triptych_gateway.routes.local import add_route
 

@@ -12,7 +12,13 @@ from triptych_common.telemetry.logs import get_logger
 from triptych_gateway.access.callers import Caller
 from triptych_gateway.access.request_limiter import RequestLimiter
 from triptych_gateway.chat.exchange import CLIENT_CLOSED_REQUEST, ChatParts
-from triptych_gateway.endpoints.table import DELETE_FILE, FILE_CONTENT, GET_FILE, LIST_FILES, UPLOAD_FILE
+from triptych_gateway.endpoints.local_endpoints import (
+    DELETE_FILE,
+    FILE_CONTENT,
+    GET_FILE,
+    LIST_FILES,
+    UPLOAD_FILE,
+)
 from triptych_gateway.files.file_listing import ListQuery
 from triptych_gateway.files.file_record import FileRecord
 from triptych_gateway.files.file_service import FileService, files_not_enabled

@@ -10,7 +10,7 @@ from triptych_common.coordination import Registration
 from triptych_common.telemetry.metrics import CONTENT_TYPE
 from triptych_gateway.access.request_limiter import RequestLimiter
 from triptych_gateway.encode.stream_lags import StreamLags
-from triptych_gateway.endpoints.table import HEALTH, LIVE, METRICS, PING, READY, VERSION
+from triptych_gateway.endpoints.local_endpoints import HEALTH, LIVE, METRICS, PING, READY, VERSION
 from triptych_gateway.metrics import GatewayMetrics
 from triptych_gateway.routes.local import add_route
 from triptych_gateway.routing.registry_view import RegistryView

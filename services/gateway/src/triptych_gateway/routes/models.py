@@ -6,7 +6,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 
 from triptych_gateway.access.auth import ApiKeys
-from triptych_gateway.endpoints.table import GET_MODEL, LIST_MODELS
+from triptych_gateway.endpoints.local_endpoints import GET_MODEL, LIST_MODELS
 from triptych_gateway.errors import model_not_found
 from triptych_gateway.routes.local import add_route
 from triptych_gateway.routing.registry_view import RegistryView

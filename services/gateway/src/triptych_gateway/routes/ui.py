@@ -7,7 +7,7 @@ from starlette.responses import Response
 from triptych_common.coordination import Registration
 from triptych_common.domain.errors import RequestError
 from triptych_gateway.access.auth import ApiKeys
-from triptych_gateway.endpoints.table import UI_EVENTS, UI_FILE, UI_PAGE, UI_SNAPSHOT
+from triptych_gateway.endpoints.local_endpoints import UI_EVENTS, UI_FILE, UI_PAGE, UI_SNAPSHOT
 from triptych_gateway.routes.local import add_route
 from triptych_gateway.tracing.recent_requests import RecentRequests
 from triptych_gateway.ui.event_stream import EventStream

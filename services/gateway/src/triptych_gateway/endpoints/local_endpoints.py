@@ -1,0 +1,163 @@
+"""The endpoints that the gateway answers itself."""
+
+from dataclasses import replace
+
+from pydantic import BaseModel
+
+from triptych_gateway.endpoints.answers import (
+    DeletedFile,
+    FileList,
+    FileObject,
+    LiveReport,
+    ModelCard,
+    ModelList,
+    ReadyReport,
+    VersionAnswer,
+)
+from triptych_gateway.endpoints.endpoint import BodyForm, Endpoint, EndpointKind, Schema
+
+FILES_PATH = "/v1/files"
+UI_PATH = "/ui"
+_JSON = "application/json"
+_TEXT: Schema = {"type": "string"}
+_BYTES: Schema = {"type": "string", "format": "binary"}
+
+LIST_MODELS = Endpoint(
+    "/v1/models",
+    EndpointKind.LOCAL,
+    "models",
+    "The models that are served",
+    methods=("GET",),
+    form=BodyForm.NONE,
+    answer=ModelList,
+)
+GET_MODEL = Endpoint(
+    "/v1/models/{model:path}",
+    EndpointKind.LOCAL,
+    "models",
+    "One model",
+    methods=("GET",),
+    form=BodyForm.NONE,
+    answer=ModelCard,
+    error_statuses=(404,),
+)
+UPLOAD_FILE = Endpoint(
+    FILES_PATH,
+    EndpointKind.LOCAL,
+    "files",
+    "Upload a file, to name it in requests",
+    form=BodyForm.FORM,
+    passed_fields={
+        "file": _BYTES,
+        "purpose": {"type": "string", "enum": ["vision", "user_data"]},
+        "expires_after[anchor]": {"type": "string", "enum": ["created_at"]},
+        "expires_after[seconds]": {"type": "integer"},
+    },
+    answer=FileObject,
+    required=("file", "purpose"),
+    error_statuses=(400, 403, 404, 408, 413, 429, 503),
+    takes_media=True,
+)
+LIST_FILES = Endpoint(
+    FILES_PATH,
+    EndpointKind.LOCAL,
+    "files",
+    "The key's files",
+    methods=("GET",),
+    form=BodyForm.NONE,
+    query={
+        "after": _TEXT,
+        "limit": {"type": "integer", "minimum": 1, "maximum": 10_000},
+        "order": {"type": "string", "enum": ["asc", "desc"]},
+        "purpose": {"type": "string", "enum": ["vision", "user_data"]},
+    },
+    answer=FileList,
+    error_statuses=(400, 404, 429, 503),
+)
+GET_FILE = Endpoint(
+    FILES_PATH + "/{file_id}",
+    EndpointKind.LOCAL,
+    "files",
+    "One file",
+    methods=("GET",),
+    form=BodyForm.NONE,
+    answer=FileObject,
+    error_statuses=(404, 429, 503),
+)
+DELETE_FILE = Endpoint(
+    FILES_PATH + "/{file_id}",
+    EndpointKind.LOCAL,
+    "files",
+    "Delete a file",
+    methods=("DELETE",),
+    form=BodyForm.NONE,
+    answer=DeletedFile,
+    error_statuses=(404, 429, 503),
+)
+FILE_CONTENT = Endpoint(
+    FILES_PATH + "/{file_id}/content",
+    EndpointKind.LOCAL,
+    "files",
+    "A file's bytes",
+    methods=("GET",),
+    form=BodyForm.NONE,
+    answer=_BYTES,
+    answer_type="application/octet-stream",
+    error_statuses=(404, 429, 503),
+)
+
+
+def _status(
+    path: str, summary: str, answer: type[BaseModel] | Schema | None = None, answer_type: str = ""
+) -> Endpoint:
+    """What operators and balancers ask for, without a key."""
+    return Endpoint(
+        path,
+        EndpointKind.LOCAL,
+        "status",
+        summary,
+        methods=("GET",),
+        form=BodyForm.NONE,
+        answer=answer,
+        answer_type=answer_type,
+        needs_key=False,
+    )
+
+
+HEALTH = replace(_status("/health", "200 when requests are served, else 503; empty"), error_statuses=(503,))
+PING = replace(HEALTH, path="/ping", methods=("GET", "POST"), summary="The same as /health")
+LIVE = _status("/health/live", "The process runs", LiveReport, _JSON)
+READY = replace(
+    _status("/health/ready", "The same as /health, with what the gateway sees", ReadyReport, _JSON),
+    error_statuses=(503,),
+)
+VERSION = _status("/version", "The gateway's version", VersionAnswer, _JSON)
+METRICS = _status("/metrics", "Metrics for Prometheus", _TEXT, "text/plain")
+OPENAPI = _status("/openapi.json", "This description", {"type": "object"}, _JSON)
+DOCS = _status("/docs", "This description, for people", _TEXT, "text/html")
+UI_PAGE = replace(
+    _status(UI_PATH, "A page that shows what the gateway sees, where it is enabled", _TEXT, "text/html"),
+    tag="page",
+    error_statuses=(404,),
+)
+UI_FILE = replace(
+    UI_PAGE, path=UI_PATH + "/{file}", summary="A file of that page", answer=_BYTES, answer_type="*/*"
+)
+UI_SNAPSHOT = Endpoint(
+    UI_PATH + "/api/snapshot",
+    EndpointKind.LOCAL,
+    "page",
+    "What the page shows: instances, load, recent requests",
+    methods=("GET",),
+    form=BodyForm.NONE,
+    answer={"type": "object", "required": ["system", "requests"]},
+    error_statuses=(404,),
+)
+UI_EVENTS = replace(
+    UI_SNAPSHOT,
+    path=UI_PATH + "/api/events",
+    summary="The same, and then what changes, as server-sent events",
+    answer=_TEXT,
+    answer_type="text/event-stream",
+    error_statuses=(404, 429),
+)
