@@ -69,12 +69,6 @@ BODIES: dict[str, Callable[[Images], dict[str, Any]]] = {
         ]
     },
     "thinking off": lambda image: {"thinking": {"type": "disabled"}, "messages": [user("digits")]},
-    "thinking on": lambda image: {
-        "max_tokens": 1030,
-        "stop_sequences": [" "],
-        "thinking": {"type": "enabled", "budget_tokens": 1024},
-        "messages": [user("digits")],
-    },
     "redacted": lambda image: {
         "messages": [user("a"), assistant({"type": "redacted_thinking", "data": "x"}, ASK), user("b")]
     },
@@ -115,18 +109,6 @@ BODIES: dict[str, Callable[[Images], dict[str, Any]]] = {
     "images around a tool result": lambda image: {
         "messages": [user("read"), assistant(CALL), user(image(0), result(image(1), image(2)), ASK, image(0))]
     },
-    "any tool": lambda image: {
-        "max_tokens": 60,
-        "tools": [TOOL],
-        "tool_choice": {"type": "any"},
-        "messages": [user(image(0), ASK)],
-    },
-    "a tool by name": lambda image: {
-        "max_tokens": 60,
-        "tools": [TOOL],
-        "tool_choice": {"type": "tool", "name": "read"},
-        "messages": [user(image(1), ASK)],
-    },
     "as a schema says": lambda image: {
         "max_tokens": 40,
         "output_config": {"format": {"type": "json_schema", "schema": TOOL["input_schema"]}},
@@ -145,7 +127,18 @@ FAULTY: dict[str, dict[str, Any]] = {
     },
     "a tool without a schema": {"messages": [user("a")], "tools": [{"name": "f"}]},
     "a choice without a name": {"messages": [user("a")], "tools": [TOOL], "tool_choice": {"type": "tool"}},
+    "thinking without a parser": {
+        "messages": [user("a")],
+        "max_tokens": 1030,
+        "thinking": {"type": "enabled", "budget_tokens": 1024},
+    },
     "tools of the model's own choice": {"messages": [user("a")], "tools": [TOOL]},
+    "any tool": {"messages": [user("a")], "tools": [TOOL], "tool_choice": {"type": "any"}},
+    "a tool by name": {
+        "messages": [user("a")],
+        "tools": [TOOL],
+        "tool_choice": {"type": "tool", "name": "read"},
+    },
     "unknown model": {"model": "other", "messages": [user("a")]},
 }
 
@@ -229,11 +222,12 @@ def test_refusals_have_vllms_status_and_words(
 ) -> None:
     body = GREEDY | FAULTY[name] | {"stream": stream}
     got, wanted = (post(server, PATH, body) for server in (system, monolith))
-    assert got.status_code == wanted.status_code >= 400, case_of(got, wanted)
+    is_hidden = stream and wanted.status_code == 200  # vLLM tells it in the stream, and not what it is
+    assert got.status_code == (400 if is_hidden else wanted.status_code) >= 400, case_of(got, wanted)
     answer = got.json()
     assert answer.keys() == {"type", "error"}
     assert answer["error"].keys() == {"type", "message"}
-    if name != "unknown model":  # which the gateway itself finds
+    if name != "unknown model" and not is_hidden:  # which the gateway itself finds
         assert answer["error"]["message"] == wanted.json()["error"]["message"], case_of(got, wanted)
 
 

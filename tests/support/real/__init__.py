@@ -1,6 +1,7 @@
 """The whole system with real engines on the CPU, as `./triptych up` leaves it running.
 
 system       starts it, and a monolithic vLLM beside it; requests, logs, traces
+answers      answers of two servers, compared as JSON
 questions    questions to the demo model, with the monolith's answers
 balancer     requests over several gateways, and a steady load
 gateways     one more gateway beside those that it has, with settings of its own

@@ -2,8 +2,8 @@
 
 import pytest
 
-from triptych_gateway.chat.upstream import UnreachableError, open_answer, upstream_error
-from triptych_gateway.endpoints.table import FORWARDED
+from triptych_gateway.chat.upstream import UnreachableError, first_event_error, open_answer, upstream_error
+from triptych_gateway.endpoints.table import FORWARDED, MESSAGES
 from triptych_gateway.upstream_client import new_client
 
 
@@ -72,3 +72,21 @@ def test_a_prompt_that_is_too_long_is_named_by_the_endpoints_own_field() -> None
     endpoint = next(each for each in FORWARDED if each.path == "/v1/completions")
     assert upstream_error(400, body, endpoint).param == "prompt"
     assert upstream_error(400, body).param == "messages"
+
+
+HIDDEN = (
+    "2 validation errors for ChatCompletionStreamResponse\nmodel\n  Field required [type=missing, "
+    "input_value={'error': {'message': 'th...am': None, 'code': %d}}, input_type=dict]"
+)
+
+
+@pytest.mark.parametrize(("code", "status"), [(400, 400), (422, 400), (500, 503), (503, 503)])
+def test_a_refusal_that_vllms_messages_api_cannot_read_is_one(code: int, status: int) -> None:
+    error = first_event_error({"type": "internal_error", "message": HIDDEN % code}, MESSAGES)
+    assert error.status_code == status
+    assert "validation error" not in error.message
+
+
+@pytest.mark.parametrize(("code", "status"), [(400, 400), (500, 503), (None, 503), ("x", 503)])
+def test_an_error_in_the_first_event(code: object, status: int) -> None:
+    assert first_event_error({"message": "m", "code": code}).status_code == status

@@ -4,6 +4,7 @@ Until then nothing has been sent to the client, so the request can still go to a
 (`UnreachableError`) or become a proper HTTP error (`RequestError`).
 """
 
+import re
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Self
@@ -30,6 +31,8 @@ TOO_LONG_PHRASES = (
     "longer than the maximum model length",
     "exceeds the max_model_len",
 )
+# vLLM's Messages API cannot read an error in its own stream of a chat, and tells that, with the error's end.
+_HIDDEN_REFUSAL = re.compile(r"input_value=\{'error': \{.*'code': 4\d\d\}\}, input_type=")
 RESPONSE_PARAM = "response_id"  # of vLLM's 404 for a stored response
 MAX_ANSWER_BYTES = 64 << 20
 MAX_ERROR_BYTES = 64 << 10
@@ -128,7 +131,7 @@ async def _begin(response: ClientResponse, endpoint: Endpoint, stream: bool, max
         raise UnreachableError("the answer ended before its first event")
     fault = error_in_first_event(first)
     if fault is not None:
-        raise _from_error_object(_status_of(fault), fault, endpoint)
+        raise first_event_error(fault, endpoint)
     return Answer(_content_type(response), first, response, cutter)
 
 
@@ -198,6 +201,10 @@ def _from_error_object(status_code: int, error: dict[str, Any], endpoint: Endpoi
     return unavailable("generation_failed", "the model failed at this request before its first token")
 
 
-def _status_of(error: dict[str, Any]) -> int:
+def first_event_error(error: dict[str, Any], endpoint: Endpoint = CHAT) -> RequestError:
+    """What the caller gets of an error object in the first event of a stream."""
+    if _HIDDEN_REFUSAL.search(str(error.get("message"))):
+        return RequestError(400, "invalid_request", "the request was refused")
     code = error.get("code")
-    return code if isinstance(code, int) and 400 <= code <= 599 else 500
+    status = code if isinstance(code, int) and 400 <= code <= 599 else 500
+    return _from_error_object(status, error, endpoint)
