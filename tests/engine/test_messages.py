@@ -109,6 +109,19 @@ BODIES: dict[str, Callable[[Images], dict[str, Any]]] = {
     "images around a tool result": lambda image: {
         "messages": [user("read"), assistant(CALL), user(image(0), result(image(1), image(2)), ASK, image(0))]
     },
+    "tools of the model's own choice": lambda image: {"tools": [TOOL], "messages": [user(image(0), ASK)]},
+    "any tool": lambda image: {
+        "max_tokens": 40,
+        "tools": [TOOL],
+        "tool_choice": {"type": "any"},
+        "messages": [user(image(1), ASK)],
+    },
+    "a tool by name": lambda image: {
+        "max_tokens": 40,
+        "tools": [TOOL],
+        "tool_choice": {"type": "tool", "name": "read"},
+        "messages": [user(image(2), ASK)],
+    },
     "as a schema says": lambda image: {
         "max_tokens": 40,
         "output_config": {"format": {"type": "json_schema", "schema": TOOL["input_schema"]}},
@@ -131,13 +144,6 @@ FAULTY: dict[str, dict[str, Any]] = {
         "messages": [user("a")],
         "max_tokens": 1030,
         "thinking": {"type": "enabled", "budget_tokens": 1024},
-    },
-    "tools of the model's own choice": {"messages": [user("a")], "tools": [TOOL]},
-    "any tool": {"messages": [user("a")], "tools": [TOOL], "tool_choice": {"type": "any"}},
-    "a tool by name": {
-        "messages": [user("a")],
-        "tools": [TOOL],
-        "tool_choice": {"type": "tool", "name": "read"},
     },
     "unknown model": {"model": "other", "messages": [user("a")]},
 }
