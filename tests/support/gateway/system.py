@@ -57,7 +57,7 @@ class System:
         """Nothing of any request is left, at the latest a moment after its answer."""
         await until(lambda: not self.gateway.chat.limiter.num_requests)
         assert self.gateway.chat.limiter.media_bytes == 0
-        assert len(self.gateway.media_cache) == 0
+        await until(lambda: not len(self.gateway.media_cache))  # a file that was uploaded is encoded ahead
         assert self.gateway.router.num_in_flight("pd-0") == 0
         assert not [item for item in self.gateway.orders.table if item.request_ids]
 

@@ -147,14 +147,14 @@ async def test_an_instance_tokenizes_one_text_at_a_time(
     release, num_running, most = asyncio.Event(), 0, 0
     forward = open_response
 
-    async def slow(client: Any, url: str, body: bytes, headers: Any = None) -> Any:
+    async def slow(client: Any, url: str, *others: Any) -> Any:
         nonlocal num_running, most
         if url.endswith("tokenize"):
             num_running += 1
             most = max(most, num_running)
             await release.wait()
             num_running -= 1
-        return await forward(client, url, body, headers)
+        return await forward(client, url, *others)
 
     monkeypatch.setattr(upstream, "open_response", slow)
     async with asyncio.TaskGroup() as group:
