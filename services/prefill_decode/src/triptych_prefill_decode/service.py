@@ -43,6 +43,7 @@ from triptych_prefill_decode.http_server import ListeningServer, drain, guarded
 from triptych_prefill_decode.settings import PrefillDecodeSettings
 from triptych_prefill_decode.warm_up import NUM_OUTPUT_TOKENS, WarmUpWork, warm_up
 from triptych_vllm_connector.config import ConnectorConfig
+from triptych_vllm_connector.host.audio_reader import read_audio_formats_only
 from triptych_vllm_connector.host.budget import budget_embeds, encoder_cache_embeds
 from triptych_vllm_connector.host.engine_options import check_engine_options, prefill_decode_options
 from triptych_vllm_connector.host.image_reader import read_image_formats_only
@@ -82,6 +83,7 @@ async def serve(settings: PrefillDecodeSettings, stop: StopSignal) -> None:
     check_engine_options(args)
     validate_parsed_serve_args(args)
     read_image_formats_only(settings.image_formats)
+    read_audio_formats_only()
     with contextlib.ExitStack() as held:
         sockets = [
             held.enter_context(contextlib.closing(sock)) for sock in bind_tcp(settings.host, settings.port)
@@ -175,7 +177,7 @@ class PrefillDecodeService:
         adapters = AdapterTable.of(app.state.openai_serving_models)
         processor = engine.renderer.mm_processor  # None: a model of text alone
         if processor is not None and "generate" in supported_tasks:
-            replay_records(engine, app.state)
+            replay_records(engine, app.state, placeholder_tokens(processor, engine.renderer.tokenizer))
         # Again: vLLM's start changes levels, and a library that its application imports sets the root's.
         setup_logging("prefill_decode", settings.instance, settings.log_level)
         gate = guarded(DeadEngineMiddleware(app, lambda: engine.errored))

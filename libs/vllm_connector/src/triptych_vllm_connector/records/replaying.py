@@ -5,6 +5,7 @@ renderer asks its cache of processed items for them, and replays what the encode
 a record says is checked before vLLM sees it; one that is wrong ends its request with 400, and nothing else.
 """
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -106,7 +107,7 @@ def _recorded_mask(mask: torch.Tensor, full: list[int]) -> torch.Tensor:
     return mask
 
 
-def replay_records(engine: Any, state: Any) -> None:
+def replay_records(engine: Any, state: Any, placeholder_tokens: Sequence[str]) -> None:
     """Have vLLM's endpoints for chats take items with records instead of media.
 
     Args:
@@ -144,7 +145,8 @@ def replay_records(engine: Any, state: Any) -> None:
     for serving in (state.openai_serving_chat, state.anthropic_serving_messages):
         serving.create_chat_completion = _taking_records(serving, serving.create_chat_completion)
     responses = state.openai_serving_responses
-    responses.create_responses = _taking_records(responses, responses.create_responses)
+    create_responses = _taking_records(responses, responses.create_responses)
+    responses.create_responses = _refusing_placeholders(responses, create_responses, placeholder_tokens)
     messages = state.anthropic_serving_messages
     messages.count_tokens = _taking_records_of_count(messages, messages.count_tokens)
 
@@ -202,6 +204,24 @@ def _taking_records(serving: Any, create: Create) -> Create:
         return await create(request, *args, **kwargs)
 
     return create_with_items
+
+
+def _refusing_placeholders(serving: Any, create: Create, placeholder_tokens: Sequence[str]) -> Create:
+    """`create` of a response that does not go on from one whose text holds what stands for an item.
+
+    vLLM puts that text into the prompt, and the gateway, which looks through all others, does not have it.
+    """
+
+    async def create_after_check(request: Any, *args: Any, **kwargs: Any) -> Any:
+        previous = serving.response_store.get(request.previous_response_id)
+        if previous is not None:
+            text = await asyncio.to_thread(previous.model_dump_json, include={"output"})
+            if any(token in text for token in placeholder_tokens):
+                message = "the text of the previous response holds a placeholder of the model"
+                return serving.create_error_response(message)
+        return await create(request, *args, **kwargs)
+
+    return create_after_check
 
 
 def _taking_records_of_count(serving: Any, count: Create) -> Create:

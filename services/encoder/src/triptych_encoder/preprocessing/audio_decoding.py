@@ -8,11 +8,15 @@ from vllm.multimodal.media.audio import load_audio
 
 from triptych_common.domain.containers import AUDIO_CONTAINERS, container_of
 from triptych_encoder.encoding import AudioBounds, BadMediaError
+from triptych_vllm_connector.host.audio_reader import read_audio_formats_only
 
 
 @dataclass(frozen=True, slots=True)
 class AudioDecoder:
     bounds: AudioBounds
+
+    def __post_init__(self) -> None:
+        read_audio_formats_only()
 
     def decode(self, media: bytes) -> Any:
         """(float32 [samples], samples a second), as vLLM's own server would make them. Blocks.

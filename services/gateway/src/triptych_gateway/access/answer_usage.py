@@ -22,7 +22,8 @@ _DONE = b"data: [DONE]"
 _END = b"\n\n"
 _FINISH = re.compile(rb'"finish_reason":\s*"')
 _FINGERPRINT = "system_fingerprint"
-_HOLDERS = ("response", "message")  # of usage, in events of other endpoints than completions
+_RESPONSE = "response"  # holds the usage in events of the Responses API
+_MESSAGE_START = "message_start"
 _FLAG = TypeAdapter(bool)  # as vLLM reads it: "true" and 1 as well
 _PARTS = (
     ("prompt_tokens", "completion_tokens"),
@@ -62,9 +63,8 @@ class AnswerUsage:
         if isinstance(total, int):
             return total
         for names in _PARTS:
-            numbers = [number for name in names if isinstance(number := self._usage.get(name), int)]
-            if numbers:
-                return sum(numbers)
+            if isinstance(self._usage.get(names[1]), int):
+                return sum(number for name in names if isinstance(number := self._usage.get(name), int))
         return None
 
     def meter(self, send: Send) -> Send:
@@ -135,8 +135,9 @@ class AnswerUsage:
         return b"".join(event + _END for event in waiting)
 
     def _note(self, data: Mapping[str, Any]) -> None:
-        holders = [data, *(data.get(name) for name in _HOLDERS)]
-        for holder in holders:
+        if data.get("type") == _MESSAGE_START:
+            return  # there it says that nothing was answered: what ends the stream says all
+        for holder in (data, data.get(_RESPONSE)):
             usage = holder.get("usage") if isinstance(holder, dict) else None
             if isinstance(usage, dict):
                 self._usage |= {name: each for name, each in usage.items() if each is not None}

@@ -23,6 +23,7 @@ from starlette.types import Receive, Scope, Send
 
 from triptych_common.domain.errors import RequestError
 from triptych_common.protocol.ids import RequestId
+from triptych_common.protocol.messages import Modality
 from triptych_common.telemetry import get_logger
 from triptych_gateway.access.auth import ApiKeys
 from triptych_gateway.access.callers import ANONYMOUS
@@ -354,6 +355,7 @@ class SoundExchange(Exchange[SoundRequest]):
             request,
             request.form,
             needs_tower=True,
+            takes=Modality.AUDIO,
             endpoint=self._endpoint,
             content_type=request.content_type,
         )

@@ -14,7 +14,7 @@ from aiohttp import ClientSession
 
 from triptych_common.domain.errors import RequestError
 from triptych_common.protocol.ids import RequestId
-from triptych_common.protocol.messages import InstanceRecord
+from triptych_common.protocol.messages import InstanceRecord, Modality
 from triptych_common.telemetry import get_logger, span, trace_headers
 from triptych_gateway.access.callers import Caller
 from triptych_gateway.access.key_limiter import RequestCharge
@@ -37,6 +37,8 @@ from triptych_gateway.routing.instances import Choice, Instances
 from triptych_gateway.tracing.request_span import RequestSpan
 
 log = get_logger(__name__)
+
+PRIORITY_HEADER = "X-Vllm-Priority"  # vLLM's, before the body's field
 
 ITEM_FAILURE_GRACE_S = 0.1
 
@@ -73,6 +75,7 @@ class Dispatch:
     body: bytes
     namespace_digest: str | None = None  # None: text only, any namespace
     needs_tower: bool = False  # the media are sent raw
+    takes: Modality | None = None  # to an instance that takes raw items of this modality
     media_wait: MediaWait | None = None  # the media are sent as metadata
     first_choice: InstanceRecord | None = None
     course: Course | None = None  # None: no media
@@ -123,7 +126,9 @@ class Forwarder:
         model, digest = dispatch.request.model, dispatch.namespace_digest
         prior = dispatch.arrival.prior
         only = None if prior is None else prior.record
-        choice = Choice(self.instances, model, digest, dispatch.first_choice, dispatch.needs_tower, only)
+        choice = Choice(
+            self.instances, model, digest, dispatch.first_choice, dispatch.needs_tower, only, dispatch.takes
+        )
         while True:
             record = await choice.next_instance()
             dispatch.request.check_placeholders(record.placeholder_tokens)
@@ -147,6 +152,8 @@ class Forwarder:
         """The answer at its first chunk. On failure nothing stays open, and nothing counted."""
         headers = {"X-Request-Id": dispatch.arrival.request_id, **trace_headers()}
         headers["Content-Type"] = dispatch.content_type
+        if dispatch.arrival.priority:
+            headers[PRIORITY_HEADER] = str(dispatch.arrival.priority)  # the Messages API has no field for it
         stream, router = dispatch.request.stream, self.instances.router
         # Only a stream shows its first token; a whole answer is bound by the request's own limit.
         limit_s = dispatch.arrival.first_token_deadline - time.monotonic() if stream else None

@@ -47,7 +47,8 @@ async def continue_from(
     if len(earlier) + len(own) > max_items:
         message = f"a request may hold {max_items} media items at most, with those of the response before it"
         raise RequestError(400, "too_many_items", message, PREVIOUS_FIELD)
-    return replace(request, model=record.model, media=(*earlier, *own))
+    body = {**request.body, "model": record.model}  # without it vLLM would take an adapter's base model
+    return replace(request, body=body, model=record.model, media=(*earlier, *own))
 
 
 def record_of(

@@ -84,7 +84,8 @@ class ResponseExchange(Exchange[ResponseRequest]):
             request = await continue_from(
                 request, self._found, responses.images, self._caller, self._parts.parser.max_items
             )
-        request.check_beside_media()
+        has_raw = self._found is not None and self._found.record.has_raw_media
+        request.check_beside_media(has_earlier_media=has_raw)
         limits = self._caller.limits
         if request.is_background and limits is not None and limits.tokens_per_minute is not None:
             self._check_background(request)

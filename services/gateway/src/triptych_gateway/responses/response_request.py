@@ -45,13 +45,13 @@ class ResponseRequest(ChatRequest):
         """Whether a request that goes on from this one has the item: vLLM leaves system messages out."""
         return not part.place or value_at(self.body, part.place[:2]).get("role") != "system"
 
-    def check_beside_media(self) -> None:
+    def check_beside_media(self, *, has_earlier_media: bool = False) -> None:
         """What may not be asked for together with media, also those from before.
 
         Raises:
             RequestError: 400.
         """
-        if self.media:
+        if self.media or has_earlier_media:
             check_beside_media(self.body)
 
 

@@ -106,6 +106,7 @@ class Choice:
     first: InstanceRecord | None = None  # chosen before; taken unless it is leaving meanwhile
     needs_tower: bool = False  # only instances that can encode the request's media themselves
     only: InstanceRecord | None = None  # no other will do
+    takes: Modality | None = None  # only instances that take raw items of this modality
     _tried: set[tuple[str, str]] = field(default_factory=set)  # (instance, boot id)
     _num_failed: int = 0
     _may_refresh: bool = True
@@ -159,4 +160,5 @@ class Choice:
             else frozenset(),
             now=time.monotonic(),
             needs_tower=self.needs_tower,
+            takes=self.takes,
         )

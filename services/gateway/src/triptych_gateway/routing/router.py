@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Set
 from itertools import count
 
-from triptych_common.protocol.messages import InstanceRecord, Role, Sharing
+from triptych_common.protocol.messages import InstanceRecord, Modality, Role, Sharing
 
 SERVING_ROLES = frozenset({Role.PREFILL_DECODE, Role.ENCODE_PREFILL_DECODE})
 TOWER_ROLES = frozenset({Role.ENCODE_PREFILL_DECODE})  # serve requests with raw media, too
@@ -35,6 +35,7 @@ class Router:
         exclude: Set[str],
         now: float,
         needs_tower: bool = False,
+        takes: Modality | None = None,
     ) -> InstanceRecord | None:
         """The instance for one request; None: none can take it.
 
@@ -43,6 +44,7 @@ class Router:
             exclude: instances that were tried for this request.
             now: monotonic seconds.
             needs_tower: only instances that can encode the request's media themselves.
+            takes: only instances that take raw items of this modality.
         """
         able = [
             record
@@ -51,6 +53,7 @@ class Router:
             and (namespace_digest is None or record.namespace_digest == namespace_digest)
             and record.instance not in exclude
             and (record.role in TOWER_ROLES or not needs_tower)
+            and (takes is None or record.item_limits.get(takes, 0))
         ]
         if not able:
             return None
