@@ -52,6 +52,14 @@ async def test_a_keys_priority_is_what_its_requests_have_at_most(
             got.append(await sent("two", path))
             assert got == [7, 7, 9, -3, None], path
         assert orders == [7], "the image is encoded once"
+        message = {"role": "user", "content": "a"}
+        answer = await system.http.post(
+            "/v1/messages",
+            json={"model": MODEL, "max_tokens": 3, "messages": [message]},
+            headers={"x-api-key": "one"},
+        )
+        assert answer.status_code == 200
+        assert fake.headers[-1]["x-vllm-priority"] == "7", "vLLM has no field for it there"
         answer = await system.http.post(
             "/tokenize",
             json={"model": MODEL, "prompt": "a", "priority": -3},

@@ -185,6 +185,15 @@ async def test_anthropics_events_tell_it_at_both_ends() -> None:
     assert usage.num_tokens == 12
 
 
+async def test_anthropics_stream_that_breaks_off_has_not_told_it() -> None:
+    usage = AnswerUsage(drops_usage_event=False)
+    start = named({"type": "message_start", "message": {"usage": {"input_tokens": 9, "output_tokens": 0}}})
+    delta = named({"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": "a"}})
+    await passed(usage, start, *[delta] * 5)
+    assert usage.num_tokens is None
+    assert usage.num_events == 6
+
+
 async def test_anthropics_whole_answer() -> None:
     usage = AnswerUsage(drops_usage_event=False)
     answer = {"type": "message", "usage": {"input_tokens": 9, "output_tokens": 2}}

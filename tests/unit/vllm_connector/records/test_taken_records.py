@@ -4,6 +4,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from pydantic import BaseModel
 
 from tests.support.item_records import item_record
 from triptych_common.protocol.ids import MmHash
@@ -11,7 +12,11 @@ from triptych_common.protocol.messages import ECTransferParams, ItemTransfer, Mo
 
 pytest.importorskip("vllm")
 from triptych_vllm_connector.records.item_parts import request_items
-from triptych_vllm_connector.records.replaying import _taking_records, _taking_records_of_count
+from triptych_vllm_connector.records.replaying import (
+    _refusing_placeholders,
+    _taking_records,
+    _taking_records_of_count,
+)
 
 ITEM = MmHash("a" * 64)
 PARAMS = ECTransferParams(
@@ -64,3 +69,25 @@ async def test_what_is_no_parameters_is_refused(sent: Any, counts: bool) -> None
     assert status == "400"
     assert "ec_transfer_params are not valid" in message
     assert passed is None
+
+
+@pytest.mark.parametrize(("text", "is_refused"), [("1 2 3", False), ("an <|image_pad|> of its own", True)])
+async def test_a_response_whose_text_holds_a_placeholder_is_not_gone_on_from(
+    text: str, is_refused: bool
+) -> None:
+    """vLLM would put the text into the prompt, where the placeholder would take the next image's place."""
+
+    class Stored(BaseModel):
+        output: list[str]
+        instructions: str = "an <|image_pad|> here was looked at when it came"
+
+    serving = SimpleNamespace(response_store={"resp_1": Stored(output=[text])}, **vars(SERVING))
+
+    async def create(request: Any) -> str:
+        return "created"
+
+    guarded = _refusing_placeholders(serving, create, ("<|image_pad|>",))
+    answer = await guarded(SimpleNamespace(previous_response_id="resp_1"))
+    assert (answer[0] == "400") == is_refused
+    for other in (None, "resp_2"):  # vLLM itself knows what to say
+        assert await guarded(SimpleNamespace(previous_response_id=other)) == "created"

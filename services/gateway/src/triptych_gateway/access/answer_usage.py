@@ -22,8 +22,8 @@ _DONE = b"data: [DONE]"
 _END = b"\n\n"
 _FINISH = re.compile(rb'"finish_reason":\s*"')
 _FINGERPRINT = "system_fingerprint"
-_RESPONSE = "response"  # holds the usage in events of the Responses API
-_MESSAGE_START = "message_start"
+_MESSAGE = "message"
+_HOLDERS = ("response", _MESSAGE)  # of usage, in events of other endpoints than completions
 _FLAG = TypeAdapter(bool)  # as vLLM reads it: "true" and 1 as well
 _PARTS = (
     ("prompt_tokens", "completion_tokens"),
@@ -135,12 +135,13 @@ class AnswerUsage:
         return b"".join(event + _END for event in waiting)
 
     def _note(self, data: Mapping[str, Any]) -> None:
-        if data.get("type") == _MESSAGE_START:
-            return  # there it says that nothing was answered: what ends the stream says all
-        for holder in (data, data.get(_RESPONSE)):
+        for key, holder in ((None, data), *((name, data.get(name)) for name in _HOLDERS)):
             usage = holder.get("usage") if isinstance(holder, dict) else None
             if isinstance(usage, dict):
-                self._usage |= {name: each for name, each in usage.items() if each is not None}
+                known = {name: each for name, each in usage.items() if each is not None}
+                if key == _MESSAGE:  # its stream begins: nothing is answered yet
+                    known.pop(_PARTS[-1][1], None)
+                self._usage |= known
 
 
 def _flag(value: Any) -> bool:

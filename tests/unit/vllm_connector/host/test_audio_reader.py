@@ -1,0 +1,89 @@
+"""vLLM's own audio reader: FFmpeg is told what a file is."""
+
+import io
+import wave
+
+import av
+import numpy as np
+import pytest
+
+pytest.importorskip("vllm")
+from vllm.multimodal.media import audio as vllm_audio
+
+from triptych_common.domain.containers import AUDIO_CONTAINERS
+from triptych_vllm_connector.host.audio_reader import FORMATS, NamedFormats, read_audio_formats_only
+
+# An ID3 tag without a frame, and behind it a session whose packets would be waited for on a socket.
+SESSION = (
+    b"ID3\x03\0\0\0\0\0\0"
+    b"v=0\no=- 0 0 IN IP4 127.0.0.1\ns=x\nc=IN IP4 127.0.0.1\nt=0 0\nm=audio 5004 RTP/AVP 0\n"
+)
+
+
+@pytest.fixture(autouse=True)
+def restored(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vllm_audio, "av", av)
+
+
+def encoded(container: str, codec: str) -> bytes:
+    file = io.BytesIO()
+    with av.open(file, "w", format=container) as output:
+        stream = output.add_stream(codec, rate=48_000)
+        samples = np.zeros((1, 4800), np.float32 if codec != "flac" else np.int16)
+        frame = av.AudioFrame.from_ndarray(samples, "fltp" if codec != "flac" else "s16", "mono")
+        frame.sample_rate = 48_000
+        for packet in [*stream.encode(frame), *stream.encode()]:
+            output.mux(packet)
+    return file.getvalue()
+
+
+def wav() -> bytes:
+    file = io.BytesIO()
+    with wave.open(file, "wb") as output:
+        output.setparams((1, 2, 16_000, 0, "NONE", ""))
+        output.writeframes(b"\0\0" * 1600)
+    return file.getvalue()
+
+
+def test_each_container_has_ffmpegs_name() -> None:
+    assert FORMATS.keys() == AUDIO_CONTAINERS.keys()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        wav(),
+        encoded("flac", "flac"),
+        encoded("ogg", "libopus"),
+        encoded("mp4", "aac"),
+        encoded("webm", "libopus"),
+        encoded("mp3", "libmp3lame"),
+    ],
+    ids=["wav", "flac", "ogg", "mp4", "webm", "mp3"],
+)
+def test_sounds_are_read_as_before(content: bytes) -> None:
+    before, rate = vllm_audio.load_audio_pyav(io.BytesIO(content), sr=None)
+    read_audio_formats_only()
+    read_audio_formats_only()
+    after, rate_after = vllm_audio.load_audio_pyav(io.BytesIO(content), sr=None)
+    assert (rate, len(before)) == (rate_after, len(after))
+    assert len(after) > 0
+
+
+@pytest.mark.parametrize(
+    "content", [SESSION, SESSION[10:], b"ffconcat version 1.0\nfile a.wav\n", b"#EXTM3U\na.wav\n"]
+)
+def test_a_file_that_names_others_is_no_sound(content: bytes) -> None:
+    read_audio_formats_only()
+    with pytest.raises(ValueError, match=r"nvalid|not audio"):
+        vllm_audio.load_audio_pyav(io.BytesIO(content))
+
+
+def test_what_is_read_without_a_name_is_the_danger() -> None:
+    with av.open(io.BytesIO(SESSION)) as found:
+        assert found.format.name == "sdp"
+
+
+def test_paths_are_not_read() -> None:
+    with pytest.raises(ValueError, match="from memory"):
+        NamedFormats(av).open("/etc/hostname")
