@@ -26,7 +26,6 @@ EMBEDDED: dict[str, tuple[str, dict[str, Any]]] = {
     "base64": ("/v1/embeddings", {"input": TEXTS[1], "encoding_format": "base64"}),
     "a chat": ("/v1/embeddings", {"messages": [{"role": "user", "content": TEXTS[0]}]}),
     "pooling": ("/pooling", {"input": TEXTS, "task": "embed"}),
-    "pooling of tokens": ("/pooling", {"input": TEXTS[1], "task": "token_embed"}),
     "score": ("/score", {"text_1": TEXTS[0], "text_2": TEXTS[1:]}),
     "score under v1": ("/v1/score", {"text_1": TEXTS[0], "text_2": TEXTS[1:]}),
     "rerank": ("/rerank", {"query": TEXTS[0], "documents": TEXTS[1:]}),
