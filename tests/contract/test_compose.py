@@ -1,7 +1,10 @@
 """compose.yaml leaves every service time to end; compose.gpu.yaml has what `cuda_ipc` needs."""
 
 import json
+import os
 import re
+import shutil
+import subprocess
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -19,6 +22,7 @@ from triptych_prefill_decode.settings import PrefillDecodeSettings
 ROOT = Path(__file__).resolve().parents[2]
 COMPOSE = ROOT / "compose.yaml"
 COMPOSE_GPU = ROOT / "compose.gpu.yaml"
+ENV_FILES = ROOT / "deploy" / "compose"
 ENGINES = ("encoder", "prefill_decode")
 ON_GPU = ("cache_store", *ENGINES)
 SMALLEST_GPU_BYTES = 24 << 30
@@ -108,7 +112,7 @@ def test_the_gpus_memory_is_enough_for_all_of_them(gpu_services: dict[str, dict[
 
 def test_whatever_can_be_set_is_in_the_document() -> None:
     document = (ROOT / "docs" / "docker.md").read_text()
-    for file in (COMPOSE, COMPOSE_GPU):
+    for file in (COMPOSE, COMPOSE_GPU, *ENV_FILES.glob("*.env")):
         for name in set(re.findall(r"\$\{(TRIPTYCH_\w+)", file.read_text())):
             assert f"`{name}`" in document or f"{name}=" in document, f"{name} of {file.name}"
 
@@ -126,14 +130,22 @@ COMPOSES_OWN = {
 }  # fmt: skip
 """Where services find each other. Everything else can be set without a change of compose.yaml."""
 
+THE_IMAGES = {"TRIPTYCH_RUN_DIR", "TRIPTYCH_STORE_SOCKET", "TRIPTYCH_TRACES_DIR", "TRIPTYCH_PRINT_CONFIG"}
+"""Paths in the container, and what ends a service: not taken from a shell."""
+
 
 @pytest.mark.parametrize("name", OURS)
 def test_every_setting_reaches_its_service(name: str) -> None:
     """By a file of variables or of settings; or by a variable of Compose's own, which wins over both."""
     service = yaml.safe_load(COMPOSE.read_text())["services"][name]
     assert service["env_file"] == [
+        {"path": f"deploy/compose/{name}.env", "required": True},
         {"path": "${TRIPTYCH_ENV_FILE:-triptych.env}", "required": False},
     ]
+    lines = (ENV_FILES / f"{name}.env").read_text().splitlines()[1:]
+    handed_on = [line.partition("=")[0] for line in lines]
+    assert set(handed_on) == _settings(name) - COMPOSES_OWN - THE_IMAGES
+    assert len(handed_on) == len(set(handed_on))
     assert service["environment"]["TRIPTYCH_CONFIG"].startswith("${TRIPTYCH_CONFIG_FILE:+")
     (mounted,) = [
         each for each in service["volumes"] if isinstance(each, dict) and "triptych.yaml" in each["target"]
@@ -144,3 +156,88 @@ def test_every_setting_reaches_its_service(name: str) -> None:
     known = {f"TRIPTYCH_{field}".upper() for field in OURS[name].model_fields}
     fixed = {key for key, value in given.items() if not value.startswith("${")} & known
     assert fixed <= COMPOSES_OWN
+
+
+@pytest.mark.parametrize("file", [COMPOSE, COMPOSE_GPU], ids=lambda file: file.name)
+def test_no_empty_variable_hides_the_value_of_a_file(file: Path) -> None:
+    """`environment` wins over files, and services ignore what is empty: so keys would be lost."""
+    for name, service in yaml.safe_load(file.read_text())["services"].items():
+        if name not in OURS:
+            continue
+        given = {
+            key: value for key, value in service.get("environment", {}).items() if key in _settings(name)
+        }
+        given.pop("TRIPTYCH_CONFIG", None)  # a path in the container, where TRIPTYCH_CONFIG_FILE is mounted
+        for key, value in given.items():
+            assert value, f"{key} of {name}: Compose removes a null, though a file has a value"
+            assert not value.startswith("${") or default_of(value), f"{key} of {name} may be empty"
+
+
+def _settings(name: str) -> set[str]:
+    others = {"OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_PROTOCOL"}
+    return others | {f"TRIPTYCH_{field}".upper() for field in OURS[name].model_fields}
+
+
+def config(folder: Path, **shell: str) -> dict[str, dict[str, str | None]]:
+    """The services' environments, as Compose makes them. Needs no engine."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("TRIPTYCH_", "OTEL_"))}
+    done = subprocess.run(
+        ["docker", "compose", "config", "--format", "json"],
+        cwd=folder, env=kept | shell, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    services = json.loads(done.stdout)["services"]
+    return {name: services[name]["environment"] for name in OURS}
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A folder with all that `docker compose config` reads."""
+    if (
+        shutil.which("docker") is None
+        or subprocess.run(
+            ["docker", "compose", "version"], capture_output=True, timeout=30, check=False
+        ).returncode
+    ):
+        pytest.skip("no docker command with Compose here")
+    shutil.copy(COMPOSE, tmp_path)
+    shutil.copytree(ENV_FILES, tmp_path / "deploy" / "compose")
+    return tmp_path
+
+
+def test_values_of_both_files_and_of_the_shell_arrive(project: Path) -> None:
+    (project / ".env").write_text(
+        'TRIPTYCH_API_KEYS=["of .env"]\nTRIPTYCH_FETCH_URLS=false\nTRIPTYCH_MAX_ITEMS=7\n'
+        'TRIPTYCH_ENCODER_ARGS=["--a=b"]\nTRIPTYCH_GRAFANA_PASSWORD=secret\n'
+    )
+    made = config(project)
+    assert made["gateway"]["TRIPTYCH_API_KEYS"] == '["of .env"]'
+    assert made["gateway"]["TRIPTYCH_FETCH_URLS"] == "false"
+    assert made["gateway"]["TRIPTYCH_MAX_ITEMS"] == "7"
+    assert made["encoder"]["TRIPTYCH_ENGINE_ARGS"] == '["--a=b"]'
+    assert not made["prefill_decode"]["TRIPTYCH_ENGINE_ARGS"]
+    assert not any("TRIPTYCH_GRAFANA_PASSWORD" in each for each in made.values())
+    assert "TRIPTYCH_API_KEYS" not in made["encoder"]
+
+    shell = {
+        "TRIPTYCH_API_KEYS": '["of the shell"]',
+        "TRIPTYCH_LOG_LEVEL": "DEBUG",
+        "OTEL_EXPORTER_OTLP_ENDPOINT": "http://x:4318",
+    }
+    made = config(project, **shell)
+    assert made["gateway"]["TRIPTYCH_API_KEYS"] == '["of the shell"]'
+    for each in made.values():
+        assert each["TRIPTYCH_LOG_LEVEL"] == "DEBUG"
+        assert each["OTEL_EXPORTER_OTLP_ENDPOINT"] == "http://x:4318"
+
+    (project / "triptych.env").write_text(
+        'TRIPTYCH_API_KEYS=["of triptych.env"]\nTRIPTYCH_API_KEYS_FILE=/keys\nTRIPTYCH_CORE_POLICY=even\n'
+        'TRIPTYCH_FETCH_ALLOWED_HOSTS=["a"]\nTRIPTYCH_ENGINE_ARGS=["--c"]\nOTEL_EXPORTER_OTLP_ENDPOINT=y\n'
+    )
+    for made in (config(project, **shell), config(project, TRIPTYCH_API_KEYS="")):
+        assert made["gateway"]["TRIPTYCH_API_KEYS"] == '["of triptych.env"]'
+        assert made["gateway"]["TRIPTYCH_API_KEYS_FILE"] == "/keys"
+        assert made["gateway"]["TRIPTYCH_FETCH_ALLOWED_HOSTS"] == '["a"]'
+        assert made["encoder"]["TRIPTYCH_ENGINE_ARGS"] == '["--c"]'
+        assert made["prefill_decode"]["TRIPTYCH_CORE_POLICY"] == "even"
+        assert made["cache_store"]["OTEL_EXPORTER_OTLP_ENDPOINT"] == "y"

@@ -1,5 +1,6 @@
 """The relay: what the store answers at its Unix socket, on a port of another process."""
 
+import asyncio
 import os
 import signal
 import socket
@@ -11,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.waiting import free_port, wait_until
+from tests.support.waiting import free_port, until, wait_until
+from triptych_cache_store import scrape_relay
+from triptych_cache_store.scrape_relay import ScrapeRelay
 from triptych_cache_store.testing import StoreProcess
 
 START_LIMIT_S = 15.0
@@ -69,6 +72,42 @@ def test_scrapes_go_to_the_store_and_nothing_else_does(
     assert ask(port) == (503, ""), "the store has ended"
     process.send_signal(signal.SIGTERM)
     assert process.wait(timeout=10) == 0
+
+
+async def test_a_scraper_that_does_not_read_is_cut_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it has not taken would wait for it for ever, with the connection."""
+    answer = bytes(64 << 20)  # more than the system's buffers hold
+
+    async def answer_all(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(answer)
+        await writer.drain()
+        writer.close()
+
+    monkeypatch.setattr(scrape_relay, "TIMEOUT_S", 2.0)
+    path, port = tmp_path / "metrics.sock", free_port()
+    store = await asyncio.start_unix_server(answer_all, str(path))
+    relay = ScrapeRelay(path)
+    await relay.serve("127.0.0.1", port)
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1024)
+    writer.write(b"GET /metrics HTTP/1.1\r\n\r\n")
+    try:
+        await until(lambda: relay._num_open == 1)
+        await until(lambda: relay._num_open == 0, START_LIMIT_S)
+        num_read = 0
+        async with asyncio.timeout(START_LIMIT_S):
+            try:
+                while chunk := await reader.read(1 << 20):
+                    num_read += len(chunk)
+            except ConnectionError:
+                pass
+        assert 0 < num_read < len(answer)
+    finally:
+        writer.close()
+        await relay.close()
+        store.close()
 
 
 @pytest.mark.parametrize("missing", ["TRIPTYCH_METRICS_SOCKET", "TRIPTYCH_METRICS_PORT"])

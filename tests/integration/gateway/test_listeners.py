@@ -102,6 +102,22 @@ async def test_callers_are_served_by_https_and_encoders_without(
             assert (answer.status_code, answer.json()["error"]["code"]) == (404, "not_found"), path
 
 
+async def test_the_internal_port_may_have_an_address_of_its_own(
+    redis_url: str, tmp_path: Path, authority: Authority
+) -> None:
+    """An image is fetched from there, and health is asked there."""
+    options = with_tls(authority) | {"host": "127.0.0.1", "internal_host": "127.0.0.2"}
+    async with running(redis_url, tmp_path, **options) as settings:
+        callers = f"https://localhost:{settings.port}"
+        answer = await get(f"{callers}/v1/chat/completions", trusting(authority), method="POST", json=CHAT)
+        assert answer.status_code == 200
+        internal = f"http://127.0.0.2:{settings.internal_port}"
+        assert (settings.local_url, settings.media_base_url) == (internal, internal)
+        assert (await get(f"{internal}/metrics")).status_code == 200
+        with pytest.raises(httpx.ConnectError):
+            await get(f"http://127.0.0.1:{settings.internal_port}/metrics")
+
+
 async def test_callers_may_have_to_show_a_certificate(
     redis_url: str, tmp_path: Path, authority: Authority
 ) -> None:
@@ -138,6 +154,7 @@ async def test_files_that_cannot_be_used_end_the_service(
         {"tls_client_ca_file": "/x", "internal_port": 8001},
         {"tls_cert_file": "/x"},
         {"internal_port": 8000},
+        {"internal_host": "127.0.0.1"},
         {"forwarded_allow_ips": ["*"]},
     ],
 )

@@ -70,8 +70,10 @@ class ScrapeRelay:
                     head = await reader.readuntil(b"\r\n\r\n")
                     writer.write(await self._answer(head))
                     await writer.drain()
-        except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):  # TimeoutError is one
-            pass  # the scraper has gone, sent no head, or waits in vain: its scrape fails
+        except TimeoutError:
+            writer.transport.abort()  # a close would wait until the scraper has read the rest
+        except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+            pass  # the scraper has gone, or sent no head: its scrape fails
         finally:
             self._num_open -= 1
             writer.close()

@@ -130,14 +130,25 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     # ---- an answer that is not read ---------------------------------------------------------------
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._write_timer = self.loop.call_later(self.write_timeout_s, self._on_not_read)
+        self._start_write_timer()
 
     def resume_writing(self) -> None:
         self._stop_write_timer()
         super().resume_writing()
 
-    def _on_not_read(self) -> None:
-        """Closed at once, with what the client has not taken: its request ends as if it had gone away."""
+    def _start_write_timer(self) -> None:
+        num_left = self.transport.get_write_buffer_size()
+        self._write_timer = self.loop.call_later(self.write_timeout_s, self._on_not_read, num_left)
+
+    def _on_not_read(self, num_left: int) -> None:
+        """Closed at once, with what the client has not taken: its request ends as if it had gone away.
+
+        Args:
+            num_left: bytes that waited for the client when the timer was set.
+        """
+        if self.transport.get_write_buffer_size() < num_left:
+            self._start_write_timer()  # a slow client, which reads
+            return
         log.info("connection closed: the client does not read", seconds=self.write_timeout_s)
         self.transport.abort()
 

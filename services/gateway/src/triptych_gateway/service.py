@@ -41,8 +41,7 @@ async def run(settings: GatewaySettings, stop: StopSignal) -> None:
     """Serve until `stop`, then finish what is running within `drain_timeout_s`."""
     check_tls_files(settings)
     allow_open_files(settings.max_requests_in_flight)
-    ports = [settings.port] if settings.internal_port is None else [settings.port, settings.internal_port]
-    sockets = [bind_tcp(settings.host, port) for port in ports]
+    sockets = [bind_tcp(host, port) for host, port in settings.addresses]
     async with run_gateway(settings) as gateway:
         gate = DrainGate(
             create_app(gateway), serves_callers, lambda path, error: error_body(error, chat_form_of(path))

@@ -48,10 +48,12 @@ class GatewaySettings(MediaSettings):
     host: HostText = "127.0.0.1"
     port: int = Field(default=8000, ge=0, le=65535)
     advertise_url: BaseUrlText | None = None
-    """Base under which encoders reach this gateway for media; default: its own host and internal port."""
+    """Base under which encoders reach this gateway for media; default: its own internal host and port."""
     internal_port: int | None = Field(default=None, ge=0, le=65535)
     """A second port, without TLS, for encoders, health checks and scrapes; the other one serves callers alone
     then. None: one port serves all."""
+    internal_host: HostText | None = None
+    """Address that the internal port listens on. None: `host`."""
     tls_cert_file: Path | None = None
     """The certificate and its chain, PEM; callers are served by HTTPS then. Needs an `internal_port`."""
     tls_key_file: Path | None = None
@@ -223,6 +225,8 @@ class GatewaySettings(MediaSettings):
             raise ValueError("tls_cert_file needs an internal_port, for encoders and health checks")
         if self.internal_port and self.internal_port == self.port:
             raise ValueError("internal_port must not be port")
+        if self.internal_host is not None and self.internal_port is None:
+            raise ValueError("internal_host needs an internal_port")
         return self
 
     @field_validator("files_max_lifetime_s")
@@ -242,16 +246,20 @@ class GatewaySettings(MediaSettings):
         return self.tls_cert_file is not None
 
     @property
-    def _plain_port(self) -> int:
-        """Of the listener that has no TLS, and serves what is no caller's."""
-        return self.port if self.internal_port is None else self.internal_port
+    def addresses(self) -> tuple[tuple[str, int], ...]:
+        """Hosts and ports to listen on: callers' first, and the internal one where there is one."""
+        callers = (self.host, self.port)
+        if self.internal_port is None:
+            return (callers,)
+        return (callers, (self.internal_host or self.host, self.internal_port))
 
     @property
     def media_base_url(self) -> str:
         """Where encoders fetch media: `advertise_url`, else this address (by host name when bound to all)."""
         if self.advertise_url is not None:
             return self.advertise_url.rstrip("/")
-        return base_url(socket.gethostname() if self.host in ANY_ADDRESSES else self.host, self._plain_port)
+        host, port = self.addresses[-1]  # without TLS; serves what is no caller's
+        return base_url(socket.gethostname() if host in ANY_ADDRESSES else host, port)
 
     @property
     def local_url(self) -> str:
@@ -261,4 +269,4 @@ class GatewaySettings(MediaSettings):
     @property
     def local_urls(self) -> tuple[str, ...]:
         """Where it may be reached from this machine (health check): one that answers is enough."""
-        return local_urls(self.host, self._plain_port)
+        return local_urls(*self.addresses[-1])

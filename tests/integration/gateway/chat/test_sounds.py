@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from tests.support.gateway.fake_prefill_decode import FakePrefillDecode
+from tests.support.gateway.key_samples import entry, write_keys
 from tests.support.gateway.serving import MODEL
 from tests.support.gateway.system import System, opened_system
 from triptych_common.protocol.messages import Modality, Role
@@ -143,3 +144,26 @@ async def test_a_tenants_caller_is_not_served(redis_url: str, tmp_path: Path, ke
         assert answers[1].status_code == 200
         assert code_of(await send(system)) == (401, "missing_api_key", None)
         assert len(system.prefill_decode.forms) == 1
+
+
+async def test_a_key_with_a_limit_of_tokens_names_the_longest_answer(redis_url: str, tmp_path: Path) -> None:
+    """It is what the request is charged: no answer tells what it has taken."""
+    keys = write_keys(
+        tmp_path / "keys.toml",
+        entry("alice", "one", tokens_per_minute=1000),
+        entry("bob", "two", requests_per_minute=10),
+    )
+    async with opened_system(redis_url, tmp_path, hearing(), api_keys_file=keys) as system:
+        headers = {"Authorization": "Bearer one"}
+        for path in PATHS:
+            for fields in ({}, {"max_completion_tokens": "0"}, {"max_completion_tokens": "many"}):
+                answer = await send(system, path, headers=headers, **fields)
+                assert code_of(answer) == (400, "missing_field", "max_completion_tokens")
+        assert not system.prefill_decode.forms
+        answer = await send(system, headers=headers, max_completion_tokens="900")
+        assert answer.status_code == 200
+        assert int(answer.headers["x-ratelimit-remaining-tokens"]) <= 100
+        answer = await send(system, headers=headers, max_completion_tokens="900")
+        assert code_of(answer)[:2] == (429, "rate_limit_exceeded")
+        assert (await send(system, headers={"Authorization": "Bearer two"})).status_code == 200
+        await system.assert_idle()

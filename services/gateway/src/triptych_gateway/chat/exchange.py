@@ -330,13 +330,17 @@ class SoundExchange(Exchange[SoundRequest]):
 
     async def _read(self, booking: Booking, guard: Guard) -> SoundRequest:
         with self._body_time(booking, guard) as on_growth:
-            return await read_sound_request(
+            request = await read_sound_request(
                 self._scope,
                 self._receive,
                 self._endpoint,
                 max_bytes=self._parts.max_body_bytes,
                 on_growth=on_growth,
             )
+        limits = self._caller.limits
+        if limits is not None and limits.tokens_per_minute is not None:
+            request.check_count()
+        return request
 
     def _with_model(self, request: SoundRequest) -> SoundRequest:
         return request.of_model(request.model or self._parts.instances.only_model(self._caller.may_use))

@@ -23,7 +23,7 @@ from triptych_gateway.request.request_body import body_too_large, header_of
 
 _FLAG = TypeAdapter(bool)  # as vLLM reads it: "true" and 1 as well
 MAX_NAME_CHARS = 100  # of a field, in an error
-_COUNT = "max_completion_tokens"
+COUNT_FIELD = "max_completion_tokens"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +40,16 @@ class SoundRequest:
     num_media_bytes: int
     has_salt: bool = False
     media: tuple[MediaPart, ...] = ()  # none goes to encoders
+
+    def check_count(self) -> None:
+        """That the longest answer is named: no answer tells what it has taken, so this alone counts.
+
+        Raises:
+            RequestError: 400, it is not.
+        """
+        if not self.body.get(COUNT_FIELD):
+            message = f"{COUNT_FIELD} must be set for sounds: this API key has a limit of tokens"
+            raise RequestError(400, "missing_field", message, COUNT_FIELD)
 
     def check_placeholders(self, tokens: Iterable[str]) -> None:
         """As `ChatRequest` has it."""
@@ -100,10 +110,10 @@ def _checked(fields: Mapping[str, str], sound: bytearray, endpoint: Endpoint) ->
         raise RequestError(400, "invalid_audio", message, FILE_FIELD)
     boundary = secrets.token_hex(16)
     form = _written(fields, sound, boundary)
-    count = fields.get(_COUNT, "")
+    count = fields.get(COUNT_FIELD, "")
     body: dict[str, Any] = {name: fields[name] for name in ("model", *endpoint.inputs) if name in fields}
     if count.isascii() and count.isdigit() and len(count) < 10:
-        body[_COUNT] = int(count)
+        body[COUNT_FIELD] = int(count)
     return SoundRequest(
         body=body,
         form=form,
