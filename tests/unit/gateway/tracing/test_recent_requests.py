@@ -1,6 +1,7 @@
 """The ring of recent requests: bounded, apart for each API key, and what a listener is told."""
 
 import asyncio
+import contextlib
 
 import pytest
 
@@ -82,6 +83,22 @@ async def test_listeners_are_few() -> None:
     assert not ring.has_listeners
     with ring.listen(None):
         assert ring.has_listeners
+
+
+async def test_one_owner_has_a_quarter_of_the_listeners_and_operators_all() -> None:
+    ring = RecentRequests(3, 8)
+    with contextlib.ExitStack() as pages:
+
+        def is_refused(owner: str | None) -> bool:
+            try:
+                pages.enter_context(ring.listen(owner))
+            except RequestError as error:
+                return error.code == "too_many_listeners"
+            return False
+
+        assert [is_refused(ALICE) for _ in range(3)] == [False, False, True]
+        assert [is_refused(None) for _ in range(7)] == [False] * 6 + [True]
+    assert not ring.has_listeners
 
 
 def test_what_a_request_is_at_follows_its_stages() -> None:

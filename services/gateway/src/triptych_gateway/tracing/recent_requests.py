@@ -152,12 +152,12 @@ class Listener:
 
     def __init__(self, owner: str | None) -> None:
         """`owner` None: of every API key."""
-        self._owner = owner
+        self.owner = owner
         self._changed: dict[str, RecentRequest] = {}
         self._has_changes = asyncio.Event()
 
     def on_change(self, request: RecentRequest) -> None:
-        if self._owner is None or request.owner == self._owner:
+        if self.owner is None or request.owner == self.owner:
             self._changed[request.request_id] = request
             self._has_changes.set()
 
@@ -188,6 +188,7 @@ class RecentRequests:
         self._requests: deque[RecentRequest] = deque()
         self._max_requests = max_requests
         self._max_listeners = max_listeners
+        self._max_own = max(1, max_listeners // 4)  # of one owner: else one key could take all
         self._listeners: set[Listener] = set()
         self.num_requests = 0  # that have ended
         self.num_items = 0  # of these
@@ -239,12 +240,13 @@ class RecentRequests:
 
     @contextmanager
     def listen(self, owner: str | None) -> Iterator[Listener]:
-        """A listener, until the block ends.
+        """A listener, until the block ends. One owner may have a quarter of them, `owner` None all.
 
         Raises:
             RequestError: 429, there are as many as may be.
         """
-        if len(self._listeners) >= self._max_listeners:
+        num_own = sum(owner is not None and each.owner == owner for each in self._listeners)
+        if num_own >= self._max_own or len(self._listeners) >= self._max_listeners:
             raise RequestError(429, "too_many_listeners", "too many pages are open; close one, or try later")
         listener = Listener(owner)
         self._listeners.add(listener)

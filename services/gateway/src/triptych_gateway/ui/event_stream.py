@@ -5,7 +5,8 @@
     event: system     each second
 
 Each event is made when the one before it has been taken, of what has changed until then. A page that takes
-nothing for `SEND_LIMIT_S` is dropped; so is one whose key is no longer valid.
+nothing for `SEND_LIMIT_S` is dropped. The stream also ends when its key is no longer valid, or may see other
+things than at the start: the page asks again, and gets what the key may see now.
 """
 
 import asyncio
@@ -44,17 +45,18 @@ class EventStream(Response):
         recents: RecentRequests,
         system: SystemView,
         is_over: Callable[[], bool],
-        check_key: Callable[[], object],
+        has_rights: Callable[[], bool],
     ) -> None:
         """
         Args:
             is_over: whether the gateway is going away.
-            check_key: raises RequestError when the caller's key is no longer valid.
+            has_rights: whether the caller's key still has those of the start; raises RequestError when it is
+                no longer valid.
         """
         super().__init__(headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self._view, self._recents, self._system = view, recents, system
-        self._is_over, self._check_key = is_over, check_key
+        self._is_over, self._has_rights = is_over, has_rights
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with self._recents.listen(self._view.owner) as listener:
@@ -76,9 +78,7 @@ class EventStream(Response):
             is_due = loop.time() >= system_at
             changed = dict.fromkeys(listener.take_changes())
             if is_due:
-                try:
-                    self._check_key()
-                except RequestError:
+                if not self._may_go_on():
                     break
                 changed |= dict.fromkeys(self._view.running())
                 await _send_event(send, "system", await self._view.system())
@@ -87,6 +87,12 @@ class EventStream(Response):
                 await _send_event(send, "requests", self._view.as_json(changed))
                 await asyncio.sleep(EVENT_GAP_S)
         await send({"type": "http.response.body", "body": b""})
+
+    def _may_go_on(self) -> bool:
+        try:
+            return self._has_rights()
+        except RequestError:
+            return False
 
 
 async def _send_event(send: Send, name: str, data: Any) -> None:
