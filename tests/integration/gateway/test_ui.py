@@ -272,6 +272,40 @@ async def test_one_key_cannot_take_the_places_of_all(guarded: System) -> None:
 
 
 @UI
+async def test_a_slow_link_has_its_time_for_each_piece(
+    system: System, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The limit is less than the snapshot takes, and more than one of its pieces."""
+    for number in range(3):
+        await system.post(with_image(number))
+    monkeypatch.setattr(event_stream, "SEND_LIMIT_S", 0.5)
+    monkeypatch.setattr(event_stream, "PIECE_BYTES", 256)
+    recents, view = recents_of(system), _system_view(system.gateway)
+    loop, pieces = asyncio.get_running_loop(), list[bytes]()
+    began, is_over = loop.time(), asyncio.Event()
+
+    async def send(message: Message) -> None:
+        if body := message.get("body"):
+            pieces.append(body)
+            if body.endswith(b"\n\n"):
+                is_over.set()
+            await asyncio.sleep(0.06)  # the link's time for one
+
+    async def receive() -> Message:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    stream = EventStream(
+        LiveView(ANONYMOUS, recents, view), recents, view, is_over=is_over.is_set, has_rights=lambda: True
+    )
+    await stream({"type": "http"}, receive, send)
+    assert loop.time() - began > event_stream.SEND_LIMIT_S
+    assert max(map(len, pieces)) == event_stream.PIECE_BYTES
+    found = orjson.loads(b"".join(pieces).removeprefix(b"event: snapshot\ndata: "))
+    assert len(found["requests"]) == 3
+
+
+@UI
 async def test_a_page_that_does_not_read_is_dropped(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(event_stream, "SEND_LIMIT_S", 0.05)
     recents, view = recents_of(system), _system_view(system.gateway)

@@ -12,6 +12,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Protocol
 
+import orjson
+
 from triptych_common.domain.errors import RequestError
 from triptych_common.protocol.ids import MmHash
 from triptych_common.protocol.messages import EncodeCompleted, EncoderCacheMetadata, Message
@@ -19,6 +21,7 @@ from triptych_gateway.tracing.item_timing import ItemTiming, in_ms
 from triptych_gateway.tracing.stages import FirstTokenStages, Stage
 
 CLIENT_CLOSED = 499
+FRESH_S = 0.5  # how old the times of a request that runs may be, as they are shown
 REPEATED = "repeated"  # an item that the request names more than once
 
 
@@ -55,9 +58,12 @@ class RecentRequest:
         self.status: int | None = None  # of HTTP; None: it runs
         self.error_type: str | None = None
         self.ended_at: float | None = None
+        self._shown: orjson.Fragment | None = None  # as it was at `_shown_at`, until it changes
+        self._shown_at = 0.0  # monotonic seconds
 
     def touch(self) -> None:
         """Something has changed."""
+        self._shown = None
         self._ring.on_change(self)
 
     def end(self, status: int, now: float) -> None:
@@ -97,6 +103,13 @@ class RecentRequest:
         if self.status == CLIENT_CLOSED:
             return "left"
         return "failed" if self.status >= 500 else "refused"
+
+    def as_fragment(self, now: float) -> orjson.Fragment:
+        """`as_json` in bytes, made once per change for all. Of one that runs: `FRESH_S` ago at most."""
+        is_stale = self.status is None and now - self._shown_at >= FRESH_S
+        if self._shown is None or is_stale:
+            self._shown, self._shown_at = orjson.Fragment(orjson.dumps(self.as_json(now))), now
+        return self._shown
 
     def as_json(self, now: float) -> dict[str, Any]:
         """Times in milliseconds since its arrival."""

@@ -31,7 +31,8 @@ log = get_logger(__name__)
 SYSTEM_INTERVAL_S = 1.0
 LOOK_INTERVAL_S = 0.4  # whether the gateway is going away: less than it waits for its last answers
 EVENT_GAP_S = 0.1  # changes within it are one event
-SEND_LIMIT_S = 10.0
+SEND_LIMIT_S = 10.0  # for each piece of an event
+PIECE_BYTES = 64 << 10
 
 
 class EventStream(Response):
@@ -96,7 +97,13 @@ class EventStream(Response):
 
 
 async def _send_event(send: Send, name: str, data: Any) -> None:
-    """Raises TimeoutError: the client takes nothing."""
+    """In pieces, each when the one before has been taken: a slow link has time for each of them.
+
+    Raises:
+        TimeoutError: the client takes nothing.
+    """
     event = f"event: {name}\ndata: ".encode() + orjson.dumps(data) + b"\n\n"
-    async with asyncio.timeout(SEND_LIMIT_S):
-        await send({"type": "http.response.body", "body": event, "more_body": True})
+    for start in range(0, len(event), PIECE_BYTES):
+        async with asyncio.timeout(SEND_LIMIT_S):
+            body = event[start : start + PIECE_BYTES]
+            await send({"type": "http.response.body", "body": body, "more_body": True})
