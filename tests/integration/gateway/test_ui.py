@@ -1,6 +1,7 @@
 """The page at `/ui`: off by default, behind keys, what it shows to whom, and what its listeners cost."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -24,13 +25,14 @@ from triptych_gateway.ui.live_view import LiveView
 
 SECRET = "words that only their caller may read"
 UI = pytest.mark.parametrize("system", [{"ui": True}], indirect=True)
+OPERATOR = entry("ops", "key-ops", operator=True)
 DATA = ("/ui/api/snapshot", "/ui/api/events")
 
 
 @pytest.fixture
 async def guarded(redis_url: str, tmp_path: Path) -> AsyncIterator[System]:
     """With the keys of the samples, and one of an operator."""
-    keys = write_keys(tmp_path / "keys.toml", KEYS, entry("ops", "key-ops", operator=True))
+    keys = write_keys(tmp_path / "keys.toml", KEYS, OPERATOR, entry("dora", "key-dora", models=["other"]))
     async with opened_system(
         redis_url, tmp_path, ui=True, api_keys_file=keys, api_keys_check_s=0.05
     ) as opened:
@@ -154,6 +156,18 @@ async def test_a_key_sees_its_own_requests_and_an_operator_all(guarded: System) 
     assert everything["system"]["load"] is not None
 
 
+async def test_a_key_is_not_told_of_models_that_it_may_not_use(guarded: System) -> None:
+    found = await snapshot_of(guarded, "key-dora")
+    assert {each["instance"] for each in found["system"]["instances"]} == {"gateway-0", "encoder-0", "pd-0"}
+    assert MODEL not in orjson.dumps(found).decode()
+    for key in ("key-alice", "key-ops"):
+        models = {
+            each["instance"]: each["model"]
+            for each in (await snapshot_of(guarded, key))["system"]["instances"]
+        }
+        assert models["pd-0"] == MODEL, key
+
+
 @UI
 async def test_events_follow_a_request(system: System) -> None:
     async with asyncio.timeout(20), system.http.stream("GET", "/ui/api/events") as answer:
@@ -198,6 +212,34 @@ async def test_a_stream_of_events_ends_with_its_key(guarded: System) -> None:
     assert (await guarded.http.get("/ui/api/events", headers=bearer("key-bob"))).status_code == 401
 
 
+@pytest.mark.parametrize(
+    ("key", "changed"),
+    [
+        ("key-ops", entry("ops", "key-ops")),  # no operator any more
+        ("key-carol", entry("carol", "key-carol", "red")),
+        ("key-carol", entry("caroline", "key-carol")),
+        ("key-carol", entry("carol", "key-carol", models=["other"])),
+        ("key-carol", entry("carol", "key-carol", operator=True)),
+    ],
+)
+async def test_a_stream_of_events_ends_when_its_key_may_see_other_things(
+    guarded: System, key: str, changed: str
+) -> None:
+    path = guarded.gateway.settings.api_keys_file
+    assert path is not None
+    async with (
+        asyncio.timeout(20),
+        guarded.http.stream("GET", "/ui/api/events", headers=bearer(key)) as answer,
+    ):
+        events = events_of(answer)
+        await anext(events)
+        write_keys(path, changed)
+        async for _ in events:
+            pass
+    again = await snapshot_of(guarded, key)
+    assert again["system"]["is_operator"] == ("operator" in changed)
+
+
 @UI
 async def test_a_gateway_that_goes_away_ends_the_streams_of_events(system: System) -> None:
     async with asyncio.timeout(20), system.http.stream("GET", "/ui/api/events") as answer:
@@ -217,6 +259,52 @@ async def test_one_page_too_many_is_refused(system: System) -> None:
     await until(lambda: not recents_of(system).has_listeners)
 
 
+async def test_one_key_cannot_take_the_places_of_all(guarded: System) -> None:
+    """Sixteen by default: four of them."""
+    async with contextlib.AsyncExitStack() as pages:
+
+        async def status_of(key: str) -> int:
+            opening = guarded.http.stream("GET", "/ui/api/events", headers=bearer(key))
+            return (await pages.enter_async_context(opening)).status_code
+
+        assert [await status_of("key-alice") for _ in range(5)] == [200, 200, 200, 200, 429]
+        assert [await status_of(key) for key in ("key-anna", "key-ops")] == [200, 200]
+
+
+@UI
+async def test_a_slow_link_has_its_time_for_each_piece(
+    system: System, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The limit is less than the snapshot takes, and more than one of its pieces."""
+    for number in range(3):
+        await system.post(with_image(number))
+    monkeypatch.setattr(event_stream, "SEND_LIMIT_S", 0.5)
+    monkeypatch.setattr(event_stream, "PIECE_BYTES", 256)
+    recents, view = recents_of(system), _system_view(system.gateway)
+    loop, pieces = asyncio.get_running_loop(), list[bytes]()
+    began, is_over = loop.time(), asyncio.Event()
+
+    async def send(message: Message) -> None:
+        if body := message.get("body"):
+            pieces.append(body)
+            if body.endswith(b"\n\n"):
+                is_over.set()
+            await asyncio.sleep(0.06)  # the link's time for one
+
+    async def receive() -> Message:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    stream = EventStream(
+        LiveView(ANONYMOUS, recents, view), recents, view, is_over=is_over.is_set, has_rights=lambda: True
+    )
+    await stream({"type": "http"}, receive, send)
+    assert loop.time() - began > event_stream.SEND_LIMIT_S
+    assert max(map(len, pieces)) == event_stream.PIECE_BYTES
+    found = orjson.loads(b"".join(pieces).removeprefix(b"event: snapshot\ndata: "))
+    assert len(found["requests"]) == 3
+
+
 @UI
 async def test_a_page_that_does_not_read_is_dropped(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(event_stream, "SEND_LIMIT_S", 0.05)
@@ -233,7 +321,7 @@ async def test_a_page_that_does_not_read_is_dropped(system: System, monkeypatch:
         raise AssertionError
 
     stream = EventStream(
-        LiveView(ANONYMOUS, recents, view), recents, view, is_over=lambda: False, check_key=lambda: None
+        LiveView(ANONYMOUS, recents, view), recents, view, is_over=lambda: False, has_rights=lambda: True
     )
     async with asyncio.timeout(10):
         await stream({"type": "http"}, receive, send)

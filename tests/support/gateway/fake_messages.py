@@ -1,7 +1,7 @@
 """FAKE: what vLLM's Messages API makes of a chat completion, for the fake prefill_decode."""
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterable, AsyncIterator
 from typing import Any
 
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -64,7 +64,7 @@ def as_message(answer: Response) -> Response:
     return JSONResponse(message)
 
 
-async def _events(chunks: AsyncIterator[Any]) -> AsyncIterator[bytes]:
+async def _events(chunks: AsyncIterable[Any]) -> AsyncIterator[bytes]:
     """As vLLM's converter makes them; what it cannot read it answers by an error."""
     async for chunk in chunks:
         data = chunk.removeprefix(b"data: ").strip()

@@ -30,7 +30,7 @@ async def client_of(system: System, key: str = "none") -> AsyncIterator[anthropi
 
 async def ask(client: anthropic.AsyncAnthropic, content: Any, **options: Any) -> Any:
     """One message; its text where it is streamed, to its end."""
-    messages = [{"role": "user", "content": content}]
+    messages: Any = [{"role": "user", "content": content}]
     return await client.messages.create(model=MODEL, max_tokens=5, messages=messages, **options)
 
 

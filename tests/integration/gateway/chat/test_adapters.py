@@ -54,6 +54,15 @@ async def test_an_adapter_is_a_model_of_its_own(redis_url: str, tmp_path: Path) 
         await system.assert_idle()
 
 
+async def test_readiness_which_needs_no_key_has_their_number_alone(redis_url: str, tmp_path: Path) -> None:
+    fake = FakePrefillDecode(adapters=("french", "dutch"))
+    async with opened_system(redis_url, tmp_path, fake, api_keys=("secret",)) as system:
+        ready = await system.http.get("/health/ready")
+        assert {each["instance"]: each["num_adapters"] for each in ready.json()["instances"]}["pd-0"] == 2
+        assert "french" not in ready.text
+        assert "dutch" not in ready.text
+
+
 async def test_a_request_without_a_model_means_no_adapter(redis_url: str, tmp_path: Path) -> None:
     fake = FakePrefillDecode(adapters=("french",))
     async with opened_system(redis_url, tmp_path, fake) as system:

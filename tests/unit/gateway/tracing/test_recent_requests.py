@@ -1,7 +1,9 @@
 """The ring of recent requests: bounded, apart for each API key, and what a listener is told."""
 
 import asyncio
+import contextlib
 
+import orjson
 import pytest
 
 from triptych_common.domain.errors import RequestError
@@ -84,6 +86,22 @@ async def test_listeners_are_few() -> None:
         assert ring.has_listeners
 
 
+async def test_one_owner_has_a_quarter_of_the_listeners_and_operators_all() -> None:
+    ring = RecentRequests(3, 8)
+    with contextlib.ExitStack() as pages:
+
+        def is_refused(owner: str | None) -> bool:
+            try:
+                pages.enter_context(ring.listen(owner))
+            except RequestError as error:
+                return error.code == "too_many_listeners"
+            return False
+
+        assert [is_refused(ALICE) for _ in range(3)] == [False, False, True]
+        assert [is_refused(None) for _ in range(7)] == [False] * 6 + [True]
+    assert not ring.has_listeners
+
+
 def test_what_a_request_is_at_follows_its_stages() -> None:
     request = begin(RecentRequests(3, 1), "req-1")
     states = [request.state]
@@ -112,6 +130,22 @@ def test_what_a_request_is_at_follows_its_stages() -> None:
     assert shown["stages"][-1]["to_ms"] == 1000.0
     gaps = [b["from_ms"] - a["to_ms"] for a, b in zip(shown["stages"], shown["stages"][1:], strict=False)]
     assert gaps == [0.0] * 5
+
+
+def test_its_json_is_made_once_per_change_for_all_that_look() -> None:
+    request = begin(RecentRequests(3, 1), "req-1")
+    first = request.as_fragment(now=BEGAN)
+    assert request.as_fragment(now=BEGAN + 0.4) is first
+    aged = request.as_fragment(now=BEGAN + 0.6)  # it runs, so its duration grows
+    assert orjson.loads(orjson.dumps(aged))["duration_ms"] == 600.0
+    request.model = "m"
+    request.touch()
+    changed = request.as_fragment(now=BEGAN + 0.7)
+    assert orjson.loads(orjson.dumps(changed))["model"] == "m"
+    request.end(200, BEGAN + 0.8)
+    ended = request.as_fragment(now=BEGAN + 0.9)
+    assert request.as_fragment(now=BEGAN + 1000) is ended
+    assert orjson.loads(orjson.dumps(ended)) == request.as_json(BEGAN + 1000)
 
 
 @pytest.mark.parametrize(

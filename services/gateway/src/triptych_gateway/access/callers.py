@@ -32,6 +32,16 @@ class Caller:
     def may_use(self, model: str) -> bool:
         return self.limits is None or self.limits.allows_model(model)
 
+    def sees_as(self, other: "Caller") -> bool:
+        """Whether `/ui` shows both the same. `==` would not do: it leaves out rights and limits."""
+        mine, theirs = (self.owner, self.is_operator), (other.owner, other.is_operator)
+        return mine == theirs and self.models == other.models
+
+    @property
+    def models(self) -> frozenset[str] | None:
+        """That it may use; None: all."""
+        return None if self.limits is None or self.limits.models is None else frozenset(self.limits.models)
+
     @property
     def fields(self) -> dict[str, str]:
         """For logs and spans."""

@@ -100,6 +100,7 @@ class InstanceReport(BaseModel):
     instance: str
     role: str
     model: str | None
+    num_adapters: int
     draining: bool
 
 

@@ -7,6 +7,7 @@ from starlette.responses import Response
 from triptych_common.coordination import Registration
 from triptych_common.domain.errors import RequestError
 from triptych_gateway.access.auth import ApiKeys
+from triptych_gateway.access.callers import Caller
 from triptych_gateway.endpoints.local_endpoints import UI_EVENTS, UI_FILE, UI_PAGE, UI_SNAPSHOT
 from triptych_gateway.routes.local import add_route
 from triptych_gateway.tracing.recent_requests import RecentRequests
@@ -28,9 +29,8 @@ def ui_routes(
             raise RequestError(404, "ui_not_enabled", "the page of this gateway is not enabled")
         return recents
 
-    def admit(request: Request) -> tuple[RecentRequests, LiveView]:
-        caller = api_keys.check_key(request.headers.get("authorization"))
-        return enabled(), LiveView(caller, enabled(), system)
+    def caller_of(request: Request) -> Caller:
+        return api_keys.check_key(request.headers.get("authorization"))
 
     async def file_of_page(file: str) -> Response:
         enabled()
@@ -43,19 +43,19 @@ def ui_routes(
         return await file_of_page(PAGE)
 
     async def snapshot(request: Request) -> Response:
-        _, view = admit(request)
+        view = LiveView(caller_of(request), enabled(), system)
         async with system.store.hold():
             content = orjson.dumps(await view.snapshot())
         return Response(content, media_type="application/json", headers={"Cache-Control": "no-store"})
 
     async def events(request: Request) -> Response:
-        found, view = admit(request)
+        caller = caller_of(request)
         return EventStream(
-            view,
-            found,
+            LiveView(caller, enabled(), system),
+            enabled(),
             system,
             is_over=lambda: registration.record.draining,
-            check_key=lambda: admit(request),
+            has_rights=lambda: caller_of(request).sees_as(caller),
         )
 
     add_route(router, UI_PAGE, page)

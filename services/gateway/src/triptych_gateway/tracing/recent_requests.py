@@ -12,6 +12,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Protocol
 
+import orjson
+
 from triptych_common.domain.errors import RequestError
 from triptych_common.protocol.ids import MmHash
 from triptych_common.protocol.messages import EncodeCompleted, EncoderCacheMetadata, Message
@@ -19,6 +21,7 @@ from triptych_gateway.tracing.item_timing import ItemTiming, in_ms
 from triptych_gateway.tracing.stages import FirstTokenStages, Stage
 
 CLIENT_CLOSED = 499
+FRESH_S = 0.5  # how old the times of a request that runs may be, as they are shown
 REPEATED = "repeated"  # an item that the request names more than once
 
 
@@ -55,9 +58,12 @@ class RecentRequest:
         self.status: int | None = None  # of HTTP; None: it runs
         self.error_type: str | None = None
         self.ended_at: float | None = None
+        self._shown: orjson.Fragment | None = None  # as it was at `_shown_at`, until it changes
+        self._shown_at = 0.0  # monotonic seconds
 
     def touch(self) -> None:
         """Something has changed."""
+        self._shown = None
         self._ring.on_change(self)
 
     def end(self, status: int, now: float) -> None:
@@ -97,6 +103,13 @@ class RecentRequest:
         if self.status == CLIENT_CLOSED:
             return "left"
         return "failed" if self.status >= 500 else "refused"
+
+    def as_fragment(self, now: float) -> orjson.Fragment:
+        """`as_json` in bytes, made once per change for all. Of one that runs: `FRESH_S` ago at most."""
+        is_stale = self.status is None and now - self._shown_at >= FRESH_S
+        if self._shown is None or is_stale:
+            self._shown, self._shown_at = orjson.Fragment(orjson.dumps(self.as_json(now))), now
+        return self._shown
 
     def as_json(self, now: float) -> dict[str, Any]:
         """Times in milliseconds since its arrival."""
@@ -152,12 +165,12 @@ class Listener:
 
     def __init__(self, owner: str | None) -> None:
         """`owner` None: of every API key."""
-        self._owner = owner
+        self.owner = owner
         self._changed: dict[str, RecentRequest] = {}
         self._has_changes = asyncio.Event()
 
     def on_change(self, request: RecentRequest) -> None:
-        if self._owner is None or request.owner == self._owner:
+        if self.owner is None or request.owner == self.owner:
             self._changed[request.request_id] = request
             self._has_changes.set()
 
@@ -188,6 +201,7 @@ class RecentRequests:
         self._requests: deque[RecentRequest] = deque()
         self._max_requests = max_requests
         self._max_listeners = max_listeners
+        self._max_own = max(1, max_listeners // 4)  # of one owner: else one key could take all
         self._listeners: set[Listener] = set()
         self.num_requests = 0  # that have ended
         self.num_items = 0  # of these
@@ -239,12 +253,13 @@ class RecentRequests:
 
     @contextmanager
     def listen(self, owner: str | None) -> Iterator[Listener]:
-        """A listener, until the block ends.
+        """A listener, until the block ends. One owner may have a quarter of them, `owner` None all.
 
         Raises:
             RequestError: 429, there are as many as may be.
         """
-        if len(self._listeners) >= self._max_listeners:
+        num_own = sum(owner is not None and each.owner == owner for each in self._listeners)
+        if num_own >= self._max_own or len(self._listeners) >= self._max_listeners:
             raise RequestError(429, "too_many_listeners", "too many pages are open; close one, or try later")
         listener = Listener(owner)
         self._listeners.add(listener)

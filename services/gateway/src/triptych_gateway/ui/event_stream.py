@@ -5,7 +5,8 @@
     event: system     each second
 
 Each event is made when the one before it has been taken, of what has changed until then. A page that takes
-nothing for `SEND_LIMIT_S` is dropped; so is one whose key is no longer valid.
+nothing for `SEND_LIMIT_S` is dropped. The stream also ends when its key is no longer valid, or may see other
+things than at the start: the page asks again, and gets what the key may see now.
 """
 
 import asyncio
@@ -30,7 +31,8 @@ log = get_logger(__name__)
 SYSTEM_INTERVAL_S = 1.0
 LOOK_INTERVAL_S = 0.4  # whether the gateway is going away: less than it waits for its last answers
 EVENT_GAP_S = 0.1  # changes within it are one event
-SEND_LIMIT_S = 10.0
+SEND_LIMIT_S = 10.0  # for each piece of an event
+PIECE_BYTES = 64 << 10
 
 
 class EventStream(Response):
@@ -44,17 +46,18 @@ class EventStream(Response):
         recents: RecentRequests,
         system: SystemView,
         is_over: Callable[[], bool],
-        check_key: Callable[[], object],
+        has_rights: Callable[[], bool],
     ) -> None:
         """
         Args:
             is_over: whether the gateway is going away.
-            check_key: raises RequestError when the caller's key is no longer valid.
+            has_rights: whether the caller's key still has those of the start; raises RequestError when it is
+                no longer valid.
         """
         super().__init__(headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self._view, self._recents, self._system = view, recents, system
-        self._is_over, self._check_key = is_over, check_key
+        self._is_over, self._has_rights = is_over, has_rights
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with self._recents.listen(self._view.owner) as listener:
@@ -76,9 +79,7 @@ class EventStream(Response):
             is_due = loop.time() >= system_at
             changed = dict.fromkeys(listener.take_changes())
             if is_due:
-                try:
-                    self._check_key()
-                except RequestError:
+                if not self._may_go_on():
                     break
                 changed |= dict.fromkeys(self._view.running())
                 await _send_event(send, "system", await self._view.system())
@@ -88,9 +89,21 @@ class EventStream(Response):
                 await asyncio.sleep(EVENT_GAP_S)
         await send({"type": "http.response.body", "body": b""})
 
+    def _may_go_on(self) -> bool:
+        try:
+            return self._has_rights()
+        except RequestError:
+            return False
+
 
 async def _send_event(send: Send, name: str, data: Any) -> None:
-    """Raises TimeoutError: the client takes nothing."""
+    """In pieces, each when the one before has been taken: a slow link has time for each of them.
+
+    Raises:
+        TimeoutError: the client takes nothing.
+    """
     event = f"event: {name}\ndata: ".encode() + orjson.dumps(data) + b"\n\n"
-    async with asyncio.timeout(SEND_LIMIT_S):
-        await send({"type": "http.response.body", "body": event, "more_body": True})
+    for start in range(0, len(event), PIECE_BYTES):
+        async with asyncio.timeout(SEND_LIMIT_S):
+            body = event[start : start + PIECE_BYTES]
+            await send({"type": "http.response.body", "body": body, "more_body": True})

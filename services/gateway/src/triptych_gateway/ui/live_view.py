@@ -8,6 +8,8 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
+import orjson
+
 from triptych_gateway.access.callers import Caller
 from triptych_gateway.tracing.recent_requests import RecentRequest, RecentRequests
 from triptych_gateway.ui.system_view import SystemView
@@ -46,6 +48,7 @@ class LiveView:
         """Of those that are shown."""
         return [each for each in self._recents.visible_to(self.owner) if each.status is None]
 
-    def as_json(self, requests: Iterable[RecentRequest]) -> list[dict[str, Any]]:
+    def as_json(self, requests: Iterable[RecentRequest]) -> list[orjson.Fragment]:
+        """For `orjson.dumps`."""
         now = time.monotonic()
-        return [each.as_json(now) for each in requests]
+        return [each.as_fragment(now) for each in requests]

@@ -68,7 +68,7 @@ class SystemView:
                 "instance": record.instance,
                 "role": record.role.value,
                 "stages": _stages_of(record),
-                "model": record.model,
+                "model": record.model if record.model and caller.may_use(record.model) else None,
                 "draining": record.draining,
                 "num_slots": record.num_slots,
                 "num_busy": self._num_busy(record) if caller.is_operator else None,
