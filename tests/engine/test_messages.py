@@ -10,7 +10,8 @@ import anthropic
 import httpx
 import pytest
 
-from tests.support.real.answers import alike, post
+from tests.support.real.answers import post
+from tests.support.real.bodies.comparing import alike
 from tests.support.real.system import MODEL, Server, System, image_part
 from tests.support.waiting import wait_until
 

@@ -10,7 +10,8 @@ import httpx
 import pytest
 from openai import OpenAI
 
-from tests.support.real.answers import alike, post
+from tests.support.real.answers import post
+from tests.support.real.bodies.comparing import alike
 from tests.support.real.system import MODEL, Server, System
 
 pytestmark = pytest.mark.engine

@@ -13,14 +13,8 @@ import pytest
 
 from tests.support.fast.redis_inspection import registered_records
 from tests.support.real.adapters import Adapters
-from tests.support.real.answers import (
-    alike,
-    answer_of,
-    events_of,
-    joined_chat,
-    post,
-    without_call_ids,
-)
+from tests.support.real.answers import answer_of, events_of, joined_chat, post, without_call_ids
+from tests.support.real.bodies.comparing import alike
 from tests.support.real.engine_options import MAX_STEP_TOKENS
 from tests.support.real.inspection import DEPLOYMENT, redis_url
 from tests.support.real.system import MODEL, Server, System, image_part

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.real.answers import alike, answer_of, post
+from tests.support.real.answers import answer_of, post
+from tests.support.real.bodies.comparing import alike
 from tests.support.real.system import EXACT, MODEL, Server, System, running_monolith, running_system
 from tests.support.real.text_models import make_classifier
 

@@ -5,14 +5,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.real.answers import (
-    alike,
-    answer_of,
-    events_of,
-    joined_chat,
-    post,
-    without_call_ids,
-)
+from tests.support.real.answers import answer_of, events_of, joined_chat, post, without_call_ids
+from tests.support.real.bodies.comparing import alike
 from tests.support.real.system import Server, System, image_part
 
 pytestmark = pytest.mark.engine

@@ -1,14 +1,11 @@
 """Answers of two servers, compared as JSON: but for ids and times they are to be the same."""
 
-import json
 from typing import Any
 
 import httpx
-import pytest
 
+from tests.support.real.bodies import comparing
 from tests.support.real.system import MODEL, Server
-
-OWN = {"id", "created"}  # of each answer
 
 
 def post(server: Server, path: str, body: dict[str, Any]) -> httpx.Response:
@@ -18,38 +15,16 @@ def post(server: Server, path: str, body: dict[str, Any]) -> httpx.Response:
     return httpx.post(url, json=sent, timeout=120, trust_env=False)
 
 
-def alike(one: Any, other: Any) -> bool:
-    """The same JSON, with numbers that were computed alike."""
-    if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(alike(one[key], other[key]) for key in one)
-    if isinstance(one, list) and isinstance(other, list):
-        return len(one) == len(other) and all(map(alike, one, other))
-    if isinstance(one, float) and isinstance(other, float):
-        return one == pytest.approx(other, abs=1e-3)
-    return bool(one == other)
-
-
-def shown(answer: dict[str, Any]) -> dict[str, Any]:
-    """Without what each answer has of its own."""
-    kept = {name: value for name, value in answer.items() if name not in OWN}
-    if isinstance(
-        kept.get("system_fingerprint"), str
-    ):  # vLLM's version, and a digest of the engine's options
-        kept["system_fingerprint"] = kept["system_fingerprint"].rpartition("-")[0]
-    return kept
-
-
 def answer_of(response: httpx.Response) -> dict[str, Any]:
     assert response.status_code == 200, f"{response.status_code}: {response.text}"
-    return shown(response.json())
+    answer: dict[str, Any] = comparing.shown(response.json())
+    return answer
 
 
 def events_of(response: httpx.Response) -> list[Any]:
-    """Of a stream; chunks are joined by choice, since how tokens are grouped depends on time alone."""
+    """Of a stream."""
     assert response.status_code == 200, f"{response.status_code}: {response.text}"
-    events = [each.removeprefix("data: ") for each in response.text.strip().split("\n\n")]
-    assert events.pop() == "[DONE]"
-    return [shown(json.loads(each)) for each in events]
+    return comparing.events_of(response.text)
 
 
 def joined_chat(events: list[Any]) -> dict[str, Any]:
