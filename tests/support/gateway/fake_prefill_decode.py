@@ -273,7 +273,7 @@ class FakePrefillDecode:
         records = {item["mm_hash"]: item["record"] for item in params["items"]}
         grids = [
             "x".join(map(str, _grid(part, records)))
-            for message in body.get("messages") or ()
+            for message in _messages(body)
             if isinstance(message, dict) and isinstance(message.get("content"), list)
             for part in message["content"]
             if isinstance(part, dict) and part["type"] in ("image_embeds", "image_url")
@@ -281,9 +281,15 @@ class FakePrefillDecode:
         return " ".join([*grids, *(f"word{index}" for index in range(self.words))])
 
 
+def _messages(body: dict[str, Any]) -> list[Any]:
+    """None where they are no list, as in a completion that has a field of that name."""
+    messages = body.get("messages")
+    return messages if isinstance(messages, list) else []
+
+
 def _texts(body: dict[str, Any]) -> list[str]:
     texts: list[Any] = [body.get("prompt")]
-    for message in body.get("messages") or ():
+    for message in _messages(body):
         content = message.get("content") if isinstance(message, dict) else None
         parts = content if isinstance(content, list) else [content]
         texts += [part.get("text") if isinstance(part, dict) else part for part in parts]
