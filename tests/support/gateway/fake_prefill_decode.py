@@ -106,7 +106,10 @@ class FakePrefillDecode:
         @app.post("/v1/chat/completions/batch")
         @app.post("/v1/completions")
         async def generate(request: Request) -> Response:
-            return await self._answer(request, await self._take(request))
+            body = await self._take(request)
+            if request.url.path == "/v1/completions":  # where messages are a field that nothing reads
+                body = {"prompt": "", **{name: each for name, each in body.items() if name != "messages"}}
+            return await self._answer(request, body)
 
         @app.post("/v1/messages")
         async def messages(request: Request) -> Response:
