@@ -13,6 +13,7 @@ from pydantic import (
     Field,
     NonNegativeFloat,
     NonNegativeInt,
+    PositiveFloat,
     PositiveInt,
     StringConstraints,
 )
@@ -230,6 +231,18 @@ class Compute(Message):
     priority: str | None = None  # CUDA_MPS_CLIENT_PRIORITY
 
 
+class KvTransfer(Message):
+    """How a language-model instance hands KV caches to others, or takes them. Inside `InstanceRecord`.
+
+    A KV cache may go from one instance to another where connector and compatibility are equal: those digest
+    what vLLM needs to be alike on both sides (model, dtype, block size, cache layout, vLLM's version).
+    """
+
+    connector: Name  # vLLM's name of its KV connector
+    compatibility: Name
+    lease_s: PositiveFloat  # a prefilled KV cache that nobody asks for is freed after that long
+
+
 AdapterName = Annotated[str, StringConstraints(min_length=1, max_length=MAX_ADAPTER_CHARS)]
 PlaceholderToken = Annotated[str, StringConstraints(min_length=1, max_length=200)]
 
@@ -257,6 +270,7 @@ class InstanceRecord(Message):
     slab_generation: PositiveInt | None = None  # of the store whose slab it has mapped and read
     slab_failure: Annotated[str, StringConstraints(max_length=300)] | None = None  # why it cannot
     compute: Compute | None = None  # of an engine
+    kv_transfer: KvTransfer | None = None  # None: it computes its prompts itself, and hands none over
     stores_responses: bool = False  # a response that is to be stored can be asked for again
 
 

@@ -6,12 +6,28 @@ could not be reached is avoided for a while, unless there is no other.
 
 from collections import Counter
 from collections.abc import Iterable, Set
+from enum import StrEnum
 from itertools import count
 
 from triptych_common.protocol.messages import InstanceRecord, Modality, Role, Sharing
 
 SERVING_ROLES = frozenset({Role.PREFILL_DECODE, Role.ENCODE_PREFILL_DECODE})
 TOWER_ROLES = frozenset({Role.ENCODE_PREFILL_DECODE})  # serve requests with raw media, too
+
+
+class ServingStage(StrEnum):
+    """What of a request an instance is asked for."""
+
+    WHOLE = "whole"  # prefill and decode
+    PREFILL = "prefill"  # its KV cache is kept for an instance that decodes
+    DECODE = "decode"  # from a KV cache that another instance has made
+
+
+STAGE_ROLES = {
+    ServingStage.WHOLE: SERVING_ROLES,
+    ServingStage.PREFILL: frozenset({Role.PREFILL, Role.ENCODE_PREFILL}),
+    ServingStage.DECODE: frozenset({Role.DECODE}),
+}
 ENCODING_ROLES = frozenset({Role.ENCODE})  # take encode jobs
 SHARED = frozenset({Sharing.CORES, Sharing.MPS, Sharing.TIME_SLICES})
 
@@ -92,10 +108,10 @@ class Router:
                 del known[instance]
 
 
-def can_serve(record: InstanceRecord, model: str) -> bool:
-    """Whether `record` answers requests for `model`: its model, or one of its LoRA adapters."""
+def can_serve(record: InstanceRecord, model: str, stage: ServingStage = ServingStage.WHOLE) -> bool:
+    """Whether `record` takes this stage of requests for `model`: its model, or one of its LoRA adapters."""
     return (
-        record.role in SERVING_ROLES
+        record.role in STAGE_ROLES[stage]
         and record.url is not None
         and (record.model == model or model in record.adapters)
         and not record.draining
