@@ -3,7 +3,6 @@
 One that encodes and prefills, one that decodes, and one that does it all, whose answers are the measure.
 """
 
-import asyncio
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from types import ModuleType
@@ -12,13 +11,9 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.support.real.inspection import redis_url
+from tests.support.real.roles import Instance
 from tests.support.real.system import EXACT, MODEL, System, image_part, running_system
-from tests.support.scraping import scrape
 from tests.support.waiting import wait_until
-from triptych_common.bus import AsyncBus
-from triptych_common.coordination import Registry
-from triptych_common.protocol.messages import InstanceRecord
 
 LEASE_S = 3
 TO_PREFILL = {
@@ -44,39 +39,19 @@ def roles() -> Iterator[System]:
         yield running
 
 
-async def registered(system: System) -> list[InstanceRecord]:
-    async with await AsyncBus.connect(redis_url(system), "default", client_name="test") as bus:
-        return await Registry(bus).list_instances()
-
-
-class Instance:
-    """One engine's own port."""
-
-    def __init__(self, system: System, name: str) -> None:
-        (self.record,) = (each for each in asyncio.run(registered(system)) if each.instance == name)
-        assert self.record.url is not None
-        self.url = self.record.url
-
-    def post(self, body: dict[str, Any], path: str = "/v1/chat/completions") -> httpx.Response:
-        return httpx.post(self.url + path, json=body, timeout=120, trust_env=False)
-
-    def metric(self, name: str) -> float:
-        return scrape(int(self.url.rpartition(":")[2])).total(name)
-
-
 @pytest.fixture(scope="module")
 def prefill(roles: System) -> Instance:
-    return Instance(roles, "encode_prefill-0")
+    return Instance.of(roles, "encode_prefill-0")
 
 
 @pytest.fixture(scope="module")
 def decode(roles: System) -> Instance:
-    return Instance(roles, "decode-0")
+    return Instance.of(roles, "decode-0")
 
 
 @pytest.fixture(scope="module")
 def whole(roles: System) -> Instance:
-    return Instance(roles, "encode_prefill_decode-0")
+    return Instance.of(roles, "encode_prefill_decode-0")
 
 
 def chat(content: Any, **options: Any) -> dict[str, Any]:
@@ -109,10 +84,6 @@ def in_two_stages(prefill: Instance, decode: Instance, body: dict[str, Any]) -> 
     return decode.post({**body, "kv_transfer_params": prefilled(prefill, body)})
 
 
-def no_kv_blocks_are_held(instance: Instance) -> bool:
-    return instance.metric("vllm:kv_cache_usage_perc") == 0
-
-
 # ---- announcement --------------------------------------------------------------------------------
 def test_each_announces_its_role_and_its_kv_caches(
     roles: System, prefill: Instance, decode: Instance, whole: Instance
@@ -126,8 +97,10 @@ def test_each_announces_its_role_and_its_kv_caches(
     assert prefill.record.kv_transfer is not None
     assert prefill.record.kv_transfer.lease_s == LEASE_S
     shown = roles.command("status").stdout
-    assert "encode_prefill-0" in shown
-    assert "decode-0" in shown
+    for each in (prefill, decode, whole):
+        assert any(
+            {each.record.instance, each.record.role.value} <= set(line.split()) for line in shown.splitlines()
+        )
 
 
 # ---- the same answers ----------------------------------------------------------------------------
@@ -152,7 +125,7 @@ def test_two_stages_answer_as_one_instance_does(
     assert decode.metric("triptych_prefill_decode_local_encodes_total") == 0
     assert decode.metric("triptych_prefill_decode_handover_bytes_total") == 0
     assert prefill.metric("triptych_prefill_decode_local_encodes_total") > 0
-    wait_until(lambda: no_kv_blocks_are_held(prefill), 10, "KV blocks are freed after they were read")
+    wait_until(lambda: not prefill.holds_kv_blocks, 10, "KV blocks are freed after they were read")
 
 
 def test_a_stream_in_two_stages(prefill: Instance, decode: Instance, whole: Instance) -> None:
@@ -165,15 +138,15 @@ def test_a_stream_in_two_stages(prefill: Instance, decode: Instance, whole: Inst
 # ---- KV caches that nobody reads, or that are gone -----------------------------------------------
 def test_kv_blocks_are_freed_when_the_lease_is_over(prefill: Instance) -> None:
     prefilled(prefill, chat(f"{LONG_TEXT} and nobody decodes this"))
-    assert not no_kv_blocks_are_held(prefill)
-    wait_until(lambda: no_kv_blocks_are_held(prefill), LEASE_S + 10, "KV blocks are freed after the lease")
+    assert prefill.holds_kv_blocks
+    wait_until(lambda: not prefill.holds_kv_blocks, LEASE_S + 10, "KV blocks are freed after the lease")
 
 
 def test_a_kv_cache_is_not_read_after_its_lease(prefill: Instance, decode: Instance, whole: Instance) -> None:
     """Its blocks are another's by then, or may be."""
     body = chat(f"{LONG_TEXT} too late")
     params = prefilled(prefill, body)
-    wait_until(lambda: no_kv_blocks_are_held(prefill), LEASE_S + 10, "KV blocks are freed after the lease")
+    wait_until(lambda: not prefill.holds_kv_blocks, LEASE_S + 10, "KV blocks are freed after the lease")
     late = decode.post({**body, "kv_transfer_params": params})
     assert late.status_code == 503, late.text
     assert late.json()["error"]["code"] == "kv_load_failed"
