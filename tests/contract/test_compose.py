@@ -22,6 +22,7 @@ from triptych_prefill_decode.settings import PrefillDecodeSettings
 ROOT = Path(__file__).resolve().parents[2]
 COMPOSE = ROOT / "compose.yaml"
 COMPOSE_GPU = ROOT / "compose.gpu.yaml"
+COMPOSE_EPD = ROOT / "compose.epd.yaml"
 ENV_FILES = ROOT / "deploy" / "compose"
 ENGINES = ("encoder", "prefill_decode")
 ON_GPU = ("cache_store", *ENGINES)
@@ -39,6 +40,26 @@ def default_of(value: str) -> str:
 def gpu_services() -> dict[str, dict[str, Any]]:
     services: dict[str, dict[str, Any]] = yaml.safe_load(COMPOSE_GPU.read_text())["services"]
     return services
+
+
+class ComposeLoader(yaml.SafeLoader):
+    """With Compose's own tags, whose values are read as if they were not there."""
+
+
+ComposeLoader.add_constructor("!override", lambda loader, node: loader.construct_mapping(node, deep=True))
+
+
+def test_prefill_and_decode_are_the_prefill_decode_with_other_roles() -> None:
+    services = yaml.load(COMPOSE_EPD.read_text(), ComposeLoader)["services"]  # noqa: S506 -- a safe loader
+    assert services["prefill_decode"] == {"profiles": ["prefill_decode"]}, "it is not started"
+    for name in ("prefill", "decode"):
+        assert services[name]["extends"] == {"file": "compose.yaml", "service": "prefill_decode"}
+        role = services[name]["environment"]["TRIPTYCH_ROLE"]
+        assert role == name
+        PrefillDecodeSettings(model="m", role=role)
+    base = yaml.safe_load(COMPOSE.read_text())["services"]["gateway"]["depends_on"]
+    needed = {*base, "prefill", "decode"} - {"prefill_decode"}
+    assert set(services["gateway"]["depends_on"]) == needed
 
 
 def test_no_service_is_killed_while_it_drains() -> None:
@@ -112,7 +133,7 @@ def test_the_gpus_memory_is_enough_for_all_of_them(gpu_services: dict[str, dict[
 
 def test_whatever_can_be_set_is_in_the_document() -> None:
     document = (ROOT / "docs" / "docker.md").read_text()
-    for file in (COMPOSE, COMPOSE_GPU, *ENV_FILES.glob("*.env")):
+    for file in (COMPOSE, COMPOSE_GPU, COMPOSE_EPD, *ENV_FILES.glob("*.env")):
         for name in set(re.findall(r"\$\{(TRIPTYCH_\w+)", file.read_text())):
             assert f"`{name}`" in document or f"{name}=" in document, f"{name} of {file.name}"
 

@@ -202,7 +202,9 @@ RECORD_SAMPLE = messages.InstanceRecord(
         thread_percentage="50",
         priority="0",
     ),
-    kv_transfer=messages.KvTransfer(connector="NixlConnector", compatibility="0123456789abcdef", lease_s=30.0),
+    kv_transfer=messages.KvTransfer(
+        connector="NixlConnector", compatibility="0123456789abcdef", lease_s=30.0
+    ),
     stores_responses=True,
 )
 

@@ -8,6 +8,7 @@ questions       questions to the demo model, with the monolith's answers
 balancer        requests over several gateways, and a steady load
 gateways        one more gateway beside those that it has, with settings of its own
 processes       signals to the processes of a service
+roles           instances asked directly, at their own ports
 inspection      what the system holds, and whether it is whole
 text_models     a classifier with random weights
 ask_worker      a process: an encoder's engine whose host asks its worker for the store's slab

@@ -44,3 +44,27 @@ def test_options_of_requests_are_no_matter_of_a_vision_tower_here(tmp_path: Path
     PrefillDecodeSettings(model="m", run_dir=tmp_path, **options)  # type: ignore[arg-type]
     with pytest.raises(ValidationError, match="TRIPTYCH_" + name.upper()):
         PrefillDecodeSettings(model="m", run_dir=tmp_path, local_encode="fallback", **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("options", "role", "has_tower"),
+    [
+        ({}, "prefill-decode", False),
+        ({"local_encode": "fallback"}, "encode-prefill-decode", True),
+        ({"role": "encode-prefill-decode"}, "encode-prefill-decode", True),
+        ({"role": "prefill"}, "prefill", False),
+        ({"role": "prefill", "local_encode": "fallback"}, "encode-prefill", True),
+        ({"role": "encode-prefill"}, "encode-prefill", True),
+        ({"role": "decode"}, "decode", False),
+    ],
+)
+def test_the_role_and_the_tower(options: dict[str, str], role: str, has_tower: bool, tmp_path: Path) -> None:
+    settings = PrefillDecodeSettings(model="m", run_dir=tmp_path, **options)  # type: ignore[arg-type]
+    assert settings.announced_role == role
+    assert settings.has_tower is has_tower
+
+
+@pytest.mark.parametrize("options", [{"role": "encode"}, {"role": "decode", "local_encode": "fallback"}])
+def test_roles_that_are_none_are_refused(options: dict[str, str], tmp_path: Path) -> None:
+    with pytest.raises(ValidationError):
+        PrefillDecodeSettings(model="m", run_dir=tmp_path, **options)  # type: ignore[arg-type]

@@ -9,19 +9,24 @@ from triptych_cli.options import (
     DEFAULT_MODEL_TEXT,
     DEFAULT_PORT,
     CorePolicyOption,
+    Decodes,
+    EncodePrefillDecodes,
+    EncodePrefills,
     EncoderArgs,
     Encoders,
-    EncodersOrNone,
     Gateways,
     LocalEncodeOption,
     Model,
     Port,
     PrefillDecodeArgs,
     PrefillDecodes,
+    Prefills,
     RedisUrl,
     RegionBytes,
     SystemOptions,
+    TopologyOption,
 )
+from triptych_cli.roles import TOPOLOGIES
 
 HELP_OPTIONS = ["-h", "--help"]
 
@@ -43,8 +48,9 @@ PASS_THROUGH = {"allow_extra_args": True, "ignore_unknown_options": True}
 @app.command()
 def demo(
     model: Model = DEFAULT_MODEL_TEXT,
-    encoders: Encoders = 1,
-    prefill_decodes: PrefillDecodes = 1,
+    topology: TopologyOption = None,
+    encoders: Encoders = None,
+    prefill_decodes: PrefillDecodes = None,
     redis_url: RedisUrl = None,
     port: Annotated[int, typer.Option(min=0, max=65535, help="The gateway's port; 0: a free one.")] = 0,
     region_bytes: RegionBytes = None,
@@ -57,9 +63,14 @@ def demo(
     from triptych_cli.commands import demo as command
     from triptych_cli.system.machine import free_ports
 
+    counts = TOPOLOGIES[topology or "e+pd"]
     options = SystemOptions(
-        model, encoders, prefill_decodes, redis_url, port or free_ports(1)[0], region_bytes,
-        encoder_args, prefill_decode_args, core_policy=core_policy,
+        model, counts.encoders if encoders is None else encoders,
+        counts.prefill_decodes if prefill_decodes is None else prefill_decodes,
+        redis_url, port or free_ports(1)[0], region_bytes,
+        encoder_args, prefill_decode_args, core_policy=core_policy, prefills=counts.prefills,
+        decodes=counts.decodes, encode_prefills=counts.encode_prefills,
+        encode_prefill_decodes=counts.encode_prefill_decodes,
     )  # fmt: skip
     raise typer.Exit(command.demo(options, images))
 
@@ -67,8 +78,12 @@ def demo(
 @app.command()
 def up(
     model: Model = DEFAULT_MODEL_TEXT,
-    encoders: EncodersOrNone = 1,
-    prefill_decodes: PrefillDecodes = 1,
+    encoders: Encoders = None,
+    prefill_decodes: PrefillDecodes = None,
+    prefills: Prefills = 0,
+    decodes: Decodes = 0,
+    encode_prefills: EncodePrefills = 0,
+    encode_prefill_decodes: EncodePrefillDecodes = 0,
     gateways: Gateways = 1,
     redis_url: RedisUrl = None,
     port: Port = DEFAULT_PORT,
@@ -84,6 +99,7 @@ def up(
     options = SystemOptions(
         model, encoders, prefill_decodes, redis_url, port, region_bytes,
         encoder_args, prefill_decode_args, gateways, core_policy, local_encode,
+        prefills, decodes, encode_prefills, encode_prefill_decodes,
     )  # fmt: skip
     raise typer.Exit(lifecycle.up(options))
 

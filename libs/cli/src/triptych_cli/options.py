@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from triptych_cli.roles import RoleCounts, TopologyName
 from triptych_cli.settings import DEFAULT_MODEL
 from triptych_common.cores.plan import CorePolicy
 
@@ -14,8 +15,13 @@ REDIS_URL_VARIABLE = "TRIPTYCH_REDIS_URL"
 Model = Annotated[str, typer.Option(help="Model folder, or a name on the model hub.")]
 LocalEncode = Literal["off", "fallback", "auto"]
 
-Encoders = Annotated[int, typer.Option(min=1, help="Number of encoders.")]
-EncodersOrNone = Annotated[int, typer.Option(min=0, help="Number of encoders; 0 with --local-encode alone.")]
+Encoders = Annotated[
+    int | None,
+    typer.Option(
+        min=0,
+        help="Number of encoders [default: 1; 0 where all that prefill have vision towers of their own].",
+    ),
+]
 LocalEncodeOption = Annotated[
     LocalEncode | None,
     typer.Option(
@@ -25,7 +31,30 @@ LocalEncodeOption = Annotated[
     ),
 ]
 PrefillDecodes = Annotated[
-    int, typer.Option("--prefill-decodes", min=1, help="Number of prefill_decode instances.")
+    int | None,
+    typer.Option(
+        "--prefill-decodes",
+        min=0,
+        help="Number of prefill_decode instances [default: 1, or 0 where other instances answer].",
+    ),
+]
+Prefills = Annotated[
+    int, typer.Option("--prefills", min=0, help="Number of instances that prefill for those that decode.")
+]
+Decodes = Annotated[
+    int, typer.Option("--decodes", min=0, help="Number of instances that decode what others have prefilled.")
+]
+EncodePrefills = Annotated[
+    int,
+    typer.Option("--encode-prefills", min=0, help="Number of instances that encode and prefill for others."),
+]
+EncodePrefillDecodes = Annotated[
+    int,
+    typer.Option("--encode-prefill-decodes", min=0, help="Number of instances that do all of it themselves."),
+]
+TopologyOption = Annotated[
+    TopologyName | None,
+    typer.Option("--topology", help="One engine for each part; e: encode, p: prefill, d: decode."),
 ]
 Gateways = Annotated[
     int, typer.Option(min=1, help="Number of gateways, on ports of their own from --port on.")
@@ -45,7 +74,7 @@ RegionBytes = Annotated[
 EncoderArgs = Annotated[
     str, typer.Option(help='Passed through to the encoders\' vLLM, e.g. "--max-model-len 4096".')
 ]
-PrefillDecodeArgs = Annotated[str, typer.Option(help="Passed through to the prefill_decode instances' vLLM.")]
+PrefillDecodeArgs = Annotated[str, typer.Option(help="Passed through to the vLLM of all other engines.")]
 CorePolicyOption = Annotated[
     CorePolicy,
     typer.Option(
@@ -65,8 +94,8 @@ class SystemOptions:
     """The shared options as they were given."""
 
     model: str
-    encoders: int
-    prefill_decodes: int
+    encoders: int | None  # None: as many as the others need
+    prefill_decodes: int | None
     redis_url: str | None
     port: int
     region_bytes: int | None
@@ -75,6 +104,28 @@ class SystemOptions:
     gateways: int = 1
     core_policy: CorePolicy = "text_first"
     local_encode: LocalEncode | None = None  # None: as the environment says
+    prefills: int = 0
+    decodes: int = 0
+    encode_prefills: int = 0
+    encode_prefill_decodes: int = 0
+
+    def counts(self) -> RoleCounts:
+        """With what was left open."""
+        others = self.prefills + self.decodes + self.encode_prefills + self.encode_prefill_decodes
+        prefill_decodes = self.prefill_decodes
+        if prefill_decodes is None:
+            prefill_decodes = 0 if others else 1
+        encoders = self.encoders
+        if encoders is None:
+            encoders = 1 if prefill_decodes or self.prefills else 0
+        return RoleCounts(
+            encoders,
+            prefill_decodes,
+            self.prefills,
+            self.decodes,
+            self.encode_prefills,
+            self.encode_prefill_decodes,
+        )
 
     def argument(self) -> str:
         """As one command line argument for the daemon; without the Redis URL, which can hold a password."""

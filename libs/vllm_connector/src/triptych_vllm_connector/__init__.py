@@ -10,6 +10,7 @@ consumer/       EngineCore of prefill_decode: which requests may run, and what t
 links/          EngineCore of prefill_decode: the consumer's links to store, bus and clock.
 readable        EngineCore and workers: which entries can be read from here; keys of tensors in Redis.
 slab_probe      EngineCore and workers: what the engine knows of the store's slab, which a worker finds out.
+kv_failures     EngineCore -> host: why a decode instance could not go on from a KV cache.
 step_orders     EngineCore -> worker: what to write and what to load.
 pieces          hosts, EngineCore and workers: items that are several features in the prompt.
 step_metadata   both ways, as vLLM's connector metadata: step orders, and what became of loads back.

@@ -37,6 +37,7 @@ class ConnectorConfig(BaseModel):
     overlap_min_tokens: PositiveInt = 64  # for fewer of them a request does not run without its next item
     overlap_share: Share = 0.5  # of KV blocks and of seats, for requests that wait for items in their midst
     has_encoder: bool = False  # prefill_decode: the vision tower is loaded, so local encode is possible
+    decodes_only: bool = False  # prompts come as KV caches: no item is waited for, and no store is asked
     transport: TransportSetting = "auto"
     core_policy: CorePolicy = "text_first"
     decode_share: DecodeShare | None = None  # of a step that also computes prompts; None: by core policy

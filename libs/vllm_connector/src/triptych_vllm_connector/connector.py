@@ -54,6 +54,7 @@ class TriptychECConnector(ECConnectorBase):
         self._writes: dict[str, list[WriteOrder]] = {}
         self._consumer: Consumer | None = None
         self._plans_local = False
+        self._refused: set[str] = set()
         self._closers: list[Any] = []
         self.slab = UsableSlab()
         self.writer: WritingWorker | None = None
@@ -67,7 +68,7 @@ class TriptychECConnector(ECConnectorBase):
             if self.is_producer:
                 self.writer = WritingWorker(self.config, rank, device_type)
                 self._closers.append(self.writer)
-            if self.is_consumer:
+            if self.is_consumer and not self.config.decodes_only:
                 self.loader = LoadingWorker(self.config, rank, device_type)
                 self._closers.append(self.loader)
 
@@ -97,8 +98,13 @@ class TriptychECConnector(ECConnectorBase):
     def has_cache_item(self, identifier: str) -> bool:
         return self._consumer is not None and not self._plans_local and self._consumer.is_pinned(identifier)
 
+    def refuse_request(self, engine_request_id: str) -> None:
+        """vLLM ends it with an error at the end of this step."""
+        self._refused.add(engine_request_id)
+
     def take_unavailable_requests(self) -> set[str]:
-        return self._consumer.take_failed() if self._consumer is not None else set()
+        refused, self._refused = self._refused, set()
+        return refused | (self._consumer.take_failed() if self._consumer is not None else set())
 
     def update_state_after_free(self, request: Any, index: int) -> None:
         """The item's placeholder is computed."""

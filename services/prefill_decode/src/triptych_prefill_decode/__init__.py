@@ -1,6 +1,7 @@
-"""prefill_decode service: vLLM's own OpenAI server in this process, on an engine that decodes.
+"""prefill_decode service: vLLM's own OpenAI server in this process, on an engine of a language model.
 
-It encodes where it has a vision tower alone (`--local-encode`). All of this runs in the host process; what
+`TRIPTYCH_ROLE` says which stages of a request it does: prefill and decode, one of them, and it encodes where
+it has a vision tower. All of this runs in the host process; what
 runs inside vLLM's processes is in `triptych_vllm_connector`: `consumer/` decides which requests may run,
 `scheduler/` parks and wakes them, `worker/` loads tensors.
 
@@ -11,5 +12,6 @@ warm_up        work before the instance registers: the first steps of an engine 
 adapters       LoRA adapters, by whose names clients ask: in the instance's record
 http_server    vLLM's application behind uvicorn: when it listens, and how it drains
 dead_engine    answers for an engine that is dead: 503, or a connection that breaks off
+kv_errors      answers of an instance that decodes, where a prompt's KV cache is not to be had: 503
 engine_health  whether the engine answers: one that hangs ends the process
 """

@@ -8,6 +8,7 @@ not know yet takes them elsewhere; what runs goes on, for `drain_timeout_s` at m
 
 import asyncio
 import contextlib
+import os
 import socket
 import uuid
 from collections.abc import AsyncIterator
@@ -33,13 +34,14 @@ from triptych_common.domain.errors import TriptychError
 from triptych_common.protocol.messages import InstanceRecord, Role
 from triptych_common.protocol.urls import base_url
 from triptych_common.runtime import StopSignal, bind_tcp
-from triptych_common.runtime.drain import DrainGate
+from triptych_common.runtime.drain import AsgiApp, DrainGate
 from triptych_common.telemetry import setup_logging, setup_tracing
 from triptych_common.telemetry.logs import get_logger
 from triptych_prefill_decode.adapters import AdapterTable, announce_adapters
 from triptych_prefill_decode.dead_engine import DeadEngineMiddleware
 from triptych_prefill_decode.engine_health import EngineGoneError, watch_answers
 from triptych_prefill_decode.http_server import ListeningServer, drain, guarded
+from triptych_prefill_decode.kv_errors import KvErrorMiddleware, note_failures
 from triptych_prefill_decode.settings import PrefillDecodeSettings
 from triptych_prefill_decode.warm_up import NUM_OUTPUT_TOKENS, WarmUpWork, warm_up
 from triptych_vllm_connector.config import ConnectorConfig
@@ -47,6 +49,15 @@ from triptych_vllm_connector.host.audio_reader import read_audio_formats_only
 from triptych_vllm_connector.host.budget import budget_embeds, encoder_cache_embeds
 from triptych_vllm_connector.host.engine_options import check_engine_options, prefill_decode_options
 from triptych_vllm_connector.host.image_reader import read_image_formats_only
+from triptych_vllm_connector.host.kv_transfer import (
+    announced_kv_transfer,
+    check_kv_transfer,
+    free_port,
+    hands_over,
+    kv_environment,
+    kv_transfer_config,
+    kv_transfer_options,
+)
 from triptych_vllm_connector.host.model_facts import item_limits, placeholder_tokens
 from triptych_vllm_connector.host.namespace import digest_of_model
 from triptych_vllm_connector.host.platform import has_gpu, has_region, may_use_slab
@@ -73,14 +84,28 @@ async def serve(settings: PrefillDecodeSettings, stop: StopSignal) -> None:
     end_quickly()
     await check_login(settings.redis_url, settings.deployment, client_name=settings.instance)
     digest = await asyncio.to_thread(digest_of_model, settings.model, settings.engine_args)
-    config = ConnectorConfig.of_service(settings, namespace_digest=digest, has_encoder=settings.has_tower)
+    role = settings.announced_role
+    config = ConnectorConfig.of_service(
+        settings,
+        namespace_digest=digest,
+        has_encoder=settings.has_tower,
+        decodes_only=role is Role.DECODE,
+    )
+    on_gpu = has_gpu()
+    kv_config = None
+    if hands_over(role):
+        kv_config = kv_transfer_config(role, settings.kv_lease_s, settings.kv_connector_options, on_gpu)
+        _prepare_kv_transfer(settings, on_gpu)
+    kv_options = [] if kv_config is None else kv_transfer_options(kv_config, on_gpu)
     options = [
-        *prefill_decode_options(config, settings.model, has_gpu(), settings.engine_args),
+        *prefill_decode_options(config, settings.model, on_gpu, settings.engine_args, kv_options),
         f"--served-model-name={settings.model_name}",
         "--disable-uvicorn-access-log",
     ]
     args = make_arg_parser(FlexibleArgumentParser()).parse_args(options)
     check_engine_options(args)
+    if kv_config is not None:
+        check_kv_transfer(args.kv_transfer_config, kv_config, role)
     validate_parsed_serve_args(args)
     read_image_formats_only(settings.image_formats)
     read_audio_formats_only()
@@ -114,6 +139,17 @@ async def serve(settings: PrefillDecodeSettings, stop: StopSignal) -> None:
 def stores_responses(state: Any) -> bool:
     """Whether vLLM's application keeps responses (`VLLM_ENABLE_RESPONSES_API_STORE`)."""
     return bool(getattr(getattr(state, "openai_serving_responses", None), "enable_store", False))
+
+
+def _prepare_kv_transfer(settings: PrefillDecodeSettings, on_gpu: bool) -> None:
+    """vLLM's connector reads where it listens from the environment, in the engine's processes.
+
+    Each instance has a side channel of its own, on loopback where nothing else is announced.
+    """
+    host = settings.advertised_host or settings.host
+    port = settings.kv_port or free_port(host)
+    environment = os.environ  # noqa: TID251 -- vLLM and UCX have no other way
+    environment.update(kv_environment(host, port, on_gpu, environment))
 
 
 async def _warm_up_work(engine: Any) -> WarmUpWork | None:
@@ -171,16 +207,28 @@ class PrefillDecodeService:
         Raises:
             TriptychError: the store or Redis cannot be used.
         """
+        role = settings.announced_role
+        decodes_only = role is Role.DECODE
+        kv_transfer = None
+        if hands_over(role):
+            kv_transfer = announced_kv_transfer(
+                engine.vllm_config, config.namespace_digest, settings.kv_lease_s
+            )
         supported_tasks = await engine.get_supported_tasks()
         app = build_app(args, supported_tasks, engine.model_config)
         await init_app_state(engine, app.state, args, supported_tasks)
         adapters = AdapterTable.of(app.state.openai_serving_models)
         processor = engine.renderer.mm_processor  # None: a model of text alone
         if processor is not None and "generate" in supported_tasks:
-            replay_records(engine, app.state, placeholder_tokens(processor, engine.renderer.tokenizer))
+            tokens = placeholder_tokens(processor, engine.renderer.tokenizer)
+            replay_records(engine, app.state, tokens, renders_media=decodes_only)
         # Again: vLLM's start changes levels, and a library that its application imports sets the root's.
         setup_logging("prefill_decode", settings.instance, settings.log_level)
-        gate = guarded(DeadEngineMiddleware(app, lambda: engine.errored))
+        answering: AsgiApp = app
+        if decodes_only:
+            engine.generate = note_failures(engine.generate)
+            answering = KvErrorMiddleware(app)
+        gate = guarded(DeadEngineMiddleware(answering, lambda: engine.errored))
         server = ListeningServer(
             uvicorn.Config(
                 gate,
@@ -195,21 +243,24 @@ class PrefillDecodeService:
         cache_embeds = settings.budget_embeds
         if cache_embeds is None and processor is not None:
             cache_embeds = await asyncio.to_thread(encoder_cache_embeds, engine.vllm_config)
-        is_mappable = await asyncio.to_thread(has_region, settings.store_socket, settings.instance)
+        # One that decodes takes no tensors, and needs no store.
+        is_mappable = not decodes_only and await asyncio.to_thread(
+            has_region, settings.store_socket, settings.instance
+        )
         probe_slab: ProbeSlab | None = None
-        if may_use_slab(settings.engine_args):
+        if not decodes_only and may_use_slab(settings.engine_args):
             probe_slab = partial(engine.engine_core.call_utility_async, PROBE_SLAB)
         async with SlabWatch.open(
             settings.store_socket,
             settings.instance,
-            settings.transport,
+            "auto" if decodes_only else settings.transport,
             has_region=is_mappable,
             probe_slab=probe_slab,
         ) as slab:
             record = InstanceRecord(
                 instance=settings.instance,
                 boot_id=uuid.uuid4().hex,
-                role=Role.ENCODE_PREFILL_DECODE if settings.has_tower else Role.PREFILL_DECODE,
+                role=role,
                 url=base_url(settings.advertised_host or settings.host, sockets[0].getsockname()[1]),
                 model=settings.model_name,
                 adapters=adapters.names,
@@ -222,6 +273,7 @@ class PrefillDecodeService:
                 num_slots=engine.vllm_config.scheduler_config.max_num_seqs,
                 compute=await compute_of(engine),
                 stores_responses=stores_responses(app.state),
+                kv_transfer=kv_transfer,
                 **slab.fields(),
             )
             async with await AsyncBus.connect(

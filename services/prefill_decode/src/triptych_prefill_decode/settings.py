@@ -6,9 +6,16 @@ from typing import Any, Literal
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from triptych_common.cores.plan import CorePolicy
+from triptych_common.protocol.messages import Role
 from triptych_common.protocol.urls import ANY_ADDRESSES, HostText
 from triptych_common.runtime import MediaSettings
 from triptych_vllm_connector.config import DecodeShare, Share, TransportSetting
+
+LanguageModelRole = Literal["prefill-decode", "encode-prefill-decode", "prefill", "encode-prefill", "decode"]
+_WITH_TOWER = {
+    Role.PREFILL: Role.ENCODE_PREFILL,
+    Role.PREFILL_DECODE: Role.ENCODE_PREFILL_DECODE,
+}
 
 
 class PrefillDecodeSettings(MediaSettings):
@@ -32,6 +39,20 @@ class PrefillDecodeSettings(MediaSettings):
     local_encode: Literal["never", "fallback"] = Field(
         default="never",
         description="fallback: load the vision tower, for requests that no encoder can serve in time",
+    )
+    role: LanguageModelRole = Field(
+        default="prefill-decode",
+        description="stages of a request that this instance does; those with encode have the vision tower",
+    )
+    kv_lease_s: PositiveInt = Field(
+        default=30,
+        description="a prefilled KV cache that nobody reads is freed after so long",
+    )
+    kv_port: int = Field(
+        default=0, ge=0, le=65535, description="where others ask how its KV caches are read; 0: any free port"
+    )
+    kv_connector_options: dict[str, Any] = Field(
+        default_factory=dict, description="further options of vLLM's KV connector, as a JSON object"
     )
     engine_timeout_s: PositiveFloat = Field(
         default=60.0, description="an engine that answers nothing for so long is restarted"
@@ -74,22 +95,33 @@ class PrefillDecodeSettings(MediaSettings):
     )
 
     def model_post_init(self, context: Any) -> None:
-        """Raises ValueError: this instance would encode media with options.
+        """Raises ValueError: this instance would encode media with options, or decode with a tower.
 
         Only encoders check what a processor made of such media before a tower gets it.
         """
         super().model_post_init(context)
+        if self.role == Role.DECODE and self.local_encode != "never":
+            raise ValueError(
+                "TRIPTYCH_LOCAL_ENCODE must be never with TRIPTYCH_ROLE=decode: it takes no media"
+            )
         if self.has_tower and (self.request_processor_options or any(self.media_options.values())):
             raise ValueError(
                 "TRIPTYCH_REQUEST_PROCESSOR_OPTIONS, TRIPTYCH_REQUEST_IMAGE_OPTIONS, "
                 "TRIPTYCH_REQUEST_VIDEO_OPTIONS and TRIPTYCH_REQUEST_AUDIO_OPTIONS must be empty "
-                "with TRIPTYCH_LOCAL_ENCODE=fallback: media with options are for encoders alone"
+                "with TRIPTYCH_LOCAL_ENCODE=fallback, and with roles that encode: media with options are for "
+                "encoders alone"
             )
 
     @property
     def has_tower(self) -> bool:
         """Whether this instance can encode."""
-        return self.local_encode == "fallback"
+        return self.local_encode == "fallback" or self.role.startswith("encode-")
+
+    @property
+    def announced_role(self) -> Role:
+        """`TRIPTYCH_LOCAL_ENCODE=fallback` makes a role one with encode."""
+        role = Role(self.role)
+        return _WITH_TOWER.get(role, role) if self.has_tower else role
 
     @property
     def model_name(self) -> str:

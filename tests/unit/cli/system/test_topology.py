@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from triptych_cli.roles import RoleCounts
 from triptych_cli.supervisor.daemon import STOP_LIMIT_S
 from triptych_cli.system.layout import RunLayout
 from triptych_cli.system.resolved_options import ResolvedOptions
@@ -18,12 +19,13 @@ OPTIONS = ResolvedOptions(model="/models/m", model_is_local=True, gateway_port=8
 
 
 def planned(options: ResolvedOptions = OPTIONS) -> Topology:
-    ports = range(9000, 9000 + options.num_prefill_decodes)
+    ports = range(9000, 9000 + len(options.counts.language_models()))
     return plan(
         options,
         LAYOUT,
         prefill_decode_ports=ports,
-        metrics_ports=range(7000, 7001 + options.num_encoders),
+        metrics_ports=range(7000, 7001 + options.counts.encoders),
+        kv_ports=range(6000, 6000 + options.counts.num_handing_over),
         python="python",
         redis_server="redis-server",
     )
@@ -64,7 +66,7 @@ def test_local_encode_is_for_instances_and_gateways(
 
 
 def test_each_service_answers_prometheus_on_a_local_port_of_its_own() -> None:
-    services = by_name(planned(replace(OPTIONS, num_encoders=2, num_gateways=2)))
+    services = by_name(planned(replace(OPTIONS, counts=RoleCounts(2, 1), num_gateways=2)))
     ports = {name: spec.metrics_port for name, spec in services.items() if name != "redis"}
     assert ports == {
         "cache_store-0": 7000,
@@ -82,12 +84,12 @@ def test_each_service_answers_prometheus_on_a_local_port_of_its_own() -> None:
 
 
 def test_without_encoders() -> None:
-    names = by_name(planned(replace(OPTIONS, num_encoders=0, local_encode="fallback"))).keys()
+    names = by_name(planned(replace(OPTIONS, counts=RoleCounts(0, 1), local_encode="fallback"))).keys()
     assert names == {"redis", "cache_store-0", "prefill_decode-0", "gateway-0"}
 
 
 def test_every_service_comes_after_what_it_needs() -> None:
-    topology = planned(replace(OPTIONS, num_encoders=2, num_prefill_decodes=3))
+    topology = planned(replace(OPTIONS, counts=RoleCounts(2, 3)))
     seen: set[str] = set()
     for service in topology.services:
         assert service.after | service.starts_after <= seen
@@ -127,8 +129,7 @@ def test_instances_have_names_ports_and_options_of_their_own() -> None:
         planned(
             replace(
                 OPTIONS,
-                num_encoders=2,
-                num_prefill_decodes=2,
+                counts=RoleCounts(2, 2),
                 encoder_args=("--dtype", "float32"),
                 prefill_decode_args=("--max-model-len", "2048"),
             )
@@ -184,7 +185,7 @@ class TestGpus:
         assert services["prefill_decode-0"].starts_after == {"encoder-0"}
 
     def test_the_stores_memory_is_counted_on_the_first_gpu(self) -> None:
-        options = replace(OPTIONS, gpus=("3", "4"), num_encoders=2, num_prefill_decodes=1, slab_share=0.1)
+        options = replace(OPTIONS, gpus=("3", "4"), counts=RoleCounts(2, 1), slab_share=0.1)
         services = by_name(planned(options))
         shares = {
             name: json.loads(services[name].env["TRIPTYCH_ENGINE_ARGS"])[1:]
@@ -213,13 +214,13 @@ class TestGpus:
                 assert not any(key.startswith("CUDA_MPS") for key in {**service.env, **service.env_defaults})
 
     def test_engines_that_start_in_turn_stop_together(self) -> None:
-        topology = planned(replace(OPTIONS, gpus=("0",), num_prefill_decodes=2))
+        topology = planned(replace(OPTIONS, gpus=("0",), counts=RoleCounts(1, 2)))
         assert by_name(topology)["prefill_decode-1"].starts_after == {"prefill_decode-0"}
         waves = [{service.name for service in wave} for wave in topology.stop_waves()]
         assert waves[1] == {"encoder-0", "prefill_decode-0", "prefill_decode-1"}
 
     def test_all_waves_have_ended_before_the_supervisor_would_be_killed(self) -> None:
-        topology = planned(replace(OPTIONS, gpus=("0",), num_encoders=3, num_prefill_decodes=3))
+        topology = planned(replace(OPTIONS, gpus=("0",), counts=RoleCounts(3, 3)))
         waves = topology.stop_waves()
         assert sum(max(service.stop_timeout_s for service in wave) for wave in waves) < STOP_LIMIT_S
 
@@ -254,3 +255,27 @@ def test_services_may_drain_before_they_are_killed() -> None:
     for service in planned().services:
         if service.name.startswith(("encoder", "prefill_decode", "gateway")):
             assert service.stop_timeout_s > bound_s
+
+
+def test_each_role_has_its_engines() -> None:
+    counts = RoleCounts(encoders=2, prefills=2, decodes=2, encode_prefills=1, encode_prefill_decodes=1)
+    services = by_name(planned(replace(OPTIONS, counts=counts, local_encode="auto")))
+    roles = {name: each.env.get("TRIPTYCH_ROLE") for name, each in services.items()}
+    assert {name: role for name, role in roles.items() if role is not None} == {
+        "prefill-0": "prefill",
+        "prefill-1": "prefill",
+        "encode_prefill-0": "encode-prefill",
+        "decode-0": "decode",
+        "decode-1": "decode",
+        "encode_prefill_decode-0": "encode-prefill-decode",
+    }
+    assert {each.env["TRIPTYCH_LOCAL_ENCODE"] for name, each in services.items() if roles[name]} == {"never"}
+    ports = [each.env.get("TRIPTYCH_KV_PORT") for each in services.values()]
+    assert [port for port in ports if port] == [str(6000 + number) for number in range(5)]
+
+
+def test_all_engines_have_cores() -> None:
+    counts = RoleCounts(encoders=1, prefills=1, decodes=1)
+    services = by_name(planned(replace(OPTIONS, counts=counts, cores=(0, 1))))
+    owned = [services[name].env["TRIPTYCH_CORES"] for name in ("encoder-0", "prefill-0", "decode-0")]
+    assert owned == ["[0]", "[1]", "[0]"]

@@ -7,19 +7,27 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from tests.support.item_records import item_record
 from triptych_common.protocol.messages import ECTransferParams, ItemTransfer, Modality
 
 with warnings.catch_warnings(action="ignore"):  # importing vLLM warns, of torch's own use of torch
-    from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
+    from vllm.multimodal.inputs import (
+        MultiModalBatchedField,
+        MultiModalFeatureSpec,
+        MultiModalFieldElem,
+        MultiModalKwargsItem,
+        PlaceholderRange,
+    )
 
     from triptych_vllm_connector.pieces import piece_hashes
     from triptych_vllm_connector.records.positions import PositionCheck
-    from triptych_vllm_connector.records.replaying import RecordedItems, _divide_items_of
+    from triptych_vllm_connector.records.replaying import MetadataOnly, RecordedItems, _divide_items_of
 
 VIDEO, IMAGE = "a" * 64, "b" * 64
 ROWS = (4, 2)
+ELEMENT = MultiModalFieldElem(data=torch.zeros(1), field=MultiModalBatchedField())
 
 
 def transfer(mm_hash: str, num_embeds: int, pieces: tuple[int, ...]) -> ItemTransfer:
@@ -79,3 +87,12 @@ def test_pieces_of_other_rows_are_refused_before_the_engine_sees_them(pieces: tu
         cache.get_and_update_item(None, VIDEO)
     cache.items = {VIDEO: transfer(VIDEO, sum(ROWS), ROWS)}
     cache.get_and_update_item(None, VIDEO)
+
+
+def test_an_engine_that_encodes_nothing_gets_no_pixels() -> None:
+    data = MultiModalKwargsItem({"pixel_values": ELEMENT, "image_grid_thw": ELEMENT})
+    feature = MultiModalFeatureSpec(data, "image", IMAGE, PlaceholderRange(offset=1, length=3), IMAGE)
+    stripped = MetadataOnly({"image": {"image_grid_thw"}}.__getitem__).strip(feature)
+    assert list(stripped.data) == ["image_grid_thw"]
+    assert (stripped.identifier, stripped.mm_position) == (feature.identifier, feature.mm_position)
+    assert list(feature.data) == ["pixel_values", "image_grid_thw"]

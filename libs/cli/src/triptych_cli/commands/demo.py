@@ -177,7 +177,7 @@ async def _show(supervisor: Supervisor, layout: RunLayout, samples: list[DemoSam
                 show_waterfall(await _trace_of(layout, answer))
         if first is None or num_right == 0:
             raise DemoFailedError("no picture was read right")
-        out.print("\n[bold]The first picture again[/]: its encoding is still in the store")
+        out.print("\n[bold]The first picture again[/]: what was computed of it is still there")
         again = await _ask_and_show(client, model, samples[0])
         spans = await _trace_of(layout, again)
         show_waterfall(spans)

@@ -28,13 +28,16 @@ class Launch:
         Raises:
             LaunchError: no redis-server is to be found.
         """
-        num_engine_ports = self.options.num_prefill_decodes
-        ports = free_ports(num_engine_ports + 1 + self.options.num_encoders)
+        counts = self.options.counts
+        num_engine_ports = len(counts.language_models())
+        num_metrics_ports = 1 + counts.encoders
+        ports = free_ports(num_engine_ports + num_metrics_ports + counts.num_handing_over)
         topology = plan(
             self.options,
             self.layout,
             prefill_decode_ports=ports[:num_engine_ports],
-            metrics_ports=ports[num_engine_ports:],
+            metrics_ports=ports[num_engine_ports : num_engine_ports + num_metrics_ports],
+            kv_ports=ports[num_engine_ports + num_metrics_ports :],
             python=sys.executable,
             redis_server=redis_server() if self.options.redis_url is None else "",
         )

@@ -4,10 +4,12 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from triptych_cli.roles import HANDING_OVER, instance_name
 from triptych_cli.system.layout import RunLayout
 from triptych_cli.system.resolved_options import ResolvedOptions
 from triptych_common.cores.gpu_plan import GpuPlace, plan_gpus
 from triptych_common.cores.plan import plan_cores
+from triptych_common.protocol.messages import Role
 
 ENGINE_ENV: Mapping[str, str] = {"VLLM_NO_USAGE_STATS": "1"}
 CPU_ENGINE_ENV: Mapping[str, str] = {
@@ -37,34 +39,47 @@ class Engine:
     gpu: str | None = None  # the one it runs on; None: CPU, or several GPUs
 
 
-def engine_hosts(options: ResolvedOptions, layout: RunLayout, ports: Sequence[int]) -> list[Engine]:
-    """Encoders first. `ports`: one for each prefill_decode."""
+def engine_hosts(
+    options: ResolvedOptions, layout: RunLayout, ports: Sequence[int], kv_ports: Sequence[int] = ()
+) -> list[Engine]:
+    """Encoders first.
+
+    Args:
+        ports: one for each engine of a language model.
+        kv_ports: one for each that hands KV caches over, or takes them.
+    """
     env = {
         "TRIPTYCH_MODEL": options.model,
         "TRIPTYCH_CORE_POLICY": options.core_policy,
         "TMPDIR": str(layout.tmp_dir),
         "VLLM_RPC_BASE_PATH": str(layout.tmp_dir),
     }
-    tower: dict[str, str] = {}
-    if options.local_encode is not None:
-        tower["TRIPTYCH_LOCAL_ENCODE"] = "never" if options.local_encode == "off" else "fallback"
+    counts = options.counts
     engines = [
-        Engine("encoder", f"encoder-{number}", options.encoder_args, env)
-        for number in range(options.num_encoders)
+        Engine("encoder", f"encoder-{number}", options.encoder_args, env) for number in range(counts.encoders)
     ]
-    engines += [
-        Engine(
-            "prefill_decode",
-            f"prefill_decode-{number}",
-            options.prefill_decode_args,
-            {**env, **tower, "TRIPTYCH_HOST": "127.0.0.1", "TRIPTYCH_PORT": str(ports[number])},
+    free_kv_ports = iter(kv_ports)
+    for (role, number), port in zip(counts.language_models(), ports, strict=True):
+        own = {"TRIPTYCH_ROLE": role.value, "TRIPTYCH_HOST": "127.0.0.1", "TRIPTYCH_PORT": str(port)}
+        if role in HANDING_OVER:
+            own["TRIPTYCH_KV_PORT"] = str(next(free_kv_ports))
+        own |= _tower(role, options)
+        engines.append(
+            Engine("prefill_decode", instance_name(role, number), options.prefill_decode_args, {**env, **own})
         )
-        for number in range(options.num_prefill_decodes)
-    ]
     if options.gpus:
         return _placed_on_gpus(engines, options)
-    owned = plan_cores(options.num_encoders, options.num_prefill_decodes, options.cores)
-    return [_with_cores(engine, own, options) for engine, own in zip(engines, owned, strict=True)]
+    owned = plan_cores(counts.encoders, len(engines) - counts.encoders, options.cores)
+    return [_with_cores(engine, own_cores, options) for engine, own_cores in zip(engines, owned, strict=True)]
+
+
+def _tower(role: Role, options: ResolvedOptions) -> dict[str, str]:
+    """The caller's environment is meant for instances that do both: others have a tower by their role."""
+    if role is not Role.PREFILL_DECODE:
+        return {"TRIPTYCH_LOCAL_ENCODE": "never"}
+    if options.local_encode is None:
+        return {}
+    return {"TRIPTYCH_LOCAL_ENCODE": "never" if options.local_encode == "off" else "fallback"}
 
 
 def _with_cores(engine: Engine, own: tuple[int, ...], options: ResolvedOptions) -> Engine:
@@ -80,8 +95,8 @@ def _with_cores(engine: Engine, own: tuple[int, ...], options: ResolvedOptions) 
 def _placed_on_gpus(engines: list[Engine], options: ResolvedOptions) -> list[Engine]:
     """vLLM takes 92 % of a GPU by default: engines that share one, or share it with the slab, get parts."""
     places = plan_gpus(
-        options.num_encoders,
-        options.num_prefill_decodes,
+        options.counts.encoders,
+        len(engines) - options.counts.encoders,
         options.gpus,
         options.core_policy,
         options.slab_share,

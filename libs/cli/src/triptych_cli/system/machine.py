@@ -35,15 +35,15 @@ def resolve(options: SystemOptions, layout: RunLayout, *, deployment: str) -> Re
         LaunchError: the system cannot run here so; nothing was changed.
     """
     model = local_model(options.model)
-    if not options.encoders and options.local_encode in (None, "off"):
-        raise LaunchError("without encoders no image can be served: add --local-encode fallback, or auto")
+    counts = options.counts()
+    if (fault := counts.fault(has_tower=options.local_encode not in (None, "off"))) is not None:
+        raise LaunchError(fault)
     return ResolvedOptions(
         model=model or options.model,
         model_is_local=model is not None,
         gateway_port=require_free(options.port, options.gateways),
         num_gateways=options.gateways,
-        num_encoders=options.encoders,
-        num_prefill_decodes=options.prefill_decodes,
+        counts=counts,
         local_encode=options.local_encode,
         redis_url=options.redis_url,
         deployment=deployment,

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from triptych_cli.roles import TOPOLOGIES, RoleCounts
 from triptych_common.cores.plan import CorePolicy
 
 MIB = 1 << 20
@@ -13,8 +14,7 @@ class ResolvedOptions:
     model: str
     model_is_local: bool
     gateway_port: int
-    num_encoders: int = 1
-    num_prefill_decodes: int = 1
+    counts: RoleCounts = TOPOLOGIES["e+pd"]
     num_gateways: int = 1  # on gateway_port and the ports after it
     redis_url: str | None = None  # None: the embedded server
     deployment: str = "default"

@@ -1,6 +1,6 @@
 """Which processes make up the system on one machine: pure, nothing is started or looked up here.
 
-    redis ──▶ cache_store ──▶ encoder-0 …, prefill_decode-0 … ──▶ gateway-0 …
+    redis ──▶ cache_store ──▶ encoder-0 …, prefill_decode-0 …, prefill-0 …, decode-0 … ──▶ gateway-0 …
 
 Arrow: the right one starts when the left one is ready; stopping goes the other way. Without
 `redis` (an existing server is used) the others move up. Engines of one GPU start one after the other,
@@ -84,14 +84,16 @@ def plan(
     *,
     prefill_decode_ports: Sequence[int],
     metrics_ports: Sequence[int],
+    kv_ports: Sequence[int] = (),
     python: str,
     redis_server: str,
 ) -> Topology:
     """The services for `options`.
 
     Args:
-        prefill_decode_ports: free local ports, one for each prefill_decode.
+        prefill_decode_ports: free local ports, one for each engine of a language model.
         metrics_ports: likewise, for what has no HTTP of its own: the cache_store, then each encoder.
+        kv_ports: likewise, for each engine that hands KV caches over, or takes them.
     """
     redis_url = options.redis_url or f"unix://{layout.redis_socket}"
     common = {
@@ -123,7 +125,7 @@ def plan(
         )
     )
     below |= {"cache_store-0"}
-    engines = engine_hosts(options, layout, prefill_decode_ports)
+    engines = engine_hosts(options, layout, prefill_decode_ports, kv_ports)
     scraped_at = [*metrics_ports[1:], *prefill_decode_ports]
     last_on_gpu: dict[str, str] = {}  # vLLM measures free memory at start: engines of one GPU start in turn
     for engine, metrics_port in zip(engines, scraped_at, strict=True):

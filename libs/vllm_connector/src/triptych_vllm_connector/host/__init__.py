@@ -1,6 +1,7 @@
 """In a service's own process, before and beside its engine. In the order of a start.
 
 engine_options          vLLM's command-line options for each role, and which of them are refused
+kv_transfer             options, environment and announcement of instances that hand KV caches over
 namespace               the namespace digest: what must be equal for two engines to share tensors
 result_fields           which of vLLM's options count for the digest
 model_snapshot          which files a model is made of, for the digest

@@ -23,13 +23,15 @@ def _json(value: object) -> str:
     return orjson.dumps(value).decode()
 
 
-def _common(config: ConnectorConfig, model: str, ec_role: str, manager: str, on_gpu: bool) -> list[str]:
+def _common(
+    config: ConnectorConfig, model: str, ec_role: str, manager: str | None, on_gpu: bool
+) -> list[str]:
+    """`manager`: of encoder outputs; None: vLLM's own."""
     worker = (
         f"{_PACKAGE}.worker.gpu_worker.TriptychGPUWorker"
         if on_gpu
         else f"{_PACKAGE}.worker.cpu_worker.TriptychCPUWorker"
     )
-    cache_manager = {"encoder_cache_manager_cls": f"{_PACKAGE}.scheduler.encoder_cache_manager.{manager}"}
     transfer = {
         "ec_connector": "TriptychECConnector",
         "ec_connector_module_path": f"{_PACKAGE}.connector",
@@ -39,10 +41,12 @@ def _common(config: ConnectorConfig, model: str, ec_role: str, manager: str, on_
     options = [
         f"--model={model}",
         f"--ec-transfer-config={_json(transfer)}",
-        f"--ec-manager-config={_json(cache_manager)}",
         f"--worker-cls={worker}",
         "--mm-processor-cache-gb=0",  # an item without its data cannot be encoded, here or as a fallback
     ]
+    if manager is not None:
+        cls = f"{_PACKAGE}.scheduler.encoder_cache_manager.{manager}"
+        options.append(f"--ec-manager-config={_json({'encoder_cache_manager_cls': cls})}")
     return options if on_gpu else [*options, "--enforce-eager"]
 
 
@@ -64,13 +68,21 @@ def encoder_options(
 
 
 def prefill_decode_options(
-    config: ConnectorConfig, model: str, on_gpu: bool, passed_through: Sequence[str]
+    config: ConnectorConfig,
+    model: str,
+    on_gpu: bool,
+    passed_through: Sequence[str],
+    kv_options: Sequence[str] = (),
 ) -> list[str]:
-    """An engine that runs the language model; its vision tower is not loaded unless `config.has_encoder`."""
-    scheduler = "ParkingAsyncScheduler" if on_gpu else "ParkingScheduler"
+    """An engine that runs the language model; its vision tower is not loaded unless `config.has_encoder`.
+
+    `kv_options`: of one that hands KV caches over, or takes them (`kv_transfer`).
+    """
+    scheduler = "decode_scheduler.Decode" if config.decodes_only else "parking_scheduler.Parking"
+    manager = None if config.decodes_only else "PreallocatingEncoderCacheManager"
     options = [
-        *_common(config, model, "ec_consumer", "PreallocatingEncoderCacheManager", on_gpu),
-        f"--scheduler-cls={_PACKAGE}.scheduler.parking_scheduler.{scheduler}",
+        *_common(config, model, "ec_consumer", manager, on_gpu),
+        f"--scheduler-cls={_PACKAGE}.scheduler.{scheduler}{'Async' if on_gpu else ''}Scheduler",
         "--enable-mm-embeds",
         f"--shutdown-timeout={ENGINE_END_S}",
         "--otlp-traces-endpoint=triptych",  # turns vLLM's request spans on; `plugin` sends them where ours go
@@ -78,7 +90,7 @@ def prefill_decode_options(
     # With limits of 0 no tower is loaded. Raw video and audio are not served.
     limits = {"video": 0, "audio": 0} if config.has_encoder else {"image": 0, "video": 0, "audio": 0}
     options.append("--limit-mm-per-prompt=" + _json(limits))
-    return [*options, *passed_through]
+    return [*options, *kv_options, *passed_through]
 
 
 def option_value(options: Sequence[str], name: str, default: str) -> str:

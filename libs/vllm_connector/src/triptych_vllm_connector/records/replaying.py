@@ -7,6 +7,7 @@ a record says is checked before vLLM sees it; one that is wrong ends its request
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -107,12 +108,16 @@ def _recorded_mask(mask: torch.Tensor, full: list[int]) -> torch.Tensor:
     return mask
 
 
-def replay_records(engine: Any, state: Any, placeholder_tokens: Sequence[str]) -> None:
+def replay_records(
+    engine: Any, state: Any, placeholder_tokens: Sequence[str], *, renders_media: bool = False
+) -> None:
     """Have vLLM's endpoints for chats take items with records instead of media.
 
     Args:
         engine: vLLM's client, whose renderer and input processor run in this process.
         state: of vLLM's application, whose endpoints ask them.
+        renders_media: raw media are taken, too, for the prompt's tokens and positions alone: the engine
+            encodes nothing, and gets no pixels.
     """
     renderer, model_config = engine.renderer, engine.model_config
     cache = RecordedItems(
@@ -139,8 +144,8 @@ def replay_records(engine: Any, state: Any, placeholder_tokens: Sequence[str]) -
 
     renderer._mm_processor_cache = cache
     renderer._process_multimodal_async = process_async
-    _let_items_pass(renderer.get_mm_processor().info, cache)
-    _divide_items_of(engine.input_processor)
+    _let_items_pass(renderer.get_mm_processor().info, cache, are_all_items=renders_media)
+    _divide_items_of(engine.input_processor, MetadataOnly.of_model(model_config) if renders_media else None)
     read_item_urls()
     for serving in (state.openai_serving_chat, state.anthropic_serving_messages):
         serving.create_chat_completion = _taking_records(serving, serving.create_chat_completion)
@@ -151,8 +156,32 @@ def replay_records(engine: Any, state: Any, placeholder_tokens: Sequence[str]) -
     messages.count_tokens = _taking_records_of_count(messages, messages.count_tokens)
 
 
-def _let_items_pass(info: Any, cache: RecordedItems) -> None:
+class MetadataOnly:
+    """Features without what only an encoder reads. `fields_of(modality)`: what sizes a placeholder."""
+
+    def __init__(self, fields_of: Callable[[str], set[str]]) -> None:
+        self._fields_of = fields_of
+
+    @classmethod
+    def of_model(cls, model_config: Any) -> "MetadataOnly":
+        from vllm.distributed.ec_transfer.ec_connector.utils import PlaceholderMetadataResolver
+
+        return cls(PlaceholderMetadataResolver(model_config).fields_for)
+
+    def strip(self, feature: Any) -> Any:
+        """`feature` is vLLM's `MultiModalFeatureSpec`."""
+        if feature.data is None:
+            return feature
+        kept = self._fields_of(feature.modality)
+        data = MultiModalKwargsItem({name: each for name, each in feature.data.items() if name in kept})
+        return replace(feature, data=data)
+
+
+def _let_items_pass(info: Any, cache: RecordedItems, *, are_all_items: bool) -> None:
     """Where raw media of a modality are not served, its limit is 0: for items with records it is none."""
+    if are_all_items:  # its parser of content parts makes an `info` of its own for each request
+        type(info).validate_num_items = lambda self, modality, num_items: None
+        return
     validate = info.validate_num_items
 
     def validate_num_items(modality: str, num_items: int) -> None:
@@ -162,7 +191,7 @@ def _let_items_pass(info: Any, cache: RecordedItems) -> None:
     info.validate_num_items = validate_num_items
 
 
-def _divide_items_of(processor: Any) -> None:
+def _divide_items_of(processor: Any, metadata_only: MetadataOnly | None = None) -> None:
     """What the prompt has as one item, the engine gets as the pieces that lie in the store."""
     process = processor.process_inputs
 
@@ -175,6 +204,8 @@ def _divide_items_of(processor: Any) -> None:
                 for feature in request.mm_features
                 for part in divide_feature(feature, pieces.get(feature.identifier, ()))
             ]
+        if request.mm_features and metadata_only is not None:
+            request.mm_features = [metadata_only.strip(each) for each in request.mm_features]
         return request
 
     processor.process_inputs = process_inputs

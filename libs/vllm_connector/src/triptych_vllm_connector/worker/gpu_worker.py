@@ -4,12 +4,17 @@ from typing import Any
 
 from vllm.v1.worker.gpu_worker import Worker
 
+from triptych_vllm_connector.worker.kv_reads import prepare_kv_reads
 from triptych_vllm_connector.worker.rpc import WorkerRpc
 from triptych_vllm_connector.worker.runner_wrappers import wrap
 
 
 class TriptychGPUWorker(WorkerRpc, Worker):
     """vLLM's GPU worker has a method of its own that builds the runner."""
+
+    def init_device(self) -> None:
+        prepare_kv_reads(self.vllm_config)
+        super().init_device()
 
     def _make_model_runner(self) -> Any:
         return wrap(super()._make_model_runner(), self.vllm_config.ec_transfer_config.is_ec_producer)

@@ -21,11 +21,12 @@ async def compute_table() -> Table:
     """
     async with message_bus() as bus:
         records = await Registry(bus).list_instances()
-    table = plain_table("engine", "computes on", "shared by", "core policy")
+    table = plain_table("engine", "role", "computes on", "shared by", "core policy")
     for record in records:
         if record.compute is not None:
             compute = record.compute
-            row = (record.instance, describe_place(compute), describe_sharing(compute), compute.policy or "-")
+            place, sharing = describe_place(compute), describe_sharing(compute)
+            row = (record.instance, record.role.value, place, sharing, compute.policy or "-")
             table.add_row(*(escape(each) for each in row))
     return table
 

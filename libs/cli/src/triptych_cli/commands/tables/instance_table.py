@@ -11,6 +11,7 @@ from triptych_common.coordination import Registry
 from triptych_common.protocol.messages import Role
 
 SERVING = frozenset({Role.PREFILL_DECODE, Role.ENCODE_PREFILL_DECODE})
+PREFILLING = frozenset({Role.PREFILL, Role.ENCODE_PREFILL})
 SHOWN_DIGITS = 12  # of a namespace's digest: enough to distinguish them
 
 
@@ -36,5 +37,6 @@ async def read_instances() -> RegisteredInstances:
         digest = (record.namespace_digest or "-")[:SHOWN_DIGITS]
         row = (record.instance, record.role.value, state, record.model or "-", digest, record.url or "-")
         table.add_row(*(escape(each) for each in row))
-    can_serve = any(each.role in SERVING and not each.draining for each in records)
+    roles = {each.role for each in records if not each.draining}
+    can_serve = bool(roles & SERVING) or (bool(roles & PREFILLING) and Role.DECODE in roles)
     return RegisteredInstances(table, can_serve)

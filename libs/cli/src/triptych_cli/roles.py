@@ -1,0 +1,70 @@
+"""How many engines of each role a system has. Pure.
+
+    e+pd: encode ──▶ prefill-decode              ep+d: encode-prefill ──▶ decode
+    e+p+d: encode ──▶ prefill ──▶ decode         epd: encode-prefill-decode
+
+These are the simplest; a system may have engines of all roles.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from triptych_common.protocol.messages import Role
+
+TopologyName = Literal["e+pd", "e+p+d", "ep+d", "epd"]
+
+
+@dataclass(frozen=True)
+class RoleCounts:
+    encoders: int = 0
+    prefill_decodes: int = 0
+    prefills: int = 0
+    decodes: int = 0
+    encode_prefills: int = 0
+    encode_prefill_decodes: int = 0
+
+    def language_models(self) -> list[tuple[Role, int]]:
+        """Each role, with the number of its engine among those of the role."""
+        counts = {
+            Role.PREFILL_DECODE: self.prefill_decodes,
+            Role.PREFILL: self.prefills,
+            Role.ENCODE_PREFILL: self.encode_prefills,
+            Role.DECODE: self.decodes,
+            Role.ENCODE_PREFILL_DECODE: self.encode_prefill_decodes,
+        }
+        return [(role, number) for role, count in counts.items() for number in range(count)]
+
+    @property
+    def num_handing_over(self) -> int:
+        """Engines that hand KV caches over, or take them."""
+        return sum(role in HANDING_OVER for role, _ in self.language_models())
+
+    def fault(self, *, has_tower: bool) -> str | None:
+        """Why such a system could not answer requests. `has_tower`: its prefill_decodes can encode."""
+        num_prefilling = self.prefills + self.encode_prefills
+        if not num_prefilling and not self.decodes and not self.prefill_decodes + self.encode_prefill_decodes:
+            return "nothing would answer: add --prefill-decodes 1"
+        if num_prefilling and not self.decodes:
+            return "nothing would decode what is prefilled: add --decodes 1"
+        if self.decodes and not num_prefilling:
+            return "nothing would prefill for the instances that decode: add --prefills 1"
+        encodes = self.encoders or self.encode_prefills or self.encode_prefill_decodes
+        if not encodes and not (self.prefill_decodes and has_tower):
+            return "without encoders no image can be served: add --local-encode fallback, or auto"
+        return None
+
+
+HANDING_OVER = frozenset({Role.PREFILL, Role.ENCODE_PREFILL, Role.DECODE})
+"""Roles that hand KV caches over, or take them."""
+
+TOPOLOGIES: Mapping[TopologyName, RoleCounts] = {
+    "e+pd": RoleCounts(encoders=1, prefill_decodes=1),
+    "e+p+d": RoleCounts(encoders=1, prefills=1, decodes=1),
+    "ep+d": RoleCounts(encode_prefills=1, decodes=1),
+    "epd": RoleCounts(encode_prefill_decodes=1),
+}
+
+
+def instance_name(role: Role, number: int) -> str:
+    return f"{role.value.replace('-', '_')}-{number}"

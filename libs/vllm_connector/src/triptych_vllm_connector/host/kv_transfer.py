@@ -1,0 +1,121 @@
+"""KV caches between instances: vLLM's options and environment for one that prefills, or one that decodes.
+
+    prefill: kv_producer ──KV cache, read by──▶ decode: kv_consumer
+
+vLLM's NIXL connector moves them. An instance that prefills listens on its side channel, where those that
+decode ask how its memory can be read, and keeps a KV cache until it was read, or its lease is over.
+"""
+
+import hashlib
+import ipaddress
+import socket
+from collections.abc import Container, Mapping, Sequence
+from typing import Any, Literal
+
+import orjson
+
+from triptych_common.protocol.messages import KvTransfer, Role
+from triptych_vllm_connector.host.engine_options import UnsupportedOptionError
+
+KV_CONNECTOR = "NixlConnector"
+OPTION = "--kv-transfer-config"
+CPU_BLOCK_SIZE = 32
+"""Tokens; vLLM has 128 for a CPU. What is behind a prompt's last whole block is in no prefix cache."""
+KV_ROLES: Mapping[Role, Literal["kv_producer", "kv_consumer"]] = {
+    Role.PREFILL: "kv_producer",
+    Role.ENCODE_PREFILL: "kv_producer",
+    Role.DECODE: "kv_consumer",
+}
+
+
+def hands_over(role: Role) -> bool:
+    """Whether instances of this role hand KV caches over, or take them."""
+    return role in KV_ROLES
+
+
+def kv_transfer_config(
+    role: Role, lease_s: int, connector_options: Mapping[str, Any], on_gpu: bool
+) -> dict[str, Any]:
+    """Fields of vLLM's `KVTransferConfig`. `connector_options`: of the connector; they win."""
+    # A transfer on the CPU is a copy: threads of its own would only take cores from the engines.
+    own: dict[str, Any] = (
+        {"kv_lease_duration": lease_s} if on_gpu else {"kv_lease_duration": lease_s, "num_threads": 0}
+    )
+    config = {
+        "kv_connector": KV_CONNECTOR,
+        "kv_role": KV_ROLES[role],
+        # What could not be loaded is prefilled again elsewhere: this instance may not be able to compute it.
+        "kv_load_failure_policy": "fail",
+        "kv_connector_extra_config": {**own, **connector_options},
+    }
+    return config if on_gpu else {**config, "kv_buffer_device": "cpu"}
+
+
+def kv_transfer_options(config: Mapping[str, Any], on_gpu: bool) -> list[str]:
+    """vLLM's command-line options for it."""
+    option = f"{OPTION}={orjson.dumps(config).decode()}"
+    return [option] if on_gpu else [option, f"--block-size={CPU_BLOCK_SIZE}"]
+
+
+def check_kv_transfer(parsed: Any, wanted: Mapping[str, Any], role: Role) -> None:
+    """`parsed`: vLLM's `kv_transfer_config`, of all options together.
+
+    Raises:
+        UnsupportedOptionError: the options that were passed through have one of their own.
+    """
+    if parsed is None or any(getattr(parsed, name) != value for name, value in wanted.items()):
+        raise UnsupportedOptionError(
+            f"{OPTION} cannot be set with TRIPTYCH_ROLE={role.value}, which sets it. "
+            "TRIPTYCH_KV_LEASE_S and TRIPTYCH_KV_CONNECTOR_OPTIONS set parts of it"
+        )
+
+
+def kv_environment(host: str, port: int, on_gpu: bool, known: Container[str]) -> dict[str, str]:
+    """For the engine's processes, before they start.
+
+    Args:
+        host: an address or a name of this machine, at which others reach the side channel.
+        known: names of variables that the user has set; of UCX's those win.
+    """
+    address = address_of(host)
+    environment = {"VLLM_NIXL_SIDE_CHANNEL_HOST": address, "VLLM_NIXL_SIDE_CHANNEL_PORT": str(port)}
+    defaults = {} if on_gpu else {"UCX_TLS": "tcp,self,sm"}
+    if ipaddress.ip_address(address).is_loopback:
+        defaults["UCX_NET_DEVICES"] = "lo"  # by default UCX listens on all of them
+    return environment | {name: value for name, value in defaults.items() if name not in known}
+
+
+def address_of(host: str) -> str:
+    """`host` as a number: the side channel binds to no name."""
+    return str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
+
+
+def free_port(host: str) -> int:
+    """A port of `host` that nothing uses now."""
+    address = address_of(host)
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.bind((address, 0))
+        return int(probe.getsockname()[1])
+
+
+def announced_kv_transfer(vllm_config: Any, namespace_digest: str, lease_s: int) -> KvTransfer:
+    """What the instance's record says."""
+    from vllm import envs
+
+    cache, model = vllm_config.cache_config, vllm_config.model_config
+    attention = getattr(vllm_config, "attention_config", None)
+    speculative = vllm_config.speculative_config
+    alike: Sequence[object] = (
+        namespace_digest,
+        KV_CONNECTOR,
+        model.model,  # vLLM compares the name or path itself, too
+        str(model.dtype),
+        cache.block_size,
+        str(cache.cache_dtype),
+        str(envs.VLLM_KV_CACHE_LAYOUT),
+        getattr(attention, "backend", None),
+        None if speculative is None else (speculative.method, speculative.model),
+    )
+    digest = hashlib.sha256(repr(alike).encode()).hexdigest()
+    return KvTransfer(connector=KV_CONNECTOR, compatibility=digest, lease_s=lease_s)

@@ -1,0 +1,88 @@
+"""Schedulers of engines that decode alone: prompts come as KV caches that others have computed.
+
+Such an engine has no encoder, and waits for no encoder output. A request whose items are not all in the KV
+cache, as it was loaded or as the prefix cache has it, is ended before anything is computed for it, with the
+reason for its gateway: its prompt has to be prefilled elsewhere first. Text that is missing is computed.
+
+A KV cache is read once: its owner frees it as soon as one reader is done. So a second request that names it
+is ended, too, and does not read what may be another's by then.
+"""
+
+from typing import Any
+
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.request import Request, RequestStatus
+
+from triptych_common.telemetry.logs import get_logger
+from triptych_vllm_connector.kv_failures import KvFailure
+from triptych_vllm_connector.scheduler.kv_coverage import KvReads, covers_items
+
+log = get_logger(__name__)
+
+
+class DecodeMixin:
+    """In front of one of vLLM's schedulers. All methods run on EngineCore's thread."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._reads = KvReads()
+        self._failures: dict[str, KvFailure] = {}  # of living requests, by engine request id
+
+    def add_request(self, request: Request) -> None:
+        params = request.kv_transfer_params
+        if params and params.get("do_remote_prefill") and not self._reads.name(params):
+            params["do_remote_prefill"] = False  # vLLM's connector would tell the owner to free it
+            self._failures[request.request_id] = KvFailure.KV_TAKEN
+        super().add_request(request)  # type: ignore[misc]
+
+    def _ec_transfer_pending(self, request: Request, num_computed_tokens: int) -> bool:
+        """Called before a waiting request gets KV blocks."""
+        failure = self._failures.get(request.request_id)
+        if failure is None:
+            if covers_items(request.mm_features, num_computed_tokens, request.num_tokens):
+                return False
+            failure = self._failures[request.request_id] = KvFailure.PREFIX_NOT_HELD
+        log.info(
+            "request refused: KV cache does not hold its items",
+            reason=failure.value,
+            num_computed_tokens=num_computed_tokens,
+            num_tokens=request.num_tokens,
+        )
+        self.ec_connector.refuse_request(request.request_id)  # type: ignore[attr-defined]
+        return True
+
+    def _handle_failed_recving(self, *args: Any, **kwargs: Any) -> set[str]:
+        return self._note_failed(super()._handle_failed_recving(*args, **kwargs))  # type: ignore[misc]
+
+    def _handle_invalid_blocks(self, *args: Any, **kwargs: Any) -> set[str]:
+        return self._note_failed(super()._handle_invalid_blocks(*args, **kwargs))  # type: ignore[misc]
+
+    def _note_failed(self, engine_request_ids: set[str]) -> set[str]:
+        self._failures |= dict.fromkeys(engine_request_ids, KvFailure.KV_LOAD_FAILED)
+        return engine_request_ids
+
+    def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
+        """An error has no reason in vLLM: it goes where a finished request's reason to stop would be."""
+        by_client = super().update_from_output(scheduler_output, model_runner_output)  # type: ignore[misc]
+        if self._failures:
+            for each in by_client.values():
+                for output in each.outputs:
+                    if output.finish_reason is not None and output.request_id in self._failures:
+                        output.stop_reason = self._failures.pop(output.request_id).value
+        return by_client
+
+    def finish_requests(self, request_ids: Any, finished_status: RequestStatus) -> list[Request]:
+        finished: list[Request] = super().finish_requests(request_ids, finished_status)  # type: ignore[misc]
+        if finished_status is not RequestStatus.FINISHED_ERROR:
+            for request in finished:
+                self._failures.pop(request.request_id, None)
+        return finished
+
+
+class DecodeScheduler(DecodeMixin, Scheduler):
+    """For the CPU, and wherever scheduling is synchronous."""
+
+
+class DecodeAsyncScheduler(DecodeMixin, AsyncScheduler):
+    """For GPUs: vLLM schedules the next step while the last one runs."""

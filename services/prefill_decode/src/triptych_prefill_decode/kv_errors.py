@@ -1,0 +1,120 @@
+"""Answers of an instance that decodes, where a prompt's KV cache is not to be had: 503, with a code.
+
+vLLM would answer 500, or end a stream that has begun with an error event. Neither says that the request can
+be prefilled again. So what vLLM's application sends of an answer is held back until the engine has put out
+something for the request, and replaced if that is such an error.
+"""
+
+from collections.abc import AsyncIterator, Callable
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+from vllm.exceptions import RetryableRequestError
+
+from triptych_common.domain.errors import RequestError
+from triptych_common.runtime.drain import AsgiApp, Message, Receive, Scope, Send
+from triptych_common.telemetry.logs import get_logger
+from triptych_vllm_connector.kv_failures import MESSAGES, KvFailure
+
+log = get_logger(__name__)
+
+Generate = Callable[..., AsyncIterator[Any]]
+_CODES = frozenset(KvFailure)
+
+
+@dataclass
+class AnswerState:
+    """Of one HTTP request."""
+
+    has_output: bool = False  # the engine has put something out for it
+    failure: KvFailure | None = None  # which came in the place of the first output
+
+
+_state: ContextVar[AnswerState | None] = ContextVar("_state", default=None)
+
+
+def note_failures(generate: Generate) -> Generate:
+    """`generate` of vLLM's engine client, which notes the end of requests without their KV cache."""
+
+    async def generate_noting(*args: Any, **kwargs: Any) -> AsyncIterator[Any]:
+        state = _state.get() or AnswerState()
+        async for output in generate(*args, **kwargs):
+            failure = failure_of(output)
+            if failure is not None:
+                log.warning("request ended: no KV cache", reason=failure.value, after_output=state.has_output)
+                if not state.has_output:
+                    state.failure = failure
+                raise RetryableRequestError(MESSAGES[failure])
+            state.has_output = True
+            yield output
+
+    return generate_noting
+
+
+def failure_of(output: Any) -> KvFailure | None:
+    """Of vLLM's `RequestOutput`: why one of its choices was ended, if it was for that."""
+    for choice in output.outputs:
+        if choice.finish_reason == "error" and choice.stop_reason in _CODES:
+            return KvFailure(choice.stop_reason)
+    return None
+
+
+@dataclass
+class _HeldAnswer:
+    """What the application sends before it is known how the request begins."""
+
+    state: AnswerState
+    send: Send
+    held: list[Message] = field(default_factory=list)
+    is_passing: bool = False
+    is_replaced: bool = False
+
+    async def replace(self) -> bool:
+        """Whether the failure is the answer; it is sent once."""
+        if self.is_replaced:
+            return True
+        if self.state.failure is None or self.is_passing:
+            return False
+        self.is_replaced = True
+        await _answer_failure(self.send, self.state.failure)
+        return True
+
+    async def take(self, message: Message) -> None:
+        if await self.replace():
+            return
+        self.held.append(message)
+        is_last = message["type"] == "http.response.body" and not message.get("more_body", False)
+        if self.is_passing or self.state.has_output or is_last:
+            self.is_passing = True
+            held, self.held = self.held, []
+            for each in held:
+                await self.send(each)
+
+
+class KvErrorMiddleware:
+    """ASGI application in front of vLLM's, in an instance that decodes."""
+
+    def __init__(self, app: AsgiApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        state = AnswerState()
+        _state.set(state)
+        answer = _HeldAnswer(state, send)
+        try:
+            await self._app(scope, receive, answer.take)
+        except Exception:  # of a stream that had begun for the application: whatever that made of it
+            if not await answer.replace():
+                raise
+
+
+async def _answer_failure(send: Send, failure: KvFailure) -> None:
+    body = orjson.dumps(RequestError(503, failure.value, MESSAGES[failure]).body())
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": 503, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

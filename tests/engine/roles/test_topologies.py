@@ -1,0 +1,145 @@
+"""The same tokens, whichever instances encode, prefill and decode. Through the gateway, with openai's SDK."""
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import partial
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from tests.support.real.roles import Instance
+from tests.support.real.system import EXACT, Server, System, image_part, running_system
+from tests.support.waiting import wait_until
+
+NUM_QUESTIONS = 50
+NUM_IMAGES = 30
+NUM_AT_ONCE = 4
+TEXTS = ("read the digits", "What digits are these?", "hello", "count to 20", "read them again. " * 20)
+
+
+@dataclass(frozen=True)
+class Question:
+    content: list[dict[str, Any]]
+    token_ids: list[int]  # of the answer
+    is_streamed: bool
+
+
+@pytest.fixture(scope="module")
+def questions(monolith: Server, strips: ModuleType) -> list[Question]:
+    """Text, and one, two or three images each, some of them in several questions."""
+    rng = random.Random(15)
+    images = [strip.png for strip in strips.held_out_strips(NUM_IMAGES, length=None, seed=15)]
+
+    def answered(number: int) -> Question:
+        chosen = rng.sample(images, number % 4)
+        content = [*map(image_part, chosen), {"type": "text", "text": f"{rng.choice(TEXTS)} {number}"}]
+        return Question(content, monolith.ask(content).token_ids, number % 3 == 0)
+
+    return [answered(number) for number in range(NUM_QUESTIONS)]
+
+
+def start(*options: str) -> AbstractContextManager[System]:
+    exact = " ".join(EXACT)
+    return running_system(f"--encoder-args={exact}", f"--prefill-decode-args={exact}", *options)
+
+
+@pytest.fixture(scope="module")
+def apart() -> Iterator[System]:
+    """E+P+D."""
+    with start("--prefills=1", "--decodes=1") as running:
+        yield running
+
+
+def check_answers(system: System, questions: Sequence[Question]) -> None:
+    with ThreadPoolExecutor(NUM_AT_ONCE) as pool:
+        asked = [
+            pool.submit(partial(system.ask, each.content, stream=each.is_streamed)) for each in questions
+        ]
+        answers = [each.result().token_ids for each in asked]
+    wrong = [
+        (number, question.token_ids, answer)
+        for number, (question, answer) in enumerate(zip(questions, answers, strict=True))
+        if answer != question.token_ids
+    ]
+    assert not wrong, f"{len(wrong)} of {len(questions)} answers differ: {wrong[:3]}"
+
+
+def check_division(system: System, prefills: Sequence[str], decodes: Sequence[str], *, encodes: bool) -> None:
+    """Those that prefill made no answer, and those that decode touched no item.
+
+    Args:
+        encodes: those that prefill do it themselves.
+    """
+    for name in prefills:
+        prefill = Instance.of(system, name)
+        assert prefill.metric("vllm:prompt_tokens_total") > 0
+        num_requests = prefill.metric("vllm:request_success_total")
+        assert prefill.metric("vllm:generation_tokens_total") == num_requests, "a token for each request"
+        handed_over = prefill.metric("triptych_prefill_decode_handover_bytes_total")
+        assert (handed_over == 0) == encodes
+        assert (prefill.metric("triptych_prefill_decode_local_encodes_total") > 0) == encodes
+        wait_until(lambda each=prefill: not each.holds_kv_blocks, 10, f"{name} has freed its KV blocks")
+    for name in decodes:
+        decode = Instance.of(system, name)
+        assert decode.metric("vllm:external_prefix_cache_hits_total") > 0
+        assert decode.metric("triptych_prefill_decode_handover_bytes_total") == 0
+        assert decode.metric("triptych_prefill_decode_local_encodes_total") == 0
+
+
+def test_encode_prefill_and_decode_apart(apart: System, questions: list[Question]) -> None:
+    check_answers(apart, questions)
+    check_division(apart, ["prefill-0"], ["decode-0"], encodes=False)
+
+
+def test_other_endpoints_in_two_stages(apart: System, monolith: Server) -> None:
+    def completion(server: Server) -> str:
+        with server.openai as client:
+            return (
+                client.completions.create(
+                    model="digits-vl", prompt="count to 9", max_tokens=12, temperature=0
+                )
+                .choices[0]
+                .text
+            )
+
+    def response(server: Server) -> str:
+        with server.openai as client:
+            return client.responses.create(
+                model="digits-vl", input="count to 9", max_output_tokens=12, temperature=0
+            ).output_text
+
+    asks: list[Callable[[Server], str]] = [completion, response]
+    for ask in asks:
+        assert ask(apart) == ask(monolith)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("options", "prefills", "decodes", "encodes"),
+    [
+        (("--encode-prefills=1", "--decodes=1"), ["encode_prefill-0"], ["decode-0"], True),
+        (("--encode-prefill-decodes=1",), [], [], True),
+        (
+            ("--encoders=2", "--prefills=2", "--decodes=2"),
+            ["prefill-0", "prefill-1"],
+            ["decode-0", "decode-1"],
+            False,
+        ),
+        (("--prefills=1", "--decodes=1", "--prefill-decodes=1", "--encode-prefill-decodes=1"), [], [], False),
+    ],
+    ids=["ep+d", "epd", "2e+2p+2d", "mixture"],
+)
+def test_other_topologies(
+    options: tuple[str, ...],
+    prefills: list[str],
+    decodes: list[str],
+    encodes: bool,
+    questions: list[Question],
+) -> None:
+    with start(*options) as system:
+        check_answers(system, questions)
+        check_division(system, prefills, decodes, encodes=encodes)

@@ -1,0 +1,96 @@
+"""What an instance that decodes answers, where a prompt's KV cache is not to be had."""
+
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import Any
+
+import orjson
+import pytest
+from vllm.exceptions import VLLMError
+
+from triptych_prefill_decode.kv_errors import KvErrorMiddleware, note_failures
+from triptych_vllm_connector.kv_failures import KvFailure
+
+START = {"type": "http.response.start", "status": 200, "headers": []}
+CREATED = {"type": "http.response.body", "body": b"event: response.created\n\n", "more_body": True}
+TOKEN = {"type": "http.response.body", "body": b"data: token\n\n", "more_body": True}
+ERROR = {"type": "http.response.body", "body": b'data: {"error": {}}\n\n', "more_body": False}
+END = {"type": "http.response.body", "body": b"data: [DONE]\n\n", "more_body": False}
+
+
+def output(finish_reason: str | None = None, stop_reason: str | None = None) -> Any:
+    return SimpleNamespace(outputs=[SimpleNamespace(finish_reason=finish_reason, stop_reason=stop_reason)])
+
+
+class Application:
+    """Like vLLM's: `before` is sent before the engine is asked, `TOKEN` for each output."""
+
+    def __init__(
+        self, outputs: list[Any], before: tuple[Any, ...] = (START,), *, raises: bool = False
+    ) -> None:
+        self._before = before
+        self._raises = raises
+        self.sent: list[Any] = []
+
+        async def generate() -> AsyncIterator[Any]:
+            for each in outputs:
+                yield each
+
+        self._generate = note_failures(generate)
+
+    async def app(self, scope: Any, receive: Any, send: Any) -> None:
+        for message in self._before:
+            await send(message)
+        try:
+            async for each in self._generate():
+                if each.outputs[0].finish_reason == "error":
+                    await send(ERROR)
+                    return
+                await send(TOKEN)
+            await send(END)
+        except VLLMError:
+            if self._raises:
+                raise RuntimeError("the response has begun") from None
+            await send(ERROR)
+
+    async def answer(self) -> list[Any]:
+        async def send(message: Any) -> None:
+            self.sent.append(message)
+
+        async def receive() -> Any:
+            raise AssertionError("not called here")
+
+        await KvErrorMiddleware(self.app)({"type": "http"}, receive, send)
+        return self.sent
+
+
+async def test_an_answer_passes_as_it_is() -> None:
+    sent = await Application([output(), output("stop")]).answer()
+    assert sent == [START, TOKEN, TOKEN, END]
+
+
+@pytest.mark.parametrize("failure", KvFailure)
+@pytest.mark.parametrize("before", [(), (START,), (START, CREATED)])
+@pytest.mark.parametrize("raises", [False, True])
+async def test_without_the_kv_cache_it_is_503_with_a_code(
+    failure: KvFailure, before: tuple[Any, ...], raises: bool
+) -> None:
+    """Whatever the application has sent of a stream by then."""
+    application = Application([output("error", failure.value)], before, raises=raises)
+    start, body = await application.answer()
+    assert start["status"] == 503
+    assert orjson.loads(body["body"])["error"]["code"] == failure.value
+
+
+async def test_after_the_first_output_the_application_ends_the_stream() -> None:
+    sent = await Application([output(), output("error", "kv_load_failed")]).answer()
+    assert sent == [START, TOKEN, ERROR]
+
+
+async def test_other_errors_are_the_applications() -> None:
+    assert await Application([output("error")]).answer() == [START, ERROR]
+
+
+async def test_an_answer_without_the_engine_passes() -> None:
+    application = Application([], (START, END))
+    assert (await application.answer())[:2] == [START, END]
