@@ -206,6 +206,8 @@ RECORD_SAMPLE = messages.InstanceRecord(
         connector="NixlConnector", compatibility="0123456789abcdef", lease_s=30.0
     ),
     stores_responses=True,
+    kv_cache_tokens=32768,
+    load=messages.ServingLoad(num_beats=7, num_running=2, num_waiting=1, kv_usage=0.25),
 )
 
 TRANSFER_SAMPLE = messages.ECTransferParams(

@@ -15,6 +15,9 @@ from triptych_common.domain.errors import BusUnavailableError
 from triptych_common.protocol.messages import FailureKind, Modality
 from triptych_gateway.decision.decision_policy import DecisionReason, EncodeWay
 from triptych_gateway.encode import stream_lags
+from triptych_gateway.routing.scheduling.decision import CHANCE, EQUAL, ONLY
+from triptych_gateway.routing.scheduling.scorers.table import SCORERS
+from triptych_gateway.routing.serving_stage import ServingStage
 
 ROUTE = "/v1/chat/completions"
 ALLOWED = {
@@ -27,7 +30,8 @@ ALLOWED = {
     "level": ["memory", "redis", "store"],
     "kind": [each.value for each in FailureKind],
     "way": [each.value for each in EncodeWay],
-    "reason": [each.value for each in DecisionReason],
+    "reason": [*(each.value for each in DecisionReason), *SCORERS, ONLY, EQUAL, CHANCE],
+    "stage": [each.value for each in ServingStage],
 }
 
 

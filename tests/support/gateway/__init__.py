@@ -14,5 +14,6 @@ certificates         certificates by an authority of the test
 header_bombs         images whose headers cost too much
 file_samples         uploads, and what is on the disk
 key_samples          entries of the file of API keys
+routing              instances for the choice among them, without a registry
 spans                spans of the test's own process
 """

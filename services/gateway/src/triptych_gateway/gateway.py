@@ -1,6 +1,7 @@
 """The parts of one running gateway: built, with their tasks, and closed at the end."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -53,6 +54,7 @@ from triptych_gateway.responses.exchange import ResponseParts
 from triptych_gateway.routing.instances import Instances
 from triptych_gateway.routing.registry_view import RegistryView
 from triptych_gateway.routing.router import Router
+from triptych_gateway.routing.routing_report import open_router
 from triptych_gateway.settings import GatewaySettings
 from triptych_gateway.tracing.recent_requests import RecentRequests
 from triptych_gateway.tracing.trace_trust import TraceTrust
@@ -89,11 +91,13 @@ async def run_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
         BusUnavailableError: Redis could not be reached at the start.
         RunDirError: the directory of files cannot be used.
         ApiKeysFileError: the file of API keys cannot be used.
+        RoutingFileError: the file of routing profiles cannot be used.
     """
     bus = await AsyncBus.connect(settings.redis_url, settings.deployment, client_name=settings.instance)
     try:
         registry, metrics, media_cache = Registry(bus), GatewayMetrics(), MediaCache()
-        view, router = RegistryView(registry, settings.registry_interval_s), Router(settings.suspect_s)
+        view = RegistryView(registry, settings.registry_interval_s)
+        router = open_router(settings.suspect_s, settings.routing_file, metrics)
         instances = Instances(view, router, settings.instance_grace_s, settings.max_dispatch_attempts)
         orders = _encode_orders(settings, bus, media_cache, metrics)
         final_acks = FinalAcks(bus, settings.instance)
@@ -209,6 +213,7 @@ async def _read_registry(view: RegistryView, router: Router, decisions: EncodeDe
         await view.refresh()
         alive = {record.instance for record in view.records}
         router.forget_all_but(alive)
+        router.observe(view.records, time.monotonic())
         decisions.load.forget_all_but(alive)
         await asyncio.sleep(view.interval_s)
 

@@ -9,6 +9,7 @@ from triptych_common.telemetry.plain_histogram import PlainSeries
 TEXT, MIXED, OTHER = "text", "mixed", "other"
 MAX_MODELS = 32  # that have series of their own: names come from instances, and instances come and go
 LATENCY_LABELS = ("route", "model", "modality")
+SHARE_BUCKETS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0)
 
 # vLLM's own, so that the engine's and the gateway's series can be laid over each other.
 FIRST_TOKEN_BUCKETS_S = (
@@ -110,6 +111,7 @@ class GatewayMetrics:
         )
         self.latencies = LatencyMetrics(self.metrics)
         self._count_items()
+        self._count_routing()
         self._count_encodes()
         self._count_streams()
         self._count_fetches()
@@ -139,6 +141,19 @@ class GatewayMetrics:
             "gateway_local_encodes",
             "Requests sent whole to an instance with a vision tower, by why no encoder served them",
             ("reason",),
+        )
+
+    def _count_routing(self) -> None:
+        self.routing_decisions = self.metrics.counter(
+            "gateway_routing_decisions",
+            "Choices of an instance, by stage and by the scorer that made the difference; only: there was"
+            " one, equal: nothing made one, chance",
+            ("stage", "reason"),
+        )
+        self.routing_prefix_share = self.metrics.histogram(
+            "gateway_routing_prefix_share",
+            "Of a prompt, what its chosen instance was sent before (choices between several)",
+            buckets=SHARE_BUCKETS,
         )
 
     def _count_encodes(self) -> None:

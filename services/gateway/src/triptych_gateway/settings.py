@@ -203,6 +203,8 @@ class GatewaySettings(MediaSettings):
     max_dispatch_attempts: PositiveInt = 2
     suspect_s: PositiveFloat = 2.0
     """A prefill_decode that could not be reached is avoided this long."""
+    routing_file: Path | None = None
+    """How instances are chosen, by stage: weights of scorers, filters, picker (YAML); read at the start."""
     registry_interval_s: PositiveFloat = 0.5
     sizes_cache_items: PositiveInt = 10_000
     sizes_redis_items: PositiveInt = 30_000

@@ -42,6 +42,7 @@ from triptych_prefill_decode.dead_engine import DeadEngineMiddleware
 from triptych_prefill_decode.engine_health import EngineGoneError, watch_answers
 from triptych_prefill_decode.http_server import ListeningServer, drain, guarded
 from triptych_prefill_decode.kv_errors import KvErrorMiddleware, note_failures
+from triptych_prefill_decode.serving_load import ServingLoadReader, kv_cache_tokens
 from triptych_prefill_decode.settings import PrefillDecodeSettings
 from triptych_prefill_decode.warm_up import NUM_OUTPUT_TOKENS, WarmUpWork, warm_up
 from triptych_vllm_connector.config import ConnectorConfig
@@ -274,6 +275,7 @@ class PrefillDecodeService:
                 compute=await compute_of(engine),
                 stores_responses=stores_responses(app.state),
                 kv_transfer=kv_transfer,
+                kv_cache_tokens=kv_cache_tokens(engine.vllm_config),
                 **slab.fields(),
             )
             async with await AsyncBus.connect(
@@ -293,7 +295,9 @@ class PrefillDecodeService:
                 group.create_task(self.server.serve(sockets=self.sockets))
                 try:
                     await self.server.listening.wait()  # an instance that is registered takes connections
-                    async with Registry(self.bus).keep_registered(self.record) as registration:
+                    async with Registry(self.bus).keep_registered(
+                        self.record, read_fields=ServingLoadReader(self.engine).read_fields
+                    ) as registration:
                         log.info(
                             "prefill_decode ready",
                             port=self.sockets[0].getsockname()[1],

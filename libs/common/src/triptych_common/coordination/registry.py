@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -33,9 +33,17 @@ FORGET, DEREGISTER, CLEAR_INBOXES = (
 class Registration:
     """This instance's record while it is registered."""
 
-    def __init__(self, registry: "Registry", record: InstanceRecord, ttl_s: float) -> None:
+    def __init__(
+        self,
+        registry: "Registry",
+        record: InstanceRecord,
+        ttl_s: float,
+        read_fields: Callable[[], Mapping[str, Any]] | None = None,
+    ) -> None:
+        """`read_fields`: those of the record that change all the time; read for each heartbeat."""
         self._registry = registry
         self._ttl_s = ttl_s
+        self._read_fields = read_fields
         self._is_registered = False
         self.record = record
 
@@ -58,6 +66,8 @@ class Registration:
 
     async def beat(self) -> None:
         """Publish the record now."""
+        if self._read_fields is not None:
+            self.record = self.record.model_copy(update=dict(self._read_fields()))
         previous = await self._registry.register(self.record, ttl_s=self._ttl_s)
         if self._is_registered and previous not in (None, self.record.boot_id):
             log.warning(
@@ -75,14 +85,22 @@ class Registry:
 
     @asynccontextmanager
     async def keep_registered(
-        self, record: InstanceRecord, *, interval_s: float = INTERVAL_S, ttl_s: float = TTL_S
+        self,
+        record: InstanceRecord,
+        *,
+        interval_s: float = INTERVAL_S,
+        ttl_s: float = TTL_S,
+        read_fields: Callable[[], Mapping[str, Any]] | None = None,
     ) -> AsyncIterator[Registration]:
         """Registered inside the body, removed at its end. Survives losses of Redis.
+
+        Args:
+            read_fields: valid fields of the record that change all the time; called for each heartbeat.
 
         Raises:
             BusUnavailableError: the first registration failed.
         """
-        registration = Registration(self, record, ttl_s)
+        registration = Registration(self, record, ttl_s, read_fields)
         await registration.beat()
         heartbeat = asyncio.get_running_loop().create_task(self._heartbeat(registration, interval_s))
         try:

@@ -243,6 +243,15 @@ class KvTransfer(Message):
     lease_s: PositiveFloat  # a prefilled KV cache that nobody asks for is freed after that long
 
 
+class ServingLoad(Message):
+    """What a language-model instance has in hand, as of its last heartbeat. Inside `InstanceRecord`."""
+
+    num_beats: PositiveInt  # grows with each heartbeat of this boot: tells a new load from one seen before
+    num_running: NonNegativeInt  # requests that its engine computes
+    num_waiting: NonNegativeInt  # that it has besides: for their turn, or for their items
+    kv_usage: Annotated[float, Field(ge=0, le=1)] | None = None  # of its KV cache; None: it does not know
+
+
 AdapterName = Annotated[str, StringConstraints(min_length=1, max_length=MAX_ADAPTER_CHARS)]
 PlaceholderToken = Annotated[str, StringConstraints(min_length=1, max_length=200)]
 
@@ -272,6 +281,8 @@ class InstanceRecord(Message):
     compute: Compute | None = None  # of an engine
     kv_transfer: KvTransfer | None = None  # None: it computes its prompts itself, and hands none over
     stores_responses: bool = False  # a response that is to be stored can be asked for again
+    kv_cache_tokens: PositiveInt | None = None  # that its KV cache holds
+    load: ServingLoad | None = None  # None: it does not say
 
 
 class ItemTransfer(Message):

@@ -5,6 +5,7 @@ Chat completions, and what goes the same way without media. In the order of a re
 exchange       the HTTP exchange: admitted, read, parsed, served, answered or refused
 sound_request  a form with a sound: read, checked, and made anew
 media_serving  a request with media: sizes waited for, forwarded with metadata, or whole where encoders fail
+routing        what the choice of an instance may go by
 upstream_body    what is sent: text, metadata in the place of media, or the raw media
 media_parts        the parts that stand for media, by the form of the chat
 forward        to one instance after the other, until one answers; then its answer to the client

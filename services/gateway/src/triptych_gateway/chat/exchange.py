@@ -32,6 +32,7 @@ from triptych_gateway.access.key_limits import PRIORITY_FIELD, RequestDemand
 from triptych_gateway.access.request_limiter import Booking, RequestLimiter
 from triptych_gateway.chat.forward import Arrival, Dispatch, Forwarder
 from triptych_gateway.chat.media_serving import MediaServing
+from triptych_gateway.chat.routing import chat_routing, session_of, text_routing
 from triptych_gateway.chat.sound_request import SoundRequest, read_sound_request
 from triptych_gateway.chat.streaming import ClientStream
 from triptych_gateway.chat.upstream_body import text_body
@@ -182,7 +183,10 @@ class Exchange(ABC, Generic[Request]):
             request = cast("Request", request.of_tenant(self._caller.salt))  # of its own class
             root.on_request(request.body, stream=request.stream, num_items=len(request.media))
             deadline = self._arrived_at + parts.first_token_timeout_s
-            arrival = Arrival(self._request_id, self._caller, root, self._arrived_at, deadline)
+            session = session_of(self._scope, request.body, self._caller.salt)
+            arrival = Arrival(
+                self._request_id, self._caller, root, self._arrived_at, deadline, session=session
+            )
             loop = asyncio.get_running_loop()
             watch = loop.create_task(self._watch_client(client, guard))
             limit = loop.call_later(parts.request_timeout_s, lambda: guard.fail(_took_too_long()))
@@ -302,7 +306,13 @@ class ChatExchange(Exchange[ChatRequest]):
         if request.media:
             await parts.media_serving.serve(request, arrival, booking, client)
         else:
-            dispatch = Dispatch(arrival, request, text_body(request), endpoint=self._endpoint)
+            dispatch = Dispatch(
+                arrival,
+                request,
+                text_body(request),
+                endpoint=self._endpoint,
+                routing=chat_routing(request, arrival.session),
+            )
             await parts.forwarder.forward(dispatch, client)
 
 
@@ -321,7 +331,13 @@ class TextExchange(Exchange[TextRequest]):
     ) -> None:
         await self._parts.instances.wait_model(request.model)
         arrival.root.on_model(request.model)
-        dispatch = Dispatch(arrival, request, text_body(request), endpoint=self._endpoint)
+        dispatch = Dispatch(
+            arrival,
+            request,
+            text_body(request),
+            endpoint=self._endpoint,
+            routing=text_routing(request, arrival.session),
+        )
         await self._parts.forwarder.forward(dispatch, client)
 
 

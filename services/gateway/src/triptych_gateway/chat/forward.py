@@ -34,6 +34,7 @@ from triptych_gateway.request.content_parts import modality_of
 from triptych_gateway.request.prompt_length import check_tokenized_text
 from triptych_gateway.request.text_request import TextRequest
 from triptych_gateway.routing.instances import Choice, Instances
+from triptych_gateway.routing.scheduling.candidates import RoutingRequest
 from triptych_gateway.tracing.request_span import RequestSpan
 
 log = get_logger(__name__)
@@ -63,6 +64,7 @@ class Arrival:
     charge: RequestCharge | None = None  # None: the caller's key has no limits
     prior: PriorResponse | None = None  # None: any instance will do
     on_answer: "OnAnswer | None" = None  # awaited when an answer has begun, before any of it is sent
+    session: str = ""  # what the caller calls the conversation; "": nothing
     priority: int = 0  # lower is earlier; the caller's key's, or what the request asked for beyond that
 
 
@@ -82,6 +84,7 @@ class Dispatch:
     endpoint: Endpoint = CHAT
     path: str | None = None  # with a query, if there is one; None: the endpoint's
     content_type: str = "application/json"
+    routing: RoutingRequest | None = None  # what an instance is chosen by; None: its load alone
 
 
 OnAnswer = Callable[[Dispatch, InstanceRecord], Awaitable[None]]
@@ -116,7 +119,7 @@ class Forwarder:
                 await self._relay(dispatch, record, answer, client)
         finally:
             answering.end()
-            self.instances.router.end_request(record.instance)
+            self.instances.router.end_request(record.instance, dispatch.routing)
         if dispatch.media_wait is not None and dispatch.endpoint.is_computed:  # its engine had the items
             dispatch.media_wait.answered_by = record.instance
         return record
@@ -127,7 +130,14 @@ class Forwarder:
         prior = dispatch.arrival.prior
         only = None if prior is None else prior.record
         choice = Choice(
-            self.instances, model, digest, dispatch.first_choice, dispatch.needs_tower, only, dispatch.takes
+            self.instances,
+            model,
+            digest,
+            dispatch.first_choice,
+            dispatch.needs_tower,
+            only,
+            dispatch.takes,
+            dispatch.routing,
         )
         while True:
             record = await choice.next_instance()
@@ -157,7 +167,7 @@ class Forwarder:
         stream, router = dispatch.request.stream, self.instances.router
         # Only a stream shows its first token; a whole answer is bound by the request's own limit.
         limit_s = dispatch.arrival.first_token_deadline - time.monotonic() if stream else None
-        router.begin_request(record.instance)
+        router.begin_request(record.instance, dispatch.routing)
         answering = Answering()
         try:
             if dispatch.endpoint.is_computed:
@@ -171,7 +181,7 @@ class Forwarder:
                     answer = await self._open(dispatch, record, headers)
         except BaseException as error:
             answering.end()
-            router.end_request(record.instance)
+            router.end_request(record.instance, dispatch.routing)
             if isinstance(error, TimeoutError):
                 raise RequestError(504, "deadline_exceeded", "no token came in time") from error
             if isinstance(error, RequestError):

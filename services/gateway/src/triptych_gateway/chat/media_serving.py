@@ -23,6 +23,7 @@ from triptych_common.protocol.messages import InstanceRecord
 from triptych_common.telemetry import current_traceparent, get_logger, span
 from triptych_gateway.access.request_limiter import Booking
 from triptych_gateway.chat.forward import Arrival, Dispatch, Forwarder, PriorResponse
+from triptych_gateway.chat.routing import chat_routing
 from triptych_gateway.chat.streaming import ClientStream
 from triptych_gateway.chat.upstream_body import book_whole, check_fits, media_body, whole_body
 from triptych_gateway.decision.courses import Course, CourseKind
@@ -43,6 +44,7 @@ from triptych_gateway.request.media import MediaIntake, TakenItem
 from triptych_gateway.request.prompt_length import check_prompt_length
 from triptych_gateway.routing.instances import Instances
 from triptych_gateway.routing.router import TOWER_ROLES
+from triptych_gateway.routing.scheduling.candidates import RoutingRequest
 from triptych_gateway.tracing.stages import Stage
 
 log = get_logger(__name__)
@@ -91,7 +93,8 @@ class MediaServing:
         contents = {item.mm_hash: item.num_held_bytes for item in items}
         booking.resize(min(booking.num_bytes, request.num_prompt_bytes + sum(contents.values())))
         arrival.root.end_stage(Stage.MEDIA)
-        chosen = await self._choose(request, arrival, digest)
+        routing = chat_routing(request, arrival.session, digest, items)
+        chosen = await self._choose(request, arrival, digest, routing)
         media_wait = _media_wait(request, arrival, items, digest, chosen)
         # In this order: from the moment it is open, metadata may name the request, and it lives.
         async with self.final_acks.hold_acks(media_wait), self.orders.open_wait(media_wait):
@@ -100,7 +103,9 @@ class MediaServing:
             arrival.root.end_stage(Stage.QUEUE)
             reason = decided.decision.reason.value
             if not decided.decision.is_local:
-                given_up = await self._serve_encoded(request, arrival, media_wait, chosen, decided, client)
+                given_up = await self._serve_encoded(
+                    request, arrival, media_wait, chosen, decided, client, routing
+                )
                 if given_up is None:
                     return
                 reason = given_up.code
@@ -110,7 +115,7 @@ class MediaServing:
         try:
             book_whole(items, booking, self.max_body_bytes)
             has_room = True
-            await self._serve_whole(request, arrival, media_wait, decided, reason, client)
+            await self._serve_whole(request, arrival, media_wait, decided, reason, client, routing)
         except RequestError as error:
             booking.resize(num_held)
             is_final = has_room and error.status_code != HTTPStatus.SERVICE_UNAVAILABLE
@@ -130,15 +135,19 @@ class MediaServing:
         arrival.root.end_stage(Stage.GIVEN_UP)
         media_wait = _media_wait(request, arrival, items, digest, chosen)
         async with self.final_acks.hold_acks(media_wait), self.orders.open_wait(media_wait):
-            given_up = await self._serve_encoded(request, arrival, media_wait, chosen, decided, client)
+            given_up = await self._serve_encoded(
+                request, arrival, media_wait, chosen, decided, client, routing
+            )
             if given_up is not None:
                 raise given_up
 
-    async def _choose(self, request: ChatRequest, arrival: Arrival, digest: str) -> InstanceRecord:
+    async def _choose(
+        self, request: ChatRequest, arrival: Arrival, digest: str, routing: RoutingRequest
+    ) -> InstanceRecord:
         """The instance that the request goes to, if encoders encode."""
         if arrival.prior is not None:
             return arrival.prior.record
-        return await self.instances.wait_instance(request.model, digest)
+        return await self.instances.wait_instance(request.model, digest, routing)
 
     async def _decide(
         self, request: ChatRequest, arrival: Arrival, media_wait: MediaWait, chosen: InstanceRecord
@@ -171,6 +180,7 @@ class MediaServing:
         chosen: InstanceRecord,
         decided: DecidedRequest,
         client: ClientStream,
+        routing: RoutingRequest,
     ) -> EncodeUnavailableError | None:
         """By encoders, within the open `media_wait`. Returns why it may now be encoded by an instance.
 
@@ -194,7 +204,7 @@ class MediaServing:
             self.decisions.on_sizes(media_wait)
             await race(
                 self.forwarder.forward(
-                    self._with_metadata(request, arrival, media_wait, chosen, course), client
+                    self._with_metadata(request, arrival, media_wait, chosen, course, routing), client
                 ),
                 media_wait.wait_failure(),
                 encode_wait.wait_given_up(),
@@ -214,6 +224,7 @@ class MediaServing:
         decided: DecidedRequest,
         reason: str,
         client: ClientStream,
+        routing: RoutingRequest,
     ) -> None:
         """By an instance that has a vision tower."""
         is_decided = decided.decision.is_local
@@ -239,6 +250,7 @@ class MediaServing:
             first_choice=decided.instance if is_decided else None,
             course=decided.course if is_decided else Course(CourseKind.LOCAL),
             endpoint=request.endpoint,
+            routing=routing,
         )
         with span("gateway.local_encode", attributes={"triptych.reason": reason}):
             record = await self.forwarder.forward(dispatch, client)
@@ -263,6 +275,7 @@ class MediaServing:
         media_wait: MediaWait,
         chosen: InstanceRecord,
         course: Course,
+        routing: RoutingRequest,
     ) -> Dispatch:
         check_fits(media_wait.items, media_wait.sizes, chosen)
         body = media_body(
@@ -283,6 +296,7 @@ class MediaServing:
             first_choice=chosen,
             course=course,
             endpoint=request.endpoint,
+            routing=routing,
         )
 
 

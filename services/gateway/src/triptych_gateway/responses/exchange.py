@@ -19,6 +19,7 @@ from triptych_common.protocol.messages import InstanceRecord
 from triptych_gateway.access.request_limiter import Booking
 from triptych_gateway.chat.exchange import ChatParts, Exchange
 from triptych_gateway.chat.forward import Arrival, Dispatch, PriorResponse
+from triptych_gateway.chat.routing import chat_routing
 from triptych_gateway.chat.streaming import ClientStream
 from triptych_gateway.chat.upstream import RESPONSE_PARAM
 from triptych_gateway.chat.upstream_body import text_body
@@ -112,7 +113,10 @@ class ResponseExchange(Exchange[ResponseRequest]):
         if request.media:
             await parts.media_serving.serve(request, arrival, booking, client)
         else:
-            dispatch = Dispatch(arrival, request, text_body(request), endpoint=self._endpoint)
+            routing = chat_routing(request, arrival.session)
+            dispatch = Dispatch(
+                arrival, request, text_body(request), endpoint=self._endpoint, routing=routing
+            )
             await parts.forwarder.forward(dispatch, client)
 
     async def _keep(self, request: ResponseRequest, dispatch: Dispatch, instance: InstanceRecord) -> None:

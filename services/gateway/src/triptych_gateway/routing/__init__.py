@@ -2,6 +2,9 @@
 
 registry_view  the registry as last read
 item_limits    how many items of which kind a namespace takes in a request; pure
-router         the choice among its records: fewest requests in flight; pure
+serving_stage  what of a request an instance is asked for
+scheduling/    the choice among instances that could all serve a request: scorers with weights; pure
+router         the choice among its records: those that can, and of them the policy's; pure
+routing_report what it tells metrics and traces
 instances      one request's choice: waits for an instance, and takes another where one fails
 """

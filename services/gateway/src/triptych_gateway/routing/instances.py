@@ -12,6 +12,7 @@ from triptych_common.protocol.messages import InstanceRecord, Modality
 from triptych_gateway.errors import model_not_found, unavailable
 from triptych_gateway.routing.registry_view import RegistryView
 from triptych_gateway.routing.router import TOWER_ROLES, Router
+from triptych_gateway.routing.scheduling.candidates import RoutingRequest
 
 REFRESH_LIMIT_S = 2.0  # beyond the view's own interval
 Chosen = TypeVar("Chosen")
@@ -60,7 +61,9 @@ class Instances:
         """The namespace digest for the model's images."""
         return await self._wait(model, lambda: self.view.namespace_of(model))
 
-    async def wait_instance(self, model: str, namespace_digest: str) -> InstanceRecord:
+    async def wait_instance(
+        self, model: str, namespace_digest: str, routing: RoutingRequest | None = None
+    ) -> InstanceRecord:
         """An instance for a request with images."""
         return await self._wait(
             model,
@@ -70,6 +73,7 @@ class Instances:
                 namespace_digest=namespace_digest,
                 exclude=frozenset(),
                 now=time.monotonic(),
+                routing=routing,
             ),
         )
 
@@ -107,6 +111,7 @@ class Choice:
     needs_tower: bool = False  # only instances that can encode the request's media themselves
     only: InstanceRecord | None = None  # no other will do
     takes: Modality | None = None  # only instances that take raw items of this modality
+    routing: RoutingRequest | None = None  # what else the choice may go by
     _tried: set[tuple[str, str]] = field(default_factory=set)  # (instance, boot id)
     _num_failed: int = 0
     _may_refresh: bool = True
@@ -161,4 +166,5 @@ class Choice:
             now=time.monotonic(),
             needs_tower=self.needs_tower,
             takes=self.takes,
+            routing=self.routing,
         )

@@ -1,26 +1,21 @@
 """Router: which prefill_decode serves a request. Pure; `now` is an argument.
 
-Fewest requests in flight from this gateway, then the one picked least recently. An instance that
-could not be reached is avoided for a while, unless there is no other.
+Of those that can serve it, the one that the stage's routing policy chooses: `scheduling`.
 """
 
-from collections import Counter
-from collections.abc import Iterable, Set
-from enum import StrEnum
+from collections.abc import Callable, Iterable, Set
 from itertools import count
 
 from triptych_common.protocol.messages import InstanceRecord, Modality, Role, Sharing
+from triptych_gateway.routing.scheduling.candidates import RoutingRequest
+from triptych_gateway.routing.scheduling.decision import RoutingDecision
+from triptych_gateway.routing.scheduling.instance_state import InstanceState
+from triptych_gateway.routing.scheduling.policy import RoutingPolicy
+from triptych_gateway.routing.scheduling.profiles import BUILT_IN, RoutingProfiles
+from triptych_gateway.routing.serving_stage import ServingStage as ServingStage
 
 SERVING_ROLES = frozenset({Role.PREFILL_DECODE, Role.ENCODE_PREFILL_DECODE})
 TOWER_ROLES = frozenset({Role.ENCODE_PREFILL_DECODE})  # serve requests with raw media, too
-
-
-class ServingStage(StrEnum):
-    """What of a request an instance is asked for."""
-
-    WHOLE = "whole"  # prefill and decode
-    PREFILL = "prefill"  # its KV cache is kept for an instance that decodes
-    DECODE = "decode"  # from a KV cache that another instance has made
 
 
 STAGE_ROLES = {
@@ -28,18 +23,25 @@ STAGE_ROLES = {
     ServingStage.PREFILL: frozenset({Role.PREFILL, Role.ENCODE_PREFILL}),
     ServingStage.DECODE: frozenset({Role.DECODE}),
 }
+LANGUAGE_ROLES = frozenset().union(*STAGE_ROLES.values())  # serve some stage
 ENCODING_ROLES = frozenset({Role.ENCODE})  # take encode jobs
 SHARED = frozenset({Sharing.CORES, Sharing.MPS, Sharing.TIME_SLICES})
 
 
 class Router:
-    """Knows the load that this gateway put on each instance."""
+    """Knows what this gateway sent to each instance, and has there now."""
 
-    def __init__(self, suspect_s: float) -> None:
+    def __init__(
+        self,
+        suspect_s: float,
+        profiles: RoutingProfiles = BUILT_IN,
+        report: Callable[[RoutingDecision], None] | None = None,
+    ) -> None:
+        """`report`: is called with each decision, for metrics and traces."""
         self._suspect_s = suspect_s
-        self._num_in_flight: Counter[str] = Counter()
-        self._picked_at: dict[str, int] = {}
-        self._suspect_until: dict[str, float] = {}
+        self._policies = {stage: RoutingPolicy.of(stage, profiles.of_stage(stage)) for stage in ServingStage}
+        self._report = report
+        self._states: dict[str, InstanceState] = {}
         self._tick = count(1)
 
     def pick_instance(
@@ -52,6 +54,8 @@ class Router:
         now: float,
         needs_tower: bool = False,
         takes: Modality | None = None,
+        stage: ServingStage = ServingStage.WHOLE,
+        routing: RoutingRequest | None = None,
     ) -> InstanceRecord | None:
         """The instance for one request; None: none can take it.
 
@@ -61,11 +65,13 @@ class Router:
             now: monotonic seconds.
             needs_tower: only instances that can encode the request's media themselves.
             takes: only instances that take raw items of this modality.
+            stage: what the instance is asked for.
+            routing: what else is known of the request; None: nothing.
         """
         able = [
             record
             for record in records
-            if can_serve(record, model)
+            if can_serve(record, model, stage)
             and (namespace_digest is None or record.namespace_digest == namespace_digest)
             and record.instance not in exclude
             and (record.role in TOWER_ROLES or not needs_tower)
@@ -73,39 +79,51 @@ class Router:
         ]
         if not able:
             return None
-        chosen = min(
-            able,
-            key=lambda record: (
-                self._suspect_until.get(record.instance, 0.0) > now,
-                self._num_in_flight[record.instance],
-                self._picked_at.get(record.instance, 0),
-            ),
-        )
-        self._picked_at[chosen.instance] = next(self._tick)
-        return chosen
+        candidates = [self._observed(record, now).as_candidate(record, now) for record in able]
+        decision = self._policies[stage].decide(routing or RoutingRequest(model), candidates)
+        self._states[decision.record.instance].picked_at = next(self._tick)
+        if self._report is not None:
+            self._report(decision)
+        return decision.record
 
-    def begin_request(self, instance: str) -> None:
-        """A request goes to `instance`."""
-        self._num_in_flight[instance] += 1
+    def begin_request(self, instance: str, routing: RoutingRequest | None = None) -> None:
+        """A request goes to `instance`. `routing`: as it was chosen by; the end has it too."""
+        self._state_of(instance).begin_request(routing)
 
-    def end_request(self, instance: str) -> None:
+    def end_request(self, instance: str, routing: RoutingRequest | None = None) -> None:
         """Its answer has ended, in whatever way."""
-        self._num_in_flight[instance] -= 1
-        if self._num_in_flight[instance] <= 0:
-            del self._num_in_flight[instance]
+        self._state_of(instance).end_request(routing)
 
     def avoid_instance(self, instance: str, now: float) -> None:
         """`instance` could not be reached."""
-        self._suspect_until[instance] = now + self._suspect_s
+        self._state_of(instance).suspect_until = now + self._suspect_s
 
     def num_in_flight(self, instance: str) -> int:
-        return self._num_in_flight[instance]
+        known = self._states.get(instance)
+        return 0 if known is None else known.num_in_flight
+
+    def observe(self, records: Iterable[InstanceRecord], now: float) -> None:
+        """The registry was read: the load that instances announce."""
+        for record in records:
+            if record.role in LANGUAGE_ROLES:
+                self._observed(record, now)
 
     def forget_all_but(self, alive: Set[str]) -> None:
-        """Drop what is known of instances that have left the registry."""
-        for known in (self._picked_at, self._suspect_until):
-            for instance in known.keys() - alive:
-                del known[instance]
+        """Drop what is known of instances that have left the registry, once nothing of theirs runs."""
+        for instance in self._states.keys() - alive:
+            if not self._states[instance].num_in_flight:
+                del self._states[instance]
+
+    def _observed(self, record: InstanceRecord, now: float) -> InstanceState:
+        state = self._state_of(record.instance)
+        state.observe(record, now)
+        return state
+
+    def _state_of(self, instance: str) -> InstanceState:
+        state = self._states.get(instance)
+        if state is None:
+            state = self._states[instance] = InstanceState()
+        return state
 
 
 def can_serve(record: InstanceRecord, model: str, stage: ServingStage = ServingStage.WHOLE) -> bool:

@@ -1,0 +1,99 @@
+"""What the choice of an instance may go by, as a request's body has it."""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import orjson
+from blake3 import blake3
+from starlette.types import Scope
+
+from triptych_common.protocol.ids import MmHash
+from triptych_gateway.request.chat_request import ChatRequest
+from triptych_gateway.request.media import TakenItem
+from triptych_gateway.request.places import Place
+from triptych_gateway.request.request_body import header_of
+from triptych_gateway.request.text_request import TextRequest
+from triptych_gateway.routing.scheduling.candidates import RoutingRequest
+from triptych_gateway.routing.scheduling.prompt_blocks import PromptBlocks, divide_prompt
+
+SESSION_HEADER = b"x-session-id"
+SESSION_FIELDS = ("prompt_cache_key", "user")  # OpenAI's
+_FIRST_FIELDS = ("tools", "system", "instructions")  # of a body: templates put them before the conversation
+
+
+def session_of(scope: Scope, body: Mapping[str, Any], salt: str) -> str:
+    """What the caller calls the conversation, by a header or a field, as a digest; "": nothing."""
+    name: Any = header_of(scope, SESSION_HEADER)
+    for field in SESSION_FIELDS:
+        name = name or body.get(field)
+    if not isinstance(name, str) or not name:
+        return ""
+    return blake3(f"{salt}\0{name}".encode(errors="replace")).hexdigest()
+
+
+def chat_routing(
+    request: ChatRequest, session: str, digest: str | None = None, items: Sequence[TakenItem] = ()
+) -> RoutingRequest:
+    """Of a chat, whose media are `items`."""
+    seed = (request.model, digest, request.tenant_salt)
+    by_place = {item.part.place: item.mm_hash for item in items}
+    return RoutingRequest(
+        request.model,
+        session,
+        tuple(item.mm_hash for item in items),
+        request.num_prompt_bytes,
+        partial(_read_prompt, request.body, request.endpoint.inputs, by_place, seed),
+    )
+
+
+def text_routing(request: TextRequest, session: str) -> RoutingRequest | None:
+    """Of any other request; None: nothing is computed for it."""
+    if not request.is_computed:
+        return None
+    seed = (request.model, None, request.body.get("cache_salt"))
+    read_prompt = partial(_read_prompt, request.body, request.inputs, {}, seed)
+    return RoutingRequest(request.model, session, (), request.num_prompt_bytes, read_prompt)
+
+
+def _read_prompt(
+    body: Mapping[str, Any], inputs: Sequence[str], items: Mapping[Place, MmHash], seed: object
+) -> PromptBlocks:
+    names = dict.fromkeys((*_FIRST_FIELDS, *inputs))
+    around = {place[:depth] for place in items for depth in range(len(place))}
+    return divide_prompt(
+        (part for name in names if name in body for part in _parts(body[name], (name,), items, around)), seed
+    )
+
+
+def _parts(
+    value: Any, place: Place, items: Mapping[Place, MmHash], around: Collection[Place]
+) -> Iterator[bytes | MmHash]:
+    """Texts and items in the order of the body. Messages one by one: what follows a text does not change it.
+
+    Args:
+        around: the places of what holds items.
+    """
+    if place in items:
+        yield items[place]
+    elif isinstance(value, str):
+        yield value.encode(errors="replace")
+    elif isinstance(value, list) and (place in around or (len(place) == 1 and not _are_tokens(value))):
+        for index, each in enumerate(value):
+            yield from _parts(each, (*place, index), items, around)
+    elif isinstance(value, dict) and place in around:
+        for name, each in value.items():
+            yield from _parts(each, (*place, name), items, around)
+    else:
+        yield _dumped(value)
+
+
+def _are_tokens(value: list[Any]) -> bool:
+    return bool(value) and isinstance(value[0], int)
+
+
+def _dumped(value: Any) -> bytes:
+    try:
+        return orjson.dumps(value)
+    except TypeError:  # nested too deeply: refused when it is sent
+        return b""

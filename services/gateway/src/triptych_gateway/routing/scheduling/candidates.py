@@ -1,0 +1,79 @@
+"""The request and the instances as filters, scorers and pickers see them."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol
+
+from triptych_common.protocol.ids import MmHash
+from triptych_common.protocol.messages import InstanceRecord
+from triptych_gateway.routing.scheduling.prompt_blocks import PromptBlocks
+
+
+@dataclass(frozen=True)
+class RoutingRequest:
+    """What is known of a request before an instance is chosen for it."""
+
+    model: str  # or a LoRA adapter
+    session: str = ""  # what its caller calls the conversation, with the tenant's salt; "": nothing
+    items: tuple[MmHash, ...] = ()
+    num_prompt_bytes: int = 0  # of text
+    read_prompt: Callable[[], PromptBlocks] = PromptBlocks
+
+    @cached_property
+    def prompt(self) -> PromptBlocks:
+        """Only read where there is a choice."""
+        return self.read_prompt()
+
+    @property
+    def is_prompt_read(self) -> bool:
+        return "prompt" in self.__dict__
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """An instance that could serve the request, with what this gateway knows of it."""
+
+    record: InstanceRecord
+    num_requests: int = 0  # in flight there, of all gateways
+    num_prompt_bytes: int = 0  # of this gateway's requests there
+    kv_usage: float | None = None  # 0 to 1; None: it does not say
+    is_suspect: bool = False
+    picked_at: int = 0  # the how many-th choice, of all instances
+    prefix_share: Callable[[PromptBlocks], float] = lambda prompt: 0.0
+    holds_item: Callable[[MmHash], bool] = lambda mm_hash: False
+    used_adapter: Callable[[str], bool] = lambda name: False
+
+
+class Filter(Protocol):
+    """Leaves candidates out, unless all of them would be."""
+
+    def keeps(self, candidate: Candidate) -> bool: ...
+
+
+class Scorer(Protocol):
+    """One reason for an instance."""
+
+    def score(self, request: RoutingRequest, candidates: Sequence[Candidate]) -> Sequence[float]:
+        """Of each candidate, in their order: from 0, nothing speaks for it, to 1."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredCandidate:
+    """`parts`: score times weight, by the scorer's name."""
+
+    candidate: Candidate
+    parts: Mapping[str, float]
+
+    @property
+    def total(self) -> float:
+        return round(sum(self.parts.values()), 6)  # equal, whatever the order of the sum was
+
+
+class Picker(Protocol):
+    """Chooses one."""
+
+    def pick(self, scored: Sequence[ScoredCandidate]) -> ScoredCandidate:
+        """`scored`: at least one."""
+        ...

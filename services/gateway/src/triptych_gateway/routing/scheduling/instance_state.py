@@ -1,0 +1,103 @@
+"""InstanceState: what this gateway knows of one instance: its requests there, its load, what it was sent.
+
+The load is shared: an instance announces with each heartbeat how many requests it has, of all gateways. What
+this gateway had there at most since the heartbeat before is not another's; the rest is, and counts until the
+next heartbeat. This gateway's own requests count exactly.
+"""
+
+from collections.abc import Hashable
+from typing import Generic, TypeVar
+
+from cachetools import LRUCache
+
+from triptych_common.protocol.ids import MmHash
+from triptych_common.protocol.messages import InstanceRecord
+from triptych_gateway.routing.scheduling.candidates import Candidate, RoutingRequest
+from triptych_gateway.routing.scheduling.prefix_memory import PrefixMemory
+
+MAX_ITEMS = 4096  # that an instance is taken to hold: their tensors are in its caches, or were
+MAX_ADAPTERS_IN_USE = 4  # likewise: vLLM keeps few of those that are loaded where they compute
+LOAD_TTL_S = 5.0  # of an announced load: Redis may be away
+
+Key = TypeVar("Key", bound=Hashable)
+
+
+class _RecentKeys(Generic[Key]):
+    def __init__(self, max_keys: int) -> None:
+        self._keys: LRUCache[Key, None] = LRUCache(max_keys)
+
+    def add(self, key: Key) -> None:
+        self._keys[key] = None
+
+    def holds(self, key: Key) -> bool:
+        return key in self._keys
+
+
+class _Sent:
+    """What one life of an instance was sent."""
+
+    def __init__(self) -> None:
+        self.prefixes = PrefixMemory()
+        self.items: _RecentKeys[MmHash] = _RecentKeys(MAX_ITEMS)
+        self.adapters: _RecentKeys[str] = _RecentKeys(MAX_ADAPTERS_IN_USE)
+
+
+class InstanceState:
+    """`now`: monotonic seconds."""
+
+    def __init__(self) -> None:
+        self.num_in_flight = 0  # of this gateway
+        self.picked_at = 0
+        self.suspect_until = float("-inf")
+        self._num_prompt_bytes = 0
+        self._num_peak = 0  # most in flight since the last announcement
+        self._boot_id = ""
+        self._beat = 0
+        self._announced_at = float("-inf")
+        self._num_others = 0
+        self._sent = _Sent()
+
+    def observe(self, record: InstanceRecord, now: float) -> None:
+        """The record as the registry has it."""
+        if record.boot_id != self._boot_id:
+            self._boot_id, self._beat = record.boot_id, 0
+            self._announced_at = float("-inf")
+            self._sent = _Sent()
+            self._sent.prefixes.set_capacity(record.kv_cache_tokens)
+        load = record.load
+        if load is not None and load.num_beats > self._beat:
+            self._beat, self._announced_at = load.num_beats, now
+            self._num_others = max(0, load.num_running + load.num_waiting - self._num_peak)
+            self._num_peak = self.num_in_flight
+
+    def begin_request(self, request: RoutingRequest | None) -> None:
+        self.num_in_flight += 1
+        self._num_peak = max(self._num_peak, self.num_in_flight)
+        if request is None:
+            return
+        self._num_prompt_bytes += request.num_prompt_bytes
+        for mm_hash in request.items:
+            self._sent.items.add(mm_hash)
+        self._sent.adapters.add(request.model)
+        if request.is_prompt_read:
+            self._sent.prefixes.remember(request.prompt.blocks)
+
+    def end_request(self, request: RoutingRequest | None) -> None:
+        self.num_in_flight = max(0, self.num_in_flight - 1)
+        if request is not None:
+            self._num_prompt_bytes = max(0, self._num_prompt_bytes - request.num_prompt_bytes)
+
+    def as_candidate(self, record: InstanceRecord, now: float) -> Candidate:
+        """For one choice."""
+        load = record.load if now - self._announced_at < LOAD_TTL_S else None
+        return Candidate(
+            record,
+            num_requests=self.num_in_flight + (0 if load is None else self._num_others),
+            num_prompt_bytes=self._num_prompt_bytes,
+            kv_usage=None if load is None else load.kv_usage,
+            is_suspect=self.suspect_until > now,
+            picked_at=self.picked_at,
+            prefix_share=self._sent.prefixes.share_of,
+            holds_item=self._sent.items.holds,
+            used_adapter=self._sent.adapters.holds,
+        )

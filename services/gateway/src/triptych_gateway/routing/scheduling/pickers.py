@@ -1,0 +1,34 @@
+"""Pickers: which of the scored candidates it is."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from triptych_gateway.routing.scheduling.candidates import Picker, ScoredCandidate
+
+PickerName = Literal["best", "weighted_random"]
+
+
+@dataclass(frozen=True, slots=True)
+class BestPicker:
+    """The highest score; of equal ones the one that was chosen least recently."""
+
+    def pick(self, scored: Sequence[ScoredCandidate]) -> ScoredCandidate:
+        return min(scored, key=lambda each: (-each.total, each.candidate.picked_at))
+
+
+@dataclass(frozen=True, slots=True)
+class WeightedRandomPicker:
+    """By chance, in proportion to the scores; where all are 0, all alike."""
+
+    source: random.Random = field(default_factory=random.Random)
+
+    def pick(self, scored: Sequence[ScoredCandidate]) -> ScoredCandidate:
+        totals = [each.total for each in scored]
+        return self.source.choices(scored, totals if any(totals) else None)[0]
+
+
+def make_picker(name: PickerName) -> Picker:
+    """The picker of this name."""
+    return BestPicker() if name == "best" else WeightedRandomPicker()

@@ -1,0 +1,67 @@
+"""The file of routing profiles (YAML; `docs/routing.md`).
+
+    default:                       # what no stage says otherwise
+      weights: {prefix: 2, queue: 3}
+      filters: [suspect, full]
+      full_above: 0.95
+      picker: best
+    prefill:
+      weights: {tokens: 2}
+
+A file without `default` changes the built-in profiles; one with it replaces them.
+"""
+
+from pathlib import Path
+
+import yaml
+from pydantic import ValidationError
+
+from triptych_common.domain.errors import TriptychError
+from triptych_gateway.routing.scheduling.profiles import BUILT_IN, RoutingProfiles, StageProfile
+
+MAX_FILE_BYTES = 1 << 16
+STAGES = tuple(name for name in RoutingProfiles.model_fields if name != "default")
+
+
+class RoutingFileError(TriptychError):
+    """The file cannot be used as it is."""
+
+
+def read_profiles(path: Path | None) -> RoutingProfiles:
+    """Those of the file; without one the built-in ones.
+
+    Raises:
+        RoutingFileError: it is missing or malformed, or has a field or a value that there is not.
+    """
+    if path is None:
+        return BUILT_IN
+    try:
+        with path.open("rb") as file:
+            text = file.read(MAX_FILE_BYTES + 1)
+    except OSError as error:
+        raise RoutingFileError(f"the routing file {path} cannot be read: {error.strerror}") from error
+    if len(text) > MAX_FILE_BYTES:
+        raise RoutingFileError(f"the routing file {path} is larger than {MAX_FILE_BYTES} bytes")
+    try:
+        content = yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        mark = getattr(error, "problem_mark", None)
+        place = "" if mark is None else f" (line {mark.line + 1})"
+        raise RoutingFileError(f"the routing file {path} is not valid YAML{place}") from None
+    if not isinstance(content, dict):
+        raise RoutingFileError(f"the routing file {path} must hold default, {', '.join(STAGES)}, or some")
+    try:
+        said = RoutingProfiles.model_validate({"default": {}, **content})
+    except ValidationError as error:
+        fault = error.errors(include_url=False, include_input=False, include_context=False)[0]
+        named = ".".join(map(str, fault["loc"]))
+        raise RoutingFileError(f"the routing file {path}: {named}: {fault['msg']}"[:1000]) from None
+    return said if "default" in content else _changed(said)
+
+
+def _changed(said: RoutingProfiles) -> RoutingProfiles:
+    """The built-in profiles, with what the file says of stages."""
+    changes: dict[str, StageProfile] = {
+        stage: getattr(BUILT_IN, stage).changed_by(getattr(said, stage)) for stage in STAGES
+    }
+    return BUILT_IN.model_copy(update=changes)

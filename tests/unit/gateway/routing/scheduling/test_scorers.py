@@ -1,0 +1,106 @@
+"""Each scorer: from 0 to 1, one score for each candidate, in their order."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.support.gateway.routing import candidate, request
+from triptych_common.protocol.messages import Compute, Sharing
+from triptych_gateway.routing.scheduling.candidates import RoutingRequest
+from triptych_gateway.routing.scheduling.scorers.hardware import HardwareScorer
+from triptych_gateway.routing.scheduling.scorers.kv import KvScorer
+from triptych_gateway.routing.scheduling.scorers.lora import LoraScorer
+from triptych_gateway.routing.scheduling.scorers.media import MediaScorer
+from triptych_gateway.routing.scheduling.scorers.prefix import PrefixScorer
+from triptych_gateway.routing.scheduling.scorers.queue import QueueScorer
+from triptych_gateway.routing.scheduling.scorers.session import SessionScorer
+from triptych_gateway.routing.scheduling.scorers.table import SCORERS
+from triptych_gateway.routing.scheduling.scorers.tokens import NUM_BYTES, TokensScorer
+
+ASKED = request(b"text" * 100, items=("h1", "h2"), session="s", num_prompt_bytes=400)
+NAMES = ("a", "b", "c")
+
+
+def multiprocessors(number: int) -> dict[str, Any]:
+    return {"compute": Compute(sharing=Sharing.MPS, num_multiprocessors=number), "num_slots": 1}
+
+
+def test_prefix() -> None:
+    known = [candidate("a", prefix_share=lambda prompt: prompt.num_bytes / 800), candidate("b")]
+    assert PrefixScorer().score(ASKED, known) == [0.5, 0.0]
+    known = [
+        candidate("a", prefix_share=lambda prompt: 0.24),
+        candidate("b", prefix_share=lambda prompt: 0.25),
+    ]
+    assert PrefixScorer().score(ASKED, known) == [0.0, 0.25], "a beginning that all have does not count"
+
+
+def test_session_is_one_instance_and_others_stay_when_one_leaves() -> None:
+    everyone = [candidate(name) for name in NAMES]
+    sessions = [request(session=f"s{number}") for number in range(300)]
+    owners = [SessionScorer().score(each, everyone) for each in sessions]
+    assert all(sorted(scores) == [0.0, 0.0, 1.0] for scores in owners)
+    shares = [sum(scores[index] for scores in owners) for index in range(3)]
+    assert all(60 < share < 140 for share in shares), shares
+    left = [SessionScorer().score(each, everyone[:2]) for each in sessions]
+    assert all(new == old[:2] for new, old in zip(left, owners, strict=True) if not old[2])
+    assert SessionScorer().score(request(), everyone) == [0.0, 0.0, 0.0]
+
+
+def test_media() -> None:
+    known = [candidate("a", holds_item={"h1"}.__contains__), candidate("b", holds_item=lambda item: True)]
+    assert MediaScorer().score(ASKED, known) == [0.5, 1.0]
+    assert MediaScorer().score(request(items=("h1", "h1")), known) == [1.0, 1.0]
+    assert MediaScorer().score(request(), known) == [0.0, 0.0]
+
+
+def test_queue_goes_by_what_there_is_beyond_the_fewest() -> None:
+    known = [
+        candidate(name, num_requests=100 + number) for name, number in zip(NAMES, (0, 2, 50), strict=True)
+    ]
+    assert QueueScorer().score(ASKED, known) == [1.0, 0.75, 0.0]
+
+
+def test_kv() -> None:
+    known = [candidate("a", kv_usage=0.25), candidate("b", kv_usage=1.0), candidate("c")]
+    assert KvScorer().score(ASKED, known) == [0.75, 0.0, 1.0]
+
+
+def test_lora() -> None:
+    known = [candidate("a", used_adapter={"french"}.__contains__), candidate("b")]
+    assert LoraScorer().score(request(model="french"), known) == [1.0, 0.0]
+    assert LoraScorer().score(request(model="m"), known) == [1.0, 1.0]
+
+
+def test_hardware() -> None:
+    slots = [candidate("a", {"num_slots": 64}), candidate("b", {"num_slots": 16})]
+    assert HardwareScorer().score(ASKED, slots) == [1.0, 0.25]
+    gpus = [candidate("a", multiprocessors(132)), candidate("b", multiprocessors(66))]
+    assert HardwareScorer().score(ASKED, gpus) == [1.0, 0.5]
+    assert HardwareScorer().score(ASKED, [gpus[1], slots[0]]) == [1 / 64, 1.0], (
+        "by slots, where one says no more"
+    )
+    assert HardwareScorer().score(ASKED, [candidate("a"), candidate("b")]) == [1.0, 1.0]
+
+
+def test_tokens() -> None:
+    known = [
+        candidate(name, num_prompt_bytes=size)
+        for name, size in zip(NAMES, (9, 9 + NUM_BYTES // 2, 10**9), strict=True)
+    ]
+    assert TokensScorer().score(ASKED, known) == [1.0, 0.5, 0.0]
+
+
+@pytest.mark.parametrize("name", SCORERS)
+@pytest.mark.parametrize("asked", [ASKED, RoutingRequest("m"), request(model="french")])
+def test_scores_are_from_0_to_1(name: str, asked: RoutingRequest) -> None:
+    share: Callable[[object], float] = lambda prompt: 1.0  # noqa: E731
+    known = [
+        candidate("a"),
+        candidate("b", num_requests=10**6, num_prompt_bytes=10**12, kv_usage=1.0, prefix_share=share),
+        candidate("c", {"num_slots": 10**6}, holds_item=lambda item: True, kv_usage=0.0),
+    ]
+    scores = SCORERS[name].score(asked, known)
+    assert len(scores) == len(known)
+    assert all(0.0 <= score <= 1.0 for score in scores), scores
