@@ -15,7 +15,7 @@ from tests.support.real.roles import Instance
 from tests.support.real.system import EXACT, MODEL, System, image_part, running_system
 from tests.support.waiting import wait_until
 
-LEASE_S = 3
+LEASE_S = 6
 TO_PREFILL = {
     "do_remote_decode": True,
     "do_remote_prefill": False,
