@@ -15,6 +15,7 @@ from triptych_common.domain.errors import BusUnavailableError
 from triptych_common.protocol.messages import FailureKind, Modality
 from triptych_gateway.decision.decision_policy import DecisionReason, EncodeWay
 from triptych_gateway.encode import stream_lags
+from triptych_gateway.routing.ways import Way, WayReason
 
 ROUTE = "/v1/chat/completions"
 ALLOWED = {
@@ -26,8 +27,8 @@ ALLOWED = {
     "how": ["ordered", "joined", "sizes_known"],
     "level": ["memory", "redis", "store"],
     "kind": [each.value for each in FailureKind],
-    "way": [each.value for each in EncodeWay],
-    "reason": [each.value for each in DecisionReason],
+    "way": [each.value for each in (*EncodeWay, *Way)],
+    "reason": [each.value for each in (*DecisionReason, *WayReason)],
 }
 
 

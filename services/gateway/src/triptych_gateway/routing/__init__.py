@@ -2,6 +2,9 @@
 
 registry_view  the registry as last read
 item_limits    how many items of which kind a namespace takes in a request; pure
+pairs          which instances serve a model: by themselves, or a pair that shares a request; pure
 router         the choice among its records: fewest requests in flight; pure
-instances      one request's choice: waits for an instance, and takes another where one fails
+instances      what all requests share, and how long one waits for an instance
+ways           whole, or prefill and decode at two instances; pure
+routes         one request's choice: its instances, and others where one fails
 """

@@ -12,7 +12,9 @@ from itertools import count
 from triptych_common.protocol.messages import InstanceRecord, Modality, Role, Sharing
 
 SERVING_ROLES = frozenset({Role.PREFILL_DECODE, Role.ENCODE_PREFILL_DECODE})
-TOWER_ROLES = frozenset({Role.ENCODE_PREFILL_DECODE})  # serve requests with raw media, too
+TOWER_ROLES = frozenset(
+    {Role.ENCODE_PREFILL_DECODE, Role.ENCODE_PREFILL}
+)  # serve requests with raw media, too
 
 
 class ServingStage(StrEnum):
@@ -52,8 +54,9 @@ class Router:
         now: float,
         needs_tower: bool = False,
         takes: Modality | None = None,
+        stage: ServingStage = ServingStage.WHOLE,
     ) -> InstanceRecord | None:
-        """The instance for one request; None: none can take it.
+        """The instance for one request, or for a stage of it; None: none can take it.
 
         Args:
             namespace_digest: only instances of this namespace; None: any (text only).
@@ -65,7 +68,7 @@ class Router:
         able = [
             record
             for record in records
-            if can_serve(record, model)
+            if can_serve(record, model, stage)
             and (namespace_digest is None or record.namespace_digest == namespace_digest)
             and record.instance not in exclude
             and (record.role in TOWER_ROLES or not needs_tower)
@@ -101,6 +104,10 @@ class Router:
     def num_in_flight(self, instance: str) -> int:
         return self._num_in_flight[instance]
 
+    def is_suspect(self, instance: str, now: float) -> bool:
+        """It could not be reached a moment ago."""
+        return self._suspect_until.get(instance, 0.0) > now
+
     def forget_all_but(self, alive: Set[str]) -> None:
         """Drop what is known of instances that have left the registry."""
         for known in (self._picked_at, self._suspect_until):
@@ -127,16 +134,6 @@ def unloaded_adapters(before: Iterable[InstanceRecord], after: Iterable[Instance
     return lost
 
 
-def has_tower(records: Iterable[InstanceRecord], model: str, namespace_digest: str) -> bool:
-    """Whether some instance could serve a request for `model` with its raw media."""
-    return any(
-        record.role in TOWER_ROLES
-        and can_serve(record, model)
-        and record.namespace_digest == namespace_digest
-        for record in records
-    )
-
-
 def shares_compute(instance: InstanceRecord, encoders: Iterable[InstanceRecord]) -> bool:
     """Whether all of `encoders` compute on what `instance` computes on: cores of their host, or one GPU."""
     own = instance.compute
@@ -146,16 +143,3 @@ def shares_compute(instance: InstanceRecord, encoders: Iterable[InstanceRecord])
     return bool(others) and all(
         each is not None and each.sharing in SHARED and each.gpu == own.gpu for each in others
     )
-
-
-def choose_namespace(records: Iterable[InstanceRecord], model: str) -> str | None:
-    """The namespace digest for an image request: one that encoders and serving instances share.
-
-    Without any live encoder, that of a serving instance: an encoder may come back. None: no
-    instance serves the model's images.
-    """
-    records = list(records)
-    serving = [r.namespace_digest for r in records if can_serve(r, model) and r.namespace_digest is not None]
-    encoding = {r.namespace_digest for r in records if r.role in ENCODING_ROLES and not r.draining}
-    shared = [digest for digest in serving if digest in encoding]
-    return next(iter(shared or serving), None)
