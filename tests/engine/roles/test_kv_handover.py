@@ -35,6 +35,7 @@ def roles() -> Iterator[System]:
         "--encode-prefill-decodes=1",
         f"--prefill-decode-args={' '.join(EXACT)}",
         TRIPTYCH_KV_LEASE_S=str(LEASE_S),
+        COLUMNS="200",  # of the tables of `status`
     ) as running:
         yield running
 
