@@ -15,7 +15,7 @@ from tests.support.real.roles import Instance
 from tests.support.real.system import EXACT, MODEL, System, image_part, running_system
 from tests.support.waiting import wait_until
 
-LEASE_S = 3
+LEASE_S = 6
 TO_PREFILL = {
     "do_remote_decode": True,
     "do_remote_prefill": False,
@@ -35,6 +35,7 @@ def roles() -> Iterator[System]:
         "--encode-prefill-decodes=1",
         f"--prefill-decode-args={' '.join(EXACT)}",
         TRIPTYCH_KV_LEASE_S=str(LEASE_S),
+        COLUMNS="200",  # of the tables of `status`
     ) as running:
         yield running
 

@@ -14,7 +14,7 @@ from tests.support.gateway.serving import MODEL
 from tests.support.gateway.system import System, opened_system
 from triptych_common.coordination import Registry
 from triptych_gateway.routing import registry_view
-from triptych_gateway.routing.router import choose_namespace
+from triptych_gateway.routing.pairs import choose_namespace
 
 NUM_REQUESTS = 12
 MANY = 64

@@ -18,6 +18,7 @@ from triptych_gateway.encode import stream_lags
 from triptych_gateway.routing.scheduling.decision import CHANCE, EQUAL, ONLY
 from triptych_gateway.routing.scheduling.scorers.table import SCORERS
 from triptych_gateway.routing.serving_stage import ServingStage
+from triptych_gateway.routing.ways import Way, WayReason
 
 ROUTE = "/v1/chat/completions"
 ALLOWED = {
@@ -29,8 +30,8 @@ ALLOWED = {
     "how": ["ordered", "joined", "sizes_known"],
     "level": ["memory", "redis", "store"],
     "kind": [each.value for each in FailureKind],
-    "way": [each.value for each in EncodeWay],
-    "reason": [*(each.value for each in DecisionReason), *SCORERS, ONLY, EQUAL, CHANCE],
+    "way": [each.value for each in (*EncodeWay, *Way)],
+    "reason": [*(each.value for each in (*DecisionReason, *WayReason)), *SCORERS, ONLY, EQUAL, CHANCE],
     "stage": [each.value for each in ServingStage],
 }
 

@@ -61,7 +61,8 @@ def as_message(answer: Response) -> Response:
         "stop_reason": "end_turn",
         "usage": {"input_tokens": usage["prompt_tokens"], "output_tokens": usage["completion_tokens"]},
     }
-    return JSONResponse(message)
+    handover = {name: data[name] for name in ("kv_transfer_params",) if name in data}
+    return JSONResponse(message | handover)
 
 
 async def _events(chunks: AsyncIterable[Any]) -> AsyncIterator[bytes]:

@@ -22,7 +22,14 @@ from tests.support.waiting import free_port
 from triptych_common.bus import AsyncBus
 from triptych_common.coordination import Registration, Registry
 from triptych_common.protocol.item_record import ItemRecord
-from triptych_common.protocol.messages import ECTransferParams, EncodeNeeded, InstanceRecord, Modality, Role
+from triptych_common.protocol.messages import (
+    ECTransferParams,
+    EncodeNeeded,
+    InstanceRecord,
+    KvTransfer,
+    Modality,
+    Role,
+)
 from triptych_common.protocol.urls import base_url
 
 USAGE = {"prompt_tokens": 2, "completion_tokens": 1, "total_tokens": 3}
@@ -67,12 +74,15 @@ class FakePrefillDecode:
     item_limits: dict[Modality, int] = field(default_factory=dict)
     forms: list[dict[str, Any]] = field(default_factory=list)  # with sounds, that it was sent
     registration: Registration | None = None  # while it runs
+    boot_id: str = "boot"
+    kv_transfer: KvTransfer | None = None
 
     def record(self) -> InstanceRecord:
         return InstanceRecord(
             instance=self.name,
-            boot_id="boot",
+            boot_id=self.boot_id,
             role=self.role,
+            kv_transfer=self.kv_transfer,
             model=MODEL,
             adapters=self.adapters,
             item_limits=self.item_limits,

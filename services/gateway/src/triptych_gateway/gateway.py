@@ -22,6 +22,7 @@ from triptych_gateway.access.request_limiter import RequestLimiter
 from triptych_gateway.chat.exchange import ChatParts, CutOff
 from triptych_gateway.chat.forward import Forwarder
 from triptych_gateway.chat.media_serving import MediaServing
+from triptych_gateway.chat.stages import Stages
 from triptych_gateway.decision.encode_decisions import EncodeDecisions
 from triptych_gateway.decision.shared_queue import SharedQueue
 from triptych_gateway.encode.encode_job import OrderLimits
@@ -132,14 +133,8 @@ async def run_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
                 new_client(settings.connect_timeout_s, settings.chunk_timeout_s) as http,
                 open_fetcher(FetchOptions.of(settings), media_threads, metrics) as fetcher,
             ):
-                forwarder = Forwarder(
-                    http,
-                    instances,
-                    decisions,
-                    metrics,
-                    settings.chunk_timeout_s,
-                    settings.max_answer_bytes,
-                )
+                stages = Stages(http, router, decisions, metrics, body_threads, settings.max_answer_bytes)
+                forwarder = Forwarder(instances, stages, metrics, settings.chunk_timeout_s)
                 media_serving = MediaServing(
                     gateway=settings.instance,
                     files=files,

@@ -110,12 +110,30 @@ class GatewayMetrics:
             "gateway_request_seconds", "Arrival to the end of the answer, whatever it is"
         )
         self.latencies = LatencyMetrics(self.metrics)
+        self._count_routes()
         self._count_items()
         self._count_routing()
         self._count_encodes()
         self._count_streams()
         self._count_fetches()
         self._count_files()
+
+    def _count_routes(self) -> None:
+        self.routes = self.metrics.counter(
+            "gateway_routes",
+            "Requests sent, by way (whole: one instance; staged: one prefills, one decodes; decode: one that "
+            "decodes, alone), and why; each try counts",
+            ("way", "reason"),
+        )
+        self.prefill_stage_s = self.metrics.histogram(
+            "gateway_prefill_stage_seconds",
+            "Sent to an instance that prefills, to its answer with the KV cache",
+        )
+        self.stage_retries = self.metrics.counter(
+            "gateway_stage_retries",
+            "Stages (prefill, decode) that came to nothing before the first token, by why",
+            ("stage", "reason"),
+        )
 
     def _count_items(self) -> None:
         self.items_per_request = self.metrics.histogram(

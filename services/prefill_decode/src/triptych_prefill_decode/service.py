@@ -54,7 +54,7 @@ from triptych_vllm_connector.host.kv_transfer import (
     announced_kv_transfer,
     check_kv_transfer,
     free_port,
-    hands_over,
+    is_handing_over,
     kv_environment,
     kv_transfer_config,
     kv_transfer_options,
@@ -94,7 +94,7 @@ async def serve(settings: PrefillDecodeSettings, stop: StopSignal) -> None:
     )
     on_gpu = has_gpu()
     kv_config = None
-    if hands_over(role):
+    if is_handing_over(role):
         kv_config = kv_transfer_config(role, settings.kv_lease_s, settings.kv_connector_options, on_gpu)
         _prepare_kv_transfer(settings, on_gpu)
     kv_options = [] if kv_config is None else kv_transfer_options(kv_config, on_gpu)
@@ -211,7 +211,7 @@ class PrefillDecodeService:
         role = settings.announced_role
         decodes_only = role is Role.DECODE
         kv_transfer = None
-        if hands_over(role):
+        if is_handing_over(role):
             kv_transfer = announced_kv_transfer(
                 engine.vllm_config, config.namespace_digest, settings.kv_lease_s
             )

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from triptych_common.protocol.messages import Compute, InstanceRecord, Role, Sharing
-from triptych_gateway.routing.router import Router, choose_namespace, shares_compute, unloaded_adapters
+from triptych_gateway.routing.pairs import choose_namespace
+from triptych_gateway.routing.router import Router, shares_compute, unloaded_adapters
 
 D, X, Y, Z = (digit * 64 for digit in "0123")  # digests of namespaces
 

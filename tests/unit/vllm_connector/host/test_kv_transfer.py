@@ -18,7 +18,7 @@ from triptych_vllm_connector.host.kv_transfer import (
     announced_kv_transfer,
     check_kv_transfer,
     free_port,
-    hands_over,
+    is_handing_over,
     kv_environment,
     kv_transfer_config,
     kv_transfer_options,
@@ -86,8 +86,8 @@ def test_one_that_decodes_has_a_scheduler_that_waits_for_no_item(on_gpu: bool) -
 
 
 def test_roles_that_do_both_hand_nothing_over() -> None:
-    assert not hands_over(Role.PREFILL_DECODE)
-    assert not hands_over(Role.ENCODE_PREFILL_DECODE)
+    assert not is_handing_over(Role.PREFILL_DECODE)
+    assert not is_handing_over(Role.ENCODE_PREFILL_DECODE)
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ KV_ROLES: Mapping[Role, Literal["kv_producer", "kv_consumer"]] = {
 }
 
 
-def hands_over(role: Role) -> bool:
+def is_handing_over(role: Role) -> bool:
     """Whether instances of this role hand KV caches over, or take them."""
     return role in KV_ROLES
 

@@ -46,7 +46,7 @@ class ParkingMixin:
         self._deferred: list[Request] = []
         self._loads_in_flight = LoadsInFlight()
         self.num_steps = 0
-        date_leases(self.connector)  # type: ignore[attr-defined]
+        date_leases(getattr(self, "connector", None))
         config = connector.config
         policy = overlap_policy(self, is_on=config.overlap, min_tokens=config.overlap_min_tokens)
         share = DECODE_SHARES[config.core_policy] if config.decode_share is None else config.decode_share

@@ -4,7 +4,7 @@ from typing import Any
 
 from vllm.v1.worker.cpu_worker import CPUWorker
 
-from triptych_vllm_connector.worker.kv_reads import prepare_kv_reads
+from triptych_vllm_connector.worker.kv.reads import prepare_kv_reads
 from triptych_vllm_connector.worker.rpc import WorkerRpc
 from triptych_vllm_connector.worker.runner_wrappers import wrap
 

@@ -8,8 +8,11 @@ media_serving  a request with media: sizes waited for, forwarded with metadata, 
 routing        what the choice of an instance may go by
 upstream_body    what is sent: text, metadata in the place of media, or the raw media
 media_parts        the parts that stand for media, by the form of the chat
-forward        to one instance after the other, until one answers; then its answer to the client
-upstream         HTTP to one prefill_decode, up to the first chunk of its answer
+dispatch       what is sent, and to which instances it may go
+forward        by one route after the other, until one comes to an answer; then that to the client
+stages           at the instances of a route: one that does all, or one that prefills and one that decodes
+stage_bodies       what each of both is sent; what of a request cannot be divided
+upstream           HTTP to one instance, up to the first chunk of its answer
 streaming        the answer to the client, from its first chunk on
 sse                server-sent events as bytes, cut into whole ones; how many tokens they bring
 token_times        when tokens pass, for the metrics

@@ -30,7 +30,8 @@ from triptych_gateway.access.callers import ANONYMOUS
 from triptych_gateway.access.key_limiter import KeyLimiter
 from triptych_gateway.access.key_limits import PRIORITY_FIELD, RequestDemand
 from triptych_gateway.access.request_limiter import Booking, RequestLimiter
-from triptych_gateway.chat.forward import Arrival, Dispatch, Forwarder
+from triptych_gateway.chat.dispatch import Arrival, Dispatch
+from triptych_gateway.chat.forward import Forwarder
 from triptych_gateway.chat.media_serving import MediaServing
 from triptych_gateway.chat.routing import chat_routing, session_of, text_routing
 from triptych_gateway.chat.sound_request import SoundRequest, read_sound_request

@@ -1,210 +1,142 @@
-"""Sends a prepared request to prefill_decode, and its answer to the client.
+"""Sends a prepared request to the instances of its route, and their answer to the client.
 
-An instance that cannot be reached, or goes away before its first chunk, costs the caller nothing
-but time: `routing.instances` gives the next one to try.
+An instance that cannot be reached, or goes away before its first token, costs the caller nothing
+but time: `routing.routes` gives the next route to try.
 """
 
-import asyncio
-import time
-from collections import defaultdict
-from collections.abc import Awaitable, Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 
-from aiohttp import ClientSession
-
-from triptych_common.domain.errors import RequestError
-from triptych_common.protocol.ids import RequestId
-from triptych_common.protocol.messages import InstanceRecord, Modality
-from triptych_common.telemetry import get_logger, span, trace_headers
-from triptych_gateway.access.callers import Caller
-from triptych_gateway.access.key_limiter import RequestCharge
+from triptych_common.protocol.messages import Modality
+from triptych_common.telemetry import get_logger, span
+from triptych_gateway.chat.dispatch import Dispatch
 from triptych_gateway.chat.sound_request import SoundRequest
+from triptych_gateway.chat.stage_bodies import undivided_field
+from triptych_gateway.chat.stages import PREFIX_NOT_HELD, StageFailedError, Stages
 from triptych_gateway.chat.streaming import ClientStream, relay_stream, relay_whole
 from triptych_gateway.chat.token_times import TokenTimes
-from triptych_gateway.chat.upstream import Answer, DrainingError, UnreachableError, open_answer
-from triptych_gateway.decision.courses import Course
-from triptych_gateway.decision.encode_decisions import Answering, EncodeDecisions
-from triptych_gateway.encode.media_wait import MediaWait
-from triptych_gateway.endpoints.endpoint import Endpoint, EndpointKind
-from triptych_gateway.endpoints.table import CHAT, TOKENIZE_PATH
-from triptych_gateway.errors import unavailable
+from triptych_gateway.chat.upstream import Answer
+from triptych_gateway.decision.held_prefixes import HeldPrefixes
+from triptych_gateway.endpoints.endpoint import Endpoint, ServedBy
+from triptych_gateway.endpoints.table import TOKENIZE_PATH
 from triptych_gateway.metrics import GatewayMetrics
 from triptych_gateway.request.chat_request import ChatRequest
 from triptych_gateway.request.content_parts import modality_of
 from triptych_gateway.request.prompt_length import check_tokenized_text
 from triptych_gateway.request.text_request import TextRequest
-from triptych_gateway.routing.instances import Choice, Instances
-from triptych_gateway.routing.scheduling.candidates import RoutingRequest
-from triptych_gateway.tracing.request_span import RequestSpan
+from triptych_gateway.routing.instances import Instances
+from triptych_gateway.routing.router import ServingStage
+from triptych_gateway.routing.routes import InstanceDemand, Life, Route, RouteChoice
+from triptych_gateway.routing.ways import Way
 
 log = get_logger(__name__)
-
-PRIORITY_HEADER = "X-Vllm-Priority"  # vLLM's, before the body's field
-
-ITEM_FAILURE_GRACE_S = 0.1
-
-
-@dataclass(frozen=True, slots=True)
-class PriorResponse:
-    """The stored response that a request goes on from: one instance has it."""
-
-    record: InstanceRecord
-    has_raw_media: bool  # it keeps media as data URLs: further ones are sent alike
-
-
-@dataclass(frozen=True, slots=True)
-class Arrival:
-    """One request as it arrived."""
-
-    request_id: RequestId
-    caller: Caller
-    root: RequestSpan
-    at: float  # monotonic seconds
-    first_token_deadline: float  # monotonic seconds; whole answers are bound by the request's own limit
-    charge: RequestCharge | None = None  # None: the caller's key has no limits
-    prior: PriorResponse | None = None  # None: any instance will do
-    on_answer: "OnAnswer | None" = None  # awaited when an answer has begun, before any of it is sent
-    session: str = ""  # what the caller calls the conversation; "": nothing
-    priority: int = 0  # lower is earlier; the caller's key's, or what the request asked for beyond that
-
-
-@dataclass(frozen=True, slots=True)
-class Dispatch:
-    """What is sent to prefill_decode, and to which instances it may go."""
-
-    arrival: Arrival
-    request: ChatRequest | SoundRequest | TextRequest
-    body: bytes
-    namespace_digest: str | None = None  # None: text only, any namespace
-    needs_tower: bool = False  # the media are sent raw
-    takes: Modality | None = None  # to an instance that takes raw items of this modality
-    media_wait: MediaWait | None = None  # the media are sent as metadata
-    first_choice: InstanceRecord | None = None
-    course: Course | None = None  # None: no media
-    endpoint: Endpoint = CHAT
-    path: str | None = None  # with a query, if there is one; None: the endpoint's
-    content_type: str = "application/json"
-    routing: RoutingRequest | None = None  # what an instance is chosen by; None: its load alone
-
-
-OnAnswer = Callable[[Dispatch, InstanceRecord], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
 class Forwarder:
     """One per gateway."""
 
-    http: ClientSession
     instances: Instances
-    decisions: EncodeDecisions
+    stages: Stages
     metrics: GatewayMetrics
     chunk_timeout_s: float
-    max_answer_bytes: int  # of one that is not streamed
-    tokenize_turns: defaultdict[str, asyncio.Lock] = field(default_factory=lambda: defaultdict(asyncio.Lock))
-    """By instance: its server tokenizes in one thread, which prompts wait for too."""
+    held: HeldPrefixes = field(default_factory=HeldPrefixes)
 
-    async def forward(self, dispatch: Dispatch, client: ClientStream) -> InstanceRecord:
-        """Send, wait for the first chunk, relay to the end. Returns the record of who answered.
+    async def forward(self, dispatch: Dispatch, client: ClientStream) -> Route:
+        """Send, wait for the first token, relay to the end. Returns the route by which it was answered.
 
         Raises:
             RequestError: whatever went wrong; `client.has_begun` decides whether it must go into the stream.
         """
         with span("gateway.first_token") as waiting:
-            record, answer, answering = await self._first_answer(dispatch)
-            waiting.set_attribute("triptych.prefill_decode", record.instance)
-        try:
-            with answer:
-                if dispatch.arrival.on_answer is not None:
-                    await dispatch.arrival.on_answer(dispatch, record)
-                await self._relay(dispatch, record, answer, client)
-        finally:
-            answering.end()
-            self.instances.router.end_request(record.instance, dispatch.routing)
-        if dispatch.media_wait is not None and dispatch.endpoint.is_computed:  # its engine had the items
-            dispatch.media_wait.answered_by = record.instance
-        return record
+            route, answer, held = await self._first_answer(dispatch)
+            waiting.set_attribute("triptych.prefill_decode", route.answering.instance)
+        with held:
+            if dispatch.arrival.on_answer is not None:
+                await dispatch.arrival.on_answer(dispatch, route.answering)
+            await self._relay(dispatch, route, answer, client)
+        if dispatch.media_wait is not None and dispatch.endpoint.is_computed and route.decode is None:
+            dispatch.media_wait.answered_by = route.first.instance  # its engine had the items
+        self._remember(dispatch, route)
+        return route
 
-    async def _first_answer(self, dispatch: Dispatch) -> tuple[InstanceRecord, Answer, Answering]:
-        """Of the instances that may serve the request, the first that answers; the router counts it there."""
-        model, digest = dispatch.request.model, dispatch.namespace_digest
+    async def _first_answer(self, dispatch: Dispatch) -> tuple[Route, Answer, ExitStack]:
+        """By the first route that comes to an answer; the router counts it there."""
         prior = dispatch.arrival.prior
-        only = None if prior is None else prior.record
-        choice = Choice(
+        choice = RouteChoice(
             self.instances,
-            model,
-            digest,
-            dispatch.first_choice,
-            dispatch.needs_tower,
-            only,
-            dispatch.takes,
-            dispatch.routing,
+            demand_of(
+                dispatch.request,
+                dispatch.endpoint,
+                dispatch.namespace_digest,
+                needs_tower=dispatch.needs_tower,
+                takes=dispatch.takes,
+            ),
+            first=dispatch.first_choice,
+            only=None if prior is None else prior.record,
+            held_by=self._held_by(dispatch),
+            routing=dispatch.routing,
         )
         while True:
-            record = await choice.next_instance()
-            dispatch.request.check_placeholders(record.placeholder_tokens)
-            if dispatch.endpoint.path == TOKENIZE_PATH:
-                check_tokenized_text(dispatch.request.num_prompt_bytes, record.max_model_len)
-            fields = {"instance": record.instance, "request_id": dispatch.arrival.request_id}
+            route = await choice.next_route()
+            self._check(dispatch, route)
+            dispatch.arrival.root.on_route(route.way.value, route.reason.value)
+            self.metrics.routes.labels(route.way.value, route.reason.value).inc()
             try:
-                answer, answering = await self._begin(dispatch, record)
-            except DrainingError:
-                log.info("prefill_decode is draining", **fields)
-                choice.on_draining()
-            except UnreachableError as error:
-                log.warning("prefill_decode not reachable", error=str(error), **fields)
-                choice.on_unreachable(record)
+                answer, held = await self.stages.begin(dispatch, route)
+            except StageFailedError as error:
+                self._on_failed(dispatch, route, choice, error)
             else:
                 if dispatch.media_wait is not None:
                     dispatch.media_wait.settle()
-                return record, answer, answering
+                return route, answer, held
 
-    async def _begin(self, dispatch: Dispatch, record: InstanceRecord) -> tuple[Answer, Answering]:
-        """The answer at its first chunk. On failure nothing stays open, and nothing counted."""
-        headers = {"X-Request-Id": dispatch.arrival.request_id, **trace_headers()}
-        headers["Content-Type"] = dispatch.content_type
-        if dispatch.arrival.priority:
-            headers[PRIORITY_HEADER] = str(dispatch.arrival.priority)  # the Messages API has no field for it
-        stream, router = dispatch.request.stream, self.instances.router
-        # Only a stream shows its first token; a whole answer is bound by the request's own limit.
-        limit_s = dispatch.arrival.first_token_deadline - time.monotonic() if stream else None
-        router.begin_request(record.instance, dispatch.routing)
-        answering = Answering()
-        try:
-            if dispatch.endpoint.is_computed:
-                num_prompt_bytes = dispatch.request.num_prompt_bytes
-                answering = self.decisions.begin_request(record, dispatch.course, num_prompt_bytes)
-            if dispatch.endpoint.kind is EndpointKind.TOKENIZE:
-                async with self.tokenize_turns[record.instance]:
-                    answer = await self._open(dispatch, record, headers)
-            else:
-                async with asyncio.timeout(limit_s):
-                    answer = await self._open(dispatch, record, headers)
-        except BaseException as error:
-            answering.end()
-            router.end_request(record.instance, dispatch.routing)
-            if isinstance(error, TimeoutError):
-                raise RequestError(504, "deadline_exceeded", "no token came in time") from error
-            if isinstance(error, RequestError):
-                await _prefer_item_failure(dispatch, error)
-            raise
-        answering.on_first_token(is_stream=stream)
-        return answer, answering
+    def _check(self, dispatch: Dispatch, route: Route) -> None:
+        """What only an instance's own limits can tell."""
+        for record in (route.first, route.answering):
+            dispatch.request.check_placeholders(record.placeholder_tokens)
+        if dispatch.endpoint.path == TOKENIZE_PATH:
+            check_tokenized_text(dispatch.request.num_prompt_bytes, route.first.max_model_len)
 
-    async def _open(self, dispatch: Dispatch, record: InstanceRecord, headers: dict[str, str]) -> Answer:
-        return await open_answer(
-            self.http,
-            record.url or "",
-            dispatch.body,
-            headers,
-            dispatch.endpoint,
-            stream=dispatch.request.stream,
-            path=dispatch.path,
-            max_bytes=self.max_answer_bytes,
-        )
-
-    async def _relay(
-        self, dispatch: Dispatch, record: InstanceRecord, answer: Answer, client: ClientStream
+    def _on_failed(
+        self, dispatch: Dispatch, route: Route, choice: RouteChoice, error: StageFailedError
     ) -> None:
+        record = error.record
+        fields = {"instance": record.instance, "request_id": dispatch.arrival.request_id}
+        if error.stage is not ServingStage.WHOLE:
+            self.metrics.stage_retries.labels(error.stage.value, error.reason).inc()
+        if error.reason == "draining":
+            log.info("prefill_decode is draining", **fields)
+            choice.on_draining(record)
+        elif error.reason == PREFIX_NOT_HELD:
+            log.info("decode instance holds the prefix no more", **fields)
+        elif error.reason == "handover_failed":
+            log.warning("decode instance did not take over", error=str(error), **fields)
+            choice.on_handover_failed(route)
+        else:
+            log.warning("prefill_decode not reachable", error=str(error), **fields)
+            choice.on_unreachable(record)
+
+    # ---- conversations that an instance holds ----------------------------------------------------
+    def _held_by(self, dispatch: Dispatch) -> Life | None:
+        request = dispatch.request
+        if not isinstance(request, ChatRequest) or not _may_be_held(dispatch):
+            return None
+        if not self.instances.view.serving_of(request.model, ServingStage.DECODE):
+            return None
+        return self.held.find(request, () if dispatch.media_wait is None else dispatch.media_wait.items)
+
+    def _remember(self, dispatch: Dispatch, route: Route) -> None:
+        request = dispatch.request
+        if not isinstance(request, ChatRequest) or not _may_be_held(dispatch):
+            return
+        if route.way is not Way.WHOLE:
+            items = () if dispatch.media_wait is None else dispatch.media_wait.items
+            record = route.answering
+            self.held.remember(request, items, (record.instance, record.boot_id))
+
+    async def _relay(self, dispatch: Dispatch, route: Route, answer: Answer, client: ClientStream) -> None:
+        record = route.answering
         arrival, media_wait = dispatch.arrival, dispatch.media_wait
         sealed_at = None if media_wait is None else media_wait.sealed_at
         modality = modality_of(dispatch.request.media)
@@ -224,18 +156,30 @@ class Forwarder:
         times.on_end()
 
 
-async def _prefer_item_failure(dispatch: Dispatch, error: RequestError) -> None:
-    """When prefill_decode gave up because an item failed, the item's failure is the better answer.
+def demand_of(
+    request: ChatRequest | SoundRequest | TextRequest,
+    endpoint: Endpoint,
+    namespace_digest: str | None = None,
+    *,
+    needs_tower: bool = False,
+    takes: Modality | None = None,
+) -> InstanceDemand:
+    """What a request asks of instances. `namespace_digest` None: text only."""
+    name = undivided_field(endpoint, request.body)
+    return InstanceDemand(
+        request.model,
+        namespace_digest,
+        endpoint.served_by if name is None else ServedBy.ALONE,
+        name,
+        has_media=bool(request.media),
+        needs_tower=needs_tower,
+        takes=takes,
+    )
 
-    Both come from the same event by different ways; the one over the bus may be a little later. And
-    prefill_decode gives up by itself what still waits for an item at the deadline that was sent to it.
-    """
-    if dispatch.media_wait is None or error.status_code < 500:
-        return
-    if time.monotonic() >= dispatch.media_wait.deadline:
-        raise unavailable("deadline_exceeded", "the media were not there in time") from error
-    try:
-        async with asyncio.timeout(ITEM_FAILURE_GRACE_S):
-            await dispatch.media_wait.wait_failure()
-    except TimeoutError:
-        return
+
+def _may_be_held(dispatch: Dispatch) -> bool:
+    """Whether its items, if it has some, are named as before."""
+    endpoint = dispatch.endpoint
+    if endpoint.served_by is not ServedBy.STAGES or dispatch.arrival.prior is not None:
+        return False
+    return not dispatch.needs_tower and undivided_field(endpoint, dispatch.request.body) is None

@@ -22,7 +22,8 @@ from triptych_common.domain.errors import RequestError
 from triptych_common.protocol.messages import InstanceRecord
 from triptych_common.telemetry import current_traceparent, get_logger, span
 from triptych_gateway.access.request_limiter import Booking
-from triptych_gateway.chat.forward import Arrival, Dispatch, Forwarder, PriorResponse
+from triptych_gateway.chat.dispatch import Arrival, Dispatch, PriorResponse
+from triptych_gateway.chat.forward import Forwarder, demand_of
 from triptych_gateway.chat.routing import chat_routing
 from triptych_gateway.chat.streaming import ClientStream
 from triptych_gateway.chat.upstream_body import book_whole, check_fits, media_body, whole_body
@@ -43,7 +44,8 @@ from triptych_gateway.request.item_counts import check_counts
 from triptych_gateway.request.media import MediaIntake, TakenItem
 from triptych_gateway.request.prompt_length import check_prompt_length
 from triptych_gateway.routing.instances import Instances
-from triptych_gateway.routing.router import TOWER_ROLES
+from triptych_gateway.routing.router import SERVING_ROLES, TOWER_ROLES
+from triptych_gateway.routing.routes import RouteChoice
 from triptych_gateway.routing.scheduling.candidates import RoutingRequest
 from triptych_gateway.tracing.stages import Stage
 
@@ -145,9 +147,14 @@ class MediaServing:
         self, request: ChatRequest, arrival: Arrival, digest: str, routing: RoutingRequest
     ) -> InstanceRecord:
         """The instance that the request goes to, if encoders encode."""
-        if arrival.prior is not None:
-            return arrival.prior.record
-        return await self.instances.wait_instance(request.model, digest, routing)
+        if arrival.prior is None:
+            demand = demand_of(request, request.endpoint, digest)
+            choice = RouteChoice(self.instances, demand, routing=routing)
+            return await self.instances.wait_chosen(request.model, choice.pick_first)
+        if arrival.prior.record.role not in SERVING_ROLES:
+            message = "media cannot follow a response of an instance that only decodes"
+            raise RequestError(400, "unsupported", message, request.media[0].path)
+        return arrival.prior.record
 
     async def _decide(
         self, request: ChatRequest, arrival: Arrival, media_wait: MediaWait, chosen: InstanceRecord
@@ -253,9 +260,9 @@ class MediaServing:
             routing=routing,
         )
         with span("gateway.local_encode", attributes={"triptych.reason": reason}):
-            record = await self.forwarder.forward(dispatch, client)
+            route = await self.forwarder.forward(dispatch, client)
         if request.endpoint.is_computed and arrival.prior is None:
-            self.decisions.on_encoded_here(request, media_wait, record)
+            self.decisions.on_encoded_here(request, media_wait, route.first)
 
     async def _wait_sizes(
         self, request: ChatRequest, media_wait: MediaWait, encode_wait: EncodeWait, chosen: InstanceRecord

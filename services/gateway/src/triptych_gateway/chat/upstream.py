@@ -4,6 +4,7 @@ Until then nothing has been sent to the client, so the request can still go to a
 (`UnreachableError`) or become a proper HTTP error (`RequestError`).
 """
 
+import asyncio
 import re
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -35,10 +36,16 @@ RESPONSE_PARAM = "response_id"  # of vLLM's 404 for a stored response
 # vLLM's Messages API cannot read an error in its own stream of a chat, and tells that, with the error's end.
 _HIDDEN_REFUSAL = re.compile(r"input_value=\{'error': \{.*'code': 4\d\d\}\}, input_type=")
 MAX_ERROR_BYTES = 64 << 10
+ERROR_BODY_TIMEOUT_S = 1.0  # of an instance that refuses: it may be going away
 
 
 class UnreachableError(TriptychError):
     """The instance did not take the request, or went away before it answered anything."""
+
+    def __init__(self, detail: str, status: int | None = None, code: str | None = None) -> None:
+        """`status`, and `code` of its error: of the answer that refuses the request, if there was one."""
+        super().__init__(detail)
+        self.status, self.code = status, code
 
 
 class DrainingError(UnreachableError):
@@ -118,7 +125,8 @@ async def _begin(response: ClientResponse, endpoint: Endpoint, stream: bool, max
         if DRAINING_HEADER in response.headers:
             raise DrainingError(f"status {response.status}")
         if response.status in _NOT_NOW:
-            raise UnreachableError(f"status {response.status}")
+            code = await _code_of(response)
+            raise UnreachableError(f"status {response.status}", response.status, code)
         if response.status >= 300:
             raise upstream_error(response.status, await _read_some(response), endpoint)
         if not stream:
@@ -155,6 +163,16 @@ async def _read_whole(response: ClientResponse, max_bytes: int) -> bytes:
     return b"".join(pieces)
 
 
+async def _code_of(response: ClientResponse) -> str | None:
+    """Of the error that it tells, if it comes at once."""
+    try:
+        async with asyncio.timeout(ERROR_BODY_TIMEOUT_S):
+            body = await _read_some(response)
+    except (TimeoutError, *UPSTREAM_ERRORS):
+        return None
+    return upstream_code(body)
+
+
 async def _read_some(response: ClientResponse) -> bytes:
     body = b""
     while len(body) <= MAX_ERROR_BYTES and (chunk := await response.content.readany()):
@@ -174,6 +192,17 @@ def upstream_error(status_code: int, body: bytes, endpoint: Endpoint = CHAT) -> 
         parsed = None
     error = parsed.get("error") if isinstance(parsed, dict) else None
     return _from_error_object(status_code, error if isinstance(error, dict) else {}, endpoint)
+
+
+def upstream_code(body: bytes) -> str | None:
+    """The code of an error answer, where it has one that is a text."""
+    try:
+        parsed = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return None
+    error = parsed.get("error") if isinstance(parsed, dict) else None
+    code = error.get("code") if isinstance(error, dict) else None
+    return code if isinstance(code, str) else None
 
 
 def _from_error_object(status_code: int, error: dict[str, Any], endpoint: Endpoint) -> RequestError:

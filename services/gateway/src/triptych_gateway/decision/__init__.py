@@ -12,5 +12,6 @@ idle_ways                which way was quicker on an idle system, where both com
 prediction               the seconds that a request would wait for its first token, either way
 serving_costs            what encoding and prefill cost, as this gateway has seen it; the rows of an image
 linear_cost                seconds as a line over an amount, from the latest observations
+held_prefixes        which conversations an instance that decodes has answered: apart from the others
 courses              what a request does at its instance, as it was predicted
 """

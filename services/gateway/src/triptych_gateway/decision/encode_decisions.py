@@ -27,8 +27,9 @@ from triptych_gateway.encode.media_wait import MediaWait
 from triptych_gateway.metrics import GatewayMetrics
 from triptych_gateway.request.chat_request import ChatRequest
 from triptych_gateway.request.media import TakenItem
+from triptych_gateway.routing.pairs import towers_of
 from triptych_gateway.routing.registry_view import RegistryView
-from triptych_gateway.routing.router import TOWER_ROLES, Router, can_serve, has_tower, shares_compute
+from triptych_gateway.routing.router import Router, shares_compute
 
 log = get_logger(__name__)
 
@@ -236,14 +237,9 @@ class EncodeDecisions:
         self, model: str, digest: str, chosen: InstanceRecord, life: tuple[str, str] | None
     ) -> InstanceRecord | None:
         """The instance that would encode: one that has begun of this prompt, `chosen`, or another."""
-        records = self._view.records
-        if not has_tower(records, model, digest):
+        able = towers_of(self._view.records, model, digest)
+        if not able:
             return None
-        able = [
-            record
-            for record in records
-            if record.role in TOWER_ROLES and can_serve(record, model) and record.namespace_digest == digest
-        ]
         for record in able:
             if (record.instance, record.boot_id) == life:
                 return record

@@ -18,8 +18,8 @@ from triptych_gateway.encode.encode_orders import EncodeOrders
 from triptych_gateway.encode.media_wait import MediaWait
 from triptych_gateway.errors import EncodeUnavailableError
 from triptych_gateway.race import race
+from triptych_gateway.routing.pairs import has_tower
 from triptych_gateway.routing.registry_view import RegistryView
-from triptych_gateway.routing.router import has_tower
 
 
 @dataclass(frozen=True, slots=True)

@@ -111,6 +111,15 @@ class MediaWait:
         self._error = None
         self._failed.clear()
 
+    def on_prefilled(self, instance: str) -> None:
+        """`instance` has made the prompt's KV cache, so its engine had all items.
+
+        It may have to be made again at another; the one that they were announced to has sent its acks then.
+        """
+        if self.answered_by != self.prefill_decode:
+            self.answered_by = instance
+        self.settle()
+
     def need_again(self, mm_hash: MmHash) -> None:
         """prefill_decode has reported that it lacks the item (after the first token: it had to start over).
 

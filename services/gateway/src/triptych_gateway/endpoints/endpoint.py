@@ -52,6 +52,15 @@ class BodyForm(StrEnum):
     FORM = "form"  # multipart
 
 
+class ServedBy(StrEnum):
+    """Which instances may have a request, where some of them only prefill and others only decode."""
+
+    STAGES = "stages"  # one that does all of it; or one that prefills, then one that decodes
+    ALONE = "alone"  # one that does all of it; or one that decodes, which computes a text's prompt itself
+    WHOLE = "whole"  # one that does all of it
+    ANY = "any"  # whatever its stage is: no token is computed
+
+
 @dataclass(frozen=True, slots=True)
 class Endpoint:
     """One path. What is forwarded goes to the same path of prefill_decode."""
@@ -75,6 +84,7 @@ class Endpoint:
     needs_key: bool = True
     streams: bool = False  # on demand, by server-sent events
     takes_media: bool = False
+    served_by: ServedBy = ServedBy.WHOLE
 
     @property
     def is_forwarded(self) -> bool:

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from triptych_gateway.endpoints import fields
 from triptych_gateway.endpoints.bodies import ChatBody, MessagesBody, ResponseBody, TextBody
-from triptych_gateway.endpoints.endpoint import BodyForm, ChatForm, Endpoint, EndpointKind
+from triptych_gateway.endpoints.endpoint import BodyForm, ChatForm, Endpoint, EndpointKind, ServedBy
 from triptych_gateway.endpoints.local_endpoints import (
     DELETE_FILE,
     DOCS,
@@ -45,6 +45,7 @@ CHAT = Endpoint(
     answer=fields.GENERATED,
     streams=True,
     takes_media=True,
+    served_by=ServedBy.STAGES,
 )
 MESSAGES = Endpoint(
     "/v1/messages",
@@ -59,6 +60,7 @@ MESSAGES = Endpoint(
     chat_form=ChatForm.MESSAGES,
     streams=True,
     takes_media=True,
+    served_by=ServedBy.STAGES,
 )
 COUNT_TOKENS = replace(
     MESSAGES,
@@ -68,6 +70,7 @@ COUNT_TOKENS = replace(
     passed_fields=fields.COUNTED_MESSAGES,
     answer=fields.NUM_TOKENS,
     streams=False,
+    served_by=ServedBy.ANY,
 )
 
 CREATE_RESPONSE = Endpoint(
@@ -83,6 +86,7 @@ CREATE_RESPONSE = Endpoint(
     streams=True,
     takes_media=True,
     chat_form=ChatForm.RESPONSES,
+    served_by=ServedBy.STAGES,
 )
 GET_RESPONSE = Endpoint(
     RESPONSES_PATH + "/{response_id}",
@@ -98,6 +102,7 @@ GET_RESPONSE = Endpoint(
     answer=fields.ANSWERED,
     streams=True,
     chat_form=ChatForm.RESPONSES,
+    served_by=ServedBy.ANY,
 )
 CANCEL_RESPONSE = Endpoint(
     RESPONSES_PATH + "/{response_id}/cancel",
@@ -106,6 +111,7 @@ CANCEL_RESPONSE = Endpoint(
     "Cancel a response that runs in the background",
     form=BodyForm.NONE,
     answer=fields.ANSWERED,
+    served_by=ServedBy.ANY,
 )
 
 FORWARDED = (
@@ -121,6 +127,7 @@ FORWARDED = (
         passed_fields=fields.CHAT_BATCH,
         inputs=("messages",),
         answer=fields.GENERATED,
+        served_by=ServedBy.ALONE,
     ),
     Endpoint(
         "/v1/completions",
@@ -133,6 +140,7 @@ FORWARDED = (
         refused_fields=("prompt_embeds",),
         answer=fields.GENERATED,
         streams=True,
+        served_by=ServedBy.STAGES,
     ),
     Endpoint(
         "/v1/embeddings",
@@ -219,6 +227,7 @@ FORWARDED = (
         passed_fields=fields.TOKENIZE,
         inputs=("prompt", "messages"),
         answer=fields.TOKENS,
+        served_by=ServedBy.ANY,
     ),
     Endpoint(
         "/detokenize",
@@ -229,6 +238,7 @@ FORWARDED = (
         passed_fields=fields.DETOKENIZE,
         inputs=("tokens",),
         answer=fields.TEXT_OF_TOKENS,
+        served_by=ServedBy.ANY,
     ),
     CREATE_RESPONSE,
     GET_RESPONSE,

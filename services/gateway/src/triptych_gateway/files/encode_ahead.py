@@ -125,7 +125,7 @@ class EncodeAhead:
                 continue
             limits = self._view.item_limits(digest)
             kinds = [each for each in file.modalities if not limits or limits.get(each, 0)]
-            records = [each for each in self._view.serving_of(model) if each.namespace_digest == digest]
+            records = [each for each in self._view.instances_of(model) if each.namespace_digest == digest]
             if kinds and records:
                 found[digest] = (records[0], digest, kinds[0])
         return list(found.values())

@@ -17,8 +17,8 @@ from triptych_common.coordination import StoredResponses
 from triptych_common.domain.errors import RequestError
 from triptych_common.protocol.messages import InstanceRecord
 from triptych_gateway.access.request_limiter import Booking
+from triptych_gateway.chat.dispatch import Arrival, Dispatch, PriorResponse
 from triptych_gateway.chat.exchange import ChatParts, Exchange
-from triptych_gateway.chat.forward import Arrival, Dispatch, PriorResponse
 from triptych_gateway.chat.routing import chat_routing
 from triptych_gateway.chat.streaming import ClientStream
 from triptych_gateway.chat.upstream import RESPONSE_PARAM
@@ -32,6 +32,7 @@ from triptych_gateway.responses.kept_images import KeptImages
 from triptych_gateway.responses.response_index import FoundResponse, ResponseIndex, new_response_id
 from triptych_gateway.responses.response_request import ResponseRequest
 from triptych_gateway.routing.registry_view import RegistryView
+from triptych_gateway.routing.router import SERVING_ROLES
 from triptych_gateway.settings import GatewaySettings
 
 MAX_EVENTS = 10**9  # of one response
@@ -123,6 +124,8 @@ class ResponseExchange(Exchange[ResponseRequest]):
         """The answer of `instance` has begun."""
         if not request.stores or not instance.stores_responses:
             return
+        if request.media and instance.role not in SERVING_ROLES:
+            return  # it has no items: it could not go on from this one
         items = tuple(dispatch.media_wait.items) if dispatch.media_wait is not None else ()
         for item in items:
             if isinstance(item.content, bytes):

@@ -88,7 +88,7 @@ class ResponseIndex:
         return next(
             (
                 each
-                for each in self._view.serving_of(record.model)
+                for each in self._view.instances_of(record.model)
                 if (each.instance, each.boot_id) == (record.instance, record.boot_id) and not each.draining
             ),
             None,

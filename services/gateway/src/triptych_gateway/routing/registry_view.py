@@ -14,13 +14,8 @@ from triptych_common.domain.errors import BusUnavailableError
 from triptych_common.protocol.messages import InstanceRecord, Modality
 from triptych_common.telemetry.logs import get_logger
 from triptych_gateway.routing.item_limits import common_limits
-from triptych_gateway.routing.router import (
-    ENCODING_ROLES,
-    SERVING_ROLES,
-    can_serve,
-    choose_namespace,
-    unloaded_adapters,
-)
+from triptych_gateway.routing.pairs import choose_namespace, instances_of, pairs_of, serving_of
+from triptych_gateway.routing.router import ENCODING_ROLES, SERVING_ROLES, ServingStage, unloaded_adapters
 
 log = get_logger(__name__)
 
@@ -38,19 +33,24 @@ class _Facts:
     base_models: list[str]  # without
     parents: dict[str, str]  # the model that an adapter belongs to, by the adapter's name
     encoder_namespaces: frozenset[str]
-    serving_of: dict[str, tuple[InstanceRecord, ...]] = field(
+    serving_of: dict[tuple[str, ServingStage], tuple[InstanceRecord, ...]] = field(
         default_factory=dict
-    )  # by model, once asked for
+    )  # by model and stage, once asked for
     namespace_of: dict[str, str | None] = field(default_factory=dict)  # likewise
     item_limits: dict[str, Mapping[Modality, int]] = field(default_factory=dict)  # by namespace, likewise
     placeholder_tokens: dict[str, frozenset[str]] = field(default_factory=dict)  # by model, likewise
 
     @classmethod
     def of(cls, records: tuple[InstanceRecord, ...]) -> "_Facts":
-        serving = [r for r in records if r.role in SERVING_ROLES and not r.draining]
+        whole = [r for r in records if r.role in SERVING_ROLES and not r.draining]
+        pairs = pairs_of(records)
+        members = {r.instance for pair in pairs for r in pair}
+        serving = whole + [r for r in records if r.instance in members]
         encoding = [r for r in records if r.role in ENCODING_ROLES and not r.draining]
         base_models = {r.model for r in serving if r.model is not None}
-        parents = {name: r.model for r in serving for name in r.adapters if r.model is not None}
+        loaded = [(r.adapters, r.model) for r in whole]
+        loaded += [(tuple(set(p.adapters) & set(d.adapters)), p.model) for p, d in pairs]
+        parents = {name: model for names, model in loaded for name in names if model is not None}
         for model in base_models:
             parents.pop(model, None)
         return cls(
@@ -104,14 +104,18 @@ class RegistryView:
         """The model that `model` is a LoRA adapter of; None: it is a model itself, or not served."""
         return self._facts().parents.get(model)
 
-    def serving_of(self, model: str) -> tuple[InstanceRecord, ...]:
-        """The instances that answer requests for `model`."""
+    def serving_of(self, model: str, stage: ServingStage = ServingStage.WHOLE) -> tuple[InstanceRecord, ...]:
+        """The instances that take this stage of requests for `model`."""
         facts = self._facts()
         if model not in facts.models:  # callers name what they like: nothing is kept for it
             return ()
-        if model not in facts.serving_of:
-            facts.serving_of[model] = tuple(r for r in facts.serving if can_serve(r, model))
-        return facts.serving_of[model]
+        if (model, stage) not in facts.serving_of:
+            facts.serving_of[model, stage] = serving_of(facts.serving, model, stage)
+        return facts.serving_of[model, stage]
+
+    def instances_of(self, model: str) -> tuple[InstanceRecord, ...]:
+        """Those of all stages."""
+        return tuple(each for stage in ServingStage for each in self.serving_of(model, stage))
 
     def placeholder_tokens_of(self, model: str) -> frozenset[str]:
         """Those that the model's instances announce. Also called in other threads."""
@@ -119,7 +123,7 @@ class RegistryView:
         if model not in facts.models:
             return frozenset()
         if model not in facts.placeholder_tokens:
-            tokens = (record.placeholder_tokens for record in facts.serving if can_serve(record, model))
+            tokens = (record.placeholder_tokens for record in instances_of(facts.serving, model))
             facts.placeholder_tokens[model] = frozenset().union(*tokens)
         return facts.placeholder_tokens[model]
 

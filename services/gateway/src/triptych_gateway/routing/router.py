@@ -15,9 +15,8 @@ from triptych_gateway.routing.scheduling.profiles import BUILT_IN, RoutingProfil
 from triptych_gateway.routing.serving_stage import ServingStage as ServingStage
 
 SERVING_ROLES = frozenset({Role.PREFILL_DECODE, Role.ENCODE_PREFILL_DECODE})
-TOWER_ROLES = frozenset({Role.ENCODE_PREFILL_DECODE})  # serve requests with raw media, too
-
-
+# They serve requests with raw media, too.
+TOWER_ROLES = frozenset({Role.ENCODE_PREFILL_DECODE, Role.ENCODE_PREFILL})
 STAGE_ROLES = {
     ServingStage.WHOLE: SERVING_ROLES,
     ServingStage.PREFILL: frozenset({Role.PREFILL, Role.ENCODE_PREFILL}),
@@ -57,7 +56,7 @@ class Router:
         stage: ServingStage = ServingStage.WHOLE,
         routing: RoutingRequest | None = None,
     ) -> InstanceRecord | None:
-        """The instance for one request; None: none can take it.
+        """The instance for one request, or for a stage of it; None: none can take it.
 
         Args:
             namespace_digest: only instances of this namespace; None: any (text only).
@@ -108,6 +107,11 @@ class Router:
             if record.role in LANGUAGE_ROLES:
                 self._observed(record, now)
 
+    def is_suspect(self, instance: str, now: float) -> bool:
+        """It could not be reached a moment ago."""
+        known = self._states.get(instance)
+        return known is not None and known.suspect_until > now
+
     def forget_all_but(self, alive: Set[str]) -> None:
         """Drop what is known of instances that have left the registry, once nothing of theirs runs."""
         for instance in self._states.keys() - alive:
@@ -145,16 +149,6 @@ def unloaded_adapters(before: Iterable[InstanceRecord], after: Iterable[Instance
     return lost
 
 
-def has_tower(records: Iterable[InstanceRecord], model: str, namespace_digest: str) -> bool:
-    """Whether some instance could serve a request for `model` with its raw media."""
-    return any(
-        record.role in TOWER_ROLES
-        and can_serve(record, model)
-        and record.namespace_digest == namespace_digest
-        for record in records
-    )
-
-
 def shares_compute(instance: InstanceRecord, encoders: Iterable[InstanceRecord]) -> bool:
     """Whether all of `encoders` compute on what `instance` computes on: cores of their host, or one GPU."""
     own = instance.compute
@@ -164,16 +158,3 @@ def shares_compute(instance: InstanceRecord, encoders: Iterable[InstanceRecord])
     return bool(others) and all(
         each is not None and each.sharing in SHARED and each.gpu == own.gpu for each in others
     )
-
-
-def choose_namespace(records: Iterable[InstanceRecord], model: str) -> str | None:
-    """The namespace digest for an image request: one that encoders and serving instances share.
-
-    Without any live encoder, that of a serving instance: an encoder may come back. None: no
-    instance serves the model's images.
-    """
-    records = list(records)
-    serving = [r.namespace_digest for r in records if can_serve(r, model) and r.namespace_digest is not None]
-    encoding = {r.namespace_digest for r in records if r.role in ENCODING_ROLES and not r.draining}
-    shared = [digest for digest in serving if digest in encoding]
-    return next(iter(shared or serving), None)

@@ -101,6 +101,11 @@ class RequestSpan:
         self._span.set_attribute(attributes.DECISION_REASON, reason)
         self._on_way(way, reason)
 
+    def on_route(self, way: str, reason: str) -> None:
+        """Which instances get it: one, or one after the other. The last one counts."""
+        self._span.set_attribute(attributes.WAY, way)
+        self._span.set_attribute(attributes.WAY_REASON, reason)
+
     def on_local_encode(self, reason: str) -> None:
         """An instance encodes, for `reason`."""
         self._span.set_attribute(attributes.LOCAL_ENCODE, reason)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from triptych_vllm_connector.worker.kv_leases import MARGIN_S, KvLeases
+from triptych_vllm_connector.worker.kv.leases import MARGIN_S, KvLeases
 
 ONE, OTHER = ("engine", "one"), ("engine", "other")
 EXTENSION_S = 20.0

@@ -1,0 +1,64 @@
+"""What is sent to an instance for one request, and to which instances it may go."""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from triptych_common.protocol.ids import RequestId
+from triptych_common.protocol.messages import InstanceRecord, Modality
+from triptych_gateway.access.callers import Caller
+from triptych_gateway.access.key_limiter import RequestCharge
+from triptych_gateway.chat.sound_request import SoundRequest
+from triptych_gateway.decision.courses import Course
+from triptych_gateway.encode.media_wait import MediaWait
+from triptych_gateway.endpoints.endpoint import Endpoint
+from triptych_gateway.endpoints.table import CHAT
+from triptych_gateway.request.chat_request import ChatRequest
+from triptych_gateway.request.text_request import TextRequest
+from triptych_gateway.routing.scheduling.candidates import RoutingRequest
+from triptych_gateway.tracing.request_span import RequestSpan
+
+
+@dataclass(frozen=True, slots=True)
+class PriorResponse:
+    """The stored response that a request goes on from: one instance has it."""
+
+    record: InstanceRecord
+    has_raw_media: bool  # it keeps media as data URLs: further ones are sent alike
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """One request as it arrived."""
+
+    request_id: RequestId
+    caller: Caller
+    root: RequestSpan
+    at: float  # monotonic seconds
+    first_token_deadline: float  # monotonic seconds; whole answers are bound by the request's own limit
+    charge: RequestCharge | None = None  # None: the caller's key has no limits
+    prior: PriorResponse | None = None  # None: any instance will do
+    on_answer: "OnAnswer | None" = None  # awaited when an answer has begun, before any of it is sent
+    priority: int = 0  # lower is earlier; the caller's key's, or what the request asked for beyond that
+    session: str = ""  # what the caller calls the conversation; "": nothing
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatch:
+    """What is sent, and to which instances it may go."""
+
+    arrival: Arrival
+    request: ChatRequest | SoundRequest | TextRequest
+    body: bytes
+    namespace_digest: str | None = None  # None: text only, any namespace
+    needs_tower: bool = False  # the media are sent raw
+    takes: Modality | None = None  # to an instance that takes raw items of this modality
+    media_wait: MediaWait | None = None  # the media are sent as metadata
+    first_choice: InstanceRecord | None = None
+    course: Course | None = None  # None: no media
+    endpoint: Endpoint = CHAT
+    path: str | None = None  # with a query, if there is one; None: the endpoint's
+    content_type: str = "application/json"
+    routing: RoutingRequest | None = None  # what an instance is chosen by; None: its load alone
+
+
+OnAnswer = Callable[[Dispatch, InstanceRecord], Awaitable[None]]

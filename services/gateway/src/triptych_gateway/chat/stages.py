@@ -1,0 +1,250 @@
+"""A request at the instances of its route, until the first token of its answer is there.
+
+    one instance   asked --first event--> answering
+    a pair         asked to prefill --KV cache kept--> asked to decode --first token--> answering
+
+Nothing has been sent to the client until then, so whatever fails can begin again elsewhere
+(`StageFailedError`), from the prefill on: a KV cache is handed over once. While a request decodes, nothing of
+it is left at the instance that has prefilled: the one that decodes has read its KV cache, or told it to drop
+it. If the caller leaves between both, the KV cache is kept until its lease ends.
+"""
+
+import asyncio
+import time
+from collections import defaultdict
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import Executor
+from contextlib import ExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import Any
+
+from aiohttp import ClientSession
+
+from triptych_common.domain.errors import RequestError, TriptychError
+from triptych_common.protocol.messages import InstanceRecord
+from triptych_common.telemetry import span, trace_headers
+from triptych_gateway.chat.dispatch import Dispatch
+from triptych_gateway.chat.sse import cut_at_error, num_roles_in, num_tokens_in
+from triptych_gateway.chat.stage_bodies import decode_body, handover_of, prefill_body, without_handover
+from triptych_gateway.chat.upstream import (
+    Answer,
+    DrainingError,
+    UnreachableError,
+    first_event_error,
+    open_answer,
+)
+from triptych_gateway.decision.encode_decisions import Answering, EncodeDecisions
+from triptych_gateway.endpoints.endpoint import ChatForm, Endpoint, EndpointKind
+from triptych_gateway.errors import unavailable
+from triptych_gateway.metrics import GatewayMetrics
+from triptych_gateway.request.chat_request import run_parse
+from triptych_gateway.routing.router import Router, ServingStage
+from triptych_gateway.routing.routes import Route
+from triptych_gateway.routing.ways import WayReason
+from triptych_gateway.upstream_client import UPSTREAM_ERRORS
+
+PRIORITY_HEADER = "X-Vllm-Priority"  # vLLM's, before the body's field
+PREFIX_NOT_HELD = "prefix_not_held"  # of who decodes: an item would have to be computed
+ITEM_FAILURE_GRACE_S = 0.1
+
+
+class StageFailedError(TriptychError):
+    """An instance of the route did not do its part, and no answer has begun."""
+
+    def __init__(self, record: InstanceRecord, stage: ServingStage, reason: str, detail: str) -> None:
+        super().__init__(detail)
+        self.record, self.stage, self.reason = record, stage, reason
+
+
+@dataclass(frozen=True, slots=True)
+class Stages:
+    """One per gateway."""
+
+    http: ClientSession
+    router: Router
+    decisions: EncodeDecisions
+    metrics: GatewayMetrics
+    threads: Executor
+    max_answer_bytes: int  # of one that is not streamed
+    tokenize_turns: defaultdict[str, asyncio.Lock] = field(default_factory=lambda: defaultdict(asyncio.Lock))
+    """By instance: its server tokenizes in one thread, which prompts wait for too."""
+
+    async def begin(self, dispatch: Dispatch, route: Route) -> tuple[Answer, ExitStack]:
+        """The answer at its first event, of a pair at its first token; close the stack at its end.
+
+        On failure nothing stays open, and nothing counted.
+
+        Raises:
+            StageFailedError: another route may be tried.
+            RequestError: the request was refused, or its time is up.
+        """
+        with ExitStack() as held:
+            if route.decode is not None:
+                held.enter_context(self._counted(dispatch, route.decode))  # from now on: others go elsewhere
+                handover = await self._prefill(dispatch, route.first)
+                answer = await self._decode(dispatch, route.decode, decode_body(dispatch.body, handover))
+                held.push(answer)
+            elif route.reason is WayReason.PREFIX_HELD:
+                held.enter_context(self._counted(dispatch, route.first))
+                answer = await self._decode(dispatch, route.first, dispatch.body)
+                held.push(answer)
+            else:
+                answer, answering = await self._ask(
+                    dispatch, route.first, dispatch.body, held, ServingStage.WHOLE
+                )
+                answering.on_first_token(is_stream=dispatch.request.stream)
+            return answer, held.pop_all()
+
+    # ---- the stages ------------------------------------------------------------------------------
+    async def _prefill(self, dispatch: Dispatch, record: InstanceRecord) -> dict[str, Any]:
+        """Where the KV cache is."""
+        began_at = time.monotonic()
+        body = await run_parse(
+            self.threads, len(dispatch.body), lambda: prefill_body(dispatch.body, dispatch.endpoint)
+        )
+        with ExitStack() as held, span("gateway.prefill", attributes={"triptych.prefill": record.instance}):
+            answer, answering = await self._ask(dispatch, record, body, held, ServingStage.PREFILL)
+            answering.on_first_token(is_stream=True)  # its answer is a token
+            handover = handover_of(answer.first)
+        self.metrics.prefill_stage_s.observe(time.monotonic() - began_at)
+        if dispatch.media_wait is not None:
+            dispatch.media_wait.on_prefilled(record.instance)
+        if handover is None:
+            detail = "no KV cache is kept"
+            raise StageFailedError(record, ServingStage.PREFILL, "no_handover", detail)
+        return handover
+
+    async def _decode(self, dispatch: Dispatch, record: InstanceRecord, body: bytes) -> Answer:
+        stage = ServingStage.DECODE
+        with span("gateway.decode", attributes={"triptych.decode": record.instance}):
+            async with _first_token_limit(dispatch):
+                answer = await self._open(dispatch, record, body, stage)
+                try:
+                    if dispatch.request.stream:
+                        await _read_to_token(answer, dispatch.endpoint)
+                    else:
+                        answer.first = without_handover(answer.first)
+                except BaseException as error:
+                    answer.close()
+                    if isinstance(error, UPSTREAM_ERRORS):
+                        raise StageFailedError(record, stage, "unreachable", repr(error)) from error
+                    if (
+                        isinstance(error, RequestError)
+                        and error.status_code >= HTTPStatus.INTERNAL_SERVER_ERROR
+                    ):
+                        raise StageFailedError(record, stage, "handover_failed", error.message) from error
+                    raise
+        return answer
+
+    # ---- one instance ----------------------------------------------------------------------------
+    async def _ask(
+        self, dispatch: Dispatch, record: InstanceRecord, body: bytes, held: ExitStack, stage: ServingStage
+    ) -> tuple[Answer, Answering]:
+        """Counted, and learned from, until `held` is closed."""
+        held.enter_context(self._counted(dispatch, record))
+        answering = Answering()
+        if dispatch.endpoint.is_computed:
+            num_prompt_bytes = dispatch.request.num_prompt_bytes
+            answering = self.decisions.begin_request(record, dispatch.course, num_prompt_bytes)
+        held.callback(answering.end)
+        if dispatch.endpoint.kind is EndpointKind.TOKENIZE:
+            async with self.tokenize_turns[record.instance]:
+                answer = await self._open(dispatch, record, body, stage)
+        else:
+            async with _first_token_limit(dispatch):
+                answer = await self._open(dispatch, record, body, stage)
+        held.push(answer)
+        return answer, answering
+
+    async def _open(
+        self, dispatch: Dispatch, record: InstanceRecord, body: bytes, stage: ServingStage
+    ) -> Answer:
+        headers = {"X-Request-Id": dispatch.arrival.request_id, **trace_headers()}
+        headers["Content-Type"] = dispatch.content_type
+        if dispatch.arrival.priority:
+            headers[PRIORITY_HEADER] = str(dispatch.arrival.priority)  # the Messages API has no field for it
+        try:
+            return await open_answer(
+                self.http,
+                record.url or "",
+                body,
+                headers,
+                dispatch.endpoint,
+                stream=dispatch.request.stream and stage is not ServingStage.PREFILL,
+                path=dispatch.path,
+                max_bytes=self.max_answer_bytes,
+            )
+        except DrainingError as error:
+            raise StageFailedError(record, stage, "draining", str(error)) from error
+        except UnreachableError as error:
+            is_refused = error.status is not None and stage is ServingStage.DECODE
+            reason = "handover_failed" if is_refused else "unreachable"
+            if error.code == PREFIX_NOT_HELD:
+                reason = PREFIX_NOT_HELD
+            raise StageFailedError(record, stage, reason, str(error)) from error
+        except RequestError as error:
+            await _prefer_item_failure(dispatch, error)
+            if error.status_code >= HTTPStatus.INTERNAL_SERVER_ERROR and stage is not ServingStage.WHOLE:
+                reason = "handover_failed" if stage is ServingStage.DECODE else "failed"
+                raise StageFailedError(record, stage, reason, error.message) from error
+            raise
+
+    @contextmanager
+    def _counted(self, dispatch: Dispatch, record: InstanceRecord) -> Iterator[None]:
+        self.router.begin_request(record.instance, dispatch.routing)
+        try:
+            yield
+        finally:
+            self.router.end_request(record.instance, dispatch.routing)
+
+
+@asynccontextmanager
+async def _first_token_limit(dispatch: Dispatch) -> AsyncIterator[None]:
+    """Only a stream shows its first token; a whole answer is bound by the request's own limit."""
+    limit_s = dispatch.arrival.first_token_deadline - time.monotonic() if dispatch.request.stream else None
+    try:
+        async with asyncio.timeout(limit_s):
+            yield
+    except TimeoutError as error:
+        raise RequestError(504, "deadline_exceeded", "no token came in time") from error
+
+
+async def _read_to_token(answer: Answer, endpoint: Endpoint) -> None:
+    """Events that bring no token come before vLLM knows whether it has the KV cache.
+
+    Raises:
+        RequestError: an error came before the first token, or nothing.
+        UPSTREAM_ERRORS: the connection broke off.
+    """
+    form = endpoint.chat_form
+    while True:
+        _, fault = cut_at_error(answer.first)
+        if fault is not None:
+            raise first_event_error(fault, endpoint)
+        num_tokens = num_tokens_in(answer.first, form)
+        if form is ChatForm.COMPLETIONS:
+            num_tokens -= num_roles_in(answer.first)
+        if num_tokens > 0 or answer.is_done:
+            return
+        events = await answer.next_events()
+        if not events:
+            raise unavailable("generation_failed", "the answer ended before its first token")
+        answer.first += events
+
+
+async def _prefer_item_failure(dispatch: Dispatch, error: RequestError) -> None:
+    """When prefill_decode gave up because an item failed, the item's failure is the better answer.
+
+    Both come from the same event by different ways; the one over the bus may be a little later. And
+    prefill_decode gives up by itself what still waits for an item at the deadline that was sent to it.
+    """
+    if dispatch.media_wait is None or error.status_code < HTTPStatus.INTERNAL_SERVER_ERROR:
+        return
+    if time.monotonic() >= dispatch.media_wait.deadline:
+        raise unavailable("deadline_exceeded", "the media were not there in time") from error
+    try:
+        async with asyncio.timeout(ITEM_FAILURE_GRACE_S):
+            await dispatch.media_wait.wait_failure()
+    except TimeoutError:
+        return

@@ -1,0 +1,83 @@
+"""Which instances serve a model: those that do all of a request, and pairs that share one. Pure.
+
+A pair is an instance that prefills and one that decodes, of one model and one namespace, whose KV connectors
+fit. An instance of either kind without the other serves nothing.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from triptych_common.protocol.messages import InstanceRecord
+from triptych_gateway.routing.router import ENCODING_ROLES, STAGE_ROLES, TOWER_ROLES, ServingStage, can_serve
+
+
+def fits(prefill: InstanceRecord, decode: InstanceRecord) -> bool:
+    """Whether `decode` can take a KV cache that `prefill` has made."""
+    one, other = prefill.kv_transfer, decode.kv_transfer
+    return (
+        one is not None
+        and other is not None
+        and (one.connector, one.compatibility) == (other.connector, other.compatibility)
+        and prefill.model == decode.model
+        and prefill.namespace_digest == decode.namespace_digest
+    )
+
+
+def pairs_of(records: Iterable[InstanceRecord]) -> list[tuple[InstanceRecord, InstanceRecord]]:
+    """(who prefills, who decodes) of all that can share a request."""
+    living = [each for each in records if each.url is not None and not each.draining]
+    prefills = [each for each in living if each.role in STAGE_ROLES[ServingStage.PREFILL]]
+    decodes = [each for each in living if each.role in STAGE_ROLES[ServingStage.DECODE]]
+    return [(prefill, decode) for prefill in prefills for decode in decodes if fits(prefill, decode)]
+
+
+def serving_of(
+    records: Iterable[InstanceRecord], model: str, stage: ServingStage
+) -> tuple[InstanceRecord, ...]:
+    """The instances that take this stage of requests for `model`; of those in pairs, with the other half."""
+    if stage is ServingStage.WHOLE:
+        return tuple(each for each in records if can_serve(each, model, stage))
+    records = tuple(records)
+    prefills = [each for each in records if can_serve(each, model, ServingStage.PREFILL)]
+    decodes = [each for each in records if can_serve(each, model, ServingStage.DECODE)]
+    if stage is ServingStage.PREFILL:
+        return tuple(each for each in prefills if any(fits(each, decode) for decode in decodes))
+    return tuple(each for each in decodes if any(fits(prefill, each) for prefill in prefills))
+
+
+def instances_of(records: Sequence[InstanceRecord], model: str) -> tuple[InstanceRecord, ...]:
+    """All that serve `model`, whatever their stage."""
+    return tuple(each for stage in ServingStage for each in serving_of(records, model, stage))
+
+
+def towers_of(
+    records: Sequence[InstanceRecord], model: str, namespace_digest: str
+) -> tuple[InstanceRecord, ...]:
+    """The instances that would get a request for `model` with its raw media, to encode them themselves."""
+    return tuple(
+        each
+        for stage in (ServingStage.WHOLE, ServingStage.PREFILL)
+        for each in serving_of(records, model, stage)
+        if each.role in TOWER_ROLES and each.namespace_digest == namespace_digest
+    )
+
+
+def has_tower(records: Iterable[InstanceRecord], model: str, namespace_digest: str) -> bool:
+    """Whether some instance could serve a request for `model` with its raw media."""
+    return bool(towers_of(tuple(records), model, namespace_digest))
+
+
+def choose_namespace(records: Iterable[InstanceRecord], model: str) -> str | None:
+    """The namespace digest for an image request: one that encoders and serving instances share.
+
+    Without any live encoder, that of a serving instance: an encoder may come back. None: no
+    instance serves the model's images.
+    """
+    records = tuple(records)
+    serving = [
+        each.namespace_digest for each in instances_of(records, model) if each.namespace_digest is not None
+    ]
+    encoding = {
+        each.namespace_digest for each in records if each.role in ENCODING_ROLES and not each.draining
+    }
+    shared = [digest for digest in serving if digest in encoding]
+    return next(iter(shared or serving), None)

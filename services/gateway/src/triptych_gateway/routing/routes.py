@@ -1,0 +1,251 @@
+"""Where one request goes: to one instance, or to a pair; and where after a failure."""
+
+import asyncio
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from triptych_common.domain.errors import RequestError
+from triptych_common.protocol.messages import InstanceRecord, Modality
+from triptych_gateway.endpoints.endpoint import ServedBy
+from triptych_gateway.errors import unavailable
+from triptych_gateway.routing.instances import REFRESH_LIMIT_S, Instances
+from triptych_gateway.routing.pairs import fits
+from triptych_gateway.routing.router import STAGE_ROLES, TOWER_ROLES, ServingStage
+from triptych_gateway.routing.scheduling.candidates import RoutingRequest
+from triptych_gateway.routing.ways import LeastLoad, Load, Way, WayPolicy, WayReason, decide
+
+Life = tuple[str, str]  # (instance, boot id)
+
+WHOLE, PREFILL, DECODE = ServingStage.WHOLE, ServingStage.PREFILL, ServingStage.DECODE
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Chosen before anything is sent."""
+
+    first: InstanceRecord  # gets the request first
+    way: Way
+    reason: WayReason
+    decode: InstanceRecord | None = None  # takes the KV cache then; None: `first` answers
+
+    @property
+    def answering(self) -> InstanceRecord:
+        """Whose answer the caller gets."""
+        return self.first if self.decode is None else self.decode
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceDemand:
+    """What a request asks of instances."""
+
+    model: str
+    namespace_digest: str | None = None  # None: text only, any namespace
+    served_by: ServedBy = ServedBy.STAGES
+    undivided_field: str | None = None  # what of the request cannot be divided, where that is so
+    has_media: bool = False
+    needs_tower: bool = False  # only instances that can encode the request's media themselves
+    takes: Modality | None = None  # only instances that take raw items of this modality
+
+
+@dataclass(slots=True)
+class RouteChoice:
+    """For one request. No life of an instance is asked twice, but for a pair whose handover has failed: which
+    half of it is at fault is not known, so others are taken first; after a restart it is another life.
+
+    Before it gives up it waits for the registry to be read once more: a new instance is not in the view yet.
+    """
+
+    instances: Instances
+    demand: InstanceDemand
+    first: InstanceRecord | None = None  # chosen before; taken unless it is leaving meanwhile
+    only: InstanceRecord | None = None  # no other will do
+    held_by: Life | None = None  # an instance that decodes, and has answered the conversation so far
+    routing: RoutingRequest | None = None  # what else instances are chosen by
+    policy: WayPolicy = field(default_factory=LeastLoad)
+    _tried: set[Life] = field(default_factory=set)
+    _doubtful: set[Life] = field(default_factory=set)  # halves of pairs whose handover has failed
+    _num_failed: int = 0
+    _num_handovers_failed: int = 0
+    _may_refresh: bool = True
+
+    async def next_route(self) -> Route:
+        """Where to send the request now.
+
+        Raises:
+            RequestError: there is no instance (any more), or none that does what the request asks for.
+        """
+        route = self.pick()
+        if route is None and self._may_refresh and self.only is None:
+            self._may_refresh = False
+            view = self.instances.view
+            with suppress(TimeoutError):  # Redis is away: the last view is all there is
+                async with asyncio.timeout(view.interval_s + REFRESH_LIMIT_S):
+                    await view.wait_for_refresh()
+            route = self.pick()
+        if route is not None:
+            return route
+        if self._num_handovers_failed > self._num_failed:
+            raise unavailable("handover_failed", "no instance took over the KV cache that another had made")
+        if self._tried:
+            raise unavailable("instance_unreachable", "the serving instance cannot be reached")
+        raise self.instances.unknown_model(self.demand.model)
+
+    def on_unreachable(self, record: InstanceRecord) -> None:
+        """It could not be reached, or went away: a bounded number of times."""
+        self._tried.add(_life(record))
+        self._num_failed += 1
+        self.instances.router.avoid_instance(record.instance, time.monotonic())
+
+    def on_draining(self, record: InstanceRecord) -> None:
+        """It did nothing with the request: this costs no attempt."""
+        self._tried.add(_life(record))
+        self._may_refresh = True
+
+    def on_handover_failed(self, route: Route) -> None:
+        """The instance that decodes did not take the KV cache: it begins again, a bounded number of times."""
+        self._num_handovers_failed += 1
+        self._doubtful |= {_life(route.first), _life(route.answering)}
+
+    def pick(self) -> Route | None:
+        """As `next_route`, from what is known now.
+
+        Raises:
+            RequestError: the instances that are there do not do what the request asks for.
+        """
+        if self.only is not None:
+            return None if self._tried else Route(self.only, _way_alone(self.only), WayReason.STORED_RESPONSE)
+        held_by, self.held_by = self.held_by, None
+        for record in self._able(DECODE) if held_by is not None else ():
+            if _life(record) == held_by:
+                return Route(record, Way.DECODE, WayReason.PREFIX_HELD)
+        first, self.first = self.first, None
+        records = self.instances.view.records
+        if first is not None and not any(r.draining for r in records if r.instance == first.instance):
+            route = self._route_from(first, self._reason_of_first())
+            if route is not None:
+                return route
+        if max(self._num_failed, self._num_handovers_failed) >= self.instances.max_attempts:
+            self._may_refresh = False
+            return None
+        found = self._pick_first()
+        return None if found is None else self._route_from(*found)
+
+    def pick_first(self) -> InstanceRecord | None:
+        """Who would get the request first; of a pair who prefills, and the other half is picked later.
+
+        Raises:
+            RequestError: as `pick`.
+        """
+        found = self._pick_first()
+        return None if found is None else found[0]
+
+    def _pick_first(self) -> tuple[InstanceRecord, WayReason] | None:
+        whole, served_by = self._able(WHOLE), self.demand.served_by
+        if served_by is ServedBy.ANY:
+            by_stage = {stage: self._able(stage) for stage in ServingStage}
+            loads = {
+                stage: load for stage, each in by_stage.items() if (load := self._load(each)) is not None
+            }
+            stage = min(loads, key=lambda each: loads[each], default=WHOLE)
+            return self._first_of(by_stage[stage], stage, WayReason.NO_TOKENS)
+        if served_by is not ServedBy.STAGES:
+            found = self._first_of(whole, WHOLE, WayReason.NOT_DIVIDED)
+            if found is None and served_by is ServedBy.ALONE and not self.demand.has_media:
+                found = self._first_of(self._able(DECODE), DECODE, WayReason.NOT_DIVIDED)
+            if found is None and not self._tried and self._able(PREFILL):
+                raise self._not_served()
+            return found
+        prefills = self._able(PREFILL)
+        decided = decide(self.policy, self._load(whole), self._pair_load(prefills, self._able(DECODE)))
+        if decided is None:
+            return None
+        way, reason = decided
+        return self._first_of(*((whole, WHOLE) if way is Way.WHOLE else (prefills, PREFILL)), reason)
+
+    def _route_from(self, first: InstanceRecord, reason: WayReason) -> Route | None:
+        """The request goes to `first`; None: it prefills, and no instance fits it."""
+        if first.role not in STAGE_ROLES[PREFILL] or self.demand.served_by is ServedBy.ANY:
+            return Route(first, _way_alone(first), reason)
+        decode = self._pick_of([each for each in self._able(DECODE) if fits(first, each)], DECODE)
+        return None if decode is None else Route(first, Way.STAGED, reason, decode)
+
+    def _reason_of_first(self) -> WayReason:
+        """Why it was chosen before."""
+        if self.demand.needs_tower:
+            return WayReason.ENCODES
+        if self.demand.served_by is not ServedBy.STAGES:
+            return WayReason.NO_TOKENS if self.demand.served_by is ServedBy.ANY else WayReason.NOT_DIVIDED
+        if not self._able(PREFILL):
+            return WayReason.NO_PAIR
+        return WayReason.LEAST_LOAD if self._able(WHOLE) else WayReason.NO_WHOLE
+
+    def _first_of(
+        self, records: Sequence[InstanceRecord], stage: ServingStage, reason: WayReason
+    ) -> tuple[InstanceRecord, WayReason] | None:
+        record = self._pick_of(records, stage)
+        return None if record is None else (record, reason)
+
+    def _able(self, stage: ServingStage) -> list[InstanceRecord]:
+        """Those of `stage` that this request may go to now; one that prefills has one to decode."""
+        demand, view = self.demand, self.instances.view
+        is_decode = stage is DECODE
+        able = [
+            each
+            for each in view.serving_of(demand.model, stage)
+            if _life(each) not in self._tried
+            and demand.namespace_digest in (None, each.namespace_digest)
+            and (is_decode or not demand.needs_tower or each.role in TOWER_ROLES)
+            and (is_decode or demand.takes is None or each.item_limits.get(demand.takes, 0))
+        ]
+        if stage is PREFILL:
+            decodes = self._able(DECODE)
+            able = [each for each in able if any(fits(each, decode) for decode in decodes)]
+        return [each for each in able if _life(each) not in self._doubtful] or able
+
+    def _pick_of(self, records: Sequence[InstanceRecord], stage: ServingStage) -> InstanceRecord | None:
+        demand, is_decode = self.demand, stage is DECODE
+        return self.instances.router.pick_instance(
+            records,
+            model=demand.model,
+            namespace_digest=demand.namespace_digest,
+            exclude=frozenset(),
+            now=time.monotonic(),
+            needs_tower=demand.needs_tower and not is_decode,
+            takes=None if is_decode else demand.takes,
+            stage=stage,
+            routing=self.routing,
+        )
+
+    def _load(self, records: Iterable[InstanceRecord]) -> Load | None:
+        """Of the one that has least; None: there is none."""
+        router, now = self.instances.router, time.monotonic()
+        loads = [
+            (router.is_suspect(each.instance, now), router.num_in_flight(each.instance)) for each in records
+        ]
+        return min(loads, default=None)
+
+    def _pair_load(
+        self, prefills: Sequence[InstanceRecord], decodes: Sequence[InstanceRecord]
+    ) -> Load | None:
+        prefill, decode = self._load(prefills), self._load(decodes)
+        return None if prefill is None or decode is None else max(prefill, decode)
+
+    def _not_served(self) -> RequestError:
+        """Only pairs are there, and they do not do this."""
+        name = self.demand.undivided_field
+        if name is None:
+            return RequestError(
+                404, "endpoint_not_served", "this model does not serve this endpoint", "model"
+            )
+        message = f"{name} is not served here: no instance of this model prefills and decodes"
+        return RequestError(400, "unsupported", message, name)
+
+
+def _life(record: InstanceRecord) -> Life:
+    return record.instance, record.boot_id
+
+
+def _way_alone(record: InstanceRecord) -> Way:
+    return Way.DECODE if record.role in STAGE_ROLES[DECODE] else Way.WHOLE

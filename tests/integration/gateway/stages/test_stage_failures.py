@@ -1,0 +1,129 @@
+"""When a stage fails: what the caller sees, and that nothing is left."""
+
+import asyncio
+from typing import Any
+
+import openai
+import pytest
+
+from tests.integration.gateway.stages.conftest import Staged
+from tests.integration.gateway.stages.test_two_stages import ANSWER, IMAGE, TEXT, WORDS, streamed
+from tests.support.waiting import until
+
+
+@pytest.mark.parametrize("behaviour", ["fail", "busy", "no_handover"])
+async def test_another_prefills(staged: Staged, behaviour: str) -> None:
+    other = await staged.another_prefill()
+    staged.prefill.behaviour = behaviour
+    answers = [await streamed(staged, [IMAGE, TEXT]) for _ in range(2)]
+    assert answers == [ANSWER] * 2
+    assert len(other.bodies) == 2
+    assert len(staged.prefill.bodies) >= 1
+    assert await staged.total("stage_retries_total", stage="prefill") >= 1
+    await staged.assert_idle()
+
+
+async def test_one_that_is_gone_costs_time_alone(staged: Staged) -> None:
+    other = await staged.another_prefill()
+    staged.prefill.port = 1
+    assert staged.prefill.registration is not None
+    await staged.prefill.registration.update(url="http://127.0.0.1:1")
+    await staged.system.refresh()
+    assert [await streamed(staged, [IMAGE, TEXT]) for _ in range(2)] == [ANSWER] * 2
+    assert len(other.bodies) == 2
+    await staged.assert_idle()
+
+
+async def test_what_is_wrong_with_the_request_is_told(staged: Staged) -> None:
+    await staged.another_prefill()
+    staged.prefill.behaviour = staged.decode.prefills[1].behaviour = "refuse"
+    with pytest.raises(openai.BadRequestError) as caught:
+        await staged.system.ask("hello")
+    assert caught.value.param == "max_tokens"
+    assert sum(len(each.bodies) for each in staged.decode.prefills) == 1
+    await staged.assert_idle()
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("behaviour", ["refuses", "lost", "fail"])
+async def test_a_handover_that_fails_begins_again_at_others(
+    staged: Staged, behaviour: str, stream: bool
+) -> None:
+    await staged.another_prefill()
+    other = await staged.another_decode()
+    staged.decode.behaviour = behaviour
+    for number in range(2):
+        content = [IMAGE, {"type": "text", "text": f"question {number}"}]
+        if stream:
+            assert await streamed(staged, content) == ANSWER
+        else:
+            answer = await staged.system.ask(content)
+            assert answer.choices[0].message.content == ANSWER
+    assert len(other.bodies) == 2
+    assert await staged.total("stage_retries_total", stage="decode") >= 1
+    await staged.assert_idle()
+
+
+async def test_a_kv_cache_whose_lease_has_ended_is_made_again(staged: Staged) -> None:
+    staged.prefill.before_answer.clear()
+    asking = asyncio.ensure_future(streamed(staged, "hello"))
+    await until(lambda: len(staged.prefill.bodies) == 1)
+    lost = staged.prefill.kept
+    staged.prefill.kept = _Forgetful(lost)
+    staged.prefill.before_answer.set()
+    assert await asking == WORDS
+    assert len(staged.prefill.bodies) == 2
+    await staged.assert_idle()
+
+
+class _Forgetful(dict[str, list[Any]]):
+    """Loses what is put into it first."""
+
+    _has_lost = False
+
+    def __setitem__(self, key: str, value: list[Any]) -> None:
+        if self._has_lost:
+            super().__setitem__(key, value)
+        self._has_lost = True
+
+
+async def test_the_number_of_tries_is_bounded(staged: Staged) -> None:
+    staged.decode.behaviour = "refuses"
+    with pytest.raises(openai.APIStatusError) as caught:
+        await streamed(staged, [IMAGE, TEXT])
+    assert (caught.value.status_code, caught.value.code) == (503, "handover_failed")
+    assert len(staged.prefill.bodies) == 2
+    await staged.assert_idle()
+
+
+@pytest.mark.parametrize("behaviour", ["die", "error_late"])
+async def test_after_the_first_token_the_stream_ends_with_an_error(staged: Staged, behaviour: str) -> None:
+    staged.decode.behaviour = behaviour
+    with pytest.raises(openai.APIError, match="broke off"):
+        await streamed(staged, [IMAGE, TEXT])
+    assert len(staged.prefill.bodies) == 1
+    await staged.assert_idle()
+
+
+@pytest.mark.parametrize("where", ["prefill", "decode", "stream"])
+async def test_a_caller_that_leaves_ends_the_stage(staged: Staged, where: str) -> None:
+    victim = staged.prefill if where == "prefill" else staged.decode
+    victim.behaviour = "stall" if where == "stream" else "hang"
+    asking = asyncio.ensure_future(streamed(staged, [IMAGE, TEXT]))
+    await until(lambda: len(victim.bodies) == 1)
+    if where == "stream":
+        await until(lambda: staged.system.gateway.router.num_in_flight("d-0") == 1)
+    asking.cancel()
+    await asyncio.gather(asking, return_exceptions=True)
+    await until(lambda: victim.num_disconnects == 1)
+    await staged.assert_idle()
+
+
+@pytest.mark.parametrize("staged", [{"first_token_timeout_s": 0.5}], indirect=True)
+async def test_a_prefill_that_takes_too_long(staged: Staged) -> None:
+    staged.prefill.behaviour = "hang"
+    with pytest.raises(openai.APIStatusError) as caught:
+        await streamed(staged, "hello")
+    assert (caught.value.status_code, caught.value.code) == (504, "deadline_exceeded")
+    await until(lambda: staged.prefill.num_disconnects == 1)
+    await staged.assert_idle()

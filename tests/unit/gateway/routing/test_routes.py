@@ -1,0 +1,177 @@
+"""Which instances a request goes to: whole or divided, and where after a failure."""
+
+from typing import Any
+
+import pytest
+
+from triptych_common.domain.errors import RequestError
+from triptych_common.protocol.messages import InstanceRecord, KvTransfer, Role
+from triptych_gateway.endpoints.endpoint import ServedBy
+from triptych_gateway.routing.instances import Instances
+from triptych_gateway.routing.pairs import choose_namespace, fits, pairs_of, serving_of, towers_of
+from triptych_gateway.routing.registry_view import RegistryView
+from triptych_gateway.routing.router import Router, ServingStage
+from triptych_gateway.routing.routes import InstanceDemand, Route, RouteChoice
+from triptych_gateway.routing.ways import LeastLoad, Way, WayReason, decide
+
+KV = KvTransfer(connector="c", compatibility="x", lease_s=1.0)
+DIGEST, OTHER = "0" * 64, "1" * 64
+TEXT = InstanceDemand("m")
+IMAGE = InstanceDemand("m", DIGEST, has_media=True)
+
+
+def record(name: str, role: Role, **fields: Any) -> InstanceRecord:
+    has_kv = role in (Role.PREFILL, Role.ENCODE_PREFILL, Role.DECODE)
+    values: dict[str, Any] = {
+        "boot_id": "b",
+        "url": "http://x",
+        "model": "m",
+        "namespace_digest": DIGEST,
+        "kv_transfer": KV if has_kv else None,
+    } | fields
+    return InstanceRecord(instance=name, role=role, **values)
+
+
+def p(name: str = "p", **fields: Any) -> InstanceRecord:
+    return record(name, Role.PREFILL, **fields)
+
+
+def d(name: str = "d", **fields: Any) -> InstanceRecord:
+    return record(name, Role.DECODE, **fields)
+
+
+def pd(name: str = "pd", **fields: Any) -> InstanceRecord:
+    return record(name, Role.PREFILL_DECODE, **fields)
+
+
+def choice(records: list[InstanceRecord], demand: InstanceDemand = TEXT, **fields: Any) -> RouteChoice:
+    registry: Any = None
+    view = RegistryView(registry, 1.0)
+    view.records = tuple(records)
+    return RouteChoice(Instances(view, Router(2.0), 1.0, 2), demand, **fields)
+
+
+def shown(route: Route | None) -> tuple[str, str | None, str] | None:
+    if route is None:
+        return None
+    return route.first.instance, route.decode and route.decode.instance, route.reason.value
+
+
+@pytest.mark.parametrize(
+    ("other", "is_pair"),
+    [
+        ({}, True),
+        ({"kv_transfer": KV.model_copy(update={"lease_s": 9.0})}, True),
+        ({"kv_transfer": KV.model_copy(update={"connector": "other"})}, False),
+        ({"kv_transfer": KV.model_copy(update={"compatibility": "other"})}, False),
+        ({"kv_transfer": None}, False),
+        ({"namespace_digest": OTHER}, False),
+        ({"model": "other"}, False),
+        ({"draining": True}, False),
+        ({"url": None}, False),
+    ],
+)
+def test_pairs(other: dict[str, Any], is_pair: bool) -> None:
+    records = [p(), d(**other)]
+    assert bool(pairs_of(records)) is is_pair
+    assert bool(serving_of(records, "m", ServingStage.PREFILL)) is is_pair
+    assert (choose_namespace(records, "m") is not None) is is_pair
+    assert (shown(choice(records).pick()) is not None) is is_pair
+
+
+def test_an_adapter_needs_both_halves() -> None:
+    both, one = p(adapters=("french", "dutch")), d(adapters=("french",))
+    view = choice([both, one]).instances.view
+    assert view.models == ["french", "m"]
+    assert view.parent_of("french") == "m"
+    assert shown(choice([both, one], InstanceDemand("french")).pick()) == ("p", "d", "no_whole")
+    assert choice([both, one], InstanceDemand("dutch")).pick() is None
+
+
+def test_what_encodes_itself() -> None:
+    records = [p(), record("ep", Role.ENCODE_PREFILL), d(), record("epd", Role.ENCODE_PREFILL_DECODE)]
+    assert [each.instance for each in towers_of(records, "m", DIGEST)] == ["epd", "ep"]
+    assert towers_of(records[1:2], "m", DIGEST) == ()
+    raw = InstanceDemand("m", DIGEST, has_media=True, needs_tower=True)
+    assert shown(choice(records[:3], raw).pick()) == ("ep", "d", "no_whole")
+    assert fits(records[1], records[2])
+
+
+@pytest.mark.parametrize(
+    ("whole", "pair", "expected"),
+    [
+        (None, None, None),
+        ((False, 9), None, (Way.WHOLE, WayReason.NO_PAIR)),
+        (None, (True, 9), (Way.STAGED, WayReason.NO_WHOLE)),
+        ((False, 1), (False, 1), (Way.WHOLE, WayReason.LEAST_LOAD)),
+        ((False, 2), (False, 1), (Way.STAGED, WayReason.LEAST_LOAD)),
+        ((True, 0), (False, 5), (Way.STAGED, WayReason.LEAST_LOAD)),
+    ],
+)
+def test_policy(whole: Any, pair: Any, expected: Any) -> None:
+    assert decide(LeastLoad(), whole, pair) == expected
+
+
+@pytest.mark.parametrize(
+    ("records", "served_by", "has_media", "expected"),
+    [
+        ([pd(), p(), d()], ServedBy.ALONE, True, ("pd", None, "not_divided")),
+        ([p(), d()], ServedBy.ALONE, False, ("d", None, "not_divided")),
+        ([p(), d()], ServedBy.ALONE, True, "n"),
+        ([p(), d()], ServedBy.WHOLE, False, "n"),
+        ([p(), d()], ServedBy.ANY, True, ("p", None, "no_tokens")),
+        ([pd()], ServedBy.WHOLE, True, ("pd", None, "not_divided")),
+        ([pd()], ServedBy.ANY, True, ("pd", None, "no_tokens")),
+        ([], ServedBy.ANY, True, None),
+        ([], ServedBy.ALONE, True, None),
+    ],
+)
+def test_what_is_not_divided(
+    records: list[InstanceRecord], served_by: ServedBy, has_media: bool, expected: Any
+) -> None:
+    demand = InstanceDemand("m", None, served_by, "n", has_media)
+    if expected != "n":
+        assert shown(choice(records, demand).pick()) == expected
+        return
+    with pytest.raises(RequestError) as caught:
+        choice(records, demand).pick()
+    assert (caught.value.code, caught.value.param) == ("unsupported", "n")
+
+
+def test_after_failures() -> None:
+    asked = choice([p("p0"), p("p1"), d("d0"), d("d1")], IMAGE)
+    first = asked.pick()
+    assert shown(first) == ("p0", "d0", "no_whole")
+    assert first is not None
+    asked.on_handover_failed(first)
+    assert shown(asked.pick()) == ("p1", "d1", "no_whole"), "others first"
+    asked.on_unreachable(p("p1"))
+    assert shown(asked.pick()) == ("p0", "d1", "no_whole"), "the doubtful one is better than none"
+    asked.on_handover_failed(first)
+    assert asked.pick() is None, "a bounded number of times"
+
+
+def test_what_was_chosen_before_is_taken_unless_it_leaves() -> None:
+    records = [p("p0"), p("p1"), d()]
+    assert shown(choice(records, IMAGE, first=records[1]).pick()) == ("p1", "d", "no_whole")
+    leaving = [records[0], p("p1", draining=True), d()]
+    assert shown(choice(leaving, IMAGE, first=records[1]).pick()) == ("p0", "d", "no_whole")
+    assert choice(records[:2], IMAGE, first=records[1]).pick() is None
+
+
+def test_who_holds_the_conversation_is_asked_once() -> None:
+    asked = choice([p(), d("d0"), d("d1")], held_by=("d1", "b"))
+    assert shown(asked.pick()) == ("d1", None, "prefix_held")
+    assert shown(asked.pick()) == ("p", "d0", "no_whole")
+    assert shown(choice([p(), d()], held_by=("d", "before")).pick()) == ("p", "d", "no_whole")
+
+
+async def test_nothing_is_there() -> None:
+    asked = choice([pd()])
+    route = await asked.next_route()
+    assert (shown(route), route.answering.instance) == (("pd", None, "no_pair"), "pd")
+    asked.on_draining(route.first)
+    asked.instances.view.interval_s = -2.0
+    with pytest.raises(RequestError) as caught:
+        await asked.next_route()
+    assert caught.value.code == "instance_unreachable"
