@@ -3,7 +3,7 @@
 cpu_worker, gpu_worker  worker classes, given to vLLM by `--worker-cls`
 rpc                     their methods that hosts call by name: widths, the slab's probe, what it computes on
 runner_wrappers         in front of vLLM's model runner: when encoding starts; no encode without a tower
-kv/                     decode: reads KV caches of other engines, within their leases
+kv/                     KV caches of other engines: when transfers go on, and until when reads count
 ports                   the connector's interface, as these call it
 step_check              encoder: whether the rows of a video's step depend on its other steps
 deepstack               prefill_decode: models whose towers feed several layers, without a tower

@@ -4,7 +4,7 @@ from typing import Any
 
 from vllm.v1.worker.cpu_worker import CPUWorker
 
-from triptych_vllm_connector.worker.kv.reads import prepare_kv_reads
+from triptych_vllm_connector.worker.kv.opening import prepare_kv_transfer
 from triptych_vllm_connector.worker.rpc import WorkerRpc
 from triptych_vllm_connector.worker.runner_wrappers import wrap
 
@@ -15,6 +15,6 @@ class TriptychCPUWorker(WorkerRpc, CPUWorker):
     model_runner: Any
 
     def init_device(self) -> None:
-        prepare_kv_reads(self.vllm_config)
+        prepare_kv_transfer(self.vllm_config)
         super().init_device()
         self.model_runner = wrap(self.model_runner, self.vllm_config.ec_transfer_config.is_ec_producer)

@@ -4,7 +4,7 @@ from typing import Any
 
 from vllm.v1.worker.gpu_worker import Worker
 
-from triptych_vllm_connector.worker.kv.reads import prepare_kv_reads
+from triptych_vllm_connector.worker.kv.opening import prepare_kv_transfer
 from triptych_vllm_connector.worker.rpc import WorkerRpc
 from triptych_vllm_connector.worker.runner_wrappers import wrap
 
@@ -13,7 +13,7 @@ class TriptychGPUWorker(WorkerRpc, Worker):
     """vLLM's GPU worker has a method of its own that builds the runner."""
 
     def init_device(self) -> None:
-        prepare_kv_reads(self.vllm_config)
+        prepare_kv_transfer(self.vllm_config)
         super().init_device()
 
     def _make_model_runner(self) -> Any:

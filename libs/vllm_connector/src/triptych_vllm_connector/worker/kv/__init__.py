@@ -1,6 +1,6 @@
-"""In the worker of an engine that decodes: what it reads of others' KV caches.
+"""In the workers of engines that hand KV caches over, or read them.
 
-leases  until when a KV cache of another engine may be read
-reader  what was read of one counts only within its lease
-reads   which engines have such a reader
+opening  before vLLM makes its KV connector: what of NIXL is replaced
+reader   decode: what was read of a KV cache counts only within its lease
+leases   until when that is
 """

@@ -1,0 +1,32 @@
+"""Before vLLM makes its KV connector, in a worker of an engine that has one."""
+
+from functools import partial
+from typing import Any
+
+CPU = "cpu"
+
+
+def prepare_kv_transfer(vllm_config: Any) -> None:
+    """An engine without a KV connector does not import NIXL's."""
+    config = vllm_config.kv_transfer_config
+    if config is None:
+        return
+    if vllm_config.device_config.device_type == CPU:
+        _stop_spinning()
+    if config.is_kv_consumer:
+        from triptych_vllm_connector.worker.kv.reader import read_within_leases
+
+        read_within_leases()
+
+
+def _stop_spinning() -> None:
+    """NIXL's progress thread never sleeps: an idle engine would take a core.
+
+    Without it transfers go on when they are asked about. vLLM does that in each step, and steps while one of
+    its own KV caches is to be read, or it reads one.
+    """
+    from vllm.distributed.kv_transfer.kv_connector.v1.nixl import base_worker
+
+    agent_config = base_worker.nixl_agent_config
+    if agent_config is not None and not isinstance(agent_config, partial):
+        base_worker.nixl_agent_config = partial(agent_config, enable_prog_thread=False)
