@@ -2,6 +2,7 @@
 Prometheus, where there is one: the dashboard's expressions about prefill_decode show what it answers.
 """
 
+import asyncio
 from types import ModuleType
 from typing import Any
 
@@ -13,6 +14,9 @@ from tests.support.real.system import MODEL, System, image_part
 from tests.support.scraping import Scrape, scrape
 from tests.support.waiting import wait_until
 from triptych_cli.supervisor.state import read_status
+from triptych_common.bus import AsyncBus
+from triptych_common.coordination import Registry
+from triptych_common.protocol.messages import InstanceRecord, Role
 
 pytestmark = pytest.mark.engine
 
@@ -29,6 +33,46 @@ def metrics_ports(system: System) -> dict[str, int]:
     status = read_status(system.run_dir / "supervisor.json")
     assert status is not None
     return {each.name: each.metrics_port for each in status.services if each.metrics_port is not None}
+
+
+def announced(system: System) -> InstanceRecord:
+    """The record of prefill_decode, as of its last heartbeat."""
+
+    async def read() -> list[InstanceRecord]:
+        url = f"unix://{system.run_dir / 'redis.sock'}"
+        async with await AsyncBus.connect(url, "default", client_name="test") as bus:
+            return await Registry(bus).list_instances()
+
+    return next(each for each in asyncio.run(read()) if each.role is Role.PREFILL_DECODE)
+
+
+def num_announced(system: System) -> int:
+    """Requests that prefill_decode says to compute."""
+    load = announced(system).load
+    assert load is not None
+    return load.num_running
+
+
+def test_an_instance_announces_its_load(system: System) -> None:
+    wait_until(lambda: num_announced(system) == 0, LIMIT_S, "nothing runs")
+    with system.openai as client:
+        stream = client.chat.completions.create(
+            model=MODEL.name,
+            messages=[{"role": "user", "content": "count"}],
+            max_tokens=2000,
+            stream=True,
+            extra_body={"ignore_eos": True},
+        )
+        with stream:
+            next(iter(stream))
+            wait_until(lambda: num_announced(system) == 1, LIMIT_S, "one runs")
+            busy = announced(system)
+    assert busy.load is not None
+    assert busy.load.kv_usage is not None
+    assert 0 < busy.load.kv_usage < 1
+    assert busy.kv_cache_tokens is not None
+    assert busy.kv_cache_tokens > 2000
+    wait_until(lambda: num_announced(system) == 0, LIMIT_S, "it is over")
 
 
 def test_a_request_shows_in_every_services_metrics(system: System, strips: ModuleType) -> None:

@@ -11,7 +11,7 @@ import redis
 
 from triptych_common.bus import AsyncBus
 from triptych_common.coordination import Registry
-from triptych_common.protocol.messages import InstanceRecord, Role
+from triptych_common.protocol.messages import InstanceRecord, Role, ServingLoad
 
 RECORD = InstanceRecord(
     instance="pd-0", boot_id="b-1", role=Role.PREFILL_DECODE, url="http://h:1", num_slots=4
@@ -41,6 +41,29 @@ async def test_heartbeats_outlive_the_time_to_live(registry: Registry) -> None:
     async with registry.keep_registered(RECORD, interval_s=0.05, ttl_s=0.3):
         await asyncio.sleep(0.8)
         assert await registry.list_instances() == [RECORD]
+
+
+async def test_what_changes_all_the_time_is_read_for_each_heartbeat(registry: Registry) -> None:
+    numbers = itertools.count(1)
+    beats: asyncio.Queue[int] = asyncio.Queue()
+
+    def read_fields() -> dict[str, Any]:
+        beats.put_nowait(number := next(numbers))
+        return {"load": ServingLoad(num_beats=number, num_running=number, num_waiting=0)}
+
+    async with registry.keep_registered(RECORD, interval_s=0.02, read_fields=read_fields) as registration:
+        (seen,) = await registry.list_instances()
+        assert seen.load is not None, "from the first one on"
+        async with asyncio.timeout(60):
+            while await beats.get() < 4:
+                pass
+        (later,) = await registry.list_instances()
+        assert later.load is not None
+        assert later.load.num_running >= 3
+        await registration.update(draining=True)
+        (drained,) = await registry.list_instances()
+        assert drained.draining
+        assert drained.load is not None
 
 
 async def test_one_fault_does_not_end_the_heartbeat(
