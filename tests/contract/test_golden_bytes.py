@@ -54,6 +54,8 @@ BUS_SAMPLES: tuple[Message, ...] = (
         requesters=(_REQUESTER,),
         attempt=2,
         namespace_digest=HASH,
+        encode_class=messages.EncodeClass.BATCH,
+        flow="0123456789abcdef",
     ),
     messages.EncoderCacheMetadata(
         job_id="job-1",
@@ -202,7 +204,9 @@ RECORD_SAMPLE = messages.InstanceRecord(
         thread_percentage="50",
         priority="0",
     ),
-    kv_transfer=messages.KvTransfer(connector="NixlConnector", compatibility="0123456789abcdef", lease_s=30.0),
+    kv_transfer=messages.KvTransfer(
+        connector="NixlConnector", compatibility="0123456789abcdef", lease_s=30.0
+    ),
     stores_responses=True,
 )
 

@@ -35,6 +35,7 @@ from triptych_gateway.chat.media_serving import MediaServing
 from triptych_gateway.chat.sound_request import SoundRequest, read_sound_request
 from triptych_gateway.chat.streaming import ClientStream
 from triptych_gateway.chat.upstream_body import text_body
+from triptych_gateway.decision.encode_override import ENCODE_HEADER
 from triptych_gateway.endpoints.endpoint import ChatForm, Endpoint
 from triptych_gateway.errors import error_event, error_response, unavailable
 from triptych_gateway.metrics import GatewayMetrics
@@ -183,6 +184,7 @@ class Exchange(ABC, Generic[Request]):
             root.on_request(request.body, stream=request.stream, num_items=len(request.media))
             deadline = self._arrived_at + parts.first_token_timeout_s
             arrival = Arrival(self._request_id, self._caller, root, self._arrived_at, deadline)
+            arrival = replace(arrival, encode_header=header_of(self._scope, ENCODE_HEADER.lower().encode()))
             loop = asyncio.get_running_loop()
             watch = loop.create_task(self._watch_client(client, guard))
             limit = loop.call_later(parts.request_timeout_s, lambda: guard.fail(_took_too_long()))
