@@ -10,6 +10,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+MAX_RATIO = 1e6
+ROUNDING = 1e-9
+
 
 @dataclass(frozen=True)
 class GroupLoad:
@@ -23,7 +26,7 @@ class GroupLoad:
 class Peer:
     """One consumer of the group, as it announces itself."""
 
-    work_s: float | None = None  # that it takes for a unit of work; None: not known yet
+    work_s: float | None = None  # above 0; that it takes for a unit of work; None: not known yet
     num_slots: int | None = None  # entries that it holds at most; None: not known
 
 
@@ -35,21 +38,32 @@ class Consumers:
 
     def num_owed(self, load: GroupLoad, own_name: str, num_outstanding: int) -> int:
         """Entries that the others may take, and would finish sooner than this one, with so many, the next."""
-        own = self.peers.get(own_name, Peer())
+        own, is_known = self.peers.get(own_name, Peer()), self._is_known
         others = [(name, peer) for name, peer in self.peers.items() if name != own_name]
-        return sum(
-            _num_sooner(own, peer, load.num_held.get(name, 0), num_outstanding) for name, peer in others
-        )
+        num = 0
+        for name, peer in others:
+            ratio = _ratio(own, peer) if is_known else 1.0
+            num += _num_sooner(ratio, peer, load.num_held.get(name, 0), num_outstanding)
+        return num
+
+    @property
+    def _is_known(self) -> bool:
+        """How fast each of them is. If not, all count as equal: each might leave an entry to the next."""
+        return all(peer.work_s is not None for peer in self.peers.values())
 
     def must_let_go_first(self, load: GroupLoad, own_name: str, num_outstanding: int) -> bool:
         """Whether what waits is for others: no more of it than they would finish sooner."""
         return 0 < load.num_waiting <= self.num_owed(load, own_name, num_outstanding)
 
 
-def _num_sooner(own: Peer, peer: Peer, num_held: int, num_outstanding: int) -> int:
+def _ratio(own: Peer, peer: Peer) -> float:
+    """How many units of work `peer` does while `own` does one."""
+    return 1.0 if own.work_s is None or peer.work_s is None else min(own.work_s / peer.work_s, MAX_RATIO)
+
+
+def _num_sooner(ratio: float, peer: Peer, num_held: int, num_outstanding: int) -> int:
     """Entries that `peer` would finish sooner than its next one a consumer that holds `num_outstanding`."""
-    ratio = 1.0 if own.work_s is None or peer.work_s is None else own.work_s / max(peer.work_s, 1e-9)
-    num = math.ceil((num_outstanding + 1) * min(ratio, 1e6) - 1e-9) - 1 - num_held
+    num = math.ceil((num_outstanding + 1) * ratio - ROUNDING) - 1 - num_held
     if peer.num_slots is not None:
         num = min(num, peer.num_slots - num_held)
     return max(num, 0)
