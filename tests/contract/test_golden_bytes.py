@@ -54,6 +54,8 @@ BUS_SAMPLES: tuple[Message, ...] = (
         requesters=(_REQUESTER,),
         attempt=2,
         namespace_digest=HASH,
+        encode_class=messages.EncodeClass.BATCH,
+        flow="0123456789abcdef",
     ),
     messages.EncoderCacheMetadata(
         job_id="job-1",

@@ -24,6 +24,7 @@ from triptych_common.protocol.store import SHM, AlreadySealed, Reserved, TensorS
 from triptych_encoder.encoding import PreparedItem
 from triptych_encoder.engine.engine_watchdog import EngineWatchdog
 from triptych_encoder.jobs.encode_gate import EncodeGate
+from triptych_encoder.jobs.encode_speed import EncodeSpeed
 from triptych_encoder.jobs.gate_policy import GatePolicy
 from triptych_encoder.jobs.job_leases import JobLeases
 from triptych_encoder.jobs.job_runner import JobRunner
@@ -238,7 +239,7 @@ class Bench:
             self.ledger,
             "encoder-0",
             DIGEST,
-            JobTelemetry("encoder-0", self.metrics),
+            JobTelemetry("encoder-0", self.metrics, EncodeSpeed()),
         )
 
     async def _serve(self, request: httpx.Request) -> httpx.Response:

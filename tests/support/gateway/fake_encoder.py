@@ -69,7 +69,7 @@ class FakeEncoder:
             model=MODEL,
             namespace_digest=self.digest,
             item_limits=dict(IMAGE_LIMITS),
-            num_slots=4,
+            num_slots=16,
         )
 
     @asynccontextmanager

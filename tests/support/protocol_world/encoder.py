@@ -14,6 +14,7 @@ from triptych_common.protocol.store import SHM, Cancel, Seal
 from triptych_encoder.encoding import EncodeRefusedError, EngineFailedError, PreparedItem
 from triptych_encoder.engine.engine_watchdog import EngineWatchdog
 from triptych_encoder.jobs.encode_gate import EncodeGate
+from triptych_encoder.jobs.encode_speed import EncodeSpeed
 from triptych_encoder.jobs.gate_policy import GatePolicy
 from triptych_encoder.jobs.job_leases import JobLeases
 from triptych_encoder.jobs.job_runner import JobRunner
@@ -132,7 +133,7 @@ class EncoderActor:
             self.ledger,
             self.name,
             DIGEST,
-            JobTelemetry(self.name, METRICS),
+            JobTelemetry(self.name, METRICS, EncodeSpeed()),
         )
         self.loop.run(lambda: self.loop.keep_up(self.leases.run(), lambda: bool(self.leases._renewed)))
         self.replies = ReplyReader(self.bus, NAMES, self.name, self.ledger, self.store_client)  # type: ignore[arg-type]

@@ -17,6 +17,7 @@ from triptych_common.protocol.messages import EncoderCacheMetadata, Message, Mod
 from triptych_gateway.encode.encode_job import OrderLimits
 from triptych_gateway.encode.encode_orders import EncodeOrders
 from triptych_gateway.encode.final_acks import FinalAcks
+from triptych_gateway.encode.job_window import JobWindow
 from triptych_gateway.encode.media_cache import MediaCache
 from triptych_gateway.encode.media_wait import MediaWait
 from triptych_gateway.encode.sizes import SizesCache
@@ -27,6 +28,7 @@ from triptych_gateway.request.content_parts import MediaPart
 from triptych_gateway.request.image_header import ImageHeader
 from triptych_gateway.request.media import TakenItem
 from triptych_gateway.request.places import format_place
+from triptych_gateway.routing.encode_capacity import Capacity
 
 METRICS = GatewayMetrics()
 FIRST_TOKEN_S = 30.0
@@ -87,6 +89,7 @@ class GatewayActor:
                 max_queue_age_s=100.0,
                 flight_check_s=FLIGHT_CHECK_S,
             ),
+            window=JobWindow(lambda digest: Capacity(num_slots=100, num_spare=0, num_gateways=1)),
             metrics=METRICS,
         )
         self.final_acks = FinalAcks(self.bus, self.name)  # type: ignore[arg-type]

@@ -26,6 +26,7 @@ from triptych_common.telemetry.logs import get_logger
 from triptych_encoder.encoding import AudioBounds, Encoder, PreprocessLimits, VideoBounds
 from triptych_encoder.engine.engine_watchdog import EngineWatchdog
 from triptych_encoder.jobs.encode_gate import EncodeGate
+from triptych_encoder.jobs.encode_speed import EncodeSpeed
 from triptych_encoder.jobs.encoder_peers import EncoderPeers
 from triptych_encoder.jobs.gate_policy import GatePolicy
 from triptych_encoder.jobs.job_leases import JobLeases
@@ -148,6 +149,7 @@ class EncoderService:
         self._leases = JobLeases(
             SingleFlight(bus), reporter, ledger, instance, settings.takeover_idle_ms / 1000
         )
+        self._speed = EncodeSpeed()
         self._replies = ReplyReader(bus, names, instance, ledger, store_client)
         self._runner = JobRunner(
             engine,
@@ -161,7 +163,7 @@ class EncoderService:
             ledger,
             instance,
             digest,
-            JobTelemetry(instance, metrics),
+            JobTelemetry(instance, metrics, self._speed),
         )
         self._running: dict[asyncio.Task[None], Delivery] = {}
         self._drained_by = float("inf")  # on the event loop's clock
@@ -227,6 +229,7 @@ class EncoderService:
                             self._replies.run(),
                             self._leases.run(),
                             self._slab.run(registration),
+                            self._speed.run(registration),
                             self._watch_health(),
                         )
                     ]

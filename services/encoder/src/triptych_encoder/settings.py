@@ -17,7 +17,7 @@ class EncoderSettings(MediaSettings, MetricsSettings):
     model: str = Field(description="model folder or hub name")
     engine_args: list[str] = Field(default_factory=list, description="options passed through to vLLM")
     num_slots: PositiveInt = Field(
-        default=8, description="jobs in hand at once: being preprocessed, waiting for their encode, encoded"
+        default=10, description="jobs in hand at once: being preprocessed, waiting for their encode, encoded"
     )
     encode_batch: PositiveInt | None = Field(
         default=None, description="items that vLLM encodes at once; none: 1 on a CPU, 4 on a GPU"

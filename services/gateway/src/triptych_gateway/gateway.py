@@ -24,11 +24,13 @@ from triptych_gateway.chat.forward import Forwarder
 from triptych_gateway.chat.media_serving import MediaServing
 from triptych_gateway.chat.stages import Stages
 from triptych_gateway.decision.encode_decisions import EncodeDecisions
+from triptych_gateway.decision.encode_override import EncodeOverride
 from triptych_gateway.decision.shared_queue import SharedQueue
 from triptych_gateway.encode.encode_job import OrderLimits
 from triptych_gateway.encode.encode_orders import EncodeOrders
 from triptych_gateway.encode.encoder_return import EncoderReturn
 from triptych_gateway.encode.final_acks import FinalAcks
+from triptych_gateway.encode.job_window import JobWindow
 from triptych_gateway.encode.media_cache import MediaCache
 from triptych_gateway.encode.sizes import SizesCache
 from triptych_gateway.encode.stream_lags import StreamLags
@@ -52,6 +54,7 @@ from triptych_gateway.request.placeholder_tokens import PlaceholderGuard
 from triptych_gateway.request.request_options import RequestOptions
 from triptych_gateway.request.text_request import TextParser
 from triptych_gateway.responses.exchange import ResponseParts
+from triptych_gateway.routing.encode_capacity import EncodeCapacity
 from triptych_gateway.routing.instances import Instances
 from triptych_gateway.routing.registry_view import RegistryView
 from triptych_gateway.routing.router import Router
@@ -100,7 +103,7 @@ async def run_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
         view = RegistryView(registry, settings.registry_interval_s)
         router = open_router(settings.suspect_s, settings.routing_file, metrics)
         instances = Instances(view, router, settings.instance_grace_s, settings.max_dispatch_attempts)
-        orders = _encode_orders(settings, bus, media_cache, metrics)
+        orders = _encode_orders(settings, bus, media_cache, view, metrics)
         final_acks = FinalAcks(bus, settings.instance)
         limiter = RequestLimiter(settings.max_requests_in_flight, settings.max_media_in_flight_bytes)
         key_limiter = KeyLimiter(
@@ -111,6 +114,7 @@ async def run_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
         )
         decisions = EncodeDecisions(
             mode=settings.encode_decision,
+            override=EncodeOverride(settings.encode_override),
             view=view,
             router=router,
             orders=orders,
@@ -166,12 +170,13 @@ async def run_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
                     _read_results(bus, settings.instance, orders, final_acks, decisions, chat.recents),
                     final_acks.run_sender(),
                     orders.run_checks(),
+                    orders.flight_requests.run_room_reads(orders.queue),
                     *(orders.run_steps() for _ in range(settings.num_publishers)),
                     key_limiter.run(),
                     *_watches(settings, chat.api_keys, list_threads),
                     *([] if files is None else files.tasks()),
                 ]
-                lags = StreamLags(bus, view, settings.instance, metrics)
+                lags = StreamLags(bus, view, settings.instance, metrics, orders.queue)
                 async with _running(work), registry.keep_registered(_record(settings)) as registration:
                     yield Gateway(
                         settings,
@@ -240,13 +245,13 @@ async def _read_results(
 
 
 def _encode_orders(
-    settings: GatewaySettings, bus: AsyncBus, media_cache: MediaCache, metrics: GatewayMetrics
+    settings: GatewaySettings, bus: AsyncBus, media: MediaCache, view: RegistryView, metrics: GatewayMetrics
 ) -> EncodeOrders:
     shared = SharedSizes(bus, max_items=settings.sizes_redis_items, ttl_s=settings.sizes_ttl_s)
     return EncodeOrders(
         single_flight=SingleFlight(bus),
         gateway=settings.instance,
-        media_cache=media_cache,
+        media_cache=media,
         sizes=SizesCache(shared, settings.sizes_cache_items),
         limits=OrderLimits(
             inline_media_bytes=settings.inline_media_bytes,
@@ -257,6 +262,7 @@ def _encode_orders(
             max_queue_age_s=settings.max_queue_age_s,
             flight_check_s=settings.flight_check_s,
         ),
+        window=JobWindow(EncodeCapacity(lambda: view.records).of),
         metrics=metrics,
     )
 

@@ -199,6 +199,15 @@ class GatewayMetrics:
         self.redis_up = self.metrics.gauge(
             "gateway_redis_up", "Redis answered for this scrape: 1; if not, the streams' figures are missing"
         )
+        self.orders_waiting = self.metrics.gauge(
+            "gateway_encode_orders_waiting", "Encodes that wait at this gateway for their turn", ("class",)
+        )
+        self.flows_waiting = self.metrics.gauge(
+            "gateway_encode_flows_waiting", "API keys, or tenants, whose encodes wait here for their turn"
+        )
+        self.oldest_order_s = self.metrics.gauge(
+            "gateway_oldest_encode_order_seconds", "Age of the oldest encode that waits here for its turn"
+        )
         self.jobs_waiting = self.metrics.gauge(
             "gateway_encode_jobs_waiting", "Jobs of a namespace that no encoder has taken", ("namespace",)
         )

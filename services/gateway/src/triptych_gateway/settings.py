@@ -172,10 +172,10 @@ class GatewaySettings(MediaSettings):
     max_media_sends: PositiveInt = 32
     """Media that encoders fetch at once; the others wait their turn."""
     max_queued_jobs: PositiveInt = 1000
-    """Jobs that no encoder has finished; with more, requests that need another one are refused with 429."""
+    """Encodes that wait here; with more, flows that have more than their part are refused with 429."""
 
     max_queue_age_s: PositiveFloat = 30.0
-    """Likewise when a job has waited for an encoder for so long."""
+    """Likewise a flow whose oldest encode has waited for so long."""
     flight_check_s: PositiveFloat = 2.0
     """How often unanswered jobs are checked in Redis; those that it has lost are sent again."""
 
@@ -196,6 +196,8 @@ class GatewaySettings(MediaSettings):
     """Whose encode a request's media get, where an instance with a vision tower is registered. `remote`: the
     encoders'; the instance's when they fail. `auto`: the one that is predicted to be there sooner. `local`:
     the instance's."""
+    encode_override: Literal["none", "operators", "all"] = "none"
+    """Whose requests may say that themselves, by the header X-Triptych-Encode."""
     instance_grace_s: PositiveFloat = 5.0
     """How long a request waits for an instance to come back that served its model before; then 503."""
 

@@ -10,6 +10,7 @@ from tests.support.gateway.key_samples import entry, write_keys
 from tests.support.gateway.media_samples import data_url, image_bytes
 from tests.support.gateway.serving import MODEL
 from tests.support.gateway.system import opened_system
+from triptych_common.protocol.messages import EncodeClass
 from triptych_gateway.encode.item_queue import ItemQueue
 
 IMAGE = {"type": "image_url", "image_url": {"url": data_url(image_bytes(7))}}
@@ -25,12 +26,12 @@ async def test_a_keys_priority_is_what_its_requests_have_at_most(
     redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Wherever the model computes something; a key without one sends what it likes."""
-    orders: list[int] = []
+    orders: list[EncodeClass] = []
     add_item = ItemQueue.add_item
 
     def noting(self: ItemQueue, *args: Any, **options: Any) -> None:
-        if options.get("lane"):
-            orders.append(options["priority"])
+        if options.get("request"):
+            orders.append(options["place"].lane.encode_class)
         add_item(self, *args, **options)
 
     monkeypatch.setattr(ItemQueue, "add_item", noting)
@@ -51,7 +52,7 @@ async def test_a_keys_priority_is_what_its_requests_have_at_most(
             got += [await sent("one", path, priority=9), await sent("two", path, priority=-3)]
             got.append(await sent("two", path))
             assert got == [7, 7, 9, -3, None], path
-        assert orders == [7], "the image is encoded once"
+        assert orders == [EncodeClass.BATCH], "the image is encoded once"
         message = {"role": "user", "content": "a"}
         answer = await system.http.post(
             "/v1/messages",

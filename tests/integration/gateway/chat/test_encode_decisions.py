@@ -117,7 +117,7 @@ async def test_the_quicker_way_is_taken(system: System) -> None:
     instance = await tower(system)
     learn(system, encode_s=1.0, local_s=0.1)
     await system.ask([TEXT, image(3)])
-    assert count(system, "local", "encoders_slower") == 1
+    assert count(system, "local", "too_small") == 1
     assert [is_whole(body) for body in instance.bodies] == [True]
     learn(system, encode_s=0.01, local_s=1000.0)
     await system.ask([TEXT, image(4)])
@@ -227,3 +227,45 @@ async def test_an_encoder_that_restarts_is_waited_for(system: System) -> None:
     assert answer.choices[0].message.content == ANSWER
     assert count(system, "remote", "encoder_returns") == 1
     assert [is_whole(body) for body in (*instance.bodies, *system.prefill_decode.bodies)] == [True]
+
+
+# ---- asked for by a header -------------------------------------------------------------------------
+def asked(way: str) -> dict[str, Any]:
+    return {"extra_headers": {"X-Triptych-Encode": way}}
+
+
+@pytest.mark.parametrize("system", [{"encode_override": "all"}], indirect=True)
+async def test_a_request_says_whose_encode_it_gets(system: System) -> None:
+    instance = await tower(system)
+    await system.ask([TEXT, image(1)], **asked("local"))
+    await system.ask([TEXT, image(2)], **asked("remote"))
+    await system.ask([TEXT, image(3)], **asked("auto"))
+    assert count(system, "local", "requested") == 1
+    assert count(system, "remote", "requested") == 1
+    assert count(system, "remote", "costs_unknown") + count(system, "remote", "below_break_even") == 1
+    assert [is_whole(body) for body in instance.bodies].count(True) == 1
+    with pytest.raises(openai.BadRequestError) as caught:
+        await system.ask([TEXT, image(4)], **asked("mine"))
+    assert caught.value.code == "invalid_value"
+    await system.assert_idle()
+
+
+async def test_it_may_not_unless_the_operator_allows_it_and_text_is_not_asked(system: System) -> None:
+    with pytest.raises(openai.PermissionDeniedError) as caught:
+        await system.ask([TEXT, image(1)], **asked("local"))
+    assert caught.value.code == "encode_override_not_allowed"
+    assert (await system.ask("text", **asked("local"))).choices
+    assert system.encoder.jobs == []
+    names = system.gateway.chat.metrics.metrics.registry.collect()
+    decided = [s for m in names for s in m.samples if s.name == "triptych_gateway_encode_decisions_total"]
+    assert not decided, "nothing was decided: neither for the refused one nor for text"
+    await system.assert_idle()
+
+
+@pytest.mark.parametrize("system", [{"encode_override": "all"}], indirect=True)
+async def test_local_is_refused_where_no_instance_can(system: System) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        await system.ask([TEXT, image(1)], **asked("local"))
+    assert caught.value.code == "encode_override_impossible"
+    assert system.encoder.jobs == []
+    await system.assert_idle()

@@ -77,11 +77,35 @@ def test_it_begins_ahead_and_ends_behind() -> None:
     policy = DecisionPolicy("auto")
     between = seconds(1.0, 1.0 - MARGIN / 2)
     assert policy.break_even(NEW, between).reason is DecisionReason.BELOW_BREAK_EVEN
-    assert policy.break_even(NEW, seconds(1.0, 0.9)).reason is DecisionReason.ENCODERS_SLOWER
+    assert policy.break_even(NEW, seconds(1.0, 0.9)).reason is DecisionReason.TOO_SMALL
     assert policy.is_helping
     assert policy.break_even(NEW, between).way is LOCAL
     assert policy.break_even(NEW, seconds(1.0, 1.01)).way is REMOTE
     assert policy.break_even(NEW, between).way is REMOTE
+
+
+def test_the_reason_says_what_makes_the_instance_quicker() -> None:
+    quick, queued = seconds(1.0, 0.5), replace(seconds(1.0, 0.5), queue_s=0.4)
+    for facts, prediction, reason in (
+        (NEW, quick, DecisionReason.TOO_SMALL),
+        (NEW, queued, DecisionReason.ENCODERS_SLOWER),
+        (replace(NEW, is_covered=True), queued, DecisionReason.PREFIX_COVERED),
+    ):
+        assert DecisionPolicy("auto").break_even(facts, prediction).reason is reason
+
+
+def test_what_a_request_asks_for_takes_the_place_of_the_setting() -> None:
+    modes: tuple[DecisionMode, ...] = ("auto", "remote", "local")
+    for mode in modes:
+        policy = DecisionPolicy(mode)
+        assert policy.rule(NEW, "auto") is None
+        for asked, way in (("remote", REMOTE), ("local", LOCAL)):
+            decision = policy.rule(NEW, asked)  # type: ignore[arg-type]
+            assert decision is not None
+            assert (decision.way, decision.reason) == (way, DecisionReason.REQUESTED)
+        nothing = policy.rule(replace(NEW, num_items=0, **KNOWN), "local")  # type: ignore[arg-type]
+        assert nothing is not None
+        assert nothing.reason is DecisionReason.TEXT_ONLY
 
 
 def test_a_burden_counts() -> None:

@@ -1,11 +1,17 @@
-"""Which of several consumers of a group takes the next entry: one that holds fewer than the others. Pure.
+"""Which of several consumers of a group takes the next entry: the one that would be done with it first. Pure.
 
-A consumer that has work in hand and could take more must not take what others without work are about to
-take. Redis serves consumers in the order in which they began to wait, whatever they hold.
+A consumer that could take more must not take what others are about to take and would finish sooner. Redis
+serves consumers in the order in which they began to wait, whatever they hold and however fast they are. An
+entry is done when all that its consumer holds is done: so among equally fast ones it goes to the one that
+holds fewest, and a slow one takes an entry only where the fast ones hold so much more.
 """
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+MAX_RATIO = 1e6
+ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
@@ -16,11 +22,48 @@ class GroupLoad:
     num_held: Mapping[str, int]  # by consumer, for those that ever had an entry
 
 
-def num_owed(load: GroupLoad, peers: frozenset[str], num_outstanding: int) -> int:
-    """Entries that `peers` may take before each holds `num_outstanding`, as many as this consumer."""
-    return sum(max(num_outstanding - load.num_held.get(name, 0), 0) for name in peers)
+@dataclass(frozen=True)
+class Peer:
+    """One consumer of the group, as it announces itself."""
+
+    work_s: float | None = None  # above 0; that it takes for a unit of work; None: not known yet
+    num_slots: int | None = None  # entries that it holds at most; None: not known
 
 
-def must_let_go_first(load: GroupLoad, peers: frozenset[str], num_outstanding: int) -> bool:
-    """Whether what waits is for others: it would only bring them up to what this consumer holds."""
-    return 0 < load.num_waiting <= num_owed(load, peers, num_outstanding)
+@dataclass(frozen=True)
+class Consumers:
+    """Those of the group that live, this one among them or not."""
+
+    peers: Mapping[str, Peer] = field(default_factory=dict)
+
+    def num_owed(self, load: GroupLoad, own_name: str, num_outstanding: int) -> int:
+        """Entries that the others may take, and would finish sooner than this one, with so many, the next."""
+        own, is_known = self.peers.get(own_name, Peer()), self._is_known
+        others = [(name, peer) for name, peer in self.peers.items() if name != own_name]
+        num = 0
+        for name, peer in others:
+            ratio = _ratio(own, peer) if is_known else 1.0
+            num += _num_sooner(ratio, peer, load.num_held.get(name, 0), num_outstanding)
+        return num
+
+    @property
+    def _is_known(self) -> bool:
+        """How fast each of them is. If not, all count as equal: each might leave an entry to the next."""
+        return all(peer.work_s is not None for peer in self.peers.values())
+
+    def must_let_go_first(self, load: GroupLoad, own_name: str, num_outstanding: int) -> bool:
+        """Whether what waits is for others: no more of it than they would finish sooner."""
+        return 0 < load.num_waiting <= self.num_owed(load, own_name, num_outstanding)
+
+
+def _ratio(own: Peer, peer: Peer) -> float:
+    """How many units of work `peer` does while `own` does one."""
+    return 1.0 if own.work_s is None or peer.work_s is None else min(own.work_s / peer.work_s, MAX_RATIO)
+
+
+def _num_sooner(ratio: float, peer: Peer, num_held: int, num_outstanding: int) -> int:
+    """Entries that `peer` would finish sooner than its next one a consumer that holds `num_outstanding`."""
+    num = math.ceil((num_outstanding + 1) * ratio - ROUNDING) - 1 - num_held
+    if peer.num_slots is not None:
+        num = min(num, peer.num_slots - num_held)
+    return max(num, 0)

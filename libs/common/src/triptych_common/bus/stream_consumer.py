@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
@@ -19,7 +19,7 @@ from redis.exceptions import RedisError, ResponseError
 
 from triptych_common.bus.consumer_group import ConsumerGroup, StreamEntry
 from triptych_common.bus.dead_letters import bury
-from triptych_common.bus.fair_share import must_let_go_first, num_owed
+from triptych_common.bus.fair_share import Consumers, GroupLoad
 from triptych_common.domain.errors import ProtocolError
 from triptych_common.protocol import codec
 from triptych_common.protocol.codec import Envelope
@@ -35,7 +35,7 @@ AHEAD_BLOCK_MS = 100  # of its reads: Redis serves those first who began to wait
 
 _UNAVAILABLE = (RedisError, OSError)
 OnDeadLetter = Callable[[Envelope, str], Awaitable[None]]
-FindPeers = Callable[[], Awaitable[Collection[str]]]
+FindPeers = Callable[[], Awaitable[Consumers]]
 
 
 @dataclass(frozen=True)
@@ -48,8 +48,8 @@ class ConsumerOptions:
             own; None: neither (streams with one reader).
         max_deliveries: an entry delivered more often goes to the dead letters; None: no limit.
         on_dead_letter: called with an entry that is given up for `max_deliveries`, before it is moved.
-        find_peers: names of the living consumers of the group. Entries are taken one by one then, and left
-            to those that hold fewer.
+        find_peers: the living consumers of the group. Entries are taken one by one then, and left to those
+            that would be done with them sooner.
     """
 
     prefetch: int = 1
@@ -219,7 +219,7 @@ class StreamConsumer:
                     return dead
                 self._next_takeover_at = time.monotonic() + block_ms / 1000
         find_peers = self._options.find_peers
-        if find_peers is not None and self._outstanding and await self._is_ahead(find_peers):
+        if find_peers is not None and await self._is_ahead(find_peers):
             block_ms = min(block_ms, AHEAD_BLOCK_MS)
         owed = set(self._owed_acks)
         entries = await self._group.read_new(count, block_ms, owed)
@@ -230,20 +230,20 @@ class StreamConsumer:
         return entries
 
     async def _is_ahead(self, find_peers: FindPeers) -> bool:
-        """Whether others hold fewer than this consumer. What they are about to take is left to them.
+        """Whether others would be done sooner. What they are about to take is left to them.
 
         If they do not take it, this consumer does: it waits once, and no longer than `AHEAD_WAIT_S`.
         """
-        peers = frozenset(await find_peers()) - {self._group.consumer}
-        if not peers:
-            return False
-        load, num_outstanding = await self._group.read_load(), len(self._outstanding)
-        if must_let_go_first(load, peers, num_outstanding):
+        consumers, name, num_outstanding = await find_peers(), self._group.consumer, len(self._outstanding)
+        if not consumers.num_owed(GroupLoad(0, {}), name, num_outstanding):
+            return False  # whatever the others hold
+        load = await self._group.read_load()
+        if consumers.must_let_go_first(load, name, num_outstanding):
             self._room.clear()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(AHEAD_WAIT_S):
                     await self._room.wait()  # one of its own was done
-        return num_owed(load, peers, num_outstanding) > 0
+        return consumers.num_owed(load, name, num_outstanding) > 0
 
     async def _pay_acks(self) -> None:
         if self._owed_acks:

@@ -7,5 +7,6 @@ image_formats  allowlist of image formats, and the size limit; `jpeg_scans`: JPE
 containers     which files are video and audio, by their first bytes
 media_options  which options of a request callers may set
 transports     the choice of a transport for an encoder and its prefill_decodes
+fair_turns     whose turn it is among classes and flows that wait for the same work
 transient      which exceptions are worth a retry
 """

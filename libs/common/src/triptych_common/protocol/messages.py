@@ -29,6 +29,9 @@ MAX_ADAPTERS = 1000  # that one instance announces
 MAX_ADAPTER_CHARS = 200
 
 
+Flow = Annotated[str, StringConstraints(max_length=64, pattern=r"^[0-9a-f]*$")]
+
+
 class Message(BaseModel):
     """Base of every wire message. `TYPE` names it in the envelope."""
 
@@ -80,6 +83,14 @@ class ImageProperties(Message):
         return self.width * self.height
 
 
+class EncodeClass(StrEnum):
+    """Which encode jobs go first; in this order, and none waits for ever (`domain.fair_turns`)."""
+
+    INTERACTIVE = "interactive"  # somebody waits for the answer
+    BATCH = "batch"  # of a batch, or of a request of low priority
+    AHEAD = "ahead"  # of an uploaded file that no request has named yet
+
+
 class EncodeJob(Message):
     """Gateway -> encoders of one namespace (`encode-jobs:{namespace_digest}`): encode one media item.
 
@@ -99,6 +110,8 @@ class EncodeJob(Message):
     requesters: tuple[Requester, ...]
     attempt: PositiveInt = 1
     namespace_digest: NamespaceDigestText  # what mm_hash was made with; encoders of another one refuse it
+    encode_class: EncodeClass = EncodeClass.INTERACTIVE
+    flow: Flow = ""  # jobs of one flow share its turns: a digest that stands for a tenant, or an API key
 
 
 class EncoderCacheMetadata(Message):
@@ -273,6 +286,7 @@ class InstanceRecord(Message):
     max_model_len: PositiveInt | None = None  # tokens of a prompt and its answer, together
     store: Name | None = None
     num_slots: NonNegativeInt = 0  # jobs or requests it works on at once
+    row_s: PositiveFloat | None = None  # seconds of an encoder for a row; None: it has not encoded enough
     draining: bool = False
     transports: tuple[Transport, ...] = ()  # how tensors may come to it or go from it, best first
     device: Name | None = None  # UUID of its GPU, for cuda_ipc

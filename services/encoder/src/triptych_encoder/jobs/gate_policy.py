@@ -1,6 +1,7 @@
 """Which prepared items go into vLLM next, and how many at a time. Pure: no clock, no I/O.
 
-Every item has a time at which it is due, and the one that is due first goes first:
+Classes and flows take turns (common `domain.fair_turns`): a flow that has much in hand does not hold back the
+others. Within a flow every item has a time at which it is due, and the one that is due first goes first:
 
     the first item of a request that is in hand    when its request came
     the others of that request                     `FIRST_LEAD_S` later
@@ -24,6 +25,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import takewhile
 
+from triptych_common.domain.fair_turns import DEFAULT_LANE, FairTurns, Lane
 from triptych_common.protocol.messages import RequesterKey
 
 FIRST_LEAD_S = 2.0
@@ -31,7 +33,7 @@ JOIN_LEAD_S = 0.25
 MAX_JOIN_LEAD_S = 1.0
 DEADLINE_LEAD_S = 2.0
 MAX_OVERTAKE_S = FIRST_LEAD_S + MAX_JOIN_LEAD_S + DEADLINE_LEAD_S
-"""Nothing that came so much later than an item's request goes before the item."""
+"""Nothing of its flow and class that came so much later than an item's request goes before the item."""
 MAX_BATCHES = 2  # in vLLM: one is computed, one waits
 
 
@@ -42,6 +44,8 @@ class GateItem:
     places: frozenset[RequesterKey]  # who waits for it, as far as it is known
     published_at: float
     deadline: float
+    lane: Lane = DEFAULT_LANE  # whose turns it takes
+    cost: float = 1.0  # of its turn
 
 
 class GatePolicy:
@@ -50,6 +54,7 @@ class GatePolicy:
     def __init__(self, encode_batch: int) -> None:
         """`encode_batch`: most items that vLLM computes at once."""
         self._encode_batch = encode_batch
+        self._turns = FairTurns()
         self._in_hand: dict[GateItem, None] = {}  # in the order of arrival, which decides between equals
         self._ready: set[GateItem] = set()
         self._passed: set[GateItem] = set()  # of those that are not: an idle engine took a later one
@@ -100,7 +105,7 @@ class GatePolicy:
         room = self._encode_batch
         if len(self._batches) >= MAX_BATCHES:
             room -= len(self._batches[-1])  # it has not begun: more may go with it
-        waiting = sorted((item for item in self._in_hand if not self._is_in_engine(item)), key=self._rank)
+        waiting = self._in_order()
         if self._batches:  # vLLM is busy meanwhile: nothing goes before what is about to be ready
             going = list(takewhile(lambda item: item in self._ready or item in self._passed, waiting))
         else:
@@ -113,7 +118,9 @@ class GatePolicy:
         if not self._batches:
             before = takewhile(lambda item: item is not chosen[-1], waiting)
             self._passed.update(item for item in before if item not in self._ready)
+        lanes = {item.lane for item in waiting}
         for item in chosen:
+            self._turns.take_turn(item.lane, item.cost, lanes)
             self._ready.discard(item)
             self._begun |= {request_id for request_id, index in item.places if self._leads(request_id, index)}
         if len(self._batches) < MAX_BATCHES:
@@ -124,8 +131,25 @@ class GatePolicy:
 
     def is_next(self, item: GateItem) -> bool:
         """Of all that is not in vLLM yet, prepared or not, it is due first."""
-        waiting = [each for each in self._in_hand if not self._is_in_engine(each)]
-        return bool(waiting) and min(waiting, key=self._rank) is item
+        waiting = self._in_order()
+        return bool(waiting) and waiting[0] is item
+
+    def _in_order(self) -> list[GateItem]:
+        """What is not in vLLM yet, as it would go if all of it were prepared."""
+        lanes: dict[Lane, list[GateItem]] = {}
+        for item in sorted((each for each in self._in_hand if not self._is_in_engine(each)), key=self._rank):
+            lanes.setdefault(item.lane, []).append(item)
+        if len(lanes) <= 1:
+            return [item for items in lanes.values() for item in items]
+        turns, ordered = self._turns.copy(), []
+        while lanes:
+            lane = turns.next_lane(lanes)
+            item = lanes[lane].pop(0)
+            turns.take_turn(lane, item.cost, lanes)
+            ordered.append(item)
+            if not lanes[lane]:
+                del lanes[lane]
+        return ordered
 
     def _rank(self, item: GateItem) -> tuple[float, int]:
         return self.due_at(item), min((index for _, index in item.places), default=0)

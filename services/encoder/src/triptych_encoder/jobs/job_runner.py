@@ -18,6 +18,7 @@ import tenacity
 
 from triptych_common.bus import Delivery
 from triptych_common.domain.errors import StoreFullError
+from triptych_common.domain.fair_turns import Lane, turn_cost
 from triptych_common.protocol.codec import Envelope
 from triptych_common.protocol.messages import EncodeJob, EncoderCacheMetadata, FailureKind
 from triptych_common.protocol.store import Reserved
@@ -175,7 +176,9 @@ class JobRunner:
     async def _encode(self, active: ActiveJob) -> None:
         job, envelope = active.job, active.envelope
         deadline = time.monotonic() + remaining_s(envelope)
-        item = GateItem(active.waiting, envelope.received_at - envelope.queued_s, deadline)
+        published_at, lane = envelope.received_at - envelope.queued_s, Lane(job.encode_class, job.flow)
+        cost = turn_cost(job.modality, job.image)
+        item = GateItem(active.waiting, published_at, deadline, lane, cost)
         with self._gate.in_hand(item):
             media = await self._fetch(job, envelope)
             num_pixels = self._engine.num_pixels(job)
@@ -213,7 +216,9 @@ class JobRunner:
                 self._drop(active, held)
                 return None
             pin_ids = await held.wait_for_pins()
-            self._telemetry.on_sealed(job, sum(each.was_ordered for each in held), encode_s)
+            written = [each for each in held if each.was_ordered]
+            num_rows = sum(each.part.prepared.num_embeds for each in written)
+            self._telemetry.on_sealed(job, len(written), num_rows, encode_s)
             return metadata, pin_ids, encode_s
         except (JobFailure, asyncio.CancelledError):
             held.give_back()

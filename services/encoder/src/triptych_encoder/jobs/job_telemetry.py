@@ -12,6 +12,7 @@ from triptych_common.protocol.messages import EncodeJob, FailureKind
 from triptych_common.telemetry import record_span, span
 from triptych_common.telemetry.logs import get_logger
 from triptych_encoder.jobs.active_job import JobState
+from triptych_encoder.jobs.encode_speed import EncodeSpeed
 from triptych_encoder.metrics import EncoderMetrics
 
 log = get_logger(__name__)
@@ -22,9 +23,10 @@ REFUSED = "refused"  # no job of this encoder's at all: it is of another namespa
 class JobTelemetry:
     """One encoder's."""
 
-    def __init__(self, instance: str, metrics: EncoderMetrics) -> None:
+    def __init__(self, instance: str, metrics: EncoderMetrics, speed: EncodeSpeed) -> None:
         self._instance = instance
         self._metrics = metrics
+        self._speed = speed
 
     # ---- a job's beginning and end ---------------------------------------------------------------
     def on_taken(self, delivery: Delivery, job: EncodeJob) -> None:
@@ -97,13 +99,14 @@ class JobTelemetry:
             attributes=self._attributes(job),
         )
 
-    def on_sealed(self, job: EncodeJob, num_written: int, encode_s: float) -> None:
-        """All of its parts are sealed: `num_written` by this encoder, in `encode_s` seconds of vLLM's."""
+    def on_sealed(self, job: EncodeJob, num_written: int, num_rows: int, encode_s: float) -> None:
+        """All of its parts are sealed: `num_written` of `num_rows` by this encoder, which took `encode_s`."""
         if not num_written:
             self._metrics.store_hits.labels(job.modality.value).inc()
             return
         self._metrics.seals.inc(num_written)
         self._metrics.encode_s.labels(job.modality.value).observe(encode_s)
+        self._speed.observe(num_rows, encode_s)
 
     @contextmanager
     def _timed_span(

@@ -25,6 +25,13 @@ class Caller:
         return owner_id(tenant=self.tenant, key_name=self.key_name, key_digest=self.key_digest)
 
     @property
+    def flow(self) -> str:
+        """Whose turns the caller's encode jobs take: its tenant's, or its key's. Names neither."""
+        if self.tenant is None:
+            return self.owner
+        return owner_id(tenant=self.tenant, key_name=None, key_digest=None)
+
+    @property
     def salt(self) -> str:
         """Part of the identity of all that the caller's requests leave in a cache; "": shared."""
         return "" if self.tenant is None else tenant_salt(self.tenant)

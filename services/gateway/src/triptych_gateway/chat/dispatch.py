@@ -38,6 +38,7 @@ class Arrival:
     charge: RequestCharge | None = None  # None: the caller's key has no limits
     prior: PriorResponse | None = None  # None: any instance will do
     on_answer: "OnAnswer | None" = None  # awaited when an answer has begun, before any of it is sent
+    encode_header: str | None = None  # as sent: whose encode its media shall get
     priority: int = 0  # lower is earlier; the caller's key's, or what the request asked for beyond that
     session: str = ""  # what the caller calls the conversation; "": nothing
 

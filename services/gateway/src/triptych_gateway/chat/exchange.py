@@ -37,6 +37,7 @@ from triptych_gateway.chat.routing import chat_routing, session_of, text_routing
 from triptych_gateway.chat.sound_request import SoundRequest, read_sound_request
 from triptych_gateway.chat.streaming import ClientStream
 from triptych_gateway.chat.upstream_body import text_body
+from triptych_gateway.decision.encode_override import ENCODE_HEADER
 from triptych_gateway.endpoints.endpoint import ChatForm, Endpoint
 from triptych_gateway.errors import error_event, error_response, unavailable
 from triptych_gateway.metrics import GatewayMetrics
@@ -186,7 +187,13 @@ class Exchange(ABC, Generic[Request]):
             deadline = self._arrived_at + parts.first_token_timeout_s
             session = session_of(self._scope, request.body, self._caller.salt)
             arrival = Arrival(
-                self._request_id, self._caller, root, self._arrived_at, deadline, session=session
+                self._request_id,
+                self._caller,
+                root,
+                self._arrived_at,
+                deadline,
+                session=session,
+                encode_header=header_of(self._scope, ENCODE_HEADER.lower().encode()),
             )
             loop = asyncio.get_running_loop()
             watch = loop.create_task(self._watch_client(client, guard))

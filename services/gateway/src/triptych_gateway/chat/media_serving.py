@@ -19,7 +19,8 @@ from http import HTTPStatus
 from aiohttp import ClientSession
 
 from triptych_common.domain.errors import RequestError
-from triptych_common.protocol.messages import InstanceRecord
+from triptych_common.domain.fair_turns import Lane
+from triptych_common.protocol.messages import EncodeClass, InstanceRecord
 from triptych_common.telemetry import current_traceparent, get_logger, span
 from triptych_gateway.access.request_limiter import Booking
 from triptych_gateway.chat.dispatch import Arrival, Dispatch, PriorResponse
@@ -28,7 +29,7 @@ from triptych_gateway.chat.routing import chat_routing
 from triptych_gateway.chat.streaming import ClientStream
 from triptych_gateway.chat.upstream_body import book_whole, check_fits, media_body, whole_body
 from triptych_gateway.decision.courses import Course, CourseKind
-from triptych_gateway.decision.decision_policy import EncodeDecision
+from triptych_gateway.decision.decision_policy import DecisionMode
 from triptych_gateway.decision.encode_decisions import DecidedRequest, EncodeDecisions
 from triptych_gateway.encode.encode_orders import EncodeOrders
 from triptych_gateway.encode.encode_wait import EncodeWait
@@ -80,6 +81,7 @@ class MediaServing:
         Raises:
             RequestError: whatever went wrong; `client.has_begun` decides whether it must go into the stream.
         """
+        asked = self.decisions.override.read(arrival.encode_header, arrival.caller)
         digest = _namespace_of(arrival.prior) or await self.instances.wait_namespace(request.model)
         await self._find_files(request, arrival)
         self.metrics.items_per_request.labels(modality_of(request.media)).observe(len(request.media))
@@ -100,8 +102,8 @@ class MediaServing:
         media_wait = _media_wait(request, arrival, items, digest, chosen)
         # In this order: from the moment it is open, metadata may name the request, and it lives.
         async with self.final_acks.hold_acks(media_wait), self.orders.open_wait(media_wait):
-            decided = await self._decide(request, arrival, media_wait, chosen)
-            _show(decided.decision, arrival)
+            decided = await self._decide(request, arrival, media_wait, chosen, asked)
+            _show(decided, arrival)
             arrival.root.end_stage(Stage.QUEUE)
             reason = decided.decision.reason.value
             if not decided.decision.is_local:
@@ -157,12 +159,17 @@ class MediaServing:
         return arrival.prior.record
 
     async def _decide(
-        self, request: ChatRequest, arrival: Arrival, media_wait: MediaWait, chosen: InstanceRecord
+        self,
+        request: ChatRequest,
+        arrival: Arrival,
+        media_wait: MediaWait,
+        chosen: InstanceRecord,
+        asked: DecisionMode | None,
     ) -> DecidedRequest:
         """Whose encode `request` gets: where it goes on from a stored response, that has settled it."""
         prior = arrival.prior
         if prior is None:
-            return await self.decisions.decide(request, media_wait, chosen)
+            return await self.decisions.decide(request, media_wait, chosen, asked)
         has_encoder = self.instances.view.has_encoder(media_wait.namespace_digest)
         is_all_new = all(item.part.place for item in media_wait.items)
         is_local = prior.has_raw_media or (
@@ -326,15 +333,20 @@ def _media_wait(
         current_traceparent(),
         digest,
         chosen.max_model_len,
-        priority=arrival.priority,
+        lane=Lane(
+            EncodeClass.BATCH if arrival.priority > 0 else EncodeClass.INTERACTIVE, arrival.caller.flow
+        ),
         timings=arrival.root.on_items(
             (item.mm_hash, item.part.modality.value, item.num_bytes) for item in items
         ),
     )
 
 
-def _show(decision: EncodeDecision, arrival: Arrival) -> None:
+def _show(decided: DecidedRequest, arrival: Arrival) -> None:
     """In the trace."""
+    decision = decided.decision
+    for name, value in decided.figures.items():
+        arrival.root.set_attribute(name, value)
     arrival.root.on_decision(decision.way.value, decision.reason.value)
     if decision.prediction is not None:
         arrival.root.set_attribute("triptych.predicted_remote_s", decision.prediction.remote_cost_s)

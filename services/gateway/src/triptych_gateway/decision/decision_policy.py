@@ -39,13 +39,16 @@ class DecisionReason(StrEnum):
     NO_TOWER = "no_tower"  # no instance of the namespace has one
     FOR_ENCODERS = "for_encoders"  # media or options that instances do not take
     FORCED = "forced"  # by the setting
+    REQUESTED = "requested"  # by the request's header
     SIZES_KNOWN = "sizes_known"  # encoded before: the store has the tensors, as a rule
     IN_FLIGHT = "in_flight"  # encoders are at all of it already, for other requests
     NO_ENCODER = "no_encoder"  # none is registered, and none was for a while
     ENCODER_RETURNS = "encoder_returns"  # none is registered, and one was lately
     COSTS_UNKNOWN = "costs_unknown"
     BELOW_BREAK_EVEN = "below_break_even"
-    ENCODERS_SLOWER = "encoders_slower"
+    PREFIX_COVERED = "prefix_covered"  # the instance has encoded all of it, in the same prompt
+    TOO_SMALL = "too_small"  # encoders are idle, and the handover takes longer than an encode at the instance
+    ENCODERS_SLOWER = "encoders_slower"  # they have others' items before it
     SHARED_COMPUTE = "shared_compute"  # with the encoders, and something is under way
     EXPLORATION = "exploration"
     STORED_RESPONSE = "stored_response"  # the request goes on from it: its media are where they are
@@ -65,6 +68,7 @@ class DecisionFacts:
     is_stream: bool = True  # a whole answer does not show what it cost
     is_idle: bool = False  # the instance that would encode has nothing to do
     shares_compute: bool = False  # it computes on the encoders' cores, or on their GPU
+    is_covered: bool = False  # it has encoded all items before, in the same prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +81,13 @@ class EncodeDecision:
     @property
     def is_local(self) -> bool:
         return self.way is EncodeWay.LOCAL
+
+
+def why_local(facts: DecisionFacts, prediction: Prediction) -> DecisionReason:
+    """What makes the instance quicker."""
+    if facts.is_covered:
+        return DecisionReason.PREFIX_COVERED
+    return DecisionReason.TOO_SMALL if prediction.queue_s == 0 else DecisionReason.ENCODERS_SLOWER
 
 
 class DecisionPolicy:
@@ -93,23 +104,29 @@ class DecisionPolicy:
         """The last request that the break-even decided was encoded by an instance."""
         return self._is_helping
 
-    def rule(self, facts: DecisionFacts) -> EncodeDecision | None:
-        """What needs no prediction; None: `break_even` decides."""
+    def rule(self, facts: DecisionFacts, asked: DecisionMode | None = None) -> EncodeDecision | None:
+        """What needs no prediction; None: `break_even` decides.
+
+        `asked`: by the request, which may; it takes the place of the setting.
+        """
         remote, local = EncodeWay.REMOTE, EncodeWay.LOCAL
+        mode, forced = self._mode, DecisionReason.FORCED
+        if asked is not None:
+            mode, forced = asked, DecisionReason.REQUESTED
         if not facts.num_items:
             return EncodeDecision(remote, DecisionReason.TEXT_ONLY)
         if not facts.has_tower:
             return EncodeDecision(remote, DecisionReason.NO_TOWER)
         if facts.needs_encoder:
             return EncodeDecision(remote, DecisionReason.FOR_ENCODERS)
-        if self._mode == "local":
-            return EncodeDecision(local, DecisionReason.FORCED)
+        if mode == "local":
+            return EncodeDecision(local, forced)
         if not facts.num_unknown_items:
             return EncodeDecision(remote, DecisionReason.SIZES_KNOWN)
         if not facts.has_encoder and not facts.encoder_may_return:
             return EncodeDecision(local, DecisionReason.NO_ENCODER)
-        if self._mode == "remote":
-            return EncodeDecision(remote, DecisionReason.FORCED)
+        if mode == "remote":
+            return EncodeDecision(remote, forced)
         if not facts.has_encoder:
             return EncodeDecision(remote, DecisionReason.ENCODER_RETURNS)
         if not facts.num_new_items:
@@ -130,7 +147,7 @@ class DecisionPolicy:
             margin = 0.0 if self._is_helping else MARGIN
         self._is_helping = local_s < remote_s * (1.0 - margin)
         if self._is_helping:
-            return EncodeDecision(EncodeWay.LOCAL, DecisionReason.ENCODERS_SLOWER, prediction)
+            return EncodeDecision(EncodeWay.LOCAL, why_local(facts, prediction), prediction)
         if self._may_explore(facts, prediction):
             self._num_explored += 1
             return EncodeDecision(EncodeWay.LOCAL, DecisionReason.EXPLORATION, prediction)

@@ -9,6 +9,7 @@ from triptych_common.protocol.ids import MmHash
 from triptych_common.protocol.messages import EncodeCompleted, InstanceRecord, Message, Role
 from triptych_common.telemetry.logs import get_logger
 from triptych_gateway.decision.courses import Course, CourseKind, text_tokens
+from triptych_gateway.decision.decision_figures import decision_figures
 from triptych_gateway.decision.decision_policy import (
     DecisionFacts,
     DecisionMode,
@@ -16,6 +17,7 @@ from triptych_gateway.decision.decision_policy import (
     EncodeDecision,
     EncodeWay,
 )
+from triptych_gateway.decision.encode_override import EncodeOverride, cannot_encode_here
 from triptych_gateway.decision.instance_load import InstanceLoad
 from triptych_gateway.decision.local_prefixes import LocalPrefixes
 from triptych_gateway.decision.namespace_decisions import NamespaceDecisions
@@ -43,6 +45,7 @@ class DecidedRequest:
     decision: EncodeDecision
     instance: InstanceRecord
     course: Course
+    figures: dict[str, float | int | bool]  # that it was made from, for the trace
 
 
 class Answering:
@@ -102,6 +105,7 @@ class EncodeDecisions:
         self,
         *,
         mode: DecisionMode,
+        override: EncodeOverride,
         view: RegistryView,
         router: Router,
         orders: EncodeOrders,
@@ -110,6 +114,8 @@ class EncodeDecisions:
         metrics: GatewayMetrics,
     ) -> None:
         self._mode: DecisionMode = mode
+        self.override = override
+        self._learns = mode == "auto" or override.is_possible  # what both ways take
         self._view = view
         self._router = router
         self._orders = orders
@@ -128,17 +134,24 @@ class EncodeDecisions:
 
     # ---- a request's side ------------------------------------------------------------------------
     async def decide(
-        self, request: ChatRequest, media_wait: MediaWait, chosen: InstanceRecord
+        self,
+        request: ChatRequest,
+        media_wait: MediaWait,
+        chosen: InstanceRecord,
+        asked: DecisionMode | None = None,
     ) -> DecidedRequest:
         """Whose encode `request` gets. Its wait is open; nothing was ordered for it.
 
-        `chosen`: the instance that it goes to, if encoders encode.
+        `chosen`: the instance that it goes to, if encoders encode. `asked`: by the request.
+
+        Raises:
+            RequestError: 400, it asks for what cannot be.
         """
         digest = media_wait.namespace_digest
         namespace, now = self.namespace(digest), time.monotonic()
         unknown = {each for each in media_wait.mm_hashes if each not in media_wait.sizes}
         new = {each for each in unknown if not self._is_in_flight(each)}
-        found = self._prefixes.find(request, media_wait.items) if self._mode == "auto" else None
+        found = self._prefixes.find(request, media_wait.items) if self._learns else None
         life, num_items_here = found if found is not None else (None, 0)
         target = self._tower(request.model, digest, chosen, life)
         if target is None or (target.instance, target.boot_id) != life:
@@ -155,21 +168,25 @@ class EncodeDecisions:
             is_stream=request.stream,
             is_idle=target is not None and self.load.is_idle(target.instance),
             shares_compute=target is not None and shares_compute(target, self._encoders_of(digest)),
+            is_covered=num_items_here == len(media_wait.items),
         )
+        if asked == "local" and (not facts.has_tower or facts.needs_encoder):
+            raise cannot_encode_here()
         num_tokens = text_tokens(request.num_prompt_bytes)
-        decision = namespace.policy.rule(facts)
+        decision = namespace.policy.rule(facts, asked)
         if decision is not None and not decision.is_local:
             course = Course(CourseKind.REMOTE, now)
             if decision.reason is DecisionReason.SIZES_KNOWN:
                 course = namespace.text_course(CourseKind.SIZES_KNOWN, num_tokens, now)
-            return self._decided(decision, chosen, course)
+            return self._decided(decision, chosen, course, facts)
         first = target or chosen
         demand = self._demand(namespace, media_wait, new, num_tokens, num_items_here)
+        load: Load | None = None
         if decision is None:
             load = await self._load_before(digest, chosen, first, now)
             decision = namespace.decide(facts, load, demand, now)
         course = namespace.course(decision, demand, now)
-        return self._decided(decision, first if decision.is_local else chosen, course)
+        return self._decided(decision, first if decision.is_local else chosen, course, facts, demand, load)
 
     def settle(self, instance: InstanceRecord, *, is_local: bool) -> DecidedRequest:
         """For a request that has no choice: it goes on from a response that `instance` has."""
@@ -187,7 +204,7 @@ class EncodeDecisions:
 
     def on_encoded_here(self, request: ChatRequest, media_wait: MediaWait, record: InstanceRecord) -> None:
         """`record`'s instance has encoded the request's media, and answered."""
-        if self._mode != "auto":
+        if not self._learns:
             return
         self._prefixes.remember(request, media_wait.items, (record.instance, record.boot_id))
 
@@ -195,7 +212,7 @@ class EncodeDecisions:
         self, record: InstanceRecord, course: Course | None, num_prompt_bytes: int
     ) -> Answering:
         """A request is sent to `record`'s instance. `course` None: it has no media."""
-        if self._mode != "auto":
+        if not self._learns:
             return Answering()
         digest = record.namespace_digest
         namespace = None if digest is None else self.namespace(digest)
@@ -209,7 +226,7 @@ class EncodeDecisions:
     # ---- encoders' messages ----------------------------------------------------------------------
     def on_encode_result(self, message: Message) -> None:
         """To be called before `EncodeOrders` gets it: afterwards the item's sizes may be gone."""
-        if self._mode != "auto" or not isinstance(message, EncodeCompleted):
+        if not self._learns or not isinstance(message, EncodeCompleted):
             return
         item = self._orders.table.get(MmHash(message.mm_hash))
         if item is None or item.sizes is None or not item.in_flight:
@@ -222,9 +239,17 @@ class EncodeDecisions:
             )
 
     # ---- parts -----------------------------------------------------------------------------------
-    def _decided(self, decision: EncodeDecision, instance: InstanceRecord, course: Course) -> DecidedRequest:
+    def _decided(
+        self,
+        decision: EncodeDecision,
+        instance: InstanceRecord,
+        course: Course,
+        facts: DecisionFacts | None = None,
+        demand: Demand | None = None,
+        load: Load | None = None,
+    ) -> DecidedRequest:
         self._metrics.encode_decisions.labels(decision.way.value, decision.reason.value).inc()
-        return DecidedRequest(decision, instance, course)
+        return DecidedRequest(decision, instance, course, decision_figures(decision, facts, demand, load))
 
     def _is_in_flight(self, mm_hash: MmHash) -> bool:
         item = self._orders.table.get(mm_hash)

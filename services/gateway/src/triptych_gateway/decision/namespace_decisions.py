@@ -8,6 +8,7 @@ from triptych_gateway.decision.decision_policy import (
     DecisionReason,
     EncodeDecision,
     EncodeWay,
+    why_local,
 )
 from triptych_gateway.decision.idle_ways import IdleWays
 from triptych_gateway.decision.prediction import Demand, Load, Prediction, predict
@@ -43,7 +44,7 @@ class NamespaceDecisions:
         if choice.is_trial:
             reason = DecisionReason.EXPLORATION
         elif choice.way is EncodeWay.LOCAL:
-            reason = DecisionReason.ENCODERS_SLOWER
+            reason = why_local(facts, prediction)
         else:
             reason = DecisionReason.BELOW_BREAK_EVEN
         return EncodeDecision(choice.way, reason, prediction, is_alone=True)

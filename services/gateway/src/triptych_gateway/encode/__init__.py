@@ -7,7 +7,8 @@ encode_orders    starts flights, handles encoders' messages, reconciles with Red
 item_table         the state of each item that a request waits for (drawn there); pure
 media_cache        media bytes while a request needs them, served to encoders
 sizes              placeholder sizes, in memory and in Redis
-item_queue         the items that a step is due for
+item_queue         the items that a step is due for; new orders take turns there
+job_window         how many jobs this gateway may have with encoders; pure
 flight_requests    which requesters Redis knows of, in the flight of which item
 job_queue          limits of each namespace's jobs stream
 encode_job         the job itself, made from the requests that wait

@@ -5,8 +5,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from triptych_common.coordination.single_flight import MAX_SENDS
+from triptych_common.domain.fair_turns import LEVELS, turn_cost
 from triptych_common.protocol.ids import JobId, MmHash
 from triptych_common.protocol.messages import EncodeJob, FailureKind, Requester
+from triptych_gateway.encode.item_queue import OrderPlace
 from triptych_gateway.encode.media_cache import MEDIA_PATH
 from triptych_gateway.encode.media_wait import MediaWait
 
@@ -56,6 +58,19 @@ def remaining_s(media_waits: Sequence[MediaWait]) -> float:
     return max(max(media_wait.deadline for media_wait in media_waits) - time.monotonic(), MIN_REMAINING_S)
 
 
+def place_of(mm_hash: MmHash, media_waits: Sequence[MediaWait], now: float) -> OrderPlace:
+    """Where an order of the item stands that is made now: that of the first request that waits for it."""
+    media_wait = first_of(media_waits)
+    item = next(item for item in media_wait.items if item.mm_hash == mm_hash)
+    cost = turn_cost(item.part.modality, None if item.image is None else item.image.properties)
+    return OrderPlace(media_wait.namespace_digest, media_wait.lane, media_wait.deadline, now, cost)
+
+
+def first_of(media_waits: Sequence[MediaWait]) -> MediaWait:
+    """Of the requests that wait for an item, that whose place its order has."""
+    return min(media_waits, key=lambda each: (LEVELS[each.lane.encode_class], each.deadline))
+
+
 def encode_job(
     mm_hash: MmHash,
     job_id: JobId,
@@ -67,6 +82,7 @@ def encode_job(
     limits: OrderLimits,
 ) -> EncodeJob:
     """The job. `token`: of its media in the media cache; media of few bytes are to travel with the job."""
+    lane = first_of(media_waits).lane
     first = next(item for item in media_waits[0].items if item.mm_hash == mm_hash)
     return EncodeJob(
         job_id=job_id,
@@ -81,4 +97,6 @@ def encode_job(
         requesters=requesters,
         attempt=attempt,
         namespace_digest=media_waits[0].namespace_digest,
+        encode_class=lane.encode_class,
+        flow=lane.flow,
     )

@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 from uuid import uuid4
 
 from triptych_common.coordination import ClaimResult, FlightClaim, SingleFlight
-from triptych_common.domain.errors import BusUnavailableError, RequestError
+from triptych_common.domain.errors import RequestError
 from triptych_common.protocol.ids import JobId, MmHash, RequestId
 from triptych_common.protocol.messages import (
     EncodeCompleted,
@@ -27,10 +27,11 @@ from triptych_common.protocol.messages import (
     requester_key,
 )
 from triptych_common.telemetry.logs import get_logger
-from triptych_gateway.encode.encode_job import OrderLimits, encode_job, remaining_s, requesters_of
-from triptych_gateway.encode.flight_requests import FlightRequests, failure_of
+from triptych_gateway.encode.encode_job import OrderLimits, encode_job, place_of, remaining_s, requesters_of
+from triptych_gateway.encode.flight_requests import FlightRequests, failed_order, failure_of
 from triptych_gateway.encode.item_queue import ItemQueue
 from triptych_gateway.encode.item_table import Item, ItemFailure, ItemState, ItemTable
+from triptych_gateway.encode.job_window import JobWindow
 from triptych_gateway.encode.media_cache import MediaCache
 from triptych_gateway.encode.media_wait import MediaWait
 from triptych_gateway.encode.sizes import ItemSizes, SizesCache
@@ -56,6 +57,7 @@ class EncodeOrders:
         media_cache: MediaCache,
         sizes: SizesCache,
         limits: OrderLimits,
+        window: JobWindow,
         metrics: GatewayMetrics,
     ) -> None:
         self._gateway = gateway
@@ -64,7 +66,10 @@ class EncodeOrders:
         self._limits = limits
         self._metrics = metrics
         self._media_waits: dict[RequestId, MediaWait] = {}
-        self._queue, self.table = ItemQueue(), ItemTable()  # the one is bounded by the other, and by flights
+        self.queue, self.table = (
+            ItemQueue(window),
+            ItemTable(),
+        )  # the one is bounded by the other, and by flights
         metrics.encodes_in_flight.set_function(lambda: sum(item.in_flight for item in self.table))
         self.flight_requests = FlightRequests(single_flight, limits)
 
@@ -80,6 +85,7 @@ class EncodeOrders:
             for item in media_wait.items:
                 self._media_cache.keep_media(item.mm_hash, item.content, media_wait.request_id)
                 if self.table.join_item(item.mm_hash, media_wait.request_id).in_flight:
+                    self._place_anew(item.mm_hash)
                     self._queue_step(item.mm_hash)
             await self._recall_sizes(media_wait)
             for known in self._items_of(media_wait):
@@ -91,6 +97,7 @@ class EncodeOrders:
             del self._media_waits[media_wait.request_id]
             for mm_hash in media_wait.mm_hashes:
                 self.table.leave_item(mm_hash, media_wait.request_id)
+                self._place_anew(mm_hash)
                 self._media_cache.release_media(mm_hash, media_wait.request_id)
                 self._queue_step(mm_hash)
 
@@ -103,14 +110,9 @@ class EncodeOrders:
                 self._recall(media_wait, mm_hash, sizes, ItemSource.MEMORY)
             elif (item := self.table.get(mm_hash)) is not None and item.state is ItemState.UNKNOWN:
                 unknown.append(mm_hash)
-        try:
-            async with asyncio.timeout(self._limits.publish_timeout_s):
-                found = await asyncio.gather(*map(self.sizes.fetch_shared, unknown))
-        except TimeoutError:
-            return
-        for mm_hash, sizes in zip(unknown, found, strict=True):
-            if sizes is not None:
-                self._recall(media_wait, mm_hash, sizes, ItemSource.REDIS)
+        found = await self.sizes.fetch_all_shared(unknown, self._limits.publish_timeout_s)
+        for mm_hash, sizes in found.items():
+            self._recall(media_wait, mm_hash, sizes, ItemSource.REDIS)
 
     def _recall(self, media_wait: MediaWait, mm_hash: MmHash, sizes: ItemSizes, source: ItemSource) -> None:
         self._metrics.cache_hits.labels(source.value).inc()
@@ -142,8 +144,7 @@ class EncodeOrders:
             if item.sizes is not None:  # came in the meantime
                 media_wait.set_sizes(item.mm_hash, item.sizes)
             elif item.in_flight:
-                self._metrics.items.labels("joined").inc()
-                media_wait.note_joined(item.mm_hash)
+                self._note_joined(item.mm_hash, [media_wait])
             else:
                 self._order_item(item, of_request=media_wait.request_id)
 
@@ -156,11 +157,22 @@ class EncodeOrders:
         self, item: Item, *, of_request: RequestId | None = None, retry_of: FailureKind | None = None
     ) -> None:
         """`of_request`: its jobs are published in the order in which they are ordered."""
-        job_id = JobId(f"job-{uuid4().hex}")
+        job_id, waits = JobId(f"job-{uuid4().hex}"), self._waits_of(item.request_ids)
         if self.table.order_item(item.mm_hash, job_id, retry_of=retry_of, now=time.monotonic()):
+            refusal = (
+                None if retry_of else self.flight_requests.refusal(self.queue, item.mm_hash, waits, job_id)
+            )
+            if refusal is not None:
+                self._fail_job(item.mm_hash, job_id, refusal, is_final=True)
+                return
             self._queue_step(item.mm_hash, of_request=of_request)
-            for media_wait in self._waits_of(item.request_ids):
+            for media_wait in waits:
                 media_wait.note_ordered(item.mm_hash)
+
+    def _note_joined(self, mm_hash: MmHash, media_waits: Iterable[MediaWait]) -> None:
+        self._metrics.items.labels("joined").inc()
+        for media_wait in media_waits:
+            media_wait.note_joined(mm_hash)
 
     def _items_of(self, media_wait: MediaWait) -> list[Item]:
         return [item for each in media_wait.mm_hashes if (item := self.table.get(each)) is not None]
@@ -176,13 +188,8 @@ class EncodeOrders:
         elif isinstance(message, EncodeCompleted):
             self._on_completed(message)
         elif isinstance(message, EncodeFailed):
-            log.warning(
-                "encode failed",
-                job_id=message.job_id,
-                kind=message.kind,
-                detail=message.detail,
-                encoder=message.encoder,
-            )
+            fields = message.model_dump(include={"job_id", "kind", "detail", "encoder"})
+            log.warning("encode failed", **fields)
             self._on_failed(message)
         elif isinstance(message, EncodeNeeded):
             self._on_needed(message)
@@ -194,8 +201,10 @@ class EncodeOrders:
         mm_hash, sizes = MmHash(message.mm_hash), ItemSizes.of(message)
         is_changed = self.sizes.put_local(mm_hash, sizes)
         ordered = self.table.get(mm_hash)
-        if message.sealed and ordered is not None and ordered.job_id == message.job_id:
-            self._metrics.cache_hits.labels("store").inc()
+        if message.sealed:
+            self.queue.end_job(mm_hash)
+            if ordered is not None and ordered.job_id == message.job_id:
+                self._metrics.cache_hits.labels("store").inc()
         for media_wait in self._waits_of(self.table.set_sizes(mm_hash, sizes, sealed=message.sealed)):
             media_wait.set_sizes(mm_hash, sizes)
             if message.sealed:
@@ -219,6 +228,7 @@ class EncodeOrders:
             if not message.encode_s:
                 self._metrics.cache_hits.labels("store").inc()
         request_ids = self.table.seal_item(mm_hash)
+        self.queue.end_job(mm_hash)
         self._queue_step(mm_hash)
         item = self.table.get(mm_hash)
         if item is not None and item.sizes is None and request_ids:
@@ -252,6 +262,7 @@ class EncodeOrders:
         self, mm_hash: MmHash, job_id: JobId, failure: ItemFailure, *, is_final: bool = False
     ) -> None:
         """The job came to nothing. It is ordered once more where that can help, unless `is_final`."""
+        self.queue.end_job(mm_hash)
         self._queue_step(mm_hash)
         waits = self._waits_of(self.table.fail_job(mm_hash, job_id, failure))
         media_waits = [each for each in waits if each.needs(mm_hash)]
@@ -274,13 +285,19 @@ class EncodeOrders:
         """What is needed of the item has changed; `check`: or what Redis knows of it may have."""
         item = self.table.get(mm_hash)
         is_urgent = item is not None and item.in_flight and not item.is_claimed
-        priority = 0 if of_request is None else self._media_waits[of_request].priority
-        self._queue.add_item(mm_hash, is_urgent=is_urgent, check=check, lane=of_request, priority=priority)
+        waits = [] if item is None else self._waits_of(item.request_ids)
+        place = place_of(mm_hash, waits, time.monotonic()) if is_urgent and waits else None
+        self.queue.add_item(mm_hash, is_urgent=is_urgent, check=check, request=of_request, place=place)
+
+    def _place_anew(self, mm_hash: MmHash) -> None:
+        """Other requests wait for the item now: a new order of it stands where the first of them has it."""
+        if self.queue.withdraw_item(mm_hash):
+            self._queue_step(mm_hash)
 
     def check_all(self) -> None:
         """Redis may have lost something: check all that is unanswered."""
         unanswered = {*self.flight_requests, *(item.mm_hash for item in self.table if item.in_flight)}
-        self._queue.begin_round(unanswered)
+        self.queue.begin_round(unanswered)
         for mm_hash in unanswered:
             self._queue_step(mm_hash, check=True)
 
@@ -288,28 +305,22 @@ class EncodeOrders:
         """Never returns."""
         while True:
             await asyncio.sleep(self._limits.flight_check_s)
-            if not self._queue.has_round:  # else more checks would only stand in the way
+            if not self.queue.has_round:  # else more checks would only stand in the way
                 self.check_all()
 
     async def run_steps(self) -> None:
         """Take steps, one after the other. Never returns."""
-        while True:
-            mm_hash, is_check = await self._queue.take_item()
-            try:
-                await self._step(mm_hash, is_check=is_check)
-            except Exception:  # one bad item must not stop the others; the next check tries again
-                log.exception("encode order step failed", mm_hash=mm_hash)
-            finally:
-                self._queue.finish_item(mm_hash)
+        await self.queue.run_steps(self._step)
 
     # ---- one step --------------------------------------------------------------------------------
     async def _step(self, mm_hash: MmHash, *, is_check: bool) -> None:
         item = self.table.get(mm_hash)
-        media_waits = (
-            [] if item is None else [w for w in self._waits_of(item.request_ids) if w.needs(mm_hash)]
-        )
+        waits = [] if item is None else self._waits_of(item.request_ids)
+        media_waits = [each for each in waits if each.needs(mm_hash)]
         requesters = requesters_of(mm_hash, media_waits, self._gateway)
         keys = {requester_key(each) for each in requesters}
+        if item is None or not item.in_flight:
+            self.queue.end_job(mm_hash)
         if item is not None and item.in_flight and media_waits:
             is_known = item.is_claimed and self.flight_requests.covers(mm_hash, keys)
             if is_check or not is_known:
@@ -325,22 +336,13 @@ class EncodeOrders:
     ) -> None:
         """Claim the flight, and publish where that is for us. A first order that cannot be placed fails."""
         job_id, is_first = item.job_id, not item.is_claimed
-        failure: ItemFailure | None = None
         try:
             async with asyncio.timeout(min(self._limits.publish_timeout_s, remaining_s(media_waits))):
                 await self._claim(item, media_waits, requesters)
-        except (BusUnavailableError, TimeoutError) as error:
-            log.warning("encode job not published", job_id=job_id, error=repr(error))
-            failure = ItemFailure(None, "the control plane cannot be reached")
-        except RequestError as error:
-            log.warning("encode job refused", job_id=job_id, code=error.code)
-            failure = ItemFailure(None, error.message, error)
-        except Exception:  # a fault in this code: a retry may not help
-            log.exception("encode job not made", job_id=job_id)
-            internal = RequestError(500, "internal_error", "the gateway failed to order an encode")
-            failure = ItemFailure(None, internal.message, internal)
-        if failure is not None and is_first and item.job_id is not None:
-            self._fail_job(item.mm_hash, item.job_id, failure, is_final=True)
+        except Exception as error:
+            failure = failed_order(error, job_id)
+            if is_first and item.job_id is not None:
+                self._fail_job(item.mm_hash, item.job_id, failure, is_final=True)
 
     async def _claim(
         self, item: Item, media_waits: list[MediaWait], requesters: tuple[Requester, ...]
@@ -352,9 +354,7 @@ class EncodeOrders:
         if item.job_id != job_id or self.table.get(mm_hash) is not item:
             # It went on meanwhile, so it is queued: the next step sees to it.
             if claim.result is ClaimResult.OWNER:
-                await self.flight_requests.withdraw_claim(
-                    mm_hash, {requester_key(each) for each in requesters}
-                )
+                await self.flight_requests.withdraw_claim(mm_hash, set(map(requester_key, requesters)))
             return
         self.table.apply_claim(item, claim.job_id, claim.attempt)
         match claim.result:
@@ -367,9 +367,7 @@ class EncodeOrders:
                 await self._publish(claim, mm_hash, media_waits, requesters)
             case ClaimResult.JOINED:
                 if not was_claimed:
-                    self._metrics.items.labels("joined").inc()
-                    for media_wait in media_waits:
-                        media_wait.note_joined(mm_hash)
+                    self._note_joined(mm_hash, media_waits)
                 if claim.metadata is not None:
                     await self._on_metadata(claim.metadata)
             case ClaimResult.FAILED | ClaimResult.EXHAUSTED:
@@ -396,5 +394,7 @@ class EncodeOrders:
         job = encode_job(
             mm_hash, claim.job_id, claim.attempt, media_waits, requesters, token, num_bytes, self._limits
         )
-        if not await self.flight_requests.publish_job(job, blob, media_waits):
+        if await self.flight_requests.publish_job(job, blob, media_waits):
+            self.queue.confirm_job(mm_hash)
+        else:
             self._queue_step(mm_hash, check=True)

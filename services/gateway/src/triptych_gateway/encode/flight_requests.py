@@ -11,13 +11,14 @@ from dataclasses import dataclass, field
 
 from triptych_common.coordination import FlightClaim, SingleFlight
 from triptych_common.coordination.single_flight import ClaimMode
-from triptych_common.domain.errors import BusUnavailableError
+from triptych_common.domain.errors import BusUnavailableError, RequestError
 from triptych_common.protocol.ids import JobId, MmHash
 from triptych_common.protocol.messages import EncodeJob, FailureKind, Requester, RequesterKey, requester_key
 from triptych_common.telemetry.logs import get_logger
-from triptych_gateway.encode.encode_job import OrderLimits, remaining_s
+from triptych_gateway.encode.encode_job import OrderLimits, place_of, remaining_s
+from triptych_gateway.encode.item_queue import ItemQueue
 from triptych_gateway.encode.item_table import Item, ItemFailure
-from triptych_gateway.encode.job_queue import JobQueue
+from triptych_gateway.encode.job_queue import READ_INTERVAL_S, JobQueue
 from triptych_gateway.encode.media_wait import MediaWait
 
 log = get_logger(__name__)
@@ -82,6 +83,36 @@ class FlightRequests:
             self._job_queue.note_backlog(namespace_digest, claim.backlog, time.monotonic())
         return claim
 
+    def refusal(
+        self, queue: ItemQueue, mm_hash: MmHash, media_waits: list[MediaWait], job_id: JobId
+    ) -> ItemFailure | None:
+        """Why an order may not wait in `queue`: too much of its flow does already, or for too long."""
+        if not media_waits:
+            return None
+        now = time.monotonic()
+        place = place_of(mm_hash, media_waits, now)
+        digest, oldest = place.namespace_digest, queue.oldest_since(place.namespace_digest, place.lane)
+        oldest_s = 0.0 if oldest is None else now - oldest
+        try:
+            self._job_queue.admit_order(digest, place.lane.flow, queue.num_held(digest), oldest_s, now)
+        except RequestError as error:
+            return failed_order(error, job_id)
+        return None
+
+    async def run_room_reads(self, queue: ItemQueue) -> None:
+        """While orders of `queue` wait for room, read how much there is. Never returns."""
+        while True:
+            for namespace_digest in await queue.wait_held_back():
+                try:
+                    async with asyncio.timeout(self._limits.publish_timeout_s):
+                        backlog = await self._single_flight.read_backlog(namespace_digest)
+                except (BusUnavailableError, TimeoutError) as error:
+                    log.info("room on the stream of jobs not read", error=repr(error))
+                    continue
+                self._job_queue.note_backlog(namespace_digest, backlog, time.monotonic())
+                queue.note_stream(namespace_digest, backlog.num_jobs)
+            await asyncio.sleep(READ_INTERVAL_S)
+
     async def withdraw_claim(self, mm_hash: MmHash, keys: set[RequesterKey]) -> None:
         """End a claim that is not needed any more: no other gateway may wait for this one to publish."""
         sent = self._sent[mm_hash]
@@ -127,6 +158,21 @@ class FlightRequests:
         if not sent.keys:
             del self._sent[mm_hash]
         return is_dropped
+
+
+def failed_order(error: Exception, job_id: JobId) -> ItemFailure:
+    """Why an order could not be placed; logged."""
+    if isinstance(error, RequestError):
+        log.warning("encode job refused", job_id=job_id, code=error.code)
+        return ItemFailure(None, error.message, error)
+    if isinstance(error, BusUnavailableError | TimeoutError):
+        log.warning("encode job not published", job_id=job_id, error=repr(error))
+        return ItemFailure(None, "the control plane cannot be reached")
+    log.error(
+        "encode job not made", job_id=job_id, exc_info=error
+    )  # a fault in this code: a retry may not help
+    internal = RequestError(500, "internal_error", "the gateway failed to order an encode")
+    return ItemFailure(None, internal.message, internal)
 
 
 def failure_of(claim: FlightClaim) -> ItemFailure:

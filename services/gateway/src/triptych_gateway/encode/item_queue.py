@@ -1,42 +1,88 @@
 """ItemQueue: the items that a step is due for, each listed once and stepped by one task at a time."""
 
 import asyncio
-from collections import OrderedDict
-from collections.abc import Iterable
+from collections import Counter, OrderedDict
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 
+from triptych_common.domain.fair_turns import DEFAULT_LANE, FairTurns, Lane
 from triptych_common.protocol.ids import MmHash
+from triptych_common.telemetry.logs import get_logger
+from triptych_gateway.encode.job_window import JobWindow
+
+log = get_logger(__name__)
+
+MAX_NAMESPACES = 64  # whose turns are remembered
+FIRST_LEAD_S = 2.0
+"""The first order of a request goes before others of its lane whose deadlines are earlier by less."""
+
+
+@dataclass(frozen=True, slots=True)
+class OrderPlace:
+    """Where a new order stands: among which others it waits, and until when."""
+
+    namespace_digest: str = ""
+    lane: Lane = DEFAULT_LANE
+    deadline: float = 0.0  # monotonic seconds
+    since: float = 0.0  # monotonic seconds; when it was ordered
+    cost: float = 1.0  # of its turn
 
 
 @dataclass(eq=False, slots=True)
-class _Lane:
-    """The new orders of one request, in the order of its prompt."""
+class _Request:
+    """The new orders of one request, in the order of its prompt. All of one place, but for their costs."""
 
-    priority: int  # lower is earlier
-    items: OrderedDict[MmHash, None] = field(default_factory=OrderedDict)
+    place: OrderPlace
+    items: OrderedDict[MmHash, float] = field(default_factory=OrderedDict)  # the costs of their turns
     is_busy: bool = False  # a step of one of them is under way
+    has_begun: bool = False
+
+    @property
+    def due_at(self) -> float:
+        return self.place.deadline + (FIRST_LEAD_S if self.has_begun else 0.0)
+
+
+@dataclass(slots=True)
+class _Again:
+    """An item that was added while a step of it was under way."""
+
+    request: str | None
+    place: OrderPlace
 
 
 class ItemQueue:
     """Two queues. While Redis is away each step takes its whole timeout: no new order may wait for checks.
 
-    New orders of one request are stepped one after the other, so that its jobs are published in order.
-    Requests of one priority take turns: one with many items does not hold back the others. Those of a higher
-    one go first; a step takes a round trip to Redis, so the others wait for moments.
+    New orders wait until there is room for their job (`JobWindow`), and take turns (`FairTurns`) in each
+    namespace. Those of one request are stepped one after the other, so that its jobs are published in order.
+    Within a lane the request whose deadline is nearest goes first, and every request's first order goes
+    `FIRST_LEAD_S` earlier, so that one with many items does not hold back the others.
     """
 
-    def __init__(self) -> None:
-        self._lanes: OrderedDict[str, _Lane] = OrderedDict()  # urgent; whose turn is next comes first
-        self._lane_of: dict[MmHash, str] = {}  # of urgent items, until their step has ended
+    def __init__(self, window: JobWindow) -> None:
+        self._window = window
+        self._requests: OrderedDict[str, _Request] = OrderedDict()  # whose turn is next comes first
+        self._request_of: dict[MmHash, str] = {}  # of new orders, until their step has ended
+        # By namespace; the one that had a turn last comes last.
+        self._turns: OrderedDict[str, FairTurns] = OrderedDict()
         self._others: OrderedDict[MmHash, None] = OrderedDict()
         self._unchecked: set[MmHash] = set()  # what Redis knows of them may have changed
         self._busy: set[MmHash] = set()  # a step is under way
-        self._again: dict[MmHash, tuple[str | None, int]] = {}  # added while a step was under way: last lane
+        self._again: dict[MmHash, _Again] = {}
         self._round: set[MmHash] = set()  # that the last round of checks has not reached yet
         self._changed = asyncio.Event()
+        self._held_back = asyncio.Event()
 
     def __len__(self) -> int:
-        return sum(len(lane.items) for lane in self._lanes.values()) + len(self._others)
+        return sum(len(each.items) for each in self._requests.values()) + len(self._others)
+
+    def num_waiting(self) -> Counter[Lane]:
+        """New orders by lane, over all namespaces."""
+        counts = Counter[Lane]()
+        for request in self._requests.values():
+            if request.items:
+                counts[request.place.lane] += len(request.items)
+        return counts
 
     def add_item(
         self,
@@ -44,41 +90,71 @@ class ItemQueue:
         *,
         is_urgent: bool,
         check: bool = False,
-        lane: str | None = None,
-        priority: int = 0,
+        request: str | None = None,
+        place: OrderPlace | None = None,
     ) -> None:
         """List it, at the end; an item that becomes urgent moves up, none moves down.
 
-        `lane`: the request whose other orders it must not overtake, with its `priority`; None: its order
-        belongs to none.
+        `is_urgent`: it is a new order. `request`: that whose other orders it must not overtake; None: its
+        order belongs to none.
         """
+        place = place or OrderPlace()
         if check:
             self._unchecked.add(mm_hash)
         if mm_hash in self._busy:
-            self._again[mm_hash] = (lane, priority) if lane else self._again.get(mm_hash, (None, priority))
+            if request is not None or mm_hash not in self._again:
+                self._again[mm_hash] = _Again(request, place)
             return
-        if mm_hash in self._lane_of:
+        if mm_hash in self._request_of:
             return
         if is_urgent:
             self._others.pop(mm_hash, None)
-            name = lane or mm_hash
-            self._lane_of[mm_hash] = name
-            self._lanes.setdefault(name, _Lane(priority)).items[mm_hash] = None
+            self._round.discard(mm_hash)  # it may wait for room
+            name = request or mm_hash
+            self._request_of[mm_hash] = name
+            self._requests.setdefault(name, _Request(place)).items[mm_hash] = place.cost
         else:
             self._others.setdefault(mm_hash)
         self._changed.set()
 
+    def withdraw_item(self, mm_hash: MmHash) -> bool:
+        """No job is needed for it any more: its new order waits for no room. False: it has none that waits.
+
+        What else a step of it may have to do is still due.
+        """
+        name = self._request_of.get(mm_hash)
+        if name is None or mm_hash in self._busy:
+            return False
+        del self._request_of[mm_hash]
+        del self._requests[name].items[mm_hash]
+        self._drop_if_empty(name)
+        return True
+
     def begin_round(self, mm_hashes: Iterable[MmHash]) -> None:
-        """These are about to be added for a check."""
-        self._round = set(mm_hashes)
+        """These are about to be added for a check. New orders that wait for room are no part of the round."""
+        self._round = {each for each in mm_hashes if each not in self._request_of}
 
     @property
     def has_round(self) -> bool:
         """Some of the last round still wait for their check: Redis is slow, or away."""
         return bool(self._round)
 
+    async def run_steps(self, step: Callable[..., Awaitable[None]]) -> None:
+        """Take items, and `step` each. Never returns."""
+        while True:
+            mm_hash, is_check = await self.take_item()
+            try:
+                await step(mm_hash, is_check=is_check)
+            except Exception:  # one bad item must not stop the others; the next check tries again
+                log.exception("encode order step failed", mm_hash=mm_hash)
+            finally:
+                self.finish_item(mm_hash)
+
     async def take_item(self) -> tuple[MmHash, bool]:
-        """The first item whose turn it is, and whether to check it. `finish_item` must follow."""
+        """The first item whose turn it is, and whether to check it. `finish_item` must follow.
+
+        The job of a new order counts in the window from now on.
+        """
         while (mm_hash := self._next()) is None:
             self._changed.clear()
             await self._changed.wait()
@@ -88,35 +164,110 @@ class ItemQueue:
         return mm_hash, is_check
 
     def _next(self) -> MmHash | None:
-        ready = [(name, lane) for name, lane in self._lanes.items() if lane.items and not lane.is_busy]
-        if ready:
-            name, lane = min(ready, key=lambda each: each[1].priority)  # of equal ones whose turn it is
-            lane.is_busy = True
-            self._lanes.move_to_end(name)
-            return lane.items.popitem(last=False)[0]
+        waiting: dict[str, dict[Lane, str]] = {}  # by namespace: the first request of each lane
+        self._held_back.clear()
+        for name, request in self._requests.items():
+            if request.is_busy or not request.items:
+                continue
+            lanes = waiting.setdefault(request.place.namespace_digest, {})
+            first = lanes.get(request.place.lane)
+            if first is None or request.due_at < self._requests[first].due_at:
+                lanes[request.place.lane] = name
+        for digest in sorted(waiting, key=self._namespace_order):
+            lanes = {
+                lane: name
+                for lane, name in waiting[digest].items()
+                if self._window.has_room(digest, lane.flow)
+            }
+            if len(lanes) < len(waiting[digest]):
+                self._held_back.set()
+            if lanes:
+                turns = self._turns.setdefault(digest, FairTurns())
+                lane = turns.next_lane(lanes)
+                return self._take_order(digest, lanes[lane], turns, lanes)
         return self._others.popitem(last=False)[0] if self._others else None
+
+    def _namespace_order(self, digest: str) -> int:
+        return next((at for at, each in enumerate(self._turns) if each == digest), -1)
+
+    def _take_order(self, digest: str, name: str, turns: FairTurns, lanes: dict[Lane, str]) -> MmHash:
+        request = self._requests[name]
+        mm_hash, cost = request.items.popitem(last=False)
+        turns.take_turn(request.place.lane, cost, lanes)
+        request.is_busy = request.has_begun = True
+        self._requests.move_to_end(name)
+        self._turns.move_to_end(digest)
+        if len(self._turns) > MAX_NAMESPACES:
+            self._turns.popitem(last=False)
+        self._window.begin_job(mm_hash, digest, request.place.lane.flow)
+        return mm_hash
 
     def finish_item(self, mm_hash: MmHash) -> None:
         """Its step has ended; if it was added meanwhile it is the next one."""
+        self._window.end_unpublished(mm_hash)
         self._busy.discard(mm_hash)
-        name, own_priority = self._lane_of.pop(mm_hash, None), 0
+        name, own_place = self._request_of.pop(mm_hash, None), OrderPlace()
         if name is not None:
-            lane = self._lanes[name]
-            lane.is_busy, own_priority = False, lane.priority
-            if not lane.items:
-                del self._lanes[name]
+            request = self._requests[name]
+            request.is_busy, own_place = False, request.place
+            self._drop_if_empty(name)
         if mm_hash in self._again:
-            lane_again, priority = self._again.pop(mm_hash)
-            if lane_again is None:
-                lane_again, priority = name, own_priority
-            self.add_item(mm_hash, is_urgent=True, lane=lane_again, priority=priority)
-            if name is not None or lane_again is None:  # else it must not overtake its request's other orders
+            again = self._again.pop(mm_hash)
+            if again.request is None:
+                again = _Again(name, own_place)
+            self.add_item(mm_hash, is_urgent=True, request=again.request, place=again.place)
+            if name is not None or again.request is None:  # else not before its request's other orders
                 self._make_next(mm_hash)
         else:
             self._round.discard(mm_hash)
         self._changed.set()
 
+    def _drop_if_empty(self, name: str) -> None:
+        if not self._requests[name].items and not self._requests[name].is_busy:
+            del self._requests[name]
+
     def _make_next(self, mm_hash: MmHash) -> None:
-        name = self._lane_of[mm_hash]
-        self._lanes[name].items.move_to_end(mm_hash, last=False)
-        self._lanes.move_to_end(name, last=False)
+        name = self._request_of[mm_hash]
+        self._requests[name].items.move_to_end(mm_hash, last=False)
+        self._requests.move_to_end(name, last=False)
+
+    # ---- room ------------------------------------------------------------------------------------
+    def confirm_job(self, mm_hash: MmHash) -> None:
+        """The job of the item that is stepped was published here."""
+        self._window.confirm_job(mm_hash)
+
+    def end_job(self, mm_hash: MmHash) -> None:
+        """The job of the item has ended."""
+        if self._window.end_job(mm_hash, is_followed=self._held_back.is_set()):
+            self._changed.set()
+
+    def note_stream(self, namespace_digest: str, num_jobs: int) -> None:
+        """The namespace's stream holds so many jobs, of all gateways."""
+        self._window.note_stream(namespace_digest, num_jobs)
+        self._changed.set()
+
+    async def wait_held_back(self) -> set[str]:
+        """Return when an order waits for room: the namespaces of those that wait."""
+        self._window.forget_streams()
+        await self._held_back.wait()
+        return {each.place.namespace_digest for each in self._requests.values()}
+
+    def oldest_since(self, namespace_digest: str, lane: Lane) -> float | None:
+        """When the oldest order of the lane was ordered that still waits; None: none waits."""
+        since = (each.place.since for each in self._of(namespace_digest) if each.place.lane == lane)
+        return min(since, default=None)
+
+    def oldest_of_all(self) -> float | None:
+        """Likewise, of any order."""
+        return min((each.place.since for each in self._requests.values() if each.items), default=None)
+
+    def num_held(self, namespace_digest: str) -> Counter[str]:
+        """Orders that wait, by flow."""
+        counts = Counter[str]()
+        for request in self._of(namespace_digest):
+            counts[request.place.lane.flow] += len(request.items)
+        return counts
+
+    def _of(self, namespace_digest: str) -> list[_Request]:
+        requests = self._requests.values()
+        return [each for each in requests if each.items and each.place.namespace_digest == namespace_digest]

@@ -1,8 +1,11 @@
-"""Limits of each namespace's jobs stream: a new job is refused while too many wait, or one waits too long.
+"""Limits of each namespace's jobs: a new one is refused while too many wait, or one waits too long.
 
-Pure. What waits comes with the claim of a flight (`SingleFlight.claim_flight`), where it is asked for.
+Pure. What waits on the stream comes with the claim of a flight (`SingleFlight.claim_flight`), where it is
+asked for, and is read while orders wait at this gateway. A flow has to answer for its own
+orders that wait here: none is refused because another flow asks for too much.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from cachetools import LRUCache
@@ -11,6 +14,7 @@ from triptych_common.coordination import Backlog
 from triptych_common.domain.errors import RequestError
 
 READ_INTERVAL_S = 0.1
+READ_HOLDS_S = 1.0
 MAX_NAMESPACES = 64  # that are remembered; each is served by engines of its own
 
 
@@ -43,6 +47,26 @@ class JobQueue:
         """It was read."""
         self._reads[namespace_digest] = _Read(backlog.num_jobs, backlog.oldest_s, now)
 
+    def admit_order(
+        self, namespace_digest: str, flow: str, num_held: Mapping[str, int], oldest_s: float, now: float
+    ) -> None:
+        """Let an order of `flow` wait for its turn, or to be published at once.
+
+        Args:
+            num_held: orders that wait at this gateway, by flow.
+            oldest_s: how long the oldest of them has waited that is of this flow and class.
+
+        Raises:
+            RequestError: 429; see `admit_job`.
+        """
+        read = self._reads.get(namespace_digest, _Read())
+        is_known = now - read.at < READ_HOLDS_S
+        num_flows = len({*num_held, flow})
+        if sum(num_held.values()) >= self._max_jobs and num_held.get(flow, 0) >= self._max_jobs // num_flows:
+            raise _full()
+        if oldest_s >= self._max_age_s or (is_known and num_held and read.oldest_s >= self._max_age_s):
+            raise _slow()
+
     def admit_job(self, namespace_digest: str) -> None:
         """Make room for one more job of the namespace.
 
@@ -51,9 +75,17 @@ class JobQueue:
         """
         read = self._reads.setdefault(namespace_digest, _Read())
         if read.num_jobs >= self._max_jobs:
-            message = "too many media wait for an encoder; try again shortly"
-            raise RequestError(429, "encode_queue_full", message)
+            raise _full()
         if read.oldest_s >= self._max_age_s:
-            message = "media wait too long for an encoder; try again shortly"
-            raise RequestError(429, "encode_queue_slow", message)
+            raise _slow()
         read.num_jobs += 1
+
+
+def _full() -> RequestError:
+    message = "too many media wait for an encoder; try again shortly"
+    return RequestError(429, "encode_queue_full", message)
+
+
+def _slow() -> RequestError:
+    message = "media wait too long for an encoder; try again shortly"
+    return RequestError(429, "encode_queue_slow", message)

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from triptych_common.domain.errors import RequestError
+from triptych_common.domain.fair_turns import DEFAULT_LANE, Lane
 from triptych_common.protocol.ids import MmHash, RequestId
 from triptych_common.protocol.messages import FailureKind, Modality
 from triptych_gateway.encode.item_table import ItemFailure
@@ -34,7 +35,7 @@ class MediaWait:
     traceparent: str | None
     namespace_digest: str  # that the items' mm_hash were made with
     max_model_len: int | None = None  # tokens that a prompt may have; None: not known
-    priority: int = 0  # lower is earlier
+    lane: Lane = DEFAULT_LANE  # among those that wait for encoders
     timings: Mapping[MmHash, ItemTiming] = field(default_factory=dict)  # to be filled in, where there are any
     sizes: dict[MmHash, ItemSizes] = field(default_factory=dict)
     answered_by: str | None = None  # the instance whose answer went out whole

@@ -5,6 +5,9 @@ option). Only how a video is divided may change: an encoder that starts again ma
 more, or now does. So the metadata that came last are right, and replace an entry that says otherwise.
 """
 
+import asyncio
+from collections.abc import Sequence
+
 from cachetools import LRUCache
 from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError
 
@@ -73,6 +76,17 @@ class SizesCache:
             return None
         self._local[mm_hash] = sizes
         return sizes
+
+    async def fetch_all_shared(
+        self, mm_hashes: Sequence[MmHash], timeout_s: float
+    ) -> dict[MmHash, ItemSizes]:
+        """Those that are known; none of them when the bus does not answer in time."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                found = await asyncio.gather(*map(self.fetch_shared, mm_hashes))
+        except TimeoutError:
+            return {}
+        return {each: sizes for each, sizes in zip(mm_hashes, found, strict=True) if sizes is not None}
 
     async def store_shared(self, mm_hash: MmHash, sizes: ItemSizes) -> None:
         """Keep them for other gateways, and for this one after a restart."""

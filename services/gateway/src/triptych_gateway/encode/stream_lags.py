@@ -10,7 +10,9 @@ import time
 from triptych_common.bus import AsyncBus
 from triptych_common.bus.inspection import GroupLag, read_clock_s, read_lags, read_pending
 from triptych_common.domain.errors import BusUnavailableError
+from triptych_common.protocol.messages import EncodeClass
 from triptych_common.protocol.names import ENCODERS_GROUP, everything
+from triptych_gateway.encode.item_queue import ItemQueue
 from triptych_gateway.metrics import GatewayMetrics
 from triptych_gateway.routing.registry_view import RegistryView
 
@@ -22,11 +24,14 @@ MAX_NAMESPACES = 64  # that are read; each is served by engines of its own
 class StreamLags:
     """Sets the gauges. For one event loop."""
 
-    def __init__(self, bus: AsyncBus, view: RegistryView, gateway: str, metrics: GatewayMetrics) -> None:
+    def __init__(
+        self, bus: AsyncBus, view: RegistryView, gateway: str, metrics: GatewayMetrics, orders: ItemQueue
+    ) -> None:
         self._bus = bus
         self._view = view
         self._gateway = gateway
         self._metrics = metrics
+        self._orders = orders
         self._reading = asyncio.Lock()
         self._read_at = float("-inf")  # monotonic seconds
         self.jobs: dict[str, GroupLag] = {}  # by namespace, as last read; empty while Redis does not answer
@@ -34,6 +39,13 @@ class StreamLags:
 
     async def measure(self) -> None:
         """Read the streams, unless that was done just now. Never raises for Redis."""
+        waiting = self._orders.num_waiting()
+        for each in EncodeClass:
+            num = sum(count for lane, count in waiting.items() if lane.encode_class is each)
+            self._metrics.orders_waiting.labels(each.value).set(num)
+        self._metrics.flows_waiting.set(len({lane.flow for lane in waiting}))
+        oldest = self._orders.oldest_of_all()
+        self._metrics.oldest_order_s.set(0.0 if oldest is None else max(0.0, time.monotonic() - oldest))
         async with self._reading:
             if time.monotonic() - self._read_at < READ_INTERVAL_S:
                 return

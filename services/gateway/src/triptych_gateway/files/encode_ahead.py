@@ -18,8 +18,9 @@ from uuid import uuid4
 
 from triptych_common.coordination import SingleFlight
 from triptych_common.domain.errors import BusUnavailableError, RequestError
+from triptych_common.domain.fair_turns import Lane
 from triptych_common.protocol.ids import RequestId
-from triptych_common.protocol.messages import InstanceRecord, Modality
+from triptych_common.protocol.messages import EncodeClass, InstanceRecord, Modality
 from triptych_common.telemetry.logs import get_logger
 from triptych_gateway.encode.encode_orders import EncodeOrders
 from triptych_gateway.encode.final_acks import FinalAcks
@@ -153,6 +154,7 @@ class EncodeAhead:
             time.monotonic() + self._timeout_s,
             None,
             digest,
+            lane=Lane(EncodeClass.AHEAD),
         )
         try:
             # The instance that the item is announced to never gets a request: the gateway acks in its place.

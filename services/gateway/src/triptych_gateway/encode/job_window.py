@@ -1,0 +1,106 @@
+"""JobWindow: how many jobs this gateway may have with encoders, so that the others wait here, in turns. Pure.
+
+What is on a namespace's stream goes in the order in which it was published, so no more is published than its
+encoders can take into their hands: `num_slots` of all of them together. The last of them (`num_spare`) are
+for flows that have no job there: such a flow need not wait for another's job to end.
+
+Several gateways share the slots. Each may always have an equal part of them, at least one job. Beyond that it
+goes by what it last read of the stream's length: of the places that were free it may take an equal part, so
+that those who read at once do not take the same places; and a job of its own that ends leaves its place to
+the next one that waits. With S places and G gateways that know of each other no more than 3 S + G jobs are on
+the stream, whatever each of them reads when: while there are S or more, no reading allows any; what was
+allowed before and is not used is S + G at most, and equal parts are S together. After a few readings it is S.
+"""
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from triptych_common.protocol.ids import MmHash
+from triptych_gateway.routing.encode_capacity import Capacity
+
+SLOTS_OF_NONE = 8  # where no encoder is registered: what waits for one that comes
+
+
+@dataclass(slots=True)
+class _Job:
+    namespace_digest: str
+    flow: str
+    is_published: bool = False
+
+
+class JobWindow:
+    """Jobs that were published here and have not ended, or are about to be published."""
+
+    def __init__(self, capacity: Callable[[str], Capacity]) -> None:
+        """`capacity`: of the namespace of a digest."""
+        self._capacity = capacity
+        self._jobs: dict[MmHash, _Job] = {}
+        self._by_flow: defaultdict[str, Counter[str]] = defaultdict(Counter)  # by namespace
+        self._allowed: dict[str, int] = {}  # by namespace: own jobs, by what was last read of the stream
+
+    def __len__(self) -> int:
+        return len(self._jobs)
+
+    def num_jobs(self, namespace_digest: str) -> int:
+        """Of this gateway."""
+        return self._by_flow[namespace_digest].total() if namespace_digest in self._by_flow else 0
+
+    def has_room(self, namespace_digest: str, flow: str) -> bool:
+        """Whether a job of `flow` may be published now."""
+        capacity = self._capacity(namespace_digest)
+        own = self._by_flow.get(namespace_digest, Counter[str]())
+        num_places = _places(capacity, is_new=not own[flow])
+        if capacity.num_gateways <= 1:
+            return own.total() < num_places
+        part = max(1, num_places // capacity.num_gateways)
+        return own.total() < max(part, min(num_places, self._allowed.get(namespace_digest, 0)))
+
+    def begin_job(self, mm_hash: MmHash, namespace_digest: str, flow: str) -> None:
+        """A job for the item is about to be published. Idempotent."""
+        if mm_hash not in self._jobs:
+            self._jobs[mm_hash] = _Job(namespace_digest, flow)
+            self._by_flow[namespace_digest][flow] += 1
+
+    def confirm_job(self, mm_hash: MmHash) -> None:
+        """It is published."""
+        if mm_hash in self._jobs:
+            self._jobs[mm_hash].is_published = True
+
+    def end_unpublished(self, mm_hash: MmHash) -> None:
+        """The step that was to publish it has ended."""
+        if mm_hash in self._jobs and not self._jobs[mm_hash].is_published:
+            self.end_job(mm_hash)
+
+    def end_job(self, mm_hash: MmHash, *, is_followed: bool = False) -> bool:
+        """It has ended. False: there was none. `is_followed`: another job takes its place at once."""
+        job = self._jobs.pop(mm_hash, None)
+        if job is None:
+            return False
+        if not is_followed and job.namespace_digest in self._allowed:
+            self._allowed[job.namespace_digest] -= 1
+        flows = self._by_flow[job.namespace_digest]
+        flows[job.flow] -= 1
+        if not flows[job.flow]:
+            del flows[job.flow]
+        if not flows:
+            del self._by_flow[job.namespace_digest]
+        return True
+
+    def note_stream(self, namespace_digest: str, num_jobs: int) -> None:
+        """The namespace's stream holds `num_jobs`, of all gateways: those that wait, and those in hand."""
+        capacity = self._capacity(namespace_digest)
+        num_free = max(0, _places(capacity, is_new=False) - num_jobs)
+        part = math.ceil(num_free / max(1, capacity.num_gateways))
+        self._allowed[namespace_digest] = self.num_jobs(namespace_digest) + part
+
+    def forget_streams(self) -> None:
+        """What was read is old."""
+        self._allowed.clear()
+
+
+def _places(capacity: Capacity, *, is_new: bool) -> int:
+    if not capacity.num_slots:
+        return SLOTS_OF_NONE
+    return capacity.num_slots if is_new else capacity.num_slots - capacity.num_spare

@@ -1,0 +1,165 @@
+"""What one API key asks of encoders does not hold back another's: the order of jobs, not their times."""
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.support.gateway.fake_encoder import FakeEncoder
+from tests.support.gateway.key_samples import entry, write_keys
+from tests.support.gateway.media_samples import data_url, image_bytes
+from tests.support.gateway.serving import DIGEST, MODEL
+from tests.support.gateway.system import System, another_gateway, opened_system
+from tests.support.waiting import until
+from triptych_common.domain.fair_turns import MAX_PASSED
+from triptych_common.protocol.messages import EncodeClass
+
+NUM_SLOTS = 16  # of the fake encoder
+FOR_ONE_FLOW = 12  # of them
+NUM_REQUESTS, NUM_IMAGES = 8, 8
+FLOOD = NUM_REQUESTS * NUM_IMAGES
+KEYS = (entry("flood", "key-flood"), entry("one", "key-one"), entry("batch", "key-batch", priority=5))
+
+
+def image_of(number: int) -> bytes:
+    """Each of its own size, so that it is another picture."""
+    return image_bytes(size=(8 + number % 64, 8 + number // 64))
+
+
+async def ask(system: System, key: str, colors: Sequence[int]) -> None:
+    images = [{"type": "image_url", "image_url": {"url": data_url(image_of(each))}} for each in colors]
+    answer = await system.http.post(
+        "/v1/chat/completions",
+        json={"model": MODEL, "messages": [{"role": "user", "content": images}]},
+        headers={"Authorization": f"Bearer {key}"},
+    )
+    assert answer.status_code == 200, answer.text
+
+
+def flood(system: System, group: asyncio.TaskGroup, key: str = "key-flood", first: int = 0) -> None:
+    for number in range(NUM_REQUESTS):
+        start = first + number * NUM_IMAGES
+        group.create_task(ask(system, key, range(start, start + NUM_IMAGES)))
+
+
+async def num_jobs(system: System) -> int:
+    return await system.bus.stream_length(system.bus.names.encode_jobs(DIGEST))
+
+
+async def published(system: System, count: int) -> None:
+    async with asyncio.timeout(20):
+        while await num_jobs(system) != count:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+
+
+async def held(system: System, count: int) -> None:
+    """So many orders wait at the gateway."""
+    await until(lambda: sum(system.gateway.orders.queue.num_held(DIGEST).values()) == count)
+
+
+def place_of_the_first(encoder: FakeEncoder, flow: str) -> int:
+    return next(place for place, job in enumerate(encoder.jobs) if job.flow == flow)
+
+
+async def test_the_item_of_another_key_comes_within_the_slots_of_the_encoder(
+    redis_url: str, tmp_path: Path
+) -> None:
+    keys = write_keys(tmp_path / "keys.toml", *KEYS)
+    async with opened_system(redis_url, tmp_path, api_keys_file=keys) as system:
+        await until(lambda: system.gateway.view.encoding)
+        system.encoder.before_start.clear()
+        async with asyncio.TaskGroup() as group:
+            flood(system, group)
+            await held(system, FLOOD - FOR_ONE_FLOW)  # the others are on the stream: all but the spare slots
+            await published(system, FOR_ONE_FLOW)
+            one = group.create_task(ask(system, "key-one", [1000]))
+            await until(lambda: len(system.gateway.orders.table) == FLOOD + 1)
+            await held(system, FLOOD - FOR_ONE_FLOW)
+            assert "gateway_encode_flows_waiting 1.0" in (await system.http.get("/metrics")).text
+            system.encoder.before_start.set()
+            await one
+        jobs = system.encoder.jobs
+        flows = {job.flow for job in jobs}
+        assert len(flows) == 2
+        alone = next(flow for flow in flows if sum(job.flow == flow for job in jobs) == 1)
+        assert place_of_the_first(system.encoder, alone) <= NUM_SLOTS
+        await system.assert_idle()
+
+
+async def test_it_does_so_over_two_gateways(redis_url: str, tmp_path: Path) -> None:
+    keys = write_keys(tmp_path / "keys.toml", *KEYS)
+    async with (
+        opened_system(redis_url, tmp_path, api_keys_file=keys) as system,
+        another_gateway(system, "gateway-1") as other,
+    ):
+        await until(lambda: len([r for r in system.gateway.view.records if r.role == "gateway"]) == 2)
+        await until(lambda: other.gateway.view.encoding)
+        system.encoder.before_start.clear()
+        async with asyncio.TaskGroup() as group:
+            flood(system, group)
+            await until(lambda: len(system.gateway.orders.table) == FLOOD)
+            await until(
+                lambda: sum(system.gateway.orders.queue.num_held(DIGEST).values()) == FLOOD - FOR_ONE_FLOW
+            )
+            one = group.create_task(ask(other, "key-one", [1000]))
+            await until(lambda: len(other.gateway.orders.table) == 1)
+            await held(other, 0)
+            assert await num_jobs(system) <= NUM_SLOTS
+            system.encoder.before_start.set()
+            await one
+        alone = system.gateway.chat.api_keys.check_key("Bearer key-one", None).flow
+        assert place_of_the_first(system.encoder, alone) <= NUM_SLOTS
+        await system.assert_idle()
+
+
+async def test_jobs_of_a_low_priority_wait_for_others_but_not_for_ever(
+    redis_url: str, tmp_path: Path
+) -> None:
+    keys = write_keys(tmp_path / "keys.toml", *KEYS)
+    async with opened_system(redis_url, tmp_path, api_keys_file=keys) as system:
+        await until(lambda: system.gateway.view.encoding)
+        system.encoder.before_start.clear()
+        async with asyncio.TaskGroup() as group:
+            flood(system, group)
+            await held(system, FLOOD - FOR_ONE_FLOW)
+            # All slots are taken, so what comes now waits with the flood.
+            for color in range(3):
+                group.create_task(ask(system, f"key-{'one' if color else 'batch'}", [1000 + color]))
+            flood(system, group, "key-batch", 2000)
+            await until(lambda: len(system.gateway.orders.table) == 2 * FLOOD + 3)
+            system.encoder.before_start.set()
+        classes = [job.encode_class for job in system.encoder.jobs]
+        waiting = classes[NUM_SLOTS : NUM_SLOTS + 4 * (MAX_PASSED + 1)]
+        assert waiting.count(EncodeClass.INTERACTIVE) > waiting.count(EncodeClass.BATCH) >= 2
+        await system.assert_idle()
+
+
+async def test_a_flood_is_refused_and_another_key_is_served(redis_url: str, tmp_path: Path) -> None:
+    keys = write_keys(tmp_path / "keys.toml", *KEYS)
+    async with opened_system(redis_url, tmp_path, api_keys_file=keys, max_queued_jobs=20) as system:
+        await until(lambda: system.gateway.view.encoding)
+        system.encoder.before_start.clear()
+
+        async def asked(start: int) -> Any:
+            images = [
+                {"type": "image_url", "image_url": {"url": data_url(image_of(each))}}
+                for each in range(start, start + NUM_IMAGES)
+            ]
+            return await system.http.post(
+                "/v1/chat/completions",
+                json={"model": MODEL, "messages": [{"role": "user", "content": images}]},
+                headers={"Authorization": "Bearer key-flood"},
+            )
+
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(asked(100 * number)) for number in range(NUM_REQUESTS)]
+            await until(lambda: any(task.done() for task in tasks))
+            one = group.create_task(ask(system, "key-one", [5000]))
+            system.encoder.before_start.set()
+            await one
+        answers = [task.result() for task in tasks]
+        refused = [each for each in answers if each.status_code == 429]
+        assert refused
+        assert len(refused) < len(answers)
+        assert {each.json()["error"]["code"] for each in refused} == {"encode_queue_full"}
+        await system.assert_idle()
