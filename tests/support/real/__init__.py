@@ -9,6 +9,7 @@ balancer        requests over several gateways, and a steady load
 gateways        one more gateway beside those that it has, with settings of its own
 processes       signals to the processes of a service
 inspection      what the system holds, and whether it is whole
+warm            processes that are forked from one which has imported vLLM
 text_models     a classifier with random weights
 ask_worker      a process: an encoder's engine whose host asks its worker for the store's slab
 """
