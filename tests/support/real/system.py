@@ -261,21 +261,43 @@ def running_monolith(
     `is_forked`: as a system's.
     """
     port = free_port()
+    command = [
+        sys.executable, "-m", "vllm.entrypoints.openai.api_server", f"--model={model}",
+        f"--served-model-name={model.name}", f"--port={port}", "--host=127.0.0.1", "--enforce-eager",
+        *EXACT, *options,
+    ]  # fmt: skip
     log = folder / "monolith.log"
+    with started_server(command, MONOLITH_ENVIRONMENT, port, log, is_forked=is_forked) as server:
+        server.wait_until_up()
+        yield server
+
+
+@dataclass(frozen=True)
+class StartedServer(Server):
+    """A server in a process of its own, which may not answer yet."""
+
+    process: "warm.ForkedProcess | subprocess.Popen[bytes]"
+    log: Path
+
+    def wait_until_up(self) -> None:
+        port = int(self.base_url.rpartition(":")[2].partition("/")[0])
+        wait_until(
+            lambda: _answers(port, self.process, self.log), START_TIMEOUT_S, f"{self.log.stem} answers"
+        )
+
+
+@contextlib.contextmanager
+def started_server(
+    command: Sequence[str], env: Mapping[str, str], port: int, log: Path, *, is_forked: bool = False
+) -> Iterator[StartedServer]:
+    """The process group of `command`; the test's own environment wins over `env`."""
     with log.open("wb") as output:
-        process = warm.start(
-            [
-                sys.executable, "-m", "vllm.entrypoints.openai.api_server", f"--model={model}",
-                f"--served-model-name={model.name}", f"--port={port}", "--host=127.0.0.1", "--enforce-eager",
-                *EXACT, *options,
-            ],
-            environment={**MONOLITH_ENVIRONMENT, **os.environ}, output=output, is_forked=is_forked,
-        )  # fmt: skip
+        process = warm.start(command, environment={**env, **os.environ}, output=output, is_forked=is_forked)
         try:
-            wait_until(lambda: _answers(port, process, log), START_TIMEOUT_S, "the monolith answers")
-            yield Server(f"http://127.0.0.1:{port}/v1")
+            yield StartedServer(f"http://127.0.0.1:{port}/v1", process, log)
         finally:
-            os.killpg(process.pid, signal.SIGTERM)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGTERM)
             try:
                 process.wait(STOP_TIMEOUT_S)
             finally:
@@ -285,7 +307,7 @@ def running_monolith(
 
 def _answers(port: int, process: "warm.ForkedProcess | subprocess.Popen[bytes]", log: Path) -> bool:
     if process.poll() is not None:
-        pytest.fail(f"the monolith ended:\n{log.read_text(errors='replace')[-3000:]}")
+        pytest.fail(f"{log.stem} ended:\n{log.read_text(errors='replace')[-3000:]}")
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=2) as answer:
             return bool(answer.status == 200)
