@@ -36,11 +36,8 @@ HTTP_STATUS: Final = "http.response.status_code"
 
 DECISION: Final = "triptych.decision"
 DECISION_REASON: Final = "triptych.decision_reason"
-<<<<<<< HEAD
 ROUTING: Final = "triptych.routing"
 ROUTING_REASON: Final = "triptych.routing_reason"
-||||||| 30a3bfb
-=======
 DECISION_NUM_NEW_ITEMS: Final = "triptych.decision.num_new_items"
 DECISION_NUM_UNKNOWN_ITEMS: Final = "triptych.decision.num_unknown_items"
 DECISION_HAS_ENCODER: Final = "triptych.decision.has_encoder"
@@ -55,7 +52,6 @@ DECISION_QUEUE_S: Final = "triptych.decision.queue_s"
 DECISION_ENCODE_S: Final = "triptych.decision.encode_s"
 DECISION_LOCAL_WORK_S: Final = "triptych.decision.local_work_s"
 DECISION_IS_LOCAL_MEASURED: Final = "triptych.decision.is_local_measured"
->>>>>>> w/fair
 LOCAL_ENCODE: Final = "triptych.local_encode"
 LOCAL_ENCODE_FAILED: Final = "triptych.local_encode_failed"
 NUM_ITEMS: Final = "triptych.num_items"
