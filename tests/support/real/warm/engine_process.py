@@ -10,8 +10,7 @@ import multiprocessing
 import os
 import socket
 from collections.abc import Callable
-from multiprocessing import forkserver
-from multiprocessing.connection import arbitrary_address
+from multiprocessing import connection, forkserver
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from typing import Any
 
@@ -21,7 +20,8 @@ def fork_engines() -> None:
     get_context = multiprocessing.get_context
     names: Any = multiprocessing
     names.get_context = lambda method=None: _Context() if method == "spawn" else get_context(method)
-    address = arbitrary_address("AF_UNIX")
+    connections: Any = connection
+    address = connections.arbitrary_address("AF_UNIX")
     reading, writing = os.pipe()
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(address)
@@ -35,7 +35,7 @@ def fork_engines() -> None:
             finally:
                 os._exit(0)
     os.close(reading)
-    server: Any = forkserver._forkserver  # type: ignore[attr-defined]
+    server: Any = forkserver._forkserver
     server._forkserver_address, server._forkserver_alive_fd = address, writing
     server._forkserver_pid = pid
 
