@@ -152,6 +152,7 @@ class FakePrefillDecode:
             self.release,
             lambda: self.behaviour,
             self._on_disconnect,
+            self._finish,
         )
         app.include_router(responses.router())
 
@@ -184,6 +185,10 @@ class FakePrefillDecode:
             return JSONResponse(answer)
 
         return app
+
+    def _finish(self, body: dict[str, Any], answer: dict[str, Any]) -> dict[str, Any]:
+        """What is sent, of a whole answer."""
+        return answer
 
     def _on_disconnect(self) -> None:
         self.num_disconnects += 1
