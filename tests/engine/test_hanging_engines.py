@@ -27,6 +27,7 @@ def hanging_system() -> Iterator[System]:
         f"--encoder-args={options}",
         f"--prefill-decode-args={options}",
         TRIPTYCH_ENGINE_TIMEOUT_S=str(ENGINE_TIMEOUT_S),
+        is_forked=True,
     ) as running:
         yield running
 

@@ -36,6 +36,7 @@ def roles() -> Iterator[System]:
         f"--prefill-decode-args={' '.join(EXACT)}",
         TRIPTYCH_KV_LEASE_S=str(LEASE_S),
         COLUMNS="200",  # of the tables of `status`
+        is_forked=True,
     ) as running:
         yield running
 

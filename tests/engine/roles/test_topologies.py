@@ -44,7 +44,9 @@ def questions(monolith: Server, strips: ModuleType) -> list[Question]:
 
 def start(*options: str) -> AbstractContextManager[System]:
     exact = " ".join(EXACT)
-    return running_system(f"--encoder-args={exact}", f"--prefill-decode-args={exact}", *options)
+    return running_system(
+        f"--encoder-args={exact}", f"--prefill-decode-args={exact}", *options, is_forked=True
+    )
 
 
 @pytest.fixture(scope="module")
