@@ -202,8 +202,11 @@ RECORD_SAMPLE = messages.InstanceRecord(
         thread_percentage="50",
         priority="0",
     ),
-    kv_transfer=messages.KvTransfer(connector="NixlConnector", compatibility="0123456789abcdef", lease_s=30.0),
+    kv_transfer=messages.KvTransfer(
+        connector="NixlConnector", compatibility="0123456789abcdef", lease_s=30.0
+    ),
     stores_responses=True,
+    model_version="2026-11",
 )
 
 TRANSFER_SAMPLE = messages.ECTransferParams(

@@ -8,6 +8,7 @@ from triptych_common.telemetry.plain_histogram import PlainSeries
 
 TEXT, MIXED, OTHER = "text", "mixed", "other"
 MAX_MODELS = 32  # that have series of their own: names come from instances, and instances come and go
+MAX_VERSIONS = 64  # likewise, over all models
 LATENCY_LABELS = ("route", "model", "modality")
 
 # vLLM's own, so that the engine's and the gateway's series can be laid over each other.
@@ -86,6 +87,26 @@ class LatencyMetrics:
         return model
 
 
+class VersionMetrics:
+    """Which versions of a model answer."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._answers = metrics.counter(
+            "gateway_version_answers",
+            "Answers of instances, by the version of the model that they announce, and why that one",
+            ("model", "version", "reason"),
+        )
+        self._known: set[tuple[str, str]] = set()
+
+    def count(self, model: str, version: str, reason: str) -> None:
+        """`model`, `version`: of the instance; `reason`: of a fixed list."""
+        if (model, version) not in self._known:
+            if len(self._known) >= MAX_VERSIONS:
+                model, version = OTHER, OTHER
+            self._known.add((model, version))
+        self._answers.labels(model, version, reason).inc()
+
+
 class GatewayMetrics:
     """One object per app, with a registry of its own."""
 
@@ -109,6 +130,7 @@ class GatewayMetrics:
             "gateway_request_seconds", "Arrival to the end of the answer, whatever it is"
         )
         self.latencies = LatencyMetrics(self.metrics)
+        self.versions = VersionMetrics(self.metrics)
         self._count_items()
         self._count_encodes()
         self._count_streams()

@@ -222,6 +222,7 @@ class PrefillDecodeService:
                 num_slots=engine.vllm_config.scheduler_config.max_num_seqs,
                 compute=await compute_of(engine),
                 stores_responses=stores_responses(app.state),
+                model_version=settings.model_version,
                 **slab.fields(),
             )
             async with await AsyncBus.connect(

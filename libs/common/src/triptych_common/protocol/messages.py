@@ -272,6 +272,7 @@ class InstanceRecord(Message):
     compute: Compute | None = None  # of an engine
     kv_transfer: KvTransfer | None = None  # None: it computes its prompts itself, and hands none over
     stores_responses: bool = False  # a response that is to be stored can be asked for again
+    model_version: Name | None = None  # its operator's label; instances with another one are told apart
 
 
 class ItemTransfer(Message):

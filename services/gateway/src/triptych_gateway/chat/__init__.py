@@ -3,6 +3,7 @@
 Chat completions, and what goes the same way without media. In the order of a request.
 
 exchange       the HTTP exchange: admitted, read, parsed, served, answered or refused
+routing_headers  what its headers say of where it may go
 sound_request  a form with a sound: read, checked, and made anew
 media_serving  a request with media: sizes waited for, forwarded with metadata, or whole where encoders fail
 upstream_body    what is sent: text, metadata in the place of media, or the raw media

@@ -34,6 +34,8 @@ from triptych_gateway.request.content_parts import modality_of
 from triptych_gateway.request.prompt_length import check_tokenized_text
 from triptych_gateway.request.text_request import TextRequest
 from triptych_gateway.routing.instances import Choice, Instances
+from triptych_gateway.routing.route_demand import ANYWHERE, RouteDemand
+from triptych_gateway.routing.variants import Variant, VariantReason
 from triptych_gateway.tracing.request_span import RequestSpan
 
 log = get_logger(__name__)
@@ -64,6 +66,9 @@ class Arrival:
     prior: PriorResponse | None = None  # None: any instance will do
     on_answer: "OnAnswer | None" = None  # awaited when an answer has begun, before any of it is sent
     priority: int = 0  # lower is earlier; the caller's key's, or what the request asked for beyond that
+    demand: RouteDemand = ANYWHERE
+    variant: Variant | None = None  # of its model, for which its media are named; None: it has no media
+    variant_reason: VariantReason | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +132,16 @@ class Forwarder:
         prior = dispatch.arrival.prior
         only = None if prior is None else prior.record
         choice = Choice(
-            self.instances, model, digest, dispatch.first_choice, dispatch.needs_tower, only, dispatch.takes
+            self.instances,
+            model,
+            digest,
+            dispatch.first_choice,
+            dispatch.needs_tower,
+            only,
+            dispatch.takes,
+            dispatch.arrival.demand,
+            dispatch.arrival.variant,
+            dispatch.arrival.variant_reason if prior is None else VariantReason.STORED_RESPONSE,
         )
         while True:
             record = await choice.next_instance()
@@ -146,7 +160,14 @@ class Forwarder:
             else:
                 if dispatch.media_wait is not None:
                     dispatch.media_wait.settle()
+                self._show_version(dispatch, record, choice.reason)
                 return record, answer, answering
+
+    def _show_version(self, dispatch: Dispatch, record: InstanceRecord, reason: VariantReason | None) -> None:
+        """Which one answers, and why."""
+        version, shown = record.model_version or "", (reason or VariantReason.ONLY_ONE).value
+        dispatch.arrival.root.on_version(version, shown)
+        self.metrics.versions.count(record.model or "", version, shown)
 
     async def _begin(self, dispatch: Dispatch, record: InstanceRecord) -> tuple[Answer, Answering]:
         """The answer at its first chunk. On failure nothing stays open, and nothing counted."""

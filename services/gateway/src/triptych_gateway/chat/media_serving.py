@@ -11,9 +11,9 @@ Each way is tried once at most.
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from http import HTTPStatus
 
 from aiohttp import ClientSession
@@ -43,9 +43,13 @@ from triptych_gateway.request.media import MediaIntake, TakenItem
 from triptych_gateway.request.prompt_length import check_prompt_length
 from triptych_gateway.routing.instances import Instances
 from triptych_gateway.routing.router import TOWER_ROLES
+from triptych_gateway.routing.variants import RankedVariants, Variant, VariantReason
 from triptych_gateway.tracing.stages import Stage
 
 log = get_logger(__name__)
+
+LEFT_CODES = frozenset({"no_instance", "instance_unreachable", "no_encoder"})
+"""Of errors that say that nobody is there any more, in the version that a request was to go to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +80,11 @@ class MediaServing:
         Raises:
             RequestError: whatever went wrong; `client.has_begun` decides whether it must go into the stream.
         """
-        digest = _namespace_of(arrival.prior) or await self.instances.wait_namespace(request.model)
+        ranked = _settled_by(arrival.prior) or await self.instances.wait_variants(
+            request.model, arrival.demand
+        )
+        arrival = replace(arrival, variant=ranked.variants[0], variant_reason=ranked.reason)
+        digest = _digest_of(arrival)
         await self._find_files(request, arrival)
         self.metrics.items_per_request.labels(modality_of(request.media)).observe(len(request.media))
         check_counts(request.media, self.instances.view.item_limits(digest))
@@ -91,7 +99,51 @@ class MediaServing:
         contents = {item.mm_hash: item.num_held_bytes for item in items}
         booking.resize(min(booking.num_bytes, request.num_prompt_bytes + sum(contents.values())))
         arrival.root.end_stage(Stage.MEDIA)
-        chosen = await self._choose(request, arrival, digest)
+        tried: set[tuple[str, str]] = set()
+        while True:
+            try:
+                await self._serve_items(request, arrival, booking, client, items)
+            except RequestError as error:
+                another = self._another_variant(request, arrival, tried, client)
+                if another is None or error.code not in LEFT_CODES:
+                    raise
+                log.warning(
+                    "request goes to another version of its model: the first one has no instance left",
+                    request_id=arrival.request_id,
+                    code=error.code,
+                    version=another.version,
+                    **arrival.caller.fields,
+                )
+            else:
+                return
+            arrival.root.end_stage(Stage.GIVEN_UP)
+            tried.add(another.key)
+            arrival = replace(arrival, variant=another, variant_reason=VariantReason.LEFT)
+            check_counts(request.media, self.instances.view.item_limits(_digest_of(arrival)))
+            items = self.intake.rename_items(request, items, _digest_of(arrival))
+
+    def _another_variant(
+        self, request: ChatRequest, arrival: Arrival, tried: Set[tuple[str, str]], client: ClientStream
+    ) -> Variant | None:
+        """That can still serve the request, with items of its own; None: there is none."""
+        is_too_late = client.has_begun or time.monotonic() >= arrival.first_token_deadline
+        if arrival.prior is not None or arrival.variant is None or is_too_late:
+            return None
+        gone = {arrival.variant.key, *tried}
+        ranked = self.instances.find_variants(request.model, arrival.demand, has_media=True)
+        return next((each for each in ranked.variants if each.encodes and each.key not in gone), None)
+
+    async def _serve_items(
+        self,
+        request: ChatRequest,
+        arrival: Arrival,
+        booking: Booking,
+        client: ClientStream,
+        items: Sequence[TakenItem],
+    ) -> None:
+        """In one namespace, from the named items to the end of the answer."""
+        digest = _digest_of(arrival)
+        chosen = await self._choose(request, arrival)
         media_wait = _media_wait(request, arrival, items, digest, chosen)
         # In this order: from the moment it is open, metadata may name the request, and it lives.
         async with self.final_acks.hold_acks(media_wait), self.orders.open_wait(media_wait):
@@ -134,11 +186,19 @@ class MediaServing:
             if given_up is not None:
                 raise given_up
 
-    async def _choose(self, request: ChatRequest, arrival: Arrival, digest: str) -> InstanceRecord:
+    async def _choose(self, request: ChatRequest, arrival: Arrival) -> InstanceRecord:
         """The instance that the request goes to, if encoders encode."""
         if arrival.prior is not None:
             return arrival.prior.record
-        return await self.instances.wait_instance(request.model, digest)
+        if arrival.variant is None:
+            raise ValueError("the variant is chosen before the instance")
+        return await self.instances.wait_instance(request.model, arrival.variant, arrival.demand)
+
+    def _names_of(self, request: ChatRequest, arrival: Arrival) -> Set[str] | None:
+        """The instances that it may go to; None: all of its namespace."""
+        if arrival.prior is not None or arrival.variant is None:
+            return None
+        return self.instances.names_of(request.model, arrival.variant, arrival.demand)
 
     async def _decide(
         self, request: ChatRequest, arrival: Arrival, media_wait: MediaWait, chosen: InstanceRecord
@@ -146,7 +206,8 @@ class MediaServing:
         """Whose encode `request` gets: where it goes on from a stored response, that has settled it."""
         prior = arrival.prior
         if prior is None:
-            return await self.decisions.decide(request, media_wait, chosen)
+            only = self._names_of(request, arrival)
+            return await self.decisions.decide(request, media_wait, chosen, only)
         has_encoder = self.instances.view.has_encoder(media_wait.namespace_digest)
         is_all_new = all(item.part.place for item in media_wait.items)
         is_local = prior.has_raw_media or (
@@ -185,6 +246,8 @@ class MediaServing:
             encoder_grace_s=self.encoder_grace_s,
             local_encode_after_s=self.local_encode_after_s,
             may_go_local=not decided.decision.is_local and arrival.prior is None,
+            only=self._names_of(request, arrival),
+            may_go_elsewhere=lambda: self._another_variant(request, arrival, frozenset(), client) is not None,
         )
         course = Course(CourseKind.REMOTE) if decided.decision.is_local else decided.course
         try:
@@ -286,8 +349,19 @@ class MediaServing:
         )
 
 
-def _namespace_of(prior: PriorResponse | None) -> str | None:
-    return None if prior is None else prior.record.namespace_digest
+def _digest_of(arrival: Arrival) -> str:
+    if arrival.variant is None or arrival.variant.namespace_digest is None:
+        raise ValueError("media go to instances of a namespace alone")
+    return arrival.variant.namespace_digest
+
+
+def _settled_by(prior: PriorResponse | None) -> RankedVariants | None:
+    """The variant of the instance that has the stored response; None: there is a choice."""
+    if prior is None or prior.record.namespace_digest is None:
+        return None
+    record = prior.record
+    own = Variant(record.model_version, record.namespace_digest, frozenset({record.instance}))
+    return RankedVariants((own,), VariantReason.STORED_RESPONSE)
 
 
 def _media_wait(

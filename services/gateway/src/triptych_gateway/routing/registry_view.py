@@ -17,10 +17,11 @@ from triptych_gateway.routing.item_limits import common_limits
 from triptych_gateway.routing.router import (
     ENCODING_ROLES,
     SERVING_ROLES,
+    TOWER_ROLES,
     can_serve,
-    choose_namespace,
     unloaded_adapters,
 )
+from triptych_gateway.routing.variants import Variant, variants_of
 
 log = get_logger(__name__)
 
@@ -41,7 +42,7 @@ class _Facts:
     serving_of: dict[str, tuple[InstanceRecord, ...]] = field(
         default_factory=dict
     )  # by model, once asked for
-    namespace_of: dict[str, str | None] = field(default_factory=dict)  # likewise
+    variants: dict[str, tuple[Variant, ...]] = field(default_factory=dict)  # likewise
     item_limits: dict[str, Mapping[Modality, int]] = field(default_factory=dict)  # by namespace, likewise
     placeholder_tokens: dict[str, frozenset[str]] = field(default_factory=dict)  # by model, likewise
 
@@ -123,14 +124,16 @@ class RegistryView:
             facts.placeholder_tokens[model] = frozenset().union(*tokens)
         return facts.placeholder_tokens[model]
 
-    def namespace_of(self, model: str) -> str | None:
-        """See `choose_namespace`."""
+    def variants_of(self, model: str) -> tuple[Variant, ...]:
+        """Of the instances that answer requests for `model`; one, unless its version is being changed."""
         facts = self._facts()
         if model not in facts.models:
-            return None
-        if model not in facts.namespace_of:
-            facts.namespace_of[model] = choose_namespace(facts.records, model)
-        return facts.namespace_of[model]
+            return ()
+        if model not in facts.variants:
+            serving = self.serving_of(model)
+            towers = {r.namespace_digest for r in serving if r.role in TOWER_ROLES and r.namespace_digest}
+            facts.variants[model] = variants_of(serving, facts.encoder_namespaces, towers)
+        return facts.variants[model]
 
     def _facts(self) -> _Facts:
         if self._known.records is not self.records:

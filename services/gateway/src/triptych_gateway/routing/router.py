@@ -52,6 +52,7 @@ class Router:
         now: float,
         needs_tower: bool = False,
         takes: Modality | None = None,
+        only: Set[str] | None = None,
     ) -> InstanceRecord | None:
         """The instance for one request; None: none can take it.
 
@@ -61,6 +62,7 @@ class Router:
             now: monotonic seconds.
             needs_tower: only instances that can encode the request's media themselves.
             takes: only instances that take raw items of this modality.
+            only: no others than these; None: any.
         """
         able = [
             record
@@ -68,6 +70,7 @@ class Router:
             if can_serve(record, model)
             and (namespace_digest is None or record.namespace_digest == namespace_digest)
             and record.instance not in exclude
+            and (only is None or record.instance in only)
             and (record.role in TOWER_ROLES or not needs_tower)
             and (takes is None or record.item_limits.get(takes, 0))
         ]
@@ -146,16 +149,3 @@ def shares_compute(instance: InstanceRecord, encoders: Iterable[InstanceRecord])
     return bool(others) and all(
         each is not None and each.sharing in SHARED and each.gpu == own.gpu for each in others
     )
-
-
-def choose_namespace(records: Iterable[InstanceRecord], model: str) -> str | None:
-    """The namespace digest for an image request: one that encoders and serving instances share.
-
-    Without any live encoder, that of a serving instance: an encoder may come back. None: no
-    instance serves the model's images.
-    """
-    records = list(records)
-    serving = [r.namespace_digest for r in records if can_serve(r, model) and r.namespace_digest is not None]
-    encoding = {r.namespace_digest for r in records if r.role in ENCODING_ROLES and not r.draining}
-    shared = [digest for digest in serving if digest in encoding]
-    return next(iter(shared or serving), None)

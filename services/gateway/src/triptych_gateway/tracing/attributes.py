@@ -36,6 +36,8 @@ HTTP_STATUS: Final = "http.response.status_code"
 
 DECISION: Final = "triptych.decision"
 DECISION_REASON: Final = "triptych.decision_reason"
+VERSION: Final = "triptych.version"
+VERSION_REASON: Final = "triptych.version_reason"
 LOCAL_ENCODE: Final = "triptych.local_encode"
 LOCAL_ENCODE_FAILED: Final = "triptych.local_encode_failed"
 NUM_ITEMS: Final = "triptych.num_items"

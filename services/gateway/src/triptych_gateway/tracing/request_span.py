@@ -101,6 +101,11 @@ class RequestSpan:
         self._span.set_attribute(attributes.DECISION_REASON, reason)
         self._on_way(way, reason)
 
+    def on_version(self, version: str, reason: str) -> None:
+        """Of the model: that of the instance that answers; "": it announces none."""
+        self._span.set_attribute(attributes.VERSION, version)
+        self._span.set_attribute(attributes.VERSION_REASON, reason)
+
     def on_local_encode(self, reason: str) -> None:
         """An instance encodes, for `reason`."""
         self._span.set_attribute(attributes.LOCAL_ENCODE, reason)
