@@ -17,7 +17,7 @@ from triptych_vllm_connector.worker.kv.leases import KvLeases
 log = get_logger(__name__)
 
 
-class LeasedPullWorker(NixlPullConnectorWorker):  # type: ignore[misc]
+class LeasedPullWorker(NixlPullConnectorWorker):
     """A read that begins or ends after the lease is a failed one."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
