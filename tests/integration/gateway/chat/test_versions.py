@@ -190,6 +190,27 @@ async def test_a_version_whose_instance_leaves_before_the_dispatch(redis_url: st
         await system.assert_idle()
 
 
+async def test_a_version_whose_encoder_leaves_its_jobs(redis_url: str, tmp_path: Path) -> None:
+    """Its instance lives on, and has no sizes to be sent with."""
+    shares = written(tmp_path / "models.yaml", shares={MODEL: NEARLY_ALL})
+    first = FakePrefillDecode(model_version="1")
+    second = FakePrefillDecode(name="pd-1", digest=OTHER, model_version="2")
+    async with (
+        opened_system(redis_url, tmp_path, first, models_file=shares) as system,
+        second.running(system.bus),
+    ):
+        encoder = FakeEncoder(system.bus, "encoder-1", OTHER, vanishing_jobs=1)
+        async with encoder.running():
+            await system.refresh()
+            asking = asyncio.get_running_loop().create_task(system.post(body("what is it", 1)))
+            await until(lambda: bool(encoder.vanished))
+        answer = await asking
+        assert answer.status_code == 200, answer.text
+        assert not second.bodies
+        assert [job.mm_hash for job in system.encoder.jobs] == items_of(first)
+        await system.assert_idle()
+
+
 async def test_a_version_whose_instances_have_left_gets_nothing(redis_url: str, tmp_path: Path) -> None:
     async with versions(redis_url, tmp_path, NEARLY_ALL) as (system, second, _, stack):
         for color in (None, 1):

@@ -273,6 +273,7 @@ class MediaServing:
                 ),
                 media_wait.wait_failure(),
                 encode_wait.wait_given_up(),
+                encode_wait.wait_left(),
             )
         except EncodeUnavailableError as error:
             is_too_late = client.has_begun or time.monotonic() >= media_wait.deadline

@@ -2,7 +2,7 @@
 
 It gives up, with an `EncodeUnavailableError`, when
 
-    no encoder was registered for `encoder_grace_s`; once it is sent, only where there is another way
+    no encoder was registered for `encoder_grace_s`; later on, only where there is another way
     an item failed, all attempts used up (`MediaWait.wait_failure`)
     the deadline has passed: that of the first token, or `local_encode_after_s` where an instance has a tower
 
@@ -65,38 +65,60 @@ class EncodeWait:
                 if orders.lacks_job(media_wait):  # without an encoder, jobs would pile up in Redis
                     await race(self._wait_encoder(), media_wait.wait_failure())
                 orders.order_missing(media_wait)
-                await race(media_wait.wait_sizes(), media_wait.wait_failure(), self._wait_encoder())
+                await race(
+                    media_wait.wait_sizes(),
+                    media_wait.wait_failure(),
+                    self._wait_encoder(),
+                    self.wait_left(),
+                )
         except TimeoutError as error:
             raise _too_late(media_wait.first_without_sizes) from error
 
     async def wait_given_up(self) -> None:
-        """A guard for a request that was sent without its tensors. Returns where there is no other way.
+        """A guard for a request that was sent without its tensors. Returns where no instance has a tower.
 
         Raises:
             EncodeUnavailableError: an encode takes too long, or no encoder is there for it.
         """
-        has_local_encode = self.has_local_encode
-        if not has_local_encode and not self.may_go_elsewhere():
+        if not self.has_local_encode:
             return
         without_encoder_since: float | None = None
         while True:
-            await self._wait_refresh(self._give_up_at if has_local_encode else self.media_wait.deadline)
+            await self._wait_refresh(self._give_up_at)
             now = time.monotonic()
             if not self.orders.awaits_job(self.media_wait):
                 without_encoder_since = None
                 continue
-            if has_local_encode and now >= self._give_up_at:
+            if now >= self._give_up_at:
                 raise _too_late(None)
             if self.view.has_encoder(self.media_wait.namespace_digest):
                 without_encoder_since = None
             elif without_encoder_since is None:
                 without_encoder_since = now
-            elif now - without_encoder_since >= self.encoder_grace_s and self._has_other_way:
+            elif now - without_encoder_since >= self.encoder_grace_s:
                 raise _no_encoder()
 
-    @property
-    def _has_other_way(self) -> bool:
-        return self.has_local_encode or self.may_go_elsewhere()
+    async def wait_left(self) -> None:
+        """A guard: for when the last encoder has ended, and another version of the model has encoders.
+
+        Returns where there is no other version.
+
+        Raises:
+            EncodeUnavailableError: none was there for `encoder_grace_s`.
+        """
+        if not self.may_go_elsewhere():
+            return
+        since: float | None = None
+        while True:
+            await self._wait_refresh(self.media_wait.deadline)
+            now = time.monotonic()
+            has_encoder = self.view.has_encoder(self.media_wait.namespace_digest)
+            if has_encoder or not self.orders.awaits_job(self.media_wait):
+                since = None
+            elif since is None:
+                since = now
+            elif now - since >= self.encoder_grace_s and self.may_go_elsewhere():
+                raise _no_encoder()
 
     @property
     def _give_up_at(self) -> float:
