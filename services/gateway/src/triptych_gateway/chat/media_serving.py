@@ -53,7 +53,7 @@ from triptych_gateway.request.item_counts import check_counts
 from triptych_gateway.request.media import MediaIntake, TakenItem
 from triptych_gateway.request.prompt_length import check_prompt_length
 from triptych_gateway.routing.instances import Instances
-from triptych_gateway.routing.router import SERVING_ROLES, TOWER_ROLES
+from triptych_gateway.routing.router import TOWER_ROLES
 from triptych_gateway.routing.scheduling.candidates import RoutingRequest
 from triptych_gateway.routing.variants import Variant, VariantReason
 from triptych_gateway.tracing.stages import Stage
@@ -148,7 +148,7 @@ class MediaServing:
         """In one namespace, from the named items to the end of the answer."""
         digest = digest_of(arrival)
         routing = chat_routing(request, arrival.session, digest, items)
-        chosen = await self._choose(request, arrival, routing)
+        chosen = await wait_instance(self.instances, request, arrival, routing)
         media_wait = _media_wait(request, arrival, items, digest, chosen)
         # In this order: from the moment it is open, metadata may name the request, and it lives.
         async with self.final_acks.hold_acks(media_wait), self.orders.open_wait(media_wait):
@@ -194,17 +194,6 @@ class MediaServing:
             )
             if given_up is not None:
                 raise given_up
-
-    async def _choose(
-        self, request: ChatRequest, arrival: Arrival, routing: RoutingRequest
-    ) -> InstanceRecord:
-        """The instance that the request goes to, if encoders encode."""
-        if arrival.prior is None:
-            return await wait_instance(self.instances, request, arrival, routing)
-        if arrival.prior.record.role not in SERVING_ROLES:
-            message = "media cannot follow a response of an instance that only decodes"
-            raise RequestError(400, "unsupported", message, request.media[0].path)
-        return arrival.prior.record
 
     async def _decide(
         self,

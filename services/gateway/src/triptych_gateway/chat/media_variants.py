@@ -6,11 +6,13 @@ Its items are named for a namespace, so all that it is asked for there is of one
 from collections.abc import Set
 from dataclasses import replace
 
+from triptych_common.domain.errors import RequestError
 from triptych_common.protocol.messages import InstanceRecord
 from triptych_gateway.chat.dispatch import Arrival, PriorResponse
 from triptych_gateway.chat.forward import demand_of
 from triptych_gateway.request.chat_request import ChatRequest
 from triptych_gateway.routing.instances import Instances
+from triptych_gateway.routing.router import SERVING_ROLES
 from triptych_gateway.routing.routes import RouteChoice
 from triptych_gateway.routing.scheduling.candidates import RoutingRequest
 from triptych_gateway.routing.variants import RankedVariants, Variant, VariantReason
@@ -25,9 +27,9 @@ async def wait_variant(instances: Instances, request: ChatRequest, arrival: Arri
     Raises:
         RequestError: there is none, and none comes back in time.
     """
-    ranked = _settled_by(arrival.prior) or await instances.wait_chosen(
-        request.model, lambda: _ranked(instances, request, arrival)
-    )
+    ranked = _settled_by(arrival.prior)
+    if ranked is None:
+        ranked = await instances.wait_chosen(request.model, lambda: _ranked(instances, request, arrival))
     return replace(arrival, variant=ranked.variants[0], variant_reason=ranked.reason)
 
 
@@ -46,11 +48,18 @@ def another_variant(
 async def wait_instance(
     instances: Instances, request: ChatRequest, arrival: Arrival, routing: RoutingRequest
 ) -> InstanceRecord:
-    """An instance of the variant, of a pair who prefills. None is waited for where another variant has one.
+    """The instance that it goes to, if encoders encode; of a pair who prefills.
+
+    None is waited for where another variant has one.
 
     Raises:
         RequestError: there is none, or none that does what the request asks for.
     """
+    if arrival.prior is not None:
+        if arrival.prior.record.role not in SERVING_ROLES:
+            message = "media cannot follow a response of an instance that only decodes"
+            raise RequestError(400, "unsupported", message, request.media[0].path)
+        return arrival.prior.record
     demand = demand_of(request, request.endpoint, digest_of(arrival))
     choice = RouteChoice(instances, demand, routing=routing, asked=arrival.demand, variant=arrival.variant)
 
