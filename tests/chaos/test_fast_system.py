@@ -13,7 +13,7 @@ from tests.support.fast.processes.points import SENDING
 from tests.support.fast.processes.tensors import MAX_GRID, answer_words, png, word_of_media
 from tests.support.fast.scenario import CLIENT_LIMIT_S, HOSTS, UNREACHED, Action, Scenario, points_of
 from tests.support.fast.system import FastSystem
-from triptych_common.protocol.steps import STEPS, Occurs, Party
+from triptych_common.protocol.steps import STAGE_STEPS, STEPS, Occurs, Party
 
 pytestmark = [pytest.mark.chaos, pytest.mark.slow]
 
@@ -43,11 +43,35 @@ async def test_every_step_occurs(system: FastSystem, faults: Faults, scenario: S
     """So that a new step of the protocol cannot be left out of the tests of faults."""
     encoding = next(point for point in points_of(Party.ENCODER) if str(point) == f"seal.{SENDING}")
     await scenario.run(encoding, Party.ENCODER, Action.KILL)
+    await _kill_a_writer_that_is_watched(system, faults)
     await _leave_while_prefill_decode_waits(system, faults)
     await asyncio.to_thread(system.wait_until_idle)
     seen = {point.split(".")[0] for point in system.seen_points()}
-    expected = {each.name for each in STEPS if each.occurs is not Occurs.APART and HOSTS.get(each.sender)}
+    steps = [each for each in STEPS if each not in STAGE_STEPS]  # these: test_two_stages.py
+    expected = {each.name for each in steps if each.occurs is not Occurs.APART and HOSTS.get(each.sender)}
     assert sorted(expected - seen - UNREACHED.keys()) == []
+
+
+async def _kill_a_writer_that_is_watched(system: FastSystem, faults: Faults) -> None:
+    """The encoder is killed when it has written an item, and prefill_decode waits for the store's push."""
+    first, watched = png(800), png(801)
+
+    def both_watch() -> bool:
+        return system.store_stats().num_watches == 2  # its encoder has, before it began to write
+
+    def kill(instance: str) -> None:
+        system.wait_until(both_watch, LIMIT_S, "prefill_decode watches the entry")
+        faults.kill(instance)
+
+    async with Client(system.url(), CLIENT_LIMIT_S) as client:
+        # The size is known from now on. The question below begins in another way: no prefix is cached.
+        answers = [await client.ask(Question("sizes", (first, watched)))]
+        await asyncio.to_thread(system.wait_until_idle)
+        await asyncio.to_thread(system.evict_all)
+        with faults.at("seal", SENDING, kill):
+            answers.append(await client.ask(Question("watched", (watched,))))
+    check(answers, more=system.log_ends())
+    await asyncio.to_thread(system.wait_until_whole)
 
 
 async def _leave_while_prefill_decode_waits(system: FastSystem, faults: Faults) -> None:

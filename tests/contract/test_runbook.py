@@ -11,6 +11,7 @@ import typer
 from triptych_cli.app import app
 from triptych_common.protocol.messages import Modality
 from triptych_common.runtime import drain
+from triptych_vllm_connector.kv_failures import KvFailure
 
 ROOT = Path(__file__).resolve().parents[2]
 RUNBOOK = (ROOT / "docs" / "runbook.md").read_text()
@@ -78,6 +79,8 @@ def answered() -> dict[str, set[int]]:
     for path in (*SOURCES, Path(drain.__file__)):
         for code, status in answers_of(ast.parse(path.read_text())):
             found.setdefault(code, set()).update({status} if status is not None else set())
+    for failure in KvFailure:  # of an instance that decodes: its host's middleware answers so
+        found.setdefault(failure.value, set()).add(503)
     return found
 
 

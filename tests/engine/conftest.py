@@ -21,6 +21,7 @@ def system() -> Iterator[System]:
         TRIPTYCH_OVERLAP_MIN_TOKENS="1",  # the strips are small, and all prompts shall begin in part
         VLLM_ENABLE_RESPONSES_API_STORE="1",
         TRIPTYCH_UI="true",
+        is_forked=True,
     ) as running:
         yield running
 
@@ -39,6 +40,7 @@ def with_tower(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
         TRIPTYCH_LOCAL_ENCODE="fallback",
         TRIPTYCH_LOCAL_ENCODE_AFTER_S="2",
         TRIPTYCH_ENCODER_GRACE_S="1",
+        is_forked=True,
     ) as running:
         yield running
 
@@ -53,7 +55,7 @@ def _key(named: tuple[str, str | None]) -> str:
 @pytest.fixture(scope="session")
 def monolith(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     with running_monolith(
-        tmp_path_factory.mktemp("monolith"), "--trust-request-mm-kwargs", *TOOLS
+        tmp_path_factory.mktemp("monolith"), "--trust-request-mm-kwargs", *TOOLS, is_forked=True
     ) as running:
         yield running
 

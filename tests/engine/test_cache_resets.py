@@ -25,6 +25,7 @@ def resettable() -> Iterator[System]:
         f"--encoder-args={exact}",
         f"--prefill-decode-args={exact} --max-num-batched-tokens=64 --max-num-seqs=8 --block-size=32",
         VLLM_SERVER_DEV_MODE="1",
+        is_forked=True,
     ) as running:
         yield running
 

@@ -86,6 +86,7 @@ def test_answers_equal_those_of_one_engine(name: str, alone: Alone) -> None:
         f"--prefill-decode-args={shlex.join([*EXACT, *LENGTHS])}",
         model=model,
         TRIPTYCH_OVERLAP_MIN_TOKENS="1",
+        is_forked=True,
     ) as system:
         got = answers_to(system, bodies, NUM_CLIENTS)
         again = answers_to(system, bodies, NUM_CLIENTS)  # everything is known by now

@@ -76,6 +76,7 @@ def system_of(name: str, **env: str) -> Iterator[System]:
         TRIPTYCH_OVERLAP_MIN_TOKENS="1",
         TRIPTYCH_FIRST_TOKEN_TIMEOUT_S=str(RESTART_TIMEOUT_S),
         TRIPTYCH_DEBUG_ENCODE_DELAY_MS=str(ENCODE_DELAY_MS),
+        is_forked=True,
         **env,
     ) as system:
         yield system

@@ -28,6 +28,7 @@ def slow_system() -> Iterator[System]:
         TRIPTYCH_NUM_SLOTS="1",
         TRIPTYCH_BUDGET_EMBEDS=str(BUDGET_EMBEDS),
         TRIPTYCH_FIRST_TOKEN_TIMEOUT_S=str(FIRST_TOKEN_TIMEOUT_S),
+        is_forked=True,
     ) as running:
         yield running
 

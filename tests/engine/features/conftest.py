@@ -23,6 +23,7 @@ def equipped(adapters: Adapters) -> Iterator[System]:
         f"--prefill-decode-args={shlex.join([*EXACT, *OPTIONS, *adapters.options()])}",
         TRIPTYCH_OVERLAP_MIN_TOKENS="1",
         VLLM_ALLOW_RUNTIME_LORA_UPDATING="1",
+        is_forked=True,
     ) as running:
         yield running
 
@@ -32,5 +33,5 @@ def equipped_monolith(adapters: Adapters, tmp_path_factory: pytest.TempPathFacto
     folder = tmp_path_factory.mktemp("equipped")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VLLM_ALLOW_RUNTIME_LORA_UPDATING", "1")
-        with running_monolith(folder, *OPTIONS, *adapters.options()) as running:
+        with running_monolith(folder, *OPTIONS, *adapters.options(), is_forked=True) as running:
             yield running

@@ -12,7 +12,7 @@ from tests.support.scraping import Scrape, scrape
 from tests.support.waiting import until, until_async
 from triptych_common.bus import AsyncBus
 from triptych_common.domain.errors import BusUnavailableError
-from triptych_common.protocol.messages import FailureKind, Modality
+from triptych_common.protocol.messages import EncodeClass, FailureKind, Modality
 from triptych_gateway.decision.decision_policy import DecisionReason, EncodeWay
 from triptych_gateway.encode import stream_lags
 from triptych_gateway.routing.scheduling.decision import CHANCE, EQUAL, ONLY
@@ -29,6 +29,7 @@ ALLOWED = {
     "status": ["200", "400", "404"],
     "how": ["ordered", "joined", "sizes_known"],
     "level": ["memory", "redis", "store"],
+    "class": [each.value for each in EncodeClass],
     "kind": [each.value for each in FailureKind],
     "way": [each.value for each in (*EncodeWay, *Way)],
     "reason": [*(each.value for each in (*DecisionReason, *WayReason)), *SCORERS, ONLY, EQUAL, CHANCE],

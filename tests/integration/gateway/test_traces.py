@@ -126,6 +126,11 @@ async def test_a_stream_in_the_terms_of_the_conventions(spans: InMemorySpanExpor
         "triptych.num_stop_sequences": 1,
         "triptych.decision": "remote",
         "triptych.decision_reason": found["triptych.decision_reason"],
+        "triptych.decision.num_new_items": 1,
+        "triptych.decision.num_unknown_items": 1,
+        "triptych.decision.has_encoder": True,
+        "triptych.decision.has_tower": False,
+        "triptych.decision.shares_compute": False,
     }
 
 

@@ -21,6 +21,9 @@ class Layout:
     num_encoders: int = 2
     num_prefill_decodes: int = 2
     num_gateways: int = 1
+    num_prefills: int = 0  # instances that only prefill
+    num_decodes: int = 0  # and those that only decode
+    lease_s: float = 1.0  # of a KV cache that nobody asks for
     takeover_idle_ms: int = 500
     encode_s: float = 0.12
     num_pieces: int = 1  # of an item, in the store
@@ -38,6 +41,8 @@ class Layout:
             Party.CACHE_STORE: ["cache_store"],
             Party.ENCODER: [f"encoder-{n}" for n in range(self.num_encoders)],
             Party.PREFILL_DECODE: [f"prefill_decode-{n}" for n in range(self.num_prefill_decodes)],
+            Party.PREFILL: [f"prefill-{n}" for n in range(self.num_prefills)],
+            Party.DECODE: [f"decode-{n}" for n in range(self.num_decodes)],
             Party.GATEWAY: [f"gateway-{n}" for n in range(self.num_gateways)],
         }
 
@@ -67,6 +72,13 @@ class Layout:
                     f"--budget-embeds={self.budget_embeds}",
                     f"--token-s={self.token_s}",
                 ]
+            case Party.PREFILL:
+                return [
+                    f"--port={port}", f"--budget-embeds={self.budget_embeds}", f"--token-s={self.token_s}",
+                    "--prefills-only", f"--lease-s={self.lease_s}",
+                ]  # fmt: skip
+            case Party.DECODE:
+                return [f"--port={port}", f"--token-s={self.token_s}", f"--lease-s={self.lease_s}"]
             case _:
                 return [
                     f"--port={port}", "--registry-interval-s=0.1", "--inline-media-bytes=300",

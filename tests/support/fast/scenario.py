@@ -14,7 +14,7 @@ from tests.support.fast.faults import REDIS, Faults
 from tests.support.fast.processes.points import HANDLED, RECEIVED, SENDING
 from tests.support.fast.processes.tensors import png
 from tests.support.fast.system import FastSystem
-from triptych_common.protocol.steps import STEPS, Channel, Occurs, Party, Step
+from triptych_common.protocol.steps import STAGE_STEPS, STEPS, Channel, Occurs, Party, Step
 
 CLIENT_LIMIT_S = 40.0  # far above any deadline: a request that takes longer hangs
 HANG_S = 1.5  # three times the lease of a job in these tests
@@ -28,6 +28,8 @@ HOSTS = {
     Party.ENCODER_WORKER: Party.ENCODER,
     Party.PREFILL_DECODE: Party.PREFILL_DECODE,
     Party.PREFILL_DECODE_WORKER: Party.PREFILL_DECODE,
+    Party.PREFILL: Party.PREFILL,
+    Party.DECODE: Party.DECODE,
     Party.CACHE_STORE: Party.CACHE_STORE,
 }
 """Which process a party runs in, here."""
@@ -48,12 +50,12 @@ class Point:
         return f"{self.step.name}.{self.moment}"
 
 
-def points_of(victim: Party | None) -> list[Point]:
+def points_of(victim: Party | None, *, stages: bool = False) -> list[Point]:
     """Where in the protocol something happens to `victim` (None: Redis): its own ends of each step, and of
-    the steps between others their beginning."""
+    the steps between others their beginning. `stages`: of the steps of requests in two stages, instead."""
     found: list[Point] = []
     for step in STEPS:
-        if step.occurs is Occurs.APART:
+        if step.occurs is Occurs.APART or (step in STAGE_STEPS) != stages:
             continue
         sender, receiver = HOSTS.get(step.sender), HOSTS.get(step.receiver)
         if sender is victim and sender is not None:
@@ -68,7 +70,7 @@ def points_of(victim: Party | None) -> list[Point]:
 
 
 def _is_seen(step: Step) -> bool:
-    return step.name not in ("first_token", "answer") or step.receiver is Party.GATEWAY
+    return step.name not in ("first_token", "answer", "first_decoded") or step.receiver is Party.GATEWAY
 
 
 UNREACHED = {
@@ -80,6 +82,8 @@ UNREACHED = {
     "evict_unreadable": "tensors in Redis that are gone; here they are in shared memory",
     "abort": "seen at its receiver, as the end of the connection",
     "disconnect": "a client's end; its effect is `abort`",
+    "abort_prefill": "as `abort`",
+    "abort_decode": "as `abort`",
 }
 """Steps that the questions do not bring about, with the reason."""
 

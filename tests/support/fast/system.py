@@ -152,14 +152,19 @@ class FastSystem:
     def leftovers(self) -> dict[str, int]:
         """What must not be there when nothing is asked; empty: nothing."""
         found = store_leftovers(self.store_stats())
-        for name in self.names_of(Party.PREFILL_DECODE):
+        for name in self._engines():
             counts = self._get_json(name, "/status")
-            counts.pop("steps")
+            counts.pop("steps", None)
             found |= {f"{name} {what}": number for what, number in counts.items()}
         for name in self.names_of(Party.GATEWAY):
             found[f"{name} requests"] = self._get_json(name, "/health/ready")["num_requests"]
         found |= stream_leftovers(self.redis.url)
         return {what: number for what, number in found.items() if number}
+
+    def _engines(self) -> list[str]:
+        """Instances of the language model, of all stages."""
+        parties = (Party.PREFILL_DECODE, Party.PREFILL, Party.DECODE)
+        return [name for party in parties for name in self.names_of(party)]
 
     def status_of(self, prefill_decode: str) -> dict[str, int]:
         """What its engine holds."""
@@ -205,7 +210,7 @@ class FastSystem:
                         return False
                     if {each["instance"] for each in report["instances"]} != expected:
                         return False
-                for name in self.names_of(Party.PREFILL_DECODE):
+                for name in self._engines():
                     self._get_json(name, "/status")
                 self.store_stats()
                 boots = registered_boots(self.redis.url, self.services)
@@ -251,7 +256,7 @@ class FastSystem:
         services: dict[str, ServiceProcess] = {}
         for party, instances in self.layout.names().items():
             for name in instances:
-                if party in (Party.PREFILL_DECODE, Party.GATEWAY):
+                if party not in (Party.CACHE_STORE, Party.ENCODER):
                     self._ports[name] = port_to_listen_at()
                 arguments = self.layout.arguments(
                     party, name,

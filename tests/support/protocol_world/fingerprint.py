@@ -135,7 +135,7 @@ def of_actor(world: World, name: str) -> Any:
 
 def _gateway(world: World, gateway: GatewayActor) -> Any:
     requests = [each for each in world.requests.values() if each.gateway == gateway.name]
-    queue = gateway.orders._queue
+    queue = gateway.orders.queue
     return (
         gateway.is_up,
         digest(gateway.orders.table._items),
@@ -148,7 +148,9 @@ def _gateway(world: World, gateway: GatewayActor) -> Any:
         digest(
             [gateway.orders.flight_requests._sent, queue._unchecked, queue._round, queue._busy, queue._again]
         ),
-        (digest(queue._lanes), tuple(queue._others)),
+        # Whose turn is next is left out: all are of one lane, and the window has room for all.
+        [(name, list(each.items), each.is_busy, each.has_begun) for name, each in queue._requests.items()],
+        (digest(queue._window._jobs), tuple(queue._others)),
         _scripts(gateway.redis),
     )
 

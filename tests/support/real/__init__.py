@@ -10,6 +10,7 @@ gateways        one more gateway beside those that it has, with settings of its 
 processes       signals to the processes of a service
 roles           instances asked directly, at their own ports
 inspection      what the system holds, and whether it is whole
+warm            processes that are forked from one which has imported vLLM
 text_models     a classifier with random weights
 ask_worker      a process: an encoder's engine whose host asks its worker for the store's slab
 """

@@ -5,6 +5,7 @@ import contextlib
 import importlib.util
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -24,6 +25,8 @@ import psutil
 import pytest
 from openai import DefaultHttpxClient, OpenAI
 
+from tests.support.real.warm import client as warm
+from tests.support.real.warm.preload import ENVIRONMENT
 from tests.support.waiting import free_port, free_ports_in_a_row, wait_until
 from triptych_common.protocol.store import StatsQuery, StoreStats
 from triptych_common.store_session import StoreSession
@@ -31,14 +34,14 @@ from triptych_common.telemetry.span_records import SpanRecord
 from triptych_common.telemetry.trace_reader import read_trace
 
 ROOT = Path(__file__).resolve().parents[3]
-MODEL = Path(os.environ.get("TRIPTYCH_TEST_MODEL", ROOT / "models" / "digits-vl"))
+DEMO_MODEL = ROOT / "models" / "digits-vl"
+MODEL = Path(os.environ.get("TRIPTYCH_TEST_MODEL", DEMO_MODEL))
 # Two engines that batch differently round differently in bfloat16: answers are compared in float32.
 EXACT = ("--dtype", "float32")
-MONOLITH_ENVIRONMENT = {
-    "HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "OMP_NUM_THREADS": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    "VLLM_ENABLE_RESPONSES_API_STORE": "1",
-}  # fmt: skip
+MONOLITH_ENVIRONMENT = {**ENVIRONMENT, "VLLM_ENABLE_RESPONSES_API_STORE": "1"}
+# An encoder tries its tower on dummy items when it starts, by default of the largest size: 20 s on one core.
+_SMALL_IMAGE = {"count": 999, "width": 56, "height": 56}
+SMALL_DUMMIES = {"image": _SMALL_IMAGE, "video": {**_SMALL_IMAGE, "num_frames": 4}}
 START_TIMEOUT_S = 600
 STOP_TIMEOUT_S = 120
 SPANS_TIMEOUT_S = 10
@@ -182,12 +185,14 @@ class System(Server):
             report = httpx.get(str(client.base_url.join("/health/ready")), trust_env=False).json()
         return {each["instance"]: each for each in report["instances"]}
 
-    def command(self, *words: str) -> subprocess.CompletedProcess[str]:
+    def command(self, *words: str, is_forked: bool = False) -> subprocess.CompletedProcess[str]:
         """A command of the launcher, on this system."""
+        command = [sys.executable, "-m", "triptych_cli", *words]
+        if is_forked:
+            return warm.run(command, environment=self.env, timeout_s=START_TIMEOUT_S)
         return subprocess.run(
-            [sys.executable, "-m", "triptych_cli", *words],
-            env=dict(self.env), capture_output=True, text=True, timeout=START_TIMEOUT_S, check=False,
-        )  # fmt: skip
+            command, env=self.env, capture_output=True, text=True, timeout=START_TIMEOUT_S, check=False
+        )
 
 
 @contextlib.contextmanager
@@ -202,8 +207,17 @@ def _stopped(pids: Sequence[int]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def running_system(*options: str, num_gateways: int = 1, model: Path = MODEL, **env: str) -> Iterator[System]:
-    """`up`, and in the end `down`. Gateways listen on the port of `base_url` and the ones after it."""
+def running_system(
+    *options: str, num_gateways: int = 1, model: Path = MODEL, is_forked: bool = False, **env: str
+) -> Iterator[System]:
+    """`up`, and in the end `down`. Gateways listen on the port of `base_url` and the ones after it.
+
+    Args:
+        is_forked: where nobody looks at the start: processes are forked from one that has imported vLLM, and
+            encoders of the demo model try their tower on small items. Otherwise all is as a user has it.
+    """
+    if is_forked and model == DEMO_MODEL:
+        options = _with_small_dummies(options)
     shared_memory = Path("/dev/shm") if Path("/dev/shm").is_dir() else None
     run_dir = Path(tempfile.mkdtemp(prefix="triptych-t-", dir=shared_memory))
     state_dir = Path(tempfile.mkdtemp(prefix="triptych-state-"))
@@ -216,12 +230,13 @@ def running_system(*options: str, num_gateways: int = 1, model: Path = MODEL, **
     )
     try:
         up = system.command(
-            "up", f"--model={model}", f"--port={port}", f"--gateways={num_gateways}", *options
-        )
+            "up", f"--model={model}", f"--port={port}", f"--gateways={num_gateways}", *options,
+            is_forked=is_forked,
+        )  # fmt: skip
         assert up.returncode == 0, f"up failed:\n{up.stdout}\n{up.stderr}"
         yield system
     finally:
-        down = system.command("down")
+        down = system.command("down", is_forked=is_forked)
         left = [path for path in run_dir.rglob("*") if path.is_socket() or path.name.startswith("region")]
         shutil.rmtree(run_dir, ignore_errors=True)
         shutil.rmtree(state_dir, ignore_errors=True)
@@ -229,25 +244,60 @@ def running_system(*options: str, num_gateways: int = 1, model: Path = MODEL, **
         assert not left, f"down left {left}"
 
 
+def _with_small_dummies(options: Sequence[str]) -> tuple[str, ...]:
+    name = "--encoder-args="
+    (given,) = [each.removeprefix(name) for each in options if each.startswith(name)] or [""]
+    dummies = shlex.quote(f"--limit-mm-per-prompt={json.dumps(SMALL_DUMMIES)}")
+    others = (each for each in options if not each.startswith(name))
+    return (*others, f"{name}{dummies} {given}".strip())
+
+
 @contextlib.contextmanager
-def running_monolith(folder: Path, *options: str, model: Path = MODEL) -> Iterator[Server]:
-    """vLLM as it comes: the same weights, everything in one engine. `options`: more of vLLM's own."""
+def running_monolith(
+    folder: Path, *options: str, model: Path = MODEL, is_forked: bool = False
+) -> Iterator[Server]:
+    """vLLM as it comes: the same weights, everything in one engine. `options`: more of vLLM's own.
+
+    `is_forked`: as a system's.
+    """
     port = free_port()
+    command = [
+        sys.executable, "-m", "vllm.entrypoints.openai.api_server", f"--model={model}",
+        f"--served-model-name={model.name}", f"--port={port}", "--host=127.0.0.1", "--enforce-eager",
+        *EXACT, *options,
+    ]  # fmt: skip
     log = folder / "monolith.log"
+    with started_server(command, MONOLITH_ENVIRONMENT, port, log, is_forked=is_forked) as server:
+        server.wait_until_up()
+        yield server
+
+
+@dataclass(frozen=True)
+class StartedServer(Server):
+    """A server in a process of its own, which may not answer yet."""
+
+    process: "warm.ForkedProcess | subprocess.Popen[bytes]"
+    log: Path
+
+    def wait_until_up(self) -> None:
+        port = int(self.base_url.rpartition(":")[2].partition("/")[0])
+        wait_until(
+            lambda: _answers(port, self.process, self.log), START_TIMEOUT_S, f"{self.log.stem} answers"
+        )
+
+
+@contextlib.contextmanager
+def started_server(
+    command: Sequence[str], env: Mapping[str, str], port: int, log: Path, *, is_forked: bool = False
+) -> Iterator[StartedServer]:
+    """The process group of `command`; the test's own environment wins over `env`."""
     with log.open("wb") as output:
-        process = subprocess.Popen(
-            [
-                sys.executable, "-m", "vllm.entrypoints.openai.api_server", f"--model={model}",
-                f"--served-model-name={model.name}", f"--port={port}", "--host=127.0.0.1", "--enforce-eager",
-                *EXACT, *options,
-            ],
-            env={**MONOLITH_ENVIRONMENT, **os.environ}, stdout=output, stderr=output, start_new_session=True,
-        )  # fmt: skip
+        process = warm.start(command, environment={**env, **os.environ}, output=output, is_forked=is_forked)
         try:
-            wait_until(lambda: _answers(port, process, log), START_TIMEOUT_S, "the monolith answers")
-            yield Server(f"http://127.0.0.1:{port}/v1")
+            yield StartedServer(f"http://127.0.0.1:{port}/v1", process, log)
         finally:
-            os.killpg(process.pid, signal.SIGTERM)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGTERM)
             try:
                 process.wait(STOP_TIMEOUT_S)
             finally:
@@ -255,9 +305,9 @@ def running_monolith(folder: Path, *options: str, model: Path = MODEL) -> Iterat
                     os.killpg(process.pid, signal.SIGKILL)
 
 
-def _answers(port: int, process: "subprocess.Popen[bytes]", log: Path) -> bool:
+def _answers(port: int, process: "warm.ForkedProcess | subprocess.Popen[bytes]", log: Path) -> bool:
     if process.poll() is not None:
-        pytest.fail(f"the monolith ended:\n{log.read_text(errors='replace')[-3000:]}")
+        pytest.fail(f"{log.stem} ended:\n{log.read_text(errors='replace')[-3000:]}")
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=2) as answer:
             return bool(answer.status == 200)

@@ -23,6 +23,7 @@ class FakeStoreSession:
 
     def __init__(self) -> None:
         self.sent: list[Any] = []
+        self.is_closed = False
 
     def submit(self, command: Any) -> "Future[StoreReply]":
         self.sent.append(command)
@@ -31,7 +32,7 @@ class FakeStoreSession:
         return future
 
     def close(self) -> None:
-        pass
+        self.is_closed = True
 
     @property
     def sealed(self) -> list[int]:

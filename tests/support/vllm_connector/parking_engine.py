@@ -70,6 +70,7 @@ class Connector(TriptychECConnector):
         self.config = config
         self._consumer: Consumer | None = None
         self._plans_local = False
+        self._refused: set[str] = set()
         self._make_consumer = make_consumer
 
     def open_consumer(self, cache: EncoderCache, cache_size: int) -> Consumer:

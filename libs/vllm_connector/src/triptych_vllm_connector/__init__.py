@@ -4,6 +4,7 @@ host/           host processes: engine options, namespace, what the machine offe
 records/        host processes: what a renderer makes of an item, recorded and replayed.
 plugin          every process of vLLM: the five changes for which vLLM has no option.
 connector       EngineCore and workers: the one object that vLLM makes in each, and calls.
+plain/          EngineCore and workers of engines that users start with vLLM alone: another connector.
 config          the connector's options, in every process.
 scheduler/      EngineCore: vLLM's hooks: schedulers that park, encoder cache managers.
 consumer/       EngineCore of prefill_decode: which requests may run, and what they hold.

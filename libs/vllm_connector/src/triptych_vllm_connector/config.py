@@ -14,22 +14,29 @@ DecodeShare = Annotated[float, Field(ge=0, lt=1)]
 TransportSetting = Literal["auto", "pinned_shm", "cuda_ipc", "redis"]
 
 
-class ConnectorConfig(BaseModel):
-    """One for all three parts inside vLLM (scheduler, workers, plugin); `engine_options` writes it."""
+class StoreConfig(BaseModel):
+    """What a session with the store and the transports need to know."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     instance: str
+    store_socket: Path
+    namespace_digest: str
+    transport: TransportSetting = "auto"
+    store_timeout_s: NonNegativeFloat = 5.0
+
+
+class ConnectorConfig(StoreConfig):
+    """One for all three parts inside vLLM (scheduler, workers, plugin); `engine_options` writes it."""
+
     deployment: str
     redis_url: str
-    store_socket: Path
     log_level: str = "INFO"
     traces_dir: Path | None = None
     traces_max_bytes: NonNegativeInt = DEFAULT_MAX_BYTES
     traces_max_age_s: NonNegativeInt = DEFAULT_MAX_AGE_S
     otlp_endpoint: str | None = None
     otlp_protocol: OtlpProtocol = "http/protobuf"
-    namespace_digest: str
     preallocation: Literal["sync", "async"] = "sync"
     budget_embeds: PositiveInt | None = None  # None: the size of vLLM's encoder cache
     budget_num_bytes: PositiveInt | None = None  # a second bound; None: rows alone count
@@ -38,12 +45,10 @@ class ConnectorConfig(BaseModel):
     overlap_share: Share = 0.5  # of KV blocks and of seats, for requests that wait for items in their midst
     has_encoder: bool = False  # prefill_decode: the vision tower is loaded, so local encode is possible
     decodes_only: bool = False  # prompts come as KV caches: no item is waited for, and no store is asked
-    transport: TransportSetting = "auto"
     core_policy: CorePolicy = "text_first"
     decode_share: DecodeShare | None = None  # of a step that also computes prompts; None: by core policy
     cores: tuple[NonNegativeInt, ...] = ()  # that the engine owns; none: its threads stay as they are
     gpu_engines: PositiveInt = 1  # that compute on this engine's GPU
-    store_timeout_s: NonNegativeFloat = 5.0
     debug_encode_delay_s: NonNegativeFloat = 0.0  # test option: a slow encoder
 
     @classmethod

@@ -9,6 +9,8 @@ import triptych_gateway.__main__ as gateway
 from tests.support.fast.processes.encode_engine import FastEncodeEngine
 from tests.support.fast.processes.prefill_decode import FastPrefillDecodeSettings, config_of
 from tests.support.fast.processes.prefill_decode import serve as serve_prefill_decode
+from tests.support.fast.processes.stages import FastDecodeSettings
+from tests.support.fast.processes.stages import serve as serve_decode
 from tests.support.fast.processes.tally import note_taken_jobs
 from tests.support.fast.processes.tensors import DIGEST
 from triptych_common.protocol.steps import Party
@@ -71,9 +73,17 @@ def run_prefill_decode() -> None:
         tracing.shutdown()
 
 
+def run_decode() -> None:
+    settings = FastDecodeSettings.load()
+    setup_logging("decode", settings.instance, settings.log_level)
+    run_service(lambda stop: serve_decode(settings, stop))
+
+
 MAINS: dict[Party, Callable[[], None]] = {
     Party.GATEWAY: gateway.main,
     Party.ENCODER: run_encoder,
     Party.PREFILL_DECODE: run_prefill_decode,
+    Party.PREFILL: run_prefill_decode,
+    Party.DECODE: run_decode,
     Party.CACHE_STORE: cache_store.main,
 }

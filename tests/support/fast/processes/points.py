@@ -252,12 +252,21 @@ def _watch_dispatch() -> None:
     open_response = module.open_response
 
     async def watched_open(*args: Any) -> Any:
-        reach("dispatch", SENDING)
+        step = _dispatch_step(args[2])
+        reach(step, SENDING)
         response = await open_response(*args)
-        reach("dispatch", SENT)
+        reach(step, SENT)
+        if step == "prefill":
+            reach("prefilled", RECEIVED)
         return response
 
     module.open_response = watched_open
+
+
+def _dispatch_step(body: bytes) -> str:
+    if b'"do_remote_decode":true' in body:
+        return "prefill"
+    return "decode" if b'"do_remote_prefill":true' in body else "dispatch"
 
 
 def _watch_media_fetch() -> None:

@@ -14,6 +14,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from tests.support.fast.processes import points
 from tests.support.fast.processes.decode_engine import DecodeEngine
+from tests.support.fast.processes.kept_caches import KeptCaches, kv_transfer
 from tests.support.fast.processes.tensors import DEFAULT_TOKENS, DIGEST, DTYPE, MAX_GRID, MODEL
 from tests.support.fast.prompts import Finished, Item, Prompt, Token, prefix_digest
 from triptych_common.bus import AsyncBus
@@ -46,6 +47,12 @@ class FastPrefillDecodeSettings(ServiceSettings):
     token_s: float = 0.002
     namespace: str = DIGEST
     model_version: str | None = None
+    prefills_only: bool = False  # True: it keeps KV caches for others
+    lease_s: float = 1.0
+
+    @property
+    def role(self) -> Role:
+        return Role.PREFILL if self.prefills_only else Role.PREFILL_DECODE
 
 
 def config_of(settings: ServiceSettings, namespace: str) -> ConnectorConfig:
@@ -86,8 +93,11 @@ async def serve(settings: FastPrefillDecodeSettings, stop: StopSignal) -> None:
     with opened_consumer(settings, engine) as consumer:
         engine.start(consumer)
         try:
-            gate = guarded(_app(engine, settings.instance))
-            async with _listening(settings, gate):
+            kept = None
+            if settings.prefills_only:
+                kept = KeptCaches(settings.instance, settings.port, settings.lease_s)
+            gate = guarded(_app(engine, settings.instance, kept))
+            async with listening(settings.port, gate):
                 async with (
                     await AsyncBus.connect(
                         settings.redis_url, settings.deployment, client_name=settings.instance
@@ -111,7 +121,8 @@ def _record(settings: FastPrefillDecodeSettings) -> InstanceRecord:
     return InstanceRecord(
         instance=settings.instance,
         boot_id=uuid.uuid4().hex,
-        role=Role.PREFILL_DECODE,
+        role=settings.role,
+        kv_transfer=kv_transfer(settings.lease_s) if settings.prefills_only else None,
         url=f"http://127.0.0.1:{settings.port}",
         model=MODEL,
         namespace_digest=settings.namespace,
@@ -123,12 +134,12 @@ def _record(settings: FastPrefillDecodeSettings) -> InstanceRecord:
 
 
 @asynccontextmanager
-async def _listening(settings: FastPrefillDecodeSettings, app: AsgiApp) -> AsyncIterator[None]:
+async def listening(port: int, app: AsgiApp) -> AsyncIterator[None]:
     server = ListeningServer(
         uvicorn.Config(
             app,
             host="127.0.0.1",
-            port=settings.port,
+            port=port,
             log_config=None,
             access_log=False,
             lifespan="off",
@@ -145,20 +156,23 @@ async def _listening(settings: FastPrefillDecodeSettings, app: AsgiApp) -> Async
         await task
 
 
-def _app(engine: DecodeEngine, instance: str) -> FastAPI:
+def _app(engine: DecodeEngine, instance: str, kept: KeptCaches | None) -> FastAPI:
     app = FastAPI()
+    if kept is not None:
+        app.include_router(kept.router())
 
     @app.get("/status")
     async def status() -> dict[str, int]:
         loop = asyncio.get_running_loop()
         counts_future: asyncio.Future[dict[str, int]] = loop.create_future()
         engine.report(lambda counts: _set_soon(loop, counts_future, counts))
-        return await asyncio.wait_for(counts_future, 5.0)
+        counts = await asyncio.wait_for(counts_future, 5.0)
+        return counts if kept is None else counts | {"kept_caches": len(kept)}
 
     @app.post("/v1/chat/completions")
     async def chat(request: Request) -> Response:
-        points.reach("dispatch", points.RECEIVED)
-        exchange = _Exchange(engine, instance, orjson.loads(await request.body()))
+        points.reach("dispatch" if kept is None else "prefill", points.RECEIVED)
+        exchange = _Exchange(engine, instance, orjson.loads(await request.body()), kept)
         if exchange.body.get("stream"):
             return StreamingResponse(exchange.events(), media_type="text/event-stream; charset=utf-8")
         return await exchange.whole(request)
@@ -192,8 +206,11 @@ def _items_of(mm_hash: str, given: dict[str, Any], prefix: str) -> list[Item]:
 class _Exchange:
     """One request at the engine."""
 
-    def __init__(self, engine: DecodeEngine, instance: str, body: dict[str, Any]) -> None:
+    def __init__(
+        self, engine: DecodeEngine, instance: str, body: dict[str, Any], kept: KeptCaches | None
+    ) -> None:
         self.body = body
+        self._kept = kept  # None: it answers itself
         self._engine = engine
         self._loop = asyncio.get_running_loop()
         self._outputs: asyncio.Queue[Token | Finished] = asyncio.Queue()
@@ -251,7 +268,7 @@ class _Exchange:
                 await asyncio.wait({next_output, gone}, return_when=asyncio.FIRST_COMPLETED)
                 if not next_output.done():
                     next_output.cancel()
-                    points.reach("abort", points.RECEIVED)
+                    points.reach("abort" if self._kept is None else "abort_prefill", points.RECEIVED)
                     return Response(status_code=499)
                 output = next_output.result()
                 if isinstance(output, Token):
@@ -259,6 +276,10 @@ class _Exchange:
                     continue
                 if output.error is not None:
                     return JSONResponse({"error": {"message": output.error, "type": "x", "code": 500}}, 500)
+                if self._kept is not None:
+                    handover = self._kept.keep(words)
+                    points.reach("prefilled", points.SENDING)
+                    return JSONResponse(self._completion("") | {"kv_transfer_params": handover})
                 points.reach("first_token", points.SENDING)
                 return JSONResponse(self._completion(" ".join(words)))
         finally:

@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from triptych_common.domain.hashing import media_digest, mm_hash, namespace_digest
+from triptych_common.domain.hashing import media_digest, mm_hash, namespace_digest, plain_item_hash
 
 BASE: dict[str, Any] = {
     "modality": "image",
@@ -58,3 +58,11 @@ def test_options_must_be_json() -> None:
         mm_hash(**{**BASE, "media_digest": "no digest"})
     with pytest.raises(TypeError):
         mm_hash(**{**BASE, "processor_options": {"a": object()}})
+
+
+def test_items_that_vllm_named_are_apart_by_namespace() -> None:
+    hashes = {
+        plain_item_hash(*parts) for parts in (("n", "a"), ("n", "b"), ("m", "a"), ("na", ""), ("", "na"))
+    }
+    assert len(hashes) == 5
+    assert all(len(each) == 64 for each in hashes)

@@ -7,6 +7,8 @@ import dataclasses
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import huggingface_hub.constants
 import orjson
@@ -19,7 +21,12 @@ from triptych_vllm_connector.config import ConnectorConfig
 from triptych_vllm_connector.host import model_snapshot as snapshot
 from triptych_vllm_connector.host.engine_options import encoder_options, prefill_decode_options
 from triptych_vllm_connector.host.model_snapshot import UnresolvedModelError, snapshot_parts
-from triptych_vllm_connector.host.namespace import EngineOptionsError, digest_of_model, parse_engine_options
+from triptych_vllm_connector.host.namespace import (
+    EngineOptionsError,
+    digest_of_engine,
+    digest_of_model,
+    parse_engine_options,
+)
 from triptych_vllm_connector.host.result_fields import ACCESS_FIELDS, RESULT_FIELDS, SEED_FIELD
 
 # Modules of torch and transformers that vLLM imports late warn of their own deprecations.
@@ -350,3 +357,33 @@ def test_a_name_without_a_commit_is_refused() -> None:
 def test_options_that_vllm_refuses_end_the_start_with_one_error(model: Path, options: Sequence[str]) -> None:
     with pytest.raises(EngineOptionsError):
         digest(model, *options)
+
+
+# ---- engines that users start --------------------------------------------------------------------
+def engine_digest(model: Path, *options: str) -> str:
+    """As an engine itself makes it, from what it was started with."""
+    args = parse_engine_options([f"--model={model}", *options])
+    config: Any = SimpleNamespace(
+        model_config=args.create_model_config(), load_config=args.create_load_config(), lora_config=None
+    )
+    return digest_of_engine(config)
+
+
+def test_an_engines_role_is_not_in_its_digest(model: Path) -> None:
+    limits = '--limit-mm-per-prompt={"image": 0, "video": 0}'
+    digests = {
+        engine_digest(model, "--mm-encoder-only"),
+        engine_digest(model, "--enable-mm-embeds", limits, "--max-model-len=64"),
+        engine_digest(model, "--seed=7"),
+    }
+    assert len(digests) == 1
+
+
+def test_what_changes_an_engines_outputs_is_in_its_digest(model: Path) -> None:
+    digests = {
+        engine_digest(model, "--dtype=bfloat16"),
+        engine_digest(model, "--dtype=float32"),
+        engine_digest(model, "--dtype=float32", '--mm-processor-kwargs={"max_pixels": 50176}'),
+    }
+    (model / "model.safetensors").write_bytes(b"other weights")
+    assert len(digests | {engine_digest(model, "--dtype=float32")}) == 4

@@ -5,9 +5,11 @@ import torch
 
 from tests.support.vllm_connector.fake_engine import mm_hash
 from tests.support.vllm_connector.fake_store_worker import TENSOR, FakeStoreSession, FakeTransports
+from triptych_common.domain.errors import StoreUnavailableError
 from triptych_common.protocol.store import Descriptor, TensorSpec, Unpin
 from triptych_vllm_connector.config import ConnectorConfig
 from triptych_vllm_connector.step_orders import LoadOrder
+from triptych_vllm_connector.worker import store_worker
 from triptych_vllm_connector.worker.loading import LoadingWorker
 
 A = mm_hash("a")
@@ -63,3 +65,17 @@ def test_an_error_of_the_device_ends_the_engine(
         worker.load_orders({}, [order])
     worker.close()
     assert session.sent == [], "the store ends all of it with the session"
+
+
+def test_a_worker_without_transports_leaves_no_session(
+    session: FakeStoreSession, config: ConnectorConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would keep the name that the next attempt needs."""
+
+    def fail(*args: object) -> None:
+        raise StoreUnavailableError("the region cannot be mapped")
+
+    monkeypatch.setattr(store_worker, "WorkerTransports", fail)
+    with pytest.raises(StoreUnavailableError):
+        LoadingWorker(config, 0, "cpu")
+    assert session.is_closed

@@ -16,6 +16,7 @@ _NAMESPACE_TAG = b"triptych.namespace.v1"
 _ITEM_TAG = b"triptych.item.v2"
 _RAW_TAG = b"triptych.raw.v1"
 _PIECE_TAG = b"triptych.piece.v1"
+_PLAIN_TAG = b"triptych.plain.v1"
 _TENANT_CONTEXT = "triptych.tenant.v1"
 _OWNER_CONTEXT = "triptych.owner.v1"
 
@@ -105,6 +106,11 @@ def raw_item_id(item: MmHash) -> str:
 def piece_hash(item: MmHash, first_row: int, end_row: int) -> MmHash:
     """Identity of the piece of an item's tensor that has its rows from `first_row` up to `end_row`."""
     return MmHash(_digest(_PIECE_TAG, (item.encode(), str(first_row).encode(), str(end_row).encode())))
+
+
+def plain_item_hash(namespace_digest: str, identifier: str) -> MmHash:
+    """Identity of an item that vLLM has named itself, among the engines of one namespace."""
+    return MmHash(_digest(_PLAIN_TAG, (namespace_digest.encode(), identifier.encode())))
 
 
 def _canonical(options: Mapping[str, Any]) -> bytes:

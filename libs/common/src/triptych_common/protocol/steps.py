@@ -34,6 +34,8 @@ class Party(StrEnum):
     ENCODER_WORKER = "encoder_worker"
     PREFILL_DECODE = "prefill_decode"
     PREFILL_DECODE_WORKER = "prefill_decode_worker"
+    PREFILL = "prefill"  # an instance that only prefills: towards encoders and store a `prefill_decode`
+    DECODE = "decode"  # an instance that only decodes
     CACHE_STORE = "cache_store"
     OPERATOR = "operator"  # a person's command line
     REGISTRY = "registry"  # keys in Redis
@@ -107,6 +109,7 @@ def _http(
 _GATEWAY, _ENCODER, _WRITER = Party.GATEWAY, Party.ENCODER, Party.ENCODER_WORKER
 _CONSUMER, _LOADER, _OPERATOR = Party.PREFILL_DECODE, Party.PREFILL_DECODE_WORKER, Party.OPERATOR
 _ALWAYS, _APART = Occurs.ALWAYS, Occurs.APART
+_PREFILL, _DECODE = Party.PREFILL, Party.DECODE
 
 STEPS: tuple[Step, ...] = (
     # ---- a new item, in the order of things ----
@@ -146,6 +149,13 @@ STEPS: tuple[Step, ...] = (
     _command("evict_unreadable", _CONSUMER, store.Evict, store.Done),
     _http("disconnect", Party.CLIENT, _GATEWAY),
     _http("abort", _GATEWAY, _CONSUMER),
+    # ---- in two stages: in the place of `dispatch` and `first_token` ----
+    _http("prefill", _GATEWAY, _PREFILL, ECTransferParams),
+    _http("prefilled", _PREFILL, _GATEWAY),
+    _http("decode", _GATEWAY, _DECODE, ECTransferParams),
+    _http("first_decoded", _DECODE, _GATEWAY),
+    _http("abort_prefill", _GATEWAY, _PREFILL),
+    _http("abort_decode", _GATEWAY, _DECODE),
     # ---- sessions, presence, operators ----
     _command("hello_encoder", _ENCODER, store.Hello, store.Welcome, occurs=_APART),
     _command("hello_encoder_worker", _WRITER, store.Hello, store.Welcome, occurs=_APART),
@@ -162,6 +172,10 @@ STEPS: tuple[Step, ...] = (
     Step("heartbeat_encoder", _ENCODER, Party.REGISTRY, Channel.KEY, InstanceRecord, _APART),
     Step("heartbeat_consumer", _CONSUMER, Party.REGISTRY, Channel.KEY, InstanceRecord, _APART),
 )
+
+
+STAGE_STEPS = tuple(each for each in STEPS if {each.sender, each.receiver} & {_PREFILL, _DECODE})
+"""Of requests that one instance prefills and another decodes. The KV cache itself is vLLM's to send."""
 
 
 def step(name: str) -> Step:

@@ -105,6 +105,11 @@ class StoreSession:
         """False once the session is over, and while the store is away."""
         return self._is_up and not self._ended
 
+    @property
+    def has_ended(self) -> bool:
+        """The session is over for good."""
+        return self._ended
+
     def submit(self, command: StoreCommand) -> "Future[StoreReply]":
         """Send `command` (its `seq` is set here). Never blocks.
 

@@ -17,9 +17,10 @@ class LocalEncode:
 
     def encodes_request(self, request: Any) -> bool:
         """Are the items of `request` (vLLM's) encoded by this instance?"""
-        return request.ec_transfer_params is None and all(map(self._has_media, request.mm_features))
+        return request.ec_transfer_params is None and all(map(self.has_media, request.mm_features))
 
-    def _has_media(self, feature: Any) -> bool:
+    def has_media(self, feature: Any) -> bool:
+        """Did the item come with its media, not with metadata alone? `feature`: vLLM's."""
         return feature.data is not None and not set(feature.data) <= self._metadata_fields(feature.modality)
 
 

@@ -22,7 +22,7 @@ from triptych_vllm_connector.host.model_snapshot import file_digest, snapshot_pa
 from triptych_vllm_connector.host.result_fields import ACCESS_FIELDS, RESULT_FIELDS, SEED_FIELD
 
 if TYPE_CHECKING:
-    from vllm.config import ModelConfig
+    from vllm.config import LoadConfig, ModelConfig, VllmConfig
     from vllm.engine.arg_utils import AsyncEngineArgs
 
 SUPPORTED_VLLM = "0.32.0"
@@ -74,11 +74,32 @@ def digest_of_model(model: str, engine_args: Sequence[str]) -> str:
     vllm = vllm_version()
     args = parse_engine_options([f"--model={model}", *engine_args])
     config = _model_config(args)
+    tower_loras = args.default_mm_loras or {} if args.enable_tower_connector_lora else None
     parts = {
         "vllm": vllm,
         "item_record": str(RECORD_VERSION),
         **_identity_parts(config),
-        **_numeric_parts(config, args),
+        **_numeric_parts(config, args.create_load_config(), tower_loras, args.seed),
+        **_media_parts(config),
+    }
+    return namespace_digest(parts)
+
+
+def digest_of_engine(vllm_config: "VllmConfig") -> str:
+    """The same of an engine that a user has started, from its own configuration. Not equal to the above:
+    vLLM has completed the configuration by then.
+
+    Raises:
+        UnsupportedVLLMError: another version of vLLM.
+        UnresolvedModelError: the commit of a hub model is not known.
+    """
+    config, lora = vllm_config.model_config, vllm_config.lora_config
+    has_tower_loras = lora is not None and lora.enable_tower_connector_lora
+    tower_loras = (lora.default_mm_loras or {}) if lora is not None and has_tower_loras else None
+    parts = {
+        "vllm": vllm_version(),
+        **_identity_parts(config),
+        **_numeric_parts(config, vllm_config.load_config, tower_loras, config.seed),
         **_media_parts(config),
     }
     return namespace_digest(parts)
@@ -128,9 +149,9 @@ def _identity_parts(config: "ModelConfig") -> dict[str, str]:
     }
 
 
-def _numeric_parts(config: "ModelConfig", args: "AsyncEngineArgs") -> dict[str, str]:
-    load = args.create_load_config()
-    tower_loras = args.default_mm_loras or {} if args.enable_tower_connector_lora else None
+def _numeric_parts(
+    config: "ModelConfig", load: "LoadConfig", tower_loras: Mapping[str, str] | None, seed: int
+) -> dict[str, str]:
     parts = {
         "dtype": str(config.dtype).removeprefix("torch."),
         "quantization": _canonical(config.quantization),
@@ -141,7 +162,7 @@ def _numeric_parts(config: "ModelConfig", args: "AsyncEngineArgs") -> dict[str, 
         "tower_loras": _canonical(tower_loras),
     }
     if load.load_format == _MADE_UP_WEIGHTS:
-        parts[SEED_FIELD] = str(args.seed)
+        parts[SEED_FIELD] = str(seed)
     return parts
 
 

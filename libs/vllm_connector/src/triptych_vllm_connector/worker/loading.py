@@ -11,7 +11,7 @@ from triptych_common.domain.transports import transport_of
 from triptych_common.protocol.store import Unpin
 from triptych_common.region.tensor_view import TORCH_DTYPES
 from triptych_common.telemetry.logs import get_logger
-from triptych_vllm_connector.config import ConnectorConfig
+from triptych_vllm_connector.config import StoreConfig
 from triptych_vllm_connector.step_orders import LoadedTensor, LoadOrder
 from triptych_vllm_connector.worker.containment import check_device
 from triptych_vllm_connector.worker.store_worker import TRANSFER_ERRORS, StoreWorker
@@ -30,7 +30,7 @@ class LoadingWorker(StoreWorker):
     anything of theirs is sent.
     """
 
-    def __init__(self, config: ConnectorConfig, rank: int, device_type: str) -> None:
+    def __init__(self, config: StoreConfig, rank: int, device_type: str) -> None:
         super().__init__(config, rank, device_type)
         self._device_type = device_type
         self._failed: set[str] = set()

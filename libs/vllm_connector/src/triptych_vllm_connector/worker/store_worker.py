@@ -8,7 +8,7 @@ from triptych_common.domain.errors import TriptychError
 from triptych_common.store_session import StoreSession
 from triptych_common.telemetry import record_span
 from triptych_common.telemetry.logs import get_logger
-from triptych_vllm_connector.config import STORE_RECONNECT_S, ConnectorConfig, worker_session_name
+from triptych_vllm_connector.config import STORE_RECONNECT_S, StoreConfig, worker_session_name
 from triptych_vllm_connector.slab_probe import SlabProbeResult
 from triptych_vllm_connector.worker.transports import WorkerTransports
 
@@ -23,7 +23,7 @@ One of them is not survived: after `torch.AcceleratorError` nothing on the devic
 class StoreWorker:
     """A store session and the transports, of one worker."""
 
-    def __init__(self, config: ConnectorConfig, rank: int, device_type: str) -> None:
+    def __init__(self, config: StoreConfig, rank: int, device_type: str) -> None:
         self._config = config
         self._session = StoreSession.connect(
             config.store_socket,
@@ -34,8 +34,22 @@ class StoreWorker:
             reconnect_timeout_s=STORE_RECONNECT_S,
             namespace_digest=config.namespace_digest,
         )
-        self._transports = WorkerTransports(config, self._session, device_type)
+        try:
+            self._transports = WorkerTransports(config, self._session, device_type)
+        except BaseException:
+            self._session.close()  # its name is free again
+            raise
         self._rank = rank
+
+    @property
+    def has_ended(self) -> bool:
+        """The session is over, and what it held is gone: another region, or closed."""
+        return self._session.has_ended
+
+    @property
+    def region_id(self) -> str:
+        """Of the store's region at the last hello."""
+        return self._session.welcome.region_id
 
     def probe_slab(self) -> SlabProbeResult:
         """Whether this worker can use the store's memory on its GPU."""

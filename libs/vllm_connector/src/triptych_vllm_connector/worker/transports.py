@@ -17,7 +17,7 @@ from triptych_common.region.transport import (
 )
 from triptych_common.store_session import StoreSession
 from triptych_common.telemetry.logs import get_logger
-from triptych_vllm_connector.config import ConnectorConfig
+from triptych_vllm_connector.config import ConnectorConfig, StoreConfig
 from triptych_vllm_connector.slab_probe import MAX_FAILURE_CHARS, SlabProbeResult
 from triptych_vllm_connector.worker.cuda_transports import GpuTransports
 from triptych_vllm_connector.worker.redis_transport import RedisReader, RedisWriter
@@ -28,7 +28,7 @@ log = get_logger(__name__)
 class WorkerTransports:
     """For one store session; for one thread, vLLM's."""
 
-    def __init__(self, config: ConnectorConfig, session: StoreSession, device_type: str) -> None:
+    def __init__(self, config: StoreConfig, session: StoreSession, device_type: str) -> None:
         self._config = config
         self._session = session
         self._device_type = device_type
@@ -132,5 +132,8 @@ class WorkerTransports:
         )
 
     def _blobs(self) -> BlobStore:
+        """Raises StoreUnavailableError where this engine has no Redis."""
         config = self._config
+        if not isinstance(config, ConnectorConfig):
+            raise StoreUnavailableError("this engine has no Redis")
         return BlobStore(config.redis_url, config.deployment, client_name=f"{config.instance}/tensors")

@@ -12,7 +12,7 @@ import torch
 from triptych_common.domain.transports import transport_of
 from triptych_common.protocol.store import Cancel, Done, Seal, StoreReply
 from triptych_common.telemetry.logs import get_logger
-from triptych_vllm_connector.config import ConnectorConfig
+from triptych_vllm_connector.config import StoreConfig
 from triptych_vllm_connector.step_orders import WriteOrder
 from triptych_vllm_connector.worker.containment import check_device
 from triptych_vllm_connector.worker.cores.core_range import CoreRange
@@ -29,7 +29,7 @@ class WritingWorker(StoreWorker):
     cache has, and reports nothing of it, so what is left at the end of the step is written from there.
     """
 
-    def __init__(self, config: ConnectorConfig, rank: int, device_type: str = "cpu") -> None:
+    def __init__(self, config: StoreConfig, rank: int, device_type: str = "cpu") -> None:
         super().__init__(config, rank, device_type)
         self._orders: dict[str, list[WriteOrder]] = {}  # of the step under way, by mm_hash
         self._encoder_cache: Mapping[str, torch.Tensor] = {}

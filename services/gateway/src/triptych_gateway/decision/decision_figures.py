@@ -2,8 +2,7 @@
 
 from triptych_gateway.decision.decision_policy import DecisionFacts, EncodeDecision
 from triptych_gateway.decision.prediction import Demand, Load
-
-PREFIX = "triptych.decision."
+from triptych_gateway.tracing import attributes
 
 
 def decision_figures(
@@ -16,25 +15,28 @@ def decision_figures(
     found: dict[str, float | int | bool] = {}
     if facts is not None:
         found |= {
-            "num_new_items": facts.num_new_items,
-            "num_unknown_items": facts.num_unknown_items,
-            "has_encoder": facts.has_encoder,
-            "has_tower": facts.has_tower,
-            "shares_compute": facts.shares_compute,
+            attributes.DECISION_NUM_NEW_ITEMS: facts.num_new_items,
+            attributes.DECISION_NUM_UNKNOWN_ITEMS: facts.num_unknown_items,
+            attributes.DECISION_HAS_ENCODER: facts.has_encoder,
+            attributes.DECISION_HAS_TOWER: facts.has_tower,
+            attributes.DECISION_SHARES_COMPUTE: facts.shares_compute,
         }
     if demand is not None:
-        found |= {"num_rows": demand.num_rows, "num_rows_here": demand.num_rows_here}
+        found |= {
+            attributes.DECISION_NUM_ROWS: demand.num_rows,
+            attributes.DECISION_NUM_ROWS_HERE: demand.num_rows_here,
+        }
     if load is not None:
         found |= {
-            "num_encoders": load.queue.num_encoders,
-            "num_queued_items": load.queue.num_items,
-            "num_streams": load.num_streams,
+            attributes.DECISION_NUM_ENCODERS: load.queue.num_encoders,
+            attributes.DECISION_NUM_QUEUED_ITEMS: load.queue.num_items,
+            attributes.DECISION_NUM_STREAMS: load.num_streams,
         }
     if decision.prediction is not None:
         found |= {
-            "queue_s": decision.prediction.queue_s,
-            "encode_s": decision.prediction.encode_s,
-            "local_work_s": decision.prediction.local_work_s,
-            "is_local_measured": decision.prediction.is_local_measured,
+            attributes.DECISION_QUEUE_S: decision.prediction.queue_s,
+            attributes.DECISION_ENCODE_S: decision.prediction.encode_s,
+            attributes.DECISION_LOCAL_WORK_S: decision.prediction.local_work_s,
+            attributes.DECISION_IS_LOCAL_MEASURED: decision.prediction.is_local_measured,
         }
-    return {PREFIX + name: value for name, value in found.items()}
+    return found

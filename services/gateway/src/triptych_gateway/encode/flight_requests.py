@@ -160,7 +160,7 @@ class FlightRequests:
         return is_dropped
 
 
-def failed_order(error: Exception, job_id: JobId) -> ItemFailure:
+def failed_order(error: Exception, job_id: JobId | None) -> ItemFailure:
     """Why an order could not be placed; logged."""
     if isinstance(error, RequestError):
         log.warning("encode job refused", job_id=job_id, code=error.code)

@@ -101,6 +101,10 @@ class Router:
         known = self._states.get(instance)
         return 0 if known is None else known.num_in_flight
 
+    def num_requests(self, record: InstanceRecord, now: float) -> int:
+        """In flight there, of all gateways, as far as it is known."""
+        return self._observed(record, now).as_candidate(record, now).num_requests
+
     def observe(self, records: Iterable[InstanceRecord], now: float) -> None:
         """The registry was read: the load that instances announce."""
         for record in records:

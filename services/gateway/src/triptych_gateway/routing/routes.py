@@ -258,9 +258,7 @@ class RouteChoice:
     def _load(self, records: Iterable[InstanceRecord]) -> Load | None:
         """Of the one that has least; None: there is none."""
         router, now = self.instances.router, time.monotonic()
-        loads = [
-            (router.is_suspect(each.instance, now), router.num_in_flight(each.instance)) for each in records
-        ]
+        loads = [(router.is_suspect(each.instance, now), router.num_requests(each, now)) for each in records]
         return min(loads, default=None)
 
     def _pair_load(

@@ -1,0 +1,133 @@
+"""A worker of a plain engine: pinned tensors into vLLM's encoder cache, encoder outputs into the store."""
+
+from collections.abc import Callable, MutableMapping, Sequence
+
+import torch
+
+from triptych_common.domain.errors import StoreUnavailableError, TriptychError
+from triptych_common.protocol.store import Pinned, PinOrWatch, Unwatch, Watching
+from triptych_common.telemetry.logs import get_logger
+from triptych_vllm_connector.config import StoreConfig
+from triptych_vllm_connector.plain.reopened import Reopened
+from triptych_vllm_connector.plain.saving import SavingWorker
+from triptych_vllm_connector.plain.store_pin import StorePin
+from triptych_vllm_connector.step_orders import LoadOrder
+from triptych_vllm_connector.worker.loading import LoadingWorker
+
+log = get_logger(__name__)
+
+PIN_ANEW_TIMEOUT_S = 10.0
+SAVES_SUFFIX = "-saves"  # to the instance's name: a second session of the same worker
+
+
+class PlainLoader(LoadingWorker):
+    """Has no scheduler that would fail the requests of a tensor that cannot be read: it tries again."""
+
+    def load(self, mm_hash: str, pin: StorePin) -> torch.Tensor:
+        """The pinned tensor.
+
+        Raises:
+            TriptychError: it cannot be had. The step is planned with it, so the engine ends.
+        """
+        if pin.region_id != self.region_id:  # its number may be another pin's by now
+            return self.load_anew(mm_hash)
+        tensor = self._try_load(LoadOrder(mm_hash, pin.pin_id, pin.descriptor))
+        return self.load_anew(mm_hash) if tensor is None else tensor
+
+    def load_anew(self, mm_hash: str) -> torch.Tensor:
+        """By a pin of this session's own: the one that was given is of a store that is gone.
+
+        Raises:
+            TriptychError: as in `load`.
+        """
+        reply = self._session.request(PinOrWatch(seq=0, mm_hash=mm_hash), PIN_ANEW_TIMEOUT_S)
+        if isinstance(reply, Watching):
+            self._session.submit(Unwatch(seq=0, mm_hash=mm_hash))
+        tensor = None
+        if isinstance(reply, Pinned):
+            tensor = self._try_load(LoadOrder(mm_hash, reply.pin_id, reply.descriptor))
+        if tensor is None:
+            raise StoreUnavailableError(f"the store lost {mm_hash} after vLLM had planned a step with it")
+        return tensor
+
+    def _try_load(self, order: LoadOrder) -> torch.Tensor | None:
+        loaded: dict[str, torch.Tensor] = {}
+        self.load_orders(loaded, [order])
+        self.take_loaded()
+        return None if self.take_failed_loads() else loaded[order.mm_hash]
+
+
+class PlainWorker:
+    """Of one rank. For vLLM's thread; `hash_of` as in `WantedItems`."""
+
+    def __init__(
+        self, config: StoreConfig, rank: int, device_type: str, hash_of: Callable[[str], str], *, saves: bool
+    ) -> None:
+        self._hash_of = hash_of
+        self._loader = Reopened(lambda: PlainLoader(config, rank, device_type))
+        self._saver: Reopened[SavingWorker] | None = None
+        if saves and rank == 0:
+            saving = config.model_copy(update={"instance": config.instance + SAVES_SUFFIX})
+            self._saver = Reopened(lambda: SavingWorker(saving, device_type))
+            self._saver.try_get()
+        self._loader.try_get()  # now, not with the first tensor: the region's pages are entered
+        self._to_save: dict[str, None] = {}  # of the step under way
+        self._has_saved = False  # in the step under way
+        self._encoder_cache: MutableMapping[str, torch.Tensor] = {}
+
+    def load_items(
+        self, encoder_cache: MutableMapping[str, torch.Tensor], loads: dict[str, StorePin]
+    ) -> None:
+        """Raises TriptychError when a tensor cannot be had: the engine ends with it."""
+        for identifier, pin in loads.items():
+            mm_hash = self._hash_of(identifier)
+            try:
+                encoder_cache[identifier] = self._loader_for(pin).load(mm_hash, pin)
+            except TriptychError as error:
+                log.error(  # noqa: TRY400 -- the engine ends with this error, and prints it
+                    "planned item not loaded", identifier=identifier, error=str(error)
+                )
+                raise
+
+    def on_step_start(self, encoder_cache: MutableMapping[str, torch.Tensor], saves: Sequence[str]) -> None:
+        """`saves`: what the store shall have after the step, as far as the encoder cache has it."""
+        self._encoder_cache = encoder_cache
+        self._to_save = dict.fromkeys(saves)
+        saver = self._saver.try_get() if self._saver is not None and saves else None
+        if saver is not None:
+            saver.on_encode_start()
+
+    def on_encoded(self, identifier: str, tensor: torch.Tensor) -> None:
+        saver = self._saver.try_get() if self._saver is not None else None
+        self._to_save.pop(identifier, None)
+        if saver is not None:
+            saver.save_item(self._hash_of(identifier), tensor)
+            self._has_saved = True
+
+    def on_step_end(self) -> None:
+        """What an earlier step has encoded, the store may have evicted: it gets it again."""
+        for identifier in [each for each in self._to_save if each in self._encoder_cache]:
+            self.on_encoded(identifier, self._encoder_cache[identifier])
+        self._to_save, self._encoder_cache = {}, {}
+        has_saved, self._has_saved = self._has_saved, False
+        saver = self._saver.try_get() if self._saver is not None and has_saved else None
+        if saver is not None:
+            saver.wait_for_seals()
+
+    def close(self) -> None:
+        self._loader.close()
+        if self._saver is not None:
+            self._saver.close()
+
+    def _loader_for(self, pin: StorePin) -> PlainLoader:
+        """On the region of the pin if it is mapped, whatever became of its store, else on the store's region.
+
+        Raises:
+            TriptychError: there is no store.
+        """
+        loader = self._loader.opened
+        if loader is not None and loader.region_id != pin.region_id:
+            self._loader.close()
+        elif loader is not None:
+            return loader
+        return self._loader.get()

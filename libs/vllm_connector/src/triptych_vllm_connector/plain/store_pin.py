@@ -1,0 +1,13 @@
+"""What EngineCore's side has of an item in the store, and its workers get. Without vLLM."""
+
+from typing import NamedTuple
+
+from triptych_common.protocol.store import Descriptor
+
+
+class StorePin(NamedTuple):
+    """A pinned tensor. Its holder ends the pin, once for each rank."""
+
+    pin_id: int
+    descriptor: Descriptor
+    region_id: str  # in another region the descriptor means nothing
