@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.support.fast.case import is_right_or_broke_off, judge
+from tests.support.fast.case import check, is_right_or_broke_off, judge
 from tests.support.fast.client import Client, Question
 from tests.support.fast.faults import Faults
 from tests.support.fast.layout import Layout
@@ -14,7 +14,7 @@ from tests.support.fast.processes.points import RECEIVED, SENDING
 from tests.support.fast.processes.tensors import png
 from tests.support.fast.scenario import CLIENT_LIMIT_S, Action, Point, Scenario, points_of
 from tests.support.fast.system import FastSystem
-from triptych_common.protocol.steps import Party
+from triptych_common.protocol.steps import STAGE_STEPS, Party, step
 
 pytestmark = [
     pytest.mark.chaos,
@@ -65,3 +65,15 @@ def _stands_at(system: FastSystem, name: str, moment: str) -> Callable[[], bool]
     """Whether a process has taken the armed point."""
     path = system.folder / f"{name}.{moment}"
     return lambda: not path.exists()
+
+
+async def test_many_at_once_are_right_and_every_step_occurs(system: FastSystem) -> None:
+    questions = [Question(f"soak {n}", tuple(png(400 + n % 7 + i) for i in range(n % 4))) for n in range(24)]
+    async with Client(system.url(), CLIENT_LIMIT_S) as client:
+        left = [client.ask(Question(f"leaves {n}", (png(450 + n),)), 0.02 * n) for n in range(6)]
+        answers = await asyncio.gather(*(client.ask(each) for each in questions), *left)
+    check(answers[: len(questions)], more=system.log_ends())
+    await asyncio.to_thread(system.wait_until_idle)
+    seen = {point.split(".")[0] for point in system.seen_points()}
+    assert {each.name for each in STAGE_STEPS} - seen <= {"abort_prefill", "abort_decode"}
+    assert step("dispatch").name not in seen

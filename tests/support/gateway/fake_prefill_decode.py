@@ -155,6 +155,7 @@ class FakePrefillDecode:
             self.release,
             lambda: self.behaviour,
             self._on_disconnect,
+            self._finish,
         )
         app.include_router(responses.router())
 
@@ -187,6 +188,10 @@ class FakePrefillDecode:
             return JSONResponse(answer)
 
         return app
+
+    def _finish(self, body: dict[str, Any], answer: dict[str, Any]) -> dict[str, Any]:
+        """What is sent, of a whole answer."""
+        return answer
 
     def _on_disconnect(self) -> None:
         self.num_disconnects += 1

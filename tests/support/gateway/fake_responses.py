@@ -31,6 +31,7 @@ class FakeResponses:
     release: asyncio.Event  # background responses wait for it where the behaviour is `hang`
     behaviour: Callable[[], str]
     on_disconnect: Callable[[], None]
+    finish: Callable[[dict[str, Any], dict[str, Any]], dict[str, Any]]  # a body and its answer: what is sent
     stored: dict[str, dict[str, Any]] = field(default_factory=dict)
     messages: dict[str, list[Any]] = field(default_factory=dict)
     events: dict[str, list[bytes]] = field(default_factory=dict)
@@ -71,7 +72,7 @@ class FakeResponses:
             return Response(status_code=499)
         if is_stored:
             self.stored[response["id"]], self.messages[response["id"]] = response, messages
-        return JSONResponse(response)
+        return JSONResponse(self.finish(body, response))
 
     async def retrieve(self, response_id: str, request: Request, stream: bool = False) -> Response:
         response = self.stored.get(response_id)

@@ -42,14 +42,17 @@ class FakePrefill(FakePrefillDecode):
         if answer.status_code != 200 or "kv_transfer_params" not in body:
             return answer
         await self.before_answer.wait()
-        if self.behaviour == "no_handover":
+        return JSONResponse(self._finish(body, json.loads(bytes(answer.body))))
+
+    def _finish(self, body: dict[str, Any], answer: dict[str, Any]) -> dict[str, Any]:
+        if self.behaviour == "no_handover" or "kv_transfer_params" not in body:
             return answer
         assert body["kv_transfer_params"] == ASKED, body
         handle = f"{self.name}-{next(_numbers)}"
         self.kept[handle] = _prompt_of(body)
         given = {"remote_engine_id": self.name, "remote_request_id": handle, "remote_block_ids": [[1]]}
         params = {**ASKED, "do_remote_prefill": True, "do_remote_decode": False, **given}
-        return JSONResponse({**json.loads(bytes(answer.body)), "kv_transfer_params": params})
+        return answer | {"kv_transfer_params": params}
 
 
 @dataclass
@@ -67,18 +70,31 @@ class FakeDecode(FakePrefillDecode):
     holds_items: bool = False  # that it is sent without a KV cache
     taken: list[str] = field(default_factory=list)  # handles
 
+    async def _take(self, request: Request) -> dict[str, Any]:
+        body = await super()._take(request)
+        if request.url.path == "/v1/responses" and "kv_transfer_params" in body:
+            self._read(body)
+        return body
+
+    def _read(self, body: dict[str, Any]) -> bool:
+        """Whether the KV cache was there. It is gone then."""
+        params = body["kv_transfer_params"]
+        kept = next((each.kept for each in self.prefills if each.name == params["remote_engine_id"]), {})
+        prompt = kept.pop(params["remote_request_id"], None)
+        if prompt is None:
+            return False
+        assert prompt == _prompt_of(body), (prompt, body)
+        self.taken.append(params["remote_request_id"])
+        return True
+
     async def _answer(self, request: Request, body: dict[str, Any]) -> Response:
         params = body.get("kv_transfer_params")
         if params is None:
             if body.get("ec_transfer_params") and not self.holds_items:
                 return _error(503, "prefix_not_held")
             return await super()._answer(request, body)
-        kept = next((each.kept for each in self.prefills if each.name == params["remote_engine_id"]), {})
-        prompt = kept.pop(params["remote_request_id"], None)
-        if prompt is None or self.behaviour == "refuses":
+        if not self._read(body) or self.behaviour == "refuses":
             return _error(503, "kv_not_there")
-        assert prompt == _prompt_of(body), (prompt, body)
-        self.taken.append(params["remote_request_id"])
         if self.behaviour == "lost":
             if not body.get("stream"):
                 return _error(500, "kv_load_failed")
@@ -101,6 +117,6 @@ def _error(status: int, code: str) -> Response:
 
 def _prompt_of(body: dict[str, Any]) -> list[Any]:
     """What shapes it."""
-    names = ("messages", "prompt", "system", "tools")
+    names = ("messages", "prompt", "input", "instructions", "system", "tools")
     items = [each["mm_hash"] for each in (body.get("ec_transfer_params") or {"items": ()})["items"]]
     return [*(body.get(name) for name in names), items]

@@ -104,7 +104,7 @@ class PrefillDecodeSettings(MediaSettings):
         Only encoders check what a processor made of such media before a tower gets it.
         """
         super().model_post_init(context)
-        if self.role == Role.DECODE.value and self.local_encode != "never":
+        if self.role == "decode" and self.local_encode != "never":
             raise ValueError(
                 "TRIPTYCH_LOCAL_ENCODE must be never with TRIPTYCH_ROLE=decode: it takes no media"
             )

@@ -184,7 +184,8 @@ class Stages:
                 reason = PREFIX_NOT_HELD
             raise StageFailedError(record, stage, reason, str(error)) from error
         except RequestError as error:
-            await _prefer_item_failure(dispatch, error)
+            if stage is not ServingStage.DECODE:  # there no item is waited for
+                await _prefer_item_failure(dispatch, error)
             if error.status_code >= HTTPStatus.INTERNAL_SERVER_ERROR and stage is not ServingStage.WHOLE:
                 reason = "handover_failed" if stage is ServingStage.DECODE else "failed"
                 raise StageFailedError(record, stage, reason, error.message) from error
