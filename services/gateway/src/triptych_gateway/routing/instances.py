@@ -102,10 +102,13 @@ class Instances:
             ranked = RankedVariants(able, VariantReason.ONLY_ONE)
         return ranked if version is None else RankedVariants(ranked.variants, VariantReason.HEADER)
 
-    def names_of(self, model: str, variant: Variant, demand: RouteDemand) -> Set[str]:
-        """The instances of `variant`, of all stages, that a request may go to now."""
-        own = next((each for each in self._variants_of(model, demand) if each.key == variant.key), None)
-        return frozenset() if own is None else own.instances
+    def names_of(self, model: str, variant: Variant, demand: RouteDemand) -> Set[str] | None:
+        """The instances of `variant`, of all stages, that a request may go to now; None: all."""
+        variants = self._variants_of(model, demand)
+        own = next((each for each in variants if each.key == variant.key), None)
+        if own is None:
+            return frozenset()
+        return None if len(variants) == 1 and not demand.hosts else own.instances
 
     async def wait_chosen(self, model: str, choose: Callable[[], Chosen | None]) -> Chosen:
         """What `choose` finds for the model, once it does."""

@@ -76,7 +76,7 @@ class RouteChoice:
     variant: Variant | None = None  # for which the media are named; None: text only, one after the other
     variant_reason: VariantReason | None = None  # of `variant`; of a text's, once it is chosen
     policy: WayPolicy = field(default_factory=LeastLoad)
-    _within: Set[str] = frozenset()  # the instances of the variant that is looked at
+    _within: Set[str] | None = None  # the instances of the variant that is looked at; None: all
     _tried: set[Life] = field(default_factory=set)
     _doubtful: set[Life] = field(default_factory=set)  # halves of pairs whose handover has failed
     _num_failed: int = 0
@@ -151,8 +151,8 @@ class RouteChoice:
                 return found[0]
         return None
 
-    def _allowed(self) -> Iterable[Set[str]]:
-        """Instances by variant, the one that the request gets first."""
+    def _allowed(self) -> Iterable[Set[str] | None]:
+        """Instances by variant, the one that the request gets first. None: all."""
         demand, instances = self.demand, self.instances
         if self.variant is not None:
             return (instances.names_of(demand.model, self.variant, self.asked),)
@@ -230,7 +230,7 @@ class RouteChoice:
         able = [
             each
             for each in view.serving_of(demand.model, stage)
-            if each.instance in self._within
+            if (self._within is None or each.instance in self._within)
             and _life(each) not in self._tried
             and demand.namespace_digest in (None, each.namespace_digest)
             and (is_decode or not demand.needs_tower or each.role in TOWER_ROLES)
