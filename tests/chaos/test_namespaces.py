@@ -1,9 +1,10 @@
-"""Engines of two namespaces in one deployment: each encoder takes its own jobs, and no other's are failed."""
+"""Engines of two namespaces in one deployment: each has its own jobs and tensors; one replaces the other."""
 
 import asyncio
+import itertools
 import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import httpx
@@ -16,6 +17,7 @@ from tests.support.fast.layout import DEPLOYMENT, Layout
 from tests.support.fast.processes.tensors import DIGEST, png
 from tests.support.fast.scenario import CLIENT_LIMIT_S
 from tests.support.fast.system import START_LIMIT_S, FastSystem
+from tests.support.waiting import until
 from triptych_common.protocol.names import ENCODERS_GROUP, StreamNames
 from triptych_common.protocol.steps import Party
 
@@ -24,6 +26,8 @@ pytestmark = [pytest.mark.chaos, pytest.mark.slow]
 ANOTHER = blake3(b"another namespace").hexdigest()
 OF_ANOTHER = (f"--namespace={ANOTHER}",)
 NUM_QUESTIONS = 96
+NUM_CALLERS = 4  # of each gateway
+NUM_ANSWERS = 60
 NEVER = "0-0"  # last id of a stream without entries so far
 
 ONE_WRONG = Layout(
@@ -40,7 +44,7 @@ TWO = Layout(
     num_gateways=2,
     encode_s=0.02,
     first_token_timeout_s=30.0,
-    own_options={"encoder-1": OF_ANOTHER, "prefill_decode-1": OF_ANOTHER},
+    own_options={"encoder-1": OF_ANOTHER, "prefill_decode-1": (*OF_ANOTHER, "--model-version=2")},
 )
 
 
@@ -76,9 +80,10 @@ async def ask_many(system: FastSystem, first: int, count: int) -> list[Answer]:
             await client.close()
 
 
-def wrong(answers: list[Answer]) -> list[str]:
-    """Of those that are not right."""
-    return [f"{answer} {answer.question.text}" for answer in answers if not answer.is_right]
+def wrong(answers: list[Answer], *namespaces: str) -> list[str]:
+    """Of those that are not right, in all of their words, for one of `namespaces`."""
+    of = namespaces or (DIGEST,)
+    return [f"{answer} {answer.question.text}" for answer in answers if not answer.is_right_of(of)]
 
 
 @pytest.mark.parametrize("system", [ONE_WRONG], indirect=True)
@@ -92,26 +97,68 @@ async def test_an_encoder_of_another_namespace_takes_no_job(system: FastSystem) 
     await asyncio.to_thread(system.wait_until_idle)
 
 
+@asynccontextmanager
+async def asking(system: FastSystem, first: int) -> AsyncIterator[list[Answer]]:
+    """Texts and images, some of them new, until the block ends; the answers so far."""
+    answers: list[Answer] = []
+    numbers = itertools.count(first)
+    is_over = asyncio.Event()
+
+    async def call(url: str) -> None:
+        async with Client(url, CLIENT_LIMIT_S) as client:
+            while not is_over.is_set():
+                number = next(numbers)
+                images = tuple(png(first + (number + each) % 40) for each in range(number % 4))
+                answers.append(await client.ask(Question(f"talk {number}", images, stream=number % 2 == 0)))
+
+    async with asyncio.TaskGroup() as group:
+        for name in system.names_of(Party.GATEWAY):
+            for _ in range(NUM_CALLERS):
+                group.create_task(call(system.url(name)))
+        try:
+            yield answers
+        finally:
+            is_over.set()
+
+
+async def until_answered(answers: list[Answer], by: Sequence[str]) -> None:
+    """So many more, each right for one of the namespaces, and each of these has answered."""
+    start = len(answers)
+
+    def new() -> list[Answer]:
+        return answers[start:]
+
+    def has_all() -> bool:
+        of_each = all(any(each.is_right_of([digest]) for each in new()) for digest in by)
+        return len(new()) >= NUM_ANSWERS and of_each
+
+    await until(has_all, START_LIMIT_S)
+
+
 @pytest.mark.parametrize("system", [TWO], indirect=True)
-async def test_a_change_from_one_namespace_to_another(system: FastSystem) -> None:
-    """Both are there; then the instances of the first end, one after the other, under load."""
-    before = await ask_many(system, 2000, NUM_QUESTIONS)
-    assert wrong(before) == []
-    assert last_job(system, DIGEST) != NEVER
-    asking = asyncio.ensure_future(ask_many(system, 3000, NUM_QUESTIONS))
-    end(system, "prefill_decode-0")
-    meanwhile = await asking
-    assert [each for each in meanwhile if not (each.is_right or each.is_documented_error)] == []
-    await until_gone(system, "prefill_decode-0")
-    after = await ask_many(system, 4000, NUM_QUESTIONS)
-    assert wrong(after) == []
-    assert last_job(system, ANOTHER) != NEVER
-    end(system, "encoder-0")
-    await until_gone(system, "encoder-0")
-    alone = await ask_many(system, 5000, NUM_QUESTIONS)
-    assert wrong(alone) == []
-    for name in ("encoder-0", "prefill_decode-0"):
-        system.let_up(name)
+@pytest.mark.parametrize("order", [("prefill_decode", "encoder"), ("encoder", "prefill_decode")])
+async def test_a_change_from_one_version_to_another(system: FastSystem, order: tuple[str, str]) -> None:
+    """One version serves; another one joins and takes its share; the first one ends, under load.
+
+    No request fails, and no word of an answer is made of the other version's tensor.
+    """
+    for kind in order[::-1]:
+        end(system, f"{kind}-1")
+        await until_gone(system, f"{kind}-1")
+    async with asking(system, 10_000 if order[0] == "encoder" else 20_000) as answers:
+        await until_answered(answers, [DIGEST])
+        for kind in order:
+            system.let_up(f"{kind}-1")
+        await until_answered(answers, [DIGEST, ANOTHER])
+        for kind in order:
+            end(system, f"{kind}-0")
+            await until_gone(system, f"{kind}-0")
+        num_before = len(answers)
+        await until_answered(answers, [ANOTHER])
+    assert wrong(answers, DIGEST, ANOTHER) == []
+    assert wrong(answers[num_before + 2 * NUM_CALLERS :], ANOTHER) == []  # but for those in flight then
+    for kind in order:
+        system.let_up(f"{kind}-0")
     await asyncio.to_thread(system.wait_until_whole)
     await asyncio.to_thread(system.wait_until_idle)
 

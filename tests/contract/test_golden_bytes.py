@@ -210,6 +210,7 @@ RECORD_SAMPLE = messages.InstanceRecord(
     stores_responses=True,
     kv_cache_tokens=32768,
     load=messages.ServingLoad(num_beats=7, num_running=2, num_waiting=1, kv_usage=0.25),
+    model_version="2026-11",
 )
 
 TRANSFER_SAMPLE = messages.ECTransferParams(

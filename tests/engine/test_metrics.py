@@ -104,6 +104,20 @@ def test_a_request_shows_in_every_services_metrics(system: System, strips: Modul
     assert engine.total("triptych_prefill_decode_budget_embeds_in_use") == 0
 
 
+def test_prefill_decode_has_the_gauges_that_inference_gateways_read(system: System) -> None:
+    """The model-server protocol of the Gateway API inference extension; `docs/front_ends.md` has them."""
+    scraped = scrape(metrics_ports(system)["prefill_decode-0"])
+    samples = [sample for family in scraped.families for sample in family.samples]
+    gauges = ("vllm:num_requests_waiting", "vllm:num_requests_running", "vllm:kv_cache_usage_perc")
+    for name in gauges:
+        (sample,) = [each for each in samples if each.name == name]
+        assert sample.labels["model_name"] == MODEL.name
+        assert sample.value >= 0
+    (config,) = [each for each in samples if each.name == "vllm:cache_config_info"]
+    assert int(config.labels["block_size"]) > 0
+    assert int(config.labels["num_gpu_blocks"]) > 0
+
+
 def test_the_dashboard_shows_prefill_decode_as_it_is(system: System, strips: ModuleType) -> None:
     require_binaries()
     known, new = strips.held_out_strips(2, length=None, seed=4712)

@@ -79,6 +79,11 @@ def test_a_lora_adapter(equipped: System, equipped_monolith: Server, strips: Mod
             for options in ({}, STREAM)
         ]
         assert not alike(answers[0]["choices"][0]["logprobs"], answers[2]["choices"][0]["logprobs"])
+    shown = httpx.get(f"{prefill_decode_url(equipped)}/metrics", trust_env=False).text
+    labels = set(
+        re.findall(r'(\w+)="', " ".join(re.findall("^vllm:lora_requests_info{.*", shown, re.MULTILINE)))
+    )
+    assert labels >= {"max_lora", "running_lora_adapters", "waiting_lora_adapters"}
 
 
 def test_a_lora_adapter_is_loaded_and_unloaded(

@@ -14,7 +14,7 @@ from tests.support.gateway.serving import MODEL
 from tests.support.gateway.system import System, opened_system
 from triptych_common.coordination import Registry
 from triptych_gateway.routing import registry_view
-from triptych_gateway.routing.pairs import choose_namespace
+from triptych_gateway.routing.variants import Variant, variants_of
 
 NUM_REQUESTS = 12
 MANY = 64
@@ -124,12 +124,12 @@ async def test_records_are_sorted_out_once_for_each_read_of_the_registry(
 ) -> None:
     num_sorted = 0
 
-    def counting(records: Any, model: str) -> str | None:
+    def counting(*arguments: Any) -> tuple[Variant, ...]:
         nonlocal num_sorted
         num_sorted += 1
-        return choose_namespace(records, model)
+        return variants_of(*arguments)
 
-    monkeypatch.setattr(registry_view, "choose_namespace", counting)
+    monkeypatch.setattr(registry_view, "variants_of", counting)
     async with instances(redis_url, tmp_path, MANY) as system:
         num_sorted = 0
         await ask_with_images(system, NUM_REQUESTS)
@@ -139,5 +139,5 @@ async def test_records_are_sorted_out_once_for_each_read_of_the_registry(
         await ask_with_images(system, NUM_REQUESTS)
         assert num_sorted == 2
         assert system.gateway.view.serving_of("no such model") == ()
-        assert system.gateway.view.namespace_of("no such model") is None
+        assert system.gateway.view.variants_of("no such model") == ()
         assert num_sorted == 2

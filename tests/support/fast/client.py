@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 import orjson
 
-from tests.support.fast.processes.tensors import DEFAULT_TOKENS, MODEL, answer_words, word_of_media
+from tests.support.fast.processes.tensors import DEFAULT_TOKENS, DIGEST, MODEL, answer_words, word_of_media
 
 RUNBOOK = Path(__file__).resolve().parents[3] / "docs" / "runbook.md"
 RETRYABLE = (429, 503, 504)  # what a caller may get while something is broken
@@ -46,7 +46,12 @@ class Question:
     @property
     def words(self) -> list[str]:
         """The right answer."""
-        return answer_words([word_of_media(image) for image in self.images], self.text, self.num_tokens)
+        return self.words_of(DIGEST)
+
+    def words_of(self, namespace: str) -> list[str]:
+        """The right answer of an instance of `namespace`."""
+        items = [word_of_media(image, namespace) for image in self.images]
+        return answer_words(items, self.text, self.num_tokens, namespace)
 
     def body(self) -> dict[str, Any]:
         parts: list[dict[str, Any]] = [
@@ -94,6 +99,11 @@ class Answer:
     @property
     def is_right(self) -> bool:
         return self.status == 200 and self.is_complete and self.words == self.question.words
+
+    def is_right_of(self, namespaces: Sequence[str]) -> bool:
+        """Right for one of `namespaces`, in all of its words."""
+        is_whole = self.status == 200 and self.is_complete
+        return is_whole and any(self.words == self.question.words_of(each) for each in namespaces)
 
     @property
     def is_wrong(self) -> bool:

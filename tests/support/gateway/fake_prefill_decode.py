@@ -71,6 +71,8 @@ class FakePrefillDecode:
     words: int = 3
     stores_responses: bool = False
     adapters: tuple[str, ...] = ()
+    model: str = MODEL
+    model_version: str | None = None
     item_limits: dict[Modality, int] = field(default_factory=dict)
     forms: list[dict[str, Any]] = field(default_factory=list)  # with sounds, that it was sent
     registration: Registration | None = None  # while it runs
@@ -83,7 +85,7 @@ class FakePrefillDecode:
             boot_id=self.boot_id,
             role=self.role,
             kv_transfer=self.kv_transfer,
-            model=MODEL,
+            model=self.model,
             adapters=self.adapters,
             item_limits=self.item_limits,
             namespace_digest=self.digest,
@@ -93,6 +95,7 @@ class FakePrefillDecode:
             max_model_len=self.max_model_len,
             num_slots=8,
             stores_responses=self.stores_responses,
+            model_version=self.model_version,
         )
 
     @asynccontextmanager

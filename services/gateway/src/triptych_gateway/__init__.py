@@ -19,6 +19,7 @@ tracing/       the span of a whole request; the last requests, for that page
 memory           where the C library takes large blocks from
 open_files       how many files the process may have open
 upstream_client  the HTTP client for prefill_decode
+changed_file     a file that is read again when it has changed
 errors         error responses; race, metrics, settings: likewise for all of the above
 
 Imports go downwards:

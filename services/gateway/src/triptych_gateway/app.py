@@ -25,7 +25,7 @@ def create_app(gateway: Gateway) -> ASGIApp:
     )
     install_error_handlers(app)
     chat, view = gateway.chat, gateway.view
-    app.include_router(model_routes(chat.api_keys, view))
+    app.include_router(model_routes(chat.api_keys, chat.instances))
     app.include_router(file_routes(gateway.files, chat))
     app.include_router(
         health_routes(view, gateway.registration, chat.limiter, chat.metrics, gateway.stream_lags)

@@ -19,9 +19,10 @@ from triptych_gateway.access.api_keys_watch import ApiKeysWatch
 from triptych_gateway.access.auth import ApiKeys
 from triptych_gateway.access.key_limiter import KeyLimiter
 from triptych_gateway.access.request_limiter import RequestLimiter
-from triptych_gateway.chat.exchange import ChatParts, CutOff
+from triptych_gateway.chat.exchange import ChatParts
 from triptych_gateway.chat.forward import Forwarder
 from triptych_gateway.chat.media_serving import MediaServing
+from triptych_gateway.chat.routing_headers import RoutingHeaders
 from triptych_gateway.chat.stages import Stages
 from triptych_gateway.decision.encode_decisions import EncodeDecisions
 from triptych_gateway.decision.encode_override import EncodeOverride
@@ -34,7 +35,7 @@ from triptych_gateway.encode.job_window import JobWindow
 from triptych_gateway.encode.media_cache import MediaCache
 from triptych_gateway.encode.sizes import SizesCache
 from triptych_gateway.encode.stream_lags import StreamLags
-from triptych_gateway.fetch.fetcher import MediaFetcher, open_fetcher
+from triptych_gateway.fetch.fetcher import open_fetcher
 from triptych_gateway.fetch.options import FetchOptions
 from triptych_gateway.files.encode_ahead import EncodeAhead
 from triptych_gateway.files.expiry import ExpirySweep
@@ -44,6 +45,7 @@ from triptych_gateway.files.file_store import FileStore
 from triptych_gateway.files.known_files import KnownFiles
 from triptych_gateway.files.uploads import FileUploads, UploadTimes
 from triptych_gateway.metrics import GatewayMetrics
+from triptych_gateway.race import CutOff
 from triptych_gateway.request.chat_request import RequestParser
 from triptych_gateway.request.forms.form import RequestLimits
 from triptych_gateway.request.image_header import ImageLimits
@@ -56,9 +58,11 @@ from triptych_gateway.request.text_request import TextParser
 from triptych_gateway.responses.exchange import ResponseParts
 from triptych_gateway.routing.encode_capacity import EncodeCapacity
 from triptych_gateway.routing.instances import Instances
+from triptych_gateway.routing.models_watch import ModelsWatch
 from triptych_gateway.routing.registry_view import RegistryView
 from triptych_gateway.routing.router import Router
 from triptych_gateway.routing.routing_report import open_router
+from triptych_gateway.routing.served_models import ServedModels
 from triptych_gateway.settings import GatewaySettings
 from triptych_gateway.tracing.recent_requests import RecentRequests
 from triptych_gateway.tracing.trace_trust import TraceTrust
@@ -94,7 +98,7 @@ async def run_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
     Raises:
         BusUnavailableError: Redis could not be reached at the start.
         RunDirError: the directory of files cannot be used.
-        ApiKeysFileError: the file of API keys cannot be used.
+        ApiKeysFileError, ModelsFileError: the file of API keys, or of models, cannot be used.
         RoutingFileError: the file of routing profiles cannot be used.
     """
     bus = await AsyncBus.connect(settings.redis_url, settings.deployment, client_name=settings.instance)
@@ -102,7 +106,8 @@ async def run_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
         registry, metrics, media_cache = Registry(bus), GatewayMetrics(), MediaCache()
         view = RegistryView(registry, settings.registry_interval_s)
         router = open_router(settings.suspect_s, settings.routing_file, metrics)
-        instances = Instances(view, router, settings.instance_grace_s, settings.max_dispatch_attempts)
+        models = ServedModels.of_file(settings.models_file)
+        instances = Instances(view, router, settings.instance_grace_s, settings.max_dispatch_attempts, models)
         orders = _encode_orders(settings, bus, media_cache, view, metrics)
         final_acks = FinalAcks(bus, settings.instance)
         limiter = RequestLimiter(settings.max_requests_in_flight, settings.max_media_in_flight_bytes)
@@ -142,7 +147,7 @@ async def run_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
                 media_serving = MediaServing(
                     gateway=settings.instance,
                     files=files,
-                    intake=_media_intake(settings, media_threads, fetcher),
+                    intake=MediaIntake(_media_limits(settings), media_threads, fetcher),
                     instances=instances,
                     orders=orders,
                     decisions=decisions,
@@ -156,7 +161,7 @@ async def run_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
                     encoder_grace_s=settings.encoder_grace_s,
                     local_encode_after_s=settings.local_encode_after_s,
                 )
-                parsers = _parsers(settings, body_threads, view)
+                parsers = _parsers(settings, body_threads, instances)
                 chat = _chat_parts(
                     settings, metrics, limiter, key_limiter, parsers, instances, media_serving, forwarder
                 )
@@ -173,23 +178,13 @@ async def run_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
                     orders.flight_requests.run_room_reads(orders.queue),
                     *(orders.run_steps() for _ in range(settings.num_publishers)),
                     key_limiter.run(),
-                    *_watches(settings, chat.api_keys, list_threads),
+                    *_watches(settings, chat.api_keys, models, list_threads),
                     *([] if files is None else files.tasks()),
                 ]
                 lags = StreamLags(bus, view, settings.instance, metrics, orders.queue)
                 async with _running(work), registry.keep_registered(_record(settings)) as registration:
-                    yield Gateway(
-                        settings,
-                        view,
-                        router,
-                        orders,
-                        media_cache,
-                        registration,
-                        files,
-                        chat,
-                        responses,
-                        lags,
-                    )
+                    shared = settings, view, router, orders, media_cache
+                    yield Gateway(*shared, registration, files, chat, responses, lags)
         await key_limiter.close()
         await registry.clear_inboxes(settings.instance)
     finally:
@@ -268,11 +263,13 @@ def _encode_orders(
 
 
 def _watches(
-    settings: GatewaySettings, api_keys: ApiKeys, threads: ThreadPoolExecutor
+    settings: GatewaySettings, api_keys: ApiKeys, models: ServedModels, threads: ThreadPoolExecutor
 ) -> Iterator[Coroutine[Any, Any, None]]:
     """Of files that may change."""
     if settings.api_keys_file is not None:
         yield ApiKeysWatch(settings.api_keys_file, api_keys, settings.api_keys_check_s, threads).run()
+    if settings.models_file is not None:
+        yield ModelsWatch(settings.models_file, models, settings.models_check_s, threads).run()
 
 
 def _chat_parts(
@@ -290,6 +287,9 @@ def _chat_parts(
     return ChatParts(
         metrics=metrics,
         trace_trust=TraceTrust(settings.trust_traceparent, settings.trust_traceparent_networks),
+        routing_headers=RoutingHeaders(
+            instances.models, frozenset(settings.front_end_keys), settings.front_end_networks
+        ),
         api_keys=ApiKeys(settings.api_keys, keys),
         limiter=limiter,
         key_limiter=key_limiter,
@@ -307,12 +307,6 @@ def _chat_parts(
         cut_off=CutOff(),
         recents=RecentRequests(settings.ui_recent_requests, settings.ui_listeners) if settings.ui else None,
     )
-
-
-def _media_intake(
-    settings: GatewaySettings, threads: ThreadPoolExecutor, fetcher: MediaFetcher
-) -> MediaIntake:
-    return MediaIntake(_media_limits(settings), threads, fetcher)
 
 
 def _media_limits(settings: GatewaySettings) -> MediaLimits:
@@ -373,10 +367,10 @@ def _file_service(
 
 
 def _parsers(
-    settings: GatewaySettings, threads: ThreadPoolExecutor, view: RegistryView
+    settings: GatewaySettings, threads: ThreadPoolExecutor, instances: Instances
 ) -> tuple[RequestParser, TextParser]:
     guard = PlaceholderGuard(
-        settings.placeholder_tokens, settings.max_body_values, view.placeholder_tokens_of
+        settings.placeholder_tokens, settings.max_body_values, instances.placeholder_tokens_of
     )
     limits = RequestLimits(
         BodyBounds(settings.max_prompt_bytes, settings.max_body_values),

@@ -8,6 +8,7 @@ from triptych_common.telemetry.plain_histogram import PlainSeries
 
 TEXT, MIXED, OTHER = "text", "mixed", "other"
 MAX_MODELS = 32  # that have series of their own: names come from instances, and instances come and go
+MAX_VERSIONS = 64  # likewise, over all models
 LATENCY_LABELS = ("route", "model", "modality")
 SHARE_BUCKETS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0)
 
@@ -87,6 +88,26 @@ class LatencyMetrics:
         return model
 
 
+class VersionMetrics:
+    """Which versions of a model answer."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._answers = metrics.counter(
+            "gateway_version_answers",
+            "Answers of instances, by the version of the model that they announce, and why that one",
+            ("model", "version", "reason"),
+        )
+        self._known: set[tuple[str, str]] = set()
+
+    def count(self, model: str, version: str, reason: str) -> None:
+        """`model`, `version`: of the instance; `reason`: of a fixed list."""
+        if (model, version) not in self._known:
+            if len(self._known) >= MAX_VERSIONS:
+                model, version = OTHER, OTHER
+            self._known.add((model, version))
+        self._answers.labels(model, version, reason).inc()
+
+
 class GatewayMetrics:
     """One object per app, with a registry of its own."""
 
@@ -111,6 +132,7 @@ class GatewayMetrics:
         )
         self.latencies = LatencyMetrics(self.metrics)
         self._count_routes()
+        self.versions = VersionMetrics(self.metrics)
         self._count_items()
         self._count_routing()
         self._count_encodes()

@@ -5,9 +5,13 @@ Neither keeps what it raises: a failure's traceback holds frames, and these may 
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self, TypeVar
+
+from triptych_common.domain.errors import RequestError
+from triptych_gateway.errors import unavailable
 
 T = TypeVar("T")
 
@@ -132,3 +136,31 @@ class StepTimer:
             self._timer = self._loop.call_at(self._until, self._on_due)
         else:
             self._guard.fail(self._error())
+
+
+class CutOff:
+    """Ends what still runs when the gateway waits for it no longer."""
+
+    def __init__(self) -> None:
+        self._guards: set[Guard] = set()
+        self._is_set = False
+
+    def set(self) -> None:
+        """End all requests, and those that begin from now on."""
+        self._is_set = True
+        for guard in tuple(self._guards):
+            guard.fail(self._error())
+
+    @contextmanager
+    def hold(self, guard: Guard) -> Iterator[None]:
+        """While the block runs, `set` ends it by `guard`."""
+        if self._is_set:
+            raise self._error()
+        self._guards.add(guard)
+        try:
+            yield
+        finally:
+            self._guards.discard(guard)
+
+    def _error(self) -> RequestError:
+        return unavailable("draining", "this gateway is going away; send the request again")

@@ -75,6 +75,16 @@ class GatewaySettings(MediaSettings):
     cors_origins: tuple[Origin, ...] = ()
     """Web pages that may call the API from a browser, by origin, or `*`. Empty: none."""
 
+    models_file: Path | None = None
+    """Other names of models, and shares of their versions (`triptych_gateway.routing.models_file`)."""
+    models_check_s: PositiveFloat = 5.0
+    """How often it is looked at for a change."""
+    front_end_keys: tuple[str, ...] = ()
+    """Names of API keys whose requests may name versions and instances by header. Empty, and no
+    `front_end_networks`: no one's."""
+    front_end_networks: tuple[IPv4Network | IPv6Network, ...] = ()
+    """Likewise of peers in these networks."""
+
     ui: bool = False
     """Whether the page at `/ui` is served, and recent requests are kept in memory for it."""
     ui_recent_requests: int = Field(default=200, ge=1, le=1000)

@@ -276,6 +276,7 @@ class PrefillDecodeService:
                 stores_responses=stores_responses(app.state),
                 kv_transfer=kv_transfer,
                 kv_cache_tokens=kv_cache_tokens(engine.vllm_config),
+                model_version=settings.model_version,
                 **slab.fields(),
             )
             async with await AsyncBus.connect(

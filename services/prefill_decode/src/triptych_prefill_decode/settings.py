@@ -6,6 +6,7 @@ from typing import Any, Literal
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from triptych_common.cores.plan import CorePolicy
+from triptych_common.protocol.ids import Name
 from triptych_common.protocol.messages import Role
 from triptych_common.protocol.urls import ANY_ADDRESSES, HostText
 from triptych_common.runtime import MediaSettings
@@ -26,6 +27,9 @@ class PrefillDecodeSettings(MediaSettings):
     instance: str = "prefill_decode-0"
     model: str = Field(description="model folder or hub name")
     served_model_name: str | None = Field(default=None, description="[default: the folder's name]")
+    model_version: Name | None = Field(
+        default=None, description="label of the model's version, for gateways that divide requests by it"
+    )
     engine_args: list[str] = Field(default_factory=list, description="options passed through to vLLM")
     host: HostText = Field(default="127.0.0.1", description="address that vLLM's HTTP server listens on")
     port: int = Field(default=8100, ge=0, le=65535, description="0: any free port")

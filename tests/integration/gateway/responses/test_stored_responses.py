@@ -173,9 +173,11 @@ async def test_an_instance_that_is_gone_takes_its_responses_along(storing: Syste
 
 async def test_a_response_of_another_life_is_not_found(storing: System) -> None:
     made = await ask(storing, "hello")
-    records = tuple(each.model_copy(update={"boot_id": "new"}) for each in storing.gateway.view.records)
-    storing.gateway.view.records = records
-    storing.gateway.view._registry.list_instances = lambda: _same(records)  # type: ignore[method-assign]
+    view = storing.gateway.view
+    records = tuple(each.model_copy(update={"boot_id": "new"}) for each in view.records)
+    view._registry.list_instances = lambda: _same(records)  # type: ignore[method-assign]
+    for _ in range(2):  # one that is under way has the former records
+        await view.wait_for_refresh()
     assert await code_of(storing.openai.responses.retrieve(made.id)) == (404, "response_not_found")
 
 

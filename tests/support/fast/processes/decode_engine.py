@@ -59,8 +59,11 @@ class _Running:
 class DecodeEngine:
     """Owns the thread. `on_death` is called on it when the engine cannot go on."""
 
-    def __init__(self, worker: LoadingWorker, token_s: float, on_death: Callable[[str], None]) -> None:
+    def __init__(
+        self, worker: LoadingWorker, token_s: float, on_death: Callable[[str], None], namespace: str
+    ) -> None:
         self._worker = worker
+        self._namespace = namespace
         self._token_s = token_s
         self._on_death = on_death
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -249,7 +252,7 @@ class DecodeEngine:
             if not each.is_prefilled:
                 continue
             prompt = each.prompt
-            words = answer_words(each.item_words(), prompt.text, prompt.num_tokens)
+            words = answer_words(each.item_words(), prompt.text, prompt.num_tokens, self._namespace)
             prompt.send(Token(words[each.num_sent]))
             each.num_sent += 1
             if each.num_sent == len(words):

@@ -30,6 +30,7 @@ class FastEncodeEngine:
 
     def __init__(self, config: ConnectorConfig, encode_s: float, num_pieces: int, tally: Path) -> None:
         self._worker = WritingWorker(config, 0)
+        self._namespace = config.namespace_digest
         self._num_pieces = num_pieces
         self._encode_s = encode_s
         self._tally = tally
@@ -59,7 +60,7 @@ class FastEncodeEngine:
         job_id, _, _ = order.job_id.partition(".")
         note_encode(self._tally, made["mm_hash"], job_id, first)
         await asyncio.sleep(self._encode_s * (end - first) / made["num_rows"])  # the work
-        raw = bytearray(tensor_bytes(made["media"], made["num_rows"]))
+        raw = bytearray(tensor_bytes(made["media"], made["num_rows"], self._namespace))
         tensor = torch.frombuffer(raw, dtype=torch.float32).view(made["num_rows"], WIDTH)[first:end]
         self._worker.on_encode_start()
         self._worker.write_order(order, tensor)

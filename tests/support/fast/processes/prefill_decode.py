@@ -46,6 +46,7 @@ class FastPrefillDecodeSettings(ServiceSettings):
     budget_embeds: int = 4 * MAX_GRID * MAX_GRID
     token_s: float = 0.002
     namespace: str = DIGEST
+    model_version: str | None = None
     prefills_only: bool = False  # True: it keeps KV caches for others
     lease_s: float = 1.0
 
@@ -88,7 +89,7 @@ async def serve(settings: FastPrefillDecodeSettings, stop: StopSignal) -> None:
         loop.call_soon_threadsafe(_set, death, why)
 
     worker = LoadingWorker(config_of(settings, settings.namespace), 0, "cpu")
-    engine = DecodeEngine(worker, settings.token_s, on_death)
+    engine = DecodeEngine(worker, settings.token_s, on_death, settings.namespace)
     with opened_consumer(settings, engine) as consumer:
         engine.start(consumer)
         try:
@@ -128,6 +129,7 @@ def _record(settings: FastPrefillDecodeSettings) -> InstanceRecord:
         dtype=DTYPE,
         max_item_embeds=settings.budget_embeds,
         num_slots=64,
+        model_version=settings.model_version,
     )
 
 

@@ -36,9 +36,9 @@ def grid_of(media: bytes) -> tuple[int, int, int]:
         return 1, image.height, image.width
 
 
-def tensor_bytes(media: bytes, num_rows: int) -> bytes:
-    """[num_rows, WIDTH] of DTYPE."""
-    return blake3(media).digest(length=num_rows * WIDTH * 4)
+def tensor_bytes(media: bytes, num_rows: int, namespace: str = DIGEST) -> bytes:
+    """[num_rows, WIDTH] of DTYPE: another one in each namespace."""
+    return blake3(_in_namespace(media, namespace)).digest(length=num_rows * WIDTH * 4)
 
 
 def word_of(tensor: bytes) -> str:
@@ -46,12 +46,19 @@ def word_of(tensor: bytes) -> str:
     return f"i{blake3(tensor).hexdigest()[:16]}"
 
 
-def word_of_media(media: bytes) -> str:
+def word_of_media(media: bytes, namespace: str = DIGEST) -> str:
     _, height, width = grid_of(media)
-    return word_of(tensor_bytes(media, height * width))
+    return word_of(tensor_bytes(media, height * width, namespace))
 
 
-def answer_words(items: Sequence[str], text: str, num_tokens: int) -> list[str]:
-    """The answer, token by token: the items in their order, the text, and what else it takes."""
-    words = [*items, f"t{blake3(text.encode()).hexdigest()[:16]}"]
+def answer_words(items: Sequence[str], text: str, num_tokens: int, namespace: str = DIGEST) -> list[str]:
+    """The answer, token by token: the items in their order, the text, and what else it takes.
+
+    The text's word tells the namespace of the instance that answers.
+    """
+    words = [*items, f"t{blake3(_in_namespace(text.encode(), namespace)).hexdigest()[:16]}"]
     return words + [f"w{index}" for index in range(num_tokens - len(words))]
+
+
+def _in_namespace(content: bytes, namespace: str) -> bytes:
+    return content if namespace == DIGEST else content + namespace.encode()

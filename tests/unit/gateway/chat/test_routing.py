@@ -99,7 +99,7 @@ def test_what_is_not_computed_is_not_looked_at() -> None:
 def test_the_name_of_a_conversation() -> None:
     def session(header: bytes | None = None, salt: str = "", **body: Any) -> str:
         headers = [] if header is None else [(b"x-session-id", header)]
-        return session_of({"type": "http", "headers": headers}, body, salt)
+        return session_of({"type": "http", "headers": headers}, body, salt, "X-Session-Id")
 
     assert session() == session(user="", prompt_cache_key=None) == session(user=7) == ""
     named = session(b"one")

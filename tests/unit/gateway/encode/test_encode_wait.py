@@ -56,3 +56,35 @@ async def test_the_time_begins_anew_when_an_item_is_needed_again(monkeypatch: py
     with pytest.raises(EncodeUnavailableError):
         async with asyncio.timeout(5):
             await wait.wait_given_up()
+
+
+class ViewWithoutEncoder(View):
+    def has_encoder(self, digest: str) -> bool:
+        return False
+
+
+@pytest.mark.parametrize("may_go_elsewhere", [True, False])
+async def test_without_a_tower_it_gives_up_where_another_version_can_serve_it(may_go_elsewhere: bool) -> None:
+    """It waits for an encoder as long as ever. Where there is no other way the guard ends."""
+    media_wait = MediaWait(RequestId("r"), "pd-0", (), time.monotonic() + 60, None, "d" * 64)
+    view: Any = ViewWithoutEncoder()
+    orders: Any = Orders()
+    wait = EncodeWait(
+        view,
+        orders,
+        media_wait,
+        model="m",
+        encoder_grace_s=0.05,
+        local_encode_after_s=0.001,  # which is for towers
+        may_go_elsewhere=lambda: may_go_elsewhere,
+    )
+    began_at = time.monotonic()
+    async with asyncio.timeout(5):
+        await wait.wait_given_up()
+        if not may_go_elsewhere:
+            await wait.wait_left()
+            return
+        with pytest.raises(EncodeUnavailableError) as caught:
+            await wait.wait_left()
+    assert caught.value.code == "no_encoder"
+    assert time.monotonic() - began_at >= 0.05

@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 
 from triptych_common.protocol.messages import Compute, InstanceRecord, Role, Sharing
-from triptych_gateway.routing.pairs import choose_namespace
 from triptych_gateway.routing.router import Router, shares_compute, unloaded_adapters
 
 D, X, Y, Z = (digit * 64 for digit in "0123")  # digests of namespaces
@@ -70,21 +69,12 @@ def test_suspects_are_avoided_for_a_while_but_better_than_none() -> None:
     assert pick(router, records, now=12.5) == "a"
 
 
-def test_namespace_is_one_that_encoder_and_server_share() -> None:
-    assert choose_namespace([pd("a", X), pd("b", Y), encoder(Y)], "m") == Y
-    assert choose_namespace([pd("a", X), encoder(Y)], "m") == X
-    assert choose_namespace([pd("a", X), encoder(X, draining=True)], "m") == X
-    assert choose_namespace([encoder(X)], "m") is None
-    assert choose_namespace([pd("a", X)], "other") is None
-
-
 def test_an_adapter_is_served_by_those_that_have_it() -> None:
     records = [pd("a"), pd("b", X, adapters=("french",)), pd("c", adapters=("french",), draining=True)]
     assert pick(Router(2.0), records, model="french") == "b"
     assert pick(Router(2.0), records, model="french", namespace_digest=D) is None
     assert pick(Router(2.0), records, model="dutch") is None
     assert {pick(Router(2.0), [record]) for record in records} == {"a", "b", None}, "the model itself, too"
-    assert choose_namespace([*records, encoder(X)], "french") == X
 
 
 @pytest.mark.parametrize(

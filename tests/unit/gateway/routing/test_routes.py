@@ -1,5 +1,6 @@
 """Which instances a request goes to: whole or divided, and where after a failure."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,8 +9,9 @@ from triptych_common.domain.errors import RequestError
 from triptych_common.protocol.messages import InstanceRecord, KvTransfer, Role
 from triptych_gateway.endpoints.endpoint import ServedBy
 from triptych_gateway.routing.instances import Instances
-from triptych_gateway.routing.pairs import choose_namespace, fits, pairs_of, serving_of, towers_of
+from triptych_gateway.routing.pairs import fits, pairs_of, serving_of, towers_of
 from triptych_gateway.routing.registry_view import RegistryView
+from triptych_gateway.routing.route_demand import RouteDemand
 from triptych_gateway.routing.router import Router, ServingStage
 from triptych_gateway.routing.routes import InstanceDemand, Route, RouteChoice
 from triptych_gateway.routing.ways import LeastLoad, Way, WayReason, decide
@@ -67,6 +69,7 @@ def shown(route: Route | None) -> tuple[str, str | None, str] | None:
         ({"kv_transfer": None}, False),
         ({"namespace_digest": OTHER}, False),
         ({"model": "other"}, False),
+        ({"model_version": "2"}, False),
         ({"draining": True}, False),
         ({"url": None}, False),
     ],
@@ -75,7 +78,7 @@ def test_pairs(other: dict[str, Any], is_pair: bool) -> None:
     records = [p(), d(**other)]
     assert bool(pairs_of(records)) is is_pair
     assert bool(serving_of(records, "m", ServingStage.PREFILL)) is is_pair
-    assert (choose_namespace(records, "m") is not None) is is_pair
+    assert bool(choice(records).instances.view.variants_of("m")) is is_pair
     assert (shown(choice(records).pick()) is not None) is is_pair
 
 
@@ -164,6 +167,59 @@ def test_who_holds_the_conversation_is_asked_once() -> None:
     assert shown(asked.pick()) == ("d1", None, "prefix_held")
     assert shown(asked.pick()) == ("p", "d0", "no_whole")
     assert shown(choice([p(), d()], held_by=("d", "before")).pick()) == ("p", "d", "no_whole")
+
+
+V2 = {"model_version": "2", "namespace_digest": OTHER}
+
+
+def test_all_of_a_route_are_of_one_variant() -> None:
+    records = [p("p1"), d("d1"), p("p2", **V2), d("d2", **V2)]
+    variants = {each.version: each for each in choice(records).instances.view.variants_of("m")}
+    assert {version: set(each.instances) for version, each in variants.items()} == {
+        None: {"p1", "d1"},
+        "2": {"p2", "d2"},
+    }
+    image = replace(IMAGE, namespace_digest=OTHER)
+    asked = choice(records, image, variant=variants["2"])
+    assert shown(asked.pick()) == ("p2", "d2", "no_whole")
+    asked.on_unreachable(records[3])
+    assert asked.pick() is None, "media keep to their variant"
+    text = choice(records, TEXT, asked=RouteDemand(find_session=lambda: b"a"))
+    first = text.pick()
+    assert first is not None
+    assert first.first.model_version == first.answering.model_version
+    text.on_unreachable(first.answering)
+    second = text.pick()
+    assert second is not None
+    assert {first.first.instance, second.first.instance} == {"p1", "p2"}, "text goes on to another"
+    assert choice([p("p1"), d("d2", **V2)]).pick() is None
+
+
+def test_a_conversation_is_not_taken_on_by_another_version() -> None:
+    """The version is the one that the request asks for, whoever has answered so far."""
+    records = [p("p1"), d("d1"), p("p2", **V2), d("d2", **V2)]
+    own = choice(records, asked=RouteDemand(version="2"), held_by=("d2", "b"))
+    assert shown(own.pick()) == ("d2", None, "prefix_held")
+    other = choice(records, asked=RouteDemand(version="2"), held_by=("d1", "b"))
+    assert shown(other.pick()) == ("p2", "d2", "no_whole")
+
+
+def test_what_is_not_divided_goes_to_a_variant_with_an_instance_for_it() -> None:
+    records = [p("p1"), d("d1"), pd("pd2", **V2)]
+    whole = InstanceDemand("m", None, ServedBy.WHOLE, "n")
+    for session in range(8):
+        asked = RouteDemand(find_session=str(session).encode)
+        assert shown(choice(records, whole, asked=asked).pick()) == ("pd2", None, "not_divided")
+
+
+def test_halves_that_are_named() -> None:
+    records = [p("p1", url="http://p1"), p("p2", url="http://p2"), d("d1", url="http://d1"), pd()]
+    hosts = {ServingStage.PREFILL: frozenset({"p2:80"})}
+    assert shown(choice(records, asked=RouteDemand(hosts=hosts)).pick()) == ("p2", "d1", "no_whole")
+    instances = choice(records).instances
+    with pytest.raises(RequestError) as caught:
+        instances.check_demand("m", RouteDemand(hosts={ServingStage.PREFILL: frozenset({"d1:80"})}))
+    assert (caught.value.status_code, caught.value.code) == (400, "unknown_instance")
 
 
 async def test_nothing_is_there() -> None:

@@ -297,6 +297,7 @@ class InstanceRecord(Message):
     stores_responses: bool = False  # a response that is to be stored can be asked for again
     kv_cache_tokens: PositiveInt | None = None  # that its KV cache holds
     load: ServingLoad | None = None  # None: it does not say
+    model_version: Name | None = None  # its operator's label; instances with another one are told apart
 
 
 class ItemTransfer(Message):

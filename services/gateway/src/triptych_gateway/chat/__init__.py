@@ -3,11 +3,12 @@
 Chat completions, and what goes the same way without media. In the order of a request.
 
 exchange       the HTTP exchange: admitted, read, parsed, served, answered or refused
+routing_headers  what its headers say of where it may go
 sound_request  a form with a sound: read, checked, and made anew
 media_serving  a request with media: sizes waited for, forwarded with metadata, or whole where encoders fail
+media_variants   its variant of the model, and another one where that has left
 routing        what the choice of an instance may go by
-upstream_body    what is sent: text, metadata in the place of media, or the raw media
-media_parts        the parts that stand for media, by the form of the chat
+upstream_body    what is sent: text, metadata in the place of media, or the raw media, by the form of the chat
 dispatch       what is sent, and to which instances it may go
 forward        by one route after the other, until one comes to an answer; then that to the client
 stages           at the instances of a route: one that does all, or one that prefills and one that decodes

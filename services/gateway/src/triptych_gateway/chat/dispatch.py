@@ -14,7 +14,9 @@ from triptych_gateway.endpoints.endpoint import Endpoint
 from triptych_gateway.endpoints.table import CHAT
 from triptych_gateway.request.chat_request import ChatRequest
 from triptych_gateway.request.text_request import TextRequest
+from triptych_gateway.routing.route_demand import ANYWHERE, RouteDemand
 from triptych_gateway.routing.scheduling.candidates import RoutingRequest
+from triptych_gateway.routing.variants import Variant, VariantReason
 from triptych_gateway.tracing.request_span import RequestSpan
 
 
@@ -41,6 +43,9 @@ class Arrival:
     encode_header: str | None = None  # as sent: whose encode its media shall get
     priority: int = 0  # lower is earlier; the caller's key's, or what the request asked for beyond that
     session: str = ""  # what the caller calls the conversation; "": nothing
+    demand: RouteDemand = ANYWHERE
+    variant: Variant | None = None  # of its model, for which its media are named; None: it has no media
+    variant_reason: VariantReason | None = None
 
 
 @dataclass(frozen=True, slots=True)

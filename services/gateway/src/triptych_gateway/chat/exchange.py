@@ -34,14 +34,15 @@ from triptych_gateway.chat.dispatch import Arrival, Dispatch
 from triptych_gateway.chat.forward import Forwarder
 from triptych_gateway.chat.media_serving import MediaServing
 from triptych_gateway.chat.routing import chat_routing, session_of, text_routing
+from triptych_gateway.chat.routing_headers import RoutingHeaders
 from triptych_gateway.chat.sound_request import SoundRequest, read_sound_request
 from triptych_gateway.chat.streaming import ClientStream
 from triptych_gateway.chat.upstream_body import text_body
 from triptych_gateway.decision.encode_override import ENCODE_HEADER
 from triptych_gateway.endpoints.endpoint import ChatForm, Endpoint
-from triptych_gateway.errors import error_event, error_response, unavailable
+from triptych_gateway.errors import error_event, error_response
 from triptych_gateway.metrics import GatewayMetrics
-from triptych_gateway.race import Guard, StepTimer
+from triptych_gateway.race import CutOff, Guard, StepTimer
 from triptych_gateway.request.chat_request import ChatRequest, RequestParser
 from triptych_gateway.request.request_body import body_timeout, header_of, read_body, wait_disconnect
 from triptych_gateway.request.split.split_body import SplitBody
@@ -59,40 +60,13 @@ CLIENT_CLOSED_REQUEST = 499
 ERROR_TIMEOUT_S = 1.0  # for a client that may have stopped reading
 
 
-class CutOff:
-    """Ends what still runs when the gateway waits for it no longer."""
-
-    def __init__(self) -> None:
-        self._guards: set[Guard] = set()
-        self._is_set = False
-
-    def set(self) -> None:
-        """End all requests, and those that begin from now on."""
-        self._is_set = True
-        for guard in tuple(self._guards):
-            guard.fail(self._error())
-
-    @contextmanager
-    def hold(self, guard: Guard) -> Iterator[None]:
-        """While the block runs, `set` ends it by `guard`."""
-        if self._is_set:
-            raise self._error()
-        self._guards.add(guard)
-        try:
-            yield
-        finally:
-            self._guards.discard(guard)
-
-    def _error(self) -> RequestError:
-        return unavailable("draining", "this gateway is going away; send the request again")
-
-
 @dataclass(frozen=True, slots=True)
 class ChatParts:
     """What the exchanges of a gateway share, in the order in which a request needs it."""
 
     metrics: GatewayMetrics
     trace_trust: TraceTrust
+    routing_headers: RoutingHeaders
     api_keys: ApiKeys
     limiter: RequestLimiter
     key_limiter: KeyLimiter
@@ -122,6 +96,7 @@ class Exchange(ABC, Generic[Request]):
         self._arrived_at = time.monotonic()
         self._request_id = RequestId(f"req-{uuid4().hex}")
         self._caller = ANONYMOUS
+        self._asked_model = ""  # the name that the caller has for it; "": none
         self._echo: dict[str, str] = {"X-Request-Id": self._request_id}
         if endpoint.chat_form is ChatForm.MESSAGES:
             self._echo["Request-Id"] = self._request_id  # as Anthropic's clients read it
@@ -182,18 +157,22 @@ class Exchange(ABC, Generic[Request]):
             root.show_in(parts.recents, self._request_id, self._endpoint.path, owner=owner, key_name=key_name)
         with parts.limiter.hold_request(), parts.limiter.hold_bytes() as booking, Guard() as guard:
             request = await self._read(booking, guard)
+            demand = parts.routing_headers.read(
+                self._scope, self._caller, request.body, self._endpoint.inputs, self._request_id
+            )
             request = cast("Request", request.of_tenant(self._caller.salt))  # of its own class
             root.on_request(request.body, stream=request.stream, num_items=len(request.media))
             deadline = self._arrived_at + parts.first_token_timeout_s
-            session = session_of(self._scope, request.body, self._caller.salt)
+            header = parts.instances.models.content.session_header
             arrival = Arrival(
                 self._request_id,
                 self._caller,
                 root,
                 self._arrived_at,
                 deadline,
-                session=session,
+                session=session_of(self._scope, request.body, self._caller.salt, header),
                 encode_header=header_of(self._scope, ENCODE_HEADER.lower().encode()),
+                demand=demand,
             )
             loop = asyncio.get_running_loop()
             watch = loop.create_task(self._watch_client(client, guard))
@@ -208,6 +187,17 @@ class Exchange(ABC, Generic[Request]):
                     asyncio.CancelledError
                 ):  # its own; one from outside finds the exchange at its end
                     await watch
+
+    def _resolve(self, name: str) -> str:
+        """The model that is asked for as `name`."""
+        self._asked_model = name
+        return self._parts.instances.models.resolve(name)
+
+    async def _wait_model(self, model: str, arrival: Arrival) -> None:
+        """Until `model` is served, as the request demands it."""
+        await self._parts.instances.wait_model(model)
+        self._parts.instances.check_demand(model, arrival.demand)
+        arrival.root.on_model(model)
 
     def _plain_key(self) -> str | None:
         """Anthropic's clients show their key so."""
@@ -258,8 +248,10 @@ class Exchange(ABC, Generic[Request]):
         if limits.priority is not None and self._endpoint.is_computed:
             request = replace(request, body=limits.with_priority(request.body))
             arrival = replace(arrival, priority=request.body[PRIORITY_FIELD])
+        models = self._parts.instances.models
+        permitted = models.permitted_name(request.model, self._asked_model, limits.allows_model)
         demand = RequestDemand(
-            request.model,
+            permitted or self._asked_model or request.model,
             request.body,
             request.num_prompt_bytes,
             request.num_media_bytes,
@@ -300,7 +292,8 @@ class ChatExchange(Exchange[ChatRequest]):
 
     async def _read(self, booking: Booking, guard: Guard) -> ChatRequest:
         body = await self._read_body(booking, guard)
-        return await self._parts.parser.parse(body, booking.resize, self._endpoint)
+        request = await self._parts.parser.parse(body, booking.resize, self._endpoint)
+        return request.with_model(self._resolve(request.model))
 
     def _with_model(self, request: ChatRequest) -> ChatRequest:
         return request
@@ -309,8 +302,7 @@ class ChatExchange(Exchange[ChatRequest]):
         self, request: ChatRequest, arrival: Arrival, booking: Booking, client: ClientStream
     ) -> None:
         parts = self._parts
-        await parts.instances.wait_model(request.model)
-        arrival.root.on_model(request.model)
+        await self._wait_model(request.model, arrival)
         if request.media:
             await parts.media_serving.serve(request, arrival, booking, client)
         else:
@@ -329,7 +321,8 @@ class TextExchange(Exchange[TextRequest]):
 
     async def _read(self, booking: Booking, guard: Guard) -> TextRequest:
         body = await self._read_body(booking, guard)
-        return await self._parts.text_parser.parse(body, self._endpoint, booking.resize)
+        request = await self._parts.text_parser.parse(body, self._endpoint, booking.resize)
+        return request.with_model(self._resolve(request.model))
 
     def _with_model(self, request: TextRequest) -> TextRequest:
         return request.of_model(request.model or self._parts.instances.only_model(self._caller.may_use))
@@ -337,8 +330,7 @@ class TextExchange(Exchange[TextRequest]):
     async def _serve(
         self, request: TextRequest, arrival: Arrival, booking: Booking, client: ClientStream
     ) -> None:
-        await self._parts.instances.wait_model(request.model)
-        arrival.root.on_model(request.model)
+        await self._wait_model(request.model, arrival)
         dispatch = Dispatch(
             arrival,
             request,
@@ -360,6 +352,7 @@ class SoundExchange(Exchange[SoundRequest]):
                 self._endpoint,
                 max_bytes=self._parts.max_body_bytes,
                 on_growth=on_growth,
+                resolve=self._resolve,
             )
         limits = self._caller.limits
         if limits is not None and limits.tokens_per_minute is not None:
@@ -373,8 +366,7 @@ class SoundExchange(Exchange[SoundRequest]):
         self, request: SoundRequest, arrival: Arrival, booking: Booking, client: ClientStream
     ) -> None:
         instances = self._parts.instances
-        await instances.wait_model(request.model)
-        arrival.root.on_model(request.model)
+        await self._wait_model(request.model, arrival)
         if request.has_salt or not instances.encodes_sounds(request.model):
             path = self._endpoint.path
             raise RequestError(404, "endpoint_not_served", f"this model does not serve {path}", "model")

@@ -7,7 +7,7 @@ but time: `routing.routes` gives the next route to try.
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
-from triptych_common.protocol.messages import Modality
+from triptych_common.protocol.messages import InstanceRecord, Modality
 from triptych_common.telemetry import get_logger, span
 from triptych_gateway.chat.dispatch import Dispatch
 from triptych_gateway.chat.sound_request import SoundRequest
@@ -27,6 +27,7 @@ from triptych_gateway.request.text_request import TextRequest
 from triptych_gateway.routing.instances import Instances
 from triptych_gateway.routing.router import ServingStage
 from triptych_gateway.routing.routes import InstanceDemand, Life, Route, RouteChoice
+from triptych_gateway.routing.variants import VariantReason
 from triptych_gateway.routing.ways import Way
 
 log = get_logger(__name__)
@@ -76,6 +77,11 @@ class Forwarder:
             only=None if prior is None else prior.record,
             held_by=self._held_by(dispatch),
             routing=dispatch.routing,
+            asked=dispatch.arrival.demand,
+            variant=dispatch.arrival.variant,
+            variant_reason=(
+                dispatch.arrival.variant_reason if prior is None else VariantReason.STORED_RESPONSE
+            ),
         )
         while True:
             route = await choice.next_route()
@@ -89,7 +95,14 @@ class Forwarder:
             else:
                 if dispatch.media_wait is not None:
                     dispatch.media_wait.settle()
+                self._show_version(dispatch, route.answering, choice.variant_reason)
                 return route, answer, held
+
+    def _show_version(self, dispatch: Dispatch, record: InstanceRecord, reason: VariantReason | None) -> None:
+        """Which one answers, and why."""
+        version, shown = record.model_version or "", (reason or VariantReason.ONLY_ONE).value
+        dispatch.arrival.root.on_version(version, shown)
+        self.metrics.versions.count(record.model or "", version, shown)
 
     def _check(self, dispatch: Dispatch, route: Route) -> None:
         """What only an instance's own limits can tell."""

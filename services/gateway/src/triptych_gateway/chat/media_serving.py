@@ -11,9 +11,9 @@ Each way is tried once at most.
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from http import HTTPStatus
 
 from aiohttp import ClientSession
@@ -23,8 +23,16 @@ from triptych_common.domain.fair_turns import Lane
 from triptych_common.protocol.messages import EncodeClass, InstanceRecord
 from triptych_common.telemetry import current_traceparent, get_logger, span
 from triptych_gateway.access.request_limiter import Booking
-from triptych_gateway.chat.dispatch import Arrival, Dispatch, PriorResponse
-from triptych_gateway.chat.forward import Forwarder, demand_of
+from triptych_gateway.chat.dispatch import Arrival, Dispatch
+from triptych_gateway.chat.forward import Forwarder
+from triptych_gateway.chat.media_variants import (
+    LEFT_CODES,
+    another_variant,
+    digest_of,
+    names_of,
+    wait_instance,
+    wait_variant,
+)
 from triptych_gateway.chat.routing import chat_routing
 from triptych_gateway.chat.streaming import ClientStream
 from triptych_gateway.chat.upstream_body import book_whole, check_fits, media_body, whole_body
@@ -45,9 +53,9 @@ from triptych_gateway.request.item_counts import check_counts
 from triptych_gateway.request.media import MediaIntake, TakenItem
 from triptych_gateway.request.prompt_length import check_prompt_length
 from triptych_gateway.routing.instances import Instances
-from triptych_gateway.routing.router import SERVING_ROLES, TOWER_ROLES
-from triptych_gateway.routing.routes import RouteChoice
+from triptych_gateway.routing.router import TOWER_ROLES
 from triptych_gateway.routing.scheduling.candidates import RoutingRequest
+from triptych_gateway.routing.variants import Variant, VariantReason
 from triptych_gateway.tracing.stages import Stage
 
 log = get_logger(__name__)
@@ -82,7 +90,8 @@ class MediaServing:
             RequestError: whatever went wrong; `client.has_begun` decides whether it must go into the stream.
         """
         asked = self.decisions.override.read(arrival.encode_header, arrival.caller)
-        digest = _namespace_of(arrival.prior) or await self.instances.wait_namespace(request.model)
+        arrival = await wait_variant(self.instances, request, arrival)
+        digest = digest_of(arrival)
         await self._find_files(request, arrival)
         self.metrics.items_per_request.labels(modality_of(request.media)).observe(len(request.media))
         check_counts(request.media, self.instances.view.item_limits(digest))
@@ -97,8 +106,49 @@ class MediaServing:
         contents = {item.mm_hash: item.num_held_bytes for item in items}
         booking.resize(min(booking.num_bytes, request.num_prompt_bytes + sum(contents.values())))
         arrival.root.end_stage(Stage.MEDIA)
+        tried: set[tuple[str, str]] = set()
+        while True:
+            try:
+                await self._serve_items(request, arrival, booking, client, items, asked)
+            except RequestError as error:
+                another = self._another_variant(request, arrival, client, tried)
+                if another is None or error.code not in LEFT_CODES:
+                    raise
+                log.warning(
+                    "request goes to another version of its model: the first one has no instance left",
+                    request_id=arrival.request_id,
+                    code=error.code,
+                    version=another.version,
+                    **arrival.caller.fields,
+                )
+            else:
+                return
+            arrival.root.end_stage(Stage.GIVEN_UP)
+            tried.add(another.key)
+            arrival = replace(arrival, variant=another, variant_reason=VariantReason.LEFT)
+            check_counts(request.media, self.instances.view.item_limits(digest_of(arrival)))
+            items = self.intake.rename_items(request, items, digest_of(arrival))
+
+    def _another_variant(
+        self, request: ChatRequest, arrival: Arrival, client: ClientStream, tried: Set[tuple[str, str]]
+    ) -> Variant | None:
+        """Where it may begin again; None: nowhere, or it is too late."""
+        is_too_late = client.has_begun or time.monotonic() >= arrival.first_token_deadline
+        return None if is_too_late else another_variant(self.instances, request, arrival, tried)
+
+    async def _serve_items(
+        self,
+        request: ChatRequest,
+        arrival: Arrival,
+        booking: Booking,
+        client: ClientStream,
+        items: Sequence[TakenItem],
+        asked: DecisionMode | None,
+    ) -> None:
+        """In one namespace, from the named items to the end of the answer."""
+        digest = digest_of(arrival)
         routing = chat_routing(request, arrival.session, digest, items)
-        chosen = await self._choose(request, arrival, digest, routing)
+        chosen = await wait_instance(self.instances, request, arrival, routing)
         media_wait = _media_wait(request, arrival, items, digest, chosen)
         # In this order: from the moment it is open, metadata may name the request, and it lives.
         async with self.final_acks.hold_acks(media_wait), self.orders.open_wait(media_wait):
@@ -145,19 +195,6 @@ class MediaServing:
             if given_up is not None:
                 raise given_up
 
-    async def _choose(
-        self, request: ChatRequest, arrival: Arrival, digest: str, routing: RoutingRequest
-    ) -> InstanceRecord:
-        """The instance that the request goes to, if encoders encode."""
-        if arrival.prior is None:
-            demand = demand_of(request, request.endpoint, digest)
-            choice = RouteChoice(self.instances, demand, routing=routing)
-            return await self.instances.wait_chosen(request.model, choice.pick_first)
-        if arrival.prior.record.role not in SERVING_ROLES:
-            message = "media cannot follow a response of an instance that only decodes"
-            raise RequestError(400, "unsupported", message, request.media[0].path)
-        return arrival.prior.record
-
     async def _decide(
         self,
         request: ChatRequest,
@@ -169,7 +206,8 @@ class MediaServing:
         """Whose encode `request` gets: where it goes on from a stored response, that has settled it."""
         prior = arrival.prior
         if prior is None:
-            return await self.decisions.decide(request, media_wait, chosen, asked)
+            only = names_of(self.instances, request, arrival)
+            return await self.decisions.decide(request, media_wait, chosen, asked, only)
         has_encoder = self.instances.view.has_encoder(media_wait.namespace_digest)
         is_all_new = all(item.part.place for item in media_wait.items)
         is_local = prior.has_raw_media or (
@@ -209,6 +247,8 @@ class MediaServing:
             encoder_grace_s=self.encoder_grace_s,
             local_encode_after_s=self.local_encode_after_s,
             may_go_local=not decided.decision.is_local and arrival.prior is None,
+            only=names_of(self.instances, request, arrival),
+            may_go_elsewhere=lambda: self._another_variant(request, arrival, client, frozenset()) is not None,
         )
         course = Course(CourseKind.REMOTE) if decided.decision.is_local else decided.course
         try:
@@ -222,6 +262,7 @@ class MediaServing:
                 ),
                 media_wait.wait_failure(),
                 encode_wait.wait_given_up(),
+                encode_wait.wait_left(),
             )
         except EncodeUnavailableError as error:
             is_too_late = client.has_begun or time.monotonic() >= media_wait.deadline
@@ -312,10 +353,6 @@ class MediaServing:
             endpoint=request.endpoint,
             routing=routing,
         )
-
-
-def _namespace_of(prior: PriorResponse | None) -> str | None:
-    return None if prior is None else prior.record.namespace_digest
 
 
 def _media_wait(

@@ -17,14 +17,13 @@ from triptych_gateway.request.text_request import TextRequest
 from triptych_gateway.routing.scheduling.candidates import RoutingRequest
 from triptych_gateway.routing.scheduling.prompt_blocks import PromptBlocks, divide_prompt
 
-SESSION_HEADER = b"x-session-id"
 SESSION_FIELDS = ("prompt_cache_key", "user")  # OpenAI's
 _FIRST_FIELDS = ("tools", "system", "instructions")  # of a body: templates put them before the conversation
 
 
-def session_of(scope: Scope, body: Mapping[str, Any], salt: str) -> str:
-    """What the caller calls the conversation, by a header or a field, as a digest; "": nothing."""
-    name: Any = header_of(scope, SESSION_HEADER)
+def session_of(scope: Scope, body: Mapping[str, Any], salt: str, header: str) -> str:
+    """What the caller calls the conversation, by `header` or a field, as a digest; "": nothing."""
+    name: Any = header_of(scope, header.lower().encode())
     for field in SESSION_FIELDS:
         name = name or body.get(field)
     if not isinstance(name, str) or not name:

@@ -71,12 +71,14 @@ async def read_sound_request(
     *,
     max_bytes: int,
     on_growth: Callable[[int], None],
+    resolve: Callable[[str], str] = str,
 ) -> SoundRequest:
     """The whole form of the ASGI request `scope`. Bound it.
 
     Args:
         endpoint: knows the fields that callers may set.
         on_growth: called with the number of bytes before so many are held; may raise.
+        resolve: gives the model that a name stands for.
 
     Raises:
         RequestError: 400 the form, a field or the sound is not valid; 413 too large.
@@ -97,7 +99,10 @@ async def read_sound_request(
         if not message.get("more_body"):
             break
     form.finish()
-    return _checked(form.fields, sound, endpoint)
+    fields = dict(form.fields)
+    if "model" in fields:
+        fields["model"] = resolve(fields["model"])
+    return _checked(fields, sound, endpoint)
 
 
 def _checked(fields: Mapping[str, str], sound: bytearray, endpoint: Endpoint) -> SoundRequest:

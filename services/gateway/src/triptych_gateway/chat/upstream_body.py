@@ -1,26 +1,37 @@
 """The request for prefill_decode: metadata instead of media, and the items it will wait for.
 
-Or, when no encoder can be had, the whole request, for an instance that encodes itself.
+Or, when no encoder can be had, the whole request, for an instance that encodes itself. The part that stands
+for an item depends on the form of the chat:
+
+    form           an item that an encoder makes         raw media
+    completions    embeddings without them, with a uuid  a data URL, perhaps with a uuid
+    others         an image with the item's URL          an image with a data URL, or the item's around it
+
+Where a form has no place for a uuid, the URL has it (`protocol.item_urls`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, assert_never
 
 import orjson
 from pybase64 import b64encode_as_string
 
 from triptych_common.domain.errors import RequestError
+from triptych_common.domain.hashing import raw_item_id
 from triptych_common.protocol.ids import MmHash
+from triptych_common.protocol.item_urls import item_url, raw_item_url
 from triptych_common.protocol.messages import ECTransferParams, InstanceRecord, ItemTransfer
 from triptych_gateway.access.request_limiter import Booking
-from triptych_gateway.chat.media_parts import item_part, raw_part
 from triptych_gateway.encode.sizes import ItemSizes
+from triptych_gateway.endpoints.endpoint import ChatForm
 from triptych_gateway.request.chat_request import ChatRequest
 from triptych_gateway.request.known_file import KnownFile
 from triptych_gateway.request.media import TakenItem
 from triptych_gateway.request.places import replace_at
 from triptych_gateway.request.text_request import TextRequest
+
+Part = dict[str, Any]
 
 
 def text_body(request: ChatRequest | TextRequest) -> bytes:
@@ -126,3 +137,35 @@ def _dump(body: Mapping[str, Any]) -> bytes:
         return orjson.dumps(body)
     except TypeError as error:  # orjson's limit on nesting is lower when it writes than when it reads
         raise RequestError(400, "invalid_json", "the body is nested too deeply", None) from error
+
+
+def item_part(form: ChatForm, item: TakenItem) -> Part:
+    """For an item that an encoder makes. vLLM reads exactly these keys."""
+    if form is ChatForm.COMPLETIONS:
+        # No others: vLLM reads a part with a uuid by whatever media key it finds first.
+        name = f"{item.part.modality}_embeds"
+        return {"type": name, name: None, "uuid": item.mm_hash}
+    return _image_part(form, item_url(item.mm_hash))
+
+
+def raw_part(form: ChatForm, item: TakenItem, data_url: str, *, is_named: bool) -> Part:
+    """For raw media, as an instance with a vision tower takes them.
+
+    `is_named`: by an id that no other tenant's has. Else vLLM names an item by its content.
+    """
+    item_id = raw_item_id(item.mm_hash) if is_named else None
+    if form is ChatForm.COMPLETIONS:
+        name = f"{item.part.modality}_url"
+        part = {"type": name, name: {"url": data_url}}
+        return part if item_id is None else {**part, "uuid": item_id}
+    return _image_part(form, data_url if item_id is None else raw_item_url(item_id, data_url))
+
+
+def _image_part(form: ChatForm, url: str) -> Part:
+    if form is ChatForm.MESSAGES:
+        return {"type": "image", "source": {"type": "url", "url": url}}
+    if form is ChatForm.RESPONSES:
+        return {"type": "input_image", "image_url": url, "detail": "auto"}  # vLLM makes nothing of the detail
+    if form is ChatForm.COMPLETIONS:
+        raise ValueError("a part of a chat completion can have a uuid")
+    assert_never(form)

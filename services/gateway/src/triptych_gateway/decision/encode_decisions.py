@@ -1,6 +1,7 @@
 """EncodeDecisions: gathers what each decision needs, hands out courses, and learns from what they came to."""
 
 import time
+from collections.abc import Set
 from dataclasses import dataclass
 
 from cachetools import LRUCache
@@ -139,10 +140,14 @@ class EncodeDecisions:
         media_wait: MediaWait,
         chosen: InstanceRecord,
         asked: DecisionMode | None = None,
+        only: Set[str] | None = None,
     ) -> DecidedRequest:
         """Whose encode `request` gets. Its wait is open; nothing was ordered for it.
 
-        `chosen`: the instance that it goes to, if encoders encode. `asked`: by the request.
+        Args:
+            chosen: the instance that it goes to, if encoders encode.
+            asked: by the request.
+            only: the instances that it may go to; None: all of its namespace.
 
         Raises:
             RequestError: 400, it asks for what cannot be.
@@ -153,7 +158,7 @@ class EncodeDecisions:
         new = {each for each in unknown if not self._is_in_flight(each)}
         found = self._prefixes.find(request, media_wait.items) if self._learns else None
         life, num_items_here = found if found is not None else (None, 0)
-        target = self._tower(request.model, digest, chosen, life)
+        target = self._tower(request.model, digest, chosen, life, only)
         if target is None or (target.instance, target.boot_id) != life:
             num_items_here = 0
         has_encoder = self._view.has_encoder(digest)
@@ -259,10 +264,18 @@ class EncodeDecisions:
         return [record for record in self._view.encoding if record.namespace_digest == digest]
 
     def _tower(
-        self, model: str, digest: str, chosen: InstanceRecord, life: tuple[str, str] | None
+        self,
+        model: str,
+        digest: str,
+        chosen: InstanceRecord,
+        life: tuple[str, str] | None,
+        only: Set[str] | None,
     ) -> InstanceRecord | None:
         """The instance that would encode: one that has begun of this prompt, `chosen`, or another."""
-        able = towers_of(self._view.records, model, digest)
+        records = self._view.records
+        if only is not None:
+            records = tuple(record for record in records if record.instance in only)
+        able = towers_of(records, model, digest)
         if not able:
             return None
         for record in able:

@@ -2,7 +2,7 @@
 
 It gives up, with an `EncodeUnavailableError`, when
 
-    no encoder was registered for `encoder_grace_s`
+    no encoder was registered for `encoder_grace_s`; later on, only where there is another way
     an item failed, all attempts used up (`MediaWait.wait_failure`)
     the deadline has passed: that of the first token, or `local_encode_after_s` where an instance has a tower
 
@@ -11,6 +11,7 @@ What is wrong with the media themselves is another error.
 
 import asyncio
 import time
+from collections.abc import Callable, Set
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -33,6 +34,8 @@ class EncodeWait:
     encoder_grace_s: float
     local_encode_after_s: float
     may_go_local: bool = True  # False: no instance could encode it, there is no other way left
+    only: Set[str] | None = None  # the instances that it may go to; None: all of its namespace
+    may_go_elsewhere: Callable[[], bool] = lambda: False  # to another version of its model, with encoders
     began_at: float = field(default_factory=time.monotonic)
 
     @property
@@ -42,7 +45,10 @@ class EncodeWait:
             return False
         if any(item.needs_encoder for item in self.media_wait.items):
             return False
-        return has_tower(self.view.records, self.model, self.media_wait.namespace_digest)
+        records = self.view.records
+        if self.only is not None:
+            records = tuple(record for record in records if record.instance in self.only)
+        return has_tower(records, self.model, self.media_wait.namespace_digest)
 
     async def wait_sizes(self) -> None:
         """Order what is not known, and return when the sizes of all items are.
@@ -59,7 +65,12 @@ class EncodeWait:
                 if orders.lacks_job(media_wait):  # without an encoder, jobs would pile up in Redis
                     await race(self._wait_encoder(), media_wait.wait_failure())
                 orders.order_missing(media_wait)
-                await race(media_wait.wait_sizes(), media_wait.wait_failure(), self._wait_encoder())
+                await race(
+                    media_wait.wait_sizes(),
+                    media_wait.wait_failure(),
+                    self._wait_encoder(),
+                    self.wait_left(),
+                )
         except TimeoutError as error:
             raise _too_late(media_wait.first_without_sizes) from error
 
@@ -73,7 +84,7 @@ class EncodeWait:
             return
         without_encoder_since: float | None = None
         while True:
-            await self._wait_refresh()
+            await self._wait_refresh(self._give_up_at)
             now = time.monotonic()
             if not self.orders.awaits_job(self.media_wait):
                 without_encoder_since = None
@@ -87,14 +98,36 @@ class EncodeWait:
             elif now - without_encoder_since >= self.encoder_grace_s:
                 raise _no_encoder()
 
+    async def wait_left(self) -> None:
+        """A guard: for when the last encoder has ended, and another version of the model has encoders.
+
+        Returns where there is no other version.
+
+        Raises:
+            EncodeUnavailableError: none was there for `encoder_grace_s`.
+        """
+        if not self.may_go_elsewhere():
+            return
+        since: float | None = None
+        while True:
+            await self._wait_refresh(self.media_wait.deadline)
+            now = time.monotonic()
+            has_encoder = self.view.has_encoder(self.media_wait.namespace_digest)
+            if has_encoder or not self.orders.awaits_job(self.media_wait):
+                since = None
+            elif since is None:
+                since = now
+            elif now - since >= self.encoder_grace_s and self.may_go_elsewhere():
+                raise _no_encoder()
+
     @property
     def _give_up_at(self) -> float:
         """Counted anew from each `EncodeNeeded`: one that comes late is no encode that takes too long."""
         return max(self.began_at, self.media_wait.needed_at) + self.local_encode_after_s
 
-    async def _wait_refresh(self) -> None:
+    async def _wait_refresh(self, until: float) -> None:
         """Until the registry was read again, at the latest when the time is up."""
-        remaining_s = self._give_up_at - time.monotonic()
+        remaining_s = until - time.monotonic()
         with suppress(TimeoutError):
             async with asyncio.timeout(remaining_s if remaining_s > 0 else None):
                 await self.view.wait_for_refresh()

@@ -3,9 +3,10 @@
     waiting --the namespace's encoders have nothing to do--> ordered --> encoded, or failed
        `--a request names it first, it is deleted, or its time is over--> left to requests
 
-One file at a time per gateway, and only while no job stands on the stream of its namespace, nor any of this
-gateway's items is in flight. So a request finds at most one such encode of each gateway before its own.
-Nothing tells a gateway that other gateways' jobs are done, so it looks again now and then.
+One file at a time per gateway, and only while no job stands on the stream of its namespace, nor any of
+this gateway's items of that namespace is in flight. So a request finds at most one such encode of each
+gateway before its own. Nothing tells a gateway that other gateways' jobs are done, so it looks again now and
+then.
 
 A file that is not encoded ahead is encoded for the first request that names it.
 """
@@ -120,8 +121,9 @@ class EncodeAhead:
     def _targets(self, file: KnownFile) -> list[tuple[InstanceRecord, str, Modality]]:
         """(an instance that items are announced to, its namespace, what the file is there)"""
         found: dict[str, tuple[InstanceRecord, str, Modality]] = {}
-        for model in self._view.models:
-            digest = self._view.namespace_of(model)
+        variants = [(each, model) for model in self._view.models for each in self._view.variants_of(model)]
+        for variant, model in variants:
+            digest = variant.namespace_digest
             if digest is None or digest in found or not self._view.has_encoder(digest):
                 continue
             limits = self._view.item_limits(digest)
@@ -132,7 +134,8 @@ class EncodeAhead:
         return list(found.values())
 
     async def _is_idle(self, digest: str) -> bool:
-        if any(item.in_flight for item in self._orders.table):
+        own = (item for item in self._orders.table if self._orders.namespace_of(item) == digest)
+        if any(item.in_flight for item in own):
             return False
         try:
             backlog = await self._single_flight.read_backlog(digest)

@@ -90,6 +90,12 @@ class ChatRequest:
         body = {**self.body, "cache_salt": salt} if self.endpoint.is_computed else self.body
         return replace(self, tenant_salt=salt, body=body)
 
+    def with_model(self, model: str) -> Self:
+        """The request with the name that instances know its model by."""
+        if model == self.model:
+            return self
+        return replace(self, model=model, body={**self.body, "model": model})
+
     def drop_text(self, part: MediaPart) -> None:
         """Drop the text of a part whose bytes were taken; the part's place stays."""
         part.url, part.content = "", None

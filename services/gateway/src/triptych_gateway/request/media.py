@@ -7,7 +7,7 @@ Of an uploaded file all that was found at its upload: its bytes are not read her
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -168,6 +168,17 @@ class MediaIntake:
             raise failure
         finally:
             del failure, fetches  # its traceback holds this frame, and the request's media with it
+
+    def rename_items(
+        self, request: ChatRequest, items: Sequence[TakenItem], namespace_digest: str
+    ) -> tuple[TakenItem, ...]:
+        """`items` of `request` as they are named in another namespace."""
+        return tuple(
+            self._naming(item.part, request, namespace_digest).name_item(
+                item.part, item.content, item.media_digest, item.image
+            )
+            for item in items
+        )
 
     def _accept(self, part: MediaPart) -> AcceptedUrl | None:
         """The URL to fetch; None: the item is in the request, or a file."""

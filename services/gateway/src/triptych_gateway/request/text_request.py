@@ -61,6 +61,12 @@ class TextRequest:
             return self
         return replace(self, body={**self.body, "cache_salt": salt})
 
+    def with_model(self, model: str) -> "TextRequest":
+        """The request with the name that instances know its model by."""
+        if model == self.model:
+            return self
+        return replace(self, model=model, body={**self.body, "model": model})
+
     def of_model(self, model: str) -> "TextRequest":
         """The request for a model that its caller has not named."""
         return replace(self, model=model)

@@ -80,6 +80,7 @@ class ResponseExchange(Exchange[ResponseRequest]):
         responses = self._responses
         body = await self._read_body(booking, guard)
         chat = await self._parts.parser.parse(body, booking.resize, self._endpoint)
+        chat = chat.with_model(self._resolve(chat.model))
         request = ResponseRequest.of_chat(chat, new_response_id())
         if request.previous_response_id is not None:
             self._found = await responses.index.find(request.previous_response_id, self._caller)
@@ -107,8 +108,7 @@ class ResponseExchange(Exchange[ResponseRequest]):
         self, request: ResponseRequest, arrival: Arrival, booking: Booking, client: ClientStream
     ) -> None:
         parts, found = self._parts, self._found
-        await parts.instances.wait_model(request.model)
-        arrival.root.on_model(request.model)
+        await self._wait_model(request.model, arrival)
         prior = None if found is None else PriorResponse(found.instance, found.record.has_raw_media)
         arrival = replace(arrival, prior=prior, on_answer=partial(self._keep, request))
         if request.media:

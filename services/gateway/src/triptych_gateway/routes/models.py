@@ -6,27 +6,39 @@ from typing import Any
 from fastapi import APIRouter, Request
 
 from triptych_gateway.access.auth import ApiKeys
+from triptych_gateway.access.callers import Caller
 from triptych_gateway.endpoints.local_endpoints import GET_MODEL, LIST_MODELS
 from triptych_gateway.errors import model_not_found
 from triptych_gateway.routes.local import add_route
-from triptych_gateway.routing.registry_view import RegistryView
+from triptych_gateway.routing.instances import Instances
 
 
-def model_routes(api_keys: ApiKeys, view: RegistryView) -> APIRouter:
+def model_routes(api_keys: ApiKeys, instances: Instances) -> APIRouter:
     router = APIRouter()
     created = int(time.time())
+    view, models = instances.view, instances.models
 
-    def card(model: str) -> dict[str, Any]:
-        known = {"id": model, "object": "model", "created": created, "owned_by": "triptych"}
-        return {**known, "parent": view.parent_of(model)}
+    def card(name: str) -> dict[str, Any]:
+        known = {"id": name, "object": "model", "created": created, "owned_by": "triptych"}
+        return {**known, "parent": view.parent_of(models.resolve(name))}
+
+    def names_for(caller: Caller) -> list[str]:
+        """Models, adapters and aliases that are served, and that the caller may ask for."""
+        aliases = [alias for model in view.models for alias in models.aliases_of(model)]
+        names = {*aliases, *(model for model in view.models if models.resolve(model) == model)}
+        return sorted(
+            name
+            for name in names
+            if models.permitted_name(models.resolve(name), name, caller.may_use) is not None
+        )
 
     async def list_models(request: Request) -> dict[str, Any]:
         caller = api_keys.check_key(request.headers.get("authorization"))
-        return {"object": "list", "data": [card(model) for model in view.models if caller.may_use(model)]}
+        return {"object": "list", "data": [card(name) for name in names_for(caller)]}
 
     async def get_model(model: str, request: Request) -> dict[str, Any]:
         caller = api_keys.check_key(request.headers.get("authorization"))
-        if model not in view.models or not caller.may_use(model):
+        if model not in names_for(caller):
             raise model_not_found(model)
         return card(model)
 

@@ -1,15 +1,25 @@
-"""The instances that requests go to, and how long a request waits for one."""
+"""The instances that requests go to, by variant, and how long a request waits for one."""
 
 import asyncio
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Set
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from triptych_common.domain.errors import RequestError
 from triptych_common.protocol.messages import Modality
 from triptych_gateway.errors import model_not_found
+from triptych_gateway.routing.pairs import instances_of
 from triptych_gateway.routing.registry_view import RegistryView
-from triptych_gateway.routing.router import TOWER_ROLES, Router
+from triptych_gateway.routing.route_demand import RouteDemand
+from triptych_gateway.routing.router import TOWER_ROLES, Router, ServingStage
+from triptych_gateway.routing.served_models import ServedModels
+from triptych_gateway.routing.variants import (
+    RankedVariants,
+    Variant,
+    VariantReason,
+    able_to,
+    rank_variants,
+)
 
 REFRESH_LIMIT_S = 2.0  # beyond the view's own interval
 Chosen = TypeVar("Chosen")
@@ -27,6 +37,7 @@ class Instances:
     router: Router
     grace_s: float
     max_attempts: int  # instances that could not be reached, for one request
+    models: ServedModels = field(default_factory=ServedModels)
 
     async def wait_model(self, model: str) -> None:
         """Until `model` is served.
@@ -42,25 +53,78 @@ class Instances:
         Raises:
             RequestError: 400, there are several; 503, there is none.
         """
-        models = [each for each in self.view.default_models if may_use(each)]
+        models = [each for each in self.view.default_models if self.models.may_use(each, may_use)]
         if len(models) > 1:
             raise RequestError(400, "missing_field", "model is missing, and several are served", "model")
         if not models:
             raise self.unknown_model("")
         return models[0]
 
+    def placeholder_tokens_of(self, name: str) -> frozenset[str]:
+        """Those that instances announce of the model that is asked for as `name`. Also called in threads."""
+        return self.view.placeholder_tokens_of(self.models.resolve(name))
+
     def encodes_sounds(self, model: str) -> bool:
         """Whether an instance that serves `model` takes raw sounds."""
         records = self.view.serving_of(model)
         return any(r.role in TOWER_ROLES and r.item_limits.get(Modality.AUDIO, 0) for r in records)
 
-    async def wait_namespace(self, model: str) -> str:
-        """The namespace digest for the model's images."""
-        return await self._wait(model, lambda: self.view.namespace_of(model))
+    def check_demand(self, model: str, demand: RouteDemand) -> None:
+        """That `demand` is for what there is.
+
+        Raises:
+            RequestError: 400, it names a version or an instance that is not there.
+        """
+        shares = self.models.shares_of(model, self.view.parent_of(model)) or {}
+        version = demand.version
+        known = {variant.version for variant in self.view.variants_of(model)} | shares.keys()
+        if version is not None and version not in known:
+            message = f"no instance serves version {version!r} of this model"
+            raise RequestError(400, "unknown_version", message, None)
+        if demand.hosts and not self._variants_of(model, demand):
+            message = "the headers name no instance that serves this model"
+            raise RequestError(400, "unknown_instance", message, None)
+
+    def find_variants(
+        self, model: str, demand: RouteDemand, *, has_media: bool, is_whole_only: bool = False
+    ) -> RankedVariants:
+        """Where a request may go now, the best first; nothing where no instance is there for it."""
+        variants, version = self._variants_of(model, demand), demand.version
+        shares = None if version is not None else self.models.shares_of(model, self.view.parent_of(model))
+        if version is not None:
+            variants = tuple(each for each in variants if each.version == version)
+        if shares is not None:
+            variants = tuple(each for each in variants if shares.get(each.version or ""))
+        able = able_to(variants, has_media=has_media, is_whole_only=is_whole_only)
+        if len(able) > 1:
+            ranked = rank_variants(able, shares, demand.find_session())
+        else:
+            ranked = RankedVariants(able, VariantReason.ONLY_ONE)
+        return ranked if version is None else RankedVariants(ranked.variants, VariantReason.HEADER)
+
+    def names_of(self, model: str, variant: Variant, demand: RouteDemand) -> Set[str] | None:
+        """The instances of `variant`, of all stages, that a request may go to now; None: all."""
+        variants = self._variants_of(model, demand)
+        own = next((each for each in variants if each.key == variant.key), None)
+        if own is None:
+            return frozenset()
+        return None if len(variants) == 1 and not demand.hosts else own.instances
 
     async def wait_chosen(self, model: str, choose: Callable[[], Chosen | None]) -> Chosen:
         """What `choose` finds for the model, once it does."""
         return await self._wait(model, choose)
+
+    def _variants_of(self, model: str, demand: RouteDemand) -> tuple[Variant, ...]:
+        """With those of their instances that `demand` names, and of pairs with the other half."""
+        if not demand.hosts:
+            return self.view.variants_of(model)
+        named = [
+            each
+            for stage in ServingStage
+            for each in self.view.serving_of(model, stage)
+            if demand.allows(each, stage)
+        ]
+        return self.view.variants_among(instances_of(named, model))
 
     async def _wait(self, model: str, choose: Callable[[], Chosen | None]) -> Chosen:
         if (chosen := choose()) is not None:

@@ -1,13 +1,13 @@
 """Which instances serve a model: those that do all of a request, and pairs that share one. Pure.
 
-A pair is an instance that prefills and one that decodes, of one model and one namespace, whose KV connectors
-fit. An instance of either kind without the other serves nothing.
+A pair is an instance that prefills and one that decodes, of one model, one version and one namespace,
+whose KV connectors fit. An instance of either kind without the other serves nothing.
 """
 
 from collections.abc import Iterable, Sequence
 
 from triptych_common.protocol.messages import InstanceRecord
-from triptych_gateway.routing.router import ENCODING_ROLES, STAGE_ROLES, TOWER_ROLES, ServingStage, can_serve
+from triptych_gateway.routing.router import STAGE_ROLES, TOWER_ROLES, ServingStage, can_serve
 
 
 def fits(prefill: InstanceRecord, decode: InstanceRecord) -> bool:
@@ -18,6 +18,7 @@ def fits(prefill: InstanceRecord, decode: InstanceRecord) -> bool:
         and other is not None
         and (one.connector, one.compatibility) == (other.connector, other.compatibility)
         and prefill.model == decode.model
+        and prefill.model_version == decode.model_version
         and prefill.namespace_digest == decode.namespace_digest
     )
 
@@ -64,20 +65,3 @@ def towers_of(
 def has_tower(records: Iterable[InstanceRecord], model: str, namespace_digest: str) -> bool:
     """Whether some instance could serve a request for `model` with its raw media."""
     return bool(towers_of(tuple(records), model, namespace_digest))
-
-
-def choose_namespace(records: Iterable[InstanceRecord], model: str) -> str | None:
-    """The namespace digest for an image request: one that encoders and serving instances share.
-
-    Without any live encoder, that of a serving instance: an encoder may come back. None: no
-    instance serves the model's images.
-    """
-    records = tuple(records)
-    serving = [
-        each.namespace_digest for each in instances_of(records, model) if each.namespace_digest is not None
-    ]
-    encoding = {
-        each.namespace_digest for each in records if each.role in ENCODING_ROLES and not each.draining
-    }
-    shared = [digest for digest in serving if digest in encoding]
-    return next(iter(shared or serving), None)

@@ -6,7 +6,7 @@ the last view stays in use: text requests need no Redis.
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from triptych_common.coordination import Registry
@@ -14,8 +14,15 @@ from triptych_common.domain.errors import BusUnavailableError
 from triptych_common.protocol.messages import InstanceRecord, Modality
 from triptych_common.telemetry.logs import get_logger
 from triptych_gateway.routing.item_limits import common_limits
-from triptych_gateway.routing.pairs import choose_namespace, instances_of, pairs_of, serving_of
-from triptych_gateway.routing.router import ENCODING_ROLES, SERVING_ROLES, ServingStage, unloaded_adapters
+from triptych_gateway.routing.pairs import instances_of, pairs_of, serving_of
+from triptych_gateway.routing.router import (
+    ENCODING_ROLES,
+    SERVING_ROLES,
+    TOWER_ROLES,
+    ServingStage,
+    unloaded_adapters,
+)
+from triptych_gateway.routing.variants import Variant, variants_of
 
 log = get_logger(__name__)
 
@@ -36,7 +43,7 @@ class _Facts:
     serving_of: dict[tuple[str, ServingStage], tuple[InstanceRecord, ...]] = field(
         default_factory=dict
     )  # by model and stage, once asked for
-    namespace_of: dict[str, str | None] = field(default_factory=dict)  # likewise
+    variants: dict[str, tuple[Variant, ...]] = field(default_factory=dict)  # by model, likewise
     item_limits: dict[str, Mapping[Modality, int]] = field(default_factory=dict)  # by namespace, likewise
     placeholder_tokens: dict[str, frozenset[str]] = field(default_factory=dict)  # by model, likewise
 
@@ -127,14 +134,19 @@ class RegistryView:
             facts.placeholder_tokens[model] = frozenset().union(*tokens)
         return facts.placeholder_tokens[model]
 
-    def namespace_of(self, model: str) -> str | None:
-        """See `choose_namespace`."""
+    def variants_of(self, model: str) -> tuple[Variant, ...]:
+        """Of the instances that serve `model`, in any stage; one, unless its version is being changed."""
         facts = self._facts()
         if model not in facts.models:
-            return None
-        if model not in facts.namespace_of:
-            facts.namespace_of[model] = choose_namespace(facts.records, model)
-        return facts.namespace_of[model]
+            return ()
+        if model not in facts.variants:
+            facts.variants[model] = self.variants_among(self.instances_of(model))
+        return facts.variants[model]
+
+    def variants_among(self, serving: Sequence[InstanceRecord]) -> tuple[Variant, ...]:
+        """Of these instances, which serve one model."""
+        towers = {r.namespace_digest for r in serving if r.role in TOWER_ROLES and r.namespace_digest}
+        return variants_of(serving, self._facts().encoder_namespaces, towers)
 
     def _facts(self) -> _Facts:
         if self._known.records is not self.records:

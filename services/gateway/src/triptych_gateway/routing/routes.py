@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -12,8 +12,10 @@ from triptych_gateway.endpoints.endpoint import ServedBy
 from triptych_gateway.errors import unavailable
 from triptych_gateway.routing.instances import REFRESH_LIMIT_S, Instances
 from triptych_gateway.routing.pairs import fits
+from triptych_gateway.routing.route_demand import ANYWHERE, RouteDemand
 from triptych_gateway.routing.router import STAGE_ROLES, TOWER_ROLES, ServingStage
 from triptych_gateway.routing.scheduling.candidates import RoutingRequest
+from triptych_gateway.routing.variants import Variant, VariantReason
 from triptych_gateway.routing.ways import LeastLoad, Load, Way, WayPolicy, WayReason, decide
 
 Life = tuple[str, str]  # (instance, boot id)
@@ -48,11 +50,18 @@ class InstanceDemand:
     needs_tower: bool = False  # only instances that can encode the request's media themselves
     takes: Modality | None = None  # only instances that take raw items of this modality
 
+    @property
+    def is_whole_only(self) -> bool:
+        """Only an instance that does all of it can serve it."""
+        return self.served_by is ServedBy.WHOLE or (self.served_by is ServedBy.ALONE and self.has_media)
+
 
 @dataclass(slots=True)
 class RouteChoice:
     """For one request. No life of an instance is asked twice, but for a pair whose handover has failed: which
     half of it is at fault is not known, so others are taken first; after a restart it is another life.
+
+    All instances of a route are of one variant of the model.
 
     Before it gives up it waits for the registry to be read once more: a new instance is not in the view yet.
     """
@@ -63,7 +72,11 @@ class RouteChoice:
     only: InstanceRecord | None = None  # no other will do
     held_by: Life | None = None  # an instance that decodes, and has answered the conversation so far
     routing: RoutingRequest | None = None  # what else instances are chosen by
+    asked: RouteDemand = ANYWHERE  # what the request says of where it may go
+    variant: Variant | None = None  # for which the media are named; None: text only, one after the other
+    variant_reason: VariantReason | None = None  # of `variant`; of a text's, once it is chosen
     policy: WayPolicy = field(default_factory=LeastLoad)
+    _within: Set[str] | None = None  # the instances of the variant that is looked at; None: all
     _tried: set[Life] = field(default_factory=set)
     _doubtful: set[Life] = field(default_factory=set)  # halves of pairs whose handover has failed
     _num_failed: int = 0
@@ -116,11 +129,43 @@ class RouteChoice:
         """
         if self.only is not None:
             return None if self._tried else Route(self.only, _way_alone(self.only), WayReason.STORED_RESPONSE)
+        first, self.first = self.first, None
         held_by, self.held_by = self.held_by, None
+        for within in self._allowed():
+            self._within = within
+            route = self._pick_within(first, held_by)
+            if route is not None:
+                return route
+        return None
+
+    def pick_first(self) -> InstanceRecord | None:
+        """Who would get the request first; of a pair who prefills, and the other half is picked later.
+
+        Raises:
+            RequestError: as `pick`.
+        """
+        for within in self._allowed():
+            self._within = within
+            found = self._pick_first()
+            if found is not None:
+                return found[0]
+        return None
+
+    def _allowed(self) -> Iterable[Set[str] | None]:
+        """Instances by variant, the one that the request gets first. None: all."""
+        demand, instances = self.demand, self.instances
+        if self.variant is not None:
+            return (instances.names_of(demand.model, self.variant, self.asked),)
+        ranked = instances.find_variants(
+            demand.model, self.asked, has_media=False, is_whole_only=demand.is_whole_only
+        )
+        self.variant_reason = ranked.reason
+        return tuple(each.instances for each in ranked.variants)
+
+    def _pick_within(self, first: InstanceRecord | None, held_by: Life | None) -> Route | None:
         for record in self._able(DECODE) if held_by is not None else ():
             if _life(record) == held_by:
                 return Route(record, Way.DECODE, WayReason.PREFIX_HELD)
-        first, self.first = self.first, None
         records = self.instances.view.records
         if first is not None and not any(r.draining for r in records if r.instance == first.instance):
             route = self._route_from(first, self._reason_of_first())
@@ -131,15 +176,6 @@ class RouteChoice:
             return None
         found = self._pick_first()
         return None if found is None else self._route_from(*found)
-
-    def pick_first(self) -> InstanceRecord | None:
-        """Who would get the request first; of a pair who prefills, and the other half is picked later.
-
-        Raises:
-            RequestError: as `pick`.
-        """
-        found = self._pick_first()
-        return None if found is None else found[0]
 
     def _pick_first(self) -> tuple[InstanceRecord, WayReason] | None:
         whole, served_by = self._able(WHOLE), self.demand.served_by
@@ -194,7 +230,8 @@ class RouteChoice:
         able = [
             each
             for each in view.serving_of(demand.model, stage)
-            if _life(each) not in self._tried
+            if (self._within is None or each.instance in self._within)
+            and _life(each) not in self._tried
             and demand.namespace_digest in (None, each.namespace_digest)
             and (is_decode or not demand.needs_tower or each.role in TOWER_ROLES)
             and (is_decode or demand.takes is None or each.item_limits.get(demand.takes, 0))

@@ -106,6 +106,11 @@ class RequestSpan:
         self._span.set_attribute(attributes.WAY, way)
         self._span.set_attribute(attributes.WAY_REASON, reason)
 
+    def on_version(self, version: str, reason: str) -> None:
+        """Of the model: that of the instance that answers; "": it announces none."""
+        self._span.set_attribute(attributes.VERSION, version)
+        self._span.set_attribute(attributes.VERSION_REASON, reason)
+
     def on_local_encode(self, reason: str) -> None:
         """An instance encodes, for `reason`."""
         self._span.set_attribute(attributes.LOCAL_ENCODE, reason)

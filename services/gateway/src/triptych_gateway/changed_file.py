@@ -1,0 +1,43 @@
+"""A file that is read again when it has changed: written, replaced, or a link to it leads elsewhere.
+
+The latter is how Kubernetes exchanges secrets and config maps.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Generic, TypeVar
+
+Content = TypeVar("Content")
+_Mark = tuple[int, ...] | None  # of one state of the file; None: it is not there
+
+
+class ChangedFile(Generic[Content]):
+    """Blocks on the disk: for a thread."""
+
+    def __init__(self, path: Path, read: Callable[[Path], Content]) -> None:
+        """`read` raises an error whose cause is an OSError where the file may be readable later."""
+        self.path = path
+        self._read = read
+        self._seen: _Mark = ()  # of no file: the first look reads it, since it may have changed at the start
+
+    def try_read(self) -> Content | None:
+        """None: it is as it was, usable or not. Raises what `read` raises."""
+        mark = _mark_of(self.path)
+        if mark == self._seen:
+            return None
+        self._seen = mark  # before it is read: a change meanwhile has another
+        try:
+            return self._read(self.path)
+        except Exception as error:
+            if isinstance(error.__cause__, OSError):
+                self._seen = ()  # it may be readable at the next look
+            raise
+
+
+def _mark_of(path: Path) -> _Mark:
+    """Follows links."""
+    try:
+        info = path.stat()
+    except OSError:
+        return None
+    return (info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns, info.st_ctime_ns)

@@ -1,0 +1,147 @@
+"""What a request's headers say of where it may go: a version, its conversation, instances by `host:port`.
+
+Instances are named by front ends that have chosen already, as llm-d's router does. A header only narrows the
+choice among instances that are registered: no connection is opened to an address because a header has it.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from hashlib import blake2b
+from http import HTTPStatus
+from ipaddress import IPv4Network, IPv6Network
+from typing import Any
+
+import orjson
+from pydantic import TypeAdapter, ValidationError
+from starlette.types import Scope
+
+from triptych_common.domain.errors import RequestError
+from triptych_common.protocol.ids import Name
+from triptych_gateway.access.callers import Caller
+from triptych_gateway.request.request_body import header_of
+from triptych_gateway.routing.route_demand import RouteDemand, join_host
+from triptych_gateway.routing.router import ServingStage
+from triptych_gateway.routing.served_models import ServedModels
+from triptych_gateway.tracing.trace_trust import address_of
+
+VERSION_HEADER = "X-Triptych-Version"
+HOST_HEADERS: Mapping[ServingStage, tuple[str, ...]] = {
+    ServingStage.PREFILL: ("x-prefiller-host-port", "x-prefiller-host-ports", "x-llm-d-prefiller-host-port"),
+    ServingStage.DECODE: ("x-data-parallel-host-port",),
+}
+"""llm-d's, by what the instances are asked for. The first one that is there counts, as at llm-d's sidecar."""
+
+MAX_HOSTS = 64
+MAX_PROMPT_CHARS = 256  # of a prompt without messages, which stand for its conversation
+_FIRST_FIELDS = ("system", "instructions")  # what comes before all messages, in some forms of chats
+_VERSION = TypeAdapter(Name)
+
+
+@dataclass(frozen=True, slots=True)
+class RoutingHeaders:
+    """One per gateway. Front ends: callers with one of `keys`, by name, or from one of `networks`."""
+
+    models: ServedModels
+    keys: frozenset[str] = frozenset()
+    networks: tuple[IPv4Network | IPv6Network, ...] = ()
+
+    def read(
+        self, scope: Scope, caller: Caller, body: Mapping[str, Any], inputs: Iterable[str], request_id: str
+    ) -> RouteDemand:
+        """Of one request.
+
+        Raises:
+            RequestError: 403, the caller may not say so; 400, a header is malformed.
+        """
+        session = header_of(scope, self.models.content.session_header.lower().encode())
+        return RouteDemand(
+            partial(_session_key, caller, session, body, tuple(inputs), request_id),
+            self._version(scope, caller),
+            dict(self._hosts(scope, caller)),
+        )
+
+    def _version(self, scope: Scope, caller: Caller) -> str | None:
+        version = header_of(scope, VERSION_HEADER.lower().encode())
+        if version is None:
+            return None
+        if not self.models.content.version_header and not self._is_front_end(scope, caller):
+            raise _not_allowed(VERSION_HEADER)
+        try:
+            return _VERSION.validate_python(version)
+        except ValidationError as error:
+            message = f"{VERSION_HEADER} must be the label of a version"
+            raise RequestError(400, "invalid_value", message, VERSION_HEADER) from error
+
+    def _hosts(self, scope: Scope, caller: Caller) -> Iterator[tuple[ServingStage, frozenset[str]]]:
+        if not self.keys and not self.networks:
+            return
+        for stage, names in HOST_HEADERS.items():
+            found = ((name, header_of(scope, name.encode())) for name in names)
+            name, value = next(((name, value) for name, value in found if value is not None), ("", ""))
+            if not value:
+                continue
+            if not self._is_front_end(scope, caller):
+                raise _not_allowed(name)
+            yield stage, _parse_hosts(name, value)
+
+    def _is_front_end(self, scope: Scope, caller: Caller) -> bool:
+        if caller.key_name is not None and caller.key_name in self.keys:
+            return True
+        address = address_of(scope)
+        return address is not None and any(address in network for network in self.networks)
+
+
+def _not_allowed(header: str) -> RequestError:
+    message = f"{header} may not be set by this caller"
+    return RequestError(HTTPStatus.FORBIDDEN, "header_not_allowed", message, header)
+
+
+def _parse_hosts(header: str, value: str) -> frozenset[str]:
+    """Of a list, as `host:port` are compared."""
+    hosts = [each.strip() for each in value.split(",") if each.strip()]
+    found = set()
+    for each in hosts[: MAX_HOSTS + 1]:
+        host, _, port = each.rpartition(":")
+        if not host or not port.isascii() or not port.isdigit() or len(port) > 5:
+            raise RequestError(400, "invalid_value", f"{header}: {each[:100]!r} is no host:port", header)
+        found.add(join_host(host.removeprefix("[").removesuffix("]"), int(port)))
+    if not 0 < len(hosts) <= MAX_HOSTS:
+        message = f"{header} must name 1 to {MAX_HOSTS} instances"
+        raise RequestError(400, "invalid_value", message, header)
+    return frozenset(found)
+
+
+def _session_key(
+    caller: Caller, session: str | None, body: Mapping[str, Any], inputs: tuple[str, ...], request_id: str
+) -> bytes:
+    """What all requests of a conversation have in common; that of its caller, so that others' are spread."""
+    first = [session] if session else _first_texts(body, inputs)
+    first = first or [request_id]
+    return blake2b(orjson.dumps([caller.owner, *first]), digest_size=16).digest()
+
+
+def _first_texts(body: Mapping[str, Any], inputs: Iterable[str]) -> list[str]:
+    """Up to the first message of a user. Media do not count: their text is not there at all times."""
+    texts = [text for name in _FIRST_FIELDS for text in _texts_of(body.get(name))]
+    for name in inputs:
+        value = body.get(name)
+        if isinstance(value, list) and value and isinstance(value[0], dict):
+            for message in value:
+                if not isinstance(message, dict):
+                    break
+                texts += _texts_of(message.get("content"))
+                if message.get("role") == "user":
+                    return texts
+        elif isinstance(value, str):
+            texts.append(value[:MAX_PROMPT_CHARS])
+        elif value is not None:
+            texts.append(str(value)[:MAX_PROMPT_CHARS])
+    return texts
+
+
+def _texts_of(content: Any) -> list[str]:
+    if isinstance(content, str):
+        return [content]
+    parts = content if isinstance(content, list) else ()
+    return [part["text"] for part in parts if isinstance(part, dict) and isinstance(part.get("text"), str)]

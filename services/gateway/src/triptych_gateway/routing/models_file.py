@@ -1,0 +1,76 @@
+"""The file of models: other names for them, and what share of requests each of their versions gets (YAML).
+
+aliases:                     # name -> model or LoRA adapter
+  gpt-4o: qwen-vl
+shares:                      # model -> version -> weight
+  qwen-vl: {"2": 90, "3": 10}
+version_header: true         # callers may name a version themselves
+session_header: X-Session-Id # what keeps a conversation at one version, instead of its first message
+"""
+
+from pathlib import Path
+from typing import Annotated, Self
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
+
+from triptych_common.domain.errors import TriptychError
+from triptych_common.protocol.ids import Name
+
+MAX_FILE_BYTES = 1 << 20
+MAX_WEIGHT = 1_000_000
+
+ModelName = Annotated[str, StringConstraints(min_length=1, max_length=200)]
+Weight = Annotated[int, Field(strict=True, ge=0, le=MAX_WEIGHT)]
+HeaderName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9-]{1,100}$")]
+Shares = Annotated[dict[Name, Weight], Field(min_length=1)]
+
+
+class ModelsFileError(TriptychError):
+    """The file cannot be used as it is."""
+
+
+class ModelsFile(BaseModel):
+    """What it says; without a file, nothing."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    aliases: dict[ModelName, ModelName] = Field(default_factory=dict)
+    shares: dict[ModelName, Shares] = Field(default_factory=dict)
+    version_header: Annotated[bool, Field(strict=True)] = False
+    session_header: HeaderName = "X-Session-Id"
+
+    @model_validator(mode="after")
+    def _check_names(self) -> Self:  # noqa: N804 - pydantic calls it on the model
+        for alias, model in self.aliases.items():
+            if model in self.aliases:
+                raise ValueError(f"aliases: {alias} leads to {model}, which is an alias itself")
+        for model, shares in self.shares.items():
+            if model in self.aliases:
+                raise ValueError(f"shares: {model} is an alias")
+            if not any(shares.values()):
+                raise ValueError(f"shares: no version of {model} has a weight")
+        return self
+
+
+def read_models_file(path: Path) -> ModelsFile:
+    """What `path` says.
+
+    Raises:
+        ModelsFileError: it is missing or malformed.
+    """
+    try:
+        with path.open("rb") as file:
+            text = file.read(MAX_FILE_BYTES + 1)
+    except OSError as error:
+        raise ModelsFileError(f"the file of models {path} cannot be read: {error.strerror}") from error
+    if len(text) > MAX_FILE_BYTES:
+        raise ModelsFileError(f"the file of models {path} is larger than {MAX_FILE_BYTES} bytes")
+    try:
+        return ModelsFile.model_validate(yaml.safe_load(text) or {})
+    except ValidationError as error:
+        fault = error.errors(include_url=False, include_context=False)[0]
+        place = ".".join(map(str, fault["loc"])) or "the file"
+        raise ModelsFileError(f"the file of models {path}: {place}: {fault['msg']}") from None
+    except (yaml.YAMLError, RecursionError) as error:
+        raise ModelsFileError(f"the file of models {path} is not valid YAML") from error
