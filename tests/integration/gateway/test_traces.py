@@ -126,6 +126,8 @@ async def test_a_stream_in_the_terms_of_the_conventions(spans: InMemorySpanExpor
         "triptych.num_stop_sequences": 1,
         "triptych.decision": "remote",
         "triptych.decision_reason": found["triptych.decision_reason"],
+        "triptych.version": "",
+        "triptych.version_reason": "only_one",
     }
 
 
