@@ -18,6 +18,7 @@ from triptych_gateway.encode import stream_lags
 from triptych_gateway.routing.scheduling.decision import CHANCE, EQUAL, ONLY
 from triptych_gateway.routing.scheduling.scorers.table import SCORERS
 from triptych_gateway.routing.serving_stage import ServingStage
+from triptych_gateway.routing.variants import VariantReason
 from triptych_gateway.routing.ways import Way, WayReason
 
 ROUTE = "/v1/chat/completions"
@@ -32,7 +33,14 @@ ALLOWED = {
     "class": [each.value for each in EncodeClass],
     "kind": [each.value for each in FailureKind],
     "way": [each.value for each in (*EncodeWay, *Way)],
-    "reason": [*(each.value for each in (*DecisionReason, *WayReason)), *SCORERS, ONLY, EQUAL, CHANCE],
+    "reason": [
+        *(each.value for each in (*DecisionReason, *WayReason, *VariantReason)),
+        *SCORERS,
+        ONLY,
+        EQUAL,
+        CHANCE,
+    ],
+    "version": [""],
     "stage": [each.value for each in ServingStage],
 }
 

@@ -131,6 +131,12 @@ async def test_a_stream_in_the_terms_of_the_conventions(spans: InMemorySpanExpor
         "triptych.decision.has_encoder": True,
         "triptych.decision.has_tower": False,
         "triptych.decision.shares_compute": False,
+        "triptych.way": "whole",
+        "triptych.way_reason": "no_pair",
+        "triptych.routing": "pd-0 0",
+        "triptych.routing_reason": "only",
+        "triptych.version": "",
+        "triptych.version_reason": "only_one",
     }
 
 
