@@ -100,7 +100,7 @@ async def test_encodes_caches_and_failures(system: System) -> None:
 
 
 async def test_what_waits_on_the_streams(system: System) -> None:
-    await system.gateway.view.refresh()
+    await system.refresh()
     system.encoder.before_metadata.clear()
     asked = asyncio.get_running_loop().create_task(system.ask([text("what"), image()]))
     await until(lambda: system.encoder.jobs)
@@ -121,7 +121,7 @@ async def test_what_waits_on_the_streams(system: System) -> None:
 async def test_without_redis_a_scrape_answers_and_says_so(
     system: System, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await system.gateway.view.refresh()
+    await system.refresh()
     assert "triptych_gateway_encode_jobs_pending" in (await scraped(system)).names
 
     async def refuse(bus: AsyncBus, streams: object) -> None:

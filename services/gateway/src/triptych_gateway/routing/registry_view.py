@@ -153,13 +153,14 @@ class RegistryView:
             self._known = _Facts.of(self.records)
         return self._known
 
-    async def refresh(self) -> None:
+    async def refresh(self) -> bool:
+        """Read the registry. False: it could not be reached, and the last view stays."""
         try:
             async with asyncio.timeout(max(self.interval_s * _STALE_INTERVALS, 1.0)):
                 records = tuple(await self._registry.list_instances())
         except (BusUnavailableError, TimeoutError) as error:
             log.warning("registry not reachable", error=repr(error))
-            return
+            return False
         self._seen_at = time.monotonic()
         async with self._changed:
             self.models_seen -= unloaded_adapters(self.records, records)
@@ -167,6 +168,7 @@ class RegistryView:
             self.models_seen.update(self.models)
             self._base_models_seen.update(self._facts().base_models)
             self._changed.notify_all()
+        return True
 
     async def wait_for_refresh(self) -> None:
         """Return after the next read that succeeds. Bound it."""
