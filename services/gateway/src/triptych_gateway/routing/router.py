@@ -116,9 +116,9 @@ class Router:
         known = self._states.get(instance)
         return known is not None and known.suspect_until > now
 
-    def forget_all_but(self, alive: Set[str]) -> None:
+    def forget_all_but(self, seen: Set[str]) -> None:
         """Drop what is known of instances that have left the registry, once nothing of theirs runs."""
-        for instance in self._states.keys() - alive:
+        for instance in self._states.keys() - seen:
             if not self._states[instance].num_in_flight:
                 del self._states[instance]
 
