@@ -89,9 +89,11 @@ class Router:
         """A request goes to `instance`. `routing`: as it was chosen by; the end has it too."""
         self._state_of(instance).begin_request(routing)
 
-    def end_request(self, instance: str, routing: RoutingRequest | None = None) -> None:
-        """Its answer has ended, in whatever way."""
-        self._state_of(instance).end_request(routing)
+    def end_request(
+        self, instance: str, routing: RoutingRequest | None = None, *, is_computed: bool = True
+    ) -> None:
+        """Its answer has ended, in whatever way. `is_computed`: False: it had none."""
+        self._state_of(instance).end_request(routing, is_computed=is_computed)
 
     def avoid_instance(self, instance: str, now: float) -> None:
         """`instance` could not be reached."""
