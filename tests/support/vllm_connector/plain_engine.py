@@ -58,7 +58,8 @@ class PlainEngine:
                 ec_connector_extra_config=extra,
                 engine_id=name,
             ),
-            model_config=None,
+            model_config=SimpleNamespace(get_inputs_embeds_size=lambda: WIDTH),
+            lora_config=None,
             parallel_config=SimpleNamespace(
                 tensor_parallel_size=1, pipeline_parallel_size=1, rank=0, data_parallel_index=0
             ),

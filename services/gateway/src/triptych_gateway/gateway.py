@@ -206,10 +206,11 @@ async def _running(work: Iterable[Coroutine[Any, Any, None]]) -> AsyncIterator[N
 async def _read_registry(view: RegistryView, router: Router, decisions: EncodeDecisions) -> None:
     while True:
         await view.refresh()
-        alive = {record.instance for record in view.records}
-        router.forget_all_but(alive)
-        router.observe(view.records, time.monotonic())
-        decisions.load.forget_all_but(alive)
+        now = time.monotonic()
+        seen = view.seen_lately(now)
+        router.forget_all_but(seen)
+        router.observe(view.records, now)
+        decisions.load.forget_all_but(seen)
         await asyncio.sleep(view.interval_s)
 
 

@@ -86,6 +86,63 @@ async def test_the_item_of_another_key_comes_within_the_slots_of_the_encoder(
         await system.assert_idle()
 
 
+async def test_an_item_of_a_flood_that_another_key_asks_for_has_the_turn_of_that_key(
+    redis_url: str, tmp_path: Path
+) -> None:
+    keys = write_keys(tmp_path / "keys.toml", *KEYS)
+    async with opened_system(redis_url, tmp_path, api_keys_file=keys) as system:
+        await until(lambda: system.gateway.view.encoding)
+        system.encoder.before_start.clear()
+        checked = system.gateway.chat.api_keys.check_key
+        one_flow, flood_flow = (checked(f"Bearer key-{each}", None).flow for each in ("one", "flood"))
+        async with asyncio.TaskGroup() as group:
+            flood(system, group)
+            await held(system, FLOOD - FOR_ONE_FLOW)
+            await published(system, FOR_ONE_FLOW)
+            one = group.create_task(ask(system, "key-one", [FLOOD - 1]))  # the flood's last item
+            await published(system, FOR_ONE_FLOW + 1)
+            assert len(system.gateway.orders.table) == FLOOD
+            system.encoder.before_start.set()
+            await one
+        flows = [job.flow for job in system.encoder.jobs]
+        assert flows.count(one_flow) == 1
+        assert flows.index(one_flow) <= NUM_SLOTS
+        assert flows.count(flood_flow) == FLOOD - 1
+        await system.assert_idle()
+
+
+async def test_an_order_that_another_request_left_again_goes_on_where_it_stood(
+    redis_url: str, tmp_path: Path
+) -> None:
+    keys = write_keys(tmp_path / "keys.toml", *KEYS)
+    async with opened_system(redis_url, tmp_path, api_keys_file=keys) as system:
+        await until(lambda: system.gateway.view.encoding)
+        system.encoder.before_start.clear()
+        queue = system.gateway.orders.queue
+        async with asyncio.TaskGroup() as group:
+            flood(system, group)
+            await held(system, FLOOD - FOR_ONE_FLOW)
+            for number in range(NUM_SLOTS - FOR_ONE_FLOW + 1):  # all places are taken, the spare ones too
+                group.create_task(ask(system, "key-one", [1000 + number]))
+            await held(system, FLOOD - FOR_ONE_FLOW + NUM_SLOTS - FOR_ONE_FLOW)
+            item = next(
+                system.gateway.orders.table.get(each.mm_hash)
+                for wait in system.gateway.orders._media_waits.values()
+                for each in wait.items
+                if each.content == image_of(FLOOD - 1)
+            )
+            assert item is not None
+            before = queue.place_held(item.mm_hash)
+            assert before is not None
+            joining = group.create_task(ask(system, "key-one", [FLOOD - 1]))
+            await until(lambda: queue.place_held(item.mm_hash) != before)
+            joining.cancel()
+            await until(lambda: len(item.request_ids) == 1)
+            assert queue.place_held(item.mm_hash) == before
+            system.encoder.before_start.set()
+        await system.assert_idle()
+
+
 async def test_it_does_so_over_two_gateways(redis_url: str, tmp_path: Path) -> None:
     keys = write_keys(tmp_path / "keys.toml", *KEYS)
     async with (

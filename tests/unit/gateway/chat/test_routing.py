@@ -5,11 +5,12 @@ from typing import Any
 
 import pytest
 
+from triptych_gateway.chat import routing
 from triptych_gateway.chat.routing import chat_routing, session_of, text_routing
 from triptych_gateway.endpoints.table import CHAT, ENDPOINTS
 from triptych_gateway.request.chat_request import ChatRequest
 from triptych_gateway.request.text_request import TextRequest
-from triptych_gateway.routing.scheduling.prompt_blocks import ITEM_BYTES, PromptBlocks
+from triptych_gateway.routing.scheduling.prompt_blocks import ITEM_BYTES, MAX_PREFIX_BYTES, PromptBlocks
 
 LONG, OTHER = "a long text " * 40, "another text " * 40
 DOG, CAT = "d" * 64, "c" * 64
@@ -108,3 +109,33 @@ def test_the_name_of_a_conversation() -> None:
     assert named == session(b"one", user="two")
     assert session(b"one", salt="of a tenant") not in (named, "")
     assert session(user="\udc80"), "whatever JSON lets through"
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [{"role": "user", "content": "ä" * 3 * MAX_PREFIX_BYTES}],
+        [user({"type": "text", "text": "a" * 3 * MAX_PREFIX_BYTES})],
+        [user({"type": "text", "text": "a" * (MAX_PREFIX_BYTES // 2)}) for _ in range(5)],
+    ],
+)
+def test_what_is_far_behind_is_not_even_encoded(
+    messages: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[int] = []
+    dumps = routing.orjson.dumps
+
+    def counted(value: Any) -> bytes:
+        sizes.append(len(found := dumps(value)))
+        return found
+
+    monkeypatch.setattr(routing.orjson, "dumps", counted)
+    found = blocks_of({"messages": messages})
+    assert sum(sizes) <= 2.1 * MAX_PREFIX_BYTES, "two bytes for each of its characters"
+    assert MAX_PREFIX_BYTES - 4096 <= sum(each.num_bytes for each in found.blocks) <= MAX_PREFIX_BYTES
+    assert found.num_bytes == MAX_PREFIX_BYTES
+
+
+def test_a_long_prompt_of_tokens_is_cut_before_it_is_encoded() -> None:
+    found = blocks_of({"model": "m", "prompt": [1] * 3 * MAX_PREFIX_BYTES}, path="/v1/completions")
+    assert found.num_bytes == MAX_PREFIX_BYTES

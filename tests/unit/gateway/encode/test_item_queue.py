@@ -2,10 +2,10 @@
 
 import asyncio
 
-from triptych_common.domain.fair_turns import Lane
+from triptych_common.domain.fair_turns import MAX_PASSED, Lane
 from triptych_common.protocol.ids import MmHash
 from triptych_common.protocol.messages import EncodeClass
-from triptych_gateway.encode.item_queue import ItemQueue, OrderPlace
+from triptych_gateway.encode.item_queue import ItemQueue, OrderPlace, OrdersAhead
 from triptych_gateway.encode.job_window import JobWindow
 from triptych_gateway.routing.encode_capacity import Capacity
 
@@ -186,3 +186,101 @@ async def test_an_order_that_is_withdrawn_is_not_taken() -> None:
     assert queue.withdraw_item(A)
     assert not queue.withdraw_item(A)
     assert await taken(queue) == [B]
+
+
+# ---- orders whose lane matters ------------------------------------------------------------------------
+ONE_SPACE, OTHER_SPACE = "1" * 64, "2" * 64
+FLOOD, ONE = Lane(flow="flood"), Lane(flow="one")
+BATCH = Lane(EncodeClass.BATCH, "one")
+
+
+def hash_of(number: int) -> MmHash:
+    return MmHash(f"{number:064x}")
+
+
+def order(queue: ItemQueue, mm_hash: MmHash, lane: Lane, request: str, index: int = 0) -> None:
+    place = OrderPlace(ONE_SPACE, lane, deadline=10.0, index=index)
+    queue.add_item(mm_hash, is_urgent=True, request=request, place=place)
+
+
+async def test_an_order_that_is_made_during_a_check_of_its_item_stands_where_it_was_put() -> None:
+    """An encoder's message that comes afterwards does not move it before all others."""
+    queue = new_queue()
+    queue.add_item(A, is_urgent=False, check=True)
+    assert await queue.take_item() == (A, True)
+    order(queue, B, ONE, "one")
+    order(queue, A, FLOOD, "flood")
+    queue.add_item(A, is_urgent=True)
+    queue.finish_item(A)
+    assert queue.place_held(A) == ("flood", OrderPlace(ONE_SPACE, FLOOD, 10.0))
+    assert await taken(queue) == [B, A]
+
+
+async def test_what_needs_no_job_any_more_after_its_step_waits_for_no_room() -> None:
+    queue = new_queue(num_slots=1)
+    order(queue, A, ONE, "one")
+    order(queue, B, FLOOD, "flood")
+    assert await queue.take_item() == (A, False)
+    queue.add_item(C, is_urgent=False)
+    queue.add_item(A, is_urgent=True)
+    queue.confirm_job(A)
+    queue.finish_item(A)
+    assert await queue.take_item() == (A, False), "its job is published: the window is full of it"
+    queue.add_item(A, is_urgent=False)
+    queue.finish_item(A)
+    assert await queue.take_item() == (A, False)
+    assert queue.num_held("") == {}, "nothing of it is in no namespace"
+
+
+async def test_a_class_without_room_ages_all_the_same() -> None:
+    """One flow has all places but the spare one, so its lower class waits; others' jobs come and go there."""
+    queue = ItemQueue(JobWindow(lambda digest: Capacity(2, 1, 1)))
+    lower = Lane(EncodeClass.BATCH, "flood")
+    order(queue, A, FLOOD, "flood")
+    order(queue, B, lower, "later")
+    assert await queue.take_item() == (A, False)
+    queue.confirm_job(A)
+    queue.finish_item(A)
+    for number in range(MAX_PASSED):
+        order(queue, hash_of(number), ONE, f"one-{number}")
+        assert await queue.take_item() == (hash_of(number), False)
+        queue.finish_item(hash_of(number))
+    queue.end_job(A)
+    order(queue, C, ONE, "one")
+    assert await queue.take_item() == (B, False), "it was passed over often enough"
+
+
+async def test_orders_of_a_request_keep_the_order_of_its_prompt_however_they_come_back() -> None:
+    queue = new_queue()
+    for index, mm_hash in enumerate((A, B, C)):
+        order(queue, mm_hash, ONE, "one", index)
+    assert queue.withdraw_item(A)
+    order(queue, A, ONE, "one", 0)
+    found = []
+    for _ in range(3):
+        found.append((await queue.take_item())[0])
+        queue.finish_item(found[-1])
+    assert found == [A, B, C]
+
+
+def test_a_lane_with_less_before_it_starts_earlier() -> None:
+    queue = new_queue()
+    for number in range(100):
+        order(queue, hash_of(number), FLOOD, "flood", number)
+    last = hash_of(99)
+    of_flood = queue.start_of(last, "flood", OrderPlace(ONE_SPACE, FLOOD, 10.0, index=99))
+    assert of_flood == 99
+    assert queue.start_of(last, "one", OrderPlace(ONE_SPACE, ONE, 20.0)) == 0
+    assert queue.start_of(last, "other", OrderPlace(ONE_SPACE, FLOOD, 5.0)) == 0, "its deadline is nearer"
+
+
+def test_of_a_flood_only_one_turn_comes_before_another_flow() -> None:
+    queue = new_queue()
+    for number in range(1000):
+        order(queue, hash_of(number), FLOOD, f"flood-{number % 10}")
+    assert queue.orders_ahead(ONE_SPACE, ONE, 50.0, 1) == OrdersAhead(1, 1)
+    assert queue.orders_ahead(ONE_SPACE, ONE, 50.0, 3) == OrdersAhead(3, 3)
+    assert queue.orders_ahead(ONE_SPACE, FLOOD, 50.0, 1) == OrdersAhead(1000, 10)
+    assert queue.orders_ahead(ONE_SPACE, FLOOD, 5.0, 1) == OrdersAhead(0, 0), "its deadline is nearer"
+    assert queue.orders_ahead(ONE_SPACE, BATCH, 50.0, 1) == OrdersAhead(MAX_PASSED, MAX_PASSED)
+    assert queue.orders_ahead(OTHER_SPACE, ONE, 50.0, 1) == OrdersAhead(0, 0)

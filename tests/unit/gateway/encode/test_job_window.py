@@ -63,11 +63,27 @@ def test_a_gateway_goes_beyond_its_part_by_what_is_free() -> None:
     assert not window.has_room(DIGEST, "a")
 
 
+def test_a_flow_that_has_none_gets_a_spare_place_at_the_gateway_of_a_flood() -> None:
+    window = JobWindow(lambda digest: Capacity(num_slots=16, num_spare=4, num_gateways=2))
+    num = 0
+    for _ in range(8):
+        num += filled(window, "flood", num)
+        window.note_stream(DIGEST, num)
+    assert num == 12
+    assert not window.has_room(DIGEST, "flood")
+    assert filled(window, "one", 100) == 1, "it has one then"
+    assert filled(window, "other", 200) == 1
+    assert not window.has_room(DIGEST, "third"), "of the 4 that were free a half, until they are read again"
+    window.note_stream(DIGEST, 14)
+    assert window.has_room(DIGEST, "third")
+
+
 @given(
     num_slots=st.integers(1, 20),
     num_gateways=st.integers(1, 5),
     steps=st.lists(
-        st.tuples(st.integers(0, 4), st.sampled_from(["read", "publish", "end", "replace"])), max_size=150
+        st.tuples(st.integers(0, 4), st.sampled_from(["read", "publish", "new", "end", "replace"])),
+        max_size=150,
     ),
 )
 def test_all_gateways_together_stay_within_the_bound(
@@ -94,5 +110,10 @@ def test_all_gateways_together_stay_within_the_bound(
             while window.has_room(DIGEST, f"flow-{at}"):
                 name = 1000 * number + len(own)
                 window.begin_job(mm_hash(name), DIGEST, f"flow-{at}")
+                own.append(name)
+        elif step == "new":
+            while window.has_room(DIGEST, f"flow-{number}-{len(own)}"):
+                name = 1000 * number + len(own)
+                window.begin_job(mm_hash(name), DIGEST, f"flow-{number}-{len(own)}")
                 own.append(name)
         assert sum(map(len, jobs)) <= 3 * num_slots + num_gateways

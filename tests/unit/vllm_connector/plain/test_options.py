@@ -11,8 +11,13 @@ from triptych_vllm_connector.config import StoreConfig
 from triptych_vllm_connector.plain.options import PlainOptions
 
 
-def vllm_config(num_stages: int = 1, replica: int = 0, **options: Any) -> Any:
+def vllm_config(
+    num_stages: int = 1, replica: int = 0, tower_loras: bool | None = None, **options: Any
+) -> Any:
+    """`tower_loras`: None: no LoRA adapters at all."""
+    loras = None if tower_loras is None else SimpleNamespace(enable_tower_connector_lora=tower_loras)
     return SimpleNamespace(
+        lora_config=loras,
         ec_transfer_config=SimpleNamespace(
             ec_connector_extra_config={"store_socket": "/run/store.sock", **options}, engine_id="uuid"
         ),
@@ -56,3 +61,11 @@ def test_a_name_that_the_store_does_not_take_is_refused() -> None:
 def test_several_pipeline_stages_are_refused() -> None:
     with pytest.raises(ValueError, match="pipeline-parallel-size"):
         store_config(num_stages=2, namespace="m")
+
+
+def test_adapters_that_change_what_is_encoded_are_refused() -> None:
+    """Two engines may have loaded two under one name."""
+    others = PlainOptions.from_vllm(vllm_config(namespace="m", tower_loras=False))
+    assert others.store_config(vllm_config(namespace="m", tower_loras=False))
+    with pytest.raises(ValueError, match="enable-tower-connector-lora"):
+        others.store_config(vllm_config(namespace="m", tower_loras=True))

@@ -9,7 +9,7 @@ from triptych_common.protocol.store import Descriptor, TensorSpec
 from triptych_vllm_connector.plain.store_pin import StorePin
 from triptych_vllm_connector.plain.wanted_items import ASK_AGAIN_S, WantedItems
 
-ROWS = 4
+ROWS, WIDTH = 4, 8
 TIMEOUT_S = 2.0
 
 
@@ -30,7 +30,7 @@ class FakePins:
             return None
         pin_id, self._next = self._next, self._next + 1
         self.held.add(pin_id)
-        spec = TensorSpec(shape=(ROWS, 8), dtype="float32", num_bytes=ROWS * 32)
+        spec = TensorSpec(shape=(ROWS, WIDTH), dtype="float32", num_bytes=ROWS * WIDTH * 4)
         descriptor = Descriptor(mm_hash="0" * 64, spec=spec, offset=0, generation=self.generation)
         return StorePin(pin_id, descriptor, "region")
 
@@ -44,11 +44,16 @@ class FakePins:
 class Played:
     """vLLM's scheduler, one request at a time; `now` is the test's clock."""
 
-    def __init__(self, *present: str, encodes: bool = True) -> None:
+    def __init__(self, *present: str, encodes: bool = True, width: int = WIDTH) -> None:
         self.now = 100.0
         self.pins = FakePins(*present)
         self.items = WantedItems(
-            self.pins, lambda identifier: identifier, lambda feature: encodes, TIMEOUT_S, lambda: self.now
+            self.pins,
+            lambda identifier: identifier,
+            lambda feature: encodes,
+            TIMEOUT_S,
+            width,
+            lambda: self.now,
         )
 
     def schedule(self, asked: Any, num_computed: int = 0) -> tuple[bool, list[bool]]:
@@ -207,3 +212,11 @@ def test_misses_are_forgotten(num_items: int) -> None:
         played.now += 1
         played.items.has_item(f"{number}")
     assert len(played.items._missed) <= 1000
+
+
+@pytest.mark.parametrize(("width", "is_loaded"), [(WIDTH, True), (WIDTH // 2, True), (WIDTH + 1, False)])
+def test_an_entry_of_another_width_is_none(width: int, is_loaded: bool) -> None:
+    """Of another model with the same namespace; DeepStack's are several times as wide as the model."""
+    played = Played("a", width=width)
+    assert played.schedule(request("r", "a")) == (True, [is_loaded])
+    assert len(played.pins.held) == is_loaded

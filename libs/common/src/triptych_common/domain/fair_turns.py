@@ -61,17 +61,20 @@ class FairTurns:
         return other
 
     def next_lane(self, waiting: Collection[Lane]) -> Lane:
-        """Of `waiting`, which are some; the first one of equals."""
+        """Of `waiting`, which are some, and for which there is room; the first one of equals."""
         classes = {lane.encode_class for lane in waiting}
         chosen = min(classes, key=LEVELS.__getitem__)
         overdue = [each for each in classes if self._passed[each] >= MAX_PASSED]
         if overdue:
             chosen = min(overdue, key=lambda each: (-self._passed[each], LEVELS[each]))
-        return min((lane for lane in waiting if lane.encode_class is chosen), key=self._start)
+        return min((lane for lane in waiting if lane.encode_class is chosen), key=self.start_of)
 
     def take_turn(self, lane: Lane, cost: float, waiting: Collection[Lane]) -> None:
-        """`lane` has a turn. `waiting`: all that waited for it, this one among them or not."""
-        start = self._start(lane)
+        """`lane` has a turn. `waiting`: all that waited for it, this one among them or not.
+
+        Also those for which there was no room: they are passed over all the same.
+        """
+        start = self.start_of(lane)
         self._clocks[lane.encode_class] = max(self._clocks[lane.encode_class], start)
         self._ends[lane] = start + cost
         classes = {each.encode_class for each in waiting} - {lane.encode_class}
@@ -82,5 +85,6 @@ class FairTurns:
                 each: end for each, end in self._ends.items() if end > self._clocks[each.encode_class]
             }
 
-    def _start(self, lane: Lane) -> float:
+    def start_of(self, lane: Lane) -> float:
+        """When its next turn starts, by its class's clock."""
         return max(self._clocks[lane.encode_class], self._ends.get(lane, 0.0))

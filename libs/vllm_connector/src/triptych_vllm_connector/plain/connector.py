@@ -45,7 +45,8 @@ class PlainECConnector(ECConnectorBase):
             self._resolver.fields_for("image")  # makes the model's processor: now, not in a request's step
             local = LocalEncode(self._resolver.fields_for)
             self._pins = BoundedPins(config, vllm_config.parallel_config.tensor_parallel_size)
-            self._items = WantedItems(self._pins, hash_of, local.has_media, options.item_timeout_s)
+            width = vllm_config.model_config.get_inputs_embeds_size()
+            self._items = WantedItems(self._pins, hash_of, local.has_media, options.item_timeout_s, width)
         else:
             rank: int = vllm_config.parallel_config.rank
             device_type: str = vllm_config.device_config.device_type

@@ -36,12 +36,17 @@ class PlainOptions(BaseModel):
         """For the sessions of one engine: equal in its EngineCore and in its workers.
 
         Raises:
-            ValueError: the engine has several pipeline stages.
+            ValueError: the engine has several pipeline stages, or LoRA adapters change what it encodes.
             UnresolvedModelError: the model has no digest, so `namespace` is needed.
             UnsupportedVLLMError: another version of vLLM.
         """
         if vllm_config.parallel_config.pipeline_parallel_size > 1:
             raise ValueError("--pipeline-parallel-size cannot be above 1: items are handed over to one stage")
+        if vllm_config.lora_config is not None and vllm_config.lora_config.enable_tower_connector_lora:
+            raise ValueError(
+                "--enable-tower-connector-lora cannot be used: outputs are named by an adapter's name, "
+                "which need not mean the same adapter in two engines"
+            )
         digest = (
             digest_of_engine(vllm_config)
             if self.namespace is None

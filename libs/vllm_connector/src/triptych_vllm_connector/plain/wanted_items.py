@@ -40,13 +40,20 @@ class WantedItems:
         hash_of: Callable[[str], str],
         can_encode: Callable[[Any], bool],
         item_timeout_s: float,
+        width: int,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`hash_of`: the item's name at the store. `can_encode(feature)`: whether this instance could."""
+        """
+        Args:
+            hash_of: the item's name at the store.
+            can_encode: whether this instance could encode a feature.
+            width: of what the model takes; DeepStack's outputs are several times as wide.
+        """
         self._source = pins
         self._hash_of = hash_of
         self._can_encode = can_encode
         self._item_timeout_s = item_timeout_s
+        self._width = width
         self._now = now
         self._pins: dict[str, StorePin] = {}
         self._missed: dict[str, float] = {}  # when to ask again
@@ -88,8 +95,7 @@ class WantedItems:
         if now < self._missed.get(identifier, now):
             return False
         pin = self._source.try_pin(self._hash_of(identifier))
-        num_rows = self._num_rows.get(identifier)
-        if pin is not None and num_rows is not None and pin.descriptor.spec.shape[0] != num_rows:
+        if pin is not None and not self._fits(identifier, pin):
             log.warning("entry has other rows than the item", identifier=identifier)
             self._source.unpin(pin)
             pin = None
@@ -135,6 +141,11 @@ class WantedItems:
             identifier for request_id in scheduled for identifier in of_request.get(request_id, ())
         )
         return loads, tuple(needed)
+
+    def _fits(self, identifier: str, pin: StorePin) -> bool:
+        """By its shape. Vectors of another width are of a model that was given the same `namespace`."""
+        num_rows, width = pin.descriptor.spec.shape
+        return num_rows == self._num_rows.get(identifier, num_rows) and not width % self._width
 
     def _drop_stale(self, identifier: str) -> None:
         pin = self._pins.get(identifier)

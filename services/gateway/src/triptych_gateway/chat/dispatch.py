@@ -1,12 +1,14 @@
 """What is sent to an instance for one request, and to which instances it may go."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from triptych_common.protocol.ids import RequestId
-from triptych_common.protocol.messages import InstanceRecord, Modality
+from triptych_common.protocol.messages import EncodeClass, InstanceRecord, Modality
 from triptych_gateway.access.callers import Caller
 from triptych_gateway.access.key_limiter import RequestCharge
+from triptych_gateway.access.key_limits import PRIORITY_FIELD
 from triptych_gateway.chat.sound_request import SoundRequest
 from triptych_gateway.decision.courses import Course
 from triptych_gateway.encode.media_wait import MediaWait
@@ -65,6 +67,13 @@ class Dispatch:
     path: str | None = None  # with a query, if there is one; None: the endpoint's
     content_type: str = "application/json"
     routing: RoutingRequest | None = None  # what an instance is chosen by; None: its load alone
+
+
+def encode_class_of(arrival: Arrival, body: Mapping[str, Any]) -> EncodeClass:
+    """`batch`: the key's priority says so, or the request itself, which may always ask for a later turn."""
+    asked = body.get(PRIORITY_FIELD)
+    is_later = arrival.priority > 0 or (isinstance(asked, int) and not isinstance(asked, bool) and asked > 0)
+    return EncodeClass.BATCH if is_later else EncodeClass.INTERACTIVE
 
 
 OnAnswer = Callable[[Dispatch, InstanceRecord], Awaitable[None]]

@@ -20,10 +20,10 @@ from aiohttp import ClientSession
 
 from triptych_common.domain.errors import RequestError
 from triptych_common.domain.fair_turns import Lane
-from triptych_common.protocol.messages import EncodeClass, InstanceRecord
+from triptych_common.protocol.messages import InstanceRecord
 from triptych_common.telemetry import current_traceparent, get_logger, span
 from triptych_gateway.access.request_limiter import Booking
-from triptych_gateway.chat.dispatch import Arrival, Dispatch
+from triptych_gateway.chat.dispatch import Arrival, Dispatch, encode_class_of
 from triptych_gateway.chat.forward import Forwarder
 from triptych_gateway.chat.media_variants import (
     LEFT_CODES,
@@ -370,9 +370,7 @@ def _media_wait(
         current_traceparent(),
         digest,
         chosen.max_model_len,
-        lane=Lane(
-            EncodeClass.BATCH if arrival.priority > 0 else EncodeClass.INTERACTIVE, arrival.caller.flow
-        ),
+        lane=Lane(encode_class_of(arrival, request.body), arrival.caller.flow),
         timings=arrival.root.on_items(
             (item.mm_hash, item.part.modality.value, item.num_bytes) for item in items
         ),

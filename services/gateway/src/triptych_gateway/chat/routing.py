@@ -15,9 +15,12 @@ from triptych_gateway.request.places import Place
 from triptych_gateway.request.request_body import header_of
 from triptych_gateway.request.text_request import TextRequest
 from triptych_gateway.routing.scheduling.candidates import RoutingRequest
-from triptych_gateway.routing.scheduling.prompt_blocks import PromptBlocks, divide_prompt
+from triptych_gateway.routing.scheduling.prompt_blocks import MAX_PREFIX_BYTES, PromptBlocks, divide_prompt
 
 SESSION_FIELDS = ("prompt_cache_key", "user")  # OpenAI's
+CUT_DEPTH = 3  # a message, its content, a part of it
+MAX_CUT_PARTS = 1000  # of each; in more of them each is short
+MIN_TOKEN_BYTES = 2  # of a token in JSON, with its comma
 _FIRST_FIELDS = ("tools", "system", "instructions")  # of a body: templates put them before the conversation
 
 
@@ -76,7 +79,7 @@ def _parts(
     if place in items:
         yield items[place]
     elif isinstance(value, str):
-        yield value.encode(errors="replace")
+        yield value[:MAX_PREFIX_BYTES].encode(errors="replace")
     elif isinstance(value, list) and (place in around or (len(place) == 1 and not _are_tokens(value))):
         for index, each in enumerate(value):
             yield from _parts(each, (*place, index), items, around)
@@ -84,7 +87,20 @@ def _parts(
         for name, each in value.items():
             yield from _parts(each, (*place, name), items, around)
     else:
-        yield _dumped(value)
+        yield _dumped(_cut(value))
+
+
+def _cut(value: Any, depth: int = 0) -> Any:
+    """Without what is beyond `MAX_PREFIX_BYTES` in any long text of a message, or list of tokens."""
+    if isinstance(value, str):
+        return value[:MAX_PREFIX_BYTES]
+    if isinstance(value, list) and _are_tokens(value):
+        return value[: MAX_PREFIX_BYTES // MIN_TOKEN_BYTES]
+    if depth < CUT_DEPTH and isinstance(value, dict | list) and len(value) <= MAX_CUT_PARTS:
+        if isinstance(value, dict):
+            return {name: _cut(each, depth + 1) for name, each in value.items()}
+        return [_cut(each, depth + 1) for each in value]
+    return value
 
 
 def _are_tokens(value: list[Any]) -> bool:

@@ -194,10 +194,14 @@ class Stages:
     @contextmanager
     def _counted(self, dispatch: Dispatch, record: InstanceRecord) -> Iterator[None]:
         self.router.begin_request(record.instance, dispatch.routing)
+        is_computed = True
         try:
             yield
+        except (StageFailedError, RequestError):
+            is_computed = False
+            raise
         finally:
-            self.router.end_request(record.instance, dispatch.routing)
+            self.router.end_request(record.instance, dispatch.routing, is_computed=is_computed)
 
 
 @asynccontextmanager

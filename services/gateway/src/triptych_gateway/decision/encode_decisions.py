@@ -188,7 +188,7 @@ class EncodeDecisions:
         demand = self._demand(namespace, media_wait, new, num_tokens, num_items_here)
         load: Load | None = None
         if decision is None:
-            load = await self._load_before(digest, chosen, first, now)
+            load = await self._load_before(media_wait, len(new), chosen, first, now)
             decision = namespace.decide(facts, load, demand, now)
         course = namespace.course(decision, demand, now)
         return self._decided(decision, first if decision.is_local else chosen, course, facts, demand, load)
@@ -286,23 +286,33 @@ class EncodeDecisions:
         return min(able, key=lambda record: self._router.num_in_flight(record.instance))
 
     async def _load_before(
-        self, digest: str, chosen: InstanceRecord, target: InstanceRecord, now: float
+        self,
+        media_wait: MediaWait,
+        num_new: int,
+        chosen: InstanceRecord,
+        target: InstanceRecord,
+        now: float,
     ) -> Load:
+        """What is with encoders already, and the orders whose turns come before those of `num_new` items."""
+        digest, orders = media_wait.namespace_digest, self._orders.queue
         costs = self.namespace(digest).costs
         own = [
             item
             for item in self._orders.table
-            if item.in_flight and self._orders.namespace_of(item) == digest
+            if orders.has_job(item.mm_hash) and self._orders.namespace_of(item) == digest
         ]
         num_rows = sum(item.sizes.num_embeds if item.sizes is not None else costs.mean_rows for item in own)
         num_others = 0
         if sum(record.role is Role.GATEWAY for record in self._view.records) > 1:
-            num_others = await self._shared_queue.num_others(digest, len(own))
+            num_others = await self._shared_queue.num_others(digest, orders.num_jobs(digest))
+        ahead = orders.orders_ahead(digest, media_wait.lane, media_wait.deadline, num_new)
+        num_unseen = num_others + ahead.num_orders
+        num_requests = len(set().union(*(item.request_ids for item in own)))
         queue = EncoderQueue(
             num_encoders=len(self._encoders_of(digest)),
-            num_items=len(own) + num_others,
-            num_rows=num_rows + num_others * costs.mean_rows,
-            num_requests=len(set().union(*(item.request_ids for item in own))) + num_others,
+            num_items=len(own) + num_unseen,
+            num_rows=num_rows + num_unseen * costs.mean_rows,
+            num_requests=num_requests + num_others + ahead.num_requests,
         )
         return Load(
             queue,

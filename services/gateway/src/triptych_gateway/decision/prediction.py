@@ -38,7 +38,7 @@ class Demand:
 
 @dataclass(frozen=True, slots=True)
 class EncoderQueue:
-    """At all encoders of the namespace together: items that wait, or are being encoded."""
+    """Before a request, at all encoders of the namespace together: items that wait, or are being encoded."""
 
     num_encoders: int
     num_items: int = 0

@@ -32,7 +32,10 @@ class SharedQueue:
         self._reads: LRUCache[str, _Read] = LRUCache(MAX_NAMESPACES)
 
     async def num_others(self, namespace_digest: str, num_own: int) -> int:
-        """Jobs on the namespace's stream beyond this gateway's own; 0 when Redis does not answer in time."""
+        """Jobs on the namespace's stream beyond `num_own`, which this gateway has published.
+
+        0 when Redis does not answer in time.
+        """
         known = self._reads.get(namespace_digest, _Read())
         if time.monotonic() - known.at < READ_INTERVAL_S:
             return known.num_others

@@ -4,11 +4,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from triptych_common.coordination import FlightClaim
 from triptych_common.coordination.single_flight import MAX_SENDS
-from triptych_common.domain.fair_turns import LEVELS, turn_cost
-from triptych_common.protocol.ids import JobId, MmHash
+from triptych_common.domain.fair_turns import LEVELS, Lane, turn_cost
+from triptych_common.protocol.ids import MmHash, RequestId
 from triptych_common.protocol.messages import EncodeJob, FailureKind, Requester
-from triptych_gateway.encode.item_queue import OrderPlace
+from triptych_gateway.encode.item_queue import ItemQueue, OrderPlace
 from triptych_gateway.encode.media_cache import MEDIA_PATH
 from triptych_gateway.encode.media_wait import MediaWait
 
@@ -58,34 +59,60 @@ def remaining_s(media_waits: Sequence[MediaWait]) -> float:
     return max(max(media_wait.deadline for media_wait in media_waits) - time.monotonic(), MIN_REMAINING_S)
 
 
-def place_of(mm_hash: MmHash, media_waits: Sequence[MediaWait], now: float) -> OrderPlace:
-    """Where an order of the item stands that is made now: that of the first request that waits for it."""
-    media_wait = first_of(media_waits)
+def place_of(
+    mm_hash: MmHash, media_waits: Sequence[MediaWait], queue: ItemQueue, ordered_at: float
+) -> tuple[RequestId, OrderPlace] | tuple[None, None]:
+    """Where in `queue` an order of the item stands: of the requests that wait for it, where it goes first.
+
+    That is the highest class; in it the lane in which it starts earliest; in it the nearest deadline. So one
+    whose flow has little to do does not wait for all that another has ordered before.
+    """
+    if not media_waits:
+        return None, None
+    places = [(each, _place_in(mm_hash, each, ordered_at)) for each in media_waits]
+
+    def turn(each: tuple[MediaWait, OrderPlace]) -> tuple[int, float, float]:
+        media_wait, place = each
+        start = 0.0 if len(places) == 1 else queue.start_of(mm_hash, media_wait.request_id, place)
+        return LEVELS[place.lane.encode_class], start, place.deadline
+
+    media_wait, place = min(places, key=turn)
+    return media_wait.request_id, place
+
+
+def _place_in(mm_hash: MmHash, media_wait: MediaWait, ordered_at: float) -> OrderPlace:
     item = next(item for item in media_wait.items if item.mm_hash == mm_hash)
-    cost = turn_cost(item.part.modality, None if item.image is None else item.image.properties)
-    return OrderPlace(media_wait.namespace_digest, media_wait.lane, media_wait.deadline, now, cost)
-
-
-def first_of(media_waits: Sequence[MediaWait]) -> MediaWait:
-    """Of the requests that wait for an item, that whose place its order has."""
-    return min(media_waits, key=lambda each: (LEVELS[each.lane.encode_class], each.deadline))
+    return OrderPlace(
+        media_wait.namespace_digest,
+        media_wait.lane,
+        media_wait.deadline,
+        max(ordered_at, media_wait.opened_at),
+        turn_cost(item.part.modality, None if item.image is None else item.image.properties),
+        item.part.item_index,
+    )
 
 
 def encode_job(
     mm_hash: MmHash,
-    job_id: JobId,
-    attempt: int,
+    claim: FlightClaim,
     media_waits: Sequence[MediaWait],
     requesters: tuple[Requester, ...],
+    lane: Lane | None,
     token: str,
     num_bytes: int,
     limits: OrderLimits,
 ) -> EncodeJob:
-    """The job. `token`: of its media in the media cache; media of few bytes are to travel with the job."""
-    lane = first_of(media_waits).lane
+    """The job.
+
+    Args:
+        lane: whose turn was taken for it; None: none was.
+        token: of its media in the media cache; media of few bytes are to travel with the job.
+    """
+    if lane is None:
+        lane = min(media_waits, key=lambda each: (LEVELS[each.lane.encode_class], each.deadline)).lane
     first = next(item for item in media_waits[0].items if item.mm_hash == mm_hash)
     return EncodeJob(
-        job_id=job_id,
+        job_id=claim.job_id,
         mm_hash=mm_hash,
         modality=first.part.modality,
         media_num_bytes=num_bytes,
@@ -95,7 +122,7 @@ def encode_job(
         media_io_kwargs=dict(first.media_io_options),
         piece_rows=first.piece_rows,
         requesters=requesters,
-        attempt=attempt,
+        attempt=claim.attempt,
         namespace_digest=media_waits[0].namespace_digest,
         encode_class=lane.encode_class,
         flow=lane.flow,

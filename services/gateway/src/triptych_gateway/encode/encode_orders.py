@@ -66,10 +66,7 @@ class EncodeOrders:
         self._limits = limits
         self._metrics = metrics
         self._media_waits: dict[RequestId, MediaWait] = {}
-        self.queue, self.table = (
-            ItemQueue(window),
-            ItemTable(),
-        )  # the one is bounded by the other, and by flights
+        self.queue, self.table = ItemQueue(window), ItemTable()  # bounded by each other, and by flights
         metrics.encodes_in_flight.set_function(lambda: sum(item.in_flight for item in self.table))
         self.flight_requests = FlightRequests(single_flight, limits)
 
@@ -156,16 +153,15 @@ class EncodeOrders:
     def _order_item(
         self, item: Item, *, of_request: RequestId | None = None, retry_of: FailureKind | None = None
     ) -> None:
-        """`of_request`: its jobs are published in the order in which they are ordered."""
+        """`of_request`: which asks for it, so it may be refused; its jobs are published in order."""
         job_id, waits = JobId(f"job-{uuid4().hex}"), self._waits_of(item.request_ids)
         if self.table.order_item(item.mm_hash, job_id, retry_of=retry_of, now=time.monotonic()):
-            refusal = (
-                None if retry_of else self.flight_requests.refusal(self.queue, item.mm_hash, waits, job_id)
-            )
-            if refusal is not None:
-                self._fail_job(item.mm_hash, job_id, refusal, is_final=True)
-                return
-            self._queue_step(item.mm_hash, of_request=of_request)
+            if of_request is not None:  # what a request needs that was let in is not refused any more
+                refusal = self.flight_requests.refusal(self.queue, item, waits, job_id)
+                if refusal is not None:
+                    self._fail_job(item.mm_hash, job_id, refusal, is_final=True)
+                    return
+            self._queue_step(item.mm_hash, is_of_request=of_request is not None)
             for media_wait in waits:
                 media_wait.note_ordered(item.mm_hash)
 
@@ -279,20 +275,24 @@ class EncodeOrders:
             media_wait.fail_item(mm_hash, failure)
 
     # ---- which items a step is due for -----------------------------------------------------------
-    def _queue_step(
-        self, mm_hash: MmHash, *, check: bool = False, of_request: RequestId | None = None
-    ) -> None:
+    def _queue_step(self, mm_hash: MmHash, *, check: bool = False, is_of_request: bool = False) -> None:
         """What is needed of the item has changed; `check`: or what Redis knows of it may have."""
         item = self.table.get(mm_hash)
-        is_urgent = item is not None and item.in_flight and not item.is_claimed
-        waits = [] if item is None else self._waits_of(item.request_ids)
-        place = place_of(mm_hash, waits, time.monotonic()) if is_urgent and waits else None
-        self.queue.add_item(mm_hash, is_urgent=is_urgent, check=check, request=of_request, place=place)
+        if item is None or not item.in_flight or item.is_claimed:
+            self.queue.add_item(mm_hash, is_urgent=False, check=check)
+            return
+        waits = self._waits_of(item.request_ids)
+        name, place = place_of(mm_hash, waits, self.queue, item.ordered_at)
+        request = name if is_of_request else None
+        self.queue.add_item(mm_hash, is_urgent=True, check=check, request=request, place=place)
 
     def _place_anew(self, mm_hash: MmHash) -> None:
-        """Other requests wait for the item now: a new order of it stands where the first of them has it."""
-        if self.queue.withdraw_item(mm_hash):
-            self._queue_step(mm_hash)
+        """Other requests wait for the item now: a new order of it stands where it goes first."""
+        held, item = self.queue.place_held(mm_hash), self.table.get(mm_hash)
+        waits = [] if item is None else self._waits_of(item.request_ids)
+        place = place_of(mm_hash, waits, self.queue, 0.0 if item is None else item.ordered_at)[1]
+        if (held is None or place != held[1]) and self.queue.withdraw_item(mm_hash):
+            self._queue_step(mm_hash, is_of_request=True)
 
     def check_all(self) -> None:
         """Redis may have lost something: check all that is unanswered."""
@@ -391,9 +391,8 @@ class EncodeOrders:
             except RequestError as error:
                 self.on_media_failed(mm_hash, error)
                 return
-        job = encode_job(
-            mm_hash, claim.job_id, claim.attempt, media_waits, requesters, token, num_bytes, self._limits
-        )
+        lane = self.queue.lane_held(mm_hash)
+        job = encode_job(mm_hash, claim, media_waits, requesters, lane, token, num_bytes, self._limits)
         if await self.flight_requests.publish_job(job, blob, media_waits):
             self.queue.confirm_job(mm_hash)
         else:

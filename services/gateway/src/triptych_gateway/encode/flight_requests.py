@@ -84,13 +84,13 @@ class FlightRequests:
         return claim
 
     def refusal(
-        self, queue: ItemQueue, mm_hash: MmHash, media_waits: list[MediaWait], job_id: JobId
+        self, queue: ItemQueue, item: Item, media_waits: list[MediaWait], job_id: JobId
     ) -> ItemFailure | None:
         """Why an order may not wait in `queue`: too much of its flow does already, or for too long."""
-        if not media_waits:
-            return None
         now = time.monotonic()
-        place = place_of(mm_hash, media_waits, now)
+        _, place = place_of(item.mm_hash, media_waits, queue, item.ordered_at)
+        if place is None:
+            return None
         digest, oldest = place.namespace_digest, queue.oldest_since(place.namespace_digest, place.lane)
         oldest_s = 0.0 if oldest is None else now - oldest
         try:
@@ -123,7 +123,7 @@ class FlightRequests:
         """Publish the job of a claimed flight. False: Redis has lost the flight since it was claimed.
 
         Raises:
-            RequestError: 429, too many jobs wait.
+            RequestError: 429, no encoder takes jobs.
             BusUnavailableError: Redis may have the job all the same.
         """
         self._job_queue.admit_job(job.namespace_digest)

@@ -5,7 +5,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 
-from triptych_common.domain.fair_turns import DEFAULT_LANE, FairTurns, Lane
+from triptych_common.domain.fair_turns import DEFAULT_LANE, LEVELS, MAX_PASSED, FairTurns, Lane
 from triptych_common.protocol.ids import MmHash
 from triptych_common.telemetry.logs import get_logger
 from triptych_gateway.encode.job_window import JobWindow
@@ -26,14 +26,23 @@ class OrderPlace:
     deadline: float = 0.0  # monotonic seconds
     since: float = 0.0  # monotonic seconds; when it was ordered
     cost: float = 1.0  # of its turn
+    index: int = 0  # in its request's prompt
+
+
+@dataclass(frozen=True, slots=True)
+class OrdersAhead:
+    """Orders that have their turns before those of a request."""
+
+    num_orders: int = 0
+    num_requests: int = 0
 
 
 @dataclass(eq=False, slots=True)
 class _Request:
-    """The new orders of one request, in the order of its prompt. All of one place, but for their costs."""
+    """The new orders of one request, of one lane and one deadline."""
 
     place: OrderPlace
-    items: OrderedDict[MmHash, float] = field(default_factory=OrderedDict)  # the costs of their turns
+    items: OrderedDict[MmHash, OrderPlace] = field(default_factory=OrderedDict)
     is_busy: bool = False  # a step of one of them is under way
     has_begun: bool = False
 
@@ -41,13 +50,23 @@ class _Request:
     def due_at(self) -> float:
         return self.place.deadline + (FIRST_LEAD_S if self.has_begun else 0.0)
 
+    @property
+    def since(self) -> float:
+        return next(iter(self.items.values()), self.place).since
+
+    def take_first(self) -> tuple[MmHash, OrderPlace]:
+        """By the prompt; of equals the one that was added first."""
+        mm_hash = min(self.items, key=lambda each: self.items[each].index)
+        return mm_hash, self.items.pop(mm_hash)
+
 
 @dataclass(slots=True)
 class _Again:
-    """An item that was added while a step of it was under way."""
+    """An item that was added while a step of it was under way; once or more often."""
 
-    request: str | None
-    place: OrderPlace
+    is_urgent: bool  # the last time
+    request: str | None  # the last that was given
+    place: OrderPlace | None  # likewise
 
 
 class ItemQueue:
@@ -98,12 +117,11 @@ class ItemQueue:
         `is_urgent`: it is a new order. `request`: that whose other orders it must not overtake; None: its
         order belongs to none.
         """
-        place = place or OrderPlace()
         if check:
             self._unchecked.add(mm_hash)
         if mm_hash in self._busy:
-            if request is not None or mm_hash not in self._again:
-                self._again[mm_hash] = _Again(request, place)
+            known = self._again.get(mm_hash, _Again(is_urgent, None, None))
+            self._again[mm_hash] = _Again(is_urgent, request or known.request, place or known.place)
             return
         if mm_hash in self._request_of:
             return
@@ -111,8 +129,9 @@ class ItemQueue:
             self._others.pop(mm_hash, None)
             self._round.discard(mm_hash)  # it may wait for room
             name = request or mm_hash
+            place = place or OrderPlace()
             self._request_of[mm_hash] = name
-            self._requests.setdefault(name, _Request(place)).items[mm_hash] = place.cost
+            self._requests.setdefault(name, _Request(place)).items[mm_hash] = place
         else:
             self._others.setdefault(mm_hash)
         self._changed.set()
@@ -183,8 +202,8 @@ class ItemQueue:
                 self._held_back.set()
             if lanes:
                 turns = self._turns.setdefault(digest, FairTurns())
-                lane = turns.next_lane(lanes)
-                return self._take_order(digest, lanes[lane], turns, lanes)
+                lane = turns.next_lane(lanes)  # those without room were passed over, too
+                return self._take_order(digest, lanes[lane], turns, waiting[digest])
         return self._others.popitem(last=False)[0] if self._others else None
 
     def _namespace_order(self, digest: str) -> int:
@@ -192,8 +211,8 @@ class ItemQueue:
 
     def _take_order(self, digest: str, name: str, turns: FairTurns, lanes: dict[Lane, str]) -> MmHash:
         request = self._requests[name]
-        mm_hash, cost = request.items.popitem(last=False)
-        turns.take_turn(request.place.lane, cost, lanes)
+        mm_hash, place = request.take_first()
+        turns.take_turn(request.place.lane, place.cost, lanes)
         request.is_busy = request.has_begun = True
         self._requests.move_to_end(name)
         self._turns.move_to_end(digest)
@@ -204,23 +223,33 @@ class ItemQueue:
 
     def finish_item(self, mm_hash: MmHash) -> None:
         """Its step has ended; if it was added meanwhile it is the next one."""
-        self._window.end_unpublished(mm_hash)
+        is_published = self._window.end_unpublished(mm_hash)
         self._busy.discard(mm_hash)
-        name, own_place = self._request_of.pop(mm_hash, None), OrderPlace()
+        name, own_place = self._request_of.pop(mm_hash, None), None
         if name is not None:
             request = self._requests[name]
             request.is_busy, own_place = False, request.place
             self._drop_if_empty(name)
-        if mm_hash in self._again:
-            again = self._again.pop(mm_hash)
-            if again.request is None:
-                again = _Again(name, own_place)
-            self.add_item(mm_hash, is_urgent=True, request=again.request, place=again.place)
-            if name is not None or again.request is None:  # else not before its request's other orders
-                self._make_next(mm_hash)
-        else:
+        again = self._again.pop(mm_hash, None)
+        if again is None:
             self._round.discard(mm_hash)
+        elif again.is_urgent and not is_published:
+            self._add_again(mm_hash, again, name, own_place)
+        else:
+            self._others[mm_hash] = None
+            self._others.move_to_end(mm_hash, last=False)
         self._changed.set()
+
+    def _add_again(
+        self, mm_hash: MmHash, again: _Again, name: str | None, own_place: OrderPlace | None
+    ) -> None:
+        """A new order, which is its request's next one unless it belongs to another than before."""
+        place, request = again.place or own_place, again.request
+        if request is None and place is not None and own_place is not None and place.lane == own_place.lane:
+            request = name
+        self.add_item(mm_hash, is_urgent=True, request=request, place=place)
+        if request is None or request == name:  # else not before its request's other orders
+            self._make_next(mm_hash)
 
     def _drop_if_empty(self, name: str) -> None:
         if not self._requests[name].items and not self._requests[name].is_busy:
@@ -235,6 +264,14 @@ class ItemQueue:
     def confirm_job(self, mm_hash: MmHash) -> None:
         """The job of the item that is stepped was published here."""
         self._window.confirm_job(mm_hash)
+
+    def has_job(self, mm_hash: MmHash) -> bool:
+        """The item's job was published here and has not ended, or is about to be published."""
+        return mm_hash in self._window
+
+    def num_jobs(self, namespace_digest: str) -> int:
+        """Such jobs."""
+        return self._window.num_jobs(namespace_digest)
 
     def end_job(self, mm_hash: MmHash) -> None:
         """The job of the item has ended."""
@@ -254,12 +291,12 @@ class ItemQueue:
 
     def oldest_since(self, namespace_digest: str, lane: Lane) -> float | None:
         """When the oldest order of the lane was ordered that still waits; None: none waits."""
-        since = (each.place.since for each in self._of(namespace_digest) if each.place.lane == lane)
+        since = (each.since for each in self._of(namespace_digest) if each.place.lane == lane)
         return min(since, default=None)
 
     def oldest_of_all(self) -> float | None:
         """Likewise, of any order."""
-        return min((each.place.since for each in self._requests.values() if each.items), default=None)
+        return min((each.since for each in self._requests.values() if each.items), default=None)
 
     def num_held(self, namespace_digest: str) -> Counter[str]:
         """Orders that wait, by flow."""
@@ -271,3 +308,60 @@ class ItemQueue:
     def _of(self, namespace_digest: str) -> list[_Request]:
         requests = self._requests.values()
         return [each for each in requests if each.items and each.place.namespace_digest == namespace_digest]
+
+    # ---- turns to come ---------------------------------------------------------------------------
+    def place_held(self, mm_hash: MmHash) -> tuple[str, OrderPlace] | None:
+        """The request and the place of the item's new order, until its step has ended; None: it has none."""
+        name = self._request_of.get(mm_hash)
+        if name is None:
+            return None
+        request = self._requests[name]
+        return name, request.items.get(mm_hash, request.place)
+
+    def lane_held(self, mm_hash: MmHash) -> Lane | None:
+        """The lane of that order."""
+        name = self._request_of.get(mm_hash)
+        return None if name is None else self._requests[name].place.lane
+
+    def start_of(self, mm_hash: MmHash, request: str, place: OrderPlace) -> float:
+        """When an order of the item would start there by its class's clock: after what goes before it."""
+        digest, lane = place.namespace_digest, place.lane
+        known = self._requests.get(request)
+        due_at = place.deadline + (FIRST_LEAD_S if known is not None and known.has_begun else 0.0)
+        turns = self._turns.get(digest)
+        return (0.0 if turns is None else turns.start_of(lane)) + sum(
+            order.cost
+            for each in self._of(digest)
+            if each.place.lane == lane and each.due_at <= due_at
+            for other, order in each.items.items()
+            if other != mm_hash and (each is not known or order.index < place.index)
+        )
+
+    def orders_ahead(
+        self, namespace_digest: str, lane: Lane, deadline: float, num_orders: int
+    ) -> OrdersAhead:
+        """Of so many orders of a request that comes now: what goes before the last of them.
+
+        The orders of its lane that are due earlier. Each other flow of its class has as many turns as these
+        and its own together; a higher class `MAX_PASSED` times as many at most. What a lower class gets in
+        between is left out.
+        """
+        held: dict[Lane, list[int]] = {}  # orders of each request
+        num_before, num_requests = 0, 0
+        due_at = deadline + (FIRST_LEAD_S if num_orders > 1 else 0.0)
+        for each in self._of(namespace_digest):
+            if each.place.lane != lane:
+                held.setdefault(each.place.lane, []).append(len(each.items))
+            elif each.due_at <= due_at:
+                num_before += len(each.items)
+                num_requests += 1
+        num_turns, level = num_before + max(num_orders, 1), LEVELS[lane.encode_class]
+        higher = [num for each, nums in held.items() if LEVELS[each.encode_class] < level for num in nums]
+        equal = [nums for each, nums in held.items() if LEVELS[each.encode_class] == level]
+        num_before += sum(min(sum(nums), num_turns) for nums in equal) + min(
+            sum(higher), MAX_PASSED * num_turns
+        )
+        num_requests += sum(min(len(nums), num_turns) for nums in equal) + min(
+            len(higher), MAX_PASSED * num_turns
+        )
+        return OrdersAhead(num_before, num_requests)

@@ -1,8 +1,10 @@
-"""Limits of each namespace's jobs: a new one is refused while too many wait, or one waits too long.
+"""Limits of each namespace's orders: a new one is refused while too many wait, or one waits too long.
 
 Pure. What waits on the stream comes with the claim of a flight (`SingleFlight.claim_flight`), where it is
 asked for, and is read while orders wait at this gateway. A flow has to answer for its own
-orders that wait here: none is refused because another flow asks for too much.
+orders that wait here: none is refused because another flow asks for too much. How many jobs may be on the
+stream is no reason to refuse one: `JobWindow` lets orders wait. Only where no encoder takes any job, all
+flows are refused.
 """
 
 from collections.abc import Mapping
@@ -22,16 +24,14 @@ MAX_NAMESPACES = 64  # that are remembered; each is served by engines of its own
 class _Read:
     """What was read of a namespace's jobs."""
 
-    num_jobs: int = 0  # and those admitted since
     oldest_s: float = 0.0
     at: float = float("-inf")  # monotonic seconds
 
 
 class JobQueue:
-    """Refuses what would wait too long, by the stream's length and the age of its oldest job.
+    """Refuses what would wait too long, by what waits here and the age of the stream's oldest job.
 
-    Each namespace has bounds of its own: its encoders take no others' jobs. They are soft: gateways do not
-    see each other's jobs of the last `READ_INTERVAL_S`.
+    Each namespace has bounds of its own: its encoders take no others' jobs.
     """
 
     def __init__(self, max_jobs: int, max_age_s: float) -> None:
@@ -45,7 +45,7 @@ class JobQueue:
 
     def note_backlog(self, namespace_digest: str, backlog: Backlog, now: float) -> None:
         """It was read."""
-        self._reads[namespace_digest] = _Read(backlog.num_jobs, backlog.oldest_s, now)
+        self._reads[namespace_digest] = _Read(backlog.oldest_s, now)
 
     def admit_order(
         self, namespace_digest: str, flow: str, num_held: Mapping[str, int], oldest_s: float, now: float
@@ -57,7 +57,7 @@ class JobQueue:
             oldest_s: how long the oldest of them has waited that is of this flow and class.
 
         Raises:
-            RequestError: 429; see `admit_job`.
+            RequestError: 429, too many orders of this flow wait, or one of it for too long.
         """
         read = self._reads.get(namespace_digest, _Read())
         is_known = now - read.at < READ_HOLDS_S
@@ -68,17 +68,13 @@ class JobQueue:
             raise _slow()
 
     def admit_job(self, namespace_digest: str) -> None:
-        """Make room for one more job of the namespace.
+        """Let a job of the namespace be published, of whatever flow.
 
         Raises:
-            RequestError: 429, too many jobs, or one that no encoder took for too long.
+            RequestError: 429, the stream has a job that no encoder took for too long.
         """
-        read = self._reads.setdefault(namespace_digest, _Read())
-        if read.num_jobs >= self._max_jobs:
-            raise _full()
-        if read.oldest_s >= self._max_age_s:
+        if self._reads.get(namespace_digest, _Read()).oldest_s >= self._max_age_s:
             raise _slow()
-        read.num_jobs += 1
 
 
 def _full() -> RequestError:

@@ -30,6 +30,14 @@ class _Job:
     is_published: bool = False
 
 
+@dataclass(slots=True)
+class _Read:
+    """What was read of a namespace's stream."""
+
+    num_jobs: int  # of all gateways
+    num_own: int  # of them, and of those that others took the places of at once
+
+
 class JobWindow:
     """Jobs that were published here and have not ended, or are about to be published."""
 
@@ -38,10 +46,13 @@ class JobWindow:
         self._capacity = capacity
         self._jobs: dict[MmHash, _Job] = {}
         self._by_flow: defaultdict[str, Counter[str]] = defaultdict(Counter)  # by namespace
-        self._allowed: dict[str, int] = {}  # by namespace: own jobs, by what was last read of the stream
+        self._reads: dict[str, _Read] = {}  # by namespace
 
     def __len__(self) -> int:
         return len(self._jobs)
+
+    def __contains__(self, mm_hash: MmHash) -> bool:
+        return mm_hash in self._jobs
 
     def num_jobs(self, namespace_digest: str) -> int:
         """Of this gateway."""
@@ -54,8 +65,15 @@ class JobWindow:
         num_places = _places(capacity, is_new=not own[flow])
         if capacity.num_gateways <= 1:
             return own.total() < num_places
-        part = max(1, num_places // capacity.num_gateways)
-        return own.total() < max(part, min(num_places, self._allowed.get(namespace_digest, 0)))
+        part, read, num_allowed = (
+            max(1, num_places // capacity.num_gateways),
+            self._reads.get(namespace_digest),
+            0,
+        )
+        if read is not None:
+            num_free = max(0, num_places - read.num_jobs)
+            num_allowed = read.num_own + math.ceil(num_free / capacity.num_gateways)
+        return own.total() < max(part, min(num_places, num_allowed))
 
     def begin_job(self, mm_hash: MmHash, namespace_digest: str, flow: str) -> None:
         """A job for the item is about to be published. Idempotent."""
@@ -68,18 +86,19 @@ class JobWindow:
         if mm_hash in self._jobs:
             self._jobs[mm_hash].is_published = True
 
-    def end_unpublished(self, mm_hash: MmHash) -> None:
-        """The step that was to publish it has ended."""
+    def end_unpublished(self, mm_hash: MmHash) -> bool:
+        """The step that was to publish it has ended. True: it was published."""
         if mm_hash in self._jobs and not self._jobs[mm_hash].is_published:
             self.end_job(mm_hash)
+        return mm_hash in self._jobs
 
     def end_job(self, mm_hash: MmHash, *, is_followed: bool = False) -> bool:
         """It has ended. False: there was none. `is_followed`: another job takes its place at once."""
         job = self._jobs.pop(mm_hash, None)
         if job is None:
             return False
-        if not is_followed and job.namespace_digest in self._allowed:
-            self._allowed[job.namespace_digest] -= 1
+        if not is_followed and job.namespace_digest in self._reads:
+            self._reads[job.namespace_digest].num_own -= 1
         flows = self._by_flow[job.namespace_digest]
         flows[job.flow] -= 1
         if not flows[job.flow]:
@@ -90,14 +109,11 @@ class JobWindow:
 
     def note_stream(self, namespace_digest: str, num_jobs: int) -> None:
         """The namespace's stream holds `num_jobs`, of all gateways: those that wait, and those in hand."""
-        capacity = self._capacity(namespace_digest)
-        num_free = max(0, _places(capacity, is_new=False) - num_jobs)
-        part = math.ceil(num_free / max(1, capacity.num_gateways))
-        self._allowed[namespace_digest] = self.num_jobs(namespace_digest) + part
+        self._reads[namespace_digest] = _Read(num_jobs, self.num_jobs(namespace_digest))
 
     def forget_streams(self) -> None:
         """What was read is old."""
-        self._allowed.clear()
+        self._reads.clear()
 
 
 def _places(capacity: Capacity, *, is_new: bool) -> int:

@@ -36,6 +36,7 @@ class MediaWait:
     namespace_digest: str  # that the items' mm_hash were made with
     max_model_len: int | None = None  # tokens that a prompt may have; None: not known
     lane: Lane = DEFAULT_LANE  # among those that wait for encoders
+    opened_at: float = field(default_factory=time.monotonic)  # monotonic seconds
     timings: Mapping[MmHash, ItemTiming] = field(default_factory=dict)  # to be filled in, where there are any
     sizes: dict[MmHash, ItemSizes] = field(default_factory=dict)
     answered_by: str | None = None  # the instance whose answer went out whole

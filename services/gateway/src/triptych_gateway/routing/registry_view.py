@@ -27,6 +27,11 @@ from triptych_gateway.routing.variants import Variant, variants_of
 log = get_logger(__name__)
 
 _STALE_INTERVALS = 6
+FORGET_S = 60.0
+"""What is known of an instance is kept for so long after it has left the registry: Redis may have lost it.
+
+One that started anew announces another `boot_id`.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +84,7 @@ class RegistryView:
         self.interval_s = interval_s
         self._changed = asyncio.Condition()
         self._seen_at = float("-inf")  # monotonic seconds of the last read that succeeded
+        self._last_seen: dict[str, float] = {}  # monotonic seconds, by instance
         self.records: tuple[InstanceRecord, ...] = ()
         self._known = _Facts.of(self.records)
         self.models_seen: set[str] = set()  # served before, and may come back
@@ -169,6 +175,12 @@ class RegistryView:
             self._base_models_seen.update(self._facts().base_models)
             self._changed.notify_all()
         return True
+
+    def seen_lately(self, now: float) -> set[str]:
+        """Instances that are registered, or were within the last `FORGET_S`. `now`: monotonic seconds."""
+        self._last_seen.update((record.instance, now) for record in self.records)
+        self._last_seen = {each: at for each, at in self._last_seen.items() if now - at < FORGET_S}
+        return set(self._last_seen)
 
     async def wait_for_refresh(self) -> None:
         """Return after the next read that succeeds. Bound it."""

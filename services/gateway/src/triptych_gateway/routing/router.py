@@ -89,9 +89,11 @@ class Router:
         """A request goes to `instance`. `routing`: as it was chosen by; the end has it too."""
         self._state_of(instance).begin_request(routing)
 
-    def end_request(self, instance: str, routing: RoutingRequest | None = None) -> None:
-        """Its answer has ended, in whatever way."""
-        self._state_of(instance).end_request(routing)
+    def end_request(
+        self, instance: str, routing: RoutingRequest | None = None, *, is_computed: bool = True
+    ) -> None:
+        """Its answer has ended, in whatever way. `is_computed`: False: it had none."""
+        self._state_of(instance).end_request(routing, is_computed=is_computed)
 
     def avoid_instance(self, instance: str, now: float) -> None:
         """`instance` could not be reached."""
@@ -116,9 +118,9 @@ class Router:
         known = self._states.get(instance)
         return known is not None and known.suspect_until > now
 
-    def forget_all_but(self, alive: Set[str]) -> None:
+    def forget_all_but(self, seen: Set[str]) -> None:
         """Drop what is known of instances that have left the registry, once nothing of theirs runs."""
-        for instance in self._states.keys() - alive:
+        for instance in self._states.keys() - seen:
             if not self._states[instance].num_in_flight:
                 del self._states[instance]
 

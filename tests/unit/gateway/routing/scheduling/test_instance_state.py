@@ -89,3 +89,22 @@ def test_a_prompt_that_nobody_read_is_not_read_for_it() -> None:
     state = InstanceState()
     state.begin_request(request(read_prompt=refuse))
     assert state.num_in_flight == 1
+
+
+def test_what_had_no_answer_is_not_held_and_what_was_there_before_is() -> None:
+    state, record = InstanceState(), record_of("a")
+    state.observe(record, 0.0)
+    before, failed = request(TEXT[:512], items=("h",)), request(TEXT, items=("h", "i"))
+    assert before.prompt.blocks
+    assert failed.prompt.blocks
+    state.begin_request(before)
+    state.end_request(before)
+    state.begin_request(failed)
+    known = state.as_candidate(record, 0.0)
+    assert known.prefix_share(failed.prompt) == 1.0
+    state.end_request(failed, is_computed=False)
+    assert known.prefix_share(failed.prompt) == 0.5
+    assert [known.holds_item(each) for each in failed.items] == [True, False]
+    state.begin_request(failed)
+    state.end_request(failed)
+    assert known.prefix_share(failed.prompt) == 1.0

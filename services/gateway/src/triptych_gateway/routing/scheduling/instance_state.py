@@ -6,7 +6,7 @@ next heartbeat. This gateway's own requests count exactly.
 """
 
 from collections.abc import Hashable
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from cachetools import LRUCache
 
@@ -29,8 +29,18 @@ class _RecentKeys(Generic[Key]):
     def add(self, key: Key) -> None:
         self._keys[key] = None
 
+    def drop(self, key: Key) -> None:
+        self._keys.pop(key, None)
+
     def holds(self, key: Key) -> bool:
         return key in self._keys
+
+
+class _New(NamedTuple):
+    """What an instance was sent by one request, and not before."""
+
+    chains: tuple[int, ...]  # of blocks of its prompt
+    items: tuple[MmHash, ...]
 
 
 class _Sent:
@@ -56,6 +66,7 @@ class InstanceState:
         self._announced_at = float("-inf")
         self._num_others = 0
         self._sent = _Sent()
+        self._new: dict[int, _New] = {}  # by the requests in flight, as objects
 
     def observe(self, record: InstanceRecord, now: float) -> None:
         """The record as the registry has it."""
@@ -76,16 +87,24 @@ class InstanceState:
         if request is None:
             return
         self._num_prompt_bytes += request.num_prompt_bytes
+        items = tuple(each for each in request.items if not self._sent.items.holds(each))
         for mm_hash in request.items:
             self._sent.items.add(mm_hash)
         self._sent.adapters.add(request.model)
-        if request.is_prompt_read:
-            self._sent.prefixes.remember(request.prompt.blocks)
+        chains = self._sent.prefixes.remember(request.prompt.blocks) if request.is_prompt_read else ()
+        self._new[id(request)] = _New(chains, items)
 
-    def end_request(self, request: RoutingRequest | None) -> None:
+    def end_request(self, request: RoutingRequest | None, *, is_computed: bool = True) -> None:
+        """`is_computed`: False: it failed before any answer, so what it was sent is not held there."""
         self.num_in_flight = max(0, self.num_in_flight - 1)
-        if request is not None:
-            self._num_prompt_bytes = max(0, self._num_prompt_bytes - request.num_prompt_bytes)
+        if request is None:
+            return
+        self._num_prompt_bytes = max(0, self._num_prompt_bytes - request.num_prompt_bytes)
+        new = self._new.pop(id(request), None)
+        if new is not None and not is_computed:
+            self._sent.prefixes.forget(new.chains)
+            for mm_hash in new.items:
+                self._sent.items.drop(mm_hash)
 
     def as_candidate(self, record: InstanceRecord, now: float) -> Candidate:
         """For one choice."""

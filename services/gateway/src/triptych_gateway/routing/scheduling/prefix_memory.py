@@ -4,7 +4,7 @@ As vLLM does it, the end of a prompt goes before its beginning. So this is about
 """
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from triptych_gateway.routing.scheduling.prompt_blocks import PromptBlock, PromptBlocks
 
@@ -30,8 +30,9 @@ class PrefixMemory:
         self._max_bytes = DEFAULT_BYTES if kv_cache_tokens is None else kv_cache_tokens * BYTES_PER_TOKEN
         self._trim()
 
-    def remember(self, blocks: Sequence[PromptBlock]) -> None:
-        """A prompt of these blocks goes to the instance."""
+    def remember(self, blocks: Sequence[PromptBlock]) -> tuple[int, ...]:
+        """A prompt of these blocks goes to the instance. Returns the chains that are new."""
+        new = tuple(block.chain for block in blocks if block.chain not in self._sizes)
         for block in reversed(blocks):
             if block.chain in self._sizes:
                 self._sizes.move_to_end(block.chain)
@@ -39,6 +40,12 @@ class PrefixMemory:
                 self._sizes[block.chain] = block.num_bytes
                 self._num_bytes += block.num_bytes
         self._trim()
+        return new
+
+    def forget(self, chains: Iterable[int]) -> None:
+        """They were never computed."""
+        for chain in chains:
+            self._num_bytes -= self._sizes.pop(chain, 0)
 
     def share_of(self, prompt: PromptBlocks) -> float:
         """How much of the prompt it was sent before, from the beginning: 0 to 1."""

@@ -29,7 +29,7 @@ class PromptBlock(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PromptBlocks:
-    """Of one prompt. `num_bytes`: of all of it, also of what is part of no block."""
+    """Of one prompt. `num_bytes`: as far as it counts, also of what is part of no block."""
 
     blocks: tuple[PromptBlock, ...] = ()
     num_bytes: int = 0
@@ -48,7 +48,10 @@ def divide_prompt(parts: Iterable[bytes | MmHash], seed: Hashable) -> PromptBloc
             chain = hash((chain, rest, part))
             blocks.append(PromptBlock(chain, len(rest) + ITEM_BYTES))
             rest, num_bytes = b"", num_bytes + ITEM_BYTES
+            if num_bytes >= MAX_PREFIX_BYTES:
+                break
             continue
+        part = part[: MAX_PREFIX_BYTES - num_bytes]
         num_bytes += len(part)
         rest += part
         start = 0
