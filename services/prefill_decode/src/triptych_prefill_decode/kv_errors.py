@@ -3,9 +3,14 @@
 vLLM would answer 500, or end a stream that has begun with an error event. Neither says that the request can
 be prefilled again. So what vLLM's application sends of an answer is held back until the engine has put out
 something for the request, and replaced if that is such an error.
+
+A request that is refused before the engine is asked names a KV cache that its owner keeps for it: the engine
+tells the owner to free it. vLLM does so for what it refuses itself, but not for a body that is not valid.
 """
 
-from collections.abc import AsyncIterator, Callable
+import contextlib
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,6 +26,8 @@ from triptych_vllm_connector.kv_failures import MESSAGES, KvFailure
 log = get_logger(__name__)
 
 Generate = Callable[..., AsyncIterator[Any]]
+Reject = Callable[[str, dict[str, Any]], Awaitable[None]]
+PARAMS = "kv_transfer_params"
 _CODES = frozenset(KvFailure)
 
 
@@ -28,6 +35,8 @@ _CODES = frozenset(KvFailure)
 class AnswerState:
     """Of one HTTP request."""
 
+    is_asked: bool = False  # the engine has the request
+    body: list[bytes] = field(default_factory=list)  # as it came, until then
     has_output: bool = False  # the engine has put something out for it
     failure: KvFailure | None = None  # which came in the place of the first output
 
@@ -40,6 +49,8 @@ def note_failures(generate: Generate) -> Generate:
 
     async def generate_noting(*args: Any, **kwargs: Any) -> AsyncIterator[Any]:
         state = _state.get() or AnswerState()
+        state.is_asked = True
+        state.body.clear()
         async for output in generate(*args, **kwargs):
             failure = failure_of(output)
             if failure is not None:
@@ -96,21 +107,42 @@ class _HeldAnswer:
 class KvErrorMiddleware:
     """ASGI application in front of vLLM's, in an instance that decodes."""
 
-    def __init__(self, app: AsgiApp) -> None:
-        self._app = app
+    def __init__(self, app: AsgiApp, reject: Reject) -> None:
+        """`reject`: vLLM's, of a request id and `kv_transfer_params`: has the KV cache freed."""
+        self._app, self._reject = app, reject
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
+        if scope["type"] != "http" or scope["method"] != "POST":  # others ask the engine for nothing
             await self._app(scope, receive, send)
             return
         state = AnswerState()
         _state.set(state)
         answer = _HeldAnswer(state, send)
+
+        async def receive_kept() -> Message:
+            message = await receive()
+            if not state.is_asked and message["type"] == "http.request":
+                state.body.append(message.get("body", b""))
+            return message
+
         try:
-            await self._app(scope, receive, answer.take)
+            await self._app(scope, receive_kept, answer.take)
         except Exception:  # of a stream that had begun for the application: whatever that made of it
             if not await answer.replace():
                 raise
+        finally:
+            if not state.is_asked:
+                await self._free_kv_cache(b"".join(state.body))
+
+    async def _free_kv_cache(self, body: bytes) -> None:
+        """If `body` names one. A second time does nothing: a KV cache is named once."""
+        if PARAMS.encode() not in body:
+            return
+        with contextlib.suppress(orjson.JSONDecodeError):
+            parsed = orjson.loads(body)
+            params = parsed.get(PARAMS) if isinstance(parsed, dict) else None
+            if isinstance(params, dict) and params.get("do_remote_prefill"):
+                await self._reject(f"rejected-{uuid.uuid4().hex}", params)
 
 
 async def _answer_failure(send: Send, failure: KvFailure) -> None:
