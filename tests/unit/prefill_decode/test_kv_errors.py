@@ -39,6 +39,8 @@ class Application:
 
         self.rejected: list[dict[str, Any]] = []
         self.asks = True  # the engine, of each request
+        self.is_quiet = False  # sends nothing of an output before the end
+        self.sent_at_outputs: list[list[Any]] = []
         self.method = "POST"
         self.body = orjson.dumps({"kv_transfer_params": PARAMS})
 
@@ -55,7 +57,9 @@ class Application:
                 if each.outputs[0].finish_reason == "error":
                     await send(ERROR)
                     return
-                await send(TOKEN)
+                self.sent_at_outputs.append(list(self.sent))
+                if not self.is_quiet:
+                    await send(TOKEN)
             await send(END)
         except VLLMError:
             if self._raises:
@@ -93,6 +97,14 @@ async def test_without_the_kv_cache_it_is_503_with_a_code(
     start, body = await application.answer()
     assert start["status"] == 503
     assert orjson.loads(body["body"])["error"]["code"] == failure.value
+
+
+async def test_what_was_held_goes_with_the_first_output() -> None:
+    """Responses begin before the engine is asked; hidden reasoning shows nothing for long."""
+    application = Application([output(), output("stop")], (START, CREATED))
+    application.is_quiet = True
+    assert await application.answer() == [START, CREATED, END]
+    assert application.sent_at_outputs == [[START, CREATED]] * 2
 
 
 async def test_after_the_first_output_the_application_ends_the_stream() -> None:

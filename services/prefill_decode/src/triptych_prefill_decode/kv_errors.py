@@ -8,6 +8,7 @@ A request that is refused before the engine is asked names a KV cache that its o
 tells the owner to free it. vLLM does so for what it refuses itself, but not for a body that is not valid.
 """
 
+import asyncio
 import contextlib
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -39,6 +40,7 @@ class AnswerState:
     body: list[bytes] = field(default_factory=list)  # as it came, until then
     has_output: bool = False  # the engine has put something out for it
     failure: KvFailure | None = None  # which came in the place of the first output
+    on_output: Callable[[], Awaitable[None]] | None = None  # called with the first
 
 
 _state: ContextVar[AnswerState | None] = ContextVar("_state", default=None)
@@ -58,7 +60,10 @@ def note_failures(generate: Generate) -> Generate:
                 if not state.has_output:
                     state.failure = failure
                 raise RetryableRequestError(MESSAGES[failure])
-            state.has_output = True
+            if not state.has_output:
+                state.has_output = True
+                if state.on_output is not None:
+                    await state.on_output()
             yield output
 
     return generate_noting
@@ -79,6 +84,7 @@ class _HeldAnswer:
     state: AnswerState
     send: Send
     held: list[Message] = field(default_factory=list)
+    sending: asyncio.Lock = field(default_factory=asyncio.Lock)
     is_passing: bool = False
     is_replaced: bool = False
 
@@ -98,10 +104,14 @@ class _HeldAnswer:
         self.held.append(message)
         is_last = message["type"] == "http.response.body" and not message.get("more_body", False)
         if self.is_passing or self.state.has_output or is_last:
-            self.is_passing = True
-            held, self.held = self.held, []
-            for each in held:
-                await self.send(each)
+            await self.release()
+
+    async def release(self) -> None:
+        """Of some answers the application shows nothing of the first output: they have begun all the same."""
+        self.is_passing = True
+        async with self.sending:
+            while self.held:
+                await self.send(self.held.pop(0))
 
 
 class KvErrorMiddleware:
@@ -118,6 +128,7 @@ class KvErrorMiddleware:
         state = AnswerState()
         _state.set(state)
         answer = _HeldAnswer(state, send)
+        state.on_output = answer.release
 
         async def receive_kept() -> Message:
             message = await receive()
