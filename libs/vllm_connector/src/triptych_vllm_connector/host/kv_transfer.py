@@ -115,14 +115,13 @@ def side_channel_host(host: str, announced: str) -> str:
         UnsupportedOptionError: only the HTTP server would be reached by others.
     """
     address = address_of(announced)
-    if host not in ANY_ADDRESSES or not ipaddress.ip_address(address).is_loopback or _is_loopback(announced):
+    if not (host in ANY_ADDRESSES and _is_loopback(address)) or _is_loopback(announced):
         return address
     from vllm.utils.network_utils import get_ip
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it finds none
-        found = get_ip()
-    if found in ANY_ADDRESSES or ipaddress.ip_address(found).is_loopback:
+    with warnings.catch_warnings(action="ignore"):  # it finds none
+        found: str = get_ip()
+    if found in ANY_ADDRESSES or _is_loopback(found):
         raise UnsupportedOptionError(
             f"{announced} is {address} here, where no other machine reaches this instance's KV caches: "
             "set TRIPTYCH_ADVERTISED_HOST to an address of this machine"
@@ -130,12 +129,12 @@ def side_channel_host(host: str, announced: str) -> str:
     return found
 
 
-def _is_loopback(announced: str) -> bool:
-    """Whether that is what was meant."""
+def _is_loopback(host: str) -> bool:
+    """As an address, or as it is always named."""
     try:
-        return ipaddress.ip_address(announced).is_loopback
+        return ipaddress.ip_address(host).is_loopback
     except ValueError:
-        return announced == "localhost"
+        return host == "localhost"
 
 
 def free_port(host: str) -> int:
