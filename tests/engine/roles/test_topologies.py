@@ -87,13 +87,17 @@ def check_division(system: System, prefills: Sequence[str], decodes: Sequence[st
         handed_over = prefill.metric("triptych_prefill_decode_handover_bytes_total")
         assert (handed_over == 0) == encodes
         assert (prefill.metric("triptych_prefill_decode_local_encodes_total") > 0) == encodes
-        wait_until(lambda each=prefill: not each.holds_kv_blocks, 10, f"{name} has freed its KV blocks")
+        wait_until_freed(prefill)
     for name in decodes:
         decode = Instance.of(system, name)
         assert decode.metric("vllm:external_prefix_cache_hits_total") > 0
     num_staged = num_routed(system, "staged")
     assert num_staged == sum(Instance.of(system, each).metric(NUM_DONE) for each in prefills)
     assert (num_staged > 0) == bool(prefills)
+
+
+def wait_until_freed(prefill: Instance) -> None:
+    wait_until(lambda: not prefill.holds_kv_blocks, 10, f"{prefill.record.instance} has freed its KV blocks")
 
 
 def num_routed(system: System, way: str) -> float:

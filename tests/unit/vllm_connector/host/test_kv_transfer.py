@@ -1,5 +1,7 @@
 """Options and environment of engines that hand KV caches over, or take them."""
 
+import importlib
+import warnings
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,6 +29,9 @@ from triptych_vllm_connector.host.kv_transfer import (
     side_channel_host,
 )
 from triptych_vllm_connector.host.namespace import parse_engine_options
+
+with warnings.catch_warnings(action="ignore"):  # importing vLLM warns, of torch's own use of torch
+    importlib.import_module("vllm.entrypoints.launchers.cli_args")
 
 
 def options_of(role: Role, *passed_through: str, on_gpu: bool = False, **others: Any) -> list[str]:
