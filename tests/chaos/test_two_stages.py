@@ -34,17 +34,6 @@ async def test_killed(scenario: Scenario, point: Point, victim: Party) -> None:
     judge(case, is_right_or_broke_off)
 
 
-@pytest.mark.parametrize("point", points_of(Party.DECODE, stages=True), ids=str)
-async def test_decode_stopped(scenario: Scenario, point: Point) -> None:
-    """For longer than the lease of a KV cache: it is made again."""
-    judge(await scenario.run(point, Party.DECODE, Action.STOP))
-
-
-@pytest.mark.parametrize("point", points_of(Party.PREFILL, stages=True)[:2], ids=str)
-async def test_prefill_stopped(scenario: Scenario, point: Point) -> None:
-    judge(await scenario.run(point, Party.PREFILL, Action.STOP))
-
-
 @pytest.mark.parametrize("name", ["prefill", "decode", "first_decoded"])
 async def test_a_caller_leaves(system: FastSystem, faults: Faults, name: str) -> None:
     """In each stage; the one who has the request stands still meanwhile."""

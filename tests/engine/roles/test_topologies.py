@@ -8,16 +8,19 @@ from dataclasses import dataclass
 from functools import partial
 from types import ModuleType
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
 from tests.support.real.roles import Instance
 from tests.support.real.system import EXACT, Server, System, image_part, running_system
+from tests.support.scraping import scrape
 from tests.support.waiting import wait_until
 
 NUM_QUESTIONS = 50
 NUM_IMAGES = 30
 NUM_AT_ONCE = 4
+NUM_DONE = "vllm:request_success_total"
 TEXTS = ("read the digits", "What digits are these?", "hello", "count to 20", "read them again. " * 20)
 
 
@@ -71,7 +74,7 @@ def check_answers(system: System, questions: Sequence[Question]) -> None:
 
 
 def check_division(system: System, prefills: Sequence[str], decodes: Sequence[str], *, encodes: bool) -> None:
-    """Those that prefill made no answer, and those that decode touched no item.
+    """Those that prefill made no answer, and those that decode did not prefill.
 
     Args:
         encodes: those that prefill do it themselves.
@@ -79,17 +82,26 @@ def check_division(system: System, prefills: Sequence[str], decodes: Sequence[st
     for name in prefills:
         prefill = Instance.of(system, name)
         assert prefill.metric("vllm:prompt_tokens_total") > 0
-        num_requests = prefill.metric("vllm:request_success_total")
+        num_requests = prefill.metric(NUM_DONE)
         assert prefill.metric("vllm:generation_tokens_total") == num_requests, "a token for each request"
         handed_over = prefill.metric("triptych_prefill_decode_handover_bytes_total")
         assert (handed_over == 0) == encodes
         assert (prefill.metric("triptych_prefill_decode_local_encodes_total") > 0) == encodes
-        wait_until(lambda each=prefill: not each.holds_kv_blocks, 10, f"{name} has freed its KV blocks")
+        wait_until_freed(prefill)
     for name in decodes:
         decode = Instance.of(system, name)
         assert decode.metric("vllm:external_prefix_cache_hits_total") > 0
-        assert decode.metric("triptych_prefill_decode_handover_bytes_total") == 0
-        assert decode.metric("triptych_prefill_decode_local_encodes_total") == 0
+    num_staged = num_routed(system, "staged")
+    assert num_staged == sum(Instance.of(system, each).metric(NUM_DONE) for each in prefills)
+    assert (num_staged > 0) == bool(prefills)
+
+
+def wait_until_freed(prefill: Instance) -> None:
+    wait_until(lambda: not prefill.holds_kv_blocks, 10, f"{prefill.record.instance} has freed its KV blocks")
+
+
+def num_routed(system: System, way: str) -> float:
+    return scrape(urlsplit(system.base_url).port or 0).total("triptych_gateway_routes_total", way=way)
 
 
 def test_encode_prefill_and_decode_apart(apart: System, questions: list[Question]) -> None:
@@ -115,8 +127,12 @@ def test_other_endpoints_in_two_stages(apart: System, monolith: Server) -> None:
             ).output_text
 
     asks: list[Callable[[Server], str]] = [completion, response]
+    prefill, decode = Instance.of(apart, "prefill-0"), Instance.of(apart, "decode-0")
     for ask in asks:
+        before = (prefill.metric(NUM_DONE), decode.metric(NUM_DONE), num_routed(apart, "staged"))
         assert ask(apart) == ask(monolith)
+        after = (prefill.metric(NUM_DONE), decode.metric(NUM_DONE), num_routed(apart, "staged"))
+        assert after == tuple(each + 1 for each in before)
 
 
 @pytest.mark.long
@@ -131,7 +147,12 @@ def test_other_endpoints_in_two_stages(apart: System, monolith: Server) -> None:
             ["decode-0", "decode-1"],
             False,
         ),
-        (("--prefills=1", "--decodes=1", "--prefill-decodes=1", "--encode-prefill-decodes=1"), [], [], False),
+        (
+            ("--prefills=1", "--decodes=1", "--prefill-decodes=1", "--encode-prefill-decodes=1"),
+            ["prefill-0"],
+            ["decode-0"],
+            False,
+        ),
     ],
     ids=["ep+d", "epd", "2e+2p+2d", "mixture"],
 )
@@ -145,3 +166,5 @@ def test_other_topologies(
     with start(*options) as system:
         check_answers(system, questions)
         check_division(system, prefills, decodes, encodes=encodes)
+        has_whole = any("prefill-decodes" in each for each in options)
+        assert (num_routed(system, "whole") > 0) == has_whole

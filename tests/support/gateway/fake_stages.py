@@ -12,12 +12,14 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from tests.support.gateway.fake_prefill_decode import FakePrefillDecode, _chunk
 from triptych_common.protocol.messages import KvTransfer, Role
+from triptych_common.runtime import DRAINING_HEADER
 
 KV_TRANSFER = KvTransfer(connector="FakeConnector", compatibility="fits", lease_s=30.0)
 ASKED = {
     "do_remote_decode": True, "do_remote_prefill": False, "remote_engine_id": None,
     "remote_block_ids": None, "remote_host": None, "remote_port": None,
 }  # fmt: skip
+_REFUSALS = {"lost": "kv_load_failed", "lacks": "prefix_not_held", "dead": "engine_dead"}  # codes
 _numbers = count(1)
 
 
@@ -59,8 +61,9 @@ class FakePrefill(FakePrefillDecode):
 class FakeDecode(FakePrefillDecode):
     """Takes KV caches of `prefills`, once each.
 
-    behaviour, besides: `lost`, an error follows its first event, which brings no token; `refuses`, a 503;
-    `leaks`, its answer tells what engines tell each other.
+    behaviour, besides: `lost`, it cannot read the KV cache; `lacks`, it would have to compute an item;
+    `dead`, a 503 for another reason; `drains`, it takes nothing more; `quiet`, no token follows its first
+    event before `release`; `leaks`, its answer tells what engines tell each other.
     """
 
     name: str = "d-0"
@@ -93,22 +96,22 @@ class FakeDecode(FakePrefillDecode):
             if body.get("ec_transfer_params") and not self.holds_items:
                 return _error(503, "prefix_not_held")
             return await super()._answer(request, body)
-        if not self._read(body) or self.behaviour == "refuses":
-            return _error(503, "kv_not_there")
-        if self.behaviour == "lost":
-            if not body.get("stream"):
-                return _error(500, "kv_load_failed")
-            return StreamingResponse(_lost(body), media_type="text/event-stream")
+        if self.behaviour == "drains":
+            return JSONResponse({"error": {"message": "draining"}}, 503, {DRAINING_HEADER: "1"})
+        if not self._read(body) or self.behaviour in _REFUSALS:
+            return _error(503, _REFUSALS.get(self.behaviour, "kv_taken"))
+        if self.behaviour == "quiet":
+            return StreamingResponse(self._quiet(request, body), media_type="text/event-stream")
         answer = await super()._answer(request, body)
         if self.behaviour == "leaks":
             return JSONResponse({"id": "x", "choices": [{"index": 0}], "kv_transfer_params": params})
         return answer
 
-
-async def _lost(body: dict[str, Any]) -> AsyncIterator[bytes]:
-    yield _chunk(body, {"role": "assistant", "content": ""})
-    yield b'data: {"error": {"message": "the KV cache could not be loaded", "type": "x", "code": 500}}\n\n'
-    yield b"data: [DONE]\n\n"
+    async def _quiet(self, request: Request, body: dict[str, Any]) -> AsyncIterator[bytes]:
+        yield _chunk(body, {"role": "assistant", "content": ""})
+        await self.release.wait()
+        async for event in self._events(request, body):
+            yield event
 
 
 def _error(status: int, code: str) -> Response:

@@ -11,6 +11,7 @@ from vllm.exceptions import VLLMError
 from triptych_prefill_decode.kv_errors import KvErrorMiddleware, note_failures
 from triptych_vllm_connector.kv_failures import KvFailure
 
+PARAMS = {"do_remote_prefill": True, "remote_request_id": "r"}
 START = {"type": "http.response.start", "status": 200, "headers": []}
 CREATED = {"type": "http.response.body", "body": b"event: response.created\n\n", "more_body": True}
 TOKEN = {"type": "http.response.body", "body": b"data: token\n\n", "more_body": True}
@@ -36,17 +37,29 @@ class Application:
             for each in outputs:
                 yield each
 
+        self.rejected: list[dict[str, Any]] = []
+        self.asks = True  # the engine, of each request
+        self.is_quiet = False  # sends nothing of an output before the end
+        self.sent_at_outputs: list[list[Any]] = []
+        self.method = "POST"
+        self.body = orjson.dumps({"kv_transfer_params": PARAMS})
+
         self._generate = note_failures(generate)
 
     async def app(self, scope: Any, receive: Any, send: Any) -> None:
+        await receive()
         for message in self._before:
             await send(message)
+        if not self.asks:
+            return
         try:
             async for each in self._generate():
                 if each.outputs[0].finish_reason == "error":
                     await send(ERROR)
                     return
-                await send(TOKEN)
+                self.sent_at_outputs.append(list(self.sent))
+                if not self.is_quiet:
+                    await send(TOKEN)
             await send(END)
         except VLLMError:
             if self._raises:
@@ -58,15 +71,19 @@ class Application:
             self.sent.append(message)
 
         async def receive() -> Any:
-            raise AssertionError("not called here")
+            return {"type": "http.request", "body": self.body, "more_body": False}
 
-        await KvErrorMiddleware(self.app)({"type": "http"}, receive, send)
+        async def reject(request_id: str, params: dict[str, Any]) -> None:
+            self.rejected.append(params)
+
+        await KvErrorMiddleware(self.app, reject)({"type": "http", "method": self.method}, receive, send)
         return self.sent
 
 
 async def test_an_answer_passes_as_it_is() -> None:
-    sent = await Application([output(), output("stop")]).answer()
-    assert sent == [START, TOKEN, TOKEN, END]
+    application = Application([output(), output("stop")])
+    assert await application.answer() == [START, TOKEN, TOKEN, END]
+    assert application.rejected == []
 
 
 @pytest.mark.parametrize("failure", KvFailure)
@@ -82,6 +99,14 @@ async def test_without_the_kv_cache_it_is_503_with_a_code(
     assert orjson.loads(body["body"])["error"]["code"] == failure.value
 
 
+async def test_what_was_held_goes_with_the_first_output() -> None:
+    """Responses begin before the engine is asked; hidden reasoning shows nothing for long."""
+    application = Application([output(), output("stop")], (START, CREATED))
+    application.is_quiet = True
+    assert await application.answer() == [START, CREATED, END]
+    assert application.sent_at_outputs == [[START, CREATED]] * 2
+
+
 async def test_after_the_first_output_the_application_ends_the_stream() -> None:
     sent = await Application([output(), output("error", "kv_load_failed")]).answer()
     assert sent == [START, TOKEN, ERROR]
@@ -94,3 +119,31 @@ async def test_other_errors_are_the_applications() -> None:
 async def test_an_answer_without_the_engine_passes() -> None:
     application = Application([], (START, END))
     assert (await application.answer())[:2] == [START, END]
+
+
+REFUSED = ({"type": "http.response.start", "status": 400, "headers": []}, END)
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        (orjson.dumps({"top_logprobs": 1, "kv_transfer_params": PARAMS}), [PARAMS]),
+        (orjson.dumps({"kv_transfer_params": {**PARAMS, "do_remote_prefill": False}}), []),
+        (orjson.dumps({"kv_transfer_params": 1}), []),
+        (b'{"kv_transfer_params": ', []),
+        (b"{}", []),
+    ],
+)
+async def test_the_kv_cache_of_a_refused_request_is_freed(body: bytes, expected: list[Any]) -> None:
+    """vLLM refuses a body that is not valid before it looks for a KV cache."""
+    application = Application([], REFUSED)
+    application.asks, application.body = False, body
+    assert await application.answer() == list(REFUSED)
+    assert application.rejected == expected
+
+
+async def test_what_is_not_generated_now_is_not_held() -> None:
+    """`GET /v1/responses/{id}?stream=true`: what was generated before, and is."""
+    application = Application([], (START, CREATED))
+    application.asks, application.method = False, "GET"
+    assert await application.answer() == [START, CREATED]

@@ -3,9 +3,15 @@
 vLLM would answer 500, or end a stream that has begun with an error event. Neither says that the request can
 be prefilled again. So what vLLM's application sends of an answer is held back until the engine has put out
 something for the request, and replaced if that is such an error.
+
+A request that is refused before the engine is asked names a KV cache that its owner keeps for it: the engine
+tells the owner to free it. vLLM does so for what it refuses itself, but not for a body that is not valid.
 """
 
-from collections.abc import AsyncIterator, Callable
+import asyncio
+import contextlib
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,6 +27,8 @@ from triptych_vllm_connector.kv_failures import MESSAGES, KvFailure
 log = get_logger(__name__)
 
 Generate = Callable[..., AsyncIterator[Any]]
+Reject = Callable[[str, dict[str, Any]], Awaitable[None]]
+PARAMS = "kv_transfer_params"
 _CODES = frozenset(KvFailure)
 
 
@@ -28,8 +36,11 @@ _CODES = frozenset(KvFailure)
 class AnswerState:
     """Of one HTTP request."""
 
+    is_asked: bool = False  # the engine has the request
+    body: list[bytes] = field(default_factory=list)  # as it came, until then
     has_output: bool = False  # the engine has put something out for it
     failure: KvFailure | None = None  # which came in the place of the first output
+    on_output: Callable[[], Awaitable[None]] | None = None  # called with the first
 
 
 _state: ContextVar[AnswerState | None] = ContextVar("_state", default=None)
@@ -40,6 +51,8 @@ def note_failures(generate: Generate) -> Generate:
 
     async def generate_noting(*args: Any, **kwargs: Any) -> AsyncIterator[Any]:
         state = _state.get() or AnswerState()
+        state.is_asked = True
+        state.body.clear()
         async for output in generate(*args, **kwargs):
             failure = failure_of(output)
             if failure is not None:
@@ -47,7 +60,10 @@ def note_failures(generate: Generate) -> Generate:
                 if not state.has_output:
                     state.failure = failure
                 raise RetryableRequestError(MESSAGES[failure])
-            state.has_output = True
+            if not state.has_output:
+                state.has_output = True
+                if state.on_output is not None:
+                    await state.on_output()
             yield output
 
     return generate_noting
@@ -68,6 +84,7 @@ class _HeldAnswer:
     state: AnswerState
     send: Send
     held: list[Message] = field(default_factory=list)
+    sending: asyncio.Lock = field(default_factory=asyncio.Lock)
     is_passing: bool = False
     is_replaced: bool = False
 
@@ -87,30 +104,56 @@ class _HeldAnswer:
         self.held.append(message)
         is_last = message["type"] == "http.response.body" and not message.get("more_body", False)
         if self.is_passing or self.state.has_output or is_last:
-            self.is_passing = True
-            held, self.held = self.held, []
-            for each in held:
-                await self.send(each)
+            await self.release()
+
+    async def release(self) -> None:
+        """Of some answers the application shows nothing of the first output: they have begun all the same."""
+        self.is_passing = True
+        async with self.sending:
+            while self.held:
+                await self.send(self.held.pop(0))
 
 
 class KvErrorMiddleware:
     """ASGI application in front of vLLM's, in an instance that decodes."""
 
-    def __init__(self, app: AsgiApp) -> None:
-        self._app = app
+    def __init__(self, app: AsgiApp, reject: Reject) -> None:
+        """`reject`: vLLM's, of a request id and `kv_transfer_params`: has the KV cache freed."""
+        self._app, self._reject = app, reject
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
+        if scope["type"] != "http" or scope["method"] != "POST":  # others ask the engine for nothing
             await self._app(scope, receive, send)
             return
         state = AnswerState()
         _state.set(state)
         answer = _HeldAnswer(state, send)
+        state.on_output = answer.release
+
+        async def receive_kept() -> Message:
+            message = await receive()
+            if not state.is_asked and message["type"] == "http.request":
+                state.body.append(message.get("body", b""))
+            return message
+
         try:
-            await self._app(scope, receive, answer.take)
+            await self._app(scope, receive_kept, answer.take)
         except Exception:  # of a stream that had begun for the application: whatever that made of it
             if not await answer.replace():
                 raise
+        finally:
+            if not state.is_asked:
+                await self._free_kv_cache(b"".join(state.body))
+
+    async def _free_kv_cache(self, body: bytes) -> None:
+        """If `body` names one. A second time does nothing: a KV cache is named once."""
+        if PARAMS.encode() not in body:
+            return
+        with contextlib.suppress(orjson.JSONDecodeError):
+            parsed = orjson.loads(body)
+            params = parsed.get(PARAMS) if isinstance(parsed, dict) else None
+            if isinstance(params, dict) and params.get("do_remote_prefill"):
+                await self._reject(f"rejected-{uuid.uuid4().hex}", params)
 
 
 async def _answer_failure(send: Send, failure: KvFailure) -> None:

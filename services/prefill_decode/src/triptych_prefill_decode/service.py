@@ -21,8 +21,13 @@ import uvicorn
 from vllm.entrypoints.launchers.api_server.app_state import init_app_state
 from vllm.entrypoints.launchers.api_server.entry import build_async_engine_client
 from vllm.entrypoints.launchers.app import build_app
-from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
+from vllm.entrypoints.launchers.cli_args import (
+    make_arg_parser,
+    resolve_default_chat_template_kwargs,
+    validate_parsed_serve_args,
+)
 from vllm.pooling_params import PoolingParams
+from vllm.renderers.chat_utils import load_chat_template
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.tasks import POOLING_TASKS
 from vllm.utils.argparse_utils import FlexibleArgumentParser
@@ -58,6 +63,7 @@ from triptych_vllm_connector.host.kv_transfer import (
     kv_environment,
     kv_transfer_config,
     kv_transfer_options,
+    side_channel_host,
 )
 from triptych_vllm_connector.host.model_facts import item_limits, placeholder_tokens
 from triptych_vllm_connector.host.namespace import digest_of_model
@@ -142,15 +148,28 @@ def stores_responses(state: Any) -> bool:
     return bool(getattr(getattr(state, "openai_serving_responses", None), "enable_store", False))
 
 
+def rendering_of(args: Any) -> tuple[object, ...]:
+    """What chats become prompts with, of vLLM's parsed options."""
+    template = load_chat_template(args.chat_template)
+    defaults = sorted(resolve_default_chat_template_kwargs(args).items())
+    return template, args.chat_template_content_format, defaults
+
+
 def _prepare_kv_transfer(settings: PrefillDecodeSettings, on_gpu: bool) -> None:
     """vLLM's connector reads where it listens from the environment, in the engine's processes.
 
     Each instance has a side channel of its own, on loopback where nothing else is announced.
     """
-    host = settings.advertised_host or settings.host
+    host = side_channel_host(settings.host, settings.advertised_host or settings.host)
     port = settings.kv_port or free_port(host)
     environment = os.environ  # noqa: TID251 -- vLLM and UCX have no other way
     environment.update(kv_environment(host, port, on_gpu, environment))
+
+
+async def _reject_handover(engine: Any, request_id: str, params: dict[str, Any]) -> None:
+    """The owner of the KV cache that `params` name is told to free it."""
+    with contextlib.suppress(EngineDeadError):  # it is freed when its lease is over
+        await engine.notify_kv_transfer_request_rejected(request_id, params)
 
 
 async def _warm_up_work(engine: Any) -> WarmUpWork | None:
@@ -213,7 +232,7 @@ class PrefillDecodeService:
         kv_transfer = None
         if is_handing_over(role):
             kv_transfer = announced_kv_transfer(
-                engine.vllm_config, config.namespace_digest, settings.kv_lease_s
+                engine.vllm_config, config.namespace_digest, settings.kv_lease_s, rendering_of(args)
             )
         supported_tasks = await engine.get_supported_tasks()
         app = build_app(args, supported_tasks, engine.model_config)
@@ -228,7 +247,7 @@ class PrefillDecodeService:
         answering: AsgiApp = app
         if decodes_only:
             engine.generate = note_failures(engine.generate)
-            answering = KvErrorMiddleware(app)
+            answering = KvErrorMiddleware(app, partial(_reject_handover, engine))
         gate = guarded(DeadEngineMiddleware(answering, lambda: engine.errored))
         server = ListeningServer(
             uvicorn.Config(

@@ -1,6 +1,7 @@
 """When a stage fails: what the caller sees, and that nothing is left."""
 
 import asyncio
+import time
 from typing import Any
 
 import openai
@@ -44,8 +45,13 @@ async def test_what_is_wrong_with_the_request_is_told(staged: Staged) -> None:
     await staged.assert_idle()
 
 
-@pytest.mark.parametrize("stream", [True, False])
-@pytest.mark.parametrize("behaviour", ["refuses", "lost", "fail"])
+@pytest.mark.parametrize(
+    ("behaviour", "stream"),
+    [
+        *((each, is_stream) for each in ("lost", "lacks", "dead", "fail") for is_stream in (True, False)),
+        ("error_first", True),
+    ],
+)
 async def test_a_handover_that_fails_begins_again_at_others(
     staged: Staged, behaviour: str, stream: bool
 ) -> None:
@@ -87,12 +93,66 @@ class _Forgetful(dict[str, list[Any]]):
         self._has_lost = True
 
 
-async def test_the_number_of_tries_is_bounded(staged: Staged) -> None:
-    staged.decode.behaviour = "refuses"
+@pytest.mark.parametrize("behaviour", ["lost", "lacks"])
+async def test_the_number_of_tries_is_bounded(staged: Staged, behaviour: str) -> None:
+    staged.decode.behaviour = behaviour
     with pytest.raises(openai.APIStatusError) as caught:
         await streamed(staged, [IMAGE, TEXT])
     assert (caught.value.status_code, caught.value.code) == (503, "handover_failed")
     assert len(staged.prefill.bodies) == 2
+    await staged.assert_idle()
+
+
+async def test_a_decode_instance_whose_engine_is_dead_is_avoided(staged: Staged) -> None:
+    """By others, too: it has fewest requests."""
+    other = await staged.another_decode()
+    staged.decode.behaviour = other.behaviour = "dead"
+    with pytest.raises(openai.APIStatusError) as caught:
+        await streamed(staged, [IMAGE, TEXT])
+    assert (caught.value.status_code, caught.value.code) == (503, "instance_unreachable")
+    assert (len(staged.decode.bodies), len(other.bodies)) == (1, 1)
+    assert await staged.total("stage_retries_total", stage="decode", reason="unreachable") == 2
+    router, now = staged.system.gateway.router, time.monotonic()
+    assert [router.is_suspect(each, now) for each in ("p-0", "d-0", "d-1")] == [False, True, True]
+    await staged.assert_idle()
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "code"), [("fail", "generation_failed"), ("no_handover", "handover_failed")]
+)
+async def test_a_request_that_fails_everywhere_makes_no_instance_suspect(
+    staged: Staged, behaviour: str, code: str
+) -> None:
+    other = await staged.another_prefill()
+    staged.prefill.behaviour = other.behaviour = behaviour
+    with pytest.raises(openai.APIStatusError) as caught:
+        await streamed(staged, "hello")
+    assert (caught.value.status_code, caught.value.code) == (503, code)
+    assert (len(staged.prefill.bodies), len(other.bodies)) == (1, 1)
+    router, now = staged.system.gateway.router, time.monotonic()
+    assert not any(router.is_suspect(each, now) for each in ("p-0", "p-1"))
+    await staged.assert_idle()
+
+
+async def test_what_a_draining_instance_did_not_take_another_decodes(staged: Staged) -> None:
+    staged.decode.behaviour = "drains"
+    other = await staged.another_decode()
+    for _ in range(2):
+        assert await streamed(staged, [IMAGE, TEXT]) == ANSWER
+    assert (len(staged.prefill.bodies), len(other.taken), staged.prefill.kept) == (2, 2, {})
+    assert len(staged.decode.bodies) >= 1
+    await staged.assert_idle()
+
+
+@pytest.mark.parametrize("staged", [{"first_token_timeout_s": 1.0}], indirect=True)
+async def test_a_stream_that_shows_no_token_goes_on(staged: Staged) -> None:
+    """As while reasoning is hidden, or a tool's call is put together: the engine generates."""
+    staged.decode.behaviour = "quiet"
+    chunks = aiter(await staged.system.ask("hello", stream=True))
+    assert (await anext(chunks)).choices[0].delta.role == "assistant"
+    staged.decode.release.set()
+    words = [chunk.choices[0].delta.content or "" async for chunk in chunks]
+    assert "".join(words).strip() == WORDS
     await staged.assert_idle()
 
 

@@ -74,7 +74,7 @@ class _DecodeInstance:
             body = orjson.loads(await request.body())
             words = await self._words(body)
             if words is None:
-                code = "kv_not_there" if body.get("kv_transfer_params") else "prefix_not_held"
+                code = "kv_load_failed" if body.get("kv_transfer_params") else "prefix_not_held"
                 return JSONResponse({"error": {"message": code, "type": "x", "code": code}}, 503)
             if body.get("stream"):
                 return StreamingResponse(self._events(words), media_type="text/event-stream")
@@ -108,8 +108,8 @@ class _DecodeInstance:
         self._num_live += 1
         is_done = False
         try:
+            points.reach("first_decoded", points.SENDING)  # hosts hold back what comes before a token
             yield _event({"delta": {"role": "assistant", "content": ""}, "index": 0})
-            points.reach("first_decoded", points.SENDING)
             for word in words:
                 yield _event({"delta": {"content": f"{word} "}, "index": 0})
                 await asyncio.sleep(self._token_s)  # a token takes as long

@@ -154,6 +154,41 @@ def test_after_failures() -> None:
     assert asked.pick() is None, "a bounded number of times"
 
 
+async def test_a_failure_that_may_be_the_requests_own_is_told_at_the_end() -> None:
+    asked = choice([p("p0"), p("p1"), d()], IMAGE)
+    for name in ("p0", "p1"):
+        route = asked.pick()
+        assert route is not None
+        assert route.first.instance == name
+        asked.on_failed(route.first, RequestError(503, f"failed_{name}", "x"))
+        assert not asked.instances.router.is_suspect(name, 0.0)
+    asked.instances.view.interval_s = -2.0
+    with pytest.raises(RequestError) as caught:
+        await asked.next_route()
+    assert caught.value.code == "failed_p1"
+
+
+def test_a_stored_response_whose_prefix_is_gone_is_asked_for_once() -> None:
+    asked = choice([d()], only=d())
+    route = asked.pick()
+    assert shown(route) == ("d", None, "stored_response")
+    assert route is not None
+    asked.on_handover_failed(route)
+    assert asked.pick() is None
+
+
+def test_a_kv_cache_that_was_not_taken_is_offered_to_another() -> None:
+    asked = choice([p(), d("d0"), d("d1"), d("d2", kv_transfer=None)], IMAGE)
+    route = asked.pick()
+    assert route is not None
+    asked.on_draining(route.answering)
+    again = asked.pick_decode(route)
+    assert again is not None
+    assert (shown(route), shown(again)) == (("p", "d0", "no_whole"), ("p", "d1", "no_whole"))
+    asked.on_draining(again.answering)
+    assert asked.pick_decode(route) is None
+
+
 def test_what_was_chosen_before_is_taken_unless_it_leaves() -> None:
     records = [p("p0"), p("p1"), d()]
     assert shown(choice(records, IMAGE, first=records[1]).pick()) == ("p1", "d", "no_whole")

@@ -1,5 +1,7 @@
 """Options and environment of engines that hand KV caches over, or take them."""
 
+import importlib
+import warnings
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,12 +10,14 @@ import pytest
 
 from triptych_common.protocol.messages import Role
 from triptych_vllm_connector.config import ConnectorConfig
+from triptych_vllm_connector.host import kv_transfer
 from triptych_vllm_connector.host.engine_options import (
     UnsupportedOptionError,
     option_value,
     prefill_decode_options,
 )
 from triptych_vllm_connector.host.kv_transfer import (
+    LAST_PORT,
     address_of,
     announced_kv_transfer,
     check_kv_transfer,
@@ -22,8 +26,12 @@ from triptych_vllm_connector.host.kv_transfer import (
     kv_environment,
     kv_transfer_config,
     kv_transfer_options,
+    side_channel_host,
 )
 from triptych_vllm_connector.host.namespace import parse_engine_options
+
+with warnings.catch_warnings(action="ignore"):  # importing vLLM warns, of torch's own use of torch
+    importlib.import_module("vllm.entrypoints.launchers.cli_args")
 
 
 def options_of(role: Role, *passed_through: str, on_gpu: bool = False, **others: Any) -> list[str]:
@@ -70,6 +78,11 @@ def test_the_connectors_own_options_win() -> None:
         "num_threads": 2,
         "backends": ["UCX"],
     }
+
+
+def test_the_lease_is_set_in_one_place() -> None:
+    with pytest.raises(UnsupportedOptionError, match="TRIPTYCH_KV_LEASE_S"):
+        options_of(Role.PREFILL, options={"kv_lease_duration": 3})
 
 
 def test_blocks_on_a_cpu_are_small_unless_the_user_says() -> None:
@@ -133,7 +146,40 @@ def test_a_gpu_leaves_the_choice_of_transports_to_ucx() -> None:
 
 def test_the_side_channel_gets_an_address_and_a_free_port() -> None:
     assert address_of("localhost") in ("127.0.0.1", "::1")
-    assert 0 < free_port("127.0.0.1") < 1 << 16
+    assert 0 < free_port("127.0.0.1") <= LAST_PORT
+    with pytest.raises(UnsupportedOptionError, match="no address of this machine"):
+        free_port("192.0.2.1")
+
+
+@pytest.mark.parametrize(
+    ("host", "announced", "expected"),
+    [
+        ("127.0.0.1", "127.0.0.1", "127.0.0.1"),
+        ("0.0.0.0", "10.0.0.5", "10.0.0.5"),
+        ("0.0.0.0", "127.0.0.1", "127.0.0.1"),  # the HTTP server is announced so, too
+        ("0.0.0.0", "machine", "10.0.0.7"),
+        ("::", "machine", "10.0.0.7"),
+    ],
+)
+def test_the_side_channel_is_reached_as_the_http_server_is(
+    host: str, announced: str, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _has_own_name_on_loopback(monkeypatch, "10.0.0.7")
+    assert side_channel_host(host, announced) == expected
+
+
+def test_a_machine_without_any_other_address_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    _has_own_name_on_loopback(monkeypatch, "0.0.0.0")
+    with pytest.raises(UnsupportedOptionError, match="TRIPTYCH_ADVERTISED_HOST"):
+        side_channel_host("0.0.0.0", "machine")
+
+
+def _has_own_name_on_loopback(monkeypatch: pytest.MonkeyPatch, found: str) -> None:
+    real = kv_transfer.address_of
+    monkeypatch.setattr(
+        kv_transfer, "address_of", lambda host: "127.0.1.1" if host == "machine" else real(host)
+    )
+    monkeypatch.setattr("vllm.utils.network_utils.get_ip", lambda: found)
 
 
 # ---- what is announced ---------------------------------------------------------------------------
@@ -147,9 +193,15 @@ def vllm_config(**changes: Any) -> Any:
 
 
 def test_equal_engines_are_compatible() -> None:
-    one, other = (announced_kv_transfer(vllm_config(), "0" * 64, lease_s) for lease_s in (3, 30))
-    assert one.compatibility == other.compatibility
-    assert (one.lease_s, other.lease_s) == (3, 30)
+    one, other = (announced_kv_transfer(vllm_config(), "0" * 64, 30, ("template",)) for _ in range(2))
+    assert one == other
+    assert one.lease_s == 30
+
+
+def test_engines_with_other_leases_or_templates_are_not() -> None:
+    each = [(30, "template"), (3, "template"), (30, "another"), (30, None)]
+    digests = {announced_kv_transfer(vllm_config(), "0" * 64, s, (t,)).compatibility for s, t in each}
+    assert len(digests) == len(each)
 
 
 @pytest.mark.parametrize(

@@ -6,19 +6,25 @@ vLLM's NIXL connector moves them. An instance that prefills listens on its side 
 decode ask how its memory can be read, and keeps a KV cache until it was read, or its lease is over.
 """
 
+import contextlib
 import hashlib
 import ipaddress
+import random
 import socket
+import warnings
 from collections.abc import Container, Mapping, Sequence
 from typing import Any, Literal
 
 import orjson
 
 from triptych_common.protocol.messages import KvTransfer, Role
+from triptych_common.protocol.urls import ANY_ADDRESSES
 from triptych_vllm_connector.host.engine_options import UnsupportedOptionError
 
 KV_CONNECTOR = "NixlConnector"
 OPTION = "--kv-transfer-config"
+LEASE = "kv_lease_duration"  # of the connector's options
+LAST_PORT = 32_767  # above, as a rule, are those that the system gives to connections
 CPU_BLOCK_SIZE = 32
 """Tokens; vLLM has 128 for a CPU. What is behind a prompt's last whole block is in no prefix cache."""
 KV_ROLES: Mapping[Role, Literal["kv_producer", "kv_consumer"]] = {
@@ -36,11 +42,17 @@ def is_handing_over(role: Role) -> bool:
 def kv_transfer_config(
     role: Role, lease_s: int, connector_options: Mapping[str, Any], on_gpu: bool
 ) -> dict[str, Any]:
-    """Fields of vLLM's `KVTransferConfig`. `connector_options`: of the connector; they win."""
+    """Fields of vLLM's `KVTransferConfig`. `connector_options`: of the connector; they win.
+
+    Raises:
+        UnsupportedOptionError: they set the lease.
+    """
+    if LEASE in connector_options:
+        raise UnsupportedOptionError(
+            f"TRIPTYCH_KV_CONNECTOR_OPTIONS cannot have {LEASE}: set TRIPTYCH_KV_LEASE_S instead"
+        )
     # A transfer on the CPU is a copy: threads of its own would only take cores from the engines.
-    own: dict[str, Any] = (
-        {"kv_lease_duration": lease_s} if on_gpu else {"kv_lease_duration": lease_s, "num_threads": 0}
-    )
+    own: dict[str, Any] = {LEASE: lease_s} if on_gpu else {LEASE: lease_s, "num_threads": 0}
     config = {
         "kv_connector": KV_CONNECTOR,
         "kv_role": KV_ROLES[role],
@@ -90,17 +102,62 @@ def address_of(host: str) -> str:
     return str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
 
 
+def side_channel_host(host: str, announced: str) -> str:
+    """An address of this machine for the side channel.
+
+    Many systems have the machine's own name as 127.0.1.1, which no other machine reaches.
+
+    Args:
+        host: that vLLM's HTTP server listens on.
+        announced: at which others reach it.
+
+    Raises:
+        UnsupportedOptionError: only the HTTP server would be reached by others.
+    """
+    address = address_of(announced)
+    if not (host in ANY_ADDRESSES and _is_loopback(address)) or _is_loopback(announced):
+        return address
+    from vllm.utils.network_utils import get_ip
+
+    with warnings.catch_warnings(action="ignore"):  # it finds none
+        found: str = get_ip()
+    if found in ANY_ADDRESSES or _is_loopback(found):
+        raise UnsupportedOptionError(
+            f"{announced} is {address} here, where no other machine reaches this instance's KV caches: "
+            "set TRIPTYCH_ADVERTISED_HOST to an address of this machine"
+        )
+    return found
+
+
+def _is_loopback(host: str) -> bool:
+    """As an address, or as it is always named."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
 def free_port(host: str) -> int:
-    """A port of `host` that nothing uses now."""
+    """A port of `host` that nothing uses now, and no connection gets before the engine listens there."""
     address = address_of(host)
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    with socket.socket(family) as probe:
-        probe.bind((address, 0))
-        return int(probe.getsockname()[1])
+    for port in (*random.sample(range(20_000, LAST_PORT + 1), 100), 0):
+        with socket.socket(family) as probe, contextlib.suppress(OSError):
+            probe.bind((address, port))
+            return int(probe.getsockname()[1])
+    raise UnsupportedOptionError(
+        f"{address} is no address of this machine, so KV caches cannot be read there"
+    )
 
 
-def announced_kv_transfer(vllm_config: Any, namespace_digest: str, lease_s: int) -> KvTransfer:
-    """What the instance's record says."""
+def announced_kv_transfer(
+    vllm_config: Any, namespace_digest: str, lease_s: int, rendering: Sequence[object] = ()
+) -> KvTransfer:
+    """What the instance's record says.
+
+    Args:
+        rendering: what prompts are made with, beside the model's own files.
+    """
     from vllm import envs
 
     cache, model = vllm_config.cache_config, vllm_config.model_config
@@ -116,6 +173,8 @@ def announced_kv_transfer(vllm_config: Any, namespace_digest: str, lease_s: int)
         str(envs.VLLM_KV_CACHE_LAYOUT),
         getattr(attention, "backend", None),
         None if speculative is None else (speculative.method, speculative.model),
+        lease_s,  # a reader counts its heartbeats by its own
+        *rendering,
     )
     digest = hashlib.sha256(repr(alike).encode()).hexdigest()
     return KvTransfer(connector=KV_CONNECTOR, compatibility=digest, lease_s=lease_s)

@@ -5,7 +5,8 @@ cache, as it was loaded or as the prefix cache has it, is ended before anything 
 reason for its gateway: its prompt has to be prefilled elsewhere first. Text that is missing is computed.
 
 A KV cache is read once: its owner frees it as soon as one reader is done. So a second request that names it
-is ended, too, and does not read what may be another's by then.
+is ended, too, and does not read what may be another's by then. Likewise one whose prompt was rendered to
+other tokens than those that the KV cache is of; its owner frees it then.
 """
 
 from typing import Any
@@ -17,6 +18,7 @@ from vllm.v1.request import Request, RequestStatus
 from triptych_common.telemetry.logs import get_logger
 from triptych_vllm_connector.kv_failures import KvFailure
 from triptych_vllm_connector.scheduler.kv_coverage import KvReads, covers_items
+from triptych_vllm_connector.scheduler.kv_owner import is_of_prompt
 
 log = get_logger(__name__)
 
@@ -31,9 +33,13 @@ class DecodeMixin:
 
     def add_request(self, request: Request) -> None:
         params = request.kv_transfer_params
-        if params and params.get("do_remote_prefill") and not self._reads.name(params):
-            params["do_remote_prefill"] = False  # vLLM's connector would tell the owner to free it
-            self._failures[request.request_id] = KvFailure.KV_TAKEN
+        if params and params.get("do_remote_prefill"):
+            if not self._reads.name(params):
+                params["do_remote_prefill"] = False  # vLLM's connector would tell the owner to free it
+                self._failures[request.request_id] = KvFailure.KV_TAKEN
+            elif not request.abort_immediately and not is_of_prompt(params, request.prompt_token_ids):
+                log.warning("KV cache is of another prompt", engine_request_id=request.request_id)
+                self._failures[request.request_id] = KvFailure.KV_LOAD_FAILED
         super().add_request(request)  # type: ignore[misc]
 
     def _ec_transfer_pending(self, request: Request, num_computed_tokens: int) -> bool:

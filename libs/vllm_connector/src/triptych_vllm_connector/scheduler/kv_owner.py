@@ -1,12 +1,21 @@
-"""EngineCore of an engine that prefills: says when the lease of each KV cache ends, by its own clock."""
+"""EngineCore of an engine that prefills: what is said of a KV cache beside where it lies.
 
+When its lease ends, by this engine's own clock, and which prompt it is of: both engines render a request for
+themselves, and a template may put the time into it. KV blocks of other tokens would be taken unnoticed.
+"""
+
+import hashlib
+from array import array
+from collections.abc import Sequence
 from typing import Any
 
+PROMPT = "remote_prompt"  # of `kv_transfer_params`
 
-def date_leases(kv_connector: Any) -> None:
-    """`kv_connector`: vLLM's of this engine, or None. Its answers get `remote_blocks_expiry_time`.
 
-    vLLM's NIXL connector knows it, and tells it for KV caches of decode engines alone.
+def describe_kv_caches(kv_connector: Any) -> None:
+    """Answers of `kv_connector`, vLLM's of this engine or None, get `remote_blocks_expiry_time` and `PROMPT`.
+
+    vLLM's NIXL connector knows the first, and tells it for KV caches of decode engines alone.
     """
     scheduler = getattr(kv_connector, "connector_scheduler", None)
     if scheduler is None or not hasattr(scheduler, "_reqs_need_send"):
@@ -17,6 +26,31 @@ def date_leases(kv_connector: Any) -> None:
         is_kept, params = finish(request, block_ids)
         if is_kept and params is not None:
             params["remote_blocks_expiry_time"] = scheduler._reqs_need_send[request.request_id]
+            if request.prompt_token_ids is not None:
+                # vLLM takes the last tokens off a prompt that the other engine computes again.
+                is_cut = (request.kv_transfer_params or {}).get("_p_side_truncated")
+                num_cut = scheduler._prefill_backoff() if is_cut else 0
+                params[PROMPT] = _description(request.prompt_token_ids, num_cut)
         return is_kept, params
 
     scheduler.request_finished = request_finished
+
+
+def is_of_prompt(params: dict[str, Any], token_ids: Sequence[int] | None) -> bool:
+    """Whether the KV cache that `params` name is of this prompt, as far as its owner says."""
+    said = params.get(PROMPT)
+    if said is None or token_ids is None:
+        return True
+    num_computed = said.get("num_computed") if isinstance(said, dict) else None
+    if not isinstance(num_computed, int) or not 0 <= num_computed <= len(token_ids):
+        return False
+    return _description(token_ids[:num_computed], len(token_ids) - num_computed) == said
+
+
+def _description(computed: Sequence[int], num_cut: int) -> dict[str, Any]:
+    """Of a prompt whose last `num_cut` tokens are not in the KV cache."""
+    return {
+        "num_tokens": len(computed) + num_cut,
+        "num_computed": len(computed),
+        "sha256": hashlib.sha256(array("q", computed).tobytes()).hexdigest(),
+    }

@@ -22,7 +22,7 @@ from triptych_vllm_connector.consumer.consumer import Consumer
 from triptych_vllm_connector.scheduler.encoder_cache_manager import PreallocatingEncoderCacheManager
 from triptych_vllm_connector.scheduler.failed_loads import LoadsInFlight, undo_failed_loads
 from triptych_vllm_connector.scheduler.giving_way import GivingWay, overlap_policy
-from triptych_vllm_connector.scheduler.kv_owner import date_leases
+from triptych_vllm_connector.scheduler.kv_owner import describe_kv_caches
 from triptych_vllm_connector.scheduler.prompt_chunks import DECODE_SHARES, PromptChunks
 from triptych_vllm_connector.scheduler.prompt_steps import PromptSteps
 from triptych_vllm_connector.step_metadata import LoadReport, StepOrders
@@ -46,7 +46,7 @@ class ParkingMixin:
         self._deferred: list[Request] = []
         self._loads_in_flight = LoadsInFlight()
         self.num_steps = 0
-        date_leases(getattr(self, "connector", None))
+        describe_kv_caches(getattr(self, "connector", None))
         config = connector.config
         policy = overlap_policy(self, is_on=config.overlap, min_tokens=config.overlap_min_tokens)
         share = DECODE_SHARES[config.core_policy] if config.decode_share is None else config.decode_share

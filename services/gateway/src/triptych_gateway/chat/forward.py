@@ -6,13 +6,14 @@ but time: `routing.routes` gives the next route to try.
 
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from typing import Any
 
 from triptych_common.protocol.messages import InstanceRecord, Modality
 from triptych_common.telemetry import get_logger, span
 from triptych_gateway.chat.dispatch import Dispatch
 from triptych_gateway.chat.sound_request import SoundRequest
 from triptych_gateway.chat.stage_bodies import undivided_field
-from triptych_gateway.chat.stages import PREFIX_NOT_HELD, StageFailedError, Stages
+from triptych_gateway.chat.stages import KV_FAILURES, PREFIX_NOT_HELD, StageFailedError, Stages
 from triptych_gateway.chat.streaming import ClientStream, relay_stream, relay_whole
 from triptych_gateway.chat.token_times import TokenTimes
 from triptych_gateway.chat.upstream import Answer
@@ -28,7 +29,7 @@ from triptych_gateway.routing.instances import Instances
 from triptych_gateway.routing.router import ServingStage
 from triptych_gateway.routing.routes import InstanceDemand, Life, Route, RouteChoice
 from triptych_gateway.routing.variants import VariantReason
-from triptych_gateway.routing.ways import Way
+from triptych_gateway.routing.ways import Way, WayReason
 
 log = get_logger(__name__)
 
@@ -83,15 +84,19 @@ class Forwarder:
                 dispatch.arrival.variant_reason if prior is None else VariantReason.STORED_RESPONSE
             ),
         )
+        again: Route | None = None  # of the same KV cache
+        handover: dict[str, Any] | None = None
         while True:
-            route = await choice.next_route()
+            route = again or await choice.next_route()
             self._check(dispatch, route)
             dispatch.arrival.root.on_route(route.way.value, route.reason.value)
             self.metrics.routes.labels(route.way.value, route.reason.value).inc()
             try:
-                answer, held = await self.stages.begin(dispatch, route)
+                answer, held = await self.stages.begin(dispatch, route, handover)
             except StageFailedError as error:
                 self._on_failed(dispatch, route, choice, error)
+                again = None if error.handover is None else choice.pick_decode(route)
+                handover = None if again is None else error.handover
             else:
                 if dispatch.media_wait is not None:
                     dispatch.media_wait.settle()
@@ -121,11 +126,14 @@ class Forwarder:
         if error.reason == "draining":
             log.info("prefill_decode is draining", **fields)
             choice.on_draining(record)
-        elif error.reason == PREFIX_NOT_HELD:
-            log.info("decode instance holds the prefix no more", **fields)
-        elif error.reason == "handover_failed":
+        elif error.reason == PREFIX_NOT_HELD and route.reason is WayReason.PREFIX_HELD:
+            log.info("decode instance holds the prefix no more", **fields)  # such a route is chosen once
+        elif error.reason in KV_FAILURES or error.reason == "handover_failed":
             log.warning("decode instance did not take over", error=str(error), **fields)
             choice.on_handover_failed(route)
+        elif error.error is not None:
+            log.warning("instance failed at a stage", error=str(error), **fields)
+            choice.on_failed(record, error.error)
         else:
             log.warning("prefill_decode not reachable", error=str(error), **fields)
             choice.on_unreachable(record)

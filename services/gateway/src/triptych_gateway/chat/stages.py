@@ -4,9 +4,13 @@
     a pair         asked to prefill --KV cache kept--> asked to decode --first token--> answering
 
 Nothing has been sent to the client until then, so whatever fails can begin again elsewhere
-(`StageFailedError`), from the prefill on: a KV cache is handed over once. While a request decodes, nothing of
-it is left at the instance that has prefilled: the one that decodes has read its KV cache, or told it to drop
-it. If the caller leaves between both, the KV cache is kept until its lease ends.
+(`StageFailedError`), from the prefill on: a KV cache is handed over once. Only one that a draining instance
+did not take is offered to another. While a request decodes, nothing of it is left at the instance that has
+prefilled: the one that decodes has read its KV cache, or told it to drop it. If the caller leaves between
+both, the KV cache is kept until its lease ends.
+
+The first event of an instance that decodes is a token's: its host holds answers back until its engine has put
+something out (`triptych_prefill_decode.kv_errors`).
 """
 
 import asyncio
@@ -25,7 +29,7 @@ from triptych_common.domain.errors import RequestError, TriptychError
 from triptych_common.protocol.messages import InstanceRecord
 from triptych_common.telemetry import span, trace_headers
 from triptych_gateway.chat.dispatch import Dispatch
-from triptych_gateway.chat.sse import cut_at_error, num_roles_in, num_tokens_in
+from triptych_gateway.chat.sse import cut_at_error
 from triptych_gateway.chat.stage_bodies import decode_body, handover_of, prefill_body, without_handover
 from triptych_gateway.chat.upstream import (
     Answer,
@@ -35,26 +39,35 @@ from triptych_gateway.chat.upstream import (
     open_answer,
 )
 from triptych_gateway.decision.encode_decisions import Answering, EncodeDecisions
-from triptych_gateway.endpoints.endpoint import ChatForm, Endpoint, EndpointKind
+from triptych_gateway.endpoints.endpoint import EndpointKind
 from triptych_gateway.errors import unavailable
 from triptych_gateway.metrics import GatewayMetrics
 from triptych_gateway.request.chat_request import run_parse
 from triptych_gateway.routing.router import Router, ServingStage
 from triptych_gateway.routing.routes import Route
 from triptych_gateway.routing.ways import WayReason
-from triptych_gateway.upstream_client import UPSTREAM_ERRORS
 
 PRIORITY_HEADER = "X-Vllm-Priority"  # vLLM's, before the body's field
 PREFIX_NOT_HELD = "prefix_not_held"  # of who decodes: an item would have to be computed
+KV_FAILURES = frozenset({PREFIX_NOT_HELD, "kv_load_failed", "kv_taken"})  # codes of who decodes
 ITEM_FAILURE_GRACE_S = 0.1
 
 
 class StageFailedError(TriptychError):
     """An instance of the route did not do its part, and no answer has begun."""
 
-    def __init__(self, record: InstanceRecord, stage: ServingStage, reason: str, detail: str) -> None:
+    def __init__(
+        self,
+        record: InstanceRecord,
+        stage: ServingStage,
+        reason: str,
+        detail: str,
+        error: RequestError | None = None,
+    ) -> None:
+        """`error`: what the caller gets where no other instance does better."""
         super().__init__(detail)
-        self.record, self.stage, self.reason = record, stage, reason
+        self.record, self.stage, self.reason, self.error = record, stage, reason, error
+        self.handover: dict[str, Any] | None = None  # where a KV cache is that it has not taken
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +83,15 @@ class Stages:
     tokenize_turns: defaultdict[str, asyncio.Lock] = field(default_factory=lambda: defaultdict(asyncio.Lock))
     """By instance: its server tokenizes in one thread, which prompts wait for too."""
 
-    async def begin(self, dispatch: Dispatch, route: Route) -> tuple[Answer, ExitStack]:
-        """The answer at its first event, of a pair at its first token; close the stack at its end.
+    async def begin(
+        self, dispatch: Dispatch, route: Route, handover: dict[str, Any] | None = None
+    ) -> tuple[Answer, ExitStack]:
+        """The answer at its first event; close the stack at its end.
 
         On failure nothing stays open, and nothing counted.
+
+        Args:
+            handover: where the KV cache is that `route.first` has made before.
 
         Raises:
             StageFailedError: another route may be tried.
@@ -82,8 +100,14 @@ class Stages:
         with ExitStack() as held:
             if route.decode is not None:
                 held.enter_context(self._counted(dispatch, route.decode))  # from now on: others go elsewhere
-                handover = await self._prefill(dispatch, route.first)
-                answer = await self._decode(dispatch, route.decode, decode_body(dispatch.body, handover))
+                if handover is None:
+                    handover = await self._prefill(dispatch, route.first)
+                try:
+                    answer = await self._decode(dispatch, route.decode, decode_body(dispatch.body, handover))
+                except StageFailedError as error:
+                    if error.reason == "draining":
+                        error.handover = handover
+                    raise
                 held.push(answer)
             elif route.reason is WayReason.PREFIX_HELD:
                 held.enter_context(self._counted(dispatch, route.first))
@@ -111,8 +135,8 @@ class Stages:
         if dispatch.media_wait is not None:
             dispatch.media_wait.on_prefilled(record.instance)
         if handover is None:
-            detail = "no KV cache is kept"
-            raise StageFailedError(record, ServingStage.PREFILL, "no_handover", detail)
+            error = unavailable("handover_failed", "the instance that prefilled keeps no KV cache")
+            raise StageFailedError(record, ServingStage.PREFILL, "no_handover", error.message, error)
         return handover
 
     async def _decode(self, dispatch: Dispatch, record: InstanceRecord, body: bytes) -> Answer:
@@ -120,22 +144,17 @@ class Stages:
         with span("gateway.decode", attributes={"triptych.decode": record.instance}):
             async with _first_token_limit(dispatch):
                 answer = await self._open(dispatch, record, body, stage)
-                try:
-                    if dispatch.request.stream:
-                        await _read_to_token(answer, dispatch.endpoint)
-                    else:
-                        answer.first = without_handover(answer.first)
-                except BaseException as error:
-                    answer.close()
-                    if isinstance(error, UPSTREAM_ERRORS):
-                        raise StageFailedError(record, stage, "unreachable", repr(error)) from error
-                    if (
-                        isinstance(error, RequestError)
-                        and error.status_code >= HTTPStatus.INTERNAL_SERVER_ERROR
-                    ):
-                        raise StageFailedError(record, stage, "handover_failed", error.message) from error
-                    raise
-        return answer
+            if not dispatch.request.stream:
+                answer.first = without_handover(answer.first)
+                return answer
+            _, fault = cut_at_error(answer.first)
+            if fault is None:
+                return answer
+            answer.close()
+            error = first_event_error(fault, dispatch.endpoint)
+            if error.status_code >= HTTPStatus.INTERNAL_SERVER_ERROR:
+                raise StageFailedError(record, stage, "failed", error.message, error)
+            raise error
 
     # ---- one instance ----------------------------------------------------------------------------
     async def _ask(
@@ -178,17 +197,17 @@ class Stages:
         except DrainingError as error:
             raise StageFailedError(record, stage, "draining", str(error)) from error
         except UnreachableError as error:
-            is_refused = error.status is not None and stage is ServingStage.DECODE
-            reason = "handover_failed" if is_refused else "unreachable"
+            reason = "unreachable"
             if error.code == PREFIX_NOT_HELD:
                 reason = PREFIX_NOT_HELD
+            elif stage is ServingStage.DECODE and error.code in KV_FAILURES:
+                reason = "handover_failed"
             raise StageFailedError(record, stage, reason, str(error)) from error
         except RequestError as error:
             if stage is not ServingStage.DECODE:  # there no item is waited for
                 await _prefer_item_failure(dispatch, error)
             if error.status_code >= HTTPStatus.INTERNAL_SERVER_ERROR and stage is not ServingStage.WHOLE:
-                reason = "handover_failed" if stage is ServingStage.DECODE else "failed"
-                raise StageFailedError(record, stage, reason, error.message) from error
+                raise StageFailedError(record, stage, "failed", error.message, error) from error
             raise
 
     @contextmanager
@@ -213,29 +232,6 @@ async def _first_token_limit(dispatch: Dispatch) -> AsyncIterator[None]:
             yield
     except TimeoutError as error:
         raise RequestError(504, "deadline_exceeded", "no token came in time") from error
-
-
-async def _read_to_token(answer: Answer, endpoint: Endpoint) -> None:
-    """Events that bring no token come before vLLM knows whether it has the KV cache.
-
-    Raises:
-        RequestError: an error came before the first token, or nothing.
-        UPSTREAM_ERRORS: the connection broke off.
-    """
-    form = endpoint.chat_form
-    while True:
-        _, fault = cut_at_error(answer.first)
-        if fault is not None:
-            raise first_event_error(fault, endpoint)
-        num_tokens = num_tokens_in(answer.first, form)
-        if form is ChatForm.COMPLETIONS:
-            num_tokens -= num_roles_in(answer.first)
-        if num_tokens > 0 or answer.is_done:
-            return
-        events = await answer.next_events()
-        if not events:
-            raise unavailable("generation_failed", "the answer ended before its first token")
-        answer.first += events
 
 
 async def _prefer_item_failure(dispatch: Dispatch, error: RequestError) -> None:

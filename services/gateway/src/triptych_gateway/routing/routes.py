@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import Iterable, Sequence, Set
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from triptych_common.domain.errors import RequestError
 from triptych_common.protocol.messages import InstanceRecord, Modality
@@ -80,6 +80,7 @@ class RouteChoice:
     _tried: set[Life] = field(default_factory=set)
     _doubtful: set[Life] = field(default_factory=set)  # halves of pairs whose handover has failed
     _num_failed: int = 0
+    _error: RequestError | None = None  # of the last instance that failed at the request
     _num_handovers_failed: int = 0
     _may_refresh: bool = True
 
@@ -101,6 +102,8 @@ class RouteChoice:
             return route
         if self._num_handovers_failed > self._num_failed:
             raise unavailable("handover_failed", "no instance took over the KV cache that another had made")
+        if self._error is not None:
+            raise self._error
         if self._tried:
             raise unavailable("instance_unreachable", "the serving instance cannot be reached")
         raise self.instances.unknown_model(self.demand.model)
@@ -110,6 +113,12 @@ class RouteChoice:
         self._tried.add(_life(record))
         self._num_failed += 1
         self.instances.router.avoid_instance(record.instance, time.monotonic())
+
+    def on_failed(self, record: InstanceRecord, error: RequestError) -> None:
+        """It failed at this request, which may be the request's own fault: other requests do not avoid it."""
+        self._tried.add(_life(record))
+        self._num_failed += 1
+        self._error = error
 
     def on_draining(self, record: InstanceRecord) -> None:
         """It did nothing with the request: this costs no attempt."""
@@ -121,6 +130,11 @@ class RouteChoice:
         self._num_handovers_failed += 1
         self._doubtful |= {_life(route.first), _life(route.answering)}
 
+    def pick_decode(self, route: Route) -> Route | None:
+        """Another instance for the KV cache that `route.first` has made, which no instance has taken."""
+        decode = self._pick_of([each for each in self._able(DECODE) if fits(route.first, each)], DECODE)
+        return None if decode is None else replace(route, decode=decode)
+
     def pick(self) -> Route | None:
         """As `next_route`, from what is known now.
 
@@ -128,7 +142,9 @@ class RouteChoice:
             RequestError: the instances that are there do not do what the request asks for.
         """
         if self.only is not None:
-            return None if self._tried else Route(self.only, _way_alone(self.only), WayReason.STORED_RESPONSE)
+            if self._tried or self._num_handovers_failed:
+                return None
+            return Route(self.only, _way_alone(self.only), WayReason.STORED_RESPONSE)
         first, self.first = self.first, None
         held_by, self.held_by = self.held_by, None
         for within in self._allowed():
