@@ -74,7 +74,7 @@ async def opened_system(
         "registry_interval_s": 0.05,
         "first_token_timeout_s": 10.0,
         "encoder_grace_s": 1.0,
-        "connect_timeout_s": 1.0,
+        "connect_timeout_s": 5.0,
         "suspect_s": 0.2,
     } | changes
     settings = GatewaySettings(**values)
