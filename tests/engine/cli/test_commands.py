@@ -13,7 +13,7 @@ def test_status_shows_every_service_ready(system: System) -> None:
 def test_status_shows_what_each_engine_computes_on(system: System) -> None:
     """Cores that are shared by a policy, or threads that the environment of the tests sets."""
     lines = [line.split() for line in system.command("status").stdout.splitlines()]
-    first = lines.index(["engine", "computes", "on", "shared", "by", "core", "policy"]) + 1
+    first = lines.index(["engine", "role", "computes", "on", "shared", "by", "core", "policy"]) + 1
     engines = {words[0]: words[1:] for words in lines[first : first + 2]}
     assert engines.keys() == {"encoder-0", "prefill_decode-0"}
     for words in engines.values():

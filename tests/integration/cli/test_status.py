@@ -89,10 +89,10 @@ async def test_each_engine_with_what_it_computes_on(layout: RunLayout, redis_url
             record = InstanceRecord(instance=instance, boot_id="b", role=Role.ENCODE, compute=compute)
             await stack.enter_async_context(Registry(bus).keep_registered(record))
         lines = [line.split() for line in (await asyncio.to_thread(status, layout)).stdout.splitlines()]
-    first = lines.index(["engine", "computes", "on", "shared", "by", "core", "policy"]) + 1
+    first = lines.index(["engine", "role", "computes", "on", "shared", "by", "core", "policy"]) + 1
     assert lines[first : first + 2] == [
-        ["encoder-0", "cores", "0-1", "cores", "text_first"],
-        ["prefill_decode-0", "GPU", "0", "mps", "with", "1", "other,", "below", "normal", "image_first"],
+        ["encoder-0", "encode", "cores", "0-1", "cores", "text_first"],
+        ["prefill_decode-0", "encode", "GPU", "0", "mps", "with", "1", "other,", "below", "normal", "image_first"],
     ]
     assert lines[first + 2][0] != "gateway-0"
 

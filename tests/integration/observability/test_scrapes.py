@@ -28,6 +28,7 @@ NOT_CAUSED = frozenset(
     {
         "ALERTS",
         "triptych_gateway_limited_requests_total",  # of keys
+        "triptych_gateway_stage_retries_total",
         "triptych_gateway_local_encodes_total",  # of an instance with a vision tower
         "triptych_gateway_encode_failures_total",
         "triptych_gateway_fetches_total",
