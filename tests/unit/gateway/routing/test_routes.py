@@ -194,6 +194,10 @@ def test_what_was_chosen_before_is_taken_unless_it_leaves() -> None:
     assert shown(choice(records, IMAGE, first=records[1]).pick()) == ("p1", "d", "no_whole")
     leaving = [records[0], p("p1", draining=True), d()]
     assert shown(choice(leaving, IMAGE, first=records[1]).pick()) == ("p0", "d", "no_whole")
+    anew = [records[0], p("p1", boot_id="b2", model_version="2", namespace_digest=OTHER), d()]
+    assert shown(choice(anew, IMAGE, first=records[1]).pick()) == ("p0", "d", "no_whole"), "another life"
+    lost = [records[0], d()]
+    assert shown(choice(lost, IMAGE, first=records[1]).pick()) == ("p1", "d", "no_whole"), "Redis lost it"
     assert choice(records[:2], IMAGE, first=records[1]).pick() is None
 
 

@@ -182,8 +182,7 @@ class RouteChoice:
         for record in self._able(DECODE) if held_by is not None else ():
             if _life(record) == held_by:
                 return Route(record, Way.DECODE, WayReason.PREFIX_HELD)
-        records = self.instances.view.records
-        if first is not None and not any(r.draining for r in records if r.instance == first.instance):
+        if first is not None and self._stays(first):
             route = self._route_from(first, self._reason_of_first())
             if route is not None:
                 return route
@@ -192,6 +191,11 @@ class RouteChoice:
             return None
         found = self._pick_first()
         return None if found is None else self._route_from(*found)
+
+    def _stays(self, record: InstanceRecord) -> bool:
+        """It neither leaves, nor has another taken its name. That the registry has lost it says nothing."""
+        named = (each for each in self.instances.view.records if each.instance == record.instance)
+        return all(_life(each) == _life(record) and not each.draining for each in named)
 
     def _pick_first(self) -> tuple[InstanceRecord, WayReason] | None:
         whole, served_by = self._able(WHOLE), self.demand.served_by
