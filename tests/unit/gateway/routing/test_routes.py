@@ -1,5 +1,6 @@
 """Which instances a request goes to: whole or divided, and where after a failure."""
 
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -152,6 +153,29 @@ def test_after_failures() -> None:
     assert shown(asked.pick()) == ("p0", "d1", "no_whole"), "the doubtful one is better than none"
     asked.on_handover_failed(first)
     assert asked.pick() is None, "a bounded number of times"
+
+
+def test_after_a_failed_handover_it_goes_whole() -> None:
+    asked = choice([p(), d(), pd()], IMAGE)
+    for _ in range(2):
+        asked.instances.router.begin_request("pd")
+    route = asked.pick()
+    assert shown(route) == ("p", "d", "least_load")
+    assert route is not None
+    asked.on_handover_failed(route)
+    assert shown(asked.pick()) == ("pd", None, "no_pair")
+    asked.on_unreachable(pd())
+    assert shown(asked.pick()) == ("p", "d", "no_whole")
+
+
+def test_a_pair_is_better_than_an_instance_that_could_not_be_reached() -> None:
+    asked = choice([p("p0"), p("p1"), d("d0"), d("d1"), pd()], IMAGE)
+    asked.instances.router.avoid_instance("pd", time.monotonic())
+    route = asked.pick()
+    assert shown(route) == ("p0", "d0", "least_load")
+    assert route is not None
+    asked.on_handover_failed(route)
+    assert shown(asked.pick()) == ("p1", "d1", "least_load")
 
 
 async def test_a_failure_that_may_be_the_requests_own_is_told_at_the_end() -> None:

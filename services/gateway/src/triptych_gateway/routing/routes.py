@@ -214,7 +214,10 @@ class RouteChoice:
                 raise self._not_served()
             return found
         prefills = self._able(PREFILL)
-        decided = decide(self.policy, self._load(whole), self._pair_load(prefills, self._able(DECODE)))
+        whole_load, pair_load = self._load(whole), self._pair_load(prefills, self._able(DECODE))
+        if self._num_handovers_failed and whole_load is not None and not whole_load[0]:
+            pair_load = None  # another handover may fail as the first one did
+        decided = decide(self.policy, whole_load, pair_load)
         if decided is None:
             return None
         way, reason = decided
