@@ -258,6 +258,27 @@ def test_all_of_a_route_are_of_one_variant() -> None:
     assert choice([p("p1"), d("d2", **V2)]).pick() is None
 
 
+def test_dead_instances_of_one_version_do_not_keep_a_text_from_the_other() -> None:
+    records = [pd("a1"), pd("b1"), pd("a2", **V2), pd("b2", **V2)]
+    sessions = [RouteDemand(find_session=str(number).encode) for number in range(50)]
+    for session in sessions:
+        asked = choice(records, asked=session)
+        first = asked.pick()
+        assert first is not None
+        if first.first.model_version == "2":
+            break
+    for number in range(3):
+        route = asked.pick()
+        assert route is not None
+        assert (route.first.model_version == "2") is (number < 2), "both of the first one, then another"
+        asked.on_unreachable(route.first)
+    assert asked.pick() is None, "a further version gets one attempt"
+    another = RouteChoice(asked.instances, TEXT, asked=session)
+    route = another.pick()
+    assert route is not None
+    assert route.first.model_version is None, "the first one's were not reached a moment ago"
+
+
 def test_a_conversation_is_not_taken_on_by_another_version() -> None:
     """The version is the one that the request asks for, whoever has answered so far."""
     records = [p("p1"), d("d1"), p("p2", **V2), d("d2", **V2)]

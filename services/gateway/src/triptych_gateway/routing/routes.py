@@ -61,7 +61,8 @@ class RouteChoice:
     """For one request. No life of an instance is asked twice, but for a pair whose handover has failed: which
     half of it is at fault is not known, so others are taken first; after a restart it is another life.
 
-    All instances of a route are of one variant of the model.
+    All instances of a route are of one variant of the model. The number of attempts is bounded; a variant
+    that has had none gets one.
 
     Before it gives up it waits for the registry to be read once more: a new instance is not in the view yet.
     """
@@ -79,6 +80,7 @@ class RouteChoice:
     _within: Set[str] | None = None  # the instances of the variant that is looked at; None: all
     _tried: set[Life] = field(default_factory=set)
     _doubtful: set[Life] = field(default_factory=set)  # halves of pairs whose handover has failed
+    _asked: set[str] = field(default_factory=set)  # instances that have failed at it, and halves of pairs
     _num_failed: int = 0
     _error: RequestError | None = None  # of the last instance that failed at the request
     _num_handovers_failed: int = 0
@@ -111,12 +113,14 @@ class RouteChoice:
     def on_unreachable(self, record: InstanceRecord) -> None:
         """It could not be reached, or went away: a bounded number of times."""
         self._tried.add(_life(record))
+        self._asked.add(record.instance)
         self._num_failed += 1
         self.instances.router.avoid_instance(record.instance, time.monotonic())
 
     def on_failed(self, record: InstanceRecord, error: RequestError) -> None:
         """It failed at this request, which may be the request's own fault: other requests do not avoid it."""
         self._tried.add(_life(record))
+        self._asked.add(record.instance)
         self._num_failed += 1
         self._error = error
 
@@ -129,6 +133,7 @@ class RouteChoice:
         """The instance that decodes did not take the KV cache: it begins again, a bounded number of times."""
         self._num_handovers_failed += 1
         self._doubtful |= {_life(route.first), _life(route.answering)}
+        self._asked |= {route.first.instance, route.answering.instance}
 
     def pick_decode(self, route: Route) -> Route | None:
         """Another instance for the KV cache that `route.first` has made, which no instance has taken."""
@@ -168,7 +173,10 @@ class RouteChoice:
         return None
 
     def _allowed(self) -> Iterable[Set[str] | None]:
-        """Instances by variant, the one that the request gets first. None: all."""
+        """Instances by variant, the one that the request gets first. None: all.
+
+        Those that could not be reached a moment ago come last.
+        """
         demand, instances = self.demand, self.instances
         if self.variant is not None:
             return (instances.names_of(demand.model, self.variant, self.asked),)
@@ -176,7 +184,20 @@ class RouteChoice:
             demand.model, self.asked, has_media=False, is_whole_only=demand.is_whole_only
         )
         self.variant_reason = ranked.reason
-        return tuple(each.instances for each in ranked.variants)
+        allowed = [each.instances for each in ranked.variants]
+        return sorted(allowed, key=self._is_suspect) if len(allowed) > 1 else allowed
+
+    def _is_suspect(self, within: Set[str]) -> bool:
+        """Of these instances none that it needs could be reached a moment ago."""
+        self._within, served_by, now = within, self.demand.served_by, time.monotonic()
+        clear = {
+            stage
+            for stage in ServingStage
+            if any(not self.instances.router.is_suspect(each.instance, now) for each in self._able(stage))
+        }
+        if WHOLE in clear or self.demand.is_whole_only:
+            return WHOLE not in clear
+        return not clear if served_by is not ServedBy.STAGES else not clear >= {PREFILL, DECODE}
 
     def _pick_within(self, first: InstanceRecord | None, held_by: Life | None) -> Route | None:
         for record in self._able(DECODE) if held_by is not None else ():
@@ -186,7 +207,8 @@ class RouteChoice:
             route = self._route_from(first, self._reason_of_first())
             if route is not None:
                 return route
-        if max(self._num_failed, self._num_handovers_failed) >= self.instances.max_attempts:
+        is_asked = self._within is None or not self._within.isdisjoint(self._asked)
+        if is_asked and max(self._num_failed, self._num_handovers_failed) >= self.instances.max_attempts:
             self._may_refresh = False
             return None
         found = self._pick_first()
