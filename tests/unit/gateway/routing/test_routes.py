@@ -296,14 +296,30 @@ def test_what_is_not_divided_goes_to_a_variant_with_an_instance_for_it() -> None
         assert shown(choice(records, whole, asked=asked).pick()) == ("pd2", None, "not_divided")
 
 
-def test_halves_that_are_named() -> None:
+async def test_halves_that_are_named() -> None:
     records = [p("p1", url="http://p1"), p("p2", url="http://p2"), d("d1", url="http://d1"), pd()]
     hosts = {ServingStage.PREFILL: frozenset({"p2:80"})}
     assert shown(choice(records, asked=RouteDemand(hosts=hosts)).pick()) == ("p2", "d1", "no_whole")
     instances = choice(records).instances
+    instances.view.interval_s = -2.0
     with pytest.raises(RequestError) as caught:
-        instances.check_demand("m", RouteDemand(hosts={ServingStage.PREFILL: frozenset({"d1:80"})}))
+        await instances.check_demand("m", RouteDemand(hosts={ServingStage.PREFILL: frozenset({"d1:80"})}))
     assert (caught.value.status_code, caught.value.code) == (400, "unknown_instance")
+
+
+@pytest.mark.parametrize(
+    "demand", [RouteDemand(version="2"), RouteDemand(hosts={ServingStage.PREFILL: frozenset({"pd2:80"})})]
+)
+async def test_what_is_named_may_have_come_just_now(
+    demand: RouteDemand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    instances = choice([pd()]).instances
+
+    async def refresh() -> None:
+        instances.view.records = (pd(), pd("pd2", url="http://pd2", **V2))
+
+    monkeypatch.setattr(instances.view, "wait_for_refresh", refresh)
+    await instances.check_demand("m", demand)
 
 
 async def test_nothing_is_there() -> None:

@@ -1,16 +1,14 @@
 """Where one request goes: to one instance, or to a pair; and where after a failure."""
 
-import asyncio
 import time
 from collections.abc import Iterable, Sequence, Set
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from triptych_common.domain.errors import RequestError
 from triptych_common.protocol.messages import InstanceRecord, Modality
 from triptych_gateway.endpoints.endpoint import ServedBy
 from triptych_gateway.errors import unavailable
-from triptych_gateway.routing.instances import REFRESH_LIMIT_S, Instances
+from triptych_gateway.routing.instances import Instances
 from triptych_gateway.routing.pairs import fits
 from triptych_gateway.routing.route_demand import ANYWHERE, RouteDemand
 from triptych_gateway.routing.router import STAGE_ROLES, TOWER_ROLES, ServingStage
@@ -95,10 +93,7 @@ class RouteChoice:
         route = self.pick()
         if route is None and self._may_refresh and self.only is None:
             self._may_refresh = False
-            view = self.instances.view
-            with suppress(TimeoutError):  # Redis is away: the last view is all there is
-                async with asyncio.timeout(view.interval_s + REFRESH_LIMIT_S):
-                    await view.wait_for_refresh()
+            await self.instances.refresh()
             route = self.pick()
         if route is not None:
             return route
