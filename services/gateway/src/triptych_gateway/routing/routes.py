@@ -78,7 +78,7 @@ class RouteChoice:
     _within: Set[str] | None = None  # the instances of the variant that is looked at; None: all
     _tried: set[Life] = field(default_factory=set)
     _doubtful: set[Life] = field(default_factory=set)  # halves of pairs whose handover has failed
-    _asked: set[str] = field(default_factory=set)  # instances that have failed at it, and halves of pairs
+    _failed: set[str] = field(default_factory=set)  # instances that have failed at it, and halves of pairs
     _num_failed: int = 0
     _error: RequestError | None = None  # of the last instance that failed at the request
     _num_handovers_failed: int = 0
@@ -108,14 +108,14 @@ class RouteChoice:
     def on_unreachable(self, record: InstanceRecord) -> None:
         """It could not be reached, or went away: a bounded number of times."""
         self._tried.add(_life(record))
-        self._asked.add(record.instance)
+        self._failed.add(record.instance)
         self._num_failed += 1
         self.instances.router.avoid_instance(record.instance, time.monotonic())
 
     def on_failed(self, record: InstanceRecord, error: RequestError) -> None:
         """It failed at this request, which may be the request's own fault: other requests do not avoid it."""
         self._tried.add(_life(record))
-        self._asked.add(record.instance)
+        self._failed.add(record.instance)
         self._num_failed += 1
         self._error = error
 
@@ -128,7 +128,7 @@ class RouteChoice:
         """The instance that decodes did not take the KV cache: it begins again, a bounded number of times."""
         self._num_handovers_failed += 1
         self._doubtful |= {_life(route.first), _life(route.answering)}
-        self._asked |= {route.first.instance, route.answering.instance}
+        self._failed |= {route.first.instance, route.answering.instance}
 
     def pick_decode(self, route: Route) -> Route | None:
         """Another instance for the KV cache that `route.first` has made, which no instance has taken."""
@@ -180,7 +180,9 @@ class RouteChoice:
         )
         self.variant_reason = ranked.reason
         allowed = [each.instances for each in ranked.variants]
-        return sorted(allowed, key=self._is_suspect) if len(allowed) > 1 else allowed
+        if len(allowed) > 1:
+            allowed.sort(key=self._is_suspect)
+        return allowed
 
     def _is_suspect(self, within: Set[str]) -> bool:
         """Of these instances none that it needs could be reached a moment ago."""
@@ -202,8 +204,8 @@ class RouteChoice:
             route = self._route_from(first, self._reason_of_first())
             if route is not None:
                 return route
-        is_asked = self._within is None or not self._within.isdisjoint(self._asked)
-        if is_asked and max(self._num_failed, self._num_handovers_failed) >= self.instances.max_attempts:
+        has_failed = self._within is None or not self._within.isdisjoint(self._failed)
+        if has_failed and max(self._num_failed, self._num_handovers_failed) >= self.instances.max_attempts:
             self._may_refresh = False
             return None
         found = self._pick_first()
