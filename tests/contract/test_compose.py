@@ -56,6 +56,7 @@ def test_prefill_and_decode_are_the_prefill_decode_with_other_roles() -> None:
         assert services[name]["extends"] == {"file": "compose.yaml", "service": "prefill_decode"}
         role = services[name]["environment"]["TRIPTYCH_ROLE"]
         assert role == name
+        assert services[name]["labels"] == {"llm-d.ai/role": name}
         PrefillDecodeSettings(model="m", role=role)
     base = yaml.safe_load(COMPOSE.read_text())["services"]["gateway"]["depends_on"]
     needed = {*base, "prefill", "decode"} - {"prefill_decode"}

@@ -6,7 +6,7 @@ from typing import Any
 
 import orjson
 import pytest
-from vllm.exceptions import VLLMError
+from vllm.exceptions import VLLMError, VLLMServerError, VLLMValidationError
 
 from triptych_prefill_decode.kv_errors import KvErrorMiddleware, note_failures
 from triptych_vllm_connector.kv_failures import KvFailure
@@ -35,6 +35,8 @@ class Application:
 
         async def generate() -> AsyncIterator[Any]:
             for each in outputs:
+                if isinstance(each, Exception):
+                    raise each
                 yield each
 
         self.rejected: list[dict[str, Any]] = []
@@ -61,7 +63,7 @@ class Application:
                 if not self.is_quiet:
                     await send(TOKEN)
             await send(END)
-        except VLLMError:
+        except (VLLMError, RuntimeError, ValueError):
             if self._raises:
                 raise RuntimeError("the response has begun") from None
             await send(ERROR)
@@ -112,8 +114,25 @@ async def test_after_the_first_output_the_application_ends_the_stream() -> None:
     assert sent == [START, TOKEN, ERROR]
 
 
-async def test_other_errors_are_the_applications() -> None:
-    assert await Application([output("error")]).answer() == [START, ERROR]
+@pytest.mark.parametrize("before", [(), (START,), (START, CREATED)])
+@pytest.mark.parametrize("fault", [output("error"), VLLMServerError("x"), RuntimeError("x")])
+async def test_an_engine_that_fails_before_its_first_output_is_500(
+    fault: Any, before: tuple[Any, ...]
+) -> None:
+    """A stream of a response has begun for the application: it would be 200 with an error event."""
+    start, body = await Application([fault], before).answer()
+    assert start["status"] == 500
+    assert orjson.loads(body["body"])["error"]["code"] == "generation_failed"
+
+
+@pytest.mark.parametrize("fault", [ValueError("x"), VLLMValidationError("x")])
+async def test_what_the_engine_refuses_is_the_applications(fault: Exception) -> None:
+    assert await Application([fault], ()).answer() == [ERROR]
+
+
+async def test_an_engine_that_fails_after_its_first_output_ends_the_stream() -> None:
+    assert await Application([output(), RuntimeError("x")]).answer() == [START, TOKEN, ERROR]
+    assert await Application([output(), output("error")]).answer() == [START, TOKEN, ERROR]
 
 
 async def test_an_answer_without_the_engine_passes() -> None:

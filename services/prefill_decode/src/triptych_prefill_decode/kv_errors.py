@@ -1,5 +1,7 @@
 """Answers of an instance that decodes, where a prompt's KV cache is not to be had: 503, with a code.
 
+Where the engine fails otherwise before it has put something out: 500 `generation_failed`.
+
 vLLM would answer 500, or end a stream that has begun with an error event. Neither says that the request can
 be prefilled again. So what vLLM's application sends of an answer is held back until the engine has put out
 something for the request, and replaced if that is such an error.
@@ -17,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
-from vllm.exceptions import RetryableRequestError
+from vllm.exceptions import GracefulHTTPError, RetryableRequestError, VLLMClientError
 
 from triptych_common.domain.errors import RequestError
 from triptych_common.runtime.drain import AsgiApp, Message, Receive, Scope, Send
@@ -30,6 +32,7 @@ Generate = Callable[..., AsyncIterator[Any]]
 Reject = Callable[[str, dict[str, Any]], Awaitable[None]]
 PARAMS = "kv_transfer_params"
 _CODES = frozenset(KvFailure)
+_REFUSALS = (ValueError, VLLMClientError, GracefulHTTPError)  # of the request: the application answers them
 
 
 @dataclass
@@ -39,7 +42,7 @@ class AnswerState:
     is_asked: bool = False  # the engine has the request
     body: list[bytes] = field(default_factory=list)  # as it came, until then
     has_output: bool = False  # the engine has put something out for it
-    failure: KvFailure | None = None  # which came in the place of the first output
+    failure: RequestError | None = None  # what came in the place of the first output
     on_output: Callable[[], Awaitable[None]] | None = None  # called with the first
 
 
@@ -53,18 +56,26 @@ def note_failures(generate: Generate) -> Generate:
         state = _state.get() or AnswerState()
         state.is_asked = True
         state.body.clear()
-        async for output in generate(*args, **kwargs):
-            failure = failure_of(output)
-            if failure is not None:
-                log.warning("request ended: no KV cache", reason=failure.value, after_output=state.has_output)
-                if not state.has_output:
-                    state.failure = failure
-                raise RetryableRequestError(MESSAGES[failure])
-            if not state.has_output:
-                state.has_output = True
-                if state.on_output is not None:
-                    await state.on_output()
-            yield output
+        try:
+            async for output in generate(*args, **kwargs):
+                failure = failure_of(output)
+                if failure is not None:
+                    after_output = state.has_output
+                    log.warning("request ended: no KV cache", reason=failure.value, after_output=after_output)
+                    if not after_output:
+                        state.failure = RequestError(503, failure.value, MESSAGES[failure])
+                    raise RetryableRequestError(MESSAGES[failure])
+                if not state.has_output and _has_failed(output):
+                    state.failure = _engine_failed()
+                elif not state.has_output:
+                    state.has_output = True
+                    if state.on_output is not None:
+                        await state.on_output()
+                yield output
+        except Exception as error:
+            if not state.has_output and state.failure is None and not isinstance(error, _REFUSALS):
+                state.failure = _engine_failed()
+            raise
 
     return generate_noting
 
@@ -75,6 +86,15 @@ def failure_of(output: Any) -> KvFailure | None:
         if choice.finish_reason == "error" and choice.stop_reason in _CODES:
             return KvFailure(choice.stop_reason)
     return None
+
+
+def _has_failed(output: Any) -> bool:
+    """The engine has ended one of the choices, for whatever reason."""
+    return any(choice.finish_reason == "error" for choice in output.outputs)
+
+
+def _engine_failed() -> RequestError:
+    return RequestError(500, "generation_failed", "the engine failed at this request before its first token")
 
 
 @dataclass
@@ -156,8 +176,8 @@ class KvErrorMiddleware:
                 await self._reject(f"rejected-{uuid.uuid4().hex}", params)
 
 
-async def _answer_failure(send: Send, failure: KvFailure) -> None:
-    body = orjson.dumps(RequestError(503, failure.value, MESSAGES[failure]).body())
+async def _answer_failure(send: Send, failure: RequestError) -> None:
+    body = orjson.dumps(failure.body())
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-    await send({"type": "http.response.start", "status": 503, "headers": headers})
+    await send({"type": "http.response.start", "status": failure.status_code, "headers": headers})
     await send({"type": "http.response.body", "body": body})

@@ -86,6 +86,7 @@ def test_whatever_name_the_environment_has_for_it(
         ("gateway: !!python/object/apply:os.system [exit]", "is not valid YAML (line 1)"),
         ("\x00", "is not valid YAML"),
         ("gateway: {port: 2024-13-45}", "is not valid YAML"),
+        ("gateway: {port: !!bool maybe}", "is not valid YAML"),
         ("gateway: {port: secret}", "port: Input should be a valid integer"),
     ],
 )

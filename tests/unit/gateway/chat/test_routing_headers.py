@@ -8,7 +8,9 @@ import pytest
 from triptych_common.domain.errors import RequestError
 from triptych_common.protocol.messages import InstanceRecord, Role
 from triptych_gateway.access.callers import ANONYMOUS, Caller
+from triptych_gateway.chat import routing_headers
 from triptych_gateway.chat.routing_headers import RoutingHeaders
+from triptych_gateway.endpoints.table import CREATE_RESPONSE
 from triptych_gateway.routing.models_file import ModelsFile
 from triptych_gateway.routing.route_demand import RouteDemand
 from triptych_gateway.routing.router import ServingStage
@@ -29,10 +31,11 @@ def read(
     body: dict[str, Any] | None = None,
     address: str = "192.0.2.1",
     request_id: str = "r",
+    inputs: tuple[str, ...] = ("messages", "prompt"),
 ) -> RouteDemand:
     raw = [(name.lower().encode(), value.encode()) for name, value in sent.items()]
     scope = {"type": "http", "headers": raw, "client": (address, 1)}
-    return headers.read(scope, caller, body or {}, ("messages", "prompt"), request_id)
+    return headers.read(scope, caller, body or {}, inputs, request_id)
 
 
 def user(content: Any) -> dict[str, Any]:
@@ -133,4 +136,29 @@ def test_a_conversation_is_known_by_its_beginning() -> None:
     by_header = {"x-chat": "7"}
     assert key({"messages": [user("a")]}, by_header) == key({"prompt": "b"}, by_header) != first
     assert key({"prompt": "a" * 300}) == key({"prompt": "a" * 256 + "b"})
+    tokens = list(range(300))
+    assert key({"prompt": tokens}) == key({"prompt": [tokens[:100], [1]]}) != key({"prompt": tokens[1:]})
     assert key({}, request_id="s") != key({}, request_id="t"), "nothing tells one from another"
+
+
+@pytest.mark.parametrize("length", [10, 300, 5000])
+def test_the_first_turn_of_a_response_may_be_a_string(length: int) -> None:
+    headers, text = RoutingHeaders(MODELS), "x" * length
+
+    def key(**body: Any) -> bytes:
+        return read(headers, {}, body=body, inputs=CREATE_RESPONSE.inputs).find_session()
+
+    answer = {"role": "assistant", "content": [{"type": "output_text", "text": "hi"}]}
+    first = key(input=text, instructions="be brief")
+    assert key(input=[user(text), answer, user("more")], instructions="be brief") == first
+    parts = [user([{"type": "input_text", "text": text}]), answer, user("more")]
+    assert key(input=parts, instructions="be brief") == first
+    assert key(input=text) != first
+    assert key(input=f"a{text}", instructions="be brief") != first
+
+
+def test_a_conversation_is_looked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    demand = read(RoutingHeaders(MODELS), {}, body={"messages": [user("hello")]})
+    key = demand.find_session()
+    monkeypatch.setattr(routing_headers, "blake2b", None)
+    assert demand.find_session() == key

@@ -11,7 +11,7 @@ from triptych_common.protocol.ids import MmHash, RequestId
 from triptych_common.protocol.messages import EncodeClass, Modality
 from triptych_encoder.jobs.gate_policy import MAX_BATCHES, GateItem, GatePolicy
 from triptych_gateway.encode.encode_job import place_of
-from triptych_gateway.encode.item_queue import ItemQueue
+from triptych_gateway.encode.item_queue import ItemQueue, OrderPlace
 from triptych_gateway.encode.job_window import JobWindow
 from triptych_gateway.encode.media_wait import MediaWait
 from triptych_gateway.request.content_parts import MediaPart
@@ -186,3 +186,28 @@ async def test_the_encoder_is_never_idle_meanwhile(num_gateways: int) -> None:
     world = flooded(num_gateways, 1, 1000)
     await world.go_on(40, gateway=num_gateways - 1)
     assert len(world.waited[ONE]) + len(world.waited[FLOOD]) >= 40 / ENCODE_S - 2
+
+
+def test_of_the_requests_of_a_lane_one_stands_for_all() -> None:
+    """However many share an item: each that joins or leaves looks for its place anew."""
+    compared: list[str] = []
+
+    class CountingQueue(ItemQueue):
+        def start_of(self, mm_hash: MmHash, request: str, place: OrderPlace) -> float:
+            compared.append(request)
+            return super().start_of(mm_hash, request, place)
+
+    queue = CountingQueue(JobWindow(lambda digest: Capacity(NUM_SLOTS, NUM_SLOTS, 1)))
+    item = taken_item(hash_of(1), 0)
+    waits = [
+        MediaWait(RequestId(f"{lane.flow}{at}"), "pd-0", (item,), 60.0 - at, None, DIGEST, lane=lane)
+        for at in range(50)
+        for lane in (FLOOD, ONE)
+    ]
+    name, place = place_of(item.mm_hash, waits, queue, 0.0)
+    assert place is not None
+    assert (name, place.deadline) == ("f49", 11.0)
+    assert sorted(compared) == ["149", "f49"]
+    compared.clear()
+    assert place_of(item.mm_hash, waits[::2], queue, 0.0)[0] == "f49"
+    assert not compared, "there is nothing to compare"

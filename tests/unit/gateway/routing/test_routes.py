@@ -1,5 +1,6 @@
 """Which instances a request goes to: whole or divided, and where after a failure."""
 
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -154,6 +155,29 @@ def test_after_failures() -> None:
     assert asked.pick() is None, "a bounded number of times"
 
 
+def test_after_a_failed_handover_it_goes_whole() -> None:
+    asked = choice([p(), d(), pd()], IMAGE)
+    for _ in range(2):
+        asked.instances.router.begin_request("pd")
+    route = asked.pick()
+    assert shown(route) == ("p", "d", "least_load")
+    assert route is not None
+    asked.on_handover_failed(route)
+    assert shown(asked.pick()) == ("pd", None, "no_pair")
+    asked.on_unreachable(pd())
+    assert shown(asked.pick()) == ("p", "d", "no_whole")
+
+
+def test_a_pair_is_better_than_an_instance_that_could_not_be_reached() -> None:
+    asked = choice([p("p0"), p("p1"), d("d0"), d("d1"), pd()], IMAGE)
+    asked.instances.router.avoid_instance("pd", time.monotonic())
+    route = asked.pick()
+    assert shown(route) == ("p0", "d0", "least_load")
+    assert route is not None
+    asked.on_handover_failed(route)
+    assert shown(asked.pick()) == ("p1", "d1", "least_load")
+
+
 async def test_a_failure_that_may_be_the_requests_own_is_told_at_the_end() -> None:
     asked = choice([p("p0"), p("p1"), d()], IMAGE)
     for name in ("p0", "p1"):
@@ -194,6 +218,10 @@ def test_what_was_chosen_before_is_taken_unless_it_leaves() -> None:
     assert shown(choice(records, IMAGE, first=records[1]).pick()) == ("p1", "d", "no_whole")
     leaving = [records[0], p("p1", draining=True), d()]
     assert shown(choice(leaving, IMAGE, first=records[1]).pick()) == ("p0", "d", "no_whole")
+    anew = [records[0], p("p1", boot_id="b2", model_version="2", namespace_digest=OTHER), d()]
+    assert shown(choice(anew, IMAGE, first=records[1]).pick()) == ("p0", "d", "no_whole"), "another life"
+    lost = [records[0], d()]
+    assert shown(choice(lost, IMAGE, first=records[1]).pick()) == ("p1", "d", "no_whole"), "Redis lost it"
     assert choice(records[:2], IMAGE, first=records[1]).pick() is None
 
 
@@ -230,6 +258,27 @@ def test_all_of_a_route_are_of_one_variant() -> None:
     assert choice([p("p1"), d("d2", **V2)]).pick() is None
 
 
+def test_dead_instances_of_one_version_do_not_keep_a_text_from_the_other() -> None:
+    records = [pd("a1"), pd("b1"), pd("a2", **V2), pd("b2", **V2)]
+    sessions = [RouteDemand(find_session=str(number).encode) for number in range(50)]
+    for session in sessions:
+        asked = choice(records, asked=session)
+        first = asked.pick()
+        assert first is not None
+        if first.first.model_version == "2":
+            break
+    for number in range(3):
+        route = asked.pick()
+        assert route is not None
+        assert (route.first.model_version == "2") is (number < 2), "both of the first one, then another"
+        asked.on_unreachable(route.first)
+    assert asked.pick() is None, "a further version gets one attempt"
+    another = RouteChoice(asked.instances, TEXT, asked=session)
+    route = another.pick()
+    assert route is not None
+    assert route.first.model_version is None, "the first one's were not reached a moment ago"
+
+
 def test_a_conversation_is_not_taken_on_by_another_version() -> None:
     """The version is the one that the request asks for, whoever has answered so far."""
     records = [p("p1"), d("d1"), p("p2", **V2), d("d2", **V2)]
@@ -247,14 +296,30 @@ def test_what_is_not_divided_goes_to_a_variant_with_an_instance_for_it() -> None
         assert shown(choice(records, whole, asked=asked).pick()) == ("pd2", None, "not_divided")
 
 
-def test_halves_that_are_named() -> None:
+async def test_halves_that_are_named() -> None:
     records = [p("p1", url="http://p1"), p("p2", url="http://p2"), d("d1", url="http://d1"), pd()]
     hosts = {ServingStage.PREFILL: frozenset({"p2:80"})}
     assert shown(choice(records, asked=RouteDemand(hosts=hosts)).pick()) == ("p2", "d1", "no_whole")
     instances = choice(records).instances
+    instances.view.interval_s = -2.0
     with pytest.raises(RequestError) as caught:
-        instances.check_demand("m", RouteDemand(hosts={ServingStage.PREFILL: frozenset({"d1:80"})}))
+        await instances.check_demand("m", RouteDemand(hosts={ServingStage.PREFILL: frozenset({"d1:80"})}))
     assert (caught.value.status_code, caught.value.code) == (400, "unknown_instance")
+
+
+@pytest.mark.parametrize(
+    "demand", [RouteDemand(version="2"), RouteDemand(hosts={ServingStage.PREFILL: frozenset({"pd2:80"})})]
+)
+async def test_what_is_named_may_have_come_just_now(
+    demand: RouteDemand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    instances = choice([pd()]).instances
+
+    async def refresh() -> None:
+        instances.view.records = (pd(), pd("pd2", url="http://pd2", **V2))
+
+    monkeypatch.setattr(instances.view, "wait_for_refresh", refresh)
+    await instances.check_demand("m", demand)
 
 
 async def test_nothing_is_there() -> None:

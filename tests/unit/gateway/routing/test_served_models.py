@@ -49,6 +49,9 @@ def test_a_file(tmp_path: Path) -> None:
         ("alias: {}", "alias"),
         ("- a", "the file"),
         ("a: [", "not valid YAML"),
+        ("aliases: {a: 2025-02-30}", "not valid YAML"),
+        ("aliases: {a: 0x_}", "not valid YAML"),
+        ("version_header: !!bool maybe", "not valid YAML"),
         ("#" * (MAX_FILE_BYTES + 1), "larger than"),
     ],
 )

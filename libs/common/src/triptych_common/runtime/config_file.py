@@ -95,7 +95,7 @@ def _read_sections(path: Path) -> Mapping[str, Mapping[str, Any]]:
         raise ConfigFileError(f"{path} is larger than {MAX_FILE_BYTES} bytes")
     try:
         content = yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+    except Exception as error:  # PyYAML raises errors of many kinds for values that it cannot make
         mark = getattr(error, "problem_mark", None)
         place = "" if mark is None else f" (line {mark.line + 1})"
         raise ConfigFileError(f"{path} is not valid YAML{place}") from None

@@ -48,6 +48,7 @@ class Arrival:
     demand: RouteDemand = ANYWHERE
     variant: Variant | None = None  # of its model, for which its media are named; None: it has no media
     variant_reason: VariantReason | None = None
+    left: frozenset[tuple[str, str]] = frozenset()  # keys of the variants that it has left
 
 
 @dataclass(frozen=True, slots=True)

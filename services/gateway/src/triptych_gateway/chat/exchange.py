@@ -196,7 +196,7 @@ class Exchange(ABC, Generic[Request]):
     async def _wait_model(self, model: str, arrival: Arrival) -> None:
         """Until `model` is served, as the request demands it."""
         await self._parts.instances.wait_model(model)
-        self._parts.instances.check_demand(model, arrival.demand)
+        await self._parts.instances.check_demand(model, arrival.demand)
         arrival.root.on_model(model)
 
     def _plain_key(self) -> str | None:

@@ -11,9 +11,9 @@ Each way is tried once at most.
 
 import asyncio
 import time
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from http import HTTPStatus
 
 from aiohttp import ClientSession
@@ -29,6 +29,7 @@ from triptych_gateway.chat.media_variants import (
     LEFT_CODES,
     another_variant,
     digest_of,
+    moved_to,
     names_of,
     wait_instance,
     wait_variant,
@@ -55,7 +56,7 @@ from triptych_gateway.request.prompt_length import check_prompt_length
 from triptych_gateway.routing.instances import Instances
 from triptych_gateway.routing.router import TOWER_ROLES
 from triptych_gateway.routing.scheduling.candidates import RoutingRequest
-from triptych_gateway.routing.variants import Variant, VariantReason
+from triptych_gateway.routing.variants import Variant
 from triptych_gateway.tracing.stages import Stage
 
 log = get_logger(__name__)
@@ -106,12 +107,11 @@ class MediaServing:
         contents = {item.mm_hash: item.num_held_bytes for item in items}
         booking.resize(min(booking.num_bytes, request.num_prompt_bytes + sum(contents.values())))
         arrival.root.end_stage(Stage.MEDIA)
-        tried: set[tuple[str, str]] = set()
         while True:
             try:
                 await self._serve_items(request, arrival, booking, client, items, asked)
             except RequestError as error:
-                another = self._another_variant(request, arrival, client, tried)
+                another = self._another_variant(request, arrival, client)
                 if another is None or error.code not in LEFT_CODES:
                     raise
                 log.warning(
@@ -124,17 +124,16 @@ class MediaServing:
             else:
                 return
             arrival.root.end_stage(Stage.GIVEN_UP)
-            tried.add(another.key)
-            arrival = replace(arrival, variant=another, variant_reason=VariantReason.LEFT)
+            arrival = moved_to(another, arrival)
             check_counts(request.media, self.instances.view.item_limits(digest_of(arrival)))
             items = self.intake.rename_items(request, items, digest_of(arrival))
 
     def _another_variant(
-        self, request: ChatRequest, arrival: Arrival, client: ClientStream, tried: Set[tuple[str, str]]
+        self, request: ChatRequest, arrival: Arrival, client: ClientStream
     ) -> Variant | None:
         """Where it may begin again; None: nowhere, or it is too late."""
         is_too_late = client.has_begun or time.monotonic() >= arrival.first_token_deadline
-        return None if is_too_late else another_variant(self.instances, request, arrival, tried)
+        return None if is_too_late else another_variant(self.instances, request, arrival)
 
     async def _serve_items(
         self,
@@ -248,7 +247,7 @@ class MediaServing:
             local_encode_after_s=self.local_encode_after_s,
             may_go_local=not decided.decision.is_local and arrival.prior is None,
             only=names_of(self.instances, request, arrival),
-            may_go_elsewhere=lambda: self._another_variant(request, arrival, client, frozenset()) is not None,
+            may_go_elsewhere=lambda: self._another_variant(request, arrival, client) is not None,
         )
         course = Course(CourseKind.REMOTE) if decided.decision.is_local else decided.course
         try:

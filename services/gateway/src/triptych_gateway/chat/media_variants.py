@@ -33,16 +33,20 @@ async def wait_variant(instances: Instances, request: ChatRequest, arrival: Arri
     return replace(arrival, variant=ranked.variants[0], variant_reason=ranked.reason)
 
 
-def another_variant(
-    instances: Instances, request: ChatRequest, arrival: Arrival, tried: Set[tuple[str, str]] = frozenset()
-) -> Variant | None:
-    """That can still serve the request, with items of its own; None: there is none."""
+def another_variant(instances: Instances, request: ChatRequest, arrival: Arrival) -> Variant | None:
+    """That can still serve the request, with items of its own, and has not yet; None: there is none."""
     if arrival.prior is not None or arrival.variant is None:
         return None
-    gone = {arrival.variant.key, *tried}
+    gone = {arrival.variant.key, *arrival.left}
     ranked = _ranked(instances, request, arrival)
     variants = () if ranked is None else ranked.variants
     return next((each for each in variants if each.encodes and each.key not in gone), None)
+
+
+def moved_to(variant: Variant, arrival: Arrival) -> Arrival:
+    """It begins again there, and does not come back."""
+    left = arrival.left if arrival.variant is None else arrival.left | {arrival.variant.key}
+    return replace(arrival, variant=variant, variant_reason=VariantReason.LEFT, left=left)
 
 
 async def wait_instance(

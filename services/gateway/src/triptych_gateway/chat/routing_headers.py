@@ -6,7 +6,7 @@ choice among instances that are registered: no connection is opened to an addres
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from hashlib import blake2b
 from http import HTTPStatus
 from ipaddress import IPv4Network, IPv6Network
@@ -34,6 +34,8 @@ HOST_HEADERS: Mapping[ServingStage, tuple[str, ...]] = {
 
 MAX_HOSTS = 64
 MAX_PROMPT_CHARS = 256  # of a prompt without messages, which stand for its conversation
+MAX_PROMPT_TOKENS = 64  # likewise
+MAX_TEXT_CHARS = 4096  # of a message's text
 _FIRST_FIELDS = ("system", "instructions")  # what comes before all messages, in some forms of chats
 _VERSION = TypeAdapter(Name)
 
@@ -56,7 +58,7 @@ class RoutingHeaders:
         """
         session = header_of(scope, self.models.content.session_header.lower().encode())
         return RouteDemand(
-            partial(_session_key, caller, session, body, tuple(inputs), request_id),
+            cache(partial(_session_key, caller, session, body, tuple(inputs), request_id)),
             self._version(scope, caller),
             dict(self._hosts(scope, caller)),
         )
@@ -126,6 +128,10 @@ def _first_texts(body: Mapping[str, Any], inputs: Iterable[str]) -> list[str]:
     texts = [text for name in _FIRST_FIELDS for text in _texts_of(body.get(name))]
     for name in inputs:
         value = body.get(name)
+        if name in _FIRST_FIELDS or value is None:
+            continue
+        if name == "input" and isinstance(value, str):  # the next turn has it as a message
+            return [*texts, *_texts_of(value)]
         if isinstance(value, list) and value and isinstance(value[0], dict):
             for message in value:
                 if not isinstance(message, dict):
@@ -133,15 +139,24 @@ def _first_texts(body: Mapping[str, Any], inputs: Iterable[str]) -> list[str]:
                 texts += _texts_of(message.get("content"))
                 if message.get("role") == "user":
                     return texts
-        elif isinstance(value, str):
-            texts.append(value[:MAX_PROMPT_CHARS])
-        elif value is not None:
-            texts.append(str(value)[:MAX_PROMPT_CHARS])
+        elif beginning := _beginning_of(value):
+            texts.append(beginning)
     return texts
 
 
 def _texts_of(content: Any) -> list[str]:
     if isinstance(content, str):
-        return [content]
+        return [content[:MAX_TEXT_CHARS]]
     parts = content if isinstance(content, list) else ()
-    return [part["text"] for part in parts if isinstance(part, dict) and isinstance(part.get("text"), str)]
+    texts = (part["text"] for part in parts if isinstance(part, dict) and isinstance(part.get("text"), str))
+    return [text[:MAX_TEXT_CHARS] for text in texts]
+
+
+def _beginning_of(prompt: Any) -> str:
+    """Of several prompts that of the first."""
+    while isinstance(prompt, list) and prompt and isinstance(prompt[0], list | str):
+        prompt = prompt[0]
+    if isinstance(prompt, list):
+        tokens = (each for each in prompt[:MAX_PROMPT_TOKENS] if isinstance(each, int))
+        return " ".join(map(str, tokens))
+    return prompt[:MAX_PROMPT_CHARS] if isinstance(prompt, str) else ""

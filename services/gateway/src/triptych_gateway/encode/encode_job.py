@@ -69,7 +69,11 @@ def place_of(
     """
     if not media_waits:
         return None, None
-    places = [(each, _place_in(mm_hash, each, ordered_at)) for each in media_waits]
+    firsts: dict[Lane, MediaWait] = {}  # of each lane: a later one's order would not start earlier
+    for each in media_waits:
+        if each.lane not in firsts or each.deadline < firsts[each.lane].deadline:
+            firsts[each.lane] = each
+    places = [(each, _place_in(mm_hash, each, ordered_at)) for each in firsts.values()]
 
     def turn(each: tuple[MediaWait, OrderPlace]) -> tuple[int, float, float]:
         media_wait, place = each

@@ -281,17 +281,18 @@ class EncodeOrders:
         if item is None or not item.in_flight or item.is_claimed:
             self.queue.add_item(mm_hash, is_urgent=False, check=check)
             return
-        waits = self._waits_of(item.request_ids)
-        name, place = place_of(mm_hash, waits, self.queue, item.ordered_at)
+        name, place = place_of(mm_hash, self._waits_of(item.request_ids), self.queue, item.ordered_at)
         request = name if is_of_request else None
         self.queue.add_item(mm_hash, is_urgent=True, check=check, request=request, place=place)
 
     def _place_anew(self, mm_hash: MmHash) -> None:
         """Other requests wait for the item now: a new order of it stands where it goes first."""
         held, item = self.queue.place_held(mm_hash), self.table.get(mm_hash)
+        if held is None:
+            return
         waits = [] if item is None else self._waits_of(item.request_ids)
         place = place_of(mm_hash, waits, self.queue, 0.0 if item is None else item.ordered_at)[1]
-        if (held is None or place != held[1]) and self.queue.withdraw_item(mm_hash):
+        if place != held[1] and self.queue.withdraw_item(mm_hash):
             self._queue_step(mm_hash, is_of_request=True)
 
     def check_all(self) -> None:

@@ -101,13 +101,11 @@ class EncodeWait:
     async def wait_left(self) -> None:
         """A guard: for when the last encoder has ended, and another version of the model has encoders.
 
-        Returns where there is no other version.
+        Never returns: another version may come.
 
         Raises:
             EncodeUnavailableError: none was there for `encoder_grace_s`.
         """
-        if not self.may_go_elsewhere():
-            return
         since: float | None = None
         while True:
             await self._wait_refresh(self.media_wait.deadline)

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Set
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -69,21 +70,35 @@ class Instances:
         records = self.view.serving_of(model)
         return any(r.role in TOWER_ROLES and r.item_limits.get(Modality.AUDIO, 0) for r in records)
 
-    def check_demand(self, model: str, demand: RouteDemand) -> None:
-        """That `demand` is for what there is.
+    async def refresh(self) -> None:
+        """Wait for the registry to be read once more."""
+        with suppress(TimeoutError):  # Redis is away: the last view is all there is
+            async with asyncio.timeout(self.view.interval_s + REFRESH_LIMIT_S):
+                await self.view.wait_for_refresh()
+
+    async def check_demand(self, model: str, demand: RouteDemand) -> None:
+        """That `demand` is for what there is. A new instance may not be in the view yet.
 
         Raises:
             RequestError: 400, it names a version or an instance that is not there.
         """
+        if self._fault_of(model, demand) is None:
+            return
+        await self.refresh()
+        if (fault := self._fault_of(model, demand)) is not None:
+            raise fault
+
+    def _fault_of(self, model: str, demand: RouteDemand) -> RequestError | None:
         shares = self.models.shares_of(model, self.view.parent_of(model)) or {}
         version = demand.version
         known = {variant.version for variant in self.view.variants_of(model)} | shares.keys()
         if version is not None and version not in known:
             message = f"no instance serves version {version!r} of this model"
-            raise RequestError(400, "unknown_version", message, None)
+            return RequestError(400, "unknown_version", message, None)
         if demand.hosts and not self._variants_of(model, demand):
             message = "the headers name no instance that serves this model"
-            raise RequestError(400, "unknown_instance", message, None)
+            return RequestError(400, "unknown_instance", message, None)
+        return None
 
     def find_variants(
         self, model: str, demand: RouteDemand, *, has_media: bool, is_whole_only: bool = False

@@ -67,10 +67,12 @@ def read_models_file(path: Path) -> ModelsFile:
     if len(text) > MAX_FILE_BYTES:
         raise ModelsFileError(f"the file of models {path} is larger than {MAX_FILE_BYTES} bytes")
     try:
-        return ModelsFile.model_validate(yaml.safe_load(text) or {})
+        content = yaml.safe_load(text)
+    except Exception as error:  # PyYAML raises errors of many kinds for values that it cannot make
+        raise ModelsFileError(f"the file of models {path} is not valid YAML") from error
+    try:
+        return ModelsFile.model_validate(content or {})
     except ValidationError as error:
         fault = error.errors(include_url=False, include_context=False)[0]
         place = ".".join(map(str, fault["loc"])) or "the file"
         raise ModelsFileError(f"the file of models {path}: {place}: {fault['msg']}") from None
-    except (yaml.YAMLError, RecursionError) as error:
-        raise ModelsFileError(f"the file of models {path} is not valid YAML") from error

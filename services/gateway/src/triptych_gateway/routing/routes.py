@@ -1,16 +1,14 @@
 """Where one request goes: to one instance, or to a pair; and where after a failure."""
 
-import asyncio
 import time
 from collections.abc import Iterable, Sequence, Set
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from triptych_common.domain.errors import RequestError
 from triptych_common.protocol.messages import InstanceRecord, Modality
 from triptych_gateway.endpoints.endpoint import ServedBy
 from triptych_gateway.errors import unavailable
-from triptych_gateway.routing.instances import REFRESH_LIMIT_S, Instances
+from triptych_gateway.routing.instances import Instances
 from triptych_gateway.routing.pairs import fits
 from triptych_gateway.routing.route_demand import ANYWHERE, RouteDemand
 from triptych_gateway.routing.router import STAGE_ROLES, TOWER_ROLES, ServingStage
@@ -61,7 +59,8 @@ class RouteChoice:
     """For one request. No life of an instance is asked twice, but for a pair whose handover has failed: which
     half of it is at fault is not known, so others are taken first; after a restart it is another life.
 
-    All instances of a route are of one variant of the model.
+    All instances of a route are of one variant of the model. The number of attempts is bounded; a variant
+    that has had none gets one.
 
     Before it gives up it waits for the registry to be read once more: a new instance is not in the view yet.
     """
@@ -79,6 +78,7 @@ class RouteChoice:
     _within: Set[str] | None = None  # the instances of the variant that is looked at; None: all
     _tried: set[Life] = field(default_factory=set)
     _doubtful: set[Life] = field(default_factory=set)  # halves of pairs whose handover has failed
+    _failed: set[str] = field(default_factory=set)  # instances that have failed at it, and halves of pairs
     _num_failed: int = 0
     _error: RequestError | None = None  # of the last instance that failed at the request
     _num_handovers_failed: int = 0
@@ -93,10 +93,7 @@ class RouteChoice:
         route = self.pick()
         if route is None and self._may_refresh and self.only is None:
             self._may_refresh = False
-            view = self.instances.view
-            with suppress(TimeoutError):  # Redis is away: the last view is all there is
-                async with asyncio.timeout(view.interval_s + REFRESH_LIMIT_S):
-                    await view.wait_for_refresh()
+            await self.instances.refresh()
             route = self.pick()
         if route is not None:
             return route
@@ -111,12 +108,14 @@ class RouteChoice:
     def on_unreachable(self, record: InstanceRecord) -> None:
         """It could not be reached, or went away: a bounded number of times."""
         self._tried.add(_life(record))
+        self._failed.add(record.instance)
         self._num_failed += 1
         self.instances.router.avoid_instance(record.instance, time.monotonic())
 
     def on_failed(self, record: InstanceRecord, error: RequestError) -> None:
         """It failed at this request, which may be the request's own fault: other requests do not avoid it."""
         self._tried.add(_life(record))
+        self._failed.add(record.instance)
         self._num_failed += 1
         self._error = error
 
@@ -129,6 +128,7 @@ class RouteChoice:
         """The instance that decodes did not take the KV cache: it begins again, a bounded number of times."""
         self._num_handovers_failed += 1
         self._doubtful |= {_life(route.first), _life(route.answering)}
+        self._failed |= {route.first.instance, route.answering.instance}
 
     def pick_decode(self, route: Route) -> Route | None:
         """Another instance for the KV cache that `route.first` has made, which no instance has taken."""
@@ -168,7 +168,10 @@ class RouteChoice:
         return None
 
     def _allowed(self) -> Iterable[Set[str] | None]:
-        """Instances by variant, the one that the request gets first. None: all."""
+        """Instances by variant, the one that the request gets first. None: all.
+
+        Those that could not be reached a moment ago come last.
+        """
         demand, instances = self.demand, self.instances
         if self.variant is not None:
             return (instances.names_of(demand.model, self.variant, self.asked),)
@@ -176,22 +179,42 @@ class RouteChoice:
             demand.model, self.asked, has_media=False, is_whole_only=demand.is_whole_only
         )
         self.variant_reason = ranked.reason
-        return tuple(each.instances for each in ranked.variants)
+        allowed = [each.instances for each in ranked.variants]
+        if len(allowed) > 1:
+            allowed.sort(key=self._is_suspect)
+        return allowed
+
+    def _is_suspect(self, within: Set[str]) -> bool:
+        """Of these instances none that it needs could be reached a moment ago."""
+        self._within, served_by, now = within, self.demand.served_by, time.monotonic()
+        clear = {
+            stage
+            for stage in ServingStage
+            if any(not self.instances.router.is_suspect(each.instance, now) for each in self._able(stage))
+        }
+        if WHOLE in clear or self.demand.is_whole_only:
+            return WHOLE not in clear
+        return not clear if served_by is not ServedBy.STAGES else not clear >= {PREFILL, DECODE}
 
     def _pick_within(self, first: InstanceRecord | None, held_by: Life | None) -> Route | None:
         for record in self._able(DECODE) if held_by is not None else ():
             if _life(record) == held_by:
                 return Route(record, Way.DECODE, WayReason.PREFIX_HELD)
-        records = self.instances.view.records
-        if first is not None and not any(r.draining for r in records if r.instance == first.instance):
+        if first is not None and self._stays(first):
             route = self._route_from(first, self._reason_of_first())
             if route is not None:
                 return route
-        if max(self._num_failed, self._num_handovers_failed) >= self.instances.max_attempts:
+        has_failed = self._within is None or not self._within.isdisjoint(self._failed)
+        if has_failed and max(self._num_failed, self._num_handovers_failed) >= self.instances.max_attempts:
             self._may_refresh = False
             return None
         found = self._pick_first()
         return None if found is None else self._route_from(*found)
+
+    def _stays(self, record: InstanceRecord) -> bool:
+        """It neither leaves, nor has another taken its name. That the registry has lost it says nothing."""
+        named = (each for each in self.instances.view.records if each.instance == record.instance)
+        return all(_life(each) == _life(record) and not each.draining for each in named)
 
     def _pick_first(self) -> tuple[InstanceRecord, WayReason] | None:
         whole, served_by = self._able(WHOLE), self.demand.served_by
@@ -210,7 +233,10 @@ class RouteChoice:
                 raise self._not_served()
             return found
         prefills = self._able(PREFILL)
-        decided = decide(self.policy, self._load(whole), self._pair_load(prefills, self._able(DECODE)))
+        whole_load, pair_load = self._load(whole), self._pair_load(prefills, self._able(DECODE))
+        if self._num_handovers_failed and whole_load is not None and not whole_load[0]:
+            pair_load = None  # another handover may fail as the first one did
+        decided = decide(self.policy, whole_load, pair_load)
         if decided is None:
             return None
         way, reason = decided

@@ -22,7 +22,7 @@ class Way(StrEnum):
 
 
 class WayReason(StrEnum):
-    NO_PAIR = "no_pair"  # no pair of instances that prefill and decode can take it
+    NO_PAIR = "no_pair"  # no pair of instances that prefill and decode can take it, or one has failed to
     NO_WHOLE = "no_whole"  # no instance that does all of it can
     LEAST_LOAD = "least_load"
     PREFIX_HELD = "prefix_held"  # an instance that decodes has answered the conversation so far

@@ -59,6 +59,7 @@ def test_a_stage_alone_changes_the_built_in_one(tmp_path: Path) -> None:
         ("default: {\n", ["not valid YAML (line 2)"]),
         ("default: !!python/object/apply:os.system [ls]", ["not valid YAML"]),
         (b"\xff\xfe\xff", ["not valid YAML"]),
+        ("default: !!bool maybe", ["not valid YAML"]),
         ("#" * (MAX_FILE_BYTES + 1), ["larger than"]),
     ],
 )  # fmt: skip

@@ -44,7 +44,7 @@ def read_profiles(path: Path | None) -> RoutingProfiles:
         raise RoutingFileError(f"the routing file {path} is larger than {MAX_FILE_BYTES} bytes")
     try:
         content = yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+    except Exception as error:  # PyYAML raises errors of many kinds for values that it cannot make
         mark = getattr(error, "problem_mark", None)
         place = "" if mark is None else f" (line {mark.line + 1})"
         raise RoutingFileError(f"the routing file {path} is not valid YAML{place}") from None
