@@ -92,7 +92,11 @@ async def test_each_engine_with_what_it_computes_on(layout: RunLayout, redis_url
     first = lines.index(["engine", "role", "computes", "on", "shared", "by", "core", "policy"]) + 1
     assert lines[first : first + 2] == [
         ["encoder-0", "encode", "cores", "0-1", "cores", "text_first"],
-        "prefill_decode-0 encode GPU 0 mps with 1 other, below normal image_first".split(),
+        [
+            "prefill_decode-0",
+            "encode",
+            *["GPU", "0", "mps", "with", "1", "other,", "below", "normal", "image_first"],
+        ],
     ]
     assert lines[first + 2][0] != "gateway-0"
 

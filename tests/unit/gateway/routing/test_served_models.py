@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from triptych_common.runtime.yaml_file import MAX_FILE_BYTES
 from triptych_gateway.changed_file import ChangedFile
-from triptych_gateway.routing.models_file import MAX_FILE_BYTES, ModelsFile, ModelsFileError, read_models_file
+from triptych_gateway.routing.models_file import ModelsFile, ModelsFileError, read_models_file
 from triptych_gateway.routing.served_models import ServedModels
 
 TEXT = """

@@ -18,14 +18,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import AliasChoices
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource
 
 from triptych_common.domain.errors import TriptychError
+from triptych_common.runtime.yaml_file import YamlFileError, parse_yaml_file
 
-MAX_FILE_BYTES = 1 << 20
 SECTIONS = ("common", "media", "gateway", "encoder", "prefill_decode", "cache_store")
 NOT_IN_FILES = frozenset({"config", "print_config"})
 
@@ -88,17 +87,11 @@ def _read_sections(path: Path) -> Mapping[str, Mapping[str, Any]]:
         with path.open("rb") as file:
             if path.stat().st_mode & (stat.S_IWGRP | stat.S_IWOTH):
                 raise ConfigFileError(f"{path} can be written by other users; make it so: chmod go-w {path}")
-            text = file.read(MAX_FILE_BYTES + 1)
+            content = parse_yaml_file(file, str(path))
     except OSError as error:
         raise ConfigFileError(f"{path} cannot be read: {error.strerror}") from error
-    if len(text) > MAX_FILE_BYTES:
-        raise ConfigFileError(f"{path} is larger than {MAX_FILE_BYTES} bytes")
-    try:
-        content = yaml.safe_load(text)
-    except Exception as error:  # PyYAML raises errors of many kinds for values that it cannot make
-        mark = getattr(error, "problem_mark", None)
-        place = "" if mark is None else f" (line {mark.line + 1})"
-        raise ConfigFileError(f"{path} is not valid YAML{place}") from None
+    except YamlFileError as error:
+        raise ConfigFileError(str(error)) from None
     sections = {} if content is None else content
     if not isinstance(sections, dict) or not sections.keys() <= set(SECTIONS):
         raise ConfigFileError(f"{path} may have these sections, and no others: {', '.join(SECTIONS)}")

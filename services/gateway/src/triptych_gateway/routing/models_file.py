@@ -11,13 +11,12 @@ session_header: X-Session-Id # what keeps a conversation at one version, instead
 from pathlib import Path
 from typing import Annotated, Self
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
 
 from triptych_common.domain.errors import TriptychError
 from triptych_common.protocol.ids import Name
+from triptych_common.runtime.yaml_file import YamlFileError, read_yaml_file
 
-MAX_FILE_BYTES = 1 << 20
 MAX_WEIGHT = 1_000_000
 
 ModelName = Annotated[str, StringConstraints(min_length=1, max_length=200)]
@@ -60,16 +59,9 @@ def read_models_file(path: Path) -> ModelsFile:
         ModelsFileError: it is missing or malformed.
     """
     try:
-        with path.open("rb") as file:
-            text = file.read(MAX_FILE_BYTES + 1)
-    except OSError as error:
-        raise ModelsFileError(f"the file of models {path} cannot be read: {error.strerror}") from error
-    if len(text) > MAX_FILE_BYTES:
-        raise ModelsFileError(f"the file of models {path} is larger than {MAX_FILE_BYTES} bytes")
-    try:
-        content = yaml.safe_load(text)
-    except Exception as error:  # PyYAML raises errors of many kinds for values that it cannot make
-        raise ModelsFileError(f"the file of models {path} is not valid YAML") from error
+        content = read_yaml_file(path, f"the file of models {path}")
+    except YamlFileError as error:
+        raise ModelsFileError(str(error)) from None
     try:
         return ModelsFile.model_validate(content or {})
     except ValidationError as error:

@@ -13,10 +13,10 @@ A file without `default` changes the built-in profiles; one with it replaces the
 
 from pathlib import Path
 
-import yaml
 from pydantic import ValidationError
 
 from triptych_common.domain.errors import TriptychError
+from triptych_common.runtime.yaml_file import YamlFileError, read_yaml_file
 from triptych_gateway.routing.scheduling.profiles import BUILT_IN, RoutingProfiles, StageProfile
 
 MAX_FILE_BYTES = 1 << 16
@@ -36,18 +36,9 @@ def read_profiles(path: Path | None) -> RoutingProfiles:
     if path is None:
         return BUILT_IN
     try:
-        with path.open("rb") as file:
-            text = file.read(MAX_FILE_BYTES + 1)
-    except OSError as error:
-        raise RoutingFileError(f"the routing file {path} cannot be read: {error.strerror}") from error
-    if len(text) > MAX_FILE_BYTES:
-        raise RoutingFileError(f"the routing file {path} is larger than {MAX_FILE_BYTES} bytes")
-    try:
-        content = yaml.safe_load(text)
-    except Exception as error:  # PyYAML raises errors of many kinds for values that it cannot make
-        mark = getattr(error, "problem_mark", None)
-        place = "" if mark is None else f" (line {mark.line + 1})"
-        raise RoutingFileError(f"the routing file {path} is not valid YAML{place}") from None
+        content = read_yaml_file(path, f"the routing file {path}", max_bytes=MAX_FILE_BYTES)
+    except YamlFileError as error:
+        raise RoutingFileError(str(error)) from None
     if not isinstance(content, dict):
         raise RoutingFileError(f"the routing file {path} must hold default, {', '.join(STAGES)}, or some")
     try:
