@@ -61,7 +61,7 @@ def read_models_file(path: Path) -> ModelsFile:
     try:
         content = read_yaml_file(path, f"the file of models {path}")
     except YamlFileError as error:
-        raise ModelsFileError(str(error)) from None
+        raise ModelsFileError(str(error)) from error.__cause__  # `ChangedFile` looks at it
     try:
         return ModelsFile.model_validate(content or {})
     except ValidationError as error:
