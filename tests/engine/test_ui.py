@@ -91,9 +91,14 @@ def ask(page: Any) -> tuple[str, str]:
 
 def wait_waterfall(page: Any, request_id: str, source: str) -> Any:
     """The waterfall of a request that has ended, as soon as it says that its item came from `source`."""
+    from playwright.sync_api import TimeoutError as WaitTimeoutError  # where the package is missing: skipped
+
     waterfall = page.locator(f'.waterfall[data-of="{request_id}"]')
     waterfall.locator(".state.done").wait_for()
-    waterfall.locator("[data-item] .facts", has_text=source).wait_for()
+    try:
+        waterfall.locator("[data-item] .facts", has_text=source).wait_for()
+    except WaitTimeoutError:
+        pytest.fail(f"no item came from {source!r}: {waterfall.inner_text()}")
     return waterfall
 
 
