@@ -32,6 +32,8 @@ from triptych_common.telemetry.trace_reader import read_trace
 SAMPLES = CHECKOUT / "models" / "digits-vl" / "samples"
 PROMPT = "read the digits"
 ENCODE_SPAN = "encoder.encode"
+HANDOVER_SPANS = frozenset({ENCODE_SPAN, "prefill.inject"})
+"""Of a picture that an encoder encodes for another instance."""
 REQUEST_LIMIT_S = 120.0
 TRACE_LIMIT_S = 5.0
 TIDY_LIMIT_S = 10.0
@@ -133,7 +135,8 @@ async def _run_system(launch: Launch, samples: list[DemoSample]) -> None:
             with ended_by_signals(supervisor), progress:
                 async with supervisor.running():
                     progress.close()
-                    await _show(supervisor, layout, samples)
+                    stages = HANDOVER_SPANS if launch.options.counts.encoders else frozenset()
+                    await _show(supervisor, layout, samples, stages)
                     out.print("\n[bold]Stopping[/]")
         except StartFailedError as error:
             show_tail(error.log_file)
@@ -156,8 +159,10 @@ async def _tidy_redis(url: str, deployment: str) -> None:
         fail(f"Redis could not be tidied; keys triptych:{deployment}:* may be left in it: {why}")
 
 
-async def _show(supervisor: Supervisor, layout: RunLayout, samples: list[DemoSample]) -> None:
-    """Each picture once, then the first one again."""
+async def _show(
+    supervisor: Supervisor, layout: RunLayout, samples: list[DemoSample], stages: frozenset[str]
+) -> None:
+    """Each picture once, then the first one again. `stages`: spans of a picture's first trace."""
     async with AsyncOpenAI(
         base_url=supervisor.endpoint,
         api_key="none",
@@ -174,7 +179,7 @@ async def _show(supervisor: Supervisor, layout: RunLayout, samples: list[DemoSam
             num_right += answer.text == sample.digits
             if first is None:
                 first = answer
-                show_waterfall(await _trace_of(layout, answer))
+                show_waterfall(await _trace_of(layout, answer, stages))
         if first is None or num_right == 0:
             raise DemoFailedError("no picture was read right")
         out.print("\n[bold]The first picture again[/]: what was computed of it is still there")
@@ -240,8 +245,10 @@ async def ask(client: AsyncOpenAI, model: str, file: Path) -> DemoAnswer:
     )
 
 
-async def _trace_of(layout: RunLayout, answer: DemoAnswer) -> list[SpanRecord]:
-    """The answer's trace, once its root span and the engines' spans have arrived.
+async def _trace_of(
+    layout: RunLayout, answer: DemoAnswer, stages: frozenset[str] = frozenset()
+) -> list[SpanRecord]:
+    """The answer's trace, once its root span, those of `stages` and the engines' have arrived.
 
     Files cannot be awaited: they are read until no span is added any more, at most
     `TRACE_LIMIT_S`.
@@ -251,7 +258,8 @@ async def _trace_of(layout: RunLayout, answer: DemoAnswer) -> list[SpanRecord]:
     while time.monotonic() < deadline:
         before = len(spans)
         spans = await asyncio.to_thread(read_trace, layout.traces_dir, answer.request_id)
-        if any(span.is_root for span in spans) and len(spans) == before:
+        is_whole = any(span.is_root for span in spans) and stages <= {span.name for span in spans}
+        if is_whole and len(spans) == before:
             return spans
         await asyncio.sleep(0.4)  # longer than the exporters' delay
     if not spans:
