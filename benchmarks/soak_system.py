@@ -1,15 +1,16 @@
 """Soak of the whole system: 20 callers, and a random fault whenever it is healthy again.
 
-    python benchmarks/soak_system.py [--engine fast|real] [--minutes N] [--seed N] [--json FILE]
+    python benchmarks/soak_system.py [--engine fast|real] [--topology e+pd|all] [--minutes N] [--seed N]
+        [--json FILE]
 
 Real processes, Redis, shared memory and HTTP. `fast`: vLLM is stood in for by engines whose answer follows
 from the bytes of the tensors, and half of the faults come at a random step of the protocol
 (`system_soak.fast`). `real`: vLLM on the CPU with the demo model; the right answers come from a monolithic
-vLLM (`system_soak.real`).
+vLLM (`system_soak.real`). `--topology all`: instances of every role side by side, of `fast` alone.
 
 kill -9, SIGSTOP and slow-down of every service and of Redis. Exit status 1 if there was a wrong answer, a
 request that hung, an error that is not documented, or anything left over in the end; or if less than 99 % of
-the requests that had no token yet when a prefill_decode died were answered.
+the requests that had no token yet when an instance of the language model died were answered.
 """
 
 import argparse
@@ -31,13 +32,16 @@ LOG_LINES = 40
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--engine", choices=ENGINES, default=ENGINES[0], help="real: vLLM on the CPU")
+    parser.add_argument("--topology", default="e+pd", help="all: instances of every role")
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--callers", type=int, default=20)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    opened = importlib.import_module(f"system_soak.{options.engine}").opened  # real: imports much
-    with opened(options.callers, options.seed) as (target, load):
+    kind = importlib.import_module(f"system_soak.{options.engine}")  # real: imports much
+    if options.topology not in kind.TOPOLOGIES:
+        parser.error(f"engines of kind {options.engine} have the topologies {', '.join(kind.TOPOLOGIES)}")
+    with kind.opened(options.callers, options.seed, options.topology) as (target, load):
         report = asyncio.run(wear_out(target, load, options.minutes, options.seed))
         if report["faults"]:
             print(target.log_ends(LOG_LINES), file=sys.stderr)

@@ -21,6 +21,7 @@ class FaultInjector:
         self._deaths = deaths
         self._random = random.Random(seed)
         self.counts: Counter[str] = Counter()
+        self.history: list[tuple[float, str]] = []  # when (monotonic seconds), and what
         self.longest_recovery_s = 0.0
 
     async def run(self, seconds: float) -> None:
@@ -42,6 +43,7 @@ class FaultInjector:
 
     async def _one_fault(self, fault: Fault) -> None:
         self.counts[fault.what] += 1
+        self.history.append((time.monotonic(), f"{fault.what} at {fault.moment or 'any moment'}"))
         victim = await self._target.at_its_moment(fault, lambda victim: self._begin(victim, fault))
         if victim is None:
             return

@@ -27,6 +27,7 @@ from tests.support.real.processes import Part, pids_of, send, slowed
 from tests.support.real.questions import Catalogue
 from tests.support.real.system import EXACT, System, running_monolith, running_system
 
+TOPOLOGIES = ("e+pd",)  # engines of every role take more memory than most machines of two cores have
 NUM_OF_EACH = 2
 FIRST_TOKEN_TIMEOUT_S = 30
 REQUEST_TIMEOUT_S = 60
@@ -44,8 +45,12 @@ KINDS = ("encoder", "prefill_decode", "gateway", "cache_store", "redis")
 
 
 @contextmanager
-def opened(num_callers: int, seed: int) -> Iterator[tuple[Target, Load]]:
-    """A monolithic vLLM gives the right answers first; then the system runs until the block ends."""
+def opened(num_callers: int, seed: int, topology: str) -> Iterator[tuple[Target, Load]]:
+    """A monolithic vLLM gives the right answers first; then the system runs until the block ends.
+
+    Args:
+        topology: of `TOPOLOGIES`.
+    """
     with (
         tempfile.TemporaryDirectory() as folder,
         running_monolith(Path(folder)) as monolith,
@@ -70,6 +75,7 @@ class RealTarget:
     """Victims are `NAME/PART`."""
 
     engine = "vLLM on the CPU, the demo model in float32"
+    answering_kinds: tuple[str, ...] = ("prefill_decode",)
 
     def __init__(self, system: System) -> None:
         self._system = system
@@ -178,6 +184,9 @@ class RealTarget:
 
     def num_encodes(self) -> int:
         return len(inspection.encodes(self._system))
+
+    def shares(self) -> dict[str, dict[str, int]]:
+        return {}  # metrics of an engine end with it
 
     def num_restarts(self) -> dict[str, int]:
         services = self._system.services()

@@ -14,7 +14,7 @@ class Fault:
     """A fault of one service, or of Redis."""
 
     action: Action
-    service: str  # the kind: encoder, prefill_decode, gateway, cache_store, redis
+    service: str  # the kind: encoder, prefill_decode, decode, gateway, cache_store, redis, ...
     victim: str
     for_s: float  # of a stop and of slowness
     what: str  # for the count of such faults
@@ -26,6 +26,7 @@ class Target(Protocol):
 
     engine: str  # for the report
     gateway_urls: list[str]
+    answering_kinds: tuple[str, ...]  # of the services that answer, or do a part of it
 
     def draw(self, rng: random.Random) -> Fault:
         """A fault that may happen now."""
@@ -62,7 +63,12 @@ class Target(Protocol):
     def recoveries_s(self) -> dict[str, list[float]]:
         """By what was killed, how long it took until it was ready again."""
 
-    def num_encodes(self) -> int: ...
+    def num_encodes(self) -> int:
+        """Of encoders."""
+
+    def shares(self) -> dict[str, dict[str, int]]:
+        """By kind that answers: how many requests it had; of them those whose media it encoded itself, and
+        those whose media its KV cache held already."""
 
     def num_restarts(self) -> dict[str, int]:
         """By instance."""

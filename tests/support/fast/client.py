@@ -36,12 +36,17 @@ def documented_codes() -> dict[int, frozenset[str]]:
 
 @dataclass(frozen=True)
 class Question:
-    """One user message: text, and images before it. A subclass may be about another model."""
+    """One user message: text, and images before it. A subclass may be about another model.
+
+    `earlier`: of a conversation the texts before, the user's and the answers in turn; the images came with
+    the first one.
+    """
 
     text: str
     images: tuple[bytes, ...] = ()
     num_tokens: int = DEFAULT_TOKENS
     stream: bool = True
+    earlier: tuple[str, ...] = ()
 
     @property
     def words(self) -> list[str]:
@@ -51,7 +56,7 @@ class Question:
     def words_of(self, namespace: str) -> list[str]:
         """The right answer of an instance of `namespace`."""
         items = [word_of_media(image, namespace) for image in self.images]
-        return answer_words(items, self.text, self.num_tokens, namespace)
+        return answer_words(items, "\n".join((*self.earlier, self.text)), self.num_tokens, namespace)
 
     def body(self) -> dict[str, Any]:
         parts: list[dict[str, Any]] = [
@@ -61,10 +66,15 @@ class Question:
             }
             for image in self.images
         ]
-        content = [*parts, {"type": "text", "text": self.text}]
+        first, *others = (*self.earlier, self.text)
+        messages: list[dict[str, Any]] = [
+            {"role": "user", "content": [*parts, {"type": "text", "text": first}]}
+        ]
+        for number, text in enumerate(others):
+            messages.append({"role": "user" if number % 2 else "assistant", "content": text})
         return {
             "model": MODEL,
-            "messages": [{"role": "user", "content": content}],
+            "messages": messages,
             "max_tokens": self.num_tokens,
             "stream": self.stream,
         }
@@ -90,6 +100,7 @@ class Answer:
     asked_at: float = 0.0  # monotonic seconds
     elapsed_s: float = 0.0
     first_token_at: float | None = None  # monotonic seconds
+    request_id: str = ""  # the gateway's
 
     @property
     def has_begun(self) -> bool:
@@ -218,6 +229,7 @@ class Client:
             "POST", "/v1/chat/completions", content=body, headers={"Content-Type": "application/json"}
         ) as response:
             answer.status = response.status_code
+            answer.request_id = response.headers.get("X-Request-Id", "")
             if response.status_code != 200 or not answer.question.stream:
                 _read_whole(answer, await response.aread())
                 return

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.support.fast.processes.tensors import MODEL
+from triptych_cli.roles import instance_name
+from triptych_common.protocol.messages import Role
 from triptych_common.protocol.steps import Party
 
 DEPLOYMENT = "fast"
@@ -23,6 +25,8 @@ class Layout:
     num_gateways: int = 1
     num_prefills: int = 0  # instances that only prefill
     num_decodes: int = 0  # and those that only decode
+    num_encode_prefills: int = 0  # instances that prefill, and encode media themselves
+    num_encode_prefill_decodes: int = 0  # and those that do it all
     lease_s: float = 1.0  # of a KV cache that nobody asks for
     takeover_idle_ms: int = 500
     encode_s: float = 0.12
@@ -40,9 +44,15 @@ class Layout:
         return {
             Party.CACHE_STORE: ["cache_store"],
             Party.ENCODER: [f"encoder-{n}" for n in range(self.num_encoders)],
-            Party.PREFILL_DECODE: [f"prefill_decode-{n}" for n in range(self.num_prefill_decodes)],
-            Party.PREFILL: [f"prefill-{n}" for n in range(self.num_prefills)],
-            Party.DECODE: [f"decode-{n}" for n in range(self.num_decodes)],
+            Party.PREFILL_DECODE: [
+                *_names(Role.PREFILL_DECODE, self.num_prefill_decodes),
+                *_names(Role.ENCODE_PREFILL_DECODE, self.num_encode_prefill_decodes),
+            ],
+            Party.PREFILL: [
+                *_names(Role.PREFILL, self.num_prefills),
+                *_names(Role.ENCODE_PREFILL, self.num_encode_prefills),
+            ],
+            Party.DECODE: _names(Role.DECODE, self.num_decodes),
             Party.GATEWAY: [f"gateway-{n}" for n in range(self.num_gateways)],
         }
 
@@ -54,10 +64,10 @@ class Layout:
             f"--redis-url={redis_url}", f"--deployment={DEPLOYMENT}", f"--run-dir={folder}",
             f"--instance={name}", f"--drain-timeout-s={self.drain_timeout_s}",
         ]  # fmt: skip
-        own = self._own(party, tally, ports.get(name, 0))
+        own = self._own(party, name, tally, ports.get(name, 0))
         return [*common, *own, *self.options.get(party, ()), *self.own_options.get(name, ())]
 
-    def _own(self, party: Party, tally: Path, port: int) -> list[str]:
+    def _own(self, party: Party, name: str, tally: Path, port: int) -> list[str]:
         match party:
             case Party.CACHE_STORE:
                 return [f"--region-bytes={self.region_bytes}", "--block-bytes=4096"]
@@ -66,24 +76,35 @@ class Layout:
                     f"--model={MODEL}", f"--takeover-idle-ms={self.takeover_idle_ms}",
                     f"--encode-s={self.encode_s}", f"--tally={tally}", f"--num-pieces={self.num_pieces}",
                 ]  # fmt: skip
-            case Party.PREFILL_DECODE:
-                return [
-                    f"--port={port}",
-                    f"--budget-embeds={self.budget_embeds}",
-                    f"--token-s={self.token_s}",
-                ]
-            case Party.PREFILL:
+            case Party.PREFILL_DECODE | Party.PREFILL:
                 return [
                     f"--port={port}", f"--budget-embeds={self.budget_embeds}", f"--token-s={self.token_s}",
-                    "--prefills-only", f"--lease-s={self.lease_s}",
+                    f"--role={_role_of(name)}", f"--lease-s={self.lease_s}", f"--encode-s={self.encode_s}",
+                    f"--tally={tally}",
                 ]  # fmt: skip
             case Party.DECODE:
-                return [f"--port={port}", f"--token-s={self.token_s}", f"--lease-s={self.lease_s}"]
+                return [
+                    f"--port={port}", f"--token-s={self.token_s}", f"--lease-s={self.lease_s}",
+                    f"--tally={tally}",
+                ]  # fmt: skip
             case _:
                 return [
                     f"--port={port}", "--registry-interval-s=0.1", "--inline-media-bytes=300",
                     f"--first-token-timeout-s={self.first_token_timeout_s}",
                 ]  # fmt: skip
+
+
+def kind_of(name: str) -> str:
+    """`encode_prefill` of `encode_prefill-0`."""
+    return name.rpartition("-")[0] or name
+
+
+def _names(role: Role, count: int) -> list[str]:
+    return [instance_name(role, number) for number in range(count)]
+
+
+def _role_of(name: str) -> Role:
+    return Role(kind_of(name).replace("_", "-"))
 
 
 def port_to_listen_at() -> int:

@@ -4,9 +4,9 @@ import asyncio
 import random
 import statistics
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from tests.support.fast.client import Answer, Client, Question
@@ -16,6 +16,8 @@ CLIENT_LIMIT_S = 60.0  # above every deadline of `FastSystem`: a request that ta
 NUM_OLD_IMAGES = 20
 RIGHT, INTERRUPTED = "right", "200 stream_interrupted"
 SHARE_TEXT, SHARE_OLD, SHARE_SEVERAL, SHARE_LEAVES, SHARE_WHOLE = 0.25, 0.35, 0.15, 0.05, 0.2
+SHARE_GOES_ON = 0.2  # with a conversation
+NUM_CONVERSATIONS = 20  # the latest ones
 REFUSED_PAUSE_S = 0.05  # as `Retry-After` asks for, shortened
 LEAVE_WITHIN_S = 0.3
 CONNECTION_LOST = "connection lost"
@@ -47,6 +49,7 @@ class Tally:
 
     outcomes: Counter[str] = field(default_factory=Counter)
     faults: list[str] = field(default_factory=list)  # what must never be
+    refused: list[Answer] = field(default_factory=list)  # with documented errors, before their first token
     spans: list[Span] = field(default_factory=list)
     deaths: dict[str, list[float]] = field(default_factory=dict)  # by service, when one was killed
 
@@ -68,6 +71,8 @@ class Tally:
         if answer.is_right:
             return RIGHT
         if answer.is_documented_error:
+            if not answer.has_begun:
+                self.refused.append(answer)
             return f"{answer.status} {answer.code}"
         if answer.is_gone:
             if not self._had_death("gateway", started_at):
@@ -105,12 +110,22 @@ class Questions(Protocol):
 
 
 class FastQuestions:
-    """For `FastSystem`: the right answer follows from the question."""
+    """For `FastSystem`: the right answer follows from the question. Some go on with an earlier one."""
 
     def __init__(self) -> None:
         self._num_images = 0
+        self._asked: deque[Question] = deque(maxlen=NUM_CONVERSATIONS)
 
     def draw(self, rng: random.Random, is_new: Sequence[bool], *, stream: bool) -> Question:
+        if self._asked and rng.random() < SHARE_GOES_ON:
+            before = rng.choice(self._asked)
+            text = f"and {rng.randrange(1 << 30)}"
+            return replace(before, text=text, stream=stream, earlier=(*before.earlier, before.text, "yes"))
+        question = self._new_question(rng, is_new, stream=stream)
+        self._asked.append(question)
+        return question
+
+    def _new_question(self, rng: random.Random, is_new: Sequence[bool], *, stream: bool) -> Question:
         images = tuple(self._new_image() if new else png(rng.randrange(NUM_OLD_IMAGES)) for new in is_new)
         num_tokens = len(images) + rng.randint(1, 40)
         return Question(f"question {rng.randrange(1 << 30)}", images, num_tokens, stream)

@@ -15,6 +15,7 @@ class Item:
     num_embeds: int
     prefix: str  # digest of all parts up to this one
     media_hash: str  # the media item's
+    media: bytes | None = None  # that the engine is to encode itself; None: an encoder does
 
 
 @dataclass(frozen=True)

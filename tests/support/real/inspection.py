@@ -2,13 +2,15 @@
 
 import asyncio
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import httpx
 import orjson
 import psutil
 import redis
 
+from tests.support.fast.layout import kind_of as kind_of
 from tests.support.fast.redis_inspection import registered_records, stream_leftovers
 from tests.support.leftovers import store_leftovers
 from tests.support.real.processes import pids_of
@@ -22,11 +24,6 @@ LIMIT_S = 60.0
 ENGINE_KINDS = ("encoder", "prefill_decode")
 NOT_THERE = (StoreError, httpx.HTTPError, redis.RedisError, OSError, psutil.Error)
 _WAITS = re.compile(r"^vllm:num_requests_(running|waiting)\{[^}]*\} ([0-9.e+]+)$", re.MULTILINE)
-
-
-def kind_of(name: str) -> str:
-    """`encoder` of `encoder-0`."""
-    return name.rpartition("-")[0] or name
 
 
 def redis_url(system: System) -> str:
@@ -115,14 +112,32 @@ def rss_bytes(system: System) -> dict[str, int]:
 
 def encodes(system: System) -> list[tuple[str, str]]:
     """(mm_hash, instance) of each encode whose span was written, in no order."""
-    found = []
+    return [_item_of(span) for span in spans_with(system, "encoder.encode")]
+
+
+def injections(system: System) -> list[tuple[str, str]]:
+    """(mm_hash, instance) of each tensor that was read from the store, and whose span was written."""
+    return [_item_of(span) for span in spans_with(system, "prefill.inject")]
+
+
+def versions(system: System) -> dict[str, str]:
+    """By request id, the model's version that it was last sent to; of requests whose span was written."""
+    attributes = [span["attributes"] for span in spans_with(system, "triptych.version")]
+    return {each["triptych.request_id"]: each["triptych.version"] for each in attributes}
+
+
+def spans_with(system: System, word: str) -> Iterator[dict[str, Any]]:
+    """Spans that have `word` as their name, or as the name of an attribute."""
+    wanted = f'"{word}"'.encode()
     for path in system.traces_dir.glob("*.jsonl"):
         with path.open("rb") as lines:
             for line in lines:
-                if b'"encoder.encode"' in line and line.endswith(b"\n"):
-                    span = orjson.loads(line)
-                    found.append((str(span["attributes"]["triptych.mm_hash"]), str(span["instance"])))
-    return found
+                if wanted in line and line.endswith(b"\n"):
+                    yield orjson.loads(line)
+
+
+def _item_of(span: dict[str, Any]) -> tuple[str, str]:
+    return str(span["attributes"]["triptych.mm_hash"]), str(span["instance"])
 
 
 def prefill_decode_url(system: System) -> str:

@@ -87,7 +87,7 @@ class Catalogue:
         images = tuple(
             self._stamped(image) if new else image for image, new in zip(known.images, is_new, strict=True)
         )
-        return RealQuestion(known.text, images, rng.randint(1, MAX_TOKENS), stream, known.token_ids)
+        return RealQuestion(known.text, images, rng.randint(1, MAX_TOKENS), stream, token_ids=known.token_ids)
 
     def _stamped(self, image: bytes) -> bytes:
         return image + next(self._stamps).to_bytes(STAMP_NUM_BYTES, "big")

@@ -201,11 +201,15 @@ def soak(
         str | None,
         typer.Option(help="fast: vLLM is stood in for; real: vLLM on the CPU (system) [default: fast]."),
     ] = None,
+    topology: Annotated[
+        str | None,
+        typer.Option(help="e+pd, or all: instances of every role (system, fast) [default: e+pd]."),
+    ] = None,
 ) -> None:
     """Work one part hard while its processes are killed at random; 1 if anything was wrong."""
     from triptych_cli.commands import bench as command
 
-    raise typer.Exit(command.soak(part, minutes, seed, report, engine))
+    raise typer.Exit(command.soak(part, minutes, seed, report, engine, topology))
 
 
 @app.command()

@@ -1,4 +1,5 @@
-"""In place of vLLM in prefill_decode: a scheduler loop and a model, around the real consumer and worker.
+"""In place of vLLM where prompts are computed: a scheduler loop and a model, around the real consumer and
+worker.
 
     add --> waiting --admit--> running --tokens--> finished
                |  ^
@@ -18,8 +19,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from tests.support.fast.processes.tensors import answer_words, word_of
-from tests.support.fast.prompts import Finished, Prompt, Token
+from tests.support.fast.processes.tensors import WIDTH, answer_words, tensor_bytes, word_of
+from tests.support.fast.prompts import Finished, Item, Prompt, Token
 from tests.support.vllm_connector.fake_engine import FakeFeature, FakePosition, FakeRequest
 from triptych_common.domain.errors import StoreUnavailableError
 from triptych_common.telemetry.logs import get_logger
@@ -29,6 +30,7 @@ from triptych_vllm_connector.worker.loading import LoadingWorker
 
 log = get_logger(__name__)
 
+GRID_FIELD = "image_grid_thw"  # sizes a placeholder, and is no media
 PREFIX_CACHE_ENTRIES = 64
 STALLED_STEP_S = 0.005  # while a running request waits for space
 
@@ -57,14 +59,23 @@ class _Running:
 
 
 class DecodeEngine:
-    """Owns the thread. `on_death` is called on it when the engine cannot go on."""
+    """Owns the thread. `on_death` is called on it when the engine cannot go on.
+
+    `encode_s`: how long an item takes that it encodes itself; nothing else goes on meanwhile.
+    """
 
     def __init__(
-        self, worker: LoadingWorker, token_s: float, on_death: Callable[[str], None], namespace: str
+        self,
+        worker: LoadingWorker,
+        token_s: float,
+        on_death: Callable[[str], None],
+        namespace: str,
+        encode_s: float,
     ) -> None:
         self._worker = worker
         self._namespace = namespace
         self._token_s = token_s
+        self._encode_s = encode_s
         self._on_death = on_death
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._live: dict[str, _Running] = {}
@@ -74,6 +85,8 @@ class DecodeEngine:
         self._cached: dict[str, set[str]] = {}  # mm_hash -> requests that refer to it
         self._encoder_cache: dict[str, torch.Tensor] = {}
         self._kv: OrderedDict[str, bytes] = OrderedDict()  # prefix -> tensor of its last item
+        self._to_encode: list[Item] = []  # in this step
+        self._encoding = threading.Event()  # never set: waited for as long as an encode takes
         self._num_steps = 0
         self._is_closed = False
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -133,6 +146,7 @@ class DecodeEngine:
         self._resume()
         scheduled = self._schedule()
         lost = self._load()
+        self._encode()
         self._compute(scheduled, lost)
         for engine_request_id in self._consumer.take_failed():
             self._finish(engine_request_id, "an item cannot come")
@@ -142,7 +156,7 @@ class DecodeEngine:
         features, offset = [], 0
         for item in prompt.items:
             position = FakePosition(offset + 1, item.num_embeds + 2, item.num_embeds)
-            features.append(FakeFeature(item.mm_hash, position, mm_hash=item.media_hash))
+            features.append(FakeFeature(item.mm_hash, position, _data_of(item), mm_hash=item.media_hash))
             offset += item.num_embeds + 3
         request = FakeRequest(prompt.request_id, features, prompt.transfer_params)
         if features:
@@ -208,16 +222,35 @@ class DecodeEngine:
         """As far as the items are here, in order."""
         scheduled: list[tuple[str, int]] = []
         for place in range(len(each.tensors), len(each.prompt.items)):
-            mm_hash = each.prompt.items[place].mm_hash
+            item = each.prompt.items[place]
+            mm_hash = item.mm_hash
             if mm_hash not in self._cached:
-                if not self._consumer.is_pinned(mm_hash):
+                if not self._may_allocate(each, place):
                     break
                 self._cached[mm_hash] = set()
+                if item.media is not None:
+                    self._to_encode.append(item)
                 self._consumer.load_item(each.prompt.request_id, mm_hash)
             self._cached[mm_hash].add(each.prompt.request_id)
             each.held.add(place)
             scheduled.append((each.prompt.request_id, place))
         return scheduled
+
+    def _may_allocate(self, each: _Running, place: int) -> bool:
+        """As `PreallocatingEncoderCacheManager.can_allocate`."""
+        engine_request_id = each.prompt.request_id
+        if self._consumer.is_local(engine_request_id):
+            return self._consumer.may_encode_item(engine_request_id, place)
+        return self._consumer.is_pinned(each.prompt.items[place].mm_hash)
+
+    def _encode(self) -> None:
+        """The vision tower."""
+        for item in self._to_encode:
+            assert item.media is not None
+            self._encoding.wait(self._encode_s)
+            raw = bytearray(tensor_bytes(item.media, item.num_embeds, self._namespace))
+            self._encoder_cache[item.mm_hash] = torch.frombuffer(raw, dtype=torch.float32).view(-1, WIDTH)
+        self._to_encode.clear()
 
     def _load(self) -> frozenset[str]:
         """The tensors that failed to load, if any; the requests that wait for them fail."""
@@ -299,3 +332,9 @@ class DecodeEngine:
             "encoder_cache": len(self._encoder_cache),
             "steps": self._num_steps,
         }
+
+
+def _data_of(item: Item) -> dict[str, object]:
+    """As vLLM has it of an item that came with its media, and of one that came without."""
+    grid: dict[str, object] = {GRID_FIELD: (1, 2, 2)}
+    return grid if item.media is None else {"pixel_values": item.media, **grid}

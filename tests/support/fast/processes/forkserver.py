@@ -19,6 +19,7 @@ from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
+from tests.support.fast.layout import kind_of
 from tests.support.fast.processes import points
 from triptych_common.protocol.steps import Party
 
@@ -80,6 +81,10 @@ class ServiceProcess:
         self._folder = folder
         self._process: BaseProcess | None = None
         self._looking = threading.Lock()  # an exit code can be read once; then the process knows it
+
+    @property
+    def kind(self) -> str:
+        return kind_of(self.name)
 
     @property
     def log_path(self) -> Path:

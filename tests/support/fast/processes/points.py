@@ -37,7 +37,7 @@ class _Here:
 
     folder: Path | None = None
     instance = ""
-    party: Party | None = None
+    parties: frozenset[Party] = frozenset()
     seen: ClassVar[set[str]] = set()
 
 
@@ -67,7 +67,9 @@ def reach(step: str, moment: str) -> None:
 
 def install(folder: Path, instance: str, party: Party) -> None:
     """Notice the steps of this process from now on. Before the service starts."""
-    _Here.folder, _Here.instance, _Here.party = folder, instance, party
+    _Here.folder, _Here.instance, _Here.parties = folder, instance, frozenset({party})
+    if party is Party.PREFILL:
+        _Here.parties |= {Party.PREFILL_DECODE}
     if party is Party.CACHE_STORE:
         _watch_store()
         return
@@ -98,7 +100,7 @@ def _reach_message(stream: str, kind: str, body: Mapping[str, Any], moment: str)
     variant = body.get("decision", body.get("outcome"))
     for each in _STREAM_STEPS:
         is_it = (each.stream, each.message and each.message.TYPE, each.variant) == (attribute, kind, variant)
-        if is_it and (each.sender is _Here.party or moment in (RECEIVED, HANDLED)):
+        if is_it and (each.sender in _Here.parties or moment in (RECEIVED, HANDLED)):
             reach(each.name, moment)
 
 
@@ -112,7 +114,7 @@ def _party_of_client(client: str) -> Party:
     is_worker = part.startswith("worker")
     if instance.startswith("encoder"):
         return Party.ENCODER_WORKER if is_worker else Party.ENCODER
-    if instance.startswith("prefill_decode"):
+    if "prefill" in instance:  # of whatever role: the same, towards the store
         return Party.PREFILL_DECODE_WORKER if is_worker else Party.PREFILL_DECODE
     return Party.OPERATOR
 

@@ -1,32 +1,40 @@
-"""A prefill_decode whose engine is `DecodeEngine`: the part of vLLM's OpenAI server that the gateway uses."""
+"""An instance whose engine is `DecodeEngine`: the part of vLLM's OpenAI server that the gateway uses.
+
+It has any role but `decode`, which is `stages`.
+"""
 
 import asyncio
+import base64
 import contextlib
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
 from typing import Any
 
 import orjson
 import uvicorn
+from blake3 import blake3
 from fastapi import FastAPI, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from tests.support.fast.processes import points
-from tests.support.fast.processes.decode_engine import DecodeEngine
+from tests.support.fast.processes.decode_engine import GRID_FIELD, DecodeEngine
 from tests.support.fast.processes.kept_caches import KeptCaches, kv_transfer
-from tests.support.fast.processes.tensors import DEFAULT_TOKENS, DIGEST, DTYPE, MAX_GRID, MODEL
+from tests.support.fast.processes.tally import note_served
+from tests.support.fast.processes.tensors import DEFAULT_TOKENS, DIGEST, DTYPE, MAX_GRID, MODEL, grid_of
 from tests.support.fast.prompts import Finished, Item, Prompt, Token, prefix_digest
 from triptych_common.bus import AsyncBus
 from triptych_common.coordination import Registry
 from triptych_common.domain.errors import TriptychError
-from triptych_common.protocol.messages import InstanceRecord, Role
+from triptych_common.protocol.messages import InstanceRecord, Modality, Role
 from triptych_common.runtime import ServiceSettings, StopSignal
 from triptych_common.runtime.drain import AsgiApp
 from triptych_common.telemetry.logs import get_logger
 from triptych_prefill_decode.http_server import ListeningServer, drain, guarded
 from triptych_vllm_connector.config import ConnectorConfig
 from triptych_vllm_connector.consumer.consumer import Consumer
+from triptych_vllm_connector.consumer.local_encode import LocalEncode, encodes_no_request
 from triptych_vllm_connector.consumer.ports import EncoderCache
 from triptych_vllm_connector.links.opening import open_consumer
 from triptych_vllm_connector.pieces import piece_hashes
@@ -47,12 +55,19 @@ class FastPrefillDecodeSettings(ServiceSettings):
     token_s: float = 0.002
     namespace: str = DIGEST
     model_version: str | None = None
-    prefills_only: bool = False  # True: it keeps KV caches for others
+    role: Role = Role.PREFILL_DECODE
     lease_s: float = 1.0
+    encode_s: float = 0.02  # of an item that it encodes itself
+    tally: Path
 
     @property
-    def role(self) -> Role:
-        return Role.PREFILL if self.prefills_only else Role.PREFILL_DECODE
+    def prefills_only(self) -> bool:
+        """It keeps KV caches for others."""
+        return self.role in (Role.PREFILL, Role.ENCODE_PREFILL)
+
+    @property
+    def has_tower(self) -> bool:
+        return self.role in (Role.ENCODE_PREFILL, Role.ENCODE_PREFILL_DECODE)
 
 
 def config_of(settings: ServiceSettings, namespace: str) -> ConnectorConfig:
@@ -68,7 +83,10 @@ def config_of(settings: ServiceSettings, namespace: str) -> ConnectorConfig:
 @contextmanager
 def opened_consumer(settings: FastPrefillDecodeSettings, cache: EncoderCache) -> Iterator[Consumer]:
     config = config_of(settings, settings.namespace)
-    consumer, closers = open_consumer(config, 1, settings.budget_embeds, cache)
+    encodes_request = encodes_no_request
+    if settings.has_tower:
+        encodes_request = LocalEncode(lambda modality: {GRID_FIELD}).encodes_request
+    consumer, closers = open_consumer(config, 1, settings.budget_embeds, cache, encodes_request)
     try:
         yield consumer
     finally:
@@ -89,14 +107,14 @@ async def serve(settings: FastPrefillDecodeSettings, stop: StopSignal) -> None:
         loop.call_soon_threadsafe(_set, death, why)
 
     worker = LoadingWorker(config_of(settings, settings.namespace), 0, "cpu")
-    engine = DecodeEngine(worker, settings.token_s, on_death, settings.namespace)
+    engine = DecodeEngine(worker, settings.token_s, on_death, settings.namespace, settings.encode_s)
     with opened_consumer(settings, engine) as consumer:
         engine.start(consumer)
         try:
             kept = None
             if settings.prefills_only:
                 kept = KeptCaches(settings.instance, settings.port, settings.lease_s)
-            gate = guarded(_app(engine, settings.instance, kept))
+            gate = guarded(_app(engine, settings, kept))
             async with listening(settings.port, gate):
                 async with (
                     await AsyncBus.connect(
@@ -128,6 +146,7 @@ def _record(settings: FastPrefillDecodeSettings) -> InstanceRecord:
         namespace_digest=settings.namespace,
         dtype=DTYPE,
         max_item_embeds=settings.budget_embeds,
+        item_limits={Modality.IMAGE: 99} if settings.has_tower else {},
         num_slots=64,
         model_version=settings.model_version,
     )
@@ -156,7 +175,7 @@ async def listening(port: int, app: AsgiApp) -> AsyncIterator[None]:
         await task
 
 
-def _app(engine: DecodeEngine, instance: str, kept: KeptCaches | None) -> FastAPI:
+def _app(engine: DecodeEngine, settings: FastPrefillDecodeSettings, kept: KeptCaches | None) -> FastAPI:
     app = FastAPI()
     if kept is not None:
         app.include_router(kept.router())
@@ -172,7 +191,8 @@ def _app(engine: DecodeEngine, instance: str, kept: KeptCaches | None) -> FastAP
     @app.post("/v1/chat/completions")
     async def chat(request: Request) -> Response:
         points.reach("dispatch" if kept is None else "prefill", points.RECEIVED)
-        exchange = _Exchange(engine, instance, orjson.loads(await request.body()), kept)
+        exchange = _Exchange(engine, settings.instance, orjson.loads(await request.body()), kept)
+        note_served(settings.tally, settings.instance, is_local=exchange.is_local)
         if exchange.body.get("stream"):
             return StreamingResponse(exchange.events(), media_type="text/event-stream; charset=utf-8")
         return await exchange.whole(request)
@@ -188,6 +208,14 @@ def _set(future: "asyncio.Future[Any]", value: Any) -> None:
 def _set_soon(loop: asyncio.AbstractEventLoop, counts_future: "asyncio.Future[Any]", value: Any) -> None:
     with contextlib.suppress(RuntimeError):  # the loop has ended, and no task waits
         loop.call_soon_threadsafe(_set, counts_future, value)
+
+
+def _raw_item(url: str, prefix: str) -> Item:
+    """Of a part that came with its media: named by its content, as vLLM does."""
+    media = base64.b64decode(url.partition(",")[2])
+    _, height, width = grid_of(media)
+    mm_hash = blake3(media).hexdigest()
+    return Item(mm_hash, height * width, prefix_digest(prefix, mm_hash), mm_hash, media)
 
 
 def _items_of(mm_hash: str, given: dict[str, Any], prefix: str) -> list[Item]:
@@ -215,7 +243,9 @@ class _Exchange:
         self._loop = asyncio.get_running_loop()
         self._outputs: asyncio.Queue[Token | Finished] = asyncio.Queue()
         self._id = f"chatcmpl-{instance}-{uuid.uuid4().hex}"
-        engine.add(self._prompt())
+        prompt = self._prompt()
+        self.is_local = any(item.media is not None for item in prompt.items)
+        engine.add(prompt)
 
     def _prompt(self) -> Prompt:
         params = self.body.get("ec_transfer_params")
@@ -223,10 +253,14 @@ class _Exchange:
         items, texts, prefix = [], [], ""
         for message in self.body["messages"]:
             content = message["content"]
-            for part in [{"type": "text", "text": content}] if isinstance(content, str) else content:
+            parts: list[dict[str, Any]] = [{"type": "text", "text": content}]
+            for part in parts if isinstance(content, str) else content:
                 if part["type"] == "text":
                     texts.append(part["text"])
                     prefix = prefix_digest(prefix, part["text"])
+                elif part["type"] == "image_url":
+                    items.append(_raw_item(part["image_url"]["url"], prefix))
+                    prefix = items[-1].prefix
                 else:
                     prefix = prefix_digest(prefix, part["uuid"])
                     items += _items_of(part["uuid"], given[part["uuid"]], prefix)

@@ -1,4 +1,5 @@
-"""How often which item was encoded in which job, and how often a job was taken over; by all encoders.
+"""How often which item was encoded in which job, and how often a job was taken over; by all encoders. And
+how many requests, and how many with media that it encoded itself, each instance of the language model had.
 
 A job is taken over when an encoder takes it after another, or the same one, has had it: its lease was over,
 or Redis lost its data, and with them the owner of the job, so that it was sent again.
@@ -13,16 +14,20 @@ from typing import Any, Self
 from triptych_common.bus import Delivery, StreamConsumer
 from triptych_common.protocol.messages import EncodeJob
 
-ENCODE, TAKEN = "encode", "taken"
+ENCODE, TAKEN, SERVED, LOCAL, HELD = "encode", "taken", "served", "local", "held"
 """First words of the file's lines."""
 
 
 @dataclass(frozen=True)
 class Tally:
-    """Both by `(mm_hash, job_id)`. Of an item in pieces, the encodes of the piece that has most of them."""
+    """Encodes and takings of encoders are by `(mm_hash, job_id)`; of an item in pieces, the encodes of the
+    piece that has most of them."""
 
     encodes: Counter[tuple[str, str]] = field(default_factory=Counter)
     taken: Counter[tuple[str, str]] = field(default_factory=Counter)
+    served: Counter[str] = field(default_factory=Counter)  # by instance: requests, or stages of them
+    local: Counter[str] = field(default_factory=Counter)  # by instance: those whose media it encoded itself
+    held: Counter[str] = field(default_factory=Counter)  # by instance: those with items in its KV cache
 
     @classmethod
     def read(cls, path: Path) -> Self:
@@ -32,10 +37,22 @@ class Tally:
             tuple(rest) for what, *rest in lines if what == ENCODE
         ).items():
             encodes[mm_hash, job_id] = max(encodes[mm_hash, job_id], number)
-        return cls(encodes, Counter((rest[0], rest[1]) for what, *rest in lines if what == TAKEN))
+        return cls(
+            encodes,
+            Counter((rest[0], rest[1]) for what, *rest in lines if what == TAKEN),
+            Counter(rest[0] for what, *rest in lines if what == SERVED),
+            Counter(rest[0] for what, *rest in lines if what == LOCAL),
+            Counter(rest[0] for what, *rest in lines if what == HELD),
+        )
 
     def since(self, before: "Tally") -> "Tally":
-        return Tally(self.encodes - before.encodes, self.taken - before.taken)
+        return Tally(
+            self.encodes - before.encodes,
+            self.taken - before.taken,
+            self.served - before.served,
+            self.local - before.local,
+            self.held - before.held,
+        )
 
     @property
     def num_encodes(self) -> Counter[str]:
@@ -66,6 +83,18 @@ class Tally:
 
 def note_encode(path: Path, mm_hash: str, job_id: str, first_row: int) -> None:
     _append(path, ENCODE, mm_hash, job_id, str(first_row))
+
+
+def note_served(path: Path, instance: str, *, is_local: bool = False) -> None:
+    """`is_local`: the instance encodes the request's media itself."""
+    _append(path, SERVED, instance)
+    if is_local:
+        _append(path, LOCAL, instance)
+
+
+def note_held(path: Path, instance: str) -> None:
+    """It has answered a request with items without a KV cache of another."""
+    _append(path, HELD, instance)
 
 
 def note_taken_jobs(path: Path) -> None:

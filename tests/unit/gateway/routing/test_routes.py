@@ -331,3 +331,39 @@ async def test_nothing_is_there() -> None:
     with pytest.raises(RequestError) as caught:
         await asked.next_route()
     assert caught.value.code == "instance_unreachable"
+
+
+@pytest.mark.parametrize(("demand", "first"), [(TEXT, None), (IMAGE, p())])
+async def test_a_registry_that_has_lost_everything_is_waited_for(
+    demand: InstanceDemand, first: InstanceRecord | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They register one after the other. One that prefills and was chosen before needs another to decode."""
+    asked = choice([p(), d()], demand, first=first)
+    view = asked.instances.view
+    view.models_seen.add("m")
+    reads = iter([(), (), (p(),), (p(), d())])
+
+    async def refresh() -> None:
+        view.records = next(reads)
+
+    monkeypatch.setattr(view, "wait_for_refresh", refresh)
+    view.records = ()
+    assert shown(await asked.next_route()) == ("p", "d", "no_whole")
+    assert next(reads, None) is None
+
+
+async def test_what_the_instances_that_are_there_cannot_do_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = choice([pd()], InstanceDemand("m", DIGEST, has_media=True, needs_tower=True))
+    asked.instances.view.models_seen.add("m")
+    num_reads = 0
+
+    async def refresh() -> None:
+        nonlocal num_reads
+        num_reads += 1
+
+    monkeypatch.setattr(asked.instances.view, "wait_for_refresh", refresh)
+    with pytest.raises(RequestError) as caught:
+        await asked.next_route()
+    assert (caught.value.code, num_reads) == ("no_instance", 1)

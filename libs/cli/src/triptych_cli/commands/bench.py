@@ -23,8 +23,21 @@ def bench(name: str | None, extra: list[str]) -> int:
     return subprocess.run([sys.executable, str(scripts[name]), *extra], check=False).returncode
 
 
-def soak(part: str, minutes: float, seed: int, report: Path | None, engine: str | None = None) -> int:
-    """Run `benchmarks/soak_PART.py`; `report`: a file for its figures; `engine`: one that the part knows."""
+def soak(
+    part: str,
+    minutes: float,
+    seed: int,
+    report: Path | None,
+    engine: str | None = None,
+    topology: str | None = None,
+) -> int:
+    """Run `benchmarks/soak_PART.py`.
+
+    Args:
+        report: a file for its figures.
+        engine: one that the part knows.
+        topology: likewise.
+    """
     scripts = {stem: file for stem, file in scripts_there().items() if stem.startswith("soak_")}
     script = scripts.get(f"soak_{part}")
     if script is None:
@@ -36,6 +49,8 @@ def soak(part: str, minutes: float, seed: int, report: Path | None, engine: str 
         command.append(f"--json={report}")
     if engine is not None:
         command.append(f"--engine={engine}")
+    if topology is not None:
+        command.append(f"--topology={topology}")
     return subprocess.run(command, check=False).returncode
 
 

@@ -63,6 +63,8 @@ class RouteChoice:
     that has had none gets one.
 
     Before it gives up it waits for the registry to be read once more: a new instance is not in the view yet.
+    Where no instance was asked yet, and none is registered any more, Redis may have lost its data: it waits
+    for them to register again.
     """
 
     instances: Instances
@@ -103,7 +105,9 @@ class RouteChoice:
             raise self._error
         if self._tried:
             raise unavailable("instance_unreachable", "the serving instance cannot be reached")
-        raise self.instances.unknown_model(self.demand.model)
+        if self.demand.model in self.instances.view.models:
+            raise self.instances.unknown_model(self.demand.model)
+        return await self.instances.wait_chosen(self.demand.model, self.pick)
 
     def on_unreachable(self, record: InstanceRecord) -> None:
         """It could not be reached, or went away: a bounded number of times."""
