@@ -11,6 +11,7 @@ from tests.support.fast.processes.tensors import MODEL
 from triptych_common.protocol.steps import Party
 
 DEPLOYMENT = "fast"
+LOOPBACK = "127.0.0.1"
 PORTS = range(12_000, 32_000)  # below those that the kernel gives to connections: ours must survive a restart
 
 
@@ -90,6 +91,6 @@ def port_to_listen_at() -> int:
     """A port without a listener, which no connection gets while its owner is dead."""
     for port in random.sample(PORTS, len(PORTS)):
         with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
+            probe.bind((LOOPBACK, port))
             return port
     raise RuntimeError("every port is taken")

@@ -1,6 +1,6 @@
 """What runs in the forked processes.
 
-forkserver      forks them, with everything imported
+forkserver      forks them, with everything imported; machine: whose network and clock they have
 mains           what each one runs: the services' own mains, and the hosts of the two engines
 encode_engine   in place of the encoder's vLLM
 prefill_decode  a server around decode_engine, which stands in for prefill_decode's vLLM
