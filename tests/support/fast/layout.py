@@ -78,6 +78,8 @@ class Layout:
                     f"--port={port}", f"--budget-embeds={self.budget_embeds}", f"--token-s={self.token_s}",
                     "--prefills-only", f"--lease-s={self.lease_s}",
                 ]  # fmt: skip
+            case Party.SOURCE_AGENT:
+                return []
             case Party.DECODE:
                 return [f"--port={port}", f"--token-s={self.token_s}", f"--lease-s={self.lease_s}"]
             case _:

@@ -28,6 +28,7 @@ STOP_TIMEOUT_S = 20.0
 PRELOADED = [
     "tests.support.fast.processes.mains",
     "triptych_cache_store.__main__",
+    "triptych_cache_store.fabric.service",
     "triptych_gateway.__main__",
     "triptych_encoder.service",
     "triptych_vllm_connector.worker.writing",
