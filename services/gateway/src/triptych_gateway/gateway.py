@@ -392,4 +392,5 @@ def _record(settings: GatewaySettings) -> InstanceRecord:
         role=Role.GATEWAY,
         url=settings.media_base_url,
         num_slots=settings.max_requests_in_flight,
+        host=settings.host_name,
     )
