@@ -40,6 +40,7 @@ class FakeEncoder:
     bus: AsyncBus
     name: str = "encoder-0"
     digest: str = DIGEST
+    store: str = "store-0"
     jobs: list[EncodeJob] = field(default_factory=list)
     traceparents: list[str | None] = field(default_factory=list)
     media: list[bytes] = field(default_factory=list)
@@ -70,6 +71,7 @@ class FakeEncoder:
             namespace_digest=self.digest,
             item_limits=dict(IMAGE_LIMITS),
             num_slots=16,
+            store=self.store,
         )
 
     @asynccontextmanager
@@ -162,7 +164,7 @@ class FakeEncoder:
             num_bytes=width * height * 16,
             record=item_record(min(width * height, MAX_RECORD_TOKENS), (1, height, width)),
             encoder=self.name,
-            store="store-0",
+            store=self.store,
             sealed=False,
             requesters=(),
         )
