@@ -10,11 +10,14 @@ from tests.support.gateway.fake_prefill_decode import send_encode_needed
 from tests.support.waiting import until
 from triptych_common.bus import AsyncBus
 from triptych_common.coordination import Registration, Registry
+from triptych_common.domain.hashing import entry_hashes
+from triptych_common.protocol.ids import MmHash
 from triptych_common.protocol.messages import (
     ECTransferParams,
     FabricEndpoint,
     FabricTransport,
     InstanceRecord,
+    ItemTransfer,
     Role,
 )
 from triptych_common.protocol.names import OWNER_GROUP
@@ -40,10 +43,11 @@ class FakeStores:
 
     async def wait_items(self, bus: AsyncBus, params: ECTransferParams, instance: str, store: str) -> None:
         """As a prefill_decode does: what its store lacks it asks its gateway for, once, and waits."""
-        for item in params.items:
-            if item.mm_hash not in self.held[store]:
+        entries = [(item, _entries_of(item)) for item in params.items]
+        for item, own in entries:
+            if not self.held[store].issuperset(own):
                 await send_encode_needed(bus, params.model_copy(update={"items": (item,)}), instance)
-        await self.until_held(store, tuple(item.mm_hash for item in params.items))
+        await self.until_held(store, tuple(entry for _, own in entries for entry in own))
 
 
 @dataclass
@@ -121,6 +125,10 @@ class FakeAgent:
     async def _tell(self, order: TransferOrder, message: TransferCompleted | TransferFailed) -> None:
         assert order.gateway is not None
         await self.bus.publish(self.bus.names.encode_results(order.gateway), message)
+
+
+def _entries_of(item: ItemTransfer) -> tuple[str, ...]:
+    return entry_hashes(MmHash(item.mm_hash), () if item.record is None else item.record.pieces)
 
 
 def _ends(order: TransferOrder) -> dict[str, str]:

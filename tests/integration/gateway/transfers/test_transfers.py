@@ -17,6 +17,7 @@ from tests.support.gateway.serving import MODEL
 from tests.support.gateway.system import System, another_gateway, opened_system
 from tests.support.waiting import until, until_async
 from triptych_common.coordination import EntryDirectory, NotedPlace
+from triptych_common.domain.hashing import entry_hashes
 from triptych_common.protocol.ids import MmHash
 from triptych_common.protocol.messages import ECTransferParams, EncodeNeeded
 from triptych_common.protocol.transfers import EntryPlace, TransferFailureKind
@@ -143,6 +144,21 @@ async def test_items_of_one_request_come_each_by_itself(hosts: Hosts) -> None:
     assert text_of(await hosts.system.post(body(1, 2, 3))).startswith("1x8x8 1x8x8 1x8x8")
     assert len({order.mm_hash for order in hosts.source.orders}) == 3
     assert hosts.num_encodes == 3
+
+
+async def test_all_pieces_of_an_item_are_one_transfer(hosts: Hosts) -> None:
+    hosts.system.encoder.pieces = 4
+    assert text_of(await hosts.system.post(body(1))) == ANSWER
+    (order,) = hosts.source.orders
+    assert order.entries == entry_hashes(MmHash(order.mm_hash), (16, 16, 16, 16))
+    for entry in order.entries:
+        await until_places(hosts, entry, {ENCODERS, TARGET})
+    hosts.stores.held[TARGET].remove(order.entries[2])
+    async with another_gateway(hosts.system, "gateway-1") as other:
+        await other.refresh()
+        assert text_of(await other.post(body(1))) == ANSWER
+    assert hosts.source.orders[-1].entries == order.entries
+    assert hosts.num_encodes == 1
 
 
 # ---- one store ------------------------------------------------------------------------------------
