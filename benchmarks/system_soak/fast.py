@@ -5,7 +5,7 @@ Half of the faults happen at a random step of the protocol.
 
 import asyncio
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 
 from system_soak.target import Fault, Target
@@ -14,9 +14,9 @@ from tests.support.fast.faults import REDIS, Faults
 from tests.support.fast.layout import Layout
 from tests.support.fast.load import Load
 from tests.support.fast.redis_inspection import used_bytes
-from tests.support.fast.scenario import Action, points_of
+from tests.support.fast.scenario import COMMON_STEPS, Action, points_of
 from tests.support.fast.system import FastSystem
-from triptych_common.protocol.steps import Party
+from triptych_common.protocol.steps import Party, Step
 
 LAYOUT = Layout(
     num_encoders=3, num_prefill_decodes=2, num_gateways=2, takeover_idle_ms=2000, encode_s=0.03,
@@ -43,6 +43,8 @@ class FastTarget:
     """A fault comes when everything runs."""
 
     engine = "fast: stand-ins for vLLM"
+    services: Sequence[Party] = SERVICES
+    steps: Sequence[Step] = COMMON_STEPS
 
     def __init__(self, system: FastSystem, faults: Faults) -> None:
         self._system = system
@@ -50,11 +52,11 @@ class FastTarget:
         self.gateway_urls = [system.url(name) for name in system.names_of(Party.GATEWAY)]
 
     def draw(self, rng: random.Random) -> Fault:
-        party = rng.choice([*SERVICES, None])
+        party = rng.choice([*self.services, None])
         action = rng.choice(list(Action))
         victim = REDIS if party is None else rng.choice(self._system.names_of(party))
         service = REDIS if party is None else str(party)
-        moment = rng.choice(points_of(party)) if rng.random() < 0.5 else None
+        moment = rng.choice(points_of(party, self.steps)) if rng.random() < 0.5 else None
         for_s = rng.uniform(0.2, LONGEST_STOP_S)
         return Fault(action, service, victim, for_s, f"{action} {service}", moment)
 

@@ -5,7 +5,7 @@ import statistics
 import time
 from typing import Any
 
-from system_soak.fault_injector import FaultInjector
+from system_soak.fault_injector import MIN_FAULTS, FaultInjector
 from system_soak.target import Target
 from tests.support.fast.load import RIGHT, Load
 
@@ -13,7 +13,9 @@ GOAL_SUCCESS = 0.99
 MAX_FAULTS_TOLD = 50
 
 
-async def wear_out(target: Target, load: Load, minutes: float, seed: int) -> dict[str, Any]:
+async def wear_out(
+    target: Target, load: Load, minutes: float, seed: int, num_faults: int = MIN_FAULTS
+) -> dict[str, Any]:
     """The report; its `faults` list what was wrong."""
     injector = FaultInjector(target, load.tally.deaths, seed + 1)  # not in step with the load
     memory = {"start": target.memory_bytes()}
@@ -23,7 +25,7 @@ async def wear_out(target: Target, load: Load, minutes: float, seed: int) -> dic
     async with asyncio.TaskGroup() as group:
         group.create_task(load.run_until(done))
         try:
-            await injector.run(minutes * 60)
+            await injector.run(minutes * 60, num_faults)
         except RuntimeError as error:
             wrong.append(str(error))
         finally:
