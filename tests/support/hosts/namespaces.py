@@ -9,7 +9,7 @@ import os
 import shutil
 import subprocess
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
@@ -69,12 +69,16 @@ class Namespace:
         """
         return self.call(functools.partial(run_here, *command))
 
-    def start(self, command: Sequence[str], log: Path) -> "subprocess.Popen[bytes]":
-        """A process inside, in a group of its own; its output goes to `log`."""
+    def start(
+        self, command: Sequence[str], log: Path, env: Mapping[str, str] | None = None
+    ) -> "subprocess.Popen[bytes]":
+        """A process inside, in a group of its own; its output goes to `log`. `env` None: the test's own."""
 
         def start() -> "subprocess.Popen[bytes]":
             with log.open("ab") as output:
-                return subprocess.Popen(command, stdout=output, stderr=output, start_new_session=True)
+                return subprocess.Popen(
+                    command, stdout=output, stderr=output, start_new_session=True, env=env
+                )
 
         return self.call(start)
 

@@ -53,9 +53,11 @@ class Host:
         """What `work` returns or raises, done here: its sockets and processes are of this host."""
         return self.namespace.call(work)
 
-    def start(self, command: Sequence[str], log: Path) -> "Popen[bytes]":
-        """A process here; its output goes to `log`."""
-        return self.namespace.start(command, log)
+    def start(
+        self, command: Sequence[str], log: Path, env: Mapping[str, str] | None = None
+    ) -> "Popen[bytes]":
+        """A process here; its output goes to `log`. `env` None: the test's own."""
+        return self.namespace.start(command, log, env)
 
 
 class Network:
