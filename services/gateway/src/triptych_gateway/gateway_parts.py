@@ -121,7 +121,7 @@ def transfer_orders(
         notes=DirectoryNotes(directory, settings.publish_timeout_s),
         limits=TransferLimits(
             max_attempts=settings.max_transfer_attempts,
-            silence_s=settings.transfer_silence_s,
+            grace_s=settings.transfer_grace_s,
             publish_timeout_s=settings.publish_timeout_s,
         ),
         metrics=metrics,

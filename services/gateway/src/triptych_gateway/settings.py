@@ -191,7 +191,7 @@ class GatewaySettings(MediaSettings):
 
     max_transfer_attempts: PositiveInt = 3
     """Transfers of one item to one store, between hosts, until the request fails."""
-    transfer_silence_s: PositiveFloat = 2.0
+    transfer_grace_s: PositiveFloat = 2.0
     """Beyond three times what a transfer is predicted to take; an agent that is silent then has failed."""
 
     first_token_timeout_s: PositiveFloat = 60.0

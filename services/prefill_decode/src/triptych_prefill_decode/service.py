@@ -67,7 +67,7 @@ from triptych_vllm_connector.host.kv_transfer import (
 )
 from triptych_vllm_connector.host.model_facts import item_limits, placeholder_tokens
 from triptych_vllm_connector.host.namespace import digest_of_model
-from triptych_vllm_connector.host.platform import StoreProbe, has_gpu, may_use_slab, probe_store
+from triptych_vllm_connector.host.platform import FoundStore, has_gpu, may_use_slab, probe_store
 from triptych_vllm_connector.host.slab_watch import ProbeSlab, SlabWatch
 from triptych_vllm_connector.process_exit import end_quickly
 from triptych_vllm_connector.records.replaying import replay_records
@@ -264,7 +264,7 @@ class PrefillDecodeService:
         if cache_embeds is None and processor is not None:
             cache_embeds = await asyncio.to_thread(encoder_cache_embeds, engine.vllm_config)
         # One that decodes takes no tensors, and needs no store.
-        store = StoreProbe()
+        store = FoundStore()
         if not decodes_only:
             store = await asyncio.to_thread(probe_store, settings.store_socket, settings.instance)
         probe_slab: ProbeSlab | None = None

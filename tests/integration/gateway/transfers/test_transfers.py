@@ -265,7 +265,7 @@ async def test_after_a_failure_another_store_that_has_it_comes_first(hosts: Host
 
 
 async def test_an_agent_that_is_silent_is_not_waited_for(redis_url: str, tmp_path: Path) -> None:
-    async with opened_hosts(redis_url, tmp_path, transfer_silence_s=0.1) as hosts:
+    async with opened_hosts(redis_url, tmp_path, transfer_grace_s=0.1) as hosts:
         hosts.source.failures = [SILENT]
         assert text_of(await hosts.system.post(body(1))) == ANSWER
         assert len(hosts.source.orders) == 2

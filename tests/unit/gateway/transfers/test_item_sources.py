@@ -12,7 +12,7 @@ from triptych_common.protocol.messages import FabricEndpoint, InstanceRecord, Ro
 from triptych_common.protocol.transfers import EntryPlace
 from triptych_gateway.encode.item_places import ItemPlace
 from triptych_gateway.transfers.fabric_view import FabricView
-from triptych_gateway.transfers.item_sources import ItemSource, find_sources
+from triptych_gateway.transfers.item_sources import TransferSource, find_sources
 from triptych_gateway.transfers.link_rates import LinkRates
 
 A = MmHash("a" * 64)
@@ -93,7 +93,7 @@ def test_a_place_of_some_pieces_is_none(fabric: FabricView) -> None:
     first, second = entry_hashes(A, (3, 4))
     places = {first: (at("store-1"), at("store-2")), second: (at("store-1"),)}
     found = find_sources(TARGET, None, places, (first, second), fabric, LinkRates(), 0.0)
-    assert found == [ItemSource("store-1", 200, is_sealed=True, is_new=False)]
+    assert found == [TransferSource("store-1", 200, is_sealed=True, is_new=False)]
 
 
 def test_bytes_of_pieces_are_in_proportion_to_their_rows() -> None:

@@ -3,12 +3,12 @@
 import pytest
 
 from triptych_common.protocol.ids import MmHash
-from triptych_gateway.transfers.item_sources import ItemSource
+from triptych_gateway.transfers.item_sources import TransferSource
 from triptych_gateway.transfers.next_step import StepKind, TransferStep, next_step
 from triptych_gateway.transfers.transfer_table import Transfer
 
 MAX = 3
-NEAR, S1, S2 = (ItemSource(store, 100, is_sealed=True, is_new=False) for store in ("t", "s-1", "s-2"))
+NEAR, S1, S2 = (TransferSource(store, 100, is_sealed=True, is_new=False) for store in ("t", "s-1", "s-2"))
 ORDER_1, ORDER_2 = TransferStep(StepKind.ORDER, S1), TransferStep(StepKind.ORDER, S2)
 WAIT, HOLD, GIVE_UP = (TransferStep(each) for each in (StepKind.WAIT, StepKind.HOLD, StepKind.GIVE_UP))
 ENCODE_NEAR, ENCODE = TransferStep(StepKind.ENCODE, near="t"), TransferStep(StepKind.ENCODE)
@@ -36,7 +36,7 @@ ENCODE_NEAR, ENCODE = TransferStep(StepKind.ENCODE, near="t"), TransferStep(Step
     ],
 )
 def test_next_step(
-    sources: list[ItemSource],
+    sources: list[TransferSource],
     tried: tuple[str, ...],
     num_attempts: int,
     num_encodes: int,

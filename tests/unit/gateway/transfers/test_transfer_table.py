@@ -9,7 +9,7 @@ from triptych_gateway.transfers.transfer_table import (
     OrderReason,
     Transfer,
     TransferState,
-    TransferTable,
+    ItemTransfers,
     transition,
 )
 
@@ -19,12 +19,12 @@ NEVER = float("inf")
 
 
 @pytest.fixture
-def table() -> TransferTable:
-    return TransferTable()
+def table() -> ItemTransfers:
+    return ItemTransfers()
 
 
 def ordered(
-    table: TransferTable, transfer_id: str = "t-1", source: str = "s", due_at: float = 9.0
+    table: ItemTransfers, transfer_id: str = "t-1", source: str = "s", due_at: float = 9.0
 ) -> Transfer:
     transfer = table.join(A, "t", R1)
     table.order(transfer, transfer_id, source, 100, 1.0, due_at)
@@ -43,7 +43,7 @@ def test_only_what_is_drawn_can_follow(state: TransferState, to: TransferState) 
             transition(transfer, to)
 
 
-def test_one_transfer_for_an_item_and_a_target(table: TransferTable) -> None:
+def test_one_transfer_for_an_item_and_a_target(table: ItemTransfers) -> None:
     first = table.join(A, "t", R1)
     assert table.join(A, "t", R2) is first
     assert table.join(A, "u", R1) is not first
@@ -52,7 +52,7 @@ def test_one_transfer_for_an_item_and_a_target(table: TransferTable) -> None:
     assert first.request_ids == {R1, R2}
 
 
-def test_a_record_lives_while_a_request_waits(table: TransferTable) -> None:
+def test_a_record_lives_while_a_request_waits(table: ItemTransfers) -> None:
     transfer = ordered(table)
     table.join(A, "t", R2)
     table.leave(R1, (A, "t"))
@@ -63,7 +63,7 @@ def test_a_record_lives_while_a_request_waits(table: TransferTable) -> None:
     assert (len(table), table.of_item(A), table.num_ordered, table.next_due()) == (0, [], 0, NEVER)
 
 
-def test_an_order_is_known_by_its_id_until_it_ends(table: TransferTable) -> None:
+def test_an_order_is_known_by_its_id_until_it_ends(table: ItemTransfers) -> None:
     transfer = ordered(table)
     assert (transfer.state, transfer.num_attempts, transfer.tried) == (TransferState.ORDERED, 1, {"s"})
     assert table.ordered_from("s") == [transfer]
@@ -77,7 +77,7 @@ def test_an_order_is_known_by_its_id_until_it_ends(table: TransferTable) -> None
     assert (transfer.num_attempts, transfer.tried) == (2, {"s", "s2"})
 
 
-def test_what_is_due(table: TransferTable) -> None:
+def test_what_is_due(table: ItemTransfers) -> None:
     transfer, other = ordered(table, due_at=9.0), table.join(B, "t", R1)
     assert table.due(8.9) == []
     assert table.due(9.0) == [transfer]
@@ -87,7 +87,7 @@ def test_what_is_due(table: TransferTable) -> None:
     assert table.next_due() == NEVER
 
 
-def test_held_starts_counting_anew(table: TransferTable) -> None:
+def test_held_starts_counting_anew(table: ItemTransfers) -> None:
     transfer = ordered(table)
     table.fail_attempt(transfer, "target_full", 2.0)
     transfer.num_encodes = 1
@@ -98,7 +98,7 @@ def test_held_starts_counting_anew(table: TransferTable) -> None:
     assert (transfer.state, transfer.reason) == (TransferState.WAITING, OrderReason.EVICTED)
 
 
-def test_another_request_begins_anew_where_one_was_given_up(table: TransferTable) -> None:
+def test_another_request_begins_anew_where_one_was_given_up(table: ItemTransfers) -> None:
     transfer = ordered(table)
     table.fail_attempt(transfer, "refused", 2.0)
     table.give_up(transfer)
@@ -109,7 +109,7 @@ def test_another_request_begins_anew_where_one_was_given_up(table: TransferTable
     assert transfer.state is TransferState.HELD
 
 
-def test_a_source_where_it_was_made_again_may_be_tried_again(table: TransferTable) -> None:
+def test_a_source_where_it_was_made_again_may_be_tried_again(table: ItemTransfers) -> None:
     transfer = ordered(table)
     table.made_again(transfer, "other")
     assert transfer.tried == {"s"}

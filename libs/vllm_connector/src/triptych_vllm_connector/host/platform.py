@@ -32,14 +32,14 @@ def may_use_slab(engine_args: Sequence[str]) -> bool:
 
 
 @dataclass(frozen=True)
-class StoreProbe:
+class FoundStore:
     """What one look at the store of this machine has found."""
 
     store: str | None = None  # its name; None: it could not be asked
     has_region: bool = False  # this process can map its region
 
 
-def probe_store(socket: Path, instance: str) -> StoreProbe:
+def probe_store(socket: Path, instance: str) -> FoundStore:
     """Look at the store at `socket`. Blocks, at most for seconds."""
     store: str | None = None
     try:
@@ -52,5 +52,5 @@ def probe_store(socket: Path, instance: str) -> StoreProbe:
             session.close()
     except StoreError as error:
         log.warning("the region cannot be used", error=str(error))
-        return StoreProbe(store)
-    return StoreProbe(store, has_region=True)
+        return FoundStore(store)
+    return FoundStore(store, has_region=True)

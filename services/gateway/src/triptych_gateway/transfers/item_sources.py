@@ -14,7 +14,7 @@ Places = Mapping[MmHash, Sequence[EntryPlace]]
 
 
 @dataclass(frozen=True, slots=True)
-class ItemSource:
+class TransferSource:
     """A store that has all of an item, or will have."""
 
     store: str
@@ -41,20 +41,20 @@ def find_sources(
     fabric: FabricView,
     rates: LinkRates,
     now: float,
-) -> list[ItemSource]:
+) -> list[TransferSource]:
     """Where it could be pushed from, or `target` itself, first: it has it.
 
     Else what is sealed before what is not, links that work before those that have failed lately, and the
     faster before the slower. An avoided link is better than none.
     """
     found = {
-        store: ItemSource(store, num_bytes, is_sealed=True, is_new=False)
+        store: TransferSource(store, num_bytes, is_sealed=True, is_new=False)
         for store, num_bytes in living_places(places, entries, fabric).items()
     }
     if known is not None and (known.store not in found or known.is_sealed):
-        found[known.store] = ItemSource(known.store, known.num_bytes, known.is_sealed, is_new=True)
+        found[known.store] = TransferSource(known.store, known.num_bytes, known.is_sealed, is_new=True)
 
-    def rank(each: ItemSource) -> tuple[bool, bool, bool, float, str]:
+    def rank(each: TransferSource) -> tuple[bool, bool, bool, float, str]:
         link = (each.store, target)
         seconds = rates.seconds(link, each.num_bytes, now)
         return (

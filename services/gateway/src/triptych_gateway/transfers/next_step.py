@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from triptych_gateway.transfers.item_sources import ItemSource
+from triptych_gateway.transfers.item_sources import TransferSource
 from triptych_gateway.transfers.transfer_table import Transfer
 
 
@@ -26,12 +26,12 @@ class StepKind(Enum):
 @dataclass(frozen=True, slots=True)
 class TransferStep:
     kind: StepKind
-    source: ItemSource | None = None  # ORDER
+    source: TransferSource | None = None  # ORDER
     near: str | None = None  # ENCODE: the store whose encoders come first; None: any
 
 
 def next_step(
-    transfer: Transfer, sources: Sequence[ItemSource], *, is_encoding: bool, max_attempts: int
+    transfer: Transfer, sources: Sequence[TransferSource], *, is_encoding: bool, max_attempts: int
 ) -> TransferStep:
     """`sources`: the best first; the target itself, where it has the item. `is_encoding`: a job is under way.
 

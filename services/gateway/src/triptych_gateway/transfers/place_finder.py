@@ -12,7 +12,7 @@ from triptych_gateway.encode.item_places import ItemPlace
 from triptych_gateway.encode.media_wait import MediaWait
 from triptych_gateway.transfers.directory_notes import DirectoryNotes
 from triptych_gateway.transfers.fabric_view import FabricView
-from triptych_gateway.transfers.item_sources import ItemSource, Places, find_sources, living_places
+from triptych_gateway.transfers.item_sources import Places, TransferSource, find_sources, living_places
 from triptych_gateway.transfers.link_rates import LinkRates
 
 
@@ -72,7 +72,7 @@ class PlaceFinder:
 
     def sources_of(
         self, item: MmHash, target: str, media_waits: Iterable[MediaWait], now: float
-    ) -> list[ItemSource]:
+    ) -> list[TransferSource]:
         """The best first; `target` itself before all others, if it has the item."""
         places: dict[MmHash, tuple[EntryPlace, ...]] = {}
         for each in media_waits:

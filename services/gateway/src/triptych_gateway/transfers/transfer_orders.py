@@ -33,15 +33,15 @@ from triptych_gateway.encode.media_wait import MediaWait
 from triptych_gateway.metrics import GatewayMetrics
 from triptych_gateway.transfers.directory_notes import DirectoryNotes
 from triptych_gateway.transfers.fabric_view import FabricView
-from triptych_gateway.transfers.item_sources import ItemSource
+from triptych_gateway.transfers.item_sources import TransferSource
 from triptych_gateway.transfers.link_rates import LinkRates
 from triptych_gateway.transfers.next_step import StepKind, next_step
 from triptych_gateway.transfers.place_finder import PlaceFinder
 from triptych_gateway.transfers.transfer_table import (
+    ItemTransfers,
     OrderReason,
     Transfer,
     TransferState,
-    TransferTable,
 )
 from triptych_gateway.transfers.transfer_trace import record_transfer
 
@@ -59,7 +59,7 @@ _OF_THE_ITEM = frozenset({TransferFailureKind.ABSENT, TransferFailureKind.WRITER
 @dataclass(frozen=True, slots=True)
 class TransferLimits:
     max_attempts: int  # of one item to one store
-    silence_s: float  # besides `PREDICTED_TIMES`
+    grace_s: float  # besides `PREDICTED_TIMES`
     publish_timeout_s: float
 
 
@@ -84,7 +84,7 @@ class TransferOrders:
         self._limits = limits
         self._metrics = metrics
         self._notes = notes
-        self.table, self.rates = TransferTable(), LinkRates()
+        self.table, self.rates = ItemTransfers(), LinkRates()
         self.places = PlaceFinder(fabric, orders, notes, self.rates)
         self._waits: dict[RequestId, MediaWait] = {}
         self._targets: dict[RequestId, str] = {}  # where each of them needs its items now
@@ -167,7 +167,7 @@ class TransferOrders:
         transfer = self.table.ordered(message.transfer_id)
         if transfer is None:  # its requests have left, or it was silent for too long
             transfer = self.table.get(mm_hash, message.target)
-            if transfer is not None and transfer.state is TransferState.WAITING:
+            if transfer is not None:
                 self.table.hold(transfer)
             self.places.note_held(mm_hash, message.target, message.num_bytes)
             return
@@ -230,7 +230,7 @@ class TransferOrders:
             log.info("item is encoded again for another store", near=step.near, **fields)
             self._orders.order_near(transfer.mm_hash, step.near)
 
-    def _order(self, transfer: Transfer, source: ItemSource, now: float) -> None:
+    def _order(self, transfer: Transfer, source: TransferSource, now: float) -> None:
         if transfer.reason is OrderReason.NEW and not source.is_new:
             transfer.reason = OrderReason.DIRECTORY
         agent, waits = self._fabric.agent_of(source.store), self._waits_of(transfer)
@@ -250,10 +250,10 @@ class TransferOrders:
         # How long its encode takes is not the agent's fault: the timer runs from the seal.
         due_at = self._silent_at(transfer, source.store, source.num_bytes, now) if source.is_sealed else NEVER
         self.table.order(transfer, order.transfer_id, source.store, source.num_bytes, now, due_at)
-        self._metrics.transfers_ordered.labels(transfer.reason.value).inc()
         if agent is None:
             self._fail(transfer, NO_AGENT)
             return
+        self._metrics.transfers_ordered.labels(transfer.reason.value).inc()
         self._unsent.append((agent, order, transfer))
         self._boot_ids[source.store] = agent.boot_id
         self._changed.set()
@@ -263,7 +263,7 @@ class TransferOrders:
         link = (source, transfer.target)
         num_ahead = self.table.bytes_under_way(*link)
         seconds = self.rates.seconds(link, num_ahead + num_bytes, now)
-        return now + self._limits.silence_s + PREDICTED_TIMES * seconds
+        return now + self._limits.grace_s + PREDICTED_TIMES * seconds
 
     def _fail(self, transfer: Transfer, kind: str) -> None:
         """The one that is ordered came to nothing. What is next is due, a little later each time."""

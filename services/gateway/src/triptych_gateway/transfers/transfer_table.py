@@ -77,7 +77,7 @@ def transition(transfer: Transfer, to: TransferState) -> None:
         transfer.state = to
 
 
-class TransferTable:
+class ItemTransfers:
     """Owns the records. Every method is one event; none does I/O. `now`: monotonic seconds."""
 
     def __init__(self) -> None:

@@ -8,8 +8,6 @@ from triptych_common.telemetry import record_span
 from triptych_gateway.encode.media_wait import MediaWait
 from triptych_gateway.transfers.transfer_table import Transfer
 
-SPAN = "gateway.transfer"
-
 
 def record_transfer(
     transfer: Transfer,
@@ -35,7 +33,7 @@ def record_transfer(
             attributes["triptych.bytes_per_s"] = round(completed.num_bytes / completed.transfer_s)
     for media_wait in media_waits:
         record_span(
-            SPAN,
+            "gateway.transfer",
             end_ns - round((now - transfer.ordered_at) * 1e9),
             end_ns,
             traceparent=media_wait.traceparent,

@@ -17,7 +17,7 @@ SCORERS: Mapping[str, Scorer] = {
     "prefix": PrefixScorer(),
     "session": SessionScorer(),
     "media": MediaScorer(),
-    "media-near": MediaNearScorer(),
+    "media_near": MediaNearScorer(),
     "queue": QueueScorer(),
     "kv": KvScorer(),
     "lora": LoraScorer(),
