@@ -6,8 +6,8 @@
 Real processes, Redis, shared memory and HTTP. `fast`: vLLM is stood in for by engines whose answer follows
 from the bytes of the tensors, and half of the faults come at a random step of the protocol
 (`system_soak.fast`). `real`: vLLM on the CPU with the demo model; the right answers come from a monolithic
-vLLM (`system_soak.real`). `hosts`: as `fast`, on three hosts with a store and a fabric agent each, and half of
-the faults are of the network between them (`system_soak.hosts`); needs root, and iproute2.
+vLLM (`system_soak.real`). `hosts`: as `fast`, on three hosts with a store and a fabric agent each; half of
+the faults are of the network between them (`system_soak.hosts`). It needs root, and iproute2.
 
 kill -9, SIGSTOP and slow-down of every service and of Redis. Exit status 1 if there was a wrong answer, a
 request that hung, an error that is not documented, or anything left over in the end; or if less than 99 % of

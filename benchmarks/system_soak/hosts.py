@@ -1,7 +1,7 @@
 """As `fast`, on three hosts: each has a store and a fabric agent, and Redis is on a fourth.
 
-Half of the faults are of the network: cuts between two hosts or from a host to Redis, in one direction or both,
-losses, a slow host. Half of these begin at a random step between hosts.
+Half of the faults are of the network: cuts between two hosts or from a host to Redis, in one direction or
+both, losses, a slow host. Half of these begin at a random step between hosts.
 """
 
 import random

@@ -1,4 +1,4 @@
-"""A thousand random faults of processes and of the network under load: 0 wrong, 0 hung, nothing left anywhere."""
+"""A thousand random faults of processes and of the network, under load: nothing is wrong, hangs or stays."""
 
 import json
 import subprocess

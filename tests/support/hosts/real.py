@@ -1,4 +1,4 @@
-"""Real engines on two hosts: the encoder on one, prefill_decode and a gateway on the other; Redis on a third."""
+"""Real engines on two hosts: encoder here, prefill_decode and gateway there; Redis on a third host."""
 
 import contextlib
 import json
