@@ -1,4 +1,4 @@
-"""One running system on several hosts for the cases of a file; each case leaves it whole and idle."""
+"""One running system on several hosts for all cases of these files; each case leaves it whole and idle."""
 
 from collections.abc import Iterator
 
@@ -12,7 +12,7 @@ from tests.support.hosts.network import Network
 from tests.support.hosts.system import HostsSystem, running_hosts
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def system(request: pytest.FixtureRequest) -> Iterator[HostsSystem]:
     """Parametrise indirectly with a `HostsLayout`."""
     require_namespaces()
@@ -27,13 +27,13 @@ def network(system: HostsSystem) -> Iterator[Network]:
     system.network.mend_all()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def faults(system: HostsSystem) -> Iterator[Faults]:
     opened = Faults(system)
     yield opened
     opened.close()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def scenario(system: HostsSystem, faults: Faults) -> Scenario:
     return Scenario(system, faults)

@@ -22,6 +22,7 @@ pytestmark = [pytest.mark.chaos, pytest.mark.slow]
 SLOW_BITS = 10_000_000
 LOSS = 0.02
 SHORT_S, LONG_S = 3.0, 30.0
+FIRST = 50_000  # of the images: those of other files have other numbers
 Break = Callable[[Network], None]
 
 CUTS: dict[str, Break] = {
@@ -65,7 +66,7 @@ async def recovers(system: HostsSystem, first: int) -> None:
 async def test_cut_in_the_middle_of_a_push(
     system: HostsSystem, network: Network, faults: Faults, name: str
 ) -> None:
-    first = 1000 + 20 * list(CUTS).index(name)
+    first = FIRST + 20 * list(CUTS).index(name)
     with faults.at("bytes", SENDING, lambda instance: CUTS[name](network)) as reached:
         answers = await asked(system, questions(name, first))
     assert reached.is_set()
@@ -79,7 +80,7 @@ async def test_a_short_cut_costs_time_alone(
     system: HostsSystem, network: Network, faults: Faults, name: str
 ) -> None:
     """TCP sends again what was lost before an agent gives up."""
-    first = 1100 + 20 * list(CUTS).index(name)
+    first = FIRST + 100 + 20 * list(CUTS).index(name)
 
     def cut_and_mend(instance: str) -> None:
         CUTS[name](network)
@@ -100,16 +101,16 @@ async def _mend_soon(network: Network) -> None:
 
 async def test_a_slow_link(system: HostsSystem, network: Network) -> None:
     with network.slow("a", SLOW_BITS):
-        answers = await asked(system, questions("slow", 1200))
+        answers = await asked(system, questions("slow", FIRST + 200))
     check(answers, more=system.log_ends())
-    await recovers(system, 1210)
+    await recovers(system, FIRST + 210)
 
 
 async def test_a_lossy_link(system: HostsSystem, network: Network) -> None:
     with network.lossy("a", "b", LOSS), network.lossy("b", CONTROL, LOSS), network.lossy("a", CONTROL, LOSS):
-        answers = await asked(system, questions("lossy", 1300))
+        answers = await asked(system, questions("lossy", FIRST + 300))
     check(answers, more=system.log_ends())
-    await recovers(system, 1310)
+    await recovers(system, FIRST + 310)
 
 
 @pytest.mark.parametrize(
@@ -121,7 +122,7 @@ async def test_a_lossy_link(system: HostsSystem, network: Network) -> None:
 )
 async def test_a_host_without_redis(system: HostsSystem, network: Network, name: str, for_s: float) -> None:
     """Its instances are forgotten, and come back by themselves."""
-    first = 1400 + 20 * list(REDIS_CUTS).index(name) + (200 if for_s == LONG_S else 0)
+    first = FIRST + 400 + 20 * list(REDIS_CUTS).index(name) + (200 if for_s == LONG_S else 0)
     asking = asyncio.ensure_future(asked(system, questions(name, first)))
     REDIS_CUTS[name](network)
     try:
