@@ -25,12 +25,11 @@ class Place:
     clock_ahead_s: float = 0.0
 
 
-ENCODER_APART = {"a": Place(num_encoders=1), "b": Place(num_prefill_decodes=1, num_gateways=1)}
-"""Two hosts: each request with an image needs both."""
-BOTH_EVERYWHERE = {
-    "a": Place(num_encoders=1, num_prefill_decodes=1, num_gateways=1),
-    "b": Place(num_encoders=1, num_prefill_decodes=1, num_gateways=1),
+ENCODER_APART = {
+    "a": Place(num_encoders=1),
+    "b": Place(num_prefill_decodes=1, num_gateways=1, clock_ahead_s=3600.0),
 }
+"""Two hosts: each request with an image needs both, and their clocks are an hour apart."""
 
 
 @dataclass(frozen=True)

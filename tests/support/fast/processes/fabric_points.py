@@ -40,10 +40,15 @@ def watch_fabric() -> None:
             if step is not None:
                 reach(step, HANDLED)
 
-    module: Any = connection
-    original = module.Connection.__init__
+    (carrier,) = (each for each in vars(connection).values() if _is_own_class(each, connection))
+    original = carrier.__init__
 
     def watched_init(self: Any, name: str, channel: Any, side: Any, *rest: Any, **more: Any) -> None:
         original(self, name, channel, WatchedSide(side), *rest, **more)
 
-    module.Connection.__init__ = watched_init
+    carrier.__init__ = watched_init
+
+
+def _is_own_class(each: Any, module: Any) -> bool:
+    is_own = isinstance(each, type) and each.__module__ == module.__name__
+    return is_own and not getattr(each, "_is_protocol", False)
