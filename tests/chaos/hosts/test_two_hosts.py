@@ -1,6 +1,4 @@
-"""An encoder on one host, a prefill_decode on another, whose clock is an hour ahead: all is right, and nothing
-stays.
-"""
+"""An encoder on one host, a prefill_decode on another, an hour ahead: all is right, and nothing stays."""
 
 import asyncio
 import threading
