@@ -13,7 +13,7 @@ import statistics
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tests.support.fast.client import Answer, Client, Question
 from tests.support.fast.processes.tensors import MAX_GRID, WIDE_WIDTH, png, wide_png
@@ -61,11 +61,13 @@ def measure(repeats: int, rate_bits: int, seed: int) -> HandoverFigures:
 
 @contextmanager
 def _opened(rate_bits: int) -> Iterator[dict[str, HostsSystem]]:
-    common = {"encode_s": ENCODE_S, "region_bytes": REGION_BYTES, "first_token_timeout_s": LIMIT_S}
+    usual = HostsLayout(
+        places=TOGETHER, encode_s=ENCODE_S, region_bytes=REGION_BYTES, first_token_timeout_s=LIMIT_S
+    )
     layouts = {
-        "remote": HostsLayout(places=APART, **common),
-        "local": HostsLayout(places=TOGETHER, **common),
-        "alone": HostsLayout(places=TOGETHER, has_agents=False, **common),
+        "remote": replace(usual, places=APART),
+        "local": usual,
+        "alone": replace(usual, has_agents=False),
     }
     with ExitStack() as stack:
         systems = {arm: stack.enter_context(running_hosts(layout)) for arm, layout in layouts.items()}

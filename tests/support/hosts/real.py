@@ -152,7 +152,7 @@ def _stats(run_dir: Path) -> StoreStats:
     return stats
 
 
-def _end(processes: Mapping[str, "subprocess.Popen[bytes]"]) -> None:
+def _end(processes: dict[str, "subprocess.Popen[bytes]"]) -> None:
     """The stores last."""
     for process in reversed(processes.values()):
         with contextlib.suppress(ProcessLookupError):
