@@ -9,7 +9,7 @@ the gateways has media encoded by those that have a vision tower, the other one 
 import asyncio
 import random
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 
 from system_soak.target import Fault, Target
@@ -19,9 +19,9 @@ from tests.support.fast.layout import Layout
 from tests.support.fast.load import Load
 from tests.support.fast.processes.forkserver import ServiceProcess
 from tests.support.fast.redis_inspection import used_bytes
-from tests.support.fast.scenario import Action, Point, points_of
+from tests.support.fast.scenario import COMMON_STEPS, Action, Point, points_of
 from tests.support.fast.system import FastSystem
-from triptych_common.protocol.steps import Party
+from triptych_common.protocol.steps import STAGE_STEPS, Party, Step
 
 LAYOUTS = {
     "e+pd": Layout(
@@ -39,7 +39,7 @@ TOPOLOGIES = tuple(LAYOUTS)
 LONGEST_STOP_S = 3.0
 REACH_LIMIT_S = 1.0
 LANGUAGE_KINDS = ("prefill_decode", "prefill", "decode", "encode_prefill", "encode_prefill_decode")
-KINDS = ("encoder", *LANGUAGE_KINDS, "gateway", "cache_store")
+KINDS = ("encoder", *LANGUAGE_KINDS, "gateway", "cache_store", "fabric")
 
 
 @contextmanager
@@ -62,6 +62,7 @@ class FastTarget:
     """A fault comes when everything runs."""
 
     engine = "fast: stand-ins for vLLM"
+    steps: Sequence[Step] = COMMON_STEPS
 
     def __init__(self, system: FastSystem, faults: Faults) -> None:
         self._system = system
@@ -84,9 +85,9 @@ class FastTarget:
 
     def _points_of(self, party: Party | None) -> list[Point]:
         if not self._system.names_of(Party.DECODE):
-            return points_of(party)
+            return points_of(party, self.steps)
         of_items = Party.PREFILL_DECODE if party is Party.PREFILL else party  # towards encoders and store
-        return [*points_of(of_items), *points_of(party, stages=True)]
+        return [*points_of(of_items), *points_of(party, STAGE_STEPS)]
 
     async def at_its_moment(self, fault: Fault, act: Callable[[str], None]) -> str | None:
         if fault.moment is None:

@@ -24,14 +24,14 @@ class FaultInjector:
         self.history: list[tuple[float, str]] = []  # when (monotonic seconds), and what
         self.longest_recovery_s = 0.0
 
-    async def run(self, seconds: float) -> None:
-        """For `seconds`, and `MIN_FAULTS` faults at least.
+    async def run(self, seconds: float, num_faults: int = MIN_FAULTS) -> None:
+        """For `seconds`, and `num_faults` faults at least.
 
         Raises:
             RuntimeError: the system did not become healthy.
         """
         end = time.monotonic() + seconds
-        while time.monotonic() < end or self.counts.total() < MIN_FAULTS:
+        while time.monotonic() < end or self.counts.total() < num_faults:
             started = time.monotonic()
             await self._one_fault(self._target.draw(self._random))
             recovery_began = time.monotonic()

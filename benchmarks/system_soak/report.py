@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from system_soak.fault_injector import FaultInjector
+from system_soak.fault_injector import MIN_FAULTS, FaultInjector
 from system_soak.target import Target
 from tests.support.fast.client import Answer
 from tests.support.fast.load import RIGHT, Load
@@ -17,7 +17,9 @@ MAX_FAULTS_TOLD = 50
 MAX_REFUSED_TOLD = 50
 
 
-async def wear_out(target: Target, load: Load, minutes: float, seed: int) -> dict[str, Any]:
+async def wear_out(
+    target: Target, load: Load, minutes: float, seed: int, num_faults: int = MIN_FAULTS
+) -> dict[str, Any]:
     """The report; its `faults` list what was wrong."""
     injector = FaultInjector(target, load.tally.deaths, seed + 1)  # not in step with the load
     memory = {"start": target.memory_bytes()}
@@ -27,7 +29,7 @@ async def wear_out(target: Target, load: Load, minutes: float, seed: int) -> dic
     async with asyncio.TaskGroup() as group:
         group.create_task(load.run_until(done))
         try:
-            await injector.run(minutes * 60)
+            await injector.run(minutes * 60, num_faults)
         except RuntimeError as error:
             wrong.append(str(error))
         finally:

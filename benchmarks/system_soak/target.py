@@ -14,7 +14,7 @@ class Fault:
     """A fault of one service, or of Redis."""
 
     action: Action
-    service: str  # the kind: encoder, prefill_decode, decode, gateway, cache_store, redis, ...
+    service: str  # the kind: encoder, prefill_decode, decode, gateway, cache_store, redis, ..., network
     victim: str
     for_s: float  # of a stop and of slowness
     what: str  # for the count of such faults
@@ -41,7 +41,8 @@ class Target(Protocol):
 
     def go_on(self, victim: str) -> None: ...
 
-    def slowed(self, victim: str) -> AbstractContextManager[None]: ...
+    def slowed(self, victim: str) -> AbstractContextManager[None]:
+        """A process gets little time, or a network is disturbed, until the block ends."""
 
     def wait_until_healthy(self) -> None:
         """Until the next fault may come.

@@ -11,9 +11,17 @@ from tests.support.fast.faults import Faults
 from tests.support.fast.layout import Layout
 from tests.support.fast.processes.points import SENDING
 from tests.support.fast.processes.tensors import MAX_GRID, answer_words, png, word_of_media
-from tests.support.fast.scenario import CLIENT_LIMIT_S, HOSTS, UNREACHED, Action, Scenario, points_of
+from tests.support.fast.scenario import (
+    CLIENT_LIMIT_S,
+    COMMON_STEPS,
+    HOSTS,
+    UNREACHED,
+    Action,
+    Scenario,
+    points_of,
+)
 from tests.support.fast.system import FastSystem
-from triptych_common.protocol.steps import STAGE_STEPS, STEPS, Occurs, Party
+from triptych_common.protocol.steps import Occurs, Party
 
 pytestmark = [pytest.mark.chaos, pytest.mark.slow]
 
@@ -47,8 +55,9 @@ async def test_every_step_occurs(system: FastSystem, faults: Faults, scenario: S
     await _leave_while_prefill_decode_waits(system, faults)
     await asyncio.to_thread(system.wait_until_idle)
     seen = {point.split(".")[0] for point in system.seen_points()}
-    steps = [each for each in STEPS if each not in STAGE_STEPS]  # these: test_two_stages.py
-    expected = {each.name for each in steps if each.occurs is not Occurs.APART and HOSTS.get(each.sender)}
+    expected = {
+        each.name for each in COMMON_STEPS if each.occurs is not Occurs.APART and HOSTS.get(each.sender)
+    }
     assert sorted(expected - seen - UNREACHED.keys()) == []
 
 

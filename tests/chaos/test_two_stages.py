@@ -28,7 +28,7 @@ LIMIT_S = 8.0
 
 
 @pytest.mark.parametrize("victim", [Party.PREFILL, Party.DECODE], ids=str)
-@pytest.mark.parametrize("point", points_of(Party.PREFILL, stages=True), ids=str)
+@pytest.mark.parametrize("point", points_of(Party.PREFILL, STAGE_STEPS), ids=str)
 async def test_killed(scenario: Scenario, point: Point, victim: Party) -> None:
     case = await scenario.run(point, victim, Action.KILL)
     judge(case, is_right_or_broke_off)

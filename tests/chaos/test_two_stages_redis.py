@@ -5,6 +5,7 @@ import pytest
 from tests.support.fast.case import is_anything, is_right, is_right_or_documented_error, judge
 from tests.support.fast.layout import Layout
 from tests.support.fast.scenario import Action, Point, Scenario, points_of
+from triptych_common.protocol.steps import STAGE_STEPS
 
 pytestmark = [
     pytest.mark.chaos,
@@ -15,7 +16,7 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("point", points_of(None, stages=True), ids=str)
+@pytest.mark.parametrize("point", points_of(None, STAGE_STEPS), ids=str)
 async def test_redis_killed(scenario: Scenario, point: Point) -> None:
     case = await scenario.run(point, None, Action.KILL)
     judge(case, is_right_or_documented_error, text=is_right, bad_image=is_anything)

@@ -5,7 +5,7 @@ import pytest
 from tests.support.fast.case import judge
 from tests.support.fast.layout import Layout
 from tests.support.fast.scenario import Action, Point, Scenario, points_of
-from triptych_common.protocol.steps import Party
+from triptych_common.protocol.steps import STAGE_STEPS, Party
 
 pytestmark = [
     pytest.mark.chaos,
@@ -16,12 +16,12 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("point", points_of(Party.DECODE, stages=True), ids=str)
+@pytest.mark.parametrize("point", points_of(Party.DECODE, STAGE_STEPS), ids=str)
 async def test_decode_stopped(scenario: Scenario, point: Point) -> None:
     """For longer than the lease of a KV cache: it is made again."""
     judge(await scenario.run(point, Party.DECODE, Action.STOP))
 
 
-@pytest.mark.parametrize("point", points_of(Party.PREFILL, stages=True)[:2], ids=str)
+@pytest.mark.parametrize("point", points_of(Party.PREFILL, STAGE_STEPS)[:2], ids=str)
 async def test_prefill_stopped(scenario: Scenario, point: Point) -> None:
     judge(await scenario.run(point, Party.PREFILL, Action.STOP))

@@ -14,7 +14,7 @@ from pydantic_settings import BaseSettings
 from triptych_cache_store.settings import StoreSettings
 from triptych_cli.settings import CliSettings, GpuSettings
 from triptych_common.cores.mps import CudaEnvironment
-from triptych_common.protocol import messages, names, store
+from triptych_common.protocol import messages, names, store, transfers
 from triptych_common.protocol.messages import Message
 from triptych_common.redis_client.rights import RIGHTS, rules
 from triptych_common.runtime import ServiceSettings
@@ -56,11 +56,11 @@ def classes_of(module: ModuleType, base: type) -> list[type]:
 
 
 def wire_classes() -> list[type[Message]]:
-    return [*classes_of(messages, Message), *classes_of(store, Message)]
+    return [each for module in (messages, transfers, store) for each in classes_of(module, Message)]
 
 
 def enums() -> list[type[StrEnum]]:
-    return classes_of(messages, StrEnum)
+    return [each for module in (messages, transfers) for each in classes_of(module, StrEnum)]
 
 
 def own_fields(cls: type[Message]) -> set[str]:

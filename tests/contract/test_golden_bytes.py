@@ -10,8 +10,9 @@ from typing import get_args
 import orjson
 import pytest
 
-from triptych_common.protocol import codec, item_record, messages, store
-from triptych_common.protocol.messages import BUS_MESSAGES, SCHEMA_VERSION, Message
+from triptych_common.protocol import codec, item_record, messages, store, transfers
+from triptych_common.protocol.bus_messages import BUS_MESSAGES
+from triptych_common.protocol.messages import SCHEMA_VERSION, Message
 from triptych_common.protocol.store import STORE_PROTOCOL_VERSION, StoreFrame
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -98,6 +99,31 @@ BUS_SAMPLES: tuple[Message, ...] = (
     ),
     messages.EncodeNeeded(
         request_id="req-1", item_index=0, mm_hash=HASH, prefill_decode="pd-0", reason="writer_lost"
+    ),
+    transfers.TransferOrder(
+        transfer_id="transfer-1",
+        mm_hash=HASH,
+        entries=(HASH,),
+        source="store-0",
+        target="store-1",
+        gateway="gateway-0",
+    ),
+    transfers.TransferCompleted(
+        transfer_id="transfer-1",
+        mm_hash=HASH,
+        source="store-0",
+        target="store-1",
+        transport=messages.FabricTransport.TCP,
+        num_bytes=4096,
+        transfer_s=0.25,
+    ),
+    transfers.TransferFailed(
+        transfer_id="transfer-1",
+        mm_hash=HASH,
+        source="store-0",
+        target="store-1",
+        kind=transfers.TransferFailureKind.UNREACHABLE,
+        detail="no agent",
     ),
 )
 

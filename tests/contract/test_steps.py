@@ -7,7 +7,8 @@ from typing import get_args
 import pytest
 
 from triptych_common.protocol import store
-from triptych_common.protocol.messages import BUS_MESSAGES, Decision, Message, Outcome
+from triptych_common.protocol.bus_messages import BUS_MESSAGES
+from triptych_common.protocol.messages import Decision, Message, Outcome
 from triptych_common.protocol.names import StreamNames
 from triptych_common.protocol.steps import STEPS, Channel, Occurs, Party, Step, step
 

@@ -13,6 +13,7 @@ from triptych_common.protocol.messages import Role
 from triptych_common.protocol.steps import Party
 
 DEPLOYMENT = "fast"
+LOOPBACK = "127.0.0.1"
 PORTS = range(12_000, 32_000)  # below those that the kernel gives to connections: ours must survive a restart
 
 
@@ -82,6 +83,8 @@ class Layout:
                     f"--role={_role_of(name)}", f"--lease-s={self.lease_s}", f"--encode-s={self.encode_s}",
                     f"--tally={tally}",
                 ]  # fmt: skip
+            case Party.SOURCE_AGENT:
+                return []
             case Party.DECODE:
                 return [
                     f"--port={port}", f"--token-s={self.token_s}", f"--lease-s={self.lease_s}",
@@ -111,6 +114,6 @@ def port_to_listen_at() -> int:
     """A port without a listener, which no connection gets while its owner is dead."""
     for port in random.sample(PORTS, len(PORTS)):
         with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
+            probe.bind((LOOPBACK, port))
             return port
     raise RuntimeError("every port is taken")

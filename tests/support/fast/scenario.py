@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from enum import StrEnum
@@ -14,7 +14,7 @@ from tests.support.fast.faults import REDIS, Faults
 from tests.support.fast.processes.points import HANDLED, RECEIVED, SENDING
 from tests.support.fast.processes.tensors import png
 from tests.support.fast.system import FastSystem
-from triptych_common.protocol.steps import STAGE_STEPS, STEPS, Channel, Occurs, Party, Step
+from triptych_common.protocol.steps import FABRIC_STEPS, STAGE_STEPS, STEPS, Channel, Occurs, Party, Step
 
 CLIENT_LIMIT_S = 40.0  # far above any deadline: a request that takes longer hangs
 HANG_S = 1.5  # three times the lease of a job in these tests
@@ -31,8 +31,17 @@ HOSTS = {
     Party.PREFILL: Party.PREFILL,
     Party.DECODE: Party.DECODE,
     Party.CACHE_STORE: Party.CACHE_STORE,
+    Party.SOURCE_AGENT: Party.SOURCE_AGENT,
+    Party.TARGET_AGENT: Party.SOURCE_AGENT,  # one process, which does both
 }
 """Which process a party runs in, here."""
+
+COMMON_STEPS = tuple(each for each in STEPS if each not in (*STAGE_STEPS, *FABRIC_STEPS))
+"""Of one host, where one instance prefills and decodes."""
+
+
+Victim = Party | str | None
+"""An instance of a party, if possible the one that is there; or one by its name; or Redis."""
 
 
 class Action(StrEnum):
@@ -50,12 +59,12 @@ class Point:
         return f"{self.step.name}.{self.moment}"
 
 
-def points_of(victim: Party | None, *, stages: bool = False) -> list[Point]:
-    """Where in the protocol something happens to `victim` (None: Redis): its own ends of each step, and of
-    the steps between others their beginning. `stages`: of the steps of requests in two stages, instead."""
+def points_of(victim: Party | None, steps: Sequence[Step] = COMMON_STEPS) -> list[Point]:
+    """Where in `steps` something happens to `victim` (None: Redis): its own ends of each step, and of the
+    steps between others their beginning."""
     found: list[Point] = []
-    for step in STEPS:
-        if step.occurs is Occurs.APART or (step in STAGE_STEPS) != stages:
+    for step in steps:
+        if step.occurs is Occurs.APART:
             continue
         sender, receiver = HOSTS.get(step.sender), HOSTS.get(step.receiver)
         if sender is victim and sender is not None:
@@ -98,16 +107,19 @@ class Scenario:
         self._system = system
         self._faults = faults
 
-    async def run(self, point: Point, victim: Party | None, action: Action) -> Case:
-        """As `run_once`; again when a step that always occurs went by unseen: messages overtake others."""
+    async def run(self, point: Point, victim: Victim, action: Action, *, always: bool = False) -> Case:
+        """As `run_once`; again when a step that always occurs went by unseen: messages overtake others.
+
+        `always`: here it does, although elsewhere it may not.
+        """
         for _ in range(MAX_TRIES):
             case = await self.run_once(point, victim, action)
-            if case.was_reached or point.step.occurs is not Occurs.ALWAYS:
+            if case.was_reached or not (always or point.step.occurs is Occurs.ALWAYS):
                 return case
         raise CaseError(f"never reached in {MAX_TRIES} cases; the last one:\n{case}")
 
-    async def run_once(self, point: Point, victim: Party | None, action: Action) -> Case:
-        """Ask, while `action` befalls `victim` (None: Redis) at `point`.
+    async def run_once(self, point: Point, victim: Victim, action: Action) -> Case:
+        """Ask, while `action` befalls `victim` at `point`.
 
         Raises:
             CaseError: a request hangs; or afterwards something does not run, is left over, or not right.
@@ -127,7 +139,7 @@ class Scenario:
             raise CaseError(f"{error}\n\n{case}") from error
         return case
 
-    async def _ask(self, case: Case, point: Point, victim: Party | None, action: Action) -> None:
+    async def _ask(self, case: Case, point: Point, victim: Victim, action: Action) -> None:
         system = self._system
         number = 100 * next(_numbers)
         known = Question(f"known {number}", (png(number),))
@@ -153,16 +165,17 @@ class Scenario:
             case.others.append(after)
             check([after])
 
-    def _act(
-        self, case: Case, victim: Party | None, action: Action, undone: ExitStack
-    ) -> Callable[[str], None]:
+    def _act(self, case: Case, victim: Victim, action: Action, undone: ExitStack) -> Callable[[str], None]:
         faults, system = self._faults, self._system
 
         def name_of(instance: str) -> str:
-            name = REDIS
-            if victim is not None:
+            if victim is None:
+                name = REDIS
+            elif isinstance(victim, Party):
                 is_here = system.services[instance].party is victim
                 name = instance if is_here else system.names_of(victim)[0]
+            else:
+                name = victim
             case.note(f"{instance} is there: {action} of {name}")
             return name
 

@@ -8,20 +8,21 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import httpx
 import redis
 
-from tests.support.fast.layout import Layout, port_to_listen_at
+from tests.support.fast.layout import LOOPBACK, Layout, port_to_listen_at
 from tests.support.fast.processes.forkserver import ServiceProcess
+from tests.support.fast.processes.machine import HERE, Machine
 from tests.support.fast.processes.points import SEEN
 from tests.support.fast.processes.tally import Tally
 from tests.support.fast.redis_inspection import RedisServer, registered_boots, stream_leftovers
 from tests.support.leftovers import store_leftovers
 from triptych_common.domain.errors import StoreError
 from triptych_common.protocol.steps import Party
-from triptych_common.protocol.store import Evict, StatsQuery, StoreStats
+from triptych_common.protocol.store import Evict, StatsQuery, StoreCommand, StoreStats
 from triptych_common.store_session import StoreSession
 
 START_LIMIT_S = 60.0
@@ -29,6 +30,7 @@ IDLE_LIMIT_S = 40.0
 RESTART_DELAY_S = 0.2
 LOOK_S = 0.05
 CASE_LINES = 60
+WITHOUT_HTTP = (Party.CACHE_STORE, Party.ENCODER, Party.SOURCE_AGENT)
 
 
 class FastSystem:
@@ -60,8 +62,9 @@ class FastSystem:
         Raises:
             RuntimeError: not in time; with the logs.
         """
-        self.services["cache_store"].start()
-        self.wait_until(self._store_answers, START_LIMIT_S, "the store answers")
+        for store in self.stores:
+            self.services[store].start()
+        self.wait_until(self._stores_answer, START_LIMIT_S, "every store answers")
         for service in self.services.values():
             if service.party is not Party.CACHE_STORE:
                 service.start()
@@ -79,7 +82,7 @@ class FastSystem:
             service.end()
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def __enter__(self) -> "FastSystem":
+    def __enter__(self) -> Self:
         try:
             self.start()
         except BaseException:
@@ -107,11 +110,15 @@ class FastSystem:
 
     # ---- where it is -----------------------------------------------------------------------------
     @property
-    def store_socket(self) -> Path:
-        return self.folder / "store.sock"
+    def stores(self) -> list[str]:
+        return self.names_of(Party.CACHE_STORE)
+
+    def run_dir_of(self, name: str) -> Path:
+        """Of an instance."""
+        return self.folder
 
     def url(self, name: str = "gateway-0") -> str:
-        return f"http://127.0.0.1:{self._ports[name]}"
+        return f"http://{self._address_of(name)}:{self._ports[name]}"
 
     def log(self, name: str) -> str:
         path = self.services[name].log_path
@@ -133,25 +140,23 @@ class FastSystem:
         return "\n".join(parts)
 
     # ---- what it holds ---------------------------------------------------------------------------
-    def store_stats(self) -> StoreStats:
-        session = StoreSession.connect(self.store_socket, f"test-{time.monotonic_ns()}/stats")
-        try:
-            stats = session.request(StatsQuery(seq=0))
-        finally:
-            session.close()
+    def store_stats(self, store: str | None = None) -> StoreStats:
+        """Of the only one, or of `store`."""
+        stats = self._ask_store(store or self.stores[0], StatsQuery(seq=0))
         assert isinstance(stats, StoreStats)
         return stats
 
-    def evict_all(self) -> None:
-        session = StoreSession.connect(self.store_socket, f"test-{time.monotonic_ns()}/evict")
-        try:
-            session.request(Evict(seq=0))
-        finally:
-            session.close()
+    def evict_all(self, *stores: str) -> None:
+        """From all stores, or from `stores`."""
+        for store in stores or self.stores:
+            self._ask_store(store, Evict(seq=0))
 
     def leftovers(self) -> dict[str, int]:
         """What must not be there when nothing is asked; empty: nothing."""
-        found = store_leftovers(self.store_stats())
+        found: dict[str, int] = {}
+        for store in self.stores:
+            left = store_leftovers(self.store_stats(store))
+            found |= {f"{store} {what}": number for what, number in left.items()}
         for name in self._engines():
             counts = self._get_json(name, "/status")
             counts.pop("steps", None)
@@ -212,7 +217,8 @@ class FastSystem:
                         return False
                 for name in self._engines():
                     self._get_json(name, "/status")
-                self.store_stats()
+                for store in self.stores:
+                    self.store_stats(store)
                 boots = registered_boots(self.redis.url, self.services)
             except (httpx.HTTPError, StoreError, OSError, redis.RedisError):
                 return False
@@ -256,14 +262,40 @@ class FastSystem:
         services: dict[str, ServiceProcess] = {}
         for party, instances in self.layout.names().items():
             for name in instances:
-                if party not in (Party.CACHE_STORE, Party.ENCODER):
+                if party not in WITHOUT_HTTP:
                     self._ports[name] = port_to_listen_at()
                 arguments = self.layout.arguments(
                     party, name,
-                    redis_url=self.redis.url, folder=self.folder, tally=self._tally, ports=self._ports,
+                    redis_url=self._redis_url, folder=self.run_dir_of(name), tally=self._tally,
+                    ports=self._ports,
                 )  # fmt: skip
-                services[name] = ServiceProcess(party, name, arguments, self.folder)
+                arguments += self._placed(party, name)
+                services[name] = ServiceProcess(party, name, arguments, self.folder, self._machine_of(name))
         return services
+
+    @property
+    def _redis_url(self) -> str:
+        """For services."""
+        return self.redis.url
+
+    def _placed(self, party: Party, name: str) -> list[str]:
+        """Options that say where an instance is; none: all is on this machine, with one store."""
+        return []
+
+    def _machine_of(self, name: str) -> Machine:
+        return HERE
+
+    def _address_of(self, name: str) -> str:
+        """Where an instance listens."""
+        return LOOPBACK
+
+    def _ask_store(self, store: str, command: StoreCommand) -> object:
+        socket = self.run_dir_of(store) / "store.sock"
+        session = StoreSession.connect(socket, f"test-{time.monotonic_ns()}/{command.kind}")
+        try:
+            return session.request(command)
+        finally:
+            session.close()
 
     def _keep_running(self) -> None:
         while True:
@@ -301,13 +333,14 @@ class FastSystem:
         self.restarts[service.name] += 1
         service.start()
 
-    def _store_answers(self) -> bool:
-        try:
-            self.store_stats()
-        except StoreError:
-            if self.services["cache_store"].exit_code is not None:
-                raise RuntimeError(f"the store ended: {self.log('cache_store')}") from None
-            return False
+    def _stores_answer(self) -> bool:
+        for store in self.stores:
+            try:
+                self.store_stats(store)
+            except StoreError:
+                if self.services[store].exit_code is not None:
+                    raise RuntimeError(f"the store ended: {self.log(store)}") from None
+                return False
         return True
 
     def _get_json(self, name: str, path: str) -> Any:

@@ -199,7 +199,10 @@ def soak(
     report: Annotated[Path | None, typer.Option("--json", help="Write the report there (system).")] = None,
     engine: Annotated[
         str | None,
-        typer.Option(help="fast: vLLM is stood in for; real: vLLM on the CPU (system) [default: fast]."),
+        typer.Option(
+            help="fast: vLLM is stood in for; real: vLLM on the CPU; hosts: as fast, on three hosts (system) "
+            "[default: fast]."
+        ),
     ] = None,
     topology: Annotated[
         str | None,

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from tests.support.fast.processes.tally import note_encode
-from tests.support.fast.processes.tensors import DTYPE, MAX_GRID, WIDTH, grid_of, tensor_bytes
+from tests.support.fast.processes.tensors import DTYPE, MAX_GRID, grid_of, tensor_bytes, width_of
 from tests.support.item_records import IMAGE_LIMITS, item_record
 from triptych_common.protocol.messages import EncodeJob
 from triptych_encoder.encoding import BadMediaError, PreparedItem
@@ -50,7 +50,7 @@ class FastEncodeEngine:
 
         def rows(first: int, end: int) -> PreparedItem:
             made = {"media": media, "mm_hash": job.mm_hash, "rows": (first, end), "num_rows": num_rows}
-            return PreparedItem(made, end - first, end - first + 2, WIDTH, record)
+            return PreparedItem(made, end - first, end - first + 2, width_of(media), record)
 
         return replace(rows(0, num_rows), pieces=tuple(rows(*each) for each in row_ranges(pieces)))
 
@@ -61,7 +61,7 @@ class FastEncodeEngine:
         note_encode(self._tally, made["mm_hash"], job_id, first)
         await asyncio.sleep(self._encode_s * (end - first) / made["num_rows"])  # the work
         raw = bytearray(tensor_bytes(made["media"], made["num_rows"], self._namespace))
-        tensor = torch.frombuffer(raw, dtype=torch.float32).view(made["num_rows"], WIDTH)[first:end]
+        tensor = torch.frombuffer(raw, dtype=torch.float32).view(made["num_rows"], -1)[first:end]
         self._worker.on_encode_start()
         self._worker.write_order(order, tensor)
 

@@ -21,6 +21,7 @@ from pathlib import Path
 
 from tests.support.fast.layout import kind_of
 from tests.support.fast.processes import points
+from tests.support.fast.processes.machine import HERE, Machine
 from triptych_common.protocol.steps import Party
 
 PR_SET_PDEATHSIG = 1
@@ -28,6 +29,7 @@ STOP_TIMEOUT_S = 20.0
 PRELOADED = [
     "tests.support.fast.processes.mains",
     "triptych_cache_store.__main__",
+    "triptych_cache_store.fabric.service",
     "triptych_gateway.__main__",
     "triptych_encoder.service",
     "triptych_vllm_connector.worker.writing",
@@ -74,9 +76,13 @@ def _without_main() -> Iterator[None]:
 class ServiceProcess:
     """One instance, started again and again under the same name."""
 
-    def __init__(self, party: Party, name: str, arguments: Sequence[str], folder: Path) -> None:
+    def __init__(
+        self, party: Party, name: str, arguments: Sequence[str], folder: Path, machine: Machine = HERE
+    ) -> None:
+        """`folder`: of the whole system."""
         self.party = party
         self.name = name
+        self._machine = machine
         self._arguments = tuple(arguments)
         self._folder = folder
         self._process: BaseProcess | None = None
@@ -93,7 +99,7 @@ class ServiceProcess:
     def start(self) -> None:
         process = _context().Process(
             target=_main,
-            args=(self.party, self.name, self._arguments, self._folder, self.log_path),
+            args=(self.party, self.name, self._arguments, self._folder, self.log_path, self._machine),
             name=self.name,
             daemon=True,
         )
@@ -153,12 +159,15 @@ class ServiceProcess:
         return int(fields[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def _main(party: Party, name: str, arguments: tuple[str, ...], folder: Path, log_path: Path) -> None:
+def _main(
+    party: Party, name: str, arguments: tuple[str, ...], folder: Path, log_path: Path, machine: Machine
+) -> None:
     """In the forked process."""
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # no test, no services
     with log_path.open("ab") as log:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
+    machine.enter()
     sys.argv = [name, *arguments]
     points.install(folder, name, party)
     from tests.support.fast.processes import mains as product_mains

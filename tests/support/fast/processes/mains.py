@@ -1,12 +1,14 @@
 """What each process runs: the services' own `main`s, and those of the two engines' hosts without vLLM."""
 
 import asyncio
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import triptych_cache_store.__main__ as cache_store
 import triptych_gateway.__main__ as gateway
 from tests.support.fast.processes.encode_engine import FastEncodeEngine
+from tests.support.fast.processes.fabric_points import watch_fabric
 from tests.support.fast.processes.prefill_decode import FastPrefillDecodeSettings, config_of
 from tests.support.fast.processes.prefill_decode import serve as serve_prefill_decode
 from tests.support.fast.processes.stages import FastDecodeSettings
@@ -79,6 +81,12 @@ def run_decode() -> None:
     run_service(lambda stop: serve_decode(settings, stop))
 
 
+def run_agent() -> None:
+    watch_fabric()
+    sys.argv.insert(1, "fabric")
+    cache_store.main()
+
+
 MAINS: dict[Party, Callable[[], None]] = {
     Party.GATEWAY: gateway.main,
     Party.ENCODER: run_encoder,
@@ -86,4 +94,5 @@ MAINS: dict[Party, Callable[[], None]] = {
     Party.PREFILL: run_prefill_decode,
     Party.DECODE: run_decode,
     Party.CACHE_STORE: cache_store.main,
+    Party.SOURCE_AGENT: run_agent,
 }

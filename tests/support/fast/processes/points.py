@@ -81,9 +81,14 @@ def install(folder: Path, instance: str, party: Party) -> None:
 
 
 # ---- which step is it ----------------------------------------------------------------------------
+def _process_of(party: Party) -> Party:
+    """A fabric agent is a source's and a target's."""
+    return Party.SOURCE_AGENT if party is Party.TARGET_AGENT else party
+
+
 _STREAM_STEPS = [each for each in STEPS if each.channel is Channel.STREAM]
 _COMMAND_STEPS: dict[tuple[Party, type[Message]], Step] = {
-    (each.sender, each.message): each
+    (_process_of(each.sender), each.message): each
     for each in STEPS
     if each.channel is Channel.STORE and each.message is not None
 }
@@ -116,6 +121,8 @@ def _party_of_client(client: str) -> Party:
         return Party.ENCODER_WORKER if is_worker else Party.ENCODER
     if "prefill" in instance:  # of whatever role: the same, towards the store
         return Party.PREFILL_DECODE_WORKER if is_worker else Party.PREFILL_DECODE
+    if instance.startswith("fabric"):
+        return Party.SOURCE_AGENT
     return Party.OPERATOR
 
 

@@ -51,6 +51,8 @@ class FastPrefillDecodeSettings(ServiceSettings):
     """As `PrefillDecodeSettings`, without a model."""
 
     port: int
+    address: str = "127.0.0.1"
+    store: str | None = None  # its own, by name; None: there is only one
     budget_embeds: int = 4 * MAX_GRID * MAX_GRID
     token_s: float = 0.002
     namespace: str = DIGEST
@@ -115,7 +117,7 @@ async def serve(settings: FastPrefillDecodeSettings, stop: StopSignal) -> None:
             if settings.prefills_only:
                 kept = KeptCaches(settings.instance, settings.port, settings.lease_s)
             gate = guarded(_app(engine, settings, kept))
-            async with listening(settings.port, gate):
+            async with listening(settings.port, gate, settings.address):
                 async with (
                     await AsyncBus.connect(
                         settings.redis_url, settings.deployment, client_name=settings.instance
@@ -141,7 +143,8 @@ def _record(settings: FastPrefillDecodeSettings) -> InstanceRecord:
         boot_id=uuid.uuid4().hex,
         role=settings.role,
         kv_transfer=kv_transfer(settings.lease_s) if settings.prefills_only else None,
-        url=f"http://127.0.0.1:{settings.port}",
+        url=f"http://{settings.address}:{settings.port}",
+        store=settings.store,
         model=MODEL,
         namespace_digest=settings.namespace,
         dtype=DTYPE,
@@ -153,11 +156,11 @@ def _record(settings: FastPrefillDecodeSettings) -> InstanceRecord:
 
 
 @asynccontextmanager
-async def listening(port: int, app: AsgiApp) -> AsyncIterator[None]:
+async def listening(port: int, app: AsgiApp, address: str = "127.0.0.1") -> AsyncIterator[None]:
     server = ListeningServer(
         uvicorn.Config(
             app,
-            host="127.0.0.1",
+            host=address,
             port=port,
             log_config=None,
             access_log=False,

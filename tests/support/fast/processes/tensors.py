@@ -10,6 +10,8 @@ from PIL import Image
 MODEL = "fast-vl"
 DIGEST = blake3(b"fast-vl").hexdigest()  # of the namespace
 WIDTH = 64
+WIDE_WIDTH = 16_384  # of an item whose transfer takes time: up to 144 rows of 64 KiB
+WIDE_FROM = 1 << 40  # numbers of such images
 DTYPE = "float32"
 MAX_GRID = 12  # patches per side: an item has up to 144 rows of 256 bytes
 DEFAULT_TOKENS = 8
@@ -25,6 +27,16 @@ def png(number: int, side: int | None = None) -> bytes:
     return buffer.getvalue() + number.to_bytes(8, "big")  # behind the image's end: no two are alike
 
 
+def wide_png(number: int) -> bytes:
+    """An image whose tensor has 9 MiB, as that of a photograph in a large model."""
+    return png(WIDE_FROM + number, MAX_GRID)
+
+
+def width_of(media: bytes) -> int:
+    """Of a row of its tensor."""
+    return WIDE_WIDTH if int.from_bytes(media[-8:], "big") >= WIDE_FROM else WIDTH
+
+
 def grid_of(media: bytes) -> tuple[int, int, int]:
     """(1, height, width): one row of the tensor per pixel.
 
@@ -37,8 +49,8 @@ def grid_of(media: bytes) -> tuple[int, int, int]:
 
 
 def tensor_bytes(media: bytes, num_rows: int, namespace: str = DIGEST) -> bytes:
-    """[num_rows, WIDTH] of DTYPE: another one in each namespace."""
-    return blake3(_in_namespace(media, namespace)).digest(length=num_rows * WIDTH * 4)
+    """[num_rows, `width_of`] of DTYPE: another one in each namespace."""
+    return blake3(_in_namespace(media, namespace)).digest(length=num_rows * width_of(media) * 4)
 
 
 def word_of(tensor: bytes) -> str:

@@ -21,8 +21,9 @@ from typing import Any
 import orjson
 from pydantic import TypeAdapter, ValidationError
 
+from triptych_common.protocol.bus_messages import BUS_MESSAGES
 from triptych_common.protocol.errors import MalformedMessageError, UnsupportedVersionError
-from triptych_common.protocol.messages import BUS_MESSAGES, SCHEMA_VERSION, InstanceRecord, Message
+from triptych_common.protocol.messages import SCHEMA_VERSION, InstanceRecord, Message
 from triptych_common.protocol.store import MAX_FRAME_BYTES, StoreCommand, StoreFrame, StoreReply
 
 FRAME_HEADER_BYTES = 4

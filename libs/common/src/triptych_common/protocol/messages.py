@@ -20,7 +20,7 @@ from pydantic import (
 
 from triptych_common.protocol.ids import MmHashText, Name, NamespaceDigestText
 from triptych_common.protocol.item_record import MAX_PIECES, ItemRecord
-from triptych_common.protocol.urls import BaseUrlText
+from triptych_common.protocol.urls import BaseUrlText, HostText
 
 SCHEMA_VERSION = 2
 IMAGE_FORMAT_PATTERN = r"^[A-Z0-9]{1,16}$"  # Pillow's names of formats
@@ -217,6 +217,7 @@ class Role(StrEnum):
     PREFILL_DECODE = "prefill-decode"
     ENCODE_PREFILL_DECODE = "encode-prefill-decode"
     GATEWAY = "gateway"
+    FABRIC = "fabric"
 
 
 class Sharing(StrEnum):
@@ -265,6 +266,23 @@ class ServingLoad(Message):
     kv_usage: Annotated[float, Field(ge=0, le=1)] | None = None  # of its KV cache; None: it does not know
 
 
+class FabricTransport(StrEnum):
+    """How the bytes of an entry go from one host's store to another's."""
+
+    TCP = "tcp"
+    NIXL = "nixl"  # NIXL over UCX: RDMA where the hosts have it
+    REDIS = "redis"  # through Redis, for hosts that cannot reach each other
+
+
+class FabricEndpoint(Message):
+    """Where a store's fabric agent takes entries of other hosts. Inside `InstanceRecord`."""
+
+    host: HostText
+    port: Annotated[int, Field(ge=1, le=65535)]
+    generation: PositiveInt  # of its store: entries that a directory names with another one are gone
+    transports: tuple[FabricTransport, ...] = (FabricTransport.TCP,)  # best first
+
+
 AdapterName = Annotated[str, StringConstraints(min_length=1, max_length=MAX_ADAPTER_CHARS)]
 PlaceholderToken = Annotated[str, StringConstraints(min_length=1, max_length=200)]
 
@@ -298,6 +316,8 @@ class InstanceRecord(Message):
     kv_cache_tokens: PositiveInt | None = None  # that its KV cache holds
     load: ServingLoad | None = None  # None: it does not say
     model_version: Name | None = None  # its operator's label; instances with another one are told apart
+    host: Name | None = None  # the machine; people read it. Instances of one `store` are near each other
+    fabric: FabricEndpoint | None = None  # of a fabric agent
 
 
 class ItemTransfer(Message):
@@ -327,24 +347,3 @@ class ECTransferParams(Message):
             for item in self.items
         )
         return self.model_copy(update={"items": items})
-
-
-BusMessage = Annotated[
-    EncodeJob
-    | EncoderCacheMetadata
-    | EncodeCompleted
-    | EncodeFailed
-    | Preallocation
-    | ItemAck
-    | EncodeNeeded,
-    Field(),
-]
-BUS_MESSAGES: tuple[type[Message], ...] = (
-    EncodeJob,
-    EncoderCacheMetadata,
-    EncodeCompleted,
-    EncodeFailed,
-    Preallocation,
-    ItemAck,
-    EncodeNeeded,
-)

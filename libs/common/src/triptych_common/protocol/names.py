@@ -57,6 +57,10 @@ class StreamNames:
         """Encoders and prefill_decode instances -> one gateway."""
         return self._key("encode-results", instance)
 
+    def transfers(self, instance: str) -> str:
+        """Gateways -> one fabric agent."""
+        return self._key("transfers", instance)
+
     @property
     def dead_letters(self) -> str:
         """Entries that no consumer could handle, with the reason."""
@@ -90,6 +94,16 @@ class StreamNames:
         """The flight of an item: its encoder, and the requesters that wait for it."""
         return self._key("inflight", mm_hash)
 
+    @property
+    def entries(self) -> str:
+        """Hash: stores that have an entry, by its mm_hash (its 32 bytes). A hint: it may be evicted."""
+        return self._key("entries")
+
+    @property
+    def entries_order(self) -> str:
+        """List: the mm_hashes of `entries`, oldest first."""
+        return self._key("entries-order")
+
     def response(self, response_id: str) -> str:
         """Where a stored response lives, whose it is, and which media its conversation has; expires."""
         return self._key("response", response_id)
@@ -115,6 +129,7 @@ def inboxes(names: StreamNames, instance: str) -> tuple[str, ...]:
         names.preallocations(instance),
         names.acks(instance),
         names.encode_results(instance),
+        names.transfers(instance),
     )
 
 

@@ -23,6 +23,7 @@ from triptych_common.protocol.messages import (
     Outcome,
     Preallocation,
 )
+from triptych_common.protocol.transfers import TransferCompleted, TransferFailed, TransferOrder
 
 
 class Party(StrEnum):
@@ -37,6 +38,8 @@ class Party(StrEnum):
     PREFILL = "prefill"  # an instance that only prefills: towards encoders and store a `prefill_decode`
     DECODE = "decode"  # an instance that only decodes
     CACHE_STORE = "cache_store"
+    SOURCE_AGENT = "source_agent"  # the fabric agent beside the store that has an entry
+    TARGET_AGENT = "target_agent"  # the one beside the store that is to have it
     OPERATOR = "operator"  # a person's command line
     REGISTRY = "registry"  # keys in Redis
 
@@ -47,6 +50,7 @@ class Channel(StrEnum):
     STORE = "store"  # the store's socket, from a client
     PUSH = "push"  # the store's socket, to a client
     HTTP = "http"
+    FABRIC = "fabric"  # a TCP connection between two fabric agents
 
 
 class Occurs(StrEnum):
@@ -110,6 +114,7 @@ _GATEWAY, _ENCODER, _WRITER = Party.GATEWAY, Party.ENCODER, Party.ENCODER_WORKER
 _CONSUMER, _LOADER, _OPERATOR = Party.PREFILL_DECODE, Party.PREFILL_DECODE_WORKER, Party.OPERATOR
 _ALWAYS, _APART = Occurs.ALWAYS, Occurs.APART
 _PREFILL, _DECODE = Party.PREFILL, Party.DECODE
+_SOURCE, _TARGET = Party.SOURCE_AGENT, Party.TARGET_AGENT
 
 STEPS: tuple[Step, ...] = (
     # ---- a new item, in the order of things ----
@@ -156,6 +161,22 @@ STEPS: tuple[Step, ...] = (
     _http("first_decoded", _DECODE, _GATEWAY),
     _http("abort_prefill", _GATEWAY, _PREFILL),
     _http("abort_decode", _GATEWAY, _DECODE),
+    # ---- between hosts: the consumer's store gets the entry from the encoder's ----
+    _bus("order_transfer", _GATEWAY, _SOURCE, "transfers", TransferOrder),
+    _command("watch_source", _SOURCE, store.PinOrWatch, store.Watching, store.Pinned),
+    Step("offer", _SOURCE, _TARGET, Channel.FABRIC, None),
+    _command("reserve_target", _TARGET, store.Reserve, store.Reserved, store.AlreadySealed),
+    Step("accept", _TARGET, _SOURCE, Channel.FABRIC, None),
+    _push("sealed_to_source", _SOURCE, store.EntrySealed),
+    Step("bytes", _SOURCE, _TARGET, Channel.FABRIC, None),
+    _command("seal_target", _TARGET, store.Seal, store.Done),
+    Step("stored", _TARGET, _SOURCE, Channel.FABRIC, None),
+    _command("unpin_source", _SOURCE, store.Unpin, store.Done),
+    _bus("transfer_completed", _SOURCE, _GATEWAY, "encode_results", TransferCompleted),
+    _bus("transfer_failed", _SOURCE, _GATEWAY, "encode_results", TransferFailed),
+    _command("cancel_target", _TARGET, store.Cancel, store.Done),
+    _command("unwatch_source", _SOURCE, store.Unwatch, store.Done),
+    _push("writer_lost_to_source", _SOURCE, store.WriterLost),
     # ---- sessions, presence, operators ----
     _command("hello_encoder", _ENCODER, store.Hello, store.Welcome, occurs=_APART),
     _command("hello_encoder_worker", _WRITER, store.Hello, store.Welcome, occurs=_APART),
@@ -168,6 +189,8 @@ STEPS: tuple[Step, ...] = (
     _command("evict", _OPERATOR, store.Evict, store.Done, occurs=_APART),
     _command("verify", _OPERATOR, store.Verify, store.Verified, occurs=_APART),
     _command("metrics", _OPERATOR, store.MetricsQuery, store.StoreMetrics, occurs=_APART),
+    _command("hello_agent", _SOURCE, store.Hello, store.Welcome, occurs=_APART),
+    Step("heartbeat_agent", _SOURCE, Party.REGISTRY, Channel.KEY, InstanceRecord, _APART),
     Step("heartbeat_gateway", _GATEWAY, Party.REGISTRY, Channel.KEY, InstanceRecord, _APART),
     Step("heartbeat_encoder", _ENCODER, Party.REGISTRY, Channel.KEY, InstanceRecord, _APART),
     Step("heartbeat_consumer", _CONSUMER, Party.REGISTRY, Channel.KEY, InstanceRecord, _APART),
@@ -176,6 +199,9 @@ STEPS: tuple[Step, ...] = (
 
 STAGE_STEPS = tuple(each for each in STEPS if {each.sender, each.receiver} & {_PREFILL, _DECODE})
 """Of requests that one instance prefills and another decodes. The KV cache itself is vLLM's to send."""
+
+FABRIC_STEPS = tuple(each for each in STEPS if {each.sender, each.receiver} & {_SOURCE, _TARGET})
+"""Of entries that go from one host's store to another's."""
 
 
 def step(name: str) -> Step:

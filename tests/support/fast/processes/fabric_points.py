@@ -1,0 +1,54 @@
+"""Fault points between two fabric agents: frames of a connection, before they are sent and as they come."""
+
+from typing import Any
+
+from tests.support.fast.processes.points import HANDLED, RECEIVED, SENDING, reach
+
+
+def watch_fabric() -> None:
+    """In an agent's process, before it starts."""
+    from triptych_cache_store.fabric.wire import connection, frames
+
+    steps = {
+        frames.FrameKind.OFFER: "offer",
+        frames.FrameKind.ACCEPTED: "accept",
+        frames.FrameKind.PRESENT: "accept",
+        frames.FrameKind.CHUNK: "bytes",
+        frames.FrameKind.STORED: "stored",
+    }
+
+    class WatchedSide:
+        """A side of a connection."""
+
+        def __init__(self, side: Any) -> None:
+            self._side = side
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._side, name)
+
+        def next_parts(self, now: float) -> Any:
+            parts, pause_s = self._side.next_parts(now)
+            if parts and (step := steps.get(parts[0][0])) is not None:  # a header begins with its kind
+                reach(step, SENDING)
+            return parts, pause_s
+
+        def on_frame(self, header: Any, body: bytes) -> None:
+            step = steps.get(header.kind)
+            if step is not None:
+                reach(step, RECEIVED)
+            self._side.on_frame(header, body)
+            if step is not None:
+                reach(step, HANDLED)
+
+    (carrier,) = (each for each in vars(connection).values() if _is_own_class(each, connection))
+    original = carrier.__init__
+
+    def watched_init(self: Any, name: str, channel: Any, side: Any, *rest: Any, **more: Any) -> None:
+        original(self, name, channel, WatchedSide(side), *rest, **more)
+
+    carrier.__init__ = watched_init
+
+
+def _is_own_class(each: Any, module: Any) -> bool:
+    is_own = isinstance(each, type) and each.__module__ == module.__name__
+    return is_own and not getattr(each, "_is_protocol", False)
