@@ -97,7 +97,15 @@ async def test_the_end_of_the_system_ends_a_restart(layout: RunLayout) -> None:
         assert [service.pid for service in watched.supervisor.status().services] == [None, None]
 
 
-@pytest.mark.parametrize("line", [b"", b"nonsense\n", b'{"services": 3}\n'])
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"",
+        b"nonsense\n",
+        b'{"command": "restart", "services": 3}\n',
+        b'{"command": "erase", "services": []}\n',
+    ],
+)
 async def test_what_is_no_order_is_not_answered(layout: RunLayout, line: bytes) -> None:
     with run_directory(layout):
         watched = Watched(layout, fake("one"))
