@@ -8,6 +8,7 @@ gateway/          a real gateway between a fake encoder and a fake prefill_decod
 store/            the store's logic against a model
 encoder/          an encoder's jobs around a fake engine and a fake store
 vllm_connector/   the connector's consumer, schedulers and workers in a test's hands
+fabric/           stores with a fabric agent each, and the gateway that orders transfers
 faults/           between processes: cut, slow and reset connections, failover, processes that run slowly
 cuda/             a fake GPU; why there is no real one here
 unchecked/        on an encoder's path: switches its check of items off

@@ -1,5 +1,8 @@
-"""For tests, benchmarks and soak runs: a cache_store as a child process, its core alone, a log of pushes."""
+"""For tests, benchmarks and soak runs: a cache_store as a child process, a fabric agent beside it, the
+store's core alone, a log of pushes.
+"""
 
+import secrets
 import signal
 import subprocess
 import sys
@@ -127,6 +130,93 @@ class StoreProcess:
             session.close()
         if self._process is not None:
             self.stop()
+
+
+class FabricProcess:
+    """A fabric agent as a child process, beside the store of `run_dir`; it can be stopped and started again.
+
+    Its log is RUN_DIR/fabric.log. `options` come last: they may replace the others.
+    """
+
+    def __init__(
+        self, run_dir: Path, redis_url: str, instance: str, *options: str, port: int, deployment: str = "test"
+    ) -> None:
+        self.run_dir = run_dir
+        self.instance = instance
+        self._arguments = (
+            f"--run-dir={run_dir}",
+            f"--redis-url={redis_url}",
+            f"--deployment={deployment}",
+            f"--instance={instance}",
+            f"--fabric-port={port}",
+            *options,
+        )
+        self._log_start = 0
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start and wait until it is registered.
+
+        Raises:
+            RuntimeError: it ended, or did not come up in time; with its log.
+        """
+        with (self.run_dir / "fabric.log").open("ab") as log:
+            self._log_start = log.tell()
+            command = [
+                sys.executable,
+                "-W",
+                "error",
+                "-m",
+                "triptych_cache_store",
+                "fabric",
+                *self._arguments,
+            ]
+            self.process = subprocess.Popen(command, stderr=log, stdin=subprocess.DEVNULL)
+        pause = threading.Event()
+        for _ in range(int(START_TIMEOUT_S / RETRY_S)):
+            if b"fabric agent ready" in self._new_log():
+                return
+            if self.process.poll() is not None:
+                break
+            pause.wait(RETRY_S)
+        raise RuntimeError(f"the fabric agent did not come up: {self.log()}")
+
+    def send_signal(self, number: signal.Signals) -> None:
+        self._running().send_signal(number)
+
+    def stop(self, with_signal: signal.Signals = signal.SIGTERM) -> int:
+        """Send the signal, wait for the end; the exit status. Again: the same status."""
+        process = self._running()
+        process.send_signal(with_signal)
+        try:
+            return process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            return process.wait(STOP_TIMEOUT_S)
+
+    def log(self) -> str:
+        return (self.run_dir / "fabric.log").read_text()
+
+    def close(self) -> None:
+        if self.process is not None:
+            self.process.send_signal(signal.SIGCONT)
+            self.stop()
+
+    def _new_log(self) -> bytes:
+        """Of the process that runs now."""
+        return (self.run_dir / "fabric.log").read_bytes()[self._log_start :]
+
+    def _running(self) -> subprocess.Popen[bytes]:
+        if self.process is None:
+            raise RuntimeError("the fabric agent was not started")
+        return self.process
+
+
+def write_fabric_key(path: Path) -> Path:
+    """A key of its own for the agents of a test, as they want it: 0600."""
+    path.touch(mode=0o600)
+    path.write_bytes(secrets.token_hex(32).encode())
+    return path
 
 
 class PushLog:

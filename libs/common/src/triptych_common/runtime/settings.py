@@ -1,6 +1,7 @@
 """Settings that every service has, read from `TRIPTYCH_*` and the command line, nowhere else."""
 
 import os
+import re
 import socket
 import stat
 import sys
@@ -73,6 +74,11 @@ def ensure_run_dir(path: Path, name: str = "run directory") -> None:
         raise RunDirError(f"{name} {path} is open to other users; make it so: chmod 700 {path}")
 
 
+def machine_name() -> str:
+    """The machine's host name, as a `Name`."""
+    return re.sub(r"[^A-Za-z0-9._:/@-]", "-", socket.gethostname())[:200] or "unnamed"
+
+
 class ServiceSettings(BaseSettings):
     """What every service needs to know. A service adds its own fields in a subclass.
 
@@ -114,6 +120,10 @@ class ServiceSettings(BaseSettings):
     instance: Name = Field(
         default="default",
         description="name of this instance, unique in the deployment; {hostname} stands for the host's name",
+    )
+    host_name: Name = Field(
+        default_factory=machine_name,
+        description="the machine, as people see it in the registry [default: its host name]",
     )
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     otlp_endpoint: str | None = Field(

@@ -1,0 +1,101 @@
+"""Reads `TransferOrder`s from the agent's stream, and tells gateways what came of them."""
+
+import asyncio
+import time
+
+import tenacity
+
+from triptych_cache_store.fabric.source.transfers import PlacedOrder, Result, TransferTable
+from triptych_common.bus import AsyncBus, Delivery
+from triptych_common.domain.errors import BusUnavailableError
+from triptych_common.protocol import codec
+from triptych_common.protocol.names import OWNER_GROUP
+from triptych_common.protocol.transfers import TransferOrder
+from triptych_common.telemetry.logs import get_logger
+
+log = get_logger(__name__)
+
+MAX_ORDERS = 1024  # in hand at once; more wait in the stream
+DEFAULT_DEADLINE_S = 60.0
+RESULT_GRACE_S = 30.0  # after an order's deadline its gateway still likes to hear
+FIRST_RETRY_S = 0.05
+LONGEST_RETRY_S = 1.0
+
+
+class OrderReader:
+    """An order stays in the stream until it is answered: an agent that dies finds it again."""
+
+    def __init__(self, bus: AsyncBus, instance: str, group: asyncio.TaskGroup) -> None:
+        self._bus = bus
+        self._instance = instance
+        self._group = group
+        self._consumer = bus.consumer(
+            bus.names.transfers(instance), group=OWNER_GROUP, consumer=instance, prefetch=MAX_ORDERS
+        )
+        self._num_unsent = 0
+        self._all_sent = asyncio.Event()
+        self._all_sent.set()
+
+    async def run(self, table: TransferTable) -> None:
+        """Until `stop`."""
+        async with self._consumer:
+            async for delivery in self._consumer:
+                self._on_delivery(delivery, table)
+            await self.wait_sent()
+
+    def stop(self) -> None:
+        """Take no more orders."""
+        self._consumer.stop()
+
+    async def wait_sent(self) -> None:
+        """Return when every result is with its gateway, or given up: bounded by deadlines."""
+        await self._all_sent.wait()
+
+    def on_result(self, placed: PlacedOrder, result: Result) -> None:
+        self._num_unsent += 1
+        self._all_sent.clear()
+        self._group.create_task(self._send(placed, result))
+
+    def _on_delivery(self, delivery: Delivery, table: TransferTable) -> None:
+        envelope = delivery.envelope
+        if not isinstance(envelope.message, TransferOrder):
+            delivery.ack_soon()
+            return
+        deadline = envelope.deadline or envelope.received_at + DEFAULT_DEADLINE_S
+        table.add(PlacedOrder(envelope.message, deadline, envelope.traceparent, delivery.ack_soon))
+
+    async def _send(self, placed: PlacedOrder, result: Result) -> None:
+        try:
+            if placed.order.gateway is not None:
+                await self._publish(placed, result)
+        finally:
+            placed.done()
+            self._num_unsent -= 1
+            if not self._num_unsent:
+                self._all_sent.set()
+
+    async def _publish(self, placed: PlacedOrder, result: Result) -> None:
+        """Waits for a Redis that is away; not for a gateway that does not read."""
+        stream = self._bus.names.encode_results(placed.order.gateway or "")
+        fields = codec.encode(result, traceparent=placed.traceparent)
+        retrying = tenacity.AsyncRetrying(
+            retry=tenacity.retry_if_exception_type(BusUnavailableError),
+            wait=tenacity.wait_exponential(multiplier=FIRST_RETRY_S, max=LONGEST_RETRY_S),
+            stop=tenacity.stop_before_delay(max(1.0, placed.deadline + RESULT_GRACE_S - time.monotonic())),
+            reraise=True,
+        )
+        try:
+            await retrying(self._append, stream, fields)
+        except BusUnavailableError as error:
+            log.warning("transfer result given up", stream=stream, type=result.TYPE, error=str(error))
+
+    async def _append(self, stream: str, fields: dict[bytes, bytes]) -> None:
+        for refused in await self._bus.publish_encoded([(stream, fields)]):
+            if not refused.is_final:
+                raise refused.error
+            log.warning(
+                "transfer result given up",
+                stream=stream,
+                type=fields[b"type"].decode(),
+                error=str(refused.error),
+            )

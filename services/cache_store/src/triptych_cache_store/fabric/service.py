@@ -1,0 +1,231 @@
+"""The agent put together, and its end.
+
+    connected -> listening -> registered -> orders are taken --stop--> draining -> deregistered -> closed
+
+Draining: announced; no new orders and offers; what runs is finished, for `drain_timeout_s` at most.
+"""
+
+import asyncio
+import contextlib
+import uuid
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+
+from triptych_cache_store.fabric.local_store import LocalStore
+from triptych_cache_store.fabric.metrics import FabricMetrics
+from triptych_cache_store.fabric.orders import OrderReader
+from triptych_cache_store.fabric.settings import FabricSettings
+from triptych_cache_store.fabric.source.byte_turns import RateLimit
+from triptych_cache_store.fabric.source.links import TargetLinks
+from triptych_cache_store.fabric.source.transfers import TransferTable
+from triptych_cache_store.fabric.target.byte_budget import ByteBudget
+from triptych_cache_store.fabric.target.listener import FabricListener
+from triptych_cache_store.fabric.target.peer import FabricPeer
+from triptych_cache_store.fabric.wire.channel import Channel
+from triptych_cache_store.fabric.wire.handshake import Identity
+from triptych_cache_store.fabric.wire.keys import Credentials
+from triptych_common.bus import AsyncBus
+from triptych_common.coordination import Registration, Registry
+from triptych_common.domain.errors import BusUnavailableError, StoreUnavailableError, TriptychError
+from triptych_common.protocol.messages import FabricEndpoint, InstanceRecord, Role
+from triptych_common.protocol.transfers import TransferFailureKind
+from triptych_common.runtime import StopSignal
+from triptych_common.runtime.scrape_server import ScrapeServer
+from triptych_common.telemetry import setup_tracing
+from triptych_common.telemetry.logs import get_logger
+
+log = get_logger(__name__)
+
+RESULTS_LIMIT_S = 2.0  # at the end, for results that Redis has not taken yet
+
+
+async def run_fabric(settings: FabricSettings, stop: StopSignal) -> None:
+    """Serve until `stop`, and drain.
+
+    Raises:
+        TriptychError: keys, store, Redis or port cannot be used; the caller exits and is restarted.
+    """
+    credentials = settings.credentials()
+    tracing = setup_tracing(
+        "fabric",
+        settings.instance,
+        otlp_endpoint=settings.otlp_endpoint,
+        otlp_protocol=settings.otlp_protocol,
+        traces_dir=settings.traces_dir,
+        traces_max_bytes=settings.traces_max_bytes,
+        traces_max_age_s=settings.traces_max_age_s,
+    )
+    try:
+        async with FabricAgent.open(settings, credentials) as agent:
+            await agent.run(stop)
+    finally:
+        await asyncio.to_thread(tracing.shutdown)
+
+
+class FabricAgent:
+    """`open` connects and disconnects, `run` carries entries until it is stopped, and drains."""
+
+    def __init__(
+        self,
+        settings: FabricSettings,
+        credentials: Credentials,
+        store: LocalStore,
+        bus: AsyncBus,
+        metrics: FabricMetrics,
+        store_changed: asyncio.Event,
+    ) -> None:
+        """`store_changed`: the store was restarted, or is gone for good."""
+        self._settings = settings
+        self._credentials = credentials
+        self._store = store
+        self._bus = bus
+        self._registry = Registry(bus)
+        self._metrics = metrics
+        self._store_changed = store_changed
+        self._identity = Identity(store.name, store.generation)
+        self._budget = ByteBudget(settings.fabric_max_bytes_in_flight)
+        self._links = TargetLinks(
+            store.name,
+            self._find_endpoint,
+            credentials,
+            RateLimit(settings.fabric_max_rate),
+            settings.fabric_progress_timeout_s,
+        )
+        metrics.links.set_function(lambda: self._links.num_up)
+        metrics.reserved_bytes.set_function(lambda: self._budget.num_bytes)
+
+    @classmethod
+    @asynccontextmanager
+    async def open(cls, settings: FabricSettings, credentials: Credentials) -> "AsyncIterator[FabricAgent]":
+        """Raises TriptychError: the store or Redis cannot be used, or metrics not be served."""
+        store_changed = asyncio.Event()
+        metrics = FabricMetrics()
+        async with contextlib.AsyncExitStack() as stack:
+            scrapes = ScrapeServer(metrics.metrics.render)
+            stack.push_async_callback(scrapes.close)
+            await scrapes.serve(settings)
+            bus = await AsyncBus.connect(
+                settings.redis_url, settings.deployment, client_name=settings.instance
+            )
+            stack.push_async_callback(bus.close)
+            store = await LocalStore.connect(
+                settings.store_socket, settings.instance, on_changed=store_changed.set
+            )
+            stack.push_async_callback(store.close)
+            yield cls(settings, credentials, store, bus, metrics, store_changed)
+
+    async def run(self, stop: StopSignal) -> None:
+        """Register, carry entries until `stop` is set, drain, deregister.
+
+        Raises:
+            TriptychError: the store or Redis cannot be used any more, or the port cannot be listened on.
+        """
+        settings = self._settings
+        try:
+            async with asyncio.TaskGroup() as group:
+                listener = FabricListener(partial(self._new_peer, group))
+                listener.serve(settings.fabric_listen_host, settings.fabric_port)
+                self._metrics.peers.set_function(lambda: listener.num_peers)
+                try:
+                    async with self._registry.keep_registered(self._record()) as registration:
+                        log.info("fabric agent ready", store=self._store.name)
+                        await self._carry(stop, registration, listener, group)
+                finally:
+                    listener.stop_listening()
+                    await self._links.close()
+                    await listener.close(settings.fabric_progress_timeout_s)
+        except* TriptychError as failures:
+            raise _first(failures) from None
+        await self._registry.clear_inboxes(settings.instance)
+
+    async def _carry(
+        self, stop: StopSignal, registration: Registration, listener: FabricListener, group: asyncio.TaskGroup
+    ) -> None:
+        reader = OrderReader(self._bus, self._settings.instance, group)
+        table = TransferTable(self._store, self._links, self._metrics, group, reader.on_result)
+        self._metrics.num_orders.set_function(lambda: table.num_orders)
+        reading = group.create_task(reader.run(table))
+        following = group.create_task(self._follow_store(registration, listener))
+        await stop.wait()
+        log.info("draining", num_orders=table.num_orders)
+        self._identity.is_draining = True
+        reader.stop()
+        await registration.announce_draining()
+        try:
+            async with asyncio.timeout(self._settings.drain_timeout_s):
+                await table.wait_idle()
+                for peer in listener.peers:
+                    await peer.wait_idle()
+        except TimeoutError:
+            log.warning("drain timeout: unfinished transfers cancelled", num_orders=table.num_orders)
+            table.fail_all(TransferFailureKind.UNREACHABLE, "the source's agent ends")
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(RESULTS_LIMIT_S):
+                await reader.wait_sent()
+                await asyncio.wait({reading})
+        for task in (reading, following):
+            task.cancel()
+
+    async def _follow_store(self, registration: Registration, listener: FabricListener) -> None:
+        """Announce each new generation of the store; entries that come in for the one before are cut off.
+
+        Raises:
+            StoreUnavailableError: the store is gone for good.
+        """
+        while True:
+            await self._store_changed.wait()
+            self._store_changed.clear()
+            if self._store.is_lost:
+                raise StoreUnavailableError("the cache store went away")
+            if self._store.generation == self._identity.generation:
+                continue
+            self._identity.generation = self._store.generation
+            listener.close_peers()
+            log.info("the store was restarted", generation=self._store.generation)
+            with contextlib.suppress(BusUnavailableError):  # it goes out with the next heartbeat
+                await registration.update(fabric=self._endpoint())
+
+    def _new_peer(
+        self, group: asyncio.TaskGroup, channel: Channel, on_closed: Callable[[FabricPeer], None]
+    ) -> FabricPeer:
+        return FabricPeer(
+            channel,
+            self._identity,
+            self._credentials,
+            self._store,
+            self._budget,
+            self._metrics,
+            group,
+            self._settings.fabric_progress_timeout_s,
+            on_closed,
+        )
+
+    async def _find_endpoint(self, target: str) -> FabricEndpoint | None:
+        for record in await self._registry.list_instances():
+            is_its = record.role is Role.FABRIC and record.store == target
+            if is_its and record.fabric is not None and not record.draining:
+                return record.fabric
+        return None
+
+    def _endpoint(self) -> FabricEndpoint:
+        settings = self._settings
+        return FabricEndpoint(
+            host=settings.advertised_host, port=settings.fabric_port, generation=self._store.generation
+        )
+
+    def _record(self) -> InstanceRecord:
+        return InstanceRecord(
+            instance=self._settings.instance,
+            boot_id=uuid.uuid4().hex,
+            role=Role.FABRIC,
+            store=self._store.name,
+            host=self._settings.host_name,
+            fabric=self._endpoint(),
+        )
+
+
+def _first(failures: BaseException) -> BaseException:
+    while isinstance(failures, BaseExceptionGroup):
+        failures = failures.exceptions[0]
+    return failures

@@ -1,0 +1,60 @@
+"""Settings of the fabric agent, from `TRIPTYCH_*` and the command line."""
+
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, PositiveFloat, PositiveInt
+
+from triptych_cache_store.fabric.wire.keys import Credentials, load_credentials
+from triptych_common.protocol.urls import ANY_ADDRESSES, HostText
+from triptych_common.runtime import MetricsSettings, ServiceSettings
+
+
+class FabricSettings(ServiceSettings, MetricsSettings):
+    """What the agent needs to know; with neither a key nor certificates it does not start."""
+
+    config_section = "fabric"
+
+    instance: str = Field(default="fabric-0", description="name of this agent, unique in the deployment")
+    fabric_listen_host: HostText = Field(
+        default="127.0.0.1", description="address to listen on for other agents"
+    )
+    fabric_port: int = Field(default=7420, ge=1, le=65535, description="... at this port")
+    fabric_advertise_host: HostText | None = Field(
+        default=None, description="how other agents reach it [default: FABRIC_LISTEN_HOST]"
+    )
+    fabric_key_file: Path | None = Field(
+        default=None, description="shared key of all agents: a file of 32 bytes or more, mode 0600"
+    )
+    fabric_tls_cert_file: Path | None = Field(
+        default=None, description="certificate of this agent, PEM; with the next two: mutual TLS"
+    )
+    fabric_tls_key_file: Path | None = Field(default=None, description="its private key, PEM, mode 0600")
+    fabric_tls_ca_file: Path | None = Field(
+        default=None, description="CA of the fabric, PEM: whoever it has signed belongs to the fabric"
+    )
+    fabric_max_bytes_in_flight: PositiveInt = Field(
+        default=256 << 20, description="reserved for entries of other stores that are not sealed yet"
+    )
+    fabric_max_rate: PositiveFloat | None = Field(
+        default=None, description="bytes a second that this agent sends [default: as many as go]"
+    )
+    fabric_progress_timeout_s: PositiveFloat = Field(
+        default=5.0, description="a peer that is silent for so long, or not reached, is unreachable"
+    )
+
+    def model_post_init(self, context: Any) -> None:
+        """Refuses an address that others cannot call."""
+        super().model_post_init(context)
+        if self.advertised_host in ANY_ADDRESSES:
+            raise ValueError("fabric_advertise_host is needed: other agents cannot call all addresses")
+
+    @property
+    def advertised_host(self) -> str:
+        return self.fabric_advertise_host or self.fabric_listen_host
+
+    def credentials(self) -> Credentials:
+        """Raises FabricKeyError."""
+        return load_credentials(
+            self.fabric_key_file, self.fabric_tls_cert_file, self.fabric_tls_key_file, self.fabric_tls_ca_file
+        )

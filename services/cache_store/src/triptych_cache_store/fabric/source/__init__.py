@@ -1,0 +1,9 @@
+"""The side that has entries.
+
+transfers   orders of one item for one target, joined; what came of them
+push        one entry's way to the target: its states
+links       a connection to each target's agent, made when one is needed
+link        such a connection, as the event loop sees it
+outbox      what a connection has to send, and which chunk is next: its thread's
+byte_turns  whose chunk is next, and the rate. Pure
+"""

@@ -1,0 +1,189 @@
+"""One entry's way from its own store to the target's.
+
+QUEUED ─▶ WATCHING ─▶ OFFERED ─▶ SENDING ─▶ SENT ─▶ STORED
+   `──────────┴───────────┴─────────┴─────────┴───▶ FAILED
+
+QUEUED    the store is asked for it
+WATCHING  it is pinned, or written by an encoder and watched
+OFFERED   the target's agent knows what it is; the bytes wait for its answer and for the seal
+SENDING   chunks of it take turns with others'
+SENT      the target checks and seals
+STORED    the target has it, from us or before
+"""
+
+import asyncio
+import time
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Any, TypeVar
+
+from triptych_cache_store.fabric.local_store import (
+    EntryAbsentError,
+    EntryHold,
+    EntryWriterLostError,
+    LocalStore,
+)
+from triptych_cache_store.fabric.source.link import LinkedOffer, PushFailedError, TargetLink
+from triptych_cache_store.fabric.source.links import TargetLinks
+from triptych_cache_store.fabric.wire.frames import Offer
+from triptych_common.domain.errors import StoreError
+from triptych_common.domain.transitions import check_transition
+from triptych_common.protocol.messages import EncodeClass
+from triptych_common.protocol.store import SHM, Descriptor, TensorSpec
+from triptych_common.protocol.transfers import TransferFailureKind
+from triptych_common.region.fence import check_descriptor
+
+Value = TypeVar("Value")
+
+
+class PushState(Enum):
+    QUEUED = auto()
+    WATCHING = auto()
+    OFFERED = auto()
+    SENDING = auto()
+    SENT = auto()
+    STORED = auto()
+    FAILED = auto()
+
+
+ALLOWED: dict[PushState, frozenset[PushState]] = {
+    PushState.QUEUED: frozenset({PushState.WATCHING, PushState.FAILED}),
+    PushState.WATCHING: frozenset({PushState.OFFERED, PushState.FAILED}),
+    PushState.OFFERED: frozenset({PushState.SENDING, PushState.STORED, PushState.FAILED}),
+    PushState.SENDING: frozenset({PushState.SENT, PushState.FAILED}),
+    PushState.SENT: frozenset({PushState.STORED, PushState.FAILED}),
+    PushState.STORED: frozenset(),
+    PushState.FAILED: frozenset(),
+}
+
+
+@dataclass(frozen=True)
+class Pushed:
+    """An entry that the target has."""
+
+    num_bytes: int  # that crossed the network; 0: it had it already
+    began_at: float  # monotonic seconds
+    ended_at: float
+
+
+class EntryPush:
+    """One entry for one target. `run` once."""
+
+    def __init__(
+        self, mm_hash: str, target: str, store: LocalStore, links: TargetLinks, encode_class: EncodeClass
+    ) -> None:
+        self.mm_hash = mm_hash
+        self.state = PushState.QUEUED
+        self._target = target
+        self._store = store
+        self._links = links
+        self._encode_class = encode_class
+        self._link: TargetLink | None = None
+        self._offer: LinkedOffer | None = None
+
+    def raise_class(self, encode_class: EncodeClass) -> None:
+        """Somebody more urgent waits for it, too."""
+        self._encode_class = encode_class
+        if self._link is not None and self._offer is not None:
+            self._link.change_class(self._offer, encode_class)
+
+    async def run(self, deadline: float, traceparent: str | None) -> Pushed:
+        """Until the target has it, within `deadline` (a monotonic second).
+
+        Raises:
+            PushFailedError: it will not have it from here.
+        """
+        hold = self._store.hold(self.mm_hash)
+        try:
+            async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
+                pushed = await self._push(hold, deadline, traceparent)
+        except TimeoutError:
+            self._become(PushState.FAILED)
+            raise PushFailedError(
+                TransferFailureKind.EXPIRED, "the deadline of the order has passed"
+            ) from None
+        except PushFailedError:
+            self._become(PushState.FAILED)
+            raise
+        except EntryAbsentError as error:
+            self._become(PushState.FAILED)
+            raise PushFailedError(TransferFailureKind.ABSENT, error.detail) from error
+        except EntryWriterLostError as error:
+            self._become(PushState.FAILED)
+            raise PushFailedError(TransferFailureKind.WRITER_LOST, error.detail) from error
+        except StoreError as error:
+            self._become(PushState.FAILED)
+            raise PushFailedError(TransferFailureKind.ABSENT, f"the source's store: {error}") from error
+        else:
+            self._become(PushState.STORED)
+            return pushed
+        finally:
+            if self._link is not None and self._offer is not None:
+                self._link.withdraw(self._offer, lambda: self._store.release(hold))
+            else:
+                self._store.release(hold)
+
+    async def _push(self, hold: EntryHold, deadline: float, traceparent: str | None) -> Pushed:
+        await asyncio.shield(hold.answered)
+        if hold.sealed.done():
+            hold.sealed.result()  # raises what is wrong with it
+        self._become(PushState.WATCHING)
+        link = self._link = await self._links.connected(self._target)
+        spec = await self._spec(hold)
+        offer = self._offer = await link.offer(
+            Offer(
+                mm_hash=self.mm_hash,
+                spec=spec,
+                is_sealed=hold.sealed.done(),
+                encode_class=self._encode_class,
+                remaining_ms=max(1, int((deadline - time.monotonic()) * 1000)),
+                traceparent=traceparent,
+            )
+        )
+        self._become(PushState.OFFERED)
+        is_wanted = await _unless_failed(offer.answered, hold.sealed)
+        if not is_wanted:
+            now = time.monotonic()
+            return Pushed(0, now, now)
+        descriptor = await _unless_failed(hold.sealed, offer.stored)
+        self._check(descriptor, spec)
+        view = self._store.mapping.view(descriptor.offset, spec.num_bytes)
+        link.send(offer, view, self._encode_class)
+        self._become(PushState.SENDING)
+        await asyncio.shield(offer.sent)
+        self._become(PushState.SENT)
+        await asyncio.shield(offer.stored)
+        now = time.monotonic()
+        return Pushed(spec.num_bytes, offer.began_at or now, now)
+
+    async def _spec(self, hold: EntryHold) -> TensorSpec:
+        if not hold.sealed.done():
+            spec = await self._store.find_spec(self.mm_hash)
+            if spec is not None:
+                return spec
+        return (await asyncio.shield(hold.sealed)).spec
+
+    def _check(self, descriptor: Descriptor, spec: TensorSpec) -> None:
+        if descriptor.memory != SHM:
+            raise PushFailedError(TransferFailureKind.REFUSED, "the entry is not in the memory of the host")
+        if descriptor.spec != spec:
+            raise PushFailedError(TransferFailureKind.WRITER_LOST, "it is another entry than was offered")
+        check_descriptor(self._store.mapping, descriptor)
+
+    def _become(self, state: PushState) -> None:
+        """Nothing else assigns `state`."""
+        check_transition(ALLOWED, f"push of {self.mm_hash}", self.state, state)
+        self.state = state
+
+
+async def _unless_failed(
+    wanted: "asyncio.Future[Value]", other: "asyncio.Future[Descriptor] | asyncio.Future[None]"
+) -> Value:
+    """The result of `wanted`; the error of `other`, if that fails before."""
+    futures: set[asyncio.Future[Any]] = {wanted, other}
+    while not wanted.done():
+        done, _ = await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
+        futures -= done
+        if other in done:
+            other.result()
+    return wanted.result()

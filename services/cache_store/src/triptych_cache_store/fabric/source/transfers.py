@@ -1,0 +1,230 @@
+"""Orders of one item for one target, joined: whoever asks, its entries go there once.
+
+    order ─▶ transfer of (item, target) ─▶ a push for each entry ─▶ every order's gateway hears of it
+
+An order has a deadline of its own. A transfer ends with its last order, or when its entries are there.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from triptych_cache_store.fabric.local_store import LocalStore
+from triptych_cache_store.fabric.metrics import FabricMetrics
+from triptych_cache_store.fabric.source.link import PushFailedError
+from triptych_cache_store.fabric.source.links import TargetLinks
+from triptych_cache_store.fabric.source.push import EntryPush, Pushed
+from triptych_common.domain.fair_turns import LEVELS
+from triptych_common.protocol.messages import EncodeClass, FabricTransport
+from triptych_common.protocol.transfers import (
+    TransferCompleted,
+    TransferFailed,
+    TransferFailureKind,
+    TransferOrder,
+)
+from triptych_common.telemetry.logs import get_logger
+from triptych_common.telemetry.tracing import span, traceparent_of
+
+log = get_logger(__name__)
+
+Result = TransferCompleted | TransferFailed
+OnResult = Callable[["PlacedOrder", Result], None]
+
+
+@dataclass(eq=False)
+class PlacedOrder:
+    """An order, and what it came with. `done`: it was answered, or is to be forgotten."""
+
+    order: TransferOrder
+    deadline: float  # monotonic second
+    traceparent: str | None
+    done: Callable[[], None] = lambda: None
+    timer: asyncio.TimerHandle | None = None
+
+
+@dataclass(eq=False)
+class _Transfer:
+    mm_hash: str
+    target: str
+    encode_class: EncodeClass
+    orders: dict[str, PlacedOrder] = field(default_factory=dict)
+    pushes: dict[str, EntryPush] = field(default_factory=dict)
+    tasks: set["asyncio.Task[None]"] = field(default_factory=set)
+    pushed: list[Pushed] = field(default_factory=list)
+
+
+class TransferTable:
+    """All transfers of an agent. `on_result` is called once for each order that is answered."""
+
+    def __init__(
+        self,
+        store: LocalStore,
+        links: TargetLinks,
+        metrics: FabricMetrics,
+        group: asyncio.TaskGroup,
+        on_result: OnResult,
+    ) -> None:
+        self._store = store
+        self._links = links
+        self._metrics = metrics
+        self._group = group
+        self._on_result = on_result
+        self._transfers: dict[tuple[str, str], _Transfer] = {}
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    @property
+    def num_orders(self) -> int:
+        return sum(len(each.orders) for each in self._transfers.values())
+
+    async def wait_idle(self) -> None:
+        """Return when no transfer runs."""
+        await self._idle.wait()
+
+    def add(self, placed: PlacedOrder) -> None:
+        """Carry it out; an order that came before, by its id, takes the place of the earlier one."""
+        order = placed.order
+        if order.source != self._store.name or order.target == order.source:
+            self._answer(placed, _failed(placed, TransferFailureKind.REFUSED, "it is for another agent"))
+            return
+        if placed.deadline <= time.monotonic():
+            self._answer(placed, _failed(placed, TransferFailureKind.EXPIRED, "it came too late"))
+            return
+        key = (order.mm_hash, order.target)
+        transfer = self._transfers.get(key)
+        if transfer is None:
+            transfer = self._transfers[key] = _Transfer(order.mm_hash, order.target, order.encode_class)
+            self._idle.clear()
+        elif LEVELS[order.encode_class] < LEVELS[transfer.encode_class]:
+            transfer.encode_class = order.encode_class
+            for push in transfer.pushes.values():
+                push.raise_class(order.encode_class)
+        earlier = transfer.orders.pop(order.transfer_id, None)
+        if earlier is not None:
+            _forget(earlier)
+        transfer.orders[order.transfer_id] = placed
+        loop = asyncio.get_running_loop()
+        left_s = placed.deadline - time.monotonic()
+        placed.timer = loop.call_later(left_s, self._on_expired, transfer, placed)
+        for mm_hash in order.entries:
+            if mm_hash not in transfer.pushes:
+                push = EntryPush(mm_hash, order.target, self._store, self._links, transfer.encode_class)
+                transfer.pushes[mm_hash] = push
+                transfer.tasks.add(self._group.create_task(self._run(transfer, push, placed)))
+
+    def fail_all(self, kind: TransferFailureKind, detail: str) -> None:
+        """The agent ends: every order is answered."""
+        for transfer in list(self._transfers.values()):
+            self._fail(transfer, kind, detail)
+
+    async def _run(self, transfer: _Transfer, push: EntryPush, placed: PlacedOrder) -> None:
+        """One push, in the trace of the order that it began with."""
+        metrics, target = self._metrics, self._metrics.peer(transfer.target)
+        attributes = {
+            "triptych.mm_hash": push.mm_hash,
+            "triptych.transfer_id": placed.order.transfer_id,
+            "triptych.source": self._store.name,
+            "triptych.target": transfer.target,
+            "triptych.transport": FabricTransport.TCP.value,
+        }
+        try:
+            with span("fabric.transfer", traceparent=placed.traceparent, attributes=attributes) as recorded:
+                pushed = await self._push(transfer, push, traceparent_of(recorded))
+                transfer_s = pushed.ended_at - pushed.began_at
+                recorded.set_attribute("triptych.num_bytes", pushed.num_bytes)
+                recorded.set_attribute("triptych.transfer_s", transfer_s)
+                if transfer_s > 0:
+                    recorded.set_attribute("triptych.bytes_per_s", pushed.num_bytes / transfer_s)
+        except PushFailedError as error:
+            metrics.pushes.labels(error.kind.value, target).inc()
+            log.info("entry not transferred", mm_hash=push.mm_hash, target=transfer.target, error=str(error))
+            self._fail(transfer, error.kind, error.detail)
+        else:
+            metrics.pushes.labels("stored" if pushed.num_bytes else "present", target).inc()
+            metrics.sent_bytes.labels(target).inc(pushed.num_bytes)
+            if pushed.num_bytes:
+                metrics.transfer_s.observe(transfer_s)
+            transfer.pushed.append(pushed)
+            if len(transfer.pushed) == len(transfer.pushes):
+                self._complete(transfer)
+
+    async def _push(self, transfer: _Transfer, push: EntryPush, traceparent: str | None) -> Pushed:
+        """As long as an order waits for it: deadlines of later ones count, too."""
+        deadline = max((each.deadline for each in transfer.orders.values()), default=time.monotonic())
+        return await push.run(deadline, traceparent)
+
+    def _complete(self, transfer: _Transfer) -> None:
+        pushed = [each for each in transfer.pushed if each.num_bytes]
+        num_bytes = sum(each.num_bytes for each in pushed)
+        transfer_s = 0.0
+        if pushed:
+            transfer_s = max(each.ended_at for each in pushed) - min(each.began_at for each in pushed)
+        orders = self._end(transfer)
+        for placed in orders:
+            order = placed.order
+            completed = TransferCompleted(
+                transfer_id=order.transfer_id,
+                mm_hash=order.mm_hash,
+                source=order.source,
+                target=order.target,
+                transport=FabricTransport.TCP,
+                num_bytes=num_bytes,
+                transfer_s=max(0.0, transfer_s),
+            )
+            self._answer(placed, completed)
+
+    def _fail(self, transfer: _Transfer, kind: TransferFailureKind, detail: str) -> None:
+        orders = self._end(transfer)
+        for task in transfer.tasks:
+            if task is not asyncio.current_task():
+                task.cancel()
+        for placed in orders:
+            self._answer(placed, _failed(placed, kind, detail))
+
+    def _on_expired(self, transfer: _Transfer, placed: PlacedOrder) -> None:
+        if transfer.orders.get(placed.order.transfer_id) is not placed:
+            return
+        if len(transfer.orders) == 1:
+            self._fail(transfer, TransferFailureKind.EXPIRED, "the deadline of the order has passed")
+            return
+        del transfer.orders[placed.order.transfer_id]
+        self._answer(
+            placed, _failed(placed, TransferFailureKind.EXPIRED, "the deadline of the order has passed")
+        )
+
+    def _end(self, transfer: _Transfer) -> list[PlacedOrder]:
+        """Forget it; its orders, once."""
+        key = (transfer.mm_hash, transfer.target)
+        if self._transfers.get(key) is transfer:
+            del self._transfers[key]
+        if not self._transfers:
+            self._idle.set()
+        orders = list(transfer.orders.values())
+        transfer.orders.clear()
+        return orders
+
+    def _answer(self, placed: PlacedOrder, result: Result) -> None:
+        if placed.timer is not None:
+            placed.timer.cancel()
+        outcome = "completed" if isinstance(result, TransferCompleted) else result.kind.value
+        self._metrics.orders.labels(outcome).inc()
+        self._on_result(placed, result)
+
+
+def _forget(placed: PlacedOrder) -> None:
+    if placed.timer is not None:
+        placed.timer.cancel()
+    placed.done()
+
+
+def _failed(placed: PlacedOrder, kind: TransferFailureKind, detail: str) -> TransferFailed:
+    order = placed.order
+    return TransferFailed(
+        transfer_id=order.transfer_id,
+        mm_hash=order.mm_hash,
+        source=order.source,
+        target=order.target,
+        kind=kind,
+        detail=detail[:500],
+    )

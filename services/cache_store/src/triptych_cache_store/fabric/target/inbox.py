@@ -1,0 +1,185 @@
+"""Where bytes of accepted entries go. The connection's thread's alone, but for events.
+
+It writes into reservations that the event loop has handed it, while the region's header says that they are
+its own, and nowhere else. What comes for an offer that has ended meanwhile is read and dropped.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from triptych_cache_store.fabric.wire.channel import Channel
+from triptych_cache_store.fabric.wire.checksum import Checksum
+from triptych_cache_store.fabric.wire.frames import (
+    FROM_SOURCE,
+    MAX_CHUNK_BYTES,
+    MAX_LIVE_OFFERS,
+    FrameHeader,
+    FrameKind,
+    Offer,
+    OfferFailed,
+    json_frame,
+    read_body,
+    short_frame,
+)
+from triptych_common.domain.errors import MalformedMessageError, StoreError, TriptychError
+from triptych_common.region.fence import Place, check_reservation
+from triptych_common.region.mapping import RegionMapping
+
+NEVER_S = 3600.0
+
+
+class InboxEvents(Protocol):
+    """Called in the event loop."""
+
+    def on_admitted(self, source: str, generation: int) -> None: ...
+
+    def on_offer(self, number: int, offer: Offer) -> None: ...
+
+    def on_began(self, number: int) -> None: ...
+
+    def on_received(self, number: int, is_intact: bool) -> None: ...
+
+    def on_withdrawn(self, number: int) -> None: ...
+
+    def on_closed(self, error: TriptychError | None) -> None: ...
+
+
+@dataclass
+class Sink:
+    """Blocks of a reservation of ours, for one entry."""
+
+    place: Place
+    view: memoryview
+    position: int = 0
+    checksum: Checksum = field(default_factory=Checksum)
+
+
+class Inbox:
+    """The `ConnectionSide` of a target."""
+
+    allowed = FROM_SOURCE
+
+    def __init__(
+        self,
+        admit: Callable[[Channel], tuple[str, int]],
+        events: InboxEvents,
+        mapping: RegionMapping,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        """`admit`: the handshake; the source's store, and the generation of ours that it was told."""
+        self._admit = admit
+        self._events = events
+        self._mapping = mapping
+        self._loop = loop
+        self._frames: deque[bytes] = deque()
+        self._live: dict[int, Sink | None] = {}  # None: not accepted yet
+        self._last_number = 0
+        self._dropped = memoryview(b"")
+        self._chunk_of: int | None = None  # whose chunk is being read into its reservation
+        self._on_gone: Callable[[], None] | None = None
+
+    # ---- steps -----------------------------------------------------------------------------------
+    def accept(self, number: int, sink: Sink) -> None:
+        """Its bytes may come. Withdrawn meanwhile: nothing happens."""
+        if number in self._live:
+            self._live[number] = sink
+            self._frames.append(short_frame(FrameKind.ACCEPTED, number))
+
+    def answer(self, number: int, kind: FrameKind) -> None:
+        """`PRESENT` or `STORED`: the offer has ended."""
+        self._live.pop(number, None)
+        self._frames.append(short_frame(kind, number))
+
+    def drop(self, number: int, failure: OfferFailed, on_gone: Callable[[], None]) -> None:
+        """The offer has ended. `on_gone`, in the event loop: nothing is written for it any more."""
+        self._live.pop(number, None)
+        self._frames.append(json_frame(FrameKind.FAILED, number, failure))
+        if self._chunk_of == number:  # the rest of its chunk is still on the way to where it began
+            self._on_gone = on_gone
+        else:
+            self._loop.call_soon_threadsafe(on_gone)
+
+    # ---- the connection's side -------------------------------------------------------------------
+    def begin(self, channel: Channel) -> None:
+        source, generation = self._admit(channel)
+        self._loop.call_soon_threadsafe(self._events.on_admitted, source, generation)
+
+    def on_header(self, header: FrameHeader) -> memoryview | None:
+        kind, number, num_bytes = header
+        if kind is FrameKind.OFFER:
+            if number <= self._last_number:
+                raise MalformedMessageError("an offer with the number of an earlier one")
+            if len(self._live) >= MAX_LIVE_OFFERS:
+                raise MalformedMessageError("more offers at once than are allowed")
+            self._last_number = number
+        elif number > self._last_number:
+            raise MalformedMessageError(f"{kind.name} for what was not offered")
+        if kind is not FrameKind.CHUNK:
+            return None
+        if number not in self._live:
+            return self._scratch(num_bytes)
+        sink = self._live[number]
+        if sink is None:
+            raise MalformedMessageError("bytes of an entry that was not accepted")
+        if num_bytes > len(sink.view) - sink.position:
+            raise MalformedMessageError("more bytes than the entry has")
+        try:
+            check_reservation(self._mapping, sink.place, len(sink.view))
+        except (StoreError, ValueError):  # ours no longer: nothing may be written there
+            del self._live[number]
+            self._loop.call_soon_threadsafe(self._events.on_received, number, False)
+            return self._scratch(num_bytes)
+        self._chunk_of = number
+        return sink.view[sink.position : sink.position + num_bytes]
+
+    def on_frame(self, header: FrameHeader, body: bytes) -> None:
+        kind, number, num_bytes = header
+        self._chunk_of = None
+        if self._on_gone is not None:
+            self._loop.call_soon_threadsafe(self._on_gone)
+            self._on_gone = None
+        if kind is FrameKind.OFFER:
+            offer = read_body(Offer, body)
+            self._live[number] = None
+            self._loop.call_soon_threadsafe(self._events.on_offer, number, offer)
+        elif number not in self._live:
+            return
+        elif kind is FrameKind.CANCEL:
+            del self._live[number]
+            self._loop.call_soon_threadsafe(self._events.on_withdrawn, number)
+        elif (sink := self._live[number]) is None:
+            raise MalformedMessageError(f"{kind.name} for an entry that was not accepted")
+        elif kind is FrameKind.CHUNK:
+            if sink.position == 0:
+                self._loop.call_soon_threadsafe(self._events.on_began, number)
+            sink.checksum.update(sink.view[sink.position : sink.position + num_bytes])
+            sink.position += num_bytes
+        else:
+            self._on_end_of_entry(number, sink, body)
+
+    def next_parts(self, now: float) -> tuple[list[memoryview], float]:
+        return ([memoryview(self._frames.popleft())], 0.0) if self._frames else ([], NEVER_S)
+
+    def on_sent(self) -> None:
+        """Nothing waits for it."""
+
+    def on_end(self, error: TriptychError | None) -> None:
+        self._live.clear()
+        if self._on_gone is not None:
+            self._loop.call_soon_threadsafe(self._on_gone)
+        self._loop.call_soon_threadsafe(self._events.on_closed, error)
+
+    def _on_end_of_entry(self, number: int, sink: Sink, digest: bytes) -> None:
+        if sink.position != len(sink.view):
+            raise MalformedMessageError("fewer bytes than the entry has")
+        del self._live[number]
+        is_intact = sink.checksum.digest() == digest
+        self._loop.call_soon_threadsafe(self._events.on_received, number, is_intact)
+
+    def _scratch(self, num_bytes: int) -> memoryview:
+        if not self._dropped:
+            self._dropped = memoryview(bytearray(MAX_CHUNK_BYTES))
+        return self._dropped[:num_bytes]

@@ -1,0 +1,82 @@
+"""Accepts connections of other agents: so many at once, and fewer that have not said who they are."""
+
+import asyncio
+import socket
+from collections.abc import Callable
+
+from triptych_cache_store.fabric.target.peer import FabricPeer
+from triptych_cache_store.fabric.wire.channel import Channel
+from triptych_common.runtime.listening import bind_tcp
+from triptych_common.telemetry.logs import get_logger
+
+log = get_logger(__name__)
+
+MAX_PEERS = 128
+MAX_HALF_OPEN = 32
+BACKLOG = 64
+NewPeer = Callable[[Channel, Callable[[FabricPeer], None]], FabricPeer]
+
+
+class FabricListener:
+    """For one event loop. Nothing listens until `serve`."""
+
+    def __init__(self, new_peer: NewPeer) -> None:
+        self._new_peer = new_peer
+        self._sockets: list[socket.socket] = []
+        self._peers: set[FabricPeer] = set()
+        self._num_turned_away = 0
+
+    @property
+    def peers(self) -> tuple[FabricPeer, ...]:
+        return tuple(self._peers)
+
+    @property
+    def num_peers(self) -> int:
+        """Those that have said who they are."""
+        return sum(peer.source is not None for peer in self._peers)
+
+    def serve(self, host: str, port: int) -> None:
+        """Raises ListenError: the address cannot be listened on."""
+        loop = asyncio.get_running_loop()
+        self._sockets = bind_tcp(host, port)
+        for sock in self._sockets:
+            sock.setblocking(False)
+            sock.listen(BACKLOG)
+            loop.add_reader(sock, self._accept, sock)
+
+    def close_peers(self) -> None:
+        """Those that are connected; they may come again."""
+        for peer in self._peers:
+            peer.close()
+
+    async def close(self, timeout_s: float) -> None:
+        self.stop_listening()
+        peers = list(self._peers)
+        self.close_peers()
+        if peers:
+            await asyncio.wait([peer.closed for peer in peers], timeout=timeout_s)
+
+    def stop_listening(self) -> None:
+        """May be called twice."""
+        for sock in self._sockets:
+            asyncio.get_running_loop().remove_reader(sock)
+            sock.close()
+        self._sockets = []
+
+    def _accept(self, listening: socket.socket) -> None:
+        try:
+            sock, _ = listening.accept()
+        except OSError:  # it has gone away again, or no file is left for it
+            return
+        num_half_open = len(self._peers) - self.num_peers
+        if len(self._peers) >= MAX_PEERS or num_half_open >= MAX_HALF_OPEN:
+            sock.close()
+            self._num_turned_away += 1
+            if self._num_turned_away & (self._num_turned_away - 1) == 0:  # 1st, 2nd, 4th, 8th …
+                log.warning(
+                    "fabric connection turned away, there are too many",
+                    num_peers=len(self._peers),
+                    num_turned_away=self._num_turned_away,
+                )
+            return
+        self._peers.add(self._new_peer(Channel(sock), self._peers.discard))

@@ -1,0 +1,197 @@
+"""One entry's way from another agent into the own store.
+
+RESERVING ─▶ RESERVED ─▶ RECEIVING ─▶ SEALED
+    `───────────┴────────────┴──────▶ CANCELLED
+
+RESERVING  it waits for its part of the budget, and for room in the store
+RESERVED   blocks are held, this agent is their writer; who watches the entry finds it being written
+RECEIVING  its bytes come
+SEALED     the store has it: now, or already when it was offered
+"""
+
+import asyncio
+import contextlib
+import time
+from enum import Enum, auto
+from typing import Any, Protocol
+
+from triptych_cache_store.fabric.local_store import LocalStore
+from triptych_cache_store.fabric.target.byte_budget import ByteBudget
+from triptych_cache_store.fabric.target.inbox import Sink
+from triptych_cache_store.fabric.wire.frames import FrameKind, Offer, OfferFailed
+from triptych_common.domain.errors import ItemTooLargeError, SpecMismatchError, StoreError, StoreFullError
+from triptych_common.domain.transitions import check_transition
+from triptych_common.protocol.store import AlreadySealed, Reserved
+from triptych_common.protocol.transfers import TransferFailureKind
+from triptych_common.region.fence import check_reservation
+
+FIRST_RETRY_S = 0.005
+LAST_RETRY_S = 0.25
+MAX_OFFER_S = 3600.0
+
+
+class ReceptionState(Enum):
+    RESERVING = auto()
+    RESERVED = auto()
+    RECEIVING = auto()
+    SEALED = auto()
+    CANCELLED = auto()
+
+
+ALLOWED: dict[ReceptionState, frozenset[ReceptionState]] = {
+    ReceptionState.RESERVING: frozenset(
+        {ReceptionState.RESERVED, ReceptionState.SEALED, ReceptionState.CANCELLED}
+    ),
+    ReceptionState.RESERVED: frozenset({ReceptionState.RECEIVING, ReceptionState.CANCELLED}),
+    ReceptionState.RECEIVING: frozenset({ReceptionState.SEALED, ReceptionState.CANCELLED}),
+    ReceptionState.SEALED: frozenset(),
+    ReceptionState.CANCELLED: frozenset(),
+}
+
+
+class OfferRefusedError(Exception):
+    """Why the offer comes to nothing; the source is told."""
+
+    def __init__(self, kind: TransferFailureKind, detail: str) -> None:
+        super().__init__(detail)
+        self.failure = OfferFailed(kind=kind, detail=detail[:300])
+
+
+class OfferChannel(Protocol):
+    """How a reception speaks to its offer's source."""
+
+    def accept(self, number: int, sink: Sink) -> None: ...
+
+    def answer(self, number: int, kind: FrameKind) -> None: ...
+
+    async def drop(self, number: int, failure: OfferFailed) -> None:
+        """Tell the source; returns when nothing is written for the offer any more."""
+
+
+class Reception:
+    """One offer. `run` once."""
+
+    def __init__(
+        self, number: int, offer: Offer, store: LocalStore, budget: ByteBudget, channel: OfferChannel
+    ) -> None:
+        self.number = number
+        self.offer = offer
+        self.state = ReceptionState.RESERVING
+        self.deadline = time.monotonic() + min(MAX_OFFER_S, offer.remaining_ms / 1000)
+        self._store = store
+        self._budget = budget
+        self._channel = channel
+        self._received: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._withdrawn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    # ---- events ----------------------------------------------------------------------------------
+    def on_began(self) -> None:
+        if self.state is ReceptionState.RESERVED:
+            self._become(ReceptionState.RECEIVING)
+
+    def on_received(self, is_intact: bool) -> None:
+        if not self._received.done():
+            self._received.set_result(is_intact)
+
+    def on_withdrawn(self) -> None:
+        if not self._withdrawn.done():
+            self._withdrawn.set_result(None)
+
+    # ---- its life --------------------------------------------------------------------------------
+    async def run(self) -> str:
+        """What became of it: sealed, present, withdrawn, or a `TransferFailureKind`."""
+        work = asyncio.get_running_loop().create_task(self._store_entry(), name=f"receive {self.number}")
+        try:
+            waits: list[asyncio.Future[Any]] = [work, self._withdrawn]
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            if not work.done():
+                work.cancel()
+            await asyncio.wait({work})
+        with contextlib.suppress(asyncio.CancelledError):
+            return work.result()
+        return "withdrawn"
+
+    async def _store_entry(self) -> str:
+        offer, spec = self.offer, self.offer.spec
+        held: Reserved | None = None
+        try:
+            async with (
+                asyncio.timeout(max(0.0, self.deadline - time.monotonic())),
+                self._budget.hold(spec.num_bytes, offer.encode_class, is_sealed=offer.is_sealed),
+            ):
+                reply = await self._reserve()
+                if isinstance(reply, AlreadySealed):
+                    self._become(ReceptionState.SEALED)
+                    self._channel.answer(self.number, FrameKind.PRESENT)
+                    return "present"
+                held = reply
+                await self._receive(reply)
+                held = None
+        except OfferRefusedError as refused:
+            failure = refused.failure
+        except TimeoutError:
+            failure = OfferFailed(kind=TransferFailureKind.EXPIRED, detail="the offer's deadline has passed")
+        except StoreError as error:
+            failure = OfferFailed(
+                kind=TransferFailureKind.UNREACHABLE, detail=f"the target's store: {error}"[:300]
+            )
+        except asyncio.CancelledError:
+            await self._give_back(held, OfferFailed(kind=TransferFailureKind.UNREACHABLE, detail="withdrawn"))
+            raise
+        else:
+            self._channel.answer(self.number, FrameKind.STORED)
+            return "sealed"
+        await self._give_back(held, failure)
+        return failure.kind.value
+
+    async def _reserve(self) -> Reserved | AlreadySealed:
+        retry_s = FIRST_RETRY_S
+        while True:
+            try:
+                return await self._store.reserve(self.offer.mm_hash, self.offer.spec)
+            except StoreFullError as error:
+                if time.monotonic() + retry_s >= self.deadline:
+                    raise OfferRefusedError(
+                        TransferFailureKind.TARGET_FULL, "the target's store had no room in time"
+                    ) from error
+            except (ItemTooLargeError, SpecMismatchError) as error:
+                raise OfferRefusedError(TransferFailureKind.REFUSED, str(error)) from error
+            await asyncio.sleep(retry_s)
+            retry_s = min(2 * retry_s, LAST_RETRY_S)
+
+    async def _receive(self, reserved: Reserved) -> None:
+        offer, store = self.offer, self._store
+        place = ReservedPlace(offer.mm_hash, reserved.generation, reserved.offset)
+        check_reservation(store.mapping, place, offer.spec.num_bytes)
+        self._become(ReceptionState.RESERVED)
+        view = store.mapping.view(reserved.offset, offer.spec.num_bytes)
+        self._channel.accept(self.number, Sink(place, view))
+        is_intact = await asyncio.shield(self._received)
+        if self.state is ReceptionState.RESERVED:  # lost before its first byte
+            self._become(ReceptionState.RECEIVING)
+        if not is_intact:
+            raise OfferRefusedError(TransferFailureKind.CORRUPTED, "what came is not what was sent")
+        await store.seal(reserved.reservation_id)
+        self._become(ReceptionState.SEALED)
+
+    async def _give_back(self, held: Reserved | None, failure: OfferFailed) -> None:
+        """Nothing stays reserved; blocks are free when nothing writes to them any more."""
+        self._become(ReceptionState.CANCELLED)
+        await self._channel.drop(self.number, failure)
+        if held is not None:
+            self._store.cancel(held.reservation_id)
+
+    def _become(self, state: ReceptionState) -> None:
+        """Nothing else assigns `state`."""
+        check_transition(ALLOWED, f"reception of {self.offer.mm_hash}", self.state, state)
+        self.state = state
+
+
+class ReservedPlace:
+    """Where the blocks of a reservation are."""
+
+    def __init__(self, mm_hash: str, generation: int, offset: int) -> None:
+        self.mm_hash = mm_hash
+        self.generation = generation
+        self.offset = offset

@@ -1,0 +1,187 @@
+"""The thread of one connection: it sends what it is given, reads frames, and ends when the peer makes no
+progress. It decides nothing: a `ConnectionSide` says what frames mean and where bytes come from and go.
+
+Everything of a side but `post` and `stop` is called in this thread alone. The event loop speaks to a side by
+posting a step; steps run in order, between two frames that are sent.
+"""
+
+import contextlib
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+from triptych_cache_store.fabric.wire.channel import Channel, ChannelError, PeerSilentError
+from triptych_cache_store.fabric.wire.frames import (
+    HEADER_BYTES,
+    FrameHeader,
+    FrameKind,
+    read_header,
+    short_frame,
+)
+from triptych_common.domain.errors import TriptychError
+from triptych_common.telemetry.logs import get_logger
+
+log = get_logger(__name__)
+
+KEEPALIVES_PER_TIMEOUT = 4
+READS_IN_TURN = 16  # before what is to be sent gets its turn
+Step = Callable[[], None]
+
+
+class ConnectionSide(Protocol):
+    """What one end of a connection does with it. Steps and all methods run in the connection's thread."""
+
+    allowed: frozenset[FrameKind]
+
+    def begin(self, channel: Channel) -> None:
+        """The handshake. Raises ChannelError."""
+
+    def on_header(self, header: FrameHeader) -> memoryview | None:
+        """Where the body of a chunk goes; None: no body that goes anywhere but to `on_frame`.
+
+        Raises:
+            MalformedMessageError: no such frame may come now.
+        """
+
+    def on_frame(self, header: FrameHeader, body: bytes) -> None:
+        """A whole frame; of a chunk without its body. Raises MalformedMessageError."""
+
+    def next_parts(self, now: float) -> tuple[list[memoryview], float]:
+        """What to send next, a whole frame; or nothing, and the seconds until there may be more."""
+
+    def on_sent(self) -> None:
+        """The last frame of `next_parts` is with the kernel."""
+
+    def on_end(self, error: TriptychError | None) -> None:
+        """The connection is over; None: `stop`."""
+
+
+class Connection:
+    """One connection of two agents, from its handshake to its end."""
+
+    def __init__(self, name: str, channel: Channel, side: ConnectionSide, progress_timeout_s: float) -> None:
+        self._channel = channel
+        self._side = side
+        self._progress_timeout_s = progress_timeout_s
+        self._keepalive_s = progress_timeout_s / KEEPALIVES_PER_TIMEOUT
+        self._steps: deque[Step] = deque()
+        self._is_stopping = False
+        self._parts: list[memoryview] = []
+        self._sends_for_side = False
+        self._header = bytearray(HEADER_BYTES)
+        self._frame: FrameHeader | None = None
+        self._body = bytearray()
+        self._into = memoryview(self._header)
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def post(self, step: Step) -> None:
+        """Have the thread take `step`. From any thread; of a connection that has ended nothing happens."""
+        self._steps.append(step)
+        self._channel.wake()
+
+    def stop(self) -> None:
+        """Send what is posted already, as far as the peer takes it at once, and end. From any thread."""
+        self._is_stopping = True
+        self._channel.wake()
+
+    def join(self, timeout_s: float) -> None:
+        self._thread.join(timeout_s)
+
+    # ---- in the thread ---------------------------------------------------------------------------
+    def _run(self) -> None:
+        error: TriptychError | None = None
+        try:
+            self._side.begin(self._channel)
+            self._carry()
+        except TriptychError as failure:
+            error = failure
+        except Exception:
+            log.exception("fabric connection failed")
+            error = ChannelError("a fault of ours")
+        finally:
+            self._parts = []
+            self._channel.close()
+            with contextlib.suppress(RuntimeError):  # the event loop has ended
+                self._side.on_end(error)
+
+    def _carry(self) -> None:
+        now = time.monotonic()
+        received_at = sent_at = now
+        while True:
+            is_stopping = self._is_stopping
+            pause_s = self._fill(now, sent_at)
+            has_sent = self._send()
+            if is_stopping and (not self._parts or not has_sent):
+                return
+            wait_s = 0.0 if has_sent else min(pause_s, self._keepalive_s)
+            is_readable = self._channel.wait(wait_s, writable=bool(self._parts))
+            now = time.monotonic()
+            if has_sent:
+                sent_at = now
+            if is_readable and self._receive():
+                received_at = now
+            elif now - received_at > self._progress_timeout_s:
+                raise PeerSilentError(f"the peer was silent for {self._progress_timeout_s:g} s")
+
+    def _fill(self, now: float, sent_at: float) -> float:
+        """Choose the next frame, if none is being sent. Seconds until there may be another."""
+        if self._parts:
+            return self._keepalive_s
+        while self._steps:
+            self._steps.popleft()()
+        self._parts, pause_s = self._side.next_parts(now)
+        self._sends_for_side = bool(self._parts)
+        if not self._parts and now - sent_at >= self._keepalive_s:
+            self._parts = [memoryview(short_frame(FrameKind.KEEPALIVE))]
+        return pause_s
+
+    def _send(self) -> bool:
+        """Whether the kernel took something."""
+        if not self._parts:
+            return False
+        num_sent = self._channel.try_send(self._parts)
+        if not num_sent:
+            return False
+        while self._parts and num_sent >= len(self._parts[0]):
+            num_sent -= len(self._parts.pop(0))
+        if self._parts:
+            self._parts[0] = self._parts[0][num_sent:]
+        elif self._sends_for_side:
+            self._side.on_sent()
+        return True
+
+    def _receive(self) -> bool:
+        """Whether anything came."""
+        has_received = False
+        for _ in range(READS_IN_TURN):
+            num_read = self._channel.try_receive(self._into)
+            if not num_read:
+                break
+            has_received = True
+            self._into = self._into[num_read:]
+            if not self._into:
+                self._on_complete()
+        return has_received
+
+    def _on_complete(self) -> None:
+        """A header, or a body, is there."""
+        if self._frame is None:
+            self._frame = read_header(self._header, self._side.allowed)
+            place = self._side.on_header(self._frame)
+            if place is not None:
+                self._into = place
+                return
+            if self._frame.body_num_bytes:
+                self._body = bytearray(self._frame.body_num_bytes)
+                self._into = memoryview(self._body)
+                return
+        frame, self._frame = self._frame, None
+        body, self._body = bytes(self._body), bytearray()
+        self._into = memoryview(self._header)
+        if frame.kind is not FrameKind.KEEPALIVE:
+            self._side.on_frame(frame, body)

@@ -1,0 +1,146 @@
+"""What travels between two agents once they know each other. Pure.
+
+    byte    0      1        2..3       4..7           8..15               16..
+            kind   0        0          body's bytes   number of the push  body
+
+Big endian. The source numbers its offers 1, 2, 3 … on a connection; every other frame names one of them, but
+`KEEPALIVE`, whose number is 0. Bodies of `OFFER` and `FAILED` are JSON, of `CHUNK` bytes of the entry in
+order, of `END` its checksum; all others have none. A kind bounds its body, so that a header is refused before
+anything is allocated.
+
+    source                          target
+      OFFER ────────────────────────▶          what it is
+            ◀──────── ACCEPTED, PRESENT or FAILED
+      CHUNK … CHUNK, END ───────────▶          once it is sealed, and accepted
+            ◀────────────────── STORED or FAILED
+      CANCEL ───────────────────────▶          instead of the rest; unanswered
+"""
+
+import struct
+from enum import IntEnum
+from typing import Annotated, NamedTuple, TypeVar
+
+from pydantic import Field, PositiveInt, ValidationError
+
+from triptych_common.domain.errors import MalformedMessageError
+from triptych_common.protocol.ids import MmHashText
+from triptych_common.protocol.messages import EncodeClass, Message
+from triptych_common.protocol.store import TensorSpec
+from triptych_common.protocol.transfers import TransferFailureKind
+
+FABRIC_VERSION = 1
+MAX_CHUNK_BYTES = 1 << 20
+MAX_BODY_BYTES = 4 << 10
+MAX_LIVE_OFFERS = 1024  # of a connection
+DIGEST_BYTES = 16
+
+_HEADER = struct.Struct(">BBHIQ")
+HEADER_BYTES = _HEADER.size
+
+
+class FrameKind(IntEnum):
+    KEEPALIVE = 0
+    OFFER = 1
+    CHUNK = 2
+    END = 3
+    CANCEL = 4
+    ACCEPTED = 5
+    PRESENT = 6
+    STORED = 7
+    FAILED = 8
+
+
+BODY_BOUNDS: dict[FrameKind, tuple[int, int]] = {
+    FrameKind.KEEPALIVE: (0, 0),
+    FrameKind.OFFER: (2, MAX_BODY_BYTES),
+    FrameKind.CHUNK: (1, MAX_CHUNK_BYTES),
+    FrameKind.END: (DIGEST_BYTES, DIGEST_BYTES),
+    FrameKind.CANCEL: (0, 0),
+    FrameKind.ACCEPTED: (0, 0),
+    FrameKind.PRESENT: (0, 0),
+    FrameKind.STORED: (0, 0),
+    FrameKind.FAILED: (2, MAX_BODY_BYTES),
+}
+"""Fewest and most bytes of a body."""
+
+FROM_SOURCE = frozenset(
+    {FrameKind.KEEPALIVE, FrameKind.OFFER, FrameKind.CHUNK, FrameKind.END, FrameKind.CANCEL}
+)
+FROM_TARGET = frozenset(
+    {FrameKind.KEEPALIVE, FrameKind.ACCEPTED, FrameKind.PRESENT, FrameKind.STORED, FrameKind.FAILED}
+)
+
+
+class FrameHeader(NamedTuple):
+    kind: FrameKind
+    number: int
+    body_num_bytes: int
+
+
+class Offer(Message):
+    """Source -> target: an entry that is to be stored there."""
+
+    mm_hash: MmHashText
+    spec: TensorSpec
+    is_sealed: bool  # at the source; else its bytes come when it is
+    encode_class: EncodeClass
+    remaining_ms: PositiveInt
+    traceparent: Annotated[str, Field(max_length=100)] | None = None
+
+
+class OfferFailed(Message):
+    """Target -> source: it will not have the entry from this offer."""
+
+    kind: TransferFailureKind
+    detail: Annotated[str, Field(max_length=300)] = ""
+
+
+Body = TypeVar("Body", bound=Message)
+
+
+def frame_header(kind: FrameKind, number: int, body_num_bytes: int) -> bytes:
+    return _HEADER.pack(kind, 0, 0, body_num_bytes, number)
+
+
+def short_frame(kind: FrameKind, number: int = 0, body: bytes = b"") -> bytes:
+    """A whole frame."""
+    return frame_header(kind, number, len(body)) + body
+
+
+def json_frame(kind: FrameKind, number: int, message: Message) -> bytes:
+    return short_frame(kind, number, message.model_dump_json().encode())
+
+
+def read_header(data: bytes | bytearray | memoryview, allowed: frozenset[FrameKind]) -> FrameHeader:
+    """The header in the first `HEADER_BYTES` of `data`.
+
+    Raises:
+        MalformedMessageError: no such frame may come from that side.
+    """
+    kind_value, zero, zeros, body_num_bytes, number = _HEADER.unpack_from(data)
+    try:
+        kind = FrameKind(kind_value)
+    except ValueError:
+        raise MalformedMessageError(f"no frame is of kind {kind_value}") from None
+    if kind not in allowed or zero or zeros:
+        raise MalformedMessageError(f"a frame {kind.name} may not come from there, or not so")
+    least, most = BODY_BOUNDS[kind]
+    if not least <= body_num_bytes <= most:
+        raise MalformedMessageError(f"a frame {kind.name} with a body of {body_num_bytes} bytes")
+    if (number == 0) != (kind is FrameKind.KEEPALIVE):
+        raise MalformedMessageError(f"a frame {kind.name} with number {number}")
+    return FrameHeader(kind, number, body_num_bytes)
+
+
+def read_body(cls: type[Body], body: bytes) -> Body:
+    """The message in a JSON body.
+
+    Raises:
+        MalformedMessageError: it is none.
+    """
+    try:
+        return cls.model_validate_json(body, strict=True)
+    except ValidationError as error:
+        faults = error.errors(include_url=False, include_input=False, include_context=False)
+        shown = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in faults[:3])
+        raise MalformedMessageError(f"{cls.TYPE}: {shown}") from error

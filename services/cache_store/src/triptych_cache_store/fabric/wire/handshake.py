@@ -1,0 +1,220 @@
+"""Before anything else: who is there, in bounded time. The source's agent has dialled.
+
+    source                                              target
+      LinkHello{version, stores, generation, nonce} ──▶
+                              ◀── LinkChallenge{nonce}             or LinkRefusal
+      LinkProof{proof} ───────────────────────────────▶
+                              ◀── LinkWelcome{generation, proof}   or LinkRefusal
+
+Each message is JSON behind its length. Who cannot prove that it belongs to the fabric learns a random number,
+and that it is refused. A source that expects another store, or another generation of it, than this agent has
+is told the generation, after its proof, and nothing is taken from it.
+"""
+
+import ssl
+import struct
+import time
+from enum import StrEnum
+from typing import Annotated, TypeVar
+
+from pydantic import PositiveInt, StringConstraints
+
+from triptych_cache_store.fabric.wire.channel import Channel, ChannelError, PeerSilentError
+from triptych_cache_store.fabric.wire.frames import FABRIC_VERSION, read_body
+from triptych_cache_store.fabric.wire.keys import Credentials, Transcript, certificate_digest, new_nonce
+from triptych_common.domain.errors import MalformedMessageError
+from triptych_common.protocol.ids import Name
+from triptych_common.protocol.messages import Message
+
+MAX_HANDSHAKE_BYTES = 2048
+_LENGTH = struct.Struct(">I")
+Nonce = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+Proof = Annotated[str, StringConstraints(pattern=r"^([0-9a-f]{64})?$")]
+Sent = TypeVar("Sent", bound=Message)
+
+
+class LinkHello(Message):
+    version: PositiveInt
+    source: Name
+    target: Name
+    target_generation: PositiveInt  # as it stands in the registry
+    nonce: Nonce
+
+
+class LinkChallenge(Message):
+    nonce: Nonce
+
+
+class LinkProof(Message):
+    proof: Proof
+
+
+class LinkWelcome(Message):
+    generation: PositiveInt
+    proof: Proof
+
+
+class RefusalReason(StrEnum):
+    VERSION = "version"
+    KEY = "key"
+    STORE = "store"  # another store, or another generation of it
+    BUSY = "busy"  # draining, or it has as many connections as it may
+
+
+class LinkRefusal(Message):
+    reason: RefusalReason
+    generation: PositiveInt | None = None  # of the store, for those who have proved themselves
+
+
+class LinkRefusedError(ChannelError):
+    """The two agents do not come together. `reason` None: TLS, or no agent at all."""
+
+    def __init__(self, detail: str, reason: RefusalReason | None = None) -> None:
+        super().__init__(detail)
+        self.reason = reason
+
+
+class Identity:
+    """What an agent says of itself: its store, and the generation of that as it is now."""
+
+    def __init__(self, store: str, generation: int) -> None:
+        self.store = store
+        self.generation = generation
+        self.is_draining = False
+
+
+def greet_target(
+    channel: Channel, source: str, target: str, generation: int, credentials: Credentials, deadline: float
+) -> None:
+    """The source's side.
+
+    Args:
+        deadline: monotonic second.
+
+    Raises:
+        LinkRefusedError: one of the two does not let the other in.
+        ChannelError: it broke, or took too long.
+    """
+    binding = b""
+    try:
+        if credentials.client_tls is not None:
+            tls = channel.start_tls(credentials.client_tls, server_side=False)
+            _finish_tls(channel, deadline)
+            binding = certificate_digest(tls.getpeercert(binary_form=True) or b"")
+        hello = LinkHello(
+            version=FABRIC_VERSION,
+            source=source,
+            target=target,
+            target_generation=generation,
+            nonce=new_nonce(),
+        )
+        _send(channel, hello, deadline)
+        challenge = _receive_answer(channel, LinkChallenge, deadline)
+        transcript = Transcript(FABRIC_VERSION, source, target, hello.nonce, challenge.nonce, binding)
+        _send(channel, LinkProof(proof=credentials.proof("source", transcript)), deadline)
+        welcome = _receive_answer(channel, LinkWelcome, deadline)
+    except (ssl.SSLError, MalformedMessageError) as error:
+        raise LinkRefusedError(f"no agent of this fabric answers there: {error}") from error
+    if not credentials.is_proof(welcome.proof, "target", transcript):
+        raise LinkRefusedError("the target's agent does not have our key", RefusalReason.KEY)
+    if welcome.generation != generation:
+        raise LinkRefusedError("the target's store is of another generation", RefusalReason.STORE)
+
+
+def admit_source(channel: Channel, own: Identity, credentials: Credentials, deadline: float) -> str:
+    """The target's side: the name of the source's store.
+
+    Raises:
+        LinkRefusedError: the peer is not let in; it has been told.
+        ChannelError: it broke, or took too long.
+    """
+    try:
+        if credentials.server_tls is not None:
+            channel.start_tls(credentials.server_tls, server_side=True)
+            _finish_tls(channel, deadline)
+        hello = read_body(LinkHello, _receive(channel, deadline))
+        if hello.version != FABRIC_VERSION:
+            _refuse(channel, "it speaks another version", RefusalReason.VERSION, deadline)
+        challenge = LinkChallenge(nonce=new_nonce())
+        _send(channel, challenge, deadline)
+        binding = certificate_digest(own_certificate(credentials))
+        transcript = Transcript(
+            FABRIC_VERSION, hello.source, hello.target, hello.nonce, challenge.nonce, binding
+        )
+        proof = read_body(LinkProof, _receive(channel, deadline))
+    except (ssl.SSLError, MalformedMessageError) as error:
+        raise LinkRefusedError(f"the peer is no agent of this fabric: {error}") from error
+    if not credentials.is_proof(proof.proof, "source", transcript):
+        _refuse(channel, "its proof is wrong", RefusalReason.KEY, deadline)
+    generation = own.generation
+    if (hello.target, hello.target_generation) != (own.store, generation):
+        _refuse(channel, "it wants another store", RefusalReason.STORE, deadline, generation)
+    if own.is_draining:
+        _refuse(channel, "this agent is draining", RefusalReason.BUSY, deadline, generation)
+    _send(
+        channel,
+        LinkWelcome(generation=generation, proof=credentials.proof("target", transcript)),
+        deadline,
+    )
+    return hello.source
+
+
+def own_certificate(credentials: Credentials) -> bytes:
+    """Of the connection's target; without TLS empty."""
+    return credentials.own_certificate if credentials.server_tls is not None else b""
+
+
+def _refuse(
+    channel: Channel, detail: str, reason: RefusalReason, deadline: float, generation: int | None = None
+) -> None:
+    _send(channel, LinkRefusal(reason=reason, generation=generation), deadline)
+    raise LinkRefusedError(f"the peer is refused: {detail}", reason)
+
+
+def _receive_answer(channel: Channel, cls: type[Sent], deadline: float) -> Sent:
+    body = _receive(channel, deadline)
+    try:
+        refusal = read_body(LinkRefusal, body)
+    except MalformedMessageError:
+        return read_body(cls, body)
+    raise LinkRefusedError(f"the target's agent refuses us: {refusal.reason}", refusal.reason)
+
+
+def _send(channel: Channel, message: Message, deadline: float) -> None:
+    body = message.model_dump_json().encode()
+    left = memoryview(_LENGTH.pack(len(body)) + body)
+    while left:
+        num_sent = channel.try_send([left])
+        left = left[num_sent:]
+        if left and not num_sent:
+            _wait(channel, deadline, writable=True)
+
+
+def _receive(channel: Channel, deadline: float) -> bytes:
+    (num_bytes,) = _LENGTH.unpack(_receive_exactly(channel, _LENGTH.size, deadline))
+    if not 2 <= num_bytes <= MAX_HANDSHAKE_BYTES:
+        raise MalformedMessageError("what it sends is no handshake")
+    return _receive_exactly(channel, num_bytes, deadline)
+
+
+def _receive_exactly(channel: Channel, num_bytes: int, deadline: float) -> bytes:
+    data = bytearray(num_bytes)
+    left = memoryview(data)
+    while left:
+        num_read = channel.try_receive(left)
+        left = left[num_read:]
+        if left and not num_read:
+            _wait(channel, deadline, writable=False)
+    return bytes(data)
+
+
+def _finish_tls(channel: Channel, deadline: float) -> None:
+    while not channel.try_handshake():
+        _wait(channel, deadline, writable=False)
+
+
+def _wait(channel: Channel, deadline: float, *, writable: bool) -> None:
+    left_s = deadline - time.monotonic()
+    if left_s <= 0:
+        raise PeerSilentError("the peer took too long to say who it is")
+    channel.wait(left_s, writable=writable)

@@ -1,0 +1,136 @@
+"""How agents know each other: a shared key, mutual TLS, or both. An agent with neither does not start.
+
+With a key each side proves that it has it, by an HMAC over both stores' names, both sides' fresh random
+numbers, and the certificate of the target's agent where there is TLS: a proof is of no use on another
+connection. With TLS, 1.3 alone, both sides show a certificate that is signed by the CA of the settings; the
+names in it do not matter, so the CA must be the fabric's own.
+"""
+
+import hashlib
+import hmac
+import os
+import ssl
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+
+from triptych_common.domain.errors import TriptychError
+
+MIN_KEY_BYTES = 32
+MAX_KEY_BYTES = 4096
+NONCE_BYTES = 32
+
+
+class FabricKeyError(TriptychError):
+    """The key or the certificates cannot be used; a setting must be changed."""
+
+
+@dataclass(frozen=True)
+class Transcript:
+    """What both sides of one connection know, and nobody else's connection has."""
+
+    version: int
+    source: str
+    target: str
+    source_nonce: str
+    target_nonce: str
+    binding: bytes  # digest of the certificate of the target's agent; without TLS empty
+
+    def encoded(self) -> bytes:
+        parts = (
+            str(self.version).encode(), self.source.encode(), self.target.encode(),
+            self.source_nonce.encode(), self.target_nonce.encode(), self.binding,
+        )  # fmt: skip
+        return b"".join(len(part).to_bytes(4, "big") + part for part in parts)
+
+
+@dataclass(frozen=True)
+class Credentials:
+    """What this agent shows, and asks of others."""
+
+    key: bytes | None = None
+    server_tls: ssl.SSLContext | None = None
+    client_tls: ssl.SSLContext | None = None
+    own_certificate: bytes = b""  # DER
+
+    def proof(self, side: str, transcript: Transcript) -> str:
+        """Of "source" or "target", in hex; without a key empty."""
+        if self.key is None:
+            return ""
+        message = b"triptych fabric\0" + side.encode() + b"\0" + transcript.encoded()
+        return hmac.new(self.key, message, hashlib.sha256).hexdigest()
+
+    def is_proof(self, proof: str, side: str, transcript: Transcript) -> bool:
+        return hmac.compare_digest(proof, self.proof(side, transcript))
+
+
+def new_nonce() -> str:
+    return os.urandom(NONCE_BYTES).hex()
+
+
+def certificate_digest(der: bytes) -> bytes:
+    """Binds a proof to a TLS connection; without a certificate empty."""
+    return hashlib.sha256(der).digest() if der else b""
+
+
+def load_credentials(
+    key_file: Path | None, certificate: Path | None, private_key: Path | None, ca: Path | None
+) -> Credentials:
+    """Read them, once.
+
+    Raises:
+        FabricKeyError: there are none, or they cannot be read, are open to others, or do not belong together.
+    """
+    key = None if key_file is None else _read_key(key_file)
+    if (certificate, private_key, ca) == (None, None, None):
+        if key is None:
+            raise FabricKeyError("the fabric needs FABRIC_KEY_FILE, or certificates (FABRIC_TLS_*)")
+        return Credentials(key)
+    if certificate is None or private_key is None or ca is None:
+        raise FabricKeyError("FABRIC_TLS_CERT_FILE, _KEY_FILE and _CA_FILE are set together, or none of them")
+    _check_mode(private_key)
+    try:
+        server, client = (
+            _context(protocol, certificate, private_key, ca)
+            for protocol in (ssl.PROTOCOL_TLS_SERVER, ssl.PROTOCOL_TLS_CLIENT)
+        )
+        own = ssl.PEM_cert_to_DER_cert(_first_certificate(certificate.read_text()))
+    except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
+        raise FabricKeyError(f"the fabric's certificates cannot be used: {error}") from error
+    return Credentials(key, server, client, own)
+
+
+def _context(protocol: int, certificate: Path, private_key: Path, ca: Path) -> ssl.SSLContext:
+    context = ssl.SSLContext(protocol)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.check_hostname = False  # whoever the CA signed belongs to the fabric
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.load_cert_chain(certificate, private_key)
+    context.load_verify_locations(ca)
+    return context
+
+
+def _first_certificate(text: str) -> str:
+    start, end = text.index("-----BEGIN CERTIFICATE-----"), "-----END CERTIFICATE-----"
+    return text[start : text.index(end, start) + len(end)]
+
+
+def _read_key(path: Path) -> bytes:
+    _check_mode(path)
+    try:
+        with path.open("rb") as file:
+            key = file.read(MAX_KEY_BYTES + 1).strip()
+    except OSError as error:
+        raise FabricKeyError(f"the fabric's key {path} cannot be read: {error.strerror}") from error
+    if not MIN_KEY_BYTES <= len(key) <= MAX_KEY_BYTES:
+        raise FabricKeyError(f"the fabric's key {path} must have {MIN_KEY_BYTES} to {MAX_KEY_BYTES} bytes")
+    return key
+
+
+def _check_mode(path: Path) -> None:
+    try:
+        mode = stat.S_IMODE(path.stat().st_mode)
+    except OSError as error:
+        raise FabricKeyError(f"the fabric's key {path} cannot be read: {error.strerror}") from error
+    if mode & 0o077:
+        raise FabricKeyError(f"the fabric's key {path} is open to other users; make it so: chmod 600 {path}")

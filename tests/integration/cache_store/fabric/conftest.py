@@ -1,0 +1,71 @@
+"""Hosts with a store and an agent each, a gateway that orders, a real Redis."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.fabric.fabric_host import FabricHost
+from tests.support.fabric.orders import OrderingGateway
+from tests.support.waiting import free_port
+from triptych_cache_store.testing import write_fabric_key
+from triptych_common.bus import AsyncBus
+
+MakeHost = Callable[..., FabricHost]
+
+
+@pytest.fixture
+def key_file(run_dir: Path) -> Path:
+    return write_fabric_key(run_dir / "key")
+
+
+@pytest.fixture
+def make_host(run_dir: Path, redis_url: str, key_file: Path) -> Iterator[MakeHost]:
+    """Started hosts, by name; `options` are the agent's."""
+    hosts: list[FabricHost] = []
+
+    def make(
+        name: str,
+        *options: str,
+        region_bytes: int = 64 << 20,
+        key: bool = True,
+        store_options: tuple[str, ...] = (),
+    ) -> FabricHost:
+        if key:
+            options = (f"--fabric-key-file={key_file}", *options)
+        host = FabricHost(
+            run_dir / name,
+            redis_url,
+            name,
+            free_port(),
+            "--fabric-progress-timeout-s=2",
+            *options,
+            region_bytes=region_bytes,
+            store_options=store_options,
+        )
+        hosts.append(host)
+        host.start()
+        return host
+
+    yield make
+    for host in hosts:
+        host.close()
+
+
+@pytest.fixture
+def pair(make_host: MakeHost) -> tuple[FabricHost, FabricHost]:
+    """A source and a target."""
+    return make_host("a"), make_host("b")
+
+
+@pytest.fixture
+async def gateway(redis_url: str) -> AsyncIterator[OrderingGateway]:
+    async with await AsyncBus.connect(redis_url, "test", client_name="gateway-0") as bus:
+        ordering = OrderingGateway(bus)
+        reading = asyncio.get_running_loop().create_task(ordering.run())
+        yield ordering
+        reading.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await reading

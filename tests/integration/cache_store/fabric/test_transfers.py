@@ -1,0 +1,192 @@
+"""Entries go from one store to another: two real stores, two real agents, a real Redis."""
+
+import asyncio
+import random
+
+import pytest
+
+from tests.support.fabric.fabric_host import FabricHost
+from tests.support.fabric.orders import OrderingGateway, completed, failed
+from triptych_common.protocol.store import Watching
+from triptych_common.protocol.transfers import TransferFailureKind
+
+Pair = tuple[FabricHost, FabricHost]
+MIB = 1 << 20
+
+
+def hash_of(number: int) -> str:
+    return f"{number:064x}"
+
+
+def bytes_of(number: int, num_bytes: int) -> bytes:
+    return random.Random(number).randbytes(num_bytes)
+
+
+async def test_a_sealed_entry(pair: Pair, gateway: OrderingGateway) -> None:
+    source, target = pair
+    data = bytes_of(1, 3 * MIB + 2)
+    source.encode(hash_of(1), data)
+    result = completed(await gateway.transfer(source, target, hash_of(1)))
+    assert result.num_bytes == len(data)
+    assert result.transfer_s > 0
+    assert target.read(hash_of(1)) == data
+    source.wait_no_leftovers()
+    target.wait_no_leftovers()
+
+
+async def test_pushed_before_the_seal(pair: Pair, gateway: OrderingGateway) -> None:
+    """The target's consumer finds the entry being written before the encoder has sealed it."""
+    source, target = pair
+    data = bytes_of(2, MIB)
+    reserved = source.reserve(hash_of(2), len(data))
+    result = await gateway.order(source, target, hash_of(2))
+    for _ in range(500):
+        if await asyncio.to_thread(target.is_being_written, hash_of(2)):
+            break
+        await asyncio.sleep(0.01)
+    else:
+        pytest.fail("the target has not reserved")
+    assert not result.done()
+    source.seal(reserved, data)
+    assert await asyncio.to_thread(target.wait_sealed, hash_of(2)) == data
+    completed(await asyncio.wait_for(result, 10))
+    source.wait_no_leftovers()
+    target.wait_no_leftovers()
+
+
+@pytest.mark.parametrize("num_bytes", [2, 4096, MIB - 2, MIB, MIB + 2, 16 * MIB])
+async def test_sizes(pair: Pair, gateway: OrderingGateway, num_bytes: int) -> None:
+    source, target = pair
+    data = bytes_of(num_bytes, num_bytes)
+    source.encode(hash_of(3), data)
+    completed(await gateway.transfer(source, target, hash_of(3)))
+    assert target.read(hash_of(3)) == data
+
+
+async def test_many_at_once(make_host, gateway: OrderingGateway) -> None:  # type: ignore[no-untyped-def]
+    source, target = make_host("a", region_bytes=256 * MIB), make_host("b", region_bytes=256 * MIB)
+    sizes = [2 * random.Random(number).choice([1, 50, 5_000, 500_000, 2_000_000]) for number in range(60)]
+    sizes.append(64 * MIB)
+    for number, num_bytes in enumerate(sizes):
+        source.encode(hash_of(number), bytes_of(number, num_bytes))
+    futures = [await gateway.order(source, target, hash_of(number)) for number in range(len(sizes))]
+    for future in futures:
+        completed(await asyncio.wait_for(future, 40))
+    for number, num_bytes in enumerate(sizes):
+        assert target.read(hash_of(number)) == bytes_of(number, num_bytes), number
+    source.wait_no_leftovers()
+    target.wait_no_leftovers()
+
+
+async def test_an_item_of_several_pieces(pair: Pair, gateway: OrderingGateway) -> None:
+    source, target = pair
+    pieces = {hash_of(number): bytes_of(number, 100_000) for number in range(1, 6)}
+    for mm_hash, data in pieces.items():
+        source.encode(mm_hash, data)
+    result = completed(await gateway.transfer(source, target, *pieces))
+    assert result.num_bytes == 500_000
+    assert {mm_hash: target.read(mm_hash) for mm_hash in pieces} == pieces
+
+
+async def test_both_ways_at_once(pair: Pair, gateway: OrderingGateway) -> None:
+    one, other = pair
+    one.encode(hash_of(1), bytes_of(1, MIB))
+    other.encode(hash_of(2), bytes_of(2, MIB))
+    there = await gateway.order(one, other, hash_of(1))
+    back = await gateway.order(other, one, hash_of(2))
+    completed(await asyncio.wait_for(there, 10))
+    completed(await asyncio.wait_for(back, 10))
+    assert (other.read(hash_of(1)), one.read(hash_of(2))) == (bytes_of(1, MIB), bytes_of(2, MIB))
+
+
+async def test_already_there(pair: Pair, gateway: OrderingGateway) -> None:
+    source, target = pair
+    for host in pair:
+        host.encode(hash_of(4), b"abcd")
+    assert completed(await gateway.transfer(source, target, hash_of(4))).num_bytes == 0
+    source.wait_no_leftovers()
+    target.wait_no_leftovers()
+
+
+async def test_orders_of_an_item_are_one_transfer(pair: Pair, gateway: OrderingGateway) -> None:
+    source, target = pair
+    data = bytes_of(5, MIB)
+    reserved = source.reserve(hash_of(5), len(data))
+    futures = [await gateway.order(source, target, hash_of(5)) for _ in range(5)]
+    assert isinstance(target.pin_or_watch(hash_of(5)), Watching)
+    source.seal(reserved, data)
+    results = [completed(await asyncio.wait_for(each, 10)) for each in futures]
+    assert {each.num_bytes for each in results} == {len(data)}
+    assert target.store.stats().num_seals_total == 1
+    assert await asyncio.to_thread(target.wait_sealed, hash_of(5)) == data
+
+
+async def test_absent(pair: Pair, gateway: OrderingGateway) -> None:
+    source, target = pair
+    assert failed(await gateway.transfer(source, target, hash_of(6))) is TransferFailureKind.ABSENT
+    source.wait_no_leftovers()
+
+
+async def test_writer_lost(pair: Pair, gateway: OrderingGateway) -> None:
+    source, target = pair
+    reserved = source.reserve(hash_of(7), 4096)
+    result = await gateway.order(source, target, hash_of(7))
+    for _ in range(500):
+        if await asyncio.to_thread(target.is_being_written, hash_of(7)):
+            break
+        await asyncio.sleep(0.01)
+    source.cancel(reserved)
+    assert failed(await asyncio.wait_for(result, 10)) is TransferFailureKind.WRITER_LOST
+    push = await asyncio.to_thread(target.pushes.wait_next, 5.0)
+    assert push.kind == "writer_lost"
+    source.wait_no_leftovers()
+
+
+async def test_one_entry_lost_of_several(pair: Pair, gateway: OrderingGateway) -> None:
+    source, target = pair
+    source.encode(hash_of(1), b"ab")
+    reserved = source.reserve(hash_of(2), 4096)
+    result = await gateway.transfer(source, target, hash_of(1), hash_of(2), hash_of(3))
+    assert failed(result) is TransferFailureKind.ABSENT
+    source.cancel(reserved)
+    source.wait_no_leftovers()
+    target.wait_no_leftovers()
+
+
+async def test_a_target_that_nobody_knows(pair: Pair, gateway: OrderingGateway) -> None:
+    source, _ = pair
+    source.encode(hash_of(8), b"ab")
+    result = await gateway.transfer(source, "store-nowhere", hash_of(8))
+    assert failed(result) is TransferFailureKind.UNREACHABLE
+    source.wait_no_leftovers()
+
+
+async def test_the_deadline_passes_before_the_seal(pair: Pair, gateway: OrderingGateway) -> None:
+    source, target = pair
+    reserved = source.reserve(hash_of(9), 4096)
+    assert failed(await gateway.transfer(source, target, hash_of(9), ttl_ms=500)) is (
+        TransferFailureKind.EXPIRED
+    )
+    target.wait_no_leftovers()
+    source.cancel(reserved)
+    source.wait_no_leftovers()
+
+
+async def test_a_full_target(make_host, gateway: OrderingGateway) -> None:  # type: ignore[no-untyped-def]
+    source, target = make_host("a"), make_host("b", region_bytes=4 * MIB)
+    taken = target.reserve(hash_of(1), 3 * MIB)
+    source.encode(hash_of(2), bytes_of(2, 2 * MIB))
+    late = await gateway.transfer(source, target, hash_of(2), ttl_ms=600)
+    assert failed(late) in (TransferFailureKind.TARGET_FULL, TransferFailureKind.EXPIRED)
+    waiting = await gateway.order(source, target, hash_of(2))
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(asyncio.shield(waiting), 0.5)
+    target.cancel(taken)
+    completed(await asyncio.wait_for(waiting, 10))
+    assert target.read(hash_of(2)) == bytes_of(2, 2 * MIB)
+
+
+async def test_an_entry_larger_than_the_target(make_host, gateway: OrderingGateway) -> None:  # type: ignore[no-untyped-def]
+    source, target = make_host("a"), make_host("b", region_bytes=4 * MIB)
+    source.encode(hash_of(1), bytes_of(1, 8 * MIB))
+    assert failed(await gateway.transfer(source, target, hash_of(1))) is TransferFailureKind.REFUSED

@@ -1,0 +1,5 @@
+"""Stores with a fabric agent each, as processes, and a gateway in the test's hands.
+
+fabric_host   a store, its agent, and a session that encodes or consumes there
+orders        the gateway: sends orders, and waits for what comes of them
+"""

@@ -1,0 +1,82 @@
+"""The gateway of a test: sends orders to agents, and waits for what comes of them."""
+
+import asyncio
+import itertools
+
+from tests.support.fabric.fabric_host import FabricHost
+from triptych_common.bus import AsyncBus
+from triptych_common.protocol.messages import EncodeClass
+from triptych_common.protocol.names import OWNER_GROUP
+from triptych_common.protocol.transfers import (
+    TransferCompleted,
+    TransferFailed,
+    TransferFailureKind,
+    TransferOrder,
+)
+
+Result = TransferCompleted | TransferFailed
+
+
+class OrderingGateway:
+    """For one event loop; `run` reads results while the test goes on."""
+
+    def __init__(self, bus: AsyncBus, name: str = "gateway-0") -> None:
+        self._bus = bus
+        self._name = name
+        self._numbers = itertools.count(1)
+        self._results: dict[str, asyncio.Future[Result]] = {}
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        stream = self._bus.names.encode_results(self._name)
+        async with self._bus.consumer(
+            stream, group=OWNER_GROUP, consumer=self._name, prefetch=64
+        ) as consumer:
+            async for delivery in consumer:
+                message = delivery.envelope.message
+                assert isinstance(message, TransferCompleted | TransferFailed)
+                future = self._results[message.transfer_id]
+                if not future.done():
+                    future.set_result(message)
+                delivery.ack_soon()
+
+    async def order(
+        self,
+        source: FabricHost,
+        target: FabricHost | str,
+        *entries: str,
+        ttl_ms: int = 20_000,
+        encode_class: EncodeClass = EncodeClass.INTERACTIVE,
+        traceparent: str | None = None,
+    ) -> "asyncio.Future[Result]":
+        """Send one; its result comes later."""
+        transfer_id = f"transfer-{next(self._numbers)}"
+        future = self._results[transfer_id] = asyncio.get_running_loop().create_future()
+        order = TransferOrder(
+            transfer_id=transfer_id,
+            mm_hash=entries[0],
+            entries=entries,
+            source=source.store_name,
+            target=target if isinstance(target, str) else target.store_name,
+            gateway=self._name,
+            encode_class=encode_class,
+        )
+        stream = self._bus.names.transfers(source.agent.instance)
+        await self._bus.publish(stream, order, remaining_ms=ttl_ms, traceparent=traceparent)
+        return future
+
+    async def transfer(
+        self, source: FabricHost, target: FabricHost | str, *entries: str, ttl_ms: int = 20_000
+    ) -> Result:
+        future = await self.order(source, target, *entries, ttl_ms=ttl_ms)
+        return await asyncio.wait_for(future, ttl_ms / 1000 + 20)
+
+
+def completed(result: Result) -> TransferCompleted:
+    assert isinstance(result, TransferCompleted), result
+    return result
+
+
+def failed(result: Result) -> TransferFailureKind:
+    assert isinstance(result, TransferFailed), result
+    return result.kind
