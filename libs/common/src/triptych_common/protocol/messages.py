@@ -298,7 +298,7 @@ class FabricLink(Message):
 
 
 class FabricLoad(Message):
-    """What a fabric agent knows of its store and its links, as of its last heartbeat. Inside `InstanceRecord`."""
+    """What a fabric agent knows of its store and links, as of its last heartbeat. Inside `InstanceRecord`."""
 
     num_entries: NonNegativeInt  # sealed, in its store
     entries_num_bytes: NonNegativeInt

@@ -49,6 +49,10 @@ class TargetLinks:
     def num_up(self) -> int:
         return sum(link.is_open for link in self._all)
 
+    def offers_by_target(self) -> dict[str, int]:
+        """Of the links that are up: how many entries are under way to each target."""
+        return {target: link.num_offers for target, link in self._links.items() if link.is_open}
+
     async def connected(self, target: str) -> TargetLink:
         """A link to the agent of `target`.
 
