@@ -65,7 +65,9 @@ def test_instances_are_of_their_host_or_that_of_their_store() -> None:
 def test_one_host_is_none_of_several() -> None:
     assert is_spread(RECORDS)
     assert is_spread([AGENT])
-    assert not is_spread([ENCODER, NAMELESS])
+    assert is_spread([ENCODER, OTHER])
+    in_containers = [ENCODER, NAMELESS.model_copy(update={"host": "another container"}), UNKNOWN]
+    assert not is_spread(in_containers)
 
 
 def test_each_host_with_its_store_and_what_that_holds() -> None:

@@ -56,8 +56,9 @@ def links_of(records: Sequence[InstanceRecord]) -> list[tuple[str, FabricLink]]:
 
 
 def is_spread(records: Sequence[InstanceRecord]) -> bool:
-    """Whether there are, or may be, several hosts."""
-    return any(each.role is Role.FABRIC for each in records) or len(hosts_of(records)) > 1
+    """Whether there are, or may be, several hosts: not every container is one."""
+    stores = {each.store for each in records if each.store is not None}
+    return len(stores) > 1 or any(each.role is Role.FABRIC for each in records)
 
 
 def hosts_table(hosts: Sequence[HostReport]) -> Table:
