@@ -2,7 +2,7 @@
 
 import asyncio
 import io
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -13,6 +13,8 @@ from tests.support.gateway.serving import DIGEST, MODEL
 from tests.support.item_records import IMAGE_LIMITS, item_record
 from triptych_common.bus import AsyncBus, Delivery
 from triptych_common.coordination import Registry, SingleFlight, StartResult
+from triptych_common.domain.hashing import entry_hashes
+from triptych_common.protocol.ids import MmHash
 from triptych_common.protocol.messages import (
     EncodeCompleted,
     EncodeFailed,
@@ -40,6 +42,7 @@ class FakeEncoder:
     bus: AsyncBus
     name: str = "encoder-0"
     digest: str = DIGEST
+    store: str = "store-0"
     jobs: list[EncodeJob] = field(default_factory=list)
     traceparents: list[str | None] = field(default_factory=list)
     media: list[bytes] = field(default_factory=list)
@@ -55,6 +58,9 @@ class FakeEncoder:
     loses_results: bool = False  # what it sends to gateways is lost
     vanishing_jobs: int = 0  # so many are taken off the stream, and that is all
     vanished: list[EncodeJob] = field(default_factory=list)
+    on_reserve: Callable[[EncoderCacheMetadata], Awaitable[None]] | None = None  # before metadata are sent
+    on_seal: Callable[[EncoderCacheMetadata], Awaitable[None]] | None = None
+    pieces: int = 1  # of each item
 
     def __post_init__(self) -> None:
         self.before_start.set()
@@ -70,6 +76,7 @@ class FakeEncoder:
             namespace_digest=self.digest,
             item_limits=dict(IMAGE_LIMITS),
             num_slots=16,
+            store=self.store,
         )
 
     @asynccontextmanager
@@ -137,6 +144,8 @@ class FakeEncoder:
             return
         is_known = job.mm_hash in self.sealed
         metadata = self.metadata(job, width, height).model_copy(update={"sealed": is_known})
+        if not is_known and self.on_reserve is not None:
+            await self.on_reserve(metadata)
         informed = await self._announce(flights, metadata, ())
         if not is_known:
             await self.before_seal.wait()
@@ -144,7 +153,10 @@ class FakeEncoder:
                 await self._fail(flights, job, self.fail_after_metadata)
                 return
             self.num_encodes += 1
+            if self.on_seal is not None:
+                await self.on_seal(metadata)
             self.sealed.add(job.mm_hash)
+            self.sealed.update(entry_hashes(MmHash(job.mm_hash), metadata.record.pieces))
         informed = await self._announce(flights, metadata.model_copy(update={"sealed": True}), informed)
         completed = EncodeCompleted(job_id=job.job_id, mm_hash=job.mm_hash, encoder=self.name, encode_s=0.001)
         await self._send(informed, completed)
@@ -152,6 +164,9 @@ class FakeEncoder:
 
     def metadata(self, job: EncodeJob, width: int, height: int) -> EncoderCacheMetadata:
         """Of a picture of that size, without requesters."""
+        num_rows, num_pieces = width * height, self.pieces
+        pieces = () if num_pieces == 1 else (num_rows // num_pieces,) * num_pieces
+        record = item_record(min(num_rows, MAX_RECORD_TOKENS), (1, height, width))
         return EncoderCacheMetadata(
             job_id=job.job_id,
             mm_hash=job.mm_hash,
@@ -160,9 +175,9 @@ class FakeEncoder:
             width=4,
             dtype="float32",
             num_bytes=width * height * 16,
-            record=item_record(min(width * height, MAX_RECORD_TOKENS), (1, height, width)),
+            record=record.model_copy(update={"pieces": pieces}),
             encoder=self.name,
-            store="store-0",
+            store=self.store,
             sealed=False,
             requesters=(),
         )

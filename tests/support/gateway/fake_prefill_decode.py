@@ -78,6 +78,7 @@ class FakePrefillDecode:
     registration: Registration | None = None  # while it runs
     boot_id: str = "boot"
     kv_transfer: KvTransfer | None = None
+    store: str | None = None
 
     def record(self) -> InstanceRecord:
         return InstanceRecord(
@@ -96,6 +97,7 @@ class FakePrefillDecode:
             num_slots=8,
             stores_responses=self.stores_responses,
             model_version=self.model_version,
+            store=self.store,
         )
 
     @asynccontextmanager

@@ -64,7 +64,12 @@ class System:
 
 @asynccontextmanager
 async def opened_system(
-    redis_url: str, run_dir: Path, fake: FakePrefillDecode | None = None, /, **changes: Any
+    redis_url: str,
+    run_dir: Path,
+    fake: FakePrefillDecode | None = None,
+    /,
+    encoder_store: str = "store-0",
+    **changes: Any,
 ) -> AsyncIterator[System]:
     """Everything started and known to each other. `redis_url` among `changes` is the gateway's alone."""
     values: dict[str, Any] = {
@@ -82,7 +87,7 @@ async def opened_system(
         bus = await stack.enter_async_context(
             await AsyncBus.connect(redis_url, "default", client_name="test")
         )
-        encoder = await stack.enter_async_context(FakeEncoder(bus).running())
+        encoder = await stack.enter_async_context(FakeEncoder(bus, store=encoder_store).running())
         prefill_decode = await stack.enter_async_context((fake or FakePrefillDecode()).running(bus))
         gateway = await stack.enter_async_context(run_gateway(settings))
         protocol = protocol_of(settings)

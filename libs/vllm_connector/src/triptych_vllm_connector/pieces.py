@@ -8,23 +8,19 @@ Features are vLLM's `MultiModalFeatureSpec`s, positions its `PlaceholderRange`s.
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from typing import Any
 
-from triptych_common.domain.hashing import piece_hash
+from triptych_common.domain.hashing import entry_hashes
+from triptych_common.domain.hashing import row_ranges as row_ranges
 from triptych_common.protocol.ids import MmHash
 
 _POSITION_METHODS = ("get_mrope_input_positions", "get_xdrope_input_positions")
 
 
-def row_ranges(pieces: Sequence[int]) -> list[tuple[int, int]]:
-    """First row and end of each piece, from the number of rows in each."""
-    return list(pairwise(accumulate(pieces, initial=0)))
-
-
 def piece_hashes(mm_hash: str, pieces: Sequence[int]) -> list[MmHash]:
     """Under which the pieces of an item lie in the store."""
-    return [piece_hash(MmHash(mm_hash), first, end) for first, end in row_ranges(pieces)]
+    return list(entry_hashes(MmHash(mm_hash), pieces)) if pieces else []
 
 
 def divide_position(position: Any, pieces: Sequence[int]) -> list[Any]:

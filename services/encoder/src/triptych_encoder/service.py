@@ -46,7 +46,7 @@ from triptych_encoder.store.transport_selector import TransportSelector
 from triptych_vllm_connector.config import ConnectorConfig
 from triptych_vllm_connector.host.engine_options import encoder_options
 from triptych_vllm_connector.host.namespace import digest_of_model
-from triptych_vllm_connector.host.platform import has_gpu, has_region, may_use_slab
+from triptych_vllm_connector.host.platform import has_gpu, may_use_slab, probe_store
 from triptych_vllm_connector.host.slab_watch import ProbeSlab, SlabWatch
 from triptych_vllm_connector.process_exit import end_quickly
 
@@ -137,7 +137,9 @@ class EncoderService:
         instance, names = settings.instance, settings.names
         ledger, registry = Ledger(), Registry(bus)
         reporter = Reporter(bus, names, instance)
-        selector = TransportSelector(lambda: slab.own, digest, registry, lambda: store_client.slab)
+        selector = TransportSelector(
+            lambda: slab.own, digest, registry, lambda: store_client.slab, store_client.store
+        )
         self._settings = settings
         self._digest = digest
         self._engine = engine
@@ -192,7 +194,7 @@ class EncoderService:
             scrapes = ScrapeServer(metrics.metrics.render)
             stack.push_async_callback(scrapes.close)
             await scrapes.serve(settings)
-            is_mappable = await asyncio.to_thread(has_region, socket, instance)
+            is_mappable = (await asyncio.to_thread(probe_store, socket, instance)).has_region
             slab = await stack.enter_async_context(
                 SlabWatch.open(
                     socket, instance, settings.transport, has_region=is_mappable, probe_slab=probe_slab
@@ -253,6 +255,7 @@ class EncoderService:
             item_limits=dict(self._engine.item_limits),
             max_item_embeds=self._engine.max_num_tokens,
             store=self._store_client.store,
+            host=settings.host_name,
             num_slots=settings.num_slots,
             compute=self._compute,
             **self._slab.fields(),

@@ -3,10 +3,11 @@
 service        the process: starts, drains within a bound, ends
 listeners      what each of its ports serves, and how; http_protocol bounds their connections
 app            the HTTP application; routes/: one module per group of paths
-gateway        builds the parts below, owns their tasks, closes them
+gateway        builds the parts below, owns their tasks, closes them; gateway_parts: those that settings say
 responses/     OpenAI's Responses API: responses that instances store, found again
 ui/            the page at `/ui`: what the gateway sees, and whom it is shown
 chat/          one request over HTTP, to prefill_decode and back: chat completions, and others without media
+transfers/     items that are in another store than where they are needed
 decision/      who encodes a request's media: encoders, or an instance with a vision tower
 files/         files that callers upload once and name in many requests
 encode/        what requests need of encoders: orders, flights, sizes, final acks
@@ -23,6 +24,6 @@ changed_file     a file that is read again when it has changed
 errors         error responses; race, metrics, settings: likewise for all of the above
 
 Imports go downwards:
-routes > responses > chat | ui > decision | files > encode > request | routing | access > fetch > race
-> endpoints, errors, metrics, settings, tracing.
+routes > responses > chat | ui > transfers > decision | files > encode > request | routing | access > fetch
+> race > endpoints, errors, metrics, settings, tracing.
 """

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -15,7 +15,6 @@ from triptych_common.protocol.messages import EncoderCacheMetadata, InstanceReco
 from triptych_common.protocol.names import OWNER_GROUP
 from triptych_common.telemetry.logs import get_logger
 from triptych_gateway.access.api_keys_file import read_api_keys_file
-from triptych_gateway.access.api_keys_watch import ApiKeysWatch
 from triptych_gateway.access.auth import ApiKeys
 from triptych_gateway.access.key_limiter import KeyLimiter
 from triptych_gateway.access.request_limiter import RequestLimiter
@@ -31,34 +30,30 @@ from triptych_gateway.encode.encode_job import OrderLimits
 from triptych_gateway.encode.encode_orders import EncodeOrders
 from triptych_gateway.encode.encoder_return import EncoderReturn
 from triptych_gateway.encode.final_acks import FinalAcks
+from triptych_gateway.encode.item_places import ItemPlaces
 from triptych_gateway.encode.job_window import JobWindow
 from triptych_gateway.encode.media_cache import MediaCache
 from triptych_gateway.encode.sizes import SizesCache
 from triptych_gateway.encode.stream_lags import StreamLags
 from triptych_gateway.fetch.fetcher import open_fetcher
 from triptych_gateway.fetch.options import FetchOptions
-from triptych_gateway.files.encode_ahead import EncodeAhead
-from triptych_gateway.files.expiry import ExpirySweep
-from triptych_gateway.files.file_limits import FileLimits
 from triptych_gateway.files.file_service import FileService
-from triptych_gateway.files.file_store import FileStore
-from triptych_gateway.files.known_files import KnownFiles
-from triptych_gateway.files.uploads import FileUploads, UploadTimes
+from triptych_gateway.gateway_parts import (
+    encode_ahead,
+    file_service,
+    file_watches,
+    media_limits,
+    request_parsers,
+    transfer_orders,
+)
 from triptych_gateway.metrics import GatewayMetrics
 from triptych_gateway.race import CutOff
 from triptych_gateway.request.chat_request import RequestParser
-from triptych_gateway.request.forms.form import RequestLimits
-from triptych_gateway.request.image_header import ImageLimits
-from triptych_gateway.request.item_checks import MediaLimits
-from triptych_gateway.request.json_bounds import BodyBounds
 from triptych_gateway.request.media import MediaIntake
-from triptych_gateway.request.placeholder_tokens import PlaceholderGuard
-from triptych_gateway.request.request_options import RequestOptions
 from triptych_gateway.request.text_request import TextParser
 from triptych_gateway.responses.exchange import ResponseParts
 from triptych_gateway.routing.encode_capacity import EncodeCapacity
 from triptych_gateway.routing.instances import Instances
-from triptych_gateway.routing.models_watch import ModelsWatch
 from triptych_gateway.routing.registry_view import RegistryView
 from triptych_gateway.routing.router import Router
 from triptych_gateway.routing.routing_report import open_router
@@ -66,6 +61,8 @@ from triptych_gateway.routing.served_models import ServedModels
 from triptych_gateway.settings import GatewaySettings
 from triptych_gateway.tracing.recent_requests import RecentRequests
 from triptych_gateway.tracing.trace_trust import TraceTrust
+from triptych_gateway.transfers.fabric_view import FabricView
+from triptych_gateway.transfers.transfer_orders import TransferOrders
 from triptych_gateway.upstream_client import new_client
 
 log = get_logger(__name__)
@@ -81,6 +78,7 @@ class Gateway:
     view: RegistryView
     router: Router
     orders: EncodeOrders
+    transfers: TransferOrders
     media_cache: MediaCache
     registration: Registration
     files: FileService | None
@@ -108,7 +106,9 @@ async def run_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
         router = open_router(settings.suspect_s, settings.routing_file, metrics)
         models = ServedModels.of_file(settings.models_file)
         instances = Instances(view, router, settings.instance_grace_s, settings.max_dispatch_attempts, models)
-        orders = _encode_orders(settings, bus, media_cache, view, metrics)
+        fabric = FabricView(view)
+        orders = _encode_orders(settings, bus, media_cache, view, metrics, fabric)
+        transfers = transfer_orders(settings, bus, orders, fabric, metrics)
         final_acks = FinalAcks(bus, settings.instance)
         limiter = RequestLimiter(settings.max_requests_in_flight, settings.max_media_in_flight_bytes)
         key_limiter = KeyLimiter(
@@ -134,8 +134,8 @@ async def run_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
             ThreadPoolExecutor(settings.num_file_threads, thread_name_prefix="files") as file_threads,
             ThreadPoolExecutor(settings.num_file_threads, thread_name_prefix="file-lists") as list_threads,
         ):
-            ahead = _encode_ahead(settings, bus, orders, final_acks, view, metrics)
-            files = _file_service(
+            ahead = encode_ahead(settings, bus, orders, final_acks, view, metrics)
+            files = file_service(
                 settings, limiter, ahead, upload_threads, file_threads, list_threads, metrics
             )
             async with (
@@ -143,15 +143,16 @@ async def run_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
                 open_fetcher(FetchOptions.of(settings), media_threads, metrics) as fetcher,
             ):
                 stages = Stages(http, router, decisions, metrics, body_threads, settings.max_answer_bytes)
-                forwarder = Forwarder(instances, stages, metrics, settings.chunk_timeout_s)
+                forwarder = Forwarder(instances, stages, transfers, metrics, settings.chunk_timeout_s)
                 media_serving = MediaServing(
                     gateway=settings.instance,
                     files=files,
-                    intake=MediaIntake(_media_limits(settings), media_threads, fetcher),
+                    intake=MediaIntake(media_limits(settings), media_threads, fetcher),
                     instances=instances,
                     orders=orders,
                     decisions=decisions,
                     final_acks=final_acks,
+                    transfers=transfers,
                     forwarder=forwarder,
                     http=http,
                     threads=body_threads,
@@ -161,7 +162,7 @@ async def run_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
                     encoder_grace_s=settings.encoder_grace_s,
                     local_encode_after_s=settings.local_encode_after_s,
                 )
-                parsers = _parsers(settings, body_threads, instances)
+                parsers = request_parsers(settings, body_threads, instances)
                 chat = _chat_parts(
                     settings, metrics, limiter, key_limiter, parsers, instances, media_serving, forwarder
                 )
@@ -172,18 +173,21 @@ async def run_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
                     await files.measure()
                 work = [
                     _read_registry(view, router, decisions),
-                    _read_results(bus, settings.instance, orders, final_acks, decisions, chat.recents),
+                    _read_results(
+                        bus, settings.instance, orders, transfers, final_acks, decisions, chat.recents
+                    ),
+                    transfers.run(),
                     final_acks.run_sender(),
                     orders.run_checks(),
                     orders.flight_requests.run_room_reads(orders.queue),
                     *(orders.run_steps() for _ in range(settings.num_publishers)),
                     key_limiter.run(),
-                    *_watches(settings, chat.api_keys, models, list_threads),
+                    *file_watches(settings, chat.api_keys, models, list_threads),
                     *([] if files is None else files.tasks()),
                 ]
                 lags = StreamLags(bus, view, settings.instance, metrics, orders.queue)
                 async with _running(work), registry.keep_registered(_record(settings)) as registration:
-                    shared = settings, view, router, orders, media_cache
+                    shared = settings, view, router, orders, transfers, media_cache
                     yield Gateway(*shared, registration, files, chat, responses, lags)
         await key_limiter.close()
         await registry.clear_inboxes(settings.instance)
@@ -218,11 +222,12 @@ async def _read_results(
     bus: AsyncBus,
     instance: str,
     orders: EncodeOrders,
+    transfers: TransferOrders,
     final_acks: FinalAcks,
     decisions: EncodeDecisions,
     recents: RecentRequests | None,
 ) -> None:
-    """What encoders and prefill_decode instances send to this gateway. Never returns."""
+    """What encoders, prefill_decode instances and fabric agents send to this gateway. Never returns."""
     async with bus.consumer(
         bus.names.encode_results(instance), group=OWNER_GROUP, consumer=instance, prefetch=RESULTS_PREFETCH
     ) as consumer:
@@ -234,14 +239,20 @@ async def _read_results(
                 decisions.on_encode_result(message)
                 if recents is not None:
                     recents.on_encode_result(message)
-                await orders.on_encode_result(message)
+                if not transfers.on_result(message):
+                    await orders.on_encode_result(message)
             except Exception:  # one bad message must not stop the reader
                 log.exception("encode result could not be handled", entry_id=delivery.entry_id)
             delivery.ack_soon()
 
 
 def _encode_orders(
-    settings: GatewaySettings, bus: AsyncBus, media: MediaCache, view: RegistryView, metrics: GatewayMetrics
+    settings: GatewaySettings,
+    bus: AsyncBus,
+    media: MediaCache,
+    view: RegistryView,
+    metrics: GatewayMetrics,
+    fabric: FabricView,
 ) -> EncodeOrders:
     shared = SharedSizes(bus, max_items=settings.sizes_redis_items, ttl_s=settings.sizes_ttl_s)
     return EncodeOrders(
@@ -260,17 +271,8 @@ def _encode_orders(
         ),
         window=JobWindow(EncodeCapacity(lambda: view.records).of),
         metrics=metrics,
+        places=ItemPlaces(lambda: fabric.are_apart),
     )
-
-
-def _watches(
-    settings: GatewaySettings, api_keys: ApiKeys, models: ServedModels, threads: ThreadPoolExecutor
-) -> Iterator[Coroutine[Any, Any, None]]:
-    """Of files that may change."""
-    if settings.api_keys_file is not None:
-        yield ApiKeysWatch(settings.api_keys_file, api_keys, settings.api_keys_check_s, threads).run()
-    if settings.models_file is not None:
-        yield ModelsWatch(settings.models_file, models, settings.models_check_s, threads).run()
 
 
 def _chat_parts(
@@ -310,81 +312,6 @@ def _chat_parts(
     )
 
 
-def _media_limits(settings: GatewaySettings) -> MediaLimits:
-    image_limits = ImageLimits(settings.max_image_pixels, settings.image_formats)
-    return MediaLimits(settings.max_item_bytes, image_limits, settings.video_piece_rows)
-
-
-def _encode_ahead(
-    settings: GatewaySettings,
-    bus: AsyncBus,
-    orders: EncodeOrders,
-    final_acks: FinalAcks,
-    view: RegistryView,
-    metrics: GatewayMetrics,
-) -> EncodeAhead | None:
-    """None: no encode is ordered before a request needs it."""
-    if not settings.files_encode_ahead or settings.encode_decision == "local":
-        return None
-    return EncodeAhead(
-        orders=orders,
-        final_acks=final_acks,
-        single_flight=SingleFlight(bus),
-        view=view,
-        metrics=metrics,
-        timeout_s=settings.first_token_timeout_s,
-        video_piece_rows=settings.video_piece_rows,
-    )
-
-
-def _file_service(
-    settings: GatewaySettings,
-    limiter: RequestLimiter,
-    ahead: EncodeAhead | None,
-    upload_threads: ThreadPoolExecutor,
-    threads: ThreadPoolExecutor,
-    list_threads: ThreadPoolExecutor,
-    metrics: GatewayMetrics,
-) -> FileService | None:
-    """None: no directory is named."""
-    if settings.files_dir is None:
-        return None
-    limits = FileLimits(
-        max_file_bytes=min(settings.files_max_file_bytes, settings.max_item_bytes),
-        max_bytes=settings.files_max_bytes,
-        max_files=settings.files_max_files,
-        max_key_bytes=settings.files_max_key_bytes,
-        max_key_files=settings.files_max_key_files,
-        lifetime_s=settings.files_lifetime_s,
-        max_lifetime_s=settings.files_max_lifetime_s,
-    )
-    store = FileStore(settings.files_dir, limits)
-    times = UploadTimes(settings.body_timeout_s, settings.files_upload_timeout_s)
-    uploads = FileUploads(
-        store, _media_limits(settings), limiter, upload_threads, times, settings.files_max_uploads
-    )
-    expiry, known = ExpirySweep(store, list_threads), KnownFiles(store, threads)
-    return FileService(store, uploads, known, expiry, ahead, threads, list_threads, metrics)
-
-
-def _parsers(
-    settings: GatewaySettings, threads: ThreadPoolExecutor, instances: Instances
-) -> tuple[RequestParser, TextParser]:
-    guard = PlaceholderGuard(
-        settings.placeholder_tokens, settings.max_body_values, instances.placeholder_tokens_of
-    )
-    limits = RequestLimits(
-        BodyBounds(settings.max_prompt_bytes, settings.max_body_values),
-        settings.max_messages,
-        settings.max_choices,
-    )
-    options = RequestOptions(settings.request_processor_options, settings.media_options)
-    return (
-        RequestParser(guard, settings.max_items, limits, options, threads),
-        TextParser(guard, limits, options, threads),
-    )
-
-
 def _record(settings: GatewaySettings) -> InstanceRecord:
     return InstanceRecord(
         instance=settings.instance,
@@ -392,4 +319,5 @@ def _record(settings: GatewaySettings) -> InstanceRecord:
         role=Role.GATEWAY,
         url=settings.media_base_url,
         num_slots=settings.max_requests_in_flight,
+        host=settings.host_name,
     )

@@ -136,6 +136,7 @@ class GatewayMetrics:
         self._count_items()
         self._count_routing()
         self._count_encodes()
+        self._count_transfers()
         self._count_streams()
         self._count_fetches()
         self._count_files()
@@ -214,6 +215,21 @@ class GatewayMetrics:
         )
         self.jobs_sent_again = self.metrics.counter(
             "gateway_encode_jobs_sent_again", "Jobs sent again: Redis had lost them, or their results"
+        )
+
+    def _count_transfers(self) -> None:
+        self.transfers_ordered = self.metrics.counter(
+            "gateway_transfers_ordered",
+            "Transfers of items between stores that were ordered, by why: new, directory, evicted, retry",
+            ("reason",),
+        )
+        self.transfers = self.metrics.counter(
+            "gateway_transfers",
+            "What they came to: completed, a failure of `TransferFailureKind`, no_agent, silent, not_sent",
+            ("result",),
+        )
+        self.transfer_s = self.metrics.histogram(
+            "gateway_transfer_seconds", "A transfer's order to its end, where it completed"
         )
 
     def _count_streams(self) -> None:

@@ -189,6 +189,11 @@ class GatewaySettings(MediaSettings):
     flight_check_s: PositiveFloat = 2.0
     """How often unanswered jobs are checked in Redis; those that it has lost are sent again."""
 
+    max_transfer_attempts: PositiveInt = 3
+    """Transfers of one item to one store, between hosts, until the request fails."""
+    transfer_grace_s: PositiveFloat = 2.0
+    """Beyond three times what a transfer is predicted to take; an agent that is silent then has failed."""
+
     first_token_timeout_s: PositiveFloat = 60.0
     request_timeout_s: PositiveFloat = 600.0
     body_timeout_s: PositiveFloat = 30.0

@@ -67,7 +67,7 @@ from triptych_vllm_connector.host.kv_transfer import (
 )
 from triptych_vllm_connector.host.model_facts import item_limits, placeholder_tokens
 from triptych_vllm_connector.host.namespace import digest_of_model
-from triptych_vllm_connector.host.platform import has_gpu, has_region, may_use_slab
+from triptych_vllm_connector.host.platform import FoundStore, has_gpu, may_use_slab, probe_store
 from triptych_vllm_connector.host.slab_watch import ProbeSlab, SlabWatch
 from triptych_vllm_connector.process_exit import end_quickly
 from triptych_vllm_connector.records.replaying import replay_records
@@ -264,9 +264,9 @@ class PrefillDecodeService:
         if cache_embeds is None and processor is not None:
             cache_embeds = await asyncio.to_thread(encoder_cache_embeds, engine.vllm_config)
         # One that decodes takes no tensors, and needs no store.
-        is_mappable = not decodes_only and await asyncio.to_thread(
-            has_region, settings.store_socket, settings.instance
-        )
+        store = FoundStore()
+        if not decodes_only:
+            store = await asyncio.to_thread(probe_store, settings.store_socket, settings.instance)
         probe_slab: ProbeSlab | None = None
         if not decodes_only and may_use_slab(settings.engine_args):
             probe_slab = partial(engine.engine_core.call_utility_async, PROBE_SLAB)
@@ -274,7 +274,7 @@ class PrefillDecodeService:
             settings.store_socket,
             settings.instance,
             "auto" if decodes_only else settings.transport,
-            has_region=is_mappable,
+            has_region=store.has_region,
             probe_slab=probe_slab,
         ) as slab:
             record = InstanceRecord(
@@ -296,6 +296,8 @@ class PrefillDecodeService:
                 kv_transfer=kv_transfer,
                 kv_cache_tokens=kv_cache_tokens(engine.vllm_config),
                 model_version=settings.model_version,
+                store=store.store,
+                host=settings.host_name,
                 **slab.fields(),
             )
             async with await AsyncBus.connect(

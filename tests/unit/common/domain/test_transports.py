@@ -1,5 +1,7 @@
 """Which memory a pair uses: the best that all can, and never one that an instance cannot read."""
 
+from dataclasses import replace
+
 import pytest
 
 from triptych_common.domain.transports import (
@@ -135,3 +137,42 @@ def test_every_pair_of_a_namespace_with_the_producers_choice() -> None:
         Pair("encoder-2", "pd-1", Transport.REDIS),
     ]
     assert choose_pairs(records[:1], SLAB) == []
+
+
+def of_store(store: str) -> TransportCapabilities:
+    return replace(ON_GPU, store=store)
+
+
+@pytest.mark.parametrize(
+    ("consumers", "memories"),
+    [
+        ([of_store("store-a")], [SLAB.memory, "shm"]),
+        ([of_store("store-b")], ["shm"]),
+        ([of_store("store-a"), of_store("store-b")], ["shm"]),
+        ([ON_GPU], [SLAB.memory, "shm"]),  # it does not say
+        ([replace(WANTS_REDIS, store="store-b")], ["redis"]),
+    ],
+)
+def test_where_a_consumer_has_another_store_no_slab_is_chosen(
+    consumers: list[TransportCapabilities], memories: list[str]
+) -> None:
+    assert choose_memories(of_store("store-a"), consumers, SLAB) == memories
+
+
+def test_a_producer_of_the_slab_alone_uses_the_region_for_another_store() -> None:
+    only_slab = replace(of_store("store-a"), transports=(Transport.CUDA_IPC,))
+    assert choose_memories(only_slab, [of_store("store-a")], SLAB) == [SLAB.memory]
+    assert choose_memories(only_slab, [of_store("store-b")], SLAB) == ["shm"]
+
+
+def test_pairs_say_that_an_instance_has_another_store() -> None:
+    records = [
+        record("encoder-0", Role.ENCODE, ON_GPU).model_copy(update={"store": "store-a"}),
+        record("pd-0", Role.PREFILL_DECODE, ON_GPU).model_copy(update={"store": "store-a"}),
+        record("pd-1", Role.PREFILL_DECODE, ON_GPU).model_copy(update={"store": "store-b"}),
+    ]
+    assert choose_pairs(records, SLAB) == [
+        Pair("encoder-0", "pd-0", Transport.PINNED_SHM, "pd-1 has another store"),
+        Pair("encoder-0", "pd-1", Transport.PINNED_SHM, "pd-1 has another store"),
+    ]
+    assert choose_pairs(records[:2], SLAB) == [Pair("encoder-0", "pd-0", Transport.CUDA_IPC)]

@@ -54,9 +54,9 @@ class FakeRegistry:
         return self.records
 
 
-def make(registry: FakeRegistry, setting: Any = "auto") -> TransportSelector:
+def make(registry: FakeRegistry, setting: Any = "auto", store: str | None = None) -> TransportSelector:
     own = announced_capabilities(setting, slab=SlabProbeResult(GPU, generation=7), has_region=True)
-    return TransportSelector(lambda: own, DIGEST, registry, lambda: SLAB)  # type: ignore[arg-type]
+    return TransportSelector(lambda: own, DIGEST, registry, lambda: SLAB, store)  # type: ignore[arg-type]
 
 
 async def test_consumers_of_this_namespace_decide(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,3 +123,17 @@ async def test_a_full_slab_is_passed_over_and_a_full_region_reported() -> None:
     assert isinstance(reply, Reserved)
     assert session.asked == [SLAB.memory, "shm", SLAB.memory], "each try begins with the best"
     assert reply.memory == SLAB.memory
+
+
+@pytest.mark.parametrize("setting", ["auto", "cuda_ipc"])
+async def test_a_consumer_with_another_store_gets_the_region(
+    monkeypatch: pytest.MonkeyPatch, setting: str
+) -> None:
+    monkeypatch.setattr(module, "REFRESH_INTERVAL_S", 0.0)
+    registry = FakeRegistry()
+    selector = make(registry, setting, "store-a")
+    near = consumer(*Transport, device=GPU, slab_generation=7, store="store-a")
+    registry.records = [near]
+    assert (await selector.memories())[0] == SLAB.memory
+    registry.records = [near, consumer(*Transport, device=GPU, slab_generation=7, store="store-b")]
+    assert await selector.memories() == ["shm"]

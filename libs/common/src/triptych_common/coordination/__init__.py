@@ -4,11 +4,13 @@ single_flight   which encoder works on an item, and which requests wait for it, 
 flight_state    a flight's states (the machine `FlightState`), for Python and for the scripts in `lua/`
 registry        which instances are alive
 shared_sizes    sizes of items that were encoded before
+entry_directory  which stores have an entry, where there are several
 tensor_blobs    bytes of tensors, for the transport `redis`
 request_counts  requests of an API key, counted against its limits
 stored_responses  which instance has a stored response, and what its conversation needs
 """
 
+from triptych_common.coordination.entry_directory import EntryDirectory, NotedPlace
 from triptych_common.coordination.registry import Registration, Registry, is_registered
 from triptych_common.coordination.request_counts import CountResult, RateCharge, RequestCounts
 from triptych_common.coordination.shared_sizes import SharedSizes
@@ -28,7 +30,9 @@ __all__ = [
     "BlobStore",
     "ClaimResult",
     "CountResult",
+    "EntryDirectory",
     "FlightClaim",
+    "NotedPlace",
     "RateCharge",
     "Registration",
     "Registry",

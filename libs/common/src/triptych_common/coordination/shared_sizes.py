@@ -4,13 +4,16 @@ A hash and the order of its items, not a key per item: so they can be counted, a
 are too many. A gateway that finds none orders the item once more. Without new ones all of it expires.
 """
 
+from importlib.resources import files
+
 from triptych_common.bus.async_bus import AsyncBus
 from triptych_common.redis_client.commands import run_command, send_command
 from triptych_common.redis_client.scripts import load_script
 
 MAX_SIZES_BYTES = 4096  # of one item's
 MAX_DROPPED = 100  # by one write, where the bound was lowered: a script must not keep Redis for long
-SET_SIZES = load_script(__package__, "set_sizes")
+BOUNDED_HASH = files(__package__).joinpath("lua", "bounded_hash.lua").read_text("utf-8")
+SET_SIZES = load_script(__package__, "set_sizes", prelude=BOUNDED_HASH)
 
 
 class SharedSizes:

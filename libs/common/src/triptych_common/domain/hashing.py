@@ -4,7 +4,8 @@ Every part is framed by its length before it is hashed, so that no two different
 give the same bytes.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate, pairwise
 from typing import Any
 
 import orjson
@@ -106,6 +107,18 @@ def raw_item_id(item: MmHash) -> str:
 def piece_hash(item: MmHash, first_row: int, end_row: int) -> MmHash:
     """Identity of the piece of an item's tensor that has its rows from `first_row` up to `end_row`."""
     return MmHash(_digest(_PIECE_TAG, (item.encode(), str(first_row).encode(), str(end_row).encode())))
+
+
+def entry_hashes(item: MmHash, pieces: Sequence[int]) -> tuple[MmHash, ...]:
+    """Under which an item lies in a store: its own, or one for each of its pieces, of so many rows each."""
+    if not pieces:
+        return (item,)
+    return tuple(piece_hash(item, first, end) for first, end in row_ranges(pieces))
+
+
+def row_ranges(pieces: Sequence[int]) -> list[tuple[int, int]]:
+    """First row and end of each piece, from the number of rows in each."""
+    return list(pairwise(accumulate(pieces, initial=0)))
 
 
 def plain_item_hash(namespace_digest: str, identifier: str) -> MmHash:

@@ -1,7 +1,8 @@
 """Which transport a producer and its consumers use. Pure.
 
 An entry lies in one memory for all its readers: the choice is the best that the producer and every consumer
-of its namespace can do, as they announce it in the registry.
+of its namespace can do, as they announce it in the registry. Between stores entries go from region to region
+(docs/design/fabric.md), so a slab is chosen only where all of them have one store.
 """
 
 from collections.abc import Iterable, Sequence
@@ -34,12 +35,13 @@ class TransportCapabilities:
     transports: tuple[Transport, ...]
     device: str | None = None  # "GPU-..."
     slab_generation: int | None = None  # of the store whose slab it has mapped and read
+    store: str | None = None  # that it works with; None: it does not say
 
     @classmethod
     def announced(cls, record: InstanceRecord) -> "TransportCapabilities":
         """Of another instance; one that announces nothing knows the region only."""
         transports = record.transports or (Transport.PINNED_SHM,)
-        return cls(transports, record.device, record.slab_generation)
+        return cls(transports, record.device, record.slab_generation, record.store)
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,9 @@ def choose_memories(
     if SHM in memories and REDIS in memories:
         memories.remove(REDIS)  # it takes blocks of the region as well: no way out when that is full
     # Nothing in common: an instance that cannot read it has the entry made again, and logs it.
-    return memories or [_memory(producer.transports[-1], slab_memory)]
+    return memories or [
+        _memory(producer.transports[-1], None if _are_apart(producer, *able) else slab_memory)
+    ]
 
 
 def choose_pairs(records: Iterable[InstanceRecord], slab: StoreSlab | None) -> list[Pair]:
@@ -86,7 +90,7 @@ def choose_pairs(records: Iterable[InstanceRecord], slab: StoreSlab | None) -> l
                 producer.instance,
                 each.instance,
                 transport_of(memory),
-                producer.slab_failure or each.slab_failure,
+                producer.slab_failure or each.slab_failure or _another_store(producer, consumers),
             )
             for each in consumers
         ]
@@ -105,6 +109,19 @@ def transport_of(memory: str) -> Transport:
     return {SHM: Transport.PINNED_SHM, REDIS: Transport.REDIS}.get(memory, Transport.CUDA_IPC)
 
 
+def _are_apart(*all_of: TransportCapabilities) -> bool:
+    """They work with several stores. Who does not say has the others'."""
+    return len({each.store for each in all_of if each.store is not None}) > 1
+
+
+def _another_store(producer: InstanceRecord, consumers: Iterable[InstanceRecord]) -> str | None:
+    """Why a producer with a slab does not use it; None: it does, or that is not why."""
+    if Transport.CUDA_IPC not in producer.transports or producer.store is None:
+        return None
+    far = next((each for each in consumers if each.store not in (None, producer.store)), None)
+    return None if far is None else f"{far.instance} has another store"
+
+
 def _memory(transport: Transport, slab_memory: str | None) -> str:
     if transport is Transport.CUDA_IPC:
         return slab_memory or SHM
@@ -113,7 +130,9 @@ def _memory(transport: Transport, slab_memory: str | None) -> str:
 
 def _share_slab(slab: StoreSlab | None, all_of: Sequence[TransportCapabilities]) -> bool:
     """Have all of them mapped it, and read from it? What they found of an earlier store's counts no more."""
-    return slab is not None and all(
+    if slab is None or _are_apart(*all_of):
+        return False
+    return all(
         each.device is not None
         and device_memory(each.device) == slab.memory
         and each.slab_generation == slab.generation

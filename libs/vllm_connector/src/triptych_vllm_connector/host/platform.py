@@ -1,6 +1,7 @@
 """What this machine offers to one engine: a GPU, and the store's region."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -30,16 +31,26 @@ def may_use_slab(engine_args: Sequence[str]) -> bool:
     return has_gpu() and all(option_value(engine_args, name, "1") == "1" for name in parallel)
 
 
-def has_region(socket: Path, instance: str) -> bool:
-    """Whether this process can map the region of the store at `socket`. Blocks, at most for seconds."""
+@dataclass(frozen=True)
+class FoundStore:
+    """What one look at the store of this machine has found."""
+
+    store: str | None = None  # its name; None: it could not be asked
+    has_region: bool = False  # this process can map its region
+
+
+def probe_store(socket: Path, instance: str) -> FoundStore:
+    """Look at the store at `socket`. Blocks, at most for seconds."""
+    store: str | None = None
     try:
         session = StoreSession.connect(socket, f"{instance}/probe", timeout_s=REGION_CHECK_TIMEOUT_S)
         try:
             welcome = session.welcome
+            store = welcome.store
             RegionMapping.open(welcome.region_path, welcome.region_num_bytes, populate=False).close()
         finally:
             session.close()
     except StoreError as error:
         log.warning("the region cannot be used", error=str(error))
-        return False
-    return True
+        return FoundStore(store)
+    return FoundStore(store, has_region=True)

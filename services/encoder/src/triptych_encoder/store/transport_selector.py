@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 from triptych_common.coordination import Registry
 from triptych_common.domain.errors import BusUnavailableError
@@ -12,6 +13,7 @@ from triptych_common.domain.transports import (
     consumers_of,
     transport_of,
 )
+from triptych_common.protocol.messages import Transport
 from triptych_common.telemetry.logs import get_logger
 
 log = get_logger(__name__)
@@ -28,20 +30,23 @@ class TransportSelector:
         namespace_digest: str,
         registry: Registry,
         slab: Callable[[], StoreSlab | None],
+        store: str | None = None,
     ) -> None:
-        """`own`: what this encoder offers, which changes with the store's slab."""
+        """`own`: what this encoder offers, which changes with the store's slab. `store`: its name."""
         self._own = own
         self._namespace_digest = namespace_digest
         self._registry = registry
         self._slab = slab
+        self._store = store
         self._consumers: list[TransportCapabilities] = []
         self._refreshed_at = float("-inf")
         self._logged: list[str] = []
 
     async def memories(self) -> list[str]:
         """Best first; the next is for when the store has no room in the one before."""
-        own = self._own()
-        if len(own.transports) > 1 and time.monotonic() - self._refreshed_at > REFRESH_INTERVAL_S:
+        own = replace(self._own(), store=self._store)
+        has_choice = len(own.transports) > 1 or Transport.CUDA_IPC in own.transports
+        if has_choice and time.monotonic() - self._refreshed_at > REFRESH_INTERVAL_S:
             await self._refresh()
         memories = choose_memories(own, self._consumers, self._slab())
         if memories != self._logged:

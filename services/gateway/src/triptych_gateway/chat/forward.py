@@ -30,6 +30,7 @@ from triptych_gateway.routing.router import ServingStage
 from triptych_gateway.routing.routes import InstanceDemand, Life, Route, RouteChoice
 from triptych_gateway.routing.variants import VariantReason
 from triptych_gateway.routing.ways import Way, WayReason
+from triptych_gateway.transfers.transfer_orders import TransferOrders
 
 log = get_logger(__name__)
 
@@ -40,6 +41,7 @@ class Forwarder:
 
     instances: Instances
     stages: Stages
+    transfers: TransferOrders
     metrics: GatewayMetrics
     chunk_timeout_s: float
     held: HeldPrefixes = field(default_factory=HeldPrefixes)
@@ -91,6 +93,8 @@ class Forwarder:
             self._check(dispatch, route)
             dispatch.arrival.root.on_route(route.way.value, route.reason.value)
             self.metrics.routes.labels(route.way.value, route.reason.value).inc()
+            if dispatch.media_wait is not None:
+                await self.transfers.bring(dispatch.media_wait, route.first)
             try:
                 answer, held = await self.stages.begin(dispatch, route, handover)
             except StageFailedError as error:

@@ -11,8 +11,9 @@ Each way is tried once at most.
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import Executor
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
 
@@ -58,6 +59,7 @@ from triptych_gateway.routing.router import TOWER_ROLES
 from triptych_gateway.routing.scheduling.candidates import RoutingRequest
 from triptych_gateway.routing.variants import Variant
 from triptych_gateway.tracing.stages import Stage
+from triptych_gateway.transfers.transfer_orders import TransferOrders
 
 log = get_logger(__name__)
 
@@ -73,6 +75,7 @@ class MediaServing:
     orders: EncodeOrders
     decisions: EncodeDecisions
     final_acks: FinalAcks
+    transfers: TransferOrders
     forwarder: Forwarder
     http: ClientSession
     threads: Executor
@@ -146,11 +149,14 @@ class MediaServing:
     ) -> None:
         """In one namespace, from the named items to the end of the answer."""
         digest = digest_of(arrival)
-        routing = chat_routing(request, arrival.session, digest, items)
+        mm_hashes, places = {item.mm_hash for item in items}, self.transfers.places
+        entry_places = await places.read(mm_hashes)
+        items_at = places.stores_of(mm_hashes, entry_places)
+        routing = chat_routing(request, arrival.session, digest, items, items_at)
         chosen = await wait_instance(self.instances, request, arrival, routing)
         media_wait = _media_wait(request, arrival, items, digest, chosen)
-        # In this order: from the moment it is open, metadata may name the request, and it lives.
-        async with self.final_acks.hold_acks(media_wait), self.orders.open_wait(media_wait):
+        media_wait.entry_places.update(entry_places)
+        async with self._open_wait(media_wait):
             decided = await self._decide(request, arrival, media_wait, chosen, asked)
             _show(decided, arrival)
             arrival.root.end_stage(Stage.QUEUE)
@@ -187,12 +193,19 @@ class MediaServing:
         arrival.root.on_local_encode_failed()
         arrival.root.end_stage(Stage.GIVEN_UP)
         media_wait = _media_wait(request, arrival, items, digest, chosen)
-        async with self.final_acks.hold_acks(media_wait), self.orders.open_wait(media_wait):
+        async with self._open_wait(media_wait):
             given_up = await self._serve_encoded(
                 request, arrival, media_wait, chosen, decided, client, routing
             )
             if given_up is not None:
                 raise given_up
+
+    @asynccontextmanager
+    async def _open_wait(self, media_wait: MediaWait) -> AsyncIterator[None]:
+        """In this order: from the moment it is open, metadata may name the request, and it lives."""
+        async with self.final_acks.hold_acks(media_wait), self.orders.open_wait(media_wait):
+            with self.transfers.hold(media_wait):
+                yield
 
     async def _decide(
         self,

@@ -1,6 +1,6 @@
 """What the choice of an instance may go by, as a request's body has it."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from functools import partial
 from typing import Any
 
@@ -35,9 +35,13 @@ def session_of(scope: Scope, body: Mapping[str, Any], salt: str, header: str) ->
 
 
 def chat_routing(
-    request: ChatRequest, session: str, digest: str | None = None, items: Sequence[TakenItem] = ()
+    request: ChatRequest,
+    session: str,
+    digest: str | None = None,
+    items: Sequence[TakenItem] = (),
+    items_at: Mapping[str, Set[MmHash]] | None = None,
 ) -> RoutingRequest:
-    """Of a chat, whose media are `items`."""
+    """Of a chat, whose media are `items`; `items_at`: those that each store has, where there are several."""
     seed = (request.model, digest, request.tenant_salt)
     by_place = {item.part.place: item.mm_hash for item in items}
     return RoutingRequest(
@@ -46,6 +50,7 @@ def chat_routing(
         tuple(item.mm_hash for item in items),
         request.num_prompt_bytes,
         partial(_read_prompt, request.body, request.endpoint.inputs, by_place, seed),
+        items_at or {},
     )
 
 

@@ -29,6 +29,7 @@ from triptych_common.protocol.messages import (
 from triptych_common.telemetry.logs import get_logger
 from triptych_gateway.encode.encode_job import OrderLimits, encode_job, place_of, remaining_s, requesters_of
 from triptych_gateway.encode.flight_requests import FlightRequests, failed_order, failure_of
+from triptych_gateway.encode.item_places import ItemPlaces
 from triptych_gateway.encode.item_queue import ItemQueue
 from triptych_gateway.encode.item_table import Item, ItemFailure, ItemState, ItemTable
 from triptych_gateway.encode.job_window import JobWindow
@@ -36,7 +37,6 @@ from triptych_gateway.encode.media_cache import MediaCache
 from triptych_gateway.encode.media_wait import MediaWait
 from triptych_gateway.encode.sizes import ItemSizes, SizesCache
 from triptych_gateway.metrics import GatewayMetrics
-from triptych_gateway.tracing.item_timing import ItemSource
 
 log = get_logger(__name__)
 
@@ -59,10 +59,12 @@ class EncodeOrders:
         limits: OrderLimits,
         window: JobWindow,
         metrics: GatewayMetrics,
+        places: ItemPlaces | None = None,  # None: one store is all there is
     ) -> None:
         self._gateway = gateway
         self._media_cache = media_cache
         self.sizes = sizes
+        self.places = places or ItemPlaces(lambda: False)
         self._limits = limits
         self._metrics = metrics
         self._media_waits: dict[RequestId, MediaWait] = {}
@@ -100,21 +102,12 @@ class EncodeOrders:
 
     async def _recall_sizes(self, media_wait: MediaWait) -> None:
         """Sizes from before: memory, then the bus (for all items at once)."""
-        unknown: list[MmHash] = []
-        for mm_hash in media_wait.mm_hashes:
-            sizes = self.sizes.get_local(mm_hash)
-            if sizes is not None:
-                self._recall(media_wait, mm_hash, sizes, ItemSource.MEMORY)
-            elif (item := self.table.get(mm_hash)) is not None and item.state is ItemState.UNKNOWN:
-                unknown.append(mm_hash)
-        found = await self.sizes.fetch_all_shared(unknown, self._limits.publish_timeout_s)
-        for mm_hash, sizes in found.items():
-            self._recall(media_wait, mm_hash, sizes, ItemSource.REDIS)
-
-    def _recall(self, media_wait: MediaWait, mm_hash: MmHash, sizes: ItemSizes, source: ItemSource) -> None:
-        self._metrics.cache_hits.labels(source.value).inc()
-        self.table.recall_sizes(mm_hash, sizes)
-        media_wait.note_known(mm_hash, source)
+        unknown = {each.mm_hash for each in self._items_of(media_wait) if each.state is ItemState.UNKNOWN}
+        found = await self.sizes.find_all(media_wait.mm_hashes, unknown, self._limits.publish_timeout_s)
+        for mm_hash, sizes, source in found:
+            self._metrics.cache_hits.labels(source.value).inc()
+            self.table.recall_sizes(mm_hash, sizes)
+            media_wait.note_known(mm_hash, source)
 
     def lacks_job(self, media_wait: MediaWait) -> bool:
         """Whether an item of `media_wait` has no sizes, and no encoder was asked for them."""
@@ -144,6 +137,11 @@ class EncodeOrders:
                 self._note_joined(item.mm_hash, [media_wait])
             else:
                 self._order_item(item, of_request=media_wait.request_id)
+
+    def order_near(self, mm_hash: MmHash, store: str | None) -> None:
+        """Order an item that some request waits for: at those of `store`, if it has any; None: anywhere."""
+        if (item := self.table.get(mm_hash)) is not None:
+            self._order_item(item)
 
     def order_all(self, media_wait: MediaWait) -> None:
         """Order every item of `media_wait`, also those whose sizes are known: their tensors may be gone."""
@@ -196,6 +194,7 @@ class EncodeOrders:
         """The sizes are known; also of a job that was on its way before a request here joined it."""
         mm_hash, sizes = MmHash(message.mm_hash), ItemSizes.of(message)
         is_changed = self.sizes.put_local(mm_hash, sizes)
+        self.places.note_metadata(message)
         ordered = self.table.get(mm_hash)
         if message.sealed:
             self.queue.end_job(mm_hash)
@@ -223,6 +222,7 @@ class EncodeOrders:
             self._metrics.encode_s.observe(time.monotonic() - ordered.ordered_at)
             if not message.encode_s:
                 self._metrics.cache_hits.labels("store").inc()
+        self.places.note_sealed(mm_hash)
         request_ids = self.table.seal_item(mm_hash)
         self.queue.end_job(mm_hash)
         self._queue_step(mm_hash)

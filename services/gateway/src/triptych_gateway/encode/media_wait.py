@@ -9,6 +9,7 @@ from triptych_common.domain.errors import RequestError
 from triptych_common.domain.fair_turns import DEFAULT_LANE, Lane
 from triptych_common.protocol.ids import MmHash, RequestId
 from triptych_common.protocol.messages import FailureKind, Modality
+from triptych_common.protocol.transfers import EntryPlace
 from triptych_gateway.encode.item_table import ItemFailure
 from triptych_gateway.encode.sizes import ItemSizes
 from triptych_gateway.errors import EncodeUnavailableError, unavailable
@@ -39,6 +40,8 @@ class MediaWait:
     opened_at: float = field(default_factory=time.monotonic)  # monotonic seconds
     timings: Mapping[MmHash, ItemTiming] = field(default_factory=dict)  # to be filled in, where there are any
     sizes: dict[MmHash, ItemSizes] = field(default_factory=dict)
+    entry_places: dict[MmHash, tuple[EntryPlace, ...]] = field(default_factory=dict)
+    """What the directory says of their entries, where several stores are registered."""
     answered_by: str | None = None  # the instance whose answer went out whole
     sealed_at: float | None = None  # monotonic seconds; the last seal so far of an item encoded for it
     needed_at: float = 0.0  # monotonic seconds; when prefill_decode last asked for an item again
@@ -137,6 +140,13 @@ class MediaWait:
         if self._error is None and self.needs(mm_hash):
             part = next(item.part for item in self.items if item.mm_hash == mm_hash)
             self._fail(error_for(failure, part.path, part.modality))
+
+    def fail_transfer(self, mm_hash: MmHash) -> None:
+        """An item cannot be brought to the store of the request's prefill_decode."""
+        if self.needs(mm_hash):
+            path = next(item.part.path for item in self.items if item.mm_hash == mm_hash)
+            message = f"{path} could not be brought to the instance that serves this request"
+            self._fail(EncodeUnavailableError("transfer_failed", message, path))
 
     def _fail(self, error: RequestError) -> None:
         if self._error is None:

@@ -6,12 +6,14 @@ from typing import Any
 import pytest
 
 from tests.support.gateway.routing import candidate, request
+from triptych_common.protocol.ids import MmHash
 from triptych_common.protocol.messages import Compute, Sharing
 from triptych_gateway.routing.scheduling.candidates import RoutingRequest
 from triptych_gateway.routing.scheduling.scorers.hardware import HardwareScorer
 from triptych_gateway.routing.scheduling.scorers.kv import KvScorer
 from triptych_gateway.routing.scheduling.scorers.lora import LoraScorer
 from triptych_gateway.routing.scheduling.scorers.media import MediaScorer
+from triptych_gateway.routing.scheduling.scorers.media_near import MediaNearScorer
 from triptych_gateway.routing.scheduling.scorers.prefix import PrefixScorer
 from triptych_gateway.routing.scheduling.scorers.queue import QueueScorer
 from triptych_gateway.routing.scheduling.scorers.session import SessionScorer
@@ -20,6 +22,8 @@ from triptych_gateway.routing.scheduling.scorers.tokens import NUM_BYTES, Tokens
 
 ASKED = request(b"text" * 100, items=("h1", "h2"), session="s", num_prompt_bytes=400)
 NAMES = ("a", "b", "c")
+
+A, B = MmHash("a" * 64), MmHash("b" * 64)
 
 
 def multiprocessors(number: int) -> dict[str, Any]:
@@ -60,6 +64,15 @@ def test_queue_goes_by_what_there_is_beyond_the_fewest() -> None:
         candidate(name, num_requests=100 + number) for name, number in zip(NAMES, (0, 2, 50), strict=True)
     ]
     assert QueueScorer().score(ASKED, known) == [1.0, 0.75, 0.0]
+
+
+def test_media_near() -> None:
+    known = [candidate("a", {"store": "store-a"}), candidate("b", {"store": "store-b"}), candidate("c")]
+    at = {"store-a": {A, B}, "store-b": {B, MmHash("9" * 64)}}
+    asked = RoutingRequest("m", items=(A, B, A), items_at=at)
+    assert MediaNearScorer().score(asked, known) == [1.0, 0.5, 0.0]
+    assert MediaNearScorer().score(RoutingRequest("m", items=(A, B)), known) == [0.0] * 3, "one store"
+    assert MediaNearScorer().score(RoutingRequest("m", items_at=at), known) == [0.0] * 3
 
 
 def test_kv() -> None:

@@ -1,7 +1,7 @@
 """The request and the instances as filters, scorers and pickers see them."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Protocol
 
@@ -19,6 +19,7 @@ class RoutingRequest:
     items: tuple[MmHash, ...] = ()
     num_prompt_bytes: int = 0  # of text
     read_prompt: Callable[[], PromptBlocks] = PromptBlocks
+    items_at: Mapping[str, Set[MmHash]] = field(default_factory=dict)  # by store; empty: there is one alone
 
     @cached_property
     def prompt(self) -> PromptBlocks:

@@ -65,8 +65,16 @@ class RoutingProfiles(BaseModel):
 
 BUILT_IN = RoutingProfiles(
     default=StageProfile(
-        weights={"prefix": 2.0, "session": 1.0, "media": 1.0, "queue": 3.0, "kv": 1.0, "lora": 1.0}
+        weights={
+            "prefix": 2.0,
+            "session": 1.0,
+            "media": 1.0,
+            "media_near": 2.0,
+            "queue": 3.0,
+            "kv": 1.0,
+            "lora": 1.0,
+        }
     ),
     prefill=StageProfile(weights={"kv": 0.0, "tokens": 2.0}),
-    decode=StageProfile(weights={"prefix": 0.5, "media": 0.0, "kv": 3.0}),
+    decode=StageProfile(weights={"prefix": 0.5, "media": 0.0, "media_near": 0.0, "kv": 3.0}),
 )

@@ -3,6 +3,7 @@
 prefix      how much of the prompt it was sent before
 session     it is the one that the conversation belongs to
 media       how many of the request's items it was sent before
+media_near  how many of the request's items its store has
 queue       few requests before this one, of all gateways
 kv          room in its KV cache
 lora        it used the request's LoRA adapter lately

@@ -7,6 +7,7 @@ from triptych_gateway.routing.scheduling.scorers.hardware import HardwareScorer
 from triptych_gateway.routing.scheduling.scorers.kv import KvScorer
 from triptych_gateway.routing.scheduling.scorers.lora import LoraScorer
 from triptych_gateway.routing.scheduling.scorers.media import MediaScorer
+from triptych_gateway.routing.scheduling.scorers.media_near import MediaNearScorer
 from triptych_gateway.routing.scheduling.scorers.prefix import PrefixScorer
 from triptych_gateway.routing.scheduling.scorers.queue import QueueScorer
 from triptych_gateway.routing.scheduling.scorers.session import SessionScorer
@@ -16,6 +17,7 @@ SCORERS: Mapping[str, Scorer] = {
     "prefix": PrefixScorer(),
     "session": SessionScorer(),
     "media": MediaScorer(),
+    "media_near": MediaNearScorer(),
     "queue": QueueScorer(),
     "kv": KvScorer(),
     "lora": LoraScorer(),

@@ -1,0 +1,118 @@
+"""The directory of entries: which stores have an entry, as far as gateways have heard.
+
+A hint, and no more: an entry may have been evicted since, and the store may have begun another life
+(`EntryPlace.generation`). Bounded as the sizes are (`shared_sizes`): a hash and the order of its fields, the
+oldest go first, and without new ones all of it expires. Used only where several stores are registered.
+
+Each value is text, one line for each store: `STORE GENERATION NUM_BYTES`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pydantic import ValidationError
+
+from triptych_common.bus.async_bus import AsyncBus
+from triptych_common.coordination.shared_sizes import BOUNDED_HASH, MAX_DROPPED
+from triptych_common.protocol.ids import MmHash
+from triptych_common.protocol.transfers import EntryPlace
+from triptych_common.redis_client.commands import run_command
+from triptych_common.redis_client.scripts import load_script
+
+MAX_PLACES = 8  # of one entry
+ADD_PLACE = load_script(__package__, "add_place", prelude=BOUNDED_HASH)
+REMOVE_PLACE = load_script(__package__, "remove_place")
+
+
+@dataclass(frozen=True, slots=True)
+class NotedPlace:
+    """One place of one entry, to be noted or removed."""
+
+    mm_hash: MmHash
+    place: EntryPlace
+
+
+class EntryDirectory:
+    """Places by mm_hash of the entry. Every method is one round trip."""
+
+    def __init__(self, bus: AsyncBus, *, max_items: int, ttl_s: float) -> None:
+        """`max_items`: entries, of all gateways together; the one that writes enforces its own."""
+        self._bus = bus
+        self._keys = [bus.names.entries, bus.names.entries_order]
+        self._max_items = max_items
+        self._ttl_s = ttl_s
+
+    async def find(self, mm_hashes: Sequence[MmHash]) -> dict[MmHash, tuple[EntryPlace, ...]]:
+        """The places of those entries that have some, the latest first.
+
+        Raises:
+            BusUnavailableError
+        """
+        if not mm_hashes:
+            return {}
+
+        async def ask() -> list[bytes | None]:
+            async with self._bus.client.pipeline(transaction=False) as pipe:
+                for each in mm_hashes:
+                    pipe.hget(self._keys[0], bytes.fromhex(each))
+                return await pipe.execute()
+
+        values = await run_command("entries_get", ask)
+        found = {each: _places_of(value) for each, value in zip(mm_hashes, values, strict=True)}
+        return {each: places for each, places in found.items() if places}
+
+    async def add(self, noted: Sequence[NotedPlace]) -> None:
+        """The stores have these entries now.
+
+        Raises:
+            BusUnavailableError: some may have been noted.
+        """
+
+        async def note() -> None:
+            async with self._bus.client.pipeline(transaction=False) as pipe:
+                for each in noted:
+                    place = each.place
+                    arguments = ADD_PLACE.arguments(
+                        mm_hash=bytes.fromhex(each.mm_hash), store=place.store,
+                        line=f"{place.store} {place.generation} {place.num_bytes}",
+                        max_places=MAX_PLACES, ttl_ms=max(1, int(self._ttl_s * 1000)),
+                        max_items=self._max_items, max_dropped=MAX_DROPPED,
+                    )  # fmt: skip
+                    pipe.eval(ADD_PLACE.text, len(self._keys), *self._keys, *arguments)
+                await pipe.execute()
+
+        await run_command("entries_add", note)
+
+    async def remove(self, noted: Sequence[NotedPlace]) -> None:
+        """The stores have these entries no more: that life of the store has ended, or it says so.
+
+        Raises:
+            BusUnavailableError: some may have been removed.
+        """
+
+        async def forget() -> None:
+            async with self._bus.client.pipeline(transaction=False) as pipe:
+                for each in noted:
+                    arguments = REMOVE_PLACE.arguments(
+                        mm_hash=bytes.fromhex(each.mm_hash), store=each.place.store,
+                        generation=each.place.generation,
+                    )  # fmt: skip
+                    pipe.eval(REMOVE_PLACE.text, len(self._keys), *self._keys, *arguments)
+                await pipe.execute()
+
+        await run_command("entries_remove", forget)
+
+
+def _places_of(value: bytes | None) -> tuple[EntryPlace, ...]:
+    """What cannot be read is none."""
+    places: list[EntryPlace] = []
+    for line in reversed((value or b"").split(b"\n")):
+        fields = line.split()
+        if len(fields) != 3:
+            continue
+        try:
+            place = EntryPlace(store=fields[0].decode(), generation=int(fields[1]), num_bytes=int(fields[2]))
+        except (ValidationError, ValueError):
+            continue
+        places.append(place)
+    return tuple(places)

@@ -1,0 +1,14 @@
+"""Items that are in another store than where they are needed. docs/design/fabric.md has the whole of it.
+
+Nothing here does anything, and Redis is asked nothing, while one store is registered.
+
+fabric_view      which stores there are, and their agents, by the registry
+item_sources     the stores that an item can be taken from, the best first; pure
+place_finder     where items are, by encoders' word and the directory
+transfer_table   each transfer's state (drawn there); pure
+next_step        what a transfer that waits does next; pure
+link_rates       what each link takes for so many bytes, and which one is avoided; pure
+directory_notes  what is to be noted in the directory, or removed; written in the background
+transfer_trace   a transfer as a span of the requests that wait for it
+transfer_orders  the owner: orders, results, timers, and what requests ask for
+"""

@@ -1,0 +1,63 @@
+"""FabricView: which stores there are, and which fabric agent is beside each, by the registry."""
+
+from dataclasses import dataclass, field
+
+from triptych_common.protocol.messages import InstanceRecord, Role
+from triptych_common.protocol.transfers import EntryPlace
+from triptych_gateway.routing.registry_view import RegistryView
+
+
+@dataclass(frozen=True, slots=True)
+class _Facts:
+    """Of one read of the registry."""
+
+    records: tuple[InstanceRecord, ...] = ()
+    stores: frozenset[str] = frozenset()
+    store_of: dict[str, str] = field(default_factory=dict)  # by instance
+    agents: dict[str, InstanceRecord] = field(default_factory=dict)  # by store
+
+    @classmethod
+    def of(cls, records: tuple[InstanceRecord, ...]) -> "_Facts":
+        store_of = {each.instance: each.store for each in records if each.store is not None}
+        agents = {
+            each.store: each
+            for each in records
+            if each.role is Role.FABRIC and each.fabric is not None and each.store is not None
+        }
+        return cls(records, frozenset(store_of.values()), store_of, agents)
+
+
+class FabricView:
+    """What the registry says, as it was last read."""
+
+    def __init__(self, view: RegistryView) -> None:
+        self._view = view
+        self._known = _Facts()
+
+    @property
+    def are_apart(self) -> bool:
+        """Several stores are registered."""
+        return len(self._facts().stores) > 1
+
+    def store_of(self, instance: str) -> str | None:
+        """None: the instance is not registered, or works with none."""
+        return self._facts().store_of.get(instance)
+
+    def agent_of(self, store: str) -> InstanceRecord | None:
+        """The agent beside `store`, unless it is about to end."""
+        agent = self._facts().agents.get(store)
+        return None if agent is None or agent.draining else agent
+
+    def generation_of(self, store: str) -> int | None:
+        """Of its present life, as its agent says."""
+        agent = self._facts().agents.get(store)
+        return None if agent is None or agent.fabric is None else agent.fabric.generation
+
+    def is_dead(self, place: EntryPlace) -> bool:
+        """The life of the store that it speaks of has ended."""
+        return self.generation_of(place.store) != place.generation
+
+    def _facts(self) -> _Facts:
+        if self._known.records is not self._view.records:
+            self._known = _Facts.of(self._view.records)
+        return self._known

@@ -1,0 +1,68 @@
+"""The stores that an item can be taken from, the best first. Pure."""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from triptych_common.protocol.ids import MmHash
+from triptych_common.protocol.transfers import EntryPlace
+from triptych_gateway.encode.item_places import ItemPlace
+from triptych_gateway.transfers.fabric_view import FabricView
+from triptych_gateway.transfers.link_rates import LinkRates
+
+Places = Mapping[MmHash, Sequence[EntryPlace]]
+"""What the directory says, by entry. An entry that was asked for and has none has an empty list."""
+
+
+@dataclass(frozen=True, slots=True)
+class TransferSource:
+    """A store that has all of an item, or will have."""
+
+    store: str
+    num_bytes: int
+    is_sealed: bool  # now; else an encoder is at it
+    is_new: bool  # an encoder has told this gateway; else the directory says so
+
+
+def living_places(places: Places, entries: Collection[MmHash], fabric: FabricView) -> dict[str, int]:
+    """Stores that have all of `entries`, in the life that they have now; with the bytes of all."""
+    by_store: dict[str, list[int]] = {}
+    for entry in entries:
+        for place in places.get(entry, ()):
+            if not fabric.is_dead(place):
+                by_store.setdefault(place.store, []).append(place.num_bytes)
+    return {store: sum(sizes) for store, sizes in by_store.items() if len(sizes) == len(entries)}
+
+
+def find_sources(
+    target: str,
+    known: ItemPlace | None,
+    places: Places,
+    entries: Sequence[MmHash],
+    fabric: FabricView,
+    rates: LinkRates,
+    now: float,
+) -> list[TransferSource]:
+    """Where it could be pushed from, or `target` itself, first: it has it.
+
+    Else what is sealed before what is not, links that work before those that have failed lately, and the
+    faster before the slower. An avoided link is better than none.
+    """
+    found = {
+        store: TransferSource(store, num_bytes, is_sealed=True, is_new=False)
+        for store, num_bytes in living_places(places, entries, fabric).items()
+    }
+    if known is not None and (known.store not in found or known.is_sealed):
+        found[known.store] = TransferSource(known.store, known.num_bytes, known.is_sealed, is_new=True)
+
+    def rank(each: TransferSource) -> tuple[bool, bool, bool, float, str]:
+        link = (each.store, target)
+        seconds = rates.seconds(link, each.num_bytes, now)
+        return (
+            each.store != target,
+            rates.is_avoided(link, now),
+            not each.is_sealed,
+            seconds,
+            each.store,
+        )
+
+    return sorted(found.values(), key=rank)

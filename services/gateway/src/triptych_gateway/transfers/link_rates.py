@@ -1,0 +1,46 @@
+"""LinkRates: seconds that each link takes for so many bytes, by what its transfers took. Pure."""
+
+from cachetools import LRUCache
+
+from triptych_gateway.decision.linear_cost import LinearCost
+
+UNKNOWN_RATE = 1.25e6  # bytes a second, taken for a link without an estimate: 10 Mbit/s
+AVOIDED_S = 10.0  # after a link has failed: what could not be reached may come back
+MAX_LINKS = 4096
+
+Link = tuple[str, str]  # source, target
+
+
+class LinkRates:
+    """`now`: monotonic seconds."""
+
+    def __init__(self) -> None:
+        self._costs: LRUCache[Link, LinearCost] = LRUCache(MAX_LINKS)
+        self._avoided_until: LRUCache[Link, float] = LRUCache(MAX_LINKS)
+
+    def observe(self, link: Link, num_bytes: int, seconds: float, now: float) -> None:
+        """A transfer is whole. One of no bytes says nothing of the link but that it works."""
+        self._avoided_until.pop(link, None)
+        if num_bytes:
+            cost = self._costs.get(link)
+            if cost is None:
+                cost = self._costs[link] = LinearCost()
+            cost.observe(num_bytes, seconds, now)
+
+    def seconds(self, link: Link, num_bytes: int, now: float) -> float:
+        """What `num_bytes` will take there; a cautious guess where nothing is known of it."""
+        cost = self._costs.get(link)
+        line = None if cost is None else cost.line(now)
+        return num_bytes / UNKNOWN_RATE if line is None else line.seconds(num_bytes)
+
+    def is_measured(self, link: Link, now: float) -> bool:
+        """Whether it has an estimate of its own."""
+        cost = self._costs.get(link)
+        return cost is not None and cost.line(now) is not None
+
+    def avoid(self, link: Link, now: float) -> None:
+        """It has failed: others come first for a while."""
+        self._avoided_until[link] = now + AVOIDED_S
+
+    def is_avoided(self, link: Link, now: float) -> bool:
+        return self._avoided_until.get(link, float("-inf")) > now

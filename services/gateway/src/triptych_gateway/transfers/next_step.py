@@ -1,0 +1,50 @@
+"""What a transfer that waits does next. Pure.
+
+the target has the item                     HOLD
+attempts left, a source that was not tried  ORDER from it
+attempts left, an encode is under way       WAIT: its metadata, or its seal, come
+attempts left, none of that                 ENCODE again: near the target at first, then anywhere
+no attempt left                             GIVE_UP
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from triptych_gateway.transfers.item_sources import TransferSource
+from triptych_gateway.transfers.transfer_table import Transfer
+
+
+class StepKind(Enum):
+    HOLD = auto()
+    ORDER = auto()
+    WAIT = auto()
+    ENCODE = auto()
+    GIVE_UP = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class TransferStep:
+    kind: StepKind
+    source: TransferSource | None = None  # ORDER
+    near: str | None = None  # ENCODE: the store whose encoders come first; None: any
+
+
+def next_step(
+    transfer: Transfer, sources: Sequence[TransferSource], *, is_encoding: bool, max_attempts: int
+) -> TransferStep:
+    """`sources`: the best first; the target itself, where it has the item. `is_encoding`: a job is under way.
+
+    A transfer that nothing has failed of yet encodes nothing: its item is ordered by the request, or by its
+    `EncodeNeeded`.
+    """
+    if sources and sources[0].store == transfer.target:
+        return TransferStep(StepKind.HOLD)
+    if transfer.num_attempts >= max_attempts:
+        return TransferStep(StepKind.GIVE_UP)
+    fresh = [each for each in sources if each.store not in transfer.tried]
+    if fresh:
+        return TransferStep(StepKind.ORDER, fresh[0])
+    if is_encoding or not transfer.num_attempts:
+        return TransferStep(StepKind.WAIT)
+    return TransferStep(StepKind.ENCODE, near=None if transfer.num_encodes else transfer.target)

@@ -1,0 +1,120 @@
+"""PlaceFinder: where items are, by what encoders have told this gateway, and by the directory."""
+
+from collections.abc import Collection, Iterable, Mapping
+from itertools import chain
+
+from triptych_common.coordination import NotedPlace
+from triptych_common.domain.hashing import entry_hashes
+from triptych_common.protocol.ids import MmHash
+from triptych_common.protocol.transfers import EntryPlace
+from triptych_gateway.encode.encode_orders import EncodeOrders
+from triptych_gateway.encode.item_places import ItemPlace
+from triptych_gateway.encode.media_wait import MediaWait
+from triptych_gateway.transfers.directory_notes import DirectoryNotes
+from triptych_gateway.transfers.fabric_view import FabricView
+from triptych_gateway.transfers.item_sources import Places, TransferSource, find_sources, living_places
+from triptych_gateway.transfers.link_rates import LinkRates
+
+
+class PlaceFinder:
+    """Asks Redis nothing while one store is registered."""
+
+    def __init__(
+        self, fabric: FabricView, orders: EncodeOrders, notes: DirectoryNotes, rates: LinkRates
+    ) -> None:
+        self._fabric = fabric
+        self._orders = orders
+        self._notes = notes
+        self._rates = rates
+
+    # ---- for requests ----------------------------------------------------------------------------
+    async def read(
+        self, items: Iterable[MmHash], known: Places | None = None
+    ) -> dict[MmHash, tuple[EntryPlace, ...]]:
+        """What the directory says of the entries of `items`, but of those in `known`: one round trip."""
+        if not self._fabric.are_apart:
+            return {}
+        entries = dict.fromkeys(chain.from_iterable(self.entries_of(each) for each in items))
+        lacking = [each for each in entries if each not in (known or {})]
+        if not lacking:
+            return {}
+        found = await self._notes.find(lacking)
+        self._notes.remove(
+            NotedPlace(entry, place)
+            for entry, places in found.items()
+            for place in places
+            if self._fabric.generation_of(place.store) not in (None, place.generation)
+        )
+        return found
+
+    def stores_of(self, items: Collection[MmHash], places: Places) -> Mapping[str, frozenset[MmHash]]:
+        """Of `items`, those that each store has, or gets from its own encoder: to choose an instance by."""
+        if not self._fabric.are_apart:
+            return {}
+        near: dict[str, set[MmHash]] = {}
+        for item in items:
+            known = self._orders.places.find(item)
+            stores = set(living_places(places, self.entries_of(item), self._fabric))
+            if known is not None:
+                stores.add(known.store)
+            for store in stores:
+                near.setdefault(store, set()).add(item)
+        return {store: frozenset(held) for store, held in near.items()}
+
+    # ---- for transfers ---------------------------------------------------------------------------
+    def entries_of(self, item: MmHash) -> tuple[MmHash, ...]:
+        """Under which it lies in a store; an item whose sizes are not known here is taken to be one entry."""
+        known = self._orders.places.find(item)
+        if known is not None:
+            return known.entries
+        sizes = self._orders.sizes.get_local(item)
+        return entry_hashes(item, () if sizes is None else sizes.record.pieces)
+
+    def sources_of(
+        self, item: MmHash, target: str, media_waits: Iterable[MediaWait], now: float
+    ) -> list[TransferSource]:
+        """The best first; `target` itself before all others, if it has the item."""
+        places: dict[MmHash, tuple[EntryPlace, ...]] = {}
+        for each in media_waits:
+            places.update(each.entry_places)
+        known, entries = self._orders.places.find(item), self.entries_of(item)
+        return find_sources(target, known, places, entries, self._fabric, self._rates, now)
+
+    def is_encoding(self, item: MmHash) -> bool:
+        """A job of it is under way, as far as this gateway knows."""
+        found = self._orders.table.get(item)
+        return found is not None and found.in_flight
+
+    # ---- what is learned -------------------------------------------------------------------------
+    def note_sealed(self, place: ItemPlace) -> None:
+        """An encoder has it whole at its store."""
+        if place.is_sealed:
+            self._note(place.store, zip(place.entries, place.entry_bytes(), strict=True))
+
+    def note_held(self, item: MmHash, store: str, num_bytes: int) -> None:
+        """A transfer has brought it to `store`, all of its entries together `num_bytes`."""
+        entries = self.entries_of(item)
+        self._note(store, ((each, num_bytes // len(entries)) for each in entries))
+
+    def forget(self, item: MmHash, store: str, media_waits: Iterable[MediaWait]) -> None:
+        """`store` has it no more; what its own encoder is making there stays known."""
+        known = self._orders.places.find(item)
+        if known is not None and known.is_sealed:
+            self._orders.places.forget(item, store)
+        for entry in self.entries_of(item):
+            for each in media_waits:
+                places = each.entry_places.get(entry, ())
+                each.entry_places[entry] = tuple(place for place in places if place.store != store)
+            generation = self._fabric.generation_of(store)
+            if generation is not None:
+                place = EntryPlace(store=store, generation=generation, num_bytes=1)
+                self._notes.remove([NotedPlace(entry, place)])
+
+    def _note(self, store: str, entries: Iterable[tuple[MmHash, int]]) -> None:
+        """Without an agent it can be brought nowhere, and its life is not known."""
+        generation = self._fabric.generation_of(store)
+        if generation is not None and self._fabric.are_apart:
+            self._notes.add(
+                NotedPlace(entry, EntryPlace(store=store, generation=generation, num_bytes=max(1, num_bytes)))
+                for entry, num_bytes in entries
+            )

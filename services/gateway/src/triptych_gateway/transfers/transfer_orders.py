@@ -1,0 +1,376 @@
+"""TransferOrders: brings the items that requests need to the stores where they need them.
+
+It hears where an item is from encoders (`ItemPlaces`), reads the directory for those that were encoded
+before, sends `TransferOrder`s to the agents beside the sources, and sees to what comes of them: another
+source, another encode, or one clear error. What is done next is pure (`next_step`, `transfer_table`).
+
+`run` must run. `on_result` gets every message of `encode-results:{gateway}` first.
+"""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from uuid import uuid4
+
+from triptych_common.bus import AsyncBus
+from triptych_common.domain.errors import BusUnavailableError
+from triptych_common.domain.fair_turns import LEVELS
+from triptych_common.protocol.ids import MmHash, RequestId
+from triptych_common.protocol.messages import EncodeClass, EncodeNeeded, InstanceRecord, Message
+from triptych_common.protocol.transfers import (
+    TransferCompleted,
+    TransferFailed,
+    TransferFailureKind,
+    TransferOrder,
+)
+from triptych_common.telemetry.logs import get_logger
+from triptych_gateway.encode.encode_orders import EncodeOrders
+from triptych_gateway.encode.item_places import ItemPlace
+from triptych_gateway.encode.media_wait import MediaWait
+from triptych_gateway.metrics import GatewayMetrics
+from triptych_gateway.transfers.directory_notes import DirectoryNotes
+from triptych_gateway.transfers.fabric_view import FabricView
+from triptych_gateway.transfers.item_sources import TransferSource
+from triptych_gateway.transfers.link_rates import LinkRates
+from triptych_gateway.transfers.next_step import StepKind, next_step
+from triptych_gateway.transfers.place_finder import PlaceFinder
+from triptych_gateway.transfers.transfer_table import (
+    ItemTransfers,
+    OrderReason,
+    Transfer,
+    TransferState,
+)
+from triptych_gateway.transfers.transfer_trace import record_transfer
+
+log = get_logger(__name__)
+
+PREDICTED_TIMES = 3.0  # of what a transfer is predicted to take, until it counts as silent
+RETRY_S = (0.0, 0.25, 1.0)  # before what follows the first failure, the second, and later ones
+CHECK_S = 0.5  # how often it is looked whether agents have begun another life
+NEVER = float("inf")
+NO_AGENT, SILENT, NOT_SENT = "no_agent", "silent", "not_sent"  # failures that nobody reports
+_OF_THE_ITEM = frozenset({TransferFailureKind.ABSENT, TransferFailureKind.WRITER_LOST})
+"""Failures that say nothing of the link."""
+
+
+@dataclass(frozen=True, slots=True)
+class TransferLimits:
+    max_attempts: int  # of one item to one store
+    grace_s: float  # besides `PREDICTED_TIMES`
+    publish_timeout_s: float
+
+
+class TransferOrders:
+    """Owns the table of transfers. Everything runs on the gateway's loop."""
+
+    def __init__(
+        self,
+        *,
+        bus: AsyncBus,
+        gateway: str,
+        fabric: FabricView,
+        orders: EncodeOrders,
+        notes: DirectoryNotes,
+        limits: TransferLimits,
+        metrics: GatewayMetrics,
+    ) -> None:
+        self._bus = bus
+        self._gateway = gateway
+        self._fabric = fabric
+        self._orders = orders
+        self._limits = limits
+        self._metrics = metrics
+        self._notes = notes
+        self.table, self.rates = ItemTransfers(), LinkRates()
+        self.places = PlaceFinder(fabric, orders, notes, self.rates)
+        self._waits: dict[RequestId, MediaWait] = {}
+        self._targets: dict[RequestId, str] = {}  # where each of them needs its items now
+        self._unsent: deque[tuple[InstanceRecord, TransferOrder, Transfer]] = deque()
+        self._boot_ids: dict[str, str] = {}  # of the agents that have orders, by their store, as of the last
+        self._changed = asyncio.Event()
+
+    # ---- a request's side ------------------------------------------------------------------------
+    @contextmanager
+    def hold(self, media_wait: MediaWait) -> Iterator[None]:
+        """The request may need its items elsewhere, until the block ends.
+
+        From now on new ones are pushed to the store of `media_wait.prefill_decode` as soon as an encoder
+        announces them.
+        """
+        request_id = media_wait.request_id
+        self._waits[request_id] = media_wait
+        try:
+            target = self._fabric.store_of(media_wait.prefill_decode)
+            for transfer in self._join(media_wait, target):
+                if transfer.state is TransferState.WAITING and self.places.is_encoding(transfer.mm_hash):
+                    self._advance(transfer)
+            yield
+        finally:
+            self._leave(media_wait)
+            del self._waits[request_id]
+
+    async def bring(self, media_wait: MediaWait, record: InstanceRecord) -> None:
+        """The request is about to go to `record`'s instance: its items go to that one's store.
+
+        Their sizes are known. Where one store is registered, nothing is done.
+        """
+        known = media_wait.entry_places
+        old = [
+            each.mm_hash
+            for each in self._join(media_wait, record.store)
+            if each.state is TransferState.WAITING and not self.places.is_encoding(each.mm_hash)
+        ]
+        known.update(await self.places.read(old, known))
+        for transfer in self._join(media_wait, record.store):
+            if transfer.state is TransferState.WAITING and not transfer.num_attempts:
+                self._advance(transfer)
+
+    def _join(self, media_wait: MediaWait, target: str | None) -> list[Transfer]:
+        """None where its wait has ended, or one store is registered."""
+        request_id = media_wait.request_id
+        if request_id not in self._waits or target is None or not self._fabric.are_apart:
+            return []
+        if self._targets.get(request_id, target) != target:
+            self._leave(media_wait)
+        self._targets[request_id] = target
+        return [self.table.join(each, target, request_id) for each in media_wait.mm_hashes]
+
+    def _leave(self, media_wait: MediaWait) -> None:
+        target = self._targets.pop(media_wait.request_id, None)
+        if target is not None:
+            for mm_hash in media_wait.mm_hashes:
+                self.table.leave(media_wait.request_id, (mm_hash, target))
+
+    def _waits_of(self, transfer: Transfer) -> list[MediaWait]:
+        return [self._waits[each] for each in transfer.request_ids if each in self._waits]
+
+    # ---- messages --------------------------------------------------------------------------------
+    def on_result(self, message: Message) -> bool:
+        """One message of `encode-results:{gateway}`. True: nothing else is to be done about it."""
+        match message:
+            case TransferCompleted():
+                self._on_completed(message)
+            case TransferFailed():
+                self._on_failed(message)
+            case EncodeNeeded():
+                return self._on_needed(message)
+            case _:
+                return False
+        return True
+
+    def _on_completed(self, message: TransferCompleted) -> None:
+        now, mm_hash = time.monotonic(), MmHash(message.mm_hash)
+        self.rates.observe((message.source, message.target), message.num_bytes, message.transfer_s, now)
+        transfer = self.table.ordered(message.transfer_id)
+        if transfer is None:  # its requests have left, or it was silent for too long
+            transfer = self.table.get(mm_hash, message.target)
+            if transfer is not None:
+                self.table.hold(transfer)
+            self.places.note_held(mm_hash, message.target, message.num_bytes)
+            return
+        self._metrics.transfers.labels("completed").inc()
+        self._metrics.transfer_s.observe(now - transfer.ordered_at)
+        self._show(transfer, now, message=message)
+        self.places.note_held(mm_hash, message.target, message.num_bytes or transfer.num_bytes)
+        self.table.hold(transfer)
+
+    def _on_failed(self, message: TransferFailed) -> None:
+        transfer = self.table.ordered(message.transfer_id)
+        if message.kind is TransferFailureKind.ABSENT:
+            waits = [] if transfer is None else self._waits_of(transfer)
+            self.places.forget(MmHash(message.mm_hash), message.source, waits)
+        if transfer is None:
+            return
+        fields = message.model_dump(include={"transfer_id", "source", "target", "kind", "detail"})
+        log.warning("transfer of an item failed", **fields)
+        self._fail(transfer, message.kind)
+
+    def _on_needed(self, message: EncodeNeeded) -> bool:
+        """A prefill_decode lacks an item. True: it is on its way, or is sent once more."""
+        mm_hash, media_wait = MmHash(message.mm_hash), self._waits.get(RequestId(message.request_id))
+        target = None if media_wait is None else self._targets.get(media_wait.request_id)
+        transfer = None if target is None else self.table.get(mm_hash, target)
+        if media_wait is None or transfer is None:
+            return False
+        if transfer.state is TransferState.HELD:
+            self.places.forget(mm_hash, transfer.target, self._waits_of(transfer))
+            self.table.need_again(transfer)
+            self._advance(transfer)
+        elif transfer.state is TransferState.ORDERED and message.reason == "writer_lost":
+            log.warning("fabric agent of a target went away during a transfer", target=transfer.target)
+            self._fail(transfer, TransferFailureKind.UNREACHABLE)
+        if transfer.state is TransferState.ORDERED or transfer.due_at < NEVER:
+            media_wait.need_again(mm_hash)
+            return True
+        return False
+
+    # ---- one transfer ----------------------------------------------------------------------------
+    def _advance(self, transfer: Transfer) -> None:
+        """The next step of one that waits."""
+        now, waits = time.monotonic(), self._waits_of(transfer)
+        transfer.due_at = NEVER
+        step = next_step(
+            transfer,
+            self.places.sources_of(transfer.mm_hash, transfer.target, waits, now),
+            is_encoding=self.places.is_encoding(transfer.mm_hash),
+            max_attempts=self._limits.max_attempts,
+        )
+        if step.kind is StepKind.HOLD:
+            self.table.hold(transfer)
+        elif step.kind is StepKind.GIVE_UP:
+            self._give_up(transfer)
+        elif step.source is not None:
+            self._order(transfer, step.source, now)
+        elif step.kind is StepKind.ENCODE and any(each.needs(transfer.mm_hash) for each in waits):
+            transfer.num_encodes += 1
+            fields = {"mm_hash": transfer.mm_hash, "target": transfer.target, "failure": transfer.failure}
+            log.info("item is encoded again for another store", near=step.near, **fields)
+            self._orders.order_near(transfer.mm_hash, step.near)
+
+    def _order(self, transfer: Transfer, source: TransferSource, now: float) -> None:
+        if transfer.reason is OrderReason.NEW and not source.is_new:
+            transfer.reason = OrderReason.DIRECTORY
+        agent, waits = self._fabric.agent_of(source.store), self._waits_of(transfer)
+        order = TransferOrder(
+            transfer_id=f"transfer-{uuid4().hex}",
+            mm_hash=transfer.mm_hash,
+            entries=self.places.entries_of(transfer.mm_hash),
+            source=source.store,
+            target=transfer.target,
+            gateway=self._gateway,
+            encode_class=min(
+                (each.lane.encode_class for each in waits),
+                key=lambda each: LEVELS[each],
+                default=EncodeClass.INTERACTIVE,
+            ),
+        )
+        # How long its encode takes is not the agent's fault: the timer runs from the seal.
+        due_at = self._silent_at(transfer, source.store, source.num_bytes, now) if source.is_sealed else NEVER
+        self.table.order(transfer, order.transfer_id, source.store, source.num_bytes, now, due_at)
+        if agent is None:
+            self._fail(transfer, NO_AGENT)
+            return
+        self._metrics.transfers_ordered.labels(transfer.reason.value).inc()
+        self._unsent.append((agent, order, transfer))
+        self._boot_ids[source.store] = agent.boot_id
+        self._changed.set()
+
+    def _silent_at(self, transfer: Transfer, source: str, num_bytes: int, now: float) -> float:
+        """When no word of it counts as a failure. What else is under way there comes first."""
+        link = (source, transfer.target)
+        num_ahead = self.table.bytes_under_way(*link)
+        seconds = self.rates.seconds(link, num_ahead + num_bytes, now)
+        return now + self._limits.grace_s + PREDICTED_TIMES * seconds
+
+    def _fail(self, transfer: Transfer, kind: str) -> None:
+        """The one that is ordered came to nothing. What is next is due, a little later each time."""
+        now = time.monotonic()
+        self._metrics.transfers.labels(str(kind)).inc()
+        self._show(transfer, now, failure=str(kind))
+        if transfer.source is not None and kind not in _OF_THE_ITEM:
+            self.rates.avoid((transfer.source, transfer.target), now)
+        delay_s = RETRY_S[min(transfer.num_attempts, len(RETRY_S)) - 1]
+        self.table.fail_attempt(transfer, str(kind), now + delay_s)
+        self._changed.set()
+
+    def _give_up(self, transfer: Transfer) -> None:
+        fields = {"mm_hash": transfer.mm_hash, "target": transfer.target, "failure": transfer.failure}
+        log.warning("item not brought to the store of its prefill_decode", **fields)
+        self.table.give_up(transfer)
+        for media_wait in self._waits_of(transfer):
+            media_wait.fail_transfer(transfer.mm_hash)
+
+    def _show(
+        self,
+        transfer: Transfer,
+        now: float,
+        *,
+        message: TransferCompleted | None = None,
+        failure: str | None = None,
+    ) -> None:
+        """In the trace of each request that waits for it."""
+        record_transfer(transfer, self._waits_of(transfer), now, completed=message, failure=failure)
+
+    # ---- tasks -----------------------------------------------------------------------------------
+    async def run(self) -> None:
+        """Never returns."""
+        async with asyncio.TaskGroup() as group:
+            for each in (self._follow_places(), self._follow_time(), self._notes.run()):
+                group.create_task(each)
+
+    async def _follow_places(self) -> None:
+        """What encoders tell of where items are."""
+        while True:
+            await self._orders.places.wait_changed()
+            for place in self._orders.places.take_changed():
+                self.places.note_sealed(place)
+                for transfer in self.table.of_item(place.mm_hash):
+                    self._on_place(transfer, place)
+
+    def _on_place(self, transfer: Transfer, place: ItemPlace) -> None:
+        """An encoder makes the item there, or has it."""
+        self.table.made_again(transfer, place.store)
+        if transfer.state is TransferState.ORDERED and transfer.due_at == NEVER:
+            if transfer.source != place.store:  # its encoder was lost, and another one makes it
+                self._fail(transfer, TransferFailureKind.WRITER_LOST)
+            elif place.is_sealed:
+                now = time.monotonic()
+                transfer.due_at = self._silent_at(transfer, place.store, 0, now)
+                self._changed.set()
+        elif transfer.state is TransferState.WAITING and transfer.due_at == NEVER:
+            self._advance(transfer)
+
+    async def _follow_time(self) -> None:
+        """Sends orders, and sees to what is due."""
+        while True:
+            self._changed.clear()
+            now = time.monotonic()
+            for transfer in self.table.due(now):
+                if transfer.state is TransferState.ORDERED:
+                    log.warning("fabric agent silent about a transfer", source=transfer.source)
+                    self._fail(transfer, SILENT)
+                else:
+                    self._advance(transfer)
+            self._fail_restarted()
+            if self._unsent:
+                await self._send_all()
+                continue
+            until = min(self.table.next_due(), now + CHECK_S if self.table.num_ordered else NEVER)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(None if until == NEVER else max(0.0, until - now)):
+                    await self._changed.wait()
+
+    def _fail_restarted(self) -> None:
+        """An agent that has begun another life knows nothing of the orders before."""
+        for store, boot_id in list(self._boot_ids.items()):
+            agent = self._fabric.agent_of(store)
+            if agent is None or agent.boot_id == boot_id:
+                continue  # one that is missing may come back: the timer counts
+            del self._boot_ids[store]
+            for transfer in self.table.ordered_from(store):
+                self._fail(transfer, NO_AGENT)
+
+    async def _send_all(self) -> None:
+        unsent = [self._unsent.popleft() for _ in range(len(self._unsent))]
+        await asyncio.gather(*(self._send(*each) for each in unsent))
+
+    async def _send(self, agent: InstanceRecord, order: TransferOrder, transfer: Transfer) -> None:
+        waits = self._waits_of(transfer)
+        if self.table.ordered(order.transfer_id) is None or not waits:
+            return  # its requests have left
+        remaining_s = max(each.deadline for each in waits) - time.monotonic()
+        try:
+            async with asyncio.timeout(self._limits.publish_timeout_s):
+                await self._bus.publish(
+                    self._bus.names.transfers(agent.instance),
+                    order,
+                    traceparent=waits[0].traceparent,
+                    remaining_ms=max(1, int(remaining_s * 1000)),
+                )
+        except (BusUnavailableError, TimeoutError) as error:
+            log.warning("transfer order not published", agent=agent.instance, error=repr(error))
+            if self.table.ordered(order.transfer_id) is transfer:
+                self._fail(transfer, NOT_SENT)

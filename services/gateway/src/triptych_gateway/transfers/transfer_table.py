@@ -1,0 +1,204 @@
+"""Transfer table: of each item that some request needs in a store, whether it is on its way there. Pure.
+
+    WAITING --order--> ORDERED --completed--> HELD
+       |  ^               |                    |
+       |  `--failed, or silent for too long----'--needed again: evicted there
+       `--the target has it, or its own encoder makes it--> HELD
+    WAITING --attempts used up--> FAILED --another request needs it--> WAITING
+
+WAITING: no store is known to have it, or the next attempt is not due yet. One transfer for each item and
+target, whatever the number of requests; a record lives while a request waits.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from triptych_common.domain.transitions import check_transition
+from triptych_common.protocol.ids import MmHash, RequestId
+
+TransferKey = tuple[MmHash, str]  # item, target store
+
+
+class TransferState(StrEnum):
+    WAITING = "waiting"
+    ORDERED = "ordered"
+    HELD = "held"
+    FAILED = "failed"
+
+
+ALLOWED: dict[TransferState, frozenset[TransferState]] = {
+    TransferState.WAITING: frozenset({TransferState.ORDERED, TransferState.HELD, TransferState.FAILED}),
+    TransferState.ORDERED: frozenset({TransferState.HELD, TransferState.WAITING}),
+    TransferState.HELD: frozenset({TransferState.WAITING}),
+    TransferState.FAILED: frozenset({TransferState.WAITING}),
+}
+
+
+class OrderReason(StrEnum):
+    """Why a push is ordered."""
+
+    NEW = "new"  # an encoder makes it, or has just found it
+    DIRECTORY = "directory"  # it was encoded before, for another store
+    EVICTED = "evicted"  # the target had it, and has it no more
+    RETRY = "retry"  # another transfer of it has failed
+
+
+@dataclass(slots=True)
+class Transfer:
+    mm_hash: MmHash
+    target: str
+    state: TransferState = TransferState.WAITING
+    transfer_id: str | None = None  # of the last order
+    source: str | None = None  # of the last order
+    reason: OrderReason = OrderReason.NEW  # of the last order, or of the next
+    num_bytes: int = 0  # likewise, as the source was known
+    num_attempts: int = 0  # orders since it was last held
+    num_encodes: int = 0  # ordered because no transfer came to anything; likewise
+    tried: set[str] = field(default_factory=set)  # sources, likewise
+    ordered_at: float = 0.0  # monotonic seconds
+    due_at: float = float("inf")  # monotonic seconds. ORDERED: silence is a failure then; WAITING: try again
+    failure: str = ""  # kind of the last one
+    request_ids: set[RequestId] = field(default_factory=set)
+
+    @property
+    def key(self) -> TransferKey:
+        return self.mm_hash, self.target
+
+
+def transition(transfer: Transfer, to: TransferState) -> None:
+    """Move `transfer` to `to`. Nothing else assigns `transfer.state`.
+
+    Raises:
+        IllegalTransitionError: `to` cannot follow `transfer.state`.
+    """
+    if to is not transfer.state:
+        check_transition(ALLOWED, f"transfer {transfer.mm_hash[:12]}", transfer.state, to)
+        transfer.state = to
+
+
+class ItemTransfers:
+    """Owns the records. Every method is one event; none does I/O. `now`: monotonic seconds."""
+
+    def __init__(self) -> None:
+        self._transfers: dict[TransferKey, Transfer] = {}
+        self._by_item: dict[MmHash, dict[str, Transfer]] = {}
+        self._by_id: dict[str, Transfer] = {}  # of those that are ordered
+
+    def __len__(self) -> int:
+        return len(self._transfers)
+
+    def __iter__(self) -> Iterator[Transfer]:
+        return iter(self._transfers.values())
+
+    def get(self, mm_hash: MmHash, target: str) -> Transfer | None:
+        return self._transfers.get((mm_hash, target))
+
+    def of_item(self, mm_hash: MmHash) -> list[Transfer]:
+        """To all targets."""
+        return list(self._by_item.get(mm_hash, {}).values())
+
+    def ordered(self, transfer_id: str) -> Transfer | None:
+        """The one whose last order that is, while it is under way."""
+        return self._by_id.get(transfer_id)
+
+    def join(self, mm_hash: MmHash, target: str, request_id: RequestId) -> Transfer:
+        """`request_id` needs the item at `target` from now on."""
+        transfer = self._transfers.get((mm_hash, target))
+        if transfer is None:
+            transfer = self._transfers[mm_hash, target] = Transfer(mm_hash, target)
+            self._by_item.setdefault(mm_hash, {})[target] = transfer
+        transfer.request_ids.add(request_id)
+        if transfer.state is TransferState.FAILED:
+            self._begin_anew(transfer)
+        return transfer
+
+    def leave(self, request_id: RequestId, key: TransferKey) -> None:
+        """`request_id` needs it no more. What is under way goes on; its result is nobody's."""
+        transfer = self._transfers.get(key)
+        if transfer is None:
+            return
+        transfer.request_ids.discard(request_id)
+        if not transfer.request_ids:
+            self._forget_order(transfer)
+            del self._transfers[key]
+            targets = self._by_item[transfer.mm_hash]
+            del targets[transfer.target]
+            if not targets:
+                del self._by_item[transfer.mm_hash]
+
+    def order(
+        self, transfer: Transfer, transfer_id: str, source: str, num_bytes: int, now: float, due_at: float
+    ) -> None:
+        """The agent of `source` is to push it."""
+        transition(transfer, TransferState.ORDERED)
+        transfer.transfer_id, transfer.source, transfer.num_bytes = transfer_id, source, num_bytes
+        transfer.ordered_at, transfer.due_at = now, due_at
+        transfer.num_attempts += 1
+        transfer.tried.add(source)
+        self._by_id[transfer_id] = transfer
+
+    def hold(self, transfer: Transfer) -> None:
+        """The target has it, or its own encoder makes it there."""
+        if transfer.state is TransferState.FAILED:
+            self._begin_anew(transfer)
+        self._forget_order(transfer)
+        transition(transfer, TransferState.HELD)
+        self._reset(transfer)
+
+    def fail_attempt(self, transfer: Transfer, failure: str, retry_at: float) -> None:
+        """It did not come from there. `retry_at`: what follows is due then."""
+        self._forget_order(transfer)
+        transition(transfer, TransferState.WAITING)
+        transfer.failure, transfer.due_at, transfer.reason = failure, retry_at, OrderReason.RETRY
+
+    def give_up(self, transfer: Transfer) -> None:
+        """No attempt is left."""
+        transition(transfer, TransferState.FAILED)
+        transfer.due_at = float("inf")
+
+    def need_again(self, transfer: Transfer) -> None:
+        """The target had it, and lacks it now."""
+        transition(transfer, TransferState.WAITING)
+        self._reset(transfer)
+        transfer.reason = OrderReason.EVICTED
+
+    def made_again(self, transfer: Transfer, source: str) -> None:
+        """An encoder has it at `source`, whatever was tried from there before."""
+        transfer.tried.discard(source)
+
+    @property
+    def num_ordered(self) -> int:
+        return len(self._by_id)
+
+    def ordered_from(self, source: str) -> list[Transfer]:
+        """Those whose last order went to the agent of `source`, and are under way."""
+        return [each for each in self._by_id.values() if each.source == source]
+
+    def due(self, now: float) -> list[Transfer]:
+        """Those whose time has come: to be tried (again), or silent for too long."""
+        return [each for each in self if each.due_at <= now]
+
+    def next_due(self) -> float:
+        """When; infinite: never."""
+        return min((each.due_at for each in self), default=float("inf"))
+
+    def bytes_under_way(self, source: str, target: str) -> int:
+        """Of all that is ordered there."""
+        return sum(
+            each.num_bytes for each in self._by_id.values() if each.source == source and each.target == target
+        )
+
+    def _begin_anew(self, transfer: Transfer) -> None:
+        transition(transfer, TransferState.WAITING)
+        self._reset(transfer)
+
+    def _reset(self, transfer: Transfer) -> None:
+        transfer.num_attempts = transfer.num_encodes = 0
+        transfer.tried.clear()
+        transfer.due_at, transfer.reason = float("inf"), OrderReason.NEW
+
+    def _forget_order(self, transfer: Transfer) -> None:
+        if transfer.transfer_id is not None:
+            self._by_id.pop(transfer.transfer_id, None)
+            transfer.transfer_id = None

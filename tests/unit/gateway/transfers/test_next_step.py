@@ -1,0 +1,48 @@
+"""What a transfer that waits does next, after every kind of past."""
+
+import pytest
+
+from triptych_common.protocol.ids import MmHash
+from triptych_gateway.transfers.item_sources import TransferSource
+from triptych_gateway.transfers.next_step import StepKind, TransferStep, next_step
+from triptych_gateway.transfers.transfer_table import Transfer
+
+MAX = 3
+NEAR, S1, S2 = (TransferSource(store, 100, is_sealed=True, is_new=False) for store in ("t", "s-1", "s-2"))
+ORDER_1, ORDER_2 = TransferStep(StepKind.ORDER, S1), TransferStep(StepKind.ORDER, S2)
+WAIT, HOLD, GIVE_UP = (TransferStep(each) for each in (StepKind.WAIT, StepKind.HOLD, StepKind.GIVE_UP))
+ENCODE_NEAR, ENCODE = TransferStep(StepKind.ENCODE, near="t"), TransferStep(StepKind.ENCODE)
+
+
+@pytest.mark.parametrize(
+    ("sources", "tried", "num_attempts", "num_encodes", "is_encoding", "step"),
+    [
+        ([], (), 0, 0, False, WAIT),  # its `EncodeNeeded` comes
+        ([], (), 0, 0, True, WAIT),
+        ([S1, S2], (), 0, 0, False, ORDER_1),
+        ([S1], (), 0, 0, True, ORDER_1),  # before its seal
+        ([NEAR, S1], (), 0, 0, False, HOLD),
+        ([NEAR], (), MAX, 0, False, HOLD),  # it came otherwise, after the last attempt
+        ([S1, S2], ("s-1",), 1, 0, False, ORDER_2),
+        ([S1, S2], ("s-1",), 1, 0, True, ORDER_2),
+        ([S1], ("s-1",), 1, 0, True, WAIT),  # for its seal, or another encoder
+        ([S1], ("s-1",), 1, 0, False, ENCODE_NEAR),
+        ([], ("s-1",), 1, 0, False, ENCODE_NEAR),
+        ([S1, S2], ("s-1", "s-2"), 2, 0, False, ENCODE_NEAR),
+        ([S1], ("s-1",), 2, 1, False, ENCODE),
+        ([S1], (), 2, 1, False, ORDER_1),  # made again there
+        ([S1, S2], ("s-1",), MAX, 1, False, GIVE_UP),
+        ([], ("s-1",), MAX, 2, True, GIVE_UP),
+    ],
+)
+def test_next_step(
+    sources: list[TransferSource],
+    tried: tuple[str, ...],
+    num_attempts: int,
+    num_encodes: int,
+    is_encoding: bool,
+    step: TransferStep,
+) -> None:
+    transfer = Transfer(MmHash("a" * 64), "t", num_attempts=num_attempts, num_encodes=num_encodes)
+    transfer.tried.update(tried)
+    assert next_step(transfer, sources, is_encoding=is_encoding, max_attempts=MAX) == step
