@@ -8,10 +8,11 @@ from tests.integration.cache_store.fabric.conftest import MakeHost, key_file, ma
 from tests.support.fabric.fabric_host import FabricHost
 from tests.support.waiting import until_async
 from triptych_cli.commands.hosts.host_report import links_of
-from triptych_cli.commands.hosts.mover import Mover
+from triptych_cli.commands.hosts.mover import Mover, note_places
 from triptych_cli.commands.hosts.moves import plan_moves, target_rooms
 from triptych_common.bus import AsyncBus
-from triptych_common.coordination import Registry
+from triptych_common.coordination import EntryDirectory, Registry
+from triptych_common.protocol.ids import MmHash
 from triptych_common.protocol.messages import InstanceRecord
 from triptych_common.protocol.store import Entries, ListEntries
 
@@ -62,6 +63,15 @@ async def test_entries_move_to_where_there_is_room_and_the_record_tells(
         for move in plan.moves:
             assert await asyncio.to_thread(target.read, move.mm_hash) == data[move.mm_hash]
         assert target.store.stats().num_evictions_total == 0, "nothing was pushed out"
+
+        records = await registry.list_instances()
+        await note_places(bus, plan.moves, mover.results.moved, records)
+        directory = EntryDirectory(bus, max_items=100, ttl_s=60.0)
+        places = await directory.find([MmHash(each) for each in data])
+        assert set(places) == set(mover.results.moved), "what was moved, and no more"
+        ((place,),) = set(places.values())
+        generation = target.session.welcome.generation
+        assert (place.store, place.generation, place.num_bytes) == ("store-b", generation, NUM_BYTES)
 
         async def is_counted() -> bool:
             links = links_of([await agent_of("store-a")])

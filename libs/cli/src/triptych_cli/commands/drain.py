@@ -15,7 +15,7 @@ from rich.markup import escape
 
 from triptych_cli.commands.clients import expect, message_bus, store_session
 from triptych_cli.commands.hosts.host_report import hosts_of
-from triptych_cli.commands.hosts.mover import Mover, MoveResults
+from triptych_cli.commands.hosts.mover import Mover, MoveResults, note_places
 from triptych_cli.commands.hosts.moves import MovePlan, plan_moves, target_rooms
 from triptych_cli.commands.tables.instance_table import read_records
 from triptych_cli.console import fail, format_bytes, out
@@ -26,7 +26,7 @@ from triptych_cli.supervisor.state import HostStatus, SystemStatus, read_status
 from triptych_cli.supervisor.supervisor import is_supervised
 from triptych_cli.system.layout import RunLayout, lasting_layout
 from triptych_common.coordination import Registry
-from triptych_common.domain.errors import TriptychError
+from triptych_common.domain.errors import BusUnavailableError, TriptychError
 from triptych_common.protocol.messages import Role
 from triptych_common.protocol.store import Entries, ListEntries
 
@@ -118,6 +118,10 @@ async def _moved(host: HostStatus, deadline: float, done: dict[str, str]) -> Mov
 
             mover = Mover(bus, host.agent, host.store, on_progress)
             await mover.move(plan.moves, deadline)
+        try:
+            await note_places(bus, plan.moves, mover.results.moved, records)
+        except BusUnavailableError as error:
+            fail(f"the directory of entries does not know what was moved: {error}")
     results = mover.results
     if plan.moves:
         out.print(

@@ -8,18 +8,22 @@ import asyncio
 import os
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from triptych_cli.commands.hosts.moves import Move
 from triptych_common.bus import AsyncBus, StreamConsumer
-from triptych_common.coordination import Registry
-from triptych_common.protocol.messages import EncodeClass
+from triptych_common.coordination import EntryDirectory, NotedPlace, Registry
+from triptych_common.protocol.ids import MmHash
+from triptych_common.protocol.messages import EncodeClass, InstanceRecord
 from triptych_common.protocol.names import OWNER_GROUP
-from triptych_common.protocol.transfers import TransferCompleted, TransferFailed, TransferOrder
+from triptych_common.protocol.transfers import EntryPlace, TransferCompleted, TransferFailed, TransferOrder
 
 MAX_UNDER_WAY = 8
 ORDER_TIMEOUT_S = 60.0
+NOTED_AT_ONCE = 128
+MAX_NOTED = 1_000_000  # in the directory; gateways keep it to a bound of their own
+NOTED_TTL_S = 86_400.0
 SPARE_S = 5.0  # after which an order is given up that nothing was heard of
 
 
@@ -31,6 +35,28 @@ class MoveResults:
     num_bytes: int = 0  # that crossed the network
     moved: dict[str, str] = field(default_factory=dict)  # entries, and the stores they went to
     failures: dict[str, str] = field(default_factory=dict)  # entries, and why they did not go
+
+
+async def note_places(
+    bus: AsyncBus, moves: Sequence[Move], moved: Mapping[str, str], records: Sequence[InstanceRecord]
+) -> None:
+    """Tell gateways, by the directory, which stores have the entries that were moved.
+
+    Raises:
+        BusUnavailableError: some were not noted; who asks for them has them encoded anew.
+    """
+    generations = {each.store: each.fabric.generation for each in records if each.fabric is not None}
+    noted = [
+        NotedPlace(
+            MmHash(each.mm_hash),
+            EntryPlace(store=each.target, generation=generations[each.target], num_bytes=each.num_bytes),
+        )
+        for each in moves
+        if each.mm_hash in moved and each.target in generations
+    ]
+    directory = EntryDirectory(bus, max_items=MAX_NOTED, ttl_s=NOTED_TTL_S)
+    for start in range(0, len(noted), NOTED_AT_ONCE):
+        await directory.add(noted[start : start + NOTED_AT_ONCE])
 
 
 class Mover:
