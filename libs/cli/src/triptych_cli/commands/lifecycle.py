@@ -112,7 +112,13 @@ def _show_host(host: HostStatus) -> None:
         markup=False,
         soft_wrap=True,
     )
-    out.print("The folder holds the key of the fabric and the login of Redis: for its user alone.\n")
+    out.print(
+        "The folder is for its user alone: with it goes the login of Redis, and the key of the fabric.\n"
+    )
+    if host.key_file is None:
+        out.print("Agents show certificates here: OTHER needs one of its own, of the same authority.\n")
+    elif Path(host.key_file).parent != Path(host.join_dir):
+        out.print(f"The key is elsewhere: copy {host.key_file} too, and name it by --fabric-key-file.\n")
 
 
 def down() -> int:

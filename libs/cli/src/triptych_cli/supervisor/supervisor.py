@@ -152,6 +152,7 @@ class Supervisor:
             store=host.store,
             agent=host.agent,
             join_dir=str(self._layout.join_dir),
+            key_file=str(host.key_file) if host.key_file else None,
             runs_redis=host.redis_port is not None,
         )
 

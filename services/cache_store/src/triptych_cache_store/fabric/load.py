@@ -31,7 +31,7 @@ class _Tally:
     used_at: float = 0.0  # likewise
 
 
-class LoadReport:
+class AgentLoad:
     """For one event loop."""
 
     def __init__(self, store: LocalStore, links: TargetLinks) -> None:

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 
-from triptych_cache_store.fabric.load import LoadReport
+from triptych_cache_store.fabric.load import AgentLoad
 from triptych_cache_store.fabric.local_store import LocalStore
 from triptych_cache_store.fabric.metrics import FabricMetrics
 from triptych_cache_store.fabric.orders import OrderReader
@@ -93,7 +93,7 @@ class FabricAgent:
             RateLimit(settings.fabric_max_rate),
             settings.fabric_progress_timeout_s,
         )
-        self._load = LoadReport(store, self._links)
+        self._load = AgentLoad(store, self._links)
         metrics.links.set_function(lambda: self._links.num_up)
         metrics.reserved_bytes.set_function(lambda: self._budget.num_bytes)
 
