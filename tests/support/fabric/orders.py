@@ -5,7 +5,8 @@ import itertools
 
 from tests.support.fabric.fabric_host import FabricHost
 from triptych_common.bus import AsyncBus
-from triptych_common.protocol.messages import EncodeClass
+from triptych_common.coordination import Registry
+from triptych_common.protocol.messages import EncodeClass, InstanceRecord
 from triptych_common.protocol.names import OWNER_GROUP
 from triptych_common.protocol.transfers import (
     TransferCompleted,
@@ -70,6 +71,10 @@ class OrderingGateway:
     ) -> Result:
         future = await self.order(source, target, *entries, ttl_ms=ttl_ms)
         return await asyncio.wait_for(future, ttl_ms / 1000 + 20)
+
+    async def list_instances(self) -> list[InstanceRecord]:
+        """What is registered now."""
+        return await Registry(self._bus).list_instances()
 
 
 def completed(result: Result) -> TransferCompleted:

@@ -5,8 +5,10 @@ import random
 
 import pytest
 
+from tests.integration.cache_store.fabric.conftest import MakeHost
 from tests.support.fabric.fabric_host import FabricHost
 from tests.support.fabric.orders import OrderingGateway, completed, failed
+from tests.support.waiting import until_async
 from triptych_common.protocol.store import Watching
 from triptych_common.protocol.transfers import TransferFailureKind
 
@@ -40,12 +42,7 @@ async def test_pushed_before_the_seal(pair: Pair, gateway: OrderingGateway) -> N
     data = bytes_of(2, MIB)
     reserved = source.reserve(hash_of(2), len(data))
     result = await gateway.order(source, target, hash_of(2))
-    for _ in range(500):
-        if await asyncio.to_thread(target.is_being_written, hash_of(2)):
-            break
-        await asyncio.sleep(0.01)
-    else:
-        pytest.fail("the target has not reserved")
+    await until_async(lambda: asyncio.to_thread(target.is_being_written, hash_of(2)), 10.0)
     assert not result.done()
     source.seal(reserved, data)
     assert await asyncio.to_thread(target.wait_sealed, hash_of(2)) == data
@@ -63,7 +60,7 @@ async def test_sizes(pair: Pair, gateway: OrderingGateway, num_bytes: int) -> No
     assert target.read(hash_of(3)) == data
 
 
-async def test_many_at_once(make_host, gateway: OrderingGateway) -> None:  # type: ignore[no-untyped-def]
+async def test_many_at_once(make_host: MakeHost, gateway: OrderingGateway) -> None:
     source, target = make_host("a", region_bytes=256 * MIB), make_host("b", region_bytes=256 * MIB)
     sizes = [2 * random.Random(number).choice([1, 50, 5_000, 500_000, 2_000_000]) for number in range(60)]
     sizes.append(64 * MIB)
@@ -131,10 +128,7 @@ async def test_writer_lost(pair: Pair, gateway: OrderingGateway) -> None:
     source, target = pair
     reserved = source.reserve(hash_of(7), 4096)
     result = await gateway.order(source, target, hash_of(7))
-    for _ in range(500):
-        if await asyncio.to_thread(target.is_being_written, hash_of(7)):
-            break
-        await asyncio.sleep(0.01)
+    await until_async(lambda: asyncio.to_thread(target.is_being_written, hash_of(7)), 10.0)
     source.cancel(reserved)
     assert failed(await asyncio.wait_for(result, 10)) is TransferFailureKind.WRITER_LOST
     push = await asyncio.to_thread(target.pushes.wait_next, 5.0)
@@ -172,7 +166,7 @@ async def test_the_deadline_passes_before_the_seal(pair: Pair, gateway: Ordering
     source.wait_no_leftovers()
 
 
-async def test_a_full_target(make_host, gateway: OrderingGateway) -> None:  # type: ignore[no-untyped-def]
+async def test_a_full_target(make_host: MakeHost, gateway: OrderingGateway) -> None:
     source, target = make_host("a"), make_host("b", region_bytes=4 * MIB)
     taken = target.reserve(hash_of(1), 3 * MIB)
     source.encode(hash_of(2), bytes_of(2, 2 * MIB))
@@ -186,7 +180,7 @@ async def test_a_full_target(make_host, gateway: OrderingGateway) -> None:  # ty
     assert target.read(hash_of(2)) == bytes_of(2, 2 * MIB)
 
 
-async def test_an_entry_larger_than_the_target(make_host, gateway: OrderingGateway) -> None:  # type: ignore[no-untyped-def]
+async def test_an_entry_larger_than_the_target(make_host: MakeHost, gateway: OrderingGateway) -> None:
     source, target = make_host("a"), make_host("b", region_bytes=4 * MIB)
     source.encode(hash_of(1), bytes_of(1, 8 * MIB))
     assert failed(await gateway.transfer(source, target, hash_of(1))) is TransferFailureKind.REFUSED

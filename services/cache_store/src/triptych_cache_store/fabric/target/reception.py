@@ -116,6 +116,8 @@ class Reception:
         offer, spec = self.offer, self.offer.spec
         held: Reserved | None = None
         try:
+            if spec.num_bytes > self._store.mapping.num_bytes:  # before others wait behind it
+                raise OfferRefusedError(TransferFailureKind.REFUSED, "more bytes than the target's store has")
             async with (
                 asyncio.timeout(max(0.0, self.deadline - time.monotonic())),
                 self._budget.hold(spec.num_bytes, offer.encode_class, is_sealed=offer.is_sealed),
