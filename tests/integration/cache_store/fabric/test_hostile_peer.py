@@ -14,7 +14,7 @@ import pytest
 from tests.integration.cache_store.fabric.conftest import MakeHost
 from tests.support.fabric.fabric_host import FabricHost, spec_of
 from tests.support.fabric.orders import OrderingGateway, completed
-from triptych_cache_store.fabric.wire.channel import Channel, ChannelError
+from triptych_cache_store.fabric.wire.channel import ChannelError, FabricChannel
 from triptych_cache_store.fabric.wire.checksum import Checksum
 from triptych_cache_store.fabric.wire.frames import (
     MAX_CHUNK_BYTES,
@@ -38,7 +38,7 @@ class HostilePeer:
     """Speaks the handshake, and then whatever it likes."""
 
     def __init__(self, target: FabricHost, key_file: Path) -> None:
-        channel = Channel(socket.create_connection(("127.0.0.1", target.port)))
+        channel = FabricChannel(socket.create_connection(("127.0.0.1", target.port)))
         credentials = load_credentials(key_file, None, None, None)
         generation = target.session.welcome.generation
         deadline = time.monotonic() + 10
