@@ -14,6 +14,7 @@ from tests.support.gateway.fake_fabric import SILENT, FakeAgent, FakeStores
 from tests.support.gateway.fake_prefill_decode import FakePrefillDecode
 from tests.support.gateway.media_samples import data_url, image_bytes
 from tests.support.gateway.serving import MODEL
+from tests.support.gateway.spans import exported_spans
 from tests.support.gateway.system import System, another_gateway, opened_system
 from tests.support.waiting import until, until_async
 from triptych_common.coordination import EntryDirectory, NotedPlace
@@ -264,6 +265,36 @@ async def test_after_a_failure_another_store_that_has_it_comes_first(hosts: Host
     assert len(hosts.system.encoder.jobs) == 1, "no encoder was asked"
 
 
+async def test_without_another_source_it_is_encoded_again_near_the_target_and_then_anywhere(
+    hosts: Hosts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    orders, asked_near = hosts.system.gateway.orders, list[str | None]()
+    order_near = orders.order_near
+
+    def note(mm_hash: MmHash, store: str | None) -> None:
+        asked_near.append(store)
+        order_near(mm_hash, store)
+
+    monkeypatch.setattr(orders, "order_near", note)
+    await hosts.system.post(body(1))
+    hosts.stores.held[TARGET].clear()
+    hosts.source.failures = [TransferFailureKind.UNREACHABLE] * 2
+    assert text_of(await hosts.system.post(body(1))) == ANSWER
+    assert asked_near == [TARGET, None]
+    assert (len(hosts.source.orders), hosts.num_encodes) == (4, 1)
+
+
+async def test_an_encoder_of_the_target_ends_the_transfer(hosts: Hosts) -> None:
+    """The item is made there, and nothing is pushed any more."""
+    encoder = hosts.system.encoder
+    await hosts.system.post(body(1))
+    hosts.stores.held[TARGET].clear()
+    encoder.store, encoder.sealed = TARGET, hosts.stores.held[TARGET]  # of another one, as it were
+    hosts.source.failures = [TransferFailureKind.UNREACHABLE]
+    assert text_of(await hosts.system.post(body(1))) == ANSWER
+    assert (len(hosts.source.orders), hosts.num_encodes) == (2, 2)
+
+
 async def test_an_agent_that_is_silent_is_not_waited_for(redis_url: str, tmp_path: Path) -> None:
     async with opened_hosts(redis_url, tmp_path, transfer_grace_s=0.1) as hosts:
         hosts.source.failures = [SILENT]
@@ -336,6 +367,43 @@ async def test_a_caller_that_leaves_takes_its_transfer_along(hosts: Hosts) -> No
     with pytest.raises(httpx.ReadTimeout):
         await hosts.system.http.post("/v1/chat/completions", json=body(1, stream=True), timeout=0.5)
     await assert_nothing_left(hosts.system)
+
+
+# ---- what is seen of it ---------------------------------------------------------------------------
+async def test_each_transfer_is_a_span_of_the_request_and_is_counted(
+    redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with exported_spans(monkeypatch) as exporter:
+        async with opened_hosts(redis_url, tmp_path) as hosts:
+            hosts.source.failures = [TransferFailureKind.CORRUPTED]
+            assert text_of(await hosts.system.post(body(1))) == ANSWER
+            await assert_nothing_left(hosts.system)
+            metrics = (await hosts.system.http.get("/metrics")).text
+        spans = exporter.get_finished_spans()
+    failed, whole = (each for each in spans if each.name == "gateway.transfer")
+    request = next(each for each in spans if each.name.startswith("chat"))
+    assert {each.context.trace_id for each in (failed, whole)} == {request.context.trace_id}
+    assert failed.status.description == "corrupted"
+    ends = {"triptych.source": ENCODERS, "triptych.target": TARGET}
+    assert whole.attributes is not None
+    assert (
+        whole.attributes.items()
+        >= {
+            **ends,
+            "triptych.reason": "retry",
+            "triptych.num_bytes": 4096,
+            "triptych.bytes_per_s": 4_096_000,
+            "triptych.transport": "tcp",
+        }.items()
+    )
+    for series in (
+        'transfers_ordered_total{reason="new"}',
+        'transfers_ordered_total{reason="retry"}',
+        'transfers_total{result="corrupted"}',
+        'transfers_total{result="completed"}',
+        "transfer_seconds_count",
+    ):
+        assert f"triptych_gateway_{series} 1.0" in metrics, series
 
 
 # ---- the choice of an instance --------------------------------------------------------------------
