@@ -106,6 +106,12 @@ def _show_endpoint(status: SystemStatus) -> None:
 
 def _show_host(host: HostStatus) -> None:
     """What another machine needs in order to join."""
+    if host.key_file is not None and Path(host.key_file).parent != Path(host.join_dir):
+        out.print(
+            f"\nThis is the host [bold]{host.name}[/]. Another one joins by the same Redis and this key:\n"
+        )
+        out.print(f"  {host.key_file}\n", markup=False, soft_wrap=True)
+        return
     out.print(f"\nThis is the host [bold]{host.name}[/]. For another one copy this folder, and join there:\n")
     out.print(
         f"  scp -pr {host.join_dir} OTHER:join\n  ./triptych up --join ~/join     # on OTHER\n",
@@ -117,8 +123,6 @@ def _show_host(host: HostStatus) -> None:
     )
     if host.key_file is None:
         out.print("Agents show certificates here: OTHER needs one of its own, of the same authority.\n")
-    elif Path(host.key_file).parent != Path(host.join_dir):
-        out.print(f"The key is elsewhere: copy {host.key_file} too, and name it by --fabric-key-file.\n")
 
 
 def down() -> int:
