@@ -11,8 +11,8 @@ from typing import Any
 from tests.support.flight_model import FlightModel
 from triptych_common.bus.publisher import NewEntry, RefusedEntry
 from triptych_common.protocol import codec
-from triptych_common.protocol.codec import Envelope
 from triptych_common.protocol.bus_messages import BUS_MESSAGES
+from triptych_common.protocol.codec import Envelope
 from triptych_common.protocol.messages import EncodeJob, Message
 from triptych_common.protocol.names import StreamNames
 from triptych_common.protocol.steps import STEPS, Channel, Party
