@@ -23,6 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 COMPOSE = ROOT / "compose.yaml"
 COMPOSE_GPU = ROOT / "compose.gpu.yaml"
 COMPOSE_EPD = ROOT / "compose.epd.yaml"
+COMPOSE_HOST = ROOT / "compose.host.yaml"
 ENV_FILES = ROOT / "deploy" / "compose"
 ENGINES = ("encoder", "prefill_decode")
 ON_GPU = ("cache_store", *ENGINES)
@@ -46,7 +47,13 @@ class ComposeLoader(yaml.SafeLoader):
     """With Compose's own tags, whose values are read as if they were not there."""
 
 
-ComposeLoader.add_constructor("!override", lambda loader, node: loader.construct_mapping(node, deep=True))
+def _overridden(loader: ComposeLoader, node: yaml.Node) -> Any:
+    if isinstance(node, yaml.SequenceNode):
+        return loader.construct_sequence(node, deep=True)
+    return loader.construct_mapping(node, deep=True)  # type: ignore[arg-type]
+
+
+ComposeLoader.add_constructor("!override", _overridden)
 
 
 def test_prefill_and_decode_are_the_prefill_decode_with_other_roles() -> None:
@@ -134,7 +141,7 @@ def test_the_gpus_memory_is_enough_for_all_of_them(gpu_services: dict[str, dict[
 
 def test_whatever_can_be_set_is_in_the_document() -> None:
     document = (ROOT / "docs" / "docker.md").read_text()
-    for file in (COMPOSE, COMPOSE_GPU, COMPOSE_EPD, *ENV_FILES.glob("*.env")):
+    for file in (COMPOSE, COMPOSE_GPU, COMPOSE_EPD, COMPOSE_HOST, *ENV_FILES.glob("*.env")):
         for name in set(re.findall(r"\$\{(TRIPTYCH_\w+)", file.read_text())):
             assert f"`{name}`" in document or f"{name}=" in document, f"{name} of {file.name}"
 
@@ -202,14 +209,100 @@ def _settings(name: str) -> set[str]:
 
 def config(folder: Path, **shell: str) -> dict[str, dict[str, str | None]]:
     """The services' environments, as Compose makes them. Needs no engine."""
+    services = services_of(folder, **shell)
+    return {name: services[name]["environment"] for name in OURS}
+
+
+def services_of(folder: Path, *options: str, **shell: str) -> dict[str, dict[str, Any]]:
+    """The services as Compose makes them. Needs no engine."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("TRIPTYCH_", "OTEL_"))}
     done = subprocess.run(
-        ["docker", "compose", "config", "--format", "json"],
+        ["docker", "compose", *options, "config", "--format", "json"],
         cwd=folder, env=kept | shell, capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    services = json.loads(done.stdout)["services"]
-    return {name: services[name]["environment"] for name in OURS}
+    services: dict[str, dict[str, Any]] = json.loads(done.stdout)["services"]
+    return services
+
+
+@pytest.fixture(scope="module")
+def host_services() -> dict[str, dict[str, Any]]:
+    loaded = yaml.load(COMPOSE_HOST.read_text(), ComposeLoader)  # noqa: S506 -- a safe loader
+    services: dict[str, dict[str, Any]] = loaded["services"]
+    return services
+
+
+class TestSeveralHosts:
+    def test_services_are_those_of_one_host_and_the_agent(
+        self, host_services: dict[str, dict[str, Any]]
+    ) -> None:
+        assert set(host_services) == {"redis", "gateway", "cache_store", "fabric", *ENGINES}
+        for name, service in host_services.items():
+            if name != "fabric":
+                assert service["extends"] == {"file": "compose.yaml", "service": name}
+        first = {name for name, service in host_services.items() if service.get("profiles") == ["first"]}
+        assert first == {"redis", "gateway"}, "other hosts have neither"
+
+    def test_names_are_unique_in_the_system(self, host_services: dict[str, dict[str, Any]]) -> None:
+        names = {
+            name: each["environment"]["TRIPTYCH_INSTANCE"]
+            for name, each in host_services.items()
+            if name != "redis"
+        }
+        assert names["cache_store"] == "store-${TRIPTYCH_HOST_NAME}"
+        assert names["fabric"] == "fabric-${TRIPTYCH_HOST_NAME}"
+        assert all("${TRIPTYCH_HOST_NAME}" in each for each in names.values())
+        for name in (*ENGINES, "gateway"):
+            assert names[name].endswith("-{hostname}"), "replicas"
+
+    def test_every_port_for_other_hosts_is_published_at_one_address(
+        self, host_services: dict[str, dict[str, Any]]
+    ) -> None:
+        ports = [port for service in host_services.values() for port in service.get("ports", ())]
+        assert len(ports) == 4
+        assert all(
+            port.startswith(("${TRIPTYCH_HOST_ADDRESS}:", "${TRIPTYCH_HOST_ADDRESS:?")) for port in ports
+        )
+
+    def test_nothing_is_let_in_without_a_secret(self, host_services: dict[str, dict[str, Any]]) -> None:
+        redis, agent = host_services["redis"], host_services["fabric"]
+        assert '"$${REDIS_PASSWORD:?' in redis["command"][0], "it does not start without"
+        assert "requirepass" in redis["command"][0]
+        assert agent["environment"]["TRIPTYCH_FABRIC_KEY_FILE"] == "/run/secrets/fabric_key"
+        assert agent["secrets"] == ["fabric_key"]
+        having = {name for name, service in host_services.items() if "secrets" in service}
+        assert having == {"fabric"}
+
+    def test_the_agent_is_as_confined_as_other_services(
+        self, host_services: dict[str, dict[str, Any]]
+    ) -> None:
+        base = yaml.safe_load(COMPOSE.read_text())["services"]["gateway"]
+        for key in ("restart", "init", "read_only", "cap_drop", "security_opt", "logging"):
+            assert host_services["fabric"][key] == base[key]
+        assert host_services["fabric"]["healthcheck"]["test"][-2:] == ["fabric", "healthcheck"]
+
+    def test_volumes_are_those_of_one_host(self) -> None:
+        volumes = yaml.load(COMPOSE_HOST.read_text(), ComposeLoader)["volumes"]  # noqa: S506
+        base = yaml.safe_load(COMPOSE.read_text())["volumes"]
+        assert volumes == {name: base[name] for name in ("run", "traces", "engine-cache")}
+
+    def test_compose_takes_it(self, project: Path) -> None:
+        host = {
+            "TRIPTYCH_HOST_NAME": "b",
+            "TRIPTYCH_HOST_ADDRESS": "192.0.2.2",
+            "TRIPTYCH_REDIS_HOST": "192.0.2.1",
+            "TRIPTYCH_REDIS_PASSWORD": "secret",
+        }
+        shutil.copy(COMPOSE_HOST, project)
+        made = services_of(project, "-f", COMPOSE_HOST.name, **host)
+        assert set(made) == {"cache_store", "fabric", *ENGINES}
+        for name, service in made.items():
+            assert service["environment"]["TRIPTYCH_REDIS_URL"] == "redis://:secret@192.0.2.1:6379/0", name
+            assert set(service.get("networks") or {}) == (set() if name == "cache_store" else {"hosts"})
+            assert "redis" not in service.get("depends_on", {})
+        first = services_of(project, "-f", COMPOSE_HOST.name, "--profile", "first", **host)
+        assert set(first) == set(made) | {"redis", "gateway"}
+        assert set(first["redis"]["networks"]) == {"hosts"}
 
 
 @pytest.fixture

@@ -237,6 +237,25 @@ RECORD_SAMPLE = messages.InstanceRecord(
     kv_cache_tokens=32768,
     load=messages.ServingLoad(num_beats=7, num_running=2, num_waiting=1, kv_usage=0.25),
     model_version="2026-11",
+    host="host-a",
+    fabric=messages.FabricEndpoint(host="192.0.2.1", port=7420, generation=3),
+    fabric_load=messages.FabricLoad(
+        num_entries=2,
+        entries_num_bytes=4096,
+        free_num_bytes=8192,
+        links=(
+            messages.FabricLink(
+                target="store-b",
+                transport=messages.FabricTransport.TCP,
+                is_up=True,
+                num_in_flight=1,
+                num_bytes=1 << 20,
+                bytes_per_s=1e8,
+                failure="unreachable",
+                failed_s=2.5,
+            ),
+        ),
+    ),
 )
 
 TRANSFER_SAMPLE = messages.ECTransferParams(

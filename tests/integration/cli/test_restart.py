@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.cli.test_supervisor import Watched, fake, layout
-from triptych_cli.supervisor.control import RestartReport, request_restart, serving_requests
+from triptych_cli.supervisor.control import ServicesReport, request_services, serving_requests
 from triptych_cli.supervisor.state import ServiceState
 from triptych_cli.supervisor.supervisor import run_directory
 from triptych_cli.system.layout import RunLayout
@@ -24,8 +24,8 @@ def failing_later(name: str, folder: Path) -> ServiceSpec:
     return replace(spec, argv=("/bin/sh", "-c", script, "sh", *spec.argv))
 
 
-async def order(run: RunLayout, *services: str) -> list[RestartReport]:
-    return await asyncio.to_thread(lambda: list(request_restart(run.control_socket, services)))
+async def order(run: RunLayout, *services: str) -> list[ServicesReport]:
+    return await asyncio.to_thread(lambda: list(request_services(run.control_socket, "restart", services)))
 
 
 async def test_one_after_the_other_each_when_the_one_before_is_ready(layout: RunLayout) -> None:
@@ -73,10 +73,10 @@ async def test_one_order_at_a_time(layout: RunLayout) -> None:
         watched = Watched(layout, fake("one"))
         async with watched.supervisor.running(), serving_requests(watched.supervisor, layout.control_socket):
 
-            def first_and_second() -> Iterator[RestartReport]:
-                first = request_restart(layout.control_socket, ("one",))
+            def first_and_second() -> Iterator[ServicesReport]:
+                first = request_services(layout.control_socket, "restart", ("one",))
                 yield next(first)
-                yield from request_restart(layout.control_socket, ("one",))
+                yield from request_services(layout.control_socket, "restart", ("one",))
                 yield from first
 
             reports = await asyncio.to_thread(lambda: list(first_and_second()))
@@ -97,7 +97,15 @@ async def test_the_end_of_the_system_ends_a_restart(layout: RunLayout) -> None:
         assert [service.pid for service in watched.supervisor.status().services] == [None, None]
 
 
-@pytest.mark.parametrize("line", [b"", b"nonsense\n", b'{"services": 3}\n'])
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"",
+        b"nonsense\n",
+        b'{"command": "restart", "services": 3}\n',
+        b'{"command": "erase", "services": []}\n',
+    ],
+)
 async def test_what_is_no_order_is_not_answered(layout: RunLayout, line: bytes) -> None:
     with run_directory(layout):
         watched = Watched(layout, fake("one"))

@@ -3,7 +3,7 @@
 import pytest
 
 from triptych_cli.options import SystemOptions
-from triptych_cli.roles import TOPOLOGIES, RoleCounts
+from triptych_cli.roles import TOPOLOGIES, RoleCounts, is_named
 
 
 def counts(encoders: int | None = None, prefill_decodes: int | None = None, **others: int) -> RoleCounts:
@@ -24,6 +24,33 @@ def counts(encoders: int | None = None, prefill_decodes: int | None = None, **ot
 )
 def test_what_is_left_open_fits_the_rest(given: dict[str, int], expected: RoleCounts) -> None:
     assert counts(**given) == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, TOPOLOGIES["e+pd"]),
+        ({"encoders": 2}, RoleCounts(encoders=2)),
+        ({"prefill_decodes": 1}, RoleCounts(prefill_decodes=1)),
+        ({"encoders": 1, "decodes": 2}, RoleCounts(encoders=1, decodes=2)),
+    ],
+)
+def test_one_that_joins_starts_what_it_is_asked_for(given: dict[str, int], expected: RoleCounts) -> None:
+    assert counts(**given, joins=True) == expected  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "names"),
+    [
+        ("encoder", ["encoder-0", "encoder-b-0"]),
+        ("encoder-b-0", ["encoder-b-0"]),
+        ("prefill", ["prefill-0"]),
+        ("store", ["store-b"]),
+    ],
+)
+def test_a_kind_of_service_names_all_of_it(wanted: str, names: list[str]) -> None:
+    known = ["encoder-0", "encoder-b-0", "prefill-0", "prefill_decode-0", "store-b", "cache_store-0"]
+    assert [name for name in known if is_named(name, wanted)] == names
 
 
 @pytest.mark.parametrize("topology", TOPOLOGIES.values())

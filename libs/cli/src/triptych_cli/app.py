@@ -6,21 +6,30 @@ from typing import Annotated
 import typer
 
 from triptych_cli.options import (
+    DEFAULT_FABRIC_PORT,
     DEFAULT_MODEL_TEXT,
     DEFAULT_PORT,
+    DEFAULT_REDIS_PORT,
     CorePolicyOption,
     Decodes,
     EncodePrefillDecodes,
     EncodePrefills,
     EncoderArgs,
     Encoders,
+    Fabric,
+    FabricHost,
+    FabricKeyFile,
+    FabricPort,
     Gateways,
+    HostName,
+    Join,
     LocalEncodeOption,
     Model,
     Port,
     PrefillDecodeArgs,
     PrefillDecodes,
     Prefills,
+    RedisPort,
     RedisUrl,
     RegionBytes,
     SystemOptions,
@@ -84,7 +93,7 @@ def up(
     decodes: Decodes = 0,
     encode_prefills: EncodePrefills = 0,
     encode_prefill_decodes: EncodePrefillDecodes = 0,
-    gateways: Gateways = 1,
+    gateways: Gateways = None,
     redis_url: RedisUrl = None,
     port: Port = DEFAULT_PORT,
     region_bytes: RegionBytes = None,
@@ -92,16 +101,25 @@ def up(
     prefill_decode_args: PrefillDecodeArgs = "",
     core_policy: CorePolicyOption = "text_first",
     local_encode: LocalEncodeOption = None,
+    join: Join = None,
+    fabric: Fabric = False,
+    fabric_host: FabricHost = None,
+    fabric_port: FabricPort = DEFAULT_FABRIC_PORT,
+    fabric_key_file: FabricKeyFile = None,
+    host: HostName = None,
+    redis_port: RedisPort = DEFAULT_REDIS_PORT,
 ) -> None:
-    """Start the system in the background, on 127.0.0.1."""
+    """Start the system in the background, on 127.0.0.1; or one of its hosts (docs/several-hosts.md)."""
     from triptych_cli.commands import lifecycle
 
     options = SystemOptions(
         model, encoders, prefill_decodes, redis_url, port, region_bytes,
         encoder_args, prefill_decode_args, gateways, core_policy, local_encode,
         prefills, decodes, encode_prefills, encode_prefill_decodes,
+        fabric, join is not None, host, fabric_host, fabric_port,
+        None if fabric_key_file is None else str(fabric_key_file), redis_port,
     )  # fmt: skip
-    raise typer.Exit(lifecycle.up(options))
+    raise typer.Exit(lifecycle.up(options, join))
 
 
 @app.command(hidden=True)
@@ -138,11 +156,26 @@ def restart(
 
 
 @app.command()
-def status() -> None:
-    """Show the services: state, pid, restarts, since when."""
-    from triptych_cli.commands import lifecycle
+def status(
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object, for programs.")] = False,
+) -> None:
+    """Show the services: state, pid, restarts, since when; and the hosts, where there are several."""
+    from triptych_cli.commands import status as command
 
-    raise typer.Exit(lifecycle.status())
+    raise typer.Exit(command.status(as_json))
+
+
+@app.command()
+def drain(
+    host: Annotated[str, typer.Argument(help="Its name, as `status` shows it: the one of this machine.")],
+    timeout_s: Annotated[
+        float, typer.Option(min=1.0, help="How long entries may be moved to other hosts, at most.")
+    ] = 300.0,
+) -> None:
+    """Empty this host: its entries go to other hosts, its instances drain, everything here stops."""
+    from triptych_cli.commands import drain as command
+
+    raise typer.Exit(command.drain(host, timeout_s))
 
 
 @app.command()

@@ -29,6 +29,16 @@ def plain_table(*columns: str, right: Collection[str] = ()) -> Table:
     return table
 
 
+def format_bytes(num_bytes: int) -> str:
+    """With a binary unit, e.g. `1.5 MiB`."""
+    size = float(num_bytes)
+    for unit in ("B", "KiB", "MiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} GiB"
+
+
 def fail(message: str) -> None:
     err.print(f"[bold red]triptych:[/] {escape(message)}", soft_wrap=True)
 

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
@@ -57,7 +58,10 @@ TopologyOption = Annotated[
     typer.Option("--topology", help="One engine for each part; e: encode, p: prefill, d: decode."),
 ]
 Gateways = Annotated[
-    int, typer.Option(min=1, help="Number of gateways, on ports of their own from --port on.")
+    int | None,
+    typer.Option(
+        min=0, help="Number of gateways, on ports of their own from --port on [default: 1; 0 with --join]."
+    ),
 ]
 RedisUrl = Annotated[
     str | None,
@@ -85,8 +89,52 @@ CorePolicyOption = Annotated[
     ),
 ]
 
+Join = Annotated[
+    str | None,
+    typer.Option(
+        metavar="REDIS_URL|FOLDER",
+        help="Become a host of a system that runs elsewhere: its Redis, or the folder `join` that its first "
+        "host has made. What is not asked for is not started; by default one encoder and one "
+        "prefill_decode.",
+    ),
+]
+Fabric = Annotated[
+    bool, typer.Option("--fabric", help="Be one of several hosts: start a fabric agent beside the store.")
+]
+FabricHost = Annotated[
+    str | None,
+    typer.Option(
+        help="Address of this machine at which the other hosts reach it; implies --fabric "
+        "[default: 127.0.0.1; with --join the one from which Redis is reached]."
+    ),
+]
+FabricPort = Annotated[
+    int,
+    typer.Option(
+        min=1,
+        max=65535,
+        help="The agent's port; what else the other hosts reach here listens on the ports after it.",
+    ),
+]
+FabricKeyFile = Annotated[
+    Path | None,
+    typer.Option(
+        envvar="TRIPTYCH_FABRIC_KEY_FILE",
+        help="The key that all hosts share [default: that of the folder `join`; the first host makes it].",
+    ),
+]
+HostName = Annotated[
+    str | None,
+    typer.Option("--host", help="Name of this host, unique in the system [default: the machine's]."),
+]
+RedisPort = Annotated[
+    int, typer.Option(min=1, max=65535, help="Of the embedded Redis at --fabric-host, for the other hosts.")
+]
+
 DEFAULT_MODEL_TEXT = str(DEFAULT_MODEL)
 DEFAULT_PORT = 8000
+DEFAULT_FABRIC_PORT = 7420
+DEFAULT_REDIS_PORT = 6379
 
 
 @dataclass(frozen=True)
@@ -101,16 +149,30 @@ class SystemOptions:
     region_bytes: int | None
     encoder_args: str
     prefill_decode_args: str
-    gateways: int = 1
+    gateways: int | None = None  # None: one, but none where a system is joined
     core_policy: CorePolicy = "text_first"
     local_encode: LocalEncode | None = None  # None: as the environment says
     prefills: int = 0
     decodes: int = 0
     encode_prefills: int = 0
     encode_prefill_decodes: int = 0
+    fabric: bool = False  # it is one of several hosts
+    joins: bool = False  # another one has been there before; implies `fabric`
+    host: str | None = None  # its name; None: the machine's
+    fabric_host: str | None = None  # address; None: found out
+    fabric_port: int = DEFAULT_FABRIC_PORT
+    fabric_key_file: str | None = None
+    redis_port: int = DEFAULT_REDIS_PORT
+
+    @property
+    def num_gateways(self) -> int:
+        """With what was left open."""
+        return (0 if self.joins else 1) if self.gateways is None else self.gateways
 
     def counts(self) -> RoleCounts:
         """With what was left open."""
+        if self.joins and (self.encoders is not None or self.prefill_decodes is not None):
+            return self._counts_of(self.encoders or 0, self.prefill_decodes or 0)
         others = self.prefills + self.decodes + self.encode_prefills + self.encode_prefill_decodes
         prefill_decodes = self.prefill_decodes
         if prefill_decodes is None:
@@ -118,6 +180,9 @@ class SystemOptions:
         encoders = self.encoders
         if encoders is None:
             encoders = 1 if prefill_decodes or self.prefills else 0
+        return self._counts_of(encoders, prefill_decodes)
+
+    def _counts_of(self, encoders: int, prefill_decodes: int) -> RoleCounts:
         return RoleCounts(
             encoders,
             prefill_decodes,

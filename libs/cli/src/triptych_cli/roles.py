@@ -66,5 +66,12 @@ TOPOLOGIES: Mapping[TopologyName, RoleCounts] = {
 }
 
 
-def instance_name(role: Role, number: int) -> str:
-    return f"{role.value.replace('-', '_')}-{number}"
+def instance_name(role: str, number: int, host: str | None = None) -> str:
+    """E.g. `prefill_decode-0`. `host`: of several, whose instances have its name in theirs."""
+    words = [role.replace("-", "_"), *([host] if host else []), str(number)]
+    return "-".join(words)
+
+
+def is_named(instance: str, wanted: str) -> bool:
+    """Whether a user who names `wanted` means `instance`: it is that one, or one of that kind."""
+    return instance == wanted or instance.startswith(f"{wanted}-")

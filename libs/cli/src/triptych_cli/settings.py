@@ -31,6 +31,8 @@ class CliSettings(BaseSettings):
     """Likewise."""
     traces_dir: Path | None = None
     """Likewise."""
+    fabric_tls_cert_file: Path | None = None
+    """Fabric agents show this certificate: without a `--fabric-key-file` they have no key then."""
 
 
 class GpuSettings(BaseSettings):

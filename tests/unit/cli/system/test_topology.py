@@ -9,6 +9,7 @@ import pytest
 
 from triptych_cli.roles import RoleCounts
 from triptych_cli.supervisor.daemon import STOP_LIMIT_S
+from triptych_cli.system.host_plan import HostPlan
 from triptych_cli.system.layout import RunLayout
 from triptych_cli.system.resolved_options import ResolvedOptions
 from triptych_cli.system.topology import HttpReady, RedisAnswers, Registered, ServiceSpec, Topology, plan
@@ -24,10 +25,12 @@ def planned(options: ResolvedOptions = OPTIONS) -> Topology:
         options,
         LAYOUT,
         prefill_decode_ports=ports,
-        metrics_ports=range(7000, 7001 + options.counts.encoders),
+        metrics_ports=range(7000, 7001 + options.counts.encoders + (options.host is not None)),
         kv_ports=range(6000, 6000 + options.counts.num_handing_over),
+        gateway_ports=range(5000, 5000 + options.num_gateways),
         python="python",
         redis_server="redis-server",
+        redis_password=None if options.host is None else "secret",
     )
 
 
@@ -279,3 +282,87 @@ def test_all_engines_have_cores() -> None:
     services = by_name(planned(replace(OPTIONS, counts=counts, cores=(0, 1))))
     owned = [services[name].env["TRIPTYCH_CORES"] for name in ("encoder-0", "prefill-0", "decode-0")]
     assert owned == ["[0]", "[1]", "[0]"]
+
+
+class TestSeveralHosts:
+    FIRST = replace(OPTIONS, host=HostPlan("a", "192.0.2.1", 7420, Path("/keys/fabric.key"), 6379))
+    SECOND = replace(
+        OPTIONS,
+        host=HostPlan("b", "192.0.2.2", 7420, Path("/keys/fabric.key"), None),
+        redis_url="rediss://there/0",
+        num_gateways=0,
+        serves_alone=False,
+    )
+
+    def test_names_hold_the_hosts(self) -> None:
+        assert [service.name for service in planned(self.FIRST).services] == [
+            "redis", "store-a", "fabric-a", "encoder-a-0", "prefill_decode-a-0", "gateway-a-0",
+        ]  # fmt: skip
+        for name, service in by_name(planned(self.FIRST)).items():
+            if name != "redis":
+                assert service.env["TRIPTYCH_INSTANCE"] == name
+                assert service.env["TRIPTYCH_HOST_NAME"] == "a"
+
+    def test_a_host_that_joins_has_no_redis_and_no_gateway(self) -> None:
+        topology = planned(self.SECOND)
+        names = [service.name for service in topology.services]
+        assert names == ["store-b", "fabric-b", "encoder-b-0", "prefill_decode-b-0"]
+        assert {each.env["TRIPTYCH_REDIS_URL"] for each in topology.services} == {"rediss://there/0"}
+        assert topology.endpoint == ""
+
+    def test_the_agent_starts_after_its_store_and_ends_before_it(self) -> None:
+        waves = [{service.name for service in wave} for wave in planned(self.FIRST).stop_waves()]
+        assert waves == [
+            {"gateway-a-0"}, {"encoder-a-0", "prefill_decode-a-0"}, {"fabric-a"}, {"store-a"}, {"redis"},
+        ]  # fmt: skip
+        assert by_name(planned(self.FIRST))["fabric-a"].after == {"store-a", "redis"}
+
+    def test_all_waves_have_ended_before_the_supervisor_would_be_killed(self) -> None:
+        waves = planned(self.FIRST).stop_waves()
+        assert sum(max(service.stop_timeout_s for service in wave) for wave in waves) < STOP_LIMIT_S
+
+    def test_the_agent(self) -> None:
+        agent = by_name(planned(self.FIRST))["fabric-a"]
+        assert agent.argv == ("python", "-m", "triptych_cache_store", "fabric")
+        assert agent.env["TRIPTYCH_FABRIC_LISTEN_HOST"] == "192.0.2.1"
+        assert agent.env["TRIPTYCH_FABRIC_ADVERTISE_HOST"] == "192.0.2.1"
+        assert agent.env["TRIPTYCH_FABRIC_PORT"] == "7420"
+        assert agent.env["TRIPTYCH_METRICS_HOST"] == "127.0.0.1"
+        assert agent.env["TRIPTYCH_METRICS_PORT"] == "7002" == str(agent.metrics_port)
+        assert isinstance(agent.ready, Registered)
+        assert agent.ready.instance == "fabric-a"
+
+    def test_only_the_agent_is_told_the_key(self) -> None:
+        having = [
+            each.name for each in planned(self.FIRST).services if "TRIPTYCH_FABRIC_KEY_FILE" in each.env
+        ]
+        assert having == ["fabric-a"]
+
+    def test_redis_has_a_password_before_it_listens_beyond_its_socket(self) -> None:
+        redis = by_name(planned(self.FIRST))["redis"]
+        arguments = dict(zip(redis.argv[2::2], redis.argv[3::2], strict=True))
+        assert redis.argv[1] == "/run/t/redis.conf", "which holds the password"
+        assert (arguments["--bind"], arguments["--port"]) == ("192.0.2.1", "6379")
+        assert not [each for each in redis.argv if "secret" in each]
+        assert planned(self.FIRST).redis_url == "unix://:secret@/run/t/redis.sock"
+        for service in planned(self.FIRST).services[1:]:
+            assert service.env["TRIPTYCH_REDIS_URL"] == "unix://:secret@/run/t/redis.sock"
+
+    def test_what_other_hosts_call_listens_on_the_address_and_callers_on_loopback(self) -> None:
+        services = by_name(planned(self.FIRST))
+        engine, gateway = services["prefill_decode-a-0"], services["gateway-a-0"]
+        assert (engine.env["TRIPTYCH_HOST"], engine.env["TRIPTYCH_PORT"]) == ("192.0.2.1", "9000")
+        assert (gateway.env["TRIPTYCH_HOST"], gateway.env["TRIPTYCH_PORT"]) == ("127.0.0.1", "8000")
+        assert gateway.env["TRIPTYCH_INTERNAL_HOST"] == "192.0.2.1"
+        assert gateway.env["TRIPTYCH_INTERNAL_PORT"] == "5000"
+        scraped = {name: (each.metrics_host, each.metrics_port) for name, each in services.items()}
+        assert scraped["prefill_decode-a-0"] == ("192.0.2.1", 9000)
+        assert scraped["gateway-a-0"] == ("192.0.2.1", 5000)
+        assert scraped["encoder-a-0"] == ("127.0.0.1", 7001)
+
+    def test_a_gateway_that_needs_other_hosts_does_not_wait_for_them(self) -> None:
+        ready = by_name(planned(self.FIRST))["gateway-a-0"].ready
+        assert ready == HttpReady("http://192.0.2.1:5000/health/ready")
+        waiting = replace(self.FIRST, serves_alone=False, counts=RoleCounts(encoders=1))
+        ready = by_name(planned(waiting))["gateway-a-0"].ready
+        assert ready == HttpReady("http://192.0.2.1:5000/health/live")

@@ -1,49 +1,41 @@
-"""`up`, `down`, `status`, `logs`: the system left running on this machine."""
+"""`up`, `down`, `logs`: the system left running on this machine."""
 
 import asyncio
 import contextlib
 import signal
 import subprocess
 import sys
-import time
-from datetime import timedelta
+from dataclasses import replace
 from pathlib import Path
 
-from rich.markup import escape
-
-from triptych_cli.commands.tables.compute_table import compute_table
-from triptych_cli.commands.tables.instance_table import read_instances
-from triptych_cli.commands.tables.transport_table import pairs_table
-from triptych_cli.console import StartProgress, err, fail, out, plain_table, show_tail
+from triptych_cli.console import StartProgress, err, fail, out, show_tail
 from triptych_cli.options import SystemOptions
+from triptych_cli.roles import is_named
 from triptych_cli.settings import CliSettings
 from triptych_cli.supervisor import daemon
 from triptych_cli.supervisor.launch import prepare
-from triptych_cli.supervisor.state import ServiceState, SystemStatus, read_status
+from triptych_cli.supervisor.state import HostStatus, SystemStatus
 from triptych_cli.supervisor.supervisor import is_supervised
+from triptych_cli.system.joining import JoinError, join_target
 from triptych_cli.system.layout import RunLayout, lasting_layout
 from triptych_cli.system.machine import LaunchError
-from triptych_common.domain.errors import TriptychError
+from triptych_cli.system.shared_secrets import KEY_FILE_NAME
 from triptych_common.telemetry import setup_logging
 
-STATE_COLOURS = {
-    ServiceState.READY: "green",
-    ServiceState.STARTING: "cyan",
-    ServiceState.WAITING: "dim",
-    ServiceState.BACKOFF: "yellow",
-    ServiceState.STOPPING: "cyan",
-    ServiceState.STOPPED: "dim",
-}
 
+def up(options: SystemOptions, join: str | None = None) -> int:
+    """Start the system in the background, and return when it is ready.
 
-def up(options: SystemOptions) -> int:
-    """Start the system in the background, and return when it is ready."""
+    `join`: become a host of a system that runs elsewhere: the URL of its Redis, or its first host's folder.
+    """
     settings = CliSettings()
     layout = lasting_layout(settings)
     if is_supervised(layout):
         fail("a system is running already: ./triptych status shows it, ./triptych down ends it")
         return 1
     try:
+        if join is not None:
+            options = joined(options, join)
         prepare(options, layout, deployment=settings.deployment)  # refuse here what cannot work
     except LaunchError as error:
         fail(str(error))
@@ -58,6 +50,22 @@ def up(options: SystemOptions) -> int:
         return 130
 
 
+def joined(options: SystemOptions, join: str) -> SystemOptions:
+    """With the Redis, and the key, of what is joined.
+
+    Raises:
+        LaunchError: `join` is neither a URL nor such a folder.
+    """
+    try:
+        target = join_target(join)
+    except JoinError as error:
+        raise LaunchError(str(error)) from None
+    key_file = options.fabric_key_file
+    if key_file is None and target.folder is not None and (target.folder / KEY_FILE_NAME).exists():
+        key_file = str(target.folder / KEY_FILE_NAME)
+    return replace(options, redis_url=target.redis_url, fabric_key_file=key_file)
+
+
 def _follow_start(process: subprocess.Popen[bytes], reading: int, layout: RunLayout) -> int:
     last: daemon.StartReport | None = None
     with StartProgress() as progress:
@@ -65,7 +73,11 @@ def _follow_start(process: subprocess.Popen[bytes], reading: int, layout: RunLay
             if last.status is not None:
                 progress.update(last.status)
     if last is not None and last.kind == "ready" and last.status is not None:
-        _show_endpoint(last.status)
+        if last.status.endpoint:
+            _show_endpoint(last.status)
+        if last.status.host is not None:
+            _show_host(last.status.host)
+        out.print("[dim]./triptych status | logs SERVICE | trace REQUEST_ID | down[/]")
         return 0
     process.wait(timeout=daemon.STOP_LIMIT_S)
     failed = last is not None and last.kind == "failed"
@@ -90,7 +102,27 @@ def _show_endpoint(status: SystemStatus) -> None:
         markup=False,
         soft_wrap=True,
     )
-    out.print("[dim]./triptych status | logs SERVICE | trace REQUEST_ID | down[/]")
+
+
+def _show_host(host: HostStatus) -> None:
+    """What another machine needs in order to join."""
+    if host.key_file is not None and Path(host.key_file).parent != Path(host.join_dir):
+        out.print(
+            f"\nThis is the host [bold]{host.name}[/]. Another one joins by the same Redis and this key:\n"
+        )
+        out.print(f"  {host.key_file}\n", markup=False, soft_wrap=True)
+        return
+    out.print(f"\nThis is the host [bold]{host.name}[/]. For another one copy this folder, and join there:\n")
+    out.print(
+        f"  scp -pr {host.join_dir} OTHER:join\n  ./triptych up --join ~/join     # on OTHER\n",
+        markup=False,
+        soft_wrap=True,
+    )
+    out.print(
+        "The folder is for its user alone: with it goes the login of Redis, and the key of the fabric.\n"
+    )
+    if host.key_file is None:
+        out.print("Agents show certificates here: OTHER needs one of its own, of the same authority.\n")
 
 
 def down() -> int:
@@ -108,86 +140,11 @@ def down() -> int:
     return 0
 
 
-def status() -> int:
-    """A table of the services; 0 when all are ready, 1 when not, 3 when nothing runs.
-
-    Of a system that `up` has not started: what is registered; 0 when an instance serves requests, else 1.
-    """
-    settings = CliSettings()
-    layout = lasting_layout(settings)
-    current = read_status(layout.state_file)
-    if current is None and settings.redis_url is not None:
-        return _show_registered()
-    if current is None:
-        out.print("nothing is running")
-        return 3
-    supervised = is_supervised(layout)
-    if not supervised:
-        fail("the supervisor was killed; ./triptych down clears what it left")
-    numbers = ("pid", "restarts", "for")
-    table = plain_table("service", "state", *numbers, "", right=numbers)
-    for service in current.services:
-        lasted = timedelta(seconds=int(time.time() - service.since))
-        table.add_row(
-            service.name,
-            f"[{STATE_COLOURS[service.state]}]{service.state}[/]",
-            str(service.pid or ""),
-            str(service.num_restarts),
-            str(lasted),
-            escape(service.detail),
-        )
-    out.print(table)
-    out.print(
-        f"[dim]{current.endpoint}  model {escape(current.model)}  supervisor {current.supervisor_pid}[/]"
-    )
-    _show_metrics(current)
-    ready = all(service.state is ServiceState.READY for service in current.services)
-    if supervised:
-        _show_engines()
-        _show_pairs()
-    return 0 if supervised and ready else 1
-
-
-def _show_registered() -> int:
-    try:
-        instances = asyncio.run(read_instances())
-    except (TriptychError, OSError) as error:
-        fail(str(error))
-        return 1
-    out.print(instances.table)
-    _show_engines()
-    _show_pairs()
-    return 0 if instances.can_serve else 1
-
-
-def _show_metrics(current: SystemStatus) -> None:
-    ports = {each.name: each.metrics_port for each in current.services if each.metrics_port is not None}
-    if ports:
-        table = plain_table("metrics of", "for Prometheus")
-        for name, port in ports.items():
-            table.add_row(name, f"http://127.0.0.1:{port}/metrics")
-        out.print(table)
-
-
-def _show_engines() -> None:
-    try:
-        out.print(asyncio.run(compute_table()))
-    except (TriptychError, OSError) as error:
-        out.print(f"[dim]engines are not known: {escape(str(error))}[/]")
-
-
-def _show_pairs() -> None:
-    try:
-        out.print(asyncio.run(pairs_table()))
-    except (TriptychError, OSError) as error:
-        out.print(f"[dim]transports are not known: {escape(str(error))}[/]")
-
-
 def logs(service: str, follow: bool, num_lines: int) -> int:
     """The end of a service's log; `follow`: and what is added, until Ctrl-C."""
     layout = lasting_layout(CliSettings())
     known = sorted(file.stem for file in layout.logs_dir.glob("*.log"))
-    matches = [name for name in known if service in (name, name.rpartition("-")[0])]
+    matches = [name for name in known if is_named(name, service)]
     if not matches:
         fail(f"no log of {service}; there are: {', '.join(known) or 'none'}")
         return 1

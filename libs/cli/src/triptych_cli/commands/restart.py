@@ -4,8 +4,9 @@ import time
 from collections.abc import Iterator
 
 from triptych_cli.console import fail, out
+from triptych_cli.roles import is_named
 from triptych_cli.settings import CliSettings
-from triptych_cli.supervisor.control import RestartReport, request_restart
+from triptych_cli.supervisor.control import ServicesReport, request_services
 from triptych_cli.supervisor.state import SystemStatus, read_status
 from triptych_cli.supervisor.supervisor import is_supervised
 from triptych_cli.system.layout import lasting_layout
@@ -24,7 +25,7 @@ def restart(wanted: list[str]) -> int:
         fail(str(error))
         return 1
     try:
-        return _follow(request_restart(layout.control_socket, services))
+        return _follow(request_services(layout.control_socket, "restart", services))
     except OSError as error:
         fail(f"the supervisor accepts no requests: {error.strerror}")
         return 1
@@ -39,14 +40,14 @@ def chosen(status: SystemStatus, wanted: list[str]) -> tuple[str, ...]:
     known = [service.name for service in status.services]
     names: set[str] = set()
     for each in wanted:
-        matches = [name for name in known if each in (name, name.rpartition("-")[0])]
+        matches = [name for name in known if is_named(name, each)]
         if not matches:
             raise ValueError(f"there is no service {each}; there are: {', '.join(known)}")
         names.update(matches)
     return tuple(name for name in known if (name in names if wanted else name != "redis"))
 
 
-def _follow(reports: Iterator[RestartReport]) -> int:
+def _follow(reports: Iterator[ServicesReport]) -> int:
     service, since = "", time.monotonic()
 
     def show_ready() -> None:

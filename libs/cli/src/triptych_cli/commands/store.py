@@ -5,7 +5,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from rich.table import Table
 
 from triptych_cli.commands.clients import expect, run, store_session
-from triptych_cli.console import fail, out, plain_table
+from triptych_cli.console import fail, format_bytes, out, plain_table
 from triptych_common.protocol.store import (
     Done,
     Entries,
@@ -143,13 +143,3 @@ def evict(beginning: str | None, everything: bool) -> int:
         return 0
 
     return run(work)
-
-
-def format_bytes(num_bytes: int) -> str:
-    """With a binary unit, e.g. `1.5 MiB`."""
-    size = float(num_bytes)
-    for unit in ("B", "KiB", "MiB"):
-        if size < 1024:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.1f} GiB"

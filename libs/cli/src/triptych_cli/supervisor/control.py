@@ -1,7 +1,7 @@
 """Requests to a running supervisor, over a Unix socket in the run directory (which is its user's alone).
 
-One request per connection, one JSON object per line: a `RestartRequest` in, `RestartReport`s out. When the
-client disconnects, the service at hand is finished and the next ones are left alone.
+One request per connection, one JSON object per line: a `ServicesRequest` in, `ServicesReport`s out. When the
+client disconnects, the services at hand are finished and the next ones are left alone.
 """
 
 import asyncio
@@ -21,14 +21,15 @@ from triptych_cli.supervisor.supervisor import Supervisor
 REQUEST_TIMEOUT_S = 5.0
 
 
-class RestartRequest(BaseModel):
+class ServicesRequest(BaseModel):
+    command: Literal["restart", "stop"]
     services: tuple[str, ...]  # names of instances
 
 
-class RestartReport(BaseModel):
-    """`restarting` before each service; `done` or `failed` at the end."""
+class ServicesReport(BaseModel):
+    """`restarting` or `stopping` before each service; `done` or `failed` at the end."""
 
-    kind: Literal["restarting", "done", "failed"]
+    kind: Literal["restarting", "stopping", "done", "failed"]
     service: str = ""
     message: str = ""
 
@@ -40,7 +41,7 @@ async def serving_requests(supervisor: Supervisor, path: Path) -> AsyncIterator[
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            await _restart(supervisor, busy, reader, writer)
+            await _carry_out(supervisor, busy, reader, writer)
         except (OSError, TimeoutError, ValidationError):
             return  # disconnected, or sent no request within the limit
         finally:
@@ -53,40 +54,47 @@ async def serving_requests(supervisor: Supervisor, path: Path) -> AsyncIterator[
         server.close()
 
 
-async def _restart(
+async def _carry_out(
     supervisor: Supervisor, busy: asyncio.Lock, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
 ) -> None:
-    async def report(report: RestartReport) -> None:
+    async def report(report: ServicesReport) -> None:
         writer.write(report.model_dump_json().encode() + b"\n")
         await writer.drain()
 
     async with asyncio.timeout(REQUEST_TIMEOUT_S):
-        request = RestartRequest.model_validate_json(await reader.readline())
+        request = ServicesRequest.model_validate_json(await reader.readline())
     if busy.locked():
-        await report(RestartReport(kind="failed", message="services are being restarted already"))
+        await report(ServicesReport(kind="failed", message="services are being restarted or stopped already"))
         return
+    kind: Literal["restarting", "stopping"] = "restarting"
+    work = supervisor.restart_services
+    if request.command == "stop":
+        kind, work = "stopping", supervisor.stop_services
     async with busy:
         try:
-            async with contextlib.aclosing(supervisor.restart_services(request.services)) as names:
+            async with contextlib.aclosing(work(request.services)) as names:
                 async for name in names:
                     if reader.at_eof():
                         return
-                    await report(RestartReport(kind="restarting", service=name))
+                    await report(ServicesReport(kind=kind, service=name))
         except RestartFailedError as error:
-            await report(RestartReport(kind="failed", message=str(error)))
+            await report(ServicesReport(kind="failed", message=str(error)))
         else:
-            await report(RestartReport(kind="done"))
+            await report(ServicesReport(kind="done"))
 
 
-def request_restart(path: Path, services: tuple[str, ...]) -> Iterator[RestartReport]:
-    """The reports of the supervisor at `path`, until the restarts end.
+def request_services(
+    path: Path, command: Literal["restart", "stop"], services: tuple[str, ...]
+) -> Iterator[ServicesReport]:
+    """The reports of the supervisor at `path`, until all of it is done.
 
     Raises:
         OSError: no supervisor accepts requests there.
     """
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(os.fspath(path))
-        connection.sendall(RestartRequest(services=services).model_dump_json().encode() + b"\n")
+        request = ServicesRequest(command=command, services=services)
+        connection.sendall(request.model_dump_json().encode() + b"\n")
         with connection.makefile("rb") as lines:
             for line in lines:
-                yield RestartReport.model_validate_json(line)
+                yield ServicesReport.model_validate_json(line)

@@ -31,6 +31,7 @@ from triptych_cli.supervisor.supervisor import (
 )
 from triptych_cli.system.layout import RunLayout
 from triptych_cli.system.machine import LaunchError
+from triptych_cli.system.shared_secrets import SharedSecretError
 from triptych_common.domain.errors import TriptychError
 
 SUPERVISOR_LOG = "supervisor.log"
@@ -86,7 +87,9 @@ async def supervise(launch: Launch, pipe: StartReportPipe) -> int:
     except StartFailedError as error:
         pipe.send(StartReport(kind="failed", message=str(error), log_file=str(error.log_file)))
         return 1
-    except (AlreadyRunningError, LaunchError, TriptychError, ValueError, OSError) as error:
+    except (
+        AlreadyRunningError, LaunchError, SharedSecretError, TriptychError, ValueError, OSError
+    ) as error:  # fmt: skip
         pipe.send(StartReport(kind="failed", message=str(error)))
         return 1
     except asyncio.CancelledError:

@@ -77,6 +77,7 @@ class Service:
             since=time.time(),
             log_file=str(log_file),
             metrics_port=spec.metrics_port,
+            metrics_host=spec.metrics_host,
         )
 
     async def keep_running(self, dependencies: Sequence["Service"]) -> None:
@@ -215,6 +216,7 @@ class Service:
             detail=detail,
             log_file=str(self._log_file),
             metrics_port=self.spec.metrics_port,
+            metrics_host=self.spec.metrics_host,
         )
         self._on_change()
 

@@ -62,7 +62,21 @@ class ServiceStatus(BaseModel):
     since: float  # Unix seconds of the last change of state
     detail: str = ""  # why it is not ready
     log_file: str
-    metrics_port: int | None = None  # of 127.0.0.1; None: none are answered
+    metrics_port: int | None = None  # None: none are answered
+    metrics_host: str = "127.0.0.1"
+
+
+class HostStatus(BaseModel):
+    """What makes this machine one of several hosts."""
+
+    model_config = ConfigDict(frozen=True)
+
+    name: str
+    store: str
+    agent: str  # instance
+    join_dir: str  # what other hosts need in order to join
+    key_file: str | None  # that agents share; None: certificates alone
+    runs_redis: bool  # the system's
 
 
 class SystemStatus(BaseModel):
@@ -75,6 +89,7 @@ class SystemStatus(BaseModel):
     store_socket: str
     traces_dir: str
     model: str
+    host: HostStatus | None = None  # one of several; None: there is one
     services: tuple[ServiceStatus, ...]
 
 

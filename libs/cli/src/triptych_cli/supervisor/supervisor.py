@@ -11,7 +11,7 @@ from pathlib import Path
 
 from triptych_cli.supervisor.process import end_sessions, is_same_session
 from triptych_cli.supervisor.service import Service
-from triptych_cli.supervisor.state import SystemStatus, read_status
+from triptych_cli.supervisor.state import HostStatus, SystemStatus, read_status
 from triptych_cli.system.layout import MAX_SOCKET_PATH_BYTES, RunLayout
 from triptych_cli.system.resolved_options import ResolvedOptions
 from triptych_cli.system.topology import Topology
@@ -62,11 +62,12 @@ class Supervisor:
         return SystemStatus(
             supervisor_pid=os.getpid(),
             endpoint=self._topology.endpoint,
-            redis_url=self._options.redis_url or f"unix://{self._layout.redis_socket}",
+            redis_url=self._topology.redis_url,
             deployment=self._options.deployment,
             store_socket=str(self._layout.store_socket),
             traces_dir=str(self._layout.traces_dir),
             model=self._options.model,
+            host=self._host_status(),
             services=tuple(service.status for service in self._services.values()),
         )
 
@@ -108,6 +109,20 @@ class Supervisor:
                 yield name
                 await service.restart()
 
+    async def stop_services(self, names: Collection[str]) -> AsyncGenerator[str, None]:
+        """Stop services for good, dependents before what they depend on; the others go on.
+
+        Yields:
+            The name of each before it is stopped; those that may end together, one after the other.
+        """
+        for wave in self._topology.stop_waves():
+            chosen = [spec.name for spec in wave if spec.name in names]
+            for name in chosen:
+                yield name
+            async with asyncio.TaskGroup() as group:
+                for name in chosen:
+                    group.create_task(self._services[name].stop())
+
     def kill_now(self) -> None:
         """End everything at once, without grace."""
         for service in self._services.values():
@@ -127,6 +142,19 @@ class Supervisor:
             async with asyncio.TaskGroup() as group:
                 for spec in wave:
                     group.create_task(self._services[spec.name].stop())
+
+    def _host_status(self) -> HostStatus | None:
+        host = self._options.host
+        if host is None:
+            return None
+        return HostStatus(
+            name=host.name,
+            store=host.store,
+            agent=host.agent,
+            join_dir=str(self._layout.join_dir),
+            key_file=str(host.key_file) if host.key_file else None,
+            runs_redis=host.redis_port is not None,
+        )
 
     def _report(self) -> None:
         self._changed.set()

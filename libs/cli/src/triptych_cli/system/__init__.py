@@ -1,6 +1,9 @@
 """Which processes one system is, and what this machine offers them. Nothing is started here.
 
 layout             where the running system keeps its files
+host_plan          one of several hosts: its names, its address, its ports (pure)
+joining            makes that from the options: which Redis is joined, what this machine is called
+shared_secrets     files that the hosts share: the key of the fabric, the URL of Redis
 resolved_options   the user's options, settled for this machine
 machine            model folders, free ports, GPUs, room for the region, redis-server: makes resolved options
 engines            encoders and engines of language models: arguments, environment, shares of GPUs (pure)

@@ -56,17 +56,18 @@ def engine_hosts(
     }
     counts = options.counts
     engines = [
-        Engine("encoder", f"encoder-{number}", options.encoder_args, env) for number in range(counts.encoders)
+        Engine("encoder", instance_name("encoder", number, options.host_name), options.encoder_args, env)
+        for number in range(counts.encoders)
     ]
     free_kv_ports = iter(kv_ports)
+    address = options.host.address if options.host else "127.0.0.1"
     for (role, number), port in zip(counts.language_models(), ports, strict=True):
-        own = {"TRIPTYCH_ROLE": role.value, "TRIPTYCH_HOST": "127.0.0.1", "TRIPTYCH_PORT": str(port)}
+        own = {"TRIPTYCH_ROLE": role.value, "TRIPTYCH_HOST": address, "TRIPTYCH_PORT": str(port)}
         if role in HANDING_OVER:
             own["TRIPTYCH_KV_PORT"] = str(next(free_kv_ports))
         own |= _tower(role, options)
-        engines.append(
-            Engine("prefill_decode", instance_name(role, number), options.prefill_decode_args, {**env, **own})
-        )
+        name = instance_name(role, number, options.host_name)
+        engines.append(Engine("prefill_decode", name, options.prefill_decode_args, {**env, **own}))
     if options.gpus:
         return _placed_on_gpus(engines, options)
     owned = plan_cores(counts.encoders, len(engines) - counts.encoders, options.cores)

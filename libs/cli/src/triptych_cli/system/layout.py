@@ -22,6 +22,11 @@ class RunLayout:
         return self.run_dir / "redis.sock"
 
     @property
+    def redis_config(self) -> Path:
+        """Of the embedded Redis where it has a password: command lines are seen by other users."""
+        return self.run_dir / "redis.conf"
+
+    @property
     def store_socket(self) -> Path:
         return self.run_dir / "store.sock"
 
@@ -51,6 +56,11 @@ class RunLayout:
     @property
     def traces_dir(self) -> Path:
         return self.state_dir / "traces"
+
+    @property
+    def join_dir(self) -> Path:
+        """What other hosts need in order to join (`shared_secrets`). It stays when the system ends."""
+        return self.state_dir / "join"
 
     @property
     def files_dir(self) -> Path:

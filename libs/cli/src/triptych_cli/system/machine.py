@@ -7,10 +7,13 @@ import shlex
 import shutil
 import socket
 import subprocess
+from collections.abc import Collection
 from pathlib import Path
 
 from triptych_cli.options import SystemOptions
 from triptych_cli.settings import CliSettings, GpuSettings, OpenMpSettings
+from triptych_cli.system.host_plan import HostPlan
+from triptych_cli.system.joining import JoinError, check_ports, plan_host
 from triptych_cli.system.layout import RunLayout
 from triptych_cli.system.resolved_options import MIB, ResolvedOptions
 from triptych_common.cores.mps import has_mps_daemon
@@ -36,13 +39,15 @@ def resolve(options: SystemOptions, layout: RunLayout, *, deployment: str) -> Re
     """
     model = local_model(options.model)
     counts = options.counts()
-    if (fault := counts.fault(has_tower=options.local_encode not in (None, "off"))) is not None:
+    fault = counts.fault(has_tower=options.local_encode not in (None, "off"))
+    host = _host(options, layout)
+    if fault is not None and host is None:
         raise LaunchError(fault)
     return ResolvedOptions(
         model=model or options.model,
         model_is_local=model is not None,
-        gateway_port=require_free(options.port, options.gateways),
-        num_gateways=options.gateways,
+        gateway_port=require_free(options.port, options.num_gateways),
+        num_gateways=options.num_gateways,
         counts=counts,
         local_encode=options.local_encode,
         redis_url=options.redis_url,
@@ -55,7 +60,21 @@ def resolve(options: SystemOptions, layout: RunLayout, *, deployment: str) -> Re
         core_policy=options.core_policy,
         cores=() if gpus else cores_of_engines(),
         slab_share=slab_share(CliSettings().slab_bytes, gpus),
+        host=host,
+        serves_alone=fault is None,
     )
+
+
+def _host(options: SystemOptions, layout: RunLayout) -> HostPlan | None:
+    try:
+        host = plan_host(options, layout)
+        if host is not None:
+            counts = options.counts()
+            ports = host.ports(options.num_gateways, len(counts.language_models()), counts.num_handing_over)
+            check_ports(host, ports.all)
+    except JoinError as error:
+        raise LaunchError(str(error)) from None
+    return host
 
 
 def local_model(model: str) -> str | None:
@@ -105,8 +124,8 @@ def require_free(port: int, count: int = 1) -> int:
     return port
 
 
-def free_ports(count: int) -> list[int]:
-    """Free ports of 127.0.0.1, all different.
+def free_ports(count: int, but: Collection[int] = ()) -> list[int]:
+    """Free ports of 127.0.0.1, all different, and none of `but`.
 
     They are bound only when the engines are up. So they lie below the range from which the kernel takes
     ports for others meanwhile: each worker of vLLM listens on a dozen of those.
@@ -117,6 +136,8 @@ def free_ports(count: int) -> list[int]:
         for port in candidates:
             if len(found) == count:
                 break
+            if port in but:
+                continue
             probe = stack.enter_context(socket.socket())
             try:
                 probe.bind(("127.0.0.1", port))

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from triptych_cli.roles import TOPOLOGIES, RoleCounts
+from triptych_cli.system.host_plan import HostPlan
 from triptych_common.cores.plan import CorePolicy
 
 MIB = 1 << 20
@@ -27,3 +28,10 @@ class ResolvedOptions:
     cores: tuple[int, ...] = ()  # of the CPU, for engines to share; empty: engines keep the user's threads
     local_encode: Literal["off", "fallback", "auto"] | None = None  # None: as the environment says
     slab_share: float = 0.0  # of the first GPU's memory, which the store takes there
+    host: HostPlan | None = None  # one of several; None: the only one
+    serves_alone: bool = True  # its gateways need no instances of other hosts
+
+    @property
+    def host_name(self) -> str | None:
+        """What the names of its instances hold."""
+        return self.host.name if self.host else None

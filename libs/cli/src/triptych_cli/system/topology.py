@@ -1,10 +1,11 @@
 """Which processes make up the system on one machine: pure, nothing is started or looked up here.
 
     redis ──▶ cache_store ──▶ encoder-0 …, prefill_decode-0 …, prefill-0 …, decode-0 … ──▶ gateway-0 …
+                        `──▶ fabric agent ──▶ (on one of several hosts)
 
 Arrow: the right one starts when the left one is ready; stopping goes the other way. Without
 `redis` (an existing server is used) the others move up. Engines of one GPU start one after the other,
-and stop together.
+and stop together. On one of several hosts the names of instances hold the host's.
 """
 
 import json
@@ -12,9 +13,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from triptych_cli.roles import instance_name
 from triptych_cli.system.engines import engine_env_defaults, engine_hosts
+from triptych_cli.system.host_plan import HOST_VARIABLE, HostPlan
 from triptych_cli.system.layout import RunLayout
 from triptych_cli.system.resolved_options import ResolvedOptions
+from triptych_cli.system.shared_secrets import socket_url
+from triptych_common.protocol.urls import base_url
+
+LOOPBACK = "127.0.0.1"
 
 
 # ---- readiness: conditions, checked by supervisor.readiness --------------------------------------
@@ -58,13 +65,15 @@ class ServiceSpec:
     env_defaults: Mapping[str, str] = field(default_factory=dict)  # the caller's values win
     start_timeout_s: float = 30.0
     stop_timeout_s: float = 20.0
-    metrics_port: int | None = None  # of 127.0.0.1: where Prometheus scrapes it, at /metrics
+    metrics_port: int | None = None  # where Prometheus scrapes it, at /metrics
+    metrics_host: str = "127.0.0.1"
 
 
 @dataclass(frozen=True)
 class Topology:
     services: tuple[ServiceSpec, ...]  # in an order that respects `after` and `starts_after`
-    endpoint: str  # OpenAI base URL of the gateway
+    endpoint: str  # OpenAI base URL of the gateway; empty: there is none here
+    redis_url: str = ""
 
     def stop_waves(self) -> list[list[ServiceSpec]]:
         """Services that may be stopped together, dependents before what they depend on."""
@@ -85,53 +94,46 @@ def plan(
     prefill_decode_ports: Sequence[int],
     metrics_ports: Sequence[int],
     kv_ports: Sequence[int] = (),
+    gateway_ports: Sequence[int] = (),
     python: str,
     redis_server: str,
+    redis_password: str | None = None,
 ) -> Topology:
     """The services for `options`.
 
     Args:
-        prefill_decode_ports: free local ports, one for each engine of a language model.
-        metrics_ports: likewise, for what has no HTTP of its own: the cache_store, then each encoder.
+        prefill_decode_ports: free ports, one for each engine of a language model.
+        metrics_ports: likewise, for what has no HTTP of its own: the cache_store, then each encoder, then the
+            fabric agent where there is one.
         kv_ports: likewise, for each engine that hands KV caches over, or takes them.
+        gateway_ports: likewise, for each gateway of one of several hosts: where those reach it.
+        redis_password: of the embedded Redis, where other hosts reach it.
     """
-    redis_url = options.redis_url or f"unix://{layout.redis_socket}"
+    redis_url = options.redis_url or socket_url(layout.redis_socket, redis_password)
+    host = options.host
     common = {
         "TRIPTYCH_REDIS_URL": redis_url,
         "TRIPTYCH_DEPLOYMENT": options.deployment,
         "TRIPTYCH_RUN_DIR": str(layout.run_dir),
         "TRIPTYCH_STORE_SOCKET": str(layout.store_socket),
         "TRIPTYCH_TRACES_DIR": str(layout.traces_dir),
+        **({HOST_VARIABLE: host.name} if host else {}),
     }
     services: list[ServiceSpec] = []
     if options.redis_url is None:
-        services.append(_redis(layout, redis_server, redis_url))
-    below = frozenset(service.name for service in services)
-
-    services.append(
-        ServiceSpec(
-            name="cache_store-0",
-            argv=(python, "-m", "triptych_cache_store"),
-            ready=StoreAnswers(layout.store_socket),
-            after=below,
-            env={
-                **common,
-                "TRIPTYCH_INSTANCE": "cache_store-0",
-                "TRIPTYCH_REGION_BYTES": str(options.region_bytes),
-                "TRIPTYCH_KEEP_REGION": "true",  # for a restart alone; it goes with the run directory
-                **_metrics(metrics_ports[0]),
-            },
-            metrics_port=metrics_ports[0],
-        )
-    )
-    below |= {"cache_store-0"}
+        services.append(_redis(layout, redis_server, redis_url, host))
+    services.append(_store(python, options, layout, common, metrics_ports[0], _names(services)))
+    if host is not None:
+        services.append(_agent(python, options, host, common, metrics_ports[-1], _names(services)))
+    below = _names(services)
     engines = engine_hosts(options, layout, prefill_decode_ports, kv_ports)
-    scraped_at = [*metrics_ports[1:], *prefill_decode_ports]
+    scraped_at = [*metrics_ports[1 : 1 + options.counts.encoders], *prefill_decode_ports]
     last_on_gpu: dict[str, str] = {}  # vLLM measures free memory at start: engines of one GPU start in turn
     for engine, metrics_port in zip(engines, scraped_at, strict=True):
         before = frozenset({last_on_gpu[engine.gpu]}) if engine.gpu in last_on_gpu else frozenset()
         if engine.gpu is not None:
             last_on_gpu[engine.gpu] = engine.instance
+        is_encoder = engine.package == "encoder"
         services.append(
             ServiceSpec(
                 name=engine.instance,
@@ -142,7 +144,7 @@ def plan(
                 env={
                     **common,
                     **engine.env,
-                    **(_metrics(metrics_port) if engine.package == "encoder" else {}),
+                    **(_metrics(metrics_port) if is_encoder else {}),
                     "TRIPTYCH_INSTANCE": engine.instance,
                     "TRIPTYCH_ENGINE_ARGS": json.dumps(list(engine.arguments)),
                 },
@@ -150,13 +152,69 @@ def plan(
                 start_timeout_s=600.0,  # loading and compiling a large model
                 stop_timeout_s=45.0,  # drain, then the engine's own processes
                 metrics_port=metrics_port,
+                metrics_host=LOOPBACK if is_encoder or host is None else host.address,
             )
         )
     below |= {engine.instance for engine in engines}
     services += [
-        _gateway(python, options, layout, number, common, below) for number in range(options.num_gateways)
+        _gateway(python, options, layout, number, common, below, gateway_ports)
+        for number in range(options.num_gateways)
     ]
-    return Topology(tuple(services), f"http://127.0.0.1:{options.gateway_port}/v1")
+    endpoint = f"http://{LOOPBACK}:{options.gateway_port}/v1" if options.num_gateways else ""
+    return Topology(tuple(services), endpoint, redis_url)
+
+
+def _names(services: Sequence[ServiceSpec]) -> frozenset[str]:
+    return frozenset(service.name for service in services)
+
+
+def _store(
+    python: str,
+    options: ResolvedOptions,
+    layout: RunLayout,
+    common: Mapping[str, str],
+    metrics_port: int,
+    after: frozenset[str],
+) -> ServiceSpec:
+    name = options.host.store if options.host else "cache_store-0"
+    return ServiceSpec(
+        name=name,
+        argv=(python, "-m", "triptych_cache_store"),
+        ready=StoreAnswers(layout.store_socket),
+        after=after,
+        env={
+            **common,
+            "TRIPTYCH_INSTANCE": name,
+            "TRIPTYCH_REGION_BYTES": str(options.region_bytes),
+            "TRIPTYCH_KEEP_REGION": "true",  # for a restart alone; it goes with the run directory
+            **_metrics(metrics_port),
+        },
+        metrics_port=metrics_port,
+    )
+
+
+def _agent(
+    python: str,
+    options: ResolvedOptions,
+    host: HostPlan,
+    common: Mapping[str, str],
+    metrics_port: int,
+    after: frozenset[str],
+) -> ServiceSpec:
+    return ServiceSpec(
+        name=host.agent,
+        argv=(python, "-m", "triptych_cache_store", "fabric"),
+        ready=Registered(common["TRIPTYCH_REDIS_URL"], options.deployment, host.agent),
+        after=after,
+        env={
+            **common,
+            **host.agent_environment(),
+            "TRIPTYCH_INSTANCE": host.agent,
+            **_metrics(metrics_port),
+        },
+        stop_timeout_s=30.0,
+        metrics_port=metrics_port,
+    )
 
 
 def _gateway(
@@ -166,18 +224,25 @@ def _gateway(
     number: int,
     common: Mapping[str, str],
     after: frozenset[str],
+    internal_ports: Sequence[int],
 ) -> ServiceSpec:
+    host = options.host
     port = options.gateway_port + number
+    internal_host, internal_port = (host.address, internal_ports[number]) if host else (LOOPBACK, port)
+    name = instance_name("gateway", number, options.host_name)
+    # Where it cannot serve before other hosts have joined, it is ready when it answers.
+    health = "ready" if options.serves_alone else "live"
     return ServiceSpec(
-        name=f"gateway-{number}",
+        name=name,
         argv=(python, "-m", "triptych_gateway"),
-        ready=HttpReady(f"http://127.0.0.1:{port}/health/ready"),
+        ready=HttpReady(f"{base_url(internal_host, internal_port)}/health/{health}"),
         after=after,
         env={
             **common,
-            "TRIPTYCH_INSTANCE": f"gateway-{number}",
-            "TRIPTYCH_HOST": "127.0.0.1",
+            "TRIPTYCH_INSTANCE": name,
+            "TRIPTYCH_HOST": LOOPBACK,
             "TRIPTYCH_PORT": str(port),
+            **(host.gateway_environment(internal_port) if host else {}),
             **_encode_decision(options),
         },
         env_defaults={
@@ -186,12 +251,13 @@ def _gateway(
             **({"TRIPTYCH_DRAIN_GRACE_S": "0"} if options.num_gateways == 1 else {}),
         },
         stop_timeout_s=30.0,
-        metrics_port=port,
+        metrics_port=internal_port,
+        metrics_host=internal_host,
     )
 
 
 def _metrics(port: int) -> dict[str, str]:
-    return {"TRIPTYCH_METRICS_HOST": "127.0.0.1", "TRIPTYCH_METRICS_PORT": str(port)}
+    return {"TRIPTYCH_METRICS_HOST": LOOPBACK, "TRIPTYCH_METRICS_PORT": str(port)}
 
 
 def _encode_decision(options: ResolvedOptions) -> dict[str, str]:
@@ -200,10 +266,13 @@ def _encode_decision(options: ResolvedOptions) -> dict[str, str]:
     return {"TRIPTYCH_ENCODE_DECISION": "auto" if options.local_encode == "auto" else "remote"}
 
 
-def _redis(layout: RunLayout, redis_server: str, url: str) -> ServiceSpec:
-    """The embedded server: reachable by its Unix socket alone, in memory alone, never evicting."""
+def _redis(layout: RunLayout, redis_server: str, url: str, host: HostPlan | None) -> ServiceSpec:
+    """The embedded server: in memory alone, never evicting; reachable by its Unix socket alone, unless it is
+    for several hosts: then by TCP too, with the password of its configuration file.
+    """
+    is_shared = host is not None and host.redis_port is not None
     arguments = {
-        "port": "0",
+        "port": str(host.redis_port) if host is not None and is_shared else "0",
         "unixsocket": str(layout.redis_socket),
         "unixsocketperm": "600",
         "dir": str(layout.run_dir),
@@ -212,6 +281,12 @@ def _redis(layout: RunLayout, redis_server: str, url: str) -> ServiceSpec:
         "maxmemory": "512mb",
         "maxmemory-policy": "noeviction",
         "daemonize": "no",
+        **({"bind": host.address} if host is not None and is_shared else {}),
     }
-    argv = [redis_server, *(part for key, value in arguments.items() for part in (f"--{key}", value))]
+    config = [str(layout.redis_config)] if is_shared else []
+    argv = [
+        redis_server,
+        *config,
+        *(part for key, value in arguments.items() for part in (f"--{key}", value)),
+    ]
     return ServiceSpec("redis", tuple(argv), RedisAnswers(url))

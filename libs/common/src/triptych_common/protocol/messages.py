@@ -27,6 +27,7 @@ IMAGE_FORMAT_PATTERN = r"^[A-Z0-9]{1,16}$"  # Pillow's names of formats
 MAX_IMAGE_SIDE = 1 << 20  # pixels; PNG and BMP can declare more, which the gateway refuses
 MAX_ADAPTERS = 1000  # that one instance announces
 MAX_ADAPTER_CHARS = 200
+MAX_FABRIC_LINKS = 64  # that one agent announces
 
 
 Flow = Annotated[str, StringConstraints(max_length=64, pattern=r"^[0-9a-f]*$")]
@@ -283,6 +284,28 @@ class FabricEndpoint(Message):
     transports: tuple[FabricTransport, ...] = (FabricTransport.TCP,)  # best first
 
 
+class FabricLink(Message):
+    """From one agent to the store of another, as the first one sees it. Inside `FabricLoad`."""
+
+    target: Name  # store
+    transport: FabricTransport
+    is_up: bool  # a connection stands
+    num_in_flight: NonNegativeInt = 0  # entries
+    num_bytes: NonNegativeInt = 0  # sent since the agent started
+    bytes_per_s: NonNegativeFloat | None = None  # of the last transfer that ended well
+    failure: Name | None = None  # the last one's kind; None: none has failed
+    failed_s: NonNegativeFloat | None = None  # how long ago
+
+
+class FabricLoad(Message):
+    """What a fabric agent knows of its store and links, as of its last heartbeat. Inside `InstanceRecord`."""
+
+    num_entries: NonNegativeInt  # sealed, in its store
+    entries_num_bytes: NonNegativeInt
+    free_num_bytes: NonNegativeInt  # of its store, without an eviction
+    links: tuple[FabricLink, ...] = Field(default=(), max_length=MAX_FABRIC_LINKS)
+
+
 AdapterName = Annotated[str, StringConstraints(min_length=1, max_length=MAX_ADAPTER_CHARS)]
 PlaceholderToken = Annotated[str, StringConstraints(min_length=1, max_length=200)]
 
@@ -318,6 +341,7 @@ class InstanceRecord(Message):
     model_version: Name | None = None  # its operator's label; instances with another one are told apart
     host: Name | None = None  # the machine; people read it. Instances of one `store` are near each other
     fabric: FabricEndpoint | None = None  # of a fabric agent
+    fabric_load: FabricLoad | None = None  # likewise; None: it does not say
 
 
 class ItemTransfer(Message):

@@ -12,6 +12,7 @@ wire/         between two agents: authentication, frames, the thread of a connec
 target/       takes entries: listens, reserves, receives, checks, seals
 local_store   the session with its own store, and the mapping of the region
 metrics       what is counted
+load          what its record tells operators: the store's room, bytes and failures of each link
 
 An event loop decides everything. Each connection has a thread that carries bytes and decides nothing.
 """

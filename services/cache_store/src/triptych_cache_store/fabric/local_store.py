@@ -23,9 +23,11 @@ from triptych_common.protocol.store import (
     Reserve,
     Reserved,
     Seal,
+    StatsQuery,
     StoreCommand,
     StoreFailure,
     StoreReply,
+    StoreStats,
     TensorSpec,
     Unpin,
     Unwatch,
@@ -167,6 +169,17 @@ class LocalStore:
             hold.fail(EntryAbsentError())
             if hold.mm_hash not in self._holds:  # else the store's one watch is a later hold's
                 self._submit(Unwatch(seq=0, mm_hash=hold.mm_hash))
+
+    async def stats(self) -> StoreStats:
+        """What the store holds.
+
+        Raises:
+            StoreError
+        """
+        reply = await self._request(StatsQuery(seq=0))
+        if not isinstance(reply, StoreStats):
+            raise StoreProtocolError("bad_frame", f"the store answered {reply.TYPE}")
+        return reply
 
     async def find_spec(self, mm_hash: str) -> TensorSpec | None:
         """What the entry is, also while it is being written.

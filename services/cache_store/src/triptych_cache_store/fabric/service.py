@@ -12,17 +12,18 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 
+from triptych_cache_store.fabric.load import AgentLoad
 from triptych_cache_store.fabric.local_store import LocalStore
 from triptych_cache_store.fabric.metrics import FabricMetrics
 from triptych_cache_store.fabric.orders import OrderReader
 from triptych_cache_store.fabric.settings import FabricSettings
 from triptych_cache_store.fabric.source.byte_turns import RateLimit
 from triptych_cache_store.fabric.source.links import TargetLinks
-from triptych_cache_store.fabric.source.transfers import TransferTable
+from triptych_cache_store.fabric.source.transfers import PlacedOrder, Result, TransferTable
 from triptych_cache_store.fabric.target.byte_budget import ByteBudget
 from triptych_cache_store.fabric.target.listener import FabricListener
 from triptych_cache_store.fabric.target.peer import FabricPeer
-from triptych_cache_store.fabric.wire.channel import Channel
+from triptych_cache_store.fabric.wire.channel import FabricChannel
 from triptych_cache_store.fabric.wire.handshake import Identity
 from triptych_cache_store.fabric.wire.keys import Credentials
 from triptych_common.bus import AsyncBus
@@ -92,6 +93,7 @@ class FabricAgent:
             RateLimit(settings.fabric_max_rate),
             settings.fabric_progress_timeout_s,
         )
+        self._load = AgentLoad(store, self._links)
         metrics.links.set_function(lambda: self._links.num_up)
         metrics.reserved_bytes.set_function(lambda: self._budget.num_bytes)
 
@@ -128,7 +130,9 @@ class FabricAgent:
                 listener.serve(settings.fabric_listen_host, settings.fabric_port)
                 self._metrics.peers.set_function(lambda: listener.num_peers)
                 try:
-                    async with self._registry.keep_registered(self._record()) as registration:
+                    async with self._registry.keep_registered(
+                        self._record(), read_fields=self._load.fields
+                    ) as registration:
                         log.info("fabric agent ready", store=self._store.name)
                         await self._carry(stop, registration, listener, group)
                 finally:
@@ -143,9 +147,15 @@ class FabricAgent:
         self, stop: StopSignal, registration: Registration, listener: FabricListener, group: asyncio.TaskGroup
     ) -> None:
         reader = OrderReader(self._bus, self._settings.instance, group)
-        table = TransferTable(self._store, self._links, self._metrics, group, reader.on_result)
+
+        def on_result(placed: PlacedOrder, result: Result) -> None:
+            self._load.on_result(result)
+            reader.on_result(placed, result)
+
+        table = TransferTable(self._store, self._links, self._metrics, group, on_result)
         self._metrics.num_orders.set_function(lambda: table.num_orders)
         reading = group.create_task(reader.run(table))
+        reporting = group.create_task(self._load.run())
         following = group.create_task(self._follow_store(registration, listener))
         await stop.wait()
         log.info("draining", num_orders=table.num_orders)
@@ -164,7 +174,7 @@ class FabricAgent:
             async with asyncio.timeout(RESULTS_LIMIT_S):
                 await reader.wait_sent()
                 await asyncio.wait({reading})
-        for task in (reading, following):
+        for task in (reading, following, reporting):
             task.cancel()
 
     async def _follow_store(self, registration: Registration, listener: FabricListener) -> None:
@@ -187,7 +197,7 @@ class FabricAgent:
                 await registration.update(fabric=self._endpoint())
 
     def _new_peer(
-        self, group: asyncio.TaskGroup, channel: Channel, on_closed: Callable[[FabricPeer], None]
+        self, group: asyncio.TaskGroup, channel: FabricChannel, on_closed: Callable[[FabricPeer], None]
     ) -> FabricPeer:
         return FabricPeer(
             channel,

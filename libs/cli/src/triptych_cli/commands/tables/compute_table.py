@@ -6,21 +6,13 @@ from itertools import groupby
 from rich.markup import escape
 from rich.table import Table
 
-from triptych_cli.commands.clients import message_bus
 from triptych_cli.console import plain_table
-from triptych_common.coordination import Registry
 from triptych_common.cores.gpu_plan import BELOW_NORMAL
-from triptych_common.protocol.messages import Compute
+from triptych_common.protocol.messages import Compute, InstanceRecord
 
 
-async def compute_table() -> Table:
-    """One row per engine that is registered.
-
-    Raises:
-        TriptychError: Redis cannot be reached.
-    """
-    async with message_bus() as bus:
-        records = await Registry(bus).list_instances()
+def compute_table(records: Sequence[InstanceRecord]) -> Table:
+    """One row per engine that is registered."""
     table = plain_table("engine", "role", "computes on", "shared by", "core policy")
     for record in records:
         if record.compute is not None:

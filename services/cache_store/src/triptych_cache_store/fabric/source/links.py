@@ -8,7 +8,7 @@ from functools import partial
 
 from triptych_cache_store.fabric.source.byte_turns import RateLimit
 from triptych_cache_store.fabric.source.link import PushFailedError, TargetLink
-from triptych_cache_store.fabric.wire.channel import Channel, ChannelError
+from triptych_cache_store.fabric.wire.channel import ChannelError, FabricChannel
 from triptych_cache_store.fabric.wire.handshake import LinkRefusedError, RefusalReason, greet_target
 from triptych_cache_store.fabric.wire.keys import Credentials
 from triptych_common.domain.errors import BusUnavailableError
@@ -48,6 +48,10 @@ class TargetLinks:
     @property
     def num_up(self) -> int:
         return sum(link.is_open for link in self._all)
+
+    def offers_by_target(self) -> dict[str, int]:
+        """Of the links that are up: how many entries are under way to each target."""
+        return {target: link.num_offers for target, link in self._links.items() if link.is_open}
 
     async def connected(self, target: str) -> TargetLink:
         """A link to the agent of `target`.
@@ -132,7 +136,9 @@ class TargetLinks:
             credentials=self._credentials,
             deadline=until,
         )
-        link = TargetLink(target, Channel(sock), greet, self._rate, self._progress_timeout_s, self._on_closed)
+        link = TargetLink(
+            target, FabricChannel(sock), greet, self._rate, self._progress_timeout_s, self._on_closed
+        )
         self._all.add(link)
         try:
             await asyncio.shield(link.opened)

@@ -1,6 +1,6 @@
 """How sizes are printed."""
 
-from triptych_cli.commands.store import format_bytes
+from triptych_cli.console import format_bytes
 
 
 def test_bytes_are_shown_with_binary_units() -> None:

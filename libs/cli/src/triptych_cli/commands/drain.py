@@ -1,0 +1,164 @@
+"""`drain HOST`: this host is emptied, while the others go on.
+
+    1  entries that fit elsewhere go there, those first that were used last; everything here still serves
+    2  gateways and engines here end, as they always do: they take nothing new, and finish what they have
+    3  entries that came meanwhile go, too
+    4  the fabric agent ends, then the store, then the supervisor: as `down`
+
+It is run on the host itself, since only there the store answers: nobody who reaches Redis can end a host.
+"""
+
+import asyncio
+import time
+
+from rich.markup import escape
+
+from triptych_cli.commands.clients import expect, message_bus, store_session
+from triptych_cli.commands.hosts.host_report import hosts_of
+from triptych_cli.commands.hosts.mover import Mover, MoveResults, note_places
+from triptych_cli.commands.hosts.moves import MovePlan, plan_moves, target_rooms
+from triptych_cli.commands.tables.instance_table import read_records
+from triptych_cli.console import fail, format_bytes, out
+from triptych_cli.settings import CliSettings
+from triptych_cli.supervisor import daemon
+from triptych_cli.supervisor.control import request_services
+from triptych_cli.supervisor.state import HostStatus, SystemStatus, read_status
+from triptych_cli.supervisor.supervisor import is_supervised
+from triptych_cli.system.layout import RunLayout, lasting_layout
+from triptych_common.coordination import Registry
+from triptych_common.domain.errors import BusUnavailableError, TriptychError
+from triptych_common.protocol.messages import Role
+from triptych_common.protocol.store import Entries, ListEntries
+
+MOST_ENTRIES = 100_000
+LATE_TIMEOUT_S = 60.0  # for entries that came while the engines ended
+WRONG_HOST, NOTHING_RUNS = 2, 3
+
+
+def drain(name: str, timeout_s: float) -> int:
+    """0 when the host is empty and all that fits elsewhere is there; 1 when not; 2: it is not this host, or
+    must not be drained; 3: nothing runs.
+    """
+    layout = lasting_layout(CliSettings())
+    status = read_status(layout.state_file)
+    if status is None or not is_supervised(layout):
+        fail("nothing is running here; drain a host on its own machine, in its own run directory")
+        return NOTHING_RUNS
+    host = status.host
+    if host is None:
+        fail("this system has one host: ./triptych down ends it")
+        return WRONG_HOST
+    if (refusal := asyncio.run(_why_not(host, name))) is not None:
+        fail(refusal)
+        return WRONG_HOST
+    first = _move(host, timeout_s, {})
+    if not _stop_engines(layout, status, host):
+        return 1
+    second = _move(host, min(timeout_s, LATE_TIMEOUT_S), first.moved)
+    with out.status("stopping the agent and the store ..."):
+        left = daemon.stop_system(layout)
+    if left:
+        fail(f"not everything could be ended: {', '.join(left)}")
+        return 1
+    failures = {
+        mm_hash: why
+        for mm_hash, why in (first.failures | second.failures).items()
+        if mm_hash not in second.moved
+    }
+    if failures:
+        reasons = ", ".join(sorted(set(failures.values())))
+        fail(
+            f"{host.name} is empty, but {len(failures)} entries could not be moved ({reasons}): "
+            "what asks for them is encoded anew"
+        )
+        return 1
+    out.print(f"{escape(host.name)} is empty: no process, socket or shared memory is left")
+    return 0
+
+
+async def _why_not(host: HostStatus, name: str) -> str | None:
+    """Why this host is not to be drained; None: it is."""
+    try:
+        hosts = [each.name for each in hosts_of(await read_records())]
+    except (TriptychError, OSError) as error:
+        return f"the hosts are not known: {error}"
+    if host.name != name:
+        if name in hosts:
+            return f"{name} is another machine, or another run directory: drain it there; this is {host.name}"
+        return f"there is no host {name}; there are: {', '.join(hosts)}"
+    if host.runs_redis and (others := [each for each in hosts if each != name]):
+        return (
+            f"the system's Redis runs here, and goes with this host: {', '.join(others)} would be cut off; "
+            "drain those first, or run the system on a Redis of its own"
+        )
+    return None
+
+
+def _move(host: HostStatus, timeout_s: float, done: dict[str, str]) -> MoveResults:
+    """Entries of the host's store that fit elsewhere go there. A failure is told, and no reason to stay."""
+    try:
+        return asyncio.run(_moved(host, time.monotonic() + timeout_s, done))
+    except (TriptychError, OSError) as error:
+        fail(f"entries cannot be moved: {error}")
+        return MoveResults(failures={"": "they could not be ordered"})
+
+
+async def _moved(host: HostStatus, deadline: float, done: dict[str, str]) -> MoveResults:
+    async with store_session() as session:
+        entries = expect(Entries, await session.request(ListEntries(seq=0, limit=MOST_ENTRIES))).entries
+    async with message_bus() as bus:
+        records = await Registry(bus).list_instances()
+        is_there = any(each.instance == host.agent and each.role is Role.FABRIC for each in records)
+        plan = plan_moves(entries, target_rooms(records, host.store) if is_there else [], done)
+        _show_plan(plan)
+        with out.status("moving entries ...") as spinner:
+
+            def on_progress(results: MoveResults) -> None:
+                spinner.update(f"moving entries: {results.num_moved} of {len(plan.moves)} ...")
+
+            mover = Mover(bus, host.agent, host.store, on_progress)
+            await mover.move(plan.moves, deadline)
+        try:
+            await note_places(bus, plan.moves, mover.results.moved, records)
+        except BusUnavailableError as error:
+            fail(f"the directory of entries does not know what was moved: {error}")
+    results = mover.results
+    if plan.moves:
+        out.print(
+            f"  [green]✓[/] moved {results.num_moved} of {len(plan.moves)} entries, "
+            f"{format_bytes(results.num_bytes)} over the network"
+        )
+    return results
+
+
+def _show_plan(plan: MovePlan) -> None:
+    if plan.moves:
+        stores = ", ".join(sorted({each.target for each in plan.moves}))
+        num_bytes = sum(each.num_bytes for each in plan.moves)
+        out.print(f"  {len(plan.moves)} entries, {format_bytes(num_bytes)}, go to {escape(stores)}")
+    if plan.num_without_room:
+        out.print(
+            f"  {plan.num_without_room} entries fit in no other store without an eviction: they stay behind"
+        )
+    if plan.num_left:
+        out.print(f"  {plan.num_left} entries are being written, or lie on a GPU: they stay behind")
+
+
+def _stop_engines(layout: RunLayout, status: SystemStatus, host: HostStatus) -> bool:
+    """Whether all that serves has ended; agent, store and Redis stay."""
+    names = tuple(each.name for each in status.services if each.name not in (host.agent, host.store, "redis"))
+    try:
+        with out.status("draining ...") as spinner:
+            for report in request_services(layout.control_socket, "stop", names):
+                if report.kind == "failed":
+                    fail(report.message)
+                    return False
+                if report.kind == "done":
+                    out.print(f"  [green]✓[/] {len(names)} instances have drained and ended")
+                    return True
+                spinner.update(f"draining: {report.service} ...")
+    except OSError as error:
+        fail(f"the supervisor accepts no requests: {error.strerror}")
+        return False
+    fail("the supervisor ended before all instances had drained")
+    return False

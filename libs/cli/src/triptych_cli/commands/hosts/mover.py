@@ -1,0 +1,146 @@
+"""Has the fabric agent beside a store move entries to others, and waits for what comes of it.
+
+The command takes part as a gateway does: its orders go to `transfers:{agent}`, what comes of them to a stream
+of its own. Few are under way at once, so that what requests wait for goes first on the links.
+"""
+
+import asyncio
+import os
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from triptych_cli.commands.hosts.moves import Move
+from triptych_common.bus import AsyncBus, StreamConsumer
+from triptych_common.coordination import EntryDirectory, NotedPlace, Registry
+from triptych_common.protocol.ids import MmHash
+from triptych_common.protocol.messages import EncodeClass, InstanceRecord
+from triptych_common.protocol.names import OWNER_GROUP
+from triptych_common.protocol.transfers import EntryPlace, TransferCompleted, TransferFailed, TransferOrder
+
+MAX_UNDER_WAY = 8
+ORDER_TIMEOUT_S = 60.0
+NOTED_AT_ONCE = 128
+MAX_NOTED = 1_000_000  # in the directory; gateways keep it to a bound of their own
+NOTED_TTL_S = 86_400.0
+SPARE_S = 5.0  # after which an order is given up that nothing was heard of
+
+
+@dataclass
+class MoveResults:
+    """What has become of the orders so far."""
+
+    num_moved: int = 0
+    num_bytes: int = 0  # that crossed the network
+    moved: dict[str, str] = field(default_factory=dict)  # entries, and the stores they went to
+    failures: dict[str, str] = field(default_factory=dict)  # entries, and why they did not go
+
+
+async def note_places(
+    bus: AsyncBus, moves: Sequence[Move], moved: Mapping[str, str], records: Sequence[InstanceRecord]
+) -> None:
+    """Tell gateways, by the directory, which stores have the entries that were moved.
+
+    Raises:
+        BusUnavailableError: some were not noted; who asks for them has them encoded anew.
+    """
+    generations = {each.store: each.fabric.generation for each in records if each.fabric is not None}
+    noted = [
+        NotedPlace(
+            MmHash(each.mm_hash),
+            EntryPlace(store=each.target, generation=generations[each.target], num_bytes=each.num_bytes),
+        )
+        for each in moves
+        if each.mm_hash in moved and each.target in generations
+    ]
+    directory = EntryDirectory(bus, max_items=MAX_NOTED, ttl_s=NOTED_TTL_S)
+    for start in range(0, len(noted), NOTED_AT_ONCE):
+        await directory.add(noted[start : start + NOTED_AT_ONCE])
+
+
+class Mover:
+    """Moves entries of one store. Use `moving`; it belongs to one event loop."""
+
+    def __init__(
+        self, bus: AsyncBus, agent: str, source: str, on_progress: Callable[[MoveResults], None]
+    ) -> None:
+        """`agent`: instance of the agent beside the store `source`."""
+        self._bus, self._agent, self._source = bus, agent, source
+        self._on_progress = on_progress
+        self._own_name = f"drain-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+        self._under_way: dict[str, tuple[Move, float]] = {}  # by transfer_id; until when it is waited for
+        self.results = MoveResults()
+
+    async def move(self, moves: Sequence[Move], deadline: float) -> None:
+        """Order all of them, and return when each has ended; at `deadline` (monotonic) at the latest.
+
+        Raises:
+            BusUnavailableError: Redis cannot be reached.
+        """
+        if not moves:
+            return
+        stream = self._bus.names.encode_results(self._own_name)
+        left = list(reversed(moves))
+        try:
+            async with self._bus.consumer(
+                stream, group=OWNER_GROUP, consumer=self._own_name, prefetch=2 * MAX_UNDER_WAY
+            ) as consumer:
+                await self._run(left, consumer, deadline)
+        finally:
+            for move in (*left, *(move for move, _ in self._under_way.values())):
+                self.results.failures.setdefault(move.mm_hash, "the time was over")
+            self._under_way.clear()
+            await Registry(self._bus).clear_inboxes(self._own_name)
+
+    async def _run(self, left: list[Move], consumer: StreamConsumer, deadline: float) -> None:
+        while left or self._under_way:
+            now = time.monotonic()
+            if now >= deadline:
+                return
+            while left and len(self._under_way) < MAX_UNDER_WAY:
+                await self._order(left[-1], min(deadline - now, ORDER_TIMEOUT_S))
+                left.pop()
+            first_end = min(until for _, until in self._under_way.values())
+            try:
+                async with asyncio.timeout(max(0.0, min(deadline, first_end) - time.monotonic())):
+                    delivery = await anext(consumer)
+            except TimeoutError:
+                self._give_up_silent(time.monotonic())
+                continue
+            self._take(delivery.envelope.message)
+            delivery.ack_soon()
+
+    async def _order(self, move: Move, timeout_s: float) -> None:
+        order = TransferOrder(
+            transfer_id=f"{self._own_name}-{uuid.uuid4().hex}",
+            mm_hash=move.mm_hash,
+            entries=(move.mm_hash,),
+            source=self._source,
+            target=move.target,
+            gateway=self._own_name,
+            encode_class=EncodeClass.AHEAD,
+        )
+        stream = self._bus.names.transfers(self._agent)
+        await self._bus.publish(stream, order, remaining_ms=int(timeout_s * 1000))
+        self._under_way[order.transfer_id] = (move, time.monotonic() + timeout_s + SPARE_S)
+
+    def _take(self, message: object) -> None:
+        if not isinstance(message, TransferCompleted | TransferFailed):
+            return
+        move, _ = self._under_way.pop(message.transfer_id, (None, 0.0))
+        if move is None:  # of an order that was given up, or told twice
+            return
+        if isinstance(message, TransferCompleted):
+            self.results.num_moved += 1
+            self.results.num_bytes += message.num_bytes
+            self.results.moved[move.mm_hash] = move.target
+        else:
+            self.results.failures[move.mm_hash] = message.kind.value
+        self._on_progress(self.results)
+
+    def _give_up_silent(self, now: float) -> None:
+        for transfer_id in [each for each, (_, until) in self._under_way.items() if until <= now]:
+            move, _ = self._under_way.pop(transfer_id)
+            self.results.failures[move.mm_hash] = "the agent does not answer"
+            self._on_progress(self.results)

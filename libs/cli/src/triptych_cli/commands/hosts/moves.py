@@ -1,0 +1,77 @@
+"""Which entries of a store go where, when its host is drained. Pure.
+
+What was used last goes first. An entry fits where the store has room for it without an eviction: nothing of
+another host is pushed out for it.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from triptych_common.protocol.messages import InstanceRecord, Role
+from triptych_common.protocol.store import SHM, EntryInfo
+
+_PREFILLING = frozenset({Role.PREFILL, Role.PREFILL_DECODE, Role.ENCODE_PREFILL, Role.ENCODE_PREFILL_DECODE})
+BLOCK_SPARE = 0.02  # of a store's room: entries take whole blocks
+
+
+@dataclass
+class TargetRoom:
+    """A store that can take entries, and how many bytes more."""
+
+    store: str
+    free_num_bytes: int
+
+
+@dataclass(frozen=True)
+class Move:
+    mm_hash: str
+    num_bytes: int
+    target: str
+
+
+@dataclass
+class MovePlan:
+    moves: list[Move] = field(default_factory=list)
+    num_without_room: int = 0  # sealed entries that fit nowhere
+    num_left: int = 0  # entries that no agent moves: being written, or on a GPU
+
+
+def target_rooms(records: Sequence[InstanceRecord], source: str) -> list[TargetRoom]:
+    """The stores that can take entries of `source`: those beside which prompts are computed, else all."""
+    agents = {
+        each.store: each
+        for each in records
+        if each.role is Role.FABRIC and each.fabric is not None and not each.draining and each.store
+    }
+    used = {each.store for each in records if each.role in _PREFILLING and not each.draining}
+    others = [store for store in sorted(agents) if store != source]
+    chosen = [store for store in others if store in used] or others
+    rooms = []
+    for store in chosen:
+        load = agents[store].fabric_load
+        free = 0 if load is None else int(load.free_num_bytes * (1 - BLOCK_SPARE))
+        rooms.append(TargetRoom(store, free))
+    return rooms
+
+
+def plan_moves(
+    entries: Sequence[EntryInfo], rooms: Sequence[TargetRoom], done: Mapping[str, str] | None = None
+) -> MovePlan:
+    """Where each sealed entry goes: each to the store with the most room then. Takes that room.
+
+    `done`: entries that have been moved before, and where to.
+    """
+    plan = MovePlan()
+    for entry in sorted(entries, key=lambda each: each.age_s):
+        if entry.mm_hash in (done or {}):
+            continue
+        if entry.state not in ("ready", "pinned") or entry.spec is None or entry.memory != SHM:
+            plan.num_left += 1
+            continue
+        room = max(rooms, key=lambda each: each.free_num_bytes, default=None)
+        if room is None or room.free_num_bytes < entry.spec.num_bytes:
+            plan.num_without_room += 1
+            continue
+        room.free_num_bytes -= entry.spec.num_bytes
+        plan.moves.append(Move(entry.mm_hash, entry.spec.num_bytes, room.store))
+    return plan

@@ -1,0 +1,179 @@
+"""How this machine becomes one of several hosts: its name and address, its key, and which Redis it joins."""
+
+import re
+import socket
+from dataclasses import dataclass
+from ipaddress import ip_address
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from triptych_cli.options import SystemOptions
+from triptych_cli.settings import CliSettings
+from triptych_cli.system.host_plan import NUM_PORTS_LIMIT, HostPlan
+from triptych_cli.system.layout import RunLayout
+from triptych_cli.system.shared_secrets import KEY_FILE_NAME, SharedSecretError, check_key, read_url
+from triptych_common.protocol.urls import ANY_ADDRESSES, check_host
+from triptych_common.redis_client.address import RedisAddress
+
+LOOPBACK = "127.0.0.1"
+_NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._-]+")
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,100}")
+
+
+class JoinError(Exception):
+    """This machine cannot be a host so; the text names the remedy."""
+
+
+@dataclass(frozen=True)
+class JoinTarget:
+    """What `--join` names."""
+
+    redis_url: str
+    folder: Path | None  # with the key; None: a URL was given
+
+
+def join_target(text: str) -> JoinTarget:
+    """`text` is the URL of a Redis, or the folder that the first host has made.
+
+    Raises:
+        JoinError: it is neither.
+    """
+    if "://" in text:
+        return JoinTarget(text, None)
+    folder = Path(text).expanduser().absolute()
+    try:
+        return JoinTarget(read_url(folder), folder)
+    except SharedSecretError as error:
+        raise JoinError(
+            f"--join needs the URL of a Redis, or a folder that the first host made: {error}"
+        ) from None
+
+
+def plan_host(options: SystemOptions, layout: RunLayout) -> HostPlan | None:
+    """What of `options` is about several hosts, settled and checked; None: there is one. Changes nothing.
+
+    Raises:
+        JoinError: it cannot be so.
+    """
+    if not (options.fabric or options.joins or options.fabric_host):
+        if options.num_gateways == 0:
+            raise JoinError("--gateways 0 is for a host of several: add --fabric, or --join")
+        return None
+    address = _own_address(options)
+    if options.redis_url is not None:
+        _check_redis(options.redis_url, address)
+    return HostPlan(
+        name=host_name(options.host),
+        address=address,
+        fabric_port=options.fabric_port,
+        key_file=_key_file(options, layout),
+        redis_port=None if options.redis_url is not None else options.redis_port,
+    )
+
+
+def host_name(wanted: str | None) -> str:
+    """As it stands in the names of instances.
+
+    Raises:
+        JoinError: it holds other characters than they may.
+    """
+    if wanted is not None and _NAME.fullmatch(wanted) is None:
+        raise JoinError(f"--host {wanted!r} must be letters, digits and ._- (at most 100)")
+    return wanted or _NOT_IN_NAMES.sub("-", socket.gethostname())[:100].strip("-") or "host"
+
+
+def check_ports(plan: HostPlan, ports: tuple[int, ...]) -> None:
+    """All that others reach here can be listened on.
+
+    Raises:
+        JoinError: one is taken, or the address is not this machine's.
+    """
+    redis = () if plan.redis_port is None else (plan.redis_port,)
+    for port in (plan.fabric_port, *ports, *redis):
+        option = "--redis-port" if port in redis else "--fabric-port"
+        if port >= NUM_PORTS_LIMIT:
+            raise JoinError(f"there is no port {port}; choose a lower {option}")
+        try:
+            family = socket.getaddrinfo(plan.address, port, type=socket.SOCK_STREAM)[0]
+            with socket.socket(family[0]) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind(family[4])
+        except OSError as error:
+            raise JoinError(
+                f"port {port} of {plan.address} cannot be listened on ({error.strerror}); choose {option}, "
+                "or --fabric-host, an address of this machine"
+            ) from None
+
+
+def _own_address(options: SystemOptions) -> str:
+    if options.fabric_host is None:
+        return _address_towards(options.redis_url) if options.joins else LOOPBACK
+    try:
+        address = check_host(options.fabric_host)
+    except ValueError as error:
+        raise JoinError(f"--fabric-host {error}") from None
+    if address in ANY_ADDRESSES:
+        raise JoinError(
+            f"--fabric-host {options.fabric_host} stands for all addresses: name the one that the other "
+            "hosts reach, of the network between them"
+        )
+    return address
+
+
+def _address_towards(redis_url: str | None) -> str:
+    """From which this machine would speak to Redis: the other hosts are there, too."""
+    address = RedisAddress.parse(redis_url or "")
+    host, port = address.sentinels[0] if address.sentinels else (
+        address.options.get("host"), address.options.get("port", 6379)
+    )  # fmt: skip
+    if host is None:  # a Unix socket
+        return LOOPBACK
+    try:
+        family, kind, protocol, _, peer = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.connect(peer)  # of a datagram socket: nothing is sent
+            return str(probe.getsockname()[0])
+    except OSError as error:
+        raise JoinError(
+            f"no way to {host} was found ({error.strerror}); name this machine's address: --fabric-host"
+        ) from None
+
+
+def _check_redis(url: str, address: str) -> None:
+    """Raises JoinError: the URL is none, or the other hosts would not reach what it names."""
+    try:
+        parsed = RedisAddress.parse(url)
+    except ValueError as error:
+        raise JoinError(f"the URL of Redis {error}") from None
+    if _is_loopback(address):
+        return
+    host = urlsplit(url).hostname
+    if "path" in parsed.options or (not parsed.sentinels and host is not None and _is_loopback(host)):
+        raise JoinError(
+            "the other hosts do not reach this Redis: name it by an address of the network between"
+        )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _key_file(options: SystemOptions, layout: RunLayout) -> Path | None:
+    """None: the agents show certificates, and no key was named."""
+    if options.fabric_key_file is not None:
+        file = Path(options.fabric_key_file).expanduser().absolute()
+    elif CliSettings().fabric_tls_cert_file is not None:
+        return None
+    else:
+        file = layout.join_dir / KEY_FILE_NAME
+    if not file.exists() and not options.joins and options.fabric_key_file is None:
+        return file  # it is made when the system starts
+    try:
+        check_key(file)
+    except SharedSecretError as error:
+        hint = "" if file.exists() else "; copy it from the first host: its `up` says where it is"
+        raise JoinError(f"{error}{hint}") from None
+    return file

@@ -1,0 +1,114 @@
+"""What the hosts of one system share: the URL of Redis, with its password, and the key of the fabric.
+
+The first host keeps them in a folder, each in a file that its user alone reads:
+
+    join/redis-url     redis://:PASSWORD@ADDRESS:6379/0
+    join/fabric.key    32 random bytes, in hexadecimal
+
+The folder is copied to the other hosts; `up --join FOLDER` reads it there. It stays when the system ends:
+the others join again with what they have.
+"""
+
+import os
+import secrets
+import stat
+from pathlib import Path
+from urllib.parse import quote, unquote, urlsplit
+
+KEY_FILE_NAME, URL_FILE_NAME = "fabric.key", "redis-url"
+MIN_KEY_BYTES = 32
+_MAX_FILE_BYTES = 64 << 10
+
+
+class SharedSecretError(Exception):
+    """A shared file is missing, or others can read it; the text names the remedy."""
+
+
+def ensure_key(file: Path) -> None:
+    """Make the key, where there is none yet.
+
+    Raises:
+        SharedSecretError: there is one that cannot be used, or it cannot be made.
+    """
+    try:
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        check_key(file)
+        return
+    except OSError as error:
+        raise SharedSecretError(f"the key {file} cannot be made: {error.strerror}") from None
+    with os.fdopen(descriptor, "w") as handle:
+        handle.write(secrets.token_hex(MIN_KEY_BYTES) + "\n")
+
+
+def check_key(file: Path) -> None:
+    """Raises SharedSecretError: the key cannot be used."""
+    if len(read_private(file)) < MIN_KEY_BYTES:
+        raise SharedSecretError(f"the key {file} is too short: it needs at least {MIN_KEY_BYTES} bytes")
+
+
+def read_private(file: Path) -> bytes:
+    """The content of a file that its user alone reads.
+
+    Raises:
+        SharedSecretError: it is not there, or is open to others.
+    """
+    try:
+        with file.open("rb") as handle:
+            mode = os.fstat(handle.fileno()).st_mode
+            content = handle.read(_MAX_FILE_BYTES)
+    except OSError as error:
+        raise SharedSecretError(f"{file} cannot be read: {error.strerror}") from None
+    if stat.S_IMODE(mode) & 0o077:
+        raise SharedSecretError(f"other users can read {file}; make it so: chmod 600 {file}")
+    return content
+
+
+def read_url(folder: Path) -> str:
+    """The URL of Redis that a folder `join` has.
+
+    Raises:
+        SharedSecretError: the folder is none, or others can read it.
+    """
+    return read_private(folder / URL_FILE_NAME).decode(errors="replace").strip()
+
+
+def write_private(file: Path, content: str) -> None:
+    """Atomic; readable by the owner alone.
+
+    Raises:
+        SharedSecretError: it cannot be written.
+    """
+    temporary = file.with_name(f"{file.name}.new")
+    try:
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "w") as handle:
+            handle.write(content)
+        temporary.replace(file)
+    except OSError as error:
+        raise SharedSecretError(f"{file} cannot be written: {error.strerror}") from None
+
+
+def ensure_password(folder: Path) -> str:
+    """That of the embedded Redis: the one of the folder's URL, else a new one."""
+    if not (folder / URL_FILE_NAME).exists():
+        return secrets.token_hex(32)
+    try:
+        password = urlsplit(read_url(folder)).password
+    except ValueError:
+        password = None
+    return unquote(password) if password else secrets.token_hex(32)
+
+
+def tcp_url(address: str, port: int, password: str) -> str:
+    """Where the others reach the embedded Redis."""
+    host = f"[{address}]" if ":" in address else address
+    return f"redis://:{quote(password, safe='')}@{host}:{port}/0"
+
+
+def socket_url(socket: Path, password: str | None) -> str:
+    """Where the services of this machine reach it."""
+    login = f":{quote(password, safe='')}@" if password else ""
+    return f"unix://{login}{socket}"
