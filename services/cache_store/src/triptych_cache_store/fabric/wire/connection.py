@@ -126,11 +126,14 @@ class FabricConnection:
         while True:
             is_stopping = self._is_stopping
             pause_s = self._fill(now, sent_at)
-            has_sent = self._send()
-            if is_stopping and (not self._is_sending() or not has_sent):
+            has_sent = False
+            while self._send():
+                has_sent = True
+            is_blocked = self._is_sending()  # the kernel takes no more now
+            if is_stopping and (not is_blocked or not has_sent):
                 return
-            wait_s = 0.0 if has_sent else min(pause_s, self._keepalive_s)
-            is_readable = self._channel.wait(wait_s, writable=self._is_sending())
+            wait_s = 0.0 if has_sent and not is_blocked else min(pause_s, self._keepalive_s)
+            is_readable = self._channel.wait(wait_s, writable=is_blocked)
             now = time.monotonic()
             if has_sent:
                 sent_at = now
