@@ -16,6 +16,7 @@ from typing import Any
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from triptych_cache_store.fabric.settings import FabricSettings
 from triptych_cache_store.settings import StoreSettings
 from triptych_common.runtime import ServiceSettings
 from triptych_encoder.settings import EncoderSettings
@@ -29,6 +30,7 @@ SECTIONS: dict[str, type[ServiceSettings]] = {
     "Encoder": EncoderSettings,
     "Prefill_decode": PrefillDecodeSettings,
     "Cache_store": StoreSettings,
+    "Fabric agent": FabricSettings,
 }
 HEAD = "| setting | default | type | meaning |\n|---|---|---|---|\n"
 TABLE = re.compile(r"\| setting \| default \|.*\n\|[-|]+\|\n((?:\|.*\n)*)")

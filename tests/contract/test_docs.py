@@ -11,6 +11,7 @@ from typing import get_args
 import pytest
 from pydantic_settings import BaseSettings
 
+from triptych_cache_store.fabric.settings import FabricSettings
 from triptych_cache_store.settings import StoreSettings
 from triptych_cli.settings import CliSettings, GpuSettings
 from triptych_common.cores.mps import CudaEnvironment
@@ -126,6 +127,7 @@ SETTINGS: dict[str, tuple[type[BaseSettings], ...]] = {
     "Encoder": (EncoderSettings,),
     "Prefill_decode": (PrefillDecodeSettings,),
     "Cache_store": (StoreSettings,),
+    "Fabric agent": (FabricSettings,),
 }
 
 

@@ -10,6 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.contract.test_docs import ROOT, sections
 from triptych_cache_store.core.metrics import render
 from triptych_cache_store.core.state import HandedOver
+from triptych_cache_store.fabric.metrics import FabricMetrics
 from triptych_cache_store.testing import core_on
 from triptych_common.protocol.store import SlabInfo
 from triptych_common.region.layout import RegionLayout
@@ -43,6 +44,7 @@ SERVICES = {
     "Encoder": lambda: EncoderMetrics().metrics.facts,
     "Prefill_decode": lambda: [metric.facts() for metric in ENGINE_METRICS],
     "Cache_store": store_facts,
+    "Fabric agent": lambda: FabricMetrics().metrics.facts,
 }
 
 

@@ -9,6 +9,7 @@ from triptych_cache_store.testing import FabricProcess, PushLog, StoreProcess
 from triptych_common.protocol.store import (
     Cancel,
     EntrySealed,
+    Evict,
     Pinned,
     PinOrWatch,
     Reserve,
@@ -117,6 +118,16 @@ class FabricHost:
             timeout_s,
             f"nothing is held at {self.store_name}",
         )
+
+    def reset(self) -> None:
+        """As after the start: no session of the test, no entries."""
+        if self._mapping is not None:
+            self._mapping.close()
+        if self._session is not None:
+            self._session.close()
+        self._mapping = self._session = None
+        self.pushes = PushLog()
+        self.session.request(Evict(seq=0))
 
     def kill_agent(self) -> None:
         self.agent.stop(signal.SIGKILL)

@@ -1,11 +1,12 @@
 """The gateway of a test: sends orders to agents, and waits for what comes of them."""
 
 import asyncio
-import itertools
+import uuid
 
 from tests.support.fabric.fabric_host import FabricHost
 from triptych_common.bus import AsyncBus
-from triptych_common.protocol.messages import EncodeClass
+from triptych_common.coordination import Registry
+from triptych_common.protocol.messages import EncodeClass, InstanceRecord
 from triptych_common.protocol.names import OWNER_GROUP
 from triptych_common.protocol.transfers import (
     TransferCompleted,
@@ -23,7 +24,6 @@ class OrderingGateway:
     def __init__(self, bus: AsyncBus, name: str = "gateway-0") -> None:
         self._bus = bus
         self._name = name
-        self._numbers = itertools.count(1)
         self._results: dict[str, asyncio.Future[Result]] = {}
 
     async def run(self) -> None:
@@ -35,8 +35,8 @@ class OrderingGateway:
             async for delivery in consumer:
                 message = delivery.envelope.message
                 assert isinstance(message, TransferCompleted | TransferFailed)
-                future = self._results[message.transfer_id]
-                if not future.done():
+                future = self._results.get(message.transfer_id)
+                if future is not None and not future.done():
                     future.set_result(message)
                 delivery.ack_soon()
 
@@ -50,7 +50,7 @@ class OrderingGateway:
         traceparent: str | None = None,
     ) -> "asyncio.Future[Result]":
         """Send one; its result comes later."""
-        transfer_id = f"transfer-{next(self._numbers)}"
+        transfer_id = uuid.uuid4().hex
         future = self._results[transfer_id] = asyncio.get_running_loop().create_future()
         order = TransferOrder(
             transfer_id=transfer_id,
@@ -70,6 +70,10 @@ class OrderingGateway:
     ) -> Result:
         future = await self.order(source, target, *entries, ttl_ms=ttl_ms)
         return await asyncio.wait_for(future, ttl_ms / 1000 + 20)
+
+    async def list_instances(self) -> list[InstanceRecord]:
+        """What is registered now."""
+        return await Registry(self._bus).list_instances()
 
 
 def completed(result: Result) -> TransferCompleted:

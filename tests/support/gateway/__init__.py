@@ -4,6 +4,7 @@ serving              servers of a test's own event loop
 fake_encoder         an encoder that follows the protocol and computes nothing
 fake_prefill_decode  a prefill_decode, likewise
 fake_fabric          fabric agents, likewise, and what the stores have
+hosts                a real gateway between hosts: these, and encoders and instances at several stores
 system               a real gateway on a real Redis between the two
 process              `python -m triptych_gateway` as a process
 decision_world       encoders and an instance simulated, with the gateway's own decisions

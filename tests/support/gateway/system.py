@@ -85,7 +85,7 @@ async def opened_system(
     settings = GatewaySettings(**values)
     async with AsyncExitStack() as stack:
         bus = await stack.enter_async_context(
-            await AsyncBus.connect(redis_url, "default", client_name="test")
+            await AsyncBus.connect(redis_url, settings.deployment, client_name="test")
         )
         encoder = await stack.enter_async_context(FakeEncoder(bus, store=encoder_store).running())
         prefill_decode = await stack.enter_async_context((fake or FakePrefillDecode()).running(bus))

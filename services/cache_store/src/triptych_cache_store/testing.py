@@ -2,12 +2,14 @@
 store's core alone, a log of pushes.
 """
 
+import asyncio
 import secrets
 import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,8 @@ from triptych_cache_store.core.store_core import StoreCore
 from triptych_cache_store.entries.leases import SessionId
 from triptych_cache_store.entries.limits import Limits
 from triptych_cache_store.service import make_state
+from triptych_common.bus import AsyncBus
+from triptych_common.coordination import Registry
 from triptych_common.domain.errors import StoreError, StoreUnavailableError
 from triptych_common.protocol.store import SlabInfo, StatsQuery, StoreStats
 from triptych_common.region.layout import RegionLayout
@@ -25,6 +29,7 @@ from triptych_common.store_session import Push, StoreSession
 START_TIMEOUT_S = 20.0
 STOP_TIMEOUT_S = 15.0
 RETRY_S = 0.02
+AGENT_RETRY_S = 0.1
 
 
 def core_on(
@@ -151,7 +156,8 @@ class FabricProcess:
             f"--fabric-port={port}",
             *options,
         )
-        self._log_start = 0
+        self._redis_url = redis_url
+        self._deployment = deployment
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
@@ -160,8 +166,8 @@ class FabricProcess:
         Raises:
             RuntimeError: it ended, or did not come up in time; with its log.
         """
+        before = self._boot_id()
         with (self.run_dir / "fabric.log").open("ab") as log:
-            self._log_start = log.tell()
             command = [
                 sys.executable,
                 "-W",
@@ -173,12 +179,12 @@ class FabricProcess:
             ]
             self.process = subprocess.Popen(command, stderr=log, stdin=subprocess.DEVNULL)
         pause = threading.Event()
-        for _ in range(int(START_TIMEOUT_S / RETRY_S)):
-            if b"fabric agent ready" in self._new_log():
+        for _ in range(int(START_TIMEOUT_S / AGENT_RETRY_S)):
+            if self._boot_id() not in (None, before):
                 return
             if self.process.poll() is not None:
                 break
-            pause.wait(RETRY_S)
+            pause.wait(AGENT_RETRY_S)
         raise RuntimeError(f"the fabric agent did not come up: {self.log()}")
 
     def send_signal(self, number: signal.Signals) -> None:
@@ -202,9 +208,18 @@ class FabricProcess:
             self.process.send_signal(signal.SIGCONT)
             self.stop()
 
-    def _new_log(self) -> bytes:
-        """Of the process that runs now."""
-        return (self.run_dir / "fabric.log").read_bytes()[self._log_start :]
+    def _boot_id(self) -> str | None:
+        """Of the agent that is registered; asked on a loop of its own, whether one runs here or not."""
+        with ThreadPoolExecutor(1) as pool:
+            return pool.submit(asyncio.run, self._registered_boot_id()).result()
+
+    async def _registered_boot_id(self) -> str | None:
+        bus = AsyncBus(self._redis_url, self._deployment, client_name=f"{self.instance}/probe")
+        async with bus:
+            for record in await Registry(bus).list_instances():
+                if record.instance == self.instance:
+                    return record.boot_id
+        return None
 
     def _running(self) -> subprocess.Popen[bytes]:
         if self.process is None:

@@ -55,12 +55,6 @@ def make_host(run_dir: Path, redis_url: str, key_file: Path) -> Iterator[MakeHos
 
 
 @pytest.fixture
-def pair(make_host: MakeHost) -> tuple[FabricHost, FabricHost]:
-    """A source and a target."""
-    return make_host("a"), make_host("b")
-
-
-@pytest.fixture
 async def gateway(redis_url: str) -> AsyncIterator[OrderingGateway]:
     async with await AsyncBus.connect(redis_url, "test", client_name="gateway-0") as bus:
         ordering = OrderingGateway(bus)

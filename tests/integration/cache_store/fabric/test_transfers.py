@@ -1,17 +1,70 @@
 """Entries go from one store to another: two real stores, two real agents, a real Redis."""
 
 import asyncio
+import contextlib
 import random
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
+from tests.conftest import embedded_redis
+from tests.integration.cache_store.conftest import SHARED_MEMORY
 from tests.support.fabric.fabric_host import FabricHost
 from tests.support.fabric.orders import OrderingGateway, completed, failed
+from tests.support.waiting import free_port, until_async
+from triptych_cache_store.testing import write_fabric_key
 from triptych_common.protocol.store import Watching
 from triptych_common.protocol.transfers import TransferFailureKind
 
 Pair = tuple[FabricHost, FabricHost]
+Make = Callable[..., FabricHost]
 MIB = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def redis_url() -> Iterator[str]:
+    """Of this module alone: its agents live as long."""
+    with embedded_redis() as server:
+        yield server.url
+
+
+@pytest.fixture(scope="module")
+def make_shared(redis_url: str) -> Iterator[Make]:
+    with contextlib.ExitStack() as stack:
+        directory = tempfile.TemporaryDirectory(prefix="triptych-test-", dir=SHARED_MEMORY)
+        run_dir = Path(stack.enter_context(directory))
+        options = (f"--fabric-key-file={write_fabric_key(run_dir / 'key')}", "--fabric-progress-timeout-s=2")
+
+        def make(name: str, region_bytes: int) -> FabricHost:
+            host = FabricHost(
+                run_dir / name, redis_url, name, free_port(), *options, region_bytes=region_bytes
+            )
+            stack.callback(host.close)
+            host.start()
+            return host
+
+        yield make
+
+
+@pytest.fixture(scope="module")
+def shared_pair(make_shared: Make) -> Pair:
+    return make_shared("a", 256 * MIB), make_shared("b", 256 * MIB)
+
+
+@pytest.fixture
+def pair(shared_pair: Pair) -> Pair:
+    """A source and a target, empty."""
+    for host in shared_pair:
+        host.reset()
+    return shared_pair
+
+
+@pytest.fixture(scope="module")
+def small(make_shared: Make) -> FabricHost:
+    """A target with a small store."""
+    return make_shared("small", 4 * MIB)
 
 
 def hash_of(number: int) -> str:
@@ -40,12 +93,7 @@ async def test_pushed_before_the_seal(pair: Pair, gateway: OrderingGateway) -> N
     data = bytes_of(2, MIB)
     reserved = source.reserve(hash_of(2), len(data))
     result = await gateway.order(source, target, hash_of(2))
-    for _ in range(500):
-        if await asyncio.to_thread(target.is_being_written, hash_of(2)):
-            break
-        await asyncio.sleep(0.01)
-    else:
-        pytest.fail("the target has not reserved")
+    await until_async(lambda: asyncio.to_thread(target.is_being_written, hash_of(2)), 10.0)
     assert not result.done()
     source.seal(reserved, data)
     assert await asyncio.to_thread(target.wait_sealed, hash_of(2)) == data
@@ -63,8 +111,8 @@ async def test_sizes(pair: Pair, gateway: OrderingGateway, num_bytes: int) -> No
     assert target.read(hash_of(3)) == data
 
 
-async def test_many_at_once(make_host, gateway: OrderingGateway) -> None:  # type: ignore[no-untyped-def]
-    source, target = make_host("a", region_bytes=256 * MIB), make_host("b", region_bytes=256 * MIB)
+async def test_many_at_once(pair: Pair, gateway: OrderingGateway) -> None:
+    source, target = pair
     sizes = [2 * random.Random(number).choice([1, 50, 5_000, 500_000, 2_000_000]) for number in range(60)]
     sizes.append(64 * MIB)
     for number, num_bytes in enumerate(sizes):
@@ -112,12 +160,13 @@ async def test_orders_of_an_item_are_one_transfer(pair: Pair, gateway: OrderingG
     source, target = pair
     data = bytes_of(5, MIB)
     reserved = source.reserve(hash_of(5), len(data))
+    before = target.store.stats().num_seals_total
     futures = [await gateway.order(source, target, hash_of(5)) for _ in range(5)]
     assert isinstance(target.pin_or_watch(hash_of(5)), Watching)
     source.seal(reserved, data)
     results = [completed(await asyncio.wait_for(each, 10)) for each in futures]
     assert {each.num_bytes for each in results} == {len(data)}
-    assert target.store.stats().num_seals_total == 1
+    assert target.store.stats().num_seals_total == before + 1
     assert await asyncio.to_thread(target.wait_sealed, hash_of(5)) == data
 
 
@@ -131,10 +180,7 @@ async def test_writer_lost(pair: Pair, gateway: OrderingGateway) -> None:
     source, target = pair
     reserved = source.reserve(hash_of(7), 4096)
     result = await gateway.order(source, target, hash_of(7))
-    for _ in range(500):
-        if await asyncio.to_thread(target.is_being_written, hash_of(7)):
-            break
-        await asyncio.sleep(0.01)
+    await until_async(lambda: asyncio.to_thread(target.is_being_written, hash_of(7)), 10.0)
     source.cancel(reserved)
     assert failed(await asyncio.wait_for(result, 10)) is TransferFailureKind.WRITER_LOST
     push = await asyncio.to_thread(target.pushes.wait_next, 5.0)
@@ -172,8 +218,8 @@ async def test_the_deadline_passes_before_the_seal(pair: Pair, gateway: Ordering
     source.wait_no_leftovers()
 
 
-async def test_a_full_target(make_host, gateway: OrderingGateway) -> None:  # type: ignore[no-untyped-def]
-    source, target = make_host("a"), make_host("b", region_bytes=4 * MIB)
+async def test_a_full_target(pair: Pair, small: FabricHost, gateway: OrderingGateway) -> None:
+    source, target = pair[0], small
     taken = target.reserve(hash_of(1), 3 * MIB)
     source.encode(hash_of(2), bytes_of(2, 2 * MIB))
     late = await gateway.transfer(source, target, hash_of(2), ttl_ms=600)
@@ -186,7 +232,9 @@ async def test_a_full_target(make_host, gateway: OrderingGateway) -> None:  # ty
     assert target.read(hash_of(2)) == bytes_of(2, 2 * MIB)
 
 
-async def test_an_entry_larger_than_the_target(make_host, gateway: OrderingGateway) -> None:  # type: ignore[no-untyped-def]
-    source, target = make_host("a"), make_host("b", region_bytes=4 * MIB)
+async def test_an_entry_larger_than_the_target(
+    pair: Pair, small: FabricHost, gateway: OrderingGateway
+) -> None:
+    source, target = pair[0], small
     source.encode(hash_of(1), bytes_of(1, 8 * MIB))
     assert failed(await gateway.transfer(source, target, hash_of(1))) is TransferFailureKind.REFUSED

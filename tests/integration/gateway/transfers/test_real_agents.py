@@ -78,13 +78,15 @@ class Fabric:
 async def fabric(redis_url: str, tmp_path: Path) -> AsyncIterator[Fabric]:
     run_dir = Path(tempfile.mkdtemp(prefix="triptych-fabric-", dir="/dev/shm"))  # a socket's path is short
     key = write_fabric_key(run_dir / "key")
-    options = (f"--fabric-key-file={key}", "--deployment=default")
-    hosts = [FabricHost(run_dir / each, redis_url, each, free_port(), *options) for each in ("a", "b")]
+    option = f"--fabric-key-file={key}"
+    hosts = [FabricHost(run_dir / each, redis_url, each, free_port(), option) for each in ("a", "b")]
     try:
         for host in hosts:
             await asyncio.to_thread(host.start)
         instance = FakePrefillDecode(store=hosts[1].store_name)
-        async with opened_system(redis_url, tmp_path, instance, encoder_store=hosts[0].store_name) as system:
+        async with opened_system(
+            redis_url, tmp_path, instance, encoder_store=hosts[0].store_name, deployment="test"
+        ) as system:
             engines = Engines(system.bus, *hosts)
             system.encoder.on_reserve, system.encoder.on_seal = engines.reserve, engines.seal
             instance.waits_for = engines.wait_items

@@ -1,113 +1,30 @@
 """Items in another store than where they are needed: a real gateway and Redis, fake stores and agents."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
-from tests.support.gateway.fake_fabric import SILENT, FakeAgent, FakeStores
 from tests.support.gateway.fake_prefill_decode import FakePrefillDecode
-from tests.support.gateway.media_samples import data_url, image_bytes
-from tests.support.gateway.serving import MODEL
-from tests.support.gateway.system import System, another_gateway, opened_system
-from tests.support.waiting import until, until_async
+from tests.support.gateway.hosts import (
+    ANSWER,
+    ENCODERS,
+    TARGET,
+    Hosts,
+    assert_nothing_left,
+    body,
+    opened_hosts,
+    text_of,
+    until_places,
+)
+from tests.support.gateway.spans import exported_spans
+from tests.support.gateway.system import another_gateway, opened_system
+from tests.support.waiting import until
 from triptych_common.coordination import EntryDirectory, NotedPlace
 from triptych_common.domain.hashing import entry_hashes
 from triptych_common.protocol.ids import MmHash
-from triptych_common.protocol.messages import ECTransferParams, EncodeNeeded
 from triptych_common.protocol.transfers import EntryPlace, TransferFailureKind
-
-ENCODERS, TARGET, OTHER = "store-0", "store-b", "store-c"
-ANSWER = "1x8x8 word0 word1 word2"
-
-
-def body(*colors: int, **fields: Any) -> dict[str, Any]:
-    content = [{"type": "image_url", "image_url": {"url": data_url(image_bytes(each))}} for each in colors]
-    return {"model": MODEL, "messages": [{"role": "user", "content": content}], **fields}
-
-
-def text_of(answer: httpx.Response) -> str:
-    assert answer.status_code == 200, answer.text
-    return str(answer.json()["choices"][0]["message"]["content"])
-
-
-@dataclass
-class Hosts:
-    """Encoders at `ENCODERS`, one prefill_decode at `TARGET`."""
-
-    system: System
-    stores: FakeStores
-    stack: AsyncExitStack
-    agents: dict[str, FakeAgent]
-
-    @property
-    def source(self) -> FakeAgent:
-        return self.agents[ENCODERS]
-
-    @property
-    def directory(self) -> EntryDirectory:
-        return EntryDirectory(self.system.bus, max_items=100, ttl_s=60)
-
-    async def add_agent(self, store: str, **fields: Any) -> FakeAgent:
-        agent = FakeAgent(self.system.bus, self.stores, store, **fields)
-        self.agents[store] = await self.stack.enter_async_context(agent.running())
-        await self.system.refresh()
-        return agent
-
-    async def add_instance(self, name: str, store: str) -> FakePrefillDecode:
-        instance = self.waiting(FakePrefillDecode(name=name, store=store))
-        await self.stack.enter_async_context(instance.running(self.system.bus))
-        await self.system.refresh()
-        return instance
-
-    def waiting(self, instance: FakePrefillDecode) -> FakePrefillDecode:
-        """It waits for the items that its store lacks."""
-
-        async def wait(params: ECTransferParams) -> None:
-            await self.stores.wait_items(self.system.bus, params, instance.name, instance.store or "")
-
-        instance.waits_for = wait
-        return instance
-
-    async def places_of(self, mm_hash: str) -> set[str]:
-        found = await self.directory.find([MmHash(mm_hash)])
-        return {each.store for each in found.get(MmHash(mm_hash), ())}
-
-    @property
-    def num_encodes(self) -> int:
-        return self.system.encoder.num_encodes
-
-
-@asynccontextmanager
-async def opened_hosts(
-    redis_url: str, run_dir: Path, agents: tuple[str, ...] = (ENCODERS, TARGET), **changes: Any
-) -> AsyncIterator[Hosts]:
-    async with (
-        opened_system(redis_url, run_dir, FakePrefillDecode(store=TARGET), **changes) as system,
-        AsyncExitStack() as stack,
-    ):
-        hosts = Hosts(system, FakeStores(), stack, {})
-        system.encoder.sealed = hosts.stores.held[ENCODERS]
-        hosts.waiting(system.prefill_decode)
-        for each in agents:
-            await hosts.add_agent(each)
-        yield hosts
-
-
-@pytest.fixture
-async def hosts(redis_url: str, tmp_path: Path) -> AsyncIterator[Hosts]:
-    async with opened_hosts(redis_url, tmp_path) as opened:
-        yield opened
-
-
-async def assert_nothing_left(system: System) -> None:
-    await system.assert_idle()
-    assert len(system.gateway.transfers.table) == 0
 
 
 # ---- a new item -----------------------------------------------------------------------------------
@@ -233,109 +150,41 @@ async def test_places_of_a_life_that_has_ended_are_removed(hosts: Hosts) -> None
     assert len(hosts.system.encoder.jobs) == 2, "no place was left: an encoder was asked, and had it"
 
 
-async def until_places(hosts: Hosts, mm_hash: str, stores: set[str]) -> None:
-    async def are_there() -> bool:
-        return await hosts.places_of(mm_hash) == stores
-
-    await until_async(are_there)
-
-
-# ---- failures -------------------------------------------------------------------------------------
-@pytest.mark.parametrize("kind", TransferFailureKind)
-async def test_after_a_failure_it_comes_another_time(hosts: Hosts, kind: TransferFailureKind) -> None:
-    hosts.source.failures = [kind]
-    assert text_of(await hosts.system.post(body(1))) == ANSWER
-    assert len(hosts.source.orders) == 2
-    assert hosts.source.orders[0].transfer_id != hosts.source.orders[1].transfer_id
-    await assert_nothing_left(hosts.system)
-
-
-async def test_after_a_failure_another_store_that_has_it_comes_first(hosts: Hosts) -> None:
-    third = await hosts.add_agent(OTHER)
-    await hosts.system.post(body(1))
-    mm_hash = MmHash(hosts.source.orders[0].mm_hash)
-    hosts.stores.held[OTHER].add(mm_hash)
-    await hosts.directory.add([NotedPlace(mm_hash, EntryPlace(store=OTHER, generation=1, num_bytes=1))])
-    hosts.stores.held[TARGET].clear()
-    hosts.source.failures = third.failures = [TransferFailureKind.UNREACHABLE]
-    assert text_of(await hosts.system.post(body(1))) == ANSWER
-    assert len(hosts.source.orders) + len(third.orders) == 3
-    assert len(third.orders) == 1
-    assert len(hosts.system.encoder.jobs) == 1, "no encoder was asked"
-
-
-async def test_an_agent_that_is_silent_is_not_waited_for(redis_url: str, tmp_path: Path) -> None:
-    async with opened_hosts(redis_url, tmp_path, transfer_grace_s=0.1) as hosts:
-        hosts.source.failures = [SILENT]
-        assert text_of(await hosts.system.post(body(1))) == ANSWER
-        assert len(hosts.source.orders) == 2
-
-
-async def test_when_no_attempt_is_left_the_request_fails_with_one_error(hosts: Hosts) -> None:
-    hosts.source.failures = [TransferFailureKind.TARGET_FULL] * 3
-    answer = await hosts.system.post(body(1))
-    assert answer.status_code == 503
-    assert answer.json()["error"]["code"] == "transfer_failed"
-    assert "messages[0].content[0]" in answer.json()["error"]["message"]
-    assert answer.headers["retry-after"]
-    assert len(hosts.source.orders) == 3
-    await assert_nothing_left(hosts.system)
-    assert text_of(await hosts.system.post(body(1))) == ANSWER, "the next one begins anew"
-
-
-async def test_without_an_agent_it_is_the_same_error(redis_url: str, tmp_path: Path) -> None:
-    async with opened_hosts(redis_url, tmp_path, agents=()) as hosts:
-        answer = await hosts.system.post(body(1))
-        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "transfer_failed")
-        await hosts.add_agent(ENCODERS)
-        assert text_of(await hosts.system.post(body(1))) == ANSWER
-
-
-async def test_an_agent_that_begins_another_life_gets_the_order_again(hosts: Hosts) -> None:
-    hosts.source.failures = [SILENT]
-    async with asyncio.TaskGroup() as group:
-        asked = group.create_task(hosts.system.post(body(1)))
-        await until(lambda: hosts.source.orders)
-        assert hosts.source.registration is not None
-        await hosts.source.registration.update(boot_id="boot-2")
-        await hosts.system.refresh()
-    assert text_of(asked.result()) == ANSWER
-    assert len(hosts.source.orders) == 2
-
-
-async def test_a_reservation_that_was_lost_at_the_target_is_a_failure(hosts: Hosts) -> None:
-    hosts.source.before_push.clear()
-    hosts.source.failures = [SILENT]
-    async with asyncio.TaskGroup() as group:
-        asked = group.create_task(hosts.system.post(body(1)))
-        await until(lambda: hosts.system.prefill_decode.bodies)
-        params = hosts.system.prefill_decode.bodies[0]["ec_transfer_params"]
-        needed = EncodeNeeded(
-            request_id=params["request_id"],
-            item_index=0,
-            mm_hash=params["items"][0]["mm_hash"],
-            prefill_decode="pd-0",
-            reason="writer_lost",
-        )
-        await hosts.system.bus.publish(hosts.system.bus.names.encode_results("gateway-0"), needed)
-        await until(lambda: len(hosts.source.orders) == 2)
-        hosts.source.before_push.set()
-    assert text_of(asked.result()) == ANSWER
-
-
-async def test_a_request_that_goes_to_another_instance_has_its_items_brought_there(hosts: Hosts) -> None:
-    other = await hosts.add_instance("pd-1", OTHER)
-    hosts.system.prefill_decode.behaviour = "busy"  # 503: another one is tried
-    assert text_of(await hosts.system.post(body(1))) == ANSWER
-    assert len(other.bodies) == 1
-    assert hosts.source.orders[-1].target == OTHER
-
-
-async def test_a_caller_that_leaves_takes_its_transfer_along(hosts: Hosts) -> None:
-    hosts.source.failures = [SILENT]
-    with pytest.raises(httpx.ReadTimeout):
-        await hosts.system.http.post("/v1/chat/completions", json=body(1, stream=True), timeout=0.5)
-    await assert_nothing_left(hosts.system)
+# ---- what is seen of it ---------------------------------------------------------------------------
+async def test_each_transfer_is_a_span_of_the_request_and_is_counted(
+    redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with exported_spans(monkeypatch) as exporter:
+        async with opened_hosts(redis_url, tmp_path) as hosts:
+            hosts.source.failures = [TransferFailureKind.CORRUPTED]
+            assert text_of(await hosts.system.post(body(1))) == ANSWER
+            await assert_nothing_left(hosts.system)
+            metrics = (await hosts.system.http.get("/metrics")).text
+        spans = exporter.get_finished_spans()
+    failed, whole = (each for each in spans if each.name == "gateway.transfer")
+    request = next(each for each in spans if each.name.startswith("chat"))
+    assert {each.context.trace_id for each in (failed, whole)} == {request.context.trace_id}
+    assert failed.status.description == "corrupted"
+    ends = {"triptych.source": ENCODERS, "triptych.target": TARGET}
+    assert whole.attributes is not None
+    assert (
+        whole.attributes.items()
+        >= {
+            **ends,
+            "triptych.reason": "retry",
+            "triptych.num_bytes": 4096,
+            "triptych.bytes_per_s": 4_096_000,
+            "triptych.transport": "tcp",
+        }.items()
+    )
+    for series in (
+        'transfers_ordered_total{reason="new"}',
+        'transfers_ordered_total{reason="retry"}',
+        'transfers_total{result="corrupted"}',
+        'transfers_total{result="completed"}',
+        "transfer_seconds_count",
+    ):
+        assert f"triptych_gateway_{series} 1.0" in metrics, series
 
 
 # ---- the choice of an instance --------------------------------------------------------------------

@@ -6,10 +6,10 @@ from triptych_common.domain.errors import IllegalTransitionError
 from triptych_common.protocol.ids import MmHash, RequestId
 from triptych_gateway.transfers.transfer_table import (
     ALLOWED,
+    ItemTransfers,
     OrderReason,
     Transfer,
     TransferState,
-    ItemTransfers,
     transition,
 )
 

@@ -22,7 +22,7 @@ from triptych_cache_store.fabric.source.transfers import TransferTable
 from triptych_cache_store.fabric.target.byte_budget import ByteBudget
 from triptych_cache_store.fabric.target.listener import FabricListener
 from triptych_cache_store.fabric.target.peer import FabricPeer
-from triptych_cache_store.fabric.wire.channel import Channel
+from triptych_cache_store.fabric.wire.channel import FabricChannel
 from triptych_cache_store.fabric.wire.handshake import Identity
 from triptych_cache_store.fabric.wire.keys import Credentials
 from triptych_common.bus import AsyncBus
@@ -187,7 +187,7 @@ class FabricAgent:
                 await registration.update(fabric=self._endpoint())
 
     def _new_peer(
-        self, group: asyncio.TaskGroup, channel: Channel, on_closed: Callable[[FabricPeer], None]
+        self, group: asyncio.TaskGroup, channel: FabricChannel, on_closed: Callable[[FabricPeer], None]
     ) -> FabricPeer:
         return FabricPeer(
             channel,

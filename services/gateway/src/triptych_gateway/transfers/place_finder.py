@@ -97,11 +97,10 @@ class PlaceFinder:
         self._note(store, ((each, num_bytes // len(entries)) for each in entries))
 
     def forget(self, item: MmHash, store: str, media_waits: Iterable[MediaWait]) -> None:
-        """`store` has it no more; what its own encoder is making there stays known."""
-        known = self._orders.places.find(item)
-        if known is not None and known.is_sealed:
-            self._orders.places.forget(item, store)
-        for entry in self.entries_of(item):
+        """`store` has it no more, and no encoder makes it there."""
+        entries = self.entries_of(item)
+        self._orders.places.forget(item, store)
+        for entry in entries:
             for each in media_waits:
                 places = each.entry_places.get(entry, ())
                 each.entry_places[entry] = tuple(place for place in places if place.store != store)

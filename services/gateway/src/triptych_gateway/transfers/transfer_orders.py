@@ -344,7 +344,10 @@ class TransferOrders:
                     await self._changed.wait()
 
     def _fail_restarted(self) -> None:
-        """An agent that has begun another life knows nothing of the orders before."""
+        """Of an agent that has begun another life nothing is waited for: it gets the orders again.
+
+        What it finds of them in its stream and what it gets anew are one transfer to it.
+        """
         for store, boot_id in list(self._boot_ids.items()):
             agent = self._fabric.agent_of(store)
             if agent is None or agent.boot_id == boot_id:
@@ -352,6 +355,7 @@ class TransferOrders:
             del self._boot_ids[store]
             for transfer in self.table.ordered_from(store):
                 self._fail(transfer, NO_AGENT)
+                self.table.made_again(transfer, store)
 
     async def _send_all(self) -> None:
         unsent = [self._unsent.popleft() for _ in range(len(self._unsent))]

@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable
 
 from triptych_cache_store.fabric.source.byte_turns import RateLimit
-from triptych_cache_store.fabric.source.outbox import Outbox
-from triptych_cache_store.fabric.wire.channel import Channel, ChannelError
-from triptych_cache_store.fabric.wire.connection import Connection
+from triptych_cache_store.fabric.source.outbox import EntryOutbox
+from triptych_cache_store.fabric.wire.channel import ChannelError, FabricChannel
+from triptych_cache_store.fabric.wire.connection import FabricConnection
 from triptych_cache_store.fabric.wire.frames import FrameKind, Offer, OfferFailed, json_frame
 from triptych_cache_store.fabric.wire.handshake import LinkRefusedError
 from triptych_common.domain.errors import MalformedMessageError, TriptychError
@@ -54,8 +54,8 @@ class TargetLink:
     def __init__(
         self,
         target: str,
-        channel: Channel,
-        greet: Callable[[Channel], None],
+        channel: FabricChannel,
+        greet: Callable[[FabricChannel], None],
         rate: RateLimit,
         progress_timeout_s: float,
         on_closed: Callable[["TargetLink"], None],
@@ -70,8 +70,10 @@ class TargetLink:
         self._going: dict[int, Callable[[], None]] = {}  # withdrawn, but perhaps a chunk is being sent
         self._room = asyncio.Semaphore(MAX_OFFERS)
         self._on_closed = on_closed
-        self._outbox = Outbox(greet, self, rate, loop)
-        self._connection = Connection(f"fabric to {target}"[:60], channel, self._outbox, progress_timeout_s)
+        self._outbox = EntryOutbox(greet, self, rate, loop)
+        self._connection = FabricConnection(
+            f"fabric to {target}"[:60], channel, self._outbox, progress_timeout_s
+        )
         self._connection.start()
 
     @property

@@ -8,7 +8,7 @@ from functools import partial
 
 from triptych_cache_store.fabric.source.byte_turns import RateLimit
 from triptych_cache_store.fabric.source.link import PushFailedError, TargetLink
-from triptych_cache_store.fabric.wire.channel import Channel, ChannelError
+from triptych_cache_store.fabric.wire.channel import ChannelError, FabricChannel
 from triptych_cache_store.fabric.wire.handshake import LinkRefusedError, RefusalReason, greet_target
 from triptych_cache_store.fabric.wire.keys import Credentials
 from triptych_common.domain.errors import BusUnavailableError
@@ -132,7 +132,9 @@ class TargetLinks:
             credentials=self._credentials,
             deadline=until,
         )
-        link = TargetLink(target, Channel(sock), greet, self._rate, self._progress_timeout_s, self._on_closed)
+        link = TargetLink(
+            target, FabricChannel(sock), greet, self._rate, self._progress_timeout_s, self._on_closed
+        )
         self._all.add(link)
         try:
             await asyncio.shield(link.opened)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from triptych_cache_store.fabric.source.byte_turns import ByteTurns, RateLimit
-from triptych_cache_store.fabric.wire.channel import Channel
+from triptych_cache_store.fabric.wire.channel import FabricChannel
 from triptych_cache_store.fabric.wire.checksum import Checksum
 from triptych_cache_store.fabric.wire.frames import (
     FROM_TARGET,
@@ -53,14 +53,14 @@ class _Sending:
     checksum: Checksum = field(default_factory=Checksum)
 
 
-class Outbox:
+class EntryOutbox:
     """The `ConnectionSide` of a source."""
 
     allowed = FROM_TARGET
 
     def __init__(
         self,
-        greet: Callable[[Channel], None],
+        greet: Callable[[FabricChannel], None],
         events: OutboxEvents,
         rate: RateLimit,
         loop: asyncio.AbstractEventLoop,
@@ -101,7 +101,7 @@ class Outbox:
         self._loop.call_soon_threadsafe(on_gone)
 
     # ---- the connection's side -------------------------------------------------------------------
-    def begin(self, channel: Channel) -> None:
+    def begin(self, channel: FabricChannel) -> None:
         self._greet(channel)
         self._loop.call_soon_threadsafe(self._events.on_open)
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from triptych_cache_store.fabric.wire.channel import Channel
+from triptych_cache_store.fabric.wire.channel import FabricChannel
 from triptych_cache_store.fabric.wire.checksum import Checksum
 from triptych_cache_store.fabric.wire.frames import (
     FROM_SOURCE,
@@ -57,14 +57,14 @@ class Sink:
     checksum: Checksum = field(default_factory=Checksum)
 
 
-class Inbox:
+class EntryInbox:
     """The `ConnectionSide` of a target."""
 
     allowed = FROM_SOURCE
 
     def __init__(
         self,
-        admit: Callable[[Channel], tuple[str, int]],
+        admit: Callable[[FabricChannel], tuple[str, int]],
         events: InboxEvents,
         mapping: RegionMapping,
         loop: asyncio.AbstractEventLoop,
@@ -103,7 +103,7 @@ class Inbox:
             self._loop.call_soon_threadsafe(on_gone)
 
     # ---- the connection's side -------------------------------------------------------------------
-    def begin(self, channel: Channel) -> None:
+    def begin(self, channel: FabricChannel) -> None:
         source, generation = self._admit(channel)
         self._loop.call_soon_threadsafe(self._events.on_admitted, source, generation)
 

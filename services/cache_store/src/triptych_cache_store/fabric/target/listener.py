@@ -5,7 +5,7 @@ import socket
 from collections.abc import Callable
 
 from triptych_cache_store.fabric.target.peer import FabricPeer
-from triptych_cache_store.fabric.wire.channel import Channel
+from triptych_cache_store.fabric.wire.channel import FabricChannel
 from triptych_common.runtime.listening import bind_tcp
 from triptych_common.telemetry.logs import get_logger
 
@@ -14,7 +14,7 @@ log = get_logger(__name__)
 MAX_PEERS = 128
 MAX_HALF_OPEN = 32
 BACKLOG = 64
-NewPeer = Callable[[Channel, Callable[[FabricPeer], None]], FabricPeer]
+NewPeer = Callable[[FabricChannel, Callable[[FabricPeer], None]], FabricPeer]
 
 
 class FabricListener:
@@ -79,4 +79,4 @@ class FabricListener:
                     num_turned_away=self._num_turned_away,
                 )
             return
-        self._peers.add(self._new_peer(Channel(sock), self._peers.discard))
+        self._peers.add(self._new_peer(FabricChannel(sock), self._peers.discard))

@@ -8,10 +8,10 @@ from functools import partial
 from triptych_cache_store.fabric.local_store import LocalStore
 from triptych_cache_store.fabric.metrics import FabricMetrics
 from triptych_cache_store.fabric.target.byte_budget import ByteBudget
-from triptych_cache_store.fabric.target.inbox import Inbox, Sink
+from triptych_cache_store.fabric.target.inbox import EntryInbox, Sink
 from triptych_cache_store.fabric.target.reception import Reception
-from triptych_cache_store.fabric.wire.channel import Channel
-from triptych_cache_store.fabric.wire.connection import Connection
+from triptych_cache_store.fabric.wire.channel import FabricChannel
+from triptych_cache_store.fabric.wire.connection import FabricConnection
 from triptych_cache_store.fabric.wire.frames import FrameKind, Offer, OfferFailed
 from triptych_cache_store.fabric.wire.handshake import Identity, LinkRefusedError, admit_source
 from triptych_cache_store.fabric.wire.keys import Credentials
@@ -28,7 +28,7 @@ class FabricPeer:
 
     def __init__(
         self,
-        channel: Channel,
+        channel: FabricChannel,
         own: Identity,
         credentials: Credentials,
         store: LocalStore,
@@ -52,11 +52,11 @@ class FabricPeer:
         self._idle.set()
         deadline = time.monotonic() + progress_timeout_s
 
-        def admit(taken: Channel) -> tuple[str, int]:
+        def admit(taken: FabricChannel) -> tuple[str, int]:
             return admit_source(taken, own, credentials, deadline), own.generation
 
-        self._inbox = Inbox(admit, self, store.mapping, loop)
-        self._connection = Connection("fabric peer", channel, self._inbox, progress_timeout_s)
+        self._inbox = EntryInbox(admit, self, store.mapping, loop)
+        self._connection = FabricConnection("fabric peer", channel, self._inbox, progress_timeout_s)
         self._connection.start()
 
     async def wait_idle(self) -> None:

@@ -10,7 +10,6 @@ SEALED     the store has it: now, or already when it was offered
 """
 
 import asyncio
-import contextlib
 import time
 from enum import Enum, auto
 from typing import Any, Protocol
@@ -81,6 +80,7 @@ class Reception:
         self._store = store
         self._budget = budget
         self._channel = channel
+        self._held: Reserved | None = None
         self._received: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._withdrawn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -105,45 +105,42 @@ class Reception:
             waits: list[asyncio.Future[Any]] = [work, self._withdrawn]
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            if not work.done():
-                work.cancel()
-            await asyncio.wait({work})
-        with contextlib.suppress(asyncio.CancelledError):
-            return work.result()
-        return "withdrawn"
-
-    async def _store_entry(self) -> str:
-        offer, spec = self.offer, self.offer.spec
-        held: Reserved | None = None
+            work.cancel()
+            await asyncio.wait([work])
         try:
-            async with (
-                asyncio.timeout(max(0.0, self.deadline - time.monotonic())),
-                self._budget.hold(spec.num_bytes, offer.encode_class, is_sealed=offer.is_sealed),
-            ):
-                reply = await self._reserve()
-                if isinstance(reply, AlreadySealed):
-                    self._become(ReceptionState.SEALED)
-                    self._channel.answer(self.number, FrameKind.PRESENT)
-                    return "present"
-                held = reply
-                await self._receive(reply)
-                held = None
+            answer = work.result()
+        except asyncio.CancelledError:
+            await self._give_back(OfferFailed(kind=TransferFailureKind.UNREACHABLE, detail="withdrawn"))
+            return "withdrawn"
         except OfferRefusedError as refused:
             failure = refused.failure
         except TimeoutError:
             failure = OfferFailed(kind=TransferFailureKind.EXPIRED, detail="the offer's deadline has passed")
         except StoreError as error:
-            failure = OfferFailed(
-                kind=TransferFailureKind.UNREACHABLE, detail=f"the target's store: {error}"[:300]
-            )
-        except asyncio.CancelledError:
-            await self._give_back(held, OfferFailed(kind=TransferFailureKind.UNREACHABLE, detail="withdrawn"))
-            raise
+            detail = f"the target's store: {error}"[:300]
+            failure = OfferFailed(kind=TransferFailureKind.UNREACHABLE, detail=detail)
         else:
-            self._channel.answer(self.number, FrameKind.STORED)
-            return "sealed"
-        await self._give_back(held, failure)
+            self._become(ReceptionState.SEALED)
+            self._channel.answer(self.number, answer)
+            return "present" if answer is FrameKind.PRESENT else "sealed"
+        await self._give_back(failure)
         return failure.kind.value
+
+    async def _store_entry(self) -> FrameKind:
+        """Until the store has it. May be cancelled anywhere; what is held then is `_held`."""
+        offer, spec = self.offer, self.offer.spec
+        if spec.num_bytes > self._store.mapping.num_bytes:  # before others wait behind it
+            raise OfferRefusedError(TransferFailureKind.REFUSED, "more bytes than the target's store has")
+        async with (
+            asyncio.timeout(max(0.0, self.deadline - time.monotonic())),
+            self._budget.hold(spec.num_bytes, offer.encode_class, is_sealed=offer.is_sealed),
+        ):
+            reply = await self._reserve()
+            if isinstance(reply, AlreadySealed):
+                return FrameKind.PRESENT
+            self._held = reply
+            await self._receive(reply)
+            return FrameKind.STORED
 
     async def _reserve(self) -> Reserved | AlreadySealed:
         retry_s = FIRST_RETRY_S
@@ -173,14 +170,13 @@ class Reception:
         if not is_intact:
             raise OfferRefusedError(TransferFailureKind.CORRUPTED, "what came is not what was sent")
         await store.seal(reserved.reservation_id)
-        self._become(ReceptionState.SEALED)
 
-    async def _give_back(self, held: Reserved | None, failure: OfferFailed) -> None:
+    async def _give_back(self, failure: OfferFailed) -> None:
         """Nothing stays reserved; blocks are free when nothing writes to them any more."""
         self._become(ReceptionState.CANCELLED)
         await self._channel.drop(self.number, failure)
-        if held is not None:
-            self._store.cancel(held.reservation_id)
+        if self._held is not None:
+            self._store.cancel(self._held.reservation_id)
 
     def _become(self, state: ReceptionState) -> None:
         """Nothing else assigns `state`."""

@@ -25,7 +25,7 @@ class PeerSilentError(ChannelError):
     """The peer made no progress in time."""
 
 
-class Channel:
+class FabricChannel:
     """Takes over `sock`, which is connected; `close` ends it."""
 
     def __init__(self, sock: socket.socket) -> None:

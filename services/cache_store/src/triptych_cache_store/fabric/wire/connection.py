@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
-from triptych_cache_store.fabric.wire.channel import Channel, ChannelError, PeerSilentError
+from triptych_cache_store.fabric.wire.channel import ChannelError, FabricChannel, PeerSilentError
 from triptych_cache_store.fabric.wire.frames import (
     HEADER_BYTES,
     FrameHeader,
@@ -35,7 +35,7 @@ class ConnectionSide(Protocol):
 
     allowed: frozenset[FrameKind]
 
-    def begin(self, channel: Channel) -> None:
+    def begin(self, channel: FabricChannel) -> None:
         """The handshake. Raises ChannelError."""
 
     def on_header(self, header: FrameHeader) -> memoryview | None:
@@ -58,10 +58,12 @@ class ConnectionSide(Protocol):
         """The connection is over; None: `stop`."""
 
 
-class Connection:
+class FabricConnection:
     """One connection of two agents, from its handshake to its end."""
 
-    def __init__(self, name: str, channel: Channel, side: ConnectionSide, progress_timeout_s: float) -> None:
+    def __init__(
+        self, name: str, channel: FabricChannel, side: ConnectionSide, progress_timeout_s: float
+    ) -> None:
         self._channel = channel
         self._side = side
         self._progress_timeout_s = progress_timeout_s

@@ -19,7 +19,7 @@ from typing import Annotated, TypeVar
 
 from pydantic import PositiveInt, StringConstraints
 
-from triptych_cache_store.fabric.wire.channel import Channel, ChannelError, PeerSilentError
+from triptych_cache_store.fabric.wire.channel import ChannelError, FabricChannel, PeerSilentError
 from triptych_cache_store.fabric.wire.frames import FABRIC_VERSION, read_body
 from triptych_cache_store.fabric.wire.keys import Credentials, Transcript, certificate_digest, new_nonce
 from triptych_common.domain.errors import MalformedMessageError
@@ -84,7 +84,12 @@ class Identity:
 
 
 def greet_target(
-    channel: Channel, source: str, target: str, generation: int, credentials: Credentials, deadline: float
+    channel: FabricChannel,
+    source: str,
+    target: str,
+    generation: int,
+    credentials: Credentials,
+    deadline: float,
 ) -> None:
     """The source's side.
 
@@ -121,7 +126,7 @@ def greet_target(
         raise LinkRefusedError("the target's store is of another generation", RefusalReason.STORE)
 
 
-def admit_source(channel: Channel, own: Identity, credentials: Credentials, deadline: float) -> str:
+def admit_source(channel: FabricChannel, own: Identity, credentials: Credentials, deadline: float) -> str:
     """The target's side: the name of the source's store.
 
     Raises:
@@ -165,13 +170,13 @@ def own_certificate(credentials: Credentials) -> bytes:
 
 
 def _refuse(
-    channel: Channel, detail: str, reason: RefusalReason, deadline: float, generation: int | None = None
+    channel: FabricChannel, detail: str, reason: RefusalReason, deadline: float, generation: int | None = None
 ) -> None:
     _send(channel, LinkRefusal(reason=reason, generation=generation), deadline)
     raise LinkRefusedError(f"the peer is refused: {detail}", reason)
 
 
-def _receive_answer(channel: Channel, cls: type[Sent], deadline: float) -> Sent:
+def _receive_answer(channel: FabricChannel, cls: type[Sent], deadline: float) -> Sent:
     body = _receive(channel, deadline)
     try:
         refusal = read_body(LinkRefusal, body)
@@ -180,7 +185,7 @@ def _receive_answer(channel: Channel, cls: type[Sent], deadline: float) -> Sent:
     raise LinkRefusedError(f"the target's agent refuses us: {refusal.reason}", refusal.reason)
 
 
-def _send(channel: Channel, message: Message, deadline: float) -> None:
+def _send(channel: FabricChannel, message: Message, deadline: float) -> None:
     body = message.model_dump_json().encode()
     left = memoryview(_LENGTH.pack(len(body)) + body)
     while left:
@@ -190,14 +195,14 @@ def _send(channel: Channel, message: Message, deadline: float) -> None:
             _wait(channel, deadline, writable=True)
 
 
-def _receive(channel: Channel, deadline: float) -> bytes:
+def _receive(channel: FabricChannel, deadline: float) -> bytes:
     (num_bytes,) = _LENGTH.unpack(_receive_exactly(channel, _LENGTH.size, deadline))
     if not 2 <= num_bytes <= MAX_HANDSHAKE_BYTES:
         raise MalformedMessageError("what it sends is no handshake")
     return _receive_exactly(channel, num_bytes, deadline)
 
 
-def _receive_exactly(channel: Channel, num_bytes: int, deadline: float) -> bytes:
+def _receive_exactly(channel: FabricChannel, num_bytes: int, deadline: float) -> bytes:
     data = bytearray(num_bytes)
     left = memoryview(data)
     while left:
@@ -208,12 +213,12 @@ def _receive_exactly(channel: Channel, num_bytes: int, deadline: float) -> bytes
     return bytes(data)
 
 
-def _finish_tls(channel: Channel, deadline: float) -> None:
+def _finish_tls(channel: FabricChannel, deadline: float) -> None:
     while not channel.try_handshake():
         _wait(channel, deadline, writable=False)
 
 
-def _wait(channel: Channel, deadline: float, *, writable: bool) -> None:
+def _wait(channel: FabricChannel, deadline: float, *, writable: bool) -> None:
     left_s = deadline - time.monotonic()
     if left_s <= 0:
         raise PeerSilentError("the peer took too long to say who it is")

@@ -1,0 +1,170 @@
+"""How fast do entries travel from one store to another, beside a bare copy through a socket?
+
+    python benchmarks/fabric_tcp.py [--rounds N] [--entries N] [--mib N] [--json FILE]
+
+Two stores with a fabric agent each, on one machine over loopback, and a pair of processes that do nothing but
+`sendall` and `recv_into` between two mappings of tmpfs files. They take turns; a ratio is taken within a
+round, and shown with its 95 % bootstrap interval. `fabric` counts from an entry's first byte to the target's
+last seal, checksums on both sides included; `bare` from the first byte to the receiver's word that all came.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import json
+import mmap
+import os
+import socket
+import statistics
+import sys
+import tempfile
+import time
+from multiprocessing import get_context
+from pathlib import Path
+
+from load.intervals import ratio_interval
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from tests.conftest import embedded_redis  # noqa: E402
+from tests.support.fabric.fabric_host import FabricHost, spec_of  # noqa: E402
+from tests.support.fabric.orders import OrderingGateway, completed  # noqa: E402
+from tests.support.waiting import free_port  # noqa: E402
+from triptych_cache_store.testing import write_fabric_key  # noqa: E402
+from triptych_common.bus import AsyncBus  # noqa: E402
+from triptych_common.protocol.store import Evict  # noqa: E402
+
+MIB = 1 << 20
+CHUNK_BYTES = MIB
+GIB = 1 << 30
+
+
+def tmpfs(path: Path, num_bytes: int) -> mmap.mmap:
+    """A new file there, mapped, with all its pages."""
+    with path.open("wb+") as file:
+        file.truncate(num_bytes)
+        memory = mmap.mmap(file.fileno(), num_bytes)
+    memory.write(os.urandom(MIB) * (num_bytes // MIB))
+    return memory
+
+
+def receive(listener: socket.socket, path: Path, num_bytes: int) -> None:
+    """The receiver's process: round after round, until the sender closes."""
+    memory = memoryview(tmpfs(path, num_bytes))
+    connection, _ = listener.accept()
+    while True:
+        position = 0
+        while position < num_bytes:
+            num_read = connection.recv_into(memory[position : position + CHUNK_BYTES])
+            if not num_read:
+                return
+            position += num_read
+        connection.sendall(b"+")
+
+
+class BareCopy:
+    """Two processes, one connection."""
+
+    def __init__(self, run_dir: Path, num_bytes: int) -> None:
+        self._memory = memoryview(tmpfs(run_dir / "bare-source", num_bytes))
+        listener = socket.create_server(("127.0.0.1", 0))
+        process = get_context("fork").Process(
+            target=receive, args=(listener, run_dir / "bare-target", num_bytes), daemon=True
+        )
+        process.start()
+        self._process = process
+        self._connection = socket.create_connection(listener.getsockname())
+        self._connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        listener.close()
+
+    def bytes_per_s(self) -> float:
+        started_at = time.perf_counter()
+        for position in range(0, len(self._memory), CHUNK_BYTES):
+            self._connection.sendall(self._memory[position : position + CHUNK_BYTES])
+        self._connection.recv(1)
+        return len(self._memory) / (time.perf_counter() - started_at)
+
+    def close(self) -> None:
+        self._connection.close()
+        self._process.join(5)
+
+
+class FabricCopy:
+    """One order for entries that are all sealed, round after round."""
+
+    def __init__(
+        self, source: FabricHost, target: FabricHost, gateway: OrderingGateway, entries: int
+    ) -> None:
+        self._source = source
+        self._target = target
+        self._gateway = gateway
+        self._entries = [f"{number:064x}" for number in range(entries)]
+
+    def fill(self, num_bytes: int) -> None:
+        for mm_hash in self._entries:
+            self._source.encode(mm_hash, os.urandom(num_bytes))
+
+    async def bytes_per_s(self) -> float:
+        self._target.session.request(Evict(seq=0))
+        result = completed(await self._gateway.transfer(self._source, self._target, *self._entries))
+        return result.num_bytes / result.transfer_s
+
+
+async def measure(options: argparse.Namespace, run_dir: Path, redis_url: str) -> dict[str, list[float]]:
+    num_bytes = options.mib * MIB
+    total = options.entries * spec_of(num_bytes).num_bytes
+    key = f"--fabric-key-file={write_fabric_key(run_dir / 'key')}"
+    rates: dict[str, list[float]] = {"bare": [], "fabric": []}
+    async with contextlib.AsyncExitStack() as stack:
+        hosts = [
+            FabricHost(
+                run_dir / name, redis_url, name, free_port(), key, "--log-level=WARNING",
+                f"--fabric-max-bytes-in-flight={2 * total}", region_bytes=total + 64 * MIB,
+            )
+            for name in ("a", "b")
+        ]  # fmt: skip
+        for host in hosts:
+            stack.callback(host.close)
+            host.start()
+        bare = BareCopy(run_dir, total)
+        stack.callback(bare.close)
+        bus = await stack.enter_async_context(
+            await AsyncBus.connect(redis_url, "test", client_name="gateway-0")
+        )
+        gateway = OrderingGateway(bus)
+        reading = asyncio.get_running_loop().create_task(gateway.run())
+        stack.callback(reading.cancel)
+        fabric = FabricCopy(hosts[0], hosts[1], gateway, options.entries)
+        await asyncio.to_thread(fabric.fill, num_bytes)
+        for number in range(options.rounds + 1):
+            pair = (await asyncio.to_thread(bare.bytes_per_s), await fabric.bytes_per_s())
+            if number:  # the first one warms up
+                rates["bare"].append(pair[0])
+                rates["fabric"].append(pair[1])
+    return rates
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--entries", type=int, default=8, help="in one order")
+    parser.add_argument("--mib", type=int, default=16, help="of an entry")
+    parser.add_argument("--json", type=Path, help="write the results here too")
+    options = parser.parse_args()
+    directory = tempfile.TemporaryDirectory(prefix="triptych-bench-", dir="/dev/shm")
+    with directory as run_dir, embedded_redis() as redis:
+        rates = asyncio.run(measure(options, Path(run_dir), redis.url))
+    ratio = ratio_interval(rates["fabric"], rates["bare"])
+    load = Path("/proc/loadavg").read_text().split()[0]
+    print(f"{options.entries} entries of {options.mib} MiB, {options.rounds} rounds, load average {load}")
+    for name, values in rates.items():
+        print(f"{name:>8} {statistics.median(values) / GIB:>6.2f} GiB/s")
+    print(f"   ratio {ratio}")
+    if options.json is not None:
+        report = {"rates": rates, "ratio": [ratio.low, ratio.middle, ratio.high], "load_average": float(load)}
+        options.json.write_text(json.dumps(report, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,169 @@
+"""Who does not belong to the fabric reads and writes nothing, and is cut off in bounded time."""
+
+import datetime as dt
+import random
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from tests.integration.cache_store.fabric.conftest import MakeHost
+from tests.support.fabric.fabric_host import FabricHost
+from tests.support.fabric.orders import OrderingGateway, completed, failed
+from triptych_cache_store.testing import write_fabric_key
+from triptych_common.protocol.transfers import TransferFailureKind
+
+HASH = f"{1:064x}"
+DATA = random.Random(1).randbytes(2 << 20)
+NOT_LET_IN = (TransferFailureKind.REFUSED, TransferFailureKind.UNREACHABLE)
+
+
+class Authority:
+    """A CA of a test."""
+
+    def __init__(self, directory: Path, name: str) -> None:
+        self._directory = directory
+        self._name = name
+        self._key = ec.generate_private_key(ec.SECP256R1())
+        self._certificate = self._sign(name, self._key, is_ca=True)
+        self.path = directory / f"{name}.ca.pem"
+        self.path.write_bytes(self._certificate.public_bytes(serialization.Encoding.PEM))
+
+    def options(self, name: str, ca: Path | None = None) -> tuple[str, ...]:
+        """An agent's, with a certificate of this authority; `ca`: whom it trusts."""
+        key = ec.generate_private_key(ec.SECP256R1())
+        certificate_path, key_path = self._directory / f"{name}.pem", self._directory / f"{name}.key"
+        certificate_path.write_bytes(self._sign(name, key).public_bytes(serialization.Encoding.PEM))
+        key_path.touch(mode=0o600)
+        key_path.write_bytes(
+            key.private_bytes(
+                serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+            )
+        )
+        return (
+            f"--fabric-tls-cert-file={certificate_path}",
+            f"--fabric-tls-key-file={key_path}",
+            f"--fabric-tls-ca-file={ca or self.path}",
+        )
+
+    def _sign(self, name: str, key: ec.EllipticCurvePrivateKey, *, is_ca: bool = False) -> x509.Certificate:
+        now = dt.datetime.now(dt.UTC)
+        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+        issuer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, self._name)])
+        return (
+            x509.CertificateBuilder()
+            .subject_name(subject)
+            .issuer_name(issuer)
+            .public_key(key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - dt.timedelta(days=1))
+            .not_valid_after(now + dt.timedelta(days=1))
+            .add_extension(x509.BasicConstraints(ca=is_ca, path_length=None), critical=True)
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+            .add_extension(
+                x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()), critical=False
+            )
+            .sign(self._key, hashes.SHA256())
+        )
+
+
+@pytest.fixture
+def authority(run_dir: Path) -> Authority:
+    return Authority(run_dir, "fabric")
+
+
+async def assert_not_let_in(source: FabricHost, target: FabricHost, gateway: OrderingGateway) -> None:
+    source.encode(HASH, DATA)
+    assert failed(await gateway.transfer(source, target, HASH)) in NOT_LET_IN
+    stats = target.store.stats()
+    assert (stats.num_seals_total, stats.num_reservations) == (0, 0)
+    source.wait_no_leftovers()
+
+
+async def test_another_key(make_host: MakeHost, gateway: OrderingGateway, run_dir: Path) -> None:
+    other = write_fabric_key(run_dir / "other")
+    source, target = make_host("a", f"--fabric-key-file={other}", key=False), make_host("b")
+    source.encode(HASH, DATA)
+    assert failed(await gateway.transfer(source, target, HASH)) is TransferFailureKind.REFUSED
+    assert "fabric peer cut off" in target.agent.log()
+    assert target.store.stats().num_seals_total == 0
+
+
+async def test_tls(make_host: MakeHost, gateway: OrderingGateway, authority: Authority) -> None:
+    source = make_host("a", *authority.options("a"), key=False)
+    target = make_host("b", *authority.options("b"), key=False)
+    source.encode(HASH, DATA)
+    completed(await gateway.transfer(source, target, HASH))
+    assert target.read(HASH) == DATA
+
+
+async def test_tls_and_a_key(make_host: MakeHost, gateway: OrderingGateway, authority: Authority) -> None:
+    source, target = make_host("a", *authority.options("a")), make_host("b", *authority.options("b"))
+    source.encode(HASH, DATA)
+    completed(await gateway.transfer(source, target, HASH))
+    assert target.read(HASH) == DATA
+
+
+async def test_a_certificate_of_another_authority(
+    make_host: MakeHost, gateway: OrderingGateway, authority: Authority, run_dir: Path
+) -> None:
+    stranger = Authority(run_dir, "stranger").options("a", ca=authority.path)
+    source = make_host("a", *stranger, key=False)
+    await assert_not_let_in(source, make_host("b", *authority.options("b"), key=False), gateway)
+
+
+async def test_a_target_of_another_authority(
+    make_host: MakeHost, gateway: OrderingGateway, authority: Authority, run_dir: Path
+) -> None:
+    """The source sends it nothing."""
+    other = Authority(run_dir, "stranger")
+    target = make_host("b", *other.options("b", ca=authority.path), key=False)
+    await assert_not_let_in(make_host("a", *authority.options("a"), key=False), target, gateway)
+
+
+async def test_no_tls_against_tls(
+    make_host: MakeHost, gateway: OrderingGateway, authority: Authority
+) -> None:
+    await assert_not_let_in(make_host("a"), make_host("b", *authority.options("b")), gateway)
+
+
+async def test_tls_against_no_tls(
+    make_host: MakeHost, gateway: OrderingGateway, authority: Authority
+) -> None:
+    await assert_not_let_in(make_host("a", *authority.options("a")), make_host("b"), gateway)
+
+
+def test_silent_connections_are_cut_off_and_bounded(make_host: MakeHost) -> None:
+    target = make_host("b")
+    silent = [socket.create_connection(("127.0.0.1", target.port)) for _ in range(40)]
+    for sock in silent:
+        sock.settimeout(10.0)
+        try:
+            assert sock.recv(1) == b"", "nothing is said to a stranger"
+        except ConnectionResetError:
+            pass
+        sock.close()
+    assert "fabric connection turned away" in target.agent.log()
+
+
+@pytest.mark.parametrize("mode", [None, 0o644])
+def test_without_a_safe_key_it_does_not_start(run_dir: Path, redis_url: str, mode: int | None) -> None:
+    options = []
+    if mode is not None:
+        key = write_fabric_key(run_dir / "key")
+        key.chmod(mode)
+        options = [f"--fabric-key-file={key}"]
+    ended = subprocess.run(
+        [sys.executable, "-m", "triptych_cache_store", "fabric", f"--run-dir={run_dir}", *options],
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    assert ended.returncode == 1
+    assert b"the fabric" in ended.stderr

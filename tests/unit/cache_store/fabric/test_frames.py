@@ -1,0 +1,83 @@
+"""Frames between agents: what is refused, before anything is allocated for it."""
+
+import struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from triptych_cache_store.fabric.wire.frames import (
+    BODY_BOUNDS,
+    FROM_SOURCE,
+    FROM_TARGET,
+    HEADER_BYTES,
+    FrameHeader,
+    FrameKind,
+    Offer,
+    frame_header,
+    json_frame,
+    read_body,
+    read_header,
+)
+from triptych_common.domain.errors import MalformedMessageError
+from triptych_common.protocol.messages import EncodeClass
+from triptych_common.protocol.store import TensorSpec
+
+OFFER = Offer(
+    mm_hash="ab" * 32,
+    spec=TensorSpec(shape=(2, 3), dtype="float32", num_bytes=24),
+    is_sealed=False,
+    encode_class=EncodeClass.BATCH,
+    remaining_ms=1000,
+    traceparent="00-1-2-01",
+)
+
+
+def test_an_offer_comes_back() -> None:
+    frame = json_frame(FrameKind.OFFER, 7, OFFER)
+    header = read_header(frame, FROM_SOURCE)
+    assert header == FrameHeader(FrameKind.OFFER, 7, len(frame) - HEADER_BYTES)
+    assert read_body(Offer, frame[HEADER_BYTES:]) == OFFER
+
+
+@pytest.mark.parametrize("kind", list(FrameKind))
+def test_bodies_are_bounded(kind: FrameKind) -> None:
+    least, most = BODY_BOUNDS[kind]
+    number = 0 if kind is FrameKind.KEEPALIVE else 1
+    side = FROM_SOURCE if kind in FROM_SOURCE else FROM_TARGET
+    assert read_header(frame_header(kind, number, most), side).body_num_bytes == most
+    for wrong in {least - 1, most + 1} - {-1}:
+        with pytest.raises(MalformedMessageError):
+            read_header(frame_header(kind, number, wrong), side)
+
+
+@pytest.mark.parametrize("kind", list(FrameKind))
+def test_a_frame_comes_from_its_side_alone(kind: FrameKind) -> None:
+    header = frame_header(kind, 0 if kind is FrameKind.KEEPALIVE else 1, BODY_BOUNDS[kind][0])
+    for side in (FROM_SOURCE, FROM_TARGET):
+        if kind in side:
+            read_header(header, side)
+        else:
+            with pytest.raises(MalformedMessageError):
+                read_header(header, side)
+
+
+def test_every_kind_has_a_side_and_bounds() -> None:
+    assert FROM_SOURCE | FROM_TARGET == set(FrameKind) == set(BODY_BOUNDS)
+
+
+@given(st.binary(min_size=HEADER_BYTES, max_size=HEADER_BYTES))
+def test_any_header_is_read_or_refused(data: bytes) -> None:
+    try:
+        header = read_header(data, FROM_SOURCE)
+    except MalformedMessageError:
+        return
+    assert header.kind in FROM_SOURCE
+    assert header.body_num_bytes <= BODY_BOUNDS[header.kind][1]
+    assert struct.pack(">BBHIQ", header.kind, 0, 0, header.body_num_bytes, header.number) == data
+
+
+@given(st.binary(max_size=200))
+def test_any_body_is_read_or_refused(body: bytes) -> None:
+    with pytest.raises(MalformedMessageError):
+        read_body(Offer, body)

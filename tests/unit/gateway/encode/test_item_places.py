@@ -1,0 +1,97 @@
+"""At which store encoders make items: the latest metadata count, and each change is told once."""
+
+import asyncio
+
+import pytest
+
+from tests.support.item_records import item_record
+from triptych_common.domain.hashing import entry_hashes
+from triptych_common.protocol.ids import MmHash
+from triptych_common.protocol.messages import EncoderCacheMetadata, Modality
+from triptych_gateway.encode.item_places import MAX_KNOWN, ItemPlaces
+
+A = MmHash("a" * 64)
+
+
+def metadata(
+    store: str = "store-a", mm_hash: str = A, *, sealed: bool = False, pieces: tuple[int, ...] = ()
+) -> EncoderCacheMetadata:
+    return EncoderCacheMetadata(
+        job_id="job-1",
+        mm_hash=mm_hash,
+        modality=Modality.VIDEO,
+        num_embeds=6,
+        width=4,
+        dtype="float32",
+        num_bytes=96,
+        record=item_record(6).model_copy(update={"pieces": pieces}),
+        encoder="encoder-0",
+        store=store,
+        sealed=sealed,
+        requesters=(),
+    )
+
+
+@pytest.fixture
+def places() -> ItemPlaces:
+    return ItemPlaces(lambda: True)
+
+
+def test_metadata_then_the_seal(places: ItemPlaces) -> None:
+    places.note_metadata(metadata(pieces=(2, 4)))
+    (place,) = places.take_changed()
+    assert (place.store, place.is_sealed) == ("store-a", False)
+    assert (place.entries, place.entry_bytes()) == (entry_hashes(A, (2, 4)), (32, 64))
+    places.note_sealed(A)
+    assert [each.is_sealed for each in places.take_changed()] == [True]
+    places.note_sealed(A)
+    assert places.take_changed() == [], "known"
+
+
+def test_late_metadata_of_the_same_store_do_not_undo_the_seal(places: ItemPlaces) -> None:
+    places.note_metadata(metadata(sealed=True))
+    places.note_metadata(metadata(sealed=False))
+    found = places.find(A)
+    assert found is not None
+    assert found.is_sealed
+    places.note_metadata(metadata("store-b"))
+    found = places.find(A)
+    assert found is not None
+    assert (found.store, found.is_sealed) == ("store-b", False)
+
+
+def test_a_store_that_lacks_it_is_forgotten_and_no_other(places: ItemPlaces) -> None:
+    places.note_metadata(metadata("store-b"))
+    places.forget(A, "store-a")
+    assert places.find(A) is not None
+    places.forget(A, "store-b")
+    places.forget(A, "store-b")
+    assert places.find(A) is None
+    assert places.take_changed() == [], "of what is not known any more nothing is told"
+    places.note_sealed(A)
+    assert places.find(A) is None
+
+
+async def test_who_waits_is_woken_once_for_all(places: ItemPlaces) -> None:
+    places.note_metadata(metadata())
+    places.note_metadata(metadata(mm_hash="b" * 64))
+    await places.wait_changed()
+    assert len(places.take_changed()) == 2
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.01):
+            await places.wait_changed()
+
+
+def test_the_oldest_are_forgotten(places: ItemPlaces) -> None:
+    for number in range(MAX_KNOWN + 1):
+        places.note_metadata(metadata(mm_hash=f"{number:064x}"))
+    assert places.find(MmHash("0" * 64)) is None
+    assert len(places.take_changed()) == MAX_KNOWN
+
+
+def test_where_one_store_is_registered_nothing_is_kept() -> None:
+    places = ItemPlaces(lambda: False)
+    places.note_metadata(metadata(sealed=True))
+    places.note_sealed(A)
+    assert places.find(A) is None
+    assert places.take_changed() == []

@@ -1,0 +1,93 @@
+"""Notes for the directory: written in the background, in order, bounded; a bus that is away is no failure."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+import pytest
+
+from tests.support.waiting import until
+from triptych_common.coordination import NotedPlace
+from triptych_common.domain.errors import BusUnavailableError
+from triptych_common.protocol.ids import MmHash
+from triptych_common.protocol.transfers import EntryPlace
+from triptych_gateway.transfers.directory_notes import MAX_BATCH, MAX_UNWRITTEN, DirectoryNotes
+
+
+def noted(number: int) -> NotedPlace:
+    return NotedPlace(MmHash(f"{number:064x}"), EntryPlace(store="s", generation=1, num_bytes=1))
+
+
+class FakeDirectory:
+    def __init__(self) -> None:
+        self.written: list[tuple[str, int]] = []  # what, of how many
+        self.is_away = False
+        self.places: dict[MmHash, tuple[EntryPlace, ...]] = {}
+        self.hangs = False
+
+    def _check(self) -> None:
+        if self.is_away:
+            raise BusUnavailableError("away")
+
+    async def find(self, mm_hashes: Sequence[MmHash]) -> dict[MmHash, tuple[EntryPlace, ...]]:
+        self._check()
+        if self.hangs:
+            await asyncio.Event().wait()
+        return {each: self.places[each] for each in mm_hashes if each in self.places}
+
+    async def add(self, noted: Sequence[NotedPlace]) -> None:
+        self._check()
+        self.written.append(("add", len(noted)))
+
+    async def remove(self, noted: Sequence[NotedPlace]) -> None:
+        self._check()
+        self.written.append(("remove", len(noted)))
+
+
+@pytest.fixture
+def directory() -> FakeDirectory:
+    return FakeDirectory()
+
+
+@asynccontextmanager
+async def running(directory: FakeDirectory, timeout_s: float = 5.0) -> AsyncIterator[DirectoryNotes]:
+    notes = DirectoryNotes(directory, timeout_s)  # type: ignore[arg-type]
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(notes.run())
+        yield notes
+        task.cancel()
+
+
+async def test_what_is_removed_goes_before_what_is_added(directory: FakeDirectory) -> None:
+    async with running(directory) as notes:
+        notes.add([noted(1), noted(2)])
+        notes.remove([noted(3)])
+        await until(lambda: len(directory.written) == 2)
+    assert directory.written == [("remove", 1), ("add", 2)]
+
+
+async def test_many_are_written_in_parts_and_too_many_are_forgotten(directory: FakeDirectory) -> None:
+    async with running(directory) as notes:
+        notes.add(map(noted, range(MAX_UNWRITTEN + 7)))
+        await until(lambda: sum(number for _, number in directory.written) == MAX_UNWRITTEN)
+    assert max(number for _, number in directory.written) == MAX_BATCH
+
+
+async def test_without_redis_notes_are_lost_and_the_next_ones_written(directory: FakeDirectory) -> None:
+    async with running(directory) as notes:
+        directory.is_away = True
+        notes.add([noted(1)])
+        assert await notes.find([noted(1).mm_hash]) == {}
+        await asyncio.sleep(0)
+        directory.is_away = False
+        notes.add([noted(2)])
+        await until(lambda: directory.written)
+
+
+async def test_every_entry_that_was_asked_for_has_its_places(directory: FakeDirectory) -> None:
+    directory.places = {noted(1).mm_hash: (noted(1).place,)}
+    async with running(directory, timeout_s=0.05) as notes:
+        found = await notes.find([noted(1).mm_hash, noted(2).mm_hash])
+        assert found == {noted(1).mm_hash: (noted(1).place,), noted(2).mm_hash: ()}
+        directory.hangs = True
+        assert await notes.find([noted(1).mm_hash]) == {}
