@@ -11,8 +11,8 @@ from typing import Any
 from tests.support.flight_model import FlightModel
 from triptych_common.bus.publisher import NewEntry, RefusedEntry
 from triptych_common.protocol import codec
-from triptych_common.protocol.codec import Envelope
 from triptych_common.protocol.bus_messages import BUS_MESSAGES
+from triptych_common.protocol.codec import Envelope
 from triptych_common.protocol.messages import EncodeJob, Message
 from triptych_common.protocol.names import StreamNames
 from triptych_common.protocol.steps import STEPS, Channel, Party
@@ -81,7 +81,7 @@ class Network:
         return sorted(way for way in self.queues if way[1] == receiver)
 
     # ---- the stream of jobs ----------------------------------------------------------------------
-    def append(self, job: EncodeJob, *, remaining_ms: int | None, blob: bytes | None) -> str:
+    def append(self, job: EncodeJob, stream: str, *, remaining_ms: int | None, blob: bytes | None) -> str:
         self.num_jobs += 1
         self.jobs[self.num_jobs] = JobEntry(self.num_jobs, job, self.now(), remaining_ms, blob)
         return str(self.num_jobs)
@@ -94,7 +94,7 @@ class Network:
     def remove(self, entry_id: str) -> None:
         self.jobs.pop(int(entry_id), None)
 
-    def num_entries(self) -> int:
+    def num_entries(self, stream: str) -> int:
         return len(self.jobs)
 
     def lose_redis(self) -> None:
