@@ -25,7 +25,7 @@ from triptych_common.protocol.messages import (
     Role,
     requester_key,
 )
-from triptych_common.protocol.names import ENCODERS_GROUP
+from triptych_common.protocol.names import DEFAULT_STORE, ENCODERS_GROUP
 
 TAKEOVER_IDLE_MS = 500
 PREFETCH = 8
@@ -40,6 +40,7 @@ class FakeEncoder:
     bus: AsyncBus
     name: str = "encoder-0"
     digest: str = DIGEST
+    store: str = DEFAULT_STORE
     jobs: list[EncodeJob] = field(default_factory=list)
     traceparents: list[str | None] = field(default_factory=list)
     media: list[bytes] = field(default_factory=list)
@@ -69,6 +70,7 @@ class FakeEncoder:
             model=MODEL,
             namespace_digest=self.digest,
             item_limits=dict(IMAGE_LIMITS),
+            store=self.store,
             num_slots=16,
         )
 
@@ -85,7 +87,7 @@ class FakeEncoder:
                 self.before_seal.set()
 
     async def _consume(self, group: asyncio.TaskGroup) -> None:
-        stream = self.bus.names.encode_jobs(self.digest)
+        stream = self.bus.names.encode_jobs(self.digest, self.store)
         async with self.bus.consumer(
             stream, group=ENCODERS_GROUP, consumer=self.name, prefetch=PREFETCH, min_idle_ms=TAKEOVER_IDLE_MS
         ) as consumer:
@@ -102,7 +104,12 @@ class FakeEncoder:
             await delivery.ack()
             return
         start, _ = await flights.start_job(
-            job, delivery.entry_id, self.name, lease_s=TAKEOVER_IDLE_MS / 1000, ttl_s=10
+            job,
+            delivery.entry_id,
+            self.name,
+            lease_s=TAKEOVER_IDLE_MS / 1000,
+            ttl_s=10,
+            stream=delivery.stream,
         )
         if start is StartResult.STARTED:
             self.jobs.append(job)
@@ -162,7 +169,7 @@ class FakeEncoder:
             num_bytes=width * height * 16,
             record=item_record(min(width * height, MAX_RECORD_TOKENS), (1, height, width)),
             encoder=self.name,
-            store="store-0",
+            store=self.store,
             sealed=False,
             requesters=(),
         )

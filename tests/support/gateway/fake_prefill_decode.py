@@ -78,6 +78,7 @@ class FakePrefillDecode:
     registration: Registration | None = None  # while it runs
     boot_id: str = "boot"
     kv_transfer: KvTransfer | None = None
+    store: str | None = None
 
     def record(self) -> InstanceRecord:
         return InstanceRecord(
@@ -93,6 +94,7 @@ class FakePrefillDecode:
             placeholder_tokens=PLACEHOLDER_TOKENS,
             max_item_embeds=self.max_item_embeds,
             max_model_len=self.max_model_len,
+            store=self.store,
             num_slots=8,
             stores_responses=self.stores_responses,
             model_version=self.model_version,

@@ -10,6 +10,7 @@ chat/          one request over HTTP, to prefill_decode and back: chat completio
 decision/      who encodes a request's media: encoders, or an instance with a vision tower
 files/         files that callers upload once and name in many requests
 encode/        what requests need of encoders: orders, flights, sizes, final acks
+locality/      to which store's encoders a job goes
 request/       what a caller sent: bounds, validation, media
 fetch/         media that are named by URL: which may be fetched, and how
 routing/       which instances there are, and which of them gets a request
@@ -23,6 +24,6 @@ changed_file     a file that is read again when it has changed
 errors         error responses; race, metrics, settings: likewise for all of the above
 
 Imports go downwards:
-routes > responses > chat | ui > decision | files > encode > request | routing | access > fetch > race
-> endpoints, errors, metrics, settings, tracing.
+routes > responses > chat | ui > decision | files > encode > locality > request | routing | access > fetch
+> race > endpoints, errors, metrics, settings, tracing.
 """

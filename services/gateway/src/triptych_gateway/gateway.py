@@ -44,6 +44,7 @@ from triptych_gateway.files.file_service import FileService
 from triptych_gateway.files.file_store import FileStore
 from triptych_gateway.files.known_files import KnownFiles
 from triptych_gateway.files.uploads import FileUploads, UploadTimes
+from triptych_gateway.locality.encode_stores import EncodeStores, LinkDefaults
 from triptych_gateway.metrics import GatewayMetrics
 from triptych_gateway.race import CutOff
 from triptych_gateway.request.chat_request import RequestParser
@@ -124,7 +125,7 @@ async def run_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
             router=router,
             orders=orders,
             encoder_return=EncoderReturn(registry),
-            shared_queue=SharedQueue(SingleFlight(bus)),
+            shared_queue=SharedQueue(orders.flight_requests.read_backlog),
             metrics=metrics,
         )
         with (
@@ -134,7 +135,7 @@ async def run_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
             ThreadPoolExecutor(settings.num_file_threads, thread_name_prefix="files") as file_threads,
             ThreadPoolExecutor(settings.num_file_threads, thread_name_prefix="file-lists") as list_threads,
         ):
-            ahead = _encode_ahead(settings, bus, orders, final_acks, view, metrics)
+            ahead = _encode_ahead(settings, orders, final_acks, view, metrics)
             files = _file_service(
                 settings, limiter, ahead, upload_threads, file_threads, list_threads, metrics
             )
@@ -175,7 +176,7 @@ async def run_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
                     _read_results(bus, settings.instance, orders, final_acks, decisions, chat.recents),
                     final_acks.run_sender(),
                     orders.run_checks(),
-                    orders.flight_requests.run_room_reads(orders.queue),
+                    orders.flight_requests.run_room_reads(),
                     *(orders.run_steps() for _ in range(settings.num_publishers)),
                     key_limiter.run(),
                     *_watches(settings, chat.api_keys, models, list_threads),
@@ -259,6 +260,9 @@ def _encode_orders(
             flight_check_s=settings.flight_check_s,
         ),
         window=JobWindow(EncodeCapacity(lambda: view.records).of),
+        stores=EncodeStores(
+            lambda: view.records, link=LinkDefaults(settings.link_bytes_per_s, settings.link_round_trip_s)
+        ),
         metrics=metrics,
     )
 
@@ -317,7 +321,6 @@ def _media_limits(settings: GatewaySettings) -> MediaLimits:
 
 def _encode_ahead(
     settings: GatewaySettings,
-    bus: AsyncBus,
     orders: EncodeOrders,
     final_acks: FinalAcks,
     view: RegistryView,
@@ -329,7 +332,6 @@ def _encode_ahead(
     return EncodeAhead(
         orders=orders,
         final_acks=final_acks,
-        single_flight=SingleFlight(bus),
         view=view,
         metrics=metrics,
         timeout_s=settings.first_token_timeout_s,

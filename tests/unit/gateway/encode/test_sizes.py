@@ -12,6 +12,7 @@ from triptych_gateway.encode.item_queue import ItemQueue
 from triptych_gateway.encode.item_table import ItemTable
 from triptych_gateway.encode.job_window import JobWindow
 from triptych_gateway.encode.sizes import ItemSizes, SizesCache
+from triptych_gateway.locality.encode_stores import EncodeStores, LinkDefaults
 from triptych_gateway.routing.encode_capacity import Capacity
 
 HASH = MmHash("a" * 64)
@@ -41,6 +42,7 @@ def shared() -> Shared:
 def gateway(shared: Any) -> tuple[EncodeOrders, SizesCache]:
     orders, sizes = object.__new__(EncodeOrders), SizesCache(shared, max_items=10)
     orders.sizes, orders.table, orders._media_waits = sizes, ItemTable(), {}
+    orders._stores = EncodeStores(tuple, link=LinkDefaults())
     orders.queue = ItemQueue(JobWindow(lambda digest: Capacity(1, 0, 1)))
     return orders, sizes
 

@@ -27,20 +27,18 @@ from triptych_common.protocol.messages import (
     requester_key,
 )
 from triptych_common.telemetry.logs import get_logger
-from triptych_gateway.encode.encode_job import OrderLimits, encode_job, place_of, remaining_s, requesters_of
+from triptych_gateway.encode.encode_job import OrderLimits, place_of, remaining_s, requesters_of
 from triptych_gateway.encode.flight_requests import FlightRequests, failed_order, failure_of
 from triptych_gateway.encode.item_queue import ItemQueue
 from triptych_gateway.encode.item_table import Item, ItemFailure, ItemState, ItemTable
 from triptych_gateway.encode.job_window import JobWindow
-from triptych_gateway.encode.media_cache import MediaCache
+from triptych_gateway.encode.media_cache import MediaCache, MediaReadError
 from triptych_gateway.encode.media_wait import MediaWait
 from triptych_gateway.encode.sizes import ItemSizes, SizesCache
+from triptych_gateway.locality.encode_stores import EncodeStores
 from triptych_gateway.metrics import GatewayMetrics
-from triptych_gateway.tracing.item_timing import ItemSource
 
 log = get_logger(__name__)
-
-RETRIED_KINDS = frozenset({FailureKind.ENCODER_ERROR, FailureKind.MEDIA_GONE, FailureKind.EXPIRED})
 
 
 class EncodeOrders:
@@ -58,17 +56,19 @@ class EncodeOrders:
         sizes: SizesCache,
         limits: OrderLimits,
         window: JobWindow,
+        stores: EncodeStores,
         metrics: GatewayMetrics,
     ) -> None:
         self._gateway = gateway
         self._media_cache = media_cache
         self.sizes = sizes
         self._limits = limits
+        self._stores = stores
         self._metrics = metrics
         self._media_waits: dict[RequestId, MediaWait] = {}
         self.queue, self.table = ItemQueue(window), ItemTable()  # bounded by each other, and by flights
         metrics.encodes_in_flight.set_function(lambda: sum(item.in_flight for item in self.table))
-        self.flight_requests = FlightRequests(single_flight, limits)
+        self.flight_requests = FlightRequests(single_flight, limits, stores, self.queue)
 
     # ---- a request's side ------------------------------------------------------------------------
     @asynccontextmanager
@@ -100,21 +100,12 @@ class EncodeOrders:
 
     async def _recall_sizes(self, media_wait: MediaWait) -> None:
         """Sizes from before: memory, then the bus (for all items at once)."""
-        unknown: list[MmHash] = []
-        for mm_hash in media_wait.mm_hashes:
-            sizes = self.sizes.get_local(mm_hash)
-            if sizes is not None:
-                self._recall(media_wait, mm_hash, sizes, ItemSource.MEMORY)
-            elif (item := self.table.get(mm_hash)) is not None and item.state is ItemState.UNKNOWN:
-                unknown.append(mm_hash)
-        found = await self.sizes.fetch_all_shared(unknown, self._limits.publish_timeout_s)
-        for mm_hash, sizes in found.items():
-            self._recall(media_wait, mm_hash, sizes, ItemSource.REDIS)
-
-    def _recall(self, media_wait: MediaWait, mm_hash: MmHash, sizes: ItemSizes, source: ItemSource) -> None:
-        self._metrics.cache_hits.labels(source.value).inc()
-        self.table.recall_sizes(mm_hash, sizes)
-        media_wait.note_known(mm_hash, source)
+        unknown = {each.mm_hash for each in self._items_of(media_wait) if each.state is ItemState.UNKNOWN}
+        found = await self.sizes.find_all(media_wait.mm_hashes, unknown, self._limits.publish_timeout_s)
+        for mm_hash, sizes, source in found:
+            self._metrics.cache_hits.labels(source.value).inc()
+            self.table.recall_sizes(mm_hash, sizes)
+            media_wait.note_known(mm_hash, source)
 
     def lacks_job(self, media_wait: MediaWait) -> bool:
         """Whether an item of `media_wait` has no sizes, and no encoder was asked for them."""
@@ -145,19 +136,30 @@ class EncodeOrders:
             else:
                 self._order_item(item, of_request=media_wait.request_id)
 
+    def order_near(self, mm_hash: MmHash, store: str | None) -> None:
+        """Order an item that some request waits for: at those of `store`, if it has any; None: anywhere."""
+        if (item := self.table.get(mm_hash)) is not None:
+            self._order_item(item, only_near=store)
+
     def order_all(self, media_wait: MediaWait) -> None:
         """Order every item of `media_wait`, also those whose sizes are known: their tensors may be gone."""
         for item in self._items_of(media_wait):
             self._order_item(item, of_request=media_wait.request_id)
 
     def _order_item(
-        self, item: Item, *, of_request: RequestId | None = None, retry_of: FailureKind | None = None
+        self,
+        item: Item,
+        *,
+        of_request: RequestId | None = None,
+        retry_of: FailureKind | None = None,
+        only_near: str | None = None,
     ) -> None:
         """`of_request`: which asks for it, so it may be refused; its jobs are published in order."""
         job_id, waits = JobId(f"job-{uuid4().hex}"), self._waits_of(item.request_ids)
-        if self.table.order_item(item.mm_hash, job_id, retry_of=retry_of, now=time.monotonic()):
+        now = time.monotonic()
+        if self.table.order_item(item.mm_hash, job_id, retry_of=retry_of, only_near=only_near, now=now):
             if of_request is not None:  # what a request needs that was let in is not refused any more
-                refusal = self.flight_requests.refusal(self.queue, item, waits, job_id)
+                refusal = self.flight_requests.refusal(item, waits, job_id)
                 if refusal is not None:
                     self._fail_job(item.mm_hash, job_id, refusal, is_final=True)
                     return
@@ -196,6 +198,7 @@ class EncodeOrders:
         """The sizes are known; also of a job that was on its way before a request here joined it."""
         mm_hash, sizes = MmHash(message.mm_hash), ItemSizes.of(message)
         is_changed = self.sizes.put_local(mm_hash, sizes)
+        self._stores.on_metadata(message)
         ordered = self.table.get(mm_hash)
         if message.sealed:
             self.queue.end_job(mm_hash)
@@ -266,10 +269,9 @@ class EncodeOrders:
         if item is None:
             return
         in_time = [each for each in media_waits if each.deadline > time.monotonic()]
-        is_useful = failure.kind in RETRIED_KINDS and not is_final
-        if is_useful and item.num_attempts < self._limits.attempts_after(failure.kind) and in_time:
+        if in_time and not is_final and self._limits.may_retry(failure.kind, item.num_attempts):
             self._metrics.retries.inc()
-            self._order_item(item, retry_of=failure.kind)
+            self._order_item(item, retry_of=failure.kind, only_near=item.only_near)
             return
         for media_wait in media_waits:
             media_wait.fail_item(mm_hash, failure)
@@ -365,7 +367,7 @@ class EncodeOrders:
                     self._metrics.jobs_sent_again.inc()
                 else:
                     self._metrics.items.labels("ordered").inc()
-                await self._publish(claim, mm_hash, media_waits, requesters)
+                await self._publish(claim, item, media_waits, requesters)
             case ClaimResult.JOINED:
                 if not was_claimed:
                     self._note_joined(mm_hash, media_waits)
@@ -378,23 +380,20 @@ class EncodeOrders:
     async def _publish(
         self,
         claim: FlightClaim,
-        mm_hash: MmHash,
+        item: Item,
         media_waits: list[MediaWait],
         requesters: tuple[Requester, ...],
     ) -> None:
-        media = self._media_cache.media_of(mm_hash)
+        media = self._media_cache.media_of(item.mm_hash)
         if media is None:
             return  # all requests went away, so it is queued
-        token, num_bytes, blob = media.token, media.num_bytes, None
-        if self._limits.is_inline(num_bytes):
-            try:
-                blob = await media.fetch()
-            except RequestError as error:
-                self.on_media_failed(mm_hash, error)
-                return
-        lane = self.queue.lane_held(mm_hash)
-        job = encode_job(mm_hash, claim, media_waits, requesters, lane, token, num_bytes, self._limits)
-        if await self.flight_requests.publish_job(job, blob, media_waits):
-            self.queue.confirm_job(mm_hash)
-        else:
-            self._queue_step(mm_hash, check=True)
+        try:
+            place = await self.flight_requests.publish_job(item, claim, media, media_waits, requesters)
+        except MediaReadError as failure:
+            self.on_media_failed(item.mm_hash, failure.error)
+            return
+        if place is None:
+            self._queue_step(item.mm_hash, check=True)
+            return
+        self.queue.confirm_job(item.mm_hash, place.store)
+        self._metrics.encode_places.labels(place.reason.value).inc()

@@ -6,7 +6,7 @@ more, or now does. So the metadata that came last are right, and replace an entr
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from cachetools import LRUCache
 from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError
@@ -17,6 +17,7 @@ from triptych_common.protocol.ids import MmHash
 from triptych_common.protocol.item_record import ItemRecord
 from triptych_common.protocol.messages import EncoderCacheMetadata
 from triptych_common.telemetry.logs import get_logger
+from triptych_gateway.tracing.item_timing import ItemSource
 
 log = get_logger(__name__)
 
@@ -87,6 +88,18 @@ class SizesCache:
         except TimeoutError:
             return {}
         return {each: sizes for each, sizes in zip(mm_hashes, found, strict=True) if sizes is not None}
+
+    async def find_all(
+        self, mm_hashes: Sequence[MmHash], unknown: Collection[MmHash], timeout_s: float
+    ) -> list[tuple[MmHash, ItemSizes, ItemSource]]:
+        """Those that are known, and from where. `unknown`: those that the bus may be asked for."""
+        local = {each: sizes for each in mm_hashes if (sizes := self.get_local(each)) is not None}
+        missing = [each for each in mm_hashes if each in unknown and each not in local]
+        shared = await self.fetch_all_shared(missing, timeout_s)
+        return [
+            *((each, sizes, ItemSource.MEMORY) for each, sizes in local.items()),
+            *((each, sizes, ItemSource.REDIS) for each, sizes in shared.items()),
+        ]
 
     async def store_shared(self, mm_hash: MmHash, sizes: ItemSizes) -> None:
         """Keep them for other gateways, and for this one after a restart."""
