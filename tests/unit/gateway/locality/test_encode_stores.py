@@ -61,6 +61,8 @@ def test_an_encoder_that_names_no_store_is_at_the_default_one() -> None:
 def test_without_encoders_where_there_were_some_last() -> None:
     bench = Bench()
     assert bench.choose() == JobPlace(DEFAULT_STORE, PlaceReason.NO_ENCODER, 0)
+    bench.records = (consumer("pd-a", "a"),)
+    assert bench.choose() == JobPlace("a", PlaceReason.NO_ENCODER, 0)
     bench.records = (encoder("e-b", "b"),)
     assert bench.stores.stores_of(DIGEST) == ("b",)
     bench.records = ()

@@ -76,11 +76,14 @@ class EncodeStores:
         self.rows = RowEstimates()
 
     def stores_of(self, namespace_digest: str) -> tuple[str, ...]:
-        """To which a job may go, by name: those with encoders; without any, those that had some last."""
+        """To which a job may go, by name: those with encoders; else those that had some last, or any."""
         found = tuple(sorted(self._facts().encoders.get(namespace_digest, ())))
         if found:
             self._last[namespace_digest] = found
-        return found or self._last.get(namespace_digest, (DEFAULT_STORE,))
+        known = (
+            found or self._last.get(namespace_digest, ()) or tuple(sorted(set(self._known.store_of.values())))
+        )
+        return known or (DEFAULT_STORE,)
 
     def has_encoders(self, namespace_digest: str) -> bool:
         """Whether each of `stores_of` has some."""
