@@ -39,7 +39,7 @@ TOPOLOGIES = tuple(LAYOUTS)
 LONGEST_STOP_S = 3.0
 REACH_LIMIT_S = 1.0
 LANGUAGE_KINDS = ("prefill_decode", "prefill", "decode", "encode_prefill", "encode_prefill_decode")
-KINDS = ("encoder", *LANGUAGE_KINDS, "gateway", "cache_store", "fabric")
+KINDS = ("encoder", *LANGUAGE_KINDS, "gateway", "cache_store", "store", "fabric")
 
 
 @contextmanager

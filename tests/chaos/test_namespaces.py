@@ -38,6 +38,7 @@ ONE_WRONG = Layout(
     first_token_timeout_s=30.0,  # 96 at once, on a machine that may be busy
     own_options={"encoder-1": OF_ANOTHER},
 )
+STORE = "cache_store"  # the name that the system gives it
 TWO = Layout(
     num_encoders=2,
     num_prefill_decodes=2,
@@ -55,7 +56,7 @@ def raw(system: FastSystem) -> Iterator[Any]:
 
 
 def consumers_of(system: FastSystem, digest: str) -> set[str]:
-    stream = StreamNames(DEPLOYMENT).encode_jobs(digest)
+    stream = StreamNames(DEPLOYMENT).encode_jobs(digest, STORE)
     with raw(system) as client:
         return {each["name"] for each in client.xinfo_consumers(stream, ENCODERS_GROUP)}
 
@@ -63,7 +64,9 @@ def consumers_of(system: FastSystem, digest: str) -> set[str]:
 def last_job(system: FastSystem, digest: str) -> str:
     """Id of the last job that the namespace ever had."""
     with redis.Redis.from_url(system.redis.url) as client:  # decodes nothing: a job that is there has media
-        last_id: bytes = client.xinfo_stream(StreamNames(DEPLOYMENT).encode_jobs(digest))["last-generated-id"]
+        last_id: bytes = client.xinfo_stream(StreamNames(DEPLOYMENT).encode_jobs(digest, STORE))[
+            "last-generated-id"
+        ]
         return last_id.decode()
 
 

@@ -108,8 +108,8 @@ def test_protocol_lists_every_stream_and_key() -> None:
         if isinstance(member, property):
             made.add(getattr(known, name))
         elif inspect.isfunction(member):
-            (argument,) = list(inspect.signature(member).parameters)[1:]
-            made.add(member(known, f"{{{argument}}}"))
+            arguments = list(inspect.signature(member).parameters)[1:]
+            made.add(member(known, *(f"{{{each}}}" for each in arguments)))
     made = {each.removeprefix("triptych:d:") for each in made}
     found = sections(PROTOCOL)
     assert made == rows(found["Streams"]) | rows(found["Keys"])

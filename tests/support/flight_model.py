@@ -1,9 +1,10 @@
-"""FAKE of `coordination.SingleFlight`: the flights in plain Python, over any stream of jobs.
+"""FAKE of `coordination.SingleFlight`: the flights in plain Python, over any streams of jobs.
 
 The scripts are compared with it; tests without Redis, and the model of the protocol, use it.
 """
 
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -28,6 +29,7 @@ from triptych_common.protocol.messages import (
     RequesterKey,
     requester_key,
 )
+from triptych_common.protocol.names import DEFAULT_STORE, StreamNames
 
 OVER = -1.0  # a lease that has ended, at any time
 
@@ -42,6 +44,7 @@ class Flight:
     until: float = OVER  # of the claim's or the encoder's lease
     expires_at: float = 0.0  # when Redis forgets all of it
     entry_id: str = ""
+    stream: str = ""  # on which that entry is
     encoder: str = ""
     num_sent: int = 0
     metadata: EncoderCacheMetadata | None = None
@@ -67,14 +70,14 @@ class Flight:
 
 
 class Jobs(Protocol):
-    """The stream of an item's namespace, as the scripts use it."""
+    """The streams of an item's namespace, as the scripts use them. No two of them have an entry of one id."""
 
-    def append(self, job: EncodeJob, *, remaining_ms: int | None, blob: bytes | None) -> str:
+    def append(self, job: EncodeJob, stream: str, *, remaining_ms: int | None, blob: bytes | None) -> str:
         """Returns the entry's id."""
         ...
 
     def has(self, entry_id: str) -> bool:
-        """Does it stand on the stream?"""
+        """Does it stand on its stream?"""
         ...
 
     def is_awaited(self, entry_id: str) -> bool:
@@ -85,7 +88,7 @@ class Jobs(Protocol):
         """Acked and deleted."""
         ...
 
-    def num_entries(self) -> int: ...
+    def num_entries(self, stream: str) -> int: ...
 
 
 class JobsModel:
@@ -93,48 +96,58 @@ class JobsModel:
 
     def __init__(self) -> None:
         self.stream: dict[str, EncodeJob] = {}
+        self.stream_of: dict[str, str] = {}  # by entry, also of those that are gone
         self.pending: set[str] = set()  # delivered, not acked
-        self.last_delivered = 0  # as the group remembers it
+        self.last_delivered = Counter[str]()  # by stream, as its group remembers it
         self._num_entries = 0
 
-    def append(self, job: EncodeJob, *, remaining_ms: int | None = None, blob: bytes | None = None) -> str:
+    def append(
+        self, job: EncodeJob, stream: str, *, remaining_ms: int | None = None, blob: bytes | None = None
+    ) -> str:
         self._num_entries += 1
         entry_id = f"1-{self._num_entries}"
-        self.stream[entry_id] = job
+        self.stream[entry_id], self.stream_of[entry_id] = job, stream
         return entry_id
 
     def has(self, entry_id: str) -> bool:
         return entry_id in self.stream
 
     def is_awaited(self, entry_id: str) -> bool:
-        return bool(self.stream) and (self.is_new(entry_id) or entry_id in self.pending)
+        is_empty = not self.num_entries(self._stream_of(entry_id))
+        return not is_empty and (self.is_new(entry_id) or entry_id in self.pending)
 
     def remove(self, entry_id: str) -> None:
         self.pending.discard(entry_id)
         self.stream.pop(entry_id, None)
 
-    def num_entries(self) -> int:
-        return len(self.stream)
+    def num_entries(self, stream: str) -> int:
+        return sum(self._stream_of(each) == stream for each in self.stream)
+
+    def _stream_of(self, entry_id: str) -> str:
+        return self.stream_of.get(entry_id, "")
 
     def deliver(self, entry_id: str) -> EncodeJob:
         """To some encoder."""
         self.pending.add(entry_id)
-        self.last_delivered = max(self.last_delivered, _number(entry_id))
+        stream = self._stream_of(entry_id)
+        self.last_delivered[stream] = max(self.last_delivered[stream], _number(entry_id))
         return self.stream[entry_id]
 
     def is_new(self, entry_id: str) -> bool:
         """No encoder had it yet."""
-        return _number(entry_id) > self.last_delivered
+        return _number(entry_id) > self.last_delivered[self._stream_of(entry_id)]
 
     def lose(self) -> None:
         """Redis comes back empty."""
         self.stream.clear()
         self.pending.clear()
-        self.last_delivered = 0
+        self.last_delivered.clear()
 
 
 class FlightModel:
     """Same methods, same answers. Without a clock, leases end when `end_leases` is called."""
+
+    _names = StreamNames("test")
 
     def __init__(self, jobs: Jobs, now: Callable[[], float] = lambda: 0.0) -> None:
         self.flights: dict[str, Flight] = {}
@@ -167,12 +180,18 @@ class FlightModel:
         attempt: int,
         max_attempts: int,
         ttl_s: float,
+        stores: Sequence[str] = (DEFAULT_STORE,),
+        has_encoders: bool = True,
         with_backlog: bool = False,
     ) -> FlightClaim:
-        claim = self._claim(mm_hash, requesters, mode, job_id, attempt, max_attempts, ttl_s)
+        streams = {each: self._names.encode_jobs(namespace_digest, each) for each in stores}
+        flight = self.find(mm_hash)
+        is_stranded = has_encoders and flight is not None and flight.stream not in ("", *streams.values())
+        claim = self._claim(mm_hash, requesters, mode, job_id, attempt, max_attempts, ttl_s, is_stranded)
         if claim.result is not ClaimResult.OWNER or not with_backlog:
             return claim
-        return replace(claim, backlog=Backlog(self._jobs.num_entries(), 0.0))
+        found = {each: Backlog(self._jobs.num_entries(stream), 0.0) for each, stream in streams.items()}
+        return replace(claim, backlogs=found)
 
     def _claim(
         self,
@@ -183,6 +202,7 @@ class FlightModel:
         attempt: int,
         max_attempts: int,
         ttl_s: float,
+        is_stranded: bool,
     ) -> FlightClaim:
         flight, requesters = self.find(mm_hash), tuple(requesters)
         if flight is None:
@@ -207,9 +227,10 @@ class FlightModel:
         is_idle = flight.state is FlightState.QUEUED or (
             flight.state is FlightState.RUNNING and self._is_over(flight)
         )
-        if is_idle and not (flight.entry_id and self._jobs.is_awaited(flight.entry_id)):
+        if is_idle and (is_stranded or not (flight.entry_id and self._jobs.is_awaited(flight.entry_id))):
             if flight.num_sent >= MAX_SENDS:
                 return self._answer(flight, ClaimResult.EXHAUSTED)
+            self._jobs.remove(flight.entry_id)
             return self._own(flight, flight.job_id, flight.attempt, requesters, ttl_s)
         self._join(flight, requesters, ttl_s)
         return self._answer(flight, ClaimResult.JOINED)
@@ -220,7 +241,7 @@ class FlightModel:
         flight.become(FlightState.CLAIMED)
         flight.job_id, flight.attempt = job_id, attempt
         flight.until = self._now() + PUBLISH_LEASE_S
-        flight.entry_id = flight.encoder = ""
+        flight.entry_id = flight.stream = flight.encoder = ""
         flight.metadata = flight.failure = None
         self._join(flight, requesters, ttl_s)
         return self._answer(flight, ClaimResult.OWNER)
@@ -242,6 +263,8 @@ class FlightModel:
         self,
         job: EncodeJob,
         *,
+        store: str = DEFAULT_STORE,
+        spare_after_ms: int | None = None,
         traceparent: str | None = None,
         remaining_ms: int | None = None,
         blob: bytes | None = None,
@@ -252,13 +275,12 @@ class FlightModel:
         if flight.state is not FlightState.CLAIMED:
             return flight.entry_id or None
         flight.become(FlightState.QUEUED)
-        flight.entry_id = self._jobs.append(job, remaining_ms=remaining_ms, blob=blob)
+        flight.stream = self._names.encode_jobs(job.namespace_digest, store)
+        flight.entry_id = self._jobs.append(job, flight.stream, remaining_ms=remaining_ms, blob=blob)
         flight.num_sent += 1
         return flight.entry_id
 
-    async def leave_flight(
-        self, mm_hash: str, keys: Iterable[RequesterKey], *, namespace_digest: str
-    ) -> bool:
+    async def leave_flight(self, mm_hash: str, keys: Iterable[RequesterKey]) -> bool:
         flight = self.find(mm_hash)
         if flight is None:
             return False
@@ -276,8 +298,16 @@ class FlightModel:
         return True
 
     async def start_job(
-        self, job: EncodeJob, entry_id: str, encoder: str, *, lease_s: float, ttl_s: float
+        self,
+        job: EncodeJob,
+        entry_id: str,
+        encoder: str,
+        *,
+        lease_s: float,
+        ttl_s: float,
+        stream: str | None = None,
     ) -> tuple[StartResult, tuple[Requester, ...]]:
+        stream = stream or self._names.encode_jobs(job.namespace_digest)
         flight = self.find(job.mm_hash)
         if flight is None:
             if not self._jobs.has(entry_id):
@@ -298,12 +328,12 @@ class FlightModel:
         elif not flight.requesters:
             del self.flights[job.mm_hash]
             return StartResult.UNWANTED, ()
-        self._run(flight, entry_id, encoder, lease_s)
+        self._run(flight, entry_id, stream, encoder, lease_s)
         self._live_for(flight, max(ttl_s, lease_s))
         return StartResult.STARTED, flight.waiting()
 
     async def renew_job(
-        self, mm_hash: str, job_id: str, entry_id: str, encoder: str, *, lease_s: float
+        self, mm_hash: str, job_id: str, entry_id: str, encoder: str, *, lease_s: float, stream: str
     ) -> bool:
         flight = self.find(mm_hash)
         if (
@@ -314,13 +344,13 @@ class FlightModel:
             return False
         if flight.state is FlightState.RUNNING and flight.encoder != encoder:
             return False
-        self._run(flight, entry_id, encoder, lease_s)
+        self._run(flight, entry_id, stream, encoder, lease_s)
         self._live_for(flight, lease_s)
         return True
 
-    def _run(self, flight: Flight, entry_id: str, encoder: str, lease_s: float) -> None:
+    def _run(self, flight: Flight, entry_id: str, stream: str, encoder: str, lease_s: float) -> None:
         flight.become(FlightState.RUNNING)
-        flight.entry_id, flight.encoder = entry_id, encoder
+        flight.entry_id, flight.stream, flight.encoder = entry_id, stream, encoder
         flight.until = self._now() + lease_s
 
     async def announce_metadata(self, metadata: EncoderCacheMetadata) -> tuple[Requester, ...] | None:
@@ -341,7 +371,7 @@ class FlightModel:
             del self.flights[mm_hash]
         elif is_finished:
             flight.become(FlightState.FINISHED)
-            flight.entry_id = flight.encoder = ""
+            flight.entry_id = flight.stream = flight.encoder = ""
             flight.expires_at = self._now() + FINISHED_S
         return is_finished, flight.waiting()
 

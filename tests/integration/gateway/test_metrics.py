@@ -13,8 +13,10 @@ from tests.support.waiting import until, until_async
 from triptych_common.bus import AsyncBus
 from triptych_common.domain.errors import BusUnavailableError
 from triptych_common.protocol.messages import EncodeClass, FailureKind, Modality
+from triptych_common.protocol.names import DEFAULT_STORE
 from triptych_gateway.decision.decision_policy import DecisionReason, EncodeWay
 from triptych_gateway.encode import stream_lags
+from triptych_gateway.locality.job_place import PlaceReason
 from triptych_gateway.routing.scheduling.decision import CHANCE, EQUAL, ONLY
 from triptych_gateway.routing.scheduling.scorers.table import SCORERS
 from triptych_gateway.routing.serving_stage import ServingStage
@@ -27,6 +29,7 @@ ALLOWED = {
     "model": [MODEL],
     "modality": ["text", "mixed", *(each.value for each in Modality)],
     "namespace": [DIGEST],
+    "store": [DEFAULT_STORE],
     "status": ["200", "400", "404"],
     "how": ["ordered", "joined", "sizes_known"],
     "level": ["memory", "redis", "store"],
@@ -34,7 +37,7 @@ ALLOWED = {
     "kind": [each.value for each in FailureKind],
     "way": [each.value for each in (*EncodeWay, *Way)],
     "reason": [
-        *(each.value for each in (*DecisionReason, *WayReason, *VariantReason)),
+        *(each.value for each in (*DecisionReason, *PlaceReason, *WayReason, *VariantReason)),
         *SCORERS,
         ONLY,
         EQUAL,

@@ -66,6 +66,7 @@ async def test_every_stage_has_its_span(spans: InMemorySpanExporter, system: Sys
         ROOT,
         "gateway.media",
         "gateway.encode_wait",
+        "gateway.publish_job",
         "gateway.first_token",
         "gateway.stream",
     }

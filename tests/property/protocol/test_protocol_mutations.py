@@ -25,7 +25,7 @@ from triptych_encoder.jobs import held_parts
 from triptych_encoder.jobs.active_job import ActiveJob
 from triptych_encoder.jobs.ledger import Ledger
 from triptych_encoder.store.store_client import StoreClient
-from triptych_gateway.encode import encode_orders
+from triptych_gateway.encode import encode_job
 from triptych_gateway.encode.encode_orders import EncodeOrders
 from triptych_gateway.encode.final_acks import FinalAcks
 from triptych_gateway.encode.flight_requests import FlightRequests
@@ -309,7 +309,7 @@ MUTATIONS: dict[str, Mutation] = {
     ),
     # ---- gateway ----
     "a failed encode is not tried again": Mutation(
-        encode_orders, "RETRIED_KINDS", frozenset(), with_faults(APART, "refuse")
+        encode_job, "RETRIED_KINDS", frozenset(), with_faults(APART, "refuse")
     ),
     "an item is ordered once per request": Mutation(GatewayItem, "in_flight", property(no), APART),
     "what prefill_decode needs is not ordered": Mutation(

@@ -20,6 +20,7 @@ from triptych_common.protocol.messages import (
     Modality,
     Requester,
 )
+from triptych_common.protocol.names import StreamNames
 from triptych_common.protocol.store import SHM, AlreadySealed, Reserved, TensorSpec
 from triptych_encoder.encoding import PreparedItem
 from triptych_encoder.engine.engine_watchdog import EngineWatchdog
@@ -48,6 +49,7 @@ class FakeDelivery:
 
     envelope: Envelope
     entry_id: str = "1-1"
+    stream: str = StreamNames("test").encode_jobs(DIGEST)
     num_deliveries: int = 1
     num_acks: int = 0
     num_hand_backs: int = 0
@@ -239,7 +241,7 @@ class Bench:
             self.ledger,
             "encoder-0",
             DIGEST,
-            JobTelemetry("encoder-0", self.metrics, EncodeSpeed()),
+            JobTelemetry("encoder-0", self.metrics, EncodeSpeed(), FakeDelivery.stream),
         )
 
     async def _serve(self, request: httpx.Request) -> httpx.Response:

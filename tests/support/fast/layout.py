@@ -98,8 +98,8 @@ class Layout:
 
 
 def kind_of(name: str) -> str:
-    """`encode_prefill` of `encode_prefill-0`."""
-    return name.rpartition("-")[0] or name
+    """`encode_prefill` of `encode_prefill-0`, and of `encode_prefill-b-0` on host b."""
+    return name.partition("-")[0]
 
 
 def _names(role: Role, count: int) -> list[str]:

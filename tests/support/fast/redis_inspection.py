@@ -9,7 +9,7 @@ import orjson
 import redis
 
 from tests.support.fast.layout import DEPLOYMENT
-from triptych_common.protocol.names import ENCODERS_GROUP, StreamNames
+from triptych_common.protocol.names import ENCODERS_GROUP, StreamNames, all_encode_jobs
 
 LIMIT_S = 60.0
 MAX_JOBS = 100
@@ -89,7 +89,7 @@ def jobs_in_hand(url: str, deployment: str) -> dict[str, set[str]]:
     """
     found: dict[str, set[str]] = defaultdict(set)
     with _client(url) as client:
-        for stream in client.scan_iter(match=StreamNames(deployment).encode_jobs("*"), _type="stream"):
+        for stream in client.scan_iter(match=all_encode_jobs(StreamNames(deployment)), _type="stream"):
             for pending in client.xpending_range(stream, ENCODERS_GROUP, "-", "+", MAX_JOBS):
                 for _, fields in client.xrange(stream, pending["message_id"], pending["message_id"]):
                     found[pending["consumer"].decode()].add(orjson.loads(fields[b"body"])["mm_hash"])

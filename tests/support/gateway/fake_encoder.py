@@ -27,7 +27,7 @@ from triptych_common.protocol.messages import (
     Role,
     requester_key,
 )
-from triptych_common.protocol.names import ENCODERS_GROUP
+from triptych_common.protocol.names import DEFAULT_STORE, ENCODERS_GROUP
 
 TAKEOVER_IDLE_MS = 500
 PREFETCH = 8
@@ -42,7 +42,7 @@ class FakeEncoder:
     bus: AsyncBus
     name: str = "encoder-0"
     digest: str = DIGEST
-    store: str = "store-0"
+    store: str = DEFAULT_STORE
     jobs: list[EncodeJob] = field(default_factory=list)
     traceparents: list[str | None] = field(default_factory=list)
     media: list[bytes] = field(default_factory=list)
@@ -75,8 +75,8 @@ class FakeEncoder:
             model=MODEL,
             namespace_digest=self.digest,
             item_limits=dict(IMAGE_LIMITS),
-            num_slots=16,
             store=self.store,
+            num_slots=16,
         )
 
     @asynccontextmanager
@@ -92,7 +92,7 @@ class FakeEncoder:
                 self.before_seal.set()
 
     async def _consume(self, group: asyncio.TaskGroup) -> None:
-        stream = self.bus.names.encode_jobs(self.digest)
+        stream = self.bus.names.encode_jobs(self.digest, self.store)
         async with self.bus.consumer(
             stream, group=ENCODERS_GROUP, consumer=self.name, prefetch=PREFETCH, min_idle_ms=TAKEOVER_IDLE_MS
         ) as consumer:
@@ -109,7 +109,12 @@ class FakeEncoder:
             await delivery.ack()
             return
         start, _ = await flights.start_job(
-            job, delivery.entry_id, self.name, lease_s=TAKEOVER_IDLE_MS / 1000, ttl_s=10
+            job,
+            delivery.entry_id,
+            self.name,
+            lease_s=TAKEOVER_IDLE_MS / 1000,
+            ttl_s=10,
+            stream=delivery.stream,
         )
         if start is StartResult.STARTED:
             self.jobs.append(job)

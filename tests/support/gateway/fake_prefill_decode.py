@@ -94,10 +94,10 @@ class FakePrefillDecode:
             placeholder_tokens=PLACEHOLDER_TOKENS,
             max_item_embeds=self.max_item_embeds,
             max_model_len=self.max_model_len,
+            store=self.store,
             num_slots=8,
             stores_responses=self.stores_responses,
             model_version=self.model_version,
-            store=self.store,
         )
 
     @asynccontextmanager

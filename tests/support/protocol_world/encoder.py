@@ -38,6 +38,8 @@ METRICS = EncoderMetrics()
 class JobDelivery:
     """`Delivery` of one job."""
 
+    stream = NAMES.encode_jobs(DIGEST)
+
     def __init__(self, entry: JobEntry, encoder: "EncoderActor") -> None:
         self.entry_id = str(entry.number)
         self.num_deliveries = entry.num_deliveries
@@ -133,7 +135,7 @@ class EncoderActor:
             self.ledger,
             self.name,
             DIGEST,
-            JobTelemetry(self.name, METRICS, EncodeSpeed()),
+            JobTelemetry(self.name, METRICS, EncodeSpeed(), JobDelivery.stream),
         )
         self.loop.run(lambda: self.loop.keep_up(self.leases.run(), lambda: bool(self.leases._renewed)))
         self.replies = ReplyReader(self.bus, NAMES, self.name, self.ledger, self.store_client)  # type: ignore[arg-type]

@@ -22,6 +22,7 @@ from triptych_gateway.encode.media_cache import MediaCache
 from triptych_gateway.encode.media_wait import MediaWait
 from triptych_gateway.encode.sizes import SizesCache
 from triptych_gateway.errors import unavailable
+from triptych_gateway.locality.encode_stores import EncodeStores, LinkDefaults
 from triptych_gateway.metrics import GatewayMetrics
 from triptych_gateway.race import race
 from triptych_gateway.request.content_parts import MediaPart
@@ -90,6 +91,7 @@ class GatewayActor:
                 flight_check_s=FLIGHT_CHECK_S,
             ),
             window=JobWindow(lambda digest: Capacity(num_slots=100, num_spare=0, num_gateways=1)),
+            stores=EncodeStores(tuple, link=LinkDefaults()),
             metrics=METRICS,
         )
         self.final_acks = FinalAcks(self.bus, self.name)  # type: ignore[arg-type]

@@ -81,7 +81,7 @@ class Network:
         return sorted(way for way in self.queues if way[1] == receiver)
 
     # ---- the stream of jobs ----------------------------------------------------------------------
-    def append(self, job: EncodeJob, *, remaining_ms: int | None, blob: bytes | None) -> str:
+    def append(self, job: EncodeJob, stream: str, *, remaining_ms: int | None, blob: bytes | None) -> str:
         self.num_jobs += 1
         self.jobs[self.num_jobs] = JobEntry(self.num_jobs, job, self.now(), remaining_ms, blob)
         return str(self.num_jobs)
@@ -94,7 +94,7 @@ class Network:
     def remove(self, entry_id: str) -> None:
         self.jobs.pop(int(entry_id), None)
 
-    def num_entries(self) -> int:
+    def num_entries(self, stream: str) -> int:
         return len(self.jobs)
 
     def lose_redis(self) -> None:

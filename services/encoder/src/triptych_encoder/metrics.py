@@ -19,6 +19,10 @@ class EncoderMetrics:
         self.takeovers = metrics.counter(
             "encoder_takeovers", "Jobs taken that another consumer had had before"
         )
+        self.spare_jobs = metrics.counter(
+            "encoder_spare_jobs",
+            "Jobs taken from other stores' streams: their encoders did not come for them",
+        )
         self.seals = metrics.counter("encoder_seals", "Tensors that this encoder wrote and sealed")
         self.store_hits = metrics.counter(
             "encoder_store_hits", "Items not encoded: the store had them already", ("modality",)

@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 
 import httpx
 
-from triptych_common.bus import AsyncBus, Delivery, StreamConsumer, check_login, drop_idle_consumers
+from triptych_common.bus import AsyncBus, Delivery, check_login, drop_idle_consumers
 from triptych_common.coordination import Registration, Registry, SingleFlight
 from triptych_common.domain.errors import StoreUnavailableError, TriptychError
 from triptych_common.protocol.messages import Compute, InstanceRecord, Role
@@ -29,6 +29,7 @@ from triptych_encoder.jobs.encode_gate import EncodeGate
 from triptych_encoder.jobs.encode_speed import EncodeSpeed
 from triptych_encoder.jobs.encoder_peers import EncoderPeers
 from triptych_encoder.jobs.gate_policy import GatePolicy
+from triptych_encoder.jobs.job_intake import JobIntake
 from triptych_encoder.jobs.job_leases import JobLeases
 from triptych_encoder.jobs.job_runner import JobRunner
 from triptych_encoder.jobs.job_telemetry import JobTelemetry
@@ -165,7 +166,7 @@ class EncoderService:
             ledger,
             instance,
             digest,
-            JobTelemetry(instance, metrics, self._speed),
+            JobTelemetry(instance, metrics, self._speed, names.encode_jobs(digest, store_client.store)),
         )
         self._running: dict[asyncio.Task[None], Delivery] = {}
         self._drained_by = float("inf")  # on the event loop's clock
@@ -214,7 +215,8 @@ class EncoderService:
         Raises:
             TriptychError: the engine, the store or Redis cannot be used any more.
         """
-        await drop_idle_consumers(self._bus, self._settings.names.encode_jobs(self._digest), ENCODERS_GROUP)
+        own_stream = self._settings.names.encode_jobs(self._digest, self._store_client.store)
+        await drop_idle_consumers(self._bus, own_stream, ENCODERS_GROUP)
         async with self._registry.keep_registered(self._record()) as registration:
             transports = [each.value for each in self._slab.own.transports]
             log.info(
@@ -264,20 +266,19 @@ class EncoderService:
     async def _take_jobs(self, registration: Registration, stop: StopSignal) -> None:
         """Take a job of the namespace whenever a slot is free, until `stop`; return when all have ended."""
         settings = self._settings
-        consumer = self._bus.consumer(
-            settings.names.encode_jobs(self._digest),
-            group=ENCODERS_GROUP,
-            consumer=settings.instance,
-            prefetch=settings.num_slots,
+        intake = JobIntake(
+            self._bus,
+            EncoderPeers(self._digest, self._store_client.store, self._registry),
+            settings.instance,
+            num_slots=settings.num_slots,
             min_idle_ms=settings.takeover_idle_ms,
             max_deliveries=settings.max_deliveries,
             on_dead_letter=self._runner.on_dead_letter,
-            find_peers=EncoderPeers(self._digest, self._registry).find,
         )
         try:
-            async with asyncio.timeout(None) as limit, consumer, asyncio.TaskGroup() as group:
-                group.create_task(self._drain_on_stop(stop, consumer, limit, registration))
-                async for delivery in consumer:
+            async with asyncio.timeout(None) as limit, intake, asyncio.TaskGroup() as group:
+                group.create_task(self._drain_on_stop(stop, intake, limit, registration))
+                async for delivery in intake:
                     if stop.is_set:
                         await delivery.hand_back()
                         continue
@@ -302,11 +303,11 @@ class EncoderService:
 
     # ---- drain -----------------------------------------------------------------------------------
     async def _drain_on_stop(
-        self, stop: StopSignal, consumer: StreamConsumer, limit: asyncio.Timeout, registration: Registration
+        self, stop: StopSignal, intake: JobIntake, limit: asyncio.Timeout, registration: Registration
     ) -> None:
         """Hand back what has no blocks yet; `limit` ends what is not finished in time."""
         await stop.wait()
-        consumer.stop()
+        intake.stop()
         self._drained_by = asyncio.get_running_loop().time() + self._settings.drain_timeout_s
         limit.reschedule(self._drained_by)
         log.info("draining", num_jobs=len(self._running))

@@ -11,6 +11,7 @@ transfers/     items that are in another store than where they are needed
 decision/      who encodes a request's media: encoders, or an instance with a vision tower
 files/         files that callers upload once and name in many requests
 encode/        what requests need of encoders: orders, flights, sizes, final acks
+locality/      to which store's encoders a job goes
 request/       what a caller sent: bounds, validation, media
 fetch/         media that are named by URL: which may be fetched, and how
 routing/       which instances there are, and which of them gets a request
@@ -24,6 +25,6 @@ changed_file     a file that is read again when it has changed
 errors         error responses; race, metrics, settings: likewise for all of the above
 
 Imports go downwards:
-routes > responses > chat | ui > transfers > decision | files > encode > request | routing | access > fetch
-> race > endpoints, errors, metrics, settings, tracing.
+routes > responses > chat | ui > transfers > decision | files > encode > locality > request | routing
+| access > fetch > race > endpoints, errors, metrics, settings, tracing.
 """

@@ -30,7 +30,6 @@ from triptych_gateway.encode.encode_job import OrderLimits
 from triptych_gateway.encode.encode_orders import EncodeOrders
 from triptych_gateway.encode.encoder_return import EncoderReturn
 from triptych_gateway.encode.final_acks import FinalAcks
-from triptych_gateway.encode.item_places import ItemPlaces
 from triptych_gateway.encode.job_window import JobWindow
 from triptych_gateway.encode.media_cache import MediaCache
 from triptych_gateway.encode.sizes import SizesCache
@@ -46,6 +45,8 @@ from triptych_gateway.gateway_parts import (
     request_parsers,
     transfer_orders,
 )
+from triptych_gateway.locality.encode_stores import EncodeStores, LinkDefaults
+from triptych_gateway.locality.item_places import ItemPlaces
 from triptych_gateway.metrics import GatewayMetrics
 from triptych_gateway.race import CutOff
 from triptych_gateway.request.chat_request import RequestParser
@@ -62,6 +63,7 @@ from triptych_gateway.settings import GatewaySettings
 from triptych_gateway.tracing.recent_requests import RecentRequests
 from triptych_gateway.tracing.trace_trust import TraceTrust
 from triptych_gateway.transfers.fabric_view import FabricView
+from triptych_gateway.transfers.link_rates import LinkRates
 from triptych_gateway.transfers.transfer_orders import TransferOrders
 from triptych_gateway.upstream_client import new_client
 
@@ -106,9 +108,9 @@ async def run_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
         router = open_router(settings.suspect_s, settings.routing_file, metrics)
         models = ServedModels.of_file(settings.models_file)
         instances = Instances(view, router, settings.instance_grace_s, settings.max_dispatch_attempts, models)
-        fabric = FabricView(view)
-        orders = _encode_orders(settings, bus, media_cache, view, metrics, fabric)
-        transfers = transfer_orders(settings, bus, orders, fabric, metrics)
+        fabric, rates = FabricView(view), LinkRates()
+        orders = _encode_orders(settings, bus, media_cache, view, metrics, fabric, rates)
+        transfers = transfer_orders(settings, bus, orders, fabric, rates, metrics)
         final_acks = FinalAcks(bus, settings.instance)
         limiter = RequestLimiter(settings.max_requests_in_flight, settings.max_media_in_flight_bytes)
         key_limiter = KeyLimiter(
@@ -124,7 +126,7 @@ async def run_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
             router=router,
             orders=orders,
             encoder_return=EncoderReturn(registry),
-            shared_queue=SharedQueue(SingleFlight(bus)),
+            shared_queue=SharedQueue(orders.flight_requests.read_backlog),
             metrics=metrics,
         )
         with (
@@ -134,7 +136,7 @@ async def run_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
             ThreadPoolExecutor(settings.num_file_threads, thread_name_prefix="files") as file_threads,
             ThreadPoolExecutor(settings.num_file_threads, thread_name_prefix="file-lists") as list_threads,
         ):
-            ahead = encode_ahead(settings, bus, orders, final_acks, view, metrics)
+            ahead = encode_ahead(settings, orders, final_acks, view, metrics)
             files = file_service(
                 settings, limiter, ahead, upload_threads, file_threads, list_threads, metrics
             )
@@ -179,7 +181,7 @@ async def run_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
                     transfers.run(),
                     final_acks.run_sender(),
                     orders.run_checks(),
-                    orders.flight_requests.run_room_reads(orders.queue),
+                    orders.flight_requests.run_room_reads(),
                     *(orders.run_steps() for _ in range(settings.num_publishers)),
                     key_limiter.run(),
                     *file_watches(settings, chat.api_keys, models, list_threads),
@@ -253,7 +255,9 @@ def _encode_orders(
     view: RegistryView,
     metrics: GatewayMetrics,
     fabric: FabricView,
+    rates: LinkRates,
 ) -> EncodeOrders:
+    link = LinkDefaults(settings.link_bytes_per_s, settings.link_round_trip_s)
     shared = SharedSizes(bus, max_items=settings.sizes_redis_items, ttl_s=settings.sizes_ttl_s)
     return EncodeOrders(
         single_flight=SingleFlight(bus),
@@ -270,6 +274,7 @@ def _encode_orders(
             flight_check_s=settings.flight_check_s,
         ),
         window=JobWindow(EncodeCapacity(lambda: view.records).of),
+        stores=EncodeStores(lambda: view.records, link=link, measured_s=rates.measured_s),
         metrics=metrics,
         places=ItemPlaces(lambda: fabric.are_apart),
     )

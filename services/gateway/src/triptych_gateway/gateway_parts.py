@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from triptych_common.bus import AsyncBus
-from triptych_common.coordination import EntryDirectory, SingleFlight
+from triptych_common.coordination import EntryDirectory
 from triptych_gateway.access.api_keys_watch import ApiKeysWatch
 from triptych_gateway.access.auth import ApiKeys
 from triptych_gateway.access.request_limiter import RequestLimiter
@@ -34,6 +34,7 @@ from triptych_gateway.routing.served_models import ServedModels
 from triptych_gateway.settings import GatewaySettings
 from triptych_gateway.transfers.directory_notes import DirectoryNotes
 from triptych_gateway.transfers.fabric_view import FabricView
+from triptych_gateway.transfers.link_rates import LinkRates
 from triptych_gateway.transfers.transfer_orders import TransferLimits, TransferOrders
 
 
@@ -54,7 +55,6 @@ def media_limits(settings: GatewaySettings) -> MediaLimits:
 
 def encode_ahead(
     settings: GatewaySettings,
-    bus: AsyncBus,
     orders: EncodeOrders,
     final_acks: FinalAcks,
     view: RegistryView,
@@ -66,7 +66,6 @@ def encode_ahead(
     return EncodeAhead(
         orders=orders,
         final_acks=final_acks,
-        single_flight=SingleFlight(bus),
         view=view,
         metrics=metrics,
         timeout_s=settings.first_token_timeout_s,
@@ -109,6 +108,7 @@ def transfer_orders(
     bus: AsyncBus,
     orders: EncodeOrders,
     fabric: FabricView,
+    rates: LinkRates,
     metrics: GatewayMetrics,
 ) -> TransferOrders:
     """The directory is bounded as the sizes are: both are of the items that were encoded of late."""
@@ -119,6 +119,7 @@ def transfer_orders(
         fabric=fabric,
         orders=orders,
         notes=DirectoryNotes(directory, settings.publish_timeout_s),
+        rates=rates,
         limits=TransferLimits(
             max_attempts=settings.max_transfer_attempts,
             grace_s=settings.transfer_grace_s,

@@ -210,6 +210,9 @@ class GatewayMetrics:
         self.retries = self.metrics.counter(
             "gateway_encode_retries", "Encode jobs ordered again after a failure"
         )
+        self.encode_places = self.metrics.counter(
+            "gateway_encode_places", "Jobs published, by why for the encoders of that store", ("reason",)
+        )
         self.jobs_dropped = self.metrics.counter(
             "gateway_encode_jobs_dropped", "Jobs taken off the queue: all their requesters had left"
         )
@@ -247,15 +250,15 @@ class GatewayMetrics:
             "gateway_oldest_encode_order_seconds", "Age of the oldest encode that waits here for its turn"
         )
         self.jobs_waiting = self.metrics.gauge(
-            "gateway_encode_jobs_waiting", "Jobs of a namespace that no encoder has taken", ("namespace",)
+            "gateway_encode_jobs_waiting", "Jobs that no encoder has taken", ("namespace", "store")
         )
         self.jobs_pending = self.metrics.gauge(
-            "gateway_encode_jobs_pending", "Jobs of a namespace that encoders have in hand", ("namespace",)
+            "gateway_encode_jobs_pending", "Jobs that encoders have in hand", ("namespace", "store")
         )
         self.oldest_job_s = self.metrics.gauge(
             "gateway_oldest_encode_job_seconds",
-            "Age of the oldest job of a namespace, waiting or in hand; 0: there is none",
-            ("namespace",),
+            "Age of the oldest job on a stream, waiting or in hand; 0: there is none",
+            ("namespace", "store"),
         )
         self.results_waiting = self.metrics.gauge(
             "gateway_encode_results_waiting", "Results for this gateway that it has not handled"

@@ -188,6 +188,10 @@ class GatewaySettings(MediaSettings):
     """Likewise a flow whose oldest encode has waited for so long."""
     flight_check_s: PositiveFloat = 2.0
     """How often unanswered jobs are checked in Redis; those that it has lost are sent again."""
+    link_bytes_per_s: PositiveFloat = 125_000_000.0
+    """Of a link between two hosts' stores, until its transfers are measured. 1 Gbit/s."""
+    link_round_trip_s: PositiveFloat = 0.001
+    """Likewise, what a transfer takes besides its bytes."""
 
     max_transfer_attempts: PositiveInt = 3
     """Transfers of one item to one store, between hosts, until the request fails."""

@@ -3,6 +3,7 @@
 from tests.integration.common.flight_samples import DIGEST, HASH, METADATA, claim, job_for, requester_at
 from triptych_common.bus import AsyncBus
 from triptych_common.coordination import ClaimResult, SingleFlight, StartResult
+from triptych_common.protocol.names import DEFAULT_STORE
 
 FIRST, SECOND = requester_at("first"), requester_at("second")
 JOB = job_for(FIRST)
@@ -53,9 +54,10 @@ async def test_an_owner_gets_what_waits_before_it_publishes(flights: SingleFligh
     for _ in range(2):
         await bus.client.xadd(stream, {"waits": "not long"})
     owner = await claim(flights, FIRST, with_backlog=True)
-    assert owner.backlog is not None
-    assert owner.backlog.num_jobs == 3
-    assert owner.backlog.oldest_s > 1e9
-    assert await flights.read_backlog(DIGEST) >= owner.backlog
-    assert (await claim(flights, SECOND, job_id="job-2", with_backlog=True)).backlog is None
-    assert (await claim(flights, FIRST)).backlog is None, "not asked for"
+    assert owner.backlogs is not None
+    before = owner.backlogs[DEFAULT_STORE]
+    assert before.num_jobs == 3
+    assert before.oldest_s > 1e9
+    assert (await flights.read_backlogs(DIGEST))[DEFAULT_STORE] >= before
+    assert (await claim(flights, SECOND, job_id="job-2", with_backlog=True)).backlogs is None
+    assert (await claim(flights, FIRST)).backlogs is None, "not asked for"

@@ -44,6 +44,9 @@ def job_of(job_id: str, *requesters: Requester) -> EncodeJob:
     )
 
 
+STORES = ("store-0", "store-1")
+
+
 def metadata_of(job_id: str) -> EncoderCacheMetadata:
     return METADATA.model_copy(update={"job_id": job_id, "encoder": "e-0", "sealed": False})
 
@@ -77,9 +80,9 @@ class FlightMachine(RuleBasedStateMachine):
 
     async def _clear(self) -> None:
         await self.bus.client.flushall()
-        await self.bus.client.xgroup_create(
-            self.names.encode_jobs(DIGEST), ENCODERS_GROUP, id="0", mkstream=True
-        )
+        for store in STORES:
+            stream = self.names.encode_jobs(DIGEST, store)
+            await self.bus.client.xgroup_create(stream, ENCODERS_GROUP, id="0", mkstream=True)
 
     def job(self, job_id: str) -> str:
         """`current`: the flight's own; else any, as of a message that is late."""
@@ -105,7 +108,8 @@ class FlightMachine(RuleBasedStateMachine):
             elif flight.state == "claimed":
                 self.publish(requesters[0], "current")
             elif flight.state == "queued":
-                self.deliver(encoder, starts=True)
+                for store in STORES:
+                    self.deliver(encoder, starts=True, store=store)
             else:
                 self.leave(requesters)
 
@@ -115,8 +119,19 @@ class FlightMachine(RuleBasedStateMachine):
         job_id=JOBS,
         mode=st.sampled_from(["new", "retry", "check"]),
         with_backlog=st.booleans(),
+        stores=st.sampled_from([STORES, STORES[:1], STORES[1:]]),
+        has_encoders=st.booleans(),
     )
-    def claim(self, requester: Requester, job_id: str, mode: Any, with_backlog: bool = False) -> None:
+    def claim(
+        self,
+        requester: Requester,
+        job_id: str,
+        mode: Any,
+        with_backlog: bool = False,
+        stores: tuple[str, ...] = STORES,
+        has_encoders: bool = True,
+    ) -> None:
+        """Of a gateway that knows of encoders at these stores; or of none, and of those as the last ones."""
         job_id = self.job(job_id)
 
         async def claimed(flights: Any) -> FlightClaim:
@@ -129,22 +144,25 @@ class FlightMachine(RuleBasedStateMachine):
                 attempt=1,
                 max_attempts=MAX_ATTEMPTS,
                 ttl_s=600,
+                stores=stores,
+                has_encoders=has_encoders,
                 with_backlog=with_backlog,
             )
-            if claim.backlog is None:
+            if claim.backlogs is None:
                 return claim
-            return replace(claim, backlog=claim.backlog._replace(oldest_s=0.0))  # the model has no clock
+            found = {each: backlog._replace(oldest_s=0.0) for each, backlog in claim.backlogs.items()}
+            return replace(claim, backlogs=found)  # the model has no clock
 
         claim: FlightClaim = self.both(claimed)
         assert claim.attempt <= MAX_ATTEMPTS
         if claim.result is ClaimResult.FAILED:
             assert claim.failure is not None
 
-    @rule(requester=ANY_REQUESTER, job_id=JOBS)
-    def publish(self, requester: Requester, job_id: str) -> None:
+    @rule(requester=ANY_REQUESTER, job_id=JOBS, store=st.sampled_from(STORES))
+    def publish(self, requester: Requester, job_id: str, store: str = STORES[0]) -> None:
         job = job_of(self.job(job_id), requester)
-        expected = self.do(self.model.publish_job(job))
-        found = self.do(self.real.publish_job(job, blob=b"media"))
+        expected = self.do(self.model.publish_job(job, store=store))
+        found = self.do(self.real.publish_job(job, store=store, blob=b"media"))
         assert (found is None) == (expected is None)
         if found is not None and expected is not None:
             assert self.entries.setdefault(expected, found) == found
@@ -153,18 +171,16 @@ class FlightMachine(RuleBasedStateMachine):
     @rule(requesters=st.lists(ANY_REQUESTER, min_size=1, max_size=3))
     def leave(self, requesters: list[Requester]) -> None:
         keys = [(each.request_id, each.item_index) for each in requesters]
-        self.both(lambda flights: flights.leave_flight(HASH, keys, namespace_digest=DIGEST))
+        self.both(lambda flights: flights.leave_flight(HASH, keys))
 
     # ---- encoders ----
-    @rule(encoder=ENCODERS, starts=st.booleans())
-    def deliver(self, encoder: str, starts: bool) -> None:
-        """The next entry of the stream goes to an encoder, which may do nothing with it yet."""
-        read = self.do(
-            self.bus.client.xreadgroup(
-                ENCODERS_GROUP, encoder, {self.names.encode_jobs(DIGEST): ">"}, count=1
-            )
-        )
-        waiting = [entry for entry in self.jobs.stream if self.jobs.is_new(entry)]
+    @rule(encoder=ENCODERS, starts=st.booleans(), store=st.sampled_from(STORES))
+    def deliver(self, encoder: str, starts: bool, store: str) -> None:
+        """The next entry of a stream goes to an encoder, which may do nothing with it yet."""
+        stream = self.names.encode_jobs(DIGEST, store)
+        read = self.do(self.bus.client.xreadgroup(ENCODERS_GROUP, encoder, {stream: ">"}, count=1))
+        of_stream = (entry for entry in self.jobs.stream if self.jobs.stream_of[entry] == stream)
+        waiting = [entry for entry in of_stream if self.jobs.is_new(entry)]
         assert bool(read) == bool(waiting)
         if waiting:
             self.jobs.deliver(waiting[0])
@@ -184,8 +200,9 @@ class FlightMachine(RuleBasedStateMachine):
 
     def _start(self, entry: str, encoder: str) -> None:
         job = self.jobs_of[entry]
-        expected = self.do(self.model.start_job(job, entry, encoder, lease_s=600, ttl_s=600))
-        found = self.do(self.real.start_job(job, self.entries[entry], encoder, lease_s=600, ttl_s=600))
+        times: Any = {"lease_s": 600, "ttl_s": 600, "stream": self.jobs.stream_of[entry]}
+        expected = self.do(self.model.start_job(job, entry, encoder, **times))
+        found = self.do(self.real.start_job(job, self.entries[entry], encoder, **times))
         assert found == expected
 
     @rule(data=st.data(), encoder=ENCODERS)
@@ -193,8 +210,9 @@ class FlightMachine(RuleBasedStateMachine):
         entry = self._some_entry(data)
         if entry is not None:
             job_id = self.jobs_of[entry].job_id
-            expected = self.do(self.model.renew_job(HASH, job_id, entry, encoder, lease_s=600))
-            found = self.do(self.real.renew_job(HASH, job_id, self.entries[entry], encoder, lease_s=600))
+            options: Any = {"lease_s": 600, "stream": self.jobs.stream_of[entry]}
+            expected = self.do(self.model.renew_job(HASH, job_id, entry, encoder, **options))
+            found = self.do(self.real.renew_job(HASH, job_id, self.entries[entry], encoder, **options))
             assert found == expected
 
     @rule(job_id=JOBS)
@@ -217,7 +235,7 @@ class FlightMachine(RuleBasedStateMachine):
         entry = self._some_entry(data)
         if entry is not None and entry in self.jobs.pending:
             self.jobs.remove(entry)
-            stream, entry_id = self.names.encode_jobs(DIGEST), self.entries[entry]
+            stream, entry_id = self.jobs.stream_of[entry], self.entries[entry]
             self.do(self.bus.client.xack(stream, ENCODERS_GROUP, entry_id))
             self.do(self.bus.client.xdel(stream, entry_id))
 
@@ -249,12 +267,15 @@ class FlightMachine(RuleBasedStateMachine):
         assert (found[b"job"].decode(), found[b"state"].decode()) == (flight.job_id, flight.state)
         assert int(found[b"attempt"]) == flight.attempt
         assert found.get(b"entry", b"").decode() == self.entries.get(flight.entry_id, "")
+        assert found.get(b"stream", b"").decode() == flight.stream
         assert self.do(self.bus.client.pttl(self.names.inflight(HASH))) > 0  # nothing stays for ever
 
     @invariant()
     def the_same_jobs_stand_on_the_stream(self) -> None:
-        found = self.do(self.bus.client.xrange(self.names.encode_jobs(DIGEST)))
-        assert {entry.decode() for entry, _ in found} == {self.entries[entry] for entry in self.jobs.stream}
+        for stream in (self.names.encode_jobs(DIGEST, store) for store in STORES):
+            found = self.do(self.bus.client.xrange(stream))
+            stand = [entry for entry in self.jobs.stream if self.jobs.stream_of[entry] == stream]
+            assert {entry.decode() for entry, _ in found} == {self.entries[entry] for entry in stand}
 
 
 def test_scripts_and_model_agree(redis_url: str) -> None:

@@ -10,11 +10,21 @@ from triptych_common.coordination import SingleFlight
 from triptych_common.coordination.flight_state import ALLOWED, PRELUDE, FlightState
 from triptych_common.domain.errors import BusUnavailableError
 from triptych_common.protocol.messages import EncodeFailed, FailureKind
+from triptych_common.protocol.names import StreamNames
 
 FIRST, SECOND = requester_at("first"), requester_at("second")
+STREAM = StreamNames("test").encode_jobs(DIGEST)
 JOB = job_for(FIRST)
 BECOME = f"local flight = KEYS[1]\n{PRELUDE}\nbecome(ARGV[1], put, {{'entry'}}, 'until', 7)"
-FIELDS = {"job": "job-1", "attempt": 1, "entry": "1-1", "encoder": "e", "until": 0, "num_sent": 1}
+FIELDS = {
+    "job": "job-1",
+    "attempt": 1,
+    "entry": "1-1",
+    "stream": STREAM,
+    "encoder": "e",
+    "until": 0,
+    "num_sent": 1,
+}
 STATES = [None, *FlightState]
 
 
@@ -65,11 +75,11 @@ async def every_step(flights: SingleFlight, name: str) -> None:
         case "publish":
             await flights.publish_job(JOB)
         case "leave":
-            await flights.leave_flight(HASH, [(FIRST.request_id, 0)], namespace_digest=DIGEST)
+            await flights.leave_flight(HASH, [(FIRST.request_id, 0)])
         case "start":
             await flights.start_job(JOB, "1-2", "e", lease_s=9, ttl_s=9)
         case "renew":
-            await flights.renew_job(HASH, "job-1", "1-1", "e", lease_s=9)
+            await flights.renew_job(HASH, "job-1", "1-1", "e", lease_s=9, stream=STREAM)
         case "announce":
             await flights.announce_metadata(METADATA)
         case "finish":

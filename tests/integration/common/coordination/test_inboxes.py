@@ -61,7 +61,7 @@ async def test_jobs_last_as_long_as_a_requester_may_wait_for_one(
         await claim(flights, requester, ttl_s=remaining_s)
         await flights.publish_job(job_for(requester), remaining_ms=remaining_s * 1000)
         assert max(remaining_s, JOBS_TTL_S) - 5 < raw.ttl(stream) <= max(remaining_s, JOBS_TTL_S)
-        await flights.leave_flight(HASH, [requester_key(requester)], namespace_digest=DIGEST)
+        await flights.leave_flight(HASH, [requester_key(requester)])
     await claim(flights, requester, ttl_s=9)
     await flights.publish_job(job_for(requester), remaining_ms=1000)
     await claim(flights, requester_at("g-1"), ttl_s=3 * JOBS_TTL_S)  # it joins, and waits longer
@@ -109,7 +109,9 @@ async def test_cleared_when_its_owner_has_left(bus: AsyncBus, raw: Any) -> None:
             await bus.publish(inbox, MESSAGE)
         await bus.publish(bus.names.metadata("pd-1"), MESSAGE)
         await registry.clear_inboxes("pd-0")
-        assert raw.exists(*inboxes(bus.names, "pd-0")) == 4  # it is registered: a process reads them
+        assert raw.exists(*inboxes(bus.names, "pd-0")) == len(
+            inboxes(bus.names, "pd-0")
+        )  # it is registered: a process reads them
     await registry.clear_inboxes("pd-0")
     assert raw.exists(*inboxes(bus.names, "pd-0")) == 0
     assert raw.exists(bus.names.metadata("pd-1"))

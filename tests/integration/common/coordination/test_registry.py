@@ -145,12 +145,12 @@ async def test_two_processes_of_one_name_are_logged(
 async def test_a_namespace_that_had_an_encoder(registry: Registry, raw: Any) -> None:
     """Its jobs stream says so, which outlives the encoder's record."""
     assert not await registry.had_encoder("f" * 64)
-    raw.xgroup_create(f"triptych:test:encode-jobs:{'f' * 64}", "encoders", mkstream=True)
+    raw.xgroup_create(f"triptych:test:encode-jobs:{'f' * 64}:store-0", "encoders", mkstream=True)
     encoder = RECORD.model_copy(
         update={"instance": "encoder-0", "role": Role.ENCODE, "namespace_digest": "f" * 64}
     )
     async with registry.keep_registered(encoder):
         assert await registry.had_encoder("f" * 64)
     assert await registry.had_encoder("f" * 64)
-    assert raw.pttl(f"triptych:test:encode-jobs:{'f' * 64}") > 0
+    assert raw.pttl(f"triptych:test:encode-jobs:{'f' * 64}:store-0") > 0
     assert not await registry.had_encoder("e" * 64)

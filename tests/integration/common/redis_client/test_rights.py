@@ -34,7 +34,7 @@ from triptych_common.coordination import (
 from triptych_common.domain.errors import BusRefusedError, BusUnavailableError
 from triptych_common.protocol.codec import Envelope
 from triptych_common.protocol.messages import EncodeFailed, FailureKind, InstanceRecord, Role
-from triptych_common.protocol.names import ENCODERS_GROUP
+from triptych_common.protocol.names import DEFAULT_STORE, ENCODERS_GROUP
 from triptych_common.protocol.transfers import EntryPlace
 from triptych_common.redis_client.rights import RIGHTS, Right, rules
 from triptych_common.redis_client.scripts import LuaScript
@@ -146,10 +146,10 @@ async def use_jobs(bus: AsyncBus, flights: SingleFlight) -> None:
             entry_id = await flights.publish_job(JOB, remaining_ms=1000, blob=b"media")
             assert entry_id is not None
             await claim(flights, others[0], "check", ttl_s=9, max_attempts=9)
-            assert await flights.read_backlog(DIGEST) >= (1, 0.0)
+            assert (await flights.read_backlogs(DIGEST))[DEFAULT_STORE] >= (1, 0.0)
             delivery = await anext(consumer)
             await flights.start_job(JOB, entry_id, "e", lease_s=9, ttl_s=9)
-            assert await flights.renew_job(HASH, "job-1", entry_id, "e", lease_s=9)
+            assert await flights.renew_job(HASH, "job-1", entry_id, "e", lease_s=9, stream=stream)
             await flights.announce_metadata(METADATA)
             if is_failing:
                 assert await flights.fail_flight(failure)
@@ -159,11 +159,15 @@ async def use_jobs(bus: AsyncBus, flights: SingleFlight) -> None:
                 assert (await flights.finish_flight(HASH, "job-1", requesters))[0]
             await delivery.ack()
     await claim(flights, GATEWAY, "new", ttl_s=9, max_attempts=9)
-    await flights.publish_job(JOB)
+    await flights.publish_job(JOB, spare_after_ms=0)
+    async with bus.consumer(stream, group=ENCODERS_GROUP, consumer="far") as far:
+        spare = await far.take_spare({"e": 0})
+        assert spare is not None
+        await spare.ack()
     left = [(each.request_id, 0) for each in (GATEWAY, *others)]
-    assert await flights.leave_flight(HASH, left, namespace_digest=DIGEST)
+    assert await flights.leave_flight(HASH, left)
     await asyncio.sleep(0.01)  # the consumer's idle time has a resolution
-    assert await drop_idle_consumers(bus, stream, ENCODERS_GROUP, idle_ms=1) == 1
+    assert await drop_idle_consumers(bus, stream, ENCODERS_GROUP, idle_ms=1) == 2
 
 
 async def use_registry(bus: AsyncBus) -> None:

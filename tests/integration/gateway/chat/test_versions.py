@@ -87,7 +87,9 @@ async def test_two_models_at_once(redis_url: str, tmp_path: Path) -> None:
             assert {job.mm_hash for job in encoder.jobs} == encoder.sealed == others
             metrics = (await system.http.get("/metrics")).text
             for digest in ("f" * 64, OTHER):
-                assert f'triptych_gateway_encode_jobs_pending{{namespace="{digest}"}}' in metrics
+                assert (
+                    f'triptych_gateway_encode_jobs_pending{{namespace="{digest}",store="store-0"}}' in metrics
+                )
         await system.assert_idle()
 
 

@@ -13,6 +13,7 @@ from tests.support.gateway.serving import DIGEST
 from tests.support.gateway.system import System, another_gateway
 from tests.support.waiting import until, until_async
 from triptych_common.coordination import SingleFlight
+from triptych_common.coordination.single_flight import merge_backlogs
 from triptych_common.protocol.messages import FailureKind
 from triptych_gateway.files import encode_ahead
 from triptych_gateway.files.file_store import FileStore
@@ -144,7 +145,7 @@ async def test_another_gateways_jobs_go_first_too(files: System) -> None:
 
 
 async def _num_jobs(system: System) -> int:
-    return (await SingleFlight(system.bus).read_backlog(DIGEST)).num_jobs
+    return merge_backlogs(await SingleFlight(system.bus).read_backlogs(DIGEST)).num_jobs
 
 
 async def test_a_request_that_names_a_waiting_file_orders_it_itself(files: System) -> None:

@@ -163,9 +163,9 @@ def _watch_streams() -> None:
         return result
 
     async def watched_publish_job(self: Any, job: EncodeJob, **options: Any) -> Any:
-        _reach_message(self._names.encode_jobs(job.namespace_digest), job.TYPE, {}, SENDING)
+        _reach_message(self._names.encode_jobs(job.namespace_digest, options["store"]), job.TYPE, {}, SENDING)
         result = await publish_job(self, job, **options)
-        _reach_message(self._names.encode_jobs(job.namespace_digest), job.TYPE, {}, SENT)
+        _reach_message(self._names.encode_jobs(job.namespace_digest, options["store"]), job.TYPE, {}, SENT)
         return result
 
     async def watched_next(self: Any) -> Any:

@@ -8,6 +8,8 @@ def test_every_name_is_distinct_and_inside_the_deployment() -> None:
     all_names = [
         names.encode_jobs("a"),
         names.encode_jobs("b"),
+        names.encode_jobs("a", "store-1"),
+        names.had_encoder("a"),
         names.metadata("a"),
         names.preallocations("a"),
         names.acks("a"),

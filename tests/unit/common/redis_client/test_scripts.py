@@ -25,7 +25,7 @@ def test_names_are_local_variables_in_front_of_the_prelude() -> None:
     assert found
     assert before.splitlines()[:3] == [
         "local flight = KEYS[1]",
-        "local stream = KEYS[2]",
+        "local streams = {} for i = 2, #KEYS do streams[#streams + 1] = KEYS[i] end",
         "local mode = ARGV[1]",
     ]
-    assert "local requesters = {} for i = 10, #ARGV do" in before
+    assert "local requesters = {} for i = 11, #ARGV do" in before

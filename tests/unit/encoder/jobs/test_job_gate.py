@@ -48,7 +48,7 @@ async def test_a_job_whose_requesters_left_is_dropped_and_leaves_nothing(
     delivery = delivery_of()
     task = asyncio.ensure_future(bench.run(delivery))
     await waiting_at_the_gate(bench)
-    await bench.single_flight.leave_flight(HASH, [KEY], namespace_digest="d" * 64)
+    await bench.single_flight.leave_flight(HASH, [KEY])
     occupied.let_go()
     await task
     assert bench.engine.orders == []
@@ -66,7 +66,7 @@ async def test_a_job_that_is_dropped_before_it_is_announced_leaves_nothing(
     occupied = Occupied(bench)
     task = asyncio.ensure_future(bench.run(delivery_of()))
     await waiting_at_the_gate(bench)
-    await bench.single_flight.leave_flight(HASH, [KEY], namespace_digest="d" * 64)
+    await bench.single_flight.leave_flight(HASH, [KEY])
     occupied.let_go()
     await until(lambda: bench.leases.num_dropped)
     bench.reporter.takes_metadata.set()

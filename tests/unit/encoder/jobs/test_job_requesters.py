@@ -49,7 +49,7 @@ async def test_no_pin_is_kept_for_a_requester_that_left_meanwhile(bench: Bench) 
 
     async def on_encode(order: WriteOrder) -> None:
         await bench.reporter.has_metadata.wait()
-        await bench.single_flight.leave_flight(HASH, [("req-0", 0), ("req-1", 0)], namespace_digest=DIGEST)
+        await bench.single_flight.leave_flight(HASH, [("req-0", 0), ("req-1", 0)])
         await bench.store_client.seal(order)
 
     bench.engine.on_encode = on_encode
@@ -63,7 +63,7 @@ async def test_no_pin_is_kept_for_a_requester_that_left_meanwhile(bench: Bench) 
 async def test_a_job_without_requesters_is_dropped(bench: Bench) -> None:
     await bench.claim("req-0")
     bench.jobs.deliver("1-1")
-    assert await bench.single_flight.leave_flight(HASH, [("req-0", 0)], namespace_digest=DIGEST)
+    assert await bench.single_flight.leave_flight(HASH, [("req-0", 0)])
     delivery = delivery_of("job-0", "req-0")
     await asyncio.wait_for(bench.runner.run(delivery), 5)  # type: ignore[arg-type]
     assert (bench.engine.orders, bench.reporter.sent, delivery.num_acks) == ([], [], 1)

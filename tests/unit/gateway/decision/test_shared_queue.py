@@ -30,7 +30,7 @@ class Flights:
 
 def made(num_jobs: int) -> tuple[SharedQueue, Flights]:
     flights: Any = Flights(num_jobs)
-    return SharedQueue(flights), flights
+    return SharedQueue(flights.read_backlog), flights
 
 
 async def test_what_is_left_beyond_its_own() -> None:

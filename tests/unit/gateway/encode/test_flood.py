@@ -9,6 +9,7 @@ import pytest
 from triptych_common.domain.fair_turns import MAX_WAIT_TURNS, Lane
 from triptych_common.protocol.ids import MmHash, RequestId
 from triptych_common.protocol.messages import EncodeClass, Modality
+from triptych_common.protocol.names import DEFAULT_STORE
 from triptych_encoder.jobs.gate_policy import MAX_BATCHES, GateItem, GatePolicy
 from triptych_gateway.encode.encode_job import place_of
 from triptych_gateway.encode.item_queue import ItemQueue, OrderPlace
@@ -85,7 +86,7 @@ class OneEncoder:
                 assert lane is not None
                 item = GateItem(frozenset({(mm_hash, 0)}), now, now + 1e4, lane)
                 self.stream.append((number, mm_hash, item))
-                queue.confirm_job(mm_hash)
+                queue.confirm_job(mm_hash, DEFAULT_STORE)
                 queue.finish_item(mm_hash)
                 self.taking[number] = asyncio.ensure_future(queue.take_item())
 

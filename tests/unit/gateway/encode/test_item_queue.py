@@ -5,6 +5,7 @@ import asyncio
 from triptych_common.domain.fair_turns import MAX_PASSED, Lane
 from triptych_common.protocol.ids import MmHash
 from triptych_common.protocol.messages import EncodeClass
+from triptych_common.protocol.names import DEFAULT_STORE
 from triptych_gateway.encode.item_queue import ItemQueue, OrderPlace, OrdersAhead
 from triptych_gateway.encode.job_window import JobWindow
 from triptych_gateway.routing.encode_capacity import Capacity
@@ -159,7 +160,7 @@ async def test_an_order_waits_until_there_is_room_for_its_job_and_checks_go_on()
         queue.add_item(mm_hash, is_urgent=True, request=mm_hash)
     queue.add_item(C, is_urgent=False)
     assert [await queue.take_item() for _ in range(2)] == [(A, False), (C, False)]
-    queue.confirm_job(A)
+    queue.confirm_job(A, DEFAULT_STORE)
     queue.finish_item(A)
     waiting = asyncio.ensure_future(queue.take_item())
     await asyncio.sleep(0)
@@ -223,7 +224,7 @@ async def test_what_needs_no_job_any_more_after_its_step_waits_for_no_room() -> 
     assert await queue.take_item() == (A, False)
     queue.add_item(C, is_urgent=False)
     queue.add_item(A, is_urgent=True)
-    queue.confirm_job(A)
+    queue.confirm_job(A, DEFAULT_STORE)
     queue.finish_item(A)
     assert await queue.take_item() == (A, False), "its job is published: the window is full of it"
     queue.add_item(A, is_urgent=False)
@@ -239,7 +240,7 @@ async def test_a_class_without_room_ages_all_the_same() -> None:
     order(queue, A, FLOOD, "flood")
     order(queue, B, lower, "later")
     assert await queue.take_item() == (A, False)
-    queue.confirm_job(A)
+    queue.confirm_job(A, DEFAULT_STORE)
     queue.finish_item(A)
     for number in range(MAX_PASSED):
         order(queue, hash_of(number), ONE, f"one-{number}")

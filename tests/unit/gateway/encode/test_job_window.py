@@ -4,6 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from triptych_common.protocol.ids import MmHash
+from triptych_common.protocol.names import DEFAULT_STORE
 from triptych_gateway.encode.job_window import SLOTS_OF_NONE, JobWindow
 from triptych_gateway.routing.encode_capacity import Capacity
 
@@ -40,7 +41,7 @@ def test_a_job_that_was_not_published_takes_no_place() -> None:
     window.end_unpublished(mm_hash(1))
     assert window.has_room(DIGEST, "a")
     window.begin_job(mm_hash(1), DIGEST, "a")
-    window.confirm_job(mm_hash(1))
+    window.confirm_job(mm_hash(1), DEFAULT_STORE)
     window.end_unpublished(mm_hash(1))
     assert not window.has_room(DIGEST, "a")
     assert window.end_job(mm_hash(1))

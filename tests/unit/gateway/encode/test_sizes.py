@@ -8,11 +8,12 @@ from tests.support.item_records import item_record
 from triptych_common.protocol.ids import MmHash
 from triptych_common.protocol.messages import EncoderCacheMetadata, Modality
 from triptych_gateway.encode.encode_orders import EncodeOrders
-from triptych_gateway.encode.item_places import ItemPlaces
 from triptych_gateway.encode.item_queue import ItemQueue
 from triptych_gateway.encode.item_table import ItemTable
 from triptych_gateway.encode.job_window import JobWindow
 from triptych_gateway.encode.sizes import ItemSizes, SizesCache
+from triptych_gateway.locality.encode_stores import EncodeStores, LinkDefaults
+from triptych_gateway.locality.item_places import ItemPlaces
 from triptych_gateway.routing.encode_capacity import Capacity
 
 HASH = MmHash("a" * 64)
@@ -43,6 +44,7 @@ def gateway(shared: Any) -> tuple[EncodeOrders, SizesCache]:
     orders, sizes = object.__new__(EncodeOrders), SizesCache(shared, max_items=10)
     orders.sizes, orders.table, orders._media_waits = sizes, ItemTable(), {}
     orders.places = ItemPlaces(lambda: False)
+    orders._stores = EncodeStores(tuple, link=LinkDefaults())
     orders.queue = ItemQueue(JobWindow(lambda digest: Capacity(1, 0, 1)))
     return orders, sizes
 

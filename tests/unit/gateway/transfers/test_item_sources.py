@@ -10,7 +10,7 @@ from triptych_common.domain.hashing import entry_hashes
 from triptych_common.protocol.ids import MmHash
 from triptych_common.protocol.messages import FabricEndpoint, InstanceRecord, Role
 from triptych_common.protocol.transfers import EntryPlace
-from triptych_gateway.encode.item_places import ItemPlace
+from triptych_gateway.locality.item_places import ItemPlace
 from triptych_gateway.transfers.fabric_view import FabricView
 from triptych_gateway.transfers.item_sources import TransferSource, find_sources
 from triptych_gateway.transfers.link_rates import LinkRates

@@ -33,13 +33,14 @@ from triptych_common.protocol.transfers import (
     TransferFailureKind,
     TransferOrder,
 )
-from triptych_gateway.encode.item_places import ItemPlaces
 from triptych_gateway.encode.media_wait import MediaWait
+from triptych_gateway.locality.item_places import ItemPlaces
 from triptych_gateway.metrics import GatewayMetrics
 from triptych_gateway.request.content_parts import MediaPart
 from triptych_gateway.request.media import TakenItem
 from triptych_gateway.transfers.directory_notes import DirectoryNotes
 from triptych_gateway.transfers.fabric_view import FabricView
+from triptych_gateway.transfers.link_rates import LinkRates
 from triptych_gateway.transfers.transfer_orders import TransferLimits, TransferOrders
 from triptych_gateway.transfers.transfer_table import Transfer, TransferState
 
@@ -80,6 +81,7 @@ class World:
             fabric=self.fabric,
             orders=cast("Any", self),
             notes=DirectoryNotes(cast("Any", self), 5.0),
+            rates=LinkRates(),
             limits=TransferLimits(max_attempts=3, grace_s=self.grace_s, publish_timeout_s=1.0),
             metrics=GatewayMetrics(),
         )

@@ -4,6 +4,7 @@ async_bus         AsyncBus: for asyncio services; `check_login` tries Redis befo
 threaded_bus      ThreadedBus: for code that must never block (vLLM's EngineCore)
 publisher         appends entries, within the bounds of `stream_bounds`
 stream_consumer   takes entries: flow control, takeover, reconnection
+consumer_options  how it does
 fair_share        which of several consumers takes the next entry
 consumer_group    the commands of one consumer in one group, typed
 dead_letters      entries that no consumer can handle
@@ -12,8 +13,9 @@ inspection        reads streams without taking part, for operators' tools
 """
 
 from triptych_common.bus.async_bus import AsyncBus, check_login
+from triptych_common.bus.consumer_options import ConsumerOptions
 from triptych_common.bus.idle_consumers import drop_idle_consumers
-from triptych_common.bus.stream_consumer import ConsumerOptions, Delivery, StreamConsumer
+from triptych_common.bus.stream_consumer import Delivery, StreamConsumer
 from triptych_common.bus.threaded_bus import ThreadedBus
 
 __all__ = [

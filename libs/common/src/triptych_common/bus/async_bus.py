@@ -1,6 +1,6 @@
 """The bus for asyncio services."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Self
@@ -8,14 +8,10 @@ from typing import Self
 from redis.asyncio import Redis
 
 from triptych_common.bus.consumer_group import ConsumerGroup
+from triptych_common.bus.consumer_options import ConsumerOptions, FindPeers, OnDeadLetter
 from triptych_common.bus.publisher import NewEntry, Publisher, RefusedEntry
 from triptych_common.bus.stream_bounds import StreamBounds
-from triptych_common.bus.stream_consumer import (
-    ConsumerOptions,
-    FindPeers,
-    OnDeadLetter,
-    StreamConsumer,
-)
+from triptych_common.bus.stream_consumer import StreamConsumer
 from triptych_common.domain.errors import BusRefusedError, BusUnavailableError
 from triptych_common.protocol import codec
 from triptych_common.protocol.messages import Message
@@ -158,13 +154,17 @@ class AsyncBus:
         max_deliveries: int | None = None,
         on_dead_letter: OnDeadLetter | None = None,
         find_peers: FindPeers | None = None,
+        num_elsewhere: Callable[[], int] = lambda: 0,
+        on_room: Callable[[], None] = lambda: None,
     ) -> StreamConsumer:
         """A consumer named `consumer` of `group`; see `ConsumerOptions` for the rest.
 
         The name must be stable over restarts of its owner, and unique among living ones: what was
         delivered to it and never acked comes first.
         """
-        options = ConsumerOptions(prefetch, min_idle_ms, max_deliveries, on_dead_letter, find_peers)
+        options = ConsumerOptions(
+            prefetch, min_idle_ms, max_deliveries, on_dead_letter, find_peers, num_elsewhere, on_room
+        )
         reader = self._address.client(f"{self._client_name}/{consumer}", self._watch)
         return StreamConsumer(
             reader,

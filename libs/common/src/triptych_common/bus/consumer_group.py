@@ -17,9 +17,13 @@ from redis.exceptions import RedisError, ResponseError
 
 from triptych_common.bus.fair_share import GroupLoad
 from triptych_common.redis_client.commands import COMMAND_LIMIT_S, READ_LIMIT_S, is_existing_group
-from triptych_common.redis_client.scripts import EXTEND_EXPIRY
+from triptych_common.redis_client.scripts import EXTEND_EXPIRY, Value, load_script
 
 CLOCK_CHECK_AGE_S = 1.0
+SPARE_MAX_WAIT_MS = 1000
+"""An entry that may be spared is left to consumers with free slots for so long: they may hang."""
+
+TAKE_SPARE = load_script(__package__, "take_spare")
 _HAND_BACK_IDLE_MS = 1_000_000_000
 
 
@@ -67,6 +71,7 @@ class ConsumerGroup:
         self.consumer = consumer
         self._lasts_s = lasts_s
         self._redis_clock_offset_s = 0.0
+        self._knows_clock = False
 
     async def ensure(self) -> bool:
         """Create stream and group where they are missing, from the stream's start; learn Redis' clock.
@@ -103,6 +108,7 @@ class ConsumerGroup:
         seconds, micros = await _any(self._client.time())
         middle = (before + time.monotonic()) / 2
         self._redis_clock_offset_s = seconds + micros / 1e6 - middle
+        self._knows_clock = True
 
     async def read_new(self, count: int, block_ms: int, done: Iterable[bytes] = ()) -> list[StreamEntry]:
         """Entries that no consumer of the group has had; empty after `block_ms` without any.
@@ -127,6 +133,23 @@ class ConsumerGroup:
             num_entries, consumers = await _any(pipe.execute())
         num_held = {each["name"].decode(): int(each["pending"]) for each in consumers}
         return GroupLoad(max(num_entries - sum(num_held.values()), 0), num_held)
+
+    async def take_spare(self, slots: Mapping[str, int]) -> list[StreamEntry]:
+        """One entry that those whom it is meant for do not take in time, if there is such; never waits.
+
+        `slots`: entries that each of them holds at most, by its name; empty: they are all gone.
+        """
+        if not self._knows_clock:
+            await self._learn_clock()
+        peers: list[Value] = [part for pair in slots.items() for part in pair]
+        arguments = TAKE_SPARE.arguments(
+            peers, group=self.group, consumer=self.consumer, max_wait_ms=SPARE_MAX_WAIT_MS
+        )
+        reply = await _any(self._client.eval(TAKE_SPARE.text, 1, self.stream, *arguments))
+        if not reply:
+            return []
+        entry_id, flat = reply
+        return [StreamEntry(entry_id, dict(zip(flat[::2], flat[1::2], strict=True)))]
 
     async def take_own(self, count: int, held: Collection[bytes]) -> list[StreamEntry]:
         """Entries that were delivered to this consumer's name, but are not in `held`."""

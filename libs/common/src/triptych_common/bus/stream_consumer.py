@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
@@ -18,8 +18,9 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError, ResponseError
 
 from triptych_common.bus.consumer_group import ConsumerGroup, StreamEntry
+from triptych_common.bus.consumer_options import ConsumerOptions, FindPeers
 from triptych_common.bus.dead_letters import bury
-from triptych_common.bus.fair_share import Consumers, GroupLoad
+from triptych_common.bus.fair_share import GroupLoad
 from triptych_common.domain.errors import ProtocolError
 from triptych_common.protocol import codec
 from triptych_common.protocol.codec import Envelope
@@ -34,33 +35,6 @@ AHEAD_WAIT_S = 0.01  # that a consumer which holds more leaves the next entry to
 AHEAD_BLOCK_MS = 100  # of its reads: Redis serves those first who began to wait before
 
 _UNAVAILABLE = (RedisError, OSError)
-OnDeadLetter = Callable[[Envelope, str], Awaitable[None]]
-FindPeers = Callable[[], Awaitable[Consumers]]
-
-
-@dataclass(frozen=True)
-class ConsumerOptions:
-    """How a consumer takes entries.
-
-    Args:
-        prefetch: most entries taken but not acked; 1: one at a time.
-        min_idle_ms: take over entries that their consumer has not renewed for so long, and renew our
-            own; None: neither (streams with one reader).
-        max_deliveries: an entry delivered more often goes to the dead letters; None: no limit.
-        on_dead_letter: called with an entry that is given up for `max_deliveries`, before it is moved.
-        find_peers: the living consumers of the group. Entries are taken one by one then, and left to those
-            that would be done with them sooner.
-    """
-
-    prefetch: int = 1
-    min_idle_ms: int | None = None
-    max_deliveries: int | None = None
-    on_dead_letter: OnDeadLetter | None = None
-    find_peers: FindPeers | None = None
-
-    def __post_init__(self) -> None:
-        if self.prefetch < 1:
-            raise ValueError("prefetch must be at least 1")
 
 
 @dataclass(frozen=True)
@@ -73,6 +47,11 @@ class Delivery:
     published_ns: int  # wall clock of this machine, nanoseconds; resolution 1 ms
     entry: StreamEntry = field(repr=False)
     consumer: "StreamConsumer" = field(repr=False)
+
+    @property
+    def stream(self) -> str:
+        """From which it was taken."""
+        return self.consumer.stream
 
     async def ack(self) -> None:
         """Done. If Redis is away, the ack is sent when it is back; never raises for that."""
@@ -157,19 +136,55 @@ class StreamConsumer:
         return self
 
     async def __anext__(self) -> Delivery:
-        while not self._ready:
-            await self._wait_for_room()
+        while (delivery := await self.take_within(BLOCK_MS)) is None:
             if self._stopping:
                 raise StopAsyncIteration
-            room = self._options.prefetch - len(self._outstanding)
-            for entry, queued_s in await self._fetch(room if self._options.find_peers is None else 1):
+        return delivery
+
+    async def take_within(self, block_ms: int) -> Delivery | None:
+        """The next entry, once there is room for it; None: none came for `block_ms`, or it was stopped."""
+        if not self._ready:
+            await self._wait_for_room()
+            if self._stopping:
+                return None
+            count = self._num_free if self._options.find_peers is None else 1
+            for entry, queued_s in await self._fetch(count, block_ms):
                 await self._take(entry, queued_s)
-        return self._ready.popleft()
+        return self._ready.popleft() if self._ready else None
+
+    async def take_spare(self, slots: Mapping[str, int]) -> Delivery | None:
+        """An entry that the consumers of this stream, with so many slots, do not take in time; never waits.
+
+        For a consumer that is none of them: it reads nothing else of the stream.
+        """
+        if not self._ready:
+            try:
+                entries = await self._group.take_spare(slots)
+                found = [(entry, await self._group.queued_s(entry)) for entry in entries]
+            except _UNAVAILABLE as error:
+                log.info("entries of another stream not read", stream=self.stream, error=repr(error))
+                return None
+            for entry, queued_s in found:
+                await self._take(entry, queued_s)
+        return self._ready.popleft() if self._ready else None
 
     def stop(self) -> None:
         """Take nothing more: iteration ends after what was already taken, within one block time."""
         self._stopping = True
+        self.notice_room()
+
+    @property
+    def is_stopped(self) -> bool:
+        return self._stopping
+
+    @property
+    def stream(self) -> str:
+        return self._group.stream
+
+    def notice_room(self) -> None:
+        """An entry is done, here or where `num_elsewhere` counts."""
         self._room.set()
+        self._options.on_room()
 
     @property
     def num_outstanding(self) -> int:
@@ -183,14 +198,22 @@ class StreamConsumer:
 
     # ---- taking entries ----
     async def _wait_for_room(self) -> None:
-        while not self._stopping and len(self._outstanding) >= self._options.prefetch:
+        while not self._stopping and self._num_free <= 0:
             self._room.clear()
             await self._room.wait()
 
-    async def _fetch(self, count: int) -> list[tuple[StreamEntry, float]]:
+    @property
+    def _num_free(self) -> int:
+        return self._options.prefetch - self._num_in_hand
+
+    @property
+    def _num_in_hand(self) -> int:
+        return len(self._outstanding) + self._options.num_elsewhere()
+
+    async def _fetch(self, count: int, block_ms: int) -> list[tuple[StreamEntry, float]]:
         """Entries, each with the seconds it waited."""
         try:
-            entries = await self._fetch_once(count)
+            entries = await self._fetch_once(count, block_ms)
             return [(entry, await self._group.queued_s(entry)) for entry in entries]
         except _UNAVAILABLE as error:
             self._lost(error)
@@ -202,7 +225,7 @@ class StreamConsumer:
             self._own_checked = False  # cancelled: Redis may have delivered what we no longer read
             raise
 
-    async def _fetch_once(self, count: int) -> list[StreamEntry]:
+    async def _fetch_once(self, count: int, block_ms: int) -> list[StreamEntry]:
         if not self._ensured:
             await self._ensure_group()
         held = self._outstanding.keys() | self._owed_acks
@@ -211,13 +234,13 @@ class StreamConsumer:
                 return own
             self._own_checked = True
         min_idle_ms = self._options.min_idle_ms
-        block_ms = BLOCK_MS
         if min_idle_ms is not None:
-            block_ms = max(1, min(BLOCK_MS, min_idle_ms // 2))
+            takeover_ms = max(1, min(BLOCK_MS, min_idle_ms // 2))
+            block_ms = min(block_ms, takeover_ms)
             if time.monotonic() >= self._next_takeover_at:
                 if dead := await self._group.take_over(count, min_idle_ms, held):
                     return dead
-                self._next_takeover_at = time.monotonic() + block_ms / 1000
+                self._next_takeover_at = time.monotonic() + takeover_ms / 1000
         find_peers = self._options.find_peers
         if find_peers is not None and await self._is_ahead(find_peers):
             block_ms = min(block_ms, AHEAD_BLOCK_MS)
@@ -234,7 +257,7 @@ class StreamConsumer:
 
         If they do not take it, this consumer does: it waits once, and no longer than `AHEAD_WAIT_S`.
         """
-        consumers, name, num_outstanding = await find_peers(), self._group.consumer, len(self._outstanding)
+        consumers, name, num_outstanding = await find_peers(), self._group.consumer, self._num_in_hand
         if not consumers.num_owed(GroupLoad(0, {}), name, num_outstanding):
             return False  # whatever the others hold
         load = await self._group.read_load()
@@ -297,7 +320,7 @@ class StreamConsumer:
         if self._outstanding.pop(entry.entry_id, None) is None:
             return
         self._owed_acks.add(entry.entry_id)
-        self._room.set()
+        self.notice_room()
         try:
             await self._group.ack([entry.entry_id])
         except _UNAVAILABLE as error:
@@ -309,12 +332,12 @@ class StreamConsumer:
         """See `Delivery.ack_soon`."""
         if self._outstanding.pop(entry.entry_id, None) is not None:
             self._owed_acks.add(entry.entry_id)
-            self._room.set()
+            self.notice_room()
 
     async def reject(self, entry: StreamEntry, reason: str) -> None:
         """See `Delivery.reject`."""
         self._outstanding.pop(entry.entry_id, None)
-        self._room.set()
+        self.notice_room()
         try:
             await bury(self._group, entry, reason, self._dead_letters)
         except _UNAVAILABLE as error:
@@ -325,7 +348,7 @@ class StreamConsumer:
         """See `Delivery.hand_back`."""
         # Not what was acked or handed back before: it may be another consumer's by now.
         ours = [entry for entry in entries if self._outstanding.pop(entry.entry_id, None) is not None]
-        self._room.set()
+        self.notice_room()
         try:
             await self._group.hand_back(ours)
         except _UNAVAILABLE as error:

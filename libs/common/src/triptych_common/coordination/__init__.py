@@ -16,16 +16,19 @@ from triptych_common.coordination.request_counts import CountResult, RateCharge,
 from triptych_common.coordination.shared_sizes import SharedSizes
 from triptych_common.coordination.single_flight import (
     Backlog,
+    Backlogs,
     ClaimResult,
     FlightClaim,
     SingleFlight,
     StartResult,
+    merge_backlogs,
 )
 from triptych_common.coordination.stored_responses import StoredResponses
 from triptych_common.coordination.tensor_blobs import BlobMissingError, BlobStore
 
 __all__ = [
     "Backlog",
+    "Backlogs",
     "BlobMissingError",
     "BlobStore",
     "ClaimResult",
@@ -42,4 +45,5 @@ __all__ = [
     "StartResult",
     "StoredResponses",
     "is_registered",
+    "merge_backlogs",
 ]

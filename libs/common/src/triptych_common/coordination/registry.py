@@ -13,7 +13,7 @@ from triptych_common.bus.async_bus import AsyncBus
 from triptych_common.domain.errors import BusUnavailableError, ProtocolError
 from triptych_common.protocol import codec
 from triptych_common.protocol.messages import InstanceRecord, Role
-from triptych_common.protocol.names import INBOX_TTL_S, JOBS_TTL_S, inboxes
+from triptych_common.protocol.names import DEFAULT_STORE, INBOX_TTL_S, JOBS_TTL_S, inboxes
 from triptych_common.redis_client.commands import run_command, send_command
 from triptych_common.redis_client.failures import is_out_of_memory
 from triptych_common.redis_client.scripts import EXTEND_EXPIRY, load_script
@@ -132,6 +132,8 @@ class Registry:
                 pipe.set(key, value, px=int(ttl_s * 1000), get=True)
                 pipe.zadd(self._names.instances, {record.instance: now})
                 pipe.eval(FORGET.text, 1, self._names.instances, *forgotten)
+                if (namespace_digest := _encodes_for(record)) is not None:
+                    pipe.set(self._names.had_encoder(namespace_digest), _store_of(record), ex=JOBS_TTL_S)
                 self._renew_streams(pipe, record)
                 try:
                     previous: bytes | None = (await pipe.execute())[0]
@@ -159,8 +161,9 @@ class Registry:
         """Those that this instance reads."""
         for inbox in inboxes(self._names, record.instance):
             pipe.expire(inbox, INBOX_TTL_S)
-        if record.role is Role.ENCODE and record.namespace_digest is not None:
-            jobs = self._names.encode_jobs(record.namespace_digest)
+        if (namespace_digest := _encodes_for(record)) is not None:
+            jobs = self._names.encode_jobs(namespace_digest, _store_of(record))
+            pipe.expire(self._names.had_encoder(namespace_digest), JOBS_TTL_S)
             pipe.eval(EXTEND_EXPIRY.text, 1, jobs, *EXTEND_EXPIRY.arguments(ttl_ms=JOBS_TTL_S * 1000))
 
     async def deregister(self, record: InstanceRecord) -> None:
@@ -208,9 +211,9 @@ class Registry:
         return records
 
     async def had_encoder(self, namespace_digest: str) -> bool:
-        """Whether the namespace had an encoder, or jobs, in the last `JOBS_TTL_S`."""
-        client, jobs = self._bus.client, self._names.encode_jobs(namespace_digest)
-        return bool(await run_command("had_encoder", lambda: send_command(client, "EXISTS", jobs)))
+        """Whether the namespace had an encoder, of whatever store, in the last `JOBS_TTL_S`."""
+        client, key = self._bus.client, self._names.had_encoder(namespace_digest)
+        return bool(await run_command("had_encoder", lambda: send_command(client, "EXISTS", key)))
 
     async def _heartbeat(self, registration: Registration, interval_s: float) -> None:
         instance, num_failures = registration.record.instance, 0
@@ -231,6 +234,15 @@ class Registry:
             if num_failures:
                 log.info("heartbeat works again", instance=instance, num_failures=num_failures)
                 num_failures = 0
+
+
+def _encodes_for(record: InstanceRecord) -> str | None:
+    """The namespace whose jobs it takes; None: it takes none."""
+    return record.namespace_digest if record.role is Role.ENCODE else None
+
+
+def _store_of(record: InstanceRecord) -> str:
+    return record.store or DEFAULT_STORE
 
 
 def is_registered(url: str, deployment: str, instance: str) -> bool:

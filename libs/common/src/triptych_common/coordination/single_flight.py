@@ -6,7 +6,10 @@ before it publishes anything, and leaves its metadata here for those that join l
 them. A failed flight is claimed once more by exactly one of those that received the failure. A finished one
 stays for a moment, for requesters that the result did not reach; a new order of the item begins it again.
 
-A claim whose owner vanished, and a job that neither stands on the stream nor is worked on, pass to the
+A flight notes on which stream its job is: that of one store's encoders. A job whose stream has lost all its
+encoders is taken off there by the gateway that checks next, and published where there are some.
+
+A claim whose owner vanished, and a job that neither stands on its stream nor is worked on, pass to the
 gateway that checks next. So a flight that Redis lost costs one more job, and gateways must check now and
 then. Every step can be repeated.
 """
@@ -32,7 +35,7 @@ from triptych_common.protocol.messages import (
     RequesterKey,
     requester_key,
 )
-from triptych_common.protocol.names import ENCODERS_GROUP, JOBS_TTL_S
+from triptych_common.protocol.names import DEFAULT_STORE, ENCODERS_GROUP, JOBS_TTL_S
 from triptych_common.redis_client.commands import run_command
 from triptych_common.redis_client.scripts import LuaScript, Value, load_script
 
@@ -64,10 +67,20 @@ class ClaimResult(StrEnum):
 
 
 class Backlog(NamedTuple):
-    """What waits on a namespace's stream of jobs."""
+    """What waits on a stream of jobs."""
 
     num_jobs: int
     oldest_s: float  # that the oldest of those that no encoder took has waited
+
+
+Backlogs = Mapping[str, Backlog]
+"""Of a namespace's streams, by store."""
+
+
+def merge_backlogs(backlogs: Backlogs) -> Backlog:
+    """Of all of them: their jobs, and how long the next job waits at least, wherever it is published."""
+    found = backlogs.values()
+    return Backlog(sum(each.num_jobs for each in found), min((each.oldest_s for each in found), default=0.0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +90,7 @@ class FlightClaim:
     attempt: int
     metadata: EncoderCacheMetadata | None = None  # announced before this claim
     failure: EncodeFailed | None = None
-    backlog: Backlog | None = None  # of an owner that asked for it
+    backlogs: Backlogs | None = None  # of an owner that asked for them
 
 
 class StartResult(StrEnum):
@@ -109,6 +122,8 @@ class SingleFlight:
         attempt: int,
         max_attempts: int,
         ttl_s: float,
+        stores: Sequence[str] = (DEFAULT_STORE,),
+        has_encoders: bool = True,
         with_backlog: bool = False,
     ) -> FlightClaim:
         """Join `requesters` to the flight; become its owner where there is none.
@@ -120,79 +135,106 @@ class SingleFlight:
             job_id: of the job to publish, unless one is in flight.
             attempt: of that job, unless Redis knows better.
             ttl_s: seconds until none of these waits any more.
-            with_backlog: an owner gets the backlog too, before it publishes.
+            stores: to whose encoders the job may go.
+            has_encoders: each of them has some, so a job that waits for another's encoders is claimed anew.
+            with_backlog: an owner gets the backlogs of `stores` too, before it publishes.
         """
         reply = await self._run(
-            CLAIM, mm_hash, namespace_digest, _fields(requesters),
+            CLAIM, mm_hash, self._streams(namespace_digest, stores), _fields(requesters),
             mode=mode, job=job_id, attempt=attempt, max_attempts=max_attempts, ttl_ms=_ms(ttl_s),
             claim_ms=_ms(PUBLISH_LEASE_S), max_sends=MAX_SENDS, group=ENCODERS_GROUP,
-            with_backlog=int(with_backlog),
+            with_backlog=int(with_backlog), may_move=int(has_encoders),
         )  # fmt: skip
-        result, its_job, its_attempt, metadata, failure, *backlog = reply
+        result, its_job, its_attempt, metadata, failure, *found = reply
         return FlightClaim(
             ClaimResult(result.decode()),
             JobId(its_job.decode()),
             int(its_attempt),
             EncoderCacheMetadata.model_validate_json(metadata) if metadata else None,
             EncodeFailed.model_validate_json(failure) if failure else None,
-            _backlog(*backlog) if backlog else None,
+            _backlogs(stores, found[0]) if found else None,
         )
 
     async def publish_job(
         self,
         job: EncodeJob,
         *,
+        store: str = DEFAULT_STORE,
+        spare_after_ms: int | None = None,
         traceparent: str | None = None,
         remaining_ms: int | None = None,
         blob: bytes | None = None,
     ) -> str | None:
-        """Put the job of a claimed flight on the stream, once, however often it is asked.
+        """Put the job of a claimed flight on the stream of `store`, once, however often it is asked.
+
+        `spare_after_ms`: as in `codec.encode`.
 
         Returns:
             The entry's id; None: the flight is not this job's any more.
         """
-        fields = codec.encode(job, traceparent=traceparent, remaining_ms=remaining_ms, blob=blob)
-        ttl_ms = max(_ms(JOBS_TTL_S), remaining_ms or 0)
-        reply = await self._run(
-            PUBLISH, job.mm_hash, job.namespace_digest, _flat(fields), job=job.job_id, ttl_ms=ttl_ms
+        fields = codec.encode(
+            job,
+            traceparent=traceparent,
+            remaining_ms=remaining_ms,
+            blob=blob,
+            spare_after_ms=spare_after_ms,
         )
+        ttl_ms = max(_ms(JOBS_TTL_S), remaining_ms or 0)
+        streams = self._streams(job.namespace_digest, [store])
+        reply = await self._run(PUBLISH, job.mm_hash, streams, _flat(fields), job=job.job_id, ttl_ms=ttl_ms)
         return reply.decode() or None
 
-    async def leave_flight(
-        self, mm_hash: str, keys: Iterable[RequesterKey], *, namespace_digest: str
-    ) -> bool:
+    async def leave_flight(self, mm_hash: str, keys: Iterable[RequesterKey]) -> bool:
         """These wait no more. True: none is left, and the job, which no encoder had, was dropped."""
-        reply = await self._run(LEAVE, mm_hash, namespace_digest, map(_field, keys), group=ENCODERS_GROUP)
+        reply = await self._run(LEAVE, mm_hash, rest=map(_field, keys), group=ENCODERS_GROUP)
         return bool(reply)
 
-    async def read_backlog(self, namespace_digest: str) -> Backlog:
-        """Of the namespace's jobs."""
-        keys = [self._names.encode_jobs(namespace_digest)]
-        return _backlog(*await self._call(READ_BACKLOG, keys, READ_BACKLOG.arguments(group=ENCODERS_GROUP)))
+    async def read_backlogs(
+        self, namespace_digest: str, stores: Sequence[str] = (DEFAULT_STORE,)
+    ) -> Backlogs:
+        """Of the namespace's jobs at each of `stores`."""
+        keys = self._streams(namespace_digest, stores)
+        reply = await self._call(READ_BACKLOG, keys, READ_BACKLOG.arguments(group=ENCODERS_GROUP))
+        return _backlogs(stores, reply)
 
     # ---- encoders --------------------------------------------------------------------------------
     async def start_job(
-        self, job: EncodeJob, entry_id: str, encoder: str, *, lease_s: float, ttl_s: float
+        self,
+        job: EncodeJob,
+        entry_id: str,
+        encoder: str,
+        *,
+        lease_s: float,
+        ttl_s: float,
+        stream: str | None = None,
     ) -> tuple[StartResult, tuple[Requester, ...]]:
-        """`encoder` took `job` from the stream. Returns whether to work on it, and its requesters.
+        """`encoder` took `job` from `stream`. Returns whether to work on it, and its requesters.
 
         An entry that was taken over is started anew; a second entry of the same job is not, while the
         encoder of the first renews its lease. What is gone is not for an encoder that is about to begin; one
         that has begun cannot know from it that none waits.
         """
         reply = await self._run(
-            START, job.mm_hash, job.namespace_digest, _fields(job.requesters),
+            START, job.mm_hash, [stream or self._names.encode_jobs(job.namespace_digest)],
+            _fields(job.requesters),
             job=job.job_id, entry=entry_id, encoder=encoder, lease_ms=_ms(lease_s),
             ttl_ms=_ms(max(ttl_s, lease_s)), attempt=job.attempt,
         )  # fmt: skip
         return StartResult(reply[0].decode()), _requesters(reply[1:])
 
     async def renew_job(
-        self, mm_hash: str, job_id: str, entry_id: str, encoder: str, *, lease_s: float
+        self,
+        mm_hash: str,
+        job_id: str,
+        entry_id: str,
+        encoder: str,
+        *,
+        lease_s: float,
+        stream: str,
     ) -> bool:
         """`encoder` still works on the job. False: another one does, or Redis knows nothing of it."""
         reply = await self._run(
-            RENEW, mm_hash, job=job_id, entry=entry_id, encoder=encoder, lease_ms=_ms(lease_s)
+            RENEW, mm_hash, [stream], job=job_id, entry=entry_id, encoder=encoder, lease_ms=_ms(lease_s)
         )
         return bool(reply)
 
@@ -239,15 +281,16 @@ class SingleFlight:
         self,
         script: LuaScript,
         mm_hash: str,
-        namespace_digest: str | None = None,
+        streams: Iterable[str] = (),
         rest: Iterable[Value] = (),
         **named: Value,
     ) -> Any:
-        """Run a step of the item's flight; with `namespace_digest` one that needs the stream of its jobs."""
-        keys = [self._names.inflight(mm_hash)]
-        if namespace_digest is not None:
-            keys.append(self._names.encode_jobs(namespace_digest))
+        """Run a step of the item's flight; `streams`: those besides the one that the flight notes."""
+        keys = [self._names.inflight(mm_hash), *streams]
         return await self._call(script, keys, script.arguments(rest, **named))
+
+    def _streams(self, namespace_digest: str, stores: Iterable[str]) -> list[str]:
+        return [self._names.encode_jobs(namespace_digest, each) for each in stores]
 
     async def _call(self, script: LuaScript, keys: list[str], arguments: list[Value]) -> Any:
         registered = self._registered[script]
@@ -257,8 +300,10 @@ class SingleFlight:
         return reply
 
 
-def _backlog(num_jobs: int, age_ms: int) -> Backlog:
-    return Backlog(num_jobs, max(0, age_ms) / 1000)
+def _backlogs(stores: Sequence[str], reply: Sequence[int]) -> Backlogs:
+    pairs = zip(reply[::2], reply[1::2], strict=True)
+    found = [Backlog(num_jobs, max(0, age_ms) / 1000) for num_jobs, age_ms in pairs]
+    return dict(zip(stores, found, strict=True))
 
 
 def _field(key: RequesterKey) -> str:

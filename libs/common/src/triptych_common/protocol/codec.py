@@ -8,6 +8,7 @@ A stream entry has the fields
     tp      W3C traceparent                            (optional)
     ttl_ms  milliseconds left until the deadline       (optional)
     blob    bytes that go with the message, e.g. media (optional)
+    spare_after_ms  of a job: when encoders of other stores may take it; without it, never (optional)
 
 A frame on the socket is the length of its body as 4 bytes, big endian, then the body as JSON.
 Everything is validated strictly when it is read: no coercion, no unknown field.
@@ -59,8 +60,12 @@ def encode(
     traceparent: str | None = None,
     remaining_ms: int | None = None,
     blob: bytes | None = None,
+    spare_after_ms: int | None = None,
 ) -> dict[bytes, bytes]:
     """Fields of the stream entry for `message`.
+
+    `spare_after_ms`: consumers for which the entry is not meant in the first place may take it when it has
+    waited for so long; None: not while others may come for it.
 
     Raises:
         TypeError: not a message of the bus.
@@ -74,6 +79,8 @@ def encode(
         fields[b"ttl_ms"] = str(remaining_ms).encode()
     if blob is not None:
         fields[b"blob"] = blob
+    if spare_after_ms is not None:
+        fields[b"spare_after_ms"] = str(spare_after_ms).encode()
     return fields
 
 

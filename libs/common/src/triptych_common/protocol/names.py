@@ -4,7 +4,10 @@ import re
 from dataclasses import dataclass
 
 ENCODERS_GROUP = "encoders"
-"""Consumer group of a namespace's `encode-jobs`: whichever of its encoders is free takes the next job."""
+"""Consumer group of an `encode-jobs` stream: whichever of its encoders is free takes the next job."""
+
+DEFAULT_STORE = "store-0"
+"""A cache_store's name unless its operator gives it another one: a single host needs no other."""
 
 OWNER_GROUP = "owner"
 """Consumer group of a stream that only one instance reads."""
@@ -13,8 +16,8 @@ INBOX_TTL_S = 300
 """An inbox is gone this long after its owner's last heartbeat and the last message to it."""
 
 JOBS_TTL_S = 300
-"""A namespace's jobs are gone this long after its encoders' last heartbeat and the last job, but not while
-a requester may still wait for one of them."""
+"""A stream of jobs is gone this long after its encoders' last heartbeat and the last job, but not while a
+requester may still wait for one of them."""
 
 _DEPLOYMENT = re.compile(r"[A-Za-z0-9._-]{1,100}")
 
@@ -37,9 +40,9 @@ class StreamNames:
         return ":".join(("triptych", self.deployment, *parts))
 
     # ---- streams ----
-    def encode_jobs(self, namespace_digest: str) -> str:
-        """Gateways -> the encoders of one namespace, group `ENCODERS_GROUP`."""
-        return self._key("encode-jobs", namespace_digest)
+    def encode_jobs(self, namespace_digest: str, store: str = DEFAULT_STORE) -> str:
+        """Gateways -> the encoders of one namespace that write to `store`, group `ENCODERS_GROUP`."""
+        return self._key("encode-jobs", namespace_digest, store)
 
     def metadata(self, instance: str) -> str:
         """Encoders -> one prefill_decode."""
@@ -94,6 +97,10 @@ class StreamNames:
         """The flight of an item: its encoder, and the requesters that wait for it."""
         return self._key("inflight", mm_hash)
 
+    def had_encoder(self, namespace_digest: str) -> str:
+        """The store of one of the namespace's encoders, until `JOBS_TTL_S` after their last heartbeat."""
+        return self._key("had-encoder", namespace_digest)
+
     @property
     def entries(self) -> str:
         """Hash: stores that have an entry, by its mm_hash (its 32 bytes). A hint: it may be evicted."""
@@ -122,6 +129,11 @@ def everything(names: StreamNames) -> str:
     return names.dead_letters.removesuffix("dead-letters") + "*"
 
 
+def all_encode_jobs(names: StreamNames) -> str:
+    """A pattern of the streams of jobs, of all namespaces and stores."""
+    return names.encode_jobs("*", "*")
+
+
 def inboxes(names: StreamNames, instance: str) -> tuple[str, ...]:
     """Every stream that `instance` alone may read, whatever its role."""
     return (
@@ -134,8 +146,8 @@ def inboxes(names: StreamNames, instance: str) -> tuple[str, ...]:
 
 
 def is_jobs(names: StreamNames, stream: str) -> bool:
-    """Whether `stream` holds the jobs of a namespace: it must not outlive its encoders and jobs for long."""
-    return stream.startswith(names.encode_jobs(""))
+    """Whether `stream` holds encode jobs: it must not outlive its encoders and jobs for long."""
+    return stream.startswith(all_encode_jobs(names).removesuffix("*:*"))
 
 
 def is_inbox(names: StreamNames, stream: str) -> bool:

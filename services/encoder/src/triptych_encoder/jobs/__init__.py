@@ -1,7 +1,8 @@
 """Encode jobs, in the host. In the order in which a job passes them.
 
-encoder_peers who else takes jobs of the namespace, and how fast; encoders share them
+encoder_peers who else takes jobs of the namespace, where, and how fast; encoders share them
 encode_speed  how fast this one is, for the others
+job_intake    jobs from the stream of its own store and, when idle, from other stores' streams
 job_runner    one delivery of a job from the stream to its ack
 job_leases    which jobs this encoder does at all; their leases in Redis; dead letters
 active_job    one job's state, its requesters, and what was sent to them

@@ -89,7 +89,7 @@ class ActiveJob:
         self.state = JobState.STARTED
         self.job = job
         self.envelope = delivery.envelope
-        self.entry_id = delivery.entry_id
+        self.entry_id, self.stream = delivery.entry_id, delivery.stream
         self._waiting = {requester_key(each): each for each in requesters}
         self.refreshed_at = time.monotonic()  # when Redis was last asked for them
         self._informed: dict[RequesterKey, Requester] = {}  # have the metadata
@@ -169,7 +169,12 @@ class ActiveJob:
         """This encoder still works on it."""
         try:
             await self._single_flight.renew_job(
-                self.job.mm_hash, self.job.job_id, self.entry_id, encoder, lease_s=lease_s
+                self.job.mm_hash,
+                self.job.job_id,
+                self.entry_id,
+                encoder,
+                lease_s=lease_s,
+                stream=self.stream,
             )
         except BusUnavailableError as error:
             log.warning("job lease not renewed", job_id=self.job.job_id, error=str(error))

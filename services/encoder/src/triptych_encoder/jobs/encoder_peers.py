@@ -1,11 +1,13 @@
-"""Which encoders take jobs of this namespace, from the registry: they share them."""
+"""Which encoders take jobs of this namespace, from the registry: those near this one share its stream."""
 
 import time
+from collections.abc import Mapping
 
 from triptych_common.bus.fair_share import Consumers, Peer
 from triptych_common.coordination import Registry
 from triptych_common.domain.errors import BusUnavailableError
-from triptych_common.protocol.messages import Role
+from triptych_common.protocol.messages import InstanceRecord, Role
+from triptych_common.protocol.names import DEFAULT_STORE
 from triptych_common.telemetry.logs import get_logger
 
 log = get_logger(__name__)
@@ -14,30 +16,48 @@ REFRESH_INTERVAL_S = 1.0
 
 
 class EncoderPeers:
-    """Not older than `REFRESH_INTERVAL_S`, while Redis is there."""
+    """Not older than `REFRESH_INTERVAL_S`, while Redis is there. Those that drain take nothing: left out."""
 
-    def __init__(self, namespace_digest: str, registry: Registry) -> None:
-        self._namespace_digest = namespace_digest
+    def __init__(self, namespace_digest: str, store: str, registry: Registry) -> None:
+        """`store`: that this encoder writes to."""
+        self.namespace_digest = namespace_digest
+        self.store = store
         self._registry = registry
-        self._consumers = Consumers()
+        self._near = Consumers()
+        self._others: dict[str, dict[str, int]] = {}
         self._refreshed_at = float("-inf")
 
     async def find(self) -> Consumers:
-        """Those that live and do not drain, this one among them, and how fast each says that it is."""
-        if time.monotonic() - self._refreshed_at > REFRESH_INTERVAL_S:
-            self._refreshed_at = time.monotonic()
-            try:
-                records = await self._registry.list_instances()
-            except BusUnavailableError as error:
-                log.warning("encoders not refreshed from the registry", error=str(error))
-                return self._consumers
-            self._consumers = Consumers(
-                {
-                    each.instance: Peer(each.row_s, each.num_slots)
-                    for each in records
-                    if each.role is Role.ENCODE
-                    and each.namespace_digest == self._namespace_digest
-                    and not each.draining
-                }
-            )
-        return self._consumers
+        """Those of this encoder's store, this one among them, and how fast each says that it is."""
+        await self._refresh()
+        return self._near
+
+    async def find_others(self) -> Mapping[str, Mapping[str, int]]:
+        """By other store: the slots of its encoders."""
+        await self._refresh()
+        return self._others
+
+    async def _refresh(self) -> None:
+        if time.monotonic() - self._refreshed_at <= REFRESH_INTERVAL_S:
+            return
+        self._refreshed_at = time.monotonic()
+        try:
+            records = await self._registry.list_instances()
+        except BusUnavailableError as error:
+            log.warning("encoders not refreshed from the registry", error=str(error))
+            return
+        encoders = [each for each in records if self._takes_jobs(each)]
+        near = [each for each in encoders if _store_of(each) == self.store]
+        self._near = Consumers({each.instance: Peer(each.row_s, each.num_slots) for each in near})
+        self._others = {}
+        for each in encoders:
+            if _store_of(each) != self.store:
+                self._others.setdefault(_store_of(each), {})[each.instance] = each.num_slots
+
+    def _takes_jobs(self, record: InstanceRecord) -> bool:
+        is_of_namespace = record.namespace_digest == self.namespace_digest
+        return record.role is Role.ENCODE and is_of_namespace and not record.draining
+
+
+def _store_of(record: InstanceRecord) -> str:
+    return record.store or DEFAULT_STORE

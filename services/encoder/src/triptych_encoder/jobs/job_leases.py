@@ -40,7 +40,7 @@ class JobLeases:
 
     async def take_job(self, delivery: Delivery, job: EncodeJob) -> ActiveJob | None:
         """A job that was taken from the stream; None: it is dropped."""
-        start, requesters = await self._start_job(job, delivery.entry_id, delivery.envelope)
+        start, requesters = await self._start_job(job, delivery.entry_id, delivery.stream, delivery.envelope)
         if not self._is_to_be_done(job, StartResult.UNWANTED if start is StartResult.GONE else start):
             return None
         return ActiveJob(
@@ -57,7 +57,9 @@ class JobLeases:
         """
         try:
             async with asyncio.timeout(ASK_LIMIT_S):
-                start, requesters = await self._start_job(active.job, active.entry_id, active.envelope)
+                start, requesters = await self._start_job(
+                    active.job, active.entry_id, active.stream, active.envelope
+                )
         except TimeoutError:
             log.info("job encoded unasked: Redis did not answer", job_id=active.job.job_id)
             return True
@@ -66,12 +68,17 @@ class JobLeases:
         return start is StartResult.GONE or self._is_to_be_done(active.job, start)
 
     async def _start_job(
-        self, job: EncodeJob, entry_id: str, envelope: Envelope
+        self, job: EncodeJob, entry_id: str, stream: str, envelope: Envelope
     ) -> tuple[StartResult, tuple[Requester, ...]]:
         """Requesters: none, where they are not known; a full Redis starts a job without recording any."""
         try:
             return await self._single_flight.start_job(
-                job, entry_id, self._instance, lease_s=self._lease_s, ttl_s=remaining_s(envelope)
+                job,
+                entry_id,
+                self._instance,
+                lease_s=self._lease_s,
+                ttl_s=remaining_s(envelope),
+                stream=stream,
             )
         except BusUnavailableError as error:  # the requesters may have changed; those known are the first
             log.warning("job started without its flight", job_id=job.job_id, error=str(error))

@@ -88,13 +88,15 @@ class JobRunner:
         self._instance = instance
         self._namespace_digest = namespace_digest
         self._telemetry = telemetry
-        self._active: dict[str, ActiveJob] = {}  # by entry id: a job may stand on the stream twice
+        self._active: dict[
+            tuple[str, str], ActiveJob
+        ] = {}  # by stream and entry: a job may stand there twice
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # by mm_hash
         self.num_encodes = 0
 
     def has_blocks(self, delivery: Delivery) -> bool:
         """Whether the job will soon be done here. Before that another encoder may have it."""
-        job = self._active.get(delivery.entry_id)
+        job = self._active.get((delivery.stream, delivery.entry_id))
         return job is not None and job.has_blocks
 
     async def run(self, delivery: Delivery) -> None:
@@ -123,7 +125,7 @@ class JobRunner:
         try:
             job = await self._leases.take_job(delivery, message)
             if job is not None:
-                self._active[delivery.entry_id] = job
+                self._active[delivery.stream, delivery.entry_id] = job
                 await self._work_on(job)
         except asyncio.CancelledError:
             if job is not None:
@@ -132,7 +134,7 @@ class JobRunner:
             await delivery.hand_back()
             raise
         finally:
-            self._active.pop(delivery.entry_id, None)
+            self._active.pop((delivery.stream, delivery.entry_id), None)
         self._telemetry.on_end(message, JobState.DROPPED if job is None else job.state)
         await delivery.ack()
 

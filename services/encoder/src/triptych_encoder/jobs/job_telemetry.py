@@ -23,8 +23,10 @@ REFUSED = "refused"  # no job of this encoder's at all: it is of another namespa
 class JobTelemetry:
     """One encoder's."""
 
-    def __init__(self, instance: str, metrics: EncoderMetrics, speed: EncodeSpeed) -> None:
+    def __init__(self, instance: str, metrics: EncoderMetrics, speed: EncodeSpeed, own_stream: str) -> None:
+        """`own_stream`: of the jobs for encoders of its store."""
         self._instance = instance
+        self._own_stream = own_stream
         self._metrics = metrics
         self._speed = speed
 
@@ -33,6 +35,8 @@ class JobTelemetry:
         """It was taken from the stream."""
         envelope, num_deliveries = delivery.envelope, delivery.num_deliveries
         self._metrics.queue_s.labels(job.modality.value).observe(envelope.queued_s)
+        if delivery.stream != self._own_stream:
+            self._metrics.spare_jobs.inc()
         if num_deliveries > 1:
             self._metrics.takeovers.inc()
             log.info("job taken over", job_id=job.job_id, num_deliveries=num_deliveries)
@@ -42,7 +46,8 @@ class JobTelemetry:
             now_ns - int(envelope.queued_s * 1e9),
             now_ns,
             traceparent=envelope.traceparent,
-            attributes=self._attributes(job) | {"triptych.num_deliveries": num_deliveries},
+            attributes=self._attributes(job)
+            | {"triptych.num_deliveries": num_deliveries, "triptych.taken_from": delivery.stream},
         )
 
     def on_end(self, job: EncodeJob, state: JobState) -> None:

@@ -3,11 +3,12 @@ are others: of its own jobs a gateway knows the rows too."""
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from cachetools import LRUCache
 
-from triptych_common.coordination import SingleFlight
+from triptych_common.coordination import Backlog
 from triptych_common.domain.errors import BusUnavailableError
 from triptych_common.telemetry.logs import get_logger
 
@@ -27,12 +28,13 @@ class _Read:
 class SharedQueue:
     """Every `READ_INTERVAL_S` at most, per namespace."""
 
-    def __init__(self, single_flight: SingleFlight) -> None:
-        self._single_flight = single_flight
+    def __init__(self, read_backlog: Callable[[str], Awaitable[Backlog]]) -> None:
+        """`read_backlog`: of the namespace of a digest."""
+        self._read_backlog = read_backlog
         self._reads: LRUCache[str, _Read] = LRUCache(MAX_NAMESPACES)
 
     async def num_others(self, namespace_digest: str, num_own: int) -> int:
-        """Jobs on the namespace's stream beyond `num_own`, which this gateway has published.
+        """Jobs on the namespace's streams beyond `num_own`, which this gateway has published.
 
         0 when Redis does not answer in time.
         """
@@ -42,7 +44,7 @@ class SharedQueue:
         num_others = 0
         try:
             async with asyncio.timeout(READ_LIMIT_S):
-                num_jobs, _ = await self._single_flight.read_backlog(namespace_digest)
+                num_jobs, _ = await self._read_backlog(namespace_digest)
                 num_others = max(0, num_jobs - num_own)
         except (BusUnavailableError, TimeoutError) as error:
             log.info("jobs of other gateways not read", error=repr(error))

@@ -5,7 +5,6 @@ encoder_return   whether an encoder that is missing may come back
 encode_wait      how long a request waits, and when it gives up encoders
 encode_orders    starts flights, handles encoders' messages, reconciles with Redis; owns what is indented
 item_table         the state of each item that a request waits for (drawn there); pure
-item_places        at which store encoders make items, or have them, where there are several; pure
 media_cache        media bytes while a request needs them, served to encoders
 sizes              placeholder sizes, in memory and in Redis
 item_queue         the items that a step is due for; new orders take turns there

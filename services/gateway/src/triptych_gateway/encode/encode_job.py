@@ -14,6 +14,7 @@ from triptych_gateway.encode.media_cache import MEDIA_PATH
 from triptych_gateway.encode.media_wait import MediaWait
 
 MIN_REMAINING_S = 0.05
+RETRIED_KINDS = frozenset({FailureKind.ENCODER_ERROR, FailureKind.MEDIA_GONE, FailureKind.EXPIRED})
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,10 @@ class OrderLimits:
     def is_inline(self, num_bytes: int) -> bool:
         """Whether so many bytes of media travel inside their job."""
         return num_bytes <= self.inline_media_bytes
+
+    def may_retry(self, kind: FailureKind | None, num_attempts: int) -> bool:
+        """Whether another job can help an item after so many, of which the last one failed so."""
+        return kind in RETRIED_KINDS and num_attempts < self.attempts_after(kind)
 
     def attempts_after(self, kind: FailureKind | None) -> int:
         """How many jobs an item may cost, over all gateways, when the last one failed so (None: none did).

@@ -3,8 +3,8 @@
 The item table is what is needed; a step makes Redis agree with it, one step at a time per item. So the
 order in which requests come and go does not matter, nor what gets lost: the next step mends it. A step is
 due when something changed, and every `flight_check_s` for what is still unanswered: then a job that was
-lost is sent again, under its own id. Steps are taken by tasks of their own, not by the request that was
-first: a client that goes away must not take the others' job along.
+lost is sent again, under its own id. Steps are tasks of their own: a client that goes away must not take
+the others' job along.
 """
 
 import asyncio
@@ -27,20 +27,19 @@ from triptych_common.protocol.messages import (
     requester_key,
 )
 from triptych_common.telemetry.logs import get_logger
-from triptych_gateway.encode.encode_job import OrderLimits, encode_job, place_of, remaining_s, requesters_of
+from triptych_gateway.encode.encode_job import OrderLimits, place_of, remaining_s, requesters_of
 from triptych_gateway.encode.flight_requests import FlightRequests, failed_order, failure_of
-from triptych_gateway.encode.item_places import ItemPlaces
 from triptych_gateway.encode.item_queue import ItemQueue
 from triptych_gateway.encode.item_table import Item, ItemFailure, ItemState, ItemTable
 from triptych_gateway.encode.job_window import JobWindow
-from triptych_gateway.encode.media_cache import MediaCache
+from triptych_gateway.encode.media_cache import MediaCache, MediaReadError
 from triptych_gateway.encode.media_wait import MediaWait
 from triptych_gateway.encode.sizes import ItemSizes, SizesCache
+from triptych_gateway.locality.encode_stores import EncodeStores
+from triptych_gateway.locality.item_places import ItemPlaces
 from triptych_gateway.metrics import GatewayMetrics
 
 log = get_logger(__name__)
-
-RETRIED_KINDS = frozenset({FailureKind.ENCODER_ERROR, FailureKind.MEDIA_GONE, FailureKind.EXPIRED})
 
 
 class EncodeOrders:
@@ -58,19 +57,18 @@ class EncodeOrders:
         sizes: SizesCache,
         limits: OrderLimits,
         window: JobWindow,
+        stores: EncodeStores,
         metrics: GatewayMetrics,
         places: ItemPlaces | None = None,  # None: one store is all there is
     ) -> None:
-        self._gateway = gateway
-        self._media_cache = media_cache
+        self._gateway, self._media_cache = gateway, media_cache
         self.sizes = sizes
         self.places = places or ItemPlaces(lambda: False)
-        self._limits = limits
-        self._metrics = metrics
+        self._limits, self._stores, self._metrics = limits, stores, metrics
         self._media_waits: dict[RequestId, MediaWait] = {}
         self.queue, self.table = ItemQueue(window), ItemTable()  # bounded by each other, and by flights
         metrics.encodes_in_flight.set_function(lambda: sum(item.in_flight for item in self.table))
-        self.flight_requests = FlightRequests(single_flight, limits)
+        self.flight_requests = FlightRequests(single_flight, limits, stores, self.queue)
 
     # ---- a request's side ------------------------------------------------------------------------
     @asynccontextmanager
@@ -141,7 +139,7 @@ class EncodeOrders:
     def order_near(self, mm_hash: MmHash, store: str | None) -> None:
         """Order an item that some request waits for: at those of `store`, if it has any; None: anywhere."""
         if (item := self.table.get(mm_hash)) is not None:
-            self._order_item(item)
+            self._order_item(item, only_near=store)
 
     def order_all(self, media_wait: MediaWait) -> None:
         """Order every item of `media_wait`, also those whose sizes are known: their tensors may be gone."""
@@ -149,13 +147,19 @@ class EncodeOrders:
             self._order_item(item, of_request=media_wait.request_id)
 
     def _order_item(
-        self, item: Item, *, of_request: RequestId | None = None, retry_of: FailureKind | None = None
+        self,
+        item: Item,
+        *,
+        of_request: RequestId | None = None,
+        retry_of: FailureKind | None = None,
+        only_near: str | None = None,
     ) -> None:
         """`of_request`: which asks for it, so it may be refused; its jobs are published in order."""
         job_id, waits = JobId(f"job-{uuid4().hex}"), self._waits_of(item.request_ids)
-        if self.table.order_item(item.mm_hash, job_id, retry_of=retry_of, now=time.monotonic()):
+        now = time.monotonic()
+        if self.table.order_item(item.mm_hash, job_id, retry_of=retry_of, only_near=only_near, now=now):
             if of_request is not None:  # what a request needs that was let in is not refused any more
-                refusal = self.flight_requests.refusal(self.queue, item, waits, job_id)
+                refusal = self.flight_requests.refusal(item, waits, job_id)
                 if refusal is not None:
                     self._fail_job(item.mm_hash, job_id, refusal, is_final=True)
                     return
@@ -182,8 +186,9 @@ class EncodeOrders:
         elif isinstance(message, EncodeCompleted):
             self._on_completed(message)
         elif isinstance(message, EncodeFailed):
-            fields = message.model_dump(include={"job_id", "kind", "detail", "encoder"})
-            log.warning("encode failed", **fields)
+            log.warning(
+                "encode failed", **message.model_dump(include={"job_id", "kind", "detail", "encoder"})
+            )
             self._on_failed(message)
         elif isinstance(message, EncodeNeeded):
             self._on_needed(message)
@@ -195,6 +200,7 @@ class EncodeOrders:
         mm_hash, sizes = MmHash(message.mm_hash), ItemSizes.of(message)
         is_changed = self.sizes.put_local(mm_hash, sizes)
         self.places.note_metadata(message)
+        self._stores.on_metadata(message)
         ordered = self.table.get(mm_hash)
         if message.sealed:
             self.queue.end_job(mm_hash)
@@ -266,10 +272,9 @@ class EncodeOrders:
         if item is None:
             return
         in_time = [each for each in media_waits if each.deadline > time.monotonic()]
-        is_useful = failure.kind in RETRIED_KINDS and not is_final
-        if is_useful and item.num_attempts < self._limits.attempts_after(failure.kind) and in_time:
+        if in_time and not is_final and self._limits.may_retry(failure.kind, item.num_attempts):
             self._metrics.retries.inc()
-            self._order_item(item, retry_of=failure.kind)
+            self._order_item(item, retry_of=failure.kind, only_near=item.only_near)
             return
         for media_wait in media_waits:
             media_wait.fail_item(mm_hash, failure)
@@ -365,7 +370,7 @@ class EncodeOrders:
                     self._metrics.jobs_sent_again.inc()
                 else:
                     self._metrics.items.labels("ordered").inc()
-                await self._publish(claim, mm_hash, media_waits, requesters)
+                await self._publish(claim, item, media_waits, requesters)
             case ClaimResult.JOINED:
                 if not was_claimed:
                     self._note_joined(mm_hash, media_waits)
@@ -378,23 +383,20 @@ class EncodeOrders:
     async def _publish(
         self,
         claim: FlightClaim,
-        mm_hash: MmHash,
+        item: Item,
         media_waits: list[MediaWait],
         requesters: tuple[Requester, ...],
     ) -> None:
-        media = self._media_cache.media_of(mm_hash)
+        media = self._media_cache.media_of(item.mm_hash)
         if media is None:
             return  # all requests went away, so it is queued
-        token, num_bytes, blob = media.token, media.num_bytes, None
-        if self._limits.is_inline(num_bytes):
-            try:
-                blob = await media.fetch()
-            except RequestError as error:
-                self.on_media_failed(mm_hash, error)
-                return
-        lane = self.queue.lane_held(mm_hash)
-        job = encode_job(mm_hash, claim, media_waits, requesters, lane, token, num_bytes, self._limits)
-        if await self.flight_requests.publish_job(job, blob, media_waits):
-            self.queue.confirm_job(mm_hash)
-        else:
-            self._queue_step(mm_hash, check=True)
+        try:
+            place = await self.flight_requests.publish_job(item, claim, media, media_waits, requesters)
+        except MediaReadError as failure:
+            self.on_media_failed(item.mm_hash, failure.error)
+            return
+        if place is None:
+            self._queue_step(item.mm_hash, check=True)
+            return
+        self.queue.confirm_job(item.mm_hash, place.store)
+        self._metrics.encode_places.labels(place.reason.value).inc()

@@ -9,17 +9,21 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from triptych_common.coordination import FlightClaim, SingleFlight
+from triptych_common.coordination import Backlog, Backlogs, FlightClaim, SingleFlight, merge_backlogs
 from triptych_common.coordination.single_flight import ClaimMode
 from triptych_common.domain.errors import BusUnavailableError, RequestError
 from triptych_common.protocol.ids import JobId, MmHash
-from triptych_common.protocol.messages import EncodeJob, FailureKind, Requester, RequesterKey, requester_key
+from triptych_common.protocol.messages import FailureKind, Requester, RequesterKey, requester_key
+from triptych_common.telemetry import record_span
 from triptych_common.telemetry.logs import get_logger
-from triptych_gateway.encode.encode_job import OrderLimits, place_of, remaining_s
+from triptych_gateway.encode.encode_job import OrderLimits, encode_job, place_of, remaining_s
 from triptych_gateway.encode.item_queue import ItemQueue
 from triptych_gateway.encode.item_table import Item, ItemFailure
 from triptych_gateway.encode.job_queue import READ_INTERVAL_S, JobQueue
+from triptych_gateway.encode.media_cache import MediaReadError, MediaSlot
 from triptych_gateway.encode.media_wait import MediaWait
+from triptych_gateway.locality.encode_stores import EncodeStores
+from triptych_gateway.locality.job_place import JobPlace
 
 log = get_logger(__name__)
 
@@ -30,7 +34,6 @@ EXPIRY_GRACE_S = 1.0  # beyond the last deadline: the encoder's own report comes
 class _Sent:
     """The requesters of one item that Redis may know of."""
 
-    namespace_digest: str  # of the item
     keys: set[RequesterKey] = field(default_factory=set)
     until: float = 0.0  # monotonic seconds; Redis drops them by itself then
 
@@ -38,8 +41,12 @@ class _Sent:
 class FlightRequests:
     """Per item what was sent to Redis, and is not known to be gone there."""
 
-    def __init__(self, single_flight: SingleFlight, limits: OrderLimits) -> None:
+    def __init__(
+        self, single_flight: SingleFlight, limits: OrderLimits, stores: EncodeStores, queue: ItemQueue
+    ) -> None:
         self._single_flight = single_flight
+        self._stores = stores
+        self._queue = queue
         self._job_queue = JobQueue(limits.max_queued_jobs, limits.max_queue_age_s)
         self._limits = limits
         self._sent: dict[MmHash, _Sent] = {}
@@ -65,7 +72,7 @@ class FlightRequests:
         """
         mode: ClaimMode = "check" if item.is_claimed else "retry" if item.is_retry else "new"
         namespace_digest, ttl_s = media_waits[0].namespace_digest, remaining_s(media_waits) + EXPIRY_GRACE_S
-        sent = self._sent.setdefault(item.mm_hash, _Sent(namespace_digest))
+        sent = self._sent.setdefault(item.mm_hash, _Sent())
         sent.keys.update(map(requester_key, requesters))
         sent.until = max(sent.until, time.monotonic() + ttl_s)
         claim = await self._single_flight.claim_flight(
@@ -77,17 +84,36 @@ class FlightRequests:
             attempt=item.num_attempts,
             max_attempts=self._limits.attempts_after(item.retry_of),
             ttl_s=ttl_s,
+            stores=self._stores.stores_of(namespace_digest),
+            has_encoders=self._stores.has_encoders(namespace_digest),
             with_backlog=self._job_queue.needs_reading(namespace_digest, time.monotonic()),
         )
-        if claim.backlog is not None:
-            self._job_queue.note_backlog(namespace_digest, claim.backlog, time.monotonic())
+        if claim.backlogs is not None:
+            self._note_backlogs(namespace_digest, claim.backlogs)
         return claim
 
-    def refusal(
-        self, queue: ItemQueue, item: Item, media_waits: list[MediaWait], job_id: JobId
-    ) -> ItemFailure | None:
-        """Why an order may not wait in `queue`: too much of its flow does already, or for too long."""
-        now = time.monotonic()
+    def _note_backlogs(self, namespace_digest: str, backlogs: Backlogs) -> Backlog:
+        now, whole = time.monotonic(), merge_backlogs(backlogs)
+        self._stores.note_backlogs(
+            namespace_digest, backlogs, self._queue.num_by_store(namespace_digest), now
+        )
+        self._job_queue.note_backlog(namespace_digest, whole, now)
+        return whole
+
+    async def read_backlog(self, namespace_digest: str) -> Backlog:
+        """What waits on the namespace's streams, together.
+
+        Raises:
+            BusUnavailableError
+        """
+        stores = self._stores.stores_of(namespace_digest)
+        return self._note_backlogs(
+            namespace_digest, await self._single_flight.read_backlogs(namespace_digest, stores)
+        )
+
+    def refusal(self, item: Item, media_waits: list[MediaWait], job_id: JobId) -> ItemFailure | None:
+        """Why an order may not wait: too much of its flow does already, or for too long."""
+        now, queue = time.monotonic(), self._queue
         _, place = place_of(item.mm_hash, media_waits, queue, item.ordered_at)
         if place is None:
             return None
@@ -99,41 +125,87 @@ class FlightRequests:
             return failed_order(error, job_id)
         return None
 
-    async def run_room_reads(self, queue: ItemQueue) -> None:
-        """While orders of `queue` wait for room, read how much there is. Never returns."""
+    async def run_room_reads(self) -> None:
+        """While orders wait for room, read how much there is. Never returns."""
         while True:
-            for namespace_digest in await queue.wait_held_back():
+            for namespace_digest in await self._queue.wait_held_back():
                 try:
                     async with asyncio.timeout(self._limits.publish_timeout_s):
-                        backlog = await self._single_flight.read_backlog(namespace_digest)
+                        backlog = await self.read_backlog(namespace_digest)
                 except (BusUnavailableError, TimeoutError) as error:
-                    log.info("room on the stream of jobs not read", error=repr(error))
+                    log.info("room on the streams of jobs not read", error=repr(error))
                     continue
-                self._job_queue.note_backlog(namespace_digest, backlog, time.monotonic())
-                queue.note_stream(namespace_digest, backlog.num_jobs)
+                self._queue.note_stream(namespace_digest, backlog.num_jobs)
             await asyncio.sleep(READ_INTERVAL_S)
 
     async def withdraw_claim(self, mm_hash: MmHash, keys: set[RequesterKey]) -> None:
         """End a claim that is not needed any more: no other gateway may wait for this one to publish."""
-        sent = self._sent[mm_hash]
-        await self._single_flight.leave_flight(mm_hash, keys, namespace_digest=sent.namespace_digest)
-        sent.keys -= keys
+        await self._single_flight.leave_flight(mm_hash, keys)
+        self._sent[mm_hash].keys -= keys
 
-    async def publish_job(self, job: EncodeJob, blob: bytes | None, media_waits: list[MediaWait]) -> bool:
-        """Publish the job of a claimed flight. False: Redis has lost the flight since it was claimed.
+    async def publish_job(
+        self,
+        item: Item,
+        claim: FlightClaim,
+        media: MediaSlot,
+        media_waits: list[MediaWait],
+        requesters: tuple[Requester, ...],
+    ) -> JobPlace | None:
+        """Publish the job of a claimed flight, where its item is needed or is had sooner.
+
+        Returns:
+            Where; None: Redis has lost the flight since it was claimed.
 
         Raises:
+            MediaReadError: the media that were to travel with the job are gone.
             RequestError: 429, no encoder takes jobs.
             BusUnavailableError: Redis may have the job all the same.
         """
-        self._job_queue.admit_job(job.namespace_digest)
+        began_ns, token, num_bytes, blob = time.time_ns(), media.token, media.num_bytes, None
+        if self._limits.is_inline(num_bytes):
+            try:
+                blob = await media.fetch()
+            except RequestError as error:
+                raise MediaReadError(error) from error
+        lane, limits = self._queue.lane_held(item.mm_hash), self._limits
+        job = encode_job(item.mm_hash, claim, media_waits, requesters, lane, token, num_bytes, limits)
+        digest, first = job.namespace_digest, media_waits[0]
+        self._job_queue.admit_job(digest)
+        place = self._stores.choose(
+            digest,
+            item.mm_hash,
+            job.modality,
+            job.image,
+            num_rows=None if item.sizes is None else item.sizes.num_embeds,
+            prefill_decode=first.prefill_decode,
+            num_own=self._queue.num_by_store(digest),
+            only_near=item.only_near,
+            now=time.monotonic(),
+        )
         entry_id = await self._single_flight.publish_job(
             job,
-            traceparent=media_waits[0].traceparent,
+            store=place.store,
+            spare_after_ms=place.spare_after_ms,
+            traceparent=first.traceparent,
             remaining_ms=int(remaining_s(media_waits) * 1000),
             blob=blob,
         )
-        return entry_id is not None
+        if entry_id is None:
+            return None
+        for media_wait in media_waits:
+            media_wait.note_placed(item.mm_hash, place)
+        record_span(
+            "gateway.publish_job",
+            began_ns,
+            time.time_ns(),
+            traceparent=first.traceparent,
+            attributes={
+                "triptych.job_id": job.job_id,
+                "triptych.encode_place": place.reason.value,
+                "triptych.encode_store": place.store,
+            },
+        )
+        return place
 
     async def leave_all_but(self, mm_hash: MmHash, keys: set[RequesterKey]) -> bool:
         """End all waits for the item but those of `keys`. True: no request waits, and its job was dropped."""
@@ -144,9 +216,7 @@ class FlightRequests:
         if gone:
             try:
                 async with asyncio.timeout(self._limits.publish_timeout_s):
-                    is_dropped = await self._single_flight.leave_flight(
-                        mm_hash, gone, namespace_digest=sent.namespace_digest
-                    )
+                    is_dropped = await self._single_flight.leave_flight(mm_hash, gone)
             except (BusUnavailableError, TimeoutError) as error:
                 log.warning(
                     "requesters could not be removed from a flight", mm_hash=mm_hash, error=repr(error)

@@ -261,9 +261,13 @@ class ItemQueue:
         self._requests.move_to_end(name, last=False)
 
     # ---- room ------------------------------------------------------------------------------------
-    def confirm_job(self, mm_hash: MmHash) -> None:
-        """The job of the item that is stepped was published here."""
-        self._window.confirm_job(mm_hash)
+    def confirm_job(self, mm_hash: MmHash, store: str) -> None:
+        """The job of the item that is stepped was published here, for the encoders of `store`."""
+        self._window.confirm_job(mm_hash, store)
+
+    def num_by_store(self, namespace_digest: str) -> Counter[str]:
+        """Jobs that were published here and have not ended, by the store whose encoders they are for."""
+        return self._window.num_by_store(namespace_digest)
 
     def has_job(self, mm_hash: MmHash) -> bool:
         """The item's job was published here and has not ended, or is about to be published."""
@@ -279,7 +283,7 @@ class ItemQueue:
             self._changed.set()
 
     def note_stream(self, namespace_digest: str, num_jobs: int) -> None:
-        """The namespace's stream holds so many jobs, of all gateways."""
+        """The namespace's streams hold so many jobs, of all gateways."""
         self._window.note_stream(namespace_digest, num_jobs)
         self._changed.set()
 

@@ -65,6 +65,7 @@ class Item:
     num_attempts: int = 0  # jobs since the last success, over all gateways as far as they are known
     failure: ItemFailure | None = None
     ordered_at: float = 0.0  # monotonic seconds: when the job in flight was ordered
+    only_near: str | None = None  # the store whose encoders alone shall have that job, if it has any
     request_ids: set[RequestId] = field(default_factory=set)
 
     @property
@@ -124,7 +125,13 @@ class ItemTable:
                 transition(item, ItemState.SIZED)
 
     def order_item(
-        self, mm_hash: MmHash, job_id: JobId, *, retry_of: FailureKind | None = None, now: float = 0.0
+        self,
+        mm_hash: MmHash,
+        job_id: JobId,
+        *,
+        retry_of: FailureKind | None = None,
+        only_near: str | None = None,
+        now: float = 0.0,
     ) -> bool:
         """A job is about to be asked for. False: one is in flight already, ask for none."""
         item = self._items.get(mm_hash)
@@ -132,7 +139,7 @@ class ItemTable:
             return False
         transition(item, ItemState.SIZING if item.sizes is None else ItemState.SIZED)
         item.job_id, item.ordered_at = job_id, now
-        item.is_claimed, item.retry_of = False, retry_of
+        item.is_claimed, item.retry_of, item.only_near = False, retry_of, only_near
         item.num_attempts += 1
         item.failure = None
         return True

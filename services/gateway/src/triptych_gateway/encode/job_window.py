@@ -1,15 +1,18 @@
 """JobWindow: how many jobs this gateway may have with encoders, so that the others wait here, in turns. Pure.
 
-What is on a namespace's stream goes in the order in which it was published, so no more is published than its
-encoders can take into their hands: `num_slots` of all of them together. The last of them (`num_spare`) are
-for flows that have no job there: such a flow need not wait for another's job to end.
+What is on a stream goes in the order in which it was published, so no more is published than a namespace's
+encoders can take into their hands: `num_slots` of all of them together, over the streams of all stores. The
+last of them (`num_spare`) are for flows that have no job there: such a flow need not wait for another's job
+to end.
 
 Several gateways share the slots. Each may always have an equal part of them, at least one job. Beyond that it
-goes by what it last read of the stream's length: of the places that were free it may take an equal part, so
+goes by what it last read of the streams' lengths: of the places that were free it may take an equal part, so
 that those who read at once do not take the same places; and a job of its own that ends leaves its place to
 the next one that waits. With S places and G gateways that know of each other no more than 3 S + G jobs are on
-the stream, whatever each of them reads when: while there are S or more, no reading allows any; what was
+the streams, whatever each of them reads when: while there are S or more, no reading allows any; what was
 allowed before and is not used is S + G at most, and equal parts are S together. After a few readings it is S.
+A gateway that does not know of a store yet reads less than there is, by that store's jobs, until its next
+read of the registry.
 """
 
 import math
@@ -28,11 +31,12 @@ class _Job:
     namespace_digest: str
     flow: str
     is_published: bool = False
+    store: str | None = None  # whose encoders it was published for
 
 
 @dataclass(slots=True)
 class _Read:
-    """What was read of a namespace's stream."""
+    """What was read of a namespace's streams."""
 
     num_jobs: int  # of all gateways
     num_own: int  # of them, and of those that others took the places of at once
@@ -81,10 +85,18 @@ class JobWindow:
             self._jobs[mm_hash] = _Job(namespace_digest, flow)
             self._by_flow[namespace_digest][flow] += 1
 
-    def confirm_job(self, mm_hash: MmHash) -> None:
-        """It is published."""
+    def confirm_job(self, mm_hash: MmHash, store: str) -> None:
+        """It is published, for the encoders of `store`."""
         if mm_hash in self._jobs:
-            self._jobs[mm_hash].is_published = True
+            job = self._jobs[mm_hash]
+            job.is_published, job.store = True, store
+
+    def num_by_store(self, namespace_digest: str) -> Counter[str]:
+        """Jobs that were published here and have not ended."""
+        jobs = self._jobs.values()
+        return Counter(
+            each.store for each in jobs if each.store and each.namespace_digest == namespace_digest
+        )
 
     def end_unpublished(self, mm_hash: MmHash) -> bool:
         """The step that was to publish it has ended. True: it was published."""
@@ -108,7 +120,7 @@ class JobWindow:
         return True
 
     def note_stream(self, namespace_digest: str, num_jobs: int) -> None:
-        """The namespace's stream holds `num_jobs`, of all gateways: those that wait, and those in hand."""
+        """The namespace's streams hold `num_jobs`, of all gateways: those that wait, and those in hand."""
         self._reads[namespace_digest] = _Read(num_jobs, self.num_jobs(namespace_digest))
 
     def forget_streams(self) -> None:

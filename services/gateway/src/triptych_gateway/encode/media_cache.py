@@ -16,6 +16,14 @@ MEDIA_PATH = "/internal/media"
 _TOKEN_BYTES = 32
 
 
+class MediaReadError(Exception):
+    """The media of a job cannot be had; `error` is what the requests that wait for it are told."""
+
+    def __init__(self, error: RequestError) -> None:
+        super().__init__(error.message)
+        self.error = error
+
+
 @dataclass(eq=False, slots=True)
 class MediaSlot:
     """One item's bytes: those of each request that holds it, as a file of one may be deleted."""

@@ -13,6 +13,7 @@ from triptych_common.protocol.transfers import EntryPlace
 from triptych_gateway.encode.item_table import ItemFailure
 from triptych_gateway.encode.sizes import ItemSizes
 from triptych_gateway.errors import EncodeUnavailableError, unavailable
+from triptych_gateway.locality.job_place import JobPlace
 from triptych_gateway.request.media import TakenItem
 from triptych_gateway.request.prompt_length import too_long
 from triptych_gateway.tracing.item_timing import ItemSource, ItemTiming
@@ -99,6 +100,11 @@ class MediaWait:
         """An encoder is asked for the item."""
         if (timing := self.timings.get(mm_hash)) is not None:
             timing.on_ordered(time.monotonic())
+
+    def note_placed(self, mm_hash: MmHash, place: JobPlace) -> None:
+        """Its job is published, for the encoders of a store."""
+        if (timing := self.timings.get(mm_hash)) is not None:
+            timing.on_placed(place.store, place.reason.value)
 
     def set_sealed(self, mm_hash: MmHash) -> None:
         """The item's tensor is in the store."""

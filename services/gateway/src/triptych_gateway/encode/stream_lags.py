@@ -6,12 +6,13 @@ in time there are no figures, which is what `gateway_redis_up` says.
 
 import asyncio
 import time
+from itertools import product
 
 from triptych_common.bus import AsyncBus
 from triptych_common.bus.inspection import GroupLag, read_clock_s, read_lags, read_pending
 from triptych_common.domain.errors import BusUnavailableError
 from triptych_common.protocol.messages import EncodeClass
-from triptych_common.protocol.names import ENCODERS_GROUP, everything
+from triptych_common.protocol.names import DEFAULT_STORE, ENCODERS_GROUP, everything
 from triptych_gateway.encode.item_queue import ItemQueue
 from triptych_gateway.metrics import GatewayMetrics
 from triptych_gateway.routing.registry_view import RegistryView
@@ -19,6 +20,9 @@ from triptych_gateway.routing.registry_view import RegistryView
 READ_INTERVAL_S = 1.0
 READ_LIMIT_S = 1.0  # a scrape does not wait for a slow Redis
 MAX_NAMESPACES = 64  # that are read; each is served by engines of its own
+MAX_STREAMS = 256  # likewise, of jobs
+
+JobStream = tuple[str, str]  # namespace digest, store
 
 
 class StreamLags:
@@ -34,8 +38,8 @@ class StreamLags:
         self._orders = orders
         self._reading = asyncio.Lock()
         self._read_at = float("-inf")  # monotonic seconds
-        self.jobs: dict[str, GroupLag] = {}  # by namespace, as last read; empty while Redis does not answer
-        self.oldest_job_s: dict[str, float] = {}  # likewise: seconds that it is old
+        self.jobs: dict[JobStream, GroupLag] = {}  # as last read; empty while Redis does not answer
+        self.oldest_job_s: dict[JobStream, float] = {}  # likewise: seconds that it is old
 
     async def measure(self) -> None:
         """Read the streams, unless that was done just now. Never raises for Redis."""
@@ -61,8 +65,7 @@ class StreamLags:
     async def _read(self) -> None:
         names = self._bus.names
         prefix = everything(names).removesuffix("*")
-        namespaces = sorted(self._view.namespaces)[:MAX_NAMESPACES]
-        of_jobs = {names.encode_jobs(each).removeprefix(prefix): each for each in namespaces}
+        of_jobs = {names.encode_jobs(*each).removeprefix(prefix): each for each in self._job_streams()}
         results = names.encode_results(self._gateway).removeprefix(prefix)
         lags = await read_lags(self._bus, [*of_jobs, results])
         now_s = await read_clock_s(self._bus)
@@ -70,17 +73,22 @@ class StreamLags:
         self._forget()
         self._metrics.results_waiting.set(0)
         for lag in lags:
-            namespace = of_jobs.get(lag.stream)
-            if namespace is not None:
-                self._set_jobs(namespace, lag, now_s)
+            stream = of_jobs.get(lag.stream)
+            if stream is not None:
+                self._set_jobs(stream, lag, now_s)
             else:
                 self._metrics.results_waiting.set(lag.num_entries)
         self._metrics.dead_letters.set(num_dead)
 
+    def _job_streams(self) -> list[JobStream]:
+        """Of every namespace at every store: also of one whose encoders are gone."""
+        namespaces = sorted(self._view.namespaces)[:MAX_NAMESPACES]
+        stores = sorted({each.store for each in self._view.records if each.store}) or [DEFAULT_STORE]
+        return list(product(namespaces, stores))[:MAX_STREAMS]
+
     async def read_in_hand(self) -> dict[str, int]:
         """Jobs in hand, by encoder. Empty where Redis does not answer in time."""
-        names = self._bus.names
-        streams = [names.encode_jobs(each) for each in sorted(self._view.namespaces)[:MAX_NAMESPACES]]
+        streams = [self._bus.names.encode_jobs(*each) for each in self._job_streams()]
         try:
             async with asyncio.timeout(READ_LIMIT_S):
                 return await read_pending(self._bus, streams, ENCODERS_GROUP)
@@ -92,9 +100,9 @@ class StreamLags:
         self.jobs.clear()
         self.oldest_job_s.clear()
 
-    def _set_jobs(self, namespace: str, lag: GroupLag, now_s: float) -> None:
+    def _set_jobs(self, stream: JobStream, lag: GroupLag, now_s: float) -> None:
         age_s = 0.0 if lag.oldest_s is None else max(0.0, now_s - lag.oldest_s)
-        self.jobs[namespace], self.oldest_job_s[namespace] = lag, age_s
-        self._metrics.jobs_waiting.labels(namespace).set(lag.num_waiting)
-        self._metrics.jobs_pending.labels(namespace).set(lag.num_pending)
-        self._metrics.oldest_job_s.labels(namespace).set(age_s)
+        self.jobs[stream], self.oldest_job_s[stream] = lag, age_s
+        self._metrics.jobs_waiting.labels(*stream).set(lag.num_waiting)
+        self._metrics.jobs_pending.labels(*stream).set(lag.num_pending)
+        self._metrics.oldest_job_s.labels(*stream).set(age_s)

@@ -3,7 +3,7 @@
     waiting --the namespace's encoders have nothing to do--> ordered --> encoded, or failed
        `--a request names it first, it is deleted, or its time is over--> left to requests
 
-One file at a time per gateway, and only while no job stands on the stream of its namespace, nor any of
+One file at a time per gateway, and only while no job stands on the streams of its namespace, nor any of
 this gateway's items of that namespace is in flight. So a request finds at most one such encode of each
 gateway before its own. Nothing tells a gateway that other gateways' jobs are done, so it looks again now and
 then.
@@ -17,7 +17,6 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from uuid import uuid4
 
-from triptych_common.coordination import SingleFlight
 from triptych_common.domain.errors import BusUnavailableError, RequestError
 from triptych_common.domain.fair_turns import Lane
 from triptych_common.protocol.ids import RequestId
@@ -55,7 +54,6 @@ class EncodeAhead:
         *,
         orders: EncodeOrders,
         final_acks: FinalAcks,
-        single_flight: SingleFlight,
         view: RegistryView,
         metrics: GatewayMetrics,
         timeout_s: float,
@@ -64,7 +62,6 @@ class EncodeAhead:
         """`timeout_s`: for one encode. `video_piece_rows`: as in `MediaLimits`."""
         self._orders = orders
         self._final_acks = final_acks
-        self._single_flight = single_flight
         self._view = view
         self._metrics = metrics
         self._timeout_s = timeout_s
@@ -138,7 +135,7 @@ class EncodeAhead:
         if any(item.in_flight for item in own):
             return False
         try:
-            backlog = await self._single_flight.read_backlog(digest)
+            backlog = await self._orders.flight_requests.read_backlog(digest)
         except BusUnavailableError:
             return False
         return not backlog.num_jobs

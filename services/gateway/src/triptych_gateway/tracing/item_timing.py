@@ -29,6 +29,8 @@ class ItemTiming:
     sealed_at: float | None = None
     encode_s: float = 0.0  # the engine's time, which ends about at the seal
     encoder: str = ""
+    encode_place: str | None = None  # why its job went to the encoders of that store
+    encode_store: str | None = None
 
     @property
     def awaits_seal(self) -> bool:
@@ -50,6 +52,10 @@ class ItemTiming:
         self.ordered_at = now
         if self.source is not ItemSource.JOINED:
             self.source = ItemSource.ENCODED
+
+    def on_placed(self, store: str, reason: str) -> None:
+        """Its job is published, for the encoders of `store`."""
+        self.encode_store, self.encode_place = store, reason
 
     def on_sizes(self, num_rows: int, now: float) -> None:
         self.num_rows = num_rows
@@ -75,6 +81,8 @@ class ItemTiming:
             **{f"{name}_ms": None if at is None else in_ms(at - arrived_at) for name, at in moments.items()},
             "encode_ms": in_ms(self.encode_s),
             "encoder": self.encoder,
+            "encode_store": self.encode_store,
+            "encode_place": self.encode_place,
         }
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from triptych_common.protocol.ids import MmHash
 from triptych_common.protocol.transfers import EntryPlace
-from triptych_gateway.encode.item_places import ItemPlace
+from triptych_gateway.locality.item_places import ItemPlace
 from triptych_gateway.transfers.fabric_view import FabricView
 from triptych_gateway.transfers.link_rates import LinkRates
 

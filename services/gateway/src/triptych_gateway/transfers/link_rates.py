@@ -1,4 +1,6 @@
-"""LinkRates: seconds that each link takes for so many bytes, by what its transfers took. Pure."""
+"""LinkRates: seconds that each link takes for so many bytes, by what its transfers took."""
+
+import time
 
 from cachetools import LRUCache
 
@@ -32,6 +34,11 @@ class LinkRates:
         cost = self._costs.get(link)
         line = None if cost is None else cost.line(now)
         return num_bytes / UNKNOWN_RATE if line is None else line.seconds(num_bytes)
+
+    def measured_s(self, source: str, target: str, num_bytes: int) -> float | None:
+        """As `seconds`, for who guesses otherwise where nothing is known; None then."""
+        link, now = (source, target), time.monotonic()
+        return self.seconds(link, num_bytes, now) if self.is_measured(link, now) else None
 
     def is_measured(self, link: Link, now: float) -> bool:
         """Whether it has an estimate of its own."""

@@ -8,8 +8,8 @@ from triptych_common.domain.hashing import entry_hashes
 from triptych_common.protocol.ids import MmHash
 from triptych_common.protocol.transfers import EntryPlace
 from triptych_gateway.encode.encode_orders import EncodeOrders
-from triptych_gateway.encode.item_places import ItemPlace
 from triptych_gateway.encode.media_wait import MediaWait
+from triptych_gateway.locality.item_places import ItemPlace
 from triptych_gateway.transfers.directory_notes import DirectoryNotes
 from triptych_gateway.transfers.fabric_view import FabricView
 from triptych_gateway.transfers.item_sources import Places, TransferSource, find_sources, living_places

@@ -28,8 +28,8 @@ from triptych_common.protocol.transfers import (
 )
 from triptych_common.telemetry.logs import get_logger
 from triptych_gateway.encode.encode_orders import EncodeOrders
-from triptych_gateway.encode.item_places import ItemPlace
 from triptych_gateway.encode.media_wait import MediaWait
+from triptych_gateway.locality.item_places import ItemPlace
 from triptych_gateway.metrics import GatewayMetrics
 from triptych_gateway.transfers.directory_notes import DirectoryNotes
 from triptych_gateway.transfers.fabric_view import FabricView
@@ -74,6 +74,7 @@ class TransferOrders:
         fabric: FabricView,
         orders: EncodeOrders,
         notes: DirectoryNotes,
+        rates: LinkRates,
         limits: TransferLimits,
         metrics: GatewayMetrics,
     ) -> None:
@@ -84,7 +85,7 @@ class TransferOrders:
         self._limits = limits
         self._metrics = metrics
         self._notes = notes
-        self.table, self.rates = ItemTransfers(), LinkRates()
+        self.table, self.rates = ItemTransfers(), rates
         self.places = PlaceFinder(fabric, orders, notes, self.rates)
         self._waits: dict[RequestId, MediaWait] = {}
         self._targets: dict[RequestId, str] = {}  # where each of them needs its items now

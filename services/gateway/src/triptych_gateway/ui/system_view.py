@@ -97,12 +97,13 @@ class SystemView:
             "max_sizes": self._sizes.max_items,
             "queues": [
                 {
-                    "namespace": namespace[:DIGEST_CHARS],
+                    "namespace": stream[0][:DIGEST_CHARS],
+                    "store": stream[1],
                     "num_waiting": lag.num_waiting,
                     "num_in_hand": lag.num_pending,
-                    "oldest_s": round(lags.oldest_job_s.get(namespace, 0.0), 3),
+                    "oldest_s": round(lags.oldest_job_s.get(stream, 0.0), 3),
                 }
-                for namespace, lag in lags.jobs.items()
+                for stream, lag in lags.jobs.items()
             ],
             "store": None if self._stats is None else _store(self._stats),
         }

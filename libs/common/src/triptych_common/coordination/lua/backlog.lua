@@ -1,5 +1,5 @@
--- How much waits on a stream of jobs: put in front of the scripts that answer it. They name it `stream`.
-local function read_backlog(group)  -- jobs, and milliseconds that the oldest that no encoder took has waited
+-- How much waits on streams of jobs: put in front of the scripts that answer it.
+local function backlog_of(stream, group)  -- jobs, and milliseconds that the oldest that no encoder took has waited
   local length = redis.call('XLEN', stream)
   if length == 0 then return 0, 0 end
   local from = '-'
@@ -12,4 +12,13 @@ local function read_backlog(group)  -- jobs, and milliseconds that the oldest th
   if not oldest then return length, 0 end
   local t = redis.call('TIME')
   return length, t[1] * 1000 + math.floor(t[2] / 1000) - tonumber(string.match(oldest[1], '%d+'))
+end
+
+local function read_backlogs(streams, group)  -- both of each stream, in their order
+  local found = {}
+  for _, stream in ipairs(streams) do
+    local length, waited = backlog_of(stream, group)
+    found[#found + 1], found[#found + 2] = length, waited
+  end
+  return found
 end

@@ -1,12 +1,13 @@
 -- A gateway's requesters join the item's flight, or its gateway becomes the owner and publishes the job.
--- KEYS: flight stream
--- ARGV: mode job attempt max_attempts ttl_ms claim_ms max_sends group with_backlog *requesters
+-- KEYS: flight *streams    those of the item's namespace that the gateway may publish to
+-- ARGV: mode job attempt max_attempts ttl_ms claim_ms max_sends group with_backlog may_move *requesters
 -- `requesters`: field, requester as JSON, field, ...
--- `with_backlog` 1: an owner, who is about to publish, gets what waits on the stream too
+-- `with_backlog` 1: an owner, who is about to publish, gets what waits on the streams too
+-- `may_move` 1: each of `streams` has encoders, so a job on another stream waits for none
 
 local function answer(result)
   local reply = {result, get('job'), tonumber(get('attempt')) or tonumber(attempt), get('metadata'), get('failure')}
-  if result == 'owner' and with_backlog == '1' then reply[6], reply[7] = read_backlog(group) end
+  if result == 'owner' and with_backlog == '1' then reply[6] = read_backlogs(streams, group) end
   return reply
 end
 
@@ -17,10 +18,19 @@ local function join()
 end
 
 local function own(its_job, its_attempt, ...)
-  become('claimed', put, {'entry', 'encoder', 'failure', 'metadata', ...},
+  become('claimed', put, {'entry', 'stream', 'encoder', 'failure', 'metadata', ...},
     'job', its_job, 'attempt', its_attempt, 'until', now_ms() + tonumber(claim_ms))
+  stream = ''
   join()
   return answer('owner')
+end
+
+local function is_stranded()  -- the encoders of its stream are gone, those of others are not
+  if may_move ~= '1' then return false end
+  for _, each in ipairs(streams) do
+    if each == stream then return false end
+  end
+  return stream ~= ''
 end
 
 if state == '' then return own(job, tonumber(attempt)) end
@@ -37,8 +47,9 @@ local is_over = now_ms() > (tonumber(get('until')) or 0)
 local is_ours = get('job') == job and mode ~= 'check'  -- a check may know the job of another gateway
 if state == 'claimed' and (is_over or is_ours) then return own(get('job'), get('attempt')) end
 if state == 'queued' or (state == 'running' and is_over) then
-  if not is_on_stream(group, get('entry')) then
+  if is_stranded() or not is_on_stream(group, get('entry')) then
     if (tonumber(get('num_sent')) or 0) >= tonumber(max_sends) then return answer('exhausted') end
+    take_off_stream(group, get('entry'))
     return own(get('job'), get('attempt'))
   end
 end

@@ -9,7 +9,7 @@ for _, field in ipairs(fields) do
 end
 local reply = with_requesters(are_all_served and 'finished' or 'joined')
 if not are_all_served or end_if_left() then return reply end
-if become('finished', try_put, {'entry', 'encoder'}) then
+if become('finished', try_put, {'entry', 'stream', 'encoder'}) then
   redis.call('PEXPIRE', flight, finished_ms)
 else
   redis.call('DEL', flight)

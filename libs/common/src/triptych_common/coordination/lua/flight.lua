@@ -21,6 +21,7 @@ local function try_put(...)  -- false: a Redis out of memory refuses it, and the
 end
 
 local state = get('state')  -- '': there is no flight
+local stream = get('stream')  -- that its entry is on; '': it has none
 
 -- Nothing else assigns the state. `write`: put or try_put, of the state and the fields that follow;
 -- `ended`: fields that the new state has not.
@@ -38,6 +39,7 @@ local function live_for(ms)
 end
 
 local function keep_jobs_for(ms)  -- the stream lives as long as a requester waits for a job on it
+  if stream == '' then return end
   local left = redis.call('PTTL', stream)
   if left ~= -2 and left < tonumber(ms) then redis.call('PEXPIRE', stream, ms) end
 end
@@ -81,9 +83,15 @@ local function is_after(a, b)  -- of two ids of entries
   return tonumber(a_seq) > tonumber(b_seq)
 end
 
+local function take_off_stream(group, entry)
+  if entry == '' or stream == '' then return end
+  pcall(function() redis.call('XACK', stream, group, entry) end)
+  redis.call('XDEL', stream, entry)
+end
+
 -- Whether an encoder will still get this entry. Does not read it: it may hold media.
 local function is_on_stream(group, entry)
-  if entry == '' or redis.call('XLEN', stream) == 0 then return false end
+  if entry == '' or stream == '' or redis.call('XLEN', stream) == 0 then return false end
   for _, fields in ipairs(redis.call('XINFO', 'GROUPS', stream)) do
     local info = {}
     for i = 1, #fields, 2 do info[fields[i]] = fields[i + 1] end

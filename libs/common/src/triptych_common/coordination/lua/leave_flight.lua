@@ -1,5 +1,5 @@
 -- Requesters wait no more. 1: the last one left, and the job, which no encoder had, is off the stream.
--- KEYS: flight stream
+-- KEYS: flight
 -- ARGV: group *fields
 for _, field in ipairs(fields) do redis.call('HDEL', flight, field) end
 if state == '' or state == 'running' then return 0 end
@@ -10,6 +10,5 @@ end
 local entry = get('entry')
 redis.call('DEL', flight)
 if state ~= 'queued' then return 0 end
-pcall(function() redis.call('XACK', stream, group, entry) end)
-redis.call('XDEL', stream, entry)
+take_off_stream(group, entry)
 return 1

@@ -8,7 +8,7 @@ from tests.support.item_records import item_record
 from triptych_common.domain.hashing import entry_hashes
 from triptych_common.protocol.ids import MmHash
 from triptych_common.protocol.messages import EncoderCacheMetadata, Modality
-from triptych_gateway.encode.item_places import MAX_KNOWN, ItemPlaces
+from triptych_gateway.locality.item_places import MAX_KNOWN, ItemPlaces
 
 A = MmHash("a" * 64)
 

@@ -1,0 +1,125 @@
+"""JobIntake: the jobs that this encoder takes, from the stream of its own store and, when idle, from others.
+
+    own stream --a job--> in hand
+        `--empty, and none in hand--> look at the streams of other stores --a spare job--> in hand
+                 ^                                 `--none--.
+                 `------------------------------------------'
+
+A blocking read of another store's stream would take a job at the moment in which it is published, before its
+own encoders do. Redis has no wake-up for a job that stays there: so an idle encoder looks, every
+`LOOK_INTERVAL_MS`, and only where its namespace has encoders at other stores. What it may take Redis decides
+in one step (`take_spare.lua`): the oldest job, once it has waited for as long as its gateway wants it to be
+left to the encoders near it, and if those have no free slots for all that wait. One at a time.
+"""
+
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from types import TracebackType
+from typing import Self
+
+from triptych_common.bus import AsyncBus, Delivery, StreamConsumer
+from triptych_common.bus.consumer_options import OnDeadLetter
+from triptych_common.protocol.names import ENCODERS_GROUP
+from triptych_common.redis_client.commands import BLOCK_MS
+from triptych_encoder.jobs.encoder_peers import EncoderPeers
+
+LOOK_INTERVAL_MS = 100
+
+
+class JobIntake:
+    """Async context manager and async iterator of `Delivery`, like the consumers that it reads with."""
+
+    def __init__(
+        self,
+        bus: AsyncBus,
+        peers: EncoderPeers,
+        instance: str,
+        *,
+        num_slots: int,
+        min_idle_ms: int,
+        max_deliveries: int,
+        on_dead_letter: OnDeadLetter,
+    ) -> None:
+        self._bus = bus
+        self._peers = peers
+        self._instance = instance
+        self._min_idle_ms = min_idle_ms
+        self._max_deliveries = max_deliveries
+        self._on_dead_letter = on_dead_letter
+        self._stack = AsyncExitStack()
+        self._others: dict[str, StreamConsumer] = {}  # by store; few: stores that were registered
+        self._own = bus.consumer(
+            self._stream_of(peers.store),
+            group=ENCODERS_GROUP,
+            consumer=instance,
+            prefetch=num_slots,
+            min_idle_ms=min_idle_ms,
+            max_deliveries=max_deliveries,
+            on_dead_letter=on_dead_letter,
+            find_peers=peers.find,
+            num_elsewhere=self._num_spare,
+        )
+
+    def _stream_of(self, store: str) -> str:
+        return self._bus.names.encode_jobs(self._peers.namespace_digest, store)
+
+    def _num_spare(self) -> int:
+        """Jobs in hand of other stores' streams."""
+        return sum(each.num_outstanding for each in self._others.values())
+
+    async def __aenter__(self) -> Self:
+        await self._stack.enter_async_context(self._own)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._stack.__aexit__(kind, error, trace)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Delivery:
+        while True:
+            others = await self._peers.find_others()
+            delivery = await self._own.take_within(LOOK_INTERVAL_MS if others else BLOCK_MS)
+            if delivery is None and not self._own.is_stopped and not self._num_in_hand:
+                delivery = await self._take_spare(others)
+            if delivery is not None:
+                return delivery
+            if self._own.is_stopped:
+                raise StopAsyncIteration
+
+    @property
+    def _num_in_hand(self) -> int:
+        return self._own.num_outstanding + self._num_spare()
+
+    def stop(self) -> None:
+        """Take nothing more: iteration ends after what was already taken, within one block time."""
+        self._own.stop()
+
+    async def _take_spare(self, others: Mapping[str, Mapping[str, int]]) -> Delivery | None:
+        """Of the first store that has a job to spare; each is the first in turn."""
+        for store in sorted(others, key=self._turn_of):
+            if store not in self._others:
+                self._others[store] = await self._stack.enter_async_context(self._open(store))
+            consumer = self._others[store]
+            if (delivery := await consumer.take_spare(others[store])) is not None:
+                self._others[store] = self._others.pop(store)  # the last one next time
+                return delivery
+        return None
+
+    def _turn_of(self, store: str) -> tuple[int, str]:
+        turns = list(self._others)
+        return (turns.index(store) if store in turns else -1), store
+
+    def _open(self, store: str) -> StreamConsumer:
+        return self._bus.consumer(
+            self._stream_of(store),
+            group=ENCODERS_GROUP,
+            consumer=self._instance,
+            min_idle_ms=self._min_idle_ms,
+            max_deliveries=self._max_deliveries,
+            on_dead_letter=self._on_dead_letter,
+            on_room=self._own.notice_room,
+        )
