@@ -40,6 +40,7 @@ from triptych_gateway.locality.item_places import ItemPlaces
 from triptych_gateway.metrics import GatewayMetrics
 
 log = get_logger(__name__)
+LOGGED = {"job_id", "kind", "detail", "encoder"}  # of a failure
 
 
 class EncodeOrders:
@@ -109,9 +110,8 @@ class EncodeOrders:
 
     def lacks_job(self, media_wait: MediaWait) -> bool:
         """Whether an item of `media_wait` has no sizes, and no encoder was asked for them."""
-        return any(
-            not item.in_flight for item in self._items_of(media_wait) if item.mm_hash not in media_wait.sizes
-        )
+        unsized = [each for each in self._items_of(media_wait) if each.mm_hash not in media_wait.sizes]
+        return any(not item.in_flight for item in unsized)
 
     def awaits_job(self, media_wait: MediaWait) -> bool:
         """Whether a job is in flight for an item that `media_wait` still needs."""
@@ -122,10 +122,7 @@ class EncodeOrders:
         return next((wait.namespace_digest for wait in self._waits_of(item.request_ids)), None)
 
     def order_missing(self, media_wait: MediaWait) -> None:
-        """Order the items of `media_wait` that have no sizes yet, in the order of the prompt.
-
-        It gets them, or a failure.
-        """
+        """Order the items of `media_wait` without sizes, in the prompt's order. It gets them, or a failure."""
         for item in self._items_of(media_wait):
             if item.mm_hash in media_wait.sizes:
                 continue
@@ -186,9 +183,7 @@ class EncodeOrders:
         elif isinstance(message, EncodeCompleted):
             self._on_completed(message)
         elif isinstance(message, EncodeFailed):
-            log.warning(
-                "encode failed", **message.model_dump(include={"job_id", "kind", "detail", "encoder"})
-            )
+            log.warning("encode failed", **message.model_dump(include=LOGGED))
             self._on_failed(message)
         elif isinstance(message, EncodeNeeded):
             self._on_needed(message)
