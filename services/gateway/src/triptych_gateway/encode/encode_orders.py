@@ -122,7 +122,7 @@ class EncodeOrders:
         return next((wait.namespace_digest for wait in self._waits_of(item.request_ids)), None)
 
     def order_missing(self, media_wait: MediaWait) -> None:
-        """Order the items of `media_wait` without sizes, in the prompt's order. It gets them, or a failure."""
+        """Order the items of `media_wait` without sizes, in order. It gets them, or a failure."""
         for item in self._items_of(media_wait):
             if item.mm_hash in media_wait.sizes:
                 continue
