@@ -145,7 +145,9 @@ def _watch_streams() -> None:
     taker: Any = consumer.StreamConsumer
     flights: Any = SingleFlight
     publish, publish_encoded, publish_job = bus.publish, bus.publish_encoded, flights.publish_job
-    take_next, ack, ack_soon = taker.__anext__, taker.ack, taker.ack_soon
+    take_within, take_spare, ack, ack_soon = (
+        taker.take_within, taker.take_spare, taker.ack, taker.ack_soon,
+    )  # fmt: skip
 
     async def watched_publish(self: Any, stream: str, message: Message, **options: Any) -> Any:
         body = message.model_dump(mode="json", include={"decision", "outcome"})
@@ -168,9 +170,15 @@ def _watch_streams() -> None:
         _reach_message(self._names.encode_jobs(job.namespace_digest, options["store"]), job.TYPE, {}, SENT)
         return result
 
-    async def watched_next(self: Any) -> Any:
-        delivery = await take_next(self)
-        _reach_entry(delivery.consumer._group.stream, delivery.entry.fields, RECEIVED)
+    async def watched_take(self: Any, block_ms: int) -> Any:
+        return received(await take_within(self, block_ms))
+
+    async def watched_take_spare(self: Any, slots: Any) -> Any:
+        return received(await take_spare(self, slots))
+
+    def received(delivery: Any) -> Any:
+        if delivery is not None:
+            _reach_entry(delivery.stream, delivery.entry.fields, RECEIVED)
         return delivery
 
     async def watched_ack(self: Any, entry: Any) -> Any:
@@ -184,7 +192,8 @@ def _watch_streams() -> None:
         _reach_entry(self._group.stream, entry.fields, HANDLED)
         ack_soon(self, entry)
 
-    taker.__anext__, taker.ack, taker.ack_soon = watched_next, watched_ack, watched_ack_soon
+    taker.take_within, taker.take_spare = watched_take, watched_take_spare
+    taker.ack, taker.ack_soon = watched_ack, watched_ack_soon
 
 
 # ---- around the store's sessions -----------------------------------------------------------------

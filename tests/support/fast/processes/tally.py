@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from triptych_common.bus import Delivery, StreamConsumer
+from triptych_common.bus import Delivery
 from triptych_common.protocol.messages import EncodeJob
+from triptych_encoder.jobs.job_intake import JobIntake
 
 ENCODE, TAKEN, SERVED, LOCAL, HELD = "encode", "taken", "served", "local", "held"
 """First words of the file's lines."""
@@ -99,8 +100,8 @@ def note_held(path: Path, instance: str) -> None:
 
 def note_taken_jobs(path: Path) -> None:
     """From now on, in this process."""
-    consumer: Any = StreamConsumer
-    take_next = consumer.__anext__
+    intake: Any = JobIntake
+    take_next = intake.__anext__
 
     async def noted(self: Any) -> Delivery:
         delivery: Delivery = await take_next(self)
@@ -109,7 +110,7 @@ def note_taken_jobs(path: Path) -> None:
             _append(path, TAKEN, job.mm_hash, job.job_id)
         return delivery
 
-    consumer.__anext__ = noted
+    intake.__anext__ = noted
 
 
 def _append(path: Path, *words: str) -> None:
