@@ -20,6 +20,7 @@ from tests.support.fast.processes.tensors import MAX_GRID, WIDE_WIDTH, png, wide
 from tests.support.hosts.layout import HostsLayout, Place
 from tests.support.hosts.network import Network
 from tests.support.hosts.system import HostsSystem, running_hosts
+from triptych_common.protocol.steps import Party
 
 EVERYTHING = Place(num_encoders=1, num_prefill_decodes=1, num_gateways=1)
 APART = {"a": Place(num_encoders=1), "b": Place(num_prefill_decodes=1, num_gateways=1)}
@@ -62,8 +63,9 @@ def measure(repeats: int, rate_bits: int, seed: int) -> HandoverFigures:
 @contextmanager
 def _opened(rate_bits: int) -> Iterator[dict[str, HostsSystem]]:
     usual = HostsLayout(
-        places=TOGETHER, encode_s=ENCODE_S, region_bytes=REGION_BYTES, first_token_timeout_s=LIMIT_S
-    )
+        places=TOGETHER, encode_s=ENCODE_S, region_bytes=REGION_BYTES, first_token_timeout_s=LIMIT_S,
+        options={Party.ENCODER: ("--encodes-at-once=1",)},
+    )  # fmt: skip
     layouts = {
         "remote": replace(usual, places=APART),
         "local": usual,

@@ -28,11 +28,14 @@ class FastEncodeEngine:
     item_limits = IMAGE_LIMITS
     max_item_embeds = MAX_GRID * MAX_GRID
 
-    def __init__(self, config: ConnectorConfig, encode_s: float, num_pieces: int, tally: Path) -> None:
+    def __init__(
+        self, config: ConnectorConfig, encode_s: float, num_pieces: int, tally: Path, encodes_at_once: int
+    ) -> None:
         self._worker = WritingWorker(config, 0)
         self._namespace = config.namespace_digest
         self._num_pieces = num_pieces
         self._encode_s = encode_s
+        self._places = asyncio.Semaphore(encodes_at_once)
         self._tally = tally
 
     def num_pixels(self, job: EncodeJob) -> int:
@@ -59,7 +62,8 @@ class FastEncodeEngine:
         first, end = made["rows"]
         job_id, _, _ = order.job_id.partition(".")
         note_encode(self._tally, made["mm_hash"], job_id, first)
-        await asyncio.sleep(self._encode_s * (end - first) / made["num_rows"])  # the work
+        async with self._places:
+            await asyncio.sleep(self._encode_s * (end - first) / made["num_rows"])  # the work
         raw = bytearray(tensor_bytes(made["media"], made["num_rows"], self._namespace))
         tensor = torch.frombuffer(raw, dtype=torch.float32).view(made["num_rows"], -1)[first:end]
         self._worker.on_encode_start()

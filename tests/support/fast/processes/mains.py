@@ -23,9 +23,12 @@ from triptych_encoder.settings import EncoderSettings
 
 
 class FastEncoderSettings(EncoderSettings):
-    """As the encoder's; and how long an encode takes, of how many pieces, and for which namespace it is."""
+    """As the encoder's; and how long an encode takes, how many are made at once, of how many pieces they are,
+    and for which namespace.
+    """
 
     encode_s: float = 0.02
+    encodes_at_once: int = 64
     num_pieces: int = 1
     tally: Path
     namespace: str = DIGEST
@@ -47,6 +50,7 @@ def run_encoder() -> None:
             settings.encode_s,
             settings.num_pieces,
             settings.tally,
+            settings.encodes_at_once,
         )
         try:
             async with EncoderService.open(settings, settings.namespace, engine) as service:
