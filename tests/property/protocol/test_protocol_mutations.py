@@ -82,6 +82,7 @@ class Mutation:
     mutant: Any
     config: Config
     fault_share: float = 0.06
+    slow: str = ""  # a party that goes on only when no other can
 
 
 def _all_that_is_asked(self: Preallocator, needs: Any) -> Any:
@@ -376,7 +377,7 @@ def test_the_model_notices_that(name: str, monkeypatch: pytest.MonkeyPatch) -> N
 
 def assert_noticed(mutation: Mutation, monkeypatch: pytest.MonkeyPatch) -> None:
     """Walks break with the mutant, and in the way that a check would find."""
-    walk(mutation.config, 0, mutation.fault_share)  # as it is, nothing is wrong
+    walk(mutation.config, 0, mutation.fault_share, mutation.slow)  # as it is, nothing is wrong
     monkeypatch.setattr(mutation.owner, mutation.name, mutation.mutant)
     with pytest.raises(BrokenError) as broken:
         walk_on(mutation)
@@ -385,4 +386,4 @@ def assert_noticed(mutation: Mutation, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def walk_on(mutation: Mutation) -> None:
     for seed in range(MAX_WALKS):
-        walk(mutation.config, seed, mutation.fault_share)
+        walk(mutation.config, seed, mutation.fault_share, mutation.slow)

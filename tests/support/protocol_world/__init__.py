@@ -4,6 +4,7 @@ config         the size of a world, its requests, its faults
 world          the actors and every step of them; choices: the steps that can be taken now
 gateway, encoder, consumer, store    one real actor each, without vLLM
 network        queues between them; flights: the single flight, script by script
+stages         requests that one instance prefills and another decodes
 virtual_loop   an event loop whose time is a number
 checks         what must hold after every step, and at the end
 explore        every order of steps, within bounds; random_walk: one order, drawn at random

@@ -20,7 +20,7 @@ class Checks(Choices):
     coverage: Counter[str]
     crashed: set[str]
     num_takeovers: int
-    num_left_claims: int
+    num_owned_waits: int
     num_lost_entries: int
 
     # ---- what always holds -----------------------------------------------------------------------
@@ -122,7 +122,7 @@ class Checks(Choices):
             assert request.outcome in allowed, f"{request.request_id} ended with {request.outcome}"
         if self._is_prompt:
             # An owner that left before it published is found at the next check.
-            assert self.coverage["time"] <= self.num_left_claims, "a wait had no end but its limit"
+            assert self.coverage["time"] <= self.num_owned_waits, "a wait had no end but its limit"
         for consumer in self.consumers.values():
             assert not any(consumer.consumer.counts().values()), f"{consumer.name} holds something"
             left = [*consumer.live, *consumer.parked, *consumer.views, *consumer.cached]

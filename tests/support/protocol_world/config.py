@@ -9,6 +9,10 @@ FAULTS = (
     "cancel", "duplicate", "lose_message", "refuse", "unfit", "preempt", "preempt_late", "prefix", "evict",
     "hurry", "lose_flights", "lose_redis", "lose_load",
 )  # fmt: skip
+STAGE_FAULTS = (
+    "crash_decode", "drain_decode", "forget_prefix", "render_otherwise", "repeat_decode", "lose_read",
+)  # fmt: skip
+"""Of requests in two stages, besides."""
 HARMLESS = frozenset(
     {
         "crash_encoder",
@@ -40,6 +44,7 @@ ERRORS = frozenset(
     {
         "encode_failed", "deadline_exceeded", "instance_unreachable", "generation_failed",
         "store_full", "bus_unavailable", "stream_broken",
+        "stream_interrupted", "handover_failed", "no_instance",  # in two stages
     }
 )  # fmt: skip
 """The errors that a caller may get: all retryable, but for the last, which ends a stream that has begun."""
@@ -67,6 +72,9 @@ class Config:
     max_attempts: int = 2
     is_tight: bool = False  # the store may stay too full for a request until the deadline
     shares_consumer: bool = False  # all requests go to the first consumer
+    num_prefills: int = 0
+    num_decodes: int = 0  # 0: no request is served in two stages
+    follows: tuple[int, ...] = ()  # by request: the one whose conversation it goes on with; -1: none
     is_coarse: bool = False  # see `World._settle`: fewer orders
     faults: tuple[str, ...] = ()
     max_faults: int = 0

@@ -8,6 +8,7 @@ stalled requests give way.
 """
 
 from collections import deque
+from collections.abc import Sequence
 from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
@@ -104,7 +105,7 @@ class ConsumerActor(KvRoom, EncoderInputs):
         for way in self._network.ways_to(self.name):
             if way[2] == "http":
                 under_way = self._network.drop(way)
-                broken += [(way[0], frame[1], frame[2]) for frame in under_way if frame[0] == "dispatch"]
+                broken += [(way[0], frame[1], frame[2]) for frame in under_way if frame[0] != "abort"]
         for gateway, request_id, attempt in broken:
             self._network.send((self.name, gateway, "http"), ("broken", request_id, attempt))
 
@@ -129,13 +130,26 @@ class ConsumerActor(KvRoom, EncoderInputs):
                 self._finish(engine_request_id)
             return
         remaining_ms, rows = body
+        self._add(gateway, request_id, attempt, remaining_ms, rows)
+
+    def _add(
+        self,
+        gateway: str,
+        request_id: str,
+        attempt: int,
+        remaining_ms: int,
+        rows: Sequence[tuple[str, int]],
+        num_texts: int = 1,
+    ) -> Running:
+        """A request whose prompt ends with so many tokens of text."""
+        engine_request_id = f"{request_id}-{attempt}"
         request = fake_request(engine_request_id, list(rows), request_id=request_id, gateway=gateway, gap=1)
         assert request.ec_transfer_params is not None
         request.ec_transfer_params["remaining_ms"] = remaining_ms
         last = request.mm_features[-1].mm_position
-        prompt_len = last.offset + last.length + 1
+        prompt_len = last.offset + last.length + num_texts
         prefix = min(self._prefix, prompt_len - 1)
-        self.live[engine_request_id] = Running(
+        added = self.live[engine_request_id] = Running(
             request=request,
             prompt_len=prompt_len,
             prefix=prefix,
@@ -145,6 +159,7 @@ class ConsumerActor(KvRoom, EncoderInputs):
         )
         self.waiting.append(engine_request_id)
         self.consumer.on_request_added(request)
+        return added
 
     @property
     def can_step(self) -> bool:
@@ -205,6 +220,7 @@ class ConsumerActor(KvRoom, EncoderInputs):
         each.computed, each.is_done, each.is_wrong = 0, False, False
         each.epoch += 1
         self.running.remove(engine_request_id)
+        self.free_blocks(engine_request_id)
         self.waiting.insert(0, engine_request_id)
         self.has_news = True
 
@@ -257,7 +273,7 @@ class ConsumerActor(KvRoom, EncoderInputs):
                 self._finish(window.engine_request_id)
             elif tokens and window.end >= each.prompt_len and not each.has_begun:
                 each.has_begun = True
-                self._send(each, "first")
+                self._on_first_token(each)
         for engine_request_id in self.consumer.take_failed():
             if engine_request_id in self.live:
                 self._send(self.live[engine_request_id], "error")
@@ -278,9 +294,12 @@ class ConsumerActor(KvRoom, EncoderInputs):
             ):
                 self.consumer.fail_overdue(self.live[engine_request_id].request)
 
-    def _send(self, each: Running, what: str) -> None:
+    def _on_first_token(self, each: Running) -> None:
+        self._send(each, "first")
+
+    def _send(self, each: Running, what: str, *more: Any) -> None:
         assert what == "error" or not each.is_wrong, "answered from zeros"
-        self._network.send((self.name, each.gateway, "http"), (what, each.request_id, each.attempt))
+        self._network.send((self.name, each.gateway, "http"), (what, each.request_id, each.attempt, *more))
 
     def _finish(self, engine_request_id: str) -> None:
         each = self.live.pop(engine_request_id)
@@ -294,6 +313,7 @@ class ConsumerActor(KvRoom, EncoderInputs):
         self.waiting = [other for other in self.waiting if other != engine_request_id]
         self.running = [other for other in self.running if other != engine_request_id]
         self.parked.pop(engine_request_id, None)
+        self.free_blocks(engine_request_id)
         self.has_news = True
 
     def _schedule_running(self, each: Running) -> list[Window]:
@@ -337,6 +357,7 @@ class ConsumerActor(KvRoom, EncoderInputs):
             self._allocate(each, loads)
             self.waiting.remove(engine_request_id)
             self.running.append(engine_request_id)
+            self.take_blocks(each)
             windows.append(Window(engine_request_id, each.epoch, each.prefix, end))
             each.computed = end
         return windows

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from tests.support.protocol_world.config import Config, Enabled, Key
 from tests.support.protocol_world.fingerprint import Fingerprints
+from tests.support.protocol_world.stages.world import new_world
 from tests.support.protocol_world.world import World
 
 MAX_DEPTH = 600
@@ -70,7 +71,7 @@ class Explorer:
     def run(self) -> Explored:
         """Raises BrokenError."""
         started = time.process_time()
-        world = World(self.config)
+        world = new_world(self.config)
         prints = Fingerprints(world)
         stack = [self._visit(world, prints, frozenset(), {}, self.bounds.max_deviations or 0)]
         while stack:
@@ -172,7 +173,7 @@ class Explorer:
 
     # ---- worlds ----------------------------------------------------------------------------------
     def _again(self) -> World:
-        world = World(self.config)
+        world = new_world(self.config)
         for key in self._path:
             world.take(key)
         return world

@@ -18,6 +18,10 @@ from tests.support.protocol_world.encoder import EncoderActor
 from tests.support.protocol_world.flights import FlightLink
 from tests.support.protocol_world.gateway import GatewayActor
 from tests.support.protocol_world.network import STORE
+from tests.support.protocol_world.stages import prints
+from tests.support.protocol_world.stages.gateway import StageGateway
+from tests.support.protocol_world.stages.prefill import StageConsumer
+from tests.support.protocol_world.stages.world import StageWorld
 from tests.support.protocol_world.store import ClientSession
 from tests.support.protocol_world.virtual_loop import CLOCK
 from tests.support.protocol_world.world import World
@@ -130,13 +134,17 @@ def of_actor(world: World, name: str) -> Any:
         )
     if name in world.encoders:
         return _encoder(world.encoders[name])
-    return _consumer(world.consumers[name])
+    if isinstance(world, StageWorld) and name in world.decodes:
+        return prints.of_decode(world.decodes[name])
+    consumer = world.consumers[name]
+    return (_consumer(consumer), prints.of_prefill(consumer) if isinstance(consumer, StageConsumer) else None)
 
 
 def _gateway(world: World, gateway: GatewayActor) -> Any:
     requests = [each for each in world.requests.values() if each.gateway == gateway.name]
     queue = gateway.orders.queue
     return (
+        prints.of_gateway(gateway) if isinstance(gateway, StageGateway) else None,
         gateway.is_up,
         digest(gateway.orders.table._items),
         digest(gateway.orders._media_waits),
@@ -227,7 +235,8 @@ class Fingerprints:
     def take(self, changed: frozenset[str]) -> int:
         """After a step of `changed`; an empty set: of any party."""
         world = self._world
-        for name in (STORE, REDIS, *world.gateways, *world.encoders, *world.consumers):
+        decodes = world.decodes if isinstance(world, StageWorld) else ()
+        for name in (STORE, REDIS, *world.gateways, *world.encoders, *world.consumers, *decodes):
             if not changed or name in changed or name not in self._parts:
                 self._parts[name] = hash(repr(of_actor(world, name)))
         network = world.network

@@ -5,6 +5,7 @@ whole first chunk, another the end of the answer.
 """
 
 import asyncio
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -56,6 +57,9 @@ class ClientRequest:
     task: Any = None
     frames: Any = None  # asyncio.Queue of what prefill_decode sends
     dispatched: list[tuple[str, int]] = field(default_factory=list)  # (instance, attempt)
+    conversation: str = ""
+    num_turns: int = 0  # of the conversation before it
+    ends: Counter[str] = field(default_factory=Counter)  # of what it was sent, how many ended how
 
 
 class GatewayActor:

@@ -29,6 +29,12 @@ class KvRoom:
     def preempt(self, engine_request_id: str) -> None:
         raise NotImplementedError
 
+    def take_blocks(self, each: Running) -> None:
+        """It runs from now on."""
+
+    def free_blocks(self, engine_request_id: str) -> None:
+        """It runs no more, if it did."""
+
     def may_leave_parking(self, engine_request_id: str) -> bool:
         if self.consumer.has_failed(engine_request_id) or not self.consumer.is_partial_now(engine_request_id):
             return True

@@ -171,7 +171,7 @@ def party(name: str) -> Party:
     match instance.rsplit("-", 1)[0], part.startswith("worker"):
         case "encoder", is_worker:
             return Party.ENCODER_WORKER if is_worker else Party.ENCODER
-        case "pd", is_worker:
+        case "pd" | "p", is_worker:  # in messages an instance that prefills is a prefill_decode
             return Party.PREFILL_DECODE_WORKER if is_worker else Party.PREFILL_DECODE
         case "gateway", _:
             return Party.GATEWAY

@@ -4,19 +4,24 @@ import random
 
 from tests.support.protocol_world.config import Config, Key
 from tests.support.protocol_world.explore import MAX_DEPTH, BrokenError
+from tests.support.protocol_world.stages.world import new_world
 from tests.support.protocol_world.world import World
 
 MAX_STEPS = 4 * MAX_DEPTH  # a full store is asked again and again
 
 
-def walk(config: Config, seed: int, fault_share: float = 0.03) -> World:
-    """The world at its end. `fault_share`: how often a fault comes instead of a usual step.
+def walk(config: Config, seed: int, fault_share: float = 0.03, slow: str = "") -> World:
+    """The world at its end.
+
+    Args:
+        fault_share: how often a fault comes instead of a usual step.
+        slow: a party that goes on only when no other can.
 
     Raises:
         BrokenError: something that must not happen.
     """
     chance = random.Random(seed)
-    world = World(config)
+    world = new_world(config)
     path: list[Key] = []
     try:
         while len(path) < MAX_STEPS:
@@ -26,7 +31,10 @@ def walk(config: Config, seed: int, fault_share: float = 0.03) -> World:
             if not usual:
                 world.check_quiet()
                 return world
-            chosen = chance.choice(usual)
+            others = (
+                [each for each in usual if slow not in (each.key.subject, each.key.what)] if slow else usual
+            )
+            chosen = chance.choice(others or usual)
             if faults and chance.random() < fault_share:
                 kind = chance.choice(sorted({each.key.kind for each in faults}))
                 chosen = chance.choice([each for each in faults if each.key.kind == kind])

@@ -18,7 +18,9 @@ from triptych_common.protocol.store import (
     Done,
     EntrySealed,
     Pinned,
+    Reserve,
     StoreCommand,
+    StoreFailure,
     StoreReply,
     Unpin,
     Welcome,
@@ -134,6 +136,7 @@ class StoreActor:
         self.limits = Limits(num_reserve_blocks=num_reserve_blocks)
         self.coverage = coverage
         self.sessions: dict[SessionId, ClientSession] = {}  # connections, also those whose client is gone
+        self.waiting: set[tuple[str, str]] = set()  # (client, mm_hash): refused for want of space
         self._past_evictions = 0
         self._hashes = {mm_hash: index + 1 for index, mm_hash in enumerate(hashes)}
         self._clients: dict[str, int] = {}
@@ -220,7 +223,12 @@ class StoreActor:
             return
         self.coverage[step_of(Channel.STORE, session.client, STORE, command)] += 1
         self._name_ids(session.client, self._hash_of(command))
-        self._send(self.core.handle(session_id, command, CLOCK.now))
+        out = self.core.handle(session_id, command, CLOCK.now)
+        if isinstance(command, Reserve):
+            self.waiting.discard((session.client, command.mm_hash))
+            if any(isinstance(reply, StoreFailure) and reply.code == "full" for _, reply, _ in out):
+                self.waiting.add((session.client, command.mm_hash))
+        self._send(out)
 
     def reap(self) -> None:
         self._send(self.core.reap(CLOCK.now))

@@ -10,7 +10,7 @@ from typing import Any
 
 from tests.support.flight_model import OVER
 from tests.support.protocol_world.checks import Checks
-from tests.support.protocol_world.config import FAULTS, Config, Key
+from tests.support.protocol_world.config import FAULTS, STAGE_FAULTS, Config, Key
 from tests.support.protocol_world.consumer import ConsumerActor, EngineDiedError
 from tests.support.protocol_world.encoder import EncoderActor
 from tests.support.protocol_world.gateway import ClientRequest, GatewayActor
@@ -38,16 +38,8 @@ class World(Checks):
             name: EncoderActor(name, self.network, self.store, self.rows, config.num_slots)
             for name in (f"encoder-{index}" for index in range(config.num_encoders))
         }
-        self.consumers = {
-            name: ConsumerActor(name, self.network, self.store, config)
-            for name in (f"pd-{index}" for index in range(config.num_consumers))
-        }
-        self.gateways = {
-            name: GatewayActor(
-                name, self.network, lambda name: self.consumers[name].is_up, config.max_attempts
-            )
-            for name in (f"gateway-{index}" for index in range(config.num_gateways))
-        }
+        self.consumers = self._new_consumers()
+        self.gateways = self._new_gateways()
         self.requests = {
             f"req-{index}": self._request(index, items) for index, items in enumerate(config.requests)
         }
@@ -55,10 +47,23 @@ class World(Checks):
         self.faults: Counter[str] = Counter()
         self.crashed: set[str] = set()  # gateways that were ever
         self.num_takeovers = 0
-        self.num_left_claims = 0  # times that nothing could happen until a gateway checked one
+        self.num_owned_waits = 0  # times that nothing could happen until the wait's owner looked again
         self.num_lost_entries = 0
         self.num_steps = 0
         self.last_actor = ""
+
+    def _new_consumers(self) -> dict[str, ConsumerActor]:
+        names = [f"pd-{index}" for index in range(self.config.num_consumers)]
+        return {name: ConsumerActor(name, self.network, self.store, self.config) for name in names}
+
+    def _new_gateways(self) -> dict[str, GatewayActor]:
+        names = [f"gateway-{index}" for index in range(self.config.num_gateways)]
+        return {
+            name: GatewayActor(
+                name, self.network, lambda name: self.consumers[name].is_up, self.config.max_attempts
+            )
+            for name in names
+        }
 
     def _request(self, index: int, items: tuple[int, ...]) -> ClientRequest:
         names = list(self.consumers)
@@ -79,7 +84,7 @@ class World(Checks):
         """Take a step that is enabled."""
         self.coverage[key.kind] += 1
         self.num_steps += 1
-        if key.kind in FAULTS:
+        if key.kind in FAULTS or key.kind in STAGE_FAULTS:
             self.faults[key.kind] += 1
         getattr(self, f"_do_{key.kind}")(key)
         if self.config.is_coarse:
@@ -120,11 +125,11 @@ class World(Checks):
     def _deliver(self, way: Way, message: Any) -> None:
         sender, receiver, kind = way
         if kind == "http":
-            self.coverage[_http_step(message[0])] += 1
+            self.coverage[self._http_step(way, message[0])] += 1
             if receiver in self.gateways:
                 self.gateways[receiver].receive_frame(message)
             else:
-                self.consumers[receiver].hear_http(sender, message)
+                self._instance(receiver).hear_http(sender, message)
             return
         self.coverage[step_of(Channel.STREAM, sender, receiver, message)] += 1
         if receiver in self.gateways:
@@ -190,8 +195,16 @@ class World(Checks):
 
     def _do_time(self, key: Key) -> None:
         flights = self.network.flights.flights.values()
-        self.num_left_claims += any(each.state == "claimed" and each.until == OVER for each in flights)
+        is_claim = any(each.state == "claimed" and each.until == OVER for each in flights)
+        self.num_owned_waits += is_claim or self._asks_again(self._next_timer())
         self._pass_time(self._next_timer())
+
+    def _asks_again(self, when: float | None) -> bool:
+        """The store was full, and an encoder asks it again then."""
+        waiting = {client.split("/")[0] for client, _ in self.store.waiting}
+        return any(
+            name in waiting and encoder.next_timer() == when for name, encoder in self.encoders.items()
+        )
 
     def _pass_time(self, when: float | None) -> None:
         assert when is not None
@@ -287,6 +300,9 @@ class World(Checks):
         engine = self._engine(client.split("/")[0])
         return next(session for session in engine.sessions if session.client == client)
 
+    def _instance(self, name: str) -> Any:
+        """That has an HTTP server."""
+        return self.consumers[name]
 
-def _http_step(what: str) -> str:
-    return {"first": "first_token", "error": "answer", "broken": "answer"}.get(what, what)
+    def _http_step(self, way: Way, what: str) -> str:
+        return {"first": "first_token", "error": "answer", "broken": "answer"}.get(what, what)

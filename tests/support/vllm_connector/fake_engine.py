@@ -46,6 +46,11 @@ class FakePosition:
     def get_num_embeds(self) -> int:
         return self.num_embeds
 
+    def get_embeds_indices_in_range(self, start: int, end: int) -> tuple[int, int]:
+        """Of the placeholder's tokens; its first and its last are marks."""
+        first, last = (max(0, min(self.num_embeds, each - 1)) for each in (start, end))
+        return first, last
+
 
 @dataclass(frozen=True)
 class FakeFeature:
@@ -66,6 +71,8 @@ class FakeRequest:
     mm_features: list[FakeFeature]
     ec_transfer_params: dict[str, Any] | None = None
     num_computed_tokens: int = 0
+    kv_transfer_params: dict[str, Any] | None = None
+    prompt_token_ids: list[int] | None = None
 
     def get_num_encoder_embeds(self, input_id: int) -> int:
         return self.mm_features[input_id].mm_position.get_num_embeds()

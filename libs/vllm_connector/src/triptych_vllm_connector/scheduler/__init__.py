@@ -3,6 +3,7 @@
 parking_scheduler      ParkingScheduler, ParkingAsyncScheduler: a request that waits costs no engine step.
 decode_scheduler       DecodeScheduler, DecodeAsyncScheduler: of engines that take prompts as KV caches.
 kv_owner               An engine that prefills says when the lease of a KV cache ends.
+kv_refusals            KvRefusals: which of its requests end before anything is computed for them.
 kv_coverage            Whether such an engine may go on from a KV cache.
 giving_way             GivingWay: what partial requests hold goes back when others need it.
 prompt_steps           PromptSteps: while requests decode, a step takes a chunk of the prompts.

@@ -4,9 +4,7 @@ Such an engine has no encoder, and waits for no encoder output. A request whose 
 cache, as it was loaded or as the prefix cache has it, is ended before anything is computed for it, with the
 reason for its gateway: its prompt has to be prefilled elsewhere first. Text that is missing is computed.
 
-A KV cache is read once: its owner frees it as soon as one reader is done. So a second request that names it
-is ended, too, and does not read what may be another's by then. Likewise one whose prompt was rendered to
-other tokens than those that the KV cache is of; its owner frees it then.
+Likewise one that names a KV cache which is not its own to read (`kv_refusals`).
 """
 
 from typing import Any
@@ -17,8 +15,7 @@ from vllm.v1.request import Request, RequestStatus
 
 from triptych_common.telemetry.logs import get_logger
 from triptych_vllm_connector.kv_failures import KvFailure
-from triptych_vllm_connector.scheduler.kv_coverage import KvReads, covers_items
-from triptych_vllm_connector.scheduler.kv_owner import is_of_prompt
+from triptych_vllm_connector.scheduler.kv_refusals import KvRefusals
 
 log = get_logger(__name__)
 
@@ -28,27 +25,22 @@ class DecodeMixin:
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._reads = KvReads()
-        self._failures: dict[str, KvFailure] = {}  # of living requests, by engine request id
+        self._refusals = KvRefusals()
 
     def add_request(self, request: Request) -> None:
-        params = request.kv_transfer_params
-        if params and params.get("do_remote_prefill"):
-            if not self._reads.name(params):
-                params["do_remote_prefill"] = False  # vLLM's connector would tell the owner to free it
-                self._failures[request.request_id] = KvFailure.KV_TAKEN
-            elif not request.abort_immediately and not is_of_prompt(params, request.prompt_token_ids):
-                log.warning("KV cache is of another prompt", engine_request_id=request.request_id)
-                self._failures[request.request_id] = KvFailure.KV_LOAD_FAILED
+        token_ids = None if request.abort_immediately else request.prompt_token_ids
+        failure = self._refusals.on_added(request.request_id, request.kv_transfer_params, token_ids)
+        if failure is KvFailure.KV_LOAD_FAILED:
+            log.warning("KV cache is of another prompt", engine_request_id=request.request_id)
         super().add_request(request)  # type: ignore[misc]
 
     def _ec_transfer_pending(self, request: Request, num_computed_tokens: int) -> bool:
         """Called before a waiting request gets KV blocks."""
-        failure = self._failures.get(request.request_id)
+        failure = self._refusals.check(
+            request.request_id, request.mm_features, num_computed_tokens, request.num_tokens
+        )
         if failure is None:
-            if covers_items(request.mm_features, num_computed_tokens, request.num_tokens):
-                return False
-            failure = self._failures[request.request_id] = KvFailure.PREFIX_NOT_HELD
+            return False
         log.info(
             "request refused: KV cache does not hold its items",
             reason=failure.value,
@@ -65,24 +57,27 @@ class DecodeMixin:
         return self._note_failed(super()._handle_invalid_blocks(*args, **kwargs))  # type: ignore[misc]
 
     def _note_failed(self, engine_request_ids: set[str]) -> set[str]:
-        self._failures |= dict.fromkeys(engine_request_ids, KvFailure.KV_LOAD_FAILED)
+        self._refusals.on_load_failed(engine_request_ids)
         return engine_request_ids
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
         """An error has no reason in vLLM: it goes where a finished request's reason to stop would be."""
         by_client = super().update_from_output(scheduler_output, model_runner_output)  # type: ignore[misc]
-        if self._failures:
+        if len(self._refusals):
             for each in by_client.values():
                 for output in each.outputs:
-                    if output.finish_reason is not None and output.request_id in self._failures:
-                        output.stop_reason = self._failures.pop(output.request_id).value
+                    if output.finish_reason is None:
+                        continue
+                    failure = self._refusals.take(output.request_id)
+                    if failure is not None:
+                        output.stop_reason = failure.value
         return by_client
 
     def finish_requests(self, request_ids: Any, finished_status: RequestStatus) -> list[Request]:
         finished: list[Request] = super().finish_requests(request_ids, finished_status)  # type: ignore[misc]
         if finished_status is not RequestStatus.FINISHED_ERROR:
             for request in finished:
-                self._failures.pop(request.request_id, None)
+                self._refusals.take(request.request_id)
         return finished
 
 

@@ -37,3 +37,10 @@ def test_each_has_heartbeats_of_its_own() -> None:
     leases.on_heartbeats([OTHER], 30.0)
     assert leases.end_of(OTHER, 30.0) == 50.0 - MARGIN_S
     assert leases.end_of(ONE, 30.0) == 30.0 - MARGIN_S, "it waits no more, and is forgotten"
+
+
+def test_a_lease_is_over_at_its_end_less_the_margin() -> None:
+    leases = KvLeases(EXTENSION_S)
+    assert not leases.is_over(ONE, 30.0, 30.0 - MARGIN_S - 0.01)
+    assert leases.is_over(ONE, 30.0, 30.0 - MARGIN_S)
+    assert not leases.is_over(ONE, None, 1e9), "its owner says of none"

@@ -26,6 +26,10 @@ class KvLeases:
         known = self._heartbeats
         self._heartbeats = {name: [*known.get(name, ()), now] for name in names}
 
+    def is_over(self, name: KvName, first_end: float | None, now: float) -> bool:
+        """Whether what is read by now may be another's. `first_end` None: its owner says of no lease."""
+        return first_end is not None and now >= self.end_of(name, first_end)
+
     def end_of(self, name: KvName, first_end: float) -> float:
         """Until when it is certainly kept. `first_end`: of its lease without any heartbeat."""
         end = first_end - MARGIN_S

@@ -63,10 +63,10 @@ class LeasedPullWorker(NixlPullConnectorWorker):
 
     def _is_over(self, meta: Any) -> bool:
         remote = meta.remote
-        if remote.blocks_expiry_time is None:
-            return False  # an owner that is none of ours
-        first_end = remote.blocks_expiry_time - self._engine_clock_offset[remote.engine_id]
-        return time.perf_counter() >= self._leases.end_of((remote.engine_id, remote.request_id), first_end)
+        first_end = remote.blocks_expiry_time
+        if first_end is not None:  # else its owner is none of ours
+            first_end -= self._engine_clock_offset[remote.engine_id]
+        return self._leases.is_over((remote.engine_id, remote.request_id), first_end, time.perf_counter())
 
     def _fail(self, req_id: str) -> None:
         log.warning("KV cache not read: its lease is over", engine_request_id=req_id)

@@ -1,0 +1,182 @@
+"""The real gateway of requests in stages: `wait_instance`, `Forwarder` and all behind it, on played HTTP.
+
+What it knows of instances is the registry as it was last read: the world decides when it is read again.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import orjson
+
+from tests.support.protocol_world.gateway import FIRST_TOKEN_S, METRICS, ClientRequest, GatewayActor, _taken
+from tests.support.protocol_world.network import DIGEST, Network
+from tests.support.protocol_world.stages.http import Connections
+from tests.support.protocol_world.virtual_loop import CLOCK
+from triptych_common.protocol.ids import RequestId
+from triptych_common.protocol.messages import InstanceRecord
+from triptych_common.telemetry import span
+from triptych_gateway.access.callers import ANONYMOUS
+from triptych_gateway.chat.dispatch import Arrival, Dispatch
+from triptych_gateway.chat.forward import Forwarder
+from triptych_gateway.chat.media_variants import wait_instance, wait_variant
+from triptych_gateway.chat.routing import chat_routing
+from triptych_gateway.chat.stages import Stages
+from triptych_gateway.chat.streaming import ClientStream
+from triptych_gateway.chat.upstream_body import media_body
+from triptych_gateway.decision.encode_decisions import Answering
+from triptych_gateway.encode.media_wait import MediaWait
+from triptych_gateway.race import race
+from triptych_gateway.request.chat_request import ChatRequest
+from triptych_gateway.routing.instances import Instances
+from triptych_gateway.routing.registry_view import RegistryView
+from triptych_gateway.routing.router import Router
+from triptych_gateway.tracing.request_span import RequestSpan
+
+MODEL = "model"
+MAX_ATTEMPTS = 2  # `max_dispatch_attempts`
+SUSPECT_S = 2.0
+GRACE_S = 5.0
+CHUNK_S = 60.0
+
+ListRecords = Callable[[], Sequence[InstanceRecord]]
+
+
+class NothingLearned:
+    """`EncodeDecisions` of a gateway that decides nothing."""
+
+    def begin_request(self, record: Any, course: Any, num_prompt_bytes: int) -> Answering:
+        return Answering()
+
+
+class StageGateway(GatewayActor):
+    """One gateway. `list_records`: the registry's, now."""
+
+    def __init__(
+        self,
+        name: str,
+        network: Network,
+        is_reachable: Any,
+        max_attempts: int,
+        list_records: ListRecords,
+        find_request: Callable[[str], ClientRequest],
+    ) -> None:
+        self._list_records = list_records
+        self._find_request = find_request
+        super().__init__(name, network, is_reachable, max_attempts)
+
+    def start(self) -> None:
+        super().start()
+        self.connections = Connections(
+            self.name, self._network, self.loop, self._find_request, self._is_reachable
+        )
+        self.view = RegistryView(cast("Any", self), 1.0)
+        self.router = Router(SUSPECT_S)
+        self.instances = Instances(self.view, self.router, GRACE_S, MAX_ATTEMPTS)
+        stages = Stages(
+            cast("Any", self.connections),
+            self.router,
+            cast("Any", NothingLearned()),
+            METRICS,
+            cast("Any", None),  # bodies are small: no thread parses them
+            max_answer_bytes=1 << 20,
+        )
+        self.forwarder = Forwarder(self.instances, stages, METRICS, CHUNK_S)
+        self.read_registry()
+
+    async def list_instances(self) -> Sequence[InstanceRecord]:
+        """As `Registry`."""
+        return self._list_records()
+
+    def read_registry(self) -> None:
+        def read() -> None:
+            self.loop.create_task(self.view.refresh())
+
+        self._read_at = CLOCK.now
+        self.loop.run(read)
+        self.router.observe(self.view.records, CLOCK.now)
+
+    @property
+    def is_outdated(self) -> bool:
+        """The registry is not what was read."""
+        return self.view.records != tuple(self._list_records())
+
+    @property
+    def next_reading(self) -> float | None:
+        """When a request that waits for a new view gets one; None: none waits."""
+        is_awaited = bool(self.view._changed._waiters)
+        return self._read_at + self.view.interval_s if is_awaited else None
+
+    def next_timer(self, *, with_upkeep: bool = True) -> float | None:
+        both = super().next_timer(with_upkeep=with_upkeep), self.next_reading if with_upkeep else None
+        return min((when for when in both if when is not None), default=None) if self.is_up else None
+
+    def run_due(self) -> None:
+        super().run_due()
+        if self.is_up and (when := self.next_reading) is not None and when <= CLOCK.now:
+            self.read_registry()
+
+    def receive_frame(self, frame: tuple[Any, ...]) -> None:
+        self.connections.receive(frame)
+
+    def _abort(self, request: ClientRequest) -> None:
+        """Its process is gone, with all connections."""
+        self.connections.break_all()
+
+    # ---- one request -----------------------------------------------------------------------------
+    async def _serve_items(self, request: ClientRequest) -> None:
+        body = _body_of(request)
+        items = tuple(_taken(mm_hash, index) for index, mm_hash in enumerate(request.hashes))
+        chat = ChatRequest(body, MODEL, True, tuple(each.part for each in items), {}, {})
+        deadline = CLOCK.now + FIRST_TOKEN_S
+        with span("request") as started:
+            root = RequestSpan(started, "chat", CLOCK.now)
+        arrival = Arrival(RequestId(request.request_id), ANONYMOUS, root, CLOCK.now, deadline)
+        arrival = await wait_variant(self.instances, chat, arrival)
+        routing = chat_routing(chat, "", DIGEST, items)
+        chosen = await wait_instance(self.instances, chat, arrival, routing)
+        media_wait = MediaWait(arrival.request_id, chosen.instance, items, deadline, None, DIGEST)
+        async with self.final_acks.hold_acks(media_wait), self.orders.open_wait(media_wait):
+            async with asyncio.timeout_at(deadline):
+                self.orders.order_missing(media_wait)
+                await race(media_wait.wait_sizes(), media_wait.wait_failure())
+            sent = media_body(
+                chat,
+                items,
+                media_wait.sizes,
+                request_id=request.request_id,
+                gateway=self.name,
+                traceparent=None,
+                remaining_ms=int((deadline - CLOCK.now) * 1000),
+            )
+            dispatch = Dispatch(
+                arrival, chat, sent, DIGEST, media_wait=media_wait, first_choice=chosen, routing=routing
+            )
+            client = ClientStream(_Receiver(request).take, {})
+            await race(self.forwarder.forward(dispatch, client), media_wait.wait_failure())
+
+
+class _Receiver:
+    """The client's end of its connection."""
+
+    def __init__(self, request: ClientRequest) -> None:
+        self._request = request
+
+    async def take(self, message: Any) -> None:
+        self._request.has_begun = True
+
+
+def _body_of(request: ClientRequest) -> dict[str, Any]:
+    """A later turn begins with the messages of the one before."""
+    parts: list[Any] = [{"type": "image_url"} for _ in request.hashes]
+    messages: list[Any] = [
+        {"role": "user", "content": [*parts, {"type": "text", "text": request.conversation}]}
+    ]
+    for number in range(request.num_turns):
+        messages += [
+            {"role": "assistant", "content": f"answer {number}"},
+            {"role": "user", "content": f"more {number}"},
+        ]
+    return cast(
+        "dict[str, Any]", orjson.loads(orjson.dumps({"model": MODEL, "stream": True, "messages": messages}))
+    )
