@@ -183,10 +183,17 @@ async def _keeps_a_flight_without_requesters(
 
 
 async def _starts_whatever_comes(
-    self: FlightModel, job: Any, entry_id: str, encoder: str, *, lease_s: float, ttl_s: float
+    self: FlightModel,
+    job: Any,
+    entry_id: str,
+    encoder: str,
+    *,
+    lease_s: float,
+    ttl_s: float,
+    stream: str | None = None,
 ) -> Any:
     flight = self.flights.setdefault(job.mm_hash, KeptFlight(job.job_id, job.attempt))
-    self._run(flight, entry_id, encoder, lease_s)
+    self._run(flight, entry_id, encoder, lease_s, stream)
     self._live_for(flight, ttl_s)
     return StartResult.STARTED, flight.waiting()
 
