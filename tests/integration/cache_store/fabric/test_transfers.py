@@ -170,6 +170,19 @@ async def test_orders_of_an_item_are_one_transfer(pair: Pair, gateway: OrderingG
     assert await asyncio.to_thread(target.wait_sealed, hash_of(5)) == data
 
 
+async def test_an_order_that_joined_outlives_the_first(pair: Pair, gateway: OrderingGateway) -> None:
+    source, target = pair
+    reserved = source.reserve(hash_of(5), 4096)
+    first = await gateway.order(source, target, hash_of(5), ttl_ms=700)
+    second = await gateway.order(source, target, hash_of(5))
+    assert failed(await asyncio.wait_for(first, 10)) is TransferFailureKind.EXPIRED
+    source.seal(reserved, b"ab" * 2048)
+    completed(await asyncio.wait_for(second, 10))
+    assert target.read(hash_of(5)) == b"ab" * 2048
+    source.wait_no_leftovers()
+    target.wait_no_leftovers()
+
+
 async def test_absent(pair: Pair, gateway: OrderingGateway) -> None:
     source, target = pair
     assert failed(await gateway.transfer(source, target, hash_of(6))) is TransferFailureKind.ABSENT

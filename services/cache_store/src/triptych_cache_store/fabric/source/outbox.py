@@ -4,7 +4,6 @@ Every method of the first part is a step that the event loop posts; answers go b
 """
 
 import asyncio
-import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -30,6 +29,7 @@ _AFTER_OFFER = frozenset({FrameKind.ACCEPTED, FrameKind.PRESENT, FrameKind.FAILE
 _AFTER_ACCEPTED = frozenset({FrameKind.FAILED})
 _AFTER_END = frozenset({FrameKind.STORED, FrameKind.FAILED})
 NEVER_S = 3600.0
+NOTHING = memoryview(b"")
 
 
 class OutboxEvents(Protocol):
@@ -48,6 +48,7 @@ class OutboxEvents(Protocol):
 
 @dataclass
 class _Sending:
+    number: int
     view: memoryview
     position: int = 0
     checksum: Checksum = field(default_factory=Checksum)
@@ -75,7 +76,7 @@ class EntryOutbox:
         self._sendings: dict[int, _Sending] = {}
         self._expected: dict[int, frozenset[FrameKind]] = {}
         self._last_number = 0
-        self._ending: int | None = None  # whose last chunk is being sent
+        self._current: _Sending | None = None  # whose chunk is being sent
 
     # ---- steps -----------------------------------------------------------------------------------
     def offer(self, number: int, frame: bytes) -> None:
@@ -86,7 +87,7 @@ class EntryOutbox:
     def send(self, number: int, view: memoryview, encode_class: EncodeClass) -> None:
         """The target has accepted it, and it is sealed; `view` stays valid until it is sent or withdrawn."""
         if number in self._expected:
-            self._sendings[number] = _Sending(view)
+            self._sendings[number] = _Sending(number, view)
             self._turns.add(number, encode_class)
 
     def change_class(self, number: int, encode_class: EncodeClass) -> None:
@@ -125,41 +126,43 @@ class EntryOutbox:
             self._drop(number)
         self._loop.call_soon_threadsafe(self._events.on_answer, number, kind, failure)
 
-    def next_parts(self, now: float) -> tuple[list[memoryview], float]:
+    def on_body_received(self, part: memoryview) -> None:
+        """A source gets no chunks."""
+
+    def next_frame(self, now: float) -> tuple[bytes, memoryview, float]:
         if self._frames:
-            return [memoryview(self._frames.popleft())], 0.0
+            return self._frames.popleft(), NOTHING, 0.0
         number = self._turns.next_number()
         if number is None:
-            return [], NEVER_S
+            return b"", NOTHING, NEVER_S
         if (pause_s := self._rate.pause_s(now)) > 0:
-            return [], pause_s
-        return self._next_chunk(number), 0.0
-
-    def on_sent(self) -> None:
-        if (number := self._ending) is not None:
-            self._ending = None
-            self._loop.call_soon_threadsafe(self._events.on_bytes_sent, number)
-
-    def on_end(self, error: TriptychError | None) -> None:
-        self._sendings.clear()
-        self._loop.call_soon_threadsafe(self._events.on_closed, error)
-
-    def _next_chunk(self, number: int) -> list[memoryview]:
-        sending = self._sendings[number]
+            return b"", NOTHING, pause_s
+        sending = self._current = self._sendings[number]
         if sending.position == 0:
             self._loop.call_soon_threadsafe(self._events.on_began, number)
         chunk = sending.view[sending.position : sending.position + MAX_CHUNK_BYTES]
         sending.position += len(chunk)
-        sending.checksum.update(chunk)
         self._turns.take_turn(number, len(chunk))
-        self._rate.take(len(chunk), time.monotonic())
-        parts = [memoryview(frame_header(FrameKind.CHUNK, number, len(chunk))), chunk]
-        if sending.position == len(sending.view):
-            parts.append(memoryview(short_frame(FrameKind.END, number, sending.checksum.digest())))
-            self._expected[number] = _AFTER_END
-            self._ending = number
-            self._drop(number)
-        return parts
+        self._rate.take(len(chunk), now)
+        return frame_header(FrameKind.CHUNK, number, len(chunk)), chunk, 0.0
+
+    def on_body_sent(self, part: memoryview) -> None:
+        if self._current is not None:
+            self._current.checksum.update(part)
+
+    def on_sent(self) -> None:
+        sending, self._current = self._current, None
+        if sending is None or sending.position < len(sending.view) or sending.number not in self._sendings:
+            return
+        self._drop(sending.number)
+        self._expected[sending.number] = _AFTER_END
+        self._frames.appendleft(short_frame(FrameKind.END, sending.number, sending.checksum.digest()))
+        self._loop.call_soon_threadsafe(self._events.on_bytes_sent, sending.number)
+
+    def on_end(self, error: TriptychError | None) -> None:
+        self._sendings.clear()
+        self._current = None
+        self._loop.call_soon_threadsafe(self._events.on_closed, error)
 
     def _drop(self, number: int) -> None:
         self._sendings.pop(number, None)

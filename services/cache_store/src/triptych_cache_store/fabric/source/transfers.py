@@ -109,8 +109,7 @@ class TransferTable:
         placed.timer = loop.call_later(left_s, self._on_expired, transfer, placed)
         for mm_hash in order.entries:
             if mm_hash not in transfer.pushes:
-                push = EntryPush(mm_hash, order.target, self._store, self._links, transfer.encode_class)
-                transfer.pushes[mm_hash] = push
+                push = transfer.pushes[mm_hash] = self._new_push(transfer, mm_hash)
                 transfer.tasks.add(self._group.create_task(self._run(transfer, push, placed)))
 
     def fail_all(self, kind: TransferFailureKind, detail: str) -> None:
@@ -150,9 +149,18 @@ class TransferTable:
                 self._complete(transfer)
 
     async def _push(self, transfer: _Transfer, push: EntryPush, traceparent: str | None) -> Pushed:
-        """As long as an order waits for it: deadlines of later ones count, too."""
-        deadline = max((each.deadline for each in transfer.orders.values()), default=time.monotonic())
-        return await push.run(deadline, traceparent)
+        """As long as an order waits for it: deadlines of orders that came later count, too."""
+        while True:
+            deadline = _last_deadline(transfer)
+            try:
+                return await push.run(deadline, traceparent)
+            except PushFailedError as error:
+                if error.kind is not TransferFailureKind.EXPIRED or _last_deadline(transfer) <= deadline:
+                    raise
+            push = transfer.pushes[push.mm_hash] = self._new_push(transfer, push.mm_hash)
+
+    def _new_push(self, transfer: _Transfer, mm_hash: str) -> EntryPush:
+        return EntryPush(mm_hash, transfer.target, self._store, self._links, transfer.encode_class)
 
     def _complete(self, transfer: _Transfer) -> None:
         pushed = [each for each in transfer.pushed if each.num_bytes]
@@ -210,6 +218,10 @@ class TransferTable:
         outcome = "completed" if isinstance(result, TransferCompleted) else result.kind.value
         self._metrics.orders.labels(outcome).inc()
         self._on_result(placed, result)
+
+
+def _last_deadline(transfer: _Transfer) -> float:
+    return max((each.deadline for each in transfer.orders.values()), default=0.0)
 
 
 def _forget(placed: PlacedOrder) -> None:

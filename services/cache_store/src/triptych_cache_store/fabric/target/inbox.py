@@ -29,6 +29,7 @@ from triptych_common.region.fence import Place, check_reservation
 from triptych_common.region.mapping import RegionMapping
 
 NEVER_S = 3600.0
+NOTHING = memoryview(b"")
 
 
 class InboxEvents(Protocol):
@@ -155,13 +156,20 @@ class EntryInbox:
         elif kind is FrameKind.CHUNK:
             if sink.position == 0:
                 self._loop.call_soon_threadsafe(self._events.on_began, number)
-            sink.checksum.update(sink.view[sink.position : sink.position + num_bytes])
             sink.position += num_bytes
         else:
             self._on_end_of_entry(number, sink, body)
 
-    def next_parts(self, now: float) -> tuple[list[memoryview], float]:
-        return ([memoryview(self._frames.popleft())], 0.0) if self._frames else ([], NEVER_S)
+    def on_body_received(self, part: memoryview) -> None:
+        sink = None if self._chunk_of is None else self._live.get(self._chunk_of)
+        if sink is not None:
+            sink.checksum.update(part)
+
+    def next_frame(self, now: float) -> tuple[bytes, memoryview, float]:
+        return self._frames.popleft() if self._frames else b"", NOTHING, NEVER_S
+
+    def on_body_sent(self, part: memoryview) -> None:
+        """A target sends no chunks."""
 
     def on_sent(self) -> None:
         """Nothing waits for it."""

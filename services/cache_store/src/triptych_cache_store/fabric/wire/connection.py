@@ -26,6 +26,7 @@ from triptych_common.telemetry.logs import get_logger
 log = get_logger(__name__)
 
 KEEPALIVES_PER_TIMEOUT = 4
+STEP_BYTES = 256 << 10  # of a system call: what it has copied is still in the core's cache for the checksum
 READS_IN_TURN = 16  # before what is to be sent gets its turn
 Step = Callable[[], None]
 
@@ -48,11 +49,17 @@ class ConnectionSide(Protocol):
     def on_frame(self, header: FrameHeader, body: bytes) -> None:
         """A whole frame; of a chunk without its body. Raises MalformedMessageError."""
 
-    def next_parts(self, now: float) -> tuple[list[memoryview], float]:
-        """What to send next, a whole frame; or nothing, and the seconds until there may be more."""
+    def on_body_received(self, part: memoryview) -> None:
+        """A part of a chunk is where `on_header` wanted it."""
+
+    def next_frame(self, now: float) -> tuple[bytes, memoryview, float]:
+        """What to send next: a frame, and the bytes of a chunk; or nothing, and the seconds until then."""
+
+    def on_body_sent(self, part: memoryview) -> None:
+        """A part of those bytes is with the kernel."""
 
     def on_sent(self) -> None:
-        """The last frame of `next_parts` is with the kernel."""
+        """All of the last frame is with the kernel."""
 
     def on_end(self, error: TriptychError | None) -> None:
         """The connection is over; None: `stop`."""
@@ -70,7 +77,9 @@ class FabricConnection:
         self._keepalive_s = progress_timeout_s / KEEPALIVES_PER_TIMEOUT
         self._steps: deque[Step] = deque()
         self._is_stopping = False
-        self._parts: list[memoryview] = []
+        self._head = memoryview(b"")  # what is left of the frame that is being sent
+        self._chunk = memoryview(b"")
+        self._is_chunk_coming = False
         self._sends_for_side = False
         self._header = bytearray(HEADER_BYTES)
         self._frame: FrameHeader | None = None
@@ -106,7 +115,7 @@ class FabricConnection:
             log.exception("fabric connection failed")
             error = ChannelError("a fault of ours")
         finally:
-            self._parts = []
+            self._chunk = memoryview(b"")
             self._channel.close()
             with contextlib.suppress(RuntimeError):  # the event loop has ended
                 self._side.on_end(error)
@@ -117,11 +126,14 @@ class FabricConnection:
         while True:
             is_stopping = self._is_stopping
             pause_s = self._fill(now, sent_at)
-            has_sent = self._send()
-            if is_stopping and (not self._parts or not has_sent):
+            has_sent = False
+            while self._send():
+                has_sent = True
+            is_blocked = self._is_sending()  # the kernel takes no more now
+            if is_stopping and (not is_blocked or not has_sent):
                 return
-            wait_s = 0.0 if has_sent else min(pause_s, self._keepalive_s)
-            is_readable = self._channel.wait(wait_s, writable=bool(self._parts))
+            wait_s = 0.0 if has_sent and not is_blocked else min(pause_s, self._keepalive_s)
+            is_readable = self._channel.wait(wait_s, writable=is_blocked)
             now = time.monotonic()
             if has_sent:
                 sent_at = now
@@ -130,30 +142,36 @@ class FabricConnection:
             elif now - received_at > self._progress_timeout_s:
                 raise PeerSilentError(f"the peer was silent for {self._progress_timeout_s:g} s")
 
+    def _is_sending(self) -> bool:
+        return bool(self._head) or bool(self._chunk)
+
     def _fill(self, now: float, sent_at: float) -> float:
         """Choose the next frame, if none is being sent. Seconds until there may be another."""
-        if self._parts:
+        if self._is_sending():
             return self._keepalive_s
         while self._steps:
             self._steps.popleft()()
-        self._parts, pause_s = self._side.next_parts(now)
-        self._sends_for_side = bool(self._parts)
-        if not self._parts and now - sent_at >= self._keepalive_s:
-            self._parts = [memoryview(short_frame(FrameKind.KEEPALIVE))]
+        head, self._chunk, pause_s = self._side.next_frame(now)
+        self._sends_for_side = bool(head)
+        if not head and now - sent_at >= self._keepalive_s:
+            head = short_frame(FrameKind.KEEPALIVE)
+        self._head = memoryview(head)
         return pause_s
 
     def _send(self) -> bool:
         """Whether the kernel took something."""
-        if not self._parts:
+        if not self._is_sending():
             return False
-        num_sent = self._channel.try_send(self._parts)
+        chunk = self._chunk[:STEP_BYTES]
+        num_sent = self._channel.try_send([part for part in (self._head, chunk) if part])
         if not num_sent:
             return False
-        while self._parts and num_sent >= len(self._parts[0]):
-            num_sent -= len(self._parts.pop(0))
-        if self._parts:
-            self._parts[0] = self._parts[0][num_sent:]
-        elif self._sends_for_side:
+        num_head = min(num_sent, len(self._head))
+        self._head = self._head[num_head:]
+        if num_sent > num_head:
+            self._side.on_body_sent(chunk[: num_sent - num_head])
+            self._chunk = self._chunk[num_sent - num_head :]
+        if self._sends_for_side and not self._is_sending():
             self._side.on_sent()
         return True
 
@@ -161,10 +179,13 @@ class FabricConnection:
         """Whether anything came."""
         has_received = False
         for _ in range(READS_IN_TURN):
-            num_read = self._channel.try_receive(self._into)
+            into = self._into[:STEP_BYTES]
+            num_read = self._channel.try_receive(into)
             if not num_read:
                 break
             has_received = True
+            if self._is_chunk_coming:
+                self._side.on_body_received(into[:num_read])
             self._into = self._into[num_read:]
             if not self._into:
                 self._on_complete()
@@ -177,12 +198,14 @@ class FabricConnection:
             place = self._side.on_header(self._frame)
             if place is not None:
                 self._into = place
+                self._is_chunk_coming = True
                 return
             if self._frame.body_num_bytes:
                 self._body = bytearray(self._frame.body_num_bytes)
                 self._into = memoryview(self._body)
                 return
         frame, self._frame = self._frame, None
+        self._is_chunk_coming = False
         body, self._body = bytes(self._body), bytearray()
         self._into = memoryview(self._header)
         if frame.kind is not FrameKind.KEEPALIVE:
