@@ -66,6 +66,7 @@ class World:
     encoded_near: list[str | None] = field(default_factory=list)
     is_encoding: bool = False
     num_reads: int = 0
+    grace_s: float = 60.0
     names: StreamNames = field(default_factory=lambda: StreamNames("test"))
 
     def __post_init__(self) -> None:
@@ -79,7 +80,7 @@ class World:
             fabric=self.fabric,
             orders=cast("Any", self),
             notes=DirectoryNotes(cast("Any", self), 5.0),
-            limits=TransferLimits(max_attempts=3, grace_s=0.05, publish_timeout_s=1.0),
+            limits=TransferLimits(max_attempts=3, grace_s=self.grace_s, publish_timeout_s=1.0),
             metrics=GatewayMetrics(),
         )
 
@@ -145,6 +146,13 @@ async def running(world: World) -> AsyncIterator[World]:
 
 
 @pytest.fixture
+async def impatient() -> AsyncIterator[World]:
+    """A silent agent is given up at once."""
+    async with running(World(grace_s=0.05)) as opened:
+        yield opened
+
+
+@pytest.fixture
 async def world() -> AsyncIterator[World]:
     async with running(World()) as opened:
         yield opened
@@ -156,16 +164,16 @@ def wait_of(request_id: str = "r") -> MediaWait:
     return MediaWait(RequestId(request_id), "pd-0", [item], time.monotonic() + 60, None, "d" * 64)
 
 
-async def test_the_timer_runs_from_the_seal(world: World) -> None:
-    world.is_encoding = True
-    with world.transfers.hold(wait_of()):
-        world.announce(S1)
-        await world.until_orders(1)
-        assert world.transfer().due_at == float("inf")
-        world.is_encoding = False
-        world.places.note_sealed(A)
-        await until(lambda: world.transfer().failure == "silent")
-    assert len(world.transfers.table) == 0
+async def test_the_timer_runs_from_the_seal(impatient: World) -> None:
+    impatient.is_encoding = True
+    with impatient.transfers.hold(wait_of()):
+        impatient.announce(S1)
+        await impatient.until_orders(1)
+        assert impatient.transfer().due_at == float("inf")
+        impatient.is_encoding = False
+        impatient.places.note_sealed(A)
+        await until(lambda: impatient.transfer().failure == "silent")
+    assert len(impatient.transfers.table) == 0
 
 
 async def test_an_encoder_that_takes_the_job_over_elsewhere_is_the_new_source(world: World) -> None:
@@ -190,16 +198,16 @@ async def test_a_source_that_has_it_is_not_left_for_another_encode(world: World)
         assert world.transfers.table.ordered(first.transfer_id) is not None
 
 
-async def test_a_late_word_of_a_silent_agent_still_counts(world: World) -> None:
-    world.is_encoding = True  # nothing else is tried meanwhile
-    with world.transfers.hold(wait_of()):
-        world.announce(S1, sealed=True)
-        order = await world.until_orders(1)
-        await until(lambda: world.transfer().failure == "silent")
-        world.complete(order)
-        assert world.transfer().state is TransferState.HELD
-    world.complete(order)  # nobody's any more
-    assert len(world.transfers.table) == 0
+async def test_a_late_word_of_a_silent_agent_still_counts(impatient: World) -> None:
+    impatient.is_encoding = True  # nothing else is tried meanwhile
+    with impatient.transfers.hold(wait_of()):
+        impatient.announce(S1, sealed=True)
+        order = await impatient.until_orders(1)
+        await until(lambda: impatient.transfer().failure == "silent")
+        impatient.complete(order)
+        assert impatient.transfer().state is TransferState.HELD
+    impatient.complete(order)  # nobody's any more
+    assert len(impatient.transfers.table) == 0
 
 
 async def test_what_prefill_decode_asks_for(world: World) -> None:

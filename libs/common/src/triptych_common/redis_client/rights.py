@@ -29,7 +29,12 @@ class Right:
 
 
 _SCRIPTS, _STREAMS, _JOBS, _RECORDS = "scripts", "streams", "jobs and flights", "records of instances"
-_SIZES, _TENSORS, _EXPIRY, _TOOLS = "placeholder sizes", "transport `redis`", "expiry", "operators' tools"
+_SIZES, _TENSORS, _EXPIRY, _TOOLS = (
+    "placeholder sizes, directory of entries",
+    "transport `redis`",
+    "expiry",
+    "operators' tools",
+)
 _LIMITS, _RESPONSES = "limits of API keys", "stored responses"
 
 RIGHTS: tuple[Right, ...] = (
