@@ -26,11 +26,11 @@ def watch_fabric() -> None:
         def __getattr__(self, name: str) -> Any:
             return getattr(self._side, name)
 
-        def next_parts(self, now: float) -> Any:
-            parts, pause_s = self._side.next_parts(now)
-            if parts and (step := steps.get(parts[0][0])) is not None:  # a header begins with its kind
+        def next_frame(self, now: float) -> Any:
+            head, chunk, pause_s = self._side.next_frame(now)
+            if head and (step := steps.get(head[0])) is not None:  # a header begins with its kind
                 reach(step, SENDING)
-            return parts, pause_s
+            return head, chunk, pause_s
 
         def on_frame(self, header: Any, body: bytes) -> None:
             step = steps.get(header.kind)
