@@ -193,7 +193,7 @@ async def _starts_whatever_comes(
     stream: str | None = None,
 ) -> Any:
     flight = self.flights.setdefault(job.mm_hash, KeptFlight(job.job_id, job.attempt))
-    self._run(flight, entry_id, encoder, lease_s, stream)
+    self._run(flight, entry_id, stream or "", encoder, lease_s)
     self._live_for(flight, ttl_s)
     return StartResult.STARTED, flight.waiting()
 

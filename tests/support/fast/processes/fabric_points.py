@@ -27,10 +27,10 @@ def watch_fabric() -> None:
             return getattr(self._side, name)
 
         def next_frame(self, now: float) -> Any:
-            head, body, pause_s = self._side.next_frame(now)
+            head, chunk, pause_s = self._side.next_frame(now)
             if head and (step := steps.get(head[0])) is not None:  # a header begins with its kind
                 reach(step, SENDING)
-            return head, body, pause_s
+            return head, chunk, pause_s
 
         def on_frame(self, header: Any, body: bytes) -> None:
             step = steps.get(header.kind)
