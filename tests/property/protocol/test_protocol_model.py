@@ -173,7 +173,7 @@ NOT_MODELLED = frozenset(
         "ping",  # in place of an answer that a restart lost, where none is needed: here it comes at once
         "lookup", "stats", "list", "verify", "metrics", "evict", "evict_unreadable",  # operators, damage
         "heartbeat_gateway", "heartbeat_encoder", "heartbeat_consumer",
-        "prefill", "prefilled", "decode", "first_decoded", "abort_prefill", "abort_decode",  # `test_stage_model`
+        "prefill", "prefilled", "decode", "first_decoded", "abort_prefill", "abort_decode",  # in stages
     }
 )  # fmt: skip
 
