@@ -173,8 +173,7 @@ NOT_MODELLED = frozenset(
         "ping",  # in place of an answer that a restart lost, where none is needed: here it comes at once
         "lookup", "stats", "list", "verify", "metrics", "evict", "evict_unreadable",  # operators, damage
         "heartbeat_gateway", "heartbeat_encoder", "heartbeat_consumer",
-        # of the two stages, which test_stage_model has:
-        "prefill", "prefilled", "decode", "first_decoded", "abort_prefill", "abort_decode",
+        "prefill", "prefilled", "decode", "first_decoded", "abort_prefill", "abort_decode",  # in stages
         *(each.name for each in FABRIC_STEPS),  # the model has one store
     }
 )  # fmt: skip

@@ -48,7 +48,7 @@ LONG: dict[str, tuple[Config, Bounds]] = {
     "2x2, 2 deviations": (replace(PAIRS, is_coarse=True), Bounds(max_deviations=2)),
 }
 
-NUM_WALKS = 20  # of each system
+NUM_WALKS = 12  # of each system
 MAX_WALKS = 100  # of those below, where some kind of step was taken too seldom
 RARE: tuple[tuple[Config, float], ...] = (
     (replace(TURNS, faults=("forget_prefix",), max_faults=9), 0.5),
