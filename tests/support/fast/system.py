@@ -7,6 +7,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Self
 
@@ -78,8 +79,11 @@ class FastSystem:
         self._wake_sender.send_bytes(b"x")
         if self._keeper.is_alive():
             self._keeper.join(10.0)
-        for service in reversed(self.services.values()):  # the store last
-            service.end()
+        store = self.services["cache_store"]
+        others = [service for service in self.services.values() if service is not store]
+        with ThreadPoolExecutor(len(others)) as pool:
+            list(pool.map(ServiceProcess.end, others))
+        store.end()
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def __enter__(self) -> Self:
