@@ -32,6 +32,8 @@ NOT_CAUSED = frozenset(
         "triptych_gateway_local_encodes_total",  # of an instance with a vision tower
         "triptych_gateway_encode_failures_total",
         "triptych_gateway_fetches_total",
+        "triptych_gateway_transfers_ordered_total",  # between stores
+        "triptych_gateway_transfers_total",
         "triptych_gateway_file_uploads_total",
         "triptych_gateway_files_encoded_ahead_total",
         "triptych_encoder_job_failures_total",

@@ -228,8 +228,13 @@ async def _registered(system: System, record: Any) -> AsyncIterator[None]:
     async def list_instances() -> list[Any]:
         return [record if each.instance == record.instance else each for each in await look()]
 
+    async def is_seen() -> bool:
+        await system.refresh()
+        return record in system.gateway.view.records
+
     system.gateway.view._registry.list_instances = list_instances  # type: ignore[method-assign]
-    await system.refresh()
+    await until_async(is_seen)
+    await until_async(is_seen)  # a reading that was under way may have come in between
     yield
 
 

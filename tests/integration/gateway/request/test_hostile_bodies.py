@@ -109,7 +109,7 @@ async def test_an_order_that_fails_in_the_gateway_is_answered_at_once(
 
     body = chat([image_part(image_bytes())])
     with monkeypatch.context() as patched:
-        patched.setattr("triptych_gateway.encode.encode_orders.encode_job", broken)
+        patched.setattr("triptych_gateway.encode.flight_requests.encode_job", broken)
         assert refusal(await system.post(body)) == (500, "internal_error")
     await system.assert_idle()
     await until(lambda: not len(system.gateway.orders.flight_requests))

@@ -20,7 +20,6 @@ async def test_a_file_that_is_deleted_holds_up_no_other(monkeypatch: pytest.Monk
     ahead = EncodeAhead(
         orders=no_part,
         final_acks=no_part,
-        single_flight=no_part,
         view=no_part,
         metrics=GatewayMetrics(),
         timeout_s=1,

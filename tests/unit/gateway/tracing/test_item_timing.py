@@ -14,7 +14,7 @@ def test_an_item_that_is_encoded() -> None:
     assert item.as_json(0.5) == {
         "modality": "image", "num_bytes": 1000, "num_places": 1, "num_rows": 64, "source": "encoded",
         "ordered_ms": 500.0, "sized_ms": 700.0, "sealed_ms": 1100.0, "encode_ms": 300.0,
-        "encoder": "encoder-1",
+        "encoder": "encoder-1", "encode_store": None, "encode_place": None,
     }  # fmt: skip
 
 
