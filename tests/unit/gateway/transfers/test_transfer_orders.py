@@ -41,7 +41,7 @@ from triptych_gateway.request.media import TakenItem
 from triptych_gateway.transfers.directory_notes import DirectoryNotes
 from triptych_gateway.transfers.fabric_view import FabricView
 from triptych_gateway.transfers.link_rates import LinkRates
-from triptych_gateway.transfers.transfer_orders import TransferLimits, TransferOrders
+from triptych_gateway.transfers.transfer_orders import MAX_EXTENSIONS, TransferLimits, TransferOrders
 from triptych_gateway.transfers.transfer_table import Transfer, TransferState
 
 A = MmHash("a" * 64)
@@ -176,6 +176,46 @@ async def test_the_timer_runs_from_the_seal(impatient: World) -> None:
         impatient.places.note_sealed(A)
         await until(lambda: impatient.transfer().failure == "silent")
     assert len(impatient.transfers.table) == 0
+
+
+async def test_an_agent_that_lives_may_wait_for_room_for_some_time(impatient: World) -> None:
+    impatient.is_encoding = True  # nothing else is tried meanwhile
+    with impatient.transfers.hold(wait_of()):
+        impatient.announce(S1, sealed=True)
+        await impatient.until_orders(1)
+        await until(lambda: impatient.transfer().num_extensions == MAX_EXTENSIONS)
+        assert impatient.transfer().state is TransferState.ORDERED
+        await until(lambda: impatient.transfer().failure == "silent")
+
+
+async def test_it_waits_no_longer_than_the_requests_do(impatient: World) -> None:
+    media_wait = wait_of()
+    media_wait.deadline = time.monotonic()
+    with impatient.transfers.hold(media_wait):
+        impatient.announce(S1, sealed=True)
+        await until(lambda: impatient.transfer().failure == "silent")
+        assert impatient.transfer().num_extensions == 0
+
+
+async def test_an_agent_that_is_gone_is_silent_the_first_time(impatient: World) -> None:
+    impatient.is_encoding = True
+    with impatient.transfers.hold(wait_of()):
+        impatient.announce(S1, sealed=True)
+        await impatient.until_orders(1)
+        impatient.records = tuple(each for each in impatient.records if each.instance != f"fabric-{S1}")
+        await until(lambda: impatient.transfer().failure == "silent")
+        assert impatient.transfer().num_extensions == 0
+
+
+@pytest.mark.parametrize("kind", TransferFailureKind)
+async def test_which_failures_are_of_the_link(world: World, kind: TransferFailureKind) -> None:
+    is_of_link = kind in (
+        TransferFailureKind.UNREACHABLE, TransferFailureKind.REFUSED, TransferFailureKind.CORRUPTED
+    )  # fmt: skip
+    with world.transfers.hold(wait_of()):
+        world.announce(S1, sealed=True)
+        world.fail(await world.until_orders(1), kind)
+        assert world.transfers.rates.is_avoided((S1, TARGET), time.monotonic()) is is_of_link
 
 
 async def test_an_encoder_that_takes_the_job_over_elsewhere_is_the_new_source(world: World) -> None:

@@ -4,11 +4,22 @@ import time
 
 from cachetools import LRUCache
 
+from triptych_common.protocol.transfers import TransferFailureKind
 from triptych_gateway.decision.linear_cost import LinearCost
 
 UNKNOWN_RATE = 1.25e6  # bytes a second, taken for a link without an estimate: 10 Mbit/s
 AVOIDED_S = 10.0  # after a link has failed: what could not be reached may come back
 MAX_LINKS = 4096
+
+NOT_OF_THE_LINK = frozenset(
+    {
+        TransferFailureKind.ABSENT,
+        TransferFailureKind.WRITER_LOST,
+        TransferFailureKind.TARGET_FULL,
+        TransferFailureKind.EXPIRED,
+    }
+)
+"""Failures that say nothing of the link."""
 
 Link = tuple[str, str]  # source, target
 

@@ -58,6 +58,7 @@ class Transfer:
     tried: set[str] = field(default_factory=set)  # sources, likewise
     ordered_at: float = 0.0  # monotonic seconds
     due_at: float = float("inf")  # monotonic seconds. ORDERED: silence is a failure then; WAITING: try again
+    num_extensions: int = 0  # of `due_at`, since the last order
     failure: str = ""  # kind of the last one
     request_ids: set[RequestId] = field(default_factory=set)
 
@@ -133,10 +134,15 @@ class ItemTransfers:
         """The agent of `source` is to push it."""
         transition(transfer, TransferState.ORDERED)
         transfer.transfer_id, transfer.source, transfer.num_bytes = transfer_id, source, num_bytes
-        transfer.ordered_at, transfer.due_at = now, due_at
+        transfer.ordered_at, transfer.due_at, transfer.num_extensions = now, due_at, 0
         transfer.num_attempts += 1
         transfer.tried.add(source)
         self._by_id[transfer_id] = transfer
+
+    def extend(self, transfer: Transfer, due_at: float) -> None:
+        """Its agent lives: it is waited for once more."""
+        transfer.due_at = due_at
+        transfer.num_extensions += 1
 
     def hold(self, transfer: Transfer) -> None:
         """The target has it, or its own encoder makes it there."""
