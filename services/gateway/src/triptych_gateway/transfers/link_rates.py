@@ -47,8 +47,13 @@ class LinkRates:
         return num_bytes / UNKNOWN_RATE if line is None else line.seconds(num_bytes)
 
     def measured_s(self, source: str, target: str, num_bytes: int) -> float | None:
-        """As `seconds`, for who guesses otherwise where nothing is known; None then."""
+        """As `seconds`, for who guesses otherwise where nothing is known; None then.
+
+        A link that is avoided takes `AVOIDED_S` longer, also one without an estimate.
+        """
         link, now = (source, target), time.monotonic()
+        if self.is_avoided(link, now):
+            return AVOIDED_S + self.seconds(link, num_bytes, now)
         return self.seconds(link, num_bytes, now) if self.is_measured(link, now) else None
 
     def is_measured(self, link: Link, now: float) -> bool:
