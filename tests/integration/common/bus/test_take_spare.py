@@ -6,7 +6,7 @@ import pytest
 
 from tests.integration.common.bus.test_bounded_streams import message
 from triptych_common.bus import AsyncBus, Delivery
-from triptych_common.bus.consumer_group import SPARE_MAX_WAIT_MS
+from triptych_common.bus.consumer_group import SPARE_MAX_WAIT_MS, ConsumerGroup
 from triptych_common.protocol import codec
 from triptych_common.protocol.names import ENCODERS_GROUP
 
@@ -108,3 +108,22 @@ async def test_it_says_how_long_it_waited(streams: Streams) -> None:
     assert streams.far.num_outstanding == 1
     await delivery.ack()
     assert await streams.bus.stream_length(streams.stream) == 0
+
+
+async def test_an_ack_that_failed_goes_out_with_the_next_look(
+    streams: Streams, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await streams.publish(1)
+    delivery = await streams.far.take_spare({"near": 0})
+    assert delivery is not None
+    with monkeypatch.context() as patched:
+        patched.setattr(ConsumerGroup, "ack", _refused)
+        await delivery.ack()
+        await streams.publish(2)
+        assert await streams.far.take_spare({"near": 0}) is None, "Redis is still away"
+    assert await streams.take(near=0) == 2
+    assert await streams.bus.stream_length(streams.stream) == 0
+
+
+async def _refused(*_: object) -> None:
+    raise ConnectionResetError
