@@ -42,7 +42,7 @@ from triptych_gateway.transfers.directory_notes import DirectoryNotes
 from triptych_gateway.transfers.fabric_view import FabricView
 from triptych_gateway.transfers.link_rates import LinkRates
 from triptych_gateway.transfers.transfer_orders import MAX_EXTENSIONS, TransferLimits, TransferOrders
-from triptych_gateway.transfers.transfer_table import Transfer, TransferState
+from triptych_gateway.transfers.transfer_table import STALE_S, Transfer, TransferState
 
 A = MmHash("a" * 64)
 TARGET, S1, S2 = "store-t", "store-1", "store-2"
@@ -265,6 +265,19 @@ async def test_what_prefill_decode_asks_for(world: World) -> None:
         await until(lambda: world.encoded_near == [TARGET])
         assert not world.need()
     assert not world.need(), "its request has left"
+
+
+async def test_a_late_writer_lost_of_the_first_attempt_does_not_fail_the_second(world: World) -> None:
+    with world.transfers.hold(wait_of()):
+        world.announce(S1, sealed=True)
+        world.fail(await world.until_orders(1), TransferFailureKind.UNREACHABLE)
+        world.announce(S1, sealed=True)
+        second = await world.until_orders(2)
+        assert world.need("writer_lost"), "it is on its way"
+        assert world.transfers.table.ordered(second.transfer_id) is not None
+        world.transfer().ordered_at -= STALE_S
+        assert world.need("writer_lost")
+        assert world.transfers.table.ordered(second.transfer_id) is None
 
 
 async def test_an_encoder_of_the_target_that_dies_is_no_failed_transfer(world: World) -> None:

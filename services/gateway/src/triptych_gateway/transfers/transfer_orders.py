@@ -199,7 +199,7 @@ class TransferOrders:
             self.places.forget(mm_hash, transfer.target, self._waits_of(transfer))
             self.table.need_again(transfer)
             self._advance(transfer)
-        elif transfer.state is TransferState.ORDERED and message.reason == "writer_lost":
+        elif message.reason == "writer_lost" and transfer.loses_writer(time.monotonic()):
             log.warning("fabric agent of a target went away during a transfer", target=transfer.target)
             self._fail(transfer, TransferFailureKind.UNREACHABLE)
         if transfer.state is TransferState.ORDERED or transfer.due_at < NEVER:

@@ -17,6 +17,9 @@ from enum import StrEnum
 from triptych_common.domain.transitions import check_transition
 from triptych_common.protocol.ids import MmHash, RequestId
 
+STALE_S = 1.0
+"""So long after an order that follows a failed one, a target's `writer_lost` is of the failed one."""
+
 TransferKey = tuple[MmHash, str]  # item, target store
 
 
@@ -65,6 +68,14 @@ class Transfer:
     @property
     def key(self) -> TransferKey:
         return self.mm_hash, self.target
+
+    def loses_writer(self, now: float) -> bool:
+        """Whether the `writer_lost` that its target reports now is of the order that is under way.
+
+        If one is not taken for it, and is, the source's agent says `unreachable`.
+        """
+        is_stale = self.num_attempts > 1 and now - self.ordered_at < STALE_S
+        return self.state is TransferState.ORDERED and not is_stale
 
 
 def transition(transfer: Transfer, to: TransferState) -> None:
