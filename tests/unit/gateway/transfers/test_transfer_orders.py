@@ -311,6 +311,16 @@ async def test_a_request_that_goes_elsewhere_leaves_the_first_target(world: Worl
         assert world.transfer(S2).state is TransferState.ORDERED
 
 
+async def test_it_leaves_the_first_target_also_where_one_store_is_left(world: World) -> None:
+    media_wait = wait_of()
+    with world.transfers.hold(media_wait):
+        world.announce(S1, sealed=True)
+        await world.until_orders(1)
+        world.records = (record_of("pd-1", store=S2), agent(S2))
+        await world.transfers.bring(media_wait, world.records[0])
+        assert world.transfers.table.get(A, TARGET) is None
+
+
 async def test_the_directory_is_read_once_for_a_request(world: World) -> None:
     world.directory[A] = (EntryPlace(store=S1, generation=1, num_bytes=96),)
     media_wait = wait_of()

@@ -131,10 +131,12 @@ class TransferOrders:
     def _join(self, media_wait: MediaWait, target: str | None) -> list[Transfer]:
         """None where its wait has ended, or one store is registered."""
         request_id = media_wait.request_id
-        if request_id not in self._waits or target is None or not self._fabric.are_apart:
+        if request_id not in self._waits or target is None:
             return []
         if self._targets.get(request_id, target) != target:
             self._leave(media_wait)
+        if not self._fabric.are_apart:
+            return []
         self._targets[request_id] = target
         return [self.table.join(each, target, request_id) for each in media_wait.mm_hashes]
 
