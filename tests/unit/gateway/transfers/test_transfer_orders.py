@@ -308,6 +308,7 @@ async def test_a_request_that_goes_elsewhere_leaves_the_first_target(world: Worl
         assert world.transfers.table.get(A, TARGET) is None
         assert not media_wait.has_failed
         await world.transfers.bring(media_wait, record_of("pd-2"))  # one without a store: it only decodes
+        assert media_wait.target == S2, "new encodes of its items are near it"
         assert world.transfer(S2).state is TransferState.ORDERED
 
 

@@ -108,11 +108,12 @@ class EncodeStores:
         *,
         num_rows: int | None,
         prefill_decode: str,
+        target: str | None = None,
         num_own: Mapping[str, int],
         only_near: str | None,
         now: float,
     ) -> JobPlace:
-        """The place of a job for an item that is needed at `prefill_decode`.
+        """The place of a job for an item that is needed at `target`, else at the store of `prefill_decode`.
 
         Args:
             num_rows: of the item; None: not known yet.
@@ -124,7 +125,7 @@ class EncodeStores:
             return JobPlace(stores[0], PlaceReason.NO_ENCODER, 0)
         if len(stores) == 1 and only_near is None:
             return choose_place({stores[0]: 0.0}, stores[0], lambda store: 0.0)
-        target = facts.store_of.get(prefill_decode)
+        target = target or facts.store_of.get(prefill_decode)
         rows = self.rows.rows_of(mm_hash, modality, image) if num_rows is None else num_rows
         num_bytes = self.rows.bytes_of(rows)
 

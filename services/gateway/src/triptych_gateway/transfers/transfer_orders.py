@@ -117,7 +117,7 @@ class TransferOrders:
 
         Their sizes are known. Where one store is registered, nothing is done.
         """
-        known = media_wait.entry_places
+        media_wait.target, known = record.store or media_wait.target, media_wait.entry_places
         old = [
             each.mm_hash
             for each in self._join(media_wait, record.store)
