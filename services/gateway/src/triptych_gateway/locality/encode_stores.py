@@ -118,7 +118,7 @@ class EncodeStores:
         Args:
             num_rows: of the item; None: not known yet.
             num_own: jobs that this gateway has published, by store.
-            only_near: the store whose encoders alone shall have it, if it has any.
+            only_near: the store whose encoders shall have it, if it has any.
         """
         facts, stores = self._facts(), self.stores_of(namespace_digest)
         if namespace_digest not in facts.encoders:
