@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from cachetools import LRUCache
 
-from triptych_common.coordination import Backlogs
+from triptych_common.coordination import Backlogs, store_of
 from triptych_common.protocol.ids import MmHash
 from triptych_common.protocol.messages import EncoderCacheMetadata, ImageProperties, InstanceRecord, Modality
 from triptych_common.protocol.names import DEFAULT_STORE
@@ -163,5 +163,5 @@ def _facts(records: Sequence[InstanceRecord]) -> _Facts:
     for each in records:
         if each.role in ENCODING_ROLES and not each.draining and each.namespace_digest is not None:
             stores = facts.encoders.setdefault(each.namespace_digest, {})
-            stores.setdefault(each.store or DEFAULT_STORE, []).append(each.row_s)
+            stores.setdefault(store_of(each), []).append(each.row_s)
     return facts
