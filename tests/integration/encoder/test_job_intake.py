@@ -8,14 +8,16 @@ from typing import Any
 import pytest
 
 from tests.support.encoder.service_bench import DIGEST, LIMIT_S, job
-from triptych_common.bus import AsyncBus, Delivery
+from tests.support.waiting import until
+from triptych_common.bus import AsyncBus, Delivery, StreamConsumer
 from triptych_common.coordination import Registry
 from triptych_common.protocol import codec
 from triptych_common.protocol.messages import EncodeJob, InstanceRecord, Role
 from triptych_common.protocol.names import ENCODERS_GROUP
+from triptych_common.redis_client.commands import BLOCK_MS
 from triptych_encoder.jobs import encoder_peers
 from triptych_encoder.jobs.encoder_peers import EncoderPeers
-from triptych_encoder.jobs.job_intake import JobIntake
+from triptych_encoder.jobs.job_intake import LOOK_INTERVAL_MS, JobIntake
 
 
 def record(name: str, store: str, num_slots: int = 1, **changes: Any) -> InstanceRecord:
@@ -142,7 +144,7 @@ async def test_one_spare_job_at_a_time(redis_url: str) -> None:
         assert mark_of(await taken(intake)) == "2"
 
 
-async def test_a_job_for_near_encoders_alone_is_left_until_they_are_gone(redis_url: str) -> None:
+async def test_a_job_for_near_encoders_alone_is_left_to_them(redis_url: str) -> None:
     async with opened(redis_url) as hosts:
         intake = await hosts.intake("e-c", "c")
         near = Registry(hosts.bus).keep_registered(record("e-a", "a", num_slots=0))
@@ -156,6 +158,31 @@ async def test_a_job_for_near_encoders_alone_is_left_until_they_are_gone(redis_u
             assert mark_of(spare) == "2"
             await spare.ack()
             assert await hosts.bus.stream_length(hosts.bus.names.encode_jobs(DIGEST, "a")) == 1
+
+
+async def test_with_a_job_in_hand_it_reads_as_long_as_any_reader(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[int] = []
+    take_within = StreamConsumer.take_within
+
+    async def watched(self: StreamConsumer, block_ms: int) -> Delivery | None:
+        waits.append(block_ms)
+        return await take_within(self, block_ms)
+
+    monkeypatch.setattr(StreamConsumer, "take_within", watched)
+    async with opened(redis_url) as hosts:
+        intake = await hosts.intake("e-b", "b")
+        await hosts.register(record("e-a", "a", num_slots=0))
+        await hosts.open_stream("a")
+        await hosts.publish("b", "1")
+        own = await taken(intake)
+        await hosts.publish("a", "2")
+        next_one = asyncio.ensure_future(taken(intake))
+        await until(lambda: len(waits) == 2)
+        await own.ack()
+        assert mark_of(await next_one) == "2", "it looks again when that is done"
+        assert waits == [LOOK_INTERVAL_MS, BLOCK_MS]
 
 
 async def test_a_draining_encoder_takes_nothing_more(redis_url: str) -> None:

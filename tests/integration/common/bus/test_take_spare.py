@@ -6,7 +6,7 @@ import pytest
 
 from tests.integration.common.bus.test_bounded_streams import message
 from triptych_common.bus import AsyncBus, Delivery
-from triptych_common.bus.consumer_group import SPARE_MAX_WAIT_MS
+from triptych_common.bus.consumer_group import SPARE_MAX_WAIT_MS, ConsumerGroup
 from triptych_common.protocol import codec
 from triptych_common.protocol.names import ENCODERS_GROUP
 
@@ -85,26 +85,44 @@ async def test_what_free_consumers_do_not_take_for_long(streams: Streams) -> Non
     assert await streams.take(near=8) == 1
 
 
-async def test_what_is_for_its_own_consumers_alone_is_taken_when_they_are_gone(streams: Streams) -> None:
+async def test_what_is_for_its_own_consumers_alone_is_taken_by_no_other(streams: Streams) -> None:
     await streams.publish(1, spare_after_ms=None, age_ms=3_600_000)
     assert await streams.take(near=0) is None
-    assert await streams.take() == 1
 
 
 async def test_a_stream_that_is_not_there_is_not_made(bus: AsyncBus) -> None:
     stream = bus.names.encode_jobs(DIGEST, "nowhere")
     async with bus.consumer(stream, group=ENCODERS_GROUP, consumer="far") as far:
-        assert await far.take_spare({}) is None
+        assert await far.take_spare({"near": 0}) is None
     assert not await bus.client.exists(stream)
 
 
 async def test_it_says_how_long_it_waited(streams: Streams) -> None:
     """Redis' clock is not this machine's."""
     await streams.publish(1, age_ms=20_000)
-    delivery = await streams.far.take_spare({})
+    delivery = await streams.far.take_spare({"near": 0})
     assert delivery is not None
     assert 19 < delivery.envelope.queued_s < 80
     assert (delivery.stream, delivery.num_deliveries) == (streams.stream, 1)
     assert streams.far.num_outstanding == 1
     await delivery.ack()
     assert await streams.bus.stream_length(streams.stream) == 0
+
+
+async def test_an_ack_that_failed_goes_out_with_the_next_look(
+    streams: Streams, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await streams.publish(1)
+    delivery = await streams.far.take_spare({"near": 0})
+    assert delivery is not None
+    with monkeypatch.context() as patched:
+        patched.setattr(ConsumerGroup, "ack", _refused)
+        await delivery.ack()
+        await streams.publish(2)
+        assert await streams.far.take_spare({"near": 0}) is None, "Redis is still away"
+    assert await streams.take(near=0) == 2
+    assert await streams.bus.stream_length(streams.stream) == 0
+
+
+async def _refused(*_: object) -> None:
+    raise ConnectionResetError

@@ -74,6 +74,7 @@ def test_near_the_instance_that_needs_the_item() -> None:
     bench = Bench(*TWO)
     assert bench.choose(prefill_decode="pd-a").store == "a"
     assert bench.choose(prefill_decode="pd-b").store == "b"
+    assert bench.choose(prefill_decode="pd-a", target="b").store == "b", "its request has moved there"
     assert bench.choose(prefill_decode="pd-unknown").reason is PlaceReason.ANYWHERE
 
 

@@ -14,10 +14,15 @@ A = MmHash("a" * 64)
 
 
 def metadata(
-    store: str = "store-a", mm_hash: str = A, *, sealed: bool = False, pieces: tuple[int, ...] = ()
+    store: str = "store-a",
+    mm_hash: str = A,
+    *,
+    sealed: bool = False,
+    pieces: tuple[int, ...] = (),
+    job_id: str = "job-1",
 ) -> EncoderCacheMetadata:
     return EncoderCacheMetadata(
-        job_id="job-1",
+        job_id=job_id,
         mm_hash=mm_hash,
         modality=Modality.VIDEO,
         num_embeds=6,
@@ -58,6 +63,18 @@ def test_late_metadata_of_the_same_store_do_not_undo_the_seal(places: ItemPlaces
     found = places.find(A)
     assert found is not None
     assert (found.store, found.is_sealed) == ("store-b", False)
+
+
+def test_a_new_encode_at_the_same_store_is_not_sealed(places: ItemPlaces) -> None:
+    places.note_metadata(metadata(sealed=True))
+    places.note_metadata(metadata(job_id="job-2"))
+    found = places.find(A)
+    assert found is not None
+    assert not found.is_sealed
+    places.note_sealed(A)
+    found = places.find(A)
+    assert found is not None
+    assert found.is_sealed
 
 
 def test_a_store_that_lacks_it_is_forgotten_and_no_other(places: ItemPlaces) -> None:

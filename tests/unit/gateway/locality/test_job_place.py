@@ -4,9 +4,15 @@ from collections.abc import Callable
 
 import pytest
 
-from triptych_gateway.locality.job_place import LEAST_SPARE_S, JobPlace, PlaceReason, choose_place
+from triptych_gateway.locality.job_place import (
+    LEAST_SPARE_S,
+    MOST_SPARE_S,
+    JobPlace,
+    PlaceReason,
+    choose_place,
+)
 
-LEAST_MS = int(LEAST_SPARE_S * 1000)
+LEAST_MS, MOST_MS = int(LEAST_SPARE_S * 1000), int(MOST_SPARE_S * 1000)
 
 
 def takes(seconds: float) -> Callable[[str], float]:
@@ -40,6 +46,7 @@ def test_a_near_job_is_left_to_near_encoders_for_as_long_as_its_transfer_would_t
     transfers = {"b": 3.0, "c": 1.5}
     assert choose_place({"a": 0.0, "b": 0.0, "c": 0.0}, "a", transfers.__getitem__).spare_after_ms == 1500
     assert choose_place({"a": 0.0, "b": 0.0}, "a", takes(0.001)).spare_after_ms == LEAST_MS
+    assert choose_place({"a": 0.0, "b": 0.0}, "a", takes(300.0)).spare_after_ms == MOST_MS
 
 
 def test_a_job_that_went_elsewhere_is_soon_for_anyone() -> None:
@@ -58,9 +65,9 @@ def test_without_a_near_encoder_the_least_wait_and_travel(target: str | None) ->
     assert choose_place({"a": 0.2, "b": 0.2}, target, takes(1.0)).store == "a"  # of equals the first by name
 
 
-def test_what_was_asked_for_near_is_for_no_other_encoder() -> None:
+def test_what_was_asked_for_near_is_left_to_near_encoders_for_long() -> None:
     place = choose_place({"a": 99.0, "b": 0.0}, "a", takes(0.0), only_near="a")
-    assert place == JobPlace("a", PlaceReason.NEAR_FAILED, None)
+    assert place == JobPlace("a", PlaceReason.NEAR_FAILED, MOST_MS)
 
 
 def test_where_none_is_near_any_other_has_it() -> None:

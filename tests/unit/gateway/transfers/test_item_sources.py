@@ -48,7 +48,7 @@ def at(store: str, generation: int = 1, num_bytes: int = 100) -> EntryPlace:
 
 
 def made_at(store: str, *, is_sealed: bool, pieces: tuple[int, ...] = ()) -> ItemPlace:
-    return ItemPlace(A, store, 700, 7, pieces, is_sealed)
+    return ItemPlace(A, store, 700, 7, pieces, is_sealed, "job-1")
 
 
 def stores(

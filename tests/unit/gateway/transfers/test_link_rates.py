@@ -1,5 +1,7 @@
 """What a link is predicted to take, and when it is avoided."""
 
+import time
+
 import pytest
 
 from triptych_gateway.transfers.link_rates import AVOIDED_S, UNKNOWN_RATE, LinkRates
@@ -34,3 +36,20 @@ def test_one_that_failed_is_avoided_for_a_while_or_until_it_works() -> None:
     rates.avoid(AB, 200.0)
     rates.observe(AB, 1, 0.1, 201.0)
     assert not rates.is_avoided(AB, 201.0)
+
+
+def test_who_chooses_by_the_seconds_avoids_it_too() -> None:
+    rates = LinkRates()
+    assert rates.measured_s(*AB, 1_000_000) is None
+    rates.avoid(AB, time.monotonic())
+    unmeasured_s = rates.measured_s(*AB, 1_000_000)
+    assert unmeasured_s is not None
+    assert AVOIDED_S <= unmeasured_s < 2 * AVOIDED_S
+    rates.observe(AB, 10_000_000, 0.1, time.monotonic())
+    rates.observe(AB, 10_000_000, 0.1, time.monotonic())
+    works_s = rates.measured_s(*AB, 1_000_000)
+    assert works_s is None or works_s < 1.0
+    rates.avoid(AB, time.monotonic())
+    avoided_s = rates.measured_s(*AB, 1_000_000)
+    assert avoided_s is not None
+    assert avoided_s >= AVOIDED_S

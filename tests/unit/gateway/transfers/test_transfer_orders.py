@@ -41,8 +41,8 @@ from triptych_gateway.request.media import TakenItem
 from triptych_gateway.transfers.directory_notes import DirectoryNotes
 from triptych_gateway.transfers.fabric_view import FabricView
 from triptych_gateway.transfers.link_rates import LinkRates
-from triptych_gateway.transfers.transfer_orders import TransferLimits, TransferOrders
-from triptych_gateway.transfers.transfer_table import Transfer, TransferState
+from triptych_gateway.transfers.transfer_orders import MAX_EXTENSIONS, TransferLimits, TransferOrders
+from triptych_gateway.transfers.transfer_table import STALE_S, Transfer, TransferState
 
 A = MmHash("a" * 64)
 TARGET, S1, S2 = "store-t", "store-1", "store-2"
@@ -178,6 +178,46 @@ async def test_the_timer_runs_from_the_seal(impatient: World) -> None:
     assert len(impatient.transfers.table) == 0
 
 
+async def test_an_agent_that_lives_may_wait_for_room_for_some_time(impatient: World) -> None:
+    impatient.is_encoding = True  # nothing else is tried meanwhile
+    with impatient.transfers.hold(wait_of()):
+        impatient.announce(S1, sealed=True)
+        await impatient.until_orders(1)
+        await until(lambda: impatient.transfer().num_extensions == MAX_EXTENSIONS)
+        assert impatient.transfer().state is TransferState.ORDERED
+        await until(lambda: impatient.transfer().failure == "silent")
+
+
+async def test_it_waits_no_longer_than_the_requests_do(impatient: World) -> None:
+    media_wait = wait_of()
+    media_wait.deadline = time.monotonic()
+    with impatient.transfers.hold(media_wait):
+        impatient.announce(S1, sealed=True)
+        await until(lambda: impatient.transfer().failure == "silent")
+        assert impatient.transfer().num_extensions == 0
+
+
+async def test_an_agent_that_is_gone_is_silent_the_first_time(impatient: World) -> None:
+    impatient.is_encoding = True
+    with impatient.transfers.hold(wait_of()):
+        impatient.announce(S1, sealed=True)
+        await impatient.until_orders(1)
+        impatient.records = tuple(each for each in impatient.records if each.instance != f"fabric-{S1}")
+        await until(lambda: impatient.transfer().failure == "silent")
+        assert impatient.transfer().num_extensions == 0
+
+
+@pytest.mark.parametrize("kind", TransferFailureKind)
+async def test_which_failures_are_of_the_link(world: World, kind: TransferFailureKind) -> None:
+    is_of_link = kind in (
+        TransferFailureKind.UNREACHABLE, TransferFailureKind.REFUSED, TransferFailureKind.CORRUPTED
+    )  # fmt: skip
+    with world.transfers.hold(wait_of()):
+        world.announce(S1, sealed=True)
+        world.fail(await world.until_orders(1), kind)
+        assert world.transfers.rates.is_avoided((S1, TARGET), time.monotonic()) is is_of_link
+
+
 async def test_an_encoder_that_takes_the_job_over_elsewhere_is_the_new_source(world: World) -> None:
     """Also where the first one's host is gone with its agent, which says nothing any more."""
     world.is_encoding = True
@@ -227,6 +267,19 @@ async def test_what_prefill_decode_asks_for(world: World) -> None:
     assert not world.need(), "its request has left"
 
 
+async def test_a_late_writer_lost_of_the_first_attempt_does_not_fail_the_second(world: World) -> None:
+    with world.transfers.hold(wait_of()):
+        world.announce(S1, sealed=True)
+        world.fail(await world.until_orders(1), TransferFailureKind.UNREACHABLE)
+        world.announce(S1, sealed=True)
+        second = await world.until_orders(2)
+        assert world.need("writer_lost"), "it is on its way"
+        assert world.transfers.table.ordered(second.transfer_id) is not None
+        world.transfer().ordered_at -= STALE_S
+        assert world.need("writer_lost")
+        assert world.transfers.table.ordered(second.transfer_id) is None
+
+
 async def test_an_encoder_of_the_target_that_dies_is_no_failed_transfer(world: World) -> None:
     world.is_encoding = True
     with world.transfers.hold(wait_of()):
@@ -255,7 +308,18 @@ async def test_a_request_that_goes_elsewhere_leaves_the_first_target(world: Worl
         assert world.transfers.table.get(A, TARGET) is None
         assert not media_wait.has_failed
         await world.transfers.bring(media_wait, record_of("pd-2"))  # one without a store: it only decodes
+        assert media_wait.target == S2, "new encodes of its items are near it"
         assert world.transfer(S2).state is TransferState.ORDERED
+
+
+async def test_it_leaves_the_first_target_also_where_one_store_is_left(world: World) -> None:
+    media_wait = wait_of()
+    with world.transfers.hold(media_wait):
+        world.announce(S1, sealed=True)
+        await world.until_orders(1)
+        world.records = (record_of("pd-1", store=S2), agent(S2))
+        await world.transfers.bring(media_wait, world.records[0])
+        assert world.transfers.table.get(A, TARGET) is None
 
 
 async def test_the_directory_is_read_once_for_a_request(world: World) -> None:

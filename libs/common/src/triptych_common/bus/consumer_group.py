@@ -137,7 +137,7 @@ class ConsumerGroup:
     async def take_spare(self, slots: Mapping[str, int]) -> list[StreamEntry]:
         """One entry that those whom it is meant for do not take in time, if there is such; never waits.
 
-        `slots`: entries that each of them holds at most, by its name; empty: they are all gone.
+        `slots`: entries that each of them holds at most, by its name.
         """
         if not self._knows_clock:
             await self._learn_clock()

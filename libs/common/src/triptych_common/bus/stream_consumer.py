@@ -159,6 +159,7 @@ class StreamConsumer:
         """
         if not self._ready:
             try:
+                await self._pay_acks()  # no read of this stream does it
                 entries = await self._group.take_spare(slots)
                 found = [(entry, await self._group.queued_s(entry)) for entry in entries]
             except _UNAVAILABLE as error:

@@ -11,7 +11,7 @@ stored_responses  which instance has a stored response, and what its conversatio
 """
 
 from triptych_common.coordination.entry_directory import EntryDirectory, NotedPlace
-from triptych_common.coordination.registry import Registration, Registry, is_registered
+from triptych_common.coordination.registry import Registration, Registry, is_registered, store_of
 from triptych_common.coordination.request_counts import CountResult, RateCharge, RequestCounts
 from triptych_common.coordination.shared_sizes import SharedSizes
 from triptych_common.coordination.single_flight import (
@@ -46,4 +46,5 @@ __all__ = [
     "StoredResponses",
     "is_registered",
     "merge_backlogs",
+    "store_of",
 ]

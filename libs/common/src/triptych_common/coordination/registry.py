@@ -133,7 +133,7 @@ class Registry:
                 pipe.zadd(self._names.instances, {record.instance: now})
                 pipe.eval(FORGET.text, 1, self._names.instances, *forgotten)
                 if (namespace_digest := _encodes_for(record)) is not None:
-                    pipe.set(self._names.had_encoder(namespace_digest), _store_of(record), ex=JOBS_TTL_S)
+                    pipe.set(self._names.had_encoder(namespace_digest), store_of(record), ex=JOBS_TTL_S)
                 self._renew_streams(pipe, record)
                 try:
                     previous: bytes | None = (await pipe.execute())[0]
@@ -162,7 +162,7 @@ class Registry:
         for inbox in inboxes(self._names, record.instance):
             pipe.expire(inbox, INBOX_TTL_S)
         if (namespace_digest := _encodes_for(record)) is not None:
-            jobs = self._names.encode_jobs(namespace_digest, _store_of(record))
+            jobs = self._names.encode_jobs(namespace_digest, store_of(record))
             pipe.expire(self._names.had_encoder(namespace_digest), JOBS_TTL_S)
             pipe.eval(EXTEND_EXPIRY.text, 1, jobs, *EXTEND_EXPIRY.arguments(ttl_ms=JOBS_TTL_S * 1000))
 
@@ -241,7 +241,8 @@ def _encodes_for(record: InstanceRecord) -> str | None:
     return record.namespace_digest if record.role is Role.ENCODE else None
 
 
-def _store_of(record: InstanceRecord) -> str:
+def store_of(record: InstanceRecord) -> str:
+    """Whose stream of jobs an encoder reads."""
     return record.store or DEFAULT_STORE
 
 

@@ -65,7 +65,7 @@ def encode(
     """Fields of the stream entry for `message`.
 
     `spare_after_ms`: consumers for which the entry is not meant in the first place may take it when it has
-    waited for so long; None: not while others may come for it.
+    waited for so long; None: never.
 
     Raises:
         TypeError: not a message of the bus.

@@ -7,7 +7,9 @@ ENCODERS_GROUP = "encoders"
 """Consumer group of an `encode-jobs` stream: whichever of its encoders is free takes the next job."""
 
 DEFAULT_STORE = "store-0"
-"""A cache_store's name unless its operator gives it another one: a single host needs no other."""
+"""The name of a cache_store that was given none, and the store of an encoder that names none.
+
+`./triptych` and Compose name the store of a host that is alone `cache_store-0`."""
 
 OWNER_GROUP = "owner"
 """Consumer group of a stream that only one instance reads."""

@@ -4,10 +4,9 @@ import time
 from collections.abc import Mapping
 
 from triptych_common.bus.fair_share import Consumers, Peer
-from triptych_common.coordination import Registry
+from triptych_common.coordination import Registry, store_of
 from triptych_common.domain.errors import BusUnavailableError
 from triptych_common.protocol.messages import InstanceRecord, Role
-from triptych_common.protocol.names import DEFAULT_STORE
 from triptych_common.telemetry.logs import get_logger
 
 log = get_logger(__name__)
@@ -47,17 +46,13 @@ class EncoderPeers:
             log.warning("encoders not refreshed from the registry", error=str(error))
             return
         encoders = [each for each in records if self._takes_jobs(each)]
-        near = [each for each in encoders if _store_of(each) == self.store]
+        near = [each for each in encoders if store_of(each) == self.store]
         self._near = Consumers({each.instance: Peer(each.row_s, each.num_slots) for each in near})
         self._others = {}
         for each in encoders:
-            if _store_of(each) != self.store:
-                self._others.setdefault(_store_of(each), {})[each.instance] = each.num_slots
+            if store_of(each) != self.store:
+                self._others.setdefault(store_of(each), {})[each.instance] = each.num_slots
 
     def _takes_jobs(self, record: InstanceRecord) -> bool:
         is_of_namespace = record.namespace_digest == self.namespace_digest
         return record.role is Role.ENCODE and is_of_namespace and not record.draining
-
-
-def _store_of(record: InstanceRecord) -> str:
-    return record.store or DEFAULT_STORE

@@ -7,9 +7,11 @@
 
 A blocking read of another store's stream would take a job at the moment in which it is published, before its
 own encoders do. Redis has no wake-up for a job that stays there: so an idle encoder looks, every
-`LOOK_INTERVAL_MS`, and only where its namespace has encoders at other stores. What it may take Redis decides
-in one step (`take_spare.lua`): the oldest job, once it has waited for as long as its gateway wants it to be
-left to the encoders near it, and if those have no free slots for all that wait. One at a time.
+`LOOK_INTERVAL_MS`, and only where its namespace has encoders at other stores. One with a job in hand reads
+its own stream as long as any reader, so it looks `BLOCK_MS` after its last job at the latest. What it may
+take Redis decides in one step (`take_spare.lua`): the oldest job, once it has waited for as long as its
+gateway wants it to be left to the encoders near it, and if those have no free slots for all that wait. One
+at a time.
 """
 
 from collections.abc import Mapping
@@ -82,13 +84,16 @@ class JobIntake:
     async def __anext__(self) -> Delivery:
         while True:
             others = await self._peers.find_others()
-            delivery = await self._own.take_within(LOOK_INTERVAL_MS if others else BLOCK_MS)
+            delivery = await self._own.take_within(self._block_ms(others))
             if delivery is None and not self._own.is_stopped and not self._num_in_hand:
                 delivery = await self._take_spare(others)
             if delivery is not None:
                 return delivery
             if self._own.is_stopped:
                 raise StopAsyncIteration
+
+    def _block_ms(self, others: Mapping[str, object]) -> int:
+        return LOOK_INTERVAL_MS if others and not self._num_in_hand else BLOCK_MS
 
     @property
     def _num_in_hand(self) -> int:

@@ -1,8 +1,9 @@
 """EncoderReturn: whether a namespace that has no encoder now had one lately, so that one may come back.
 
-The evidence is the namespace's jobs stream: its encoders make it at their start and renew it with every
-heartbeat, and it is gone `JOBS_TTL_S` after the last of them. So it outlives a restart of any service, this
-gateway's too, and it is not there where the deployment never had an encoder.
+The evidence is the key `had-encoder:{namespace_digest}`: the namespace's encoders, of whatever store, set it
+at their start and renew it with every heartbeat, and it is gone `JOBS_TTL_S` after the last of them. So it
+outlives a restart of any service, this gateway's too, and it is not there where the deployment never had an
+encoder.
 """
 
 import asyncio

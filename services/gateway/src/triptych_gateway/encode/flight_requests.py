@@ -178,6 +178,7 @@ class FlightRequests:
             job.image,
             num_rows=None if item.sizes is None else item.sizes.num_embeds,
             prefill_decode=first.prefill_decode,
+            target=first.target,
             num_own=self._queue.num_by_store(digest),
             only_near=item.only_near,
             now=time.monotonic(),

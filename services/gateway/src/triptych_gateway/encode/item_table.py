@@ -65,7 +65,7 @@ class Item:
     num_attempts: int = 0  # jobs since the last success, over all gateways as far as they are known
     failure: ItemFailure | None = None
     ordered_at: float = 0.0  # monotonic seconds: when the job in flight was ordered
-    only_near: str | None = None  # the store whose encoders alone shall have that job, if it has any
+    only_near: str | None = None  # the store whose encoders shall have that job, if it has any
     request_ids: set[RequestId] = field(default_factory=set)
 
     @property

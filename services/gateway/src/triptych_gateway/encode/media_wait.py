@@ -43,6 +43,7 @@ class MediaWait:
     sizes: dict[MmHash, ItemSizes] = field(default_factory=dict)
     entry_places: dict[MmHash, tuple[EntryPlace, ...]] = field(default_factory=dict)
     """What the directory says of their entries, where several stores are registered."""
+    target: str | None = None  # store of the instance to which it goes; None: `prefill_decode`'s, so far
     answered_by: str | None = None  # the instance whose answer went out whole
     sealed_at: float | None = None  # monotonic seconds; the last seal so far of an item encoded for it
     needed_at: float = 0.0  # monotonic seconds; when prefill_decode last asked for an item again

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from cachetools import LRUCache
 
-from triptych_common.coordination import Backlogs
+from triptych_common.coordination import Backlogs, store_of
 from triptych_common.protocol.ids import MmHash
 from triptych_common.protocol.messages import EncoderCacheMetadata, ImageProperties, InstanceRecord, Modality
 from triptych_common.protocol.names import DEFAULT_STORE
@@ -108,23 +108,24 @@ class EncodeStores:
         *,
         num_rows: int | None,
         prefill_decode: str,
+        target: str | None = None,
         num_own: Mapping[str, int],
         only_near: str | None,
         now: float,
     ) -> JobPlace:
-        """The place of a job for an item that is needed at `prefill_decode`.
+        """The place of a job for an item that is needed at `target`, else at the store of `prefill_decode`.
 
         Args:
             num_rows: of the item; None: not known yet.
             num_own: jobs that this gateway has published, by store.
-            only_near: the store whose encoders alone shall have it, if it has any.
+            only_near: the store whose encoders shall have it, if it has any.
         """
         facts, stores = self._facts(), self.stores_of(namespace_digest)
         if namespace_digest not in facts.encoders:
             return JobPlace(stores[0], PlaceReason.NO_ENCODER, 0)
         if len(stores) == 1 and only_near is None:
             return choose_place({stores[0]: 0.0}, stores[0], lambda store: 0.0)
-        target = facts.store_of.get(prefill_decode)
+        target = target or facts.store_of.get(prefill_decode)
         rows = self.rows.rows_of(mm_hash, modality, image) if num_rows is None else num_rows
         num_bytes = self.rows.bytes_of(rows)
 
@@ -162,5 +163,5 @@ def _facts(records: Sequence[InstanceRecord]) -> _Facts:
     for each in records:
         if each.role in ENCODING_ROLES and not each.draining and each.namespace_digest is not None:
             stores = facts.encoders.setdefault(each.namespace_digest, {})
-            stores.setdefault(each.store or DEFAULT_STORE, []).append(each.row_s)
+            stores.setdefault(store_of(each), []).append(each.row_s)
     return facts

@@ -23,6 +23,7 @@ class ItemPlace:
     num_embeds: int  # rows
     pieces: tuple[int, ...]  # rows of each; empty: the item is one entry
     is_sealed: bool
+    job_id: str  # that made it, or found it
 
     @property
     def entries(self) -> tuple[MmHash, ...]:
@@ -59,7 +60,9 @@ class ItemPlaces:
         mm_hash = MmHash(message.mm_hash)
         before = self._known.get(mm_hash)
         is_sealed = message.sealed or (
-            before is not None and before.store == message.store and before.is_sealed
+            before is not None
+            and (before.store, before.job_id) == (message.store, message.job_id)
+            and before.is_sealed
         )
         self._note(
             ItemPlace(
@@ -69,6 +72,7 @@ class ItemPlaces:
                 message.num_embeds,
                 message.record.pieces,
                 is_sealed,
+                message.job_id,
             )
         )
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 LEAST_SPARE_S = 0.05  # that a job is left to the encoders that it is published for, at least
+MOST_SPARE_S = 10.0  # likewise, at most: others cannot take what waits behind it on the stream
 
 
 class PlaceReason(StrEnum):
@@ -28,7 +29,7 @@ class PlaceReason(StrEnum):
 class JobPlace:
     store: str
     reason: PlaceReason
-    spare_after_ms: int | None  # encoders of other stores may take the job then; None: never
+    spare_after_ms: int  # encoders of other stores may take the job then
 
 
 def choose_place(
@@ -44,10 +45,10 @@ def choose_place(
         waits_s: of each store with encoders, the seconds until a job that is published now is begun.
         target: None: not known.
         transfer_s: the seconds that the item takes from a store to `target`.
-        only_near: the store whose encoders alone shall have it, if it has any.
+        only_near: the store whose encoders shall have it, if it has any; others only after `MOST_SPARE_S`.
     """
     if only_near is not None and only_near in waits_s:
-        return JobPlace(only_near, PlaceReason.NEAR_FAILED, None)
+        return JobPlace(only_near, PlaceReason.NEAR_FAILED, _spare_ms(MOST_SPARE_S))
 
     def cost_s(store: str) -> float:
         return waits_s[store] + (0.0 if target in (None, store) else transfer_s(store))
@@ -65,4 +66,4 @@ def choose_place(
 
 
 def _spare_ms(seconds: float) -> int:
-    return int(max(seconds, LEAST_SPARE_S) * 1000)
+    return int(min(max(seconds, LEAST_SPARE_S), MOST_SPARE_S) * 1000)

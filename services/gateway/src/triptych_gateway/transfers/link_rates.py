@@ -4,11 +4,22 @@ import time
 
 from cachetools import LRUCache
 
+from triptych_common.protocol.transfers import TransferFailureKind
 from triptych_gateway.decision.linear_cost import LinearCost
 
 UNKNOWN_RATE = 1.25e6  # bytes a second, taken for a link without an estimate: 10 Mbit/s
 AVOIDED_S = 10.0  # after a link has failed: what could not be reached may come back
 MAX_LINKS = 4096
+
+NOT_OF_THE_LINK = frozenset(
+    {
+        TransferFailureKind.ABSENT,
+        TransferFailureKind.WRITER_LOST,
+        TransferFailureKind.TARGET_FULL,
+        TransferFailureKind.EXPIRED,
+    }
+)
+"""Failures that say nothing of the link."""
 
 Link = tuple[str, str]  # source, target
 
@@ -36,8 +47,13 @@ class LinkRates:
         return num_bytes / UNKNOWN_RATE if line is None else line.seconds(num_bytes)
 
     def measured_s(self, source: str, target: str, num_bytes: int) -> float | None:
-        """As `seconds`, for who guesses otherwise where nothing is known; None then."""
+        """As `seconds`, for who guesses otherwise where nothing is known; None then.
+
+        A link that is avoided takes `AVOIDED_S` longer, also one without an estimate.
+        """
         link, now = (source, target), time.monotonic()
+        if self.is_avoided(link, now):
+            return AVOIDED_S + self.seconds(link, num_bytes, now)
         return self.seconds(link, num_bytes, now) if self.is_measured(link, now) else None
 
     def is_measured(self, link: Link, now: float) -> bool:

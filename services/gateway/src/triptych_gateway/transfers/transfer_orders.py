@@ -34,7 +34,7 @@ from triptych_gateway.metrics import GatewayMetrics
 from triptych_gateway.transfers.directory_notes import DirectoryNotes
 from triptych_gateway.transfers.fabric_view import FabricView
 from triptych_gateway.transfers.item_sources import TransferSource
-from triptych_gateway.transfers.link_rates import LinkRates
+from triptych_gateway.transfers.link_rates import NOT_OF_THE_LINK, LinkRates
 from triptych_gateway.transfers.next_step import StepKind, next_step
 from triptych_gateway.transfers.place_finder import PlaceFinder
 from triptych_gateway.transfers.transfer_table import (
@@ -48,12 +48,11 @@ from triptych_gateway.transfers.transfer_trace import record_transfer
 log = get_logger(__name__)
 
 PREDICTED_TIMES = 3.0  # of what a transfer is predicted to take, until it counts as silent
+MAX_EXTENSIONS = 4  # of that time, for an agent that is alive: it may wait for room at the target
 RETRY_S = (0.0, 0.25, 1.0)  # before what follows the first failure, the second, and later ones
 CHECK_S = 0.5  # how often it is looked whether agents have begun another life
 NEVER = float("inf")
 NO_AGENT, SILENT, NOT_SENT = "no_agent", "silent", "not_sent"  # failures that nobody reports
-_OF_THE_ITEM = frozenset({TransferFailureKind.ABSENT, TransferFailureKind.WRITER_LOST})
-"""Failures that say nothing of the link."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +117,7 @@ class TransferOrders:
 
         Their sizes are known. Where one store is registered, nothing is done.
         """
-        known = media_wait.entry_places
+        media_wait.target, known = record.store or media_wait.target, media_wait.entry_places
         old = [
             each.mm_hash
             for each in self._join(media_wait, record.store)
@@ -132,10 +131,12 @@ class TransferOrders:
     def _join(self, media_wait: MediaWait, target: str | None) -> list[Transfer]:
         """None where its wait has ended, or one store is registered."""
         request_id = media_wait.request_id
-        if request_id not in self._waits or target is None or not self._fabric.are_apart:
+        if request_id not in self._waits or target is None:
             return []
         if self._targets.get(request_id, target) != target:
             self._leave(media_wait)
+        if not self._fabric.are_apart:
+            return []
         self._targets[request_id] = target
         return [self.table.join(each, target, request_id) for each in media_wait.mm_hashes]
 
@@ -200,7 +201,7 @@ class TransferOrders:
             self.places.forget(mm_hash, transfer.target, self._waits_of(transfer))
             self.table.need_again(transfer)
             self._advance(transfer)
-        elif transfer.state is TransferState.ORDERED and message.reason == "writer_lost":
+        elif message.reason == "writer_lost" and transfer.loses_writer(time.monotonic()):
             log.warning("fabric agent of a target went away during a transfer", target=transfer.target)
             self._fail(transfer, TransferFailureKind.UNREACHABLE)
         if transfer.state is TransferState.ORDERED or transfer.due_at < NEVER:
@@ -266,12 +267,24 @@ class TransferOrders:
         seconds = self.rates.seconds(link, num_ahead + num_bytes, now)
         return now + self._limits.grace_s + PREDICTED_TIMES * seconds
 
+    def _on_silence(self, transfer: Transfer, now: float) -> None:
+        """An agent in the life that got the order may wait for room at the target: it has some more time."""
+        source = transfer.source or ""
+        agent, waits = self._fabric.agent_of(source), self._waits_of(transfer)
+        if agent is not None and agent.boot_id == self._boot_ids.get(source):
+            until = max((each.deadline for each in waits), default=now)
+            if transfer.num_extensions < MAX_EXTENSIONS and now < until:
+                self.table.extend(transfer, min(until, self._silent_at(transfer, source, 0, now)))
+                return
+        log.warning("fabric agent silent about a transfer", source=source)
+        self._fail(transfer, SILENT)
+
     def _fail(self, transfer: Transfer, kind: str) -> None:
         """The one that is ordered came to nothing. What is next is due, a little later each time."""
         now = time.monotonic()
         self._metrics.transfers.labels(str(kind)).inc()
         self._show(transfer, now, failure=str(kind))
-        if transfer.source is not None and kind not in _OF_THE_ITEM:
+        if transfer.source is not None and kind not in NOT_OF_THE_LINK:
             self.rates.avoid((transfer.source, transfer.target), now)
         delay_s = RETRY_S[min(transfer.num_attempts, len(RETRY_S)) - 1]
         self.table.fail_attempt(transfer, str(kind), now + delay_s)
@@ -331,8 +344,7 @@ class TransferOrders:
             now = time.monotonic()
             for transfer in self.table.due(now):
                 if transfer.state is TransferState.ORDERED:
-                    log.warning("fabric agent silent about a transfer", source=transfer.source)
-                    self._fail(transfer, SILENT)
+                    self._on_silence(transfer, now)
                 else:
                     self._advance(transfer)
             self._fail_restarted()

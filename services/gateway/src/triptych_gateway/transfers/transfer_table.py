@@ -17,6 +17,9 @@ from enum import StrEnum
 from triptych_common.domain.transitions import check_transition
 from triptych_common.protocol.ids import MmHash, RequestId
 
+STALE_S = 1.0
+"""So long after an order that follows a failed one, a target's `writer_lost` is of the failed one."""
+
 TransferKey = tuple[MmHash, str]  # item, target store
 
 
@@ -58,12 +61,21 @@ class Transfer:
     tried: set[str] = field(default_factory=set)  # sources, likewise
     ordered_at: float = 0.0  # monotonic seconds
     due_at: float = float("inf")  # monotonic seconds. ORDERED: silence is a failure then; WAITING: try again
+    num_extensions: int = 0  # of `due_at`, since the last order
     failure: str = ""  # kind of the last one
     request_ids: set[RequestId] = field(default_factory=set)
 
     @property
     def key(self) -> TransferKey:
         return self.mm_hash, self.target
+
+    def loses_writer(self, now: float) -> bool:
+        """Whether the `writer_lost` that its target reports now is of the order that is under way.
+
+        If one is not taken for it, and is, the source's agent says `unreachable`.
+        """
+        is_stale = self.num_attempts > 1 and now - self.ordered_at < STALE_S
+        return self.state is TransferState.ORDERED and not is_stale
 
 
 def transition(transfer: Transfer, to: TransferState) -> None:
@@ -133,10 +145,15 @@ class ItemTransfers:
         """The agent of `source` is to push it."""
         transition(transfer, TransferState.ORDERED)
         transfer.transfer_id, transfer.source, transfer.num_bytes = transfer_id, source, num_bytes
-        transfer.ordered_at, transfer.due_at = now, due_at
+        transfer.ordered_at, transfer.due_at, transfer.num_extensions = now, due_at, 0
         transfer.num_attempts += 1
         transfer.tried.add(source)
         self._by_id[transfer_id] = transfer
+
+    def extend(self, transfer: Transfer, due_at: float) -> None:
+        """Its agent lives: it is waited for once more."""
+        transfer.due_at = due_at
+        transfer.num_extensions += 1
 
     def hold(self, transfer: Transfer) -> None:
         """The target has it, or its own encoder makes it there."""
