@@ -71,7 +71,8 @@ class Fabric:
     async def ask(self, *colors: int) -> httpx.Response:
         urls = [data_url(image_bytes(each)) for each in colors]
         content = [{"type": "image_url", "image_url": {"url": each}} for each in urls]
-        return await self.system.post({"model": MODEL, "messages": [{"role": "user", "content": content}]})
+        body = {"model": MODEL, "messages": [{"role": "user", "content": content}]}
+        return await self.system.post(body, timeout=60)
 
 
 @pytest.fixture
