@@ -43,7 +43,7 @@ def test_a_key_that_others_can_read_is_refused(tmp_path: Path) -> None:
         ensure_key(file)
 
 
-@pytest.mark.parametrize("content", ["", "x" * 31])
+@pytest.mark.parametrize("content", ["", "x" * 31, "x" * 31 + "\n"])
 def test_a_short_key_is_refused(tmp_path: Path, content: str) -> None:
     file = tmp_path / KEY_FILE_NAME
     write_private(file, content)
