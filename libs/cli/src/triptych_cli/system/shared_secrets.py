@@ -79,15 +79,28 @@ def write_private(file: Path, content: str) -> None:
         raise SharedSecretError(f"{file} cannot be written: {error.strerror}") from None
 
 
-def ensure_password(folder: Path) -> str:
-    """That of the embedded Redis: the one of the folder's URL, else a new one."""
+def ensure_password(folder: Path, address: str, port: int) -> str:
+    """That of the embedded Redis at `address`: the one of the folder's URL, else a new one.
+
+    A URL of another Redis, which this host once used, says nothing of this one: its password stays there.
+    """
     if not (folder / URL_FILE_NAME).exists():
         return secrets.token_hex(32)
+    url = read_url(folder)
     try:
-        password = urlsplit(read_url(folder)).password
+        password = unquote(urlsplit(url).password or "")
     except ValueError:
-        password = None
-    return unquote(password) if password else secrets.token_hex(32)
+        password = ""
+    is_own = bool(password) and url == tcp_url(address, port, password)
+    return password if is_own else secrets.token_hex(32)
+
+
+def redis_config(password: str) -> str:
+    """The file of settings of the embedded Redis. Whatever Redis could take for its own is escaped."""
+    quoted = "".join(
+        chr(byte) if chr(byte).isalnum() and byte < 128 else f"\\x{byte:02x}" for byte in password.encode()
+    )
+    return f'requirepass "{quoted}"\n'
 
 
 def tcp_url(address: str, port: int, password: str) -> str:
