@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
+from triptych_cache_store.fabric.settings import FabricSettings
 from triptych_cache_store.settings import StoreSettings
 from triptych_common.cores.gpu_plan import ENCODER_SHARE, memory_shares
 from triptych_common.runtime import ServiceSettings
@@ -152,10 +153,14 @@ OURS: dict[str, type[ServiceSettings]] = {
     "prefill_decode": PrefillDecodeSettings,
     "cache_store": StoreSettings,
 }
+SETTINGS = OURS | {"fabric": FabricSettings}
+"""With what compose.host.yaml alone has."""
+
 COMPOSES_OWN = {
     "TRIPTYCH_CONFIG", "TRIPTYCH_REDIS_URL", "TRIPTYCH_INSTANCE", "TRIPTYCH_MODEL", "TRIPTYCH_HOST",
     "TRIPTYCH_PORT", "TRIPTYCH_METRICS_HOST", "TRIPTYCH_METRICS_PORT", "TRIPTYCH_METRICS_SOCKET",
-    "TRIPTYCH_KEEP_REGION",
+    "TRIPTYCH_KEEP_REGION", "TRIPTYCH_FABRIC_LISTEN_HOST", "TRIPTYCH_FABRIC_ADVERTISE_HOST",
+    "TRIPTYCH_FABRIC_PORT", "TRIPTYCH_FABRIC_KEY_FILE",
 }  # fmt: skip
 """Where services find each other. Everything else can be set without a change of compose.yaml."""
 
@@ -163,10 +168,10 @@ THE_IMAGES = {"TRIPTYCH_RUN_DIR", "TRIPTYCH_STORE_SOCKET", "TRIPTYCH_TRACES_DIR"
 """Paths in the container, and what ends a service: not taken from a shell."""
 
 
-@pytest.mark.parametrize("name", OURS)
-def test_every_setting_reaches_its_service(name: str) -> None:
+@pytest.mark.parametrize("name", SETTINGS)
+def test_every_setting_reaches_its_service(name: str, host_services: dict[str, dict[str, Any]]) -> None:
     """By a file of variables or of settings; or by a variable of Compose's own, which wins over both."""
-    service = yaml.safe_load(COMPOSE.read_text())["services"][name]
+    service = (yaml.safe_load(COMPOSE.read_text())["services"] | {"fabric": host_services["fabric"]})[name]
     assert service["env_file"] == [
         {"path": f"deploy/compose/{name}.env", "required": True},
         {"path": "${TRIPTYCH_ENV_FILE:-triptych.env}", "required": False},
@@ -182,7 +187,7 @@ def test_every_setting_reaches_its_service(name: str) -> None:
     assert mounted["source"] == "${TRIPTYCH_CONFIG_FILE:-/dev/null}"
     assert mounted["read_only"] is True
     given = {key: value for key, value in service["environment"].items() if key.startswith("TRIPTYCH_")}
-    known = {f"TRIPTYCH_{field}".upper() for field in OURS[name].model_fields}
+    known = {f"TRIPTYCH_{field}".upper() for field in SETTINGS[name].model_fields}
     fixed = {key for key, value in given.items() if not value.startswith("${")} & known
     assert fixed <= COMPOSES_OWN
 
@@ -204,7 +209,7 @@ def test_no_empty_variable_hides_the_value_of_a_file(file: Path) -> None:
 
 def _settings(name: str) -> set[str]:
     others = {"OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_PROTOCOL"}
-    return others | {f"TRIPTYCH_{field}".upper() for field in OURS[name].model_fields}
+    return others | {f"TRIPTYCH_{field}".upper() for field in SETTINGS[name].model_fields}
 
 
 def config(folder: Path, **shell: str) -> dict[str, dict[str, str | None]]:
@@ -279,7 +284,22 @@ class TestSeveralHosts:
         base = yaml.safe_load(COMPOSE.read_text())["services"]["gateway"]
         for key in ("restart", "init", "read_only", "cap_drop", "security_opt", "logging"):
             assert host_services["fabric"][key] == base[key]
+        assert host_services["fabric"]["stop_grace_period"] == base["stop_grace_period"], "it drains, too"
         assert host_services["fabric"]["healthcheck"]["test"][-2:] == ["fabric", "healthcheck"]
+
+    def test_the_agent_has_what_every_other_service_has(
+        self, host_services: dict[str, dict[str, Any]]
+    ) -> None:
+        """Else it registers in another deployment, or logs and traces in another way than they do."""
+        base = yaml.safe_load(COMPOSE.read_text())["services"]
+        shared = set.intersection(*(set(base[name]["environment"]) for name in OURS))
+        agent = host_services["fabric"]["environment"]
+        assert shared <= set(agent)
+        ours = {name: base["gateway"]["environment"][name] for name in shared}
+        its_own = {"TRIPTYCH_REDIS_URL", "TRIPTYCH_INSTANCE"}
+        assert {key: agent[key] for key in shared - its_own} == {key: ours[key] for key in shared - its_own}
+        files = [set((ENV_FILES / f"{name}.env").read_text().split("\n")[1:]) for name in OURS]
+        assert set.intersection(*files) <= set((ENV_FILES / "fabric.env").read_text().split("\n"))
 
     def test_volumes_are_those_of_one_host(self) -> None:
         volumes = yaml.load(COMPOSE_HOST.read_text(), ComposeLoader)["volumes"]  # noqa: S506
@@ -300,6 +320,10 @@ class TestSeveralHosts:
             assert service["environment"]["TRIPTYCH_REDIS_URL"] == "redis://:secret@192.0.2.1:6379/0", name
             assert set(service.get("networks") or {}) == (set() if name == "cache_store" else {"hosts"})
             assert "redis" not in service.get("depends_on", {})
+        (project / ".env").write_text("TRIPTYCH_DEPLOYMENT=prod\nTRIPTYCH_FABRIC_MAX_RATE=1e6\n")
+        made = services_of(project, "-f", COMPOSE_HOST.name, **host)
+        assert {each["environment"]["TRIPTYCH_DEPLOYMENT"] for each in made.values()} == {"prod"}
+        assert made["fabric"]["environment"]["TRIPTYCH_FABRIC_MAX_RATE"] == "1e6"
         first = services_of(project, "-f", COMPOSE_HOST.name, "--profile", "first", **host)
         assert set(first) == set(made) | {"redis", "gateway"}
         assert set(first["redis"]["networks"]) == {"hosts"}

@@ -54,8 +54,8 @@ async def test_entries_move_to_where_there_is_room_and_the_record_tells(
         plan = plan_moves(
             (await entries_of(source)).entries, target_rooms(await registry.list_instances(), "store-a")
         )
-        assert plan.num_without_room > 0
-        assert len(plan.moves) + plan.num_without_room == len(data)
+        assert plan.without_room
+        assert len(plan.moves) + len(plan.without_room) == len(data)
         mover = Mover(bus, "fabric-a", "store-a", lambda results: None)
         await mover.move(plan.moves, time.monotonic() + 60.0)
         assert mover.results.failures == {}

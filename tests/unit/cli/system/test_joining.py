@@ -85,6 +85,13 @@ def test_a_redis_that_others_cannot_reach_is_refused(layout: RunLayout, url: str
     assert plan_host(options(url, fabric=True), layout) is not None, "run directories of one machine do"
 
 
+@pytest.mark.parametrize("url", ["http://x", "redis://h:port", "redis://[::1", "://"])
+def test_a_url_that_names_no_redis_is_refused_whatever_else_is_given(layout: RunLayout, url: str) -> None:
+    for others in ({"joins": True}, {"joins": True, "fabric_host": "192.0.2.2"}, {"fabric": True}):
+        with pytest.raises(JoinError, match="the URL of Redis"):
+            plan_host(options(url, **others), layout)
+
+
 def test_the_address_of_one_that_joins_is_that_towards_redis(layout: RunLayout) -> None:
     ensure_key(layout.join_dir / KEY_FILE_NAME)
     with socket.socket() as listener:

@@ -13,6 +13,7 @@ from triptych_cli.system.shared_secrets import (
     ensure_key,
     ensure_password,
     read_url,
+    redis_config,
     socket_url,
     tcp_url,
     write_private,
@@ -43,7 +44,7 @@ def test_a_key_that_others_can_read_is_refused(tmp_path: Path) -> None:
         ensure_key(file)
 
 
-@pytest.mark.parametrize("content", ["", "x" * 31])
+@pytest.mark.parametrize("content", ["", "x" * 31, "x" * 31 + "\n"])
 def test_a_short_key_is_refused(tmp_path: Path, content: str) -> None:
     file = tmp_path / KEY_FILE_NAME
     write_private(file, content)
@@ -60,12 +61,38 @@ def test_a_url_is_written_for_its_user_alone_and_read_again(tmp_path: Path) -> N
     assert sorted(each.name for each in tmp_path.iterdir()) == [URL_FILE_NAME]
 
 
-def test_the_password_stays_when_the_system_starts_again(tmp_path: Path) -> None:
-    password = ensure_password(tmp_path)
+@pytest.mark.parametrize("address", ["192.0.2.1", "fd00::1"])
+def test_the_password_stays_when_the_system_starts_again(tmp_path: Path, address: str) -> None:
+    password = ensure_password(tmp_path, address, 6379)
     assert len(password) == 64
-    assert ensure_password(tmp_path) != password, "nothing was kept yet"
-    write_private(tmp_path / URL_FILE_NAME, tcp_url("192.0.2.1", 6379, password))
-    assert ensure_password(tmp_path) == password
+    assert ensure_password(tmp_path, address, 6379) != password, "nothing was kept yet"
+    for kept in (password, "a/b@c:d%e"):
+        write_private(tmp_path / URL_FILE_NAME, f"{tcp_url(address, 6379, kept)}\n")
+        assert ensure_password(tmp_path, address, 6379) == kept
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "rediss://:theirs@192.0.2.1:6379/0",
+        "redis://:theirs@192.0.2.9:6379/0",
+        "redis://:theirs@192.0.2.1:6380/0",
+        "redis://user:theirs@192.0.2.1:6379/0",
+        "redis+sentinel://:theirs@192.0.2.1:6379/service",
+        "redis://192.0.2.1:6379/0",
+        "redis://:[@",
+    ],
+)
+def test_the_password_of_another_redis_is_not_taken_over(tmp_path: Path, url: str) -> None:
+    write_private(tmp_path / URL_FILE_NAME, f"{url}\n")
+    password = ensure_password(tmp_path, "192.0.2.1", 6379)
+    assert len(password) == 64
+    assert password not in url
+
+
+def test_a_password_is_one_word_for_redis() -> None:
+    assert redis_config("f00d") == 'requirepass "f00d"\n'
+    assert redis_config('a "\nü') == 'requirepass "a\\x20\\x22\\x0a\\xc3\\xbc"\n'
 
 
 def test_urls_are_such_as_services_take() -> None:

@@ -10,13 +10,14 @@ It is run on the host itself, since only there the store answers: nobody who rea
 
 import asyncio
 import time
+from collections.abc import Sequence
 
 from rich.markup import escape
 
 from triptych_cli.commands.clients import expect, message_bus, store_session
 from triptych_cli.commands.hosts.host_report import hosts_of
 from triptych_cli.commands.hosts.mover import Mover, MoveResults, note_places
-from triptych_cli.commands.hosts.moves import MovePlan, plan_moves, target_rooms
+from triptych_cli.commands.hosts.moves import MovePlan, plan_moves, silent_stores, target_rooms
 from triptych_cli.commands.tables.instance_table import read_records
 from triptych_cli.console import fail, format_bytes, out
 from triptych_cli.settings import CliSettings
@@ -27,10 +28,12 @@ from triptych_cli.supervisor.supervisor import is_supervised
 from triptych_cli.system.layout import RunLayout, lasting_layout
 from triptych_common.coordination import Registry
 from triptych_common.domain.errors import BusUnavailableError, TriptychError
-from triptych_common.protocol.messages import Role
-from triptych_common.protocol.store import Entries, ListEntries
+from triptych_common.protocol.messages import InstanceRecord, Role
+from triptych_common.protocol.store import Entries, EntryInfo, ListEntries, StatsQuery, StoreStats
 
 MOST_ENTRIES = 100_000
+AGENTS_TIMEOUT_S = 15.0  # for agents that are being started again, and have not told their room yet
+ASK_AGAIN_S = 0.5
 LATE_TIMEOUT_S = 60.0  # for entries that came while the engines ended
 WRONG_HOST, NOTHING_RUNS = 2, 3
 
@@ -60,17 +63,8 @@ def drain(name: str, timeout_s: float) -> int:
     if left:
         fail(f"not everything could be ended: {', '.join(left)}")
         return 1
-    failures = {
-        mm_hash: why
-        for mm_hash, why in (first.failures | second.failures).items()
-        if mm_hash not in second.moved
-    }
-    if failures:
-        reasons = ", ".join(sorted(set(failures.values())))
-        fail(
-            f"{host.name} is empty, but {len(failures)} entries could not be moved ({reasons}): "
-            "what asks for them is encoded anew"
-        )
+    if (why := _left_behind(first, second)) is not None:
+        fail(f"{host.name} is empty, but {why}: what asks for them is encoded anew")
         return 1
     out.print(f"{escape(host.name)} is empty: no process, socket or shared memory is left")
     return 0
@@ -103,14 +97,35 @@ def _move(host: HostStatus, timeout_s: float, done: dict[str, str]) -> MoveResul
         return MoveResults(failures={"": "they could not be ordered"})
 
 
+def _left_behind(first: MoveResults, second: MoveResults) -> str | None:
+    """Which entries should have been moved and were not, and why; None: there are none."""
+    failures = {
+        mm_hash: why
+        for mm_hash, why in (first.failures | second.failures).items()
+        if mm_hash not in second.moved
+    }
+    num_unlisted = max(first.num_unlisted, second.num_unlisted)
+    reasons = sorted(
+        set(failures.values()) | ({"the list of the store is cut off"} if num_unlisted else set())
+    )
+    number = len(failures) + num_unlisted
+    return f"{number} entries could not be moved ({', '.join(reasons)})" if number else None
+
+
 async def _moved(host: HostStatus, deadline: float, done: dict[str, str]) -> MoveResults:
-    async with store_session() as session:
-        entries = expect(Entries, await session.request(ListEntries(seq=0, limit=MOST_ENTRIES))).entries
+    entries, num_unlisted = await _entries()
     async with message_bus() as bus:
-        records = await Registry(bus).list_instances()
-        is_there = any(each.instance == host.agent and each.role is Role.FABRIC for each in records)
+        is_needed = any(each.mm_hash not in done for each in entries)
+        until = min(deadline, time.monotonic() + (AGENTS_TIMEOUT_S if is_needed else 0.0))
+        records = await _settled_records(Registry(bus), host, until)
+        is_there, silent = _has_agent(records, host), silent_stores(records, host.store)
         plan = plan_moves(entries, target_rooms(records, host.store) if is_there else [], done)
-        _show_plan(plan)
+        failures: dict[str, str] = {}
+        if not is_there:
+            failures = dict.fromkeys(plan.without_room, "the agent of this host is not registered")
+        elif silent:
+            failures = dict.fromkeys(plan.without_room, f"no word from the agent of {', '.join(silent)}")
+        _show_plan(plan, is_known=not failures)
         with out.status("moving entries ...") as spinner:
 
             def on_progress(results: MoveResults) -> None:
@@ -123,6 +138,8 @@ async def _moved(host: HostStatus, deadline: float, done: dict[str, str]) -> Mov
         except BusUnavailableError as error:
             fail(f"the directory of entries does not know what was moved: {error}")
     results = mover.results
+    results.failures.update(failures)
+    results.num_unlisted = num_unlisted
     if plan.moves:
         out.print(
             f"  [green]✓[/] moved {results.num_moved} of {len(plan.moves)} entries, "
@@ -131,14 +148,39 @@ async def _moved(host: HostStatus, deadline: float, done: dict[str, str]) -> Mov
     return results
 
 
-def _show_plan(plan: MovePlan) -> None:
+async def _entries() -> tuple[tuple[EntryInfo, ...], int]:
+    """Those of the store as far as it lists them, and how many more it has."""
+    async with store_session() as session:
+        stats = expect(StoreStats, await session.request(StatsQuery(seq=0)))
+        entries = expect(Entries, await session.request(ListEntries(seq=0, limit=MOST_ENTRIES))).entries
+    return entries, max(0, stats.num_entries - len(entries))
+
+
+async def _settled_records(registry: Registry, host: HostStatus, until: float) -> list[InstanceRecord]:
+    """All records, once the agents have told what a plan needs; at `until` as they are."""
+    with out.status("waiting for the fabric agents ..."):
+        while True:
+            records = await registry.list_instances()
+            is_settled = _has_agent(records, host) and not silent_stores(records, host.store)
+            left_s = until - time.monotonic()
+            if is_settled or left_s <= 0:
+                return records
+            await asyncio.sleep(min(ASK_AGAIN_S, left_s))
+
+
+def _has_agent(records: Sequence[InstanceRecord], host: HostStatus) -> bool:
+    return any(each.instance == host.agent and each.role is Role.FABRIC for each in records)
+
+
+def _show_plan(plan: MovePlan, *, is_known: bool) -> None:
+    """`is_known`: how much room there is elsewhere."""
     if plan.moves:
         stores = ", ".join(sorted({each.target for each in plan.moves}))
         num_bytes = sum(each.num_bytes for each in plan.moves)
         out.print(f"  {len(plan.moves)} entries, {format_bytes(num_bytes)}, go to {escape(stores)}")
-    if plan.num_without_room:
+    if plan.without_room and is_known:
         out.print(
-            f"  {plan.num_without_room} entries fit in no other store without an eviction: they stay behind"
+            f"  {len(plan.without_room)} entries fit in no other store without an eviction: they stay behind"
         )
     if plan.num_left:
         out.print(f"  {plan.num_left} entries are being written, or lie on a GPU: they stay behind")

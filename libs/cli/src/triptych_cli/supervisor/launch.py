@@ -15,6 +15,7 @@ from triptych_cli.system.shared_secrets import (
     URL_FILE_NAME,
     ensure_key,
     ensure_password,
+    redis_config,
     tcp_url,
     write_private,
 )
@@ -71,8 +72,8 @@ class Launch:
         if host.key_file is not None:
             ensure_key(host.key_file)
         if host.redis_port is not None:
-            password = ensure_password(layout.join_dir)
-            write_private(layout.redis_config, f"requirepass {password}\n")
+            password = ensure_password(layout.join_dir, host.address, host.redis_port)
+            write_private(layout.redis_config, redis_config(password))
             redis_url = tcp_url(host.address, host.redis_port, password)
         if redis_url is not None:
             write_private(layout.join_dir / URL_FILE_NAME, f"{redis_url}\n")

@@ -59,9 +59,10 @@ def plan_host(options: SystemOptions, layout: RunLayout) -> HostPlan | None:
         if options.num_gateways == 0:
             raise JoinError("--gateways 0 is for a host of several: add --fabric, or --join")
         return None
-    address = _own_address(options)
-    if options.redis_url is not None:
-        _check_redis(options.redis_url, address)
+    redis = None if options.redis_url is None else _parsed(options.redis_url)
+    address = _own_address(options, redis)
+    if options.redis_url is not None and redis is not None:
+        _check_reach(options.redis_url, redis, address)
     return HostPlan(
         name=host_name(options.host),
         address=address,
@@ -105,9 +106,16 @@ def check_ports(plan: HostPlan, ports: tuple[int, ...]) -> None:
             ) from None
 
 
-def _own_address(options: SystemOptions) -> str:
+def _parsed(redis_url: str) -> RedisAddress:
+    try:
+        return RedisAddress.parse(redis_url)
+    except ValueError as error:
+        raise JoinError(f"the URL of Redis {error}") from None
+
+
+def _own_address(options: SystemOptions, redis: RedisAddress | None) -> str:
     if options.fabric_host is None:
-        return _address_towards(options.redis_url) if options.joins else LOOPBACK
+        return _address_towards(redis) if options.joins and redis is not None else LOOPBACK
     try:
         address = check_host(options.fabric_host)
     except ValueError as error:
@@ -120,11 +128,10 @@ def _own_address(options: SystemOptions) -> str:
     return address
 
 
-def _address_towards(redis_url: str | None) -> str:
+def _address_towards(redis: RedisAddress) -> str:
     """From which this machine would speak to Redis: the other hosts are there, too."""
-    address = RedisAddress.parse(redis_url or "")
-    host, port = address.sentinels[0] if address.sentinels else (
-        address.options.get("host"), address.options.get("port", 6379)
+    host, port = redis.sentinels[0] if redis.sentinels else (
+        redis.options.get("host"), redis.options.get("port", 6379)
     )  # fmt: skip
     if host is None:  # a Unix socket
         return LOOPBACK
@@ -139,16 +146,12 @@ def _address_towards(redis_url: str | None) -> str:
         ) from None
 
 
-def _check_redis(url: str, address: str) -> None:
-    """Raises JoinError: the URL is none, or the other hosts would not reach what it names."""
-    try:
-        parsed = RedisAddress.parse(url)
-    except ValueError as error:
-        raise JoinError(f"the URL of Redis {error}") from None
+def _check_reach(url: str, redis: RedisAddress, address: str) -> None:
+    """Raises JoinError: the other hosts would not reach what `url` names."""
     if _is_loopback(address):
         return
     host = urlsplit(url).hostname
-    if "path" in parsed.options or (not parsed.sentinels and host is not None and _is_loopback(host)):
+    if "path" in redis.options or (not redis.sentinels and host is not None and _is_loopback(host)):
         raise JoinError(
             "the other hosts do not reach this Redis: name it by an address of the network between"
         )

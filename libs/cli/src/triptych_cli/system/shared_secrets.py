@@ -11,12 +11,12 @@ the others join again with what they have.
 
 import os
 import secrets
-import stat
 from pathlib import Path
 from urllib.parse import quote, unquote, urlsplit
 
+from triptych_common.runtime.secret_files import MIN_KEY_BYTES, SecretFileError, read_key, read_secret
+
 KEY_FILE_NAME, URL_FILE_NAME = "fabric.key", "redis-url"
-MIN_KEY_BYTES = 32
 _MAX_FILE_BYTES = 64 << 10
 
 
@@ -43,26 +43,11 @@ def ensure_key(file: Path) -> None:
 
 
 def check_key(file: Path) -> None:
-    """Raises SharedSecretError: the key cannot be used."""
-    if len(read_private(file)) < MIN_KEY_BYTES:
-        raise SharedSecretError(f"the key {file} is too short: it needs at least {MIN_KEY_BYTES} bytes")
-
-
-def read_private(file: Path) -> bytes:
-    """The content of a file that its user alone reads.
-
-    Raises:
-        SharedSecretError: it is not there, or is open to others.
-    """
+    """Raises SharedSecretError: the agents would not take the key."""
     try:
-        with file.open("rb") as handle:
-            mode = os.fstat(handle.fileno()).st_mode
-            content = handle.read(_MAX_FILE_BYTES)
-    except OSError as error:
-        raise SharedSecretError(f"{file} cannot be read: {error.strerror}") from None
-    if stat.S_IMODE(mode) & 0o077:
-        raise SharedSecretError(f"other users can read {file}; make it so: chmod 600 {file}")
-    return content
+        read_key(file)
+    except SecretFileError as error:
+        raise SharedSecretError(str(error)) from None
 
 
 def read_url(folder: Path) -> str:
@@ -71,7 +56,10 @@ def read_url(folder: Path) -> str:
     Raises:
         SharedSecretError: the folder is none, or others can read it.
     """
-    return read_private(folder / URL_FILE_NAME).decode(errors="replace").strip()
+    try:
+        return read_secret(folder / URL_FILE_NAME, _MAX_FILE_BYTES).decode(errors="replace").strip()
+    except SecretFileError as error:
+        raise SharedSecretError(str(error)) from None
 
 
 def write_private(file: Path, content: str) -> None:
@@ -91,15 +79,28 @@ def write_private(file: Path, content: str) -> None:
         raise SharedSecretError(f"{file} cannot be written: {error.strerror}") from None
 
 
-def ensure_password(folder: Path) -> str:
-    """That of the embedded Redis: the one of the folder's URL, else a new one."""
+def ensure_password(folder: Path, address: str, port: int) -> str:
+    """That of the embedded Redis at `address`: the one of the folder's URL, else a new one.
+
+    A URL of another Redis, which this host once used, says nothing of this one: its password stays there.
+    """
     if not (folder / URL_FILE_NAME).exists():
         return secrets.token_hex(32)
+    url = read_url(folder)
     try:
-        password = urlsplit(read_url(folder)).password
+        password = unquote(urlsplit(url).password or "")
     except ValueError:
-        password = None
-    return unquote(password) if password else secrets.token_hex(32)
+        password = ""
+    is_own = bool(password) and url == tcp_url(address, port, password)
+    return password if is_own else secrets.token_hex(32)
+
+
+def redis_config(password: str) -> str:
+    """The file of settings of the embedded Redis. Whatever Redis could take for its own is escaped."""
+    quoted = "".join(
+        chr(byte) if chr(byte).isalnum() and byte < 128 else f"\\x{byte:02x}" for byte in password.encode()
+    )
+    return f'requirepass "{quoted}"\n'
 
 
 def tcp_url(address: str, port: int, password: str) -> str:

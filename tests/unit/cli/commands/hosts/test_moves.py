@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from triptych_cli.commands.hosts.moves import Move, TargetRoom, plan_moves, target_rooms
+from triptych_cli.commands.hosts.moves import Move, TargetRoom, plan_moves, silent_stores, target_rooms
 from triptych_common.protocol.messages import FabricEndpoint, FabricLoad, InstanceRecord, Role
 from triptych_common.protocol.store import REDIS, EntryInfo, TensorSpec
 
@@ -32,7 +32,7 @@ def test_the_last_used_go_first_as_far_as_there_is_room() -> None:
     rooms = [TargetRoom("b", 130)]
     plan = plan_moves([entry(1, 50.0), entry(2, 1.0), entry(3, 9.0)], rooms)
     assert [each.mm_hash[-1] for each in plan.moves] == ["2", "3"]
-    assert plan.num_without_room == 1
+    assert plan.without_room == [f"{1:064x}"]
     assert rooms[0].free_num_bytes == 2
 
 
@@ -50,7 +50,7 @@ def test_entries_are_divided_by_the_room_that_is_left() -> None:
 def test_what_no_agent_moves_is_counted_apart() -> None:
     left = [entry(1, 0.0, state="writing"), entry(2, 0.0, memory=REDIS), entry(3, 0.0, spec=None)]
     plan = plan_moves([*left, entry(4, 0.0, state="pinned")], [TargetRoom("b", 1000)])
-    assert (plan.num_left, len(plan.moves), plan.num_without_room) == (3, 1, 0)
+    assert (plan.num_left, len(plan.moves), plan.without_room) == (3, 1, [])
 
 
 def test_what_was_moved_before_is_not_moved_again() -> None:
@@ -73,4 +73,16 @@ def test_without_such_any_other_store_will_do() -> None:
 
 def test_a_store_that_does_not_say_how_much_it_has_gets_nothing() -> None:
     rooms = target_rooms([agent("a", 500), agent("b", None)], "a")
-    assert plan_moves([entry(1, 0.0)], rooms).num_without_room == 1
+    assert len(plan_moves([entry(1, 0.0)], rooms).without_room) == 1
+
+
+def test_a_store_is_silent_until_its_agent_has_told_its_room() -> None:
+    assert silent_stores([agent("a", 500), agent("b", None), agent("c", 1)], "a") == ["b"]
+    assert silent_stores([agent("a", None), agent("b", 0)], "a") == [], "of the source no room is needed"
+    assert silent_stores([agent("a", 500), prefill_decode("a")], "a") == [], "it is the only host"
+
+
+def test_a_store_without_its_agent_is_silent_where_prompts_are_computed() -> None:
+    assert silent_stores([agent("a", 500), prefill_decode("b"), agent("c", None)], "a") == ["b"]
+    ending = [agent("b", 500, draining=True), prefill_decode("b")]
+    assert silent_stores([agent("a", 500), *ending], "a") == [], "it ends, and takes nothing"

@@ -35,6 +35,7 @@ class MoveResults:
     num_bytes: int = 0  # that crossed the network
     moved: dict[str, str] = field(default_factory=dict)  # entries, and the stores they went to
     failures: dict[str, str] = field(default_factory=dict)  # entries, and why they did not go
+    num_unlisted: int = 0  # entries of the store that are unknown here, so none was ordered
 
 
 async def note_places(

@@ -32,18 +32,14 @@ class Move:
 @dataclass
 class MovePlan:
     moves: list[Move] = field(default_factory=list)
-    num_without_room: int = 0  # sealed entries that fit nowhere
+    without_room: list[str] = field(default_factory=list)  # sealed entries that fit nowhere
     num_left: int = 0  # entries that no agent moves: being written, or on a GPU
 
 
 def target_rooms(records: Sequence[InstanceRecord], source: str) -> list[TargetRoom]:
     """The stores that can take entries of `source`: those beside which prompts are computed, else all."""
-    agents = {
-        each.store: each
-        for each in records
-        if each.role is Role.FABRIC and each.fabric is not None and not each.draining and each.store
-    }
-    used = {each.store for each in records if each.role in _PREFILLING and not each.draining}
+    agents = _agents(records)
+    used = _used_stores(records)
     others = [store for store in sorted(agents) if store != source]
     chosen = [store for store in others if store in used] or others
     rooms = []
@@ -52,6 +48,31 @@ def target_rooms(records: Sequence[InstanceRecord], source: str) -> list[TargetR
         free = 0 if load is None else int(load.free_num_bytes * (1 - BLOCK_SPARE))
         rooms.append(TargetRoom(store, free))
     return rooms
+
+
+def silent_stores(records: Sequence[InstanceRecord], source: str) -> list[str]:
+    """The stores that should take entries of `source`, but whose agent is away, or has not told their room.
+
+    Both pass: an agent is started again, and tells its room with a heartbeat soon after its start.
+    """
+    agents = _agents(records)
+    ending = {each.store for each in records if each.role is Role.FABRIC and each.draining}
+    wanted = _used_stores(records) - {source} - ending or set(agents) - {source}
+    return sorted(store for store in wanted if store not in agents or agents[store].fabric_load is None)
+
+
+def _agents(records: Sequence[InstanceRecord]) -> dict[str, InstanceRecord]:
+    """By their stores: those that take offers."""
+    return {
+        each.store: each
+        for each in records
+        if each.role is Role.FABRIC and each.fabric is not None and not each.draining and each.store
+    }
+
+
+def _used_stores(records: Sequence[InstanceRecord]) -> set[str]:
+    """Those beside which prompts are computed."""
+    return {each.store for each in records if each.role in _PREFILLING and not each.draining and each.store}
 
 
 def plan_moves(
@@ -70,7 +91,7 @@ def plan_moves(
             continue
         room = max(rooms, key=lambda each: each.free_num_bytes, default=None)
         if room is None or room.free_num_bytes < entry.spec.num_bytes:
-            plan.num_without_room += 1
+            plan.without_room.append(entry.mm_hash)
             continue
         room.free_num_bytes -= entry.spec.num_bytes
         plan.moves.append(Move(entry.mm_hash, entry.spec.num_bytes, room.store))

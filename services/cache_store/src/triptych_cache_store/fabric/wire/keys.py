@@ -10,14 +10,12 @@ import hashlib
 import hmac
 import os
 import ssl
-import stat
 from dataclasses import dataclass
 from pathlib import Path
 
 from triptych_common.domain.errors import TriptychError
+from triptych_common.runtime.secret_files import SecretFileError, read_key, read_secret
 
-MIN_KEY_BYTES = 32
-MAX_KEY_BYTES = 4096
 NONCE_BYTES = 32
 
 
@@ -81,20 +79,25 @@ def load_credentials(
     Raises:
         FabricKeyError: there are none, or they cannot be read, are open to others, or do not belong together.
     """
-    key = None if key_file is None else _read_key(key_file)
+    try:
+        key = None if key_file is None else read_key(key_file)
+    except SecretFileError as error:
+        raise FabricKeyError(f"the fabric's keys: {error}") from None
     if (certificate, private_key, ca) == (None, None, None):
         if key is None:
             raise FabricKeyError("the fabric needs FABRIC_KEY_FILE, or certificates (FABRIC_TLS_*)")
         return Credentials(key)
     if certificate is None or private_key is None or ca is None:
         raise FabricKeyError("FABRIC_TLS_CERT_FILE, _KEY_FILE and _CA_FILE are set together, or none of them")
-    _check_mode(private_key)
     try:
+        read_secret(private_key, max_bytes=0)  # its mode, which OpenSSL does not look at
         server, client = (
             _context(protocol, certificate, private_key, ca)
             for protocol in (ssl.PROTOCOL_TLS_SERVER, ssl.PROTOCOL_TLS_CLIENT)
         )
         own = ssl.PEM_cert_to_DER_cert(_first_certificate(certificate.read_text()))
+    except SecretFileError as error:
+        raise FabricKeyError(f"the fabric's keys: {error}") from None
     except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
         raise FabricKeyError(f"the fabric's certificates cannot be used: {error}") from error
     return Credentials(key, server, client, own)
@@ -113,24 +116,3 @@ def _context(protocol: int, certificate: Path, private_key: Path, ca: Path) -> s
 def _first_certificate(text: str) -> str:
     start, end = text.index("-----BEGIN CERTIFICATE-----"), "-----END CERTIFICATE-----"
     return text[start : text.index(end, start) + len(end)]
-
-
-def _read_key(path: Path) -> bytes:
-    _check_mode(path)
-    try:
-        with path.open("rb") as file:
-            key = file.read(MAX_KEY_BYTES + 1).strip()
-    except OSError as error:
-        raise FabricKeyError(f"the fabric's key {path} cannot be read: {error.strerror}") from error
-    if not MIN_KEY_BYTES <= len(key) <= MAX_KEY_BYTES:
-        raise FabricKeyError(f"the fabric's key {path} must have {MIN_KEY_BYTES} to {MAX_KEY_BYTES} bytes")
-    return key
-
-
-def _check_mode(path: Path) -> None:
-    try:
-        mode = stat.S_IMODE(path.stat().st_mode)
-    except OSError as error:
-        raise FabricKeyError(f"the fabric's key {path} cannot be read: {error.strerror}") from error
-    if mode & 0o077:
-        raise FabricKeyError(f"the fabric's key {path} is open to other users; make it so: chmod 600 {path}")
