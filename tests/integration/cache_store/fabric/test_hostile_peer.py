@@ -164,6 +164,26 @@ def test_a_spec_that_lies_and_one_that_is_too_large(target: FabricHost, key_file
     target.wait_no_leftovers()
 
 
+def test_numbers_beyond_all_bounds_cost_the_connection_alone(target: FabricHost, key_file: Path) -> None:
+    body = offer_of(f"{1:064x}").model_dump_json()
+    for before, after in (
+        ('"shape":[1,2048]', f'"shape":[{2**64},1]'),
+        ('"num_bytes":4096', f'"num_bytes":{2**64}'),
+        ('"remaining_ms":5000', f'"remaining_ms":{10**400}'),
+    ):
+        assert before in body
+        peer = HostilePeer(target, key_file)
+        peer.send(short_frame(FrameKind.OFFER, 1, body.replace(before, after).encode()))
+        assert peer.is_cut_off(), after
+        peer.close()
+    peer = HostilePeer(target, key_file)
+    peer.send(offer_frame(1))
+    assert peer.read_kind() is FrameKind.ACCEPTED, "the agent lives on"
+    peer.close()
+    target.wait_no_leftovers()
+    assert "Traceback" not in target.agent.log()
+
+
 def random_frames(seed: int) -> bytes:
     """Some that are right in parts: offers, chunks and ends of them, and noise."""
     rng = random.Random(seed)

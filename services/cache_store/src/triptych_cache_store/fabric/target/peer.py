@@ -139,6 +139,10 @@ class FabricPeer:
                 with span("fabric.receive", traceparent=offer.traceparent, attributes=attributes) as recorded:
                     outcome = await reception.run()
                     recorded.set_attribute("triptych.outcome", outcome)
+        except Exception:  # not even given back; it costs the connection, not the agent
+            log.exception("fabric offer failed", mm_hash=offer.mm_hash)
+            self.close()
+            return
         finally:
             del self._receptions[reception.number]
             if not self._receptions:

@@ -23,10 +23,12 @@ from triptych_common.domain.transitions import check_transition
 from triptych_common.protocol.store import AlreadySealed, Reserved
 from triptych_common.protocol.transfers import TransferFailureKind
 from triptych_common.region.fence import check_reservation
+from triptych_common.telemetry.logs import get_logger
+
+log = get_logger(__name__)
 
 FIRST_RETRY_S = 0.005
 LAST_RETRY_S = 0.25
-MAX_OFFER_S = 3600.0
 
 
 class ReceptionState(Enum):
@@ -76,7 +78,7 @@ class Reception:
         self.number = number
         self.offer = offer
         self.state = ReceptionState.RESERVING
-        self.deadline = time.monotonic() + min(MAX_OFFER_S, offer.remaining_ms / 1000)
+        self.deadline = time.monotonic() + offer.remaining_ms / 1000
         self._store = store
         self._budget = budget
         self._channel = channel
@@ -119,6 +121,11 @@ class Reception:
         except StoreError as error:
             detail = f"the target's store: {error}"[:300]
             failure = OfferFailed(kind=TransferFailureKind.UNREACHABLE, detail=detail)
+        except Exception:
+            log.exception("fabric offer failed", mm_hash=self.offer.mm_hash)
+            failure = OfferFailed(
+                kind=TransferFailureKind.UNREACHABLE, detail="a fault of the target's agent"
+            )
         else:
             self._become(ReceptionState.SEALED)
             self._channel.answer(self.number, answer)
