@@ -1,11 +1,14 @@
 """What a target's connection keeps of offers, however its peer behaves."""
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from triptych_cache_store.fabric.target.inbox import MAX_UNREAD_FRAMES, EntryInbox
+from triptych_cache_store.fabric.target import inbox as inbox_module
+from triptych_cache_store.fabric.target.inbox import MAX_UNREAD_FRAMES, EntryInbox, Sink
+from triptych_cache_store.fabric.target.reception import ReservedPlace
 from triptych_cache_store.fabric.wire.frames import (
     MAX_LIVE_OFFERS,
     FrameHeader,
@@ -13,7 +16,7 @@ from triptych_cache_store.fabric.wire.frames import (
     Offer,
     OfferFailed,
 )
-from triptych_common.domain.errors import MalformedMessageError
+from triptych_common.domain.errors import MalformedMessageError, StoreError
 from triptych_common.protocol.messages import EncodeClass
 from triptych_common.protocol.store import TensorSpec
 from triptych_common.protocol.transfers import TransferFailureKind
@@ -29,6 +32,7 @@ BODY = (
     .model_dump_json()
     .encode()
 )
+MAPPING = cast(Any, SimpleNamespace(layout=None))  # of a plain file: each reservation counts
 FAILURE = OfferFailed(kind=TransferFailureKind.UNREACHABLE)
 
 
@@ -47,9 +51,7 @@ class Inbox:
 
     def __init__(self) -> None:
         self.events = Events()
-        self.inbox = EntryInbox(
-            cast(Any, None), cast(Any, self.events), cast(Any, None), asyncio.get_running_loop()
-        )
+        self.inbox = EntryInbox(cast(Any, None), cast(Any, self.events), MAPPING, asyncio.get_running_loop())
 
     def send(self, kind: FrameKind, number: int, body: bytes = b"") -> None:
         header = FrameHeader(kind, number, len(body))
@@ -97,3 +99,53 @@ async def test_answers_that_nobody_reads_are_bounded() -> None:
     with pytest.raises(MalformedMessageError, match="without reading"):
         bench.send(FrameKind.OFFER, MAX_UNREAD_FRAMES + 1, BODY)
     assert len(bench.sent()) == MAX_UNREAD_FRAMES
+
+
+@pytest.fixture
+async def half_chunk() -> tuple[Inbox, memoryview]:
+    """A chunk is on its way into an entry's blocks; the blocks."""
+    bench, blocks = Inbox(), memoryview(bytearray(8))
+    bench.send(FrameKind.OFFER, 1, BODY)
+    bench.inbox.accept(1, Sink(ReservedPlace("ab" * 32, 1, 0), blocks))
+    assert bench.sent() == [FrameKind.ACCEPTED]
+    place = bench.inbox.on_header(FrameHeader(FrameKind.CHUNK, 1, 8))
+    assert place is not None
+    place[:4] = b"abcd"
+    return bench, blocks
+
+
+def send_rest(bench: Inbox, blocks: memoryview) -> None:
+    rest = bench.inbox.place_of_rest(blocks[4:])
+    assert len(rest) == 4
+    rest[:] = b"efgh"
+    bench.inbox.on_frame(FrameHeader(FrameKind.CHUNK, 1, 8), b"")
+
+
+async def test_a_chunk_goes_where_it_began(half_chunk: tuple[Inbox, memoryview]) -> None:
+    send_rest(*half_chunk)
+    assert bytes(half_chunk[1]) == b"abcdefgh"
+
+
+async def test_the_rest_of_a_chunk_of_an_offer_that_has_ended_is_dropped(
+    half_chunk: tuple[Inbox, memoryview],
+) -> None:
+    bench, blocks = half_chunk
+    gone = asyncio.Event()
+    bench.inbox.drop(1, FAILURE, gone.set)
+    await asyncio.wait_for(gone.wait(), 5.0)
+    send_rest(bench, blocks)
+    assert bytes(blocks) == b"abcd" + bytes(4)
+
+
+async def test_the_rest_of_a_chunk_does_not_go_into_a_reservation_that_was_lost(
+    half_chunk: tuple[Inbox, memoryview], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lost(*args: object) -> None:
+        raise StoreError("stale_reservation", "lost")
+
+    bench, blocks = half_chunk
+    monkeypatch.setattr(inbox_module, "check_reservation", lost)
+    send_rest(bench, blocks)
+    assert bytes(blocks) == b"abcd" + bytes(4)
+    await asyncio.sleep(0)
+    assert bench.events.names[-1] == "on_received"

@@ -32,8 +32,10 @@ class FaultyStore:
 class RecordingChannel:
     """What an offer's source hears."""
 
-    def __init__(self) -> None:
+    def __init__(self, budget: ByteBudget) -> None:
         self.failures: list[OfferFailed] = []
+        self.num_bytes_held: list[int] = []
+        self._budget = budget
 
     def accept(self, number: int, sink: Sink) -> None:
         raise AssertionError("not accepted")
@@ -43,12 +45,15 @@ class RecordingChannel:
 
     async def drop(self, number: int, failure: OfferFailed) -> None:
         self.failures.append(failure)
+        self.num_bytes_held.append(self._budget.num_bytes)
 
 
 async def test_a_fault_costs_the_offer_alone() -> None:
-    channel, budget = RecordingChannel(), ByteBudget(1000)
+    budget = ByteBudget(1000)
+    channel = RecordingChannel(budget)
     reception = Reception(1, OFFER, cast(Any, FaultyStore()), budget, channel)
     assert await reception.run() == TransferFailureKind.UNREACHABLE.value
     assert reception.state is ReceptionState.CANCELLED
     assert [failure.kind for failure in channel.failures] == [TransferFailureKind.UNREACHABLE]
+    assert channel.num_bytes_held == [4], "until nothing writes to its blocks any more"
     assert budget.num_bytes == 0

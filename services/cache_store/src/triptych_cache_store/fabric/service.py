@@ -136,9 +136,8 @@ class FabricAgent:
                         log.info("fabric agent ready", store=self._store.name)
                         await self._carry(stop, registration, listener, group)
                 finally:
-                    listener.stop_listening()
+                    await listener.close(settings.fabric_progress_timeout_s)  # first: it writes
                     await self._links.close()
-                    await listener.close(settings.fabric_progress_timeout_s)
         except* TriptychError as failures:
             raise _first(failures) from None
         await self._registry.clear_inboxes(settings.instance)

@@ -83,7 +83,6 @@ class EntryInbox:
         self._last_number = 0
         self._dropped = memoryview(b"")
         self._chunk_of: int | None = None  # whose chunk is being read into its reservation
-        self._on_gone: Callable[[], None] | None = None
 
     # ---- steps -----------------------------------------------------------------------------------
     def accept(self, number: int, sink: Sink) -> None:
@@ -101,10 +100,7 @@ class EntryInbox:
         """The offer has ended. `on_gone`, in the event loop: nothing is written for it any more."""
         if self._end(number):
             self._frames.append(json_frame(FrameKind.FAILED, number, failure))
-        if self._chunk_of == number:  # the rest of its chunk is still on the way to where it began
-            self._on_gone = on_gone
-        else:
-            self._loop.call_soon_threadsafe(on_gone)
+        self._loop.call_soon_threadsafe(on_gone)  # the rest of a chunk: `place_of_rest`
 
     # ---- the connection's side -------------------------------------------------------------------
     def begin(self, channel: FabricChannel) -> None:
@@ -132,21 +128,24 @@ class EntryInbox:
             raise MalformedMessageError("bytes of an entry that was not accepted")
         if num_bytes > len(sink.view) - sink.position:
             raise MalformedMessageError("more bytes than the entry has")
-        try:
-            check_reservation(self._mapping, sink.place, len(sink.view))
-        except (StoreError, ValueError):  # ours no longer: nothing may be written there
-            del self._live[number]
-            self._loop.call_soon_threadsafe(self._events.on_received, number, False)
+        if not self._is_still_ours(number, sink):
             return self._scratch(num_bytes)
         self._chunk_of = number
         return sink.view[sink.position : sink.position + num_bytes]
 
+    def place_of_rest(self, rest: memoryview) -> memoryview:
+        number = self._chunk_of
+        if number is None:
+            return rest
+        sink = self._live.get(number)
+        if sink is not None and self._is_still_ours(number, sink):
+            return rest
+        self._chunk_of = None
+        return self._scratch(len(rest))
+
     def on_frame(self, header: FrameHeader, body: bytes) -> None:
         kind, number, num_bytes = header
         self._chunk_of = None
-        if self._on_gone is not None:
-            self._loop.call_soon_threadsafe(self._on_gone)
-            self._on_gone = None
         if kind is FrameKind.OFFER:
             offer = read_body(Offer, body)
             self._live[number] = None
@@ -183,8 +182,6 @@ class EntryInbox:
         self._live.clear()
         self._unended.clear()
         self._withdrawn.clear()
-        if self._on_gone is not None:
-            self._loop.call_soon_threadsafe(self._on_gone)
         self._loop.call_soon_threadsafe(self._events.on_closed, error)
 
     def _on_end_of_entry(self, number: int, sink: Sink, digest: bytes) -> None:
@@ -193,6 +190,16 @@ class EntryInbox:
         del self._live[number]
         is_intact = sink.checksum.digest() == digest
         self._loop.call_soon_threadsafe(self._events.on_received, number, is_intact)
+
+    def _is_still_ours(self, number: int, sink: Sink) -> bool:
+        """Else nothing may be written there, and the offer comes to nothing."""
+        try:
+            check_reservation(self._mapping, sink.place, len(sink.view))
+        except (StoreError, ValueError):
+            del self._live[number]
+            self._loop.call_soon_threadsafe(self._events.on_received, number, False)
+            return False
+        return True
 
     def _on_cancel(self, number: int) -> None:
         if number not in self._unended:

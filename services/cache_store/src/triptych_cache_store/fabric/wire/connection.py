@@ -46,6 +46,9 @@ class ConnectionSide(Protocol):
             MalformedMessageError: no such frame may come now.
         """
 
+    def place_of_rest(self, rest: memoryview) -> memoryview:
+        """Where the rest of a chunk goes: `rest`, or somewhere of that size. Asked after each wait."""
+
     def on_frame(self, header: FrameHeader, body: bytes) -> None:
         """A whole frame; of a chunk without its body. Raises MalformedMessageError."""
 
@@ -178,6 +181,8 @@ class FabricConnection:
     def _receive(self) -> bool:
         """Whether anything came."""
         has_received = False
+        if self._is_chunk_coming:
+            self._into = self._side.place_of_rest(self._into)
         for _ in range(READS_IN_TURN):
             into = self._into[:STEP_BYTES]
             num_read = self._channel.try_receive(into)
