@@ -99,7 +99,7 @@ class FabricConnection:
         self._channel.wake()
 
     def stop(self) -> None:
-        """Send what is posted already, as far as the peer takes it at once, and end. From any thread."""
+        """Send what is posted already but chunks, as far as the peer takes it at once; end. Any thread."""
         self._is_stopping = True
         self._channel.wake()
 
@@ -112,6 +112,7 @@ class FabricConnection:
         try:
             self._side.begin(self._channel)
             self._carry()
+            self._finish()
         except TriptychError as failure:
             error = failure
         except Exception:
@@ -126,15 +127,12 @@ class FabricConnection:
     def _carry(self) -> None:
         now = time.monotonic()
         received_at = sent_at = now
-        while True:
-            is_stopping = self._is_stopping
+        while not self._is_stopping:
             pause_s = self._fill(now, sent_at)
             has_sent = False
             while self._send():
                 has_sent = True
             is_blocked = self._is_sending()  # the kernel takes no more now
-            if is_stopping and (not is_blocked or not has_sent):
-                return
             wait_s = 0.0 if has_sent and not is_blocked else min(pause_s, self._keepalive_s)
             is_readable = self._channel.wait(wait_s, writable=is_blocked)
             now = time.monotonic()
@@ -144,6 +142,18 @@ class FabricConnection:
                 received_at = now
             elif now - received_at > self._progress_timeout_s:
                 raise PeerSilentError(f"the peer was silent for {self._progress_timeout_s:g} s")
+
+    def _finish(self) -> None:
+        """Send what is posted already, but no chunk that has not begun, as far as the kernel takes it."""
+        while True:
+            while self._send():
+                pass
+            if self._is_sending():
+                return
+            now = time.monotonic()
+            self._fill(now, now)
+            if self._chunk or not self._is_sending():
+                return
 
     def _is_sending(self) -> bool:
         return bool(self._head) or bool(self._chunk)
