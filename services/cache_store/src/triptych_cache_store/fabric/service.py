@@ -38,7 +38,7 @@ from triptych_common.telemetry.logs import get_logger
 
 log = get_logger(__name__)
 
-RESULTS_LIMIT_S = 2.0  # at the end, for results that Redis has not taken yet
+RESULTS_LIMIT_S = 2.0  # at the end, for results that Redis has not taken yet, and as long for acks of orders
 
 
 async def run_fabric(settings: FabricSettings, stop: StopSignal) -> None:
@@ -169,10 +169,8 @@ class FabricAgent:
         except TimeoutError:
             log.warning("drain timeout: unfinished transfers cancelled", num_orders=table.num_orders)
             table.fail_all(TransferFailureKind.UNREACHABLE, "the source's agent ends")
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(RESULTS_LIMIT_S):
-                await reader.wait_sent()
-                await asyncio.wait({reading})
+        await reader.finish_sending(RESULTS_LIMIT_S)
+        await asyncio.wait({reading}, timeout=RESULTS_LIMIT_S)
         for task in (reading, following, reporting):
             task.cancel()
 
