@@ -3,6 +3,7 @@ reservations of its own, and keeps nothing afterwards.
 """
 
 import asyncio
+import contextlib
 import random
 import socket
 import struct
@@ -31,6 +32,7 @@ from triptych_common.protocol.store import Cancel, Reserve, Reserved, StatsQuery
 from triptych_common.region.layout import RegionLayout
 
 FRAMES_OF_A_CONNECTION = 20
+NUM_ACCEPTED = 4  # in every other connection
 MAGIC = b"\x5a"
 
 
@@ -78,6 +80,12 @@ class HostilePeer:
         except TimeoutError:
             return False
         return True
+
+    def read_to_end(self) -> None:
+        """All that it is told, until it is cut off; it says that it sends no more."""
+        with contextlib.suppress(OSError):
+            self._channel.sock.shutdown(socket.SHUT_WR)
+        assert self.is_cut_off()
 
     def close(self) -> None:
         self._channel.close()
@@ -164,11 +172,30 @@ def test_a_spec_that_lies_and_one_that_is_too_large(target: FabricHost, key_file
     target.wait_no_leftovers()
 
 
-def random_frames(seed: int) -> bytes:
-    """Some that are right in parts: offers, chunks and ends of them, and noise."""
+def test_numbers_beyond_all_bounds_cost_the_connection_alone(target: FabricHost, key_file: Path) -> None:
+    body = offer_of(f"{1:064x}").model_dump_json()
+    for before, after in (
+        ('"shape":[1,2048]', f'"shape":[{2**64},1]'),
+        ('"num_bytes":4096', f'"num_bytes":{2**64}'),
+        ('"remaining_ms":5000', f'"remaining_ms":{10**400}'),
+    ):
+        assert before in body
+        peer = HostilePeer(target, key_file)
+        peer.send(short_frame(FrameKind.OFFER, 1, body.replace(before, after).encode()))
+        assert peer.is_cut_off(), after
+        peer.close()
+    peer = HostilePeer(target, key_file)
+    peer.send(offer_frame(1))
+    assert peer.read_kind() is FrameKind.ACCEPTED, "the agent lives on"
+    peer.close()
+    target.wait_no_leftovers()
+    assert "Traceback" not in target.agent.log()
+
+
+def random_frames(seed: int, number: int) -> bytes:
+    """Some that are right in parts: offers after `number`, chunks and ends of them, and noise."""
     rng = random.Random(seed)
     data = b""
-    number = 0
     for _ in range(FRAMES_OF_A_CONNECTION):
         choice = rng.random()
         named = rng.randint(0, number + 1)
@@ -204,7 +231,14 @@ async def fuzz(
     target.mapping.view(written.offset, 1 << 20)[:] = b"\x11" * (1 << 20)
     for seed in range(frames // FRAMES_OF_A_CONNECTION):
         peer = HostilePeer(target, key)
-        peer.send(random_frames(seed))
+        if seed % 2:  # what was accepted has blocks when the rest comes
+            for number in range(1, NUM_ACCEPTED + 1):
+                offer = offer_of(f"{(1 << 128) + number:064x}", 80_000)
+                peer.send(json_frame(FrameKind.OFFER, number, offer))
+            kinds = [peer.read_kind() for _ in range(NUM_ACCEPTED)]
+            assert kinds == [FrameKind.ACCEPTED] * NUM_ACCEPTED
+        peer.send(random_frames(seed, NUM_ACCEPTED if seed % 2 else 0))
+        peer.read_to_end()
         peer.close()
     assert bytes(target.mapping.view(written.offset, 1 << 20)) == b"\x11" * (1 << 20)
     target.session.request(Cancel(seq=0, reservation_id=written.reservation_id))

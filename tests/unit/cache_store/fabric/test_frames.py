@@ -11,6 +11,7 @@ from triptych_cache_store.fabric.wire.frames import (
     FROM_SOURCE,
     FROM_TARGET,
     HEADER_BYTES,
+    MAX_OFFER_MS,
     FrameHeader,
     FrameKind,
     Offer,
@@ -75,6 +76,22 @@ def test_any_header_is_read_or_refused(data: bytes) -> None:
     assert header.kind in FROM_SOURCE
     assert header.body_num_bytes <= BODY_BOUNDS[header.kind][1]
     assert struct.pack(">BBHIQ", header.kind, 0, 0, header.body_num_bytes, header.number) == data
+
+
+@pytest.mark.parametrize(
+    ("known", "too_large"),
+    [
+        ('"shape":[2,', f'"shape":[{2**63},'),
+        ('"num_bytes":24', f'"num_bytes":{2**63}'),
+        ('"remaining_ms":1000', f'"remaining_ms":{MAX_OFFER_MS + 1}'),
+        ('"remaining_ms":1000', f'"remaining_ms":{10**400}'),
+    ],
+)
+def test_numbers_are_bounded(known: str, too_large: str) -> None:
+    body = json_frame(FrameKind.OFFER, 7, OFFER)[HEADER_BYTES:].decode()
+    assert known in body
+    with pytest.raises(MalformedMessageError):
+        read_body(Offer, body.replace(known, too_large).encode())
 
 
 @given(st.binary(max_size=200))

@@ -31,12 +31,15 @@ def device_memory(device_uuid: str) -> str:
     return f"cuda:{device_uuid}"
 
 
+Extent = Annotated[int, Field(gt=0, lt=2**63)]  # longer numbers cannot be written as JSON again
+
+
 class TensorSpec(Message):
     """What a tensor is, apart from where it is."""
 
-    shape: tuple[PositiveInt, PositiveInt]  # (num_embeds, width)
+    shape: tuple[Extent, Extent]  # (num_embeds, width)
     dtype: DType
-    num_bytes: PositiveInt
+    num_bytes: Extent
 
 
 class Descriptor(Message):

@@ -1,6 +1,7 @@
 """Reads `TransferOrder`s from the agent's stream, and tells gateways what came of them."""
 
 import asyncio
+import contextlib
 import time
 
 import tenacity
@@ -32,29 +33,39 @@ class OrderReader:
         self._consumer = bus.consumer(
             bus.names.transfers(instance), group=OWNER_GROUP, consumer=instance, prefetch=MAX_ORDERS
         )
-        self._num_unsent = 0
-        self._all_sent = asyncio.Event()
-        self._all_sent.set()
+        self._sending: set[asyncio.Task[None]] = set()
+        self._ended = asyncio.Event()
 
     async def run(self, table: TransferTable) -> None:
-        """Until `stop`."""
+        """Until `stop` and `finish_sending`."""
         async with self._consumer:
             async for delivery in self._consumer:
                 self._on_delivery(delivery, table)
-            await self.wait_sent()
+            await self._ended.wait()  # orders are acked until then
 
     def stop(self) -> None:
         """Take no more orders."""
         self._consumer.stop()
 
-    async def wait_sent(self) -> None:
-        """Return when every result is with its gateway, or given up: bounded by deadlines."""
-        await self._all_sent.wait()
+    async def finish_sending(self, limit_s: float) -> None:
+        """Return when every result is with its gateway. What is not in time is given up, later ones too."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(limit_s):
+                while self._sending:
+                    await asyncio.wait(self._sending)
+        if self._sending:
+            log.warning("transfer results given up at the end", num_results=len(self._sending))
+        for task in self._sending:
+            task.cancel()
+        await asyncio.gather(*self._sending, return_exceptions=True)
+        self._ended.set()
 
     def on_result(self, placed: PlacedOrder, result: Result) -> None:
-        self._num_unsent += 1
-        self._all_sent.clear()
-        self._group.create_task(self._send(placed, result))
+        if self._ended.is_set():
+            return
+        task = self._group.create_task(self._send(placed, result))
+        self._sending.add(task)
+        task.add_done_callback(self._sending.discard)
 
     def _on_delivery(self, delivery: Delivery, table: TransferTable) -> None:
         envelope = delivery.envelope
@@ -70,9 +81,6 @@ class OrderReader:
                 await self._publish(placed, result)
         finally:
             placed.done()
-            self._num_unsent -= 1
-            if not self._num_unsent:
-                self._all_sent.set()
 
     async def _publish(self, placed: PlacedOrder, result: Result) -> None:
         """Waits for a Redis that is away; not for a gateway that does not read."""

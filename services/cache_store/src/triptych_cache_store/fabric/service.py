@@ -38,7 +38,7 @@ from triptych_common.telemetry.logs import get_logger
 
 log = get_logger(__name__)
 
-RESULTS_LIMIT_S = 2.0  # at the end, for results that Redis has not taken yet
+RESULTS_LIMIT_S = 2.0  # at the end, for results that Redis has not taken yet, and as long for acks of orders
 
 
 async def run_fabric(settings: FabricSettings, stop: StopSignal) -> None:
@@ -136,9 +136,8 @@ class FabricAgent:
                         log.info("fabric agent ready", store=self._store.name)
                         await self._carry(stop, registration, listener, group)
                 finally:
-                    listener.stop_listening()
+                    await listener.close(settings.fabric_progress_timeout_s)  # first: it writes
                     await self._links.close()
-                    await listener.close(settings.fabric_progress_timeout_s)
         except* TriptychError as failures:
             raise _first(failures) from None
         await self._registry.clear_inboxes(settings.instance)
@@ -170,10 +169,8 @@ class FabricAgent:
         except TimeoutError:
             log.warning("drain timeout: unfinished transfers cancelled", num_orders=table.num_orders)
             table.fail_all(TransferFailureKind.UNREACHABLE, "the source's agent ends")
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(RESULTS_LIMIT_S):
-                await reader.wait_sent()
-                await asyncio.wait({reading})
+        await reader.finish_sending(RESULTS_LIMIT_S)
+        await asyncio.wait({reading}, timeout=RESULTS_LIMIT_S)
         for task in (reading, following, reporting):
             task.cancel()
 

@@ -111,6 +111,10 @@ class EntryOutbox:
             raise MalformedMessageError("an answer to what was not offered")
         return None
 
+    def place_of_rest(self, rest: memoryview) -> memoryview:
+        """A source gets no chunks."""
+        return rest
+
     def on_frame(self, header: FrameHeader, body: bytes) -> None:
         number, kind = header.number, header.kind
         expected = self._expected.get(number)

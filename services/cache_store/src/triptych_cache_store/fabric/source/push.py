@@ -25,7 +25,7 @@ from triptych_cache_store.fabric.local_store import (
 )
 from triptych_cache_store.fabric.source.link import LinkedOffer, PushFailedError, TargetLink
 from triptych_cache_store.fabric.source.links import TargetLinks
-from triptych_cache_store.fabric.wire.frames import Offer
+from triptych_cache_store.fabric.wire.frames import MAX_OFFER_MS, Offer
 from triptych_common.domain.errors import StoreError
 from triptych_common.domain.transitions import check_transition
 from triptych_common.protocol.messages import EncodeClass
@@ -136,7 +136,7 @@ class EntryPush:
                 spec=spec,
                 is_sealed=hold.sealed.done(),
                 encode_class=self._encode_class,
-                remaining_ms=max(1, int((deadline - time.monotonic()) * 1000)),
+                remaining_ms=min(MAX_OFFER_MS, max(1, int((deadline - time.monotonic()) * 1000))),
                 traceparent=traceparent,
             )
         )

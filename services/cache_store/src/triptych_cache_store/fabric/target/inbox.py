@@ -28,6 +28,7 @@ from triptych_common.domain.errors import MalformedMessageError, StoreError, Tri
 from triptych_common.region.fence import Place, check_reservation
 from triptych_common.region.mapping import RegionMapping
 
+MAX_UNREAD_FRAMES = 2 * MAX_LIVE_OFFERS  # answers that the peer does not read
 NEVER_S = 3600.0
 NOTHING = memoryview(b"")
 
@@ -76,11 +77,12 @@ class EntryInbox:
         self._mapping = mapping
         self._loop = loop
         self._frames: deque[bytes] = deque()
-        self._live: dict[int, Sink | None] = {}  # None: not accepted yet
+        self._live: dict[int, Sink | None] = {}  # bytes may come; None: not accepted yet
+        self._unended: set[int] = set()  # offers that the event loop still has
+        self._withdrawn: set[int] = set()  # of these: their source waits for nothing any more
         self._last_number = 0
         self._dropped = memoryview(b"")
         self._chunk_of: int | None = None  # whose chunk is being read into its reservation
-        self._on_gone: Callable[[], None] | None = None
 
     # ---- steps -----------------------------------------------------------------------------------
     def accept(self, number: int, sink: Sink) -> None:
@@ -91,17 +93,14 @@ class EntryInbox:
 
     def answer(self, number: int, kind: FrameKind) -> None:
         """`PRESENT` or `STORED`: the offer has ended."""
-        self._live.pop(number, None)
-        self._frames.append(short_frame(kind, number))
+        if self._end(number):
+            self._frames.append(short_frame(kind, number))
 
     def drop(self, number: int, failure: OfferFailed, on_gone: Callable[[], None]) -> None:
         """The offer has ended. `on_gone`, in the event loop: nothing is written for it any more."""
-        self._live.pop(number, None)
-        self._frames.append(json_frame(FrameKind.FAILED, number, failure))
-        if self._chunk_of == number:  # the rest of its chunk is still on the way to where it began
-            self._on_gone = on_gone
-        else:
-            self._loop.call_soon_threadsafe(on_gone)
+        if self._end(number):
+            self._frames.append(json_frame(FrameKind.FAILED, number, failure))
+        self._loop.call_soon_threadsafe(on_gone)  # the rest of a chunk: `place_of_rest`
 
     # ---- the connection's side -------------------------------------------------------------------
     def begin(self, channel: FabricChannel) -> None:
@@ -113,8 +112,10 @@ class EntryInbox:
         if kind is FrameKind.OFFER:
             if number <= self._last_number:
                 raise MalformedMessageError("an offer with the number of an earlier one")
-            if len(self._live) >= MAX_LIVE_OFFERS:
+            if len(self._unended) >= MAX_LIVE_OFFERS:
                 raise MalformedMessageError("more offers at once than are allowed")
+            if len(self._frames) >= MAX_UNREAD_FRAMES:
+                raise MalformedMessageError("more offers without reading their answers")
             self._last_number = number
         elif number > self._last_number:
             raise MalformedMessageError(f"{kind.name} for what was not offered")
@@ -127,30 +128,33 @@ class EntryInbox:
             raise MalformedMessageError("bytes of an entry that was not accepted")
         if num_bytes > len(sink.view) - sink.position:
             raise MalformedMessageError("more bytes than the entry has")
-        try:
-            check_reservation(self._mapping, sink.place, len(sink.view))
-        except (StoreError, ValueError):  # ours no longer: nothing may be written there
-            del self._live[number]
-            self._loop.call_soon_threadsafe(self._events.on_received, number, False)
+        if not self._is_still_ours(number, sink):
             return self._scratch(num_bytes)
         self._chunk_of = number
         return sink.view[sink.position : sink.position + num_bytes]
 
+    def place_of_rest(self, rest: memoryview) -> memoryview:
+        number = self._chunk_of
+        if number is None:
+            return rest
+        sink = self._live.get(number)
+        if sink is not None and self._is_still_ours(number, sink):
+            return rest
+        self._chunk_of = None
+        return self._scratch(len(rest))
+
     def on_frame(self, header: FrameHeader, body: bytes) -> None:
         kind, number, num_bytes = header
         self._chunk_of = None
-        if self._on_gone is not None:
-            self._loop.call_soon_threadsafe(self._on_gone)
-            self._on_gone = None
         if kind is FrameKind.OFFER:
             offer = read_body(Offer, body)
             self._live[number] = None
+            self._unended.add(number)
             self._loop.call_soon_threadsafe(self._events.on_offer, number, offer)
+        elif kind is FrameKind.CANCEL:
+            self._on_cancel(number)
         elif number not in self._live:
             return
-        elif kind is FrameKind.CANCEL:
-            del self._live[number]
-            self._loop.call_soon_threadsafe(self._events.on_withdrawn, number)
         elif (sink := self._live[number]) is None:
             raise MalformedMessageError(f"{kind.name} for an entry that was not accepted")
         elif kind is FrameKind.CHUNK:
@@ -176,8 +180,8 @@ class EntryInbox:
 
     def on_end(self, error: TriptychError | None) -> None:
         self._live.clear()
-        if self._on_gone is not None:
-            self._loop.call_soon_threadsafe(self._on_gone)
+        self._unended.clear()
+        self._withdrawn.clear()
         self._loop.call_soon_threadsafe(self._events.on_closed, error)
 
     def _on_end_of_entry(self, number: int, sink: Sink, digest: bytes) -> None:
@@ -186,6 +190,32 @@ class EntryInbox:
         del self._live[number]
         is_intact = sink.checksum.digest() == digest
         self._loop.call_soon_threadsafe(self._events.on_received, number, is_intact)
+
+    def _is_still_ours(self, number: int, sink: Sink) -> bool:
+        """Else nothing may be written there, and the offer comes to nothing."""
+        try:
+            check_reservation(self._mapping, sink.place, len(sink.view))
+        except (StoreError, ValueError):
+            del self._live[number]
+            self._loop.call_soon_threadsafe(self._events.on_received, number, False)
+            return False
+        return True
+
+    def _on_cancel(self, number: int) -> None:
+        if number not in self._unended:
+            return
+        self._withdrawn.add(number)
+        if number in self._live:  # else all of it is there: it is stored
+            del self._live[number]
+            self._loop.call_soon_threadsafe(self._events.on_withdrawn, number)
+
+    def _end(self, number: int) -> bool:
+        """The event loop is done with the offer. Whether its source waits to hear of it."""
+        self._live.pop(number, None)
+        self._unended.discard(number)
+        is_withdrawn = number in self._withdrawn
+        self._withdrawn.discard(number)
+        return not is_withdrawn
 
     def _scratch(self, num_bytes: int) -> memoryview:
         if not self._dropped:

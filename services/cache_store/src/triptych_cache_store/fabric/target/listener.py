@@ -1,6 +1,7 @@
 """Accepts connections of other agents: so many at once, and fewer that have not said who they are."""
 
 import asyncio
+import errno
 import socket
 from collections.abc import Callable
 
@@ -14,6 +15,8 @@ log = get_logger(__name__)
 MAX_PEERS = 128
 MAX_HALF_OPEN = 32
 BACKLOG = 64
+PAUSE_S = 1.0
+NO_ROOM = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 NewPeer = Callable[[FabricChannel, Callable[[FabricPeer], None]], FabricPeer]
 
 
@@ -25,6 +28,7 @@ class FabricListener:
         self._sockets: list[socket.socket] = []
         self._peers: set[FabricPeer] = set()
         self._num_turned_away = 0
+        self._pausing: asyncio.TimerHandle | None = None
 
     @property
     def peers(self) -> tuple[FabricPeer, ...]:
@@ -58,6 +62,9 @@ class FabricListener:
 
     def stop_listening(self) -> None:
         """May be called twice."""
+        if self._pausing is not None:
+            self._pausing.cancel()
+            self._pausing = None
         for sock in self._sockets:
             asyncio.get_running_loop().remove_reader(sock)
             sock.close()
@@ -66,7 +73,9 @@ class FabricListener:
     def _accept(self, listening: socket.socket) -> None:
         try:
             sock, _ = listening.accept()
-        except OSError:  # it has gone away again, or no file is left for it
+        except OSError as error:
+            if error.errno in NO_ROOM:  # it stays in the backlog: asked at once again, this would spin
+                self._pause(error)
             return
         num_half_open = len(self._peers) - self.num_peers
         if len(self._peers) >= MAX_PEERS or num_half_open >= MAX_HALF_OPEN:
@@ -79,4 +88,33 @@ class FabricListener:
                     num_turned_away=self._num_turned_away,
                 )
             return
-        self._peers.add(self._new_peer(FabricChannel(sock), self._peers.discard))
+        try:
+            self._peers.add(self._open(sock))
+        except (OSError, RuntimeError) as error:  # no file, or no thread
+            self._pause(error)
+
+    def _open(self, sock: socket.socket) -> FabricPeer:
+        try:
+            channel = FabricChannel(sock)
+        except BaseException:
+            sock.close()
+            raise
+        try:
+            return self._new_peer(channel, self._peers.discard)
+        except BaseException:
+            channel.close()
+            raise
+
+    def _pause(self, error: Exception) -> None:
+        """Accept nothing for a while: the machine has no room for more."""
+        log.warning("fabric connections not accepted for a while", error=str(error))
+        loop = asyncio.get_running_loop()
+        for sock in self._sockets:
+            loop.remove_reader(sock)
+        if self._pausing is None:
+            self._pausing = loop.call_later(PAUSE_S, self._resume)
+
+    def _resume(self) -> None:
+        self._pausing = None
+        for sock in self._sockets:
+            asyncio.get_running_loop().add_reader(sock, self._accept, sock)

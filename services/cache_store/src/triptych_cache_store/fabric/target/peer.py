@@ -46,6 +46,7 @@ class FabricPeer:
         self._budget = budget
         self._metrics = metrics
         self._group = group
+        self._progress_timeout_s = progress_timeout_s
         self._on_closed = on_closed
         self._receptions: dict[int, Reception] = {}
         self._idle = asyncio.Event()
@@ -77,7 +78,11 @@ class FabricPeer:
     async def drop(self, number: int, failure: OfferFailed) -> None:
         gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._connection.post(lambda: self._inbox.drop(number, failure, partial(_resolve, gone)))
-        await asyncio.wait({gone, self.closed}, return_when=asyncio.FIRST_COMPLETED)
+        ends = {gone, self.closed}
+        await asyncio.wait(ends, timeout=self._progress_timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        if not gone.done():  # it reads nothing: steps wait for what is being sent to it
+            self.close()
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
 
     # ---- events of its thread --------------------------------------------------------------------
     def on_admitted(self, source: str, generation: int) -> None:
@@ -139,6 +144,10 @@ class FabricPeer:
                 with span("fabric.receive", traceparent=offer.traceparent, attributes=attributes) as recorded:
                     outcome = await reception.run()
                     recorded.set_attribute("triptych.outcome", outcome)
+        except Exception:  # not even given back; it costs the connection, not the agent
+            log.exception("fabric offer failed", mm_hash=offer.mm_hash)
+            self.close()
+            return
         finally:
             del self._receptions[reception.number]
             if not self._receptions:

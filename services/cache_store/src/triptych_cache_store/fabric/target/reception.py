@@ -11,6 +11,7 @@ SEALED     the store has it: now, or already when it was offered
 
 import asyncio
 import time
+from contextlib import AsyncExitStack
 from enum import Enum, auto
 from typing import Any, Protocol
 
@@ -23,10 +24,12 @@ from triptych_common.domain.transitions import check_transition
 from triptych_common.protocol.store import AlreadySealed, Reserved
 from triptych_common.protocol.transfers import TransferFailureKind
 from triptych_common.region.fence import check_reservation
+from triptych_common.telemetry.logs import get_logger
+
+log = get_logger(__name__)
 
 FIRST_RETRY_S = 0.005
 LAST_RETRY_S = 0.25
-MAX_OFFER_S = 3600.0
 
 
 class ReceptionState(Enum):
@@ -76,7 +79,7 @@ class Reception:
         self.number = number
         self.offer = offer
         self.state = ReceptionState.RESERVING
-        self.deadline = time.monotonic() + min(MAX_OFFER_S, offer.remaining_ms / 1000)
+        self.deadline = time.monotonic() + offer.remaining_ms / 1000
         self._store = store
         self._budget = budget
         self._channel = channel
@@ -100,7 +103,12 @@ class Reception:
     # ---- its life --------------------------------------------------------------------------------
     async def run(self) -> str:
         """What became of it: sealed, present, withdrawn, or a `TransferFailureKind`."""
-        work = asyncio.get_running_loop().create_task(self._store_entry(), name=f"receive {self.number}")
+        async with AsyncExitStack() as budget:  # until its blocks are free again
+            return await self._run(budget)
+
+    async def _run(self, budget: AsyncExitStack) -> str:
+        storing = self._store_entry(budget)
+        work = asyncio.get_running_loop().create_task(storing, name=f"receive {self.number}")
         try:
             waits: list[asyncio.Future[Any]] = [work, self._withdrawn]
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
@@ -119,6 +127,11 @@ class Reception:
         except StoreError as error:
             detail = f"the target's store: {error}"[:300]
             failure = OfferFailed(kind=TransferFailureKind.UNREACHABLE, detail=detail)
+        except Exception:
+            log.exception("fabric offer failed", mm_hash=self.offer.mm_hash)
+            failure = OfferFailed(
+                kind=TransferFailureKind.UNREACHABLE, detail="a fault of the target's agent"
+            )
         else:
             self._become(ReceptionState.SEALED)
             self._channel.answer(self.number, answer)
@@ -126,15 +139,15 @@ class Reception:
         await self._give_back(failure)
         return failure.kind.value
 
-    async def _store_entry(self) -> FrameKind:
-        """Until the store has it. May be cancelled anywhere; what is held then is `_held`."""
+    async def _store_entry(self, budget: AsyncExitStack) -> FrameKind:
+        """Until the store has it. May be cancelled anywhere; what is held then: `_held`, and `budget`."""
         offer, spec = self.offer, self.offer.spec
         if spec.num_bytes > self._store.mapping.num_bytes:  # before others wait behind it
             raise OfferRefusedError(TransferFailureKind.REFUSED, "more bytes than the target's store has")
-        async with (
-            asyncio.timeout(max(0.0, self.deadline - time.monotonic())),
-            self._budget.hold(spec.num_bytes, offer.encode_class, is_sealed=offer.is_sealed),
-        ):
+        async with asyncio.timeout(max(0.0, self.deadline - time.monotonic())):
+            await budget.enter_async_context(
+                self._budget.hold(spec.num_bytes, offer.encode_class, is_sealed=offer.is_sealed)
+            )
             reply = await self._reserve()
             if isinstance(reply, AlreadySealed):
                 return FrameKind.PRESENT

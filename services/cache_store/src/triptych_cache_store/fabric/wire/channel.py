@@ -21,6 +21,10 @@ class ChannelClosedError(ChannelError):
     """The peer closed it, or the network broke."""
 
 
+class PeerAlertError(ChannelClosedError):
+    """The peer's TLS ended it, and said why: it does not trust our certificate."""
+
+
 class PeerSilentError(ChannelError):
     """The peer made no progress in time."""
 
@@ -85,12 +89,17 @@ class FabricChannel:
         """Bytes read into `into`, which is not empty; 0: wait until it is readable.
 
         Raises:
+            PeerAlertError
             ChannelClosedError: also at the end of the stream.
         """
         try:
             num_bytes = self._sock.recv_into(into)
         except _WOULD_BLOCK:
             return 0
+        except ssl.SSLError as error:
+            if "ALERT" in (error.reason or ""):
+                raise PeerAlertError(f"the peer ended TLS: {error.reason}") from error
+            raise _closed(error) from error
         except OSError as error:
             raise _closed(error) from error
         if num_bytes == 0:

@@ -46,6 +46,9 @@ class ConnectionSide(Protocol):
             MalformedMessageError: no such frame may come now.
         """
 
+    def place_of_rest(self, rest: memoryview) -> memoryview:
+        """Where the rest of a chunk goes: `rest`, or somewhere of that size. Asked after each wait."""
+
     def on_frame(self, header: FrameHeader, body: bytes) -> None:
         """A whole frame; of a chunk without its body. Raises MalformedMessageError."""
 
@@ -96,7 +99,7 @@ class FabricConnection:
         self._channel.wake()
 
     def stop(self) -> None:
-        """Send what is posted already, as far as the peer takes it at once, and end. From any thread."""
+        """Send what is posted already but chunks, as far as the peer takes it at once; end. Any thread."""
         self._is_stopping = True
         self._channel.wake()
 
@@ -109,6 +112,7 @@ class FabricConnection:
         try:
             self._side.begin(self._channel)
             self._carry()
+            self._finish()
         except TriptychError as failure:
             error = failure
         except Exception:
@@ -123,15 +127,12 @@ class FabricConnection:
     def _carry(self) -> None:
         now = time.monotonic()
         received_at = sent_at = now
-        while True:
-            is_stopping = self._is_stopping
+        while not self._is_stopping:
             pause_s = self._fill(now, sent_at)
             has_sent = False
             while self._send():
                 has_sent = True
             is_blocked = self._is_sending()  # the kernel takes no more now
-            if is_stopping and (not is_blocked or not has_sent):
-                return
             wait_s = 0.0 if has_sent and not is_blocked else min(pause_s, self._keepalive_s)
             is_readable = self._channel.wait(wait_s, writable=is_blocked)
             now = time.monotonic()
@@ -141,6 +142,18 @@ class FabricConnection:
                 received_at = now
             elif now - received_at > self._progress_timeout_s:
                 raise PeerSilentError(f"the peer was silent for {self._progress_timeout_s:g} s")
+
+    def _finish(self) -> None:
+        """Send what is posted already, but no chunk that has not begun, as far as the kernel takes it."""
+        while True:
+            while self._send():
+                pass
+            if self._is_sending():
+                return
+            now = time.monotonic()
+            self._fill(now, now)
+            if self._chunk or not self._is_sending():
+                return
 
     def _is_sending(self) -> bool:
         return bool(self._head) or bool(self._chunk)
@@ -178,6 +191,8 @@ class FabricConnection:
     def _receive(self) -> bool:
         """Whether anything came."""
         has_received = False
+        if self._is_chunk_coming:
+            self._into = self._side.place_of_rest(self._into)
         for _ in range(READS_IN_TURN):
             into = self._into[:STEP_BYTES]
             num_read = self._channel.try_receive(into)

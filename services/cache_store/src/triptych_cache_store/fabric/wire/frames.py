@@ -20,7 +20,7 @@ import struct
 from enum import IntEnum
 from typing import Annotated, NamedTuple, TypeVar
 
-from pydantic import Field, PositiveInt, ValidationError
+from pydantic import Field, ValidationError
 
 from triptych_common.domain.errors import MalformedMessageError
 from triptych_common.protocol.ids import MmHashText
@@ -32,6 +32,7 @@ FABRIC_VERSION = 1
 MAX_CHUNK_BYTES = 1 << 20
 MAX_BODY_BYTES = 4 << 10
 MAX_LIVE_OFFERS = 1024  # of a connection
+MAX_OFFER_MS = 3_600_000
 DIGEST_BYTES = 16
 
 _HEADER = struct.Struct(">BBHIQ")
@@ -84,7 +85,7 @@ class Offer(Message):
     spec: TensorSpec
     is_sealed: bool  # at the source; else its bytes come when it is
     encode_class: EncodeClass
-    remaining_ms: PositiveInt
+    remaining_ms: Annotated[int, Field(gt=0, le=MAX_OFFER_MS)]
     traceparent: Annotated[str, Field(max_length=100)] | None = None
 
 

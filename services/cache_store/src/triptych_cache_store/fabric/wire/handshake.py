@@ -19,7 +19,13 @@ from typing import Annotated, TypeVar
 
 from pydantic import PositiveInt, StringConstraints
 
-from triptych_cache_store.fabric.wire.channel import ChannelError, FabricChannel, PeerSilentError
+from triptych_cache_store.fabric.wire.channel import (
+    ChannelClosedError,
+    ChannelError,
+    FabricChannel,
+    PeerAlertError,
+    PeerSilentError,
+)
 from triptych_cache_store.fabric.wire.frames import FABRIC_VERSION, read_body
 from triptych_cache_store.fabric.wire.keys import Credentials, Transcript, certificate_digest, new_nonce
 from triptych_common.domain.errors import MalformedMessageError
@@ -118,7 +124,7 @@ def greet_target(
         transcript = Transcript(FABRIC_VERSION, source, target, hello.nonce, challenge.nonce, binding)
         _send(channel, LinkProof(proof=credentials.proof("source", transcript)), deadline)
         welcome = _receive_answer(channel, LinkWelcome, deadline)
-    except (ssl.SSLError, MalformedMessageError) as error:
+    except (ssl.SSLError, PeerAlertError, MalformedMessageError) as error:
         raise LinkRefusedError(f"no agent of this fabric answers there: {error}") from error
     if not credentials.is_proof(welcome.proof, "target", transcript):
         raise LinkRefusedError("the target's agent does not have our key", RefusalReason.KEY)
@@ -189,10 +195,24 @@ def _send(channel: FabricChannel, message: Message, deadline: float) -> None:
     body = message.model_dump_json().encode()
     left = memoryview(_LENGTH.pack(len(body)) + body)
     while left:
-        num_sent = channel.try_send([left])
+        try:
+            num_sent = channel.try_send([left])
+        except ChannelClosedError:
+            _read_alert(channel)
+            raise
         left = left[num_sent:]
         if left and not num_sent:
             _wait(channel, deadline, writable=True)
+
+
+def _read_alert(channel: FabricChannel) -> None:
+    """Raise PeerAlertError where the peer said why it closed: in TLS 1.3 that comes after our handshake."""
+    try:
+        channel.try_receive(memoryview(bytearray(1)))
+    except PeerAlertError:
+        raise
+    except ChannelClosedError:
+        return
 
 
 def _receive(channel: FabricChannel, deadline: float) -> bytes:
