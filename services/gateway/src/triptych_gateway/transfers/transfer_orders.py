@@ -267,7 +267,7 @@ class TransferOrders:
         seconds = self.rates.seconds(link, num_ahead + num_bytes, now)
         return now + self._limits.grace_s + PREDICTED_TIMES * seconds
 
-    def _on_silence(self, transfer: Transfer, now: float) -> None:
+    def _on_no_answer(self, transfer: Transfer, now: float) -> None:
         """An agent in the life that got the order may wait for room at the target: it has some more time."""
         source = transfer.source or ""
         agent, waits = self._fabric.agent_of(source), self._waits_of(transfer)
@@ -344,7 +344,7 @@ class TransferOrders:
             now = time.monotonic()
             for transfer in self.table.due(now):
                 if transfer.state is TransferState.ORDERED:
-                    self._on_silence(transfer, now)
+                    self._on_no_answer(transfer, now)
                 else:
                     self._advance(transfer)
             self._fail_restarted()
