@@ -52,9 +52,13 @@ async def test_two_requests_share_a_transfer(hosts: Hosts) -> None:
     async with asyncio.TaskGroup() as group:
         asked = [group.create_task(hosts.system.post(body(1))) for _ in range(2)]
         await until(lambda: len(hosts.system.prefill_decode.bodies) == 2)
+        num_orders = len(hosts.source.orders)
         hosts.source.before_push.set()
     assert [text_of(each.result()) for each in asked] == [ANSWER] * 2
-    assert (len(hosts.source.orders), hosts.num_encodes) == (1, 1)
+    assert (num_orders, hosts.num_encodes) == (
+        1,
+        1,
+    )  # what is asked for when it has come may be ordered again
 
 
 async def test_items_of_one_request_come_each_by_itself(hosts: Hosts) -> None:
