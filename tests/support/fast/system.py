@@ -79,11 +79,11 @@ class FastSystem:
         self._wake_sender.send_bytes(b"x")
         if self._keeper.is_alive():
             self._keeper.join(10.0)
-        store = self.services["cache_store"]
-        others = [service for service in self.services.values() if service is not store]
-        with ThreadPoolExecutor(len(others)) as pool:
-            list(pool.map(ServiceProcess.end, others))
-        store.end()
+        stores = [each for each in self.services.values() if each.party is Party.CACHE_STORE]
+        others = [each for each in self.services.values() if each not in stores]
+        for ending in (others, stores):
+            with ThreadPoolExecutor(len(ending)) as pool:
+                list(pool.map(ServiceProcess.end, ending))
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def __enter__(self) -> Self:
