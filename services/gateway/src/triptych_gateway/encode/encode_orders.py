@@ -190,11 +190,11 @@ class EncodeOrders:
         else:
             log.warning("unexpected message among encode results", type=message.TYPE)
 
-    async def _on_metadata(self, message: EncoderCacheMetadata) -> None:
+    async def _on_metadata(self, message: EncoderCacheMetadata, *, is_copy: bool = False) -> None:
         """The sizes are known; also of a job that was on its way before a request here joined it."""
         mm_hash, sizes = MmHash(message.mm_hash), ItemSizes.of(message)
         is_changed = self.sizes.put_local(mm_hash, sizes)
-        self.places.note_metadata(message)
+        self.places.note_metadata(message, is_copy=is_copy)
         self._stores.on_metadata(message)
         ordered = self.table.get(mm_hash)
         if message.sealed:
@@ -370,7 +370,7 @@ class EncodeOrders:
                 if not was_claimed:
                     self._note_joined(mm_hash, media_waits)
                 if claim.metadata is not None:
-                    await self._on_metadata(claim.metadata)
+                    await self._on_metadata(claim.metadata, is_copy=True)
             case ClaimResult.FAILED | ClaimResult.EXHAUSTED:
                 is_final = claim.result is ClaimResult.EXHAUSTED
                 self._fail_job(mm_hash, claim.job_id, failure_of(claim), is_final=is_final)

@@ -53,12 +53,18 @@ class ItemPlaces:
     def find(self, mm_hash: MmHash) -> ItemPlace | None:
         return self._known.get(mm_hash)
 
-    def note_metadata(self, message: EncoderCacheMetadata) -> None:
-        """An encoder makes the item at its store, or has found it there."""
+    def note_metadata(self, message: EncoderCacheMetadata, *, is_copy: bool = False) -> None:
+        """An encoder makes the item at its store, or has found it there.
+
+        `is_copy`: as its flight keeps them, perhaps of an encoder that has died since. What is known of the
+        same job already counts more.
+        """
         if not self._are_apart():
             return
         mm_hash = MmHash(message.mm_hash)
         before = self._known.get(mm_hash)
+        if is_copy and before is not None and before.job_id == message.job_id:
+            return
         is_sealed = message.sealed or (
             before is not None
             and (before.store, before.job_id) == (message.store, message.job_id)

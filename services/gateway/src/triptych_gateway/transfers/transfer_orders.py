@@ -181,7 +181,9 @@ class TransferOrders:
 
     def _on_failed(self, message: TransferFailed) -> None:
         transfer = self.table.ordered(message.transfer_id)
-        if message.kind is TransferFailureKind.ABSENT:
+        known = self._orders.places.find(MmHash(message.mm_hash))
+        is_being_made = known is not None and not known.is_sealed and known.store == message.source
+        if message.kind is TransferFailureKind.ABSENT and not is_being_made:
             waits = [] if transfer is None else self._waits_of(transfer)
             self.places.forget(MmHash(message.mm_hash), message.source, waits)
         if transfer is None:
