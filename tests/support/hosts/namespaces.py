@@ -27,13 +27,21 @@ class CommandFailedError(RuntimeError):
     """`ip` or `tc` refused something."""
 
 
+def tool_path(tool: str) -> str | None:
+    """Where a command of the system's administration is: not every user's PATH has its folders."""
+    return shutil.which(
+        tool, path=os.pathsep.join((os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"))
+    )
+
+
 def run_here(*command: str) -> str:
     """A command of this machine's own network, and its output.
 
     Raises:
         CommandFailedError: with what it said.
     """
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_LIMIT_S, check=False)
+    found = (tool_path(command[0]) or command[0], *command[1:])
+    ended = subprocess.run(found, capture_output=True, text=True, timeout=COMMAND_LIMIT_S, check=False)
     if ended.returncode != 0:
         raise CommandFailedError(f"`{' '.join(command)}`: {ended.stderr.strip() or ended.stdout.strip()}")
     return ended.stdout
@@ -90,7 +98,7 @@ def _own_path() -> str:
 @functools.cache
 def why_no_namespaces() -> str | None:
     """Why this machine cannot have hosts; None: it can."""
-    missing = [tool for tool in ("ip", "tc") if shutil.which(tool) is None]
+    missing = [tool for tool in ("ip", "tc") if tool_path(tool) is None]
     if missing:
         return f"no `{'`, no `'.join(missing)}`: the package iproute2 has them"
     try:
