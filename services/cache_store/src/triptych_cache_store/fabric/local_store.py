@@ -6,7 +6,6 @@ that was cancelled, is undone: nothing stays held.
 """
 
 import asyncio
-import contextlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -35,7 +34,7 @@ from triptych_common.protocol.store import (
     WriterLost,
 )
 from triptych_common.region.mapping import RegionMapping
-from triptych_common.store_session import AsyncStoreSession, Push
+from triptych_common.store_session import AsyncStoreSession, Push, request_within
 from triptych_common.telemetry.logs import get_logger
 
 log = get_logger(__name__)
@@ -251,24 +250,11 @@ class LocalStore:
 
     # ---- commands --------------------------------------------------------------------------------
     async def _request(self, command: StoreCommand) -> StoreReply:
-        future = self._session.submit(command)
-        try:
-            await asyncio.wait({future}, timeout=REQUEST_TIMEOUT_S)
-        except asyncio.CancelledError:  # perhaps just when the answer came: nobody takes it
-            future.add_done_callback(self._undo)
-            raise
-        if not future.done():
-            future.add_done_callback(self._undo)
-            raise StoreUnavailableError(f"no answer in {REQUEST_TIMEOUT_S:g} s", code="timeout")
-        reply = future.result()
-        if isinstance(reply, StoreFailure):
-            raise store_error(reply)
-        return reply
+        return await request_within(self._session, command, REQUEST_TIMEOUT_S, self._undo)
 
-    def _undo(self, future: "asyncio.Future[StoreReply]") -> None:
-        with contextlib.suppress(asyncio.CancelledError, StoreError):
-            if isinstance(reply := future.result(), Reserved):
-                self.cancel(reply.reservation_id)
+    def _undo(self, reply: StoreReply) -> None:
+        if isinstance(reply, Reserved):
+            self.cancel(reply.reservation_id)
 
     def _submit(self, command: StoreCommand) -> None:
         """A command that ends something; where it does not get through, the end of the session ends it."""

@@ -9,8 +9,6 @@ from triptych_common.domain.errors import (
     StoreError,
     StoreFullError,
     StoreProtocolError,
-    StoreUnavailableError,
-    store_error,
 )
 from triptych_common.domain.transports import StoreSlab
 from triptych_common.protocol.store import (
@@ -26,7 +24,6 @@ from triptych_common.protocol.store import (
     Reserve,
     Reserved,
     StoreCommand,
-    StoreFailure,
     StoreReply,
     TensorSpec,
     Unpin,
@@ -35,7 +32,7 @@ from triptych_common.protocol.store import (
     WriterLost,
 )
 from triptych_common.region.layout import RegionLayout
-from triptych_common.store_session import AsyncStoreSession
+from triptych_common.store_session import AsyncStoreSession, request_within
 from triptych_common.telemetry.logs import get_logger
 from triptych_vllm_connector.config import STORE_RECONNECT_S, worker_session_name
 
@@ -165,24 +162,10 @@ class StoreClient:
         Raises:
             StoreError: the store refused, is gone, or did not answer in time.
         """
-        future = self._session.submit(command)
-        try:
-            await asyncio.wait({future}, timeout=timeout_s)
-        except asyncio.CancelledError:  # perhaps just when the answer came: nobody takes it
-            future.add_done_callback(self._undo)
-            raise
-        if not future.done():
-            future.add_done_callback(self._undo)
-            raise StoreUnavailableError(f"no answer in {timeout_s} s", code="timeout")
-        reply = future.result()
-        if isinstance(reply, StoreFailure):
-            raise store_error(reply)
-        return reply
+        return await request_within(self._session, command, timeout_s, self._undo)
 
-    def _undo(self, future: "asyncio.Future[StoreReply]") -> None:
-        if future.cancelled() or future.exception() is not None:
-            return
-        match future.result():
+    def _undo(self, reply: StoreReply) -> None:
+        match reply:
             case Reserved(reservation_id=reservation_id):
                 self.cancel_reservation(reservation_id)
             case Pinned(pin_id=pin_id):
