@@ -206,7 +206,7 @@ async def test_a_service_that_ignores_sigterm_is_killed_after_its_limit(layout: 
         async with watched.supervisor.running():
             session, start = watched.pid("busy"), time.monotonic()
         assert session_members(session) == []
-        assert time.monotonic() - start < 5.0
+        assert time.monotonic() - start < 9.0
 
 
 async def test_an_error_inside_comes_out_as_it_is_and_everything_is_stopped(layout: RunLayout) -> None:

@@ -37,6 +37,7 @@ class FakeStores:
 
     def __init__(self) -> None:
         self.held: defaultdict[str, set[str]] = defaultdict(set)
+        self.asking = asyncio.Lock()  # nothing arrives between a look for an item and what asks for it
 
     async def until_held(self, store: str, entries: tuple[str, ...]) -> None:
         await until(lambda: self.held[store].issuperset(entries))
@@ -44,9 +45,10 @@ class FakeStores:
     async def wait_items(self, bus: AsyncBus, params: ECTransferParams, instance: str, store: str) -> None:
         """As a prefill_decode does: what its store lacks it asks its gateway for, once, and waits."""
         entries = [(item, _entries_of(item)) for item in params.items]
-        for item, own in entries:
-            if not self.held[store].issuperset(own):
-                await send_encode_needed(bus, params.model_copy(update={"items": (item,)}), instance)
+        async with self.asking:
+            for item, own in entries:
+                if not self.held[store].issuperset(own):
+                    await send_encode_needed(bus, params.model_copy(update={"items": (item,)}), instance)
         await self.until_held(store, tuple(entry for _, own in entries for entry in own))
 
 
@@ -115,7 +117,8 @@ class FakeAgent:
             return
         await self.stores.until_held(self.store, order.entries)
         await self.before_push.wait()
-        self.stores.held[order.target].update(order.entries)
+        async with self.stores.asking:
+            self.stores.held[order.target].update(order.entries)
         num_bytes = NUM_BYTES * len(order.entries)
         completed = TransferCompleted(
             **_ends(order), transport=FabricTransport.TCP, num_bytes=num_bytes, transfer_s=0.001

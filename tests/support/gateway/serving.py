@@ -1,6 +1,7 @@
 """Servers in a test's own event loop."""
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Literal
@@ -19,6 +20,13 @@ class QuietServer(uvicorn.Server):
     @contextmanager
     def capture_signals(self) -> Any:
         yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """As uvicorn's, which would end the process, and every test after this one."""
+        try:
+            await super().startup(sockets)
+        except SystemExit:
+            raise OSError(f"cannot listen at {self.config.host}:{self.config.port}") from None
 
 
 @asynccontextmanager

@@ -236,7 +236,7 @@ async def test_the_requests_own_deadline_counts(system: System, server: MediaSer
     began = time.monotonic()
     answer = await system.post(chat(image(server.url("/drip"))))
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "media_fetch_timeout")
-    assert time.monotonic() - began < 1.5
+    assert time.monotonic() - began < 10
     await until(lambda: not server.num_open)
     await system.assert_idle()
 

@@ -55,10 +55,7 @@ async def test_two_requests_share_a_transfer(hosts: Hosts) -> None:
         num_orders = len(hosts.source.orders)
         hosts.source.before_push.set()
     assert [text_of(each.result()) for each in asked] == [ANSWER] * 2
-    assert (num_orders, hosts.num_encodes) == (
-        1,
-        1,
-    )  # what is asked for when it has come may be ordered again
+    assert (num_orders, hosts.num_encodes) == (1, 1)
 
 
 async def test_items_of_one_request_come_each_by_itself(hosts: Hosts) -> None:

@@ -1,6 +1,7 @@
 """What the machine has: which part of a GPU the store's slab is, which cores engines may use; and options."""
 
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,14 @@ import pytest
 from triptych_cli.options import LocalEncode, SystemOptions
 from triptych_cli.system import machine
 from triptych_cli.system.layout import RunLayout
-from triptych_cli.system.machine import LaunchError, cores_of_engines, gpu_bytes, resolve, slab_share
+from triptych_cli.system.machine import (
+    LaunchError,
+    cores_of_engines,
+    free_ports,
+    gpu_bytes,
+    resolve,
+    slab_share,
+)
 
 GIB = 1 << 30
 
@@ -89,3 +97,18 @@ def test_without_encoders_and_towers_no_image_could_be_served(
     options = SystemOptions("m", 0, 1, None, 8000, None, "", "", local_encode=local_encode)
     with pytest.raises(LaunchError, match="--local-encode"):
         resolve(options, RunLayout(tmp_path, tmp_path), deployment="default")
+
+
+def test_no_other_process_gets_the_same_ports(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor this one again, also while nothing is bound yet."""
+    first = machine._FIRST_PORT
+    monkeypatch.setattr(machine, "_MAX_PORT_TRIES", 40)
+    monkeypatch.setattr(machine, "_end_of_ports", lambda: first + 40)
+    found = free_ports(5)
+    code = (
+        "from triptych_cli.system import machine; machine._MAX_PORT_TRIES = 40; "
+        f"machine._end_of_ports = lambda: {first + 40}; print(*machine.free_ports(20))"
+    )
+    others = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    assert not {*found} & {int(each) for each in others.split()}
+    assert not {*found} & {*free_ports(20)}

@@ -7,6 +7,8 @@ import shlex
 import shutil
 import socket
 import subprocess
+import sys
+from collections import deque
 from collections.abc import Collection
 from pathlib import Path
 
@@ -25,6 +27,8 @@ TMPFS_SPARE_BYTES = 32 * MIB  # for what engines share among their own processes
 _KERNELS_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _FIRST_PORT = 20_000
 _MAX_PORT_TRIES = 1_000
+_MAX_CLAIMS = 128
+_claims: deque[socket.socket] = deque()  # of ports that free_ports gave
 
 
 class LaunchError(Exception):
@@ -128,7 +132,8 @@ def free_ports(count: int, but: Collection[int] = ()) -> list[int]:
     """Free ports of 127.0.0.1, all different, and none of `but`.
 
     They are bound only when the engines are up. So they lie below the range from which the kernel takes
-    ports for others meanwhile: each worker of vLLM listens on a dozen of those.
+    ports for others meanwhile: each worker of vLLM listens on a dozen of those. No other caller of this
+    function gets the same ones while this process lives: the last `_MAX_CLAIMS` are claimed.
     """
     with contextlib.ExitStack() as stack:
         candidates = random.sample(range(_FIRST_PORT, _end_of_ports()), _MAX_PORT_TRIES)
@@ -141,12 +146,31 @@ def free_ports(count: int, but: Collection[int] = ()) -> list[int]:
             probe = stack.enter_context(socket.socket())
             try:
                 probe.bind(("127.0.0.1", port))
+                _claim_port(port)
             except OSError:
                 continue
             found.append(port)
     if len(found) < count:
         raise LaunchError("no free port of 127.0.0.1 was found; choose --port")
     return found
+
+
+def _claim_port(port: int) -> None:
+    """By an abstract Unix socket: it belongs to a network namespace, as ports do, and ends with the process.
+
+    Raises:
+        OSError: somebody else has claimed it.
+    """
+    if sys.platform == "linux":
+        claim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        try:
+            claim.bind(f"\0triptych-port-{port}")
+        except OSError:
+            claim.close()
+            raise
+        if len(_claims) == _MAX_CLAIMS:
+            _claims.popleft().close()
+        _claims.append(claim)
 
 
 def _end_of_ports() -> int:
